@@ -1,0 +1,46 @@
+# Every target makes the environment first, so each works in a fresh clone.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+RUNS ?= runs
+
+.DEFAULT_GOAL := help
+.PHONY: help setup base demo test check ui bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV), a few minutes the first time"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+setup: $(STAMP) ## make .venv with the tested versions
+
+base: $(STAMP) ## build the arithmetic base model (cached; at most 2 minutes on 2 cores)
+	@$(BIN)/grpo-lab base
+
+demo: base ## train recipe=plain on the arithmetic world and say what it learned
+	@$(BIN)/python -m grpo_lab.train recipe=plain runs_dir=$(RUNS)
+
+test: $(STAMP) ## run the tests
+	@$(BIN)/python -m pytest
+
+check: $(STAMP) ## lint and formatting
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+ui: $(STAMP) ## open MLflow on this machine over the runs of RUNS
+	@test -f $(RUNS)/mlflow.db || { echo "no $(RUNS)/mlflow.db yet: run make demo first"; exit 1; }
+	@echo "http://127.0.0.1:5000 (Ctrl-C ends it)"
+	@MLFLOW_DISABLE_TELEMETRY=true $(BIN)/mlflow ui --host 127.0.0.1 --port 5000 --backend-store-uri sqlite:///$(abspath $(RUNS))/mlflow.db
+
+bench: $(STAMP) ## step time split, tokens/s, FLOPs against the machine's peak, ratio to TRL (own environment)
+	@$(BIN)/python tests/benchmarks/bench.py
+
+clean: ## delete the environment and caches of this folder; runs stay
+	rm -rf $(VENV) .bench .pytest_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,161 @@
+"""Rollouts and advantages -> the microbatches of one optimiser step.
+
+Counts are taken over the whole optimiser step before it is cut, so microbatches are a matter of memory
+and speed and never of the gradient. Rows are sorted by length and cut where padding would cost more than
+another forward pass; rows with no token in the loss are not forwarded at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from grpo_lab.policy import mask_lengths, token_logprobs
+from grpo_lab.tricks.denominator import Denominator
+from grpo_lab.tricks.precision import Precision
+from grpo_lab.types import Batch, Rollouts, Totals
+
+# One more forward and backward pass costs about as much as this many tokens of padding, measured on the
+# arithmetic world's base model with one CPU thread; it moves time, never a result.
+SPLIT_COST_TOKENS = 192
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """What every row of a rollout batch brings to the loss, before it is cut into optimiser steps."""
+
+    rollouts: Rollouts
+    loss_mask: Bool[Tensor, "N T"]
+    advantages: Float[Tensor, "N T"]
+    old_logprobs: Float[Tensor, "N T"] | None
+    ref_logprobs: Float[Tensor, "N T"] | None
+    correction_weights: Float[Tensor, "N T"] | None
+
+
+def microbatch_rows(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Cut rows of these total lengths into microbatches of at most `budget` padded tokens.
+
+    A row longer than the budget gets a microbatch of its own. The order is by length, ties by index.
+    """
+    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+    groups: list[list[int]] = []
+    width = wasted = 0
+    for row in order:
+        padding = width - lengths[row]
+        if groups and (len(groups[-1]) + 1) * width <= budget and wasted + padding <= SPLIT_COST_TOKENS:
+            groups[-1].append(row)
+            wasted += padding
+        else:
+            groups.append([row])
+            width, wasted = lengths[row], 0
+    return groups
+
+
+def totals_of(counted: Bool[Tensor, "N T"], group_size: int, rows: Sequence[int]) -> Totals:
+    """Counts over the optimiser step whose counted tokens are given, laid out for microbatch `rows`."""
+    row_tokens = counted.sum(dim=1)
+    problem_tokens = row_tokens.reshape(-1, group_size).sum(dim=1)
+    index = torch.tensor(rows)
+    return Totals(
+        num_tokens=int(row_tokens.sum()),
+        num_rows=int((row_tokens > 0).sum()),
+        num_problems=int((problem_tokens > 0).sum()),
+        row_tokens=row_tokens[index],
+        problem_tokens=problem_tokens[index // group_size],
+    )
+
+
+def make_minibatch(
+    inputs: StepInputs, problems: range, denominator: Denominator, microbatch_tokens: int
+) -> list[Batch]:
+    """The microbatches of the optimiser step over `problems`, longest rows first; [] if no token is left."""
+    rollouts, size = inputs.rollouts, inputs.rollouts.group_size
+    step = slice(problems.start * size, problems.stop * size)
+    loss_mask = inputs.loss_mask[step]
+    counted = denominator.counted_tokens(rollouts.sampled_mask[step], loss_mask)
+    live = loss_mask.any(dim=1).nonzero().squeeze(1).tolist()
+    prompts = [rollouts.prompt_of_row(step.start + row) for row in live]
+    ends = mask_lengths(loss_mask)
+    lengths = [len(prompt) + ends[row] for prompt, row in zip(prompts, live)]
+    batches = []
+    for group in microbatch_rows(lengths, microbatch_tokens):
+        rows = [live[place] for place in group]
+        width = max(ends[row] for row in rows)
+        batches.append(
+            Batch(
+                prompts=tuple(prompts[place] for place in group),
+                tokens=rollouts.tokens[step][rows, :width],
+                response_mask=rollouts.response_mask[step][rows, :width],
+                loss_mask=loss_mask[rows, :width],
+                advantages=inputs.advantages[step][rows, :width],
+                sampler_logprobs=rollouts.sampler_logprobs[step][rows, :width],
+                old_logprobs=_cut(inputs.old_logprobs, step, rows, width),
+                ref_logprobs=_cut(inputs.ref_logprobs, step, rows, width),
+                correction_weights=_cut(inputs.correction_weights, step, rows, width),
+                totals=totals_of(counted, size, rows),
+            )
+        )
+    return batches
+
+
+def _cut(values: Tensor | None, step: slice, rows: list[int], width: int) -> Tensor | None:
+    return None if values is None else values[step][rows, :width]
+
+
+@torch.no_grad()
+def score_rollouts(
+    model: nn.Module,
+    rollouts: Rollouts,
+    temperature: float,
+    precision: Precision,
+    microbatch_tokens: int,
+    device: torch.device,
+) -> Float[Tensor, "N T"]:
+    """Log-probs of every sampled token under `model`, without gradient, on the CPU; 0 elsewhere."""
+    scored = torch.zeros_like(rollouts.sampler_logprobs)
+    prompts = [rollouts.prompt_of_row(row) for row in range(rollouts.num_rows)]
+    ends = mask_lengths(rollouts.sampled_mask)
+    lengths = [len(prompt) + end for prompt, end in zip(prompts, ends)]
+    for rows in microbatch_rows(lengths, microbatch_tokens):
+        width = max(ends[row] for row in rows)
+        logprobs, _ = token_logprobs(
+            model,
+            [prompts[row] for row in rows],
+            rollouts.tokens[rows, :width].to(device),
+            rollouts.sampled_mask[rows, :width].to(device),
+            temperature,
+            precision,
+        )
+        scored[rows, :width] = logprobs.to("cpu", scored.dtype)
+    return scored
+
+
+def on_device(batch: Batch, device: torch.device) -> Batch:
+    """The same microbatch with its tensors on `device`."""
+    if device.type == "cpu":
+        return batch
+
+    def move(value: object) -> object:
+        if isinstance(value, Tensor):
+            return value.to(device, non_blocking=True)
+        if isinstance(value, Totals):
+            return Totals(**{name: move(part) for name, part in vars(value).items()})
+        return value
+
+    return Batch(**{name: move(value) for name, value in vars(batch).items()})
+
+
+def expand(advantages: Float[Tensor, "P G"], mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+    """One advantage per response -> one per token, in the loss's precision; 0 outside `mask`."""
+    return torch.where(mask, advantages.reshape(-1, 1), 0.0).to(torch.float32)
+
+
+def row_lengths(rollouts: Rollouts, rows: Int[Tensor, "R"] | None = None) -> tuple[list[int], list[int]]:
+    """Prompt and response lengths of the rows, for the ledger."""
+    chosen = range(rollouts.num_rows) if rows is None else rows.tolist()
+    lengths = rollouts.lengths.tolist()
+    return [len(rollouts.prompt_of_row(row)) for row in chosen], [lengths[row] for row in chosen]

@@ -1,0 +1,51 @@
+"""Makes schemas, user plugins and search paths known to Hydra; called before hydra.main and compose().
+
+Hydra reads its plugin namespace and its ConfigStore when it starts, so all of this has to happen first.
+User modules come from `plugins=[module,...]` on the command line or from GRPO_LAB_PLUGINS (commas), and
+a folder with their YAML from GRPO_LAB_CONFIG_PATH; child processes inherit both.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+
+def plugin_modules(arguments: Sequence[str]) -> list[str]:
+    """Module names from `plugins=a,b`, `plugins=[a,b]` or `+plugins=...`, and from the environment."""
+    names = os.environ.get("GRPO_LAB_PLUGINS", "").split(",")
+    for argument in arguments:
+        if match := re.fullmatch(r"\+{0,2}plugins=\[?(.*?)\]?", argument):
+            names += match.group(1).split(",")
+    return list(dict.fromkeys(name.strip().strip("'\"") for name in names if name.strip()))
+
+
+def bootstrap(arguments: Sequence[str] = ()) -> None:
+    """Prepare this process for Hydra; calling it again only adds what is new."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic matrix products on CUDA
+    # Hydra accepts plugins only from a namespace package named hydra_plugins, found on sys.path.
+    plugins_home = str(Path(__file__).resolve().parent / "_hydra")
+    if plugins_home not in sys.path:
+        sys.path.append(plugins_home)
+    if not OmegaConf.has_resolver("absolute"):
+        OmegaConf.register_new_resolver("absolute", lambda path: str(Path(path).expanduser().absolute()))
+    modules = plugin_modules(arguments)
+    os.environ["GRPO_LAB_PLUGINS"] = ",".join(modules)
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise ValueError(
+                f"plugin module {name!r} cannot be imported ({error}): install it or add its folder to PYTHONPATH"
+            ) from error
+    # Options are found as subclasses, so the modules that define the rooms' options must be imported.
+    for name in ("engines.native", "tasks.arithmetic", "tasks.grading", "tasks.warm_start"):
+        importlib.import_module(f"grpo_lab.{name}")
+    importlib.import_module("grpo_lab.config").register()

@@ -1,0 +1,66 @@
+"""Checkpoints: everything a run needs to go on with the same bits, written atomically.
+
+A checkpoint is a folder that transformers and vLLM load as a model, with `state.pt` beside the weights.
+It is filled under a temporary name and renamed when complete, so a folder that bears a checkpoint's name
+is whole, whenever the process was killed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+_NAME = re.compile(r"step=(\d+)")
+
+
+def save(root: Path, step: int, model: nn.Module, tokenizer: PreTrainedTokenizerBase, state: dict[str, Any]) -> Path:
+    """Write `root/step=<step>` and return it. Raises OSError when the disk is full; older ones stay."""
+    final = root / f"step={step:06d}"
+    temporary = root / f".step={step:06d}.{os.getpid()}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    model.save_pretrained(temporary)
+    tokenizer.save_pretrained(temporary)
+    torch.save(state, temporary / "state.pt")
+    for path in temporary.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    shutil.rmtree(final, ignore_errors=True)
+    os.replace(temporary, final)
+    descriptor = os.open(root, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+    return final
+
+
+def latest(root: Path) -> Path | None:
+    """The complete checkpoint of the highest step, or None."""
+    found = _complete(root)
+    return found[-1] if found else None
+
+
+def load_state(folder: Path) -> dict[str, Any]:
+    """The state saved beside the weights; tensors and plain values only."""
+    return torch.load(folder / "state.pt", weights_only=True, map_location="cpu")
+
+
+def prune(root: Path, keep: int) -> None:
+    """Delete all but the newest `keep` checkpoints, and what interrupted writes left behind."""
+    for old in _complete(root)[:-keep]:
+        shutil.rmtree(old)
+    for leftover in root.glob(".step=*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _complete(root: Path) -> list[Path]:
+    if not root.exists():
+        return []
+    named = [path for path in root.iterdir() if _NAME.fullmatch(path.name)]
+    return sorted(named, key=lambda path: int(path.name.removeprefix("step=")))

@@ -1,0 +1,77 @@
+"""`grpo-lab`: the commands beside training."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, open_dict
+
+from grpo_lab.bootstrap import bootstrap
+
+
+def compose_config(overrides: Sequence[str] = ()) -> DictConfig:
+    """The composed config of these overrides, as `python -m grpo_lab.train` would see it."""
+    bootstrap(overrides)
+    from grpo_lab.config import conf_folder
+
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        config = compose("config", list(overrides), return_hydra_config=True)
+    with open_dict(config):
+        del config["hydra"]
+    return config
+
+
+def build_base(arguments: argparse.Namespace) -> None:
+    """Build the base model the overrides name, if it is not cached, and print where it is."""
+    config = compose_config(arguments.overrides)
+    from grpo_lab.config import to_run
+
+    folder = to_run(config).model.resolve()
+    print(f"base model: {folder}")
+    report = folder / "report.json"
+    if report.exists():
+        for name, value in json.loads(report.read_text()).items():
+            print(f"  {name:<16} {value:g}")
+
+
+def sync_runs(arguments: argparse.Namespace) -> None:
+    """Replay run folders into MLflow; what is there already is not sent twice."""
+    from grpo_lab.tracking.mlflow_mirror import sync_all
+
+    for folder, report in sync_all(arguments.folder).items():
+        print(f"{folder}: {report.points} points, {report.status}")
+
+
+def list_metrics(_: argparse.Namespace) -> None:
+    """Print the metric registry."""
+    from grpo_lab.metrics import REGISTRY
+
+    for metric in REGISTRY:
+        print(f"{metric.name:<28} [{metric.unit}] {metric.reduction}: {metric.meaning}")
+
+
+def main() -> None:
+    """Entry of the `grpo-lab` command."""
+    parser = argparse.ArgumentParser(prog="grpo-lab", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="command")
+    base = commands.add_parser("base", help="build the base model (cached)")
+    base.add_argument("overrides", nargs="*", help="Hydra overrides, for example model=tiny_base task=tiny")
+    base.set_defaults(run=build_base)
+    sync = commands.add_parser("sync", help="replay run folders into MLflow")
+    sync.add_argument("folder", type=Path, nargs="?", default=Path("runs"), help="a run, or a folder of runs")
+    sync.set_defaults(run=sync_runs)
+    commands.add_parser("metrics", help="list every metric with unit and meaning").set_defaults(run=list_metrics)
+    arguments = parser.parse_args()
+    try:
+        arguments.run(arguments)
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

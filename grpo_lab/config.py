@@ -1,0 +1,212 @@
+"""RunConfig: the slots of a run. A class that stands in a slot is its own configuration.
+
+`register()` hands every concrete class of every slot to Hydra's ConfigStore as `schema/<slot>/<name>`;
+the YAML files pull those in and add the numbers. `to_run()` turns the composed config into a RunConfig
+whose slots hold live objects, and raises ValueError where a value is out of range.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from grpo_lab.engines.base import Engine
+from grpo_lab.evaluate import Evaluation
+from grpo_lab.ledger import Budget
+from grpo_lab.optim import Optimizer
+from grpo_lab.tasks.base import Model, Reward, Task, Template
+from grpo_lab.tracking.mlflow_mirror import Tracking
+from grpo_lab.tricks.aggregation import Aggregation
+from grpo_lab.tricks.base import require, require_not_negative
+from grpo_lab.tricks.baseline import Baseline
+from grpo_lab.tricks.convention import Convention
+from grpo_lab.tricks.correction import Correction
+from grpo_lab.tricks.curriculum import Curriculum
+from grpo_lab.tricks.denominator import Denominator
+from grpo_lab.tricks.entropy import Entropy
+from grpo_lab.tricks.group_filter import GroupFilter
+from grpo_lab.tricks.importance import Importance
+from grpo_lab.tricks.kl import Kl
+from grpo_lab.tricks.old_policy import OldPolicy
+from grpo_lab.tricks.precision import Precision
+from grpo_lab.tricks.reference import Reference
+from grpo_lab.tricks.rejection import Rejection
+from grpo_lab.tricks.reward_shaping import RewardShaping
+from grpo_lab.tricks.scale import Scale
+from grpo_lab.tricks.schedule import Schedule
+from grpo_lab.tricks.surrogate import Surrogate
+from grpo_lab.tricks.truncation import Truncation
+from grpo_lab.tricks.updates import Updates
+
+AXES = (
+    "curriculum", "schedule", "truncation", "reward_shaping", "group_filter", "old_policy", "correction",
+    "rejection", "updates", "baseline", "scale", "importance", "surrogate", "aggregation", "denominator",
+    "kl", "reference", "entropy", "learner_precision", "sampler_precision",
+)  # fmt: skip
+ROOMS = (
+    "task", "template", "reward", "model", "engine", "optimizer", "evaluation", "verifier", "budget",
+    "tracking", "convention",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything a run is: one object per trick axis, one per room around them, and run-level numbers."""
+
+    curriculum: Curriculum
+    schedule: Schedule
+    truncation: Truncation
+    reward_shaping: RewardShaping
+    group_filter: GroupFilter
+    old_policy: OldPolicy
+    correction: Correction
+    rejection: Rejection
+    updates: Updates
+    baseline: Baseline
+    scale: Scale
+    importance: Importance
+    surrogate: Surrogate
+    aggregation: Aggregation
+    denominator: Denominator
+    kl: Kl
+    reference: Reference
+    entropy: Entropy
+    learner_precision: Precision
+    sampler_precision: Precision
+
+    task: Task
+    template: Template
+    reward: Reward
+    model: Model
+    engine: Engine
+    optimizer: Optimizer
+    evaluation: Evaluation
+    verifier: Reward
+    budget: Budget
+    tracking: Tracking
+    convention: Convention
+
+    seed: int
+    problems_per_step: int
+    group_size: int
+    microbatch_tokens: int
+    device: str
+    threads: int
+    checkpoint_every: int
+    keep_checkpoints: int
+    rollouts_every: int
+    runs_dir: str
+    rerun: bool
+    plugins: list[str]
+    design: Optional[Any]  # noqa: UP045  (OmegaConf reads Optional)
+
+    def __post_init__(self) -> None:
+        require_not_negative(self, "seed")
+        for field in (
+            "problems_per_step", "group_size", "microbatch_tokens", "threads", "checkpoint_every",
+            "keep_checkpoints", "rollouts_every",
+        ):  # fmt: skip
+            require(getattr(self, field) >= 1, self, field, "at least 1")
+
+    @property
+    def rows_per_step(self) -> int:
+        return self.problems_per_step * self.group_size
+
+
+# Fields that change where and how a run is stored or computed, not what it is: they are no part of its
+# name and may differ between a run and its resumption.
+VOLATILE = frozenset({"runs_dir", "rerun", "design", "tracking", "keep_checkpoints", "device"})
+
+
+def snake_case(name: str) -> str:
+    """LeaveOneOut -> leave_one_out; K3Loss -> k3_loss."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+def slot_types() -> dict[str, type]:
+    """Slot name -> abstract base, for axes and rooms, in the order of RunConfig."""
+    hints = typing.get_type_hints(RunConfig)
+    return {name: hints[name] for name in AXES + ROOMS}
+
+
+def options(base: type) -> dict[str, type]:
+    """Schema name -> concrete class, for every class that may stand in a slot of type `base`."""
+    found: dict[str, type] = {}
+
+    def visit(cls: type) -> None:
+        if not inspect.isabstract(cls) and (cls is not base or not cls.__subclasses__()):
+            found[snake_case(cls.__name__)] = cls
+        for child in cls.__subclasses__():
+            visit(child)
+
+    visit(base)
+    return found
+
+
+def register() -> None:
+    """Store the schemas of RunConfig and of every option; called again after user modules are imported."""
+    store = ConfigStore.instance()
+    for slot, base in slot_types().items():
+        for name, cls in options(base).items():
+            if base is Precision and cls is Precision:
+                continue
+            store.store(group=f"schema/{slot}", name=name, node=_writable(cls))
+    store.store(group="schema", name="run", node=_writable(RunConfig))
+
+
+def _writable(cls: type) -> DictConfig:
+    """The structured config of a frozen class, with the read-only flag cleared: Hydra must merge into it."""
+    node = OmegaConf.structured(cls)
+
+    def clear(part: Any) -> None:
+        if OmegaConf.is_config(part):
+            OmegaConf.set_readonly(part, None)
+        if isinstance(part, DictConfig) and not part._is_missing() and not part._is_none():
+            for key in part:
+                clear(part._get_node(key))
+
+    clear(node)
+    return node
+
+
+def to_run(config: DictConfig) -> RunConfig:
+    """Live objects from a composed config. Raises ValueError with the key where something is off."""
+    config = config.copy()
+    OmegaConf.set_struct(config, False)
+    config.pop("hydra", None)
+    try:
+        run = OmegaConf.to_object(config)
+    except MissingMandatoryValue as error:
+        raise ValueError(f"{error.full_key} has no value: give it one, {error.full_key}=...") from error
+    except OmegaConfBaseException as error:
+        # OmegaConf wraps what __post_init__ raises; the first line says what and where.
+        raise ValueError(str(error.__cause__ or error).splitlines()[0]) from error
+    assert isinstance(run, RunConfig)
+    return run
+
+
+def flat(config: DictConfig | dict, prefix: str = "") -> dict[str, Any]:
+    """Dotted key -> value of a config, for MLflow's parameters and for run identity."""
+    plain = OmegaConf.to_container(config, resolve=True, enum_to_str=True) if OmegaConf.is_config(config) else config
+    result: dict[str, Any] = {}
+    for key, value in plain.items():
+        if isinstance(value, dict):
+            result.update(flat(value, f"{prefix}{key}."))
+        else:
+            result[f"{prefix}{key}"] = value
+    return result
+
+
+def conf_folder() -> Path:
+    """The configuration folder: the repository's, or the copy inside an installed wheel."""
+    package = Path(__file__).resolve().parent
+    beside = package.parent / "conf"
+    return beside if (beside / "config.yaml").exists() else package / "conf"

@@ -1,0 +1,1 @@
+"""Engines: what turns requests into completions, behind one protocol (see `base`)."""

@@ -1,0 +1,235 @@
+"""The native engine: batched sampling with torch and any causal LM of transformers, CPU or GPU.
+
+Prompts that several responses share are prefilled once, finished rows leave the batch at once, and each
+token is the inverse CDF of one counter-based uniform number, so what a response says does not depend on
+its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import DynamicCache
+
+from grpo_lab.engines.base import Engine, EngineSession
+from grpo_lab.policy import load_model, stop_token_ids, widen
+from grpo_lab.seeding import token_uniforms
+from grpo_lab.tricks.base import require_positive
+from grpo_lab.tricks.precision import LmHead, Precision
+from grpo_lab.types import Completion, OnFinish, Request, StopReason
+
+
+@dataclass(frozen=True)
+class Native(Engine):
+    """torch and transformers in this process; `max_rows` bounds how many responses decode together."""
+
+    max_rows: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self, "max_rows")
+
+    def open(self, folder: Path, precision: Precision, device: torch.device) -> NativeSession:
+        model = load_model(folder, precision.lm_head).to(precision.dtype).requires_grad_(False).eval()
+        if precision.lm_head is LmHead.fp32:
+            head = model.get_output_embeddings()
+            # A tied head shares the embedding's rounded tensor; its fp32 twin needs storage of its own.
+            head.weight = torch.nn.Parameter(head.weight.detach().float().clone(), requires_grad=False)
+        return NativeSession(model.to(device), stop_token_ids(folder), self.max_rows)
+
+
+class NativeSession(EngineSession):
+    """The sampler's copy of the model, and one call of `generate` at a time."""
+
+    def __init__(self, model: torch.nn.Module, stop_ids: frozenset[int], max_rows: int) -> None:
+        self.model = model
+        self.device = next(model.parameters()).device
+        self.stop_ids = torch.tensor(sorted(stop_ids), device=self.device)
+        self.max_rows = max_rows
+        self.version = 0
+        self.logprob_dtype = widen(next(model.parameters())[:0]).dtype
+
+    def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        own = self.model.state_dict()
+        given = dict(weights)
+        if missing := sorted(own.keys() ^ given.keys()):
+            raise ValueError(f"weights of learner and sampler differ in {missing[:4]}: load both from one folder")
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(given[name])
+        self.version = version
+
+    def close(self) -> None:
+        del self.model
+
+    @torch.inference_mode()
+    def generate(self, requests: Sequence[Request], on_finish: OnFinish | None = None) -> list[Completion]:
+        results: list[Completion | None] = [None] * len(requests)
+        aborted: set[int] = set()
+        # Waves of similar context length pad little; the order cannot change what a response says.
+        order = sorted(range(len(requests)), key=lambda i: len(requests[i].prompt) + len(requests[i].prefix))
+        for start in range(0, len(order), self.max_rows):
+            wave = [i for i in order[start : start + self.max_rows] if i not in aborted]
+            if wave:
+                _Wave(self, [requests[i] for i in wave], wave).run(results, aborted, on_finish)
+        for index in aborted:
+            results[index] = results[index] or Completion((), (), (), StopReason.ABORTED)
+        return results
+
+
+class _Wave:
+    """Requests that decode together. `alive` maps rows of the batch to requests of the wave."""
+
+    def __init__(self, session: NativeSession, requests: list[Request], indices: list[int]) -> None:
+        self.session, self.requests, self.indices = session, requests, indices
+        device = session.device
+        remaining = [r.params.max_tokens - len(r.prefix) for r in requests]
+        width = max(remaining)
+        noise = np.zeros((len(requests), max(width, 1)))
+        for row, request in enumerate(requests):
+            noise[row, : max(remaining[row], 0)] = token_uniforms(
+                request.noise, len(request.prefix), request.params.max_tokens
+            )
+        self.noise = torch.from_numpy(noise).to(device)
+        self.budgets = torch.tensor(remaining, device=device)
+        self.temperatures = torch.tensor([r.params.temperature for r in requests], device=device)
+        self.top_ps = torch.tensor([r.params.top_p for r in requests], device=device)
+        self.tokens = torch.zeros(len(requests), max(width, 1), dtype=torch.long, device=device)
+        self.logprobs = torch.zeros(len(requests), max(width, 1), dtype=session.logprob_dtype, device=device)
+
+    def run(self, results: list[Completion | None], aborted: set[int], on_finish: OnFinish | None) -> None:
+        """Decode until every row has ended, filling `results` at the wave's indices."""
+        logits = self._prefill()
+        alive = torch.arange(len(self.requests), device=self.session.device)
+        position = 0
+        while alive.numel():
+            drawn, logprobs = draw(logits, self.noise[alive, position], self.temperatures[alive], self.top_ps[alive])
+            self.tokens[alive, position], self.logprobs[alive, position] = drawn, logprobs
+            position += 1
+            stopped = torch.isin(drawn, self.session.stop_ids)
+            ended = stopped | (position >= self.budgets[alive])
+            if ended.any():
+                for row, by_itself in zip(alive[ended].tolist(), stopped[ended].tolist()):
+                    reason = StopReason.EOS if by_itself else StopReason.LENGTH
+                    completion = self._completion(row, position, reason)
+                    results[self.indices[row]] = completion
+                    if on_finish is not None:
+                        aborted.update(on_finish(self.indices[row], completion))
+                keep = ~ended
+                if aborted:
+                    keep &= self._drop_aborted(alive, ended, position, results, aborted)
+                alive, drawn = alive[keep], drawn[keep]
+                if not alive.numel():
+                    return
+                kept_rows = keep.nonzero().squeeze(1)
+                self.cache.batch_select_indices(kept_rows)
+                self.mask = None if self.mask is None else self.mask[kept_rows]
+                self.next_positions = self.next_positions[kept_rows]
+            logits = self._decode(drawn)
+
+    def _drop_aborted(
+        self,
+        alive: Int[Tensor, "R"],
+        ended: Tensor,
+        position: int,
+        results: list[Completion | None],
+        aborted: set[int],
+    ) -> Tensor:
+        keep = torch.ones_like(ended)
+        for place, (row, is_ended) in enumerate(zip(alive.tolist(), ended.tolist())):
+            if not is_ended and self.indices[row] in aborted:
+                results[self.indices[row]] = self._completion(row, position, StopReason.ABORTED)
+                keep[place] = False
+        return keep
+
+    def _completion(self, row: int, length: int, reason: StopReason) -> Completion:
+        return Completion(
+            tokens=tuple(self.tokens[row, :length].tolist()),
+            logprobs=tuple(self.logprobs[row, :length].tolist()),
+            weight_versions=(self.session.version,) * length,
+            stop=reason,
+        )
+
+    def _prefill(self) -> Float[Tensor, "R V"]:
+        """Run each distinct context once, left-padded, and repeat its cache for every row that shares it."""
+        device, model = self.session.device, self.session.model
+        contexts = [r.prompt + r.prefix for r in self.requests]
+        distinct = {context: place for place, context in enumerate(dict.fromkeys(contexts))}
+        longest = max(map(len, distinct))
+        ids = torch.zeros(len(distinct), longest, dtype=torch.long)
+        mask = torch.zeros(len(distinct), longest, dtype=torch.long)
+        for context, place in distinct.items():
+            ids[place, longest - len(context) :] = torch.tensor(context)
+            mask[place, longest - len(context) :] = 1
+        padded = bool((mask == 0).any())
+        ids, mask = ids.to(device), mask.to(device)
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        self.cache = DynamicCache(config=model.config)
+        output = model(
+            input_ids=ids,
+            attention_mask=mask if padded else None,
+            position_ids=positions,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        rows = torch.tensor([distinct[context] for context in contexts], device=device)
+        self.cache.batch_select_indices(rows)
+        # Without padding there is nothing to mask, and attention takes its faster path.
+        self.mask = mask[rows] if padded else None
+        self.next_positions = positions[rows, -1:] + 1
+        return output.logits[rows, -1]
+
+    def _decode(self, drawn: Int[Tensor, "R"]) -> Float[Tensor, "R V"]:
+        """Feed one token per row and return the next token's logits."""
+        if self.mask is not None:
+            self.mask = torch.cat([self.mask, self.mask.new_ones(self.mask.shape[0], 1)], dim=1)
+        output = self.session.model(
+            input_ids=drawn[:, None],
+            attention_mask=self.mask,
+            position_ids=self.next_positions,
+            past_key_values=self.cache,
+            use_cache=True,
+        )
+        self.next_positions = self.next_positions + 1
+        return output.logits[:, -1]
+
+
+def draw(
+    logits: Float[Tensor, "R V"],
+    uniforms: Float[Tensor, "R"],
+    temperatures: Float[Tensor, "R"],
+    top_ps: Float[Tensor, "R"],
+) -> tuple[Int[Tensor, "R"], Float[Tensor, "R"]]:
+    """One token per row by inverse CDF over token ids, and its log-prob.
+
+    The log-prob is that of the whole softmax at the row's temperature; top-p cuts the candidates but
+    does not renormalise it, so that the learner's log-probs mean the same. Temperature 0 is greedy, with
+    log-probs at temperature 1.
+    """
+    greedy = temperatures == 0
+    safe = torch.where(greedy, torch.ones_like(temperatures), temperatures)
+    logprobs = torch.log_softmax(widen(logits) / safe[:, None], dim=-1)
+    # The CDF is summed in float64: neighbours in a batch may move an fp32 sum across a boundary.
+    probabilities = logprobs.double().exp()
+    if bool((top_ps < 1).any()):
+        probabilities = _top_p(probabilities, top_ps)
+    cdf = probabilities.cumsum(dim=-1)
+    drawn = torch.searchsorted(cdf, (uniforms * cdf[:, -1])[:, None], right=True).squeeze(1)
+    # A uniform just below 1 can round onto the end of the CDF; the last token with any mass is right then.
+    last = probabilities.shape[1] - 1 - probabilities.flip(1).gt(0).int().argmax(dim=1)
+    drawn = torch.where(greedy, logprobs.argmax(dim=1), torch.minimum(drawn, last))
+    return drawn, logprobs.gather(1, drawn[:, None]).squeeze(1)
+
+
+def _top_p(probabilities: Float[Tensor, "R V"], top_ps: Float[Tensor, "R"]) -> Float[Tensor, "R V"]:
+    """Zero the tokens outside the smallest set of most likely tokens whose mass reaches top_p."""
+    ordered, order = probabilities.sort(dim=1, descending=True, stable=True)
+    outside = ordered.cumsum(dim=1) - ordered >= top_ps[:, None]
+    return probabilities.masked_fill(torch.zeros_like(outside).scatter(1, order, outside), 0.0)

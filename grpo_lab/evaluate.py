@@ -1,0 +1,164 @@
+"""Evaluation: four probes with a verifier and sampling settings of their own, every answer kept.
+
+    probe              training problems, training protocol (has it learned what it trains on?)
+    heldout_training   held-out problems, training protocol and training verifier
+    heldout            the same held-out problems, evaluation protocol and independent verifier
+    downstream         harder problems and a larger budget, evaluation protocol
+
+The protocol differs between one pair of neighbours at a time, so that training reward minus downstream
+accuracy can be split into its causes. A question's noise depends on neither the step, the arm nor the
+protocol: the same question draws the same numbers at every checkpoint and in both held-out probes, which
+takes most sampling noise out of differences.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pandas as pd
+from transformers import PreTrainedTokenizerBase
+
+from grpo_lab.engines.base import EngineSession
+from grpo_lab.rollouts import decode, encode_prompts, grade, group_requests, to_rollouts
+from grpo_lab.tasks.base import Reward, Template
+from grpo_lab.tricks.base import require, require_not_negative, require_positive
+from grpo_lab.types import Problem, SamplingParams
+
+if TYPE_CHECKING:
+    from grpo_lab.config import RunConfig
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """When to evaluate, on how much, and how an evaluated response is drawn."""
+
+    every: int  # steps; step 0 and the last step are always evaluated
+    samples: int  # responses per question
+    pass_at: list[int]  # the k of pass_at_k, each at most `samples`
+    probe_problems: int
+    heldout_problems: int
+    downstream_problems: int
+    temperature: float
+    top_p: float
+    max_tokens: int
+    downstream_max_tokens: int
+
+    def __post_init__(self) -> None:
+        require_positive(
+            self, "every", "samples", "probe_problems", "heldout_problems", "downstream_problems",
+            "max_tokens", "downstream_max_tokens",
+        )  # fmt: skip
+        require_not_negative(self, "temperature")
+        require(0 < self.top_p <= 1, self, "top_p", "in (0, 1]")
+        require(
+            all(1 <= k <= self.samples for k in self.pass_at), self, "pass_at", f"between 1 and samples={self.samples}"
+        )
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One probe: which questions, how answers are drawn and who grades them."""
+
+    name: str
+    split: str
+    problems: tuple[Problem, ...]
+    params: SamplingParams
+    verifier: Reward
+
+
+def make_suites(run: RunConfig) -> list[Suite]:
+    """The four probes of a run; ValueError where a split is smaller than what evaluation asks for."""
+    plan = run.evaluation
+    heldout = _first(run, "heldout", plan.heldout_problems)
+    protocol = SamplingParams(plan.max_tokens, plan.temperature, plan.top_p)
+    long = SamplingParams(plan.downstream_max_tokens, plan.temperature, plan.top_p)
+    return [
+        Suite("probe", "probe", _first(run, "probe", plan.probe_problems), run.engine.params, run.reward),
+        Suite("heldout_training", "heldout", heldout, run.engine.params, run.reward),
+        Suite("heldout", "heldout", heldout, protocol, run.verifier),
+        Suite("downstream", "downstream", _first(run, "downstream", plan.downstream_problems), long, run.verifier),
+    ]
+
+
+def _first(run: RunConfig, split: str, number: int) -> tuple[Problem, ...]:
+    problems = run.task.problems(split)
+    if len(problems) < number:
+        raise ValueError(
+            f"evaluation asks for {number} problems of split {split!r}, which has {len(problems)}: "
+            f"lower evaluation.{split}_problems or enlarge the task"
+        )
+    return problems[:number]
+
+
+def evaluate(
+    suites: Sequence[Suite],
+    session: EngineSession,
+    tokenizer: PreTrainedTokenizerBase,
+    template: Template,
+    plan: Evaluation,
+    seed: int,
+) -> tuple[dict[str, float], pd.DataFrame]:
+    """Metrics of every suite, and one table row per suite, question and sample."""
+    tables, metrics = [], {}
+    for suite in suites:
+        table = _answers(suite, session, tokenizer, template, plan.samples, seed)
+        metrics.update(_summary(suite.name, table, plan.pass_at))
+        tables.append(table)
+    return metrics, pd.concat(tables, ignore_index=True)
+
+
+def _answers(
+    suite: Suite,
+    session: EngineSession,
+    tokenizer: PreTrainedTokenizerBase,
+    template: Template,
+    samples: int,
+    seed: int,
+) -> pd.DataFrame:
+    prompts = encode_prompts(tokenizer, template, suite.problems)
+    requests = group_requests(suite.problems, prompts, samples, suite.params, seed, f"eval/{suite.split}", 0)
+    rollouts = to_rollouts(suite.problems, prompts, samples, session.generate(requests))
+    texts = decode(tokenizer, rollouts)
+    graded = grade(rollouts, texts, suite.verifier)
+    asked = [problem for problem in suite.problems for _ in range(samples)]
+    return pd.DataFrame(
+        {
+            "suite": suite.name,
+            "problem_id": [problem.id for problem in asked],
+            "difficulty": [problem.difficulty for problem in asked],
+            "sample": list(range(samples)) * len(suite.problems),
+            "outcome": graded.outcome.flatten().numpy(),
+            "length": graded.lengths.flatten().numpy(),
+            "truncated": graded.truncated.flatten().numpy(),
+            "question": [problem.question for problem in asked],
+            "answer": [problem.answer for problem in asked],
+            "text": texts,
+        }
+    )
+
+
+def _summary(suite: str, table: pd.DataFrame, ks: Sequence[int]) -> Mapping[str, float]:
+    by_question = table.groupby("problem_id", sort=False)["outcome"]
+    means, right, drawn = by_question.mean(), by_question.sum(), by_question.count()
+    metrics = {
+        f"eval/{suite}/accuracy": float(means.mean()),
+        f"eval/{suite}/length": float(table["length"].mean()),
+        f"eval/{suite}/truncated": float(table["truncated"].mean()),
+    }
+    if len(means) > 1:
+        metrics[f"eval/{suite}/accuracy_se"] = float(means.std(ddof=1) / math.sqrt(len(means)))
+    for k in ks:
+        chances = [pass_at_k(int(n), int(c), k) for n, c in zip(drawn, right)]
+        metrics[f"eval/{suite}/pass_at_{k}"] = sum(chances) / len(chances)
+    return metrics
+
+
+def pass_at_k(samples: int, correct: int, k: int) -> float:
+    """Unbiased chance that at least one of k samples is right (Chen et al., arXiv:2107.03374).
+
+    1 - C(samples - correct, k) / C(samples, k), for k <= samples.
+    """
+    return 1 - math.comb(samples - correct, k) / math.comb(samples, k)

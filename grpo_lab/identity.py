@@ -1,0 +1,87 @@
+"""What a run is called, and whether a folder holds this run or another one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from grpo_lab.config import VOLATILE, flat
+
+_LONGEST_NAME = 120
+
+
+def run_name(recipe: str, overrides: Sequence[str]) -> str:
+    """`dr_grpo,truncation=mask_after` from what the command line chose; the seed has its own folder level.
+
+    The order of the overrides does not matter, and a name too long for a folder ends in a hash.
+    """
+    chosen = []
+    for override in overrides:
+        key, _, value = override.lstrip("+~").partition("=")
+        if key.split(".")[0].split("@")[0] not in VOLATILE | {"seed", "recipe", "plugins", "hydra"}:
+            chosen.append(f"{key}={value}".replace("/", "_").replace(" ", ""))
+    name = ",".join([recipe, *sorted(chosen)])
+    if len(name) > _LONGEST_NAME:
+        name = f"{name[: _LONGEST_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return name
+
+
+def run_identity(config: DictConfig) -> dict[str, Any]:
+    """The resolved values that make a run what it is: all but the volatile ones."""
+    return {
+        key: value for key, value in flat(config).items() if key.split(".")[0] not in VOLATILE | {"hydra", "plugins"}
+    }
+
+
+def describe_run(
+    folder: Path,
+    name: str,
+    config: DictConfig,
+    choices: Mapping[str, str],
+    warnings: Sequence[str],
+    provenance: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The content of run.json: who this run is, for the mirror and for every reader of the folder.
+
+    Raises ValueError when the folder already holds a run whose identity differs, naming what differs.
+    """
+    identity = run_identity(config)
+    path = folder / "run.json"
+    run_key = uuid.uuid4().hex
+    if path.exists():
+        before = json.loads(path.read_text())
+        known = json.loads(json.dumps(identity))
+        different = sorted(
+            key for key in before["identity"].keys() | known.keys() if before["identity"].get(key) != known.get(key)
+        )
+        if different:
+            shown = ", ".join(
+                f"{key}: {before['identity'].get(key)!r} there, {known.get(key)!r} now" for key in different[:4]
+            )
+            raise ValueError(
+                f"{folder} holds a run with another configuration ({shown}): "
+                "move that folder away or choose another runs_dir"
+            )
+        run_key = before["run_key"]
+    tracking = flat(config.tracking)
+    return {
+        "name": name,
+        "run_key": run_key,
+        "recipe": choices.get("recipe", "plain"),
+        "seed": config.seed,
+        "choices": dict(choices),
+        "config": flat(config),
+        "identity": identity,
+        "tracking": tracking,
+        "commit": provenance.get("commit"),
+        "dirty": provenance.get("dirty"),
+        "parent_run_id": None,
+        "warnings": list(warnings),
+        "tags": {},
+    }

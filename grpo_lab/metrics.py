@@ -1,0 +1,103 @@
+"""The registry of everything a run may log: one entry per metric, and no metric without an entry.
+
+Names are `<stage>/<quantity>`; a `*` in an entry stands for one path segment (a suite, a trick, a reward
+component). `budget/device_seconds` and `time/*` are times: they go to timing.jsonl, all others to
+metrics.jsonl, which holds no clock and is the same, bit for bit, however often a run is interrupted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What a logged number is: its unit, how it was reduced, and what it means."""
+
+    name: str
+    unit: str
+    reduction: str
+    meaning: str
+
+
+REGISTRY: tuple[Metric, ...] = (
+    # Rewards before anything is filtered or masked, and what is left after.
+    Metric("reward/mean", "reward", "mean over all responses", "shaped training reward, before any filter"),
+    Metric("reward/outcome", "share", "mean over all responses", "the training verifier's word, before any filter"),
+    Metric("reward/component/*", "reward", "mean over all responses", "one named part of the reward"),
+    Metric("reward/kept_mean", "reward", "mean over trained responses", "reward of what enters the loss"),
+    Metric("reward/kept_outcome", "share", "mean over trained responses", "outcome of what enters the loss"),
+    Metric("reward/group_std", "reward", "mean over groups", "standard deviation of rewards within a group, ddof 0"),
+    Metric("rollout/length", "tokens", "mean over all responses", "response length, end of text included"),
+    Metric("rollout/length_correct", "tokens", "mean over right responses", "their length; absent if there are none"),
+    Metric("rollout/length_wrong", "tokens", "mean over wrong responses", "their length; absent if there are none"),
+    Metric("rollout/truncated", "share", "mean over all responses", "responses cut by the budget"),
+    Metric("rollout/zero_signal", "share", "mean over groups", "groups whose outcomes are all equal"),
+    Metric("rollout/trained", "share", "mean over all responses", "responses that enter the loss"),
+    Metric("rollout/staleness", "updates", "mean over tokens", "how many syncs old the weights were that made a token"),
+    Metric("advantage/mean", "advantage", "mean over trained responses", "mean advantage in the loss"),
+    Metric("advantage/absolute", "advantage", "mean over trained responses", "mean |advantage| in the loss"),
+    # The learner.
+    Metric("train/loss", "loss", "mean over updates", "the loss that was optimised"),
+    Metric("train/gradient_norm", "1", "mean over updates", "gradient norm before clipping"),
+    Metric("train/update_norm", "1", "mean over updates", "length of the weights' step"),
+    Metric("train/learning_rate", "1", "last update", "learning rate"),
+    Metric("train/updates", "updates", "sum", "optimiser steps taken"),
+    Metric("train/skipped_updates", "updates", "sum", "optimiser steps left out: no token was in the loss"),
+    Metric("train/entropy", "nats", "mean over tokens of the loss", "entropy of the learner's next token"),
+    Metric("train/ratio", "1", "mean over tokens of the loss", "learner over old policy"),
+    Metric("train/k3_old", "nats", "mean over tokens of the loss", "k3 estimate of KL(old || learner)"),
+    Metric("train/k3_ref", "nats", "mean over tokens of the loss", "k3 estimate of KL(learner || reference)"),
+    Metric("train/kl_term", "loss", "mean over tokens of the loss", "what the kl trick added per token"),
+    Metric("mismatch/absolute", "nats", "mean over tokens of the loss", "|log-prob of old policy - of sampler|"),
+    Metric("mismatch/k3", "nats", "mean over tokens of the loss", "k3 estimate of KL(sampler || old policy)"),
+    Metric("mismatch/max", "nats", "max over tokens of the loss", "largest |log-prob of old policy - of sampler|"),
+    Metric("touched/*", "share", "mean over rows or tokens", "what the trick on this axis changed"),
+    # Evaluation.
+    Metric("eval/*/accuracy", "share", "mean over questions and samples", "right answers"),
+    Metric("eval/*/accuracy_se", "share", "standard error over questions", "uncertainty of accuracy, one run"),
+    Metric("eval/*/pass_at_*", "share", "mean over questions", "unbiased chance that one of k samples is right"),
+    Metric("eval/*/length", "tokens", "mean over questions and samples", "response length"),
+    Metric("eval/*/truncated", "share", "mean over questions and samples", "responses cut by the suite's budget"),
+    # What was spent, cumulative.
+    Metric("budget/steps", "steps", "sum", "rollout batches trained"),
+    Metric("budget/prompts", "prompts", "sum", "prompts sampled from, before filtering"),
+    Metric("budget/completions", "responses", "sum", "responses generated, before filtering"),
+    Metric("budget/sampled_tokens", "tokens", "sum", "prompt and generated tokens, discarded ones included"),
+    Metric("budget/trained_tokens", "tokens", "sum", "tokens in the loss, once per update"),
+    Metric("budget/discarded_tokens", "tokens", "sum", "generated tokens that never entered a loss"),
+    Metric("budget/flops", "flop", "sum", "generation, scoring and training, from the model's shape"),
+    Metric("budget/device_seconds", "s", "sum", "wall time times devices, without evaluation and checkpoints"),
+    Metric("time/*", "s", "sum over the step", "wall time of one stage of the step"),
+    Metric("time/tokens_per_second", "tokens/s", "one step", "generated tokens over the whole step's wall time"),
+)
+
+
+@cache
+def find(name: str) -> Metric:
+    """The entry of a metric name; an exact entry wins over one with a star. KeyError if there is none."""
+    parts = name.split("/")
+    matches = [
+        entry
+        for entry in REGISTRY
+        if len(pattern := entry.name.split("/")) == len(parts)
+        and all(_fits(want, have) for want, have in zip(pattern, parts))
+    ]
+    if not matches:
+        raise KeyError(f"metric {name!r} has no entry in grpo_lab/metrics.py: add one with unit and meaning")
+    return min(matches, key=lambda entry: entry.name.count("*"))
+
+
+def _fits(pattern: str, part: str) -> bool:
+    if pattern.endswith("_*"):
+        return part.startswith(pattern[:-1]) and len(part) >= len(pattern)
+    return pattern in ("*", part)
+
+
+def check(metrics: Mapping[str, float]) -> Mapping[str, float]:
+    """The same mapping, once every name is known to be registered."""
+    for name in metrics:
+        find(name)
+    return metrics

@@ -1,0 +1,112 @@
+"""Step 12 of the loop: what a finished step leaves in the log, when to evaluate and when to save."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from grpo_lab import checkpoint, metrics
+from grpo_lab.config import RunConfig
+from grpo_lab.evaluate import evaluate
+from grpo_lab.ledger import Ledger
+from grpo_lab.progress import RunProgress
+from grpo_lab.tracking.run_log import RunLog
+from grpo_lab.workbench import Workbench
+
+
+@dataclass
+class Clock:
+    """Wall time of the stages of one step; only timing.jsonl and the ledger ever see it."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - started
+
+
+@dataclass
+class Recorder:
+    """Step 12: puts a finished step into the log, evaluates and saves when due, and shows it."""
+
+    run: RunConfig
+    log: RunLog
+    progress: RunProgress
+    touched: dict[str, float] = field(default_factory=dict)
+
+    def record(self, bench: Workbench, signs: Mapping[str, float], clock: Clock) -> None:
+        """Write everything about the step that `bench.ledger` counts as the latest."""
+        run, ledger, step = self.run, bench.ledger, bench.ledger.steps
+        ledger.device_seconds += sum(clock.seconds.values())
+        share, numbers = ledger.spent(run.budget), dict(signs)
+        if step % run.evaluation.every == 0 or share >= 1:
+            with clock("evaluate"):
+                scores, answers = evaluate(
+                    bench.suites, bench.session, bench.tokenizer, run.template, run.evaluation, run.seed
+                )
+                numbers |= scores
+                self.log.write_table("eval", step, answers.assign(step=step))
+        for name, value in signs.items():
+            if name.startswith("touched/"):
+                self.touched[name] = max(self.touched.get(name, 0.0), value)
+        numbers |= ledger.metrics()
+        timing = {f"time/{stage}": seconds for stage, seconds in clock.seconds.items()}
+        if "generate" in clock.seconds:
+            generated = numbers["rollout/length"] * run.rows_per_step
+            timing["time/tokens_per_second"] = generated / sum(clock.seconds.values())
+        timing["budget/device_seconds"] = ledger.device_seconds
+        self.log.write_step(step, metrics.check(numbers), metrics.check(timing))
+        if step and (step % run.checkpoint_every == 0 or share >= 1):
+            self.save(bench, self.log.folder / "checkpoints")
+        self.progress.show(step, share, numbers, timing)
+
+    def save(self, bench: Workbench, root: Path) -> Path:
+        """Checkpoint the run as it stands after its latest step."""
+        state = bench.state(self.log.position()) | {"touched": dict(self.touched)}
+        saved = checkpoint.save(root, bench.ledger.steps, bench.learner, bench.tokenizer, state)
+        checkpoint.prune(root, self.run.keep_checkpoints)
+        return saved
+
+
+@contextlib.contextmanager
+def failures_recorded(log: RunLog) -> Iterator[None]:
+    """Leave error.txt in the run's folder whatever ends the run, Ctrl-C included, and pass it on."""
+    try:
+        yield
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # a full disk must not hide what went wrong first
+            log.mark_error(error)
+        raise
+
+
+def summarise(log: RunLog, ledger: Ledger, inert: Sequence[str], warnings: Sequence[str]) -> dict[str, Any]:
+    """What DONE says of a finished run: its first and last evaluation, its cost, and what was inert."""
+    lines = (log.folder / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line)["metrics"] for line in lines]
+    scores = [{k: v for k, v in row.items() if k.startswith("eval/")} for row in rows]
+    scores = [row for row in scores if row]
+    return {
+        "steps": ledger.steps,
+        "first": scores[0],
+        "last": scores[-1],
+        "budget": ledger.metrics(),
+        "inert": list(inert),
+        "warnings": list(warnings),
+    }
+
+
+def verdict(folder: Path) -> str:
+    """The summary of a finished run in words."""
+    done = json.loads((folder / "DONE").read_text())
+    lines = [f"finished after {done['steps']} steps; accuracy before -> after:"]
+    for suite in ("probe", "heldout", "downstream"):
+        before, after = (done[when][f"eval/{suite}/accuracy"] for when in ("first", "last"))
+        lines.append(f"  {suite:<11} {before:.3f} -> {after:.3f}  ({after - before:+.3f})")
+    return "\n".join([*lines, f"run folder: {folder}"])

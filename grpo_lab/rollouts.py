@@ -1,0 +1,109 @@
+"""Requests out, rollouts back: the border between problems and tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from grpo_lab.tasks.base import Reward, Template
+from grpo_lab.types import (
+    Completion,
+    Graded,
+    NoiseKey,
+    Problem,
+    Request,
+    Rollouts,
+    SamplingParams,
+    StopReason,
+    to_groups,
+)
+
+
+def encode_prompts(
+    tokenizer: PreTrainedTokenizerBase, template: Template, problems: Sequence[Problem]
+) -> tuple[tuple[int, ...], ...]:
+    """Token ids of each problem's rendered prompt."""
+    texts = [template.render(problem.question) for problem in problems]
+    return tuple(tuple(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"])
+
+
+def group_requests(
+    problems: Sequence[Problem],
+    prompts: Sequence[tuple[int, ...]],
+    group_size: int,
+    params: SamplingParams,
+    seed: int,
+    stream: str,
+    step: int,
+) -> list[Request]:
+    """`group_size` requests per problem, problem-major, each with noise of its own."""
+    return [
+        Request(prompt, NoiseKey(seed, stream, step, problem.id, response), params)
+        for problem, prompt in zip(problems, prompts)
+        for response in range(group_size)
+    ]
+
+
+def to_rollouts(
+    problems: Sequence[Problem],
+    prompts: Sequence[tuple[int, ...]],
+    group_size: int,
+    completions: Sequence[Completion],
+) -> Rollouts:
+    """Pad completions on the right into one record, on the CPU."""
+    assert len(completions) == len(problems) * group_size, "one completion per problem and group member"
+    rows, width = len(completions), max(len(c.tokens) for c in completions)
+    tokens = torch.zeros(rows, width, dtype=torch.long)
+    mask = torch.zeros(rows, width, dtype=torch.bool)
+    logprobs = torch.zeros(rows, width)
+    versions = torch.zeros(rows, width, dtype=torch.long)
+    for row, completion in enumerate(completions):
+        length = len(completion.tokens)
+        tokens[row, :length] = torch.tensor(completion.tokens)
+        mask[row, :length] = True
+        logprobs[row, :length] = torch.tensor(completion.logprobs)
+        versions[row, :length] = torch.tensor(completion.weight_versions)
+    return Rollouts(
+        problems=tuple(problems),
+        prompts=tuple(prompts),
+        group_size=group_size,
+        tokens=tokens,
+        response_mask=mask,
+        sampled_mask=mask,
+        sampler_logprobs=logprobs,
+        weight_version=versions,
+        finished=torch.tensor([c.stop is StopReason.EOS for c in completions]),
+    )
+
+
+def decode(tokenizer: PreTrainedTokenizerBase, rollouts: Rollouts) -> list[str]:
+    """The text of each row, special tokens left out."""
+    lengths = rollouts.lengths.tolist()
+    ids = [row[:length] for row, length in zip(rollouts.tokens.tolist(), lengths)]
+    return tokenizer.batch_decode(ids, skip_special_tokens=True)
+
+
+def grade(rollouts: Rollouts, texts: Sequence[str], reward: Reward) -> Graded:
+    """The verifier's outcome of each row and the reward it is worth; every row counted and trained."""
+    finished = rollouts.finished.tolist()
+    outcome = torch.tensor(
+        [
+            reward(rollouts.problems[row // rollouts.group_size].answer, text, finished[row])
+            for row, text in enumerate(texts)
+        ],
+        dtype=torch.float64,
+    )
+    outcome = to_groups(outcome, rollouts.group_size)
+    value = reward.values(outcome)
+    everyone = torch.ones_like(outcome, dtype=torch.bool)
+    return Graded(
+        outcome=outcome,
+        reward=value,
+        components={"outcome": value},
+        lengths=to_groups(rollouts.lengths, rollouts.group_size),
+        truncated=to_groups(~rollouts.finished, rollouts.group_size),
+        counted=everyone,
+        trained=everyone,
+    )

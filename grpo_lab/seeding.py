@@ -1,0 +1,31 @@
+"""Counter-based noise: every random number is a function of what it is for, never of what came before.
+
+The uniform number of a token depends on (seed, stream, step, problem, response, position) alone. So the
+batch around a response, its order, compaction, microbatches and a restart do not change its noise, and
+arms of one seed share it (common random numbers). The generator is NumPy's Philox, a counter-based one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from grpo_lab.types import NoiseKey
+
+_DOUBLES_PER_BLOCK = 4  # one Philox counter value yields four 64-bit words, one double each
+
+
+def stream_id(stream: str) -> int:
+    """A stable 64-bit number for a stream's name."""
+    return int.from_bytes(hashlib.blake2b(stream.encode(), digest_size=8).digest(), "little")
+
+
+def token_uniforms(key: NoiseKey, start: int, stop: int) -> np.ndarray:
+    """Uniform numbers in [0, 1) of positions start..stop-1 of one response, float64 [stop - start]."""
+    first_block = start // _DOUBLES_PER_BLOCK
+    philox = np.random.Philox(
+        key=[key.seed, stream_id(key.stream)], counter=[first_block, key.response, key.problem, key.step]
+    )
+    skip = start - first_block * _DOUBLES_PER_BLOCK
+    return np.random.Generator(philox).random(skip + stop - start)[skip:]

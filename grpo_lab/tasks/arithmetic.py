@@ -1,0 +1,224 @@
+"""The arithmetic world: sums of several addends, answered in a small written grammar.
+
+    question   7+15+8+3?
+    careful    7+15=22;22+8=30;30+3=33;#33
+    guess      #31
+    rambling   7+15=22;22+8=30;30+3=33;~7+15=22;22+8=30;30+3=33;#33
+
+`#` marks the final number and `~` means "check again". A response ends with the end-of-text token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from datasets import Dataset, Features, Value
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from grpo_lab.tasks.base import Task, Template, require
+
+FINAL = "#"
+CHECK_AGAIN = "~"
+PAD, EOS = "<pad>", "<eos>"
+SYMBOLS = "0123456789+=;?" + FINAL + CHECK_AGAIN
+
+# Ids of one split start here, so that a split can grow without moving the ids of another.
+_FIRST_ID = {"train": 0, "heldout": 1_000_000, "downstream": 2_000_000}
+_MAX_SIZE = 1_000_000
+# One in eight multisets of addends belongs to each of these; all others may be trained on.
+_NUM_BUCKETS = 8
+_SPLIT_OF_BUCKET = {0: "heldout", 1: "downstream"}
+# A draw that finds nothing new this many times in a row means that the split is exhausted.
+_MAX_FRUITLESS_DRAWS = 20_000
+
+
+def question_of(addends: Sequence[int]) -> str:
+    """`[7, 15, 8]` -> `7+15+8?`."""
+    return "+".join(map(str, addends)) + "?"
+
+
+def split_of(addends: Sequence[int]) -> str:
+    """The only split in which these addends, in any order, may appear: train, heldout or downstream.
+
+    Decided by a hash of the sorted addends, so that splits of any range and size are disjoint, and
+    a held-out problem is not a training problem with its addends in another order.
+    """
+    digest = hashlib.sha256(",".join(map(str, sorted(addends))).encode()).digest()
+    return _SPLIT_OF_BUCKET.get(digest[0] % _NUM_BUCKETS, "train")
+
+
+def draw_addends(
+    rng: Random, split: str, addends_min: int, addends_max: int, number_min: int, number_max: int
+) -> list[int]:
+    """Random addends that belong to `split`; both ends of each range are included.
+
+    Ranges in which no problem belongs to `split` are a ValueError.
+    """
+    for _ in range(_MAX_FRUITLESS_DRAWS):
+        count = rng.randint(addends_min, addends_max)
+        addends = [rng.randint(number_min, number_max) for _ in range(count)]
+        if split_of(addends) == split:
+            return addends
+    raise ValueError(
+        f"no sum of {addends_min}-{addends_max} addends from {number_min}-{number_max} belongs to "
+        f"{split}: widen one of the ranges"
+    )
+
+
+def careful_steps(rng: Random, addends: Sequence[int], slip_rate: float, slip_spread: int) -> tuple[str, int]:
+    """`[7, 15, 8]` -> (`7+15=22;22+8=30;`, 30).
+
+    Each sum is wrong with probability `slip_rate`, by at most `slip_spread` and never below zero. A
+    slip is carried on, as in a written calculation.
+    """
+    total, steps = addends[0], ""
+    for addend in addends[1:]:
+        written = right = total + addend
+        if rng.random() < slip_rate:
+            near = range(max(0, right - slip_spread), right + slip_spread + 1)
+            written = rng.choice([number for number in near if number != right])
+        steps += f"{total}+{addend}={written};"
+        total = written
+    return steps, total
+
+
+def answer_mode(text: str) -> str:
+    """Which way of answering a response took: "guess" (no steps), "ramble" (checks again), "careful"."""
+    if CHECK_AGAIN in text:
+        return "ramble"
+    return "guess" if text.startswith(FINAL) else "careful"
+
+
+def require_ranges(owner: object, prefix: str) -> None:
+    """Raise a ValueError unless `owner`'s ranges of addends and numbers, named with `prefix`, are usable."""
+    for quantity, least, reason in (
+        ("addends", 2, "a sum needs two addends"),
+        ("number", 0, "the grammar has no minus sign"),
+    ):
+        low_name, high_name = f"{prefix}{quantity}_min", f"{prefix}{quantity}_max"
+        low, high = getattr(owner, low_name), getattr(owner, high_name)
+        require(low >= least, low_name, low, f"at least {least}", reason)
+        rule = f"at least {low_name} ({low})"
+        require(high >= low, high_name, high, rule, "raise it or lower the minimum")
+
+
+def build_tokenizer(max_length: int) -> PreTrainedTokenizerFast:
+    """One token per character, an end of text and padding; nothing is added around a text.
+
+    `max_length` is what the tokenizer reports as `model_max_length`, in tokens.
+    """
+    vocabulary = {symbol: index for index, symbol in enumerate([PAD, EOS, *SYMBOLS])}
+    backend = Tokenizer(models.WordLevel(vocabulary))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    backend.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token=EOS,
+        pad_token=PAD,
+        padding_side="left",
+        model_max_length=max_length,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+@dataclass(frozen=True)
+class ArithmeticWorld(Task):
+    """Sums of addends drawn from a seed; nothing is read from a file.
+
+    `train`, its subset `probe` and `heldout` share one range, `downstream` has its own. Difficulty is
+    the number of addends. Every split has its own random stream, and a larger split begins with the
+    rows of a smaller one, so ids keep their questions when a size changes.
+    """
+
+    seed: int
+    addends_min: int
+    addends_max: int
+    number_min: int
+    number_max: int
+    train_size: int
+    probe_size: int
+    heldout_size: int
+    downstream_addends_min: int
+    downstream_addends_max: int
+    downstream_number_min: int
+    downstream_number_max: int
+    downstream_size: int
+
+    def __post_init__(self) -> None:
+        require_ranges(self, "")
+        require_ranges(self, "downstream_")
+        for name in ("train_size", "probe_size", "heldout_size", "downstream_size"):
+            size = getattr(self, name)
+            rule = f"between 1 and {_MAX_SIZE}"
+            require(1 <= size <= _MAX_SIZE, name, size, rule, "ids of a split have that much room")
+        require(
+            self.probe_size <= self.train_size,
+            "probe_size",
+            self.probe_size,
+            f"at most train_size ({self.train_size})",
+            "the probe is a part of the training split",
+        )
+
+    def load(self, split: str) -> Dataset:
+        """See `Task.load`. A split that asks for more questions than exist is a ValueError."""
+        self.require_split(split)
+        source = "train" if split == "probe" else split
+        problems = self._draw(source, getattr(self, f"{split}_size"))
+        first = _FIRST_ID[source]
+        return Dataset.from_dict(
+            {
+                "id": [first + index for index in range(len(problems))],
+                "question": [question_of(addends) for addends in problems],
+                "answer": [str(sum(addends)) for addends in problems],
+                "difficulty": [len(addends) for addends in problems],
+            },
+            features=Features(
+                id=Value("int64"),
+                question=Value("string"),
+                answer=Value("string"),
+                difficulty=Value("int64"),
+            ),
+        )
+
+    def _draw(self, split: str, size: int) -> list[list[int]]:
+        prefix = "downstream_" if split == "downstream" else ""
+        names = ("addends_min", "addends_max", "number_min", "number_max")
+        ranges = [getattr(self, prefix + name) for name in names]
+        rng = Random(f"{self.seed}/{split}")
+        drawn: dict[str, list[int]] = {}  # keeps the order of insertion
+        fruitless = 0
+        while len(drawn) < size:
+            addends = draw_addends(rng, split, *ranges)
+            fruitless = fruitless + 1 if question_of(addends) in drawn else 0
+            drawn.setdefault(question_of(addends), addends)
+            require(
+                fruitless < _MAX_FRUITLESS_DRAWS,
+                f"{split}_size",
+                size,
+                f"at most about {len(drawn)}",
+                "these ranges hold no more questions, so widen them or ask for fewer",
+            )
+        return list(drawn.values())
+
+
+@dataclass(frozen=True)
+class Plain(Template):
+    """The question set into a pattern, whose `{question}` is replaced and whose rest is kept."""
+
+    pattern: str
+
+    def __post_init__(self) -> None:
+        require(
+            self.pattern.count("{question}") == 1,
+            "pattern",
+            repr(self.pattern),
+            "a text with {question} in it once",
+            "write '{question}' to pass the question on as it is",
+        )
+
+    def render(self, question: str) -> str:
+        return self.pattern.replace("{question}", question)

@@ -1,0 +1,112 @@
+"""The four things a run needs from outside the loop: problems, wording, a verifier and a model.
+
+Each class is its own configuration. A subclass is a frozen dataclass whose fields are simple types
+without defaults: the YAML that selects it is the only home of its numbers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from datasets import Dataset
+from jaxtyping import Float
+from torch import Tensor
+
+from grpo_lab.types import Problem
+
+
+def require(holds: bool, name: str, value: object, rule: str, remedy: str) -> None:
+    """Raise a ValueError that says which field broke which rule and what to do about it."""
+    if not holds:
+        raise ValueError(f"{name} must be {rule}, got {value}: {remedy}")
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """A source of problems, divided into four splits.
+
+    train       what the curriculum draws from
+    probe       a fixed set of training problems, asked again at every evaluation
+    heldout     the same kind of problem, never trained on
+    downstream  harder problems, asked with a larger token budget
+
+    The rows of `probe` are rows of `train` and keep their ids. No other two splits share a question,
+    and an id never names two questions.
+    """
+
+    splits: ClassVar[tuple[str, ...]] = ("train", "probe", "heldout", "downstream")
+
+    @abstractmethod
+    def load(self, split: str) -> Dataset:
+        """The rows of one split, in a fixed order.
+
+        Columns: id (int), question (str), answer (str), difficulty (int). An unknown split is a
+        ValueError.
+        """
+
+    def problems(self, split: str) -> tuple[Problem, ...]:
+        """The rows of `load(split)` as records, in the same order."""
+        return tuple(
+            Problem(row["id"], row["question"], row["answer"], row["difficulty"]) for row in self.load(split)
+        )
+
+    def require_split(self, split: str) -> None:
+        """Raise a ValueError unless `split` is one of the four names."""
+        require(split in self.splits, "split", repr(split), f"one of {self.splits}", "use one of them")
+
+
+@dataclass(frozen=True)
+class Template(ABC):
+    """The form in which a question reaches the model."""
+
+    @abstractmethod
+    def render(self, question: str) -> str:
+        """The prompt as text; the tokenizer adds nothing to it."""
+
+
+@dataclass(frozen=True)
+class Reward(ABC):
+    """A verifier, and what its two verdicts are worth in training.
+
+    The outcome is always 0 or 1. `correct` and `wrong` are the rewards that stand for it, so that
+    rewards of -1 and 1 are a choice of numbers and leave every accuracy as it is.
+    """
+
+    correct: float
+    wrong: float
+
+    def __post_init__(self) -> None:
+        require(
+            self.correct > self.wrong,
+            "correct",
+            self.correct,
+            f"larger than wrong ({self.wrong})",
+            "a right answer has to earn more than a wrong one",
+        )
+
+    @abstractmethod
+    def __call__(self, answer: str, text: str, finished: bool) -> float:
+        """The outcome of one response, 0.0 or 1.0.
+
+        `answer` is the problem's right answer, `text` the decoded response without its end of text,
+        and `finished` says whether the response ended by itself rather than by the token budget.
+        """
+
+    def values(self, outcome: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """The rewards of 0/1 outcomes, of any shape: `correct` for 1 and `wrong` for 0, exactly."""
+        return torch.where(
+            outcome > 0.5, torch.full_like(outcome, self.correct), torch.full_like(outcome, self.wrong)
+        )
+
+
+@dataclass(frozen=True)
+class Model(ABC):
+    """A causal language model with its tokenizer, as a folder that `from_pretrained` can read."""
+
+    @abstractmethod
+    def resolve(self) -> Path:
+        """The folder, built first when it has to be. A folder that cannot serve is a ValueError."""

@@ -1,0 +1,407 @@
+"""Base models: the arithmetic one, built from a recipe and cached, and a folder of the user's own.
+
+The arithmetic base is a small Llama that has read generated answers in three modes (guess, careful,
+rambling). Supervised text is all it has seen; which mode pays off is left for RL to find out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from random import Random
+
+import torch
+import torch.nn.functional as F
+from filelock import FileLock
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+from transformers import (
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from grpo_lab.tasks.arithmetic import (
+    CHECK_AGAIN,
+    FINAL,
+    answer_mode,
+    build_tokenizer,
+    careful_steps,
+    draw_addends,
+    question_of,
+    require_ranges,
+)
+from grpo_lab.tasks.base import Model, require
+from grpo_lab.tasks.grading import Strict
+
+# Part of the cache key: raise it when this module's code changes what a recipe produces.
+CODE_VERSION = 1
+_IGNORED = -100  # the label of a token that carries no loss
+
+
+@dataclass(frozen=True)
+class Example:
+    """A generated answer. Without `finished` its text was cut, and no end of text is taught."""
+
+    question: str
+    response: str
+    answer: str
+    finished: bool
+
+
+@dataclass(frozen=True)
+class ArithmeticBase(Model):
+    """A small Llama, warm-started on generated answers to training problems.
+
+    Everything that shapes the weights is a field, so the folder is named by a hash of the fields. The
+    bits are the same for the same `threads` on the same machine and libraries.
+    """
+
+    seed: int
+    threads: int  # CPU threads while building, whatever the process uses otherwise
+    # architecture
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    head_dim: int
+    intermediate_size: int
+    max_positions: int
+    rope_theta: float
+    init_std: float
+    # problems it reads about: a share of harder ones, so that more addends are not unheard of
+    addends_min: int
+    addends_max: int
+    number_min: int
+    number_max: int
+    hard_share: float
+    hard_addends_min: int
+    hard_addends_max: int
+    hard_number_min: int
+    hard_number_max: int
+    # how they are answered; what the two shares leave over is rambling
+    guess_share: float
+    careful_share: float
+    guess_spread: int  # a guess is off by at most this
+    slip_rate: float  # probability that one step's sum is wrong
+    slip_spread: int  # a slip is off by at most this
+    check_again: float  # probability of one more "check again", each time
+    ramble_max_tokens: int  # rambling text is cut here
+    # optimisation
+    careful_first: float  # share of the steps that read careful answers only
+    steps: int
+    batch_size: int
+    slices: int  # parts of equal size, sorted by length, in which a batch is computed
+    learning_rate: float
+    warmup: float  # share of the steps
+    weight_decay: float
+    beta1: float
+    beta2: float
+    max_grad_norm: float
+    # what report.json measures
+    report_problems: int
+    report_max_tokens: int
+
+    def __post_init__(self) -> None:
+        require_ranges(self, "")
+        require_ranges(self, "hard_")
+        for name in ("hard_share", "guess_share", "careful_share", "slip_rate", "careful_first", "warmup"):
+            share = getattr(self, name)
+            require(0 <= share <= 1, name, share, "between 0 and 1", "it is a share")
+        # A seed may be anything, and the ranges have been checked.
+        counts = [field.name for field in fields(self) if field.type == "int" and field.name != "seed"]
+        for name in counts:
+            if "number_" not in name:
+                require(
+                    getattr(self, name) >= 1, name, getattr(self, name), "at least 1", "a recipe needs it"
+                )
+        modes = self.guess_share + self.careful_share
+        remedy = "the rest is the share of rambling, so lower one of the two"
+        require(modes <= 1, "guess_share + careful_share", modes, "at most 1", remedy)
+        remedy = "at 1 no rambling answer would ever end"
+        require(0 <= self.check_again < 1, "check_again", self.check_again, "in [0, 1)", remedy)
+        rule = f"a divisor of batch_size ({self.batch_size})"
+        require(self.batch_size % self.slices == 0, "slices", self.slices, rule, "slices have equal size")
+        remedy = "rotary embeddings turn pairs of numbers"
+        require(self.head_dim % 2 == 0, "head_dim", self.head_dim, "even", remedy)
+        remedy = "AdamW needs a step to take"
+        require(self.learning_rate > 0, "learning_rate", self.learning_rate, "above 0", remedy)
+
+    def resolve(self) -> Path:
+        """The cached folder of this recipe: weights, tokenizer, recipe.json and report.json.
+
+        Built on first use. Processes that ask at the same time wait for the one that builds, and a
+        build that is interrupted leaves nothing behind that could be taken for a model.
+        """
+        folder = cache_root() / "base" / self.key()
+        if folder.exists():
+            return folder
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{folder}.lock"):
+            if not folder.exists():
+                partial = folder.with_name(f"{folder.name}.partial")
+                shutil.rmtree(partial, ignore_errors=True)  # what a killed build left
+                partial.mkdir()
+                build(self, partial)
+                os.replace(partial, folder)
+        return folder
+
+    def key(self) -> str:
+        """Sixteen hexadecimal digits that name the recipe and the code that follows it."""
+        recipe = json.dumps({"code_version": CODE_VERSION, **asdict(self)}, sort_keys=True)
+        return hashlib.sha256(recipe.encode()).hexdigest()[:16]
+
+
+def cache_root() -> Path:
+    """GRPO_LAB_CACHE, else XDG_CACHE_HOME/grpo_lab, else ~/.cache/grpo_lab."""
+    if "GRPO_LAB_CACHE" in os.environ:
+        return Path(os.environ["GRPO_LAB_CACHE"])
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "grpo_lab"
+
+
+def draw_example(recipe: ArithmeticBase, rng: Random, careful_only: bool) -> Example:
+    """One problem from the training buckets and one way to answer it."""
+    hard = "hard_" if rng.random() < recipe.hard_share else ""
+    names = ("addends_min", "addends_max", "number_min", "number_max")
+    addends = draw_addends(rng, "train", *(getattr(recipe, hard + name) for name in names))
+    question, answer = question_of(addends), str(sum(addends))
+    mode = rng.random()
+    if not careful_only and mode < recipe.guess_share:
+        low = max(0, sum(addends) - recipe.guess_spread)
+        guess = rng.randint(low, sum(addends) + recipe.guess_spread)
+        return Example(question, f"{FINAL}{guess}", answer, finished=True)
+    steps, total = careful_steps(rng, addends, recipe.slip_rate, recipe.slip_spread)
+    final = f"{FINAL}{total}"
+    if careful_only or mode < recipe.guess_share + recipe.careful_share:
+        return Example(question, steps + final, answer, finished=True)
+    rambling = steps + CHECK_AGAIN + steps
+    while rng.random() < recipe.check_again and len(rambling) < recipe.ramble_max_tokens:
+        rambling += CHECK_AGAIN + steps
+    rambling += final
+    finished = len(rambling) <= recipe.ramble_max_tokens
+    return Example(question, rambling[: recipe.ramble_max_tokens], answer, finished)
+
+
+def encode_slice(tokenizer: PreTrainedTokenizerFast, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
+    """Token ids and next-token labels, both int64 [examples, longest], padded on the right.
+
+    Causal attention never looks right, so padding there needs no mask; only the response and its end
+    of text carry a label.
+    """
+    prompts = tokenizer([example.question for example in examples])["input_ids"]
+    responses = tokenizer([example.response for example in examples])["input_ids"]
+    rows = [
+        prompt + response + [tokenizer.eos_token_id] * example.finished
+        for prompt, response, example in zip(prompts, responses, examples, strict=True)
+    ]
+    longest = max(map(len, rows))
+    tokens = torch.full((len(rows), longest), tokenizer.pad_token_id)
+    labels = torch.full((len(rows), longest), _IGNORED)
+    for index, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
+        tokens[index, : len(row)] = torch.tensor(row)
+        # The label of a position is the token after it.
+        labels[index, len(prompt) - 1 : len(row) - 1] = torch.tensor(row[len(prompt) :])
+    return tokens, labels
+
+
+def learning_rate_at(recipe: ArithmeticBase, step: int) -> float:
+    """Linear warm-up, then half a cosine down to zero."""
+    warmup_steps = max(1, round(recipe.warmup * recipe.steps))
+    rising = (step + 1) / warmup_steps
+    falling = 0.5 * (1 + math.cos(math.pi * step / recipe.steps))
+    return recipe.learning_rate * min(rising, falling)
+
+
+def architecture(recipe: ArithmeticBase, tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
+    """The recipe's numbers under the names that `transformers` gives them."""
+    return LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=recipe.hidden_size,
+        num_hidden_layers=recipe.num_layers,
+        num_attention_heads=recipe.num_heads,
+        num_key_value_heads=recipe.num_heads,
+        head_dim=recipe.head_dim,
+        intermediate_size=recipe.intermediate_size,
+        max_position_embeddings=recipe.max_positions,
+        rope_parameters={"rope_type": "default", "rope_theta": recipe.rope_theta},
+        initializer_range=recipe.init_std,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def train(recipe: ArithmeticBase, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    """Supervised warm-start; the caller owns the random state and the number of threads."""
+    torch.manual_seed(recipe.seed)
+    rng = Random(recipe.seed)
+    model = LlamaForCausalLM(architecture(recipe, tokenizer)).train()
+    optimizer = torch.optim.AdamW(
+        model.parameters(),
+        lr=recipe.learning_rate,
+        betas=(recipe.beta1, recipe.beta2),
+        weight_decay=recipe.weight_decay,
+    )
+    with _progress() as progress:
+        bar = progress.add_task("building the base model", total=recipe.steps, loss=math.nan)
+        for step in range(recipe.steps):
+            careful_only = step < recipe.careful_first * recipe.steps
+            examples = [draw_example(recipe, rng, careful_only) for _ in range(recipe.batch_size)]
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate_at(recipe, step)
+            loss = _step(recipe, model, optimizer, tokenizer, examples)
+            progress.update(bar, advance=1, loss=loss)
+    return model.eval()
+
+
+def _step(
+    recipe: ArithmeticBase,
+    model: LlamaForCausalLM,
+    optimizer: torch.optim.Optimizer,
+    tokenizer: PreTrainedTokenizerFast,
+    examples: Sequence[Example],
+) -> float:
+    """One optimiser step over the whole batch, computed in slices of similar length.
+
+    Every slice divides by the batch's number of labels, so slicing saves padding and changes nothing.
+    """
+    by_length = sorted(examples, key=lambda example: len(example.question) + len(example.response))
+    size = recipe.batch_size // recipe.slices
+    slices = [
+        encode_slice(tokenizer, by_length[start : start + size])
+        for start in range(0, recipe.batch_size, size)
+    ]
+    num_labels = sum(int((labels != _IGNORED).sum()) for _, labels in slices)
+    total = 0.0
+    for tokens, labels in slices:
+        logits = model(input_ids=tokens, use_cache=False).logits.float()
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=_IGNORED, reduction="sum")
+        (loss / num_labels).backward()
+        total += loss.item()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.max_grad_norm)
+    optimizer.step()
+    optimizer.zero_grad()
+    return total / num_labels
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}  loss {task.fields[loss]:.3f}"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )
+
+
+@torch.no_grad()
+def measure(
+    recipe: ArithmeticBase, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
+) -> dict[str, float]:
+    """Where RL starts: accuracy, truncated share and modes of one sampled answer a problem.
+
+    Temperature 1, `report_problems` fresh training problems, at most `report_max_tokens` tokens each.
+    Shares are of all answers, `mean_tokens` counts the end of text, accuracies count a cut answer as
+    wrong.
+    """
+    rng = Random(f"{recipe.seed}/report")
+    ranges = (recipe.addends_min, recipe.addends_max, recipe.number_min, recipe.number_max)
+    problems = [draw_addends(rng, "train", *ranges) for _ in range(recipe.report_problems)]
+    prompts = tokenizer([question_of(addends) for addends in problems], padding=True, return_tensors="pt")
+    generated = model.generate(
+        input_ids=prompts["input_ids"],
+        attention_mask=prompts["attention_mask"],
+        max_new_tokens=recipe.report_max_tokens,
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+    )[:, prompts["input_ids"].shape[1] :]
+    verifier = Strict(correct=1.0, wrong=0.0)
+    counts: Counter[str] = Counter()
+    for addends, row in zip(problems, generated.tolist(), strict=True):
+        finished = tokenizer.eos_token_id in row
+        response = row[: row.index(tokenizer.eos_token_id)] if finished else row
+        text = tokenizer.decode(response)
+        counts["tokens"] += len(response) + finished
+        counts["correct"] += int(verifier(str(sum(addends)), text, finished))
+        counts["truncated"] += not finished
+        counts[answer_mode(text)] += 1
+    return {
+        "accuracy": counts["correct"] / len(problems),
+        "truncated_share": counts["truncated"] / len(problems),
+        "guess_share": counts["guess"] / len(problems),
+        "careful_share": counts["careful"] / len(problems),
+        "ramble_share": counts["ramble"] / len(problems),
+        "mean_tokens": counts["tokens"] / len(problems),
+    }
+
+
+def build(recipe: ArithmeticBase, folder: Path) -> None:
+    """Train, measure and write the model into `folder`.
+
+    Leaves the caller's random state and number of threads as they were.
+    """
+    tokenizer = build_tokenizer(recipe.max_positions)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(recipe.threads)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            model = train(recipe, tokenizer)
+            report = measure(recipe, model, tokenizer)
+    finally:
+        torch.set_num_threads(threads)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    for name, content in (
+        ("recipe.json", {"code_version": CODE_VERSION, **asdict(recipe)}),
+        ("report.json", {"parameters": parameters, **report}),
+    ):
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n")
+
+
+@dataclass(frozen=True)
+class LocalModel(Model):
+    """A folder of the user's own, checked before anything is loaded from it."""
+
+    path: str
+
+    def resolve(self) -> Path:
+        """The folder itself, or a ValueError that says what it lacks; weights are not read."""
+        folder = Path(self.path).expanduser()
+        remedy = "give the folder that save_pretrained wrote"
+        require(folder.is_dir(), "path", self.path, "an existing folder", remedy)
+        config_file = folder / "config.json"
+        require(config_file.is_file(), "path", self.path, "a folder with a config.json", remedy)
+        architectures = json.loads(config_file.read_text()).get("architectures") or []
+        known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+        rule = f"a causal language model, and its config.json names {architectures}"
+        remedy = "choose a model that AutoModelForCausalLM loads"
+        require(any(name in known for name in architectures), "path", self.path, rule, remedy)
+        tokenizer = self._load_tokenizer(folder)
+        remedy = "set eos_token in tokenizer_config.json, since a response has to be able to end"
+        has_end = tokenizer.eos_token_id is not None
+        require(has_end, "path", self.path, "a model whose tokenizer has an end-of-text token", remedy)
+        return folder
+
+    def _load_tokenizer(self, folder: Path) -> PreTrainedTokenizerBase:
+        try:
+            return AutoTokenizer.from_pretrained(folder)
+        # What a broken tokenizer raises depends on its kind, and all of it means the same here.
+        except Exception as error:
+            raise ValueError(
+                f"path must be a model with a tokenizer, got {self.path}: "
+                f"save the tokenizer into the same folder ({type(error).__name__}: {error})"
+            ) from error

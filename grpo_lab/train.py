@@ -1,0 +1,220 @@
+"""The training loop, and the command that runs it: `python -m grpo_lab.train recipe=... seed=...`.
+
+`train` reads top to bottom: twelve numbered stages, each one call of what stands in a slot. No option is
+named here; an option that is switched off is a class that does nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import hydra
+import torch
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from grpo_lab import checkpoint, vital_signs
+from grpo_lab.batching import StepInputs, expand, make_minibatch, on_device, row_lengths, score_rollouts
+from grpo_lab.bootstrap import bootstrap
+from grpo_lab.compat import check_compatible
+from grpo_lab.config import RunConfig, conf_folder, to_run
+from grpo_lab.identity import describe_run, run_name
+from grpo_lab.loss import policy_loss
+from grpo_lab.policy import token_logprobs
+from grpo_lab.progress import RunProgress
+from grpo_lab.recorder import Clock, Recorder, failures_recorded, summarise, verdict
+from grpo_lab.rollouts import decode, encode_prompts, grade, group_requests, to_rollouts
+from grpo_lab.tracking import provenance
+from grpo_lab.tracking.mlflow_mirror import Mirror, check_uri
+from grpo_lab.tracking.run_log import RunLog, atomic_write
+from grpo_lab.types import Batch
+from grpo_lab.workbench import Workbench, open_workbench, prepare_torch
+
+
+def train(run: RunConfig, bench: Workbench, recorder: Recorder) -> None:
+    """Train until the budget is spent. Raises FloatingPointError, weights untouched, on NaN or Inf."""
+    ledger, cost = bench.ledger, bench.cost
+    if ledger.steps == 0:
+        recorder.record(bench, {}, Clock())
+    while ledger.spent(run.budget) < 1:
+        step, clock = ledger.steps, Clock()
+        with clock("generate"):
+            # 1 draw problems
+            drawn = run.curriculum.draw(step, run.problems_per_step, len(bench.problems), run.seed)
+            problems = [bench.problems[index] for index in drawn]
+            prompts = encode_prompts(bench.tokenizer, run.template, problems)
+            # 2 generate
+            requests = group_requests(problems, prompts, run.group_size, run.engine.params, run.seed, "train", step)
+            completions = bench.session.generate(requests)
+            rollouts = to_rollouts(problems, prompts, run.group_size, completions)
+        with clock("grade"):
+            # 3 grade
+            texts = decode(bench.tokenizer, rollouts)
+            graded = grade(rollouts, texts, run.reward)
+            # 4 shape, 5 truncation, 6 filter
+            shaped = run.reward_shaping(graded)
+            cut = run.truncation(shaped)
+            kept = run.group_filter(cut)
+        prompt_lengths, lengths = row_lengths(rollouts)
+        ledger.generated(cost, list(map(len, prompts)), kept.lengths.tolist())
+        with clock("score"):
+            # 7 log-probs of the old and the reference policy, correction and rejection
+            mismatch_matters = run.correction.needs_old_logprobs or run.rejection.needs_old_logprobs
+            off_policy = run.updates.minibatches > 1 and run.surrogate.uses_ratio
+            old_logprobs = ref_logprobs = weights = stays = None
+            if mismatch_matters or off_policy:
+                old_logprobs = _score(run, bench, bench.learner, rollouts)
+                ledger.scored(cost, prompt_lengths, lengths)
+            if bench.reference is not None:
+                ref_logprobs = _score(run, bench, bench.reference, rollouts)
+                ledger.scored(cost, prompt_lengths, lengths)
+            loss_mask = rollouts.sampled_mask & kept.trained.flatten()[:, None]
+            if mismatch_matters:
+                weights = run.correction(old_logprobs, rollouts.sampler_logprobs, rollouts.sampled_mask)
+                stays = run.rejection(old_logprobs, rollouts.sampler_logprobs, rollouts.sampled_mask)
+                loss_mask = loss_mask & stays
+        with clock("train"):
+            # 8 advantages
+            advantages = run.scale(run.baseline(kept), kept)
+            # 9 batch
+            inputs = StepInputs(rollouts, loss_mask, expand(advantages, loss_mask), old_logprobs, ref_logprobs, weights)
+            # 10 minibatches: loss, backward, step
+            tally = vital_signs.UpdateTally()
+            for part in run.updates.split(run.problems_per_step):
+                batches = make_minibatch(inputs, part, run.denominator, run.microbatch_tokens)
+                _update(run, bench, batches, tally)
+        ledger.discarded_tokens += int((rollouts.sampled_mask & ~loss_mask).sum())
+        ledger.steps += 1
+        staleness = (bench.updates - len(tally.reports) - rollouts.weight_version)[rollouts.sampled_mask]
+        with clock("sync"):
+            # 11 sync weights
+            if run.schedule.syncs_after(step):
+                bench.sync()
+            if bench.reference is not None and run.reference.refreshes_after(step):
+                bench.reference.load_state_dict(bench.learner.state_dict())
+        # 12 log, evaluate, save
+        signs = vital_signs.reward_signs(shaped, kept) | vital_signs.advantage_signs(advantages, kept)
+        signs |= vital_signs.touched_rows(graded, shaped, cut, kept)
+        signs |= vital_signs.touched_tokens(rollouts, weights, stays) | tally.signs()
+        signs["rollout/staleness"] = float(staleness.double().mean())
+        if step % run.rollouts_every == 0:
+            table = vital_signs.rollout_table(rollouts, texts, kept, advantages)
+            recorder.log.write_table("rollouts", step + 1, table)
+        recorder.record(bench, signs, clock)
+
+
+def _score(run: RunConfig, bench: Workbench, model: torch.nn.Module, rollouts: Any) -> torch.Tensor:
+    """Log-probs of the sampled tokens under a model of the learner's precision, without gradient."""
+    return score_rollouts(
+        model, rollouts, run.engine.temperature, run.learner_precision, run.microbatch_tokens, bench.device
+    )
+
+
+def _update(run: RunConfig, bench: Workbench, batches: Sequence[Batch], tally: vital_signs.UpdateTally) -> None:
+    """One optimiser step over its microbatches; left out when no token is in the loss."""
+    if not batches:
+        tally.skipped += 1
+        return
+    outputs = []
+    for host_batch in batches:
+        batch = on_device(host_batch, bench.device)
+        logprobs, entropy = token_logprobs(
+            bench.learner,
+            batch.prompts,
+            batch.tokens,
+            batch.loss_mask,
+            run.engine.temperature,
+            run.learner_precision,
+            run.entropy.needs_gradient,
+        )
+        output = policy_loss(run, batch, logprobs, entropy)
+        output.loss.backward()
+        outputs.append(output)
+        bench.ledger.trained(
+            bench.cost,
+            list(map(len, batch.prompts)),
+            batch.response_mask.sum(dim=1).tolist(),
+            int(batch.loss_mask.sum()),
+        )
+    loss = tally.add_outputs(outputs)
+    if not torch.isfinite(torch.tensor(loss)):
+        raise FloatingPointError(f"the loss is {loss} at update {bench.updates}")
+    tally.reports.append(run.optimizer.step(bench.optimizer, bench.updates))
+    bench.updates += 1
+
+
+def start(config: DictConfig, name: str, choices: Mapping[str, str], command: Sequence[str]) -> Path:
+    """Run or resume what `config` says and return the run's folder. Raises ValueError for bad input."""
+    run = to_run(config)
+    warnings = check_compatible(run)
+    device = prepare_torch(run)
+    check_uri(run.tracking)
+    folder = Path(run.runs_dir).expanduser().absolute() / name / f"seed={run.seed}"
+    with RunLog(folder) as log, RunProgress(f"{name} seed {run.seed}") as progress:
+        say = progress.console.print
+        if log.status() == "done":
+            say(f"already finished: {folder}\n(to run it again, move the folder away)", highlight=False)
+            return folder
+        facts = provenance.collect(command)
+        described = describe_run(folder, name, config, choices, warnings, facts)
+        atomic_write(folder / "run.json", json.dumps(described, indent=1))
+        atomic_write(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
+        provenance.write(folder, facts)
+        for warning in warnings:
+            say(f"[yellow]warning[/yellow] {warning}", highlight=False)
+        newest = checkpoint.latest(folder / "checkpoints")
+        with Mirror(folder, run.tracking), failures_recorded(log):
+            bench = open_workbench(run, device, newest)
+            log.rewind(bench.log_position)
+            recorder = Recorder(run, log, progress)
+            if newest is not None:
+                recorder.touched |= checkpoint.load_state(newest)["touched"]
+                say(f"resuming after step {bench.ledger.steps} from {newest}", highlight=False)
+            try:
+                train(run, bench, recorder)
+            except FloatingPointError as error:
+                saved = recorder.save(bench, folder / "failure")
+                raise FloatingPointError(
+                    f"{error}: the run stopped before that update; its state is in {saved}. "
+                    "Lower optimizer.learning_rate or look at the last rows of metrics.jsonl"
+                ) from error
+            inert = vital_signs.inert_axes(run, recorder.touched)
+            log.mark_done(summarise(log, bench.ledger, inert, warnings))
+        for axis in inert:
+            say(f"[yellow]inert[/yellow] {axis} is switched on and touched nothing in the whole run")
+        say(verdict(folder), highlight=False)
+    return folder
+
+
+def _run_hydra(config: DictConfig) -> None:
+    hydra_config = HydraConfig.get()
+    axes = {name: option for name, option in hydra_config.runtime.choices.items() if "/" not in name}
+    name = run_name(axes.get("recipe", "plain"), hydra_config.overrides.task)
+    try:
+        start(config, name, axes, sys.argv)
+    except (ValueError, OSError, FloatingPointError) as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("interrupted: the same command goes on from the last checkpoint")
+
+
+def main() -> None:
+    """Entry of `python -m grpo_lab.train`: Hydra's command line over conf/."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        bootstrap(sys.argv[1:])
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")(_run_hydra)()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""What every axis shares: range checks that name the field, the value and the remedy, and the tie rule."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+class Trick:
+    """An option on an axis that reports what it touched; `is_off` marks the option that does nothing."""
+
+    is_off: ClassVar[bool] = False
+
+
+def require(condition: bool, owner: object, field: str, rule: str) -> None:
+    """Raise ValueError naming the class, the field, its value and the rule it breaks."""
+    if not condition:
+        value = getattr(owner, field)
+        raise ValueError(f"{type(owner).__name__}.{field} must be {rule}, got {value!r}: set it in range")
+
+
+def require_positive(owner: object, *fields: str) -> None:
+    """Every named field must be a finite number greater than zero."""
+    for field in fields:
+        value = getattr(owner, field)
+        require(math.isfinite(value) and value > 0, owner, field, "greater than 0")
+
+
+def require_not_negative(owner: object, *fields: str) -> None:
+    """Every named field must be a finite number of at least zero."""
+    for field in fields:
+        value = getattr(owner, field)
+        require(math.isfinite(value) and value >= 0, owner, field, "at least 0")
+
+
+def tied(values: Float[Tensor, "P G"], counted: Bool[Tensor, "P G"]) -> Bool[Tensor, "P 1"]:
+    """True for groups whose counted values are all equal, or that count no row at all.
+
+    Comparing the largest with the smallest value is exact, where a standard deviation of equal numbers
+    is not: in fp32 eight rewards of 0.9 have a deviation near 6e-8, which an eps of 1e-9 turns into
+    advantages of 0.9.
+    """
+    largest = torch.where(counted, values, -torch.inf).amax(dim=1, keepdim=True)
+    smallest = torch.where(counted, values, torch.inf).amin(dim=1, keepdim=True)
+    return largest <= smallest
+
+
+def counted_mean(values: Float[Tensor, "P G"], counted: Bool[Tensor, "P G"]) -> Float[Tensor, "P 1"]:
+    """Mean over the counted rows of each group; 0 for a group that counts none."""
+    number = counted.sum(dim=1, keepdim=True)
+    return (values * counted).sum(dim=1, keepdim=True) / number.clamp(min=1)

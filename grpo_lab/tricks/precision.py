@@ -1,0 +1,45 @@
+"""Precision: the arithmetic of the learner and of the sampler, two axes with the same options."""
+
+from __future__ import annotations
+
+from abc import ABC
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
+
+import torch
+
+
+class LmHead(Enum):
+    """Arithmetic of the output head: the same as the rest of the model, or fp32 (MiniMax-M1)."""
+
+    same = "same"
+    fp32 = "fp32"
+
+
+@dataclass(frozen=True)
+class Precision(ABC):
+    """The data type of matrix products; master weights and log-probs are fp32 in every option."""
+
+    lm_head: LmHead
+
+    dtype: ClassVar[torch.dtype]
+
+
+@dataclass(frozen=True)
+class Fp32(Precision):
+    """Single precision everywhere: sampler and learner agree to about 1e-6 nats a token."""
+
+    dtype: ClassVar[torch.dtype] = torch.float32
+
+
+@dataclass(frozen=True)
+class Bf16(Precision):
+    """bfloat16: 8 bits of mantissa, the range of fp32.
+
+    As learner precision: fp32 master weights, matrix products under autocast. As sampler precision: the
+    weights themselves are rounded to bfloat16, as inference engines hold them. `lm_head: fp32` keeps the
+    output head in fp32 (MiniMax-M1, arXiv:2506.13585), which is where most of the mismatch arises.
+    """
+
+    dtype: ClassVar[torch.dtype] = torch.bfloat16

@@ -1,0 +1,218 @@
+"""The records that pass from stage to stage, all frozen, and the legend of shapes.
+
+Problem -> Rollouts -> Graded -> advantages -> Batch -> LossOutput -> gradient
+
+Shape letters, used in every signature of the package:
+
+    P  problems drawn for a step          G  responses per problem (the group)
+    N  rows = P * G, problem-major        T  response tokens, padded on the right
+    M  rows of one microbatch             V  vocabulary
+
+Rows are problem-major everywhere, so [N] <-> [P, G] is a reshape and no record keeps a dictionary of
+groups. Rows never leave a record: they are masked, and only `batching.py` gathers what is trained.
+Column t of every [N, T] tensor is about `tokens[:, t]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Protocol
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One question with its right answer.
+
+    `id` is stable across runs and unique over all splits of a task: the sampling noise, the
+    curriculum and the per-question results refer to it.
+    """
+
+    id: int
+    question: str
+    answer: str
+    difficulty: int
+
+
+class StopReason(str, Enum):
+    """Why a response ended: its own end of text, the token budget, or an abort from outside."""
+
+    EOS = "eos"
+    LENGTH = "length"
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True)
+class NoiseKey:
+    """Names one response's noise; its token at position t reads uniform number t of this key."""
+
+    seed: int
+    stream: str
+    step: int
+    problem: int
+    response: int
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one response is drawn. `max_tokens` counts response tokens, a given prefix included."""
+
+    max_tokens: int
+    temperature: float
+    top_p: float
+
+
+@dataclass(frozen=True)
+class Request:
+    """One response to generate: token ids in, never text, so nothing is tokenised twice.
+
+    `prefix` holds response tokens that exist already (a partial response to continue, or injected
+    text); noise positions count from the first token of the response, the prefix included.
+    """
+
+    prompt: tuple[int, ...]
+    noise: NoiseKey
+    params: SamplingParams
+    prefix: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What the engine drew after `prefix`: ids, log-probs under the sampling distribution's
+    untruncated softmax at the request's temperature, and the weights that made each token."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    weight_versions: tuple[int, ...]
+    stop: StopReason
+
+
+OnFinish = Callable[[int, Completion], Iterable[int]]
+
+
+class Sampler(Protocol):
+    """What a trick that generates may ask of an engine."""
+
+    def generate(self, requests: Sequence[Request], on_finish: OnFinish | None = None) -> list[Completion]:
+        """One completion per request, in order. `on_finish(i, completion)` is called when request i
+        ends and returns indices of requests to abort; those come back partial, marked ABORTED."""
+        ...
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """G responses to each of P problems, as tokens.
+
+    `response_mask` is True on every real response token, `sampled_mask` only where the policy chose
+    the token (injected text is real but not sampled; padding is neither). `finished` is True where
+    the response ended with its own end of text.
+    """
+
+    problems: tuple[Problem, ...]
+    prompts: tuple[tuple[int, ...], ...]
+    group_size: int
+    tokens: Int[Tensor, "N T"]
+    response_mask: Bool[Tensor, "N T"]
+    sampled_mask: Bool[Tensor, "N T"]
+    sampler_logprobs: Float[Tensor, "N T"]
+    weight_version: Int[Tensor, "N T"]
+    finished: Bool[Tensor, "N"]
+
+    @property
+    def num_rows(self) -> int:
+        return self.tokens.shape[0]
+
+    @property
+    def lengths(self) -> Int[Tensor, "N"]:
+        return self.response_mask.sum(dim=1)
+
+    def prompt_of_row(self, row: int) -> tuple[int, ...]:
+        return self.prompts[row // self.group_size]
+
+
+@dataclass(frozen=True)
+class Graded:
+    """What the verifier and the reward tricks say of each response.
+
+    `outcome` is the verifier's word, 0 or 1, and is never shaped. `reward` is the sum of the named
+    `components`. `counted` rows enter group and batch statistics, `trained` rows enter the loss: the
+    two masks are separate so that "masked before" and "masked after" the statistics differ by one bit.
+    """
+
+    outcome: Float[Tensor, "P G"]
+    reward: Float[Tensor, "P G"]
+    components: Mapping[str, Float[Tensor, "P G"]]
+    lengths: Int[Tensor, "P G"]
+    truncated: Bool[Tensor, "P G"]
+    counted: Bool[Tensor, "P G"]
+    trained: Bool[Tensor, "P G"]
+
+    def with_component(self, name: str, values: Float[Tensor, "P G"]) -> Graded:
+        """A copy in which `values` is one more named part of the reward."""
+        assert name not in self.components, f"component {name} was added twice"
+        return replace(self, reward=self.reward + values, components={**self.components, name: values})
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Global counts of one optimiser step, after the denominator trick chose which rows count.
+
+    Every aggregation divides by these and never by a count of the microbatch, which is why the split
+    into microbatches, padding and ranks cannot move a gradient. `row_tokens` and `problem_tokens` are
+    laid out per row of the microbatch, but each entry is the count over the whole optimiser step.
+    """
+
+    num_tokens: int
+    num_rows: int
+    num_problems: int
+    row_tokens: Int[Tensor, "M"]
+    problem_tokens: Int[Tensor, "M"]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The rows of one microbatch, as the loss may read them.
+
+    `old_logprobs` is None where the old policy is the learner itself at this very update; the loss then
+    takes the learner's own log-probs, detached, and every ratio is exactly 1.
+    """
+
+    prompts: tuple[tuple[int, ...], ...]
+    tokens: Int[Tensor, "M T"]
+    response_mask: Bool[Tensor, "M T"]
+    loss_mask: Bool[Tensor, "M T"]
+    advantages: Float[Tensor, "M T"]
+    sampler_logprobs: Float[Tensor, "M T"]
+    old_logprobs: Float[Tensor, "M T"] | None
+    ref_logprobs: Float[Tensor, "M T"] | None
+    correction_weights: Float[Tensor, "M T"] | None
+    totals: Totals
+
+
+@dataclass(frozen=True)
+class LossOutput:
+    """The differentiable share of the step's loss that this microbatch carries, and sums for the log.
+
+    `sums` are over tokens of the loss and additive over microbatches: the loop adds them all and divides
+    once, by their entry "tokens". `maxima` combine by the larger value.
+    """
+
+    loss: Float[Tensor, ""]
+    sums: Mapping[str, Float[Tensor, ""]]
+    maxima: Mapping[str, Float[Tensor, ""]]
+
+
+def to_groups(rows: Tensor, group_size: int) -> Tensor:
+    """[N, ...] -> [P, G, ...]; rows are problem-major, so this is a reshape."""
+    assert rows.shape[0] % group_size == 0, "rows were dropped before a group statistic"
+    return rows.reshape(rows.shape[0] // group_size, group_size, *rows.shape[1:])
+
+
+def to_rows(groups: Tensor) -> Tensor:
+    """[P, G, ...] -> [N, ...]."""
+    return torch.flatten(groups, 0, 1)

@@ -1,0 +1,140 @@
+"""What a run holds in its hands: data, learner, sampler, reference, optimiser; opened in this order.
+
+Cheap checks come before expensive loading: whatever can be wrong with the user's input is said before
+any weights are read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from grpo_lab import checkpoint
+from grpo_lab.config import RunConfig
+from grpo_lab.engines.base import EngineSession
+from grpo_lab.evaluate import Suite, make_suites
+from grpo_lab.ledger import Ledger, ModelCost
+from grpo_lab.policy import context_length, load_model, stop_token_ids
+from grpo_lab.rollouts import encode_prompts
+from grpo_lab.types import Problem
+
+
+@dataclass
+class Workbench:
+    """The live parts of one run. `updates` and `ledger` count what has been done so far."""
+
+    device: torch.device
+    tokenizer: PreTrainedTokenizerBase
+    problems: tuple[Problem, ...]
+    suites: list[Suite]
+    learner: nn.Module
+    reference: nn.Module | None
+    session: EngineSession
+    optimizer: torch.optim.Optimizer
+    cost: ModelCost
+    ledger: Ledger
+    updates: int = 0
+    log_position: int = 0
+
+    def sync(self) -> None:
+        """Give the sampler the learner's weights; its version is the number of updates behind them."""
+        self.session.update_weights(self.learner.state_dict().items(), self.updates)
+
+    def state(self, log_position: int) -> dict[str, Any]:
+        """What a checkpoint needs beside the learner's weights; noise is counter-based and has no state."""
+        return {
+            "ledger": dict(vars(self.ledger)),
+            "updates": self.updates,
+            "optimizer": self.optimizer.state_dict(),
+            "log_position": log_position,
+            "reference": None if self.reference is None else self.reference.state_dict(),
+        }
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is the first CUDA device where there is one. Raises ValueError for a device that is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"device={name} is no device of torch: use cpu, cuda or auto") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={name}, but torch sees no CUDA device: use device=cpu or device=auto")
+    return device
+
+
+def prepare_torch(run: RunConfig) -> torch.device:
+    """Fix what the bits of a result depend on: threads and deterministic kernels."""
+    transformers_logging.disable_progress_bar()
+    torch.set_num_threads(run.threads)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    return choose_device(run.device)
+
+
+def check_lengths(run: RunConfig, folder: Path, longest_prompt: int) -> None:
+    """Raise ValueError where a prompt and its budget do not fit the model's context."""
+    context = context_length(folder)
+    budgets = {
+        "engine.max_tokens": run.engine.max_tokens,
+        "evaluation.max_tokens": run.evaluation.max_tokens,
+        "evaluation.downstream_max_tokens": run.evaluation.downstream_max_tokens,
+    }
+    for name, budget in budgets.items():
+        if context is not None and longest_prompt + budget > context:
+            raise ValueError(
+                f"{name}={budget} and the longest prompt ({longest_prompt} tokens) exceed the model's context "
+                f"of {context} tokens: lower {name} to at most {context - longest_prompt}"
+            )
+
+
+def open_workbench(run: RunConfig, device: torch.device, resume_from: Path | None) -> Workbench:
+    """Load everything a run needs, from the base model or from a checkpoint folder."""
+    folder = run.model.resolve()
+    stop_token_ids(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    problems = run.task.problems("train")
+    if len(problems) < run.problems_per_step:
+        raise ValueError(
+            f"problems_per_step={run.problems_per_step}, but the training split has {len(problems)} problems: "
+            "lower it or enlarge the task"
+        )
+    suites = make_suites(run)
+    asked = problems + tuple(problem for suite in suites for problem in suite.problems)
+    prompts = encode_prompts(tokenizer, run.template, asked)
+    if not all(prompts):
+        raise ValueError("a prompt has no tokens: the template must render at least one token")
+    check_lengths(run, folder, max(map(len, prompts)))
+
+    learner = load_model(resume_from or folder, run.learner_precision.lm_head).to(device)
+    reference = None
+    if run.kl.needs_reference:
+        reference = load_model(folder, run.learner_precision.lm_head).to(device).requires_grad_(False)
+    bench = Workbench(
+        device=device,
+        tokenizer=tokenizer,
+        problems=problems,
+        suites=suites,
+        learner=learner,
+        reference=reference,
+        session=run.engine.open(folder, run.sampler_precision, device),
+        optimizer=run.optimizer.build(learner.parameters()),
+        cost=ModelCost.of(learner),
+        ledger=Ledger(),
+    )
+    if resume_from is not None:
+        state = checkpoint.load_state(resume_from)
+        bench.ledger = Ledger(**state["ledger"])
+        bench.updates = state["updates"]
+        bench.log_position = state["log_position"]
+        bench.optimizer.load_state_dict(state["optimizer"])
+        if reference is not None and state["reference"] is not None:
+            reference.load_state_dict(state["reference"])
+    bench.sync()
+    return bench
