@@ -43,8 +43,13 @@ def sync_runs(arguments: argparse.Namespace) -> None:
     """Replay run folders into MLflow; what is there already is not sent twice."""
     from grpo_lab.tracking.mlflow_mirror import sync_all
 
-    for folder, report in sync_all(arguments.folder).items():
-        print(f"{folder}: {report.points} points, {report.status}")
+    reports = sync_all(arguments.folder)
+    if not reports:
+        raise ValueError(f"{arguments.folder} holds no run that is mirrored to MLflow: give a folder of runs")
+    for report in reports:
+        print(f"{report.folder}: {report.error or f'{report.points} points sent, {report.status}'}")
+    if any(report.error for report in reports):
+        sys.exit(1)
 
 
 def list_metrics(_: argparse.Namespace) -> None:

@@ -39,49 +39,58 @@ def run_identity(config: DictConfig) -> dict[str, Any]:
     }
 
 
+def check_folder(folder: Path, config: DictConfig) -> str:
+    """The key of the run in `folder`, a new one for a new run.
+
+    Raises ValueError when the folder holds a run whose identity differs, naming what differs.
+    """
+    path = folder / "run.json"
+    if not path.exists():
+        return uuid.uuid4().hex
+    before = json.loads(path.read_text())
+    there, now = before["identity"], json.loads(json.dumps(run_identity(config)))
+    different = sorted(key for key in there.keys() | now.keys() if there.get(key) != now.get(key))
+    if different:
+        shown = ", ".join(f"{key}: {there.get(key)!r} there, {now.get(key)!r} now" for key in different[:4])
+        raise ValueError(
+            f"{folder} holds a run with another configuration ({shown}): "
+            "move that folder away or choose another runs_dir"
+        )
+    return before["run_key"]
+
+
 def describe_run(
-    folder: Path,
+    key: str,
     name: str,
     config: DictConfig,
+    tracking: Mapping[str, str] | None,
     choices: Mapping[str, str],
     warnings: Sequence[str],
-    provenance: Mapping[str, Any],
+    environment: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The content of run.json: who this run is, for the mirror and for every reader of the folder.
-
-    Raises ValueError when the folder already holds a run whose identity differs, naming what differs.
-    """
-    identity = run_identity(config)
-    path = folder / "run.json"
-    run_key = uuid.uuid4().hex
-    if path.exists():
-        before = json.loads(path.read_text())
-        known = json.loads(json.dumps(identity))
-        different = sorted(
-            key for key in before["identity"].keys() | known.keys() if before["identity"].get(key) != known.get(key)
-        )
-        if different:
-            shown = ", ".join(
-                f"{key}: {before['identity'].get(key)!r} there, {known.get(key)!r} now" for key in different[:4]
-            )
-            raise ValueError(
-                f"{folder} holds a run with another configuration ({shown}): "
-                "move that folder away or choose another runs_dir"
-            )
-        run_key = before["run_key"]
-    tracking = flat(config.tracking)
+    """The content of run.json: who this run is, for the mirror and for every reader of the folder."""
+    git = environment["git"] or {}
     return {
         "name": name,
-        "run_key": run_key,
+        "run_key": key,
         "recipe": choices.get("recipe", "plain"),
         "seed": config.seed,
         "choices": dict(choices),
         "config": flat(config),
-        "identity": identity,
+        "identity": run_identity(config),
         "tracking": tracking,
-        "commit": provenance.get("commit"),
-        "dirty": provenance.get("dirty"),
+        "commit": git.get("commit"),
+        "dirty": git.get("dirty"),
         "parent_run_id": None,
         "warnings": list(warnings),
         "tags": {},
     }
+
+
+def keep_previous(path: Path) -> None:
+    """Move a file of an earlier attempt aside under a free number: environment.json -> environment.1.json."""
+    if path.exists():
+        number = 1
+        while (aside := path.with_suffix(f".{number}{path.suffix}")).exists():
+            number += 1
+        path.rename(aside)

@@ -15,6 +15,7 @@ from grpo_lab.config import RunConfig
 from grpo_lab.evaluate import evaluate
 from grpo_lab.ledger import Ledger
 from grpo_lab.progress import RunProgress
+from grpo_lab.tracking.mlflow_mirror import Tracking
 from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.workbench import Workbench
 
@@ -73,6 +74,17 @@ class Recorder:
         saved = checkpoint.save(root, bench.ledger.steps, bench.learner, bench.tokenizer, state)
         checkpoint.prune(root, self.run.keep_checkpoints)
         return saved
+
+
+@contextlib.contextmanager
+def mirrored(tracking: Tracking, folder: Path) -> Iterator[None]:
+    """Mirror the folder while the run lasts; leaves only after DONE or error.txt decided its status."""
+    mirror = tracking.mirror(folder)
+    mirror.start()
+    try:
+        yield
+    finally:
+        mirror.stop()
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ named here; an option that is switched off is a class that does nothing.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -24,15 +23,14 @@ from grpo_lab.batching import StepInputs, expand, make_minibatch, on_device, row
 from grpo_lab.bootstrap import bootstrap
 from grpo_lab.compat import check_compatible
 from grpo_lab.config import RunConfig, conf_folder, to_run
-from grpo_lab.identity import describe_run, run_name
+from grpo_lab.identity import check_folder, describe_run, keep_previous, run_name
 from grpo_lab.loss import policy_loss
 from grpo_lab.policy import token_logprobs
 from grpo_lab.progress import RunProgress
-from grpo_lab.recorder import Clock, Recorder, failures_recorded, summarise, verdict
+from grpo_lab.recorder import Clock, Recorder, failures_recorded, mirrored, summarise, verdict
 from grpo_lab.rollouts import decode, encode_prompts, grade, group_requests, to_rollouts
 from grpo_lab.tracking import provenance
-from grpo_lab.tracking.mlflow_mirror import Mirror, check_uri
-from grpo_lab.tracking.run_log import RunLog, atomic_write
+from grpo_lab.tracking.run_log import RunLog, atomic_write, write_json
 from grpo_lab.types import Batch
 from grpo_lab.workbench import Workbench, open_workbench, prepare_torch
 
@@ -154,22 +152,24 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: Se
     run = to_run(config)
     warnings = check_compatible(run)
     device = prepare_torch(run)
-    check_uri(run.tracking)
     folder = Path(run.runs_dir).expanduser().absolute() / name / f"seed={run.seed}"
     with RunLog(folder) as log, RunProgress(f"{name} seed {run.seed}") as progress:
         say = progress.console.print
         if log.status() == "done":
             say(f"already finished: {folder}\n(to run it again, move the folder away)", highlight=False)
             return folder
-        facts = provenance.collect(command)
-        described = describe_run(folder, name, config, choices, warnings, facts)
-        atomic_write(folder / "run.json", json.dumps(described, indent=1))
+        key = check_folder(folder, config)
+        for leftover in ("environment.json", "source.diff"):
+            keep_previous(folder / leftover)
+        environment = provenance.write(folder, command)
+        tracking = run.tracking.record()
+        described = describe_run(key, name, config, tracking, choices, warnings, environment)
+        write_json(folder / "run.json", described)
         atomic_write(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
-        provenance.write(folder, facts)
         for warning in warnings:
             say(f"[yellow]warning[/yellow] {warning}", highlight=False)
         newest = checkpoint.latest(folder / "checkpoints")
-        with Mirror(folder, run.tracking), failures_recorded(log):
+        with mirrored(run.tracking, folder), failures_recorded(log):
             bench = open_workbench(run, device, newest)
             log.rewind(bench.log_position)
             recorder = Recorder(run, log, progress)

@@ -352,13 +352,14 @@ def _section(name: str, values: Mapping[str, float | int]) -> dict[str, dict[str
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One logged step. `wall` is the unix time in ms at which it was first logged, None if that was lost.
+    """One logged step, with values that are not finite back in their places.
 
-    `timing` comes from the same first attempt. Values that are not finite are back in their places.
+    `wall` is the unix time in ms at which the step was first logged, and `timing` is of that attempt. Where
+    a power cut took them, `wall` is the step's before (0 for the first) and `timing` is empty.
     """
 
     step: int
-    wall: int | None
+    wall: int
     metrics: Mapping[str, float | int]
     timing: Mapping[str, float | int]
 
@@ -370,6 +371,7 @@ class StepReader:
         self._metrics = _Lines(folder / "metrics.jsonl")
         self._timing = _Lines(folder / "timing.jsonl")
         self._first: dict[int, tuple[int, dict[str, float | int]]] = {}
+        self._wall = 0
 
     def poll(self) -> list[StepRecord]:
         """Complete steps since the last poll; all of them again after metrics.jsonl was rewound.
@@ -382,8 +384,8 @@ class StepReader:
             self._first.setdefault(line["step"], (line["wall"], _values(line, "timing")))
         records = []
         for line in lines:
-            wall, timing = self._first.get(line["step"], (None, {}))
-            records.append(StepRecord(line["step"], wall, _values(line, "metrics"), timing))
+            self._wall, timing = self._first.get(line["step"], (self._wall, {}))
+            records.append(StepRecord(line["step"], self._wall, _values(line, "metrics"), timing))
         return records
 
 

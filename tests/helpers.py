@@ -1,0 +1,292 @@
+"""What the tests of the loss share: one tolerance check, and builders of float64 records from plain lists.
+
+A `Scene` is one optimiser step before any trick has looked at it. Its token ids are addresses: the token in
+row i, column t has the id i * T + t, so `values.flatten()[batch.tokens]` finds a microbatch's entries of any
+[N, T] tensor however the rows were sorted and cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from grpo_lab.batching import StepInputs, make_minibatch, totals_of
+from grpo_lab.config import RunConfig
+from grpo_lab.loss import policy_loss
+from grpo_lab.tricks.aggregation import SequenceMean
+from grpo_lab.tricks.baseline import Baseline, GroupMean
+from grpo_lab.tricks.correction import NoCorrection
+from grpo_lab.tricks.denominator import Original
+from grpo_lab.tricks.entropy import NoEntropy
+from grpo_lab.tricks.group_filter import Keep
+from grpo_lab.tricks.importance import Token
+from grpo_lab.tricks.kl import NoKl
+from grpo_lab.tricks.rejection import NoRejection
+from grpo_lab.tricks.reward_shaping import NoShaping
+from grpo_lab.tricks.scale import GroupStd, NoScale, Scale
+from grpo_lab.tricks.surrogate import Ppo
+from grpo_lab.tricks.truncation import Score
+from grpo_lab.types import Batch, Graded, Problem, Rollouts, to_groups
+
+F64 = torch.float64
+ONE_MICROBATCH = 10**9
+
+
+def assert_close(actual: Any, expected: Any, tolerance: float, why: str) -> None:
+    """Same shape, and no entry further than `tolerance` from what is expected, in the entries' own unit."""
+    have, want = (torch.as_tensor(values, dtype=F64).detach() for values in (actual, expected))
+    assert have.shape == want.shape, f"{why}: shape {tuple(have.shape)}, expected {tuple(want.shape)}"
+    gap = (have - want).abs().max().item() if have.numel() else 0.0
+    assert gap <= tolerance, f"{why}: off by {gap:.3e}, allowed {tolerance:.0e}\n{have}\nexpected\n{want}"
+
+
+# --- rewards and advantages ---------------------------------------------------------------------------------
+
+
+def make_graded(
+    reward: Sequence[Sequence[float]],
+    *,
+    outcome: Sequence[Sequence[float]] | None = None,
+    lengths: Sequence[Sequence[int]] | None = None,
+    truncated: Sequence[Sequence[bool]] | None = None,
+    counted: Sequence[Sequence[bool]] | None = None,
+    trained: Sequence[Sequence[bool]] | None = None,
+    dtype: torch.dtype = F64,
+) -> Graded:
+    """A record of P groups of G rewards; rows are finished, counted and trained unless told otherwise."""
+    values = torch.tensor(reward, dtype=dtype)
+
+    def flags(given: Sequence[Sequence[bool]] | None, default: bool) -> Tensor:
+        return torch.full(values.shape, default) if given is None else torch.tensor(given, dtype=torch.bool)
+
+    right = values.clone() if outcome is None else torch.tensor(outcome, dtype=dtype)
+    return Graded(
+        outcome=right,
+        reward=values,
+        components={"outcome": values},
+        lengths=torch.ones(values.shape, dtype=torch.long) if lengths is None else torch.tensor(lengths),
+        truncated=flags(truncated, False),
+        counted=flags(counted, True),
+        trained=flags(trained, True),
+    )
+
+
+def advantages_of(graded: Graded, baseline: Baseline | None = None, scale: Scale | None = None) -> Tensor:
+    """[P, G]; the group mean is subtracted and nothing divided unless told otherwise."""
+    return (scale or NoScale())((baseline or GroupMean())(graded), graded)
+
+
+# --- one optimiser step -------------------------------------------------------------------------------------
+
+
+def make_rollouts(
+    lengths: Sequence[int],
+    group_size: int,
+    *,
+    width: int | None = None,
+    sampler: Tensor | None = None,
+    prompts: Sequence[tuple[int, ...]] | None = None,
+    tokens: Tensor | None = None,
+) -> Rollouts:
+    """Responses of these lengths, padded to `width`; token ids are addresses unless given."""
+    rows, width = len(lengths), width or max(lengths)
+    mask = torch.arange(width)[None, :] < torch.tensor(list(lengths))[:, None]
+    groups = rows // group_size
+    return Rollouts(
+        problems=tuple(Problem(index, "", "", 1) for index in range(groups)),
+        prompts=tuple(prompts) if prompts else ((1,),) * groups,
+        group_size=group_size,
+        tokens=torch.arange(rows * width).reshape(rows, width) if tokens is None else tokens,
+        response_mask=mask,
+        sampled_mask=mask,
+        sampler_logprobs=torch.zeros(rows, width, dtype=F64) if sampler is None else sampler,
+        weight_version=torch.zeros(rows, width, dtype=torch.long),
+        finished=torch.ones(rows, dtype=torch.bool),
+    )
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One optimiser step before the tricks: what was generated, how it was graded, and all log-probs."""
+
+    rollouts: Rollouts
+    graded: Graded
+    logprobs: Tensor
+    old_logprobs: Tensor
+    ref_logprobs: Tensor
+
+
+def random_scene(
+    seed: int, problems: int, group_size: int, longest: int, *, padding: int = 0, junk: float = 0.0
+) -> Scene:
+    """Random lengths, rewards, truncations and log-probs, off-policy enough for clips to act.
+
+    What is on the tokens does not depend on `padding` or `junk`: `padding` widens every tensor and `junk` is
+    written where no token is.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    rows, width = problems * group_size, longest + padding
+
+    def uniform() -> Tensor:
+        return torch.rand(rows, longest, dtype=F64, generator=generator)
+
+    lengths = torch.randint(1, longest + 1, (rows,), generator=generator).tolist()
+    reward = torch.tensor([0.0, 1.0, 0.7, -0.1], dtype=F64)[torch.randint(4, (rows,), generator=generator)]
+    truncated = torch.rand(rows, generator=generator) < 0.3
+    logprobs = -2 * uniform() - 0.01
+    tensors = [logprobs]
+    for spread in (0.5, 0.5, 1.0):  # old, sampler, reference
+        tensors.append((logprobs + spread * (2 * uniform() - 1)).clamp(max=-1e-3))
+    wide = [torch.full((rows, width), junk, dtype=F64) for _ in tensors]
+    mask = make_rollouts(lengths, group_size, width=width).sampled_mask
+    for target, values in zip(wide, tensors):
+        target[:, :longest] = values
+        target[~mask] = junk
+    logprobs, old, sampler, ref = wide
+    graded = make_graded(
+        to_groups(reward, group_size).tolist(),
+        outcome=to_groups((reward > 0.5).to(F64), group_size).tolist(),
+        lengths=to_groups(torch.tensor(lengths), group_size).tolist(),
+        truncated=to_groups(truncated, group_size).tolist(),
+    )
+    return Scene(make_rollouts(lengths, group_size, width=width, sampler=sampler), graded, logprobs, old, ref)
+
+
+def make_run(**options: Any) -> RunConfig:
+    """A RunConfig with the slots of the loss alone, the plain option where none is given; no Hydra."""
+    run = object.__new__(RunConfig)
+    plain = {
+        "reward_shaping": NoShaping(),
+        "truncation": Score(),
+        "group_filter": Keep(),
+        "correction": NoCorrection(),
+        "rejection": NoRejection(),
+        "baseline": GroupMean(),
+        "scale": GroupStd(ddof=0, eps=1e-6),
+        "importance": Token(log_ratio_limit=20.0),
+        "surrogate": Ppo(clip_low=0.2, clip_high=0.2),
+        "aggregation": SequenceMean(),
+        "denominator": Original(),
+        "kl": NoKl(),
+        "entropy": NoEntropy(),
+    }
+    assert options.keys() <= plain.keys(), f"no slots of the loss: {options.keys() - plain.keys()}"
+    for slot, option in (plain | options).items():
+        object.__setattr__(run, slot, option)  # RunConfig is frozen
+    return run
+
+
+def inputs_of(run: RunConfig, scene: Scene) -> StepInputs:
+    """Shape, cut, filter, correct, reject, centre and scale, in the order of the training loop, in float64."""
+    rollouts = scene.rollouts
+    kept = run.group_filter(run.truncation(run.reward_shaping(scene.graded)))
+    mismatch = scene.old_logprobs, rollouts.sampler_logprobs, rollouts.sampled_mask
+    loss_mask = rollouts.sampled_mask & kept.trained.flatten()[:, None] & run.rejection(*mismatch)
+    advantages = run.scale(run.baseline(kept), kept).reshape(-1, 1)
+    return StepInputs(
+        rollouts,
+        loss_mask,
+        torch.where(loss_mask, advantages, 0.0),
+        scene.old_logprobs,
+        scene.ref_logprobs,
+        run.correction(*mismatch),
+    )
+
+
+def step_of(
+    lengths: Sequence[int],
+    advantages: Sequence[float],
+    group_size: int,
+    *,
+    width: int | None = None,
+    trained: Sequence[bool] | None = None,
+    old_logprobs: Tensor | None = None,
+    ref_logprobs: Tensor | None = None,
+    weights: Tensor | None = None,
+) -> StepInputs:
+    """Inputs of a step whose advantages are given per row, for arithmetic by hand."""
+    rollouts = make_rollouts(lengths, group_size, width=width)
+    kept = torch.ones(len(lengths), dtype=torch.bool) if trained is None else torch.tensor(trained)
+    mask = rollouts.sampled_mask & kept[:, None]
+    spread = torch.where(mask, torch.tensor(advantages, dtype=F64)[:, None], 0.0)
+    return StepInputs(rollouts, mask, spread, old_logprobs, ref_logprobs, weights)
+
+
+def share_of(run: RunConfig, batch: Batch, leaf: Tensor) -> Tensor:
+    """The microbatch's share of the loss, its log-probs looked up in `leaf` [N, T] by address."""
+    logprobs = leaf.flatten()[batch.tokens]
+    return policy_loss(run, batch, logprobs, torch.zeros_like(logprobs)).loss
+
+
+def loss_and_gradient(
+    run: RunConfig, inputs: StepInputs, logprobs: Tensor, microbatch_tokens: int = ONE_MICROBATCH
+) -> tuple[Tensor, Tensor]:
+    """Loss of the step and its gradient [N, T] with respect to `logprobs`, through `make_minibatch`."""
+    leaf = logprobs.clone().requires_grad_()
+    problems = range(inputs.rollouts.num_rows // inputs.rollouts.group_size)
+    batches = make_minibatch(inputs, problems, run.denominator, microbatch_tokens)
+    if not batches:
+        return torch.zeros((), dtype=F64), torch.zeros_like(logprobs)
+    loss = sum(share_of(run, batch, leaf) for batch in batches)
+    loss.backward()
+    return loss.detach(), leaf.grad
+
+
+def run_scene(scene: Scene, microbatch_tokens: int = ONE_MICROBATCH, **options: Any) -> tuple[Tensor, Tensor]:
+    """`loss_and_gradient` of a scene under these options."""
+    run = make_run(**options)
+    return loss_and_gradient(run, inputs_of(run, scene), scene.logprobs, microbatch_tokens)
+
+
+def batch_of_rows(run: RunConfig, inputs: StepInputs, rows: Sequence[int]) -> Batch:
+    """The given rows at the full padded width, untouched by `make_minibatch`: one rank's share of the step."""
+    rollouts, index = inputs.rollouts, list(rows)
+
+    def pick(values: Tensor | None) -> Tensor | None:
+        return None if values is None else values[index]
+
+    counted = run.denominator.counted_tokens(rollouts.sampled_mask, inputs.loss_mask)
+    return Batch(
+        prompts=tuple(rollouts.prompt_of_row(row) for row in index),
+        tokens=rollouts.tokens[index],
+        response_mask=rollouts.response_mask[index],
+        loss_mask=inputs.loss_mask[index],
+        advantages=inputs.advantages[index],
+        sampler_logprobs=rollouts.sampler_logprobs[index],
+        old_logprobs=pick(inputs.old_logprobs),
+        ref_logprobs=pick(inputs.ref_logprobs),
+        correction_weights=pick(inputs.correction_weights),
+        totals=totals_of(counted, rollouts.group_size, index),
+    )
+
+
+# --- a model ------------------------------------------------------------------------------------------------
+
+
+def tiny_model(dtype: torch.dtype = F64, vocabulary: int = 13, seed: int = 0) -> nn.Module:
+    """A random two-layer Llama, in memory, in eval mode."""
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        attn_implementation="sdpa",
+        initializer_range=0.3,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config).to(dtype).eval()
+    # transformers' RMSNorm rounds to fp32 inside, which would drown differences of 1e-10 in a float64 model.
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if type(child).__name__ == "LlamaRMSNorm":
+                setattr(parent, name, nn.RMSNorm(16, eps=config.rms_norm_eps, dtype=dtype))
+    return model
