@@ -31,7 +31,10 @@ class Rule:
 
 
 def _label(value: object) -> str:
-    return str(value) if isinstance(value, int) else snake_case(type(value).__name__)
+    if isinstance(value, int):
+        return str(value)
+    numbers = ", ".join(f"{name}={getattr(value, name)}" for name in vars(value))
+    return f"{snake_case(type(value).__name__)}({numbers})"
 
 
 class IncompatibleRun(ValueError):

@@ -110,6 +110,6 @@ class Ledger:
         """The share of the budget that is used, 1 or more when the run must end."""
         return getattr(self, budget.axis.value) / budget.amount
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, int]:
         """The counters that are a function of the run alone, under their metric names."""
         return {f"budget/{name}": value for name, value in asdict(self).items() if name != "device_seconds"}

@@ -40,7 +40,7 @@ def policy_loss(
             return torch.where(mask, values.to(torch.float64), 0.0).sum()
 
         sums = {
-            "tokens": mask.sum(),
+            "tokens": mask.sum().to(torch.float64),
             "entropy": total(entropy),
             "ratio": total(moved.exp()),
             "k3_old": total(moved.exp() - 1 - moved),

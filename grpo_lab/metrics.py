@@ -96,7 +96,7 @@ def _fits(pattern: str, part: str) -> bool:
     return pattern in ("*", part)
 
 
-def check(metrics: Mapping[str, float]) -> Mapping[str, float]:
+def check(metrics: Mapping[str, float | int]) -> Mapping[str, float | int]:
     """The same mapping, once every name is known to be registered."""
     for name in metrics:
         find(name)

@@ -17,7 +17,7 @@ class RunProgress:
     def __init__(self, name: str, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True)
         self.name = name
-        self.latest: dict[str, float] = {}
+        self.latest: dict[str, float | int] = {}
         self.started = self.last_line = time.monotonic()
         self.first_share: float | None = None
         self.bar = Progress(
@@ -38,7 +38,9 @@ class RunProgress:
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
 
-    def show(self, step: int, share: float, metrics: Mapping[str, float], timing: Mapping[str, float]) -> None:
+    def show(
+        self, step: int, share: float, metrics: Mapping[str, float | int], timing: Mapping[str, float | int]
+    ) -> None:
         """Report one finished step; `share` is the part of the budget that is spent."""
         self.latest.update(metrics)
         self.latest.update(timing)

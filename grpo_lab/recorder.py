@@ -42,7 +42,7 @@ class Recorder:
     progress: RunProgress
     touched: dict[str, float] = field(default_factory=dict)
 
-    def record(self, bench: Workbench, signs: Mapping[str, float], clock: Clock) -> None:
+    def record(self, bench: Workbench, signs: Mapping[str, float | int], clock: Clock) -> None:
         """Write everything about the step that `bench.ledger` counts as the latest."""
         run, ledger, step = self.run, bench.ledger, bench.ledger.steps
         ledger.device_seconds += sum(clock.seconds.values())

@@ -113,8 +113,7 @@ def test_no_old_log_probs_means_the_learner_detached(surrogate) -> None:
     run = make_run(surrogate=surrogate, kl=K3Loss(kl_coef=0.1, log_ratio_limit=20.0))
     inputs = inputs_of(run, SCENE)
     results = [
-        loss_and_gradient(run, replace(inputs, old_logprobs=old), SCENE.logprobs)
-        for old in (None, SCENE.logprobs)
+        loss_and_gradient(run, replace(inputs, old_logprobs=old), SCENE.logprobs) for old in (None, SCENE.logprobs)
     ]
     assert_same(*results, "old_logprobs=None")
 

@@ -6,6 +6,7 @@ import inspect
 import json
 import math
 import sys
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from helpers import (
     Scene,
     advantages_of,
     assert_close,
+    batch_of_rows,
     inputs_of,
     loss_and_gradient,
     make_graded,
@@ -27,6 +29,7 @@ from torch import Tensor, nn
 
 from grpo_lab.batching import StepInputs
 from grpo_lab.config import AXES, options, slot_types
+from grpo_lab.loss import policy_loss
 from grpo_lab.policy import Fp32Head, token_logprobs
 from grpo_lab.tricks.aggregation import Constant, PromptMean, SequenceMean, SequenceSum, TokenMean
 from grpo_lab.tricks.baseline import GroupMean, LeaveOneOut, NoBaseline
@@ -300,12 +303,65 @@ def test_survivors_do_not_count_a_prompt_that_left_whole() -> None:
         assert_close(loss_and_gradient(run, inputs, logprobs)[0], expected, EXACT, type(denominator).__name__)
 
 
+@pytest.mark.parametrize(
+    ("aggregation", "original", "survivors"),
+    [
+        # rows of 4 and 2 tokens, each token's loss 1; two tokens of the first row left
+        (SequenceMean(), (2 / 4 + 2 / 2) / 2, (2 / 2 + 2 / 2) / 2),
+        (TokenMean(), 4 / 6, 4 / 4),
+        (PromptMean(), 4 / 6, 4 / 4),
+        (Constant(max_tokens=4), 4 / 8, 4 / 8),
+        (SequenceSum(), 4 / 2, 4 / 2),
+    ],
+)
+def test_denominators_after_two_tokens_of_a_row_left(aggregation, original: float, survivors: float) -> None:
+    inputs = step_of([4, 2], [-1, -1], group_size=2)
+    mask = torch.tensor([[True, False, False, True], [True, True, False, False]])
+    inputs = replace(inputs, loss_mask=mask)
+    for denominator, expected in ((Original(), original), (Survivors(), survivors)):
+        run = make_run(aggregation=aggregation, denominator=denominator)
+        loss, gradient = loss_and_gradient(run, inputs, torch.full((2, 4), -1.0, dtype=F64))
+        assert_close(loss, expected, EXACT, type(denominator).__name__)
+        assert torch.equal(gradient != 0, mask)
+
+
 def test_weights_multiply_the_surrogate_and_not_the_kl_term() -> None:
     # one token: ratio 1, A = 2, weight .5, k3 at x = 2 with coefficient 1: -2 * .5 + (1 - ln 2)
     one = torch.full((1, 1), math.log(0.2), dtype=F64)
     inputs = step_of([1], [2.0], 1, ref_logprobs=one + math.log(2), weights=torch.full((1, 1), 0.5, dtype=F64))
     run = make_run(kl=K3Loss(kl_coef=1.0, log_ratio_limit=20.0))
     assert_close(loss_and_gradient(run, inputs, one)[0], -1 + 1 - math.log(2), EXACT, "loss")
+
+
+def test_what_the_loss_reports_for_the_log() -> None:
+    # Two tokens and one of padding. Learner .3, .5; old .2, .5; sampler .5, .25; reference .6, .5.
+    def logs(*chances: float) -> Tensor:
+        return torch.tensor([[*chances, 0.1]], dtype=F64).log()
+
+    inputs = step_of([2], [1.0], 1, width=3, old_logprobs=logs(0.2, 0.5), ref_logprobs=logs(0.6, 0.5))
+    inputs = replace(inputs, rollouts=replace(inputs.rollouts, sampler_logprobs=logs(0.5, 0.25)))
+    run = make_run(kl=K3Loss(kl_coef=0.1, log_ratio_limit=20.0))
+    entropy = torch.tensor([[0.4, 0.6, 9.0]], dtype=F64)
+    output = policy_loss(run, batch_of_rows(run, inputs, [0]), logs(0.3, 0.5), entropy)
+    ln = math.log
+    expected = {
+        "tokens": 2,
+        "entropy": 1.0,
+        "ratio": 1.5 + 1,
+        "k3_old": 0.5 - ln(1.5),
+        "surrogate_touched": 1,  # 1.5 is above 1.2
+        "kl_term": 0.1 * (1 - ln(2)),  # x = 2 and x = 1
+        "kl_touched": 1,
+        "entropy_touched": 0,
+        "mismatch_absolute": ln(2.5) + ln(2),
+        "mismatch_k3": (0.4 - 1 - ln(0.4)) + (2 - 1 - ln(2)),
+        "k3_ref": 1 - ln(2),
+    }
+    assert output.sums.keys() == expected.keys()
+    for name, value in expected.items():
+        assert output.sums[name].is_floating_point(), name
+        assert_close(output.sums[name], value, EXACT, name)
+    assert_close(output.maxima["mismatch_max"], ln(2.5), EXACT, "largest mismatch")
 
 
 # --- truncation pressure, by enumeration --------------------------------------------------------------------
@@ -424,9 +480,7 @@ def test_log_probs_entropy_and_temperature_of_a_table() -> None:
 )
 def test_arithmetic_of_the_output_head(precision, head, score: float) -> None:
     model = NextTokenTable(torch.tensor([[0.0, 1.0], [0.0, 0.0]]), linear(1 + 2**-9, head))
-    logprobs, _ = token_logprobs(
-        model, [(0,)], torch.tensor([[1]]), torch.tensor([[True]]), 1.0, precision
-    )
+    logprobs, _ = token_logprobs(model, [(0,)], torch.tensor([[1]]), torch.tensor([[True]]), 1.0, precision)
     assert_close(logprobs, [[-math.log1p(math.exp(-score))]], 1e-6, "fp32 softmax of the score")
 
 
@@ -470,7 +524,8 @@ def graded_of(case: dict):
 
 def verl_inputs(case: dict) -> StepInputs:
     lengths = tensor(case, "response_mask").sum(dim=1).long().tolist()
-    rollouts = make_rollouts(lengths, case["group_size"], width=case["tokens"], sampler=tensor(case, "sampler_logprobs"))
+    sampler = tensor(case, "sampler_logprobs")
+    rollouts = make_rollouts(lengths, case["group_size"], width=case["tokens"], sampler=sampler)
     assert torch.equal(rollouts.sampled_mask, tensor(case, "response_mask").bool())
     advantages = advantages_of(graded_of(case)).reshape(-1, 1)
     spread = torch.where(rollouts.sampled_mask, advantages, 0.0)

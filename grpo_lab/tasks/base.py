@@ -50,9 +50,7 @@ class Task(ABC):
 
     def problems(self, split: str) -> tuple[Problem, ...]:
         """The rows of `load(split)` as records, in the same order."""
-        return tuple(
-            Problem(row["id"], row["question"], row["answer"], row["difficulty"]) for row in self.load(split)
-        )
+        return tuple(Problem(row["id"], row["question"], row["answer"], row["difficulty"]) for row in self.load(split))
 
     def require_split(self, split: str) -> None:
         """Raise a ValueError unless `split` is one of the four names."""
@@ -98,9 +96,7 @@ class Reward(ABC):
 
     def values(self, outcome: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """The rewards of 0/1 outcomes, of any shape: `correct` for 1 and `wrong` for 0, exactly."""
-        return torch.where(
-            outcome > 0.5, torch.full_like(outcome, self.correct), torch.full_like(outcome, self.wrong)
-        )
+        return torch.where(outcome > 0.5, torch.full_like(outcome, self.correct), torch.full_like(outcome, self.wrong))
 
 
 @dataclass(frozen=True)

@@ -118,13 +118,11 @@ class ArithmeticBase(Model):
         for name in ("hard_share", "guess_share", "careful_share", "slip_rate", "careful_first", "warmup"):
             share = getattr(self, name)
             require(0 <= share <= 1, name, share, "between 0 and 1", "it is a share")
-        # A seed may be anything, and the ranges have been checked.
-        counts = [field.name for field in fields(self) if field.type == "int" and field.name != "seed"]
-        for name in counts:
-            if "number_" not in name:
-                require(
-                    getattr(self, name) >= 1, name, getattr(self, name), "at least 1", "a recipe needs it"
-                )
+        for field in fields(self):
+            # A seed may be anything, and the ranges of numbers have been checked.
+            if field.type == "int" and field.name != "seed" and "number_" not in field.name:
+                value = getattr(self, field.name)
+                require(value >= 1, field.name, value, "at least 1", "nothing can be built without it")
         modes = self.guess_share + self.careful_share
         remedy = "the rest is the share of rambling, so lower one of the two"
         require(modes <= 1, "guess_share + careful_share", modes, "at most 1", remedy)
@@ -253,7 +251,13 @@ def train(recipe: ArithmeticBase, tokenizer: PreTrainedTokenizerFast) -> LlamaFo
         betas=(recipe.beta1, recipe.beta2),
         weight_decay=recipe.weight_decay,
     )
-    with _progress() as progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}  loss {task.fields[loss]:.3f}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
         bar = progress.add_task("building the base model", total=recipe.steps, loss=math.nan)
         for step in range(recipe.steps):
             careful_only = step < recipe.careful_first * recipe.steps
@@ -278,10 +282,7 @@ def _step(
     """
     by_length = sorted(examples, key=lambda example: len(example.question) + len(example.response))
     size = recipe.batch_size // recipe.slices
-    slices = [
-        encode_slice(tokenizer, by_length[start : start + size])
-        for start in range(0, recipe.batch_size, size)
-    ]
+    slices = [encode_slice(tokenizer, by_length[start : start + size]) for start in range(0, recipe.batch_size, size)]
     num_labels = sum(int((labels != _IGNORED).sum()) for _, labels in slices)
     total = 0.0
     for tokens, labels in slices:
@@ -295,20 +296,8 @@ def _step(
     return total / num_labels
 
 
-def _progress() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total}  loss {task.fields[loss]:.3f}"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    )
-
-
 @torch.no_grad()
-def measure(
-    recipe: ArithmeticBase, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
-) -> dict[str, float]:
+def measure(recipe: ArithmeticBase, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> dict[str, float]:
     """Where RL starts: accuracy, truncated share and modes of one sampled answer a problem.
 
     Temperature 1, `report_problems` fresh training problems, at most `report_max_tokens` tokens each.
@@ -338,13 +327,12 @@ def measure(
         counts["correct"] += int(verifier(str(sum(addends)), text, finished))
         counts["truncated"] += not finished
         counts[answer_mode(text)] += 1
+    total = len(problems)
     return {
-        "accuracy": counts["correct"] / len(problems),
-        "truncated_share": counts["truncated"] / len(problems),
-        "guess_share": counts["guess"] / len(problems),
-        "careful_share": counts["careful"] / len(problems),
-        "ramble_share": counts["ramble"] / len(problems),
-        "mean_tokens": counts["tokens"] / len(problems),
+        "accuracy": counts["correct"] / total,
+        "truncated_share": counts["truncated"] / total,
+        **{f"{mode}_share": counts[mode] / total for mode in ("guess", "careful", "ramble")},
+        "mean_tokens": counts["tokens"] / total,
     }
 
 

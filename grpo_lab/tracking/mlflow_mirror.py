@@ -218,6 +218,7 @@ class _Cursor:
 
     uri: str
     experiment: str
+    run_key: str
     mlflow_run_id: str | None = None
     last_step: int = -1
     nonfinite: str = ""
@@ -243,7 +244,7 @@ class _Sender:
         self._client: Any = None
         self._reader = StepReader(folder)
         self._waiting: list[StepRecord] = []
-        self._cursor = _Cursor(self.uri, self.experiment)
+        self._cursor = self._new_cursor(None)
 
     def push(self, live: bool, patience: float, give_up: Callable[[], bool]) -> int:
         """Send what is new and the run's status; returns the number of points that were sent.
@@ -273,11 +274,15 @@ class _Sender:
     def run_id(self) -> str | None:
         return self._cursor.mlflow_run_id
 
+    def _new_cursor(self, mlflow_run_id: str | None) -> _Cursor:
+        return _Cursor(self.uri, self.experiment, self.run["run_key"], mlflow_run_id)
+
     def _load_cursor(self) -> None:
         path = self.folder / self.FILE
         if path.exists():
             stored = json.loads(path.read_text())
-            if (stored["uri"], stored["experiment"]) == (self.uri, self.experiment):
+            fresh = asdict(self._new_cursor(None))
+            if all(stored.get(name) == fresh[name] for name in ("uri", "experiment", "run_key")):
                 self._cursor = _Cursor(**stored)
 
     def _save_cursor(self) -> None:
@@ -296,9 +301,9 @@ class _Sender:
                 run_name=self.run["name"],
                 tags={"run_key": self.run["run_key"]},
             )
-            self._cursor = _Cursor(self.uri, self.experiment, found.info.run_id)
+            self._cursor = self._new_cursor(found.info.run_id)
         elif found.info.run_id != self._cursor.mlflow_run_id:
-            self._cursor = _Cursor(self.uri, self.experiment, found.info.run_id)
+            self._cursor = self._new_cursor(found.info.run_id)
         elif found.info.lifecycle_stage != "active":
             raise ValueError(
                 f"run {found.info.run_id} was deleted in MLflow: restore it with `mlflow runs restore "

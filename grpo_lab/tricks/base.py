@@ -20,7 +20,9 @@ def require(condition: bool, owner: object, field: str, rule: str) -> None:
     """Raise ValueError naming the class, the field, its value and the rule it breaks."""
     if not condition:
         value = getattr(owner, field)
-        raise ValueError(f"{type(owner).__name__}.{field} must be {rule}, got {value!r}: set it in range")
+        raise ValueError(
+            f"{type(owner).__name__}.{field} must be {rule}, got {value!r}: change this number in the config or on the command line"
+        )
 
 
 def require_positive(owner: object, *fields: str) -> None:

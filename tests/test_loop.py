@@ -1,0 +1,249 @@
+"""The whole loop on the tiny world: it learns, it repeats to the bit, and a killed run ends as if it had lived."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from grpo_lab.cli import compose_config
+from grpo_lab.train import start
+
+WORLD = ["world=tiny", "tracking=none"]
+
+
+def run_in_process(folder: Path, *overrides: str, name: str = "run") -> Path:
+    """One run through the real entry below Hydra's command line; returns the run folder."""
+    config = compose_config([*WORLD, f"runs_dir={folder}", *overrides])
+    return start(config, name, {"recipe": "test"}, ["test"])
+
+
+def train_command(folder: Path, *overrides: str) -> list[str]:
+    return [sys.executable, "-m", "grpo_lab.train", *WORLD, f"runs_dir={folder}", *overrides]
+
+
+def metrics_of(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def final_weights(folder: Path) -> dict[str, torch.Tensor]:
+    newest = max((folder / "checkpoints").iterdir())
+    return load_file(newest / "model.safetensors")
+
+
+def same_ending(one: Path, other: Path) -> None:
+    """Same bytes of metrics, same bits of weights, same answers."""
+    assert (one / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
+    ours, theirs = final_weights(one), final_weights(other)
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    for table in (one / "eval").iterdir():
+        pd.testing.assert_frame_equal(pd.read_parquet(table), pd.read_parquet(other / "eval" / table.name))
+
+
+@pytest.mark.parametrize("recipe", ["plain", "grpo", "dr_grpo"])
+def test_every_recipe_learns(tmp_path: Path, tiny_base: Path, recipe: str) -> None:
+    """Held-out accuracy over 256 answers: chance alone moves it by about 0.03, learning by far more."""
+    rate = {"dr_grpo": 2e-3}.get(recipe, 3e-4)
+    folder = run_in_process(
+        tmp_path, f"recipe={recipe}", "budget.amount=40", f"optimizer.learning_rate={rate}", "evaluation.samples=4"
+    )
+    first, last = metrics_of(folder)[0]["metrics"], metrics_of(folder)[-1]["metrics"]
+    assert last["eval/heldout/accuracy"] - first["eval/heldout/accuracy"] > 0.15
+    assert last["reward/mean"] > metrics_of(folder)[1]["metrics"]["reward/mean"] + 0.1
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["truncation=mask_after", "reward_shaping=soft_overlong", "aggregation=prompt_mean"],
+        ["truncation=mask_before", "group_filter=drop", "denominator=survivors", "aggregation=token_mean"],
+        ["baseline=leave_one_out", "scale=none", "surrogate=ppo_higher", "updates=two", "aggregation=sequence_sum"],
+        ["baseline=none", "scale=none", "surrogate=reinforce", "updates=one", "aggregation=constant"],
+        ["correction=tis_token", "sampler_precision=bf16", "learner_precision=bf16", "kl=k3_loss"],
+    ],
+    ids=lambda overrides: overrides[0],
+)
+def test_every_option_runs_in_the_loop_and_says_what_it_touched(tmp_path: Path, overrides: list[str]) -> None:
+    folder = run_in_process(tmp_path, *overrides, "budget.amount=3")
+    done = json.loads((folder / "DONE").read_text())
+    rows = [row["metrics"] for row in metrics_of(folder)[1:]]
+    touched = {name for row in rows for name, value in row.items() if name.startswith("touched/") and value > 0}
+    for axis in ("truncation", "group_filter", "reward_shaping", "correction", "kl"):
+        switched_on = any(override.startswith(f"{axis}=") for override in overrides)
+        assert switched_on == (f"touched/{axis}" in touched), axis
+        assert axis not in done["inert"]
+    for row in rows:
+        assert row["train/gradient_norm"] > 0 and row["train/update_norm"] > 0
+        assert row["rollout/trained"] <= 1 and row["budget/trained_tokens"] <= row["budget/sampled_tokens"]
+
+
+def test_an_inert_trick_is_named_in_the_summary(tmp_path: Path) -> None:
+    folder = run_in_process(tmp_path, "updates=one", "budget.amount=2")
+    done = json.loads((folder / "DONE").read_text())
+    assert done["inert"] == ["surrogate"] and "no clip can act" in done["warnings"][0]
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_seed_others(tmp_path: Path) -> None:
+    one = run_in_process(tmp_path / "a", "budget.amount=4")
+    two = run_in_process(tmp_path / "b", "budget.amount=4")
+    other = run_in_process(tmp_path / "c", "budget.amount=4", "seed=1")
+    same_ending(one, two)
+    assert (one / "metrics.jsonl").read_bytes() != (other / "metrics.jsonl").read_bytes()
+
+
+def test_microbatches_change_no_metric_beyond_rounding(tmp_path: Path) -> None:
+    one = metrics_of(run_in_process(tmp_path / "a", "budget.amount=2"))[1]["metrics"]
+    two = metrics_of(run_in_process(tmp_path / "b", "budget.amount=2", "microbatch_tokens=200"))[1]["metrics"]
+    for name in ("train/loss", "train/gradient_norm", "train/entropy", "train/update_norm", "reward/mean"):
+        assert one[name] == pytest.approx(two[name], rel=0, abs=2e-4), name
+
+
+def test_arms_of_one_seed_see_the_same_problems_and_noise(tmp_path: Path) -> None:
+    """Common random numbers: before the first update, arms cannot differ in a single character."""
+    tables = [
+        pd.read_parquet(run_in_process(tmp_path / name, arm, "budget.amount=1") / "rollouts" / "step=000001.parquet")
+        for name, arm in {"a": "scale=none", "b": "truncation=mask_before", "c": "microbatch_tokens=300"}.items()
+    ]
+    for other in tables[1:]:
+        pd.testing.assert_series_equal(tables[0]["text"], other["text"])
+
+
+OVERRIDES = ["budget.amount=24", "checkpoint_every=5", "evaluation.every=8", "rollouts_every=4", "kl=k3_loss"]
+
+
+def kill_when(command: list[str], reached: Path, lines: int, pause: float) -> bool:
+    """Start the command and SIGKILL it once `reached` has that many lines; False if it ended before."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while process.poll() is None:
+        if reached.exists() and reached.read_bytes().count(b"\n") >= lines:
+            time.sleep(pause)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            return True
+        time.sleep(0.005)
+    return False
+
+
+def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+    """Six kills at different points: right after a line, within a step, around checkpoints and evaluations."""
+    whole = run_in_process(tmp_path / "whole", *OVERRIDES, name="x")
+    command = train_command(tmp_path / "killed", *OVERRIDES)
+    killed = 0
+    for lines, pause in ((1, 0.0), (4, 0.07), (6, 0.0), (9, 0.02), (11, 0.15), (17, 0.04)):
+        found = list((tmp_path / "killed").glob("*/seed=0"))
+        log = (found[0] if found else tmp_path / "killed" / "not yet") / "metrics.jsonl"
+        if not found:  # the folder's name is the loop's business: wait for it
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            while not (found := list((tmp_path / "killed").glob("*/seed=0/metrics.jsonl"))):
+                time.sleep(0.01)
+            while found[0].read_bytes().count(b"\n") < lines:
+                time.sleep(0.005)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            killed += 1
+            continue
+        killed += kill_when(command, log, lines, pause)
+    assert killed >= 5
+    subprocess.run(command, check=True, timeout=200, stderr=subprocess.DEVNULL)
+    (folder,) = (tmp_path / "killed").glob("*/seed=0")
+    same_ending(whole, folder)
+    timing = [json.loads(line)["step"] for line in (folder / "timing.jsonl").read_text().splitlines()]
+    assert len(timing) > 25, "attempts that were killed stay in timing.jsonl"
+    assert (folder / "environment.1.json").exists(), "so does what is known of the machine they ran on"
+
+
+def test_ctrl_c_leaves_a_message_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    command = train_command(tmp_path, "budget.amount=30", "checkpoint_every=3")
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    while not (found := list(tmp_path.glob("*/seed=0/checkpoints/step=*"))):
+        time.sleep(0.02)
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode != 0 and "the same command goes on" in said
+    folder = found[0].parent.parent
+    assert "KeyboardInterrupt" in (folder / "error.txt").read_text()
+    again = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200)
+    assert "resuming after step" in again.stderr
+    assert (folder / "DONE").exists() and (folder / "error.1.txt").exists()
+
+
+def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
+    folder = run_in_process(tmp_path, "budget.amount=1")
+
+    def written() -> dict[Path, int]:
+        """Every file but the lock, which each look at the folder takes."""
+        files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
+        return {path: path.stat().st_mtime_ns for path in files}
+
+    before = written()
+    assert run_in_process(tmp_path, "budget.amount=1") == folder
+    assert written() == before
+
+
+def test_a_folder_of_another_configuration_is_refused_by_name(tmp_path: Path) -> None:
+    run_in_process(tmp_path, "budget.amount=1")
+    (tmp_path / "run" / "seed=0" / "DONE").unlink()
+    with pytest.raises(ValueError, match=r"scale\.ddof: 0 there, 1 now"):
+        run_in_process(tmp_path, "budget.amount=1", "convention.std_ddof=1")
+
+
+def test_a_diverged_run_stops_before_the_update_with_its_state_saved(tmp_path: Path) -> None:
+    with pytest.raises(FloatingPointError, match="its state is in"):
+        run_in_process(tmp_path, "budget.amount=30", "optimizer.learning_rate=1e30", "optimizer.warmup_updates=1")
+    folder = tmp_path / "run" / "seed=0"
+    assert "FloatingPointError" in (folder / "error.txt").read_text() and not (folder / "DONE").exists()
+    (saved,) = (folder / "failure").glob("step=*")
+    assert {"model.safetensors", "state.pt", "tokenizer.json"} <= {path.name for path in saved.iterdir()}
+
+
+def test_the_budget_may_be_counted_in_tokens(tmp_path: Path) -> None:
+    folder = run_in_process(tmp_path, "budget=sampled_tokens", "budget.amount=5000")
+    spent = [row["metrics"]["budget/sampled_tokens"] for row in metrics_of(folder)]
+    assert spent[-1] >= 5000 > spent[-2] and "eval/heldout/accuracy" in metrics_of(folder)[-1]["metrics"]
+
+
+def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
+    folder = run_in_process(tmp_path, "budget.amount=2", "group_filter=drop")
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert {
+        "config.yaml", "run.json", "environment.json", "source.diff", "metrics.jsonl", "timing.jsonl", "DONE",
+        "eval/step=000000.parquet", "eval/step=000002.parquet", "rollouts/step=000001.parquet",
+        "checkpoints/step=000002/model.safetensors", "checkpoints/step=000002/state.pt",
+    } <= names  # fmt: skip
+    answers = pd.read_parquet(folder / "eval" / "step=000002.parquet")
+    assert set(answers["suite"]) == {"probe", "heldout_training", "heldout", "downstream"}
+    scores = metrics_of(folder)[-1]["metrics"]
+    by_suite = answers.groupby("suite")["outcome"].mean()
+    assert all(by_suite[suite] == pytest.approx(scores[f"eval/{suite}/accuracy"]) for suite in by_suite.index)
+    rollouts = pd.read_parquet(folder / "rollouts" / "step=000001.parquet")
+    assert len(rollouts) == 128 and set(rollouts.loc[~rollouts["trained"], "advantage"]) <= {0.0}
+    assert "time" not in "".join(scores) and "device_seconds" not in "".join(scores), "no clock in metrics.jsonl"
+    timing = [json.loads(line) for line in (folder / "timing.jsonl").read_text().splitlines()]
+    assert timing[-1]["timing"]["budget/device_seconds"] > 0
+
+
+def test_budgets_are_the_tables_counts(tmp_path: Path) -> None:
+    """Sampled tokens = each prompt once plus every response; discarded = tokens of rows that left the loss."""
+    folder = run_in_process(tmp_path, "budget.amount=1", "truncation=mask_after", "updates=one")
+    table = pd.read_parquet(folder / "rollouts" / "step=000001.parquet")
+    prompts = table.drop_duplicates("problem_id")["question"].str.len().sum()  # one token a character
+    row = metrics_of(folder)[-1]["metrics"]
+    assert row["budget/sampled_tokens"] == prompts + table["length"].sum()
+    assert row["budget/trained_tokens"] == table.loc[table["trained"], "length"].sum()
+    assert row["budget/discarded_tokens"] == table.loc[~table["trained"], "length"].sum() > 0
+    assert row["budget/completions"] == len(table) and row["budget/prompts"] == 16
+
+
+def test_the_environment_of_the_tests_is_one_thread() -> None:
+    """Bits depend on the number of threads; a test that compares bits must not inherit another number."""
+    assert os.environ["OMP_NUM_THREADS"] == "1" or torch.get_num_threads() == 1
