@@ -47,6 +47,10 @@ class Recorder:
         run, ledger, step = self.run, bench.ledger, bench.ledger.steps
         ledger.device_seconds += sum(clock.seconds.values())
         share, numbers = ledger.spent(run.budget), dict(signs)
+        speed = {}
+        if "generate" in clock.seconds:
+            generated = numbers["rollout/length"] * run.rows_per_step
+            speed["time/tokens_per_second"] = generated / sum(clock.seconds.values())
         if step % run.evaluation.every == 0 or share >= 1:
             with clock("evaluate"):
                 scores, answers = evaluate(
@@ -59,9 +63,7 @@ class Recorder:
                 self.touched[name] = max(self.touched.get(name, 0.0), value)
         numbers |= ledger.metrics()
         timing = {f"time/{stage}": seconds for stage, seconds in clock.seconds.items()}
-        if "generate" in clock.seconds:
-            generated = numbers["rollout/length"] * run.rows_per_step
-            timing["time/tokens_per_second"] = generated / sum(clock.seconds.values())
+        timing |= speed
         timing["budget/device_seconds"] = ledger.device_seconds
         self.log.write_step(step, metrics.check(numbers), metrics.check(timing))
         if step and (step % run.checkpoint_every == 0 or share >= 1):

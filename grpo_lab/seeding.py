@@ -24,8 +24,10 @@ def stream_id(stream: str) -> int:
 def token_uniforms(key: NoiseKey, start: int, stop: int) -> np.ndarray:
     """Uniform numbers in [0, 1) of positions start..stop-1 of one response, float64 [stop - start]."""
     first_block = start // _DOUBLES_PER_BLOCK
+    # As uint64: from a plain list NumPy would make float64, which drops the low bits of a stream's number.
     philox = np.random.Philox(
-        key=[key.seed, stream_id(key.stream)], counter=[first_block, key.response, key.problem, key.step]
+        key=np.array([key.seed, stream_id(key.stream)], dtype=np.uint64),
+        counter=np.array([first_block, key.response, key.problem, key.step], dtype=np.uint64),
     )
     skip = start - first_block * _DOUBLES_PER_BLOCK
     return np.random.Generator(philox).random(skip + stop - start)[skip:]

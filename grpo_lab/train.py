@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,9 +155,9 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: Se
     device = prepare_torch(run)
     folder = Path(run.runs_dir).expanduser().absolute() / name / f"seed={run.seed}"
     with RunLog(folder) as log, RunProgress(f"{name} seed {run.seed}") as progress:
-        say = progress.console.print
+        say = partial(progress.console.print, highlight=False, soft_wrap=True)
         if log.status() == "done":
-            say(f"already finished: {folder}\n(to run it again, move the folder away)", highlight=False)
+            say(f"already finished: {folder}\n(to run it again, move the folder away)")
             return folder
         key = check_folder(folder, config)
         for leftover in ("environment.json", "source.diff"):
@@ -167,7 +168,7 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: Se
         write_json(folder / "run.json", described)
         atomic_write(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
         for warning in warnings:
-            say(f"[yellow]warning[/yellow] {warning}", highlight=False)
+            say(f"[yellow]warning[/yellow] {warning}")
         newest = checkpoint.latest(folder / "checkpoints")
         with mirrored(run.tracking, folder), failures_recorded(log):
             bench = open_workbench(run, device, newest)
@@ -175,7 +176,7 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: Se
             recorder = Recorder(run, log, progress)
             if newest is not None:
                 recorder.touched |= checkpoint.load_state(newest)["touched"]
-                say(f"resuming after step {bench.ledger.steps} from {newest}", highlight=False)
+                say(f"resuming after step {bench.ledger.steps} from {newest}")
             try:
                 train(run, bench, recorder)
             except FloatingPointError as error:
@@ -188,7 +189,7 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: Se
             log.mark_done(summarise(log, bench.ledger, inert, warnings))
         for axis in inert:
             say(f"[yellow]inert[/yellow] {axis} is switched on and touched nothing in the whole run")
-        say(verdict(folder), highlight=False)
+        say(verdict(folder))
     return folder
 
 

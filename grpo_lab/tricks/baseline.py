@@ -55,7 +55,7 @@ class LeaveOneOut(Baseline):
     group_relative: ClassVar[bool] = True
 
     def __call__(self, graded: Graded) -> Float[Tensor, "P G"]:
-        number = graded.counted.sum(dim=1, keepdim=True)
+        number = graded.counted.sum(dim=1, keepdim=True).to(graded.reward.dtype)
         factor = number / (number - 1).clamp(min=1)
         centred = factor * (graded.reward - counted_mean(graded.reward, graded.counted))
         return torch.where(graded.counted & ~tied(graded.reward, graded.counted), centred, 0.0)

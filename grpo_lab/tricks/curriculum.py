@@ -35,5 +35,5 @@ class Uniform(Curriculum):
                 "lower problems_per_step or choose a larger task"
             )
         epoch, batch = divmod(step, batches)
-        order = np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(size)
+        order = np.random.Generator(np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64))).permutation(size)
         return order[batch * num_problems : (batch + 1) * num_problems].tolist()

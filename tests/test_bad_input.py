@@ -1,0 +1,154 @@
+"""Bad input and bad machines: one clear message with a remedy, early, and nothing lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer, BertConfig
+
+from grpo_lab.cli import compose_config
+from grpo_lab.train import start
+
+WORLD = ["world=tiny", "tracking=none"]
+
+
+def command_line(*overrides: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "grpo_lab.train", *overrides],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, **(env or {})},
+    )
+
+
+def start_with(folder: Path, *overrides: str) -> Path:
+    config = compose_config([*WORLD, f"runs_dir={folder}", "budget.amount=2", *overrides])
+    return start(config, "run", {}, ["test"])
+
+
+@pytest.mark.parametrize(
+    "override,said",
+    [
+        ("surrogate=ppoo", "ppo_higher"),
+        ("surrogate.clip_lo=0.1", "clip_lo"),
+        ("surrogate.clip_low=-0.2", "error: Ppo.clip_low must be greater than 0, got -0.2"),
+        ("group_size=1", "Remedy: set group_size to at least 2"),
+        ("plugins=[no_such_module]", "error: plugin module 'no_such_module' cannot be imported"),
+        ("tracking.uri=sqlite:///relative.db", "four slashes"),
+    ],
+)
+def test_the_command_line_says_what_is_wrong_without_a_traceback(tmp_path: Path, override: str, said: str) -> None:
+    done = command_line("world=tiny", f"runs_dir={tmp_path}", override)
+    assert done.returncode != 0
+    assert said in done.stderr and "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == [], "nothing was started"
+
+
+@pytest.fixture
+def without_weights(tmp_path: Path, tiny_base: Path) -> Path:
+    """A model folder whose weights are missing: whoever reads them first fails with another message."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_base, folder)
+    (folder / "model.safetensors").unlink()
+    return folder
+
+
+def test_a_missing_model_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="path must be an existing folder, got /no/such/folder"):
+        start_with(tmp_path / "runs", "model=local", "model.path=/no/such/folder")
+
+
+def test_a_model_that_is_no_causal_lm(tmp_path: Path, without_weights: Path) -> None:
+    (without_weights / "config.json").write_text(json.dumps({"architectures": ["BertModel"], **BertConfig().to_dict()}))
+    with pytest.raises(ValueError, match="causal language model"):
+        start_with(tmp_path / "runs", "model=local", f"model.path={without_weights}")
+
+
+def test_a_tokenizer_without_an_end_of_text(tmp_path: Path, without_weights: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(without_weights)
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(without_weights)
+    with pytest.raises(ValueError, match="end-of-text"):
+        start_with(tmp_path / "runs", "model=local", f"model.path={without_weights}")
+
+
+@pytest.mark.parametrize("budget", ["engine.max_tokens=500", "evaluation.downstream_max_tokens=500"])
+def test_a_budget_longer_than_the_context(tmp_path: Path, without_weights: Path, budget: str) -> None:
+    with pytest.raises(ValueError, match="exceed the model's context of 128 tokens: lower"):
+        start_with(tmp_path / "runs", "model=local", f"model.path={without_weights}", budget)
+
+
+def test_more_problems_than_there_are(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="training split has 384 problems"):
+        start_with(tmp_path, "problems_per_step=512")
+    with pytest.raises(ValueError, match=r"lower evaluation\.heldout_problems"):
+        start_with(tmp_path / "b", "evaluation.heldout_problems=100")
+
+
+def test_a_device_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="use cpu, cuda or auto"):
+        start_with(tmp_path, "device=gpu0")
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    done = command_line(*WORLD, f"runs_dir={tmp_path / 'file'}")
+    assert done.returncode != 0 and "cannot be written" in done.stderr and "Traceback" not in done.stderr
+    done = command_line(*WORLD, "runs_dir=/proc/grpo_lab")
+    assert done.returncode != 0 and "set runs_dir" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_disk_that_fills_up_loses_nothing_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("this user may not mount a small disk")
+    try:
+        filler = disk / "filler"
+        filler.write_bytes(b"\0" * 2_400_000)
+        command = [*WORLD, f"runs_dir={disk}", "budget.amount=12", "checkpoint_every=2", "keep_checkpoints=3"]
+        full = command_line(*command)
+        assert full.returncode != 0 and "Traceback" not in full.stderr
+        assert "free space and start the same command again" in full.stderr.replace("\n", " ")
+        filler.unlink()
+        again = command_line(*command)
+        assert again.returncode == 0, again.stderr
+        assert "resuming after step" in again.stderr
+        (folder,) = disk.glob("*/seed=0")
+        (tmp_path / "whole").mkdir()
+        whole = command_line(*command, f"runs_dir={tmp_path / 'whole'}")
+        assert whole.returncode == 0
+        (other,) = (tmp_path / "whole").glob("*/seed=0")
+        assert (folder / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_an_mlflow_server_that_is_down_stops_nothing_and_sync_catches_up(tmp_path: Path) -> None:
+    done = command_line(
+        "world=tiny", f"runs_dir={tmp_path}", "budget.amount=2", "tracking.uri=http://127.0.0.1:9",
+        "tracking.flush_seconds=3",
+    )  # fmt: skip
+    assert done.returncode == 0 and "grpo-lab sync" in done.stderr
+    (folder,) = tmp_path.glob("*/seed=0")
+    assert (folder / "DONE").exists()
+    from grpo_lab.tracking.mlflow_mirror import sync
+
+    report = sync(folder, uri=f"sqlite:///{tmp_path}/later.db")
+    assert report.points > 100 and report.status == "FINISHED"
+    assert sync(folder, uri=f"sqlite:///{tmp_path}/later.db").points == 0
+
+
+def test_two_processes_cannot_write_one_run(tmp_path: Path) -> None:
+    from grpo_lab.tracking.run_log import RunLog
+
+    config = compose_config([*WORLD, f"runs_dir={tmp_path}", "budget.amount=2"])
+    with RunLog(tmp_path / "run" / "seed=0"), pytest.raises(OSError, match=str(os.getpid())):
+        start(config, "run", {}, ["test"])
