@@ -21,7 +21,8 @@ def require(condition: bool, owner: object, field: str, rule: str) -> None:
     if not condition:
         value = getattr(owner, field)
         raise ValueError(
-            f"{type(owner).__name__}.{field} must be {rule}, got {value!r}: change this number in the config or on the command line"
+            f"{type(owner).__name__}.{field} must be {rule}, got {value!r}: "
+            "change this number in the config or on the command line"
         )
 
 
