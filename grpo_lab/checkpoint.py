@@ -14,24 +14,35 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedTokenizerBase
+
+from grpo_lab.tracking.run_log import RunFolderError
 
 _NAME = re.compile(r"step=(\d+)")
 
 
 def save(root: Path, step: int, model: nn.Module, tokenizer: PreTrainedTokenizerBase, state: dict[str, Any]) -> Path:
-    """Write `root/step=<step>` and return it. Raises OSError when the disk is full; older ones stay."""
+    """Write `root/step=<step>` and return it. Raises RunFolderError when the disk is full; older ones stay."""
     final = root / f"step={step:06d}"
     temporary = root / f".step={step:06d}.{os.getpid()}"
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    model.save_pretrained(temporary)
-    tokenizer.save_pretrained(temporary)
-    torch.save(state, temporary / "state.pt")
-    for path in temporary.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+    try:
+        temporary.mkdir(parents=True)
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        torch.save(state, temporary / "state.pt")
+        for path in temporary.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    except (OSError, RuntimeError, SafetensorError) as error:
+        # torch and safetensors each have their own word for a failed write.
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise RunFolderError(
+            f"the checkpoint of step {step} could not be written to {root} ({str(error).splitlines()[0]}): "
+            "free space and start the same command again: it resumes from the last checkpoint"
+        ) from error
     shutil.rmtree(final, ignore_errors=True)
     os.replace(temporary, final)
     descriptor = os.open(root, os.O_RDONLY)

@@ -239,7 +239,8 @@ def test_left_padding_and_a_sliding_window_change_nothing(tmp_path: Path) -> Non
     torch.manual_seed(0)
     small = {
         "vocab_size": 11, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "max_position_embeddings": 64, "eos_token_id": 1, "pad_token_id": 0, "initializer_range": 0.4,
+        "num_key_value_heads": 1, "max_position_embeddings": 64, "eos_token_id": 1, "pad_token_id": 0,
+        "initializer_range": 0.4,
     }  # fmt: skip
     for model in (
         LlamaForCausalLM(LlamaConfig(**small)),

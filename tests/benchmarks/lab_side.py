@@ -1,0 +1,139 @@
+"""One timed training run of grpo_lab, and what it saw: step times, tokens, FLOPs, problems.
+
+    python lab_side.py result.json steps warmup override...      train and write result.json
+    python lab_side.py result.json --peak                        measure the machine's fp32 matmul peak
+
+`bench.py` starts this in a process of its own, with the number of threads set.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from grpo_lab.cli import compose_config
+from grpo_lab.config import RunConfig, to_run
+from grpo_lab.progress import RunProgress
+from grpo_lab.recorder import Clock, Recorder
+from grpo_lab.rollouts import encode_prompts
+from grpo_lab.tracking.run_log import RunLog, read_steps
+from grpo_lab.train import train
+from grpo_lab.workbench import Workbench, open_workbench, prepare_torch
+
+PEAK_SIZES = (512, 1024, 2048)
+PEAK_SECONDS = 1.0  # for each size
+# Nothing but training steps: no mirror, no saving, and the smallest evaluations a run accepts, at step 0 and the end.
+QUIET = (
+    "tracking=none", "checkpoint_every=1000000", "evaluation.every=1000000", "evaluation.probe_problems=2",
+    "evaluation.heldout_problems=2", "evaluation.downstream_problems=2", "device=cpu",
+)  # fmt: skip
+
+
+@dataclass
+class Stamped(Recorder):
+    """A recorder that also notes wall and CPU time at the end of every step."""
+
+    wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+
+    def record(self, bench: Workbench, signs: Mapping[str, float | int], clock: Clock) -> None:
+        super().record(bench, signs, clock)
+        self.wall.append(time.perf_counter())
+        self.cpu.append(time.process_time())
+
+
+def matmul_peak() -> float:
+    """The best fp32 FLOPs per second of square matrix products, at torch's number of threads."""
+    best = 0.0
+    for size in PEAK_SIZES:
+        left, right = torch.rand(size, size), torch.rand(size, size)
+        out = torch.empty(size, size)
+        ends = time.perf_counter() + PEAK_SECONDS
+        while time.perf_counter() < ends:
+            started = time.perf_counter()
+            torch.mm(left, right, out=out)
+            best = max(best, 2 * size**3 / (time.perf_counter() - started))
+    return best
+
+
+def timed_run(steps: int, warmup: int, overrides: list[str]) -> dict[str, Any]:
+    """Train `warmup + steps` steps and one more, whose record holds the last evaluation and is dropped."""
+    total = warmup + steps
+    run = to_run(compose_config([*overrides, *QUIET, "budget=steps", f"budget.amount={total + 1}"]))
+    device = prepare_torch(run)
+    with tempfile.TemporaryDirectory() as folder, RunLog(Path(folder)) as log, RunProgress("bench") as progress:
+        progress.show = lambda *_: None  # the driver shows the progress
+        bench = open_workbench(run, device, None)
+        recorder = Stamped(run, log, progress)
+        train(run, bench, recorder)
+        records = list(read_steps(log.folder))
+    rows = []
+    for step in range(warmup + 1, total + 1):
+        metrics, timing = records[step].metrics, records[step].timing
+        stages = {name.removeprefix("time/"): value for name, value in timing.items() if name.startswith("time/")}
+        stages.pop("tokens_per_second")
+        wall = recorder.wall[step] - recorder.wall[step - 1]
+        rows.append(
+            {
+                "wall": wall,
+                "cpu": recorder.cpu[step] - recorder.cpu[step - 1],
+                "stages": stages | {"log": wall - sum(stages.values())},
+                "tokens": round(metrics["rollout/length"] * run.rows_per_step),
+                "reward": metrics["reward/outcome"],
+                "flops": metrics["budget/flops"] - records[step - 1].metrics["budget/flops"],
+            }
+        )
+    return {"rows": rows, "setting": setting(run, bench, total), "threads": torch.get_num_threads()}
+
+
+def setting(run: RunConfig, bench: Workbench, total: int) -> dict[str, Any]:
+    """What the other side needs to do the same work: model, problems in order, and the numbers."""
+    drawn = [
+        bench.problems[index]
+        for step in range(total)
+        for index in run.curriculum.draw(step, run.problems_per_step, len(bench.problems), run.seed)
+    ]
+    optimizer = run.optimizer
+    return {
+        "model": str(run.model.resolve()),
+        "prompts": [run.template.render(problem.question) for problem in drawn],
+        "prompt_ids": [list(ids) for ids in encode_prompts(bench.tokenizer, run.template, drawn)],
+        "answers": [problem.answer for problem in drawn],
+        "correct": run.reward.correct,
+        "wrong": run.reward.wrong,
+        "problems_per_step": run.problems_per_step,
+        "group_size": run.group_size,
+        "max_tokens": run.engine.max_tokens,
+        "temperature": run.engine.temperature,
+        "top_p": run.engine.top_p,
+        "seed": run.seed,
+        "learning_rate": optimizer.learning_rate,
+        "beta1": optimizer.beta1,
+        "beta2": optimizer.beta2,
+        "eps": optimizer.eps,
+        "weight_decay": optimizer.weight_decay,
+        "max_grad_norm": optimizer.max_grad_norm,
+        "clip_low": run.surrogate.clip_low,
+        "clip_high": run.surrogate.clip_high,
+    }
+
+
+def main() -> None:
+    target, first, *rest = sys.argv[1:]
+    if first == "--peak":
+        result: dict[str, Any] = {"peak": matmul_peak(), "threads": torch.get_num_threads()}
+    else:
+        result = timed_run(int(first), int(rest[0]), rest[1:])
+    Path(target).write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
