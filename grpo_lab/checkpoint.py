@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from grpo_lab.tracking.run_log import RunFolderError
+from grpo_lab.tracking.files import RunFolderError
 
 _NAME = re.compile(r"step=(\d+)")
 

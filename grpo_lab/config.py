@@ -12,7 +12,7 @@ import re
 import typing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
@@ -104,9 +104,7 @@ class RunConfig:
     keep_checkpoints: int
     rollouts_every: int
     runs_dir: str
-    rerun: bool
     plugins: list[str]
-    design: Optional[Any]  # noqa: UP045  (OmegaConf reads Optional)
 
     def __post_init__(self) -> None:
         require_not_negative(self, "seed")
@@ -123,7 +121,7 @@ class RunConfig:
 
 # Fields that change where and how a run is stored or computed, not what it is: they are no part of its
 # name and may differ between a run and its resumption.
-VOLATILE = frozenset({"runs_dir", "rerun", "design", "tracking", "keep_checkpoints", "device"})
+VOLATILE = frozenset({"runs_dir", "tracking", "keep_checkpoints", "device"})
 
 
 def snake_case(name: str) -> str:

@@ -70,8 +70,9 @@ def describe_run(
 ) -> dict[str, Any]:
     """The content of run.json: who this run is, for the mirror and for every reader of the folder."""
     git = environment["git"] or {}
+    recipe, _, rest = name.partition(",")
     return {
-        "name": name,
+        "name": f"{recipe} seed={config.seed} {rest}".strip(),  # lists cut names short: what differs goes first
         "run_key": key,
         "recipe": choices.get("recipe", "plain"),
         "seed": config.seed,
@@ -85,12 +86,3 @@ def describe_run(
         "warnings": list(warnings),
         "tags": {},
     }
-
-
-def keep_previous(path: Path) -> None:
-    """Move a file of an earlier attempt aside under a free number: environment.json -> environment.1.json."""
-    if path.exists():
-        number = 1
-        while (aside := path.with_suffix(f".{number}{path.suffix}")).exists():
-            number += 1
-        path.rename(aside)

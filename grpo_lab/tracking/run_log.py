@@ -12,9 +12,6 @@ start. Steps increase within metrics.jsonl, one line each.
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import itertools
 import json
 import logging
 import math
@@ -23,143 +20,23 @@ import re
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
+
+from grpo_lab.tracking.files import acquire_lock, atomic_write, explained, keep_previous, write_json, write_whole
+from grpo_lab.tracking.run_reader import Status, parse_line, run_status
 
 FSYNC_SECONDS = 5.0  # at most this much of a run is lost when the machine, not the process, dies
 LOCK_PATIENCE_SECONDS = 1.0  # outlasts a look by `is_held`, which takes the lock for microseconds
 MAX_NAME_LENGTH = 250  # characters; MLflow's limit, kept here so that every recorded name can be mirrored
 NAME = re.compile(r"\w[\w.\- :]*(/\w[\w.\- :]*)*")
-NONFINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-
-Status = Literal["new", "partial", "failed", "done"]
 
 logger = logging.getLogger("grpo_lab.tracking")
-
-
-class RunFolderError(OSError):
-    """The run folder cannot be written; the message says why and what to do."""
-
-
-class RunFolderBusyError(RunFolderError):
-    """Another process holds the folder."""
-
-
-@contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """Turn an OSError about `path` into a RunFolderError with a remedy."""
-    try:
-        yield
-    except RunFolderError:
-        raise
-    except OSError as error:
-        reason = error.strerror or str(error)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            remedy = "free space and start the same command again: it resumes from the last checkpoint"
-        elif error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR):
-            remedy = "a file stands where a folder must be, or the reverse: move it, or set another runs_dir"
-        elif error.errno in (errno.ENOLCK, errno.EOPNOTSUPP):
-            remedy = "this file system has no file locks: set runs_dir to one that has them"
-        else:
-            remedy = "set runs_dir (or GRPO_LAB_RUNS) to a folder this user can write"
-        raise RunFolderError(f"{reason}: {path} cannot be written; {remedy}") from error
-
-
-def atomic_write(path: Path, content: bytes | str) -> None:
-    """Replace `path` by `content` so that a reader, or a kill, sees the old file or the new one whole.
-
-    Creates the parent folder. Text is UTF-8. Raises RunFolderError.
-    """
-    payload = content.encode() if isinstance(content, str) else content
-    _write_whole(path, lambda temporary: temporary.write_bytes(payload))
-
-
-def write_json(path: Path, value: Any) -> None:
-    """`atomic_write` of strict JSON, keys sorted. Raises ValueError on a number that is not finite."""
-    atomic_write(path, json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n")
-
-
-def _write_whole(path: Path, write: Callable[[Path], Any]) -> None:
-    """Let `write` fill a temporary file beside `path` and move it into place, durable on return."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with _explained(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            write(temporary)
-            _fsync_path(temporary)
-            os.replace(temporary, path)
-            _fsync_path(path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
-def _fsync_path(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def acquire_lock(path: Path, wait_seconds: float) -> int:
-    """Take the exclusive lock file `path`, waiting at most `wait_seconds`; close the result to free it.
-
-    Raises RunFolderBusyError naming the process that holds it.
-    """
-    with _explained(path):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        deadline = time.monotonic() + wait_seconds
-        try:
-            while True:
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() >= deadline:
-                        holder = os.pread(descriptor, 20, 0).decode().strip() or "unknown"
-                        raise RunFolderBusyError(
-                            f"{path.parent} is in use by process {holder}: wait until it ends, or stop it"
-                        ) from None
-                    time.sleep(0.02)
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        except BaseException:
-            os.close(descriptor)
-            raise
-    return descriptor
-
-
-def is_held(folder: Path) -> bool:
-    """Whether a living process, this one included, has a RunLog open on `folder`."""
-    try:
-        descriptor = os.open(folder / ".lock", os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
-def run_status(folder: Path) -> Status:
-    """Where the run in `folder` stands, without opening it: "new" means nothing of it is worth keeping."""
-    if (folder / "DONE").exists():
-        return "done"
-    if (folder / "error.txt").exists():
-        return "failed"
-    metrics = folder / "metrics.jsonl"
-    if (folder / "run.json").exists() or (metrics.exists() and metrics.stat().st_size > 0):
-        return "partial"
-    return "new"
 
 
 # A forked child shares its parent's lock until it closes it too: without this, a worker that outlives a
@@ -178,24 +55,24 @@ os.register_at_fork(after_in_child=_let_go_in_child)
 class RunLog:
     """The one writer of a run folder.
 
-    Opening creates the folder, proves that it can be written, takes its lock, cuts off partial last lines
-    and moves an old error.txt aside. Raises RunFolderError, before anything slow has been loaded.
+    Opening creates the folder, proves that it can be written, takes its lock and cuts off partial last
+    lines. How the last attempt ended stays as it is until `begin`. Raises RunFolderError, before anything slow
+    has been loaded.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
         self._descriptors: dict[str, int] = {}
-        with _explained(self.folder):
+        with explained(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         self._descriptors["lock"] = acquire_lock(self.folder / ".lock", LOCK_PATIENCE_SECONDS)
         _open_logs.add(self)
         try:
             atomic_write(self.folder / ".probe", b"\0" * 4096)  # an empty file would fit on a full disk
-            with _explained(self.folder):
+            with explained(self.folder):
                 (self.folder / ".probe").unlink()
                 for leftover in self.folder.glob("**/.step=*.tmp"):
                     leftover.unlink()
-                self._keep_old_error()
                 self._metrics = self._open("metrics.jsonl")
                 self._timing = self._open("timing.jsonl")
             self._last_step = self._read_last_step()
@@ -204,10 +81,15 @@ class RunLog:
             raise
         self._synced_at = time.monotonic()
 
-    def _keep_old_error(self) -> None:
-        if (self.folder / "error.txt").exists():
-            names = (self.folder / f"error.{number}.txt" for number in itertools.count(1))
-            (self.folder / "error.txt").rename(next(name for name in names if not name.exists()))
+    def begin(self) -> None:
+        """Start an attempt at the run, just before its first write; nothing an earlier attempt left is lost.
+
+        An old error.txt becomes error.1.txt (or the next free number), and so do environment.json and
+        source.diff. Whoever opens the folder and then refuses to go on does not call it, so a failed run
+        stays "failed". Raises RunFolderError.
+        """
+        for name in ("error.txt", "environment.json", "source.diff"):
+            keep_previous(self.folder / name)
 
     def _open(self, name: str) -> int:
         """Open for appending, a partial last line cut off."""
@@ -221,7 +103,7 @@ class RunLog:
 
     def _read_last_step(self) -> int:
         lines = (self.folder / "metrics.jsonl").read_bytes().splitlines()
-        return _parse(lines[-1], self.folder / "metrics.jsonl")["step"] if lines else -1
+        return parse_line(lines[-1], self.folder / "metrics.jsonl")["step"] if lines else -1
 
     def write_step(self, step: int, metrics: Mapping[str, float | int], timing: Mapping[str, float | int]) -> None:
         """Append one step: `metrics` are functions of the run alone, `timing` holds everything with a clock.
@@ -246,7 +128,7 @@ class RunLog:
 
     def _append(self, descriptor: int, record: Mapping[str, Any]) -> None:
         line = json.dumps(record, allow_nan=False).encode() + b"\n"
-        with _explained(self.folder):
+        with explained(self.folder):
             written = 0
             try:
                 while written < len(line):
@@ -258,7 +140,7 @@ class RunLog:
                 raise
 
     def _sync(self) -> None:
-        with _explained(self.folder):
+        with explained(self.folder):
             os.fsync(self._timing)
             os.fsync(self._metrics)
         self._synced_at = time.monotonic()
@@ -280,7 +162,7 @@ class RunLog:
                 f"position {position} is no end of a line in {self.folder / 'metrics.jsonl'} ({size} bytes): "
                 "the checkpoint belongs to another run; remove it, or start the run afresh with rerun=true"
             )
-        with _explained(self.folder):
+        with explained(self.folder):
             os.ftruncate(self._metrics, position)
         self._sync()
         self._last_step = self._read_last_step()
@@ -291,7 +173,7 @@ class RunLog:
         Raises RunFolderError.
         """
         path = self.folder / kind / f"step={step:06d}.parquet"
-        _write_whole(path, lambda temporary: frame.to_parquet(temporary, compression="zstd", index=False))
+        write_whole(path, lambda temporary: frame.to_parquet(temporary, compression="zstd", index=False))
         return path
 
     def mark_done(self, summary: Mapping[str, Any]) -> None:
@@ -308,7 +190,7 @@ class RunLog:
             logger.warning("error.txt could not be written: %s", failure)
 
     def status(self) -> Status:
-        """See `run_status`; a folder opened again after a failure is "partial"."""
+        """See `run_status`; a run that failed is "partial" again from `begin` on."""
         return run_status(self.folder)
 
     def close(self) -> None:
@@ -348,90 +230,3 @@ def _section(name: str, values: Mapping[str, float | int]) -> dict[str, dict[str
         else:
             nonfinite[key] = str(value)
     return {name: finite} | ({"nonfinite": nonfinite} if nonfinite else {})
-
-
-@dataclass(frozen=True)
-class StepRecord:
-    """One logged step, with values that are not finite back in their places.
-
-    `wall` is the unix time in ms at which the step was first logged, and `timing` is of that attempt. Where
-    a power cut took them, `wall` is the step's before (0 for the first) and `timing` is empty.
-    """
-
-    step: int
-    wall: int
-    metrics: Mapping[str, float | int]
-    timing: Mapping[str, float | int]
-
-
-class StepReader:
-    """Reads the steps of a run folder as they are appended, by any process, locked or not."""
-
-    def __init__(self, folder: Path) -> None:
-        self._metrics = _Lines(folder / "metrics.jsonl")
-        self._timing = _Lines(folder / "timing.jsonl")
-        self._first: dict[int, tuple[int, dict[str, float | int]]] = {}
-        self._wall = 0
-
-    def poll(self) -> list[StepRecord]:
-        """Complete steps since the last poll; all of them again after metrics.jsonl was rewound.
-
-        Raises ValueError with file and line where a line is not what `RunLog` writes.
-        """
-        # Metrics before timing, the reverse of the writer, so that no step is seen without its time.
-        lines = self._metrics.poll()
-        for line in self._timing.poll():
-            self._first.setdefault(line["step"], (line["wall"], _values(line, "timing")))
-        records = []
-        for line in lines:
-            self._wall, timing = self._first.get(line["step"], (self._wall, {}))
-            records.append(StepRecord(line["step"], self._wall, _values(line, "metrics"), timing))
-        return records
-
-
-class _Lines:
-    """The complete lines of one growing JSON lines file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-        self._last = b""
-
-    def poll(self) -> list[dict[str, Any]]:
-        try:
-            stream = self._path.open("rb")
-        except FileNotFoundError:
-            return []
-        with stream:
-            # A file that was rewound and has grown again differs before the offset: compare, not measure.
-            stream.seek(self._offset - len(self._last))
-            if stream.read(len(self._last)) != self._last:
-                self._offset, self._last = 0, b""
-                stream.seek(0)
-            content = stream.read()
-        lines = content[: content.rfind(b"\n") + 1].splitlines(keepends=True)
-        records = [_parse(line, self._path) for line in lines]
-        if lines:
-            self._offset += sum(map(len, lines))
-            self._last = lines[-1]
-        return records
-
-
-def _parse(line: bytes, path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(line)
-    except ValueError as error:
-        raise ValueError(
-            f"{path} has a line that is not JSON, {line[:60]!r}: it was edited, or the disk fails; remove "
-            "that line and all below it, then start the run again"
-        ) from error
-
-
-def _values(line: Mapping[str, Any], section: str) -> dict[str, float | int]:
-    lost = {name: NONFINITE[value] for name, value in line.get("nonfinite", {}).items()}
-    return {**line[section], **lost}
-
-
-def read_steps(folder: Path) -> Iterator[StepRecord]:
-    """The complete steps of a run folder in order; none where nothing was logged yet."""
-    yield from StepReader(folder).poll()

@@ -24,7 +24,8 @@ from grpo_lab.config import RunConfig, to_run
 from grpo_lab.progress import RunProgress
 from grpo_lab.recorder import Clock, Recorder
 from grpo_lab.rollouts import encode_prompts
-from grpo_lab.tracking.run_log import RunLog, read_steps
+from grpo_lab.tracking.run_log import RunLog
+from grpo_lab.tracking.run_reader import read_steps
 from grpo_lab.train import train
 from grpo_lab.workbench import Workbench, open_workbench, prepare_torch
 

@@ -12,6 +12,7 @@ import re
 import sys
 import tempfile
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from transformers import AutoTokenizer, TrainerCallback
 from transformers.utils import logging
 from trl import GRPOConfig, GRPOTrainer
 
+PACKAGES = ("trl", "transformers", "torch", "accelerate", "tokenizers", "datasets")
 FINAL_NUMBER = re.compile(r"#([0-9]+)\Z")
 
 
@@ -155,7 +157,13 @@ def main() -> None:
                 "reward": reward.rewards[step],
             }
         )
-    target.write_text(json.dumps({"rows": rows, "last": reward.last, "threads": torch.get_num_threads()}))
+    result = {
+        "rows": rows,
+        "last": reward.last,
+        "threads": torch.get_num_threads(),
+        "versions": {name: version(name) for name in PACKAGES},
+    }
+    target.write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,124 @@
+"""Files that survive a kill: replaced whole or not at all, and locks that the kernel frees with their holder."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import itertools
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+class RunFolderError(OSError):
+    """The run folder cannot be written; the message says why and what to do."""
+
+
+class RunFolderBusyError(RunFolderError):
+    """Another process holds the folder."""
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn an OSError about `path` into a RunFolderError with a remedy."""
+    try:
+        yield
+    except RunFolderError:
+        raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            remedy = "free space and start the same command again: it resumes from the last checkpoint"
+        elif error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR):
+            remedy = "a file stands where a folder must be, or the reverse: move it, or set another runs_dir"
+        elif error.errno in (errno.ENOLCK, errno.EOPNOTSUPP):
+            remedy = "this file system has no file locks: set runs_dir to one that has them"
+        else:
+            remedy = "set runs_dir (or GRPO_LAB_RUNS) to a folder this user can write"
+        raise RunFolderError(f"{reason}: {path} cannot be written; {remedy}") from error
+
+
+def atomic_write(path: Path, content: bytes | str) -> None:
+    """Replace `path` by `content` so that a reader, or a kill, sees the old file or the new one whole.
+
+    Creates the parent folder. Text is UTF-8. Raises RunFolderError.
+    """
+    payload = content.encode() if isinstance(content, str) else content
+    write_whole(path, lambda temporary: temporary.write_bytes(payload))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`atomic_write` of strict JSON, keys sorted. Raises ValueError on a number that is not finite."""
+    atomic_write(path, json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n")
+
+
+def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
+    """Let `write` fill a temporary file beside `path` and move it into place, durable on return."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            write(temporary)
+            _fsync_path(temporary)
+            os.replace(temporary, path)
+            _fsync_path(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _fsync_path(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def acquire_lock(path: Path, wait_seconds: float) -> int:
+    """Take the exclusive lock file `path`, waiting at most `wait_seconds`; close the result to free it.
+
+    Raises RunFolderBusyError naming the process that holds it.
+    """
+    with explained(path):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        deadline = time.monotonic() + wait_seconds
+        try:
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        holder = os.pread(descriptor, 20, 0).decode().strip() or "unknown"
+                        raise RunFolderBusyError(
+                            f"{path.parent} is in use by process {holder}: wait until it ends, or stop it"
+                        ) from None
+                    time.sleep(0.02)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        except BaseException:
+            os.close(descriptor)
+            raise
+    return descriptor
+
+
+@contextmanager
+def locked(path: Path, wait_seconds: float) -> Iterator[None]:
+    """`acquire_lock` for the length of a block."""
+    descriptor = acquire_lock(path, wait_seconds)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def keep_previous(path: Path) -> None:
+    """Move a file of an earlier attempt aside under a free number: error.txt -> error.1.txt. Raises RunFolderError."""
+    if path.exists():
+        names = (path.with_suffix(f".{number}{path.suffix}") for number in itertools.count(1))
+        with explained(path):
+            path.rename(next(name for name in names if not name.exists()))

@@ -1,0 +1,278 @@
+"""One run folder sent to its MLflow run, from where the last sending stopped.
+
+The folder is all that is read: run.json says what the run is, metrics.jsonl and timing.jsonl what it
+logged, DONE or error.txt how it ended, and mirror.json, written here, which step was sent last. A step is
+sent once, with the time at which it was first logged; sending it again, after mirror.json was lost, stores
+nothing new, because MLflow keeps one of two equal points. (Where a machine does not reproduce bits, a step
+repeated after a resume keeps the values of its first attempt in MLflow, and of its last in the folder.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from grpo_lab.tracking.files import locked, write_json
+from grpo_lab.tracking.mlflow_store import check_uri, load_mlflow, prepare_store
+from grpo_lab.tracking.run_reader import StepReader, StepRecord
+
+POINTS_PER_BATCH = 1000  # MLflow's limit for one log_batch, and by far the cheapest size per point
+ENTRIES_PER_BATCH = 100  # params or tags, likewise
+PARAM_LENGTH = 500  # characters
+TAG_LENGTH = 5000  # characters
+ARTIFACT_BYTES = 5_000_000
+ARTIFACTS = ("run.json", "config.yaml", "environment.json", "source.diff", "DONE", "error.txt")
+
+logger = logging.getLogger("grpo_lab.tracking")
+
+
+@dataclass
+class _Cursor:
+    """mirror.json: which MLflow run this folder is, and how much of the folder that run has."""
+
+    uri: str
+    experiment: str
+    run_key: str
+    mlflow_run_id: str | None = None
+    last_step: int = -1
+    nonfinite: str = ""
+    artifacts: dict[str, str] = field(default_factory=dict)  # name -> hash of what was sent
+
+
+class Sender:
+    """Sends one folder to its MLflow run, from where the last sending stopped. Every method may raise."""
+
+    FILE: ClassVar[str] = "mirror.json"
+
+    def __init__(self, folder: Path, uri: str | None = None) -> None:
+        self.folder = folder
+        path = folder / "run.json"
+        if not path.exists():
+            raise ValueError(f"{folder} is no run folder: it has no run.json")
+        self.run = json.loads(path.read_text())
+        tracking = self.run["tracking"] or {"uri": None, "experiment": "grpo_lab"}
+        self.uri, self.experiment = uri or tracking["uri"], tracking["experiment"]
+        if self.uri is None:
+            raise ValueError(f"{folder} was run with tracking=none: say where to mirror it with a uri")
+        check_uri(self.uri)
+        self._client: Any = None
+        self._reader = StepReader(folder)
+        self._waiting: list[StepRecord] = []
+        self._cursor = self._new_cursor(None)
+
+    def push(self, live: bool, patience: float, give_up: Callable[[], bool]) -> int:
+        """Send what is new and the run's status; returns the number of points that were sent.
+
+        `live` is whether the run goes on. Waits at most `patience` seconds for another process that
+        mirrors the same folder, then raises RunFolderBusyError. `give_up` is asked between batches.
+        """
+        with locked(self.folder / ".mirror.lock", patience):
+            self._load_cursor()
+            if self._client is None:
+                self._attach(live)
+            fresh = self._reader.poll()
+            if fresh and self._waiting and fresh[0].step <= self._waiting[-1].step:
+                self._waiting.clear()  # the run was rewound: all of it was read again
+            self._waiting += fresh
+            sent = 0
+            for steps in _batches(r for r in self._waiting if r.step > self._cursor.last_step):
+                if give_up():
+                    return sent
+                sent += self._send(steps)
+            self._waiting.clear()
+            self._send_artifacts()
+            self._set_status(live)
+            return sent
+
+    @property
+    def run_id(self) -> str | None:
+        return self._cursor.mlflow_run_id
+
+    def _new_cursor(self, mlflow_run_id: str | None) -> _Cursor:
+        return _Cursor(self.uri, self.experiment, self.run["run_key"], mlflow_run_id)
+
+    def _load_cursor(self) -> None:
+        path = self.folder / self.FILE
+        if path.exists():
+            stored = json.loads(path.read_text())
+            fresh = asdict(self._new_cursor(None))
+            if all(stored.get(name) == fresh[name] for name in ("uri", "experiment", "run_key")):
+                self._cursor = _Cursor(**stored)
+
+    def _save_cursor(self) -> None:
+        write_json(self.folder / self.FILE, asdict(self._cursor))
+
+    def _attach(self, live: bool) -> None:
+        """Find this folder's run by its key, or create it; then params and tags."""
+        experiment_id = prepare_store(self.uri, self.experiment)
+        client = load_mlflow().MlflowClient(tracking_uri=self.uri)
+        found = self._find(client, experiment_id)
+        if found is None:
+            started = (self.folder / "run.json").stat().st_mtime_ns // 1_000_000
+            found = client.create_run(
+                experiment_id,
+                start_time=started,
+                run_name=self.run["name"],
+                tags={"run_key": self.run["run_key"]},
+            )
+            self._cursor = self._new_cursor(found.info.run_id)
+        elif found.info.run_id != self._cursor.mlflow_run_id:
+            self._cursor = self._new_cursor(found.info.run_id)
+        elif found.info.lifecycle_stage != "active":
+            raise ValueError(
+                f"run {found.info.run_id} was deleted in MLflow: restore it with `mlflow runs restore "
+                f"--run-id {found.info.run_id}`, or delete {self.folder / self.FILE} to mirror it anew"
+            )
+        self._save_cursor()
+        self._describe(client, found)
+        if live and found.info.status != "RUNNING":
+            client.update_run(found.info.run_id, status="RUNNING")
+        self._client = client
+
+    def _find(self, client: Any, experiment_id: str) -> Any:
+        if self._cursor.mlflow_run_id is not None:
+            try:
+                return client.get_run(self._cursor.mlflow_run_id)
+            except load_mlflow().MlflowException as error:
+                if error.error_code != "RESOURCE_DOES_NOT_EXIST":  # else the store is a new one
+                    raise
+        key = self.run["run_key"]
+        runs = client.search_runs([experiment_id], f"tags.run_key = '{key}'", max_results=1)
+        return runs[0] if runs else None
+
+    def _describe(self, client: Any, found: Any) -> None:
+        entities = load_mlflow().entities
+        run = self.run
+        tags = {
+            "recipe": run["recipe"],
+            "seed": run["seed"],
+            **{f"axis.{axis}": option for axis, option in run["choices"].items()},
+            "commit": run["commit"],
+            "dirty": None if run["dirty"] is None else str(run["dirty"]).lower(),
+            "folder": self.folder.resolve(),
+            "mlflow.runName": run["name"],
+            "mlflow.source.name": "grpo_lab",
+            "mlflow.source.type": "LOCAL",
+            "mlflow.source.git.commit": run["commit"],
+            "mlflow.parentRunId": run["parent_run_id"],
+            "mlflow.note.content": f"Recipe {run['recipe']}, seed {run['seed']}. A mirror of the run folder "
+            f"`{self.folder.resolve()}`, which holds what MLflow does not: tables, checkpoints, diff.",
+            **run["tags"],
+        }
+        pairs = [entities.RunTag(name, str(value)[:TAG_LENGTH]) for name, value in tags.items() if value is not None]
+        for chunk in _chunks(pairs, ENTRIES_PER_BATCH):
+            client.log_batch(found.info.run_id, tags=chunk, synchronous=True)
+        # A parameter cannot change in MLflow: what a resumed run says differently is in its config.yaml.
+        values = {re.sub(r"[^/\w.\- :]", "_", key): str(value) for key, value in run["config"].items()}
+        params = [
+            entities.Param(key, value if len(value) <= PARAM_LENGTH else value[: PARAM_LENGTH - 3] + "...")
+            for key, value in values.items()
+            if key not in found.data.params
+        ]
+        for chunk in _chunks(params, ENTRIES_PER_BATCH):
+            client.log_batch(found.info.run_id, params=chunk, synchronous=True)
+
+    def _send(self, steps: list[StepRecord]) -> int:
+        """Send whole steps, at most 1000 points a call, and remember the last of them."""
+        entities = load_mlflow().entities
+        metrics = [
+            entities.Metric(name, value, record.wall, record.step)
+            for record in steps
+            for name, value in _points(record).items()
+            if math.isfinite(value)
+        ]
+        for chunk in _chunks(metrics, POINTS_PER_BATCH):
+            self._client.log_batch(self.run_id, metrics=chunk, synchronous=True)
+        self._note_nonfinite(steps)
+        self._cursor.last_step = steps[-1].step
+        self._save_cursor()
+        return len(metrics)
+
+    def _note_nonfinite(self, steps: list[StepRecord]) -> None:
+        """MLflow stores infinity as 1.8e308, so such values stay out; a tag names the first of them."""
+        lost = (
+            f"step {record.step}: {name} = {value}"
+            for record in steps
+            for name, value in _points(record).items()
+            if not math.isfinite(value)
+        )
+        if not self._cursor.nonfinite and (first := next(lost, "")):
+            self._client.set_tag(self.run_id, "nonfinite", first, synchronous=True)
+            self._cursor.nonfinite = first
+
+    def _send_artifacts(self) -> None:
+        """Copy small files that changed since they were sent; a store that refuses files is no error."""
+        for name in ARTIFACTS:
+            path = self.folder / name
+            if not path.exists() or path.stat().st_size > ARTIFACT_BYTES:
+                continue
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            if self._cursor.artifacts.get(name) == digest:
+                continue
+            try:
+                self._client.log_artifact(self.run_id, str(path))
+            except Exception as error:
+                logger.info("%s was not copied to MLflow: %s", path, first_line(error))
+                return
+            self._cursor.artifacts[name] = digest
+            self._save_cursor()
+
+    def _set_status(self, live: bool) -> None:
+        status, ended = ending(self.folder, live)
+        if status == "RUNNING":
+            return
+        info = self._client.get_run(self.run_id).info
+        if (info.status, info.end_time) != (status, ended):
+            self._client.set_terminated(self.run_id, status, ended)
+
+
+def _chunks(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def _points(record: StepRecord) -> dict[str, float | int]:
+    """Everything logged at a step under its MLflow name; times that have no room of their own under time/."""
+    timing = {
+        name if name.startswith(("time/", "budget/")) else f"time/{name}": value
+        for name, value in record.timing.items()
+    }
+    return {**record.metrics, **timing}
+
+
+def _batches(records: Iterable[StepRecord]) -> Iterator[list[StepRecord]]:
+    """Whole steps, together at most 1000 points unless a single step has more."""
+    batch: list[StepRecord] = []
+    points = 0
+    for record in records:
+        size = len(record.metrics) + len(record.timing)
+        if batch and points + size > POINTS_PER_BATCH:
+            yield batch
+            batch, points = [], 0
+        batch.append(record)
+        points += size
+    if batch:
+        yield batch
+
+
+def ending(folder: Path, live: bool) -> tuple[str, int]:
+    """MLflow's word for how the run stands, and the unix time in ms at which it ended (0: it has not)."""
+    for name, status in (("DONE", "FINISHED"), ("error.txt", "FAILED")):
+        if (folder / name).exists():
+            return status, (folder / name).stat().st_mtime_ns // 1_000_000
+    if live:
+        return "RUNNING", 0
+    last = next(path for path in (folder / "timing.jsonl", folder / "run.json") if path.exists())
+    return "KILLED", last.stat().st_mtime_ns // 1_000_000
+
+
+def first_line(error: BaseException) -> str:
+    """`error` in one line of a log; MLflow's messages run over many."""
+    return f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"

@@ -1,0 +1,125 @@
+"""The MLflow store: which URIs can work, and one made ready for any number of writers.
+
+mlflow takes over a second to import, so it is imported only where it is used, by `load_mlflow`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from types import ModuleType
+from urllib.parse import urlsplit
+
+from grpo_lab.tracking.files import locked
+
+STORE_LOCK_SECONDS = 120.0  # eight first starts in a row on a slow disk
+DATABASES = ("postgresql", "mysql", "mssql")
+NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "9p", "fuse.sshfs")
+ENVIRONMENT = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "ERROR",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    # By default a dead server holds each call for minutes.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
+}
+
+logger = logging.getLogger("grpo_lab.tracking")
+
+
+def check_uri(uri: str) -> None:
+    """Raise ValueError, with the form to use, for a tracking URI that cannot work. Touches no network."""
+    parts = urlsplit(uri)
+    scheme = parts.scheme.split("+")[0]
+    if scheme == "sqlite":
+        if not uri.startswith("sqlite:////"):
+            raise ValueError(
+                f"tracking.uri={uri}: the path of the database must be absolute, or every working folder "
+                f"gets its own: write sqlite:////absolute/path/mlflow.db, with four slashes"
+            )
+    elif scheme in ("http", "https"):
+        if not parts.hostname:
+            raise ValueError(f"tracking.uri={uri} names no host: write for example http://127.0.0.1:5000")
+    elif scheme not in DATABASES:
+        raise ValueError(
+            f"tracking.uri={uri} is not supported (MLflow 3.13 gave up its file store): write "
+            "sqlite:////absolute/path/mlflow.db or http://host:port, or choose tracking=none; an old "
+            "file store is converted by `mlflow migrate-filestore`"
+        )
+
+
+def prepare_store(uri: str, experiment: str) -> str:
+    """Make the store ready for any number of writers and return the experiment's id, made if missing.
+
+    A new sqlite store gets its tables from one process while the others wait: unguarded, processes that
+    open it at the same moment break each other's migration. Raises ValueError for a deleted experiment and
+    MLflow's own errors where the store cannot be reached.
+    """
+    check_uri(uri)
+    if not uri.startswith("sqlite:"):
+        return _experiment_id(uri, experiment, None)
+    database = _database(uri)
+    database.parent.mkdir(parents=True, exist_ok=True)
+    with locked(database.with_name(f"{database.name}.lock"), STORE_LOCK_SECONDS):
+        _allow_readers_while_writing(database)
+        return _experiment_id(uri, experiment, str(database.with_name("mlflow_artifacts")))
+
+
+def _database(uri: str) -> Path:
+    return Path(re.sub(r"^sqlite(\+\w+)?:///", "", uri).split("?")[0])
+
+
+def _allow_readers_while_writing(database: Path) -> None:
+    """Set sqlite's write-ahead log, which stays set; it needs memory shared by all who open the file."""
+    kind = file_system(database.parent)
+    if kind.startswith(NETWORK_FILE_SYSTEMS):
+        logger.warning(
+            "%s lies on %s, where sqlite is slow and unsafe with several machines: start `mlflow server` on "
+            "one of them and set tracking.uri to its address",
+            database,
+            kind,
+        )
+        return
+    with closing(sqlite3.connect(database, timeout=20)) as connection:
+        connection.execute("PRAGMA journal_mode=WAL")
+
+
+def file_system(path: Path, mounts: Path = Path("/proc/mounts")) -> str:
+    """The type of the file system that holds `path`, or "" where the system does not tell."""
+    if not mounts.exists():
+        return ""
+    found = {fields[1]: fields[2] for fields in map(str.split, mounts.read_text().splitlines())}
+    resolved = path.resolve()
+    return next((found[str(place)] for place in (resolved, *resolved.parents) if str(place) in found), "")
+
+
+def load_mlflow() -> ModuleType:
+    """The mlflow package, imported here and nowhere else: it reads these settings while it is imported."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    import mlflow
+
+    return mlflow
+
+
+def _experiment_id(uri: str, experiment: str, artifact_location: str | None) -> str:
+    client = load_mlflow().MlflowClient(tracking_uri=uri)
+    found = client.get_experiment_by_name(experiment)
+    if found is None:
+        try:
+            return client.create_experiment(experiment, artifact_location=artifact_location)
+        except load_mlflow().MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+            found = client.get_experiment_by_name(experiment)  # another run was faster
+    if found.lifecycle_stage != "active":
+        raise ValueError(
+            f"experiment {experiment} was deleted in MLflow: restore it with `mlflow experiments restore "
+            f"--experiment-id {found.experiment_id}`, or set another tracking.experiment"
+        )
+    return found.experiment_id

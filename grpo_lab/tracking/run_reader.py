@@ -1,0 +1,131 @@
+"""A run folder read by any process at any time, while it is written or long after; see `run_log` for its files."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+NONFINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+Status = Literal["new", "partial", "failed", "done"]
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a living process, this one included, has a RunLog open on `folder`."""
+    try:
+        descriptor = os.open(folder / ".lock", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def run_status(folder: Path) -> Status:
+    """Where the run in `folder` stands, without opening it: "new" means nothing of it is worth keeping."""
+    if (folder / "DONE").exists():
+        return "done"
+    if (folder / "error.txt").exists():
+        return "failed"
+    metrics = folder / "metrics.jsonl"
+    if (folder / "run.json").exists() or (metrics.exists() and metrics.stat().st_size > 0):
+        return "partial"
+    return "new"
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One logged step, with values that are not finite back in their places.
+
+    `wall` is the unix time in ms at which the step was first logged, and `timing` is of that attempt. Where
+    a power cut took them, `wall` is the step's before (0 for the first) and `timing` is empty.
+    """
+
+    step: int
+    wall: int
+    metrics: Mapping[str, float | int]
+    timing: Mapping[str, float | int]
+
+
+class StepReader:
+    """Reads the steps of a run folder as they are appended, by any process, locked or not."""
+
+    def __init__(self, folder: Path) -> None:
+        self._metrics = _Lines(folder / "metrics.jsonl")
+        self._timing = _Lines(folder / "timing.jsonl")
+        self._first: dict[int, tuple[int, dict[str, float | int]]] = {}
+        self._wall = 0
+
+    def poll(self) -> list[StepRecord]:
+        """Complete steps since the last poll; all of them again after metrics.jsonl was rewound.
+
+        Raises ValueError with file and line where a line is not what `RunLog` writes.
+        """
+        # Metrics before timing, the reverse of the writer, so that no step is seen without its time.
+        lines = self._metrics.poll()
+        for line in self._timing.poll():
+            self._first.setdefault(line["step"], (line["wall"], _values(line, "timing")))
+        records = []
+        for line in lines:
+            self._wall, timing = self._first.get(line["step"], (self._wall, {}))
+            records.append(StepRecord(line["step"], self._wall, _values(line, "metrics"), timing))
+        return records
+
+
+class _Lines:
+    """The complete lines of one growing JSON lines file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._last = b""
+
+    def poll(self) -> list[dict[str, Any]]:
+        try:
+            stream = self._path.open("rb")
+        except FileNotFoundError:
+            return []
+        with stream:
+            # A file that was rewound and has grown again differs before the offset: compare, not measure.
+            stream.seek(self._offset - len(self._last))
+            if stream.read(len(self._last)) != self._last:
+                self._offset, self._last = 0, b""
+                stream.seek(0)
+            content = stream.read()
+        lines = content[: content.rfind(b"\n") + 1].splitlines(keepends=True)
+        records = [parse_line(line, self._path) for line in lines]
+        if lines:
+            self._offset += sum(map(len, lines))
+            self._last = lines[-1]
+        return records
+
+
+def parse_line(line: bytes, path: Path) -> dict[str, Any]:
+    """One line of the file `path`. Raises ValueError, with the remedy, where it is not JSON."""
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise ValueError(
+            f"{path} has a line that is not JSON, {line[:60]!r}: it was edited, or the disk fails; remove "
+            "that line and all below it, then start the run again"
+        ) from error
+
+
+def _values(line: Mapping[str, Any], section: str) -> dict[str, float | int]:
+    lost = {name: NONFINITE[value] for name, value in line.get("nonfinite", {}).items()}
+    return {**line[section], **lost}
+
+
+def read_steps(folder: Path) -> Iterator[StepRecord]:
+    """The complete steps of a run folder in order; none where nothing was logged yet."""
+    yield from StepReader(folder).poll()

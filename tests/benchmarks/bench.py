@@ -1,0 +1,291 @@
+"""How fast a training step is: where its time goes, what share of the machine it uses, and TRL beside it.
+
+    make bench                                              everything
+    .venv/bin/python tests/benchmarks/bench.py --without-trl      the split of the step alone
+
+Every measurement is a process of its own with the same number of threads. The two sides take turns, train the
+same model on the same problems in the same order, and the first steps of each run are left out. TRL has an
+environment of its own in .bench/trl, made on first use. All numbers end in .bench/results.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+HERE = Path(__file__).resolve().parent
+BENCH = HERE.parents[1] / ".bench"
+TRL = BENCH / "trl"
+CONSTRAINTS = HERE / "trl_constraints.txt"
+WARMUP = 3  # steps of each run that are not counted
+STAGES = ("generate", "grade", "score", "train", "sync", "log")
+# The work both sides do. The learning rate is small so that both policies stay where they began, and with them
+# the lengths of what they write.
+SETTING = (
+    "recipe=plain", "world=arithmetic", "problems_per_step=16", "group_size=8", "engine.temperature=1.0",
+    "engine.top_p=1.0", "optimizer.learning_rate=1e-6", "optimizer.warmup_updates=0",
+)  # fmt: skip
+# What is counted as a comparison of unequal work, or of a machine that was busy with something else.
+LENGTH_TOLERANCE = 0.1
+BUSY_TOLERANCE = 0.1
+
+Run = dict[str, Any]
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
+
+
+def call(command: Sequence[str | Path], threads: int, doing: str) -> None:
+    """Run a child with `threads` threads and its output in .bench/last.log; ends the benchmark if it fails."""
+    limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
+    limits |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    log = BENCH / "last.log"
+    if not console.is_terminal:
+        console.print(f"  {doing}")
+    with console.status(doing), log.open("w") as sink:
+        done = subprocess.run(list(map(str, command)), env=os.environ | limits, stdout=sink, stderr=subprocess.STDOUT)
+    if done.returncode:
+        tail = "\n".join(log.read_text().splitlines()[-15:])
+        console.print(tail, markup=False)
+        sys.exit(f"error: '{doing}' ended with exit code {done.returncode}; its whole output is in {log}")
+
+
+def make_trl_environment() -> Path:
+    """TRL's own environment at the pinned versions, made or remade only when the pins changed; its Python."""
+    python, stamp = TRL / "bin" / "python", TRL / ".installed"
+    wanted = hashlib.sha256(CONSTRAINTS.read_bytes() + sys.version.encode()).hexdigest()
+    if stamp.exists() and stamp.read_text() == wanted:
+        return python
+    call([sys.executable, "-m", "venv", "--clear", TRL], 1, "making .bench/trl")
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", CONSTRAINTS]
+    call([*pip, "torch"], 1, "installing torch into .bench/trl, a few minutes the first time")
+    call([*pip, "trl", "transformers"], 1, "installing TRL into .bench/trl")
+    stamp.write_text(wanted)
+    return python
+
+
+def run_lab(arguments: Sequence[Any], threads: int, doing: str) -> Run:
+    """One run of lab_side.py."""
+    target = BENCH / "lab.json"
+    call([sys.executable, HERE / "lab_side.py", target, *map(str, arguments)], threads, doing)
+    return json.loads(target.read_text())
+
+
+def run_trl(python: Path, setting: Run, threads: int, doing: str) -> Run:
+    """One run of trl_side.py on the setting of the lab's run before it, its rewards checked."""
+    source, target = BENCH / "setting.json", BENCH / "trl.json"
+    source.write_text(json.dumps(setting))
+    call([python, HERE / "trl_side.py", target, source, WARMUP], threads, doing)
+    result = json.loads(target.read_text())
+    check_rewards(result.pop("last"), setting)
+    return result
+
+
+def check_rewards(rows: Sequence[Run], setting: Run) -> None:
+    """Ends the benchmark unless the other side's verifier gave every response of a step what ours gives it."""
+    from grpo_lab.tasks.grading import Strict
+
+    strict = Strict(correct=setting["correct"], wrong=setting["wrong"])
+    wrong = [row for row in rows if strict(row["answer"], row["text"], row["finished"]) != row["outcome"]]
+    if wrong:
+        sys.exit(f"error: the two verifiers disagree, for example on {wrong[0]}: mend trl_side.py")
+
+
+def measure(options: argparse.Namespace) -> Run:
+    """Every run of the benchmark, in order: the peak, then for each budget the plain recipe and the pairs."""
+    from grpo_lab.tracking import provenance
+
+    threads, cores = options.threads, os.cpu_count()
+    python = None if options.without_trl else make_trl_environment()
+    call([Path(sys.executable).with_name("grpo-lab"), "base", "world=arithmetic"], threads, "building the base model")
+    about = provenance.collect([])
+    results: Run = {
+        "machine": {name: about[name] for name in ("cpu", "memory_bytes", "platform")} | {"cores": cores},
+        "commit": None if about["git"] is None else {name: about["git"][name] for name in ("commit", "dirty")},
+        "versions": {"python": about["python"], "lab": about["packages"]},
+        "threads": threads,
+        "warmup": WARMUP,
+        "load_before": os.getloadavg()[0],
+        "peak_flops": run_lab(["--peak"], threads, "measuring the matmul peak")["peak"],
+        "budgets": [],
+    }
+    for budget in options.budgets:
+        fixed = [*SETTING, f"engine.max_tokens={budget}", f"threads={threads}"]
+
+        def lab(name: str, *overrides: str, budget: int = budget, fixed: list[str] = fixed) -> Run:
+            doing = f"budget {budget}: {name}"
+            return run_lab([options.steps, WARMUP, *fixed, *overrides], threads, doing)
+
+        plain = lab("the plain recipe")
+        pairs = []
+        for pair in range(options.pairs):
+            ours = lab(f"pair {pair + 1}, grpo_lab", "updates=one", f"seed={pair}")
+            pairs.append({"lab": ours})
+            if python is not None:
+                theirs = run_trl(python, ours["setting"], threads, f"budget {budget}: pair {pair + 1}, TRL")
+                results["versions"]["trl"] = theirs.pop("versions")
+                pairs[-1]["trl"] = theirs
+        for run in [plain, *(pair["lab"] for pair in pairs)]:
+            for name in ("model", "prompts", "prompt_ids", "answers"):
+                run["setting"].pop(name)
+        results["budgets"].append({"budget": budget, "plain": plain, "pairs": pairs})
+    return results
+
+
+def middle(runs: Sequence[Run], value: Callable[[Run], float]) -> float:
+    """The median of a value over all counted steps of these runs."""
+    return median(value(row) for run in runs for row in run["rows"])
+
+
+def compare(pair: Run) -> dict[str, float]:
+    """What one pair says: medians of each side, and ratios above 1 where the lab is the faster one."""
+    numbers: dict[str, float] = {}
+    for side in ("lab", "trl"):
+        runs = [pair[side]]
+        numbers |= {
+            f"{side}_step": middle(runs, lambda row: row["wall"]),
+            f"{side}_cpu": middle(runs, lambda row: row["cpu"]),
+            f"{side}_generate": middle(runs, lambda row: row["stages"]["generate"]),
+            f"{side}_tokens": sum(row["tokens"] for row in pair[side]["rows"]) / len(pair[side]["rows"]),
+            f"{side}_per_1000": middle(runs, lambda row: 1000 * row["wall"] / row["tokens"]),
+        }
+    for name in ("step", "cpu", "generate", "per_1000"):
+        numbers[f"ratio_{name}"] = numbers[f"trl_{name}"] / numbers[f"lab_{name}"]
+    return numbers
+
+
+def split_table(results: Run) -> Table:
+    peak = results["peak_flops"]
+    threads = "1 thread" if results["threads"] == 1 else f"{results['threads']} threads"
+    table = Table(
+        title=f"Median step, milliseconds; {threads}, fp32 matmul peak {peak / 1e9:.1f} GFLOP/s",
+        caption="tokens/s: generated tokens by the time of generation; GFLOP/s: the ledger's count by the whole step",
+    )
+    for name in ("updates", "budget"):
+        table.add_column(name)
+    for name in (*STAGES, "step", "tokens", "tokens/s", "GFLOP/s", "of peak"):
+        table.add_column(name, justify="right")
+    for part in results["budgets"]:
+        for name, runs in (("four (plain)", [part["plain"]]), ("one", [pair["lab"] for pair in part["pairs"]])):
+            flops = middle(runs, lambda row: row["flops"] / row["wall"])
+            table.add_row(
+                name,
+                str(part["budget"]),
+                *(f"{1000 * middle(runs, lambda row, s=stage: row['stages'][s]):.1f}" for stage in STAGES),
+                f"{1000 * middle(runs, lambda row: row['wall']):.1f}",
+                f"{middle(runs, lambda row: row['tokens']):,.0f}",
+                f"{middle(runs, lambda row: row['tokens'] / row['stages']['generate']):,.0f}",
+                f"{flops / 1e9:.1f}",
+                f"{flops / peak:.0%}",
+            )
+    return table
+
+
+def trl_table(results: Run) -> Table:
+    versions = results["versions"]["trl"]
+    table = Table(
+        title=f"grpo_lab and TRL {versions['trl']} on the same work, one update per step; lab / TRL, medians",
+        caption="ratios are TRL's time by the lab's: above 1 the lab is faster; tokens are means per step",
+    )
+    for name in ("budget", "pair"):
+        table.add_column(name)
+    for name in (
+        "step ms", "ratio", "CPU ms", "ratio", "generate ms", "ratio", "ms per 1000 tokens", "ratio", "tokens",
+    ):  # fmt: skip
+        table.add_column(name, justify="right", style="bold" if name == "ratio" else "")
+    for part in results["budgets"]:
+        for index, numbers in enumerate(part["compared"], start=1):
+            cells = []
+            for name in ("step", "cpu", "generate", "per_1000"):
+                cells += [f"{1000 * numbers[f'lab_{name}']:.0f} / {1000 * numbers[f'trl_{name}']:.0f}"]
+                cells += [f"{numbers[f'ratio_{name}']:.2f}"]
+            tokens = f"{numbers['lab_tokens']:,.0f} / {numbers['trl_tokens']:,.0f}"
+            table.add_row(str(part["budget"]), str(index), *cells, tokens)
+        table.add_section()
+    return table
+
+
+def verdicts(results: Run) -> list[str]:
+    """One line per budget, and a warning where the comparison is not what it should be."""
+    lines = []
+    for part in results["budgets"]:
+        budget, summary = part["budget"], part["summary"]
+        step, length_free = summary["step"], summary["per_1000"]
+        lines.append(
+            f"budget {budget}: TRL takes [bold]{step['median']:.2f}[/bold] times the lab's step "
+            f"({step['min']:.2f} to {step['max']:.2f} over {len(part['pairs'])} pairs), "
+            f"{length_free['median']:.2f} times per generated token"
+        )
+        for index, numbers in enumerate(part["compared"], start=1):
+            apart = numbers["trl_tokens"] / numbers["lab_tokens"] - 1
+            if abs(apart) > LENGTH_TOLERANCE:
+                lines.append(
+                    f"[yellow]unequal work[/yellow] budget {budget}, pair {index}: TRL generated {apart:+.0%} tokens; "
+                    "read the ratio per 1000 tokens, or take more --steps"
+                )
+    return lines
+
+
+def busy(results: Run) -> str | None:
+    """A warning where steps waited for the processor; only one thread tells waiting from working."""
+    if results["threads"] != 1:
+        return None
+    runs = [
+        run for part in results["budgets"] for run in (part["plain"], *(r for p in part["pairs"] for r in p.values()))
+    ]
+    worst = max(middle([run], lambda row: row["wall"] / row["cpu"]) for run in runs) - 1
+    if worst <= BUSY_TOLERANCE:
+        return None
+    return (
+        f"[yellow]busy machine[/yellow] in one run steps took {worst:.0%} longer than they computed: "
+        "trust the CPU times, or repeat this when nothing else runs"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=12, help=f"counted steps of each run, after {WARMUP} (12)")
+    parser.add_argument("--budgets", type=int, nargs="+", default=[40, 128], help="response tokens (40 128)")
+    parser.add_argument("--threads", type=int, default=1, help="threads of each side (1)")
+    parser.add_argument("--pairs", type=int, default=2, help="runs of each side for each budget (2)")
+    parser.add_argument("--without-trl", action="store_true", help="measure the lab alone")
+    options = parser.parse_args()
+    for name in ("steps", "threads", "pairs"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} must be at least 1")
+    BENCH.mkdir(exist_ok=True)
+    try:
+        results = measure(options)
+    except KeyboardInterrupt:
+        sys.exit("interrupted")
+    if not options.without_trl:
+        for part in results["budgets"]:
+            part["compared"] = [compare(pair) for pair in part["pairs"]]
+            part["summary"] = {
+                name: {"median": median(values), "min": min(values), "max": max(values)}
+                for name in ("step", "cpu", "generate", "per_1000")
+                for values in [[numbers[f"ratio_{name}"] for numbers in part["compared"]]]
+            }
+    target = BENCH / "results.json"
+    target.write_text(json.dumps(results, indent=1) + "\n")
+    console.print(split_table(results))
+    if not options.without_trl:
+        console.print(trl_table(results))
+        for line in verdicts(results):
+            console.print(line)
+    if warning := busy(results):
+        console.print(warning)
+    console.print(f"all numbers: {target}")
+
+
+if __name__ == "__main__":
+    main()
