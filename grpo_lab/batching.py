@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from grpo_lab.policy import mask_lengths, token_logprobs
@@ -19,9 +19,17 @@ from grpo_lab.tricks.denominator import Denominator
 from grpo_lab.tricks.precision import Precision
 from grpo_lab.types import Batch, Rollouts, Totals
 
-# One more forward and backward pass costs about as much as this many tokens of padding, measured on the
-# arithmetic world's base model with one CPU thread; it moves time, never a result.
-SPLIT_COST_TOKENS = 192
+
+@dataclass(frozen=True)
+class Cut:
+    """How rows are cut into microbatches; it moves memory and time, never a gradient.
+
+    `microbatch_tokens` bounds the padded tokens of one forward pass, `split_cost_tokens` is how many
+    tokens of padding cost as much as one more pass: small on a CPU, thousands on a GPU.
+    """
+
+    microbatch_tokens: int
+    split_cost_tokens: int
 
 
 @dataclass(frozen=True)
@@ -36,8 +44,8 @@ class StepInputs:
     correction_weights: Float[Tensor, "N T"] | None
 
 
-def microbatch_rows(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Cut rows of these total lengths into microbatches of at most `budget` padded tokens.
+def microbatch_rows(lengths: Sequence[int], cut: Cut) -> list[list[int]]:
+    """Cut rows of these total lengths into microbatches of at most `microbatch_tokens` padded tokens.
 
     A row longer than the budget gets a microbatch of its own. The order is by length, ties by index.
     """
@@ -46,7 +54,8 @@ def microbatch_rows(lengths: Sequence[int], budget: int) -> list[list[int]]:
     width = wasted = 0
     for row in order:
         padding = width - lengths[row]
-        if groups and (len(groups[-1]) + 1) * width <= budget and wasted + padding <= SPLIT_COST_TOKENS:
+        fits = bool(groups) and (len(groups[-1]) + 1) * width <= cut.microbatch_tokens
+        if fits and wasted + padding <= cut.split_cost_tokens:
             groups[-1].append(row)
             wasted += padding
         else:
@@ -69,9 +78,7 @@ def totals_of(counted: Bool[Tensor, "N T"], group_size: int, rows: Sequence[int]
     )
 
 
-def make_minibatch(
-    inputs: StepInputs, problems: range, denominator: Denominator, microbatch_tokens: int
-) -> list[Batch]:
+def make_minibatch(inputs: StepInputs, problems: range, denominator: Denominator, cut: Cut) -> list[Batch]:
     """The microbatches of the optimiser step over `problems`, longest rows first; [] if no token is left."""
     rollouts, size = inputs.rollouts, inputs.rollouts.group_size
     step = slice(problems.start * size, problems.stop * size)
@@ -82,7 +89,7 @@ def make_minibatch(
     ends = mask_lengths(loss_mask)
     lengths = [len(prompt) + ends[row] for prompt, row in zip(prompts, live)]
     batches = []
-    for group in microbatch_rows(lengths, microbatch_tokens):
+    for group in microbatch_rows(lengths, cut):
         rows = [live[place] for place in group]
         width = max(ends[row] for row in rows)
         batches.append(
@@ -112,7 +119,7 @@ def score_rollouts(
     rollouts: Rollouts,
     temperature: float,
     precision: Precision,
-    microbatch_tokens: int,
+    cut: Cut,
     device: torch.device,
 ) -> Float[Tensor, "N T"]:
     """Log-probs of every sampled token under `model`, without gradient, on the CPU; 0 elsewhere."""
@@ -120,7 +127,7 @@ def score_rollouts(
     prompts = [rollouts.prompt_of_row(row) for row in range(rollouts.num_rows)]
     ends = mask_lengths(rollouts.sampled_mask)
     lengths = [len(prompt) + end for prompt, end in zip(prompts, ends)]
-    for rows in microbatch_rows(lengths, microbatch_tokens):
+    for rows in microbatch_rows(lengths, cut):
         width = max(ends[row] for row in rows)
         logprobs, _ = token_logprobs(
             model,
@@ -154,8 +161,6 @@ def expand(advantages: Float[Tensor, "P G"], mask: Bool[Tensor, "N T"]) -> Float
     return torch.where(mask, advantages.reshape(-1, 1), 0.0).to(torch.float32)
 
 
-def row_lengths(rollouts: Rollouts, rows: Int[Tensor, "R"] | None = None) -> tuple[list[int], list[int]]:
+def row_lengths(rollouts: Rollouts) -> tuple[list[int], list[int]]:
     """Prompt and response lengths of the rows, for the ledger."""
-    chosen = range(rollouts.num_rows) if rows is None else rows.tolist()
-    lengths = rollouts.lengths.tolist()
-    return [len(rollouts.prompt_of_row(row)) for row in chosen], [lengths[row] for row in chosen]
+    return [len(rollouts.prompt_of_row(row)) for row in range(rollouts.num_rows)], rollouts.lengths.tolist()

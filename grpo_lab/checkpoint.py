@@ -33,18 +33,23 @@ def save(root: Path, step: int, model: nn.Module, tokenizer: PreTrainedTokenizer
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         torch.save(state, temporary / "state.pt")
-        for path in temporary.iterdir():
+        for path in (found for found in temporary.rglob("*") if found.is_file()):
             with path.open("rb") as file:
                 os.fsync(file.fileno())
     except (OSError, RuntimeError, SafetensorError) as error:
         # torch and safetensors each have their own word for a failed write.
         shutil.rmtree(temporary, ignore_errors=True)
+        free = shutil.disk_usage(root).free
         raise RunFolderError(
-            f"the checkpoint of step {step} could not be written to {root} ({str(error).splitlines()[0]}): "
-            "free space and start the same command again: it resumes from the last checkpoint"
+            f"the checkpoint of step {step} could not be written to {root}, which has {free / 1e6:.0f} MB free "
+            f"({str(error).splitlines()[0]}): free space and start the same command again: "
+            "it resumes from the last checkpoint"
         ) from error
-    shutil.rmtree(final, ignore_errors=True)
+    replaced = root / f"{temporary.name}.old"
+    if final.exists():
+        os.replace(final, replaced)
     os.replace(temporary, final)
+    shutil.rmtree(replaced, ignore_errors=True)
     descriptor = os.open(root, os.O_RDONLY)
     os.fsync(descriptor)
     os.close(descriptor)

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from grpo_lab.config import RunConfig, snake_case
-from grpo_lab.tricks.precision import Fp32
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class IncompatibleRun(ValueError):
 
 
 def _removes_rows(run: RunConfig) -> bool:
-    return run.truncation.removes_rows or run.group_filter.removes_rows or run.rejection.needs_old_logprobs
+    return run.truncation.removes_rows or run.group_filter.removes_rows or run.rejection.removes_rows
 
 
 def _on_policy(run: RunConfig) -> bool:
@@ -108,10 +107,30 @@ WARNINGS: tuple[Rule, ...] = (
         lambda run: (
             run.correction.needs_old_logprobs
             and run.schedule.keeps_sampler_current
-            and type(run.learner_precision) is type(run.sampler_precision) is Fp32
+            and not (run.learner_precision.rounds or run.sampler_precision.rounds)
         ),
         "sampler and learner hold the same weights in the same arithmetic, so every weight is about 1",
         "let them differ by schedule or precision, or set correction=none",
+    ),
+    Rule(
+        "filter_cannot_act",
+        ("group_filter", "baseline", "denominator"),
+        lambda run: (
+            run.group_filter.removes_rows
+            and run.baseline.group_relative
+            and not run.denominator.survivors_only
+            and not run.kl.needs_reference
+            and not run.entropy.needs_gradient
+        ),
+        "groups without signal have advantage 0 anyway, and the original counts keep the step size as it was",
+        "combine the filter with denominator=survivors",
+    ),
+    Rule(
+        "top_p_biases_the_ratio",
+        ("engine",),
+        lambda run: run.engine.top_p < 1,
+        "log-probs are of the whole softmax, so what top-p cut off looks like sampler-learner mismatch",
+        "train with engine.top_p=1 and use top-p in evaluation only",
     ),
 )
 

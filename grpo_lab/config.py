@@ -18,6 +18,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from grpo_lab.batching import Cut
 from grpo_lab.engines.base import Engine
 from grpo_lab.evaluate import Evaluation
 from grpo_lab.ledger import Budget
@@ -98,6 +99,7 @@ class RunConfig:
     problems_per_step: int
     group_size: int
     microbatch_tokens: int
+    split_cost_tokens: int
     device: str
     threads: int
     checkpoint_every: int
@@ -107,12 +109,16 @@ class RunConfig:
     plugins: list[str]
 
     def __post_init__(self) -> None:
-        require_not_negative(self, "seed")
+        require_not_negative(self, "seed", "split_cost_tokens")
         for field in (
             "problems_per_step", "group_size", "microbatch_tokens", "threads", "checkpoint_every",
             "keep_checkpoints", "rollouts_every",
         ):  # fmt: skip
             require(getattr(self, field) >= 1, self, field, "at least 1")
+
+    @property
+    def cut(self) -> Cut:
+        return Cut(self.microbatch_tokens, self.split_cost_tokens)
 
     @property
     def rows_per_step(self) -> int:

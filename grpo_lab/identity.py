@@ -32,14 +32,14 @@ def run_name(recipe: str, overrides: Sequence[str]) -> str:
     return name
 
 
-def run_identity(config: DictConfig) -> dict[str, Any]:
-    """The resolved values that make a run what it is: all but the volatile ones."""
-    return {
+def run_identity(config: DictConfig, device: str) -> dict[str, Any]:
+    """The resolved values that make a run what it is: all but the volatile ones, and the kind of device."""
+    return {"device": device} | {
         key: value for key, value in flat(config).items() if key.split(".")[0] not in VOLATILE | {"hydra", "plugins"}
     }
 
 
-def check_folder(folder: Path, config: DictConfig) -> str:
+def check_folder(folder: Path, identity: Mapping[str, Any]) -> str:
     """The key of the run in `folder`, a new one for a new run.
 
     Raises ValueError when the folder holds a run whose identity differs, naming what differs.
@@ -48,7 +48,7 @@ def check_folder(folder: Path, config: DictConfig) -> str:
     if not path.exists():
         return uuid.uuid4().hex
     before = json.loads(path.read_text())
-    there, now = before["identity"], json.loads(json.dumps(run_identity(config)))
+    there, now = before["identity"], json.loads(json.dumps(identity))
     different = sorted(key for key in there.keys() | now.keys() if there.get(key) != now.get(key))
     if different:
         shown = ", ".join(f"{key}: {there.get(key)!r} there, {now.get(key)!r} now" for key in different[:4])
@@ -63,6 +63,7 @@ def describe_run(
     key: str,
     name: str,
     config: DictConfig,
+    identity: Mapping[str, Any],
     tracking: Mapping[str, str] | None,
     choices: Mapping[str, str],
     warnings: Sequence[str],
@@ -78,7 +79,7 @@ def describe_run(
         "seed": config.seed,
         "choices": dict(choices),
         "config": flat(config),
-        "identity": run_identity(config),
+        "identity": dict(identity),
         "tracking": tracking,
         "commit": git.get("commit"),
         "dirty": git.get("dirty"),

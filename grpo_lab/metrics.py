@@ -29,6 +29,7 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("reward/component/*", "reward", "mean over all responses", "one named part of the reward"),
     Metric("reward/kept_mean", "reward", "mean over trained responses", "reward of what enters the loss"),
     Metric("reward/kept_outcome", "share", "mean over trained responses", "outcome of what enters the loss"),
+    Metric("reward/kept_component/*", "reward", "mean over trained responses", "one named part of it"),
     Metric("reward/group_std", "reward", "mean over groups", "standard deviation of rewards within a group, ddof 0"),
     Metric("rollout/length", "tokens", "mean over all responses", "response length, end of text included"),
     Metric("rollout/length_correct", "tokens", "mean over right responses", "their length; absent if there are none"),

@@ -1,4 +1,4 @@
-"""Models: loading them, and the log-probs of given tokens under the learner or the reference.
+"""Log-probs of given tokens under the learner or the reference.
 
 `token_logprobs` is the only place of the package that shifts by one: everywhere else column t of an
 [N, T] tensor is about response token t.
@@ -7,62 +7,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from grpo_lab.tricks.precision import LmHead, Precision
-
-
-class Fp32Head(nn.Linear):
-    """An output head whose product is fp32 whatever the rest of the model computes in."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        with torch.autocast(input.device.type, enabled=False):
-            bias = None if self.bias is None else self.bias.float()
-            return F.linear(input.float(), self.weight.float(), bias)
-
-
-def load_model(folder: Path, lm_head: LmHead) -> nn.Module:
-    """The causal LM of `folder`: fp32 weights, on the CPU, in eval mode.
-
-    It stays in eval mode for training too: dropout would make learner and sampler different policies.
-    """
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
-    head = model.get_output_embeddings()
-    if lm_head is LmHead.fp32 and type(head) is nn.Linear:
-        # Changing the class keeps the parameter, its name and its tie to the embedding.
-        head.__class__ = Fp32Head
-    return model.eval()
-
-
-def widen(scores: Tensor) -> Tensor:
-    """At least fp32, so that a softmax never runs in half precision; float64 stays float64."""
-    return scores if scores.dtype is torch.float64 else scores.float()
-
-
-def stop_token_ids(folder: Path) -> frozenset[int]:
-    """Ids that end a response: the tokenizer's EOS and those of the generation config."""
-    ids: set[int] = set()
-    generation = folder / "generation_config.json"
-    if generation.exists():
-        listed = json.loads(generation.read_text()).get("eos_token_id")
-        ids.update(listed if isinstance(listed, list) else [] if listed is None else [listed])
-    eos = AutoTokenizer.from_pretrained(folder).eos_token_id
-    if eos is None:
-        raise ValueError(f"the tokenizer of {folder} has no end-of-text token: set tokenizer.eos_token and save it")
-    return frozenset(ids | {eos})
-
-
-def context_length(folder: Path) -> int | None:
-    """The longest prompt plus response the model was built for, in tokens; None where it has no limit."""
-    return getattr(AutoConfig.from_pretrained(folder), "max_position_embeddings", None)
+from grpo_lab.models import widen
+from grpo_lab.tricks.precision import Precision
 
 
 def token_logprobs(

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from grpo_lab import checkpoint, metrics
 from grpo_lab.config import RunConfig
 from grpo_lab.evaluate import evaluate
@@ -18,6 +20,8 @@ from grpo_lab.progress import RunProgress
 from grpo_lab.tracking.mlflow_mirror import Tracking
 from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.workbench import Workbench
+
+_MAX_IDLE_STEPS = 100
 
 
 @dataclass
@@ -41,11 +45,14 @@ class Recorder:
     log: RunLog
     progress: RunProgress
     touched: dict[str, float] = field(default_factory=dict)
+    seconds_logging: float = 0.0  # of the step before: a line cannot hold the time its own writing takes
+    steps_without_update: int = 0
 
     def record(self, bench: Workbench, signs: Mapping[str, float | int], clock: Clock) -> None:
         """Write everything about the step that `bench.ledger` counts as the latest."""
         run, ledger, step = self.run, bench.ledger, bench.ledger.steps
         ledger.device_seconds += sum(clock.seconds.values())
+        self._refuse_to_idle(signs)
         share, numbers = ledger.spent(run.budget), dict(signs)
         speed = {}
         if "generate" in clock.seconds:
@@ -63,16 +70,32 @@ class Recorder:
                 self.touched[name] = max(self.touched.get(name, 0.0), value)
         numbers |= ledger.metrics()
         timing = {f"time/{stage}": seconds for stage, seconds in clock.seconds.items()}
-        timing |= speed
+        timing |= speed | {"time/log": self.seconds_logging}
+        started = time.perf_counter()
         timing["budget/device_seconds"] = ledger.device_seconds
         self.log.write_step(step, metrics.check(numbers), metrics.check(timing))
         if step and (step % run.checkpoint_every == 0 or share >= 1):
             self.save(bench, self.log.folder / "checkpoints")
+        self.seconds_logging = time.perf_counter() - started
         self.progress.show(step, share, numbers, timing)
+
+    def _refuse_to_idle(self, signs: Mapping[str, float | int]) -> None:
+        """Raise ValueError once nothing was trained for so long that nothing ever will be."""
+        idle = signs.get("train/updates", 1) == 0
+        self.steps_without_update = self.steps_without_update + 1 if idle else 0
+        if self.steps_without_update >= _MAX_IDLE_STEPS:
+            raise ValueError(
+                f"{_MAX_IDLE_STEPS} steps in a row left no token to train on: every group was filtered or every "
+                "response masked. The policy may have solved or lost the task; loosen group_filter or truncation"
+            )
+
+    def keep_rollouts(self, step: int, table: pd.DataFrame) -> None:
+        """Keep the responses of a step's rollout batch."""
+        self.log.write_table("rollouts", step, table)
 
     def save(self, bench: Workbench, root: Path) -> Path:
         """Checkpoint the run as it stands after its latest step."""
-        state = bench.state(self.log.position()) | {"touched": dict(self.touched)}
+        state = bench.state(self.log.position(), self.run.reference.changes) | {"touched": dict(self.touched)}
         saved = checkpoint.save(root, bench.ledger.steps, bench.learner, bench.tokenizer, state)
         checkpoint.prune(root, self.run.keep_checkpoints)
         return saved

@@ -54,7 +54,7 @@ def to_rollouts(
 ) -> Rollouts:
     """Pad completions on the right into one record, on the CPU."""
     assert len(completions) == len(problems) * group_size, "one completion per problem and group member"
-    rows, width = len(completions), max(len(c.tokens) for c in completions)
+    rows, width = len(completions), max(1, *(len(c.tokens) for c in completions))
     tokens = torch.zeros(rows, width, dtype=torch.long)
     mask = torch.zeros(rows, width, dtype=torch.bool)
     logprobs = torch.zeros(rows, width)
@@ -79,10 +79,14 @@ def to_rollouts(
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, rollouts: Rollouts) -> list[str]:
-    """The text of each row, special tokens left out."""
-    lengths = rollouts.lengths.tolist()
-    ids = [row[:length] for row, length in zip(rollouts.tokens.tolist(), lengths)]
-    return tokenizer.batch_decode(ids, skip_special_tokens=True)
+    """The text of each row without the stop token that ended it.
+
+    Any other special token stays visible: a response with padding drawn in its middle must not read as
+    if it had been left out.
+    """
+    ends = (rollouts.lengths - rollouts.finished.long()).clamp(min=0).tolist()
+    ids = [row[:end] for row, end in zip(rollouts.tokens.tolist(), ends)]
+    return tokenizer.batch_decode(ids, skip_special_tokens=False)
 
 
 def grade(rollouts: Rollouts, texts: Sequence[str], reward: Reward) -> Graded:

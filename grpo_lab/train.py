@@ -12,7 +12,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import hydra
 import torch
@@ -24,7 +23,7 @@ from grpo_lab.batching import StepInputs, expand, make_minibatch, on_device, row
 from grpo_lab.bootstrap import bootstrap
 from grpo_lab.compat import check_compatible
 from grpo_lab.config import RunConfig, conf_folder, to_run
-from grpo_lab.identity import check_folder, describe_run, run_name
+from grpo_lab.identity import check_folder, describe_run, run_identity, run_name
 from grpo_lab.loss import policy_loss
 from grpo_lab.policy import token_logprobs
 from grpo_lab.progress import RunProgress
@@ -33,12 +32,15 @@ from grpo_lab.rollouts import decode, encode_prompts, grade, group_requests, to_
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.files import atomic_write, write_json
 from grpo_lab.tracking.run_log import RunLog
-from grpo_lab.types import Batch
+from grpo_lab.types import Batch, Rollouts
 from grpo_lab.workbench import Workbench, open_workbench, prepare_torch
 
 
 def train(run: RunConfig, bench: Workbench, recorder: Recorder) -> None:
-    """Train until the budget is spent. Raises FloatingPointError, weights untouched, on NaN or Inf."""
+    """Train until the budget is spent.
+
+    Raises FloatingPointError on NaN or Inf, before the update that would have spread it.
+    """
     ledger, cost = bench.ledger, bench.cost
     if ledger.steps == 0:
         recorder.record(bench, {}, Clock())
@@ -66,18 +68,18 @@ def train(run: RunConfig, bench: Workbench, recorder: Recorder) -> None:
         with clock("score"):
             # 7 log-probs of the old and the reference policy, correction and rejection
             mismatch_matters = run.correction.needs_old_logprobs or run.rejection.needs_old_logprobs
-            off_policy = run.updates.minibatches > 1 and run.surrogate.uses_ratio
-            old_logprobs = ref_logprobs = weights = stays = None
-            if mismatch_matters or off_policy:
-                old_logprobs = _score(run, bench, bench.learner, rollouts)
+            recomputed = ref_logprobs = weights = stays = None
+            if run.old_policy.recomputes and (mismatch_matters or run.updates.minibatches > 1):
+                recomputed = _score(run, bench, bench.learner, rollouts)
                 ledger.scored(cost, prompt_lengths, lengths)
+            old_logprobs = run.old_policy(recomputed, rollouts.sampler_logprobs)
             if bench.reference is not None:
                 ref_logprobs = _score(run, bench, bench.reference, rollouts)
                 ledger.scored(cost, prompt_lengths, lengths)
             loss_mask = rollouts.sampled_mask & kept.trained.flatten()[:, None]
             if mismatch_matters:
-                weights = run.correction(old_logprobs, rollouts.sampler_logprobs, rollouts.sampled_mask)
-                stays = run.rejection(old_logprobs, rollouts.sampler_logprobs, rollouts.sampled_mask)
+                weights = run.correction(recomputed, rollouts.sampler_logprobs, rollouts.sampled_mask)
+                stays = run.rejection(recomputed, rollouts.sampler_logprobs, rollouts.sampled_mask)
                 loss_mask = loss_mask & stays
         with clock("train"):
             # 8 advantages
@@ -87,7 +89,7 @@ def train(run: RunConfig, bench: Workbench, recorder: Recorder) -> None:
             # 10 minibatches: loss, backward, step
             tally = vital_signs.UpdateTally()
             for part in run.updates.split(run.problems_per_step):
-                batches = make_minibatch(inputs, part, run.denominator, run.microbatch_tokens)
+                batches = make_minibatch(inputs, part, run.denominator, run.cut)
                 _update(run, bench, batches, tally)
         ledger.discarded_tokens += int((rollouts.sampled_mask & ~loss_mask).sum())
         ledger.steps += 1
@@ -104,16 +106,13 @@ def train(run: RunConfig, bench: Workbench, recorder: Recorder) -> None:
         signs |= vital_signs.touched_tokens(rollouts, weights, stays) | tally.signs()
         signs["rollout/staleness"] = float(staleness.double().mean())
         if step % run.rollouts_every == 0:
-            table = vital_signs.rollout_table(rollouts, texts, kept, advantages)
-            recorder.log.write_table("rollouts", step + 1, table)
+            recorder.keep_rollouts(step + 1, vital_signs.rollout_table(rollouts, texts, kept, advantages))
         recorder.record(bench, signs, clock)
 
 
-def _score(run: RunConfig, bench: Workbench, model: torch.nn.Module, rollouts: Any) -> torch.Tensor:
+def _score(run: RunConfig, bench: Workbench, model: torch.nn.Module, rollouts: Rollouts) -> torch.Tensor:
     """Log-probs of the sampled tokens under a model of the learner's precision, without gradient."""
-    return score_rollouts(
-        model, rollouts, run.engine.temperature, run.learner_precision, run.microbatch_tokens, bench.device
-    )
+    return score_rollouts(model, rollouts, run.engine.temperature, run.learner_precision, run.cut, bench.device)
 
 
 def _update(run: RunConfig, bench: Workbench, batches: Sequence[Batch], tally: vital_signs.UpdateTally) -> None:
@@ -157,15 +156,16 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: Se
     folder = Path(run.runs_dir).expanduser().absolute() / name / f"seed={run.seed}"
     with RunLog(folder) as log, RunProgress(f"{name} seed {run.seed}") as progress:
         say = partial(progress.console.print, highlight=False, soft_wrap=True)
+        identity = run_identity(config, device.type)
+        key = check_folder(folder, identity)
         if log.status() == "done":
-            say(f"already finished: {folder}\n(to run it again, move the folder away)")
+            say(f"this run is finished; to run it again, move its folder away\n{verdict(folder)}")
             return folder
-        key = check_folder(folder, config)
         log.begin()
         with failures_recorded(log):
             environment = provenance.write(folder, command)
             tracking = run.tracking.record()
-            described = describe_run(key, name, config, tracking, choices, warnings, environment)
+            described = describe_run(key, name, config, identity, tracking, choices, warnings, environment)
             write_json(folder / "run.json", described)
             atomic_write(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
         for warning in warnings:
@@ -183,7 +183,8 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: Se
             except FloatingPointError as error:
                 saved = recorder.save(bench, folder / "failure")
                 raise FloatingPointError(
-                    f"{error}: the run stopped before that update; its state is in {saved}. "
+                    f"{error}: the run stopped before that update, within step {bench.ledger.steps + 1}; its state, "
+                    f"with the step's earlier updates, is in {saved}. "
                     "Lower optimizer.learning_rate or look at the last rows of metrics.jsonl"
                 ) from error
             inert = vital_signs.inert_axes(run, recorder.touched)

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
 
-import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -211,8 +210,3 @@ def to_groups(rows: Tensor, group_size: int) -> Tensor:
     """[N, ...] -> [P, G, ...]; rows are problem-major, so this is a reshape."""
     assert rows.shape[0] % group_size == 0, "rows were dropped before a group statistic"
     return rows.reshape(rows.shape[0] // group_size, group_size, *rows.shape[1:])
-
-
-def to_rows(groups: Tensor) -> Tensor:
-    """[P, G, ...] -> [N, ...]."""
-    return torch.flatten(groups, 0, 1)

@@ -44,6 +44,8 @@ def reward_signs(shaped: Graded, kept: Graded) -> dict[str, float]:
     if kept.trained.any():
         signs["reward/kept_mean"] = kept.reward[kept.trained].mean()
         signs["reward/kept_outcome"] = kept.outcome[kept.trained].mean()
+        for name, values in kept.components.items():
+            signs[f"reward/kept_component/{name}"] = values[kept.trained].mean()
     return {name: float(value) for name, value in signs.items()}
 
 
@@ -129,7 +131,7 @@ class UpdateTally:
 
 def inert_axes(run: RunConfig, touched: dict[str, float]) -> list[str]:
     """Axes whose option is switched on and touched nothing in the whole run; `touched` holds maxima."""
-    on = [axis for axis in TOUCHING_AXES if not _trick(run, axis).is_off]
+    on = [axis for axis in TOUCHING_AXES if not _trick(run, axis).touches_nothing]
     return [axis for axis in on if touched.get(f"touched/{axis}", 0.0) == 0.0]
 
 

@@ -6,6 +6,7 @@ any weights are read.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from grpo_lab.config import RunConfig
 from grpo_lab.engines.base import EngineSession
 from grpo_lab.evaluate import Suite, make_suites
 from grpo_lab.ledger import Ledger, ModelCost
-from grpo_lab.policy import context_length, load_model, stop_token_ids
+from grpo_lab.models import context_length, load_model, stop_token_ids
 from grpo_lab.rollouts import encode_prompts
 from grpo_lab.types import Problem
 
@@ -46,14 +47,15 @@ class Workbench:
         """Give the sampler the learner's weights; its version is the number of updates behind them."""
         self.session.update_weights(self.learner.state_dict().items(), self.updates)
 
-    def state(self, log_position: int) -> dict[str, Any]:
+    def state(self, log_position: int, with_reference: bool) -> dict[str, Any]:
         """What a checkpoint needs beside the learner's weights; noise is counter-based and has no state."""
+        kept = self.reference if with_reference else None
         return {
             "ledger": dict(vars(self.ledger)),
             "updates": self.updates,
             "optimizer": self.optimizer.state_dict(),
             "log_position": log_position,
-            "reference": None if self.reference is None else self.reference.state_dict(),
+            "reference": None if kept is None else kept.state_dict(),
         }
 
 
@@ -61,12 +63,13 @@ def choose_device(name: str) -> torch.device:
     """`auto` is the first CUDA device where there is one. Raises ValueError for a device that is not there."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"device={name} is no device of torch: use cpu, cuda or auto") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device={name}, but torch sees no CUDA device: use device=cpu or device=auto")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ValueError(f"device={name} is not supported: use cpu, cuda, cuda:<number> or auto")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"device={name}, but torch sees {torch.cuda.device_count()} CUDA devices: use device=cpu or device=auto"
+        )
     return device
 
 
@@ -78,9 +81,8 @@ def prepare_torch(run: RunConfig) -> torch.device:
     return choose_device(run.device)
 
 
-def check_lengths(run: RunConfig, folder: Path, longest_prompt: int) -> None:
-    """Raise ValueError where a prompt and its budget do not fit the model's context."""
-    context = context_length(folder)
+def check_lengths(run: RunConfig, context: int | None, longest_prompt: int) -> None:
+    """Raise ValueError where a prompt and its budget do not fit the model's context; None has no limit."""
     budgets = {
         "engine.max_tokens": run.engine.max_tokens,
         "evaluation.max_tokens": run.evaluation.max_tokens,
@@ -96,9 +98,6 @@ def check_lengths(run: RunConfig, folder: Path, longest_prompt: int) -> None:
 
 def open_workbench(run: RunConfig, device: torch.device, resume_from: Path | None) -> Workbench:
     """Load everything a run needs, from the base model or from a checkpoint folder."""
-    folder = run.model.resolve()
-    stop_token_ids(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
     problems = run.task.problems("train")
     if len(problems) < run.problems_per_step:
         raise ValueError(
@@ -106,11 +105,15 @@ def open_workbench(run: RunConfig, device: torch.device, resume_from: Path | Non
             "lower it or enlarge the task"
         )
     suites = make_suites(run)
+    check_lengths(run, run.model.known_context(), 1)
+    folder = run.model.resolve()
+    stop_token_ids(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     asked = problems + tuple(problem for suite in suites for problem in suite.problems)
     prompts = encode_prompts(tokenizer, run.template, asked)
     if not all(prompts):
         raise ValueError("a prompt has no tokens: the template must render at least one token")
-    check_lengths(run, folder, max(map(len, prompts)))
+    check_lengths(run, context_length(folder), max(map(len, prompts)))
 
     learner = load_model(resume_from or folder, run.learner_precision.lm_head).to(device)
     reference = None

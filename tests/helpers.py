@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from grpo_lab.batching import StepInputs, make_minibatch, totals_of
+from grpo_lab.batching import Cut, StepInputs, make_minibatch, totals_of
 from grpo_lab.config import RunConfig
 from grpo_lab.loss import policy_loss
 from grpo_lab.tricks.aggregation import SequenceMean
@@ -229,7 +229,7 @@ def loss_and_gradient(
     """Loss of the step and its gradient [N, T] with respect to `logprobs`, through `make_minibatch`."""
     leaf = logprobs.clone().requires_grad_()
     problems = range(inputs.rollouts.num_rows // inputs.rollouts.group_size)
-    batches = make_minibatch(inputs, problems, run.denominator, microbatch_tokens)
+    batches = make_minibatch(inputs, problems, run.denominator, Cut(microbatch_tokens, 192))
     if not batches:
         return torch.zeros((), dtype=F64), torch.zeros_like(logprobs)
     loss = sum(share_of(run, batch, leaf) for batch in batches)

@@ -93,8 +93,8 @@ def test_more_problems_than_there_are(tmp_path: Path) -> None:
 
 
 def test_a_device_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="use cpu, cuda or auto"):
-        start_with(tmp_path, "device=gpu0")
+    with pytest.raises(ValueError, match="use cpu, cuda, cuda:<number> or auto"):
+        start_with(tmp_path, "device=mps")
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:

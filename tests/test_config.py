@@ -155,6 +155,8 @@ def test_each_error_rule_refuses_its_case_alone(rule: str, overrides: list[str])
         ("survivors_are_everyone", ["denominator=survivors"]),
         ("ratio_is_ignored", ["surrogate=reinforce"]),
         ("nothing_to_correct", ["correction=tis_token"]),
+        ("filter_cannot_act", ["group_filter=drop"]),
+        ("top_p_biases_the_ratio", ["engine.top_p=0.9"]),
     ],
 )
 def test_each_warning_rule_warns_of_its_case_alone(rule: str, overrides: list[str]) -> None:
@@ -165,7 +167,10 @@ def test_each_warning_rule_warns_of_its_case_alone(rule: str, overrides: list[st
 def test_every_rule_has_a_case_above() -> None:
     """A rule added without a test of its own fails here."""
     tested = {"baseline_needs_a_group", "scale_needs_a_group", "filter_needs_a_group", "updates_divide_the_problems"}
-    warned = {"clip_cannot_act", "survivors_are_everyone", "ratio_is_ignored", "nothing_to_correct"}
+    warned = {
+        "clip_cannot_act", "survivors_are_everyone", "ratio_is_ignored", "nothing_to_correct", "filter_cannot_act",
+        "top_p_biases_the_ratio",
+    }  # fmt: skip
     assert {rule.name for rule in ERRORS} == tested and {rule.name for rule in WARNINGS} == warned
     assert all(set(rule.axes) <= {field.name for field in fields(RunConfig)} for rule in ERRORS + WARNINGS)
 

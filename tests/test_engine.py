@@ -11,8 +11,10 @@ from helpers import assert_close
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from grpo_lab.engines.native import Native, NativeSession, draw
-from grpo_lab.policy import load_model, stop_token_ids, token_logprobs
-from grpo_lab.rollouts import to_rollouts
+from grpo_lab.models import load_model, stop_token_ids
+from grpo_lab.policy import token_logprobs
+from grpo_lab.rollouts import decode, to_rollouts
+from grpo_lab.tasks.grading import ExactAnswer, Strict
 from grpo_lab.tricks.precision import Bf16, Fp32, LmHead
 from grpo_lab.types import Completion, NoiseKey, Problem, Request, SamplingParams, StopReason
 
@@ -198,6 +200,40 @@ def test_the_fp32_head_follows_the_learners_weights(tiny_base: Path) -> None:
     session.update_weights(other.state_dict().items(), 1)
     head = session.model.get_output_embeddings().weight
     assert head.dtype is torch.float32 and torch.equal(head, other.get_output_embeddings().weight)
+
+
+def test_rounding_the_weights_leaves_the_rotary_frequencies_alone(tiny_base: Path) -> None:
+    """In bfloat16 a frequency of 0.7001 becomes 0.6992: half a radian off after 600 tokens."""
+    session = Native(24, 1.0, 1.0, 512).open(tiny_base, Bf16(LmHead.same), CPU)
+    exact = dict(load_model(tiny_base, LmHead.same).named_buffers())
+    assert exact, "a Llama has frequencies"
+    for name, buffer in session.model.named_buffers():
+        assert torch.equal(buffer, exact[name]), name
+
+
+def test_a_prefix_that_has_ended_gets_nothing_more(tiny_base: Path, session: NativeSession) -> None:
+    (end,) = stop_token_ids(tiny_base)
+    base = requests_of(tiny_base, 1, SamplingParams(4, 1.0, 1.0))[0]
+    full = Request(base.prompt, base.noise, base.params, prefix=(5, 6, 7, 8))
+    over = Request(base.prompt, base.noise, base.params, prefix=(5, 6, 7, 8, 9))
+    ended = Request(base.prompt, base.noise, base.params, prefix=(5, end))
+    completions = session.generate([full, base, over, ended])
+    nothing = Completion((), (), (), StopReason.LENGTH)
+    assert completions[0] == completions[2] == nothing
+    assert completions[3] == Completion((), (), (), StopReason.EOS)
+    assert completions[1] == session.generate([base])[0]
+    assert session.generate([]) == [] and session.generate([full]) == [nothing]
+
+
+def test_padding_drawn_within_a_response_stays_visible_to_the_verifier(tiny_base: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_base)
+    (end,) = stop_token_ids(tiny_base)
+    ids = tokenizer("#33")["input_ids"]
+    hidden = (ids[0], ids[1], tokenizer.pad_token_id, ids[2], end)
+    row = Completion(hidden, (0.0,) * 5, (0,) * 5, StopReason.EOS)
+    rollouts = to_rollouts((Problem(0, "", "33", 2),), ((2,),), 1, [row])
+    (text,) = decode(tokenizer, rollouts)
+    assert text != "#33" and Strict(1.0, 0.0)("33", text, True) == ExactAnswer(1.0, 0.0)("33", text, True) == 0.0
 
 
 def test_draw_is_the_inverse_cdf() -> None:

@@ -30,7 +30,8 @@ from torch import Tensor, nn
 from grpo_lab.batching import StepInputs
 from grpo_lab.config import AXES, options, slot_types
 from grpo_lab.loss import policy_loss
-from grpo_lab.policy import Fp32Head, token_logprobs
+from grpo_lab.models import Fp32Head
+from grpo_lab.policy import token_logprobs
 from grpo_lab.tricks.aggregation import Constant, PromptMean, SequenceMean, SequenceSum, TokenMean
 from grpo_lab.tricks.baseline import GroupMean, LeaveOneOut, NoBaseline
 from grpo_lab.tricks.correction import NoCorrection, TisToken

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -198,7 +197,7 @@ def test_a_folder_of_another_configuration_is_refused_by_name(tmp_path: Path) ->
 
 
 def test_a_diverged_run_stops_before_the_update_with_its_state_saved(tmp_path: Path) -> None:
-    with pytest.raises(FloatingPointError, match="its state is in"):
+    with pytest.raises(FloatingPointError, match=r"within step 1; its state, .* is in"):
         run_in_process(tmp_path, "budget.amount=30", "optimizer.learning_rate=1e30", "optimizer.warmup_updates=1")
     folder = tmp_path / "run" / "seed=0"
     assert "FloatingPointError" in (folder / "error.txt").read_text() and not (folder / "DONE").exists()
@@ -244,6 +243,32 @@ def test_budgets_are_the_tables_counts(tmp_path: Path) -> None:
     assert row["budget/completions"] == len(table) and row["budget/prompts"] == 16
 
 
-def test_the_environment_of_the_tests_is_one_thread() -> None:
-    """Bits depend on the number of threads; a test that compares bits must not inherit another number."""
-    assert os.environ["OMP_NUM_THREADS"] == "1" or torch.get_num_threads() == 1
+def test_the_loop_hands_the_loss_the_old_and_the_reference_policy_it_says(tmp_path: Path) -> None:
+    """What no unit test of the loss can see: a learner passed off as the old policy or as the reference."""
+    rows = [r["metrics"] for r in metrics_of(run_in_process(tmp_path / "a", "budget.amount=3", "kl=k3_loss"))]
+    assert rows[2]["train/k3_old"] > 1e-7, "later minibatches are measured against the learner before the first"
+    assert rows[3]["train/k3_ref"] > rows[1]["train/k3_ref"] > 0, "and against a reference that stays"
+    once = ["updates=one", "kl=k3_loss"]
+    rows = [r["metrics"] for r in metrics_of(run_in_process(tmp_path / "b", "budget.amount=3", *once))]
+    assert [row["train/ratio"] for row in rows[1:]] == [1.0, 1.0, 1.0]
+    assert rows[1]["train/k3_ref"] < 1e-8 < rows[2]["train/k3_ref"], "at step 1 the learner is the reference"
+    plain = ["surrogate=reinforce", "optimizer.learning_rate=1e-3", "optimizer.warmup_updates=1"]
+    rows = [r["metrics"] for r in metrics_of(run_in_process(tmp_path / "c", "budget.amount=1", *plain))]
+    assert rows[1]["train/k3_old"] > 1e-6 and rows[1]["mismatch/absolute"] < 1e-5, "drift is not mismatch"
+
+
+def test_a_changed_number_in_a_yaml_is_noticed_even_when_the_run_is_done(tmp_path: Path) -> None:
+    """Names come from overrides, so an edited file leads to the same folder."""
+    folder = run_in_process(tmp_path, "budget.amount=1")
+    assert (folder / "DONE").exists()
+    with pytest.raises(ValueError, match=r"surrogate\.clip_low: 0\.2 there, 0\.3 now"):
+        run_in_process(tmp_path, "budget.amount=1", "surrogate.clip_low=0.3")
+
+
+def test_a_run_that_can_never_train_again_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two addends whose sums the filter calls tied: with one response cut to one token nothing varies."""
+    monkeypatch.setattr("grpo_lab.recorder._MAX_IDLE_STEPS", 3)
+    with pytest.raises(ValueError, match="left no token to train on"):
+        run_in_process(
+            tmp_path, "engine.max_tokens=1", "group_filter=drop", "budget=sampled_tokens", "budget.amount=1e9"
+        )

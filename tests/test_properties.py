@@ -27,7 +27,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from grpo_lab.batching import StepInputs, make_minibatch
+from grpo_lab.batching import Cut, StepInputs, make_minibatch
 from grpo_lab.loss import policy_loss
 from grpo_lab.policy import token_logprobs
 from grpo_lab.tricks.aggregation import Constant, PromptMean, SequenceMean, SequenceSum, TokenMean
@@ -214,7 +214,9 @@ def test_no_microbatch_budget_moves_the_gradient(
 
 def test_the_budgets_of_these_tests_do_cut_the_step() -> None:
     run, scene = make_run(), random_scene(0, 3, 4, 6)
-    counts = [len(make_minibatch(inputs_of(run, scene), range(3), run.denominator, b)) for b in (10**9, 20, 1)]
+    counts = [
+        len(make_minibatch(inputs_of(run, scene), range(3), run.denominator, Cut(b, 192))) for b in (10**9, 20, 1)
+    ]
     assert counts[0] == 1
     assert 1 < counts[1] < counts[2] == 12
 
@@ -227,7 +229,7 @@ def test_the_sums_for_the_log_add_up_over_microbatches(surrogate, seed, budget) 
     reports = []
     for tokens in (10**9, budget):
         sums, largest = {}, torch.zeros((), dtype=F64)
-        for batch in make_minibatch(inputs_of(run, scene), range(2), run.denominator, tokens):
+        for batch in make_minibatch(inputs_of(run, scene), range(2), run.denominator, Cut(tokens, 192)):
             logprobs = scene.logprobs.flatten()[batch.tokens]
             output = policy_loss(run, batch, logprobs, -logprobs)
             sums = {name: sums.get(name, 0.0) + value for name, value in output.sums.items()}
@@ -368,7 +370,7 @@ def parameter_gradient(scene: Scene, prompts, tokens: Tensor, budget: int, **opt
     run = make_run(truncation=MaskAfter(), **options)
     rollouts = replace(scene.rollouts, prompts=prompts, tokens=tokens)
     inputs = inputs_of(run, replace(scene, rollouts=rollouts))
-    batches = make_minibatch(inputs, range(len(prompts)), run.denominator, budget)
+    batches = make_minibatch(inputs, range(len(prompts)), run.denominator, Cut(budget, 192))
     for batch in batches:
         logprobs, entropy = token_logprobs(MODEL, batch.prompts, batch.tokens, batch.loss_mask, 0.8, Fp32(LmHead.same))
         policy_loss(run, batch, logprobs, entropy).loss.backward()

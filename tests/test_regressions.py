@@ -24,7 +24,7 @@ from helpers import (
 )
 from omegaconf import OmegaConf
 
-from grpo_lab.batching import expand, make_minibatch, score_rollouts
+from grpo_lab.batching import Cut, expand, make_minibatch, score_rollouts
 from grpo_lab.config import conf_folder
 from grpo_lab.evaluate import pass_at_k
 from grpo_lab.rollouts import to_rollouts
@@ -146,7 +146,7 @@ def test_the_same_prompt_drawn_twice_is_two_groups() -> None:
     graded = make_graded([[1, 0], [1, 1]])
     assert_close(advantages_of(graded), [[0.5, -0.5], [0, 0]], EXACT, "two baselines")
     inputs = replace(step_of([2, 2, 1, 3], [0.5, -0.5, 0, 0], 2), rollouts=rollouts)
-    totals = make_minibatch(inputs, range(2), run.denominator, 10**9)[0].totals
+    totals = make_minibatch(inputs, range(2), run.denominator, Cut(10**9, 192))[0].totals
     assert totals.num_problems == 2
     assert sorted(totals.problem_tokens.tolist()) == [4, 4, 4, 4]
 
@@ -207,7 +207,7 @@ def test_each_optimiser_step_divides_by_its_own_counts(aggregation) -> None:
     run, inputs = make_run(aggregation=aggregation), step_of(lengths, advantages, 2)
     leaf = flat(8, 4)
     for problems in (range(0, 2), range(2, 4)):
-        batches = make_minibatch(inputs, problems, run.denominator, 3)
+        batches = make_minibatch(inputs, problems, run.denominator, Cut(3, 192))
         step = sum(share_of(run, batch, leaf) for batch in batches)
         rows = slice(2 * problems.start, 2 * problems.stop)
         alone = loss_and_gradient(run, step_of(lengths[rows], advantages[rows], 2, width=4), flat(4, 4))[0]
@@ -259,7 +259,7 @@ def test_padding_is_not_counted_and_the_end_of_text_is() -> None:
     assert rollouts.sampled_mask[0].tolist() == [True, True, False, False]
     inputs = replace(step_of([2, 4], [1, 1], 2), rollouts=rollouts)
     for denominator in (Original(), Survivors()):
-        totals = make_minibatch(inputs, range(1), denominator, 10**9)[0].totals
+        totals = make_minibatch(inputs, range(1), denominator, Cut(10**9, 192))[0].totals
         assert (totals.num_tokens, totals.num_rows) == (6, 2)
 
 
@@ -272,7 +272,7 @@ def test_padding_is_not_scored() -> None:
             return type("Output", (), {"logits": logits})()
 
     rollouts = make_rollouts([1, 3], 2, tokens=torch.ones(2, 3, dtype=torch.long))
-    scored = score_rollouts(Always(), rollouts, 1.0, Fp32(LmHead.same), 100, torch.device("cpu"))
+    scored = score_rollouts(Always(), rollouts, 1.0, Fp32(LmHead.same), Cut(100, 192), torch.device("cpu"))
     assert_close(scored, [[-math.log(9), 0, 0], [-math.log(9)] * 3], 1e-6, "uniform over nine tokens")
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from grpo_lab.engines.base import Engine, EngineSession
-from grpo_lab.policy import load_model, stop_token_ids, widen
+from grpo_lab.models import load_model, round_weights, stop_token_ids, widen
 from grpo_lab.seeding import token_uniforms
 from grpo_lab.tricks.base import require_positive
 from grpo_lab.tricks.precision import LmHead, Precision
@@ -36,11 +36,15 @@ class Native(Engine):
         require_positive(self, "max_rows")
 
     def open(self, folder: Path, precision: Precision, device: torch.device) -> NativeSession:
-        model = load_model(folder, precision.lm_head).to(precision.dtype).requires_grad_(False).eval()
+        model = load_model(folder, precision.lm_head).requires_grad_(False)
         if precision.lm_head is LmHead.fp32:
             head = model.get_output_embeddings()
-            # A tied head shares the embedding's rounded tensor; its fp32 twin needs storage of its own.
-            head.weight = torch.nn.Parameter(head.weight.detach().float().clone(), requires_grad=False)
+            # A tied head shares the embedding's tensor; its fp32 twin needs storage of its own.
+            exact = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
+            round_weights(model, precision.dtype)
+            head.weight = exact
+        else:
+            round_weights(model, precision.dtype)
         return NativeSession(model.to(device), stop_token_ids(folder), self.max_rows)
 
 
@@ -70,10 +74,13 @@ class NativeSession(EngineSession):
 
     @torch.inference_mode()
     def generate(self, requests: Sequence[Request], on_finish: OnFinish | None = None) -> list[Completion]:
-        results: list[Completion | None] = [None] * len(requests)
+        results = [self._already_ended(request) for request in requests]
         aborted: set[int] = set()
         # Waves of similar context length pad little; the order cannot change what a response says.
-        order = sorted(range(len(requests)), key=lambda i: len(requests[i].prompt) + len(requests[i].prefix))
+        order = sorted(
+            (index for index, ended in enumerate(results) if ended is None),
+            key=lambda i: len(requests[i].prompt) + len(requests[i].prefix),
+        )
         for start in range(0, len(order), self.max_rows):
             wave = [i for i in order[start : start + self.max_rows] if i not in aborted]
             if wave:
@@ -81,6 +88,14 @@ class NativeSession(EngineSession):
         for index in aborted:
             results[index] = results[index] or Completion((), (), (), StopReason.ABORTED)
         return results
+
+    def _already_ended(self, request: Request) -> Completion | None:
+        """The empty completion of a request whose prefix has ended or has used up the budget."""
+        if request.prefix and request.prefix[-1] in self.stop_ids.tolist():
+            return Completion((), (), (), StopReason.EOS)
+        if len(request.prefix) >= request.params.max_tokens:
+            return Completion((), (), (), StopReason.LENGTH)
+        return None
 
 
 class _Wave:
@@ -91,17 +106,15 @@ class _Wave:
         device = session.device
         remaining = [r.params.max_tokens - len(r.prefix) for r in requests]
         width = max(remaining)
-        noise = np.zeros((len(requests), max(width, 1)))
+        noise = np.zeros((len(requests), width))
         for row, request in enumerate(requests):
-            noise[row, : max(remaining[row], 0)] = token_uniforms(
-                request.noise, len(request.prefix), request.params.max_tokens
-            )
+            noise[row, : remaining[row]] = token_uniforms(request.noise, len(request.prefix), request.params.max_tokens)
         self.noise = torch.from_numpy(noise).to(device)
         self.budgets = torch.tensor(remaining, device=device)
         self.temperatures = torch.tensor([r.params.temperature for r in requests], device=device)
         self.top_ps = torch.tensor([r.params.top_p for r in requests], device=device)
-        self.tokens = torch.zeros(len(requests), max(width, 1), dtype=torch.long, device=device)
-        self.logprobs = torch.zeros(len(requests), max(width, 1), dtype=session.logprob_dtype, device=device)
+        self.tokens = torch.zeros(len(requests), width, dtype=torch.long, device=device)
+        self.logprobs = torch.zeros(len(requests), width, dtype=session.logprob_dtype, device=device)
 
     def run(self, results: list[Completion | None], aborted: set[int], on_finish: OnFinish | None) -> None:
         """Decode until every row has ended, filling `results` at the wave's indices."""

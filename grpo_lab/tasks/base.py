@@ -103,6 +103,10 @@ class Reward(ABC):
 class Model(ABC):
     """A causal language model with its tokenizer, as a folder that `from_pretrained` can read."""
 
+    def known_context(self) -> int | None:
+        """The context length in tokens where it is known before the model is built; otherwise None."""
+        return None
+
     @abstractmethod
     def resolve(self) -> Path:
         """The folder, built first when it has to be. A folder that cannot serve is a ValueError."""

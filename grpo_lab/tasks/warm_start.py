@@ -135,6 +135,9 @@ class ArithmeticBase(Model):
         remedy = "AdamW needs a step to take"
         require(self.learning_rate > 0, "learning_rate", self.learning_rate, "above 0", remedy)
 
+    def known_context(self) -> int:
+        return self.max_positions
+
     def resolve(self) -> Path:
         """The cached folder of this recipe: weights, tokenizer, recipe.json and report.json.
 

@@ -71,7 +71,7 @@ class RunLog:
             atomic_write(self.folder / ".probe", b"\0" * 4096)  # an empty file would fit on a full disk
             with explained(self.folder):
                 (self.folder / ".probe").unlink()
-                for leftover in self.folder.glob("**/.step=*.tmp"):
+                for leftover in (*self.folder.glob("*/.step=*.tmp"), *self.folder.glob(".*.tmp")):
                     leftover.unlink()
                 self._metrics = self._open("metrics.jsonl")
                 self._timing = self._open("timing.jsonl")
@@ -160,7 +160,7 @@ class RunLog:
         if not 0 <= position <= size or (position and os.pread(self._metrics, 1, position - 1) != b"\n"):
             raise ValueError(
                 f"position {position} is no end of a line in {self.folder / 'metrics.jsonl'} ({size} bytes): "
-                "the checkpoint belongs to another run; remove it, or start the run afresh with rerun=true"
+                "the checkpoint belongs to another run: move this run's folder away and start it afresh"
             )
         with explained(self.folder):
             os.ftruncate(self._metrics, position)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -20,8 +19,6 @@ from grpo_lab.types import Totals
 @dataclass(frozen=True)
 class Aggregation(ABC):
     """Sums the masked token losses of a microbatch into its share of the step's loss."""
-
-    length_free: ClassVar[bool]  # whether a token weighs the same in a short and in a long response
 
     @abstractmethod
     def __call__(
@@ -40,8 +37,6 @@ class SequenceMean(Aggregation):
     punished less per token.
     """
 
-    length_free: ClassVar[bool] = False
-
     def __call__(
         self, token_loss: Float[Tensor, "M T"], loss_mask: Bool[Tensor, "M T"], totals: Totals
     ) -> Float[Tensor, ""]:
@@ -58,8 +53,6 @@ class TokenMean(Aggregation):
     Differs from SequenceMean: every token of the step weighs the same, so long responses count more.
     """
 
-    length_free: ClassVar[bool] = False
-
     def __call__(
         self, token_loss: Float[Tensor, "M T"], loss_mask: Bool[Tensor, "M T"], totals: Totals
     ) -> Float[Tensor, ""]:
@@ -74,8 +67,6 @@ class PromptMean(Aggregation):
 
     Differs from TokenMean: a prompt with long responses weighs no more than one with short responses.
     """
-
-    length_free: ClassVar[bool] = False
 
     def __call__(
         self, token_loss: Float[Tensor, "M T"], loss_mask: Bool[Tensor, "M T"], totals: Totals
@@ -97,8 +88,6 @@ class Constant(Aggregation):
 
     max_tokens: int  # the run's generation budget, response tokens
 
-    length_free: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         require_positive(self, "max_tokens")
 
@@ -117,8 +106,6 @@ class SequenceSum(Aggregation):
     Differs from Constant by the factor max_tokens: the gradient of the whole response's log-probability,
     in other units of learning rate.
     """
-
-    length_free: ClassVar[bool] = True
 
     def __call__(
         self, token_loss: Float[Tensor, "M T"], loss_mask: Bool[Tensor, "M T"], totals: Totals

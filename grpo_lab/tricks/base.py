@@ -11,9 +11,12 @@ from torch import Tensor
 
 
 class Trick:
-    """An option on an axis that reports what it touched; `is_off` marks the option that does nothing."""
+    """An option on an axis that reports which rows or tokens it changed.
 
-    is_off: ClassVar[bool] = False
+    `touches_nothing` marks the option that by its definition changes none: no mask, no penalty, no clip.
+    """
+
+    touches_nothing: ClassVar[bool] = False
 
 
 def require(condition: bool, owner: object, field: str, rule: str) -> None:

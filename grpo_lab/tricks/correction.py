@@ -33,7 +33,7 @@ class Correction(Trick, ABC):
 class NoCorrection(Correction):
     """Trust the sampler: every weight is 1."""
 
-    is_off: ClassVar[bool] = True
+    touches_nothing: ClassVar[bool] = True
     needs_old_logprobs: ClassVar[bool] = False
 
     def __call__(

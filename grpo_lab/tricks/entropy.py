@@ -28,7 +28,7 @@ class Entropy(Trick, ABC):
 class NoEntropy(Entropy):
     """No pressure: entropy is logged as a vital sign and left alone."""
 
-    is_off: ClassVar[bool] = True
+    touches_nothing: ClassVar[bool] = True
     needs_gradient: ClassVar[bool] = False
 
     def __call__(self, entropy: Float[Tensor, "M T"]) -> Float[Tensor, "M T"]:

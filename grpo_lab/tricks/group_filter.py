@@ -42,7 +42,7 @@ class GroupFilter(Trick, ABC):
 class Keep(GroupFilter):
     """Train on every group; one without signal gives no gradient but stays in the denominators."""
 
-    is_off: ClassVar[bool] = True
+    touches_nothing: ClassVar[bool] = True
     removes_rows: ClassVar[bool] = False
 
     def __call__(self, graded: Graded) -> Graded:

@@ -30,7 +30,7 @@ class Kl(Trick, ABC):
 class NoKl(Kl):
     """No tie to the reference, which is then never loaded."""
 
-    is_off: ClassVar[bool] = True
+    touches_nothing: ClassVar[bool] = True
     needs_reference: ClassVar[bool] = False
 
     def __call__(

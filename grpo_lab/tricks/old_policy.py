@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
+
+from jaxtyping import Float
+from torch import Tensor
 
 
 @dataclass(frozen=True)
 class OldPolicy(ABC):
-    """Names the denominator of the ratio the surrogate reads."""
+    """Chooses the denominator of the ratio the surrogate reads."""
 
     recomputes: ClassVar[bool]
+
+    @abstractmethod
+    def __call__(
+        self, recomputed: Float[Tensor, "N T"] | None, sampler_logprobs: Float[Tensor, "N T"]
+    ) -> Float[Tensor, "N T"] | None:
+        """Log-probs of the old policy; None where it is the learner at the very update.
+
+        `recomputed` are the learner's own from before the first update, None where no one needs them.
+        """
 
 
 @dataclass(frozen=True)
@@ -24,3 +36,8 @@ class Recomputed(OldPolicy):
     """
 
     recomputes: ClassVar[bool] = True
+
+    def __call__(
+        self, recomputed: Float[Tensor, "N T"] | None, sampler_logprobs: Float[Tensor, "N T"]
+    ) -> Float[Tensor, "N T"] | None:
+        return recomputed

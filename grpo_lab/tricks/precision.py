@@ -24,6 +24,7 @@ class Precision(ABC):
     lm_head: LmHead
 
     dtype: ClassVar[torch.dtype]
+    rounds: ClassVar[bool]  # whether sampler and learner can differ by rounding that matters
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Fp32(Precision):
     """Single precision everywhere: sampler and learner agree to about 1e-6 nats a token."""
 
     dtype: ClassVar[torch.dtype] = torch.float32
+    rounds: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
@@ -43,3 +45,4 @@ class Bf16(Precision):
     """
 
     dtype: ClassVar[torch.dtype] = torch.bfloat16
+    rounds: ClassVar[bool] = True

@@ -18,6 +18,7 @@ class Rejection(Trick, ABC):
     """Chooses the tokens that stay in the loss."""
 
     needs_old_logprobs: ClassVar[bool]
+    removes_rows: ClassVar[bool]
 
     @abstractmethod
     def __call__(
@@ -33,8 +34,9 @@ class Rejection(Trick, ABC):
 class NoRejection(Rejection):
     """Every sampled token stays."""
 
-    is_off: ClassVar[bool] = True
+    touches_nothing: ClassVar[bool] = True
     needs_old_logprobs: ClassVar[bool] = False
+    removes_rows: ClassVar[bool] = False
 
     def __call__(
         self,

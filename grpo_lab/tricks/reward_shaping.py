@@ -14,8 +14,6 @@ from grpo_lab.types import Graded
 class RewardShaping(Trick, ABC):
     """Adds named components to the reward and leaves the outcome alone."""
 
-    shapes: ClassVar[bool]
-
     @abstractmethod
     def __call__(self, graded: Graded) -> Graded:
         """The record with its reward components added."""
@@ -25,8 +23,7 @@ class RewardShaping(Trick, ABC):
 class NoShaping(RewardShaping):
     """The reward is the outcome's reward and nothing else."""
 
-    is_off: ClassVar[bool] = True
-    shapes: ClassVar[bool] = False
+    touches_nothing: ClassVar[bool] = True
 
     def __call__(self, graded: Graded) -> Graded:
         return graded
@@ -46,8 +43,6 @@ class SoftOverlong(RewardShaping):
     max_tokens: int  # the run's generation budget, response tokens
     cache_tokens: int  # width of the ramp, response tokens
     factor: float  # the largest penalty, in reward units
-
-    shapes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_positive(self, "max_tokens", "cache_tokens", "factor")

@@ -80,7 +80,7 @@ class Reinforce(Surrogate):
     Differs from Ppo: off-policy tokens are neither reweighted nor cut. On-policy the gradients agree.
     """
 
-    is_off: ClassVar[bool] = True
+    touches_nothing: ClassVar[bool] = True
     uses_ratio: ClassVar[bool] = False
     clips: ClassVar[bool] = False
 

@@ -29,7 +29,7 @@ class Score(Truncation):
     on-policy, mean-centred pressure on q is (a - r_T)(G - 1)/G under a length-free denominator.
     """
 
-    is_off: ClassVar[bool] = True
+    touches_nothing: ClassVar[bool] = True
     removes_rows: ClassVar[bool] = False
 
     def __call__(self, graded: Graded) -> Graded:

@@ -25,7 +25,6 @@ from grpo_lab.progress import RunProgress
 from grpo_lab.recorder import Clock, Recorder
 from grpo_lab.rollouts import encode_prompts
 from grpo_lab.tracking.run_log import RunLog
-from grpo_lab.tracking.run_reader import read_steps
 from grpo_lab.train import train
 from grpo_lab.workbench import Workbench, open_workbench, prepare_torch
 
@@ -65,6 +64,11 @@ def matmul_peak() -> float:
     return best
 
 
+def read(path: Path, section: str) -> dict[int, dict[str, float]]:
+    """One section of a run's log, by step."""
+    return {line["step"]: line[section] for line in map(json.loads, path.read_text().splitlines())}
+
+
 def timed_run(steps: int, warmup: int, overrides: list[str]) -> dict[str, Any]:
     """Train `warmup + steps` steps and one more, whose record holds the last evaluation and is dropped."""
     total = warmup + steps
@@ -75,10 +79,10 @@ def timed_run(steps: int, warmup: int, overrides: list[str]) -> dict[str, Any]:
         bench = open_workbench(run, device, None)
         recorder = Stamped(run, log, progress)
         train(run, bench, recorder)
-        records = list(read_steps(log.folder))
+        logged = {name: read(log.folder / f"{name}.jsonl", name) for name in ("metrics", "timing")}
     rows = []
     for step in range(warmup + 1, total + 1):
-        metrics, timing = records[step].metrics, records[step].timing
+        metrics, timing = logged["metrics"][step], logged["timing"][step]
         stages = {name.removeprefix("time/"): value for name, value in timing.items() if name.startswith("time/")}
         stages.pop("tokens_per_second")
         wall = recorder.wall[step] - recorder.wall[step - 1]
@@ -89,7 +93,7 @@ def timed_run(steps: int, warmup: int, overrides: list[str]) -> dict[str, Any]:
                 "stages": stages | {"log": wall - sum(stages.values())},
                 "tokens": round(metrics["rollout/length"] * run.rows_per_step),
                 "reward": metrics["reward/outcome"],
-                "flops": metrics["budget/flops"] - records[step - 1].metrics["budget/flops"],
+                "flops": metrics["budget/flops"] - logged["metrics"][step - 1]["budget/flops"],
             }
         )
     return {"rows": rows, "setting": setting(run, bench, total), "threads": torch.get_num_threads()}

@@ -1,0 +1,74 @@
+"""Models as transformers loads them: weights, stop tokens, context length, and the arithmetic of the head."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from grpo_lab.tricks.precision import LmHead
+
+
+class Fp32Head(nn.Linear):
+    """An output head whose product is fp32 whatever the rest of the model computes in."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        with torch.autocast(input.device.type, enabled=False):
+            bias = None if self.bias is None else self.bias.float()
+            return F.linear(input.float(), self.weight.float(), bias)
+
+
+def load_model(folder: Path, lm_head: LmHead) -> nn.Module:
+    """The causal LM of `folder`: fp32 weights, on the CPU, in eval mode.
+
+    It stays in eval mode for training too: dropout would make learner and sampler different policies.
+    Sampling settings that came with the model are left out, since the run has its own and transformers
+    refuses to save some that it loads.
+    """
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    kept = model.generation_config
+    model.generation_config = GenerationConfig(
+        bos_token_id=kept.bos_token_id, eos_token_id=kept.eos_token_id, pad_token_id=kept.pad_token_id
+    )
+    head = model.get_output_embeddings()
+    if lm_head is LmHead.fp32 and type(head) is nn.Linear:
+        # Changing the class keeps the parameter, its name and its tie to the embedding.
+        head.__class__ = Fp32Head
+    return model.eval()
+
+
+def round_weights(model: nn.Module, dtype: torch.dtype) -> None:
+    """Cast the parameters in place and leave the buffers alone.
+
+    A rotary embedding's frequencies are a buffer: rounded to bfloat16 they put a token a thousand
+    positions along several radians off, which no inference engine does.
+    """
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+
+
+def widen(scores: Tensor) -> Tensor:
+    """At least fp32, so that a softmax never runs in half precision; float64 stays float64."""
+    return scores if scores.dtype is torch.float64 else scores.float()
+
+
+def stop_token_ids(folder: Path) -> frozenset[int]:
+    """Ids that end a response: the tokenizer's EOS and those of the generation config."""
+    ids: set[int] = set()
+    generation = folder / "generation_config.json"
+    if generation.exists():
+        listed = json.loads(generation.read_text()).get("eos_token_id")
+        ids.update(listed if isinstance(listed, list) else [] if listed is None else [listed])
+    eos = AutoTokenizer.from_pretrained(folder).eos_token_id
+    if eos is None:
+        raise ValueError(f"the tokenizer of {folder} has no end-of-text token: set tokenizer.eos_token and save it")
+    return frozenset(ids | {eos})
+
+
+def context_length(folder: Path) -> int | None:
+    """The longest prompt plus response the model was built for, in tokens; None where it has no limit."""
+    return getattr(AutoConfig.from_pretrained(folder), "max_position_embeddings", None)
