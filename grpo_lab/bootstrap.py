@@ -49,3 +49,5 @@ def bootstrap(arguments: Sequence[str] = ()) -> None:
     for name in ("engines.native", "tasks.arithmetic", "tasks.grading", "tasks.warm_start"):
         importlib.import_module(f"grpo_lab.{name}")
     importlib.import_module("grpo_lab.config").register()
+    # Bars for reading and writing one small file would hide the progress that matters.
+    importlib.import_module("transformers.utils.logging").disable_progress_bar()

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
 
 from grpo_lab import checkpoint
 from grpo_lab.config import RunConfig
@@ -75,7 +74,6 @@ def choose_device(name: str) -> torch.device:
 
 def prepare_torch(run: RunConfig) -> torch.device:
     """Fix what the bits of a result depend on: threads and deterministic kernels."""
-    transformers_logging.disable_progress_bar()
     torch.set_num_threads(run.threads)
     torch.use_deterministic_algorithms(True, warn_only=True)
     return choose_device(run.device)

@@ -125,7 +125,8 @@ class Mirror:
         logging.getLogger("urllib3.connectionpool").addFilter(_not_from_a_mirror)
         sender: Sender | None = None
         failures = 0
-        delay = 0.0
+        # The first look waits too: importing MLflow would compete with the run's own start.
+        delay = self.interval_seconds
         stopping = False
         while not stopping:
             stopping = self._stopping.wait(delay)
