@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pandas as pd
 from transformers import PreTrainedTokenizerBase
@@ -26,9 +25,6 @@ from grpo_lab.rollouts import decode, encode_prompts, grade, group_requests, to_
 from grpo_lab.tasks.base import Reward, Template
 from grpo_lab.tricks.base import require, require_not_negative, require_positive
 from grpo_lab.types import Problem, SamplingParams
-
-if TYPE_CHECKING:
-    from grpo_lab.config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -67,30 +63,6 @@ class Suite:
     problems: tuple[Problem, ...]
     params: SamplingParams
     verifier: Reward
-
-
-def make_suites(run: RunConfig) -> list[Suite]:
-    """The four probes of a run; ValueError where a split is smaller than what evaluation asks for."""
-    plan = run.evaluation
-    heldout = _first(run, "heldout", plan.heldout_problems)
-    protocol = SamplingParams(plan.max_tokens, plan.temperature, plan.top_p)
-    long = SamplingParams(plan.downstream_max_tokens, plan.temperature, plan.top_p)
-    return [
-        Suite("probe", "probe", _first(run, "probe", plan.probe_problems), run.engine.params, run.reward),
-        Suite("heldout_training", "heldout", heldout, run.engine.params, run.reward),
-        Suite("heldout", "heldout", heldout, protocol, run.verifier),
-        Suite("downstream", "downstream", _first(run, "downstream", plan.downstream_problems), long, run.verifier),
-    ]
-
-
-def _first(run: RunConfig, split: str, number: int) -> tuple[Problem, ...]:
-    problems = run.task.problems(split)
-    if len(problems) < number:
-        raise ValueError(
-            f"evaluation asks for {number} problems of split {split!r}, which has {len(problems)}: "
-            f"lower evaluation.{split}_problems or enlarge the task"
-        )
-    return problems[:number]
 
 
 def evaluate(

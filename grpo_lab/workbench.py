@@ -18,11 +18,11 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from grpo_lab import checkpoint
 from grpo_lab.config import RunConfig
 from grpo_lab.engines.base import EngineSession
-from grpo_lab.evaluate import Suite, make_suites
+from grpo_lab.evaluate import Suite
 from grpo_lab.ledger import Ledger, ModelCost
 from grpo_lab.models import context_length, load_model, stop_token_ids
 from grpo_lab.rollouts import encode_prompts
-from grpo_lab.types import Problem
+from grpo_lab.types import Problem, SamplingParams
 
 
 @dataclass
@@ -92,6 +92,30 @@ def check_lengths(run: RunConfig, context: int | None, longest_prompt: int) -> N
                 f"{name}={budget} and the longest prompt ({longest_prompt} tokens) exceed the model's context "
                 f"of {context} tokens: lower {name} to at most {context - longest_prompt}"
             )
+
+
+def make_suites(run: RunConfig) -> list[Suite]:
+    """The four probes of a run; ValueError where a split is smaller than what evaluation asks for."""
+    plan = run.evaluation
+    heldout = _first(run, "heldout", plan.heldout_problems)
+    protocol = SamplingParams(plan.max_tokens, plan.temperature, plan.top_p)
+    long = SamplingParams(plan.downstream_max_tokens, plan.temperature, plan.top_p)
+    return [
+        Suite("probe", "probe", _first(run, "probe", plan.probe_problems), run.engine.params, run.reward),
+        Suite("heldout_training", "heldout", heldout, run.engine.params, run.reward),
+        Suite("heldout", "heldout", heldout, protocol, run.verifier),
+        Suite("downstream", "downstream", _first(run, "downstream", plan.downstream_problems), long, run.verifier),
+    ]
+
+
+def _first(run: RunConfig, split: str, number: int) -> tuple[Problem, ...]:
+    problems = run.task.problems(split)
+    if len(problems) < number:
+        raise ValueError(
+            f"evaluation asks for {number} problems of split {split!r}, which has {len(problems)}: "
+            f"lower evaluation.{split}_problems or enlarge the task"
+        )
+    return problems[:number]
 
 
 def open_workbench(run: RunConfig, device: torch.device, resume_from: Path | None) -> Workbench:
