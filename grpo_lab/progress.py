@@ -1,18 +1,25 @@
-"""What a run shows while it works: one live line on a terminal, a plain line now and then elsewhere."""
+"""What a run shows while it works: two live lines on a terminal, a plain line now and then elsewhere."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
+from rich.text import Text
 
 _PLAIN_SECONDS = 10.0  # between lines where the output is no terminal
 
 
 class RunProgress:
-    """Shows the share of the budget spent and the latest reward, accuracy, truncated share and speed."""
+    """Shows the share of the budget spent and the latest reward, accuracy, truncated share and speed.
+
+    Every evaluation leaves a line that stays. The live lines put the numbers first, so that a narrow
+    terminal cuts the run's name and nothing else.
+    """
 
     def __init__(self, name: str, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True)
@@ -21,22 +28,23 @@ class RunProgress:
         self.started = self.last_line = time.monotonic()
         self.first_share: float | None = None
         self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TimeRemainingColumn(),
+            BarColumn(bar_width=20, table_column=Column(min_width=20)),
+            TextColumn("{task.percentage:>3.0f}%", table_column=Column(min_width=4)),
+            TimeRemainingColumn(table_column=Column(min_width=7)),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
             console=self.console,
-            transient=True,
-            disable=not self.console.is_terminal,
         )
         self.task = self.bar.add_task(name, total=1.0)
+        self.numbers = Text(no_wrap=True, overflow="ellipsis")
+        self.live = Live(Group(self.bar, self.numbers), console=self.console, transient=True)
 
     def __enter__(self) -> RunProgress:
-        self.bar.start()
+        if self.console.is_terminal:
+            self.live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.bar.stop()
+        self.live.stop()
 
     def show(
         self, step: int, share: float, metrics: Mapping[str, float | int], timing: Mapping[str, float | int]
@@ -45,14 +53,17 @@ class RunProgress:
         self.latest.update(metrics)
         self.latest.update(timing)
         line = self.describe(step)
-        self.bar.update(self.task, completed=min(share, 1.0), description=line)
+        self.bar.update(self.task, completed=min(share, 1.0))
+        self.numbers.plain = line
         now = time.monotonic()
         if self.first_share is None:
             self.first_share, self.started = share, now
         evaluated = any(name.startswith("eval/") for name in metrics)
-        if not self.console.is_terminal and (evaluated or now - self.last_line > _PLAIN_SECONDS):
+        overdue = not self.console.is_terminal and now - self.last_line > _PLAIN_SECONDS
+        if evaluated or overdue:
             self.last_line = now
-            self.console.print(f"{line}  {share:4.0%}  {self._left(share, now)}", highlight=False, soft_wrap=True)
+            spent = "" if self.console.is_terminal else f"  {share:4.0%}  {self._left(share, now)}"
+            self.console.print(line + spent, highlight=False, soft_wrap=True)
 
     def _left(self, share: float, now: float) -> str:
         done = share - (self.first_share or 0.0)
@@ -74,4 +85,4 @@ class RunProgress:
             for label, (name, pattern) in shown.items()
             if name in self.latest
         ]
-        return f"{self.name}  step {step}  " + "  ".join(parts)
+        return f"step {step:>4}  " + "  ".join(parts)

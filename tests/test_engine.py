@@ -72,6 +72,14 @@ def test_a_response_does_not_depend_on_its_neighbours_order_or_wave(tiny_base: P
     assert [wide.generate([request])[0].tokens for request in requests[:6]] == together[:6]
 
 
+def test_in_fp32_at_least_999_of_1000_responses_ignore_their_neighbours(tiny_base: Path) -> None:
+    requests = requests_of(tiny_base, rows=3000)
+    wide = Native(24, 1.0, 1.0, max_rows=3000).open(tiny_base, FP32, CPU).generate(requests)
+    narrow = Native(24, 1.0, 1.0, max_rows=61).open(tiny_base, FP32, CPU).generate(requests[::-1])[::-1]
+    same = sum(a.tokens == b.tokens for a, b in zip(wide, narrow))
+    assert same >= 0.999 * len(requests)
+
+
 def test_in_float64_neighbours_move_no_logprob_beyond_rounding(tiny_base: Path) -> None:
     model = load_model(tiny_base, LmHead.same).double()
     session = NativeSession(model, stop_token_ids(tiny_base), 512)
