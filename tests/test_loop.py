@@ -12,6 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 
 from grpo_lab.cli import compose_config
@@ -83,6 +84,34 @@ def test_every_option_runs_in_the_loop_and_says_what_it_touched(tmp_path: Path, 
     for row in rows:
         assert row["train/gradient_norm"] > 0 and row["train/update_norm"] > 0
         assert row["rollout/trained"] <= 1 and row["budget/trained_tokens"] <= row["budget/sampled_tokens"]
+
+
+@pytest.mark.parametrize("family", ["Qwen3", "GPT2", "Mistral", "GPTNeoX"])
+def test_any_causal_lm_of_transformers_trains(tmp_path: Path, tiny_base: Path, family: str) -> None:
+    """Other attention, other position embeddings, an untied or a sliding-window model: all from a user's folder."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_base)
+    sizes = {
+        "vocab_size": len(tokenizer), "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "max_position_embeddings": 96, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": 0, "bos_token_id": None,
+    }  # fmt: skip
+    sizes |= {
+        "Qwen3": {"intermediate_size": 48, "num_key_value_heads": 1, "head_dim": 16, "tie_word_embeddings": False},
+        "GPT2": {},
+        "Mistral": {"intermediate_size": 48, "num_key_value_heads": 1, "sliding_window": 8},
+        "GPTNeoX": {"intermediate_size": 48},
+    }[family]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = getattr(transformers, f"{family}Config")(**sizes)
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    folder = run_in_process(
+        tmp_path, "model=local", f"model.path={tmp_path / 'model'}", "budget.amount=2", "kl=k3_loss",
+        "evaluation.downstream_max_tokens=30", "reward=lenient",
+    )  # fmt: skip
+    rows = [row["metrics"] for row in metrics_of(folder)[1:]]
+    assert all(row["mismatch/max"] < 1e-4 for row in rows), "the cached sampler and the learner agree"
+    assert rows[-1]["train/update_norm"] > 0 and (folder / "checkpoints" / "step=000002" / "model.safetensors").exists()
 
 
 def test_an_inert_trick_is_named_in_the_summary(tmp_path: Path) -> None:

@@ -190,7 +190,9 @@ def sync_all(root: Path, uri: str | None = None) -> list[SyncReport]:
     Runs with tracking=none are left out unless `uri` is given.
     """
     reports = []
-    for folder in sorted(path.parent for path in Path(root).rglob("run.json")):
+    described = sorted(path.parent for path in Path(root).rglob("run.json"))
+    # MLflow keeps a copy of run.json among a run's artifacts; only a run's own folder has its metrics.
+    for folder in (folder for folder in described if (folder / "metrics.jsonl").exists()):
         try:
             if uri is None and json.loads((folder / "run.json").read_text())["tracking"] is None:
                 continue
