@@ -46,7 +46,7 @@ def set_gradients(parameters: list[nn.Parameter], update: int, factor: float = 1
 
 
 def distance(before: list[torch.Tensor], after: list[nn.Parameter]) -> float:
-    return math.sqrt(sum(float((new - old).pow(2).sum()) for old, new in zip(before, after)))
+    return math.sqrt(sum(float((new - old).detach().pow(2).sum()) for old, new in zip(before, after)))
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1, 5.0])
