@@ -25,7 +25,7 @@ class Cut:
     """How rows are cut into microbatches; it moves memory and time, never a gradient.
 
     `microbatch_tokens` bounds the padded tokens of one forward pass, `split_cost_tokens` is how many
-    tokens of padding cost as much as one more pass: small on a CPU, thousands on a GPU.
+    tokens of padding cost as much as one more pass: few on a CPU, more on a GPU.
     """
 
     microbatch_tokens: int

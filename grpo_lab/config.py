@@ -160,8 +160,6 @@ def register() -> None:
     store = ConfigStore.instance()
     for slot, base in slot_types().items():
         for name, cls in options(base).items():
-            if base is Precision and cls is Precision:
-                continue
             store.store(group=f"schema/{slot}", name=name, node=_writable(cls))
     store.store(group="schema", name="run", node=_writable(RunConfig))
 

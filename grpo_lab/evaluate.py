@@ -1,4 +1,4 @@
-"""Evaluation: four probes with a verifier and sampling settings of their own, every answer kept.
+"""Evaluation: four probes, two under the training protocol and two under one of their own; every answer kept.
 
     probe              training problems, training protocol (has it learned what it trains on?)
     heldout_training   held-out problems, training protocol and training verifier

@@ -71,6 +71,7 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("budget/discarded_tokens", "tokens", "sum", "generated tokens that never entered a loss"),
     Metric("budget/flops", "flop", "sum", "generation, scoring and training, from the model's shape"),
     Metric("budget/device_seconds", "s", "sum", "wall time times devices, without evaluation and checkpoints"),
+    Metric("time/log", "s", "sum over the step", "writing the line before this one, a due checkpoint included"),
     Metric("time/*", "s", "sum over the step", "wall time of one stage of the step"),
     Metric("time/tokens_per_second", "tokens/s", "one step", "generated tokens over the whole step's wall time"),
 )

@@ -41,6 +41,8 @@ class RunProgress:
     def __enter__(self) -> RunProgress:
         if self.console.is_terminal:
             self.live.start()
+        else:
+            self.console.print(self.name, highlight=False, soft_wrap=True)
         return self
 
     def __exit__(self, *_: object) -> None:

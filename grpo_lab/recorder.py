@@ -52,7 +52,6 @@ class Recorder:
         """Write everything about the step that `bench.ledger` counts as the latest."""
         run, ledger, step = self.run, bench.ledger, bench.ledger.steps
         ledger.device_seconds += sum(clock.seconds.values())
-        self._refuse_to_idle(signs)
         share, numbers = ledger.spent(run.budget), dict(signs)
         speed = {}
         if "generate" in clock.seconds:
@@ -78,6 +77,7 @@ class Recorder:
             self.save(bench, self.log.folder / "checkpoints")
         self.seconds_logging = time.perf_counter() - started
         self.progress.show(step, share, numbers, timing)
+        self._refuse_to_idle(signs)
 
     def _refuse_to_idle(self, signs: Mapping[str, float | int]) -> None:
         """Raise ValueError once nothing was trained for so long that nothing ever will be."""

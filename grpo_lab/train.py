@@ -6,6 +6,7 @@ named here; an option that is switched off is a class that does nothing.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -171,8 +172,9 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: Se
         for warning in warnings:
             say(f"[yellow]warning[/yellow] {warning}")
         newest = checkpoint.latest(folder / "checkpoints")
-        with mirrored(run.tracking, folder), failures_recorded(log):
+        with mirrored(run.tracking, folder), failures_recorded(log), contextlib.ExitStack() as opened:
             bench = open_workbench(run, device, newest)
+            opened.callback(bench.session.close)
             log.rewind(bench.log_position)
             recorder = Recorder(run, log, progress)
             if newest is not None:

@@ -89,7 +89,7 @@ def check_lengths(run: RunConfig, context: int | None, longest_prompt: int) -> N
     for name, budget in budgets.items():
         if context is not None and longest_prompt + budget > context:
             raise ValueError(
-                f"{name}={budget} and the longest prompt ({longest_prompt} tokens) exceed the model's context "
+                f"{name}={budget} and a prompt of {longest_prompt} tokens exceed the model's context "
                 f"of {context} tokens: lower {name} to at most {context - longest_prompt}"
             )
 

@@ -295,7 +295,7 @@ def test_a_changed_number_in_a_yaml_is_noticed_even_when_the_run_is_done(tmp_pat
 
 
 def test_a_run_that_can_never_train_again_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two addends whose sums the filter calls tied: with one response cut to one token nothing varies."""
+    """Responses of one token are all wrong, so every group is tied and the filter leaves nothing."""
     monkeypatch.setattr("grpo_lab.recorder._MAX_IDLE_STEPS", 3)
     with pytest.raises(ValueError, match="left no token to train on"):
         run_in_process(

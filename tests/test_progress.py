@@ -19,9 +19,9 @@ def test_a_log_gets_a_line_per_evaluation_with_the_share_and_the_time_left() -> 
         progress.show(1, 0.1, {"reward/mean": 0.4}, {})  # neither an evaluation nor overdue
         progress.show(2, 0.5, METRICS, TIMING)
     lines = written.getvalue().splitlines()
-    assert len(lines) == 2
+    assert len(lines) == 3 and lines[0] == "plain seed 0"
     for part in ("step    2", "reward 0.500", "held-out 0.750", "truncated 0.25", "tok/s 12,346", "50%", "left"):
-        assert part in lines[1], part
+        assert part in lines[2], part
 
 
 def test_a_narrow_terminal_cuts_the_name_and_keeps_the_numbers() -> None:

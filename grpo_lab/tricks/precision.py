@@ -41,7 +41,7 @@ class Bf16(Precision):
 
     As learner precision: fp32 master weights, matrix products under autocast. As sampler precision: the
     weights themselves are rounded to bfloat16, as inference engines hold them. `lm_head: fp32` keeps the
-    output head in fp32 (MiniMax-M1, arXiv:2506.13585), which is where most of the mismatch arises.
+    output head in fp32, which removed most of the mismatch in MiniMax-M1 (arXiv:2506.13585).
     """
 
     dtype: ClassVar[torch.dtype] = torch.bfloat16
