@@ -14,13 +14,17 @@ from grpo_lab.config import RunConfig, snake_case
 
 @dataclass(frozen=True)
 class Rule:
-    """A combination to refuse or to warn of; `axes` are the slots its reason is about."""
+    """A combination to refuse or to warn of; `axes` are the slots its reason is about.
+
+    `idles`: what stands on the first of them cannot act, so that an arm which changes nothing else is no arm.
+    """
 
     name: str
     axes: tuple[str, ...]
     broken_when: Callable[[RunConfig], bool]
     reason: str
     remedy: str
+    idles: bool = False
 
     def describe(self, run: RunConfig) -> str:
         """One line: the slots with what stands in them, the reason and the remedy."""
@@ -86,6 +90,7 @@ WARNINGS: tuple[Rule, ...] = (
         lambda run: run.surrogate.clips and _on_policy(run),
         "with one on-policy update every ratio is 1 and no clip can act",
         "choose updates=two or more where the clip is what is studied",
+        idles=True,
     ),
     Rule(
         "survivors_are_everyone",
@@ -93,6 +98,7 @@ WARNINGS: tuple[Rule, ...] = (
         lambda run: run.denominator.survivors_only and not _removes_rows(run),
         "no trick removes rows here, so survivors and original counts are the same",
         "combine denominator=survivors with a mask, a filter or a rejection",
+        idles=True,
     ),
     Rule(
         "ratio_is_ignored",
@@ -111,6 +117,7 @@ WARNINGS: tuple[Rule, ...] = (
         ),
         "sampler and learner hold the same weights in the same arithmetic, so every weight is about 1",
         "let them differ by schedule or precision, or set correction=none",
+        idles=True,
     ),
     Rule(
         "filter_cannot_act",
@@ -124,6 +131,7 @@ WARNINGS: tuple[Rule, ...] = (
         ),
         "groups without signal have advantage 0 anyway, and the original counts keep the step size as it was",
         "combine the filter with denominator=survivors",
+        idles=True,
     ),
     Rule(
         "top_p_biases_the_ratio",

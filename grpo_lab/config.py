@@ -59,6 +59,15 @@ ROOMS = (
 
 
 @dataclass(frozen=True)
+class CellLabel:
+    """Which sweep a run belongs to, and what that sweep calls it; empty for a run on its own."""
+
+    sweep: str
+    arm: str
+    level: str
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """Everything a run is: one object per trick axis, one per room around them, and run-level numbers."""
 
@@ -107,6 +116,8 @@ class RunConfig:
     rollouts_every: int
     runs_dir: str
     plugins: list[str]
+    cell: CellLabel
+    design: Any  # an experiment's declaration; only a sweep reads it
 
     def __post_init__(self) -> None:
         require_not_negative(self, "seed", "split_cost_tokens")
@@ -127,7 +138,7 @@ class RunConfig:
 
 # Fields that change where and how a run is stored or computed, not what it is: they are no part of its
 # name and may differ between a run and its resumption.
-VOLATILE = frozenset({"runs_dir", "tracking", "keep_checkpoints", "device"})
+VOLATILE = frozenset({"runs_dir", "tracking", "keep_checkpoints", "device", "cell", "design"})
 
 
 def snake_case(name: str) -> str:

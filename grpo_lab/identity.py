@@ -11,22 +11,33 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from grpo_lab.config import VOLATILE, flat
+from grpo_lab.config import AXES, VOLATILE, flat
 
 _LONGEST_NAME = 120
+
+
+def chosen_options(choices: Mapping[str, str]) -> dict[str, str]:
+    """Axis or room -> option, of Hydra's record of what was composed; Hydra's own groups are left out."""
+    return {name: option for name, option in choices.items() if "/" not in name and name != "experiments"}
 
 
 def run_name(recipe: str, overrides: Sequence[str]) -> str:
     """`dr_grpo,truncation=mask_after` from what the command line chose; the seed has its own folder level.
 
-    The order of the overrides does not matter, and a name too long for a folder ends in a hash.
+    Tricks come before sizes and budgets, so that a name too long for a folder, which ends in a hash, still tells
+    them. The order of the overrides does not matter.
     """
     chosen = []
     for override in overrides:
         key, _, value = override.lstrip("+~").partition("=")
         if key.split(".")[0].split("@")[0] not in VOLATILE | {"seed", "recipe", "plugins", "hydra"}:
-            chosen.append(f"{key}={value}".replace("/", "_").replace(" ", ""))
-    name = ",".join([recipe, *sorted(chosen)])
+            chosen.append((key.split(".")[0] not in AXES, f"{key}={value}"))
+    return short(",".join([recipe, *(word for _, word in sorted(chosen))]))
+
+
+def short(name: str) -> str:
+    """The name made fit for a folder: no slashes or spaces, and a long one ends in a hash of itself."""
+    name = name.replace("/", "_").replace(" ", "")
     if len(name) > _LONGEST_NAME:
         name = f"{name[: _LONGEST_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
     return name
@@ -68,12 +79,20 @@ def describe_run(
     choices: Mapping[str, str],
     warnings: Sequence[str],
     environment: Mapping[str, Any],
+    sweep: str | None,
 ) -> dict[str, Any]:
-    """The content of run.json: who this run is, for the mirror and for every reader of the folder."""
+    """The content of run.json: who this run is, for the mirror and for every reader of the folder.
+
+    `sweep` is the folder of the sweep this run is a cell of, relative to the run's own.
+    """
     git = environment["git"] or {}
     recipe, _, rest = name.partition(",")
+    # Lists cut names short: what differs goes first.
+    title = [recipe, f"seed={config.seed}", rest]
+    if sweep is not None:
+        title = [config.cell.arm, f"seed={config.seed}", config.cell.level]
     return {
-        "name": f"{recipe} seed={config.seed} {rest}".strip(),  # lists cut names short: what differs goes first
+        "name": " ".join(filter(None, title)),
         "run_key": key,
         "recipe": choices.get("recipe", "plain"),
         "seed": config.seed,
@@ -83,7 +102,7 @@ def describe_run(
         "tracking": tracking,
         "commit": git.get("commit"),
         "dirty": git.get("dirty"),
-        "parent_run_id": None,
+        "sweep_folder": sweep,
         "warnings": list(warnings),
-        "tags": {},
+        "tags": {name: label for name, label in config.cell.items() if label},
     }

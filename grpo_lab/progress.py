@@ -54,7 +54,7 @@ class RunProgress:
         """Report one finished step; `share` is the part of the budget that is spent."""
         self.latest.update(metrics)
         self.latest.update(timing)
-        line = self.describe(step)
+        line = describe(self.latest, step)
         self.bar.update(self.task, completed=min(share, 1.0))
         self.numbers.plain = line
         now = time.monotonic()
@@ -72,19 +72,21 @@ class RunProgress:
         if done <= 0 or share >= 1:
             return ""
         seconds = (now - self.started) * (1 - share) / done
-        return f"{int(seconds // 60)}m{int(seconds % 60):02d}s left"
+        return f"{clock(seconds)} left"
 
-    def describe(self, step: int) -> str:
-        """One line: step, training reward, held-out accuracy, truncated share, tokens per second."""
-        shown = {
-            "reward": ("reward/mean", "{:.3f}"),
-            "held-out": ("eval/heldout/accuracy", "{:.3f}"),
-            "truncated": ("rollout/truncated", "{:.2f}"),
-            "tok/s": ("time/tokens_per_second", "{:,.0f}"),
-        }
-        parts = [
-            f"{label} {pattern.format(self.latest[name])}"
-            for label, (name, pattern) in shown.items()
-            if name in self.latest
-        ]
-        return f"step {step:>4}  " + "  ".join(parts)
+
+def describe(latest: Mapping[str, float | int], step: int) -> str:
+    """One line of a run's latest numbers: step, training reward, held-out accuracy, truncated share, tokens/s."""
+    shown = {
+        "reward": ("reward/mean", "{:.3f}"),
+        "held-out": ("eval/heldout/accuracy", "{:.3f}"),
+        "truncated": ("rollout/truncated", "{:.2f}"),
+        "tok/s": ("time/tokens_per_second", "{:,.0f}"),
+    }
+    parts = [f"{label} {pattern.format(latest[name])}" for label, (name, pattern) in shown.items() if name in latest]
+    return f"step {step:>4}  " + "  ".join(parts)
+
+
+def clock(seconds: float) -> str:
+    """`3m07s`."""
+    return f"{int(seconds // 60)}m{int(seconds % 60):02d}s"

@@ -17,6 +17,7 @@ from pathlib import Path
 import hydra
 import torch
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from grpo_lab import checkpoint, vital_signs
@@ -24,15 +25,17 @@ from grpo_lab.batching import StepInputs, expand, make_minibatch, on_device, row
 from grpo_lab.bootstrap import bootstrap
 from grpo_lab.compat import check_compatible
 from grpo_lab.config import RunConfig, conf_folder, to_run
-from grpo_lab.identity import check_folder, describe_run, run_identity, run_name
+from grpo_lab.identity import check_folder, chosen_options, describe_run, run_identity, run_name
 from grpo_lab.loss import policy_loss
 from grpo_lab.policy import token_logprobs
 from grpo_lab.progress import RunProgress
 from grpo_lab.recorder import Clock, Recorder, failures_recorded, mirrored, summarise, verdict
 from grpo_lab.rollouts import decode, encode_prompts, grade, group_requests, to_rollouts
+from grpo_lab.sweeps.child import follow_parent
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.files import atomic_write, write_json
 from grpo_lab.tracking.run_log import RunLog
+from grpo_lab.tracking.sweep_record import sweep_of
 from grpo_lab.types import Batch, Rollouts
 from grpo_lab.workbench import Workbench, open_workbench, prepare_torch
 
@@ -166,7 +169,8 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: Se
         with failures_recorded(log):
             environment = provenance.write(folder, command)
             tracking = run.tracking.record()
-            described = describe_run(key, name, config, identity, tracking, choices, warnings, environment)
+            sweep = sweep_of(folder, run.runs_dir, run.cell.sweep)
+            described = describe_run(key, name, config, identity, tracking, choices, warnings, environment, sweep)
             write_json(folder / "run.json", described)
             atomic_write(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
         for warning in warnings:
@@ -199,12 +203,12 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: Se
 
 def _run_hydra(config: DictConfig) -> None:
     hydra_config = HydraConfig.get()
-    axes = {name: option for name, option in hydra_config.runtime.choices.items() if "/" not in name}
+    axes = chosen_options(hydra_config.runtime.choices)
     name = run_name(axes.get("recipe", "plain"), hydra_config.overrides.task)
     try:
         start(config, name, axes, sys.argv)
     except (ValueError, OSError, FloatingPointError) as error:
-        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+        if os.environ.get("HYDRA_FULL_ERROR") == "1" or hydra_config.mode == RunMode.MULTIRUN:
             raise
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
@@ -213,6 +217,7 @@ def _run_hydra(config: DictConfig) -> None:
 
 def main() -> None:
     """Entry of `python -m grpo_lab.train`: Hydra's command line over conf/."""
+    follow_parent()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         bootstrap(sys.argv[1:])

@@ -244,7 +244,7 @@ def test_unknown_options_keys_and_types_fail_in_composition(override: str, said:
 def test_names_come_from_the_choices_whatever_their_order() -> None:
     one = run_name("dr_grpo", ["recipe=dr_grpo", "seed=3", "truncation=mask_after", "budget.amount=5"])
     two = run_name("dr_grpo", ["budget.amount=5", "truncation=mask_after", "runs_dir=/x", "recipe=dr_grpo"])
-    assert one == two == "dr_grpo,budget.amount=5,truncation=mask_after"
+    assert one == two == "dr_grpo,truncation=mask_after,budget.amount=5"
     assert run_name("plain", []) == "plain"
     long = run_name("plain", [f"task.key{i}={i}" for i in range(40)])
     assert len(long) <= 120 and long != run_name("plain", [f"task.key{i}={i + 1}" for i in range(40)])

@@ -51,7 +51,7 @@ def write_run_json(folder: Path, uri: str | None, **changes: object) -> None:
         "tracking": {"uri": uri, "experiment": "grpo_lab"} if uri else None,
         "commit": "0" * 40,
         "dirty": False,
-        "parent_run_id": None,
+        "sweep_folder": None,
         "tags": {"sweep": "s1"},
         "run_key": f"key-{folder.name}",
     }
@@ -436,7 +436,7 @@ def test_the_file_system_of_a_path_is_that_of_its_deepest_mount(tmp_path: Path) 
 def test_mirror_end_to_end(store: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "runs" / "a"
     with RunLog(folder) as log:
-        write_run_json(folder, f"sqlite:///{store}", parent_run_id="f" * 32)
+        write_run_json(folder, f"sqlite:///{store}")
         (folder / "config.yaml").write_text("seed: 3\n")
         mirror = Mirror(folder, 0.1, 60.0)
         mirror.start()
@@ -463,7 +463,7 @@ def test_mirror_end_to_end(store: Path, tmp_path: Path, caplog: pytest.LogCaptur
     tags = dict(query(store, "select key, value from tags"))
     assert tags.items() >= {
         "recipe": "grpo", "seed": "3", "axis.baseline": "group_mean", "axis.kl": "none", "sweep": "s1",
-        "dirty": "false", "folder": str(folder), "mlflow.parentRunId": "f" * 32, "run_key": "key-a",
+        "dirty": "false", "folder": str(folder), "run_key": "key-a",
         "nonfinite": "step 60: train/kl = nan",
     }.items()  # fmt: skip
     ((status, ended),) = query(store, "select status, end_time from runs")

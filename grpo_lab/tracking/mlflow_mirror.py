@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_lab.tracking.files import RunFolderBusyError
-from grpo_lab.tracking.mlflow_sender import Sender, ending, first_line
-from grpo_lab.tracking.mlflow_store import check_uri
+from grpo_lab.tracking.mlflow_parent import sync_sweep
+from grpo_lab.tracking.mlflow_sender import Sender, ending
+from grpo_lab.tracking.mlflow_store import check_uri, first_line
 from grpo_lab.tracking.run_reader import is_held
+from grpo_lab.tracking.sweep_record import FILE as SWEEP
+from grpo_lab.tracking.sweep_record import read_sweep, sweep_status
 
 LONGEST_BACKOFF_SECONDS = 60.0
 THREAD_NAME = "mlflow-mirror"
@@ -199,4 +202,17 @@ def sync_all(root: Path, uri: str | None = None) -> list[SyncReport]:
             reports.append(sync(folder, uri))
         except (OSError, ValueError, RuntimeError) as error:
             reports.append(SyncReport(folder, 0, None, "UNKNOWN", str(error)))
-    return reports
+    return reports + [_sync_parent(path.parent, uri) for path in sorted(Path(root).rglob(f"sweeps/*/{SWEEP}"))]
+
+
+def _sync_parent(folder: Path, uri: str | None) -> SyncReport:
+    record = read_sweep(folder)
+    tracking = record.tracking or {"uri": None, "experiment": "grpo_lab"}
+    place = uri or tracking["uri"]
+    status = sweep_status(folder, record)
+    if place is None:
+        return SyncReport(folder, 0, None, status)
+    try:
+        return SyncReport(folder, 0, sync_sweep(folder, place, tracking["experiment"]), status)
+    except Exception as error:
+        return SyncReport(folder, 0, None, "UNKNOWN", f"MLflow at {place} did not take it: {first_line(error)}")

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from grpo_lab.tracking.files import locked, write_json
-from grpo_lab.tracking.mlflow_store import check_uri, load_mlflow, prepare_store
+from grpo_lab.tracking.mlflow_parent import parent_of
+from grpo_lab.tracking.mlflow_store import check_uri, first_line, load_mlflow, prepare_store
 from grpo_lab.tracking.run_reader import StepReader, StepRecord
 
 POINTS_PER_BATCH = 1000  # MLflow's limit for one log_batch, and by far the cheapest size per point
@@ -131,7 +132,7 @@ class Sender:
                 f"--run-id {found.info.run_id}`, or delete {self.folder / self.FILE} to mirror it anew"
             )
         self._save_cursor()
-        self._describe(client, found)
+        self._describe(client, found, self._parent(client, experiment_id))
         if live and found.info.status != "RUNNING":
             client.update_run(found.info.run_id, status="RUNNING")
         self._client = client
@@ -147,7 +148,14 @@ class Sender:
         runs = client.search_runs([experiment_id], f"tags.run_key = '{key}'", max_results=1)
         return runs[0] if runs else None
 
-    def _describe(self, client: Any, found: Any) -> None:
+    def _parent(self, client: Any, experiment_id: str) -> str | None:
+        """The MLflow run of the sweep this run is a cell of; None for a run on its own, or without its sweep."""
+        place = self.run.get("sweep_folder")
+        if place is None or not (self.folder / place / "sweep.json").exists():
+            return None
+        return parent_of((self.folder / place).resolve(), client, self.uri, experiment_id)
+
+    def _describe(self, client: Any, found: Any, parent: str | None) -> None:
         entities = load_mlflow().entities
         run = self.run
         tags = {
@@ -161,7 +169,7 @@ class Sender:
             "mlflow.source.name": "grpo_lab",
             "mlflow.source.type": "LOCAL",
             "mlflow.source.git.commit": run["commit"],
-            "mlflow.parentRunId": run["parent_run_id"],
+            "mlflow.parentRunId": parent,
             "mlflow.note.content": f"Recipe {run['recipe']}, seed {run['seed']}. A mirror of the run folder "
             f"`{self.folder.resolve()}`, which holds what MLflow does not: tables, checkpoints, diff.",
             **run["tags"],
@@ -271,8 +279,3 @@ def ending(folder: Path, live: bool) -> tuple[str, int]:
         return "RUNNING", 0
     last = next(path for path in (folder / "timing.jsonl", folder / "run.json") if path.exists())
     return "KILLED", last.stat().st_mtime_ns // 1_000_000
-
-
-def first_line(error: BaseException) -> str:
-    """`error` in one line of a log; MLflow's messages run over many."""
-    return f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"

@@ -123,3 +123,8 @@ def _experiment_id(uri: str, experiment: str, artifact_location: str | None) -> 
             f"--experiment-id {found.experiment_id}`, or set another tracking.experiment"
         )
     return found.experiment_id
+
+
+def first_line(error: BaseException) -> str:
+    """`error` in one line of a log; MLflow's messages run over many."""
+    return f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"

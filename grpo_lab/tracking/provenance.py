@@ -65,6 +65,12 @@ def write(folder: Path, command: Sequence[str]) -> dict[str, Any]:
     return environment
 
 
+def commit() -> str | None:
+    """The commit of the code that runs, with `-dirty` where files differ from it; None outside a repository."""
+    git = _git(_source_folder())
+    return None if git is None else git["commit"] + ("-dirty" if git["dirty"] else "")
+
+
 def _source_folder() -> Path:
     """The repository this package is imported from, or, for an installed package, the current folder."""
     checkout = Path(__file__).resolve().parents[2]

@@ -28,6 +28,7 @@ class Original(Denominator):
     NeMo-RL and OpenRLHF divide so. Only this choice keeps each remaining row's weight what it was.
     """
 
+    touches_nothing: ClassVar[bool] = True
     survivors_only: ClassVar[bool] = False
 
     def counted_tokens(self, sampled_mask: Bool[Tensor, "N T"], loss_mask: Bool[Tensor, "N T"]) -> Bool[Tensor, "N T"]:

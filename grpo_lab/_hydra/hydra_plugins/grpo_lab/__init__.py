@@ -1,10 +1,22 @@
-"""The plugins Hydra discovers. No `from __future__ import annotations` in this module, ever: beside a
-dataclass it breaks every Hydra app of the environment."""
+"""The plugins Hydra discovers: thin subclasses, as Hydra accepts them from this namespace only.
+
+No `from __future__ import annotations` in this module, ever: beside a dataclass it breaks every Hydra app of the
+environment. Nothing heavy is imported before a method is called.
+"""
 
 import os
+from dataclasses import dataclass
+from typing import Any, List, Optional, Sequence  # noqa: UP035
 
 from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
 from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
 
 
 class GrpoLabSearchPath(SearchPathPlugin):
@@ -16,3 +28,65 @@ class GrpoLabSearchPath(SearchPathPlugin):
         search_path.append("grpo_lab", f"file://{conf_folder().parent}")
         for folder in filter(None, os.environ.get("GRPO_LAB_CONFIG_PATH", "").split(os.pathsep)):
             search_path.append("grpo_lab_user", f"file://{os.path.abspath(folder)}")
+
+
+@dataclass
+class CellSweeperConf:
+    """hydra/sweeper=cells. `dry_run` lists the cells and starts none."""
+
+    _target_: str = "hydra_plugins.grpo_lab.CellSweeper"
+    dry_run: bool = False
+
+
+@dataclass
+class LocalLauncherConf:
+    """hydra/launcher=local: one fresh process per run, `workers` at a time (None: what the machine has room for)."""
+
+    _target_: str = "hydra_plugins.grpo_lab.LocalLauncher"
+    workers: Optional[int] = None  # noqa: UP045
+    grace_seconds: float = 30.0  # between Ctrl-C and SIGKILL
+
+
+ConfigStore.instance().store(group="hydra/sweeper", name="cells", node=CellSweeperConf, provider="grpo_lab")
+ConfigStore.instance().store(group="hydra/launcher", name="local", node=LocalLauncherConf, provider="grpo_lab")
+
+
+class CellSweeper(Sweeper):
+    """Expands designs and lists to cells, checks them all, and hands the unfinished ones to the launcher."""
+
+    def __init__(self, dry_run: bool) -> None:
+        self.dry_run = dry_run
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.hydra_context, self.config = hydra_context, config
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments: List[str]) -> Any:  # noqa: UP006
+        from grpo_lab.sweeps.sweeper import ends_in_words, run_sweep
+
+        def compose(overrides: Sequence[str]) -> DictConfig:
+            return self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
+
+        with ends_in_words():
+            return run_sweep(self.config, arguments, compose, self.launcher, self.dry_run)
+
+
+class LocalLauncher(Launcher):
+    """Runs jobs as processes of this machine."""
+
+    def __init__(self, workers: Optional[int], grace_seconds: float) -> None:  # noqa: UP045
+        from grpo_lab.sweeps.sweeper import LocalCells
+
+        self.cells = LocalCells(workers, grace_seconds)
+        self.expect = self.cells.expect
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.hydra_context, self.config = hydra_context, config
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        def compose(overrides: Sequence[str]) -> DictConfig:
+            return self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
+
+        return self.cells.launch(job_overrides, compose, list(self.config.hydra.overrides.hydra))

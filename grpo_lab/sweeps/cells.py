@@ -1,0 +1,199 @@
+"""From overrides to checked cells: expansion, composition, and every refusal a sweep can meet, before it starts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, open_dict
+
+from grpo_lab.compat import IncompatibleRun, broken_warnings, check_compatible
+from grpo_lab.config import AXES, VOLATILE, RunConfig, to_run
+from grpo_lab.identity import check_folder, run_identity, run_name, short
+from grpo_lab.sweeps.design import Design
+from grpo_lab.tracking.sweep_record import CellRecord
+from grpo_lab.workbench import choose_device
+
+Compose = Callable[[Sequence[str]], DictConfig]
+# The fields that make a run what it is, its seed left out.
+_IDENTITY = tuple(name for name in RunConfig.__dataclass_fields__ if name not in VOLATILE | {"plugins", "seed"})
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A cell before composition: its labels and the overrides that make it, one per key."""
+
+    arm: str
+    level: str
+    seed: int
+    overrides: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        """What tables and lists call it: arm, level and seed."""
+        return " ".join(filter(None, (self.arm, self.level, f"seed={self.seed}")))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a sweep, composed and checked."""
+
+    plan: Plan
+    run: RunConfig
+    folder: Path
+
+    def record(self) -> CellRecord:
+        """The cell as its sweep's record keeps it."""
+        folder = self.folder.relative_to(_runs_dir(self.run)).as_posix()
+        return CellRecord(self.plan.arm, self.plan.level, self.plan.seed, folder)
+
+
+def _runs_dir(run: RunConfig) -> Path:
+    return Path(run.runs_dir).expanduser().absolute()
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].lstrip("+~")
+
+
+def is_own(override: str) -> bool:
+    """Whether an override is one of the sweep's own parts, which no run is handed: `+experiments=`, `design.*`."""
+    return _key(override).split(".")[0].split("@")[0] in ("experiments", "design")
+
+
+def plan_cells(design: Design | None, arguments: Sequence[str]) -> list[Plan]:
+    """Every cell of a design, or of the lists on a command line, all of one seed before the next.
+
+    A sweep that is cut short is then still balanced. `arguments` are Hydra overrides; those with several values
+    multiply, seeds replace the design's, and all win over what the design says. Raises ValueError for an
+    override that stands for a range without steps.
+    """
+    parsed = OverridesParser.create().parse_overrides([word for word in arguments if not is_own(word)])
+    choices = {override.get_key_element(): _values(override) for override in parsed}
+    seeds = [int(word.partition("=")[2]) for word in choices.pop("seed", [])]
+    swept = [key for key, values in choices.items() if len(values) > 1]
+    base: tuple[str, ...] = ()
+    arms: Mapping[str, tuple[str, ...]] = {"": ()}
+    levels: Mapping[str, tuple[str, ...]] = {"": ()}
+    if design is not None:
+        part = design.chosen()
+        base, seeds = design.base, seeds or list(part.seeds)
+        arms = {name: design.arms[name] for name in part.arms}
+        levels = {name: design.levels[name] for name in part.levels}
+    plans = []
+    for seed in seeds or [0]:
+        for level, arm in itertools.product(levels, arms):
+            for combination in itertools.product(*choices.values()):
+                varied = [word for word in combination if _key(word) in map(_key, swept)]
+                merged = {_key(word): word for word in (*base, *levels[level], *arms[arm], *combination)}
+                label = ",".join(filter(None, (arm, *varied))) or "run"
+                plans.append(Plan(label, level, seed, (*merged.values(), f"seed={seed}")))
+    return plans
+
+
+def _values(override: Override) -> list[str]:
+    key = override.get_key_element()
+    if override.is_delete():
+        return [override.input_line or key]
+    if not override.is_sweep_override():
+        return [f"{key}={override.get_value_element_as_str()}"]
+    if not override.is_discrete_sweep():
+        raise ValueError(f"{override.input_line}: a sweep needs a list of values, such as {key}=1,2,3")
+    return [f"{key}={value}" for value in override.sweep_string_iterator()]
+
+
+def sweep_name(design: Design | None, arguments: Sequence[str]) -> str:
+    """`overlong` for an experiment as declared, `overlong,budget.amount=10` for a changed one; seeds are left out."""
+    hidden = VOLATILE | {"seed", "plugins", "hydra"}
+    words = [word for word in arguments if not is_own(word) and _key(word).split(".")[0] not in hidden]
+    return short(",".join([*([design.name] if design else []), *sorted(words)])) or "seeds"
+
+
+def folders_of(design: Design, arguments: Sequence[str]) -> frozenset[str]:
+    """Folders, relative to runs_dir, of every run the whole design can reach, whatever the seed."""
+    whole = plan_cells(replace(design, part=None), [word for word in arguments if _key(word) != "seed"])
+    return frozenset(_name(plan) for plan in whole)
+
+
+def _name(plan: Plan) -> str:
+    recipe = next((word.partition("=")[2] for word in plan.overrides if _key(word) == "recipe"), "plain")
+    return run_name(recipe, plan.overrides)
+
+
+def compose_cells(plans: Sequence[Plan], sweep: str, compose: Compose) -> list[Cell]:
+    """Compose every plan and check it: rules, identity of an existing folder, twins. Raises ValueError.
+
+    All that is wrong is said at once. Plans that differ in nothing but the seed are composed once.
+    """
+    composed: dict[tuple[str, ...], DictConfig] = {}
+    cells, refusals = [], {}
+    for plan in plans:
+        shared = tuple(word for word in plan.overrides if _key(word) != "seed")
+        if shared not in composed:
+            composed[shared] = compose(shared)
+        config = composed[shared].copy()
+        with open_dict(config):
+            del config["hydra"]
+            config.seed = plan.seed
+            for name, label in labels(plan, sweep).items():
+                config.cell[name] = label
+        try:
+            run = to_run(config)
+            check_compatible(run)
+            folder = _runs_dir(run) / _name(plan) / f"seed={plan.seed}"
+            check_folder(folder, run_identity(config, choose_device(run.device).type))
+            cells.append(Cell(plan, run, folder))
+        except ValueError as error:
+            refusals.setdefault(str(error), plan.title)  # the same for every seed: said once
+    if refusals:
+        listed = "\n".join(f"  {title}: {message}" for message, title in refusals.items())
+        raise ValueError(f"no cell was started, because these cannot run:\n{listed}")
+    _refuse_twins(cells)
+    return cells
+
+
+def _refuse_twins(cells: Sequence[Cell]) -> None:
+    seen: dict[str, Plan] = {}
+    for cell in cells:
+        what_it_is = repr([cell.run.seed, *(getattr(cell.run, name) for name in _IDENTITY)])
+        twin = seen.setdefault(what_it_is, cell.plan)
+        if twin is not cell.plan:
+            raise ValueError(f"{twin.title} and {cell.plan.title} are the same run: remove one of the two")
+
+
+def refuse_idle_arms(design: Design, cells: Sequence[Cell]) -> None:
+    """Raise IncompatibleRun for an arm that cannot differ from the control, because what it changes cannot act.
+
+    In a single run such a trick is a warning, since published recipes do that; an ablation of it is none.
+    """
+    controls = {cell.plan.level: cell for cell in cells if cell.plan.arm == design.control}
+    for cell in cells:
+        control = controls.get(cell.plan.level)
+        if control is None or cell.plan.arm == design.control:
+            continue
+        changed = [axis for axis in _IDENTITY if getattr(cell.run, axis) != getattr(control.run, axis)]
+        if changed and all(axis in AXES and _idle(axis, cell.run) and _idle(axis, control.run) for axis in changed):
+            rules = [rule for rule in broken_warnings(cell.run) if rule.idles and rule.axes[0] in changed]
+            reasons = "\n".join(f"  - {rule.describe(cell.run)}" for rule in rules)
+            raise IncompatibleRun(f"arm {cell.plan.arm} cannot differ from {design.control}:\n{reasons}")
+
+
+def _idle(axis: str, run: RunConfig) -> bool:
+    """Whether what stands on this axis cannot act in this run: it is the off option, or a rule says so."""
+    stopped = {rule.axes[0] for rule in broken_warnings(run) if rule.idles}
+    return getattr(run, axis).touches_nothing or axis in stopped
+
+
+def overrides_for(cell: Cell, sweep: str) -> list[str]:
+    """The command line that runs this cell on its own, labels included."""
+    quoted = [f"cell.{name}='{value}'" for name, value in labels(cell.plan, sweep).items()]
+    return [*cell.plan.overrides, *quoted]
+
+
+def labels(plan: Plan, sweep: str) -> dict[str, str]:
+    """What a cell's configuration says of the sweep it belongs to."""
+    return {"sweep": sweep, "arm": plan.arm, "level": plan.level}

@@ -1,0 +1,156 @@
+"""Cells as processes of this machine: one fresh interpreter per run, a few at a time, on fixed slots.
+
+A fresh process is what makes a cell of a sweep the same run as the one started by hand: no random state, no CUDA
+context and no engine is left over from the cell before.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpo_lab.sweeps.board import Board, WatchedCell
+from grpo_lab.sweeps.child import PARENT
+from grpo_lab.tracking.run_reader import run_status
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+_POLL_SECONDS = 0.1
+_LAST_LINES = 2000  # bytes of output searched for what went wrong
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to start: its overrides, and what is needed to follow it."""
+
+    title: str
+    words: tuple[str, ...]
+    folder: Path
+    axis: str
+    amount: float
+    threads: int
+
+
+@dataclass
+class _Running:
+    index: int
+    job: Job
+    slot: int
+    process: subprocess.Popen
+    watched: WatchedCell
+
+
+def run_jobs(
+    jobs: Sequence[Job], workers: int, devices: Sequence[str], grace_seconds: float, board: Board
+) -> list[str | None]:
+    """Run all jobs, `workers` at a time; for each, None or why it failed. One that fails stops no other.
+
+    `devices` are CUDA device ids shared out over the slots; none for CPU. On Ctrl-C every job is interrupted, given
+    `grace_seconds` to end, and KeyboardInterrupt is raised.
+    """
+    failures: list[str | None] = [None] * len(jobs)
+    waiting = deque(enumerate(jobs))
+    running: list[_Running] = []
+    free = list(range(workers))
+    try:
+        while waiting or running:
+            while waiting and free:
+                running.append(_start(*waiting.popleft(), free.pop(0), devices, board))
+            for entry in [entry for entry in running if entry.process.poll() is not None]:
+                running.remove(entry)
+                free.append(entry.slot)
+                failures[entry.index] = failure = _failure(entry)
+                board.end(entry.watched, failure)
+            board.refresh()
+            time.sleep(_POLL_SECONDS)
+    finally:
+        if running:
+            _stop(running, grace_seconds, board)
+    return failures
+
+
+def _start(index: int, job: Job, slot: int, devices: Sequence[str], board: Board) -> _Running:
+    job.folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "grpo_lab.train", *job.words]
+    with (job.folder / "output.log").open("ab") as output:
+        output.write(f"$ {' '.join(command)}\n".encode())
+        output.flush()
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches the sweep alone, which passes it on
+            env=_environment(job, slot, devices),
+        )
+    watched = WatchedCell(job.title, job.folder, job.axis, job.amount)
+    board.start(watched)
+    return _Running(index, job, slot, process, watched)
+
+
+def _environment(job: Job, slot: int, devices: Sequence[str]) -> Mapping[str, str]:
+    environment = {**os.environ, PARENT: str(os.getpid())}
+    environment |= {name: str(job.threads) for name in THREAD_VARIABLES}
+    if devices:
+        environment["CUDA_VISIBLE_DEVICES"] = devices[slot % len(devices)]
+    return environment
+
+
+def _failure(entry: _Running) -> str | None:
+    """Why the process failed in one line, and where to read more; None when it finished its run."""
+    code, folder = entry.process.returncode, entry.job.folder
+    if code == 0 and run_status(folder) == "done":
+        return None
+    said = (folder / "output.log").read_bytes()[-_LAST_LINES:].decode(errors="replace").strip().splitlines()
+    errors = [line for line in said if line.startswith("error:")] or said[-1:]
+    reason = f"killed by {signal.Signals(-code).name}" if code < 0 else errors[-1].removeprefix("error: ")
+    return f"{reason} (see {folder / 'output.log'})"
+
+
+def _stop(running: Sequence[_Running], grace_seconds: float, board: Board) -> None:
+    """Interrupt every job and wait for all; a second Ctrl-C, or the end of the grace, kills them."""
+    board.say(f"stopping {len(running)} cells; Ctrl-C again kills them")
+    for entry in running:
+        _signal(entry, signal.SIGINT)
+    deadline = time.monotonic() + grace_seconds
+    try:
+        while any(entry.process.poll() is None for entry in running) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+    except KeyboardInterrupt:
+        pass
+    for entry in running:
+        if entry.process.poll() is None:
+            _signal(entry, signal.SIGKILL)
+        entry.process.wait()
+
+
+def _signal(entry: _Running, number: signal.Signals) -> None:
+    """To the job's process only: its own children, such as engine workers, are its to end."""
+    try:
+        if number == signal.SIGKILL:
+            os.killpg(entry.process.pid, number)
+        else:
+            entry.process.send_signal(number)
+    except ProcessLookupError:
+        pass
+
+
+def slots(workers: int | None, threads: int, on_cuda: bool) -> tuple[int, list[str]]:
+    """How many jobs run at once, and the CUDA devices they share.
+
+    Unless told otherwise: one job per device, or on CPU one per `threads` of the cores this process may use.
+    """
+    devices: list[str] = []
+    if on_cuda:
+        import torch
+
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        devices = visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return workers or len(devices) or max(1, cores // threads), devices

@@ -1,0 +1,184 @@
+"""A sweep from its command line to its last cell: declare, expand, check everything, start, report.
+
+Hydra calls these through the two thin classes of the `hydra_plugins` namespace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.launcher import Launcher
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+
+from grpo_lab.progress import clock
+from grpo_lab.sweeps.board import Board
+from grpo_lab.sweeps.cells import (
+    Cell,
+    compose_cells,
+    folders_of,
+    overrides_for,
+    plan_cells,
+    refuse_idle_arms,
+    sweep_name,
+)
+from grpo_lab.sweeps.design import Design, read_design
+from grpo_lab.sweeps.local import Job, run_jobs, slots
+from grpo_lab.tracking import provenance
+from grpo_lab.tracking.mlflow_parent import announce_sweep
+from grpo_lab.tracking.run_reader import run_status
+from grpo_lab.tracking.sweep_record import read_sweep, record_sweep, sweep_folder
+from grpo_lab.workbench import choose_device
+
+
+class SweepFailed(SystemExit):
+    """Some cells failed; the message lists them, and the exit status is 1."""
+
+
+@contextlib.contextmanager
+def ends_in_words() -> Iterator[None]:
+    """Turn what a user can mend, and Ctrl-C, into a message and an exit status without a traceback."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit("interrupted: the same command goes on with what is left")
+    except (ValueError, OSError) as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        sys.exit(f"error: {error}")
+
+
+def run_sweep(
+    config: DictConfig, arguments: Sequence[str], compose: Any, launcher: Launcher, dry_run: bool
+) -> list[JobReturn]:
+    """Run every cell that is not finished and return what the launcher says of them.
+
+    `config` is the sweep's own composition, `arguments` its overrides as typed, `compose` turns a cell's overrides
+    into its configuration. Raises ValueError before anything starts, SweepFailed at the end.
+    """
+    console = Console(stderr=True)
+    design = _design(config)
+    name = sweep_name(design, arguments)
+    cells = compose_cells(plan_cells(design, arguments), name, compose)
+    if design is not None:
+        refuse_idle_arms(design, cells)
+    finished = [cell for cell in cells if run_status(cell.folder) == "done"]
+    todo = [cell for cell in cells if run_status(cell.folder) != "done"]
+    if dry_run:
+        _show(console, name, cells)
+        return []
+    for model in {cell.run.model for cell in todo}:
+        model.resolve()  # once, here, and not by every first cell at the same moment
+    runs_dir = Path(config.runs_dir).expanduser().absolute()
+    folder = record_sweep(
+        runs_dir,
+        name,
+        [cell.record() for cell in cells],
+        None if design is None else _valid(design, arguments, cells, runs_dir),
+        None if design is None else OmegaConf.to_container(config.design, resolve=True),
+        "" if design is None else design.fingerprint(),
+        sys.argv,
+        provenance.commit(),
+        cells[0].run.tracking.record(),
+    )
+    if not todo:
+        console.print(f"{name}: all {len(cells)} cells are finished", highlight=False, soft_wrap=True)
+    announce_sweep(folder, running=bool(todo))
+    expect = getattr(launcher, "expect", None)
+    if expect is not None:
+        expect(name, todo, len(finished))
+    try:
+        returns = list(launcher.launch([overrides_for(cell, name) for cell in todo], initial_job_idx=0)) if todo else []
+    finally:
+        announce_sweep(folder, running=False)
+    _report(console, name, todo, returns, folder)
+    return returns
+
+
+def _design(config: DictConfig) -> Design | None:
+    node = config.get("design")
+    return None if node is None else read_design(OmegaConf.to_container(node, resolve=True))
+
+
+def _valid(design: Design, arguments: Sequence[str], cells: Sequence[Cell], runs_dir: Path) -> frozenset[str]:
+    """Run folders an earlier part of this design may have recorded and that still belong to it."""
+    names = folders_of(design, arguments)
+    folder = sweep_folder(runs_dir, sweep_name(design, arguments))
+    known = read_sweep(folder).cells if (folder / "sweep.json").exists() else []
+    here = {cell.record().folder for cell in cells}
+    return frozenset(here | {cell.folder for cell in known if cell.folder.rpartition("/seed=")[0] in names})
+
+
+def _show(console: Console, name: str, cells: Sequence[Cell]) -> None:
+    console.print(f"{name}: {len(cells)} cells; none is started", highlight=False, soft_wrap=True)
+    for cell in cells:
+        line = f"  {run_status(cell.folder):<8} {cell.plan.title:<44} {cell.record().folder}"
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _report(console: Console, name: str, cells: Sequence[Cell], returns: Sequence[JobReturn], folder: Path) -> None:
+    failed = [
+        (cell, result) for cell, result in zip(cells, returns, strict=True) if result.status != JobStatus.COMPLETED
+    ]
+    if not failed:
+        return
+    lines = [f"  {cell.plan.title}: {result._return_value}" for cell, result in failed]
+    raise SweepFailed(
+        f"error: {len(failed)} of {len(cells)} cells of {name} failed; the same command tries them again:\n"
+        + "\n".join(lines)
+    )
+
+
+class LocalCells:
+    """What the launcher `local` does: see `local.run_jobs`."""
+
+    def __init__(self, workers: int | None, grace_seconds: float) -> None:
+        if workers is not None and workers < 1:
+            raise ValueError(
+                f"hydra.launcher.workers must be at least 1, got {workers}: leave it out to use the machine"
+            )
+        self.workers, self.grace_seconds = workers, grace_seconds
+        self.expected: tuple[str, Sequence[Cell], int] | None = None
+
+    def expect(self, name: str, cells: Sequence[Cell], finished: int) -> None:
+        """Say what the next jobs are, so that they need not be composed again."""
+        self.expected = (name, cells, finished)
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], compose: Any, hydra: Sequence[str]) -> list[JobReturn]:
+        """Run the jobs and return one JobReturn each; `hydra` are the sweep's overrides of Hydra itself."""
+        name, cells, finished = self.expected or ("jobs", _cells_of(job_overrides, compose), 0)
+        self.expected = None
+        # What concerns the sweep stays here; a search path or a log level reaches the cells.
+        own = ("hydra.mode", "hydra.sweep", "hydra/sweeper", "hydra.launcher", "hydra/launcher")
+        passed_on = [word for word in hydra if not word.lstrip("+~").startswith(own)]
+        jobs = [_job(cell, [*words, *passed_on]) for cell, words in zip(cells, job_overrides, strict=True)]
+        on_cuda = any(choose_device(cell.run.device).type == "cuda" for cell in cells)
+        workers, devices = slots(self.workers, max(job.threads for job in jobs), on_cuda)
+        began = time.monotonic()
+        with Board(name, len(jobs) + finished, finished) as board:
+            failures = run_jobs(jobs, workers, devices, self.grace_seconds, board)
+            board.say(f"{name}: {board.summary()} after {clock(time.monotonic() - began)}")
+        return [_returned(words, failure) for words, failure in zip(job_overrides, failures)]
+
+
+def _cells_of(job_overrides: Sequence[Sequence[str]], compose: Any) -> list[Cell]:
+    """The cells of a sweeper other than ours."""
+    return compose_cells([plan_cells(None, words)[0] for words in job_overrides], "", compose)
+
+
+def _job(cell: Cell, words: Sequence[str]) -> Job:
+    budget = cell.run.budget
+    return Job(cell.plan.title, tuple(words), cell.folder, budget.axis.value, budget.amount, cell.run.threads)
+
+
+def _returned(words: Sequence[str], failure: str | None) -> JobReturn:
+    done = JobReturn(overrides=list(words), status=JobStatus.FAILED if failure else JobStatus.COMPLETED)
+    done._return_value = RuntimeError(failure) if failure else None
+    return done

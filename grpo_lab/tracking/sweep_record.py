@@ -1,0 +1,125 @@
+"""A sweep's own folder, `<runs_dir>/sweeps/<name>/`: what was declared, when, and which runs are its cells.
+
+sweep.json is all that analysis needs to find the runs; the runs' folders hold everything else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_lab.tracking.files import locked, write_json
+from grpo_lab.tracking.run_reader import Status, is_held, run_status
+
+FILE = "sweep.json"
+
+
+@dataclass(frozen=True)
+class CellRecord:
+    """One run of a sweep; `folder` is relative to runs_dir."""
+
+    arm: str
+    level: str
+    seed: int
+    folder: str
+
+
+@dataclass(frozen=True)
+class SweepRecord:
+    """The content of sweep.json. `declared` lists every declaration so far, the valid one last."""
+
+    name: str
+    key: str
+    design: Mapping[str, Any] | None
+    declared: Sequence[Mapping[str, Any]]
+    command: Sequence[str]
+    commit: str | None
+    tracking: Mapping[str, str] | None
+    cells: Sequence[CellRecord]
+
+
+def sweep_folder(runs_dir: Path, name: str) -> Path:
+    """Where the sweep of this name is recorded."""
+    return Path(runs_dir) / "sweeps" / name
+
+
+def sweep_of(folder: Path, runs_dir: str, sweep: str) -> str | None:
+    """The sweep's folder as seen from the run in `folder`; None for a run that belongs to none."""
+    if not sweep:
+        return None
+    return os.path.relpath(sweep_folder(Path(runs_dir).expanduser().absolute(), sweep), folder)
+
+
+def read_sweep(folder: Path) -> SweepRecord:
+    """Raises ValueError where there is none."""
+    path = folder / FILE
+    if not path.exists():
+        known = sorted(place.parent.name for place in folder.parent.glob(f"*/{FILE}"))
+        there = f"there are: {', '.join(known)}" if known else "none was run there yet"
+        raise ValueError(f"no sweep {folder.name!r} in {folder.parent}; {there}")
+    raw = json.loads(path.read_text())
+    return SweepRecord(**{**raw, "cells": [CellRecord(**cell) for cell in raw["cells"]]})
+
+
+def record_sweep(
+    runs_dir: Path,
+    name: str,
+    cells: Sequence[CellRecord],
+    valid: frozenset[str] | None,
+    design: Mapping[str, Any] | None,
+    fingerprint: str,
+    command: Sequence[str],
+    commit: str | None,
+    tracking: Mapping[str, str] | None,
+) -> Path:
+    """Write or extend a sweep's record before its first cell starts, and return the sweep's folder.
+
+    Cells of earlier commands stay where `valid`, the run folders the declaration can reach (None: any),
+    still holds them. A declaration that differs from the last is added with its time and with whether any of its
+    cells had been started by then.
+    """
+    folder = sweep_folder(runs_dir, name)
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / ".lock", 10.0):
+        before = read_sweep(folder) if (folder / FILE).exists() else None
+        declared = list(before.declared) if before else []
+        if not declared or declared[-1]["fingerprint"] != fingerprint:
+            started = sum(run_status(Path(runs_dir) / cell.folder) != "new" for cell in cells)
+            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            declared.append({"fingerprint": fingerprint, "at": now, "cells_started_before": started})
+        merged = {cell.folder: cell for cell in (before.cells if before else ())}
+        merged |= {cell.folder: cell for cell in cells}
+        kept = [cell for cell in merged.values() if valid is None or cell.folder in valid]
+        record = SweepRecord(
+            name=name,
+            key=before.key if before else uuid.uuid4().hex,
+            design=design,
+            declared=declared,
+            command=list(command),
+            commit=commit,
+            tracking=tracking,
+            cells=kept,
+        )
+        write_json(folder / FILE, asdict(record))
+    return folder
+
+
+def cell_states(folder: Path, record: SweepRecord) -> dict[str, Status]:
+    """Run folder (relative to runs_dir) -> where that run stands."""
+    return {cell.folder: run_status(folder.parent.parent / cell.folder) for cell in record.cells}
+
+
+def sweep_status(folder: Path, record: SweepRecord) -> str:
+    """MLflow's word for the whole: FINISHED, RUNNING while a cell is held, FAILED, or KILLED when cut short."""
+    states = cell_states(folder, record)
+    if all(state == "done" for state in states.values()):
+        return "FINISHED"
+    if any(is_held(folder.parent.parent / cell) for cell in states):
+        return "RUNNING"
+    return "FAILED" if "failed" in states.values() else "KILLED"
