@@ -9,7 +9,9 @@ from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
 from omegaconf import DictConfig, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
 from grpo_lab.compat import IncompatibleRun, broken_warnings, check_compatible
 from grpo_lab.config import AXES, VOLATILE, RunConfig, to_run
@@ -69,8 +71,8 @@ def plan_cells(design: Design | None, arguments: Sequence[str]) -> list[Plan]:
     """Every cell of a design, or of the lists on a command line, all of one seed before the next.
 
     A sweep that is cut short is then still balanced. `arguments` are Hydra overrides; those with several values
-    multiply, seeds replace the design's, and all win over what the design says. Raises ValueError for an
-    override that stands for a range without steps.
+    multiply (a design's levels, or else the arms), seeds replace the design's, and all win over what the design
+    says. Raises ValueError for an override that stands for a range without steps.
     """
     parsed = OverridesParser.create().parse_overrides([word for word in arguments if not is_own(word)])
     choices = {override.get_key_element(): _values(override) for override in parsed}
@@ -90,8 +92,11 @@ def plan_cells(design: Design | None, arguments: Sequence[str]) -> list[Plan]:
             for combination in itertools.product(*choices.values()):
                 varied = [word for word in combination if _key(word) in map(_key, swept)]
                 merged = {_key(word): word for word in (*base, *levels[level], *arms[arm], *combination)}
-                label = ",".join(filter(None, (arm, *varied))) or "run"
-                plans.append(Plan(label, level, seed, (*merged.values(), f"seed={seed}")))
+                if design is None:
+                    arm_label, level_label = ",".join(varied) or "run", ""
+                else:  # an arm keeps its name, so that it finds its control
+                    arm_label, level_label = arm, ",".join(filter(None, (level, *varied)))
+                plans.append(Plan(arm_label, level_label, seed, (*merged.values(), f"seed={seed}")))
     return plans
 
 
@@ -133,21 +138,21 @@ def compose_cells(plans: Sequence[Plan], sweep: str, compose: Compose) -> list[C
     cells, refusals = [], {}
     for plan in plans:
         shared = tuple(word for word in plan.overrides if _key(word) != "seed")
-        if shared not in composed:
-            composed[shared] = compose(shared)
-        config = composed[shared].copy()
-        with open_dict(config):
-            del config["hydra"]
-            config.seed = plan.seed
-            for name, label in labels(plan, sweep).items():
-                config.cell[name] = label
         try:
+            if shared not in composed:
+                composed[shared] = compose(shared)
+            config = composed[shared].copy()
+            with open_dict(config):
+                del config["hydra"]
+                config.seed = plan.seed
+                for name, label in labels(plan, sweep).items():
+                    config.cell[name] = label
             run = to_run(config)
             check_compatible(run)
             folder = _runs_dir(run) / _name(plan) / f"seed={plan.seed}"
             check_folder(folder, run_identity(config, choose_device(run.device).type))
             cells.append(Cell(plan, run, folder))
-        except ValueError as error:
+        except (ValueError, HydraException, OmegaConfBaseException) as error:
             refusals.setdefault(str(error), plan.title)  # the same for every seed: said once
     if refusals:
         listed = "\n".join(f"  {title}: {message}" for message, title in refusals.items())

@@ -34,7 +34,7 @@ from grpo_lab.sweeps.local import Job, run_jobs, slots
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.mlflow_parent import announce_sweep
 from grpo_lab.tracking.run_reader import run_status
-from grpo_lab.tracking.sweep_record import read_sweep, record_sweep, sweep_folder
+from grpo_lab.tracking.sweep_record import record_sweep
 from grpo_lab.workbench import choose_device
 
 
@@ -48,7 +48,8 @@ def ends_in_words() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        sys.exit("interrupted: the same command goes on with what is left")
+        print("interrupted: the same command goes on with what is left", file=sys.stderr)
+        sys.exit(130)
     except (ValueError, OSError) as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
@@ -81,7 +82,7 @@ def run_sweep(
         runs_dir,
         name,
         [cell.record() for cell in cells],
-        None if design is None else _valid(design, arguments, cells, runs_dir),
+        None if design is None else folders_of(design, arguments),
         None if design is None else OmegaConf.to_container(config.design, resolve=True),
         "" if design is None else design.fingerprint(),
         sys.argv,
@@ -98,22 +99,13 @@ def run_sweep(
         returns = list(launcher.launch([overrides_for(cell, name) for cell in todo], initial_job_idx=0)) if todo else []
     finally:
         announce_sweep(folder, running=False)
-    _report(console, name, todo, returns, folder)
+    _report(name, todo, returns)
     return returns
 
 
 def _design(config: DictConfig) -> Design | None:
     node = config.get("design")
     return None if node is None else read_design(OmegaConf.to_container(node, resolve=True))
-
-
-def _valid(design: Design, arguments: Sequence[str], cells: Sequence[Cell], runs_dir: Path) -> frozenset[str]:
-    """Run folders an earlier part of this design may have recorded and that still belong to it."""
-    names = folders_of(design, arguments)
-    folder = sweep_folder(runs_dir, sweep_name(design, arguments))
-    known = read_sweep(folder).cells if (folder / "sweep.json").exists() else []
-    here = {cell.record().folder for cell in cells}
-    return frozenset(here | {cell.folder for cell in known if cell.folder.rpartition("/seed=")[0] in names})
 
 
 def _show(console: Console, name: str, cells: Sequence[Cell]) -> None:
@@ -123,7 +115,7 @@ def _show(console: Console, name: str, cells: Sequence[Cell]) -> None:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
-def _report(console: Console, name: str, cells: Sequence[Cell], returns: Sequence[JobReturn], folder: Path) -> None:
+def _report(name: str, cells: Sequence[Cell], returns: Sequence[JobReturn]) -> None:
     failed = [
         (cell, result) for cell, result in zip(cells, returns, strict=True) if result.status != JobStatus.COMPLETED
     ]

@@ -80,9 +80,9 @@ def record_sweep(
 ) -> Path:
     """Write or extend a sweep's record before its first cell starts, and return the sweep's folder.
 
-    Cells of earlier commands stay where `valid`, the run folders the declaration can reach (None: any),
-    still holds them. A declaration that differs from the last is added with its time and with whether any of its
-    cells had been started by then.
+    Cells of earlier commands stay as long as `valid` names their folder without its seed (None: always), that is,
+    as long as the declaration, as it now reads, can reach them. A declaration that differs from the last is added
+    with its time and with how many of its cells had been started by then.
     """
     folder = sweep_folder(runs_dir, name)
     folder.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ def record_sweep(
             declared.append({"fingerprint": fingerprint, "at": now, "cells_started_before": started})
         merged = {cell.folder: cell for cell in (before.cells if before else ())}
         merged |= {cell.folder: cell for cell in cells}
-        kept = [cell for cell in merged.values() if valid is None or cell.folder in valid]
+        kept = [cell for cell in merged.values() if valid is None or cell.folder.rpartition("/")[0] in valid]
         record = SweepRecord(
             name=name,
             key=before.key if before else uuid.uuid4().hex,
