@@ -61,6 +61,24 @@ def list_metrics(_: argparse.Namespace) -> None:
         print(f"{metric.name:<28} [{metric.unit}] {metric.reduction}: {metric.meaning}")
 
 
+def draw_figures(arguments: argparse.Namespace) -> None:
+    """Rebuild the figures, tables and verdict of an experiment, and print the verdict and the files."""
+    from grpo_lab.analysis.build import build
+
+    built = build(arguments.name, arguments.runs, arguments.data, arguments.to, ["grpo-lab", *sys.argv[1:]])
+    print(f"{arguments.name}, from {built.source}\n\n{built.verdict}")
+    for path in built.paths:
+        print(path)
+
+
+def export_data(arguments: argparse.Namespace) -> None:
+    """Save the logged numbers of an experiment as two files from which its figures can be rebuilt."""
+    from grpo_lab.analysis.load import load_sweep, save_data
+
+    for path in save_data(load_sweep(arguments.runs, arguments.name), arguments.to):
+        print(f"{path}  {path.stat().st_size / 1e6:.2f} MB")
+
+
 def main() -> None:
     """Entry of the `grpo-lab` command."""
     parser = argparse.ArgumentParser(prog="grpo-lab", description=__doc__)
@@ -72,6 +90,17 @@ def main() -> None:
     sync.add_argument("folder", type=Path, nargs="?", default=Path("runs"), help="a run, or a folder of runs")
     sync.set_defaults(run=sync_runs)
     commands.add_parser("metrics", help="list every metric with unit and meaning").set_defaults(run=list_metrics)
+    figures = commands.add_parser("figures", help="figures, tables and verdict of an experiment, from its runs")
+    figures.add_argument("name", help="the sweep, as its folder under RUNS/sweeps is called")
+    figures.add_argument("--runs", type=Path, default=Path("runs"), help="the folder of runs (default: runs)")
+    figures.add_argument("--data", type=Path, default=Path("analysis/data"), help="saved data, where runs has none")
+    figures.add_argument("--to", type=Path, default=Path("analysis/figures"), help="where the files go")
+    figures.set_defaults(run=draw_figures)
+    data = commands.add_parser("data", help="save an experiment's numbers, so that figures need no runs")
+    data.add_argument("name", help="the sweep, as its folder under RUNS/sweeps is called")
+    data.add_argument("--runs", type=Path, default=Path("runs"), help="the folder of runs (default: runs)")
+    data.add_argument("--to", type=Path, default=Path("analysis/data"), help="where the two files go")
+    data.set_defaults(run=export_data)
     arguments = parser.parse_args()
     try:
         arguments.run(arguments)

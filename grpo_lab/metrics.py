@@ -77,6 +77,14 @@ REGISTRY: tuple[Metric, ...] = (
 )
 
 
+# What analysis derives from a run's final values; a prediction may name these too.
+DERIVED: tuple[Metric, ...] = (
+    Metric("gap", "reward", "final value", "reward/kept_mean - eval/heldout_training/accuracy"),
+    Metric("overstatement", "share", "final value", "reward/kept_outcome - eval/heldout_training/accuracy"),
+    Metric("q_times_a", "share", "final value", "held-out truncated share times accuracy of what finished"),
+)
+
+
 @cache
 def find(name: str) -> Metric:
     """The entry of a metric name; an exact entry wins over one with a star. KeyError if there is none."""
@@ -96,6 +104,15 @@ def _fits(pattern: str, part: str) -> bool:
     if pattern.endswith("_*"):
         return part.startswith(pattern[:-1]) and len(part) >= len(pattern)
     return pattern in ("*", part)
+
+
+def is_known(name: str) -> bool:
+    """Whether a run logs such a metric or analysis derives it."""
+    try:
+        find(name)
+    except KeyError:
+        return name in [metric.name for metric in DERIVED]
+    return True
 
 
 def check(metrics: Mapping[str, float | int]) -> Mapping[str, float | int]:

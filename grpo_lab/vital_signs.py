@@ -159,6 +159,7 @@ def rollout_table(
             "response": list(range(rollouts.group_size)) * len(rollouts.problems),
             "question": [problem.question for problem in asked],
             "answer": [problem.answer for problem in asked],
+            "difficulty": [problem.difficulty for problem in asked],
             "text": list(texts),
             "sampler_logprob": torch.where(rollouts.sampled_mask, rollouts.sampler_logprobs, 0.0).sum(1).numpy(),
         }

@@ -6,8 +6,12 @@ any weights are read.
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -95,27 +99,54 @@ def check_lengths(run: RunConfig, context: int | None, longest_prompt: int) -> N
 
 
 def make_suites(run: RunConfig) -> list[Suite]:
-    """The four probes of a run; ValueError where a split is smaller than what evaluation asks for."""
+    """The four probes of a run; ValueError where a split is smaller than what evaluation asks for.
+
+    Probe and held-out questions keep the training split's mix of difficulties: a mix of their own would be read as
+    a difference between training reward and accuracy that no policy has.
+    """
     plan = run.evaluation
-    heldout = _first(run, "heldout", plan.heldout_problems)
+    mix = Counter(problem.difficulty for problem in run.task.problems("train"))
+    heldout = _some(run, "heldout", plan.heldout_problems, mix)
+    probe = _some(run, "probe", plan.probe_problems, mix)
+    downstream = _some(run, "downstream", plan.downstream_problems, None)
     protocol = SamplingParams(plan.max_tokens, plan.temperature, plan.top_p)
     long = SamplingParams(plan.downstream_max_tokens, plan.temperature, plan.top_p)
     return [
-        Suite("probe", "probe", _first(run, "probe", plan.probe_problems), run.engine.params, run.reward),
+        Suite("probe", "probe", probe, run.engine.params, run.reward),
         Suite("heldout_training", "heldout", heldout, run.engine.params, run.reward),
         Suite("heldout", "heldout", heldout, protocol, run.verifier),
-        Suite("downstream", "downstream", _first(run, "downstream", plan.downstream_problems), long, run.verifier),
+        Suite("downstream", "downstream", downstream, long, run.verifier),
     ]
 
 
-def _first(run: RunConfig, split: str, number: int) -> tuple[Problem, ...]:
+def _some(run: RunConfig, split: str, number: int, mix: Counter[int] | None) -> tuple[Problem, ...]:
     problems = run.task.problems(split)
     if len(problems) < number:
         raise ValueError(
             f"evaluation asks for {number} problems of split {split!r}, which has {len(problems)}: "
             f"lower evaluation.{split}_problems or enlarge the task"
         )
-    return problems[:number]
+    return with_mix(problems, number, mix or Counter(problem.difficulty for problem in problems))
+
+
+def with_mix(problems: Sequence[Problem], number: int, mix: Counter[int]) -> tuple[Problem, ...]:
+    """The first `number` problems whose difficulties come in the proportions of `mix`, in their given order.
+
+    Rounded by largest remainder, so that each difficulty is off by less than one problem; what a difficulty
+    lacks is filled with the first problems that are left.
+    """
+    exact = {level: number * count / mix.total() for level, count in sorted(mix.items())}
+    wanted = Counter({level: math.floor(share) for level, share in exact.items()})
+    by_remainder = sorted(exact, key=lambda level: wanted[level] - exact[level])
+    wanted.update(by_remainder[: number - wanted.total()])
+    chosen = set()
+    for index, problem in enumerate(problems):
+        if wanted[problem.difficulty] > 0:
+            wanted[problem.difficulty] -= 1
+            chosen.add(index)
+    left = (index for index in range(len(problems)) if index not in chosen)
+    chosen.update(islice(left, number - len(chosen)))
+    return tuple(problems[index] for index in sorted(chosen))
 
 
 def open_workbench(run: RunConfig, device: torch.device, resume_from: Path | None) -> Workbench:

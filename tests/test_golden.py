@@ -6,8 +6,8 @@ import inspect
 import json
 import math
 import sys
-from dataclasses import replace
-from itertools import combinations
+from dataclasses import dataclass, replace
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
@@ -368,35 +368,54 @@ def test_what_the_loss_reports_for_the_log() -> None:
 # --- truncation pressure, by enumeration --------------------------------------------------------------------
 
 
-def truncation_pressure(
-    truncation, share: float, accuracy: float, cut_reward: float, aggregation, denominator, lengths
-) -> float:
-    """Coefficient of grad q in the expected ascent direction, over every composition of a group of eight.
+@dataclass(frozen=True)
+class Kind:
+    """A kind of response: how likely, the derivative of its log-probability by the parameter asked about, its worth."""
 
-    A response is right with probability (1 - q) a, wrong with (1 - q)(1 - a), cut with q, so the derivative of
-    its log-probability by q is -1/(1 - q), -1/(1 - q), 1/q.
-    """
-    size, total = 8, 0.0
-    kinds = ("right", "wrong", "cut")
-    chance = {"right": (1 - share) * accuracy, "wrong": (1 - share) * (1 - accuracy), "cut": share}
-    slope = {"right": -1 / (1 - share), "wrong": -1 / (1 - share), "cut": 1 / share}
-    worth = {"right": 1.0, "wrong": 0.0, "cut": cut_reward}
+    chance: float
+    slope: float
+    worth: float
+    length: int = 1
+    cut: bool = False
+
+
+def expected_ascent(kinds, truncation, aggregation, denominator, size: int = 8) -> float:
+    """Expected ascent along one parameter of the policy, over every composition of a group of eight."""
+    total = 0.0
     run = make_run(truncation=truncation, scale=NoScale(), surrogate=Reinforce(), aggregation=aggregation,
                    denominator=denominator)  # fmt: skip
-    for first, second in combinations(range(size + 2), 2):  # stars and bars
-        counts = (first, second - first - 1, size + 1 - second)
+    for bars in combinations(range(size + len(kinds) - 1), len(kinds) - 1):  # stars and bars
+        edges = (-1, *bars, size + len(kinds) - 1)
+        counts = [right - left - 1 for left, right in pairwise(edges)]
         rows = [kind for kind, count in zip(kinds, counts) for _ in range(count)]
-        graded = make_graded([[worth[k] for k in rows]], truncated=[[k == "cut" for k in rows]])
-        rollouts = make_rollouts([lengths[k] for k in rows], size)
+        graded = make_graded([[kind.worth for kind in rows]], truncated=[[kind.cut for kind in rows]])
+        rollouts = make_rollouts([kind.length for kind in rows], size)
         cut = run.truncation(graded)
         mask = rollouts.sampled_mask & cut.trained.flatten()[:, None]
         advantages = run.scale(run.baseline(cut), cut).reshape(-1, 1)
         inputs = StepInputs(rollouts, mask, torch.where(mask, advantages, 0.0), None, None, None)
         ascent = -loss_and_gradient(run, inputs, torch.full(mask.shape, -1.0, dtype=F64))[1][:, 0]
         ways = math.factorial(size) / math.prod(math.factorial(c) for c in counts)
-        probability = ways * math.prod(chance[k] ** c for k, c in zip(kinds, counts))
-        total += probability * sum(float(a) * slope[k] for a, k in zip(ascent, rows))
+        probability = ways * math.prod(kind.chance**c for kind, c in zip(kinds, counts))
+        total += probability * sum(float(a) * kind.slope for a, kind in zip(ascent, rows))
     return total
+
+
+def truncation_pressure(
+    truncation, share: float, accuracy: float, cut_reward: float, aggregation, denominator, lengths
+) -> float:
+    """Coefficient of grad q in the expected ascent direction.
+
+    A response is right with probability (1 - q) a, wrong with (1 - q)(1 - a), cut with q, so the derivative of
+    its log-probability by q is -1/(1 - q), -1/(1 - q), 1/q.
+    """
+    q, a = share, accuracy
+    kinds = (
+        Kind((1 - q) * a, -1 / (1 - q), 1.0, lengths["right"]),
+        Kind((1 - q) * (1 - a), -1 / (1 - q), 0.0, lengths["wrong"]),
+        Kind(q, 1 / q, cut_reward, lengths["cut"], cut=True),
+    )
+    return expected_ascent(kinds, truncation, aggregation, denominator)
 
 
 ONE_TOKEN = {"right": 1, "wrong": 1, "cut": 1}
@@ -434,6 +453,41 @@ def test_thousandths_of_pressure_where_length_enters(aggregation, denominator, l
     for truncation, expected in ((Score(), score), (MaskAfter(), after), (MaskBefore(), before)):
         got = truncation_pressure(truncation, 0.2, 0.5, 0.0, aggregation, denominator, by_kind)
         assert_close(1000 * got, expected, 0.06, f"{type(truncation).__name__}, one printed decimal")
+
+
+def ascent_of_finishing(truncation, guesses: float) -> float:
+    """Expected ascent along f, in a policy that guesses with probability g and else works out steps and, with
+    probability f, stops before the budget does. Steps are right in 97% of cases, guesses in 15%."""
+    g, f, right, lucky = guesses, 0.8, 0.97, 0.15
+    kinds = (
+        Kind(g * lucky, 0.0, 1.0),
+        Kind(g * (1 - lucky), 0.0, 0.0),
+        Kind((1 - g) * f * right, 1 / f, 1.0),
+        Kind((1 - g) * f * (1 - right), 1 / f, 0.0),
+        Kind((1 - g) * (1 - f), -1 / (1 - f), 0.0, cut=True),
+    )
+    return expected_ascent(kinds, truncation, SequenceSum(), Original())
+
+
+def test_masking_before_teaches_to_finish_only_as_far_as_that_raises_accuracy() -> None:
+    """No pressure on q does not mean that q stays: in a policy whose guesses are wrong, finishing the steps raises
+    the accuracy a of what finishes, and a is what is pressed on. Once the guesses are gone nothing is left of it."""
+    g, f, right, lucky = 0.3, 0.8, 0.97, 0.15
+    finished = g + (1 - g) * f
+    a = (g * lucky + (1 - g) * f * right) / finished
+    raises = (1 - g) * g * (right - lucky) / finished**2  # da/df
+    kinds = (
+        Kind(finished * a, 1 / a, 1.0),
+        Kind(finished * (1 - a), -1 / (1 - a), 0.0),
+        Kind(1 - finished, 0, 0, cut=True),
+    )
+    pressure_on_a = expected_ascent(kinds, MaskBefore(), SequenceSum(), Original())
+    assert_close(ascent_of_finishing(MaskBefore(), g), pressure_on_a * raises, 1e-12, "through accuracy alone")
+    assert ascent_of_finishing(MaskBefore(), g) > 0.05
+    assert_close(ascent_of_finishing(MaskBefore(), 0.0), 0.0, 1e-12, "no guesses, no pressure")
+    # When cut responses are scored, stopping in time pays in itself: 0.97 * 7/8 without any guess.
+    assert_close(ascent_of_finishing(Score(), 0.0), 0.97 * 7 / 8, 1e-12, "no guesses, full pressure")
+    assert_close(ascent_of_finishing(MaskAfter(), 0.0), 0.2 * 0.97 * 7 / 8, 1e-12, "no guesses, a factor q weaker")
 
 
 # --- policy -------------------------------------------------------------------------------------------------

@@ -11,9 +11,13 @@ PARENT = "GRPO_LAB_SWEEP_PROCESS"
 
 
 def follow_parent() -> None:
-    """In a cell: end, as if by Ctrl-C, when the sweep that started it dies without saying so (Linux)."""
+    """In a cell: end by SIGINT when the sweep says so, and on Linux also when it dies without saying so."""
     parent = os.environ.pop(PARENT, None)
-    if parent is None or not sys.platform.startswith("linux"):
+    if parent is None:
+        return
+    # A sweep in the background of a shell hands down that SIGINT is to be ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if not sys.platform.startswith("linux"):
         return
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG of linux/prctl.h
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGINT)

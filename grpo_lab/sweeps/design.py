@@ -15,6 +15,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from grpo_lab.metrics import is_known
+
 
 class Direction(Enum):
     """On which side of its control an arm is predicted to end."""
@@ -129,6 +131,9 @@ def _check_names(design: Design) -> None:
             require_known(f"parts.{name}.arms", arm, arms)
         for level in part.levels:
             require_known(f"parts.{name}.levels", level, levels)
+    for metric in (design.primary, f"budget/{design.axis}", *(prediction.metric for prediction in design.predictions)):
+        if not is_known(metric):
+            raise ValueError(f"design: no run has the metric {metric!r}; `grpo-lab metrics` lists what there is")
     for prediction in design.predictions:
         require_known("predictions", prediction.arm, [arm for arm in arms if arm != design.control])
         require_known("predictions", prediction.level, levels)

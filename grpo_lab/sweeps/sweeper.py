@@ -85,7 +85,7 @@ def run_sweep(
         None if design is None else folders_of(design, arguments),
         None if design is None else OmegaConf.to_container(config.design, resolve=True),
         "" if design is None else design.fingerprint(),
-        sys.argv,
+        ["python", "-m", "grpo_lab.train", *sys.argv[1:]],
         provenance.commit(),
         cells[0].run.tracking.record(),
     )

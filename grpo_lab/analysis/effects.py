@@ -1,0 +1,147 @@
+"""The second figure: how far every arm ends from the control, paired by seed, one panel per metric and level."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from grpo_lab.analysis.load import SweepData
+from grpo_lab.analysis.outcome import DOWNSTREAM, HELDOUT, QUANTITIES, REWARD, TRUNCATED, Outcome
+from grpo_lab.analysis.style import (
+    BLACK,
+    BLUE,
+    BODY,
+    GREEN,
+    GREY,
+    LINE,
+    SMALL,
+    TINY,
+    VERMILLION,
+    Drawn,
+    heading_height,
+    house_style,
+    text_width,
+    wrapped,
+    write_footer,
+    write_heading,
+)
+from grpo_lab.analysis.table import run_arms
+
+PANELS = {TRUNCATED: BLACK, HELDOUT: BLUE, DOWNSTREAM: GREEN, REWARD: VERMILLION}
+BARS = "mark: mean of the differences paired by seed; bar: its 95% t interval; dots: single seeds"
+BARS_OF_ONE = "mark: the difference of one pair of runs; one pair has no interval"
+_ROW, _BETWEEN, _RIGHT = 0.44, 0.22, 0.15  # inches: an arm, two levels, the margin
+
+
+def shown_metrics(data: SweepData) -> dict[str, str]:
+    """Metric -> colour of its panels, the primary metric first."""
+    primary = data.design.primary if data.design else TRUNCATED
+    return {primary: PANELS.get(primary, BLACK)} | PANELS
+
+
+def effect_numbers(data: SweepData, outcome: Outcome) -> pd.DataFrame:
+    """Every number the figure shows, six decimals; no row where no arm shares a seed with its control.
+
+    `part` is "seed" or "mean", the latter with the t interval in low and high and the number of pairs in n.
+    `predicted` is "above" or "below" where the design predicts that of arm and control, else empty.
+    """
+    predictions = {
+        (prediction.level, prediction.arm, prediction.metric): prediction.direction.value
+        for prediction in (data.design.predictions if data.design else ())
+        if not prediction.against
+    }
+    rows = []
+    for level, arm in run_arms(data):
+        for metric in shown_metrics(data) if arm != data.control else ():
+            mean = outcome.difference(level, arm, data.control, metric)
+            if mean.n == 0:
+                continue
+            row = {"level": level, "arm": arm, "metric": metric, "predicted": predictions.get((level, arm, metric), "")}
+            seeds = outcome.differences(level, arm, data.control, metric)
+            rows += [row | {"part": "seed", "seed": seed, "value": value} for seed, value in seeds.items()]
+            ends = {"value": mean.mean, "low": mean.low, "high": mean.high, "n": mean.n}
+            rows.append(row | {"part": "mean"} | ends)
+    names = ["level", "arm", "metric", "part", "seed", "value", "low", "high", "n", "predicted"]
+    return pd.DataFrame(rows, columns=names).astype({"seed": "Int64", "n": "Int64"}).round(6)
+
+
+def draw_effects(data: SweepData, outcome: Outcome) -> Drawn | None:
+    """The figure `<sweep>_effects`; None where no arm shares a seed with the control."""
+    numbers = effect_numbers(data, outcome)
+    if numbers.empty:
+        return None
+    name = f"{data.record.name}_effects"
+    colours = {metric: colour for metric, colour in shown_metrics(data).items() if metric in set(numbers["metric"])}
+    levels = [level for level in data.levels if level in set(numbers["level"])]
+    arms = [arm for arm in data.arms if arm in set(numbers["arm"])]
+    factor = data.design.factor if data.design else ""
+    heading = f"Final difference to {data.control}, paired by seed"
+    bars = BARS if numbers["n"].max() > 1 else BARS_OF_ONE
+    # In inches, from the top: heading, titles of the metrics, the rows of every level, ticks and footer.
+    left = 0.2 + text_width(max(arms, key=len), BODY) + (0.35 if factor else 0.0)
+    width = max(8.0, left + 1.5 * len(colours))
+    footer = wrapped(_footer(data, outcome, numbers, bars), width - 0.2, TINY)
+    titles = {
+        metric: wrapped(QUANTITIES.get(metric, metric), (width - left) / len(colours) - 0.15, BODY)
+        for metric in colours
+    }
+    top = heading_height(heading, width) + max(map(len, titles.values())) * BODY * LINE + 0.1
+    bottom = 0.45 + len(footer) * TINY * LINE
+    panel = _ROW * len(arms)
+    height = top + bottom + panel * len(levels) + _BETWEEN * (len(levels) - 1)
+    with house_style(name):
+        figure = Figure(figsize=(width, height))
+        write_heading(figure, heading)
+        place = {"left": left / width, "right": 1 - _RIGHT / width, "top": 1 - top / height, "bottom": bottom / height}
+        place |= {"wspace": 0.1, "hspace": _BETWEEN / panel}
+        panels = figure.subplots(len(levels), len(colours), sharex="col", squeeze=False, gridspec_kw=place)
+        for level, row in zip(levels, panels):
+            here = numbers[numbers["level"] == level]
+            pairs = here.groupby("arm")["n"].max()
+            for (metric, colour), axes in zip(colours.items(), row):
+                _panel(axes, here[here["metric"] == metric], arms, pairs, colour)
+            row[0].set_yticks(range(len(arms)), [f"{arm}\nn = {pairs.get(arm, 0)}" for arm in arms])
+            if factor:
+                row[0].set_ylabel(f"{factor}\n{level}")
+        for metric, axes in zip(colours, panels[0]):
+            axes.set_title("\n".join(titles[metric]), fontsize=BODY, loc="left")
+        write_footer(figure, footer)
+    return Drawn(name, figure, numbers, bars)
+
+
+def _panel(axes: Axes, numbers: pd.DataFrame, arms: Sequence[str], pairs: pd.Series, colour: str) -> None:
+    axes.axvline(0, color=GREY, linewidth=1.0)
+    for row in numbers[numbers["part"] == "seed"].itertuples():
+        y = arms.index(row.arm) + 0.22
+        axes.plot(row.value, y, "o", color=colour, alpha=0.3, markersize=3.2, markeredgewidth=0)
+    for row in numbers[numbers["part"] == "mean"].itertuples():
+        y = arms.index(row.arm)
+        if row.n > 1:
+            axes.plot([row.low, row.high], [y, y], color=colour, linewidth=1.8, solid_capstyle="butt")
+        axes.plot(row.value, y, "D", color=colour, markersize=4.6, label=row.arm)
+        aside = {"textcoords": "offset points", "ha": "center", "va": "center", "color": GREY}
+        if row.predicted:
+            arrow, shift = ("→", 8) if row.predicted == "above" else ("←", -8)
+            axes.annotate(arrow, (0, y), xytext=(shift, 8), fontsize=BODY, **aside)
+        if row.n < pairs[row.arm]:
+            axes.annotate(f"n = {row.n}", (row.value, y), xytext=(0, 8), fontsize=TINY, **aside)
+    axes.margins(x=0.12)
+    axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
+    axes.set_ylim(len(arms) - 0.5, -0.5)
+    axes.set_yticks([])
+    axes.tick_params(axis="y", length=0, labelsize=SMALL)
+    axes.grid(axis="y", visible=False)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+
+
+def _footer(data: SweepData, outcome: Outcome, numbers: pd.DataFrame, bars: str) -> str:
+    parts = [
+        f"{bars[0].upper()}{bars[1:]}. Final values at {outcome.at}.",
+        "Arrow: the direction that was predicted." if numbers["predicted"].any() else "",
+        "" if data.design else f"Nothing was declared: {data.control} is the sweep's first arm.",
+    ]
+    return " ".join(filter(None, parts))

@@ -1,0 +1,120 @@
+"""How figures look and how they are written: one style, and four files each that say what was drawn from what."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pandas as pd
+import seaborn as sns
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from grpo_lab.metrics import find
+from grpo_lab.tracking.files import write_json, write_whole
+
+# Okabe and Ito's palette, which the colour-blind tell apart.
+BLACK, BLUE, GREEN, VERMILLION = "#000000", "#0072B2", "#009E73", "#D55E00"
+GREY = "#606060"
+HEADING, BODY, SMALL, TINY = 10.0, 8.5, 7.5, 7.0  # points; a figure is 8 inches wide and more
+LINE = 1.45 / 72  # inches a line of text takes, for each point of its size
+_CHARACTER = 0.0077  # inches a character takes on average, for each point of its size
+_BOLD = 1.12  # times as much, when bold
+
+_SETTINGS = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "sans-serif"],
+    "font.size": BODY,
+    "axes.titlesize": BODY,
+    "axes.labelsize": BODY,
+    "xtick.labelsize": SMALL,
+    "ytick.labelsize": SMALL,
+    "axes.linewidth": 0.8,
+    "grid.linewidth": 0.5,
+    "grid.color": "#E4E4E4",
+    "axes.grid": True,
+    "svg.fonttype": "none",
+}
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure, exactly the numbers in it, and what its bands or bars mean."""
+
+    name: str
+    figure: Figure
+    numbers: pd.DataFrame
+    bands: str
+
+
+@contextlib.contextmanager
+def house_style(name: str) -> Iterator[None]:
+    """Draw and save inside of this. `name` seeds the ids in SVG files, so that a rebuild gives the same bytes."""
+    with matplotlib.rc_context({**sns.axes_style("ticks"), **_SETTINGS, "svg.hashsalt": name}):
+        yield
+
+
+def wrapped(text: str, inches: float, size: float, bold: bool = False) -> list[str]:
+    """The text in lines that fit a width; at least one."""
+    return textwrap.wrap(text, int(inches / (_CHARACTER * size * (_BOLD if bold else 1.0)))) or [""]
+
+
+def broken(name: str, inches: float, size: float) -> list[str]:
+    """A bold name in lines that fit a width, broken only before a `+` and after a comma."""
+    lines = [""]
+    for part in re.split(r"(?<=,)|(?=\+)", name):
+        if lines[-1] and len(wrapped(lines[-1] + part, inches, size, bold=True)) > 1:
+            lines.append("")
+        lines[-1] += part
+    return lines
+
+
+def text_width(text: str, size: float) -> float:
+    """About how many inches a line of text takes."""
+    return _CHARACTER * size * len(text)
+
+
+def heading_height(text: str, width: float) -> float:
+    """Inches that `write_heading` takes at the top of a figure of this width (inches)."""
+    return 0.14 + len(wrapped(text, width - 0.2, HEADING, bold=True)) * HEADING * LINE
+
+
+def write_heading(figure: Figure, text: str) -> None:
+    """The question, bold, over the whole width of the figure."""
+    width, height = figure.get_size_inches()
+    lines = "\n".join(wrapped(text, width - 0.2, HEADING, bold=True))
+    figure.text(0.1 / width, 1 - 0.08 / height, lines, va="top", fontsize=HEADING, fontweight="bold")
+
+
+def write_footer(figure: Figure, lines: Sequence[str]) -> None:
+    """What a reader must know beside the panels, at the foot of the figure."""
+    width, height = figure.get_size_inches()
+    figure.text(0.1 / width, 0.06 / height, "\n".join(lines), va="bottom", fontsize=TINY, color=GREY)
+
+
+def budget_label(axis: str, largest: float) -> tuple[str, FuncFormatter]:
+    """The label of a budget axis, with its unit and scale, and the formatter that applies the scale."""
+    scales = [(1e12, "10$^{12}$"), (1e9, "billions"), (1e6, "millions"), (1e3, "thousands")]
+    scale, word = next(((size, word) for size, word in scales if largest >= 10 * size), (1.0, ""))
+    unit = find(f"budget/{axis}").unit
+    words = axis.replace("_", " ")
+    inside = ", ".join(filter(None, (word, "" if unit in words else unit)))
+    return f"{words} ({inside})" if inside else words, FuncFormatter(lambda value, _: f"{value / scale:g}")
+
+
+def save(drawn: Drawn, folder: Path, sources: Mapping[str, Any]) -> list[Path]:
+    """Write `<name>.svg`, `.png` (150 dpi), `.csv` (the numbers drawn) and `.json` (`sources` and the bands)."""
+    svg, png, csv, described = (folder / f"{drawn.name}.{suffix}" for suffix in ("svg", "png", "csv", "json"))
+    with house_style(drawn.name):
+        # Without a date, and with ids from the name, the same data give the same bytes.
+        write_whole(svg, lambda path: drawn.figure.savefig(path, format="svg", metadata={"Date": None}))
+        write_whole(png, lambda path: drawn.figure.savefig(path, format="png", dpi=150))
+    write_whole(csv, lambda path: drawn.numbers.to_csv(path, index=False))
+    write_json(described, {"figure": drawn.name, "bands": drawn.bands, **sources})
+    return [svg, png, csv, described]

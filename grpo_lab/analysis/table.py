@@ -1,0 +1,70 @@
+"""The first table: final values of every arm, and their differences to the control, as CSV rows and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pandas as pd
+
+from grpo_lab.analysis.load import SweepData
+from grpo_lab.analysis.outcome import DOWNSTREAM, GAP, HELDOUT, QUANTITIES, REWARD, TRUNCATED, Outcome
+
+# The columns of the Markdown tables; the CSV has all quantities.
+COLUMNS = (REWARD, HELDOUT, GAP, DOWNSTREAM, TRUNCATED, "eval/heldout_training/truncated", "rollout/length")
+
+
+def effect_table(data: SweepData, outcome: Outcome) -> pd.DataFrame:
+    """One row per level, arm and quantity: mean and paired difference to the control, each with its interval.
+
+    `n` counts the finished runs that have the quantity, `n_finished` all finished ones, `n_planned` the seeds
+    declared or recorded, `n_pairs` the seeds that arm and control share. The control's own difference is empty.
+    """
+    rows = []
+    for level, arm in run_arms(data):
+        for metric in QUANTITIES:
+            own = outcome.interval(level, arm, metric)
+            row = {"level": level, "arm": arm, "metric": metric, "n": own.n}
+            row |= {"n_finished": data.seeds_finished(level, arm), "n_planned": data.seeds_planned(level, arm)}
+            row |= {"mean": own.mean, "low": own.low, "high": own.high}
+            if arm != data.control:
+                gap = outcome.difference(level, arm, data.control, metric)
+                row |= {"difference": gap.mean, "difference_low": gap.low, "difference_high": gap.high}
+                row |= {"n_pairs": gap.n}
+            rows.append(row)
+    names = ["level", "arm", "metric", "n", "n_finished", "n_planned", "mean", "low", "high"]
+    names += ["difference", "difference_low", "difference_high", "n_pairs"]
+    return pd.DataFrame(rows, columns=names).astype({"n_pairs": "Int64"})
+
+
+def run_arms(data: SweepData) -> list[tuple[str, str]]:
+    """(level, arm) of everything with at least one finished run, in declared order."""
+    return [(level, arm) for level in data.levels for arm in data.arms if data.seeds_finished(level, arm)]
+
+
+def markdown(data: SweepData, outcome: Outcome) -> str:
+    """Both halves of the table for humans, with what the brackets mean."""
+    control = data.control
+
+    def final(level: str, arm: str, metric: str) -> str:
+        return outcome.interval(level, arm, metric).text()
+
+    def difference(level: str, arm: str, metric: str) -> str:
+        return outcome.difference(level, arm, control, metric).text("+")
+
+    arms = run_arms(data)
+    others = [(level, arm) for level, arm in arms if arm != control]
+    parts = [f"{outcome.rule}. Brackets: 95% t interval over seeds; none for a single seed.", _grid(data, arms, final)]
+    if others:
+        parts += [f"Differences to `{control}`, paired by seed:", _grid(data, others, difference)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _grid(data: SweepData, arms: list[tuple[str, str]], cell: Callable[[str, str, str], str]) -> str:
+    factor = data.design.factor if data.design else ""
+    head = [*([factor] if factor else []), "arm", "n finished / planned", *(QUANTITIES[metric] for metric in COLUMNS)]
+    lines = [head, ["---"] * len(head)]
+    for level, arm in arms:
+        count = f"{data.seeds_finished(level, arm)} / {data.seeds_planned(level, arm)}"
+        labels = [*([level] if factor else []), arm, count]
+        lines.append([*labels, *(cell(level, arm, metric) for metric in COLUMNS)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
