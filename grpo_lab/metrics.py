@@ -79,6 +79,7 @@ REGISTRY: tuple[Metric, ...] = (
 
 # What analysis derives from a run's final values; a prediction may name these too.
 DERIVED: tuple[Metric, ...] = (
+    Metric("average/*/*", "of the metric", "mean over all steps", "a metric of every step over the whole budget"),
     Metric("gap", "reward", "final value", "reward/kept_mean - eval/heldout_training/accuracy"),
     Metric("overstatement", "share", "final value", "reward/kept_outcome - eval/heldout_training/accuracy"),
     Metric("q_times_a", "share", "final value", "held-out truncated share times accuracy of what finished"),
@@ -109,7 +110,7 @@ def _fits(pattern: str, part: str) -> bool:
 def is_known(name: str) -> bool:
     """Whether a run logs such a metric or analysis derives it."""
     try:
-        find(name)
+        find(name.removeprefix("average/"))
     except KeyError:
         return name in [metric.name for metric in DERIVED]
     return True

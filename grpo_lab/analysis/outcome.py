@@ -3,6 +3,8 @@
 X is the smallest final budget over the finished runs of the sweep, on the axis the design declares. A metric logged
 at every step counts with its mean over the steps with 0.8 X < x <= X; a metric logged at evaluations only counts
 with the value at X of the straight line between the run's own evaluations around it. Nothing is extrapolated.
+`average/<metric>` is the mean of a metric of every step over all of 0 < x <= X: what the run went through, where the
+final value is what it came to.
 
 Theory beside which overstatement is read: let q be the truncated share and a the accuracy of the responses that are
 not cut. An arm that masks cut rows sees a in its loss and deploys (1 - q) a, so it overstates by q a; an arm that
@@ -27,6 +29,7 @@ REWARD = "reward/kept_mean"
 HELDOUT = "eval/heldout_training/accuracy"
 DOWNSTREAM = "eval/downstream/accuracy"
 TRUNCATED = "rollout/truncated"
+AVERAGE = "average/"  # before a metric of every step
 GAP, OVERSTATEMENT, MASKED_SHARE = "gap", "overstatement", "q_times_a"
 
 # What is reported of every arm, in this order, and what to call it.
@@ -36,6 +39,7 @@ QUANTITIES = {
     GAP: "gap (reward as seen - held-out accuracy)",
     "eval/heldout/accuracy": "held-out accuracy, evaluation protocol",
     DOWNSTREAM: "downstream accuracy",
+    f"{AVERAGE}{TRUNCATED}": "truncated share, training, whole run",
     TRUNCATED: "truncated share, training",
     "eval/heldout_training/truncated": "truncated share, held-out",
     "eval/downstream/truncated": "truncated share, downstream",
@@ -122,8 +126,11 @@ def final_values(data: SweepData) -> Outcome:
 
 def _final(run: pd.DataFrame, x: str, budget: float) -> dict[str, float | bool]:
     metrics = [name for name in run.columns if name not in (*LABELS, "step")]
-    window = run[(run[x] > (1 - WINDOW) * budget) & (run[x] <= budget)]
-    final = {name: float(window[name].mean()) for name in metrics if not name.startswith("eval/")}
+    until = run[(run[x] > 0) & (run[x] <= budget)]
+    window = until[until[x] > (1 - WINDOW) * budget]
+    stepwise = [name for name in metrics if not name.startswith("eval/")]
+    final = {name: float(window[name].mean()) for name in stepwise}
+    final |= {f"{AVERAGE}{name}": float(until[name].mean()) for name in stepwise}
     for name in (name for name in metrics if name.startswith("eval/")):
         evaluated = run[run[name].notna()]
         final[name] = interpolate(evaluated[x].to_numpy(), evaluated[name].to_numpy(), budget)

@@ -7,10 +7,11 @@ from collections.abc import Callable
 import pandas as pd
 
 from grpo_lab.analysis.load import SweepData
-from grpo_lab.analysis.outcome import DOWNSTREAM, GAP, HELDOUT, QUANTITIES, REWARD, TRUNCATED, Outcome
+from grpo_lab.analysis.outcome import AVERAGE, DOWNSTREAM, GAP, HELDOUT, QUANTITIES, REWARD, TRUNCATED, Outcome
 
 # The columns of the Markdown tables; the CSV has all quantities.
-COLUMNS = (REWARD, HELDOUT, GAP, DOWNSTREAM, TRUNCATED, "eval/heldout_training/truncated", "rollout/length")
+_WHOLE = f"{AVERAGE}{TRUNCATED}"
+COLUMNS = (REWARD, HELDOUT, GAP, DOWNSTREAM, _WHOLE, TRUNCATED, "eval/heldout_training/truncated", "rollout/length")
 
 
 def effect_table(data: SweepData, outcome: Outcome) -> pd.DataFrame:
