@@ -54,11 +54,19 @@ def sync_runs(arguments: argparse.Namespace) -> None:
 
 
 def list_metrics(_: argparse.Namespace) -> None:
-    """Print the metric registry."""
-    from grpo_lab.metrics import REGISTRY
+    """Print the metric registry, and what analysis derives from it."""
+    from grpo_lab.metrics import DERIVED, REGISTRY
 
-    for metric in REGISTRY:
+    for metric in REGISTRY + DERIVED:
         print(f"{metric.name:<28} [{metric.unit}] {metric.reduction}: {metric.meaning}")
+
+
+def list_tricks(_: argparse.Namespace) -> None:
+    """Print the table of tricks that README.md holds."""
+    bootstrap()
+    from grpo_lab.catalogue import tricks_table
+
+    print(tricks_table())
 
 
 def draw_figures(arguments: argparse.Namespace) -> None:
@@ -90,6 +98,7 @@ def main() -> None:
     sync.add_argument("folder", type=Path, nargs="?", default=Path("runs"), help="a run, or a folder of runs")
     sync.set_defaults(run=sync_runs)
     commands.add_parser("metrics", help="list every metric with unit and meaning").set_defaults(run=list_metrics)
+    commands.add_parser("tricks", help="the axes and their options, as a table").set_defaults(run=list_tricks)
     figures = commands.add_parser("figures", help="figures, tables and verdict of an experiment, from its runs")
     figures.add_argument("name", help="the sweep, as its folder under RUNS/sweeps is called")
     figures.add_argument("--runs", type=Path, default=Path("runs"), help="the folder of runs (default: runs)")

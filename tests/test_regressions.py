@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -25,7 +26,8 @@ from helpers import (
 from omegaconf import OmegaConf
 
 from grpo_lab.batching import Cut, expand, make_minibatch, score_rollouts
-from grpo_lab.config import conf_folder
+from grpo_lab.cli import compose_config
+from grpo_lab.config import conf_folder, to_run
 from grpo_lab.evaluate import pass_at_k
 from grpo_lab.rollouts import to_rollouts
 from grpo_lab.tricks.aggregation import Constant, PromptMean, SequenceMean, SequenceSum, TokenMean
@@ -40,6 +42,7 @@ from grpo_lab.tricks.scale import GroupStd, NoScale
 from grpo_lab.tricks.surrogate import Ppo, Reinforce
 from grpo_lab.tricks.truncation import MaskBefore, Score
 from grpo_lab.types import Completion, Problem, StopReason, to_groups
+from grpo_lab.workbench import make_suites, with_mix
 
 EXACT = 1e-12
 MEANS = (SequenceMean(), TokenMean(), PromptMean())
@@ -373,3 +376,29 @@ def test_pass_at_k_leaves_the_global_random_state_alone() -> None:
     before = np.random.get_state()[1].tolist()
     pass_at_k(8, 3, 4)
     assert np.random.get_state()[1].tolist() == before
+
+
+def test_probes_keep_the_training_mix_of_difficulties() -> None:
+    """A held-out mix of its own once showed a gap of 0.06 between reward and accuracy where no policy had one."""
+    run = to_run(compose_config(["tracking=none", "evaluation=brief"]))
+    trained = Counter(problem.difficulty for problem in run.task.problems("train"))
+    suites = {suite.name: suite.problems for suite in make_suites(run)}
+    for name in ("probe", "heldout_training", "heldout"):
+        asked = Counter(problem.difficulty for problem in suites[name])
+        for level, count in trained.items():
+            assert abs(asked[level] - len(suites[name]) * count / trained.total()) < 1, (name, level)
+    assert len(suites["heldout"]) == 128 and suites["heldout"] == suites["heldout_training"]
+
+
+def test_a_mix_is_rounded_by_largest_remainder_and_filled_where_a_difficulty_runs_out() -> None:
+    problems = tuple(Problem(index, "", "", level) for index, level in enumerate([1, 1, 1, 1, 1, 1, 2, 2, 3, 3]))
+
+    def ids(number: int, mix: dict[int, int]) -> list[int]:
+        return [problem.id for problem in with_mix(problems, number, Counter(mix))]
+
+    # 5 of 1:1:2 is 1.25, 1.25, 2.5; the largest remainder is that of the third, which has two problems only.
+    assert ids(5, {1: 1, 2: 1, 3: 2}) == [0, 1, 6, 8, 9]
+    # 7 of 3:2:2 needs no rounding.
+    assert ids(7, {1: 3, 2: 2, 3: 2}) == [0, 1, 2, 6, 7, 8, 9]
+    assert ids(3, {3: 1}) == [0, 8, 9]
+    assert ids(10, {1: 1}) == list(range(10))

@@ -54,21 +54,24 @@ def _place(data: SweepData, level: str, arm: str) -> str:
 
 
 def _predictions(data: SweepData, outcome: Outcome) -> list[str]:
-    rule = f"  ({outcome.rule}; 95% t intervals of differences paired by seed.)"
+    rule = f"  ({outcome.rule}; 95% t intervals of differences paired by seed, not corrected for their number.)"
     if data.design is None:
         return [f"{data.record.name}: nothing was declared, so nothing is judged; {data.control} is the control", rule]
     lines = [data.design.question]
-    for judgement in judge(data, outcome):
+    judgements = judge(data, outcome)
+    waiting = [judgement for judgement in judgements if judgement.word == "not run"]
+    for judgement in (judgement for judgement in judgements if judgement.word != "not run"):
         prediction, difference = judgement.prediction, judgement.difference
         main = ", the primary metric" if prediction.metric == data.design.primary else ""
         level, arm = judgement.reference
         reference = data.control if level == prediction.level else _place(data, level, arm)
         said = f"{_place(data, prediction.level, prediction.arm)} ends {prediction.direction.value} {reference}"
-        if prediction.metric not in outcome.values:
-            measured = "no finished run has it"
-        else:
-            measured = f"measured {difference.text('+')}, n = {difference.n}"
+        measured = f"measured {difference.text('+')}, n = {difference.n}"
         lines.append(f"  {judgement.word}: {said} on {prediction.metric}{main}; {measured}")
+    if waiting:
+        lines.append(
+            f"  not run: {len(waiting)} of {len(judgements)} predictions, which need more cells than are finished"
+        )
     return [*lines, rule]
 
 

@@ -131,14 +131,19 @@ def _check_names(design: Design) -> None:
             require_known(f"parts.{name}.arms", arm, arms)
         for level in part.levels:
             require_known(f"parts.{name}.levels", level, levels)
-    for metric in (design.primary, f"budget/{design.axis}", *(prediction.metric for prediction in design.predictions)):
-        if not is_known(metric):
-            raise ValueError(f"design: no run has the metric {metric!r}; `grpo-lab metrics` lists what there is")
     for prediction in design.predictions:
         require_known("predictions", prediction.arm, [arm for arm in arms if arm != design.control])
         require_known("predictions", prediction.level, levels)
         if prediction.against:
             require_known("predictions", prediction.against, [name for name in levels if name != prediction.level])
+
+
+def require_known_metrics(design: Design) -> None:
+    """Raise ValueError for a metric, or a budget axis, that no run will ever log; before the first one starts."""
+    named = (design.primary, f"budget/{design.axis}", *(prediction.metric for prediction in design.predictions))
+    for metric in named:
+        if not is_known(metric):
+            raise ValueError(f"design: no run has the metric {metric!r}; `grpo-lab metrics` lists what there is")
 
 
 def _text(value: Any) -> str:

@@ -29,7 +29,7 @@ from grpo_lab.sweeps.cells import (
     refuse_idle_arms,
     sweep_name,
 )
-from grpo_lab.sweeps.design import Design, read_design
+from grpo_lab.sweeps.design import Design, read_design, require_known_metrics
 from grpo_lab.sweeps.local import Job, run_jobs, slots
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.mlflow_parent import announce_sweep
@@ -66,6 +66,8 @@ def run_sweep(
     """
     console = Console(stderr=True)
     design = _design(config)
+    if design is not None:
+        require_known_metrics(design)
     name = sweep_name(design, arguments)
     cells = compose_cells(plan_cells(design, arguments), name, compose)
     if design is not None:

@@ -1,0 +1,514 @@
+"""From run folders to final values, verdicts and figures: planted effects, hand numbers, files and messages."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from grpo_lab.analysis.build import build
+from grpo_lab.analysis.curves import curve_numbers, draw_curves, mean_line, running_mean
+from grpo_lab.analysis.effects import draw_effects, effect_numbers
+from grpo_lab.analysis.load import SweepData, load_data, load_sweep, save_data
+from grpo_lab.analysis.outcome import DOWNSTREAM, GAP, HELDOUT, MASKED_SHARE, OVERSTATEMENT, final_values, interpolate
+from grpo_lab.analysis.stats import paired_difference, t_interval
+from grpo_lab.analysis.table import effect_table, markdown
+from grpo_lab.analysis.verdict import judge, verdict_text
+from grpo_lab.sweeps.design import read_design
+from grpo_lab.tracking.files import write_json
+from grpo_lab.tracking.run_log import RunLog
+from grpo_lab.tracking.sweep_record import CellRecord, record_sweep
+
+QUESTION = "Does masking hide from the training reward what it does to the policy?"
+ABOVE = {"arm": "mask", "metric": "rollout/truncated", "direction": "above"}
+HELDOUT_CUT = "eval/heldout_training/truncated"
+
+
+def design(predictions: Sequence[Mapping[str, str]] = (ABOVE,), **changes: Any) -> dict[str, Any]:
+    declared = {
+        "name": "planted",
+        "question": QUESTION,
+        "prediction": "It does.",
+        "control": "score",
+        "primary": "rollout/truncated",
+        "axis": "sampled_tokens",
+        "arms": {"score": [], "mask": ["truncation=mask_before"], "soft": ["reward_shaping=soft_overlong"]},
+        "seeds": [0, 1, 2],
+        "predictions": [dict(prediction) for prediction in predictions],
+    }
+    return {**declared, **changes}
+
+
+def write_run(folder: Path, rows: Sequence[Mapping[str, float]], state: str = "done", **done: Any) -> None:
+    """A run folder as the loop leaves it: rows[i] is what step i logged."""
+    write_json(folder / "run.json", {"run_key": f"key of {folder.name}", "commit": "c" * 40, "dirty": False, "seed": 0})
+    with RunLog(folder) as log:
+        for step, row in enumerate(rows):
+            log.write_step(step, dict(row), {"budget/device_seconds": 0.5 * step, "time/train": 0.1})
+        if state == "done":
+            log.mark_done({"inert": [], **done})
+        if state == "failed":
+            log.mark_error(FloatingPointError("the loss is nan at update 7"))
+
+
+def rows_at(
+    xs: Sequence[int], signs: Mapping[str, Sequence[float]], scores: Mapping[int, Mapping[str, float]]
+) -> list[dict[str, float]]:
+    """Step 0 logs no signs, step i the i-th of each; `scores` maps a step to its evaluation."""
+    rows = [{"budget/sampled_tokens": x} for x in xs]
+    for name, values in signs.items():
+        for row, value in zip(rows[1:], values, strict=True):
+            row[name] = value
+    for step, evaluation in scores.items():
+        rows[step] |= evaluation
+    return rows
+
+
+def planted_rows(arm: str, seed: int, steps: int = 40, last: int = 40_000, effect: float = 0.1) -> list[dict]:
+    """Arms share a seed's noise; `mask` is cut more often by `effect` and sees only what is not cut."""
+    noise = np.random.default_rng([seed, 1])
+    level = 0.02 * noise.standard_normal()
+    xs = np.linspace(0, last, steps + 1).astype(int).tolist()
+    cut = 0.2 + level + 0.01 * noise.standard_normal(steps)
+    right = 0.7 - level + 0.02 * noise.standard_normal(steps)
+    own = 0.002 * np.random.default_rng([seed, len(arm)]).standard_normal()
+    signs = {
+        "rollout/truncated": cut + own + (effect if arm == "mask" else 0.0),
+        "reward/kept_mean": right / 0.8 if arm == "mask" else right,
+        "reward/kept_outcome": right / 0.8 if arm == "mask" else right,
+        "rollout/length": 30 + 10 * cut,
+        "touched/truncation": cut if arm == "mask" else 0 * cut,
+    }
+    scores = {
+        step: {HELDOUT: 0.4 + 0.3 * step / steps - level + own, DOWNSTREAM: 0.3, HELDOUT_CUT: 0.2 + level}
+        for step in {*range(0, steps + 1, 10), steps}
+    }
+    return rows_at(xs, {name: list(map(float, values)) for name, values in signs.items()}, scores)
+
+
+def declare(runs_dir: Path, cells: Sequence[CellRecord], node: dict[str, Any] | None, name: str = "planted") -> None:
+    fingerprint = read_design(node).fingerprint() if node else ""
+    record_sweep(runs_dir, name, cells, None, node, fingerprint, ["train.py"], "a" * 40, None)
+
+
+def cell(arm: str, seed: int, level: str = "") -> CellRecord:
+    return CellRecord(arm, level, seed, f"{level}{arm}/seed={seed}")
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> Callable[..., SweepData]:
+    """planted(arms=, seeds=, node=) -> a sweep of finished runs, loaded from its folders under tmp_path."""
+
+    def make(
+        arms: Sequence[str] = ("score", "mask"),
+        seeds: Sequence[int] = (0, 1, 2),
+        node: dict[str, Any] | None = None,
+        **rows: Any,
+    ) -> SweepData:
+        cells = [cell(arm, seed) for seed in seeds for arm in arms]
+        declare(tmp_path, cells, design() if node is None else node)
+        for one in cells:
+            write_run(tmp_path / one.folder, planted_rows(one.arm, one.seed, **rows))
+        return load_sweep(tmp_path, "planted")
+
+    return make
+
+
+# ---- intervals
+
+
+def test_t_interval_by_hand() -> None:
+    interval = t_interval([1.0, 2.0, 3.0])
+    half = 0.95 * math.sqrt(2 / (1 - 0.95**2)) / math.sqrt(3)  # the quantile for 2 degrees of freedom, exactly
+    assert (interval.mean, interval.n) == (2.0, 3)
+    assert (interval.low, interval.high) == pytest.approx((2 - half, 2 + half), rel=1e-12)
+    one = t_interval([0.5])
+    assert (one.mean, one.n, one.text()) == (0.5, 1, "0.500") and math.isnan(one.low) and math.isnan(one.high)
+    none = t_interval([])
+    assert none.n == 0 and math.isnan(none.mean) and none.text() == "-"
+
+
+def test_differences_are_paired_over_common_seeds_only() -> None:
+    treated = pd.Series({0: 1.0, 1: 2.0, 2: 4.0, 5: 100.0})
+    control = pd.Series({2: 1.0, 1: 1.0, 0: 1.0, 7: -100.0})
+    difference = paired_difference(treated, control)
+    assert (difference.n, difference.mean) == (3, pytest.approx(4 / 3))
+    assert paired_difference(treated, pd.Series({9: 1.0})).n == 0
+
+
+@pytest.mark.parametrize("n", [3, 5])
+def test_coverage_is_what_the_docstring_says(n: int) -> None:
+    rng = np.random.default_rng(n)
+    draws = {
+        "normal": (rng.normal(1.0, 1.0, (3000, n)), 1.0, 0.95),
+        "shares": (rng.binomial(128, rng.normal(0.7, 0.02, (3000, n))) / 128, 0.7, 0.95),
+        "skewed differences": (rng.exponential(size=(3000, n)) - rng.exponential(size=(3000, n)), 0.0, 0.97),
+        "skewed": (rng.exponential(size=(3000, n)), 1.0, 0.88),
+    }
+    for name, (samples, truth, expected) in draws.items():
+        intervals = [t_interval(sample.tolist()) for sample in samples]
+        coverage = np.mean([interval.low <= truth <= interval.high for interval in intervals])
+        assert coverage == pytest.approx(expected, abs=0.02), name
+
+
+# ---- final values
+
+
+def test_the_rule_of_final_values_by_hand(tmp_path: Path) -> None:
+    long = rows_at(
+        list(range(0, 110, 10)),
+        {"rollout/truncated": [float(step) for step in range(1, 11)]},
+        {0: {HELDOUT: 0.1}, 5: {HELDOUT: 0.5}, 10: {HELDOUT: 0.7}},
+    )
+    short = rows_at([0, 76, 77, 95], {"rollout/truncated": [9.0, 1.0, 2.0]}, {0: {HELDOUT: 0.0}, 3: {HELDOUT: 0.6}})
+    declare(tmp_path, [cell("score", 0), cell("score", 1)], design())
+    write_run(tmp_path / "score/seed=0", long)
+    write_run(tmp_path / "score/seed=1", short)
+    outcome = final_values(load_sweep(tmp_path, "planted"))
+    assert (outcome.budget, outcome.axis) == (95.0, "sampled_tokens")
+    # 0.8 X = 76 is left out: steps 8 and 9 of the long run, the steps at 77 and 95 of the short one
+    assert outcome.of("", "score", "rollout/truncated").to_dict() == {0: 8.5, 1: 1.5}
+    # 95 lies nine tenths of the way from the evaluation at 50 to that at 100
+    assert outcome.of("", "score", HELDOUT).to_dict() == pytest.approx({0: 0.5 + 0.9 * 0.2, 1: 0.6})
+
+
+def test_interpolation_stays_inside() -> None:
+    xs, values = np.array([0.0, 10.0, 30.0]), np.array([1.0, 2.0, 0.0])
+    assert [interpolate(xs, values, at) for at in (0.0, 5.0, 10.0, 20.0, 30.0)] == [1.0, 1.5, 2.0, 1.0, 0.0]
+    assert math.isnan(interpolate(xs, values, 30.1)) and math.isnan(interpolate(xs[:0], values[:0], 1.0))
+
+
+def test_an_evaluation_that_ends_before_x_counts_for_nothing(tmp_path: Path) -> None:
+    rows = rows_at([0, 50, 100], {"rollout/truncated": [0.5, 0.25]}, {0: {HELDOUT: 0.1}, 1: {HELDOUT: 0.9}})
+    declare(tmp_path, [cell("score", 0)], design())
+    write_run(tmp_path / "score/seed=0", rows)
+    outcome = final_values(load_sweep(tmp_path, "planted"))
+    assert outcome.of("", "score", HELDOUT).empty and outcome.interval("", "score", HELDOUT).n == 0
+    assert outcome.of("", "score", "rollout/truncated").to_dict() == {0: 0.25}
+
+
+def test_overstatement_and_q_a_by_hand_and_masking_from_the_data(tmp_path: Path) -> None:
+    scores = {0: {HELDOUT: 0.6, HELDOUT_CUT: 0.25}, 2: {HELDOUT: 0.6, HELDOUT_CUT: 0.25}}
+    signs = {"reward/kept_mean": [0.7, 0.7], "reward/kept_outcome": [0.8, 0.8]}
+    declare(tmp_path, [cell("score", 0), cell("mask", 0)], design())
+    write_run(tmp_path / "score/seed=0", rows_at([0, 50, 100], {**signs, "touched/truncation": [0.0, 0.0]}, scores))
+    write_run(tmp_path / "mask/seed=0", rows_at([0, 50, 100], {**signs, "touched/truncation": [0.1, 0.0]}, scores))
+    outcome = final_values(load_sweep(tmp_path, "planted"))
+    assert outcome.masks("", "mask") and not outcome.masks("", "score")
+    assert outcome.interval("", "mask", GAP).mean == pytest.approx(0.1)
+    assert outcome.interval("", "mask", OVERSTATEMENT).mean == pytest.approx(0.2)
+    # q = 1/4 and (1 - q) a = 0.6: a = 0.8, q a = 0.2
+    assert outcome.interval("", "mask", MASKED_SHARE).mean == pytest.approx(0.2)
+
+
+def test_a_planted_effect_is_recovered_and_a_null_is_not(planted: Callable[..., SweepData]) -> None:
+    outcome = final_values(planted(("score", "mask", "soft")))
+    found = outcome.difference("", "mask", "score", "rollout/truncated")
+    assert found.n == 3 and found.low > 0 and found.mean == pytest.approx(0.1, abs=0.005)
+    null = outcome.difference("", "soft", "score", "rollout/truncated")
+    assert null.low < 0 < null.high
+    # Pairing removes the noise that a seed gives to both arms.
+    alone = outcome.interval("", "mask", "rollout/truncated")
+    assert found.high - found.low < 0.5 * (alone.high - alone.low)
+
+
+def test_device_seconds_can_be_the_axis(planted: Callable[..., SweepData]) -> None:
+    data = planted(node=design(axis="device_seconds"))
+    assert final_values(data).budget == 20.0
+    assert draw_curves(data, final_values(data)).figure.texts[1].get_text() == "device seconds"
+
+
+# ---- cells that are missing, failed, unfinished or unreadable
+
+
+@pytest.fixture
+def ragged(tmp_path: Path) -> SweepData:
+    states = {0: "done", 1: "done", 2: "failed", 3: "partial", 4: "new", 5: "edited"}
+    cells = [cell(arm, seed) for seed in states for arm in ("score", "mask")]
+    declare(tmp_path, cells, design(seeds=[0, 1, 2, 3, 4, 5, 6]))
+    for one in cells:
+        state = "done" if one.arm == "score" and one.seed < 5 else states[one.seed]
+        if state != "new":
+            write_run(tmp_path / one.folder, planted_rows(one.arm, one.seed), state, inert=["surrogate"])
+        if state == "edited":
+            with (tmp_path / one.folder / "metrics.jsonl").open("a") as stream:
+                stream.write("{oops}\n")
+    return load_sweep(tmp_path, "planted")
+
+
+def test_only_finished_runs_count_and_the_others_are_named(ragged: SweepData) -> None:
+    outcome = final_values(ragged)
+    table = effect_table(ragged, outcome).set_index(["arm", "metric"])
+    score, mask = (table.loc[(arm, "rollout/truncated")] for arm in ("score", "mask"))
+    assert (score["n"], score["n_finished"], score["n_planned"]) == (5, 5, 7)
+    assert (mask["n"], mask["n_planned"], mask["n_pairs"]) == (2, 7, 2)
+    assert pd.isna(score["difference"]) and mask["difference"] == pytest.approx(0.1, abs=0.01)
+    text = verdict_text(ragged, outcome)
+    assert "Finished cells: 7 of 21 planned." in text  # 7 seeds of 3 declared arms
+    assert "failed: mask seed 2: FloatingPointError: the loss is nan at update 7" in text
+    assert "unfinished: mask seed 3" in text
+    assert "unreadable: mask seed 5: ValueError" in text and "has a line that is not JSON" in text
+    assert "not started: 1 of score, 2 of mask, 7 of soft" in text
+    assert "Inert: surrogate was switched on and touched nothing in every finished run." in text
+    footer = draw_curves(ragged, outcome).figure.texts[-1].get_text()
+    assert "Not run: soft." in footer.replace("\n", " ")
+
+
+def test_seeds_that_were_not_declared_are_planned_too(planted: Callable[..., SweepData]) -> None:
+    data = planted(seeds=(2, 100))
+    assert (data.seeds_finished("", "mask"), data.seeds_planned("", "mask")) == (2, 4)
+
+
+# ---- predictions
+
+
+def test_the_words_of_a_verdict(planted: Callable[..., SweepData]) -> None:
+    predictions = [
+        ABOVE,
+        {**ABOVE, "direction": "below"},
+        {**ABOVE, "metric": DOWNSTREAM},
+        {**ABOVE, "arm": "soft"},
+        {**ABOVE, "metric": OVERSTATEMENT},
+        {**ABOVE, "metric": "rollout/truncatd"},
+    ]
+    data = planted(node=design(predictions))
+    outcome = final_values(data)
+    words = [judgement.word for judgement in judge(data, outcome)]
+    assert words == ["supported", "contradicted", "not resolved", "not run", "supported", "not run"]
+    text = verdict_text(data, outcome)
+    assert text.startswith(QUESTION)
+    found = outcome.difference("", "mask", "score", "rollout/truncated").text("+")
+    assert f"supported: mask ends above score on rollout/truncated, the primary metric; measured {found}, n = 3" in text
+    assert "not run: 2 of 6 predictions" in text and "truncatd" not in text
+    assert "Declared before the first run (" in text
+    assert "mask: +0." in text and "theory q a = 0.1" in text and "score: " in text and "theory 0" in text
+
+
+def test_one_pair_is_not_a_result(planted: Callable[..., SweepData]) -> None:
+    data = planted(seeds=(1,))
+    (judgement,) = judge(data, final_values(data))
+    assert (judgement.word, judgement.difference.n) == ("not run", 1)
+
+
+def test_a_prediction_may_compare_an_arm_with_itself_at_another_level(tmp_path: Path) -> None:
+    factor = {"factor": "aggregation", "levels": {"constant": [], "sequence_mean": ["aggregation=sequence_mean"]}}
+    against = {**ABOVE, "level": "sequence_mean", "against": "constant"}
+    node = design([against, {**ABOVE, "level": "constant"}], **factor)
+    effects = {"constant": 0.1, "sequence_mean": 0.25}
+    cells = [cell("mask", seed, level) for seed in (0, 1, 2) for level in effects]
+    declare(tmp_path, cells, node)
+    for one in cells:
+        write_run(tmp_path / one.folder, planted_rows("mask", one.seed, effect=effects[one.level]))
+    data = load_sweep(tmp_path, "planted")
+    outcome = final_values(data)
+    across, within = judge(data, outcome)
+    assert (across.word, across.difference.mean) == ("supported", pytest.approx(0.15, abs=1e-9))
+    assert within.word == "not run"  # the control never ran
+    said = "mask at aggregation=sequence_mean ends above mask at aggregation=constant on rollout/truncated"
+    assert said in verdict_text(data, outcome)
+    assert draw_effects(data, outcome) is None
+
+
+def test_a_late_declaration_is_called_late(tmp_path: Path) -> None:
+    cells = [cell("score", 0), cell("mask", 0)]
+    for one in cells:
+        write_run(tmp_path / one.folder, planted_rows(one.arm, one.seed))
+    declare(tmp_path, cells, design())
+    declare(tmp_path, cells, design(seeds=[0, 1]))
+    data = load_sweep(tmp_path, "planted")
+    text = verdict_text(data, final_values(data))
+    assert "Declared after 2 of its cells had been started" in text and "declaration 2 of this sweep" in text
+
+
+# ---- saved data
+
+
+def test_figures_from_saved_data_are_those_from_runs(planted: Callable[..., SweepData], tmp_path: Path) -> None:
+    data = planted()
+    paths = save_data(data, tmp_path / "data")
+    first = [path.read_bytes() for path in paths]
+    again = load_data(tmp_path / "data", "planted")
+    pd.testing.assert_frame_equal(again.points, data.points)
+    assert again.runs.to_dict("records") == data.runs.to_dict("records") and again.record == data.record
+    save_data(again, tmp_path / "data")
+    assert [path.read_bytes() for path in paths] == first
+    direct = build("planted", tmp_path, tmp_path / "data", tmp_path / "a", ["figures"])
+    saved = build("planted", tmp_path / "nowhere", tmp_path / "data", tmp_path / "b", ["figures"])
+    assert (direct.source, saved.source) == ("run folders", "saved data")
+    names = [path.name for path in direct.paths]
+    assert names == [path.name for path in saved.paths]
+    for name in (name for name in names if not name.endswith(".json")):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
+
+
+# ---- figures
+
+
+def test_the_csv_holds_exactly_what_is_drawn(planted: Callable[..., SweepData], tmp_path: Path) -> None:
+    data = planted()
+    built = build("planted", tmp_path, tmp_path, tmp_path / "out", ["figures"])
+    assert built.paths[0] == tmp_path / "out/planted.svg" and all(path.stat().st_size for path in built.paths)
+    outcome = final_values(data)
+    csv = pd.read_csv(tmp_path / "out/planted.csv", keep_default_na=False, na_values=[""])
+    figure = draw_curves(data, outcome).figure
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["score", "mask"]
+    for arm, axes in zip(("score", "mask"), figure.axes):
+        lines = {line.get_label(): line for line in axes.lines}
+        for metric in ("reward/kept_mean", HELDOUT, DOWNSTREAM, "rollout/truncated"):
+            mean = csv[(csv["arm"] == arm) & (csv["series"] == metric) & (csv["part"] == "mean")]
+            assert lines[metric].get_xydata().tolist() == mean[["x", "value"]].to_numpy().tolist()
+            assert set(mean["n"]) == {3}
+        raw = csv[(csv["arm"] == arm) & (csv["part"] == "seed")]
+        assert sum(len(line.get_xdata()) for line in axes.lines if line.get_linewidth() == 0.5) == len(raw)
+        gap = csv[(csv["arm"] == arm) & (csv["series"] == GAP)].iloc[0]
+        assert f"n = 3\ngap {outcome.interval('', arm, GAP).text('+')}" in {text.get_text() for text in axes.texts}
+        assert gap["value"] == pytest.approx(outcome.interval("", arm, GAP).mean, abs=1e-6)
+    effects = pd.read_csv(tmp_path / "out/planted_effects.csv")
+    drawn = draw_effects(data, outcome).figure
+    marks = [line.get_xdata()[0] for axes in drawn.axes for line in axes.lines if line.get_label() == "mask"]
+    assert marks == effects[effects["part"] == "mean"]["value"].tolist()
+
+
+def test_a_rebuild_gives_the_same_svg_and_says_its_sources(planted: Callable[..., SweepData], tmp_path: Path) -> None:
+    planted()
+    for place in ("a", "b"):
+        build("planted", tmp_path, tmp_path, tmp_path / place, ["grpo-lab", "figures", "planted"])
+    for name in ("planted.svg", "planted_effects.svg"):
+        svg = (tmp_path / "a" / name).read_bytes()
+        assert svg == (tmp_path / "b" / name).read_bytes()
+        assert b"<dc:date>" not in svg
+    for name in ("planted", "planted_effects"):
+        sources = json.loads((tmp_path / "a" / f"{name}.json").read_text())
+        assert sources["drawn_by"]["command"] == ["grpo-lab", "figures", "planted"] and "commit" in sources["drawn_by"]
+        assert sources["run_commits"] == ["c" * 40] and sources["sweep"]["commit"] == "a" * 40
+        assert sources["sweep"]["fingerprint"] == read_design(design()).fingerprint()
+        assert sources["sweep"]["declared"][0]["cells_started_before"] == 0 and len(sources["sweep"]["key"]) == 32
+        assert len(sources["runs"]) == 6
+        first = {"arm": "score", "level": "", "seed": 0, "folder": "score/seed=0", "status": "done"}
+        assert sources["runs"][0].items() >= {**first, "run_key": "key of seed=0", "mlflow_run_id": None}.items()
+        assert sources["final_values"]["X"] == 40_000 and "0.8 X < x <= X" in sources["final_values"]["rule"]
+        assert "95% t interval" in sources["bands"]
+
+
+def test_means_end_where_the_shortest_seed_does() -> None:
+    seeds = [(np.array([0.0, 10.0, 20.0]), np.array([0.0, 1.0, 2.0])), (np.array([5.0, 15.0]), np.array([1.0, 3.0]))]
+    line = mean_line(seeds, 100.0, evaluations=True)
+    assert [at for at, _ in line] == [5.0, 12.5, 15.0]
+    assert [mean.mean for _, mean in line] == pytest.approx([(0.5 + 1) / 2, (1.25 + 2.5) / 2, (1.5 + 3) / 2])
+    assert mean_line(seeds, 12.0, evaluations=False)[-1][0] == 12.0
+
+
+def test_the_running_mean_by_hand() -> None:
+    xs, values = np.array([0.0, 1.0, 2.0, 3.0, 10.0]), np.array([0.0, 3.0, 6.0, 0.0, 5.0])
+    assert running_mean(xs, values, 2.0).tolist() == [1.5, 3.0, 3.0, 3.0, 5.0]
+
+
+def test_one_level_two_arms_one_seed(planted: Callable[..., SweepData]) -> None:
+    data = planted(seeds=(0,))
+    outcome = final_values(data)
+    curves, effects = draw_curves(data, outcome), draw_effects(data, outcome)
+    assert not any(axes.collections for axes in curves.figure.axes)  # no band
+    assert "one seed has no interval" in curves.bands and "no interval" in effects.bands
+    assert "n = 1 of 3 seeds, no interval" in curves.figure.axes[0].texts[0].get_text()
+    means = curve_numbers(data, outcome).query("part == 'mean'")
+    assert means["low"].isna().all() and effect_numbers(data, outcome)["low"].isna().all()
+
+
+def test_a_plain_sweep_is_drawn_against_its_first_arm(tmp_path: Path) -> None:
+    cells = [cell(arm, seed) for arm in ("score", "mask") for seed in (0, 1)]
+    declare(tmp_path, cells, None, "truncation=score,mask")
+    for one in cells:
+        write_run(tmp_path / one.folder, planted_rows(one.arm, one.seed))
+    data = load_sweep(tmp_path, "truncation=score,mask")
+    outcome = final_values(data)
+    assert "nothing was declared, so nothing is judged; score is the control" in verdict_text(data, outcome)
+    effects = draw_effects(data, outcome)
+    assert (effects.name, set(effects.numbers["arm"])) == ("truncation=score,mask_effects", {"mask"})
+    assert "score is the sweep's first arm" in effects.figure.texts[-1].get_text().replace("\n", " ")
+
+
+def test_a_run_that_never_trained_on_anything_is_counted_out(tmp_path: Path) -> None:
+    rows = planted_rows("mask", 0)
+    for row in rows:
+        row.pop("reward/kept_mean", None)
+    declare(tmp_path, [cell("mask", 0), cell("mask", 1)], design())
+    write_run(tmp_path / "mask/seed=0", rows)
+    write_run(tmp_path / "mask/seed=1", planted_rows("mask", 1))
+    data = load_sweep(tmp_path, "planted")
+    outcome = final_values(data)
+    table = effect_table(data, outcome).set_index("metric")
+    assert (table.loc["reward/kept_mean", "n"], table.loc[HELDOUT, "n"]) == (1, 2)
+    means = curve_numbers(data, outcome).query("part == 'mean'")
+    assert means.groupby("series")["n"].max().to_dict()["reward/kept_mean"] == 1
+
+
+def test_the_markdown_table(planted: Callable[..., SweepData]) -> None:
+    data = planted()
+    outcome = final_values(data)
+    text = markdown(data, outcome)
+    cut = outcome.interval("", "mask", "rollout/truncated")
+    assert f"| mask | 3 / 3 | {outcome.interval('', 'mask', 'reward/kept_mean').text()} |" in text
+    assert f"{cut.mean:.3f} [{cut.low:.3f}, {cut.high:.3f}]" in text
+    assert outcome.difference("", "mask", "score", "rollout/truncated").text("+") in text
+    assert text.count("| score |") == 1 and "paired by seed" in text
+
+
+# ---- the commands
+
+
+BLOCKED = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "mlflow", "transformers", "datasets"):
+            raise ImportError(name + " was imported")
+sys.meta_path.insert(0, Refuse())
+from grpo_lab.cli import main
+main()
+"""
+
+
+def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """`grpo-lab` in a process where torch, MLflow, transformers and datasets cannot be imported."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    line = [sys.executable, "-c", BLOCKED, *words]
+    return subprocess.run(line, cwd=folder, capture_output=True, text=True, env=environment)
+
+
+def test_the_commands_need_neither_torch_nor_mlflow(planted: Callable[..., SweepData], tmp_path: Path) -> None:
+    planted()
+    saved = command(tmp_path, "data", "planted", "--runs", ".")
+    assert saved.returncode == 0, saved.stderr
+    assert saved.stdout.startswith("analysis/data/planted.parquet")
+    drawn = command(tmp_path, "figures", "planted")  # there is no folder `runs`: the saved data serve
+    assert drawn.returncode == 0, drawn.stderr
+    assert drawn.stdout.startswith(f"planted, from saved data\n\n{QUESTION}\n  supported: ")
+    assert drawn.stdout.splitlines()[-1] == "analysis/figures/planted_verdict.txt"
+
+
+def test_the_messages_name_what_is_there(planted: Callable[..., SweepData], tmp_path: Path) -> None:
+    planted()
+    wrong = command(tmp_path, "figures", "plantd", "--runs", ".")
+    assert wrong.returncode == 1
+    assert "there is no sweep 'plantd': . has planted; saved data in analysis/data has none" in wrong.stderr
+    with pytest.raises(ValueError, match="there are: planted"):
+        load_sweep(tmp_path, "plantd")
+    with pytest.raises(ValueError, match="no data was saved there yet"):
+        load_data(tmp_path / "data", "planted")
+
+
+def test_a_sweep_without_a_finished_cell_says_so(tmp_path: Path) -> None:
+    declare(tmp_path, [cell("score", 0), cell("mask", 0)], design())
+    write_run(tmp_path / "score/seed=0", planted_rows("score", 0), "partial")
+    data = load_sweep(tmp_path, "planted")
+    with pytest.raises(ValueError, match=r"no cell of planted is finished \(1 partial, 1 new\)"):
+        final_values(data)
