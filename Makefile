@@ -4,9 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RUNS ?= runs
+PORT ?= 5000
+EXP ?= overlong
+ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup base demo test check ui bench clean
+.PHONY: help setup base demo sweep data figures test check ui bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -23,8 +26,19 @@ setup: $(STAMP) ## make .venv with the tested versions
 base: $(STAMP) ## build the arithmetic base model (cached; at most 2 minutes on 2 cores)
 	@$(BIN)/grpo-lab base
 
-demo: base ## train recipe=plain on the arithmetic world and say what it learned
-	@$(BIN)/python -m grpo_lab.train recipe=plain runs_dir=$(RUNS)
+demo: base ## 9 runs of the first experiment, its figure and its verdict; run again, it reuses what is finished
+	@$(BIN)/python -m grpo_lab.train +experiments=overlong design.part=demo runs_dir=$(RUNS)
+	@$(BIN)/grpo-lab figures overlong --runs $(RUNS) --to $(RUNS)/figures
+	@echo "Compare the runs in MLflow: make ui$(if $(filter-out runs,$(RUNS)), RUNS=$(RUNS))"
+
+sweep: $(STAMP) ## run every cell of experiments/EXP.yaml that is not finished (ARGS: further overrides)
+	@$(BIN)/python -m grpo_lab.train +experiments=$(EXP) runs_dir=$(RUNS) $(ARGS)
+
+data: $(STAMP) ## save the numbers of the sweep EXP to analysis/data, so that its figures need no runs
+	@$(BIN)/grpo-lab data '$(EXP)' --runs $(RUNS)
+
+figures: $(STAMP) ## draw the figures and tables of the sweep EXP into analysis/figures
+	@$(BIN)/grpo-lab figures '$(EXP)' --runs $(RUNS)
 
 test: $(STAMP) ## run the tests
 	@$(BIN)/python -m pytest
@@ -34,9 +48,9 @@ check: $(STAMP) ## lint and formatting
 	@$(BIN)/ruff format --check .
 
 ui: $(STAMP) ## open MLflow on this machine over the runs of RUNS
-	@test -f $(RUNS)/mlflow.db || { echo "no $(RUNS)/mlflow.db yet: run make demo first"; exit 1; }
-	@echo "http://127.0.0.1:5000 (Ctrl-C ends it)"
-	@MLFLOW_DISABLE_TELEMETRY=true $(BIN)/mlflow ui --host 127.0.0.1 --port 5000 --backend-store-uri sqlite:///$(abspath $(RUNS))/mlflow.db
+	@test -f $(RUNS)/mlflow.db || { echo "no $(RUNS)/mlflow.db yet: run make demo first, or say where the runs are with RUNS=..."; exit 1; }
+	@echo "http://127.0.0.1:$(PORT)/#/experiments/1/runs?workflowType=machine_learning (Ctrl-C ends it)"
+	@MLFLOW_DISABLE_TELEMETRY=true $(BIN)/mlflow ui --host 127.0.0.1 --port $(PORT) --backend-store-uri sqlite:///$(abspath $(RUNS))/mlflow.db
 
 bench: $(STAMP) ## step time split, tokens/s, FLOPs against the machine's peak, ratio to TRL (own environment)
 	@$(BIN)/python tests/benchmarks/bench.py

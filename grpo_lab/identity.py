@@ -90,14 +90,14 @@ def describe_run(
     # Lists cut names short: what differs goes first.
     title = [recipe, f"seed={config.seed}", rest]
     if sweep is not None:
-        title = [config.cell.arm, f"seed={config.seed}", config.cell.level]
+        title = [f"s{config.seed}", config.cell.arm, config.cell.level]
     return {
         "name": " ".join(filter(None, title)),
         "run_key": key,
         "recipe": choices.get("recipe", "plain"),
         "seed": config.seed,
         "choices": dict(choices),
-        "config": flat(config),
+        "config": {key: value for key, value in flat(config).items() if key.split(".")[0] != "design"},
         "identity": dict(identity),
         "tracking": tracking,
         "commit": git.get("commit"),

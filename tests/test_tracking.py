@@ -459,7 +459,8 @@ def test_mirror_end_to_end(store: Path, tmp_path: Path, caplog: pytest.LogCaptur
         ("budget/device_seconds",), ("budget/sampled_tokens",), ("time/generate",), ("train/loss",),
     ]  # fmt: skip
     params = dict(query(store, "select key, value from params"))
-    assert len(params) == 122 and params["optimizer.lr"] == "0.001" and len(params["note"]) == 500
+    assert len(params) == 124 and params["optimizer.lr"] == "0.001" and len(params["note"]) == 500
+    assert params["baseline"] == "group_mean"
     tags = dict(query(store, "select key, value from tags"))
     assert tags.items() >= {
         "recipe": "grpo", "seed": "3", "axis.baseline": "group_mean", "axis.kl": "none", "sweep": "s1",

@@ -109,8 +109,8 @@ class Board:
     def summary(self) -> str:
         """`3 of 9 done, 2 running, 1 failed, 4m10s left`."""
         waiting = self.total - self.done - self.failed - len(self.running)
-        parts = [f"{self.done} of {self.total} done", f"{len(self.running)} running", f"{waiting} waiting"]
-        parts += [f"{self.failed} failed"] if self.failed else []
+        counts = {"running": len(self.running), "waiting": waiting, "failed": self.failed}
+        parts = [f"{self.done} of {self.total} done", *(f"{count} {word}" for word, count in counts.items() if count)]
         return ", ".join([*parts, *self._left()])
 
     def _left(self) -> Sequence[str]:
@@ -118,6 +118,8 @@ class Board:
         if spent <= 0.05:
             return []
         remaining = self.total - self.failed - self._first_done - spent
+        if remaining <= 0:
+            return []
         return [f"{clock((time.monotonic() - self._began) * remaining / spent)} left"]
 
     def _picture(self) -> Group:

@@ -102,6 +102,7 @@ def run_sweep(
     finally:
         announce_sweep(folder, running=False)
     _report(name, todo, returns)
+    console.print(f"draw it: grpo-lab figures '{name}' --runs {config.runs_dir}", highlight=False, soft_wrap=True)
     return returns
 
 

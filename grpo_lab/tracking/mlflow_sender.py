@@ -159,6 +159,7 @@ class Sender:
         entities = load_mlflow().entities
         run = self.run
         tags = {
+            **run["tags"],  # first, as the UI lists tags in this order where runs are grouped
             "recipe": run["recipe"],
             "seed": run["seed"],
             **{f"axis.{axis}": option for axis, option in run["choices"].items()},
@@ -172,13 +173,15 @@ class Sender:
             "mlflow.parentRunId": parent,
             "mlflow.note.content": f"Recipe {run['recipe']}, seed {run['seed']}. A mirror of the run folder "
             f"`{self.folder.resolve()}`, which holds what MLflow does not: tables, checkpoints, diff.",
-            **run["tags"],
         }
         pairs = [entities.RunTag(name, str(value)[:TAG_LENGTH]) for name, value in tags.items() if value is not None]
         for chunk in _chunks(pairs, ENTRIES_PER_BATCH):
             client.log_batch(found.info.run_id, tags=chunk, synchronous=True)
         # A parameter cannot change in MLflow: what a resumed run says differently is in its config.yaml.
-        values = {re.sub(r"[^/\w.\- :]", "_", key): str(value) for key, value in run["config"].items()}
+        # Options are parameters too: the page that compares runs plots parameters, not tags.
+        values = {
+            re.sub(r"[^/\w.\- :]", "_", key): str(value) for key, value in (run["choices"] | run["config"]).items()
+        }
         params = [
             entities.Param(key, value if len(value) <= PARAM_LENGTH else value[: PARAM_LENGTH - 3] + "...")
             for key, value in values.items()

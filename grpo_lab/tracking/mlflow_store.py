@@ -29,9 +29,6 @@ ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
 }
 
-# Opens the experiment on its runs and charts; otherwise the UI opens on pages about language model applications.
-EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
-
 logger = logging.getLogger("grpo_lab.tracking")
 
 
@@ -115,7 +112,7 @@ def _experiment_id(uri: str, experiment: str, artifact_location: str | None) -> 
     found = client.get_experiment_by_name(experiment)
     if found is None:
         try:
-            return client.create_experiment(experiment, artifact_location=artifact_location, tags=EXPERIMENT_TAGS)
+            return client.create_experiment(experiment, artifact_location=artifact_location)
         except load_mlflow().MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
