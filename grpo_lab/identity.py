@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from omegaconf import DictConfig
 
 from grpo_lab.config import AXES, VOLATILE, flat
@@ -31,13 +34,21 @@ def run_name(recipe: str, overrides: Sequence[str]) -> str:
     for override in overrides:
         key, _, value = override.lstrip("+~").partition("=")
         if key.split(".")[0].split("@")[0] not in VOLATILE | {"seed", "recipe", "plugins", "hydra"}:
-            chosen.append((key.split(".")[0] not in AXES, f"{key}={value}"))
+            chosen.append((key.split(".")[0] not in AXES, f"{key}={_canonical(value)}"))
     return short(",".join([recipe, *(word for _, word in sorted(chosen))]))
 
 
+def _canonical(value: str) -> str:
+    """A value as Hydra writes it, so that 1e3 typed by hand and 1000.0 handed over by a sweep are one name."""
+    try:
+        return OverridesParser.create().parse_override(f"key={value}").get_value_element_as_str()
+    except HydraException:
+        return value
+
+
 def short(name: str) -> str:
-    """The name made fit for a folder: no slashes or spaces, and a long one ends in a hash of itself."""
-    name = name.replace("/", "_").replace(" ", "")
+    """The name made fit for a folder: no slashes, spaces, quotes or braces, and a long one ends in a hash of itself."""
+    name = re.sub(r"[\s'\"\\${}]", "", name.replace("/", "_"))
     if len(name) > _LONGEST_NAME:
         name = f"{name[: _LONGEST_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
     return name

@@ -31,13 +31,18 @@ class WatchedCell:
     started: float = field(default_factory=time.monotonic)
     step: int = 0
     latest: dict[str, float | int] = field(default_factory=dict)
+    begun: float = 0.0  # the share of its budget that earlier attempts had spent
 
     def __post_init__(self) -> None:
         self._reader = StepReader(self.folder)
 
     def look(self) -> None:
         """Read what the run has logged since."""
-        for record in self._reader.poll():
+        try:
+            records = self._reader.poll()
+        except (ValueError, OSError):  # a damaged log: the run itself says so, and fails
+            return
+        for record in records:
             self.step = record.step
             self.latest.update(record.metrics)
             self.latest.update(record.timing)
@@ -61,6 +66,7 @@ class Board:
         self.name, self.total, self.done, self.failed = name, total, done, 0
         self.running: list[WatchedCell] = []
         self._first_done, self._began = done, time.monotonic()
+        self._head_start = 0.0  # what earlier attempts at cells that are done by now had spent, in cells
         self._looked = self._printed = 0.0
         self.live = Live(Text(""), console=self.console, transient=True, refresh_per_second=4)
 
@@ -79,14 +85,18 @@ class Board:
 
     def start(self, cell: WatchedCell) -> None:
         """A cell's process was started."""
+        cell.look()
+        cell.begun = cell.share
         self.running.append(cell)
 
     def end(self, cell: WatchedCell, failure: str | None) -> None:
         """A cell's process ended; `failure` says why, where it failed."""
         cell.look()
-        self.running.remove(cell)
+        self.running = [other for other in self.running if other is not cell]
         self.failed += failure is not None
         self.done += failure is None
+        if failure is None:
+            self._head_start += cell.begun
         word = "failed" if failure else "done  "
         self.say(f"{word} {cell.title}: {failure or cell.line}  ({clock(time.monotonic() - cell.started)})")
 
@@ -114,10 +124,11 @@ class Board:
         return ", ".join([*parts, *self._left()])
 
     def _left(self) -> Sequence[str]:
-        spent = self.done - self._first_done + sum(cell.share for cell in self.running)
+        head_start = self._head_start + sum(cell.begun for cell in self.running)
+        spent = self.done - self._first_done + sum(cell.share for cell in self.running) - head_start
         if spent <= 0.05:
             return []
-        remaining = self.total - self.failed - self._first_done - spent
+        remaining = self.total - self.failed - self._first_done - head_start - spent
         if remaining <= 0:
             return []
         return [f"{clock((time.monotonic() - self._began) * remaining / spent)} left"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, Quote, QuotedString, ValueType
 from hydra.errors import HydraException
 from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -76,7 +76,7 @@ def plan_cells(design: Design | None, arguments: Sequence[str]) -> list[Plan]:
     """
     parsed = OverridesParser.create().parse_overrides([word for word in arguments if not is_own(word)])
     choices = {override.get_key_element(): _values(override) for override in parsed}
-    seeds = [int(word.partition("=")[2]) for word in choices.pop("seed", [])]
+    seeds = [_seed(word) for word in choices.pop("seed", [])]
     swept = [key for key, values in choices.items() if len(values) > 1]
     base: tuple[str, ...] = ()
     arms: Mapping[str, tuple[str, ...]] = {"": ()}
@@ -100,13 +100,20 @@ def plan_cells(design: Design | None, arguments: Sequence[str]) -> list[Plan]:
     return plans
 
 
+def _seed(word: str) -> int:
+    try:
+        return int(word.partition("=")[2])
+    except ValueError as error:
+        raise ValueError(f"{word}: a seed is a whole number") from error
+
+
 def _values(override: Override) -> list[str]:
     key = override.get_key_element()
     if override.is_delete():
         return [override.input_line or key]
     if not override.is_sweep_override():
         return [f"{key}={override.get_value_element_as_str()}"]
-    if not override.is_discrete_sweep():
+    if not override.is_discrete_sweep() or override.value_type == ValueType.GLOB_CHOICE_SWEEP:
         raise ValueError(f"{override.input_line}: a sweep needs a list of values, such as {key}=1,2,3")
     return [f"{key}={value}" for value in override.sweep_string_iterator()]
 
@@ -190,12 +197,13 @@ def refuse_idle_arms(design: Design, cells: Sequence[Cell]) -> None:
 def _idle(axis: str, run: RunConfig) -> bool:
     """Whether what stands on this axis cannot act in this run: it is the off option, or a rule says so."""
     stopped = {rule.axes[0] for rule in broken_warnings(run) if rule.idles}
-    return getattr(run, axis).touches_nothing or axis in stopped
+    return getattr(getattr(run, axis), "touches_nothing", False) or axis in stopped
 
 
 def overrides_for(cell: Cell, sweep: str) -> list[str]:
     """The command line that runs this cell on its own, labels included."""
-    quoted = [f"cell.{name}='{value}'" for name, value in labels(cell.plan, sweep).items()]
+    said = {name: QuotedString(value, Quote.single) for name, value in labels(cell.plan, sweep).items()}
+    quoted = [f"cell.{name}={value.with_quotes()}" for name, value in said.items()]
     return [*cell.plan.overrides, *quoted]
 
 

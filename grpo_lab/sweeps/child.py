@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import sys
+import threading
+import time
 
 PARENT = "GRPO_LAB_SWEEP_PROCESS"
+_LOOK_SECONDS = 1.0
+_PATIENCE_SECONDS = 10.0  # for a run that flushes its mirror
 
 
 def follow_parent() -> None:
@@ -17,9 +19,14 @@ def follow_parent() -> None:
         return
     # A sweep in the background of a shell hands down that SIGINT is to be ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if not sys.platform.startswith("linux"):
-        return
-    set_parent_death_signal = 1  # PR_SET_PDEATHSIG of linux/prctl.h
-    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGINT)
-    if os.getppid() != int(parent):
-        raise SystemExit("the sweep that started this run is gone")
+    threading.Thread(target=_end_with, args=(int(parent),), name="sweep-watch", daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """Interrupt this process when its parent is gone, again while it lives: Python drops what hits a __del__."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_SECONDS)
+    for _ in range(3):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(_PATIENCE_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -104,7 +104,7 @@ def read_design(node: Mapping[str, Any]) -> Design:
         control=str(node["control"]),
         primary=str(node["primary"]),
         axis=str(node["axis"]),
-        base=tuple(map(str, node.get("base") or ())),
+        base=_override_lists("base", {"": node.get("base") or []})[""],
         arms=arms,
         factor=str(node.get("factor", "")),
         levels=levels,
@@ -163,7 +163,9 @@ def _seeds(name: str, value: Any) -> tuple[int, ...]:
     return seeds
 
 
-def _part(name: str, value: Mapping[str, Any]) -> Part:
+def _part(name: str, value: Any) -> Part:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"design.parts.{name}: a part chooses arms, levels and seeds, each a list")
     if unknown := sorted(set(value) - {"arms", "levels", "seeds"}):
         raise ValueError(f"design.parts.{name}.{unknown[0]}: a part chooses arms, levels and seeds")
     return Part(
@@ -173,12 +175,12 @@ def _part(name: str, value: Mapping[str, Any]) -> Part:
     )
 
 
-def _prediction(entry: Mapping[str, Any]) -> Prediction:
+def _prediction(entry: Any) -> Prediction:
     try:
         return Prediction(**{**entry, "direction": Direction(entry["direction"])})
     except (TypeError, KeyError, ValueError) as error:
         raise ValueError(
-            f"design.predictions: {dict(entry)} must give arm, metric, direction (above or below the control) "
+            f"design.predictions: {entry} must give arm, metric, direction (above or below the control) "
             "and, where there is a factor, level (and against, another level)"
         ) from error
 
@@ -188,4 +190,7 @@ def load_design(path: Path) -> Design:
     if not path.exists():
         known = sorted(file.stem for file in path.parent.glob("*.yaml"))
         raise ValueError(f"there is no experiment {path.stem!r}: choose from {', '.join(known)}")
-    return read_design(OmegaConf.to_container(OmegaConf.load(path)["design"], resolve=True))
+    declared = OmegaConf.load(path).get("design")
+    if declared is None:
+        raise ValueError(f"{path} declares nothing: it has no entry `design`")
+    return read_design(OmegaConf.to_container(declared, resolve=True))

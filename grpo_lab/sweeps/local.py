@@ -22,6 +22,8 @@ from grpo_lab.tracking.run_reader import run_status
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _POLL_SECONDS = 0.1
+_REPEAT_SECONDS = 3.0  # between two interrupts of a cell that did not hear the first
+_ADVICE = "Set the environment variable HYDRA_FULL_ERROR"
 _LAST_LINES = 2000  # bytes of output searched for what went wrong
 
 
@@ -61,7 +63,13 @@ def run_jobs(
     try:
         while waiting or running:
             while waiting and free:
-                running.append(_start(*waiting.popleft(), free.pop(0), devices, board))
+                index, job = waiting.popleft()
+                try:
+                    running.append(_start(index, job, free[0], devices, board))
+                    free.pop(0)
+                except OSError as error:  # its folder: no reason to stop the others
+                    failures[index] = f"{error.strerror}: {error.filename}"
+                    board.end(WatchedCell(job.title, job.folder, job.axis, job.amount), failures[index])
             for entry in [entry for entry in running if entry.process.poll() is not None]:
                 running.remove(entry)
                 free.append(entry.slot)
@@ -107,8 +115,12 @@ def _failure(entry: _Running) -> str | None:
     code, folder = entry.process.returncode, entry.job.folder
     if code == 0 and run_status(folder) == "done":
         return None
-    said = (folder / "output.log").read_bytes()[-_LAST_LINES:].decode(errors="replace").strip().splitlines()
-    errors = [line for line in said if line.startswith("error:")] or said[-1:]
+    text = (folder / "output.log").read_bytes()[-_LAST_LINES:].decode(errors="replace")
+    said = f"\n{text}".rpartition("\n$ ")[2]  # by this attempt
+    lines = [line for line in said.splitlines()[1:] if line and not line.startswith(_ADVICE)]
+    if _ADVICE in said and "Traceback" not in said:
+        lines = lines[:1]  # Hydra's message runs over many lines; the first says what
+    errors = [line for line in lines if line.startswith("error:")] or lines[-1:] or ["it said nothing"]
     reason = f"killed by {signal.Signals(-code).name}" if code < 0 else errors[-1].removeprefix("error: ")
     return f"{reason} (see {folder / 'output.log'})"
 
@@ -120,7 +132,13 @@ def _stop(running: Sequence[_Running], grace_seconds: float, board: Board) -> No
         _signal(entry, signal.SIGINT)
     deadline = time.monotonic() + grace_seconds
     try:
+        again = time.monotonic() + _REPEAT_SECONDS
         while any(entry.process.poll() is None for entry in running) and time.monotonic() < deadline:
+            if time.monotonic() > again:  # Python drops what hits a __del__; one that heard has its error.txt
+                again += _REPEAT_SECONDS
+                for entry in running:
+                    if entry.process.poll() is None and run_status(entry.job.folder) != "failed":
+                        _signal(entry, signal.SIGINT)
             time.sleep(_POLL_SECONDS)
     except KeyboardInterrupt:
         pass
