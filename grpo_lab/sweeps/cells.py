@@ -122,7 +122,9 @@ def sweep_name(design: Design | None, arguments: Sequence[str]) -> str:
     """`overlong` for an experiment as declared, `overlong,budget.amount=10` for a changed one; seeds are left out."""
     hidden = VOLATILE | {"seed", "plugins", "hydra"}
     words = [word for word in arguments if not is_own(word) and _key(word).split(".")[0] not in hidden]
-    return short(",".join([*([design.name] if design else []), *sorted(words)])) or "seeds"
+    # As in a run's name: what it is about first, sizes and budgets last.
+    words.sort(key=lambda word: (_key(word) != "recipe", _key(word).split(".")[0] not in AXES, word))
+    return short(",".join([*([design.name] if design else []), *words])) or "seeds"
 
 
 def folders_of(design: Design, arguments: Sequence[str]) -> frozenset[str]:
