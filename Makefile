@@ -28,7 +28,7 @@ base: $(STAMP) ## build the arithmetic base model (cached; at most 2 minutes on 
 
 demo: base ## 9 runs of the first experiment, its figure and its verdict; run again, it reuses what is finished
 	@$(BIN)/python -m grpo_lab.train +experiments=overlong design.part=demo runs_dir=$(RUNS)
-	@$(BIN)/grpo-lab figures overlong --runs $(RUNS) --to $(RUNS)/figures
+	@$(BIN)/grpo-lab figures overlong --runs $(RUNS) --only-runs --to $(RUNS)/figures
 	@echo "Compare the runs in MLflow: make ui$(if $(filter-out runs,$(RUNS)), RUNS=$(RUNS))"
 
 sweep: $(STAMP) ## run every cell of experiments/EXP.yaml that is not finished (ARGS: further overrides)

@@ -73,7 +73,8 @@ def draw_figures(arguments: argparse.Namespace) -> None:
     """Rebuild the figures, tables and verdict of an experiment, and print the verdict and the files."""
     from grpo_lab.analysis.build import build
 
-    built = build(arguments.name, arguments.runs, arguments.data, arguments.to, ["grpo-lab", *sys.argv[1:]])
+    saved = None if arguments.only_runs else arguments.data
+    built = build(arguments.name, arguments.runs, saved, arguments.to, ["grpo-lab", *sys.argv[1:]])
     print(f"{arguments.name}, from {built.source}\n\n{built.verdict}")
     for path in built.paths:
         print(path)
@@ -102,8 +103,9 @@ def main() -> None:
     figures = commands.add_parser("figures", help="figures, tables and verdict of an experiment, from its runs")
     figures.add_argument("name", help="the sweep, as its folder under RUNS/sweeps is called")
     figures.add_argument("--runs", type=Path, default=Path("runs"), help="the folder of runs (default: runs)")
-    figures.add_argument("--data", type=Path, default=Path("analysis/data"), help="saved data, where runs has none")
-    figures.add_argument("--to", type=Path, default=Path("analysis/figures"), help="where the files go")
+    figures.add_argument("--data", type=Path, default=Path("analysis/data"), help="saved data, used if it has more")
+    figures.add_argument("--only-runs", action="store_true", help="do not look at saved data")
+    figures.add_argument("--to", type=Path, help="where the files go (default: analysis/figures, or RUNS/figures)")
     figures.set_defaults(run=draw_figures)
     data = commands.add_parser("data", help="save an experiment's numbers, so that figures need no runs")
     data.add_argument("name", help="the sweep, as its folder under RUNS/sweeps is called")

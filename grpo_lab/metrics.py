@@ -82,6 +82,7 @@ DERIVED: tuple[Metric, ...] = (
     Metric("average/*/*", "of the metric", "mean over all steps", "a metric of every step over the whole budget"),
     Metric("gap", "reward", "final value", "reward/kept_mean - eval/heldout_training/accuracy"),
     Metric("overstatement", "share", "final value", "reward/kept_outcome - eval/heldout_training/accuracy"),
+    Metric("beyond_q_times_a", "share", "final value", "overstatement - q_times_a"),
     Metric("q_times_a", "share", "final value", "held-out truncated share times accuracy of what finished"),
 )
 
@@ -109,6 +110,8 @@ def _fits(pattern: str, part: str) -> bool:
 
 def is_known(name: str) -> bool:
     """Whether a run logs such a metric or analysis derives it."""
+    if name.startswith("average/eval/"):  # evaluations are too few for an average over the run
+        return False
     try:
         find(name.removeprefix("average/"))
     except KeyError:

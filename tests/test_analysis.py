@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from grpo_lab.analysis.build import build
+from grpo_lab.analysis.build import build, read_anywhere
 from grpo_lab.analysis.curves import curve_numbers, draw_curves, mean_line, running_mean
 from grpo_lab.analysis.effects import draw_effects, effect_numbers
 from grpo_lab.analysis.load import SweepData, load_data, load_sweep, save_data
@@ -287,7 +288,7 @@ def test_the_words_of_a_verdict(planted: Callable[..., SweepData]) -> None:
     text = verdict_text(data, outcome)
     assert text.startswith(QUESTION)
     found = outcome.difference("", "mask", "score", "rollout/truncated").text("+")
-    assert f"supported: mask ends above score on rollout/truncated, the primary metric; measured {found}, n = 3" in text
+    assert f"supported: mask is above score on rollout/truncated, the primary metric; measured {found}, n = 3" in text
     assert "not run: 2 of 6 predictions" in text and "truncatd" not in text
     assert "Declared before the first run (" in text
     assert "mask: +0." in text and "theory q a = 0.1" in text and "score: " in text and "theory 0" in text
@@ -313,7 +314,7 @@ def test_a_prediction_may_compare_an_arm_with_itself_at_another_level(tmp_path: 
     across, within = judge(data, outcome)
     assert (across.word, across.difference.mean) == ("supported", pytest.approx(0.15, abs=1e-9))
     assert within.word == "not run"  # the control never ran
-    said = "mask at aggregation=sequence_mean ends above mask at aggregation=constant on rollout/truncated"
+    said = "mask at aggregation=sequence_mean is above mask at aggregation=constant on rollout/truncated"
     assert said in verdict_text(data, outcome)
     assert draw_effects(data, outcome) is None
 
@@ -343,7 +344,8 @@ def test_figures_from_saved_data_are_those_from_runs(planted: Callable[..., Swee
     assert [path.read_bytes() for path in paths] == first
     direct = build("planted", tmp_path, tmp_path / "data", tmp_path / "a", ["figures"])
     saved = build("planted", tmp_path / "nowhere", tmp_path / "data", tmp_path / "b", ["figures"])
-    assert (direct.source, saved.source) == ("run folders", "saved data")
+    assert direct.source == "run folders, 6 finished cells, saved data have 6"
+    assert saved.source == "saved data, 6 finished cells"
     names = [path.name for path in direct.paths]
     assert names == [path.name for path in saved.paths]
     for name in (name for name in names if not name.endswith(".json")):
@@ -491,7 +493,7 @@ def test_the_commands_need_neither_torch_nor_mlflow(planted: Callable[..., Sweep
     assert saved.stdout.startswith("analysis/data/planted.parquet")
     drawn = command(tmp_path, "figures", "planted")  # there is no folder `runs`: the saved data serve
     assert drawn.returncode == 0, drawn.stderr
-    assert drawn.stdout.startswith(f"planted, from saved data\n\n{QUESTION}\n  supported: ")
+    assert drawn.stdout.startswith(f"planted, from saved data, 6 finished cells\n\n{QUESTION}\n  supported: ")
     assert drawn.stdout.splitlines()[-1] == "analysis/figures/planted_verdict.txt"
 
 
@@ -512,3 +514,43 @@ def test_a_sweep_without_a_finished_cell_says_so(tmp_path: Path) -> None:
     data = load_sweep(tmp_path, "planted")
     with pytest.raises(ValueError, match=r"no cell of planted is finished \(1 partial, 1 new\)"):
         final_values(data)
+
+
+def test_a_part_does_not_replace_the_whole(planted: Callable[..., SweepData], tmp_path: Path) -> None:
+    """A demonstration shares the experiment's name: its few cells must not overwrite the published figure or data."""
+    whole = planted()
+    save_data(whole, tmp_path / "data")
+    part = replace(whole, runs=whole.runs.iloc[:2])
+    with pytest.raises(ValueError, match="holds 6 finished cells, these runs 2: finish the sweep, or save to another"):
+        save_data(part, tmp_path / "data")
+    for row in whole.runs.iloc[2:].itertuples():
+        (tmp_path / row.folder / "DONE").unlink()
+    chosen = read_anywhere("planted", tmp_path, tmp_path / "data")
+    assert chosen.source == "saved data, 6 finished cells, run folders have 2"
+    assert len(read_anywhere("planted", tmp_path, None).finished) == 2
+
+
+def test_what_an_aggregation_does_to_everybody_is_not_the_trick(tmp_path: Path) -> None:
+    factor = {"factor": "aggregation", "levels": {"constant": [], "sequence_mean": ["aggregation=sequence_mean"]}}
+    against = {**ABOVE, "level": "sequence_mean", "against": "constant"}
+    cells = [cell(arm, seed, level) for seed in (0, 1, 2) for level in factor["levels"] for arm in ("score", "mask")]
+    declare(tmp_path, cells, design([against], **factor))
+    # Both arms rise by 0.1 with the level, the mask by 0.05 more.
+    rises = {("score", "constant"): 0.0, ("score", "sequence_mean"): 0.1}
+    rises |= {("mask", "constant"): 0.2, ("mask", "sequence_mean"): 0.35}
+    for one in cells:
+        rows = planted_rows("mask", one.seed, effect=rises[one.arm, one.level])
+        write_run(tmp_path / one.folder, rows)
+    data = load_sweep(tmp_path, "planted")
+    text = verdict_text(data, final_values(data))
+    assert "measured +0.150 [+0.150, +0.150], n = 3; net of the same change in score: +0.050 [+0.050, +0.050]" in text
+
+
+def test_an_interrupted_run_is_unfinished_and_not_failed(planted: Callable[..., SweepData], tmp_path: Path) -> None:
+    folder = tmp_path / planted().runs.iloc[0]["folder"]
+    (folder / "DONE").unlink()
+    (folder / "error.txt").write_text("KeyboardInterrupt: \n\nTraceback ...\n")
+    row = load_sweep(tmp_path, "planted").runs.iloc[0]
+    assert (row["status"], row["problem"]) == ("partial", "interrupted")
+    (folder / "error.txt").write_text("ValueError: KeyboardInterrupt\n")
+    assert load_sweep(tmp_path, "planted").runs.iloc[0]["status"] == "failed"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from grpo_lab.analysis.verdict import judge, verdict_text
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.files import atomic_write
 
+FIGURES = Path("analysis/figures")
+
 
 @dataclass(frozen=True)
 class Built:
@@ -27,12 +29,14 @@ class Built:
     paths: list[Path]
 
 
-def build(name: str, runs_dir: Path, data_folder: Path, output: Path, command: Sequence[str]) -> Built:
+def build(name: str, runs_dir: Path, data_folder: Path | None, output: Path | None, command: Sequence[str]) -> Built:
     """Draw and write everything about the sweep `name` into `output`; `command` is the line that asked for it.
 
-    Run folders win over saved data. Raises ValueError where neither has the sweep or none of its cells is finished.
+    Without `output`, a declared experiment goes to analysis/figures and any other sweep to `figures` beside its
+    runs. Raises ValueError where neither folder has the sweep or none of its cells is finished.
     """
     data = read_anywhere(name, runs_dir, data_folder)
+    output = output or (FIGURES if data.design else Path(runs_dir) / "figures")
     outcome = final_values(data)
     sources = describe_sources(data, outcome, command)
     paths = []
@@ -51,13 +55,19 @@ def build(name: str, runs_dir: Path, data_folder: Path, output: Path, command: S
     return Built(data.source, verdict, paths)
 
 
-def read_anywhere(name: str, runs_dir: Path, data_folder: Path) -> SweepData:
-    """The sweep from its run folders, else from its saved data. Raises ValueError that lists what both have."""
-    recorded, saved = recorded_names(runs_dir), saved_names(data_folder)
-    if name in recorded:
-        return load_sweep(runs_dir, name)
-    if name in saved:
-        return load_data(data_folder, name)
+def read_anywhere(name: str, runs_dir: Path, data_folder: Path | None) -> SweepData:
+    """The sweep from its run folders, or from its saved data (None: never) where those hold more finished cells.
+
+    A demonstration of a part must not replace the figures of the whole. Raises ValueError that lists what both have.
+    """
+    recorded, saved = recorded_names(runs_dir), saved_names(data_folder) if data_folder else []
+    found = [load_sweep(runs_dir, name)] if name in recorded else []
+    found += [load_data(data_folder, name)] if name in saved else []
+    if found:
+        chosen = max(found, key=lambda data: len(data.finished))  # the first of equals
+        others = [f"{data.source} have {len(data.finished)}" for data in found if data is not chosen]
+        source = f"{chosen.source}, {len(chosen.finished)} finished cells"
+        return replace(chosen, source=", ".join([source, *others]))
     raise ValueError(
         f"there is no sweep {name!r}: {runs_dir} has {', '.join(recorded) or 'none'}; "
         f"saved data in {data_folder} has {', '.join(saved) or 'none'}"

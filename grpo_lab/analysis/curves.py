@@ -185,7 +185,9 @@ def _title(axes: Axes, data: SweepData, outcome: Outcome, level: str, arm: str, 
     """The arm's name, its number of seeds and its gap, over a panel."""
     n, planned = data.seeds_finished(level, arm), data.seeds_planned(level, arm)
     count = (f"n = {n}" if n == planned else f"n = {n} of {planned} seeds") + (", no interval" if n == 1 else "")
-    lines = [count, f"gap {outcome.interval(level, arm, GAP).text('+')}"] if n else ["no finished run", ""]
+    gap = outcome.interval(level, arm, GAP)
+    of = f" (n = {gap.n})" if gap.n != n else ""
+    lines = [count, f"gap {gap.text('+')}{of}"] if n else ["no finished run", ""]
     axes.set_title("\n".join(name), fontsize=BODY, fontweight="bold", loc="left", pad=5 + 2 * SMALL * 1.35)
     place = {"xytext": (0, 4), "xycoords": "axes fraction", "textcoords": "offset points"}
     axes.annotate("\n".join(lines), (0, 1), fontsize=SMALL, **place)
@@ -221,7 +223,8 @@ def _footer(data: SweepData, outcome: Outcome, bands: str, arms: Sequence[str], 
     interval = "" if _single(data) else ", 95% t interval"
     parts = [
         f"{bands[0].upper()}{bands[1:]}.",
-        f"Gap (grey bracket): reward as seen less held-out accuracy, final values at {outcome.at}{interval}.",
+        "Reward as the arm sees it: mean over the responses kept in the loss. "
+        f"Gap (grey bracket): that reward over the last fifth less held-out accuracy at {outcome.at}{interval}.",
         f"Not run: {', '.join(absent)}." if absent else "",
     ]
     return " ".join(filter(None, parts))

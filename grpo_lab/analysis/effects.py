@@ -1,4 +1,4 @@
-"""The second figure: how far every arm ends from the control, paired by seed, one panel per metric and level."""
+"""The second figure: how far every arm is from the control, paired by seed, one panel per metric and level."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.load import SweepData
-from grpo_lab.analysis.outcome import DOWNSTREAM, HELDOUT, QUANTITIES, REWARD, TRUNCATED, Outcome
+from grpo_lab.analysis.outcome import DOWNSTREAM, HELDOUT, OVERSTATEMENT, QUANTITIES, TRUNCATED, Outcome
 from grpo_lab.analysis.style import (
     BLACK,
     BLUE,
@@ -31,7 +31,7 @@ from grpo_lab.analysis.style import (
 )
 from grpo_lab.analysis.table import run_arms
 
-PANELS = {TRUNCATED: BLACK, HELDOUT: BLUE, DOWNSTREAM: GREEN, REWARD: VERMILLION}
+PANELS = {TRUNCATED: BLACK, HELDOUT: BLUE, DOWNSTREAM: GREEN, OVERSTATEMENT: VERMILLION}
 BARS = "mark: mean of the differences paired by seed; bar: its 95% t interval; dots: single seeds"
 BARS_OF_ONE = "mark: the difference of one pair of runs; one pair has no interval"
 _ROW, _BETWEEN, _RIGHT = 0.44, 0.22, 0.15  # inches: an arm, two levels, the margin
@@ -79,7 +79,7 @@ def draw_effects(data: SweepData, outcome: Outcome) -> Drawn | None:
     levels = [level for level in data.levels if level in set(numbers["level"])]
     arms = [arm for arm in data.arms if arm in set(numbers["arm"])]
     factor = data.design.factor if data.design else ""
-    heading = f"Final difference to {data.control}, paired by seed"
+    heading = f"Difference to {data.control}, paired by seed"
     bars = BARS if numbers["n"].max() > 1 else BARS_OF_ONE
     # In inches, from the top: heading, titles of the metrics, the rows of every level, ticks and footer.
     left = 0.2 + text_width(max(arms, key=len), BODY) + (0.35 if factor else 0.0)

@@ -12,7 +12,7 @@ import pandas as pd
 
 from grpo_lab.sweeps.design import Design, read_design
 from grpo_lab.tracking.files import write_json, write_whole
-from grpo_lab.tracking.run_reader import read_steps, run_status
+from grpo_lab.tracking.run_reader import read_steps, run_status, was_interrupted
 from grpo_lab.tracking.sweep_record import FILE, CellRecord, SweepRecord, read_sweep, sweep_folder
 
 LABELS = ["level", "arm", "seed"]
@@ -102,6 +102,8 @@ def _read_cell(runs_dir: Path, cell: CellRecord) -> tuple[dict[str, Any], list[d
             row["inert"] = list(_read_json(folder / "DONE")["inert"])
         if row["status"] == "failed":
             row["problem"] = (folder / "error.txt").read_text().partition("\n")[0]
+            if was_interrupted(folder):
+                row |= {"status": "partial", "problem": "interrupted"}
         if (folder / "mirror.json").exists():
             row["mlflow_run_id"] = _read_json(folder / "mirror.json")["mlflow_run_id"]
     except (OSError, ValueError, KeyError) as error:
@@ -132,9 +134,17 @@ def _sweep_data(
 def save_data(data: SweepData, folder: Path) -> list[Path]:
     """Write `<name>.parquet` (every logged number) and `<name>.json` (record and cells): enough for every figure.
 
-    Both are replaced whole; the same data give the same bytes. Raises RunFolderError.
+    Both are replaced whole; the same data give the same bytes. Raises ValueError where that would lose finished
+    cells, RunFolderError where it cannot write.
     """
     table, described = _data_files(folder, data.record.name)
+    if data.record.name in saved_names(folder):
+        saved = len(load_data(folder, data.record.name).finished)
+        if saved > len(data.finished):
+            raise ValueError(
+                f"{table} holds {saved} finished cells, these runs {len(data.finished)}: finish the sweep, or save "
+                "to another folder with --to"
+            )
     write_whole(table, lambda path: data.points.to_parquet(path, compression="zstd", index=False))
     runs = data.runs.astype(object).where(data.runs.notna(), None)
     # Where this machine keeps its MLflow store means nothing on another.

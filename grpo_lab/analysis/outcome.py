@@ -1,10 +1,10 @@
 """Final values: what every finished run came to at one common budget, by a rule fixed before the first run.
 
 X is the smallest final budget over the finished runs of the sweep, on the axis the design declares. A metric logged
-at every step counts with its mean over the steps with 0.8 X < x <= X; a metric logged at evaluations only counts
-with the value at X of the straight line between the run's own evaluations around it. Nothing is extrapolated.
-`average/<metric>` is the mean of a metric of every step over all of 0 < x <= X: what the run went through, where the
-final value is what it came to.
+at every step counts with its mean over the steps with 0.8 X < x <= X (or with the last step up to X, where steps are
+longer than that); a metric logged at evaluations only counts with the value at X of the straight line between the
+run's own evaluations around it. Nothing is extrapolated. `average/<metric>` is the mean of a metric of every step over
+all of 0 < x <= X: what the run went through, where the final value is what it came to.
 
 Theory beside which overstatement is read: let q be the truncated share and a the accuracy of the responses that are
 not cut. An arm that masks cut rows sees a in its loss and deploys (1 - q) a, so it overstates by q a; an arm that
@@ -30,11 +30,12 @@ HELDOUT = "eval/heldout_training/accuracy"
 DOWNSTREAM = "eval/downstream/accuracy"
 TRUNCATED = "rollout/truncated"
 AVERAGE = "average/"  # before a metric of every step
-GAP, OVERSTATEMENT, MASKED_SHARE = "gap", "overstatement", "q_times_a"
+GAP, OVERSTATEMENT, MASKED_SHARE, BEYOND = "gap", "overstatement", "q_times_a", "beyond_q_times_a"
 
 # What is reported of every arm, in this order, and what to call it.
 QUANTITIES = {
-    REWARD: "reward as seen",
+    REWARD: "reward as seen (kept responses)",
+    "reward/mean": "reward of all responses",
     HELDOUT: "held-out accuracy",
     GAP: "gap (reward as seen - held-out accuracy)",
     "eval/heldout/accuracy": "held-out accuracy, evaluation protocol",
@@ -46,6 +47,7 @@ QUANTITIES = {
     "rollout/length": "response length, tokens",
     OVERSTATEMENT: "overstatement (outcome as seen - held-out accuracy)",
     MASKED_SHARE: "q a, the overstatement that masking predicts",
+    BEYOND: "overstatement - q a",
 }
 
 
@@ -128,6 +130,7 @@ def _final(run: pd.DataFrame, x: str, budget: float) -> dict[str, float | bool]:
     metrics = [name for name in run.columns if name not in (*LABELS, "step")]
     until = run[(run[x] > 0) & (run[x] <= budget)]
     window = until[until[x] > (1 - WINDOW) * budget]
+    window = until.tail(1) if window.empty else window  # steps longer than the window: the last one
     stepwise = [name for name in metrics if not name.startswith("eval/")]
     final = {name: float(window[name].mean()) for name in stepwise}
     final |= {f"{AVERAGE}{name}": float(until[name].mean()) for name in stepwise}
@@ -147,8 +150,11 @@ def interpolate(xs: np.ndarray, values: np.ndarray, at: float) -> float:
 def _derived(final: dict[str, float]) -> dict[str, float]:
     deployed = final.get(HELDOUT, math.nan)
     q = final.get("eval/heldout_training/truncated", math.nan)
+    masked = q * deployed / (1 - q) if q < 1 else math.nan
+    overstatement = final.get("reward/kept_outcome", math.nan) - deployed
     return {
         GAP: final.get(REWARD, math.nan) - deployed,
-        OVERSTATEMENT: final.get("reward/kept_outcome", math.nan) - deployed,
-        MASKED_SHARE: q * deployed / (1 - q) if q < 1 else math.nan,
+        OVERSTATEMENT: overstatement,
+        MASKED_SHARE: masked,
+        BEYOND: overstatement - masked,
     }

@@ -7,11 +7,22 @@ from collections.abc import Callable
 import pandas as pd
 
 from grpo_lab.analysis.load import SweepData
-from grpo_lab.analysis.outcome import AVERAGE, DOWNSTREAM, GAP, HELDOUT, QUANTITIES, REWARD, TRUNCATED, Outcome
+from grpo_lab.analysis.outcome import (
+    AVERAGE,
+    DOWNSTREAM,
+    GAP,
+    HELDOUT,
+    MASKED_SHARE,
+    OVERSTATEMENT,
+    QUANTITIES,
+    REWARD,
+    TRUNCATED,
+    Outcome,
+)
 
 # The columns of the Markdown tables; the CSV has all quantities.
 _WHOLE = f"{AVERAGE}{TRUNCATED}"
-COLUMNS = (REWARD, HELDOUT, GAP, DOWNSTREAM, _WHOLE, TRUNCATED, "eval/heldout_training/truncated", "rollout/length")
+COLUMNS = (REWARD, HELDOUT, GAP, OVERSTATEMENT, MASKED_SHARE, DOWNSTREAM, _WHOLE, TRUNCATED, "reward/mean")
 
 
 def effect_table(data: SweepData, outcome: Outcome) -> pd.DataFrame:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from grpo_lab.analysis.load import SweepData
-from grpo_lab.analysis.outcome import MASKED_SHARE, OVERSTATEMENT, Outcome
+from grpo_lab.analysis.outcome import BEYOND, MASKED_SHARE, OVERSTATEMENT, Outcome
 from grpo_lab.analysis.stats import Interval, paired_difference
 from grpo_lab.analysis.table import run_arms
 from grpo_lab.sweeps.design import Direction, Prediction
@@ -31,6 +31,14 @@ def judge(data: SweepData, outcome: Outcome) -> list[Judgement]:
         difference = paired_difference(outcome.of(level, arm, metric), outcome.of(*reference, metric))
         judgements.append(Judgement(prediction, reference, difference, _word(prediction.direction, difference)))
     return judgements
+
+
+def _net_of_control(data: SweepData, outcome: Outcome, judgement: Judgement) -> Interval:
+    """How much more an arm changes between two levels than the control does, paired by seed."""
+    metric, level, (other, arm) = judgement.prediction.metric, judgement.prediction.level, judgement.reference
+    return paired_difference(
+        outcome.differences(level, arm, data.control, metric), outcome.differences(other, arm, data.control, metric)
+    )
 
 
 def _word(direction: Direction, difference: Interval) -> str:
@@ -65,8 +73,11 @@ def _predictions(data: SweepData, outcome: Outcome) -> list[str]:
         main = ", the primary metric" if prediction.metric == data.design.primary else ""
         level, arm = judgement.reference
         reference = data.control if level == prediction.level else _place(data, level, arm)
-        said = f"{_place(data, prediction.level, prediction.arm)} ends {prediction.direction.value} {reference}"
+        said = f"{_place(data, prediction.level, prediction.arm)} is {prediction.direction.value} {reference}"
         measured = f"measured {difference.text('+')}, n = {difference.n}"
+        if prediction.against:
+            net = _net_of_control(data, outcome, judgement)
+            measured += f"; net of the same change in {data.control}: {net.text('+')}" if net.n else ""
         lines.append(f"  {judgement.word}: {said} on {prediction.metric}{main}; {measured}")
     if waiting:
         lines.append(
@@ -82,12 +93,16 @@ def _overstatements(data: SweepData, outcome: Outcome) -> list[str]:
         measured, theory = (outcome.interval(level, arm, name) for name in (OVERSTATEMENT, MASKED_SHARE))
         line = f"  {_place(data, level, arm)}: {measured.text('+')}, n = {measured.n}"
         if outcome.masks(level, arm):
-            masking.append(f"{line}; theory q a = {theory.text()}")
+            beyond = outcome.interval(level, arm, BEYOND)
+            masking.append(f"{line}; theory q a = {theory.text()}, measured less theory {beyond.text('+')}")
         else:
             others.append(f"{line}; theory 0")
     if not masking:
         return []
-    head = "Overstatement, the outcome an arm sees less its held-out accuracy; arms that mask cut responses first:"
+    head = (
+        "Overstatement, the outcome of the responses kept in the loss less held-out accuracy; arms that mask cut "
+        "responses first (the outcome of all responses overstates nothing):"
+    )
     return [head, *masking, *others]
 
 

@@ -13,7 +13,7 @@ _PATIENCE_SECONDS = 10.0  # for a run that flushes its mirror
 
 
 def follow_parent() -> None:
-    """In a cell: end by SIGINT when the sweep says so, and on Linux also when it dies without saying so."""
+    """In a cell: end by SIGINT when the sweep says so, and when it dies without saying so."""
     parent = os.environ.pop(PARENT, None)
     if parent is None:
         return

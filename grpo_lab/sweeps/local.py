@@ -24,7 +24,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 _POLL_SECONDS = 0.1
 _REPEAT_SECONDS = 3.0  # between two interrupts of a cell that did not hear the first
 _ADVICE = "Set the environment variable HYDRA_FULL_ERROR"
-_LAST_LINES = 2000  # bytes of output searched for what went wrong
+_LAST_BYTES = 2000  # of the output, searched for what went wrong
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class _Running:
     slot: int
     process: subprocess.Popen
     watched: WatchedCell
+    started: float  # unix time in s
 
 
 def run_jobs(
@@ -86,6 +87,7 @@ def run_jobs(
 def _start(index: int, job: Job, slot: int, devices: Sequence[str], board: Board) -> _Running:
     job.folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "grpo_lab.train", *job.words]
+    started = time.time()
     with (job.folder / "output.log").open("ab") as output:
         output.write(f"$ {' '.join(command)}\n".encode())
         output.flush()
@@ -99,7 +101,7 @@ def _start(index: int, job: Job, slot: int, devices: Sequence[str], board: Board
         )
     watched = WatchedCell(job.title, job.folder, job.axis, job.amount)
     board.start(watched)
-    return _Running(index, job, slot, process, watched)
+    return _Running(index, job, slot, process, watched, started)
 
 
 def _environment(job: Job, slot: int, devices: Sequence[str]) -> Mapping[str, str]:
@@ -115,7 +117,7 @@ def _failure(entry: _Running) -> str | None:
     code, folder = entry.process.returncode, entry.job.folder
     if code == 0 and run_status(folder) == "done":
         return None
-    text = (folder / "output.log").read_bytes()[-_LAST_LINES:].decode(errors="replace")
+    text = (folder / "output.log").read_bytes()[-_LAST_BYTES:].decode(errors="replace")
     said = f"\n{text}".rpartition("\n$ ")[2]  # by this attempt
     lines = [line for line in said.splitlines()[1:] if line and not line.startswith(_ADVICE)]
     if _ADVICE in said and "Traceback" not in said:
@@ -137,7 +139,7 @@ def _stop(running: Sequence[_Running], grace_seconds: float, board: Board) -> No
             if time.monotonic() > again:  # Python drops what hits a __del__; one that heard has its error.txt
                 again += _REPEAT_SECONDS
                 for entry in running:
-                    if entry.process.poll() is None and run_status(entry.job.folder) != "failed":
+                    if entry.process.poll() is None and not _heard(entry):
                         _signal(entry, signal.SIGINT)
             time.sleep(_POLL_SECONDS)
     except KeyboardInterrupt:
@@ -146,6 +148,12 @@ def _stop(running: Sequence[_Running], grace_seconds: float, board: Board) -> No
         if entry.process.poll() is None:
             _signal(entry, signal.SIGKILL)
         entry.process.wait()
+
+
+def _heard(entry: _Running) -> bool:
+    """Whether this attempt has noted how it ended; an earlier attempt's note is older."""
+    note = entry.job.folder / "error.txt"
+    return note.exists() and note.stat().st_mtime >= entry.started
 
 
 def _signal(entry: _Running, number: signal.Signals) -> None:
@@ -170,5 +178,14 @@ def slots(workers: int | None, threads: int, on_cuda: bool) -> tuple[int, list[s
 
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         devices = visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]
+    return workers or len(devices) or max(1, usable_cores() // threads), devices
+
+
+def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """The cores this process may use, by its affinity and, in a container, by its share of processor time."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return workers or len(devices) or max(1, cores // threads), devices
+    if quota.exists():
+        allowed, period = quota.read_text().split()
+        if allowed != "max":
+            cores = min(cores, max(1, int(allowed) // int(period)))
+    return cores

@@ -6,6 +6,7 @@ Hydra calls these through the two thin classes of the `hydra_plugins` namespace.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import time
@@ -90,7 +91,9 @@ def run_sweep(
         ["python", "-m", "grpo_lab.train", *sys.argv[1:]],
         provenance.commit(),
         cells[0].run.tracking.record(),
+        starts=bool(todo),
     )
+    _say_whose(console, name, finished)
     if not todo:
         console.print(f"{name}: all {len(cells)} cells are finished", highlight=False, soft_wrap=True)
     announce_sweep(folder, running=bool(todo))
@@ -109,6 +112,19 @@ def run_sweep(
 def _design(config: DictConfig) -> Design | None:
     node = config.get("design")
     return None if node is None else read_design(OmegaConf.to_container(node, resolve=True))
+
+
+def _say_whose(console: Console, name: str, finished: Sequence[Cell]) -> None:
+    """Name the finished cells that MLflow shows elsewhere: a run has one parent there, that of its first sweep."""
+    elsewhere = [cell for cell in finished if _sweep_of(cell) != name]
+    if elsewhere:
+        titles = ", ".join(f"{cell.plan.title} ({_sweep_of(cell) or 'a run on its own'})" for cell in elsewhere)
+        line = f"finished before, and shown in MLflow where they ran: {titles}"
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _sweep_of(cell: Cell) -> str:
+    return json.loads((cell.folder / "run.json").read_text())["tags"].get("sweep", "")
 
 
 def _show(console: Console, name: str, cells: Sequence[Cell]) -> None:
@@ -135,10 +151,6 @@ class LocalCells:
     """What the launcher `local` does: see `local.run_jobs`."""
 
     def __init__(self, workers: int | None, grace_seconds: float) -> None:
-        if workers is not None and workers < 1:
-            raise ValueError(
-                f"hydra.launcher.workers must be at least 1, got {workers}: leave it out to use the machine"
-            )
         self.workers, self.grace_seconds = workers, grace_seconds
         self.expected: tuple[str, Sequence[Cell], int] | None = None
 
@@ -148,6 +160,8 @@ class LocalCells:
 
     def launch(self, job_overrides: Sequence[Sequence[str]], compose: Any, hydra: Sequence[str]) -> list[JobReturn]:
         """Run the jobs and return one JobReturn each; `hydra` are the sweep's overrides of Hydra itself."""
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"hydra.launcher.workers must be at least 1, got {self.workers}: null uses the machine")
         name, cells, finished = self.expected or ("jobs", _cells_of(job_overrides, compose), 0)
         self.expected = None
         # What concerns the sweep stays here; a search path or a log level reaches the cells.

@@ -206,7 +206,10 @@ def sync_all(root: Path, uri: str | None = None) -> list[SyncReport]:
 
 
 def _sync_parent(folder: Path, uri: str | None) -> SyncReport:
-    record = read_sweep(folder)
+    try:
+        record = read_sweep(folder)
+    except (OSError, ValueError, TypeError) as error:
+        return SyncReport(folder, 0, None, "UNKNOWN", f"its sweep.json cannot be read ({first_line(error)})")
     tracking = record.tracking or {"uri": None, "experiment": "grpo_lab"}
     place = uri or tracking["uri"]
     status = sweep_status(folder, record)

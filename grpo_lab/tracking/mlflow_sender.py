@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from grpo_lab.tracking.files import locked, write_json
 from grpo_lab.tracking.mlflow_parent import parent_of
 from grpo_lab.tracking.mlflow_store import check_uri, first_line, load_mlflow, prepare_store
-from grpo_lab.tracking.run_reader import StepReader, StepRecord
+from grpo_lab.tracking.run_reader import StepReader, StepRecord, was_interrupted
 
 POINTS_PER_BATCH = 1000  # MLflow's limit for one log_batch, and by far the cheapest size per point
 ENTRIES_PER_BATCH = 100  # params or tags, likewise
@@ -277,6 +277,7 @@ def ending(folder: Path, live: bool) -> tuple[str, int]:
     """MLflow's word for how the run stands, and the unix time in ms at which it ended (0: it has not)."""
     for name, status in (("DONE", "FINISHED"), ("error.txt", "FAILED")):
         if (folder / name).exists():
+            status = "KILLED" if name == "error.txt" and was_interrupted(folder) else status
             return status, (folder / name).stat().st_mtime_ns // 1_000_000
     if live:
         return "RUNNING", 0

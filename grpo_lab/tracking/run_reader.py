@@ -43,6 +43,12 @@ def run_status(folder: Path) -> Status:
     return "new"
 
 
+def was_interrupted(folder: Path) -> bool:
+    """Whether the last attempt at a run was ended by Ctrl-C, or by the end of its sweep, and not by a fault."""
+    path = folder / "error.txt"
+    return path.exists() and path.read_text().startswith("KeyboardInterrupt")
+
+
 @dataclass(frozen=True)
 class StepRecord:
     """One logged step, with values that are not finite back in their places.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lab.tracking.files import locked, write_json
-from grpo_lab.tracking.run_reader import Status, is_held, run_status
+from grpo_lab.tracking.run_reader import Status, is_held, run_status, was_interrupted
 
 FILE = "sweep.json"
 
@@ -61,7 +61,7 @@ def read_sweep(folder: Path) -> SweepRecord:
     path = folder / FILE
     if not path.exists():
         known = sorted(place.parent.name for place in folder.parent.glob(f"*/{FILE}"))
-        there = f"there are: {', '.join(known)}" if known else "none was run there yet"
+        there = f"there are: {', '.join(known)}" if known else "none was run there yet, `make sweep` does"
         raise ValueError(f"no sweep {folder.name!r} in {folder.parent}; {there}")
     raw = json.loads(path.read_text())
     return SweepRecord(**{**raw, "cells": [CellRecord(**cell) for cell in raw["cells"]]})
@@ -77,33 +77,36 @@ def record_sweep(
     command: Sequence[str],
     commit: str | None,
     tracking: Mapping[str, str] | None,
+    starts: bool = True,
 ) -> Path:
     """Write or extend a sweep's record before its first cell starts, and return the sweep's folder.
 
     Cells of earlier commands stay as long as `valid` names their folder without its seed (None: always), that is,
     as long as the declaration, as it now reads, can reach them. A declaration that differs from the last is added
-    with its time and with how many of its cells had been started by then.
+    with its time and with how many cells of the sweep had been started by then. `starts` is whether this command
+    has anything left to run; one that has not changes neither command nor commit.
     """
     folder = sweep_folder(runs_dir, name)
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / ".lock", 10.0):
         before = read_sweep(folder) if (folder / FILE).exists() else None
         declared = list(before.declared) if before else []
+        # One run per arm, level and seed: a folder that is named anew replaces the old one.
+        merged = {(cell.level, cell.arm, cell.seed): cell for cell in (*(before.cells if before else ()), *cells)}
         if not declared or declared[-1]["fingerprint"] != fingerprint:
-            started = sum(run_status(Path(runs_dir) / cell.folder) != "new" for cell in cells)
+            known = {cell.folder for cell in (*(before.cells if before else ()), *cells)}
+            started = sum(run_status(Path(runs_dir) / name) != "new" for name in known)
             now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             declared.append({"fingerprint": fingerprint, "at": now, "cells_started_before": started})
-        merged = {cell.folder: cell for cell in (before.cells if before else ())}
-        merged |= {cell.folder: cell for cell in cells}
         kept = [cell for cell in merged.values() if valid is None or cell.folder.rpartition("/")[0] in valid]
         record = SweepRecord(
             name=name,
             key=before.key if before else uuid.uuid4().hex,
             design=design,
             declared=declared,
-            command=list(command),
-            commit=commit,
-            tracking=tracking,
+            command=list(command if starts or before is None else before.command),
+            commit=commit if starts or before is None else before.commit,
+            tracking=tracking or (before.tracking if before else None),
             cells=kept,
         )
         write_json(folder / FILE, asdict(record))
@@ -122,4 +125,5 @@ def sweep_status(folder: Path, record: SweepRecord) -> str:
         return "FINISHED"
     if any(is_held(folder.parent.parent / cell) for cell in states):
         return "RUNNING"
-    return "FAILED" if "failed" in states.values() else "KILLED"
+    failed = [cell for cell, state in states.items() if state == "failed"]
+    return "FAILED" if any(not was_interrupted(folder.parent.parent / cell) for cell in failed) else "KILLED"
