@@ -1,0 +1,381 @@
+"""Sweeps as processes: cells started, refused, failing, killed, interrupted, resumed, and mirrored to MLflow."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from mlflow import MlflowClient
+from rich.console import Console
+
+from grpo_lab.cli import compose_config
+from grpo_lab.config import conf_folder
+from grpo_lab.sweeps.board import Board
+from grpo_lab.sweeps.local import THREAD_VARIABLES, Job, run_jobs
+from grpo_lab.tracking.mlflow_mirror import sync_all
+from grpo_lab.train import start
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="these tests follow processes in /proc")
+WORLD = ["world=tiny", "tracking=none", "evaluation=brief"]
+PATIENCE = 200.0  # seconds; other processes may share the cores
+
+
+def command(runs: Path, *words: str) -> list[str]:
+    return [sys.executable, "-m", "grpo_lab.train", "-m", *WORLD, f"runs_dir={runs}", *words]
+
+
+def sweep(runs: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(runs, *words), capture_output=True, text=True, timeout=PATIENCE)
+
+
+def sweep_from_here(runs: Path, *words: str) -> None:
+    """The same from this process, which spares an interpreter; its cells have theirs. Raises SystemExit."""
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        overrides = [*WORLD, f"runs_dir={runs}", *words]
+        GlobalHydra.instance().hydra.multirun("config", None, overrides, with_log_configuration=False)
+
+
+@contextmanager
+def started(runs: Path, *words: str, in_background: bool = False) -> Iterator[tuple[subprocess.Popen[str], set[int]]]:
+    """A sweep at work, and the ids of its cells, for the test to fill; what is left of them is killed at the end."""
+    shell = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"] if in_background else []
+    process = subprocess.Popen(
+        [*shell, *command(runs, *words)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    cells: set[int] = set()
+    try:
+        yield process, cells
+    finally:
+        for pid in (process.pid, *cells, *cells_of(process.pid)):
+            if alive(pid) and f"runs_dir={runs}" in command_of(pid):
+                os.kill(pid, signal.SIGKILL)
+        process.communicate()
+
+
+def stat_of(pid: int) -> list[str]:
+    """State, parent and what follows of a process; empty where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
+def alive(pid: int) -> bool:
+    return stat_of(pid)[:1] not in ([], ["Z"])
+
+
+def cells_of(parent: int) -> dict[int, str]:
+    """The processes that a sweep runs now: their commands by id."""
+    pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+    commands = {pid: command_of(pid) for pid in pids if stat_of(pid)[1:2] == [str(parent)] and alive(pid)}
+    return {pid: words for pid, words in commands.items() if "grpo_lab.train" in words}
+
+
+def wait_until(condition: Callable[[], object], process: subprocess.Popen | None = None) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline and (process is None or process.poll() is None)
+        time.sleep(0.02)
+
+
+def lines_in(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def folder_of(runs: Path, truncation: str, seed: int, name: str = "evaluation=brief,world=tiny") -> Path:
+    (folder,) = runs.glob(f"plain,truncation={truncation},*{name}/seed={seed}")
+    return folder
+
+
+def finished(runs: Path) -> int:
+    return len(list(runs.glob("*/seed=*/DONE")))
+
+
+# ---- a sweep that nothing happens to
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A finished sweep of four cells on two workers, and what was seen of its processes."""
+
+    runs: Path
+    words: tuple[str, ...]
+    said: str
+    most: int
+    environments: dict[int, dict[str, str]]
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> Watched:
+    runs = tmp_path_factory.mktemp("watched") / "runs"
+    words = ("truncation=score,mask_after", "seed=0,1", "budget.amount=2", "hydra.launcher.workers=2")
+    most, environments = 0, {}
+    with started(runs, *words) as (process, _):
+        while process.poll() is None:
+            at_once = cells_of(process.pid)
+            most = max(most, len(at_once))
+            for pid in set(at_once) - set(environments):
+                entries = Path(f"/proc/{pid}/environ").read_text().split("\0") if alive(pid) else []
+                environments[pid] = dict(entry.split("=", 1) for entry in entries if "=" in entry)
+            time.sleep(0.05)
+        assert process.returncode == 0
+        said = process.stderr.read()
+    return Watched(runs, words, said, most, environments)
+
+
+def test_a_sweep_finishes_every_cell_in_its_own_process_and_folder(watched: Watched) -> None:
+    assert finished(watched.runs) == 4 == len(watched.environments)
+    for truncation in ("score", "mask_after"):
+        for seed in (0, 1):
+            output = (folder_of(watched.runs, truncation, seed) / "output.log").read_text()
+            assert output.startswith(f"$ {sys.executable} -m grpo_lab.train ")
+            assert f" truncation={truncation} " in output.splitlines()[0] and "finished after 2 steps" in output
+            assert f"done   truncation={truncation} seed={seed}: step    2" in watched.said
+    assert re.search(r"4 of 4 done after \d+m\d\ds$", watched.said, re.MULTILINE)
+
+
+def test_no_more_cells_than_workers_run_at_once_each_on_the_threads_of_its_run(watched: Watched) -> None:
+    assert watched.most == 2
+    for environment in watched.environments.values():
+        assert {environment[name] for name in THREAD_VARIABLES} == {"1"}
+
+
+def test_the_same_command_again_runs_nothing(watched: Watched) -> None:
+    def written() -> dict[Path, int]:
+        files = [path for path in watched.runs.rglob("seed=*/**/*") if path.is_file() and path.name != ".lock"]
+        return {path: path.stat().st_mtime_ns for path in files}
+
+    before = written()
+    again = sweep(watched.runs, *watched.words)
+    assert again.returncode == 0 and "all 4 cells are finished" in again.stderr
+    assert written() == before and len(before) > 40
+
+
+def test_a_bad_cell_among_good_ones_stops_the_sweep_before_it_starts(tmp_path: Path) -> None:
+    done = sweep(tmp_path / "runs", "truncation=score,mask_aftr", "group_size=4,1")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "error: no cell was started, because these cannot run:" in done.stderr
+    assert "truncation=mask_aftr,group_size=4 seed=0: " in done.stderr, "the typo, by its cell"
+    assert "truncation=score,group_size=1 seed=0: this combination cannot run" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+# ---- cells that fail
+
+
+@pytest.mark.slow
+def test_cells_that_fail_or_are_killed_stop_no_other_and_the_same_command_finishes_them(
+    tmp_path: Path, tiny_base: Path
+) -> None:
+    """One finds a file where a folder must be, which only the cell itself can see; one is killed; one is fine."""
+    runs, numbers = tmp_path / "runs", ["budget.amount=16", "checkpoint_every=3"]
+    words = ("truncation=score,mask_after,mask_before", *numbers, "hydra.launcher.workers=3")
+    blocked, killed, fine = (
+        runs / f"plain,truncation={option},budget.amount=16,checkpoint_every=3,evaluation=brief,world=tiny" / "seed=0"
+        for option in ("score", "mask_after", "mask_before")
+    )
+    blocked.mkdir(parents=True)
+    (blocked / "eval").write_text("in the way")
+    with started(runs, *words) as (process, _):
+        wait_until(lambda: lines_in(killed / "metrics.jsonl") > 5, process)
+        (pid,) = [pid for pid, words in cells_of(process.pid).items() if "truncation=mask_after" in words]
+        os.kill(pid, signal.SIGKILL)
+        _, said = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 1 and "Traceback" not in said
+    assert (fine / "DONE").exists() and finished(runs) == 1
+    summary = said[said.index("error: 2 of 3 cells") :]
+    assert "the same command tries them again:\n  truncation=score seed=0: " in summary
+    assert f"a file stands where a folder must be, or the reverse: move it, or set another runs_dir (see {blocked}" in (
+        summary
+    )
+    assert f"  truncation=mask_after seed=0: killed by SIGKILL (see {killed / 'output.log'})" in summary
+    (blocked / "eval").unlink()
+    again = sweep(runs, *words)
+    assert again.returncode == 0 and "3 cells, 1 finished before" in again.stderr and finished(runs) == 3
+    assert "resuming after step" in (killed / "output.log").read_text()
+    config = compose_config([*WORLD, "truncation=mask_after", *numbers, f"runs_dir={tmp_path / 'whole'}"])
+    whole = start(config, "x", {}, ["test"])
+    assert (killed / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+
+
+def quiet_board(total: int) -> Board:
+    return Board("probe", total, 0, Console(file=io.StringIO()))
+
+
+def test_a_folder_that_cannot_be_made_fails_its_cell_alone(tmp_path: Path, tiny_base: Path) -> None:
+    blocked, fine = tmp_path / "blocked" / "seed=0", tmp_path / "plain,budget.amount=1,evaluation=brief,world=tiny"
+    blocked.parent.mkdir()
+    blocked.write_text("in the way")
+    words = (*WORLD, "budget.amount=1", f"runs_dir={tmp_path}", "seed=0")
+    jobs = [Job(folder.parent.name, words, folder, "steps", 1.0, 1) for folder in (blocked, fine / "seed=0")]
+    with quiet_board(2) as board:
+        failed, done = run_jobs(jobs, 1, [], 30.0, board)
+    assert str(blocked) in failed and done is None
+    assert (fine / "seed=0" / "DONE").exists() and (board.done, board.failed) == (1, 1)
+
+
+class Watching(Board):
+    """A board that notes which devices the running cells see."""
+
+    seen: frozenset[str] = frozenset()
+
+    def refresh(self) -> None:
+        for pid in cells_of(os.getpid()):
+            self.seen |= set(re.findall(r"CUDA_VISIBLE_DEVICES=(\w*)", Path(f"/proc/{pid}/environ").read_text()))
+
+
+def test_a_failure_is_told_in_the_words_of_its_last_attempt_and_devices_are_shared_out(tmp_path: Path) -> None:
+    jobs = [Job(f"job {n}", ("no_such_key=1",), tmp_path / str(n), "steps", 1.0, 1) for n in range(2)]
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "output.log").write_text("$ python -m grpo_lab.train\nerror: an old trouble\n")
+    with Watching("probe", 2, 0, Console(file=io.StringIO())) as board:
+        for failure in run_jobs(jobs, 2, ["3", "5"], 30.0, board):
+            assert "an old trouble" not in failure and "no_such_key" in failure
+    assert board.seen == {"3", "5"}
+
+
+# ---- sweeps that end early
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_every_cell_within_the_grace_and_the_same_command_goes_on(tmp_path: Path, tiny_base: Path) -> None:
+    words = ("truncation=score,mask_after", "budget.amount=8", "hydra.launcher.workers=2")
+    with started(tmp_path, *words) as (process, cells):
+        logs = "*/seed=0/metrics.jsonl"
+        # Soon after the first line Python frees what its imports left, and drops a Ctrl-C that hits a __del__.
+        wait_until(lambda: [lines_in(path) > 0 for path in tmp_path.glob(logs)] == [True, True], process)
+        cells |= set(cells_of(process.pid))
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+        assert time.monotonic() - began < 25, "within the grace of 30 seconds"
+    assert process.returncode == 130 and len(cells) == 2 and not any(map(alive, cells))
+    assert "stopping 2 cells" in said and "interrupted: the same command goes on" in said and "Traceback" not in said
+    assert finished(tmp_path) == 0
+    for path in tmp_path.glob("*/seed=0"):
+        assert "KeyboardInterrupt" in (path / "error.txt").read_text(), "interrupted, not killed"
+    again = sweep(tmp_path, *words)
+    assert again.returncode == 0 and finished(tmp_path) == 2
+
+
+def test_the_cells_of_a_sweep_that_is_killed_end_by_themselves(tmp_path: Path, tiny_base: Path) -> None:
+    """A shell starts what its scripts put in the background with Ctrl-C ignored, and children inherit that."""
+    words = ("truncation=score,mask_after", "budget.amount=4000", "hydra.launcher.workers=2")
+    with started(tmp_path, *words, in_background=True) as (process, cells):
+        logs = "*/seed=0/metrics.jsonl"
+        wait_until(lambda: [lines_in(path) > 0 for path in tmp_path.glob(logs)] == [True, True], process)
+        cells |= set(cells_of(process.pid))
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        deadline = time.monotonic() + 20
+        while any(map(alive, cells)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert len(cells) == 2 and not any(map(alive, cells))
+
+
+# ---- MLflow
+
+
+@pytest.mark.slow
+def test_eight_cells_that_start_at_once_on_a_fresh_store_are_nested_under_one_run(
+    tmp_path: Path, tiny_base: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = ("seed=range(0,4)", "truncation=score,mask_after", "budget.amount=1", "hydra.launcher.workers=8")
+    words += ("tracking=mlflow", "tracking.interval_seconds=1", "tracking.flush_seconds=60")
+    sweep_from_here(tmp_path, *words)
+    assert finished(tmp_path) == 8
+    assert not [record for record in caplog.records if record.name.startswith("grpo_lab")], "MLflow took the sweep"
+    assert not any("MLflow" in path.read_text() for path in tmp_path.glob("*/seed=*/output.log"))
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
+    experiment = client.get_experiment_by_name("grpo_lab").experiment_id
+
+    def by_kind() -> tuple[list, list]:
+        runs = client.search_runs([experiment])
+        return [r for r in runs if "kind" in r.data.tags], [r for r in runs if "kind" not in r.data.tags]
+
+    (parent,), children = by_kind()
+    (name,) = (folder.name for folder in (tmp_path / "sweeps").iterdir())
+    assert (parent.info.run_name, parent.info.status, parent.data.tags["kind"]) == (name, "FINISHED", "sweep")
+    assert len(children) == 8 and {run.info.status for run in children} == {"FINISHED"}
+    assert {run.data.tags["mlflow.parentRunId"] for run in children} == {parent.info.run_id}
+    assert {run.data.tags["sweep"] for run in children} == {name}
+    labels = sorted((run.data.tags["arm"], run.data.tags["axis.truncation"], run.data.tags["seed"]) for run in children)
+    assert labels == [
+        (f"truncation={option}", option, str(seed)) for option in ("mask_after", "score") for seed in range(4)
+    ]
+    assert {"axis.kl", "axis.baseline", "axis.updates"} <= children[0].data.tags.keys()
+    assert [report.points for report in sync_all(tmp_path)] == [0] * 9, "nothing was missing"
+    sweep_from_here(tmp_path, *words)
+    (same,), children = by_kind()
+    assert (same.info.run_id, same.info.status, len(children)) == (parent.info.run_id, "FINISHED", 8)
+
+
+def test_a_server_that_is_down_stops_no_cell_and_sync_brings_the_whole_sweep(
+    tmp_path: Path, tiny_base: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    runs, store = tmp_path / "runs", f"sqlite:///{tmp_path}/later.db"
+    words = ("seed=0,1", "budget.amount=2", "tracking=mlflow", f"tracking.uri=http://127.0.0.1:{port}")
+    sweep_from_here(runs, *words, "tracking.flush_seconds=3")
+    assert finished(runs) == 2
+    assert "MLflow does not take the sweep" in caplog.text and f"grpo-lab sync {runs}" in caplog.text
+    reports = sync_all(runs, uri=store)
+    assert [(report.status, report.error) for report in reports] == [("FINISHED", None)] * 3
+    client = MlflowClient(tracking_uri=store)
+    *children, parent = (client.get_run(report.run_id) for report in reports)
+    assert (parent.data.tags["kind"], parent.info.status) == ("sweep", "FINISHED")
+    for child, report in zip(children, reports):
+        assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id and report.points > 100
+        points = sum(len(client.get_metric_history(child.info.run_id, key)) for key in child.data.metrics)
+        assert points == report.points
+        assert len(client.get_metric_history(child.info.run_id, "budget/steps")) == 3
+    again = sync_all(runs, uri=store)
+    assert [(report.points, report.run_id) for report in again] == [(0, report.run_id) for report in reports]
+
+
+# ---- the parts of others
+
+
+def test_the_basic_launcher_runs_our_cells_and_reports_the_one_that_fails(tmp_path: Path, tiny_base: Path) -> None:
+    """All cells in one process, as Hydra does without plugins."""
+    blocked = tmp_path / "plain,budget.amount=1,evaluation=brief,world=tiny" / "seed=0" / "eval"
+    blocked.parent.mkdir(parents=True)
+    blocked.write_text("in the way")
+    words = ("seed=0,1", "budget.amount=1", "hydra/launcher=basic")
+    done = sweep(tmp_path, *words)
+    assert done.returncode == 1 and "error: 1 of 2 cells" in done.stderr and "a file stands where" in done.stderr
+    assert not (blocked.parent / "DONE").exists() and (blocked.parent.with_name("seed=1") / "DONE").exists()
+
+
+def test_the_basic_sweeper_uses_our_launcher_which_hands_on_where_options_are_found(
+    tmp_path: Path, tiny_base: Path, capfd: pytest.CaptureFixture
+) -> None:
+    option = tmp_path / "mine" / "truncation" / "own.yaml"
+    option.parent.mkdir(parents=True)
+    option.write_text("defaults:\n  - /schema/truncation/mask_after@_here_\n")
+    words = ("truncation=score,own", "seed=3", "budget.amount=1", f"hydra.searchpath=[file://{tmp_path / 'mine'}]")
+    sweep_from_here(tmp_path / "runs", *words, "hydra/sweeper=basic")
+    assert finished(tmp_path / "runs") == 2 and "2 of 2 done" in capfd.readouterr().err
+    assert (folder_of(tmp_path / "runs", "own", 3) / "output.log").exists()

@@ -1,0 +1,626 @@
+"""Sweeps before a process starts: what is declared, expanded, refused, recorded and shown."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
+from rich.console import Console
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+from grpo_lab.cli import compose_config
+from grpo_lab.compat import WARNINGS, IncompatibleRun
+from grpo_lab.config import AXES, conf_folder, to_run
+from grpo_lab.identity import run_name
+from grpo_lab.sweeps.board import Board, WatchedCell
+from grpo_lab.sweeps.cells import (
+    Cell,
+    compose_cells,
+    folders_of,
+    is_own,
+    overrides_for,
+    plan_cells,
+    refuse_idle_arms,
+    sweep_name,
+)
+from grpo_lab.sweeps.design import Design, load_design, read_design, require_known_metrics
+from grpo_lab.sweeps.local import slots, usable_cores
+from grpo_lab.sweeps.sweeper import LocalCells
+from grpo_lab.tracking.files import write_json
+from grpo_lab.tracking.run_log import RunLog
+from grpo_lab.tracking.sweep_record import (
+    CellRecord,
+    SweepRecord,
+    cell_states,
+    read_sweep,
+    record_sweep,
+    sweep_folder,
+    sweep_of,
+    sweep_status,
+)
+from grpo_lab.train import start
+
+WORLD = ("world=tiny", "tracking=none")
+EXPERIMENTS = sorted((conf_folder().parent / "experiments").glob("*.yaml"))
+DECLARED = {
+    "name": "probe",
+    "question": "Does  it\nhelp?",
+    "prediction": "It does.",
+    "control": "score",
+    "primary": "rollout/truncated",
+    "axis": "sampled_tokens",
+    "base": ["updates=one", "group_size=4"],
+    "arms": {"score": [], "mask": ["truncation=mask_after", "group_size=8"]},
+    "factor": "aggregation",
+    "levels": {"flat": [], "mean": ["aggregation=token_mean", "group_size=6", "updates=two"]},
+    "seeds": [0, 1, 2],
+    "predictions": [{"arm": "mask", "level": "mean", "metric": "reward/mean", "direction": "above"}],
+    "parts": {"demo": {"arms": ["mask"], "seeds": [7]}},
+}
+
+
+def declare(**changes: object) -> Design:
+    """DECLARED with some entries replaced; None leaves one out."""
+    return read_design({**DECLARED, **changes})
+
+
+def flat_design(*, base: Sequence[str] = (), seeds: Sequence[int] = (0,), **arms: list[str]) -> Design:
+    """A design without a factor, whose control does nothing; `arms` are added to it."""
+    changes = {"factor": None, "levels": None, "predictions": None, "parts": None, "control": "plain"}
+    return declare(**changes, base=[*WORLD, *base], seeds=list(seeds), arms={"plain": [], **arms})
+
+
+@pytest.fixture(scope="module")
+def compose() -> Callable:
+    """Overrides to a composed cell, as the sweeper plugin does it."""
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        hydra = GlobalHydra.instance().hydra
+        sweep = hydra.compose_config("config", [], run_mode=RunMode.MULTIRUN, with_log_configuration=False)
+        return lambda words: hydra.config_loader.load_sweep_config(sweep, list(words))
+
+
+@pytest.fixture
+def cells_of(compose: Callable, tmp_path: Path) -> Callable[..., list[Cell]]:
+    """cells_of(design, "seed=0,1", ...) -> the checked cells, with runs in tmp_path."""
+
+    def make(design: Design | None, *words: str) -> list[Cell]:
+        words = (*words, f"runs_dir={tmp_path}")
+        return compose_cells(plan_cells(design, words), sweep_name(design, words), compose)
+
+    return make
+
+
+def multirun(*words: str) -> None:
+    """What `python -m grpo_lab.train -m` does below its argument parser, in this process."""
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        GlobalHydra.instance().hydra.multirun("config", None, [*WORLD, *words], with_log_configuration=False)
+
+
+# ---- declared
+
+
+@pytest.mark.parametrize(
+    "changes,said",
+    [
+        *(({name: None}, f"design.{name} is missing") for name in ("name", "question", "prediction", "control")),
+        *(({name: None}, f"design.{name} is missing") for name in ("primary", "axis", "arms", "seeds")),
+        ({"colour": "red"}, "design.colour is no part of a design: choose from arms, axis"),
+        ({"arms": ["score", "mask"]}, "design.arms must map each name to a list of overrides"),
+        ({"arms": {"score": [], "mask": "truncation=mask_after"}}, "design.arms must map each name to a list"),
+        ({"levels": {"flat": None}}, "design.levels must map each name to a list"),
+        ({"factor": None}, "give both or neither"),
+        ({"levels": None}, "give both or neither"),
+        ({"base": "updates=one"}, "design.base"),
+        ({"seeds": 3}, "design.seeds must be a list of different whole numbers, got 3"),
+        ({"seeds": [0, 0]}, "design.seeds must be a list of different whole numbers"),
+        ({"seeds": [-1]}, "design.seeds must be a list of different whole numbers"),
+        ({"seeds": [True]}, "design.seeds must be a list of different whole numbers"),
+        ({"parts": {"demo": {"seeds": []}}}, "design.parts.demo.seeds must be a list"),
+        ({"parts": {"demo": {"budget": 3}}}, "design.parts.demo.budget: a part chooses arms, levels and seeds"),
+        ({"parts": {"demo": None}}, "design.parts.demo"),
+        ({"parts": {"demo": {"arms": ["maks"]}}}, "design.parts.demo.arms: there is no 'maks'; choose from 'score'"),
+        ({"parts": {"demo": {"levels": ["fat"]}}}, "design.parts.demo.levels: there is no 'fat'"),
+        ({"part": "dmo"}, "design.part: there is no 'dmo'; choose from 'demo'"),
+        ({"control": "plain"}, "design.control: there is no 'plain'; choose from 'score', 'mask'"),
+    ],
+)  # fmt: skip
+def test_a_declaration_that_is_off_is_refused_by_its_key(changes: dict, said: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        declare(**changes)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "entry,said",
+    [
+        ({"direction": "higher"}, "must give arm, metric, direction (above or below the control)"),
+        ({"metric": None}, "must give arm, metric, direction"),
+        ({"colour": "red"}, "must give arm, metric, direction"),
+        ("mask", "design.predictions"),
+        ({"arm": "score"}, "there is no 'score'; choose from 'mask'"),  # the control cannot differ from itself
+        ({"level": "fat"}, "there is no 'fat'; choose from 'flat', 'mean'"),
+        ({"level": None}, "there is no ''; choose from 'flat', 'mean'"),
+        ({"against": "mean"}, "there is no 'mean'; choose from 'flat'"),
+    ],
+)
+def test_a_prediction_that_cannot_be_judged_is_refused(entry: object, said: str) -> None:
+    if isinstance(entry, dict):
+        entry = {**DECLARED["predictions"][0], **entry}
+        entry = {name: value for name, value in entry.items() if value is not None}
+    with pytest.raises(ValueError) as refused:
+        declare(predictions=[entry])
+    assert said in str(refused.value) and "design.predictions" in str(refused.value)
+
+
+def test_a_metric_that_no_run_logs_is_refused_before_the_first_run() -> None:
+    require_known_metrics(declare())
+    entry = {**DECLARED["predictions"][0], "metric": "reward/men"}
+    for changes, name in (
+        ({"primary": "rollout/truncatd"}, "rollout/truncatd"), ({"axis": "sampled_token"}, "budget/sampled_token"),
+        ({"predictions": [entry]}, "reward/men"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"no run has the metric '{name}'"):
+            require_known_metrics(declare(**changes))
+
+
+def test_a_part_chooses_and_what_it_leaves_out_means_all() -> None:
+    whole, part = declare().chosen(), declare(part="demo").chosen()
+    assert (whole.arms, whole.levels, whole.seeds) == (("score", "mask"), ("flat", "mean"), (0, 1, 2))
+    assert (part.arms, part.levels, part.seeds) == (("mask",), ("flat", "mean"), (7,))
+
+
+def test_the_fingerprint_is_of_what_was_declared() -> None:
+    told = declare().fingerprint()
+    assert declare(part="demo").fingerprint() == declare(parts=None).fingerprint() == told, "a part declares the same"
+    below = [{**DECLARED["predictions"][0], "direction": "below"}]
+    changes = {
+        "question": "Why?", "prediction": "It does not.", "control": "mask", "primary": "reward/mean",
+        "axis": "steps", "base": [], "arms": {**DECLARED["arms"], "score": ["kl=k3_loss"]}, "factor": "scale",
+        "levels": {"flat": [], "mean": []}, "seeds": [0, 1], "predictions": below,
+    }  # fmt: skip
+    for name, value in changes.items():
+        if name == "control":
+            value, other = "mask", declare(control="mask", predictions=None).fingerprint()
+            assert other != declare(predictions=None).fingerprint()
+            continue
+        assert declare(**{name: value}).fingerprint() != told, name
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_every_experiment_is_a_declaration_named_after_its_file(path: Path) -> None:
+    design = load_design(path)
+    require_known_metrics(design)
+    assert design.name == path.stem
+
+
+def test_an_experiment_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"there is no experiment 'overlng': choose from .*overlong"):
+        load_design(conf_folder().parent / "experiments" / "overlng.yaml")
+    (tmp_path / "empty.yaml").write_text("seed: 0\n")
+    with pytest.raises(ValueError, match="design"):
+        load_design(tmp_path / "empty.yaml")
+
+
+# ---- expanded
+
+
+def test_a_design_is_expanded_seed_by_seed_so_that_a_sweep_cut_short_is_balanced() -> None:
+    plans = plan_cells(declare(), [])
+    first = [("score", "flat"), ("mask", "flat"), ("score", "mean"), ("mask", "mean")]
+    assert [(plan.arm, plan.level) for plan in plans] == 3 * first
+    assert [plan.seed for plan in plans] == 4 * [0] + 4 * [1] + 4 * [2]
+    assert plans[1].title == "mask flat seed=0"
+    part = plan_cells(declare(part="demo"), [])
+    assert [plan.title for plan in part] == ["mask flat seed=7", "mask mean seed=7"]
+
+
+def test_the_arm_wins_over_the_level_the_level_over_the_base_and_the_command_line_over_all() -> None:
+    def options(plan_words: Sequence[str]) -> dict[str, str]:
+        words = dict(word.split("=") for word in plan_words)
+        assert len(words) == len(plan_words), "one override per key"
+        return words
+
+    plain, mask, plain_mean, mask_mean = (options(plan.overrides) for plan in plan_cells(declare(seeds=[5]), []))
+    assert (plain["group_size"], mask["group_size"]) == ("4", "8")
+    assert (plain_mean["group_size"], mask_mean["group_size"]) == ("6", "8")
+    assert (plain["updates"], plain_mean["updates"], plain["seed"]) == ("one", "two", "5")
+    typed = ["group_size=2", "truncation=score", "seed=9,8"]
+    plans = [options(plan.overrides) for plan in plan_cells(declare(), typed)]
+    assert {words["group_size"] for words in plans} == {"2"} and {words["truncation"] for words in plans} == {"score"}
+    assert [words["seed"] for words in plans] == 4 * ["9"] + 4 * ["8"], "typed seeds replace the declared ones"
+
+
+def test_lists_multiply_and_become_the_arms() -> None:
+    plans = plan_cells(None, ["truncation=score,mask_after", "kl=none", "updates=one,two", "seed=0,1"])
+    four = [f"truncation={t},updates={u}" for t in ("score", "mask_after") for u in ("one", "two")]
+    assert [plan.arm for plan in plans] == 2 * four and {plan.level for plan in plans} == {""}
+    assert plans[3].overrides == ("truncation=mask_after", "kl=none", "updates=two", "seed=0")
+    (single,) = plan_cells(None, ["kl=none"])
+    assert (single.arm, single.level, single.seed) == ("run", "", 0)
+
+
+def test_a_list_beside_a_design_multiplies_its_levels_so_that_arms_keep_their_control() -> None:
+    plans = plan_cells(declare(seeds=[0], factor=None, levels=None, predictions=None), ["group_size=4,8"])
+    assert [(plan.arm, plan.level) for plan in plans] == [
+        ("score", "group_size=4"), ("score", "group_size=8"), ("mask", "group_size=4"), ("mask", "group_size=8")
+    ]  # fmt: skip
+    assert plan_cells(declare(), ["group_size=4,8"])[-1].level == "mean,group_size=8"
+
+
+def test_the_forms_of_a_list() -> None:
+    assert [plan.seed for plan in plan_cells(None, ["seed=range(0,3)"])] == [0, 1, 2]
+    assert [plan.arm for plan in plan_cells(None, ["group_size=choice(4,8)"])] == ["group_size=4", "group_size=8"]
+    assert plan_cells(None, ["~kl"])[0].overrides == ("~kl", "seed=0")
+    removed = plan_cells(flat_design(base=["kl=k3_loss"]), ["~kl"])[0].overrides
+    assert "~kl" in removed and "kl=k3_loss" not in removed
+    assert [plan.overrides[0] for plan in plan_cells(None, ["+new.key=1,2"])] == ["+new.key=1", "+new.key=2"]
+    with pytest.raises(ValueError, match=r"optimizer\.learning_rate=interval\(0,1\): a sweep needs a list of values"):
+        plan_cells(None, ["optimizer.learning_rate=interval(0,1)"])
+    with pytest.raises(ValueError, match="glob"):  # Hydra reads the folder only where it composes
+        plan_cells(None, ["truncation=glob(*)"])
+    with pytest.raises(ValueError, match="seed"):
+        plan_cells(None, ["seed=0,x"])
+
+
+def test_what_is_the_sweeps_own_is_handed_to_no_run() -> None:
+    own = ["+experiments=overlong", "experiments=overlong", "design.part=demo", "design.seeds=[1]"]
+    assert all(map(is_own, own))
+    assert not any(map(is_own, ["+design_of=x", "truncation=score", "cell.arm=design", "task=experiments"]))
+    assert plan_cells(None, own)[0].overrides == ("seed=0",)
+
+
+def test_a_sweep_is_named_after_what_it_varies() -> None:
+    assert sweep_name(declare(), ["+experiments=probe", "design.part=demo", "seed=4,5", "device=cpu"]) == "probe"
+    assert sweep_name(declare(), ["budget.amount=10"]) == "probe,budget.amount=10"
+    words = ["truncation=score,mask_after", "runs_dir=/x", "tracking=none", "tracking.uri=y", "kl=none"]
+    assert sweep_name(None, words) == sweep_name(None, words[::-1]) == "kl=none,truncation=score,mask_after"
+    assert sweep_name(None, ["seed=0,1"]) == "seeds"
+    long = sweep_name(None, [f"model.path=/{'x' * 300}"])
+    assert len(long) == 120 and "/" not in long
+
+
+# ---- composed, or refused
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_every_cell_of_every_experiment_can_run(path: Path, cells_of: Callable) -> None:
+    design = load_design(path)
+    whole = cells_of(design, "tracking=none")
+    refuse_idle_arms(design, whole)
+    assert len(whole) == len(design.arms) * len(design.levels) * len(design.seeds)
+    assert len({cell.folder for cell in whole}) == len(whole)
+    assert {str(Path(cell.record().folder).parent) for cell in whole} == folders_of(design, ["tracking=none"])
+    for name in design.parts:
+        part = replace(design, part=name)
+        assert {cell.folder for cell in cells_of(part, "tracking=none")} <= {cell.folder for cell in whole}, name
+
+
+def test_all_refusals_are_said_at_once_each_once_and_by_the_arm(cells_of: Callable) -> None:
+    wrong = {"typo": ["truncation=mask_aftr"], "alone": ["group_size=1"], "low": ["surrogate.clip_low=-1"]}
+    design = flat_design(seeds=[0, 1, 2, 3, 4], **wrong, key=["no_such_key=1"], fine=["kl=k3_loss"])
+    with pytest.raises(ValueError) as refused:
+        cells_of(design)
+    said = str(refused.value)
+    assert said.startswith("no cell was started")
+    for arm, reason in {
+        "typo": "truncation/mask_aftr", "alone": "a baseline over the group has nothing to compare",
+        "low": "clip_low must be greater than 0", "key": "Could not override 'no_such_key'",
+    }.items():  # fmt: skip
+        assert said.count(reason) == 1 and said.index(f"  {arm} seed=0: ") < said.index(reason), arm
+    assert "fine" not in said and "plain" not in said and "seed=1" not in said
+
+
+def test_two_cells_that_are_the_same_run_are_refused(cells_of: Callable) -> None:
+    with pytest.raises(ValueError, match="plain seed=0 and same seed=0 are the same run"):
+        cells_of(flat_design(same=["truncation=score"]))
+    with pytest.raises(ValueError, match=r"seed=3 and .*seed=3 are the same run"):
+        cells_of(None, *WORLD, "seed=3,4,3")
+    assert len(cells_of(None, *WORLD, "seed=3,4")) == 2
+
+
+def test_a_folder_that_holds_another_run_is_refused_before_anything_starts(
+    cells_of: Callable, tmp_path: Path, tiny_base: Path
+) -> None:
+    words = (*WORLD, "budget.amount=1", "evaluation=brief")
+    (cell,) = cells_of(None, *words)
+    config = compose_config([*words, f"runs_dir={tmp_path}", "convention.std_ddof=1"])
+    assert start(config, cell.folder.parent.name, {}, ["test"]) == cell.folder
+    with pytest.raises(ValueError, match=r"(?s)no cell was started.*run seed=0: .*scale\.ddof: 1 there, 0 now"):
+        cells_of(None, *words, "seed=0,1")
+
+
+def test_a_dry_run_lists_the_cells_and_touches_nothing(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    runs = tmp_path / "runs"
+    multirun("truncation=score,mask_after", "seed=0,1", f"runs_dir={runs}", "hydra.sweeper.dry_run=true")
+    said = capfd.readouterr().err
+    assert "4 cells; none is started" in said and said.count("new ") == 4 and "truncation=mask_after seed=1" in said
+    assert not runs.exists()
+
+
+@pytest.mark.parametrize(
+    "base,arm",
+    [
+        (["updates=one"], ["surrogate=ppo_higher"]),
+        ([], ["denominator=survivors"]),
+        ([], ["correction=tis_token"]),
+        ([], ["group_filter=drop"]),
+    ],
+    ids=lambda words: words[0] if words else "plain",
+)
+def test_an_arm_that_cannot_differ_from_its_control_is_refused(cells_of: Callable, base: list, arm: list) -> None:
+    design = flat_design(base=base, arm=arm)
+    with pytest.raises(IncompatibleRun, match="arm arm cannot differ from plain") as refused:
+        refuse_idle_arms(design, cells_of(design))
+    assert f"{arm[0].split('=')[0]}=" in str(refused.value) and "Remedy" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "base,arm",
+    [
+        (["updates=four"], ["surrogate=ppo_higher"]),
+        (["updates=one"], ["surrogate=reinforce", "kl=k3_loss"]),
+        ([], ["denominator=survivors", "truncation=mask_after"]),
+        (["truncation=mask_after"], ["denominator=survivors"]),
+        ([], ["correction=tis_token", "sampler_precision=bf16"]),
+        ([], ["group_filter=drop", "denominator=survivors"]),
+        ([], ["optimizer.learning_rate=2e-3"]),
+        ([], ["updates=one"]),
+    ],
+    ids=lambda words: words[0] if words else "plain",
+)
+def test_an_arm_that_can_differ_is_accepted(cells_of: Callable, base: list, arm: list) -> None:
+    design = flat_design(base=base, arm=arm)
+    refuse_idle_arms(design, cells_of(design))
+
+
+IDLE = {
+    "clip_cannot_act": (["updates=one"], "surrogate=ppo_higher"),
+    "survivors_are_everyone": ([], "denominator=survivors"),
+    "nothing_to_correct": ([], "correction=tis_token"),
+    "filter_cannot_act": ([], "group_filter=drop"),
+}
+
+
+@pytest.mark.parametrize("rule", [rule for rule in WARNINGS if rule.idles], ids=lambda rule: rule.name)
+def test_what_a_rule_calls_idle_is_its_first_axis_and_trains_the_same_weights(
+    rule, tmp_path: Path, tiny_base: Path
+) -> None:
+    base, word = IDLE[rule.name]
+    assert rule.axes[0] in AXES and word.startswith(f"{rule.axes[0]}=")
+    fast = ["optimizer.learning_rate=1e-3", "optimizer.warmup_updates=1", "budget.amount=2", "evaluation=brief"]
+    weights = []
+    for name, words in {"off": base, "on": [*base, word]}.items():
+        config = compose_config([*WORLD, *words, *fast, f"runs_dir={tmp_path}"])
+        assert rule.broken_when(to_run(config)) or name == "off"
+        folder = start(config, name, {}, ["test"])
+        weights.append(load_file(folder / "checkpoints" / "step=000002" / "model.safetensors"))
+    untrained = load_file(tiny_base / "model.safetensors")
+    assert max((weights[0][name] - untrained[name]).abs().max() for name in untrained) > 1e-3, "it trained"
+    for name in untrained:
+        assert_close(weights[1][name], weights[0][name], rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "words,swept,values",
+    [
+        (["recipe=grpo", "kl.kl_coef=0.1", "tracking=none"], "truncation", ["score", "mask_after"]),
+        (["recipe=dr_grpo", "device=cpu", "keep_checkpoints=1"], "seed", ["0"]),
+        (["budget=sampled_tokens", "budget.amount=1e3"], "seed", ["0"]),
+        (["budget=sampled_tokens"], "budget.amount", ["1e3", "2e3"]),
+        (["model=local", "model.path='MODEL'"], "budget.amount", ["1", "2"]),
+        (["evaluation.max_tokens=${engine.max_tokens}"], "engine.max_tokens", ["20", "24"]),
+    ],
+    ids=["options", "volatile", "number", "numbers", "quoted", "interpolated"],
+)
+def test_a_cell_is_the_run_that_its_words_give_by_hand(
+    words: list[str], swept: str, values: list[str], cells_of: Callable, tiny_base: Path, tmp_path: Path
+) -> None:
+    """The cell's own process composes what was checked, and finds what was run by hand in the same folder."""
+    (tmp_path / "a model").symlink_to(tiny_base)
+    words = [*WORLD, *(word.replace("MODEL", str(tmp_path / "a model")) for word in words)]
+    typed = [*words, f"{swept}={','.join(values)}"]
+    name = sweep_name(None, typed)
+    for cell, value in zip(cells_of(None, *typed), values, strict=True):
+        run = to_run(compose_config(overrides_for(cell, name)))
+        assert run == cell.run and (run.cell.sweep, run.cell.arm) == (name, cell.plan.arm)
+        by_hand = [*words, f"{swept}={value}"]
+        recipe = next((word.partition("=")[2] for word in by_hand if word.startswith("recipe=")), "plain")
+        assert cell.folder == tmp_path / run_name(recipe, by_hand) / "seed=0"
+
+
+# ---- recorded
+
+
+def record(root: Path, names: Sequence[str], valid: Sequence[str] | None, fingerprint: str = "f") -> Path:
+    cells = [CellRecord(name, "", 0, f"{name}/seed=0") for name in names]
+    reachable = None if valid is None else frozenset(valid)
+    return record_sweep(root, "probe", cells, reachable, {"name": "probe"}, fingerprint, ["train"], None, None)
+
+
+def test_the_record_unites_the_parts_of_a_design_and_keeps_its_key(tmp_path: Path) -> None:
+    folder = record(tmp_path, ["a", "b"], ["a", "b", "c"])
+    key = read_sweep(folder).key
+    assert record(tmp_path, ["c", "b"], ["a", "b", "c"]) == folder == sweep_folder(tmp_path, "probe")
+    both = read_sweep(folder)
+    assert [cell.arm for cell in both.cells] == ["a", "b", "c"] and both.key == key
+    assert [entry["fingerprint"] for entry in both.declared] == ["f"]
+    lists = record(tmp_path, ["d"], None)
+    assert [cell.arm for cell in read_sweep(lists).cells] == ["a", "b", "c", "d"], "lists on a command line add up"
+
+
+def test_a_changed_declaration_is_added_and_drops_the_cells_it_cannot_reach(tmp_path: Path) -> None:
+    folder = record(tmp_path, ["a", "b"], ["a", "b"])
+    (tmp_path / "b" / "seed=0").mkdir(parents=True)
+    (tmp_path / "b" / "seed=0" / "run.json").write_text("{}")
+    record(tmp_path, ["b", "c"], ["b", "c"], "g")
+    changed = read_sweep(folder)
+    assert [cell.arm for cell in changed.cells] == ["b", "c"]
+    told = [(entry["fingerprint"], entry["cells_started_before"]) for entry in changed.declared]
+    assert told == [("f", 0), ("g", 1)], "one of its cells had been started when it was declared"
+    assert all(entry["at"].endswith("Z") for entry in changed.declared)
+    record(tmp_path, ["b"], ["b", "c"], "f")
+    assert [entry["fingerprint"] for entry in read_sweep(folder).declared] == ["f", "g", "f"], "no history is rewritten"
+
+
+def test_where_a_sweep_stands(tmp_path: Path) -> None:
+    folder = record(tmp_path, ["a", "b"], None)
+    one, other = (tmp_path / name / "seed=0" for name in "ab")
+    assert sweep_status(folder, read_sweep(folder)) == "KILLED", "no cell has been started"
+    with RunLog(one) as log:
+        assert sweep_status(folder, read_sweep(folder)) == "RUNNING"
+        log.mark_done({})
+    assert cell_states(folder, read_sweep(folder)) == {"a/seed=0": "done", "b/seed=0": "new"}
+    with RunLog(other) as log:
+        log.mark_error(RuntimeError("x"))
+    assert sweep_status(folder, read_sweep(folder)) == "FAILED"
+    (other / "DONE").write_text("{}")
+    assert sweep_status(folder, read_sweep(folder)) == "FINISHED"
+
+
+def test_a_run_knows_its_sweep_and_a_missing_sweep_is_said(tmp_path: Path) -> None:
+    folder = record(tmp_path, ["a"], None)
+    assert (tmp_path / "a" / "seed=0" / sweep_of(tmp_path / "a" / "seed=0", str(tmp_path), "probe")).resolve() == folder
+    assert sweep_of(tmp_path / "a", str(tmp_path), "") is None
+    with pytest.raises(ValueError, match=r"no sweep 'prob' in .*; there are: probe"):
+        read_sweep(sweep_folder(tmp_path, "prob"))
+    with pytest.raises(ValueError, match="none was run there yet"):
+        read_sweep(sweep_folder(tmp_path / "elsewhere", "prob"))
+
+
+# ---- shown, and shared out
+
+
+def log_to(folder: Path, steps: Sequence[int]) -> None:
+    """Steps as a run logs them: a budget of steps, a reward and a speed."""
+    with RunLog(folder) as log:
+        for step in steps:
+            values = {"budget/steps": step, "reward/mean": 0.5, "rollout/truncated": 0.25}
+            log.write_step(step, values, {"time/tokens_per_second": 1234.5})
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Boards that look whenever they are asked."""
+    monkeypatch.setattr("grpo_lab.sweeps.board._LOOK_SECONDS", 0.0)
+
+
+def test_a_log_gets_a_line_for_the_sweep_and_for_each_cell_and_one_for_each_that_ends(
+    eager: None, tmp_path: Path
+) -> None:
+    written = io.StringIO()
+    first, second = (WatchedCell(f"[arm] seed={seed}", tmp_path / str(seed), "steps", 4.0) for seed in (0, 1))
+    with Board("probe", 5, 1, Console(file=written, width=40)) as board:
+        board.start(first)
+        board.start(second)
+        log_to(tmp_path / "0", range(3))
+        board.refresh()
+        board.refresh()  # too soon for another set of lines
+        assert board.summary().startswith("1 of 5 done, 2 running, 2 waiting, ")
+        log_to(tmp_path / "0", range(3, 5))
+        board.end(first, None)
+        board.end(second, "killed by SIGKILL (see output.log)")
+    begun, summary, *cells, done, failed = written.getvalue().splitlines()
+    assert begun == "probe: 5 cells, 1 finished before" and summary.startswith("1 of 5 done")
+    assert cells == [
+        "  [arm] seed=0:  50%  step    2  reward 0.500  truncated 0.25  tok/s 1,234", "  [arm] seed=1:   0%  starting"
+    ]  # fmt: skip
+    assert done.startswith("done   [arm] seed=0: step    4  reward 0.500") and done.endswith("(0m00s)")
+    assert failed == "failed [arm] seed=1: killed by SIGKILL (see output.log)  (0m00s)"
+    assert board.summary().startswith("2 of 5 done, 2 waiting, 1 failed, ")
+
+
+def test_a_terminal_shows_running_cells_in_place_and_keeps_lines_of_those_that_ended(
+    eager: None, tmp_path: Path
+) -> None:
+    written = io.StringIO()
+    console = Console(file=written, width=80, force_terminal=True, legacy_windows=False)
+    cell = WatchedCell("mask_after constant seed=0", tmp_path, "steps", 4.0)
+    with Board("probe", 2, 0, console) as board:
+        board.start(cell)
+        log_to(tmp_path, range(3))
+        board.refresh()
+        board.live.refresh()
+        shown = written.getvalue()
+        board.end(cell, None)
+    assert "probe: 0 of 2 done, 1 running, 1 waiting, " in shown and "━" in shown
+    assert "mask_after constant seed=0" in shown and "step    2  reward 0.500" in shown
+    assert "done   mask_after constant seed=0: step    2" in written.getvalue()[len(shown) :]
+
+
+def test_time_left_follows_the_share_of_all_budgets(eager: None, tmp_path: Path) -> None:
+    board = Board("probe", 4, 1, Console(file=io.StringIO()))
+    cell = WatchedCell("a", tmp_path, "steps", 4.0)
+    board.start(cell)
+    assert "left" not in board.summary(), "nothing to go by yet"
+    log_to(tmp_path, range(3))
+    board.refresh()
+    board._began -= 60  # half a cell took a minute, and two and a half are left
+    assert board.summary().endswith("5m00s left")
+
+
+def test_what_a_resumed_cell_had_done_before_is_no_speed_of_this_sweep(eager: None, tmp_path: Path) -> None:
+    log_to(tmp_path, range(6))
+    board = Board("probe", 1, 0, Console(file=io.StringIO()))
+    board.start(WatchedCell("a", tmp_path, "steps", 10.0))
+    board.refresh()
+    log_to(tmp_path, [6])
+    board.refresh()
+    board._began -= 60  # one step took a minute, and four are left
+    assert board.summary().endswith("4m00s left")
+
+
+def test_a_damaged_log_of_one_cell_does_not_end_the_sweep(eager: None, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("not json\n")
+    cell = WatchedCell("a", tmp_path, "steps", 10.0)
+    board = Board("probe", 1, 0, Console(file=io.StringIO()))
+    board.start(cell)
+    board.refresh()
+    board.end(cell, "metrics.jsonl has a line that is not JSON")
+    assert board.failed == 1
+
+
+def test_slots_follow_the_machine_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert slots(3, 1, False) == (3, [])
+    assert slots(None, 10**6, False) == (1, []), "a run with more threads than cores still runs"
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    assert slots(None, 2, False) == (4, [])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    assert slots(None, 1, True) == (2, ["3", "5"]) and slots(6, 1, True) == (6, ["3", "5"])
+    with pytest.raises(ValueError, match=r"hydra\.launcher\.workers must be at least 1, got 0"):
+        LocalCells(0, 30.0).launch([], None, [])
+
+
+def test_a_container_has_the_cores_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
+    quota = tmp_path / "cpu.max"
+    for written, cores in (("200000 100000\n", 2), ("50000 100000\n", 1), ("max 100000\n", 64)):
+        quota.write_text(written)
+        assert usable_cores(quota) == cores
+    assert usable_cores(tmp_path / "missing") == 64
+
+
+def test_a_declaration_changed_after_the_runs_says_so_whatever_the_command_covers(tmp_path: Path) -> None:
+    """Else a prediction could be rewritten after the fact and declared with one more seed."""
+
+    def record(seed: int, fingerprint: str, starts: bool = True, commit: str = "a") -> SweepRecord:
+        cells = [CellRecord("score", "", seed, f"score/seed={seed}")]
+        folder = record_sweep(tmp_path, "probe", cells, None, None, fingerprint, [commit], commit, None, starts)
+        return read_sweep(folder)
+
+    record(0, "one")
+    write_json(tmp_path / "score" / "seed=0" / "run.json", {})
+    late = record(1, "two")
+    assert [entry["cells_started_before"] for entry in late.declared] == [0, 1]
+    same = record(1, "two", starts=False, commit="b")
+    assert (same.commit, same.command) == ("a", ["a"]), "a command that starts nothing made nothing"
+    renamed = record_sweep(
+        tmp_path, "probe", [CellRecord("score", "", 1, "new/seed=1")], None, None, "two", ["c"], "c", None
+    )
+    assert [cell.folder for cell in read_sweep(renamed).cells] == ["score/seed=0", "new/seed=1"]
