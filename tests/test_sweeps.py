@@ -344,6 +344,17 @@ def test_a_dry_run_lists_the_cells_and_touches_nothing(tmp_path: Path, capfd: py
     assert not runs.exists()
 
 
+def test_a_run_that_was_started_by_hand_is_a_cell_that_is_finished(
+    tmp_path: Path, tiny_base: Path, capfd: pytest.CaptureFixture
+) -> None:
+    words = [*WORLD, "budget.amount=1", "evaluation=brief", f"runs_dir={tmp_path}"]
+    folder = start(compose_config(words), run_name("plain", words), {}, ["test"])
+    multirun(*words, "seed=0")
+    said = capfd.readouterr().err
+    assert "all 1 cells are finished" in said and "run seed=0 (a run on its own)" in said
+    assert not (folder / "output.log").exists(), "no process was started"
+
+
 @pytest.mark.parametrize(
     "base,arm",
     [
@@ -438,19 +449,24 @@ def test_a_cell_is_the_run_that_its_words_give_by_hand(
 # ---- recorded
 
 
-def record(root: Path, names: Sequence[str], valid: Sequence[str] | None, fingerprint: str = "f") -> Path:
+def record(
+    root: Path, names: Sequence[str], valid: Sequence[str] | None, fingerprint: str = "f", store: str | None = None
+) -> Path:
+    """The record of a sweep whose arms are called like their folders."""
     cells = [CellRecord(name, "", 0, f"{name}/seed=0") for name in names]
     reachable = None if valid is None else frozenset(valid)
-    return record_sweep(root, "probe", cells, reachable, {"name": "probe"}, fingerprint, ["train"], None, None)
+    tracking = store and {"uri": store, "experiment": "e"}
+    return record_sweep(root, "probe", cells, reachable, {"name": "probe"}, fingerprint, ["train"], None, tracking)
 
 
 def test_the_record_unites_the_parts_of_a_design_and_keeps_its_key(tmp_path: Path) -> None:
-    folder = record(tmp_path, ["a", "b"], ["a", "b", "c"])
+    folder = record(tmp_path, ["a", "b"], ["a", "b", "c"], store="sqlite:////x.db")
     key = read_sweep(folder).key
     assert record(tmp_path, ["c", "b"], ["a", "b", "c"]) == folder == sweep_folder(tmp_path, "probe")
     both = read_sweep(folder)
     assert [cell.arm for cell in both.cells] == ["a", "b", "c"] and both.key == key
     assert [entry["fingerprint"] for entry in both.declared] == ["f"]
+    assert both.tracking["uri"] == "sqlite:////x.db", "a command without MLflow does not forget where it is shown"
     lists = record(tmp_path, ["d"], None)
     assert [cell.arm for cell in read_sweep(lists).cells] == ["a", "b", "c", "d"], "lists on a command line add up"
 
@@ -477,6 +493,9 @@ def test_where_a_sweep_stands(tmp_path: Path) -> None:
         assert sweep_status(folder, read_sweep(folder)) == "RUNNING"
         log.mark_done({})
     assert cell_states(folder, read_sweep(folder)) == {"a/seed=0": "done", "b/seed=0": "new"}
+    with RunLog(other) as log:
+        log.mark_error(KeyboardInterrupt())
+    assert sweep_status(folder, read_sweep(folder)) == "KILLED", "a cell that was interrupted has not failed"
     with RunLog(other) as log:
         log.mark_error(RuntimeError("x"))
     assert sweep_status(folder, read_sweep(folder)) == "FAILED"
@@ -589,8 +608,8 @@ def test_a_damaged_log_of_one_cell_does_not_end_the_sweep(eager: None, tmp_path:
 def test_slots_follow_the_machine_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert slots(3, 1, False) == (3, [])
     assert slots(None, 10**6, False) == (1, []), "a run with more threads than cores still runs"
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
-    assert slots(None, 2, False) == (4, [])
+    monkeypatch.setattr("grpo_lab.sweeps.local.usable_cores", lambda: 8)
+    assert slots(None, 3, False) == (2, [])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     assert slots(None, 1, True) == (2, ["3", "5"]) and slots(6, 1, True) == (6, ["3", "5"])
     with pytest.raises(ValueError, match=r"hydra\.launcher\.workers must be at least 1, got 0"):
