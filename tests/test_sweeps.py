@@ -379,6 +379,7 @@ def test_an_arm_that_cannot_differ_from_its_control_is_refused(cells_of: Callabl
         (["updates=one"], ["surrogate=reinforce", "kl=k3_loss"]),
         ([], ["denominator=survivors", "truncation=mask_after"]),
         (["truncation=mask_after"], ["denominator=survivors"]),
+        (["truncation=mask_after"], ["truncation=score"]),  # what the control does is what the arm lacks
         ([], ["correction=tis_token", "sampler_precision=bf16"]),
         ([], ["group_filter=drop", "denominator=survivors"]),
         ([], ["optimizer.learning_rate=2e-3"]),
@@ -568,7 +569,7 @@ def test_a_terminal_shows_running_cells_in_place_and_keeps_lines_of_those_that_e
         board.live.refresh()
         shown = written.getvalue()
         board.end(cell, None)
-    assert "probe: 0 of 2 done, 1 running, 1 waiting, " in shown and "━" in shown
+    assert "0 of 2 done, 1 running, 1 waiting, " in shown and "━" in shown
     assert "mask_after constant seed=0" in shown and "step    2  reward 0.500" in shown
     assert "done   mask_after constant seed=0: step    2" in written.getvalue()[len(shown) :]
 

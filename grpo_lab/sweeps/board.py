@@ -139,4 +139,5 @@ class Board:
             name = Text(cell.title, overflow="ellipsis", no_wrap=True)
             numbers = Text(cell.line, overflow="ellipsis", no_wrap=True)
             table.add_row(ProgressBar(total=1.0, completed=cell.share, width=12), name, numbers)
-        return Group(Text(f"{self.name}: {self.summary()}"), table)
+        # Numbers first, so that a narrow terminal cuts the name and nothing else.
+        return Group(Text(f"{self.summary()}  {self.name}", overflow="ellipsis", no_wrap=True), table)
