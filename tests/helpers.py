@@ -7,6 +7,7 @@ row i, column t has the id i * T + t, so `values.flatten()[batch.tokens]` finds 
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,11 @@ from grpo_lab.types import Batch, Graded, Problem, Rollouts, to_groups
 
 F64 = torch.float64
 ONE_MICROBATCH = 10**9
+
+
+def hear_interrupts() -> None:
+    """In a child before it starts: whatever a shell puts in the background inherits that SIGINT is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def assert_close(actual: Any, expected: Any, tolerance: float, why: str) -> None:

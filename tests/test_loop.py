@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 import transformers
+from helpers import hear_interrupts
 from safetensors.torch import load_file
 
 from grpo_lab.cli import compose_config
@@ -191,7 +192,8 @@ def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(tmp_path: Path) -
 
 def test_ctrl_c_leaves_a_message_and_the_same_command_goes_on(tmp_path: Path) -> None:
     command = train_command(tmp_path, "budget.amount=30", "checkpoint_every=3")
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE}
+    process = subprocess.Popen(command, text=True, preexec_fn=hear_interrupts, **pipes)
     while not (found := list(tmp_path.glob("*/seed=0/checkpoints/step=*"))):
         time.sleep(0.02)
         assert process.poll() is None

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from helpers import hear_interrupts
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from mlflow import MlflowClient
@@ -53,7 +54,11 @@ def started(runs: Path, *words: str, in_background: bool = False) -> Iterator[tu
     """A sweep at work, and the ids of its cells, for the test to fill; what is left of them is killed at the end."""
     shell = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"] if in_background else []
     process = subprocess.Popen(
-        [*shell, *command(runs, *words)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        [*shell, *command(runs, *words)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=hear_interrupts,
     )
     cells: set[int] = set()
     try:
@@ -259,7 +264,7 @@ def test_a_failure_is_told_in_the_words_of_its_last_attempt_and_devices_are_shar
 
 @pytest.mark.slow
 def test_ctrl_c_ends_every_cell_within_the_grace_and_the_same_command_goes_on(tmp_path: Path, tiny_base: Path) -> None:
-    words = ("truncation=score,mask_after", "budget.amount=8", "hydra.launcher.workers=2")
+    words = ("truncation=score,mask_after", "budget.amount=60", "hydra.launcher.workers=2")
     with started(tmp_path, *words) as (process, cells):
         logs = "*/seed=0/metrics.jsonl"
         # Soon after the first line Python frees what its imports left, and drops a Ctrl-C that hits a __del__.

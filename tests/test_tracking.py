@@ -541,7 +541,8 @@ def test_steps_repeated_after_a_rewind_stay_single_points(store: Path, tmp_path:
     rows = query(store, "select step, timestamp from metrics where key = 'train/loss' order by step")
     assert rows[:20] == first and [step for step, _ in rows] == list(range(25))
     assert query(store, "select name, status from runs") == [("grpo-a", "FINISHED")]
-    assert dict(query(store, "select key, value from params")) == {"device": "cpu", "added": "1"}
+    params = dict(query(store, "select key, value from params"))
+    assert params == {"device": "cpu", "added": "1", "baseline": "group_mean", "kl": "none"}
 
 
 def test_a_run_outside_git_has_no_commit_tags(store: Path, tmp_path: Path) -> None:
