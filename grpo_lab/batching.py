@@ -42,6 +42,7 @@ class StepInputs:
     old_logprobs: Float[Tensor, "N T"] | None
     ref_logprobs: Float[Tensor, "N T"] | None
     correction_weights: Float[Tensor, "N T"] | None
+    entropy_coef: float = 0.0
 
 
 def microbatch_rows(lengths: Sequence[int], cut: Cut) -> list[list[int]]:
@@ -64,7 +65,7 @@ def microbatch_rows(lengths: Sequence[int], cut: Cut) -> list[list[int]]:
     return groups
 
 
-def totals_of(counted: Bool[Tensor, "N T"], group_size: int, rows: Sequence[int]) -> Totals:
+def totals_of(counted: Bool[Tensor, "N T"], group_size: int, rows: Sequence[int], microbatches: int = 1) -> Totals:
     """Counts over the optimiser step whose counted tokens are given, laid out for microbatch `rows`."""
     row_tokens = counted.sum(dim=1)
     problem_tokens = row_tokens.reshape(-1, group_size).sum(dim=1)
@@ -73,6 +74,7 @@ def totals_of(counted: Bool[Tensor, "N T"], group_size: int, rows: Sequence[int]
         num_tokens=int(row_tokens.sum()),
         num_rows=int((row_tokens > 0).sum()),
         num_problems=int((problem_tokens > 0).sum()),
+        num_microbatches=microbatches,
         row_tokens=row_tokens[index],
         problem_tokens=problem_tokens[index // group_size],
     )
@@ -88,12 +90,13 @@ def make_minibatch(inputs: StepInputs, problems: range, denominator: Denominator
     prompts = [rollouts.prompt_of_row(step.start + row) for row in live]
     ends = mask_lengths(loss_mask)
     lengths = [len(prompt) + ends[row] for prompt, row in zip(prompts, live)]
-    batches = []
-    for group in microbatch_rows(lengths, cut):
+    batches, groups = [], microbatch_rows(lengths, cut)
+    for group in groups:
         rows = [live[place] for place in group]
         width = max(ends[row] for row in rows)
         batches.append(
             Batch(
+                rows=torch.tensor(rows) + step.start,
                 prompts=tuple(prompts[place] for place in group),
                 tokens=rollouts.tokens[step][rows, :width],
                 response_mask=rollouts.response_mask[step][rows, :width],
@@ -103,7 +106,9 @@ def make_minibatch(inputs: StepInputs, problems: range, denominator: Denominator
                 old_logprobs=_cut(inputs.old_logprobs, step, rows, width),
                 ref_logprobs=_cut(inputs.ref_logprobs, step, rows, width),
                 correction_weights=_cut(inputs.correction_weights, step, rows, width),
-                totals=totals_of(counted, size, rows),
+                entropy_coef=inputs.entropy_coef,
+                totals=totals_of(counted, size, rows, len(groups)),
+                original_totals=totals_of(rollouts.sampled_mask[step], size, rows, len(groups)),
             )
         )
     return batches
@@ -121,15 +126,15 @@ def score_rollouts(
     precision: Precision,
     cut: Cut,
     device: torch.device,
-) -> Float[Tensor, "N T"]:
-    """Log-probs of every sampled token under `model`, without gradient, on the CPU; 0 elsewhere."""
-    scored = torch.zeros_like(rollouts.sampler_logprobs)
+) -> tuple[Float[Tensor, "N T"], Float[Tensor, "N T"]]:
+    """Log-prob and entropy of every sampled token under `model`, without gradient, on the CPU; 0 elsewhere."""
+    scored, spread = torch.zeros_like(rollouts.sampler_logprobs), torch.zeros_like(rollouts.sampler_logprobs)
     prompts = [rollouts.prompt_of_row(row) for row in range(rollouts.num_rows)]
     ends = mask_lengths(rollouts.sampled_mask)
     lengths = [len(prompt) + end for prompt, end in zip(prompts, ends)]
     for rows in microbatch_rows(lengths, cut):
         width = max(ends[row] for row in rows)
-        logprobs, _ = token_logprobs(
+        logprobs, entropy = token_logprobs(
             model,
             [prompts[row] for row in rows],
             rollouts.tokens[rows, :width].to(device),
@@ -138,7 +143,8 @@ def score_rollouts(
             precision,
         )
         scored[rows, :width] = logprobs.to("cpu", scored.dtype)
-    return scored
+        spread[rows, :width] = entropy.to("cpu", spread.dtype)
+    return scored, spread
 
 
 def on_device(batch: Batch, device: torch.device) -> Batch:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from grpo_lab.config import RunConfig, snake_case
+from grpo_lab.tricks.convention import Scope
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Rule:
 def _label(value: object) -> str:
     if isinstance(value, int):
         return str(value)
-    numbers = ", ".join(f"{name}={getattr(value, name)}" for name in vars(value))
+    numbers = ", ".join(f"{name}={getattr(part, 'value', part)}" for name, part in vars(value).items())
     return f"{snake_case(type(value).__name__)}({numbers})"
 
 
@@ -44,27 +45,39 @@ class IncompatibleRun(ValueError):
     """Every broken rule of a run, one per line."""
 
 
-def _removes_rows(run: RunConfig) -> bool:
-    return run.truncation.removes_rows or run.group_filter.removes_rows or run.rejection.removes_rows
+def _removes(run: RunConfig) -> bool:
+    """Whether some token can leave the loss."""
+    rows = run.truncation.removes_rows or run.group_filter.removes_rows or run.rejection.removes_rows
+    return rows or run.entropy.selects_tokens
+
+
+def _sampler_is_learner(run: RunConfig) -> bool:
+    """Same weights, same arithmetic: the two differ by rounding that is not worth a name."""
+    return run.schedule.keeps_sampler_current and not (run.learner_precision.rounds or run.sampler_precision.rounds)
 
 
 def _on_policy(run: RunConfig) -> bool:
-    return run.updates.minibatches == 1 and run.old_policy.recomputes
+    """Every ratio is 1: one update on rollouts of the old policy itself."""
+    return run.updates.minibatches == 1 and (run.old_policy.recomputes or _sampler_is_learner(run))
+
+
+def _lowest_reward(run: RunConfig) -> float:
+    return run.reward_shaping.lowest(run.reward.correct, run.reward.wrong)
 
 
 ERRORS: tuple[Rule, ...] = (
     Rule(
         "baseline_needs_a_group",
         ("baseline", "group_size"),
-        lambda run: run.baseline.group_relative and run.group_size < 2,
-        "a baseline over the group has nothing to compare a single response with, so every advantage is 0",
-        "set group_size to at least 2, or baseline=none",
+        lambda run: run.group_size < run.baseline.smallest_group,
+        "the baseline has too few responses of a group to compare one with, so every advantage is 0",
+        "raise group_size (to 2, or to k for pass_at_k), or set baseline=none",
     ),
     Rule(
         "scale_needs_a_group",
         ("scale", "group_size"),
         lambda run: run.scale.group_relative and run.group_size < 2,
-        "a single response has no deviation within its group, so every advantage is 0",
+        "a single response has no statistic within its group, so every advantage is 0 or its own reward",
         "set group_size to at least 2, or scale=none",
     ),
     Rule(
@@ -75,28 +88,107 @@ ERRORS: tuple[Rule, ...] = (
         "set group_size to at least 2, or group_filter=keep",
     ),
     Rule(
+        "shaping_needs_a_group",
+        ("reward_shaping", "group_size"),
+        lambda run: run.reward_shaping.group_relative and run.group_size < 2,
+        "a single response is the shortest and the longest of its group, so nothing is ever added",
+        "set group_size to at least 2, or reward_shaping=none",
+    ),
+    Rule(
         "updates_divide_the_problems",
         ("updates", "problems_per_step"),
         lambda run: run.problems_per_step % run.updates.minibatches != 0,
         "groups stay whole within an optimiser step, so the problems must divide evenly among the updates",
         "make problems_per_step a multiple of the number of updates",
     ),
+    Rule(
+        "mismatch_counts_twice",
+        ("correction", "old_policy"),
+        lambda run: run.correction.needs_old_logprobs and not run.old_policy.recomputes,
+        "a ratio to the sampler holds the mismatch already, and the weight would put it in once more",
+        "set correction=none, or old_policy=recomputed",
+    ),
+    Rule(
+        "advantage_is_scaled_twice",
+        ("baseline", "scale"),
+        lambda run: run.baseline.scales_itself and not run.scale.touches_nothing,
+        "this baseline brings its own deviation, and a second scale would undo what it weighs",
+        "set scale=none",
+    ),
+    Rule(
+        "rewards_must_not_be_negative",
+        ("scale", "reward", "reward_shaping", "kl"),
+        lambda run: run.scale.needs_rewards_from_zero and (_lowest_reward(run) < 0 or run.kl.shapes_reward),
+        "divided by a mean that can be negative, right answers are punished and wrong ones rewarded",
+        "use reward=strict (0 and 1), no shaping and no kl that take a reward below 0, or another scale",
+    ),
+    Rule(
+        "no_reward_is_negative",
+        ("scale", "baseline", "reward", "reward_shaping", "kl"),
+        lambda run: (
+            run.scale.splits_signs
+            and not run.baseline.centres
+            and _lowest_reward(run) >= 0
+            and not run.kl.shapes_reward
+        ),
+        "without a baseline and without negative rewards there is no negative advantage to weigh",
+        "set reward=strict_plus_minus, or a baseline that centres",
+    ),
+    Rule(
+        "ratio_must_be_of_tokens",
+        ("surrogate", "importance"),
+        lambda run: run.surrogate.needs_token_ratio and not run.importance.per_token,
+        "this surrogate reads each token's own ratio, and a response's ratio in its place means nothing",
+        "set importance=token",
+    ),
 )
 
 WARNINGS: tuple[Rule, ...] = (
     Rule(
         "clip_cannot_act",
-        ("surrogate", "updates"),
-        lambda run: run.surrogate.clips and _on_policy(run),
-        "with one on-policy update every ratio is 1 and no clip can act",
-        "choose updates=two or more where the clip is what is studied",
+        ("surrogate", "updates", "old_policy"),
+        lambda run: run.surrogate.needs_drift and _on_policy(run),
+        "with one on-policy update every ratio is 1, where no clip, gate or penalty on drift can act",
+        "choose updates=two or more where the trust region is what is studied",
+        idles=True,
+    ),
+    Rule(
+        "importance_cannot_act",
+        ("importance", "updates", "old_policy"),
+        lambda run: not run.importance.touches_nothing and run.surrogate.uses_ratio and _on_policy(run),
+        "with one on-policy update the ratio of a token and of its response are both 1",
+        "choose updates=two or more where the ratio is what is studied",
+        idles=True,
+    ),
+    Rule(
+        "importance_is_ignored",
+        ("importance", "surrogate"),
+        lambda run: not run.importance.touches_nothing and not run.surrogate.uses_ratio,
+        "this surrogate does not read the ratio, whatever it is of",
+        "choose a surrogate that reads the ratio, or importance=token",
+        idles=True,
+    ),
+    Rule(
+        "old_policy_is_ignored",
+        ("old_policy", "surrogate", "kl"),
+        lambda run: not (run.old_policy.recomputes or run.surrogate.uses_ratio or run.kl.reads_old),
+        "neither surrogate nor kl reads the old policy",
+        "choose a surrogate that reads the ratio, or old_policy=recomputed",
+        idles=True,
+    ),
+    Rule(
+        "sampler_is_the_old_policy",
+        ("old_policy", "schedule", "learner_precision", "sampler_precision"),
+        lambda run: not run.old_policy.recomputes and _sampler_is_learner(run),
+        "sampler and learner hold the same weights in the same arithmetic, so both old policies are one up to rounding",
+        "let them differ by schedule or precision, or set old_policy=recomputed",
         idles=True,
     ),
     Rule(
         "survivors_are_everyone",
-        ("denominator", "truncation", "group_filter", "rejection"),
-        lambda run: run.denominator.survivors_only and not _removes_rows(run),
-        "no trick removes rows here, so survivors and original counts are the same",
+        ("denominator", "truncation", "group_filter", "rejection", "entropy"),
+        lambda run: run.denominator.survivors_only and not _removes(run),
+        "no trick removes rows or tokens here, so survivors and original counts are the same",
         "combine denominator=survivors with a mask, a filter or a rejection",
         idles=True,
     ),
@@ -110,28 +202,92 @@ WARNINGS: tuple[Rule, ...] = (
     Rule(
         "nothing_to_correct",
         ("correction", "schedule", "learner_precision", "sampler_precision"),
-        lambda run: (
-            run.correction.needs_old_logprobs
-            and run.schedule.keeps_sampler_current
-            and not (run.learner_precision.rounds or run.sampler_precision.rounds)
-        ),
+        lambda run: run.correction.needs_old_logprobs and _sampler_is_learner(run),
         "sampler and learner hold the same weights in the same arithmetic, so every weight is about 1",
         "let them differ by schedule or precision, or set correction=none",
         idles=True,
     ),
     Rule(
+        "nothing_to_reject",
+        ("rejection", "schedule", "learner_precision", "sampler_precision"),
+        lambda run: run.rejection.needs_old_logprobs and _sampler_is_learner(run),
+        "sampler and learner hold the same weights in the same arithmetic, so nothing is beyond any bound",
+        "let them differ by schedule or precision, or set rejection=none",
+        idles=True,
+    ),
+    Rule(
         "filter_cannot_act",
-        ("group_filter", "baseline", "denominator"),
+        ("group_filter", "baseline", "scale", "denominator", "reward_shaping", "kl", "entropy", "surrogate"),
         lambda run: (
             run.group_filter.removes_rows
             and run.baseline.group_relative
+            and not (run.scale.reads_batch or run.scale.moves_zeros)
             and not run.denominator.survivors_only
+            and run.reward_shaping.touches_nothing
             and not run.kl.needs_reference
             and not run.entropy.needs_gradient
+            and not run.surrogate.pulls_without_advantage
+            and run.surrogate.mark_scope is None
         ),
         "groups without signal have advantage 0 anyway, and the original counts keep the step size as it was",
         "combine the filter with denominator=survivors",
         idles=True,
+    ),
+    Rule(
+        "share_is_one",
+        ("scale", "group_filter"),
+        lambda run: run.scale.pays_for_signal and run.group_filter.removes_rows,
+        "the filter takes out the groups without signal, so the share of those with signal is 1",
+        "set group_filter=keep, and let the scale make up for such groups",
+        idles=True,
+    ),
+    Rule(
+        "shaping_is_not_read",
+        ("reward_shaping", "baseline"),
+        lambda run: run.baseline.reads_outcome and not run.reward_shaping.touches_nothing,
+        "this baseline reads the verifier's outcome, so what is added to the reward never reaches the loss",
+        "set reward_shaping=none, or a baseline that reads the reward",
+        idles=True,
+    ),
+    Rule(
+        "kl_is_not_read",
+        ("kl", "baseline"),
+        lambda run: run.baseline.reads_outcome and run.kl.shapes_reward,
+        "this baseline reads the verifier's outcome, so a kl penalty in the reward never reaches the loss",
+        "choose a kl that is a term of the loss, or a baseline that reads the reward",
+        idles=True,
+    ),
+    Rule(
+        "rows_weigh_by_length",
+        ("aggregation", "importance", "surrogate"),
+        lambda run: (
+            not run.aggregation.rows_weigh_alike
+            and run.surrogate.uses_ratio
+            and (run.surrogate.one_loss_a_row or not run.importance.per_token)
+        ),
+        "every token carries its response's ratio, so this aggregation weighs that ratio by the response's length",
+        "set aggregation=sequence_mean, as the papers do",
+    ),
+    Rule(
+        "square_is_not_summed",
+        ("aggregation", "surrogate"),
+        lambda run: run.surrogate.squares_rows and not run.aggregation.sums_rows,
+        "the square of a response's log-ratio is summed over its tokens, which this aggregation divides by their number",
+        "set aggregation=sequence_sum or constant",
+    ),
+    Rule(
+        "loss_is_scaled",
+        ("surrogate", "convention"),
+        lambda run: run.surrogate.weight_at_ratio_one != 1,
+        "on-policy every token has a weight below 1, which lowers the learning rate and does nothing else",
+        "raise surrogate.cap to at least 1, or set convention.cispo_cap=one_plus",
+    ),
+    Rule(
+        "microbatches_matter",
+        ("aggregation", "surrogate", "convention"),
+        lambda run: not run.aggregation.invariant or run.surrogate.mark_scope is Scope.microbatch,
+        "under this convention the gradient depends on how the step is cut into microbatches",
+        "set convention=house unless a past run has to be matched",
     ),
     Rule(
         "top_p_biases_the_ratio",

@@ -18,6 +18,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+import grpo_lab.tricks.covariance  # noqa: F401  two more surrogates: a class is an option once its module is imported
 from grpo_lab.batching import Cut
 from grpo_lab.engines.base import Engine
 from grpo_lab.evaluate import Evaluation

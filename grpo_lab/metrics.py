@@ -56,6 +56,12 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("mismatch/k3", "nats", "mean over tokens of the loss", "k3 estimate of KL(sampler || old policy)"),
     Metric("mismatch/max", "nats", "max over tokens of the loss", "largest |log-prob of old policy - of sampler|"),
     Metric("touched/*", "share", "mean over rows or tokens", "what the trick on this axis changed"),
+    # What the tricks multiply the loss by: a hidden change of learning rate, which Adam undoes in part.
+    Metric("factor/scale", "1", "sum over trained responses", "|advantages| over |centred rewards|"),
+    Metric("factor/surrogate", "1", "mean over tokens of the loss", "weight on -advantage times grad log-prob"),
+    Metric("factor/correction", "1", "mean over tokens of the loss", "weight for the sampler not being the learner"),
+    Metric("factor/aggregation", "1", "mean over updates", "the loss if every token's loss were 1"),
+    Metric("factor/denominator", "1", "mean over updates", "the loss over what it were with original counts"),
     # Evaluation.
     Metric("eval/*/accuracy", "share", "mean over questions and samples", "right answers"),
     Metric("eval/*/accuracy_se", "share", "standard error over questions", "uncertainty of accuracy, one run"),

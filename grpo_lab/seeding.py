@@ -10,8 +10,11 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
 
-from grpo_lab.types import NoiseKey
+from grpo_lab.types import NoiseKey, Rollouts
 
 _DOUBLES_PER_BLOCK = 4  # one Philox counter value yields four 64-bit words, one double each
 
@@ -31,3 +34,13 @@ def token_uniforms(key: NoiseKey, start: int, stop: int) -> np.ndarray:
     )
     skip = start - first_block * _DOUBLES_PER_BLOCK
     return np.random.Generator(philox).random(skip + stop - start)[skip:]
+
+
+def rollout_uniforms(rollouts: Rollouts, seed: int, stream: str, step: int) -> Float[Tensor, "N T"]:
+    """One uniform number in [0, 1) for each token of a rollout batch, float64."""
+    width, size = rollouts.tokens.shape[1], rollouts.group_size
+    rows = [
+        token_uniforms(NoiseKey(seed, stream, step, rollouts.problems[row // size].id, row % size), 0, width)
+        for row in range(rollouts.num_rows)
+    ]
+    return torch.from_numpy(np.stack(rows))

@@ -26,17 +26,18 @@ from grpo_lab.bootstrap import bootstrap
 from grpo_lab.compat import check_compatible
 from grpo_lab.config import RunConfig, conf_folder, to_run
 from grpo_lab.identity import check_folder, chosen_options, describe_run, run_identity, run_name
-from grpo_lab.loss import policy_loss
+from grpo_lab.loss import mark_tokens, policy_loss
 from grpo_lab.policy import token_logprobs
 from grpo_lab.progress import RunProgress
 from grpo_lab.recorder import Clock, Recorder, failures_recorded, mirrored, summarise, verdict
 from grpo_lab.rollouts import decode, encode_prompts, grade, group_requests, to_rollouts
+from grpo_lab.seeding import rollout_uniforms
 from grpo_lab.sweeps.child import follow_parent
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.files import atomic_write, write_json
 from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.tracking.sweep_record import sweep_of
-from grpo_lab.types import Batch, Rollouts
+from grpo_lab.types import Batch
 from grpo_lab.workbench import Workbench, open_workbench, prepare_torch
 
 
@@ -66,38 +67,46 @@ def train(run: RunConfig, bench: Workbench, recorder: Recorder) -> None:
             # 4 shape, 5 truncation, 6 filter
             shaped = run.reward_shaping(graded)
             cut = run.truncation(shaped)
-            kept = run.group_filter(cut)
+            filtered = run.group_filter(cut)
         prompt_lengths, lengths = row_lengths(rollouts)
-        ledger.generated(cost, list(map(len, prompts)), kept.lengths.tolist())
+        ledger.generated(cost, list(map(len, prompts)), graded.lengths.tolist())
         with clock("score"):
-            # 7 log-probs of the old and the reference policy, correction and rejection
-            mismatch_matters = run.correction.needs_old_logprobs or run.rejection.needs_old_logprobs
-            recomputed = ref_logprobs = weights = stays = None
-            if run.old_policy.recomputes and (mismatch_matters or run.updates.minibatches > 1):
-                recomputed = _score(run, bench, bench.learner, rollouts)
+            # 7 log-probs of the old and the reference policy; correction, rejection, kl in the reward
+            recomputed = entropy = ref_logprobs = weights = stays = None
+            if _needs_scores(run):
+                recomputed, entropy = _score(run, bench, bench.learner, rollouts)
                 ledger.scored(cost, prompt_lengths, lengths)
             old_logprobs = run.old_policy(recomputed, rollouts.sampler_logprobs)
             if bench.reference is not None:
-                ref_logprobs = _score(run, bench, bench.reference, rollouts)
+                ref_logprobs, _ = _score(run, bench, bench.reference, rollouts)
                 ledger.scored(cost, prompt_lengths, lengths)
-            loss_mask = rollouts.sampled_mask & kept.trained.flatten()[:, None]
-            if mismatch_matters:
+            kept, stays = filtered, rollouts.sampled_mask
+            if recomputed is not None:
                 weights = run.correction(recomputed, rollouts.sampler_logprobs, rollouts.sampled_mask)
                 stays = run.rejection(recomputed, rollouts.sampler_logprobs, rollouts.sampled_mask)
-                loss_mask = loss_mask & stays
+                kept = run.rejection.settle(filtered, stays)
+            charged = run.kl.shape(kept, old_logprobs, ref_logprobs, rollouts.sampled_mask)
+            allowed = rollouts.sampled_mask & stays & charged.trained.flatten()[:, None]
+            loss_mask = allowed if entropy is None else allowed & run.entropy.keeps(entropy, rollouts.sampled_mask)
         with clock("train"):
             # 8 advantages
-            advantages = run.scale(run.baseline(kept), kept)
+            centred = run.baseline(charged)
+            advantages = run.scale(centred, charged)
             # 9 batch
-            inputs = StepInputs(rollouts, loss_mask, expand(advantages, loss_mask), old_logprobs, ref_logprobs, weights)
+            inputs = StepInputs(
+                rollouts, loss_mask, expand(advantages, loss_mask), old_logprobs, ref_logprobs, weights,
+                bench.entropy_coef,
+            )  # fmt: skip
             # 10 minibatches: loss, backward, step
             tally = vital_signs.UpdateTally()
             for part in run.updates.split(run.problems_per_step):
-                batches = make_minibatch(inputs, part, run.denominator, run.cut)
-                _update(run, bench, batches, tally)
+                batches = [on_device(b, bench.device) for b in make_minibatch(inputs, part, run.denominator, run.cut)]
+                _update(run, bench, _marked(run, bench, rollouts, batches), tally)
         ledger.discarded_tokens += int((rollouts.sampled_mask & ~loss_mask).sum())
         ledger.steps += 1
         staleness = (bench.updates - len(tally.reports) - rollouts.weight_version)[rollouts.sampled_mask]
+        if tally.reports:
+            bench.entropy_coef = run.entropy.next_coef(bench.entropy_coef, tally.mean("entropy"))
         with clock("sync"):
             # 11 sync weights
             if run.schedule.syncs_after(step):
@@ -105,18 +114,60 @@ def train(run: RunConfig, bench: Workbench, recorder: Recorder) -> None:
             if bench.reference is not None and run.reference.refreshes_after(step):
                 bench.reference.load_state_dict(bench.learner.state_dict())
         # 12 log, evaluate, save
-        signs = vital_signs.reward_signs(shaped, kept) | vital_signs.advantage_signs(advantages, kept)
-        signs |= vital_signs.touched_rows(graded, shaped, cut, kept)
-        signs |= vital_signs.touched_tokens(rollouts, weights, stays) | tally.signs()
+        stages = vital_signs.Stages(graded, shaped, cut, filtered, kept, charged, centred, advantages)
+        signs = vital_signs.reward_signs(shaped, charged) | vital_signs.advantage_signs(stages) | tally.signs()
+        signs |= vital_signs.touched_rows(stages)
+        signs |= vital_signs.touched_tokens(rollouts.sampled_mask, weights, stays, allowed, loss_mask)
         signs["rollout/staleness"] = float(staleness.double().mean())
         if step % run.rollouts_every == 0:
-            recorder.keep_rollouts(step + 1, vital_signs.rollout_table(rollouts, texts, kept, advantages))
+            recorder.keep_rollouts(step + 1, vital_signs.rollout_table(rollouts, texts, charged, advantages))
         recorder.record(bench, signs, clock)
 
 
-def _score(run: RunConfig, bench: Workbench, model: torch.nn.Module, rollouts: Rollouts) -> torch.Tensor:
-    """Log-probs of the sampled tokens under a model of the learner's precision, without gradient."""
+def _needs_scores(run: RunConfig) -> bool:
+    """Whether anything asks for the learner's log-probs of the rollouts from before the updates.
+
+    With one on-policy update and nothing else that reads them, they are the learner's own and every ratio is 1.
+    """
+    below_the_ratio = run.old_policy.recomputes and (run.updates.minibatches > 1 or run.kl.shapes_reward)
+    of_the_sampler = run.correction.needs_old_logprobs or run.rejection.needs_old_logprobs
+    return below_the_ratio or of_the_sampler or run.entropy.selects_tokens
+
+
+def _score(
+    run: RunConfig, bench: Workbench, model: torch.nn.Module, rollouts: Rollouts
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs and entropies of the sampled tokens under a model of the learner's precision, without gradient."""
     return score_rollouts(model, rollouts, run.engine.temperature, run.learner_precision, run.cut, bench.device)
+
+
+def _read(run: RunConfig, bench: Workbench, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """The learner's log-probs and entropies of a microbatch."""
+    return token_logprobs(
+        bench.learner,
+        batch.prompts,
+        batch.tokens,
+        batch.loss_mask,
+        run.engine.temperature,
+        run.learner_precision,
+        run.entropy.needs_gradient,
+    )
+
+
+def _marked(run: RunConfig, bench: Workbench, rollouts: Rollouts, batches: list[Batch]) -> list[Batch]:
+    """The same microbatches; where the surrogate chooses among the step's tokens, after one more pass over them."""
+    if run.surrogate.mark_scope is None:
+        return batches
+    with torch.no_grad():
+        logprobs = [_read(run, bench, batch)[0] for batch in batches]
+    for batch in batches:
+        bench.ledger.scored(bench.cost, *_sizes(batch))
+    return mark_tokens(run, batches, logprobs, rollout_uniforms(rollouts, run.seed, "mark", bench.ledger.steps))
+
+
+def _sizes(batch: Batch) -> tuple[list[int], list[int]]:
+    """Prompt and response lengths of a microbatch's rows, for the ledger."""
+    return list(map(len, batch.prompts)), batch.response_mask.sum(dim=1).tolist()
 
 
 def _update(run: RunConfig, bench: Workbench, batches: Sequence[Batch], tally: vital_signs.UpdateTally) -> None:
@@ -125,26 +176,11 @@ def _update(run: RunConfig, bench: Workbench, batches: Sequence[Batch], tally: v
         tally.skipped += 1
         return
     outputs = []
-    for host_batch in batches:
-        batch = on_device(host_batch, bench.device)
-        logprobs, entropy = token_logprobs(
-            bench.learner,
-            batch.prompts,
-            batch.tokens,
-            batch.loss_mask,
-            run.engine.temperature,
-            run.learner_precision,
-            run.entropy.needs_gradient,
-        )
-        output = policy_loss(run, batch, logprobs, entropy)
+    for batch in batches:
+        output = policy_loss(run, batch, *_read(run, bench, batch))
         output.loss.backward()
         outputs.append(output)
-        bench.ledger.trained(
-            bench.cost,
-            list(map(len, batch.prompts)),
-            batch.response_mask.sum(dim=1).tolist(),
-            int(batch.loss_mask.sum()),
-        )
+        bench.ledger.trained(bench.cost, *_sizes(batch), int(batch.loss_mask.sum()))
     loss = tally.add_outputs(outputs)
     if not torch.isfinite(torch.tensor(loss)):
         raise FloatingPointError(f"the loss is {loss} at update {bench.updates}")

@@ -169,6 +169,7 @@ class Totals:
     num_tokens: int
     num_rows: int
     num_problems: int
+    num_microbatches: int
     row_tokens: Int[Tensor, "M"]
     problem_tokens: Int[Tensor, "M"]
 
@@ -178,9 +179,13 @@ class Batch:
     """The rows of one microbatch, as the loss may read them.
 
     `old_logprobs` is None where the old policy is the learner itself at this very update; the loss then
-    takes the learner's own log-probs, detached, and every ratio is exactly 1.
+    takes the learner's own log-probs, detached, and every ratio is exactly 1. `rows` says which row of the
+    rollouts each row is. `totals` are the counts the loss is divided by, `original_totals` those it would be
+    divided by had nothing left it. `marked` are the tokens a surrogate chose over the whole optimiser step,
+    None until it has.
     """
 
+    rows: Int[Tensor, "M"]
     prompts: tuple[tuple[int, ...], ...]
     tokens: Int[Tensor, "M T"]
     response_mask: Bool[Tensor, "M T"]
@@ -190,7 +195,10 @@ class Batch:
     old_logprobs: Float[Tensor, "M T"] | None
     ref_logprobs: Float[Tensor, "M T"] | None
     correction_weights: Float[Tensor, "M T"] | None
+    entropy_coef: float
     totals: Totals
+    original_totals: Totals
+    marked: Bool[Tensor, "M T"] | None = None
 
 
 @dataclass(frozen=True)

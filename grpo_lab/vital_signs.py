@@ -12,16 +12,32 @@ from torch import Tensor
 
 from grpo_lab.config import RunConfig
 from grpo_lab.optim import UpdateReport
-from grpo_lab.tricks.base import Trick
+from grpo_lab.tricks.base import NEGLIGIBLE, Trick
 from grpo_lab.tricks.group_filter import Signal, without_signal
 from grpo_lab.types import Graded, LossOutput, Rollouts
 
-# A correction weight this close to 1 is rounding between two ways to compute one number.
-_UNTOUCHED_WEIGHT = 1e-4
 # The axes whose options can turn out to have touched nothing.
 TOUCHING_AXES = (
-    "truncation", "reward_shaping", "group_filter", "correction", "rejection", "surrogate", "kl", "entropy",
+    "truncation", "reward_shaping", "group_filter", "correction", "rejection", "baseline", "scale", "importance",
+    "surrogate", "denominator", "kl", "entropy",
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Stages:
+    """One step's rows as each stage left them, in the order of the loop.
+
+    `charged` is what enters the loss: after rejection (`kept`) and after a KL penalty in the reward.
+    """
+
+    graded: Graded
+    shaped: Graded
+    cut: Graded
+    filtered: Graded
+    kept: Graded
+    charged: Graded
+    centred: Float[Tensor, "P G"]
+    advantages: Float[Tensor, "P G"]
 
 
 def reward_signs(shaped: Graded, kept: Graded) -> dict[str, float]:
@@ -49,12 +65,16 @@ def reward_signs(shaped: Graded, kept: Graded) -> dict[str, float]:
     return {name: float(value) for name, value in signs.items()}
 
 
-def advantage_signs(advantages: Float[Tensor, "P G"], kept: Graded) -> dict[str, float]:
-    """Mean and mean magnitude of the advantages that enter the loss."""
-    chosen = advantages[kept.trained]
+def advantage_signs(stages: Stages) -> dict[str, float]:
+    """Mean and mean magnitude of the advantages that enter the loss, and the factor the scale put on them."""
+    rows = stages.charged.trained
+    chosen, centred = stages.advantages[rows], stages.centred[rows]
     if not chosen.numel():
         return {}
-    return {"advantage/mean": float(chosen.mean()), "advantage/absolute": float(chosen.abs().mean())}
+    signs = {"advantage/mean": float(chosen.mean()), "advantage/absolute": float(chosen.abs().mean())}
+    if float(centred.abs().sum()) > 0:
+        signs["factor/scale"] = float(chosen.abs().sum() / centred.abs().sum())
+    return signs
 
 
 def _share_of_rows(before: Graded, after: Graded) -> float:
@@ -62,23 +82,45 @@ def _share_of_rows(before: Graded, after: Graded) -> float:
     return float((changed | (before.reward != after.reward)).double().mean())
 
 
-def touched_rows(graded: Graded, shaped: Graded, cut: Graded, kept: Graded) -> dict[str, float]:
-    """The share of rows that reward shaping, truncation and the group filter changed."""
-    return {
-        "touched/reward_shaping": _share_of_rows(graded, shaped),
-        "touched/truncation": _share_of_rows(shaped, cut),
-        "touched/group_filter": _share_of_rows(cut, kept),
+def _share_moved(before: Float[Tensor, "P G"], after: Float[Tensor, "P G"], rows: Bool[Tensor, "P G"]) -> float:
+    """The share of `rows` whose value is another one than before, beyond what eps and rounding do."""
+    if not rows.any():
+        return 0.0
+    gap = (after - before).abs()[rows]
+    return float((gap > NEGLIGIBLE * before.abs()[rows].clamp(min=1e-12)).double().mean())
+
+
+def touched_rows(stages: Stages) -> dict[str, float]:
+    """The share of rows that the tricks on rewards, masks and advantages changed."""
+    rows = stages.charged.trained & stages.charged.counted
+    signs = {
+        "touched/reward_shaping": _share_of_rows(stages.graded, stages.shaped),
+        "touched/truncation": _share_of_rows(stages.shaped, stages.cut),
+        "touched/group_filter": _share_of_rows(stages.cut, stages.filtered),
+        "touched/baseline": _share_moved(stages.charged.reward, stages.centred, rows),
+        "touched/scale": _share_moved(stages.centred, stages.advantages, rows),
     }
+    if stages.charged is not stages.kept:  # a KL penalty in the reward; one in the loss is counted by its tokens
+        signs["touched/kl"] = _share_of_rows(stages.kept, stages.charged)
+    return signs
 
 
 def touched_tokens(
-    rollouts: Rollouts, weights: Float[Tensor, "N T"] | None, stays: Bool[Tensor, "N T"] | None
+    sampled: Bool[Tensor, "N T"],
+    weights: Float[Tensor, "N T"] | None,
+    stays: Bool[Tensor, "N T"],
+    allowed: Bool[Tensor, "N T"],
+    loss_mask: Bool[Tensor, "N T"],
 ) -> dict[str, float]:
-    """The share of sampled tokens that the correction reweighted and the rejection removed."""
-    mask = rollouts.sampled_mask
-    reweighted = 0.0 if weights is None else float(((weights[mask] - 1).abs() > _UNTOUCHED_WEIGHT).double().mean())
-    rejected = 0.0 if stays is None else float((~stays[mask]).double().mean())
-    return {"touched/correction": reweighted, "touched/rejection": rejected}
+    """The share of sampled tokens the correction reweighted and the rejection removed.
+
+    And, where it did, the share of what was `allowed` into the loss that the entropy trick left out.
+    """
+    reweighted = 0.0 if weights is None else float(((weights[sampled] - 1).abs() > NEGLIGIBLE).double().mean())
+    signs = {"touched/correction": reweighted, "touched/rejection": float((~stays[sampled]).double().mean())}
+    if not torch.equal(allowed, loss_mask):
+        signs["touched/entropy"] = float((~loss_mask[allowed]).double().mean())
+    return signs
 
 
 @dataclass
@@ -101,12 +143,16 @@ class UpdateTally:
                 self.maxima[name] = max(self.maxima.get(name, 0.0), float(value))
         return self.losses[-1]
 
+    def mean(self, name: str) -> float:
+        """One of the sums, per token of the loss."""
+        return self.sums[name] / self.sums["tokens"]
+
     def signs(self) -> dict[str, float]:
         """The step's learner metrics; only the counts are there when every update was skipped."""
         signs = {"train/updates": float(len(self.reports)), "train/skipped_updates": float(self.skipped)}
         if not self.reports:
             return signs
-        tokens, number = self.sums["tokens"], len(self.reports)
+        number = len(self.reports)
         per_token = {
             "train/entropy": "entropy",
             "train/ratio": "ratio",
@@ -115,12 +161,19 @@ class UpdateTally:
             "train/kl_term": "kl_term",
             "mismatch/absolute": "mismatch_absolute",
             "mismatch/k3": "mismatch_k3",
+            "touched/importance": "importance_touched",
             "touched/surrogate": "surrogate_touched",
             "touched/kl": "kl_touched",
             "touched/entropy": "entropy_touched",
+            "factor/surrogate": "surrogate_weight",
+            "factor/correction": "correction_weight",
         }
-        signs |= {name: self.sums[key] / tokens for name, key in per_token.items() if key in self.sums}
+        signs |= {name: self.mean(key) for name, key in per_token.items() if key in self.sums}
+        denominator = self.sums["weight"] / self.sums["weight_of_original"]
+        signs["touched/denominator"] = float(abs(denominator - 1) > NEGLIGIBLE)
         return signs | {
+            "factor/aggregation": self.sums["weight"] / number,
+            "factor/denominator": denominator,
             "train/loss": sum(self.losses) / number,
             "train/gradient_norm": sum(r.gradient_norm for r in self.reports) / number,
             "train/update_norm": sum(r.update_norm for r in self.reports) / number,

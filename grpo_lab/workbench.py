@@ -31,7 +31,10 @@ from grpo_lab.types import Problem, SamplingParams
 
 @dataclass
 class Workbench:
-    """The live parts of one run. `updates` and `ledger` count what has been done so far."""
+    """The live parts of one run.
+
+    `updates` and `ledger` count what has been done so far; `entropy_coef` is the entropy trick's state.
+    """
 
     device: torch.device
     tokenizer: PreTrainedTokenizerBase
@@ -43,6 +46,7 @@ class Workbench:
     optimizer: torch.optim.Optimizer
     cost: ModelCost
     ledger: Ledger
+    entropy_coef: float
     updates: int = 0
     log_position: int = 0
 
@@ -56,6 +60,7 @@ class Workbench:
         return {
             "ledger": dict(vars(self.ledger)),
             "updates": self.updates,
+            "entropy_coef": self.entropy_coef,
             "optimizer": self.optimizer.state_dict(),
             "log_position": log_position,
             "reference": None if kept is None else kept.state_dict(),
@@ -183,11 +188,13 @@ def open_workbench(run: RunConfig, device: torch.device, resume_from: Path | Non
         optimizer=run.optimizer.build(learner.parameters()),
         cost=ModelCost.of(learner),
         ledger=Ledger(),
+        entropy_coef=run.entropy.start,
     )
     if resume_from is not None:
         state = checkpoint.load_state(resume_from)
         bench.ledger = Ledger(**state["ledger"])
         bench.updates = state["updates"]
+        bench.entropy_coef = state["entropy_coef"]
         bench.log_position = state["log_position"]
         bench.optimizer.load_state_dict(state["optimizer"])
         if reference is not None and state["reference"] is not None:

@@ -18,15 +18,18 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo_lab.batching import Cut, StepInputs, make_minibatch, totals_of
 from grpo_lab.config import RunConfig
-from grpo_lab.loss import policy_loss
+from grpo_lab.loss import mark_tokens, policy_loss
+from grpo_lab.seeding import rollout_uniforms
 from grpo_lab.tricks.aggregation import SequenceMean
 from grpo_lab.tricks.baseline import Baseline, GroupMean
+from grpo_lab.tricks.convention import Singleton
 from grpo_lab.tricks.correction import NoCorrection
 from grpo_lab.tricks.denominator import Original
 from grpo_lab.tricks.entropy import NoEntropy
 from grpo_lab.tricks.group_filter import Keep
 from grpo_lab.tricks.importance import Token
 from grpo_lab.tricks.kl import NoKl
+from grpo_lab.tricks.old_policy import Recomputed
 from grpo_lab.tricks.rejection import NoRejection
 from grpo_lab.tricks.reward_shaping import NoShaping
 from grpo_lab.tricks.scale import GroupStd, NoScale, Scale
@@ -84,7 +87,7 @@ def make_graded(
 
 def advantages_of(graded: Graded, baseline: Baseline | None = None, scale: Scale | None = None) -> Tensor:
     """[P, G]; the group mean is subtracted and nothing divided unless told otherwise."""
-    return (scale or NoScale())((baseline or GroupMean())(graded), graded)
+    return (scale or NoScale())((baseline or GroupMean(Singleton.zero))(graded), graded)
 
 
 # --- one optimiser step -------------------------------------------------------------------------------------
@@ -170,13 +173,14 @@ def make_run(**options: Any) -> RunConfig:
         "reward_shaping": NoShaping(),
         "truncation": Score(),
         "group_filter": Keep(),
+        "old_policy": Recomputed(),
         "correction": NoCorrection(),
         "rejection": NoRejection(),
-        "baseline": GroupMean(),
-        "scale": GroupStd(ddof=0, eps=1e-6),
+        "baseline": GroupMean(Singleton.zero),
+        "scale": GroupStd(0, 1e-6, False, Singleton.zero),
         "importance": Token(log_ratio_limit=20.0),
         "surrogate": Ppo(clip_low=0.2, clip_high=0.2),
-        "aggregation": SequenceMean(),
+        "aggregation": SequenceMean(0.0),
         "denominator": Original(),
         "kl": NoKl(),
         "entropy": NoEntropy(),
@@ -188,19 +192,27 @@ def make_run(**options: Any) -> RunConfig:
 
 
 def inputs_of(run: RunConfig, scene: Scene) -> StepInputs:
-    """Shape, cut, filter, correct, reject, centre and scale, in the order of the training loop, in float64."""
-    rollouts = scene.rollouts
-    kept = run.group_filter(run.truncation(run.reward_shaping(scene.graded)))
-    mismatch = scene.old_logprobs, rollouts.sampler_logprobs, rollouts.sampled_mask
-    loss_mask = rollouts.sampled_mask & kept.trained.flatten()[:, None] & run.rejection(*mismatch)
-    advantages = run.scale(run.baseline(kept), kept).reshape(-1, 1)
+    """Shape, cut, filter, correct, reject, charge, centre and scale, in the order of the training loop, in float64.
+
+    A token's entropy is taken to be minus its old log-prob, which is on the scale of one.
+    """
+    rollouts, mask = scene.rollouts, scene.rollouts.sampled_mask
+    filtered = run.group_filter(run.truncation(run.reward_shaping(scene.graded)))
+    mismatch = scene.old_logprobs, rollouts.sampler_logprobs, mask
+    old_logprobs = run.old_policy(scene.old_logprobs, rollouts.sampler_logprobs)
+    stays = run.rejection(*mismatch)
+    kept = run.rejection.settle(filtered, stays & mask)
+    charged = run.kl.shape(kept, old_logprobs, scene.ref_logprobs, mask)
+    loss_mask = mask & stays & charged.trained.flatten()[:, None] & run.entropy.keeps(-scene.old_logprobs, mask)
+    advantages = run.scale(run.baseline(charged), charged).reshape(-1, 1)
     return StepInputs(
         rollouts,
         loss_mask,
         torch.where(loss_mask, advantages, 0.0),
-        scene.old_logprobs,
+        old_logprobs,
         scene.ref_logprobs,
         run.correction(*mismatch),
+        run.entropy.start,
     )
 
 
@@ -224,9 +236,22 @@ def step_of(
 
 
 def share_of(run: RunConfig, batch: Batch, leaf: Tensor) -> Tensor:
-    """The microbatch's share of the loss, its log-probs looked up in `leaf` [N, T] by address."""
+    """The microbatch's share of the loss, its log-probs looked up in `leaf` [N, T] by address.
+
+    A token's entropy is taken to be minus its log-prob, with gradient.
+    """
     logprobs = leaf.flatten()[batch.tokens]
-    return policy_loss(run, batch, logprobs, torch.zeros_like(logprobs)).loss
+    return policy_loss(run, batch, logprobs, -logprobs).loss
+
+
+def noise_of(rollouts: Rollouts) -> Tensor:
+    """One uniform number for each token of the rollouts, the same whatever the padding."""
+    return rollout_uniforms(rollouts, 0, "mark", 0)
+
+
+def marked(run: RunConfig, batches: Sequence[Batch], logprobs: Tensor, rollouts: Rollouts) -> list[Batch]:
+    """The microbatches of a step with what the surrogate chooses over them, log-probs looked up by address."""
+    return mark_tokens(run, batches, [logprobs.flatten()[batch.tokens] for batch in batches], noise_of(rollouts))
 
 
 def loss_and_gradient(
@@ -238,7 +263,7 @@ def loss_and_gradient(
     batches = make_minibatch(inputs, problems, run.denominator, Cut(microbatch_tokens, 192))
     if not batches:
         return torch.zeros((), dtype=F64), torch.zeros_like(logprobs)
-    loss = sum(share_of(run, batch, leaf) for batch in batches)
+    loss = sum(share_of(run, batch, leaf) for batch in marked(run, batches, logprobs, inputs.rollouts))
     loss.backward()
     return loss.detach(), leaf.grad
 
@@ -258,6 +283,7 @@ def batch_of_rows(run: RunConfig, inputs: StepInputs, rows: Sequence[int]) -> Ba
 
     counted = run.denominator.counted_tokens(rollouts.sampled_mask, inputs.loss_mask)
     return Batch(
+        rows=torch.tensor(index),
         prompts=tuple(rollouts.prompt_of_row(row) for row in index),
         tokens=rollouts.tokens[index],
         response_mask=rollouts.response_mask[index],
@@ -267,7 +293,9 @@ def batch_of_rows(run: RunConfig, inputs: StepInputs, rows: Sequence[int]) -> Ba
         old_logprobs=pick(inputs.old_logprobs),
         ref_logprobs=pick(inputs.ref_logprobs),
         correction_weights=pick(inputs.correction_weights),
+        entropy_coef=inputs.entropy_coef,
         totals=totals_of(counted, rollouts.group_size, index),
+        original_totals=totals_of(rollouts.sampled_mask, rollouts.group_size, index),
     )
 
 

@@ -24,6 +24,7 @@ from omegaconf import OmegaConf
 from grpo_lab.config import conf_folder
 from grpo_lab.tricks.aggregation import Constant, PromptMean, SequenceMean, SequenceSum, TokenMean
 from grpo_lab.tricks.baseline import GroupMean, LeaveOneOut
+from grpo_lab.tricks.convention import Scope, Singleton, Width
 from grpo_lab.tricks.correction import NoCorrection, TisToken
 from grpo_lab.tricks.denominator import Original, Survivors
 from grpo_lab.tricks.group_filter import Drop, Keep, Signal
@@ -36,7 +37,7 @@ from grpo_lab.tricks.truncation import MaskAfter, MaskBefore, Score
 
 EXACT = 1e-12
 SURROGATES = (Ppo(0.2, 0.2), Ppo(0.2, 0.28), Reinforce())
-AGGREGATIONS = (SequenceMean(), TokenMean(), PromptMean(), Constant(max_tokens=6), SequenceSum())
+AGGREGATIONS = (SequenceMean(0.0), TokenMean(Scope.step), PromptMean(), Constant(6, Width.budget), SequenceSum())
 by_aggregation = pytest.mark.parametrize("aggregation", AGGREGATIONS, ids=repr)
 by_surrogate = pytest.mark.parametrize("surrogate", SURROGATES, ids=repr)
 SCENE = random_scene(0, 3, 4, 6)
@@ -52,25 +53,29 @@ def assert_same(first, second, why: str, factor: float = 1.0) -> None:
 # --- baseline and scale -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scale", [NoScale(), GroupStd(ddof=0, eps=0.0), GroupStd(ddof=1, eps=1e-6)], ids=repr)
+@pytest.mark.parametrize(
+    "scale", [NoScale(), GroupStd(0, 0.0, False, Singleton.zero), GroupStd(1, 1e-6, False, Singleton.zero)], ids=repr
+)
 def test_leave_one_out_is_the_group_mean_times_n_over_n_minus_one(scale) -> None:
     # 4, 3 and 2 rows are counted: factors 4/3, 3/2, 2
     counted = [[True] * 4, [True, True, False, True], [False, True, True, False]]
     graded = make_graded([[1, 0, 0.7, 0], [0, 1, 1, 0.3], [1, 0, 1, 1]], counted=counted)
     factor = torch.tensor([[4 / 3], [3 / 2], [2.0]], dtype=F64)
-    expected = factor * advantages_of(graded, GroupMean(), scale)
-    assert_close(advantages_of(graded, LeaveOneOut(), scale), expected, EXACT, "factor")
+    expected = factor * advantages_of(graded, GroupMean(Singleton.zero), scale)
+    assert_close(advantages_of(graded, LeaveOneOut(Singleton.zero), scale), expected, EXACT, "factor")
 
 
 def test_leave_one_out_is_the_mean_of_the_others() -> None:
     values = torch.tensor([1, 0.25, 0.7, -0.1, 0], dtype=F64)
     expected = [values[i] - (values.sum() - values[i]) / 4 for i in range(5)]
-    assert_close(advantages_of(make_graded([values.tolist()]), LeaveOneOut())[0], expected, EXACT, "by its words")
+    assert_close(
+        advantages_of(make_graded([values.tolist()]), LeaveOneOut(Singleton.zero))[0], expected, EXACT, "by its words"
+    )
 
 
 def test_the_two_deviations_differ_by_the_root_of_n_over_n_minus_one() -> None:
     graded = make_graded([[1, 0, 0.7, 0, 0.2]])
-    population, bessel = (advantages_of(graded, scale=GroupStd(ddof=ddof, eps=0.0)) for ddof in (0, 1))
+    population, bessel = (advantages_of(graded, scale=GroupStd(ddof, 0.0, False, Singleton.zero)) for ddof in (0, 1))
     assert_close(population, bessel * (5 / 4) ** 0.5, EXACT, "sqrt(5/4)")
 
 
@@ -132,7 +137,13 @@ def test_one_token_responses_make_the_means_and_the_sum_equal(surrogate) -> None
     scene = random_scene(5, 3, 4, 1)
     first, *others = (
         run_scene(scene, surrogate=surrogate, aggregation=aggregation)
-        for aggregation in (SequenceMean(), TokenMean(), PromptMean(), SequenceSum(), Constant(max_tokens=1))
+        for aggregation in (
+            SequenceMean(0.0),
+            TokenMean(Scope.step),
+            PromptMean(),
+            SequenceSum(),
+            Constant(1, Width.budget),
+        )
     )
     for other in others:
         assert_same(first, other, "one token a row")
@@ -141,7 +152,7 @@ def test_one_token_responses_make_the_means_and_the_sum_equal(surrogate) -> None
 @by_surrogate
 def test_constant_is_the_sequence_sum_over_the_budget(surrogate) -> None:
     total = run_scene(SCENE, surrogate=surrogate, aggregation=SequenceSum())
-    divided = run_scene(SCENE, surrogate=surrogate, aggregation=Constant(max_tokens=40))
+    divided = run_scene(SCENE, surrogate=surrogate, aggregation=Constant(40, Width.budget))
     assert_same(total, divided, "40 tokens", factor=40)
 
 
@@ -153,7 +164,7 @@ def test_equal_lengths_make_the_three_means_equal(surrogate) -> None:
     scene = replace(scene, logprobs=torch.where(scene.logprobs == 0, -1.0, scene.logprobs))
     first, *others = (
         run_scene(scene, surrogate=surrogate, aggregation=aggregation)
-        for aggregation in (SequenceMean(), TokenMean(), PromptMean(), Constant(max_tokens=6))
+        for aggregation in (SequenceMean(0.0), TokenMean(Scope.step), PromptMean(), Constant(6, Width.budget))
     )
     for other in others:
         assert_same(first, other, "6 tokens a row")
@@ -167,7 +178,7 @@ def test_groups_of_equal_token_counts_make_prompt_mean_the_token_mean(surrogate)
     inputs = step_of(lengths, rows, 2, old_logprobs=logprobs - 0.1)
     results = [
         loss_and_gradient(make_run(surrogate=surrogate, aggregation=aggregation), inputs, logprobs)
-        for aggregation in (PromptMean(), TokenMean(), SequenceMean())
+        for aggregation in (PromptMean(), TokenMean(Scope.step), SequenceMean(0.0))
     ]
     assert_same(results[0], results[1], "8 tokens a group")
     assert (results[0][1] - results[2][1]).abs().max() > 1e-3
@@ -201,7 +212,7 @@ def test_dropping_groups_without_reward_signal_changes_no_gradient_under_origina
     scene = replace(SCENE, graded=replace(SCENE.graded, reward=reward))
     for denominator, same in ((Original(), True), (Survivors(), False)):
         kept, dropped = (
-            run_scene(scene, group_filter=option, aggregation=TokenMean(), denominator=denominator)[1]
+            run_scene(scene, group_filter=option, aggregation=TokenMean(Scope.step), denominator=denominator)[1]
             for option in (Keep(), Drop(signal=Signal.reward))
         )
         assert torch.allclose(kept, dropped, rtol=0, atol=EXACT) is same

@@ -34,6 +34,7 @@ from grpo_lab.models import Fp32Head
 from grpo_lab.policy import token_logprobs
 from grpo_lab.tricks.aggregation import Constant, PromptMean, SequenceMean, SequenceSum, TokenMean
 from grpo_lab.tricks.baseline import GroupMean, LeaveOneOut, NoBaseline
+from grpo_lab.tricks.convention import Scope, Singleton, Width
 from grpo_lab.tricks.correction import NoCorrection, TisToken
 from grpo_lab.tricks.curriculum import Uniform
 from grpo_lab.tricks.denominator import Original, Survivors
@@ -48,7 +49,7 @@ from grpo_lab.tricks.rejection import NoRejection
 from grpo_lab.tricks.reward_shaping import NoShaping, SoftOverlong
 from grpo_lab.tricks.scale import GroupStd, NoScale
 from grpo_lab.tricks.schedule import Sync
-from grpo_lab.tricks.surrogate import Ppo, Reinforce
+from grpo_lab.tricks.surrogate import Ppo, Reinforce, SurrogateInputs
 from grpo_lab.tricks.truncation import MaskAfter, MaskBefore, Score
 from grpo_lab.tricks.updates import Updates
 
@@ -75,18 +76,23 @@ def test_every_option_of_every_axis_has_a_number_in_this_file() -> None:
     ("baseline", "scale", "right", "wrong"),
     [
         # mean 2/8 = .25, variance .25 * .75 = .1875, deviation sqrt(3)/4: .75 / (sqrt(3)/4) = sqrt(3)
-        (GroupMean(), GroupStd(ddof=0, eps=0.0), math.sqrt(3), -1 / math.sqrt(3)),
+        (GroupMean(Singleton.zero), GroupStd(0, 0.0, False, Singleton.zero), math.sqrt(3), -1 / math.sqrt(3)),
         # ddof 1: the variance grows by 8/7, so the advantages shrink by sqrt(7/8): 1.62019, -.54006
-        (GroupMean(), GroupStd(ddof=1, eps=0.0), math.sqrt(21 / 8), -math.sqrt(7 / 24)),
+        (GroupMean(Singleton.zero), GroupStd(1, 0.0, False, Singleton.zero), math.sqrt(21 / 8), -math.sqrt(7 / 24)),
         # eps is added to the deviation: .75 / (.4330127 + .25)
-        (GroupMean(), GroupStd(ddof=0, eps=0.25), 0.75 / (math.sqrt(3) / 4 + 0.25), -0.25 / (math.sqrt(3) / 4 + 0.25)),
+        (
+            GroupMean(Singleton.zero),
+            GroupStd(0, 0.25, False, Singleton.zero),
+            0.75 / (math.sqrt(3) / 4 + 0.25),
+            -0.25 / (math.sqrt(3) / 4 + 0.25),
+        ),
         # Dr. GRPO
-        (GroupMean(), NoScale(), 0.75, -0.25),
+        (GroupMean(Singleton.zero), NoScale(), 0.75, -0.25),
         # right: the other seven average 1/7, 1 - 1/7 = 6/7; wrong: they average 2/7
-        (LeaveOneOut(), NoScale(), 6 / 7, -2 / 7),
+        (LeaveOneOut(Singleton.zero), NoScale(), 6 / 7, -2 / 7),
         (NoBaseline(), NoScale(), 1.0, 0.0),
         # 1 / (sqrt(3)/4)
-        (NoBaseline(), GroupStd(ddof=0, eps=0.0), 4 / math.sqrt(3), 0.0),
+        (NoBaseline(), GroupStd(0, 0.0, False, Singleton.zero), 4 / math.sqrt(3), 0.0),
     ],
 )
 def test_advantages_of_two_right_answers_in_eight(baseline, scale, right: float, wrong: float) -> None:
@@ -97,7 +103,7 @@ def test_advantages_of_two_right_answers_in_eight(baseline, scale, right: float,
 def test_literals_of_the_two_deviations() -> None:
     graded = make_graded(TWO_OF_EIGHT)
     for ddof, right, wrong in ((0, 1.73205, -0.57735), (1, 1.62019, -0.54006)):
-        advantages = advantages_of(graded, GroupMean(), GroupStd(ddof=ddof, eps=1e-9))[0]
+        advantages = advantages_of(graded, GroupMean(Singleton.zero), GroupStd(ddof, 1e-9, False, Singleton.zero))[0]
         assert_close(advantages[:2], [right, wrong], 5e-6, f"ddof {ddof}, five printed decimals")
 
 
@@ -170,7 +176,7 @@ def test_weights_and_kept_tokens_of_a_sampler_that_is_not_the_learner() -> None:
     sampler = torch.tensor([[0.5, 0.3, 0.2, 0.1]], dtype=F64).log()
     mask = torch.tensor([[True, True, True, False]])
     # .6/.5 = 1.2; .9/.3 = 3 stops at the cap; .1/.2 = .5 has no floor; not sampled: 1
-    assert_close(TisToken(cap=2.0)(old, sampler, mask), [[1.2, 2.0, 0.5, 1.0]], EXACT, "capped weights")
+    assert_close(TisToken(cap=2.0, floor=0.0)(old, sampler, mask), [[1.2, 2.0, 0.5, 1.0]], EXACT, "capped weights")
     assert_close(NoCorrection()(old, sampler, mask), [[1, 1, 1, 1]], 0, "no weights")
     assert NoRejection()(old, sampler, mask).tolist() == [[True] * 4]
 
@@ -203,7 +209,8 @@ RATIOS = [0.5, 0.9, 1.0, 1.1, 1.25, 1.5]
 def test_token_losses_inside_and_outside_the_clip(surrogate, advantage, loss, gradient) -> None:
     logprobs = torch.tensor([[math.log(r / 4) for r in RATIOS]], dtype=F64, requires_grad=True)
     log_ratio = logprobs - math.log(1 / 4)
-    result = surrogate(logprobs, log_ratio, torch.full((1, 6), advantage, dtype=F64))
+    everywhere = torch.ones(1, 6, dtype=torch.bool)
+    result = surrogate(SurrogateInputs(logprobs, log_ratio, torch.full((1, 6), advantage, dtype=F64), everywhere))
     result.token_loss.sum().backward()
     assert_close(result.token_loss, [loss], EXACT, "token losses")
     assert_close(logprobs.grad, [gradient], EXACT, "gradient")
@@ -215,7 +222,7 @@ def test_k3_at_a_half_and_at_two() -> None:
     # x - ln x - 1: .5 + .6931 - 1 = .1931; 2 - .6931 - 1 = .3069. d/d logp = kl_coef * (1 - x)
     logprobs = torch.tensor([[math.log(0.4), math.log(0.2)]], dtype=F64, requires_grad=True)
     ref = torch.tensor([[math.log(0.2), math.log(0.4)]], dtype=F64)
-    penalty = K3Loss(kl_coef=0.1, log_ratio_limit=20.0)(logprobs, ref)
+    penalty = K3Loss(kl_coef=0.1, log_ratio_limit=20.0)(logprobs, logprobs, ref)
     penalty.sum().backward()
     half, two = math.log(2) - 0.5, 1 - math.log(2)
     assert_close([half, two], [0.1931, 0.3069], 5e-5, "the printed decimals")
@@ -225,7 +232,7 @@ def test_k3_at_a_half_and_at_two() -> None:
 
 def test_k3_is_flat_beyond_its_limit() -> None:
     logprobs = torch.tensor([[-30.0]], dtype=F64, requires_grad=True)
-    penalty = K3Loss(kl_coef=1.0, log_ratio_limit=2.0)(logprobs, torch.zeros(1, 1, dtype=F64))
+    penalty = K3Loss(kl_coef=1.0, log_ratio_limit=2.0)(logprobs, logprobs, torch.zeros(1, 1, dtype=F64))
     penalty.sum().backward()
     assert_close(penalty, [[math.exp(2) - 2 - 1]], EXACT, "k3 at the limit")
     assert_close(logprobs.grad, [[0.0]], 0, "no gradient beyond it")
@@ -233,8 +240,8 @@ def test_k3_is_flat_beyond_its_limit() -> None:
 
 def test_options_that_add_nothing_add_zero() -> None:
     values = torch.tensor([[-1.0, -2.0]], dtype=F64)
-    assert_close(NoKl()(values, None), [[0, 0]], 0, "kl")
-    assert_close(NoEntropy()(values), [[0, 0]], 0, "entropy")
+    assert_close(NoKl()(values, values, None), [[0, 0]], 0, "kl")
+    assert_close(NoEntropy()(values, 0.0), [[0, 0]], 0, "entropy")
 
 
 # --- aggregation and denominator ----------------------------------------------------------------------------
@@ -247,13 +254,13 @@ SHORT_RIGHT_LONG_WRONG = step_of([2, 8], [1.0, -1.0], group_size=2)
     ("aggregation", "loss", "gradient"),
     [
         # (-2/2 + 8/8) / 2 = 0
-        (SequenceMean(), 0.0, (-1 / 4, 1 / 16)),
+        (SequenceMean(0.0), 0.0, (-1 / 4, 1 / 16)),
         # (-2 + 8) / 10 = .6
-        (TokenMean(), 0.6, (-1 / 10, 1 / 10)),
+        (TokenMean(Scope.step), 0.6, (-1 / 10, 1 / 10)),
         # one prompt of 10 tokens: the same
         (PromptMean(), 0.6, (-1 / 10, 1 / 10)),
         # (-2 + 8) / (2 * 10) = .3
-        (Constant(max_tokens=10), 0.3, (-1 / 20, 1 / 20)),
+        (Constant(10, Width.budget), 0.3, (-1 / 20, 1 / 20)),
         # (-2 + 8) / 2 = 3
         (SequenceSum(), 3.0, (-1 / 2, 1 / 2)),
     ],
@@ -280,10 +287,10 @@ def test_prompt_mean_weighs_two_prompts_alike() -> None:
     ("aggregation", "original", "survivors"),
     [
         # rows of 2 (in), 8 (out), 4 (in), 2 (out) tokens in two groups of two; A = -1, so each loss is +1
-        (SequenceMean(), 2 / 4, 2 / 2),
-        (TokenMean(), 6 / 16, 6 / 6),
+        (SequenceMean(0.0), 2 / 4, 2 / 2),
+        (TokenMean(Scope.step), 6 / 16, 6 / 6),
         (PromptMean(), (2 / 10 + 4 / 6) / 2, (2 / 2 + 4 / 4) / 2),
-        (Constant(max_tokens=8), 6 / (4 * 8), 6 / (2 * 8)),
+        (Constant(8, Width.budget), 6 / (4 * 8), 6 / (2 * 8)),
         (SequenceSum(), 6 / 4, 6 / 2),
     ],
 )
@@ -308,10 +315,10 @@ def test_survivors_do_not_count_a_prompt_that_left_whole() -> None:
     ("aggregation", "original", "survivors"),
     [
         # rows of 4 and 2 tokens, each token's loss 1; two tokens of the first row left
-        (SequenceMean(), (2 / 4 + 2 / 2) / 2, (2 / 2 + 2 / 2) / 2),
-        (TokenMean(), 4 / 6, 4 / 4),
+        (SequenceMean(0.0), (2 / 4 + 2 / 2) / 2, (2 / 2 + 2 / 2) / 2),
+        (TokenMean(Scope.step), 4 / 6, 4 / 4),
         (PromptMean(), 4 / 6, 4 / 4),
-        (Constant(max_tokens=4), 4 / 8, 4 / 8),
+        (Constant(4, Width.budget), 4 / 8, 4 / 8),
         (SequenceSum(), 4 / 2, 4 / 2),
     ],
 )
@@ -442,10 +449,10 @@ def test_pressure_on_truncation_where_tokens_weigh_the_same(truncation, cut_rewa
     ("aggregation", "denominator", "lengths", "score", "after", "before"),
     [
         # constant: the numbers above over 40 tokens, whatever the lengths
-        (Constant(max_tokens=40), Original(), (20, 12, 40), -10.94, -2.19, 0.0),
-        (TokenMean(), Survivors(), (20, 12, 40), -19.3, -7.5, 0.0),
-        (SequenceMean(), Original(), (20, 12, 40), -7.3, 1.5, 7.0),
-        (SequenceMean(), Original(), (30, 10, 40), 0.0, 8.8, 14.1),
+        (Constant(40, Width.budget), Original(), (20, 12, 40), -10.94, -2.19, 0.0),
+        (TokenMean(Scope.step), Survivors(), (20, 12, 40), -19.3, -7.5, 0.0),
+        (SequenceMean(0.0), Original(), (20, 12, 40), -7.3, 1.5, 7.0),
+        (SequenceMean(0.0), Original(), (30, 10, 40), 0.0, 8.8, 14.1),
     ],
 )
 def test_thousandths_of_pressure_where_length_enters(aggregation, denominator, lengths, score, after, before) -> None:
@@ -592,9 +599,9 @@ def verl_inputs(case: dict) -> StepInputs:
 @pytest.mark.parametrize(
     ("name", "baseline", "scale"),
     [
-        ("group_mean / group_std ddof=1 eps=1e-6", GroupMean(), GroupStd(ddof=1, eps=1e-6)),
-        ("group_mean / none", GroupMean(), NoScale()),
-        ("leave_one_out / none", LeaveOneOut(), NoScale()),
+        ("group_mean / group_std ddof=1 eps=1e-6", GroupMean(Singleton.zero), GroupStd(1, 1e-6, False, Singleton.zero)),
+        ("group_mean / none", GroupMean(Singleton.zero), NoScale()),
+        ("leave_one_out / none", LeaveOneOut(Singleton.zero), NoScale()),
     ],
 )
 def test_advantages_are_those_of_verl(case, name, baseline, scale) -> None:
@@ -606,9 +613,9 @@ def test_advantages_are_those_of_verl(case, name, baseline, scale) -> None:
 @pytest.mark.parametrize(
     ("name", "surrogate", "aggregation"),
     [
-        ("ppo low=.2 high=.28 dual=3 | token_mean", Ppo(0.2, 0.28), TokenMean()),
-        ("ppo low=.2 high=.2 dual=3 | sequence_mean", Ppo(0.2, 0.2), SequenceMean()),
-        ("ppo low=.2 high=.2 dual=3 | constant L=7", Ppo(0.2, 0.2), Constant(max_tokens=7)),
+        ("ppo low=.2 high=.28 dual=3 | token_mean", Ppo(0.2, 0.28), TokenMean(Scope.step)),
+        ("ppo low=.2 high=.2 dual=3 | sequence_mean", Ppo(0.2, 0.2), SequenceMean(0.0)),
+        ("ppo low=.2 high=.2 dual=3 | constant L=7", Ppo(0.2, 0.2), Constant(7, Width.budget)),
     ],
 )
 def test_losses_and_gradients_are_those_of_verl(case, name, surrogate, aggregation) -> None:
@@ -633,5 +640,5 @@ def test_the_stages_in_order_give_the_step_made_by_hand() -> None:
     zeros = torch.zeros(2, 8, dtype=F64)
     rollouts = make_rollouts([2, 8], 2)
     scene = Scene(rollouts, make_graded([[1, 0]]), zeros - 1, zeros - 1, zeros - 1)
-    run = make_run(scale=GroupStd(ddof=0, eps=0.0))
+    run = make_run(scale=GroupStd(0, 0.0, False, Singleton.zero))
     assert_close(inputs_of(run, scene).advantages, SHORT_RIGHT_LONG_WRONG.advantages, EXACT, "advantages")

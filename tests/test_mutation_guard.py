@@ -16,6 +16,7 @@ from helpers import F64, Scene, make_graded, make_rollouts, run_scene
 from grpo_lab.config import options, slot_types
 from grpo_lab.tricks.aggregation import Constant, PromptMean, SequenceMean, SequenceSum, TokenMean
 from grpo_lab.tricks.baseline import GroupMean, LeaveOneOut, NoBaseline
+from grpo_lab.tricks.convention import Scope, Singleton, Width
 from grpo_lab.tricks.correction import NoCorrection, TisToken
 from grpo_lab.tricks.denominator import Original, Survivors
 from grpo_lab.tricks.entropy import NoEntropy
@@ -32,13 +33,18 @@ OPTIONS = {
     "truncation": (Score(), MaskAfter(), MaskBefore()),
     "reward_shaping": (NoShaping(), SoftOverlong(6, 4, 0.5), SoftOverlong(6, 4, 1.0), SoftOverlong(6, 2, 1.0)),
     "group_filter": (Keep(), Drop(signal=Signal.outcome), Drop(signal=Signal.reward)),
-    "correction": (NoCorrection(), TisToken(cap=1.1), TisToken(cap=2.0)),
+    "correction": (NoCorrection(), TisToken(cap=1.1, floor=0.0), TisToken(cap=2.0, floor=0.0)),
     "rejection": (NoRejection(),),
-    "baseline": (GroupMean(), LeaveOneOut(), NoBaseline()),
-    "scale": (NoScale(), GroupStd(ddof=0, eps=1e-6), GroupStd(ddof=1, eps=1e-6), GroupStd(ddof=0, eps=0.1)),
+    "baseline": (GroupMean(Singleton.zero), LeaveOneOut(Singleton.zero), NoBaseline()),
+    "scale": (
+        NoScale(),
+        GroupStd(0, 1e-6, False, Singleton.zero),
+        GroupStd(1, 1e-6, False, Singleton.zero),
+        GroupStd(0, 0.1, False, Singleton.zero),
+    ),
     "importance": (Token(log_ratio_limit=20.0), Token(log_ratio_limit=0.1)),
     "surrogate": (Ppo(0.2, 0.2), Ppo(0.2, 0.28), Ppo(0.3, 0.2), Reinforce()),
-    "aggregation": (SequenceMean(), TokenMean(), PromptMean(), Constant(max_tokens=7), SequenceSum()),
+    "aggregation": (SequenceMean(0.0), TokenMean(Scope.step), PromptMean(), Constant(7, Width.budget), SequenceSum()),
     "denominator": (Original(), Survivors()),
     "kl": (NoKl(), K3Loss(0.04, 20.0), K3Loss(0.1, 20.0), K3Loss(0.04, 0.2)),
     "entropy": (NoEntropy(),),
@@ -48,9 +54,9 @@ BACKGROUND = {
     "truncation": MaskAfter(),
     "reward_shaping": SoftOverlong(6, 4, 0.5),
     "group_filter": Keep(),
-    "correction": TisToken(cap=2.0),
+    "correction": TisToken(cap=2.0, floor=0.0),
     "kl": K3Loss(0.04, 20.0),
-    "aggregation": TokenMean(),
+    "aggregation": TokenMean(Scope.step),
     "denominator": Survivors(),
 }
 

@@ -32,6 +32,7 @@ from grpo_lab.loss import policy_loss
 from grpo_lab.policy import token_logprobs
 from grpo_lab.tricks.aggregation import Constant, PromptMean, SequenceMean, SequenceSum, TokenMean
 from grpo_lab.tricks.baseline import GroupMean, LeaveOneOut, NoBaseline
+from grpo_lab.tricks.convention import Scope, Singleton, Width
 from grpo_lab.tricks.correction import TisToken
 from grpo_lab.tricks.denominator import Original, Survivors
 from grpo_lab.tricks.kl import K3Loss
@@ -41,10 +42,10 @@ from grpo_lab.tricks.surrogate import Ppo, Reinforce
 from grpo_lab.tricks.truncation import MaskAfter
 
 TOLERANCE = 1e-10
-GROUP_BASELINES = (GroupMean(), LeaveOneOut())
-SCALES = (NoScale(), GroupStd(ddof=0, eps=1e-6), GroupStd(ddof=1, eps=1e-6))
+GROUP_BASELINES = (GroupMean(Singleton.zero), LeaveOneOut(Singleton.zero))
+SCALES = (NoScale(), GroupStd(0, 1e-6, False, Singleton.zero), GroupStd(1, 1e-6, False, Singleton.zero))
 SURROGATES = (Ppo(0.2, 0.2), Ppo(0.2, 0.28), Reinforce())
-AGGREGATIONS = (SequenceMean(), TokenMean(), PromptMean(), Constant(max_tokens=6), SequenceSum())
+AGGREGATIONS = (SequenceMean(0.0), TokenMean(Scope.step), PromptMean(), Constant(6, Width.budget), SequenceSum())
 DENOMINATORS = (Original(), Survivors())
 
 by_group = pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def loss_run(surrogate, aggregation, denominator):
         aggregation=aggregation,
         denominator=denominator,
         truncation=MaskAfter(),
-        correction=TisToken(cap=1.3),
+        correction=TisToken(cap=1.3, floor=0.0),
         kl=K3Loss(kl_coef=0.1, log_ratio_limit=20.0),
     )
 
@@ -109,7 +110,7 @@ def test_advantages_are_proportional_to_rewards_without_a_deviation(baseline, va
 @examples(40)
 @given(groups, st.floats(0.1, 10))
 def test_a_deviation_without_eps_cancels_the_reward_scale(baseline, ddof, values, factor) -> None:
-    scale = GroupStd(ddof=ddof, eps=0.0)
+    scale = GroupStd(ddof, 0.0, False, Singleton.zero)
     scaled = make_graded([[factor * value for value in row] for row in values])
     before = advantages_of(make_graded(values), baseline, scale)
     assert_close(advantages_of(scaled, baseline, scale), before, TOLERANCE, "scale")
@@ -149,7 +150,7 @@ def test_equal_rewards_give_exact_zeros_whatever_eps(dtype, eps, baseline) -> No
     # The mean of 7 or 12 times .7, or of 8 times .9, is not .7 or .9 in floating point.
     for value, size in product((0.0, 1.0, 0.7, 0.9, -0.1, 1 / 3), (2, 7, 8, 12)):
         graded = make_graded([[value] * size], dtype=dtype)
-        for scale in (NoScale(), GroupStd(ddof=0, eps=eps), GroupStd(ddof=1, eps=eps)):
+        for scale in (NoScale(), GroupStd(0, eps, False, Singleton.zero), GroupStd(1, eps, False, Singleton.zero)):
             assert advantages_of(graded, baseline, scale).tolist() == [[0.0] * size], (value, size, scale)
 
 
@@ -225,7 +226,7 @@ def test_the_budgets_of_these_tests_do_cut_the_step() -> None:
 @examples(5)
 @given(seeds, st.integers(1, 40))
 def test_the_sums_for_the_log_add_up_over_microbatches(surrogate, seed, budget) -> None:
-    run, scene = loss_run(surrogate, TokenMean(), Survivors()), random_scene(seed, 2, 4, 5)
+    run, scene = loss_run(surrogate, TokenMean(Scope.step), Survivors()), random_scene(seed, 2, 4, 5)
     reports = []
     for tokens in (10**9, budget):
         sums, largest = {}, torch.zeros((), dtype=F64)

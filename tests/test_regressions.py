@@ -32,6 +32,7 @@ from grpo_lab.evaluate import pass_at_k
 from grpo_lab.rollouts import to_rollouts
 from grpo_lab.tricks.aggregation import Constant, PromptMean, SequenceMean, SequenceSum, TokenMean
 from grpo_lab.tricks.baseline import GroupMean, LeaveOneOut
+from grpo_lab.tricks.convention import Scope, Singleton, Width
 from grpo_lab.tricks.correction import TisToken
 from grpo_lab.tricks.denominator import Original, Survivors
 from grpo_lab.tricks.group_filter import Drop, Signal
@@ -45,8 +46,8 @@ from grpo_lab.types import Completion, Problem, StopReason, to_groups
 from grpo_lab.workbench import make_suites, with_mix
 
 EXACT = 1e-12
-MEANS = (SequenceMean(), TokenMean(), PromptMean())
-AGGREGATIONS = (*MEANS, Constant(max_tokens=4), SequenceSum())
+MEANS = (SequenceMean(0.0), TokenMean(Scope.step), PromptMean())
+AGGREGATIONS = (*MEANS, Constant(4, Width.budget), SequenceSum())
 by_aggregation = pytest.mark.parametrize("aggregation", AGGREGATIONS, ids=repr)
 
 
@@ -65,7 +66,7 @@ def test_tied_fp32_groups_push_no_mass(size, value, eps) -> None:
     naive = (rewards - rewards.mean()) / (rewards.std() + eps)
     assert naive.abs().max() > 0, "the trap is not set here"
     graded = make_graded([[value] * size], dtype=torch.float32)
-    assert advantages_of(graded, scale=GroupStd(ddof=1, eps=eps)).tolist() == [[0.0] * size]
+    assert advantages_of(graded, scale=GroupStd(1, eps, False, Singleton.zero)).tolist() == [[0.0] * size]
 
 
 def test_filters_see_tied_fp32_groups() -> None:
@@ -100,12 +101,14 @@ def test_excluded_rows_do_not_enter_as_zeros() -> None:
     """AReaL mask_no_eos_with_zero: the reward of an unfinished row became 0 and stayed in the statistics."""
     # Rewards +1, -1 and an excluded row. As a zero it would leave the mean at 0 but the deviation at sqrt(2/3).
     graded = make_graded([[1, -1, 1]], truncated=[[False, False, True]])
-    got = advantages_of(MaskBefore()(graded), scale=GroupStd(ddof=0, eps=0.0))
+    got = advantages_of(MaskBefore()(graded), scale=GroupStd(0, 0.0, False, Singleton.zero))
     assert_close(got, [[1, -1, 0]], EXACT, "deviation 1, not sqrt(2/3)")
 
 
-@pytest.mark.parametrize("baseline", [GroupMean(), LeaveOneOut()], ids=repr)
-@pytest.mark.parametrize("scale", [NoScale(), GroupStd(ddof=0, eps=1e-6), GroupStd(ddof=1, eps=1e-6)], ids=repr)
+@pytest.mark.parametrize("baseline", [GroupMean(Singleton.zero), LeaveOneOut(Singleton.zero)], ids=repr)
+@pytest.mark.parametrize(
+    "scale", [NoScale(), GroupStd(0, 1e-6, False, Singleton.zero), GroupStd(1, 1e-6, False, Singleton.zero)], ids=repr
+)
 def test_a_single_row_has_no_advantage(baseline, scale) -> None:
     """verl: the only row of a group got its raw reward in `grpo` and the looped `rloo`, 0 in the vectorised one."""
     assert advantages_of(make_graded([[0.9]]), baseline, scale).tolist() == [[0.0]]
@@ -114,22 +117,24 @@ def test_a_single_row_has_no_advantage(baseline, scale) -> None:
 def test_the_rarest_success_is_worth_most() -> None:
     """NeMo-RL: leave-one-out deviation of the only success is 0, so 1 of 8 got 1.0 and 2 of 8 got 2.27."""
     # sqrt(7/1), sqrt(6/2), sqrt(5/3)
-    scale = GroupStd(ddof=0, eps=0.0)
+    scale = GroupStd(0, 0.0, False, Singleton.zero)
     worth = [advantages_of(make_graded([[1] * c + [0] * (8 - c)]), scale=scale)[0, 0] for c in (1, 2, 3)]
     assert_close(worth, [7**0.5, 3**0.5, (5 / 3) ** 0.5], EXACT, "success of 1, 2, 3 in 8")
 
 
 def test_leave_one_out_with_a_deviation_is_not_inert() -> None:
     """AReaL: the deviation was taken around the leave-one-out mean, so the option changed nothing."""
-    graded, scale = make_graded([[1, 0, 0, 0, 1, 0, 0, 0]]), GroupStd(ddof=1, eps=0.0)
-    centred = advantages_of(graded, GroupMean(), scale)
-    assert_close(advantages_of(graded, LeaveOneOut(), scale), 8 / 7 * centred, EXACT, "8/7")
+    graded, scale = make_graded([[1, 0, 0, 0, 1, 0, 0, 0]]), GroupStd(1, 0.0, False, Singleton.zero)
+    centred = advantages_of(graded, GroupMean(Singleton.zero), scale)
+    assert_close(advantages_of(graded, LeaveOneOut(Singleton.zero), scale), 8 / 7 * centred, EXACT, "8/7")
 
 
 def test_response_lengths_do_not_recentre_advantages() -> None:
     """verl reinforce_plus_plus_baseline: [1, 1, 0, 0] of lengths 100, 10, 10, 10 became .42, .42, -2.34, -2.34."""
     graded = make_graded([[1, 1, 0, 0]], lengths=[[100, 10, 10, 10]])
-    assert_close(advantages_of(graded, scale=GroupStd(ddof=0, eps=0.0)), [[1, 1, -1, -1]], EXACT, "by rows")
+    assert_close(
+        advantages_of(graded, scale=GroupStd(0, 0.0, False, Singleton.zero)), [[1, 1, -1, -1]], EXACT, "by rows"
+    )
 
 
 @pytest.mark.parametrize("width", [4, 16])
@@ -181,7 +186,7 @@ def test_the_loss_does_not_grow_with_the_number_of_microbatches(aggregation) -> 
 def test_a_token_weighs_the_same_in_a_full_and_in_an_almost_empty_microbatch() -> None:
     """TRL bnpo: a token mean per microbatch weighs a token by how few tokens it was computed with."""
     # 9 tokens: every one weighs 1/9, though the row of one token is alone in its microbatch.
-    run = make_run(aggregation=TokenMean())
+    run = make_run(aggregation=TokenMean(Scope.step))
     gradient = loss_and_gradient(run, step_of([8, 1], [1, 1], 2), flat(2, 8), 9)[1]
     assert_close(gradient[gradient != 0], [-1 / 9] * 9, EXACT, "one weight")
 
@@ -190,7 +195,7 @@ def test_a_token_weighs_the_same_in_a_full_and_in_an_almost_empty_microbatch() -
 def test_the_padded_width_is_not_the_constant_of_dr_grpo(width) -> None:
     """verl #3741, #5366, #6157: without a set factor the sum was divided by the microbatch's padded width."""
     # (3 + 4) tokens of loss 1 over 2 rows times a budget of 10
-    run = make_run(aggregation=Constant(max_tokens=10))
+    run = make_run(aggregation=Constant(10, Width.budget))
     inputs = step_of([3, 4], [-1, -1], 2, width=width)
     leaf = flat(2, width).requires_grad_()
     share = share_of(run, batch_of_rows(run, inputs, [0, 1]), leaf)
@@ -199,7 +204,7 @@ def test_the_padded_width_is_not_the_constant_of_dr_grpo(width) -> None:
 
 def test_the_constant_divides_by_the_number_of_rows_too() -> None:
     """ROLL seq-mean-token-sum-norm: divided by the width alone, so 8 sequences gave 8.0."""
-    run = make_run(aggregation=Constant(max_tokens=4))
+    run = make_run(aggregation=Constant(4, Width.budget))
     assert_close(loss_and_gradient(run, step_of([4] * 8, [-1] * 8, 4), flat(8, 4))[0], 1.0, EXACT, "8 full rows")
 
 
@@ -309,7 +314,7 @@ def test_the_kl_term_is_not_multiplied_by_rollout_weights() -> None:
     scene = random_scene(2, 2, 3, 4)
     quiet = replace(scene, graded=replace(scene.graded, reward=torch.ones(2, 3, dtype=F64)))  # advantages 0
     run = make_run(kl=K3Loss(0.1, 20.0))
-    weighted = make_run(kl=K3Loss(0.1, 20.0), correction=TisToken(cap=2.0))
+    weighted = make_run(kl=K3Loss(0.1, 20.0), correction=TisToken(cap=2.0, floor=0.0))
     assert (inputs_of(weighted, quiet).correction_weights - 1).abs().max() > 0.1
     first, second = (loss_and_gradient(r, inputs_of(r, quiet), quiet.logprobs) for r in (run, weighted))
     assert_close(second[0], first[0], 0, "loss")
@@ -337,14 +342,14 @@ def test_kl_without_a_reference_is_an_error() -> None:
 def test_correction_weights_stop_at_the_cap() -> None:
     """OpenRLHF seq-mask-tis: the weights were called truncated and were not."""
     mask = torch.ones(1, 2, dtype=torch.bool)
-    weights = TisToken(cap=2.0)(flat(1, 2, -1.0), flat(1, 2, -2000.0), mask)
+    weights = TisToken(cap=2.0, floor=0.0)(flat(1, 2, -1.0), flat(1, 2, -2000.0), mask)
     assert weights.tolist() == [[2.0, 2.0]]
 
 
 def test_correction_weights_are_learner_over_sampler() -> None:
     """verl token_k1: bounds acted on the inverted ratio, so 5.0 passed and 0.5 was rejected."""
     old, sampler = flat(1, 1, math.log(0.2)), flat(1, 1, math.log(0.4))
-    weights = TisToken(cap=10.0)(old, sampler, torch.ones(1, 1, dtype=torch.bool))
+    weights = TisToken(cap=10.0, floor=0.0)(old, sampler, torch.ones(1, 1, dtype=torch.bool))
     assert_close(weights, [[0.5]], EXACT, ".2 / .4: the sampler drew this token too often")
 
 

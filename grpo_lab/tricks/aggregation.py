@@ -1,24 +1,38 @@
 """Aggregation: how the losses of tokens add up to the loss of an optimiser step.
 
 "Token-level loss" means four different things in four frameworks, so the word is not used here: each
-option names its own denominator. All divide by `Totals`, counts of the whole optimiser step.
+option names its own denominator. All divide by `Totals`, counts of the whole optimiser step, unless a convention
+of another framework asks for what a microbatch holds.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from grpo_lab.tricks.base import require_positive
+from grpo_lab.tricks.base import Trick, require_not_negative, require_positive
+from grpo_lab.tricks.convention import Scope, Width
 from grpo_lab.types import Totals
 
 
 @dataclass(frozen=True)
-class Aggregation(ABC):
-    """Sums the masked token losses of a microbatch into its share of the step's loss."""
+class Aggregation(Trick, ABC):
+    """Sums the masked token losses of a microbatch into its share of the step's loss.
+
+    `rows_weigh_alike`: a response's weight does not grow with its length. `sums_rows`: the tokens of a response
+    add up, whatever their number. `invariant`: the way a step is cut and padded moves nothing.
+    """
+
+    rows_weigh_alike: ClassVar[bool] = False
+    sums_rows: ClassVar[bool] = False
+
+    @property
+    def invariant(self) -> bool:
+        return True
 
     @abstractmethod
     def __call__(
@@ -31,17 +45,25 @@ class Aggregation(ABC):
 class SequenceMean(Aggregation):
     """Average over each response's tokens, then over responses (GRPO, arXiv:2402.03300).
 
-    loss = sum_i (sum_t mask * token_loss / row_tokens_i) / num_rows
+    loss = sum_i (sum_t mask * token_loss / (row_tokens_i + eps)) / num_rows
 
     A token of a long response weighs less than one of a short response, so long wrong answers are
-    punished less per token.
+    punished less per token. `eps` is 0 but for matching verl, which adds 1e-8 to the count.
     """
+
+    eps: float  # tokens
+
+    rows_weigh_alike: ClassVar[bool] = True
+    formula: ClassVar[str] = "sum_i( sum_t(m * L) / n_i ) / N"
+
+    def __post_init__(self) -> None:
+        require_not_negative(self, "eps")
 
     def __call__(
         self, token_loss: Float[Tensor, "M T"], loss_mask: Bool[Tensor, "M T"], totals: Totals
     ) -> Float[Tensor, ""]:
         row_sums = (token_loss * loss_mask).sum(dim=1)
-        return (row_sums / totals.row_tokens.clamp(min=1)).sum() / max(totals.num_rows, 1)
+        return (row_sums / (totals.row_tokens.clamp(min=1) + self.eps)).sum() / max(totals.num_rows, 1)
 
 
 @dataclass(frozen=True)
@@ -50,12 +72,26 @@ class TokenMean(Aggregation):
 
     loss = sum(mask * token_loss) / num_tokens
 
-    Differs from SequenceMean: every token of the step weighs the same, so long responses count more.
+    Differs from SequenceMean: every token of the step weighs the same, so long responses count more. With
+    `scope: microbatch` each microbatch divides by its own count and the microbatches are averaged: a token's
+    weight then depends on how the step is cut, which is what TRL's "bnpo" does and nothing else should.
     """
+
+    scope: Scope
+
+    @property
+    def invariant(self) -> bool:
+        return self.scope is Scope.step
+
+    @property
+    def formula(self) -> str:  # type: ignore[override]
+        return "sum_{{i,t}}(m * L) / n" + (", per microbatch" if self.scope is Scope.microbatch else "")
 
     def __call__(
         self, token_loss: Float[Tensor, "M T"], loss_mask: Bool[Tensor, "M T"], totals: Totals
     ) -> Float[Tensor, ""]:
+        if self.scope is Scope.microbatch:
+            return (token_loss * loss_mask).sum() / loss_mask.sum().clamp(min=1) / totals.num_microbatches
         return (token_loss * loss_mask).sum() / max(totals.num_tokens, 1)
 
 
@@ -67,6 +103,8 @@ class PromptMean(Aggregation):
 
     Differs from TokenMean: a prompt with long responses weighs no more than one with short responses.
     """
+
+    formula: ClassVar[str] = "sum_p( sum_{{i in p, t}}(m * L) / n_p ) / P"
 
     def __call__(
         self, token_loss: Float[Tensor, "M T"], loss_mask: Bool[Tensor, "M T"], totals: Totals
@@ -83,10 +121,23 @@ class Constant(Aggregation):
 
     Differs from SequenceMean, where a token weighs less the longer its response is. Here a token weighs
     the same everywhere, and a change of mean length is a change of step size. The constant is the
-    generation budget, never the width a batch happens to be padded to.
+    generation budget, not the width a batch happens to be padded to; `width: padded` is verl's fallback,
+    under which the same data padded to twice the width has half the loss.
     """
 
     max_tokens: int  # the run's generation budget, response tokens
+    width: Width
+
+    sums_rows: ClassVar[bool] = True
+
+    @property
+    def invariant(self) -> bool:
+        return self.width is Width.budget
+
+    @property
+    def formula(self) -> str:  # type: ignore[override]
+        width = "{max_tokens}" if self.width is Width.budget else "padded width"
+        return f"sum_{{{{i,t}}}}(m * L) / (N * {width})"
 
     def __post_init__(self) -> None:
         require_positive(self, "max_tokens")
@@ -94,7 +145,8 @@ class Constant(Aggregation):
     def __call__(
         self, token_loss: Float[Tensor, "M T"], loss_mask: Bool[Tensor, "M T"], totals: Totals
     ) -> Float[Tensor, ""]:
-        return (token_loss * loss_mask).sum() / (max(totals.num_rows, 1) * self.max_tokens)
+        width = self.max_tokens if self.width is Width.budget else token_loss.shape[1]
+        return (token_loss * loss_mask).sum() / (max(totals.num_rows, 1) * width)
 
 
 @dataclass(frozen=True)
@@ -106,6 +158,9 @@ class SequenceSum(Aggregation):
     Differs from Constant by the factor max_tokens: the gradient of the whole response's log-probability,
     in other units of learning rate.
     """
+
+    sums_rows: ClassVar[bool] = True
+    formula: ClassVar[str] = "sum_{{i,t}}(m * L) / N"
 
     def __call__(
         self, token_loss: Float[Tensor, "M T"], loss_mask: Bool[Tensor, "M T"], totals: Totals

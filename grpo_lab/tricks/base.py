@@ -9,14 +9,27 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+# Two numbers closer than this are one number computed in two ways.
+NEGLIGIBLE = 1e-4
+
 
 class Trick:
-    """An option on an axis that reports which rows or tokens it changed.
+    """An option on an axis.
 
-    `touches_nothing` marks the option that by its definition changes none: no mask, no penalty, no clip.
+    `touches_nothing` marks the option that by its definition changes no row and no token: no mask, no penalty,
+    no clip. `formula` is what the option computes, in the symbols of `explain.py`, with its fields in braces.
     """
 
     touches_nothing: ClassVar[bool] = False
+    formula: ClassVar[str] = ""
+
+    def written(self) -> str:
+        """The formula with this object's numbers in it."""
+        return self.formula.format(**{name: _number(value) for name, value in vars(self).items()})
+
+
+def _number(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(getattr(value, "value", value))
 
 
 def require(condition: bool, owner: object, field: str, rule: str) -> None:
@@ -59,3 +72,8 @@ def counted_mean(values: Float[Tensor, "P G"], counted: Bool[Tensor, "P G"]) -> 
     """Mean over the counted rows of each group; 0 for a group that counts none."""
     number = counted.sum(dim=1, keepdim=True)
     return (values * counted).sum(dim=1, keepdim=True) / number.clamp(min=1)
+
+
+def row_mean(values: Float[Tensor, "M T"], mask: Bool[Tensor, "M T"]) -> Float[Tensor, "M 1"]:
+    """Mean over the masked tokens of each row; 0 for a row without any."""
+    return torch.where(mask, values, 0.0).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)

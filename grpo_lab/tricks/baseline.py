@@ -4,25 +4,62 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from enum import Enum
+from math import comb
 from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from grpo_lab.tricks.base import counted_mean, tied
+from grpo_lab.tricks.base import Trick, counted_mean, require, tied
+from grpo_lab.tricks.convention import Singleton
 from grpo_lab.types import Graded
 
 
+class Weights(Enum):
+    """Who counts once in a statistic over the batch: every row, or every token of a row."""
+
+    rows = "rows"
+    tokens = "tokens"
+
+    def of(self, graded: Graded) -> Float[Tensor, "P G"]:
+        """The weight of each row, 0 where it is not counted."""
+        weights = graded.lengths if self is Weights.tokens else torch.ones_like(graded.lengths)
+        return (weights * graded.counted).to(graded.reward.dtype)
+
+
 @dataclass(frozen=True)
-class Baseline(ABC):
-    """Centres rewards; rows that are not counted come out as 0 and move no other row."""
+class Baseline(Trick, ABC):
+    """Centres rewards; rows that are not counted come out as 0 and move no other row.
+
+    `group_relative`: needs other rows of the group. `centres`: what comes out has both signs whatever the
+    rewards' own. `reads_outcome`: looks at the verifier's word and not at the shaped reward.
+    `scales_itself`: what comes out is an advantage already, and any scale would be a second one.
+    `smallest_group`: how many rows a group needs for the baseline to be defined.
+    """
 
     group_relative: ClassVar[bool]
+    centres: ClassVar[bool] = True
+    reads_outcome: ClassVar[bool] = False
+    scales_itself: ClassVar[bool] = False
+
+    @property
+    def smallest_group(self) -> int:
+        return 2 if self.group_relative else 1
 
     @abstractmethod
     def __call__(self, graded: Graded) -> Float[Tensor, "P G"]:
         """Reward minus baseline, float64."""
+
+
+def _centre(centred: Float[Tensor, "P G"], graded: Graded, singleton: Singleton) -> Float[Tensor, "P G"]:
+    """`centred` on counted rows; exactly 0 where the group is tied, unless a lone row keeps its raw reward."""
+    if singleton is Singleton.raw:
+        alone = graded.counted.sum(dim=1, keepdim=True) == 1
+        centred = torch.where(alone, graded.reward, centred)
+        return torch.where(graded.counted & (alone | ~tied(graded.reward, graded.counted)), centred, 0.0)
+    return torch.where(graded.counted & ~tied(graded.reward, graded.counted), centred, 0.0)
 
 
 @dataclass(frozen=True)
@@ -35,11 +72,13 @@ class GroupMean(Baseline):
     counted row gets 0.
     """
 
+    singleton: Singleton
+
     group_relative: ClassVar[bool] = True
+    formula: ClassVar[str] = "R - mean_g(R)"
 
     def __call__(self, graded: Graded) -> Float[Tensor, "P G"]:
-        centred = graded.reward - counted_mean(graded.reward, graded.counted)
-        return torch.where(graded.counted & ~tied(graded.reward, graded.counted), centred, 0.0)
+        return _centre(graded.reward - counted_mean(graded.reward, graded.counted), graded, self.singleton)
 
 
 @dataclass(frozen=True)
@@ -52,13 +91,16 @@ class LeaveOneOut(Baseline):
     its own baseline, so the estimate is unbiased. A group with one counted row gets 0.
     """
 
+    singleton: Singleton
+
     group_relative: ClassVar[bool] = True
+    formula: ClassVar[str] = "R - mean_{{g without i}}(R)"
 
     def __call__(self, graded: Graded) -> Float[Tensor, "P G"]:
         number = graded.counted.sum(dim=1, keepdim=True).to(graded.reward.dtype)
         factor = number / (number - 1).clamp(min=1)
         centred = factor * (graded.reward - counted_mean(graded.reward, graded.counted))
-        return torch.where(graded.counted & ~tied(graded.reward, graded.counted), centred, 0.0)
+        return _centre(centred, graded, self.singleton)
 
 
 @dataclass(frozen=True)
@@ -69,7 +111,98 @@ class NoBaseline(Baseline):
     signal still carry gradient here.
     """
 
+    touches_nothing: ClassVar[bool] = True
     group_relative: ClassVar[bool] = False
+    centres: ClassVar[bool] = False
+    formula: ClassVar[str] = "R"
 
     def __call__(self, graded: Graded) -> Float[Tensor, "P G"]:
         return torch.where(graded.counted, graded.reward, 0.0)
+
+
+@dataclass(frozen=True)
+class BatchMean(Baseline):
+    """Subtract the mean reward of the whole batch (REINFORCE++, arXiv:2501.03262).
+
+    centred = reward - sum(weight * reward) / sum(weight), over the counted rows of all groups
+
+    Differs from GroupMean: a prompt's difficulty stays in the advantage, so a right answer to an easy prompt
+    is worth as much as one to a hard prompt, and groups need only one response. `by` is what counts once: a
+    row, or a token as in verl. A batch whose rewards are all equal gets exactly 0.
+    """
+
+    by: Weights
+
+    group_relative: ClassVar[bool] = False
+    formula: ClassVar[str] = "R - mean_batch(R; each of the {by} counts once)"
+
+    def __call__(self, graded: Graded) -> Float[Tensor, "P G"]:
+        weights = self.by.of(graded)
+        mean = (weights * graded.reward).sum() / weights.sum().clamp(min=1)
+        flat = tied(graded.reward.reshape(1, -1), graded.counted.reshape(1, -1))
+        return torch.where(graded.counted & ~flat, graded.reward - mean, 0.0)
+
+
+@dataclass(frozen=True)
+class LengthWeighted(Baseline):
+    """Subtract the group's mean reward weighted by length (OPO, arXiv:2505.23585).
+
+    centred = reward - sum_j(length_j * reward_j) / sum_j(length_j), over counted rows of the group
+
+    The baseline of least variance if a response's squared gradient norm grows with its length. Differs from
+    GroupMean: the advantages of a group add up to 0 only once each is weighted by its length. Holds the row
+    itself, so it is biased as every inclusive mean is. A tied group, or one of a single row, gets 0.
+    """
+
+    group_relative: ClassVar[bool] = True
+    formula: ClassVar[str] = "R - sum_g(n_i * R) / sum_g(n_i)"
+
+    def __call__(self, graded: Graded) -> Float[Tensor, "P G"]:
+        weights = Weights.tokens.of(graded)
+        mean = (weights * graded.reward).sum(1, keepdim=True) / weights.sum(1, keepdim=True).clamp(min=1)
+        return _centre(graded.reward - mean, graded, Singleton.zero)
+
+
+@dataclass(frozen=True)
+class PassAtK(Baseline):
+    """Advantage of a response for the chance that one of k is right (Pass@k training, arXiv:2508.10751).
+
+    mean  = 1 - C(wrong, k) / C(n, k);  sigma = sqrt(mean * (1 - mean))
+    right = (1 - mean) / sigma
+    wrong = (1 - mean - C(wrong - 1, k - 1) / C(n - 1, k - 1)) / sigma
+
+    Each response gets the mean standardised best outcome of all subsets of k that hold it. Differs from
+    GroupMean with GroupStd, which it is at k = 1: a group in which every subset has a right answer
+    (wrong < k) gets 0, so easy prompts stop pushing. Reads the outcome, over the n counted rows; a group with
+    fewer than k of them gets 0. Not verl's `grpo_passk`, which pays the best response alone.
+    """
+
+    k: int
+
+    group_relative: ClassVar[bool] = True
+    reads_outcome: ClassVar[bool] = True
+    scales_itself: ClassVar[bool] = True
+    formula: ClassVar[str] = "mean over subsets of {k} that hold i of (max outcome - pass@{k}) / std"
+
+    def __post_init__(self) -> None:
+        require(self.k >= 1, self, "k", "at least 1")
+
+    @property
+    def smallest_group(self) -> int:
+        return max(2, self.k)
+
+    def __call__(self, graded: Graded) -> Float[Tensor, "P G"]:
+        right = graded.outcome > 0.5
+        wrong = (graded.counted & ~right).sum(dim=1).tolist()
+        pairs = [self._pair(n, w) for n, w in zip(graded.counted.sum(dim=1).tolist(), wrong)]
+        worth = torch.tensor(pairs, dtype=graded.reward.dtype).reshape(-1, 2)
+        return torch.where(graded.counted, torch.where(right, worth[:, :1], worth[:, 1:]), 0.0)
+
+    def _pair(self, number: int, wrong: int) -> tuple[float, float]:
+        """What a right and a wrong response are worth in a group of `number` with `wrong` wrong ones."""
+        k = self.k
+        if wrong < k or wrong == number:
+            return 0.0, 0.0
+        fail = comb(wrong, k) / comb(number, k)
+        sigma = (fail * (1 - fail)) ** 0.5
+        return fail / sigma, (fail - comb(wrong - 1, k - 1) / comb(number - 1, k - 1)) / sigma

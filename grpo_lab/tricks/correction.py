@@ -1,4 +1,8 @@
-"""Correction: a weight for the sampler not being the learner."""
+"""Correction: a weight for the sampler not being the learner.
+
+Below, rho_t = old_t / sampler_t: the probability of a token under the learner before the updates over the one it was
+sampled with. Every weight is a constant to the gradient.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,16 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from grpo_lab.tricks.base import Trick, require_positive
+from grpo_lab.tricks.base import Trick, require, require_not_negative, require_positive, row_mean
+
+_LOG_LIMIT = 20.0  # nats; exp() overflows in fp32 beyond 88, and every bound has long been passed
 
 
 @dataclass(frozen=True)
 class Correction(Trick, ABC):
     """Weights each token's surrogate loss; the weight carries no gradient."""
 
-    needs_old_logprobs: ClassVar[bool]
+    needs_old_logprobs: ClassVar[bool] = True
 
     @abstractmethod
     def __call__(
@@ -27,6 +33,18 @@ class Correction(Trick, ABC):
         sampled_mask: Bool[Tensor, "N T"],
     ) -> Float[Tensor, "N T"]:
         """Weights of the surrogate, 1 where nothing is corrected."""
+
+
+def ratio(log_ratio: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+    """exp of a log-ratio that is kept where exp is finite."""
+    return log_ratio.clamp(-_LOG_LIMIT, _LOG_LIMIT).exp()
+
+
+def require_bounds(owner: object, low: str, high: str) -> None:
+    """Two fields that bound a ratio: 0 <= low <= high, high finite and above 0."""
+    require_not_negative(owner, low)
+    require_positive(owner, high)
+    require(getattr(owner, low) <= getattr(owner, high), owner, low, f"at most `{high}` ({getattr(owner, high):g})")
 
 
 @dataclass(frozen=True)
@@ -49,16 +67,44 @@ class NoCorrection(Correction):
 class TisToken(Correction):
     """Truncated importance sampling per token (Yao et al., "off-policy RL"; Olmo 3, arXiv:2512.13961).
 
-    weight_t = min(old_t / sampler_t, cap)          (probabilities; old = learner before the updates)
+    weight_t = clip(rho_t, floor, cap)
 
-    One-sided: small ratios stay small, large ones stop at `cap`, so the expected weight is at most 1.
-    Differs from NoCorrection only where sampler and learner disagree; with equal weights and numerics it
-    is 1 up to rounding.
+    With a floor of 0 one-sided: small ratios stay small, large ones stop at `cap`, so the expected weight is at
+    most 1. Differs from NoCorrection only where sampler and learner disagree; with equal weights and numerics
+    it is 1 up to rounding.
+    """
+
+    cap: float
+    floor: float
+
+    formula: ClassVar[str] = "clip(exp(old - sampler), {floor}, {cap})"
+
+    def __post_init__(self) -> None:
+        require_bounds(self, "floor", "cap")
+
+    def __call__(
+        self,
+        old_logprobs: Float[Tensor, "N T"],
+        sampler_logprobs: Float[Tensor, "N T"],
+        sampled_mask: Bool[Tensor, "N T"],
+    ) -> Float[Tensor, "N T"]:
+        weights = ratio(old_logprobs - sampler_logprobs).clamp(self.floor, self.cap)
+        return torch.where(sampled_mask, weights, 1.0)
+
+
+@dataclass(frozen=True)
+class TisSequence(Correction):
+    """Truncated importance sampling with the response's own ratio, a product (verl and TRL's "sequence").
+
+    weight_i = min(prod_t rho_t, cap), on every token of the row
+
+    The ratio that makes the estimate of a whole response unbiased up to `cap`. A product grows with length: a
+    mismatch of 1.1 a token is 2.6 after 10 tokens and 13,780 after 100, so long rows sit at the cap or near 0.
     """
 
     cap: float
 
-    needs_old_logprobs: ClassVar[bool] = True
+    formula: ClassVar[str] = "min(exp(sum_t(old - sampler)), {cap})"
 
     def __post_init__(self) -> None:
         require_positive(self, "cap")
@@ -69,5 +115,88 @@ class TisToken(Correction):
         sampler_logprobs: Float[Tensor, "N T"],
         sampled_mask: Bool[Tensor, "N T"],
     ) -> Float[Tensor, "N T"]:
-        ratio = torch.exp(old_logprobs - sampler_logprobs)
-        return torch.where(sampled_mask, ratio.clamp(max=self.cap), 1.0)
+        drift = torch.where(sampled_mask, old_logprobs - sampler_logprobs, 0.0).sum(dim=1, keepdim=True)
+        return torch.where(sampled_mask, ratio(drift).clamp(max=self.cap), 1.0)
+
+
+@dataclass(frozen=True)
+class TisGeometric(Correction):
+    """The same with the geometric mean of the tokens' ratios (ms-swift's "sequence").
+
+    weight_i = min((prod_t rho_t)^(1 / tokens), cap), on every token of the row
+
+    Differs from TisSequence: free of length, and no longer an importance weight, so a bias stays.
+    """
+
+    cap: float
+
+    formula: ClassVar[str] = "min(exp(mean_t(old - sampler)), {cap})"
+
+    def __post_init__(self) -> None:
+        require_positive(self, "cap")
+
+    def __call__(
+        self,
+        old_logprobs: Float[Tensor, "N T"],
+        sampler_logprobs: Float[Tensor, "N T"],
+        sampled_mask: Bool[Tensor, "N T"],
+    ) -> Float[Tensor, "N T"]:
+        mean = row_mean(old_logprobs - sampler_logprobs, sampled_mask)
+        return torch.where(sampled_mask, ratio(mean).clamp(max=self.cap), 1.0)
+
+
+@dataclass(frozen=True)
+class Mis(Correction):
+    """Masked importance sampling of whole responses (Liu et al., "When Speed Kills Stability"; TRL "sequence_mask").
+
+    weight_i = prod_t rho_t where it lies in [low, high], otherwise 0, on every token of the row
+
+    Differs from TisSequence: a response beyond the bounds leaves instead of staying at the cap. Its tokens still
+    count in the denominators; to let them leave those and the statistics too, reject instead.
+    """
+
+    low: float
+    high: float
+
+    formula: ClassVar[str] = "q where {low} <= q <= {high} else 0, q = exp(sum_t(old - sampler))"
+
+    def __post_init__(self) -> None:
+        require_bounds(self, "low", "high")
+
+    def __call__(
+        self,
+        old_logprobs: Float[Tensor, "N T"],
+        sampler_logprobs: Float[Tensor, "N T"],
+        sampled_mask: Bool[Tensor, "N T"],
+    ) -> Float[Tensor, "N T"]:
+        product = ratio(torch.where(sampled_mask, old_logprobs - sampler_logprobs, 0.0).sum(dim=1, keepdim=True))
+        weights = torch.where((product >= self.low) & (product <= self.high), product, 0.0)
+        return torch.where(sampled_mask, weights, 1.0)
+
+
+@dataclass(frozen=True)
+class Icepop(Correction):
+    """Masked importance sampling of tokens (IcePop, arXiv:2510.18855).
+
+    weight_t = rho_t where it lies in [low, high], otherwise 0
+
+    Differs from TisToken: a token beyond the bounds leaves instead of staying at the cap, on both sides.
+    """
+
+    low: float
+    high: float
+
+    formula: ClassVar[str] = "q where {low} <= q <= {high} else 0, q = exp(old - sampler)"
+
+    def __post_init__(self) -> None:
+        require_bounds(self, "low", "high")
+
+    def __call__(
+        self,
+        old_logprobs: Float[Tensor, "N T"],
+        sampler_logprobs: Float[Tensor, "N T"],
+        sampled_mask: Bool[Tensor, "N T"],
+    ) -> Float[Tensor, "N T"]:
+        rho = ratio(old_logprobs - sampler_logprobs)
+        weights = torch.where((rho >= self.low) & (rho <= self.high), rho, 0.0)
+        return torch.where(sampled_mask, weights, 1.0)

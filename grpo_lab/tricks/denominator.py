@@ -9,9 +9,11 @@ from typing import ClassVar
 from jaxtyping import Bool
 from torch import Tensor
 
+from grpo_lab.tricks.base import Trick
+
 
 @dataclass(frozen=True)
-class Denominator(ABC):
+class Denominator(Trick, ABC):
     """Chooses the tokens whose counts the aggregations divide by."""
 
     survivors_only: ClassVar[bool]
@@ -30,6 +32,7 @@ class Original(Denominator):
 
     touches_nothing: ClassVar[bool] = True
     survivors_only: ClassVar[bool] = False
+    formula: ClassVar[str] = "all sampled tokens, of rows that left too"
 
     def counted_tokens(self, sampled_mask: Bool[Tensor, "N T"], loss_mask: Bool[Tensor, "N T"]) -> Bool[Tensor, "N T"]:
         return sampled_mask
@@ -44,6 +47,7 @@ class Survivors(Denominator):
     """
 
     survivors_only: ClassVar[bool] = True
+    formula: ClassVar[str] = "only what is in the loss (m = 1)"
 
     def counted_tokens(self, sampled_mask: Bool[Tensor, "N T"], loss_mask: Bool[Tensor, "N T"]) -> Bool[Tensor, "N T"]:
         return loss_mask

@@ -63,6 +63,7 @@ class Drop(GroupFilter):
     signal: Signal
 
     removes_rows: ClassVar[bool] = True
+    formula: ClassVar[str] = "groups of one and the same {signal}: m = 0, and not counted in the statistics"
 
     def __call__(self, graded: Graded) -> Graded:
         kept = ~without_signal(graded, self.signal)

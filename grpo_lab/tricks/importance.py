@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from grpo_lab.tricks.base import require_positive
+from grpo_lab.tricks.base import Trick, require_positive, row_mean
 
 
 @dataclass(frozen=True)
-class Importance(ABC):
-    """Turns log-probs of learner and old policy into the log-ratio the surrogate reads."""
+class Importance(Trick, ABC):
+    """Turns log-probs of learner and old policy into the log-ratio the surrogate reads.
+
+    Differs from the papers: every option limits the log-ratio, since exp() of it overflows in fp32 beyond 88; at
+    a limit of 20 every trust region has long cut the token off. `per_token`: the ratio is each token's own.
+    """
+
+    log_ratio_limit: float  # nats
+
+    per_token: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require_positive(self, "log_ratio_limit")
 
     @abstractmethod
     def __call__(
@@ -30,15 +42,11 @@ class Token(Importance):
     """One ratio per token (PPO, arXiv:1707.06347).
 
     log_ratio_t = clip(logprob_t - old_logprob_t, -limit, limit)
-
-    Differs: the log-ratio is limited, since exp() of it overflows in fp32 beyond 88; at the limit of 20
-    every trust region has long cut the token off.
     """
 
-    log_ratio_limit: float  # nats
-
-    def __post_init__(self) -> None:
-        require_positive(self, "log_ratio_limit")
+    touches_nothing: ClassVar[bool] = True
+    per_token: ClassVar[bool] = True
+    formula: ClassVar[str] = "exp(logp - old)"
 
     def __call__(
         self,
@@ -47,3 +55,48 @@ class Token(Importance):
         loss_mask: Bool[Tensor, "M T"],
     ) -> Float[Tensor, "M T"]:
         return (logprobs - old_logprobs).clamp(-self.log_ratio_limit, self.log_ratio_limit)
+
+
+@dataclass(frozen=True)
+class Sequence(Importance):
+    """One ratio per response, the geometric mean of its tokens' ratios (GSPO, arXiv:2507.18071).
+
+    log_ratio_t = mean over the row's loss tokens of (logprob - old_logprob), the same for all t
+
+    Differs from Token: a response is cut or kept whole, and a mean of many logs moves little, so clip widths
+    are near 4e-4. Weighing rows by length (token_mean, constant) would weigh this ratio by length too; GSPO
+    uses sequence_mean. A row with one token has Token's ratio.
+    """
+
+    formula: ClassVar[str] = "exp(mean_t(logp - old))"
+
+    def __call__(
+        self,
+        logprobs: Float[Tensor, "M T"],
+        old_logprobs: Float[Tensor, "M T"],
+        loss_mask: Bool[Tensor, "M T"],
+    ) -> Float[Tensor, "M T"]:
+        mean = row_mean(logprobs - old_logprobs, loss_mask)
+        return mean.clamp(-self.log_ratio_limit, self.log_ratio_limit).expand_as(logprobs)
+
+
+@dataclass(frozen=True)
+class SequenceToken(Importance):
+    """The response's ratio as a value, each token's own gradient (GSPO-token, arXiv:2507.18071).
+
+    log_ratio_t = sg(mean over the row's loss tokens of (logprob - old_logprob)) + logprob_t - sg(logprob_t)
+
+    Equal to Sequence, value and gradient, where the advantage and the loss mask are the same for every token
+    of a row; made for advantages that differ within a response. verl's "gspo" is this form.
+    """
+
+    formula: ClassVar[str] = "sg(exp(mean_t(logp - old))) * exp(logp - sg(logp))"
+
+    def __call__(
+        self,
+        logprobs: Float[Tensor, "M T"],
+        old_logprobs: Float[Tensor, "M T"],
+        loss_mask: Bool[Tensor, "M T"],
+    ) -> Float[Tensor, "M T"]:
+        mean = row_mean(logprobs - old_logprobs, loss_mask).detach()
+        return mean.clamp(-self.log_ratio_limit, self.log_ratio_limit) + logprobs - logprobs.detach()

@@ -1,4 +1,8 @@
-"""KL: the tie to the reference policy."""
+"""KL: the tie to the reference policy.
+
+With x = ref / pi, Schulman's estimates of KL(pi || ref) are k1 = -log x, k2 = (log x)^2 / 2 and k3 = x - log x - 1. As
+values k1 and k3 are unbiased; as losses they have other gradients than as values, so each option says its own.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +11,44 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from grpo_lab.tricks.base import Trick, require_positive
+from grpo_lab.types import Graded, to_groups
 
 
 @dataclass(frozen=True)
 class Kl(Trick, ABC):
-    """A penalty per token, added to the token's loss and aggregated with it."""
+    """A penalty per token, added to the token's loss and aggregated with it, or a part of the reward.
 
-    needs_reference: ClassVar[bool]
+    `needs_reference`: the loop scores the rollouts with the reference. `shapes_reward`: acts through `shape`, before
+    the group statistics, and needs the old policy's log-probs there.
+    `reads_old`: is another one where the old policy is.
+    """
+
+    needs_reference: ClassVar[bool] = True
+    shapes_reward: ClassVar[bool] = False
+    reads_old: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(
-        self, logprobs: Float[Tensor, "M T"], ref_logprobs: Float[Tensor, "M T"] | None
+        self,
+        logprobs: Float[Tensor, "M T"],
+        old_logprobs: Float[Tensor, "M T"],
+        ref_logprobs: Float[Tensor, "M T"] | None,
     ) -> Float[Tensor, "M T"]:
         """Coefficient times estimate, with gradient through `logprobs`."""
+
+    def shape(
+        self,
+        graded: Graded,
+        old_logprobs: Float[Tensor, "N T"] | None,
+        ref_logprobs: Float[Tensor, "N T"] | None,
+        sampled_mask: Bool[Tensor, "N T"],
+    ) -> Graded:
+        """The record with the penalty in its reward; as it is, unless `shapes_reward`."""
+        return graded
 
 
 @dataclass(frozen=True)
@@ -34,9 +59,78 @@ class NoKl(Kl):
     needs_reference: ClassVar[bool] = False
 
     def __call__(
-        self, logprobs: Float[Tensor, "M T"], ref_logprobs: Float[Tensor, "M T"] | None
+        self,
+        logprobs: Float[Tensor, "M T"],
+        old_logprobs: Float[Tensor, "M T"],
+        ref_logprobs: Float[Tensor, "M T"] | None,
     ) -> Float[Tensor, "M T"]:
         return torch.zeros_like(logprobs)
+
+
+@dataclass(frozen=True)
+class K1Reward(Kl):
+    """Schulman's k1 as a part of the reward (RLHF; RLOO, arXiv:2402.14740; REINFORCE++, arXiv:2501.03262).
+
+    reward_i = reward_i - kl_coef * sum_t (old_logprob_t - ref_logprob_t), before any group statistic
+
+    The policy gradient of this reward is the right gradient of the reverse KL(pi || ref), which k1 as a loss does not
+    have: its expected gradient is 0. A long response is charged for every token. Differs: REINFORCE++ charges each
+    token for what comes after it; here the whole response bears its sum, as in RLOO.
+    """
+
+    kl_coef: float
+
+    shapes_reward: ClassVar[bool] = True
+    reads_old: ClassVar[bool] = True
+    formula: ClassVar[str] = "{kl_coef} * sum_t(old - ref)"
+
+    def __post_init__(self) -> None:
+        require_positive(self, "kl_coef")
+
+    def shape(
+        self,
+        graded: Graded,
+        old_logprobs: Float[Tensor, "N T"] | None,
+        ref_logprobs: Float[Tensor, "N T"] | None,
+        sampled_mask: Bool[Tensor, "N T"],
+    ) -> Graded:
+        assert old_logprobs is not None and ref_logprobs is not None, "shapes_reward makes the loop compute both"
+        drift = torch.where(sampled_mask, (old_logprobs - ref_logprobs).to(graded.reward.dtype), 0.0).sum(dim=1)
+        return graded.with_component("k1", -self.kl_coef * to_groups(drift, graded.reward.shape[1]))
+
+    def __call__(
+        self,
+        logprobs: Float[Tensor, "M T"],
+        old_logprobs: Float[Tensor, "M T"],
+        ref_logprobs: Float[Tensor, "M T"] | None,
+    ) -> Float[Tensor, "M T"]:
+        return torch.zeros_like(logprobs)
+
+
+@dataclass(frozen=True)
+class K2Loss(Kl):
+    """Schulman's k2 estimate as a loss term (REINFORCE++-baseline, arXiv:2501.03262).
+
+    penalty = kl_coef * (logprob - ref_logprob)^2 / 2
+
+    Biased as a value, but its expected on-policy gradient is that of the reverse KL(pi || ref).
+    """
+
+    kl_coef: float
+
+    formula: ClassVar[str] = "{kl_coef} / 2 * (logp - ref)^2"
+
+    def __post_init__(self) -> None:
+        require_positive(self, "kl_coef")
+
+    def __call__(
+        self,
+        logprobs: Float[Tensor, "M T"],
+        old_logprobs: Float[Tensor, "M T"],
+        ref_logprobs: Float[Tensor, "M T"] | None,
+    ) -> Float[Tensor, "M T"]:
+        assert ref_logprobs is not None, "needs_reference makes the loop compute them"
+        return self.kl_coef / 2 * (logprobs - ref_logprobs) ** 2
 
 
 @dataclass(frozen=True)
@@ -53,14 +147,47 @@ class K3Loss(Kl):
     kl_coef: float
     log_ratio_limit: float  # nats
 
-    needs_reference: ClassVar[bool] = True
+    formula: ClassVar[str] = "{kl_coef} * (x - log x - 1), x = exp(ref - logp)"
 
     def __post_init__(self) -> None:
         require_positive(self, "kl_coef", "log_ratio_limit")
 
     def __call__(
-        self, logprobs: Float[Tensor, "M T"], ref_logprobs: Float[Tensor, "M T"] | None
+        self,
+        logprobs: Float[Tensor, "M T"],
+        old_logprobs: Float[Tensor, "M T"],
+        ref_logprobs: Float[Tensor, "M T"] | None,
     ) -> Float[Tensor, "M T"]:
         assert ref_logprobs is not None, "needs_reference makes the loop compute them"
         log_x = (ref_logprobs - logprobs).clamp(-self.log_ratio_limit, self.log_ratio_limit)
         return self.kl_coef * (log_x.exp() - log_x - 1)
+
+
+@dataclass(frozen=True)
+class K3Unbiased(Kl):
+    """k3 weighted by the token's importance ratio, gradient through both (DeepSeek-V3.2).
+
+    penalty = kl_coef * (pi / old) * (x - log x - 1),  x = ref / pi
+
+    Differs from K3Loss: an expectation over the old policy's samples becomes one over the learner's, so value and
+    gradient are those of the reverse KL(pi || ref), off-policy too. The ratio is each token's own, whatever
+    the importance axis says.
+    """
+
+    kl_coef: float
+    log_ratio_limit: float  # nats
+
+    reads_old: ClassVar[bool] = True
+    formula: ClassVar[str] = "{kl_coef} * exp(logp - old) * (x - log x - 1), x = exp(ref - logp)"
+
+    def __post_init__(self) -> None:
+        require_positive(self, "kl_coef", "log_ratio_limit")
+
+    def __call__(
+        self,
+        logprobs: Float[Tensor, "M T"],
+        old_logprobs: Float[Tensor, "M T"],
+        ref_logprobs: Float[Tensor, "M T"] | None,
+    ) -> Float[Tensor, "M T"]:
+        ratio = (logprobs - old_logprobs).clamp(-self.log_ratio_limit, self.log_ratio_limit).exp()
+        return ratio * K3Loss(self.kl_coef, self.log_ratio_limit)(logprobs, old_logprobs, ref_logprobs)

@@ -9,9 +9,11 @@ from typing import ClassVar
 from jaxtyping import Float
 from torch import Tensor
 
+from grpo_lab.tricks.base import Trick
+
 
 @dataclass(frozen=True)
-class OldPolicy(ABC):
+class OldPolicy(Trick, ABC):
     """Chooses the denominator of the ratio the surrogate reads."""
 
     recomputes: ClassVar[bool]
@@ -36,8 +38,26 @@ class Recomputed(OldPolicy):
     """
 
     recomputes: ClassVar[bool] = True
+    formula: ClassVar[str] = "the learner's log-probs before the first update on these rollouts"
 
     def __call__(
         self, recomputed: Float[Tensor, "N T"] | None, sampler_logprobs: Float[Tensor, "N T"]
     ) -> Float[Tensor, "N T"] | None:
         return recomputed
+
+
+@dataclass(frozen=True)
+class Sampler(OldPolicy):
+    """The policy that generated, with its own numerics and weights (verl's bypass mode; ScaleRL, arXiv:2510.13786).
+
+    Differs from Recomputed: no forward pass, two policies instead of three, and one ratio that holds both how far
+    the learner has moved and how far the sampler was from it. A correction would count the latter twice.
+    """
+
+    recomputes: ClassVar[bool] = False
+    formula: ClassVar[str] = "the sampler's log-probs"
+
+    def __call__(
+        self, recomputed: Float[Tensor, "N T"] | None, sampler_logprobs: Float[Tensor, "N T"]
+    ) -> Float[Tensor, "N T"] | None:
+        return sampler_logprobs

@@ -1,24 +1,56 @@
-"""Rejection: which rows or tokens leave because the sampler is not the learner."""
+"""Rejection: which rows or tokens leave because the sampler is not the learner.
+
+Below, rho = old / sampler, token by token: learner before the updates over sampler. Its three estimates of the
+divergence are k1 = -log rho, k2 = (log rho)^2 / 2 and k3 = rho - 1 - log rho. An option's name says over what the
+estimate is taken (each token, the sum, the mean or the largest of a response) and which one it is. For k1 the bounds
+are on the ratio itself: `sequence_mean_k1` keeps responses whose geometric mean ratio lies in [low, high].
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from grpo_lab.tricks.base import Trick
+from grpo_lab.tricks.base import Trick, require_positive, row_mean
+from grpo_lab.tricks.convention import BoundForm
+from grpo_lab.tricks.correction import ratio, require_bounds
+from grpo_lab.types import Graded, to_groups
+
+Reduce = Callable[[Float[Tensor, "N T"], Bool[Tensor, "N T"]], Float[Tensor, "N T"]]
+
+
+def each_token(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+    """The values as they are."""
+    return values
+
+
+def row_sum(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+    """The sum over a row's tokens, on each of them."""
+    return torch.where(mask, values, 0.0).sum(dim=1, keepdim=True).expand_as(values)
+
+
+def whole_mean(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+    """The mean over a row's tokens, on each of them."""
+    return row_mean(values, mask).expand_as(values)
+
+
+def row_largest(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+    """The largest value of a row's tokens, on each of them."""
+    return torch.where(mask, values, -torch.inf).amax(dim=1, keepdim=True).expand_as(values)
 
 
 @dataclass(frozen=True)
 class Rejection(Trick, ABC):
     """Chooses the tokens that stay in the loss."""
 
-    needs_old_logprobs: ClassVar[bool]
-    removes_rows: ClassVar[bool]
+    needs_old_logprobs: ClassVar[bool] = True
+    removes_rows: ClassVar[bool] = True
 
     @abstractmethod
     def __call__(
@@ -28,6 +60,10 @@ class Rejection(Trick, ABC):
         sampled_mask: Bool[Tensor, "N T"],
     ) -> Bool[Tensor, "N T"]:
         """True on the tokens that stay."""
+
+    def settle(self, graded: Graded, stays: Bool[Tensor, "N T"]) -> Graded:
+        """The record with the rows none of whose sampled tokens `stays` taken out."""
+        return graded
 
 
 @dataclass(frozen=True)
@@ -45,3 +81,177 @@ class NoRejection(Rejection):
         sampled_mask: Bool[Tensor, "N T"],
     ) -> Bool[Tensor, "N T"]:
         return torch.ones_like(sampled_mask)
+
+
+@dataclass(frozen=True)
+class Bounded(Rejection, ABC):
+    """What the options share: a statistic of log rho, a bound on it, and whether rejected rows are still counted.
+
+    `rejected_in_statistics`: false takes a row that left out of its group's and the batch's statistics as well, so that
+    its reward moves no sibling; true leaves it there, as verl, TRL and NeMo-RL do.
+    """
+
+    rejected_in_statistics: bool
+
+    reduce: ClassVar[Reduce]
+
+    def settle(self, graded: Graded, stays: Bool[Tensor, "N T"]) -> Graded:
+        left = ~to_groups(stays.any(dim=1), graded.reward.shape[1])
+        counted = graded.counted if self.rejected_in_statistics else graded.counted & ~left
+        return replace(graded, counted=counted, trained=graded.trained & ~left)
+
+
+@dataclass(frozen=True)
+class RatioBounds(Bounded, ABC):
+    """Options on k1: what stays has low <= exp(reduced log rho) <= high; 0 and a large number switch one off.
+
+    `bounds: inverse` reads them as verl's code does, on the inverse ratio: 0.1 and 1.2 then keep a ratio of 5 and
+    reject one of 0.5. With low = 1 / high the two are one.
+    """
+
+    low: float
+    high: float
+    bounds: BoundForm
+
+    def __post_init__(self) -> None:
+        require_bounds(self, "low", "high")
+
+    def __call__(
+        self,
+        old_logprobs: Float[Tensor, "N T"],
+        sampler_logprobs: Float[Tensor, "N T"],
+        sampled_mask: Bool[Tensor, "N T"],
+    ) -> Bool[Tensor, "N T"]:
+        sign = 1 if self.bounds is BoundForm.ratio else -1
+        value = ratio(sign * type(self).reduce(old_logprobs - sampler_logprobs, sampled_mask))
+        return sampled_mask & (value >= self.low) & (value <= self.high)
+
+
+@dataclass(frozen=True)
+class UpperBound(Bounded, ABC):
+    """Options on k2 and k3, which are never negative: what stays has a reduced estimate of at most `bound` nats."""
+
+    bound: float
+
+    def __post_init__(self) -> None:
+        require_positive(self, "bound")
+
+    def __call__(
+        self,
+        old_logprobs: Float[Tensor, "N T"],
+        sampler_logprobs: Float[Tensor, "N T"],
+        sampled_mask: Bool[Tensor, "N T"],
+    ) -> Bool[Tensor, "N T"]:
+        estimate = self.estimate(old_logprobs - sampler_logprobs)
+        return sampled_mask & (type(self).reduce(estimate, sampled_mask) <= self.bound)
+
+    @staticmethod
+    @abstractmethod
+    def estimate(log_rho: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+        """k2 or k3 of each token."""
+
+
+@dataclass(frozen=True)
+class K2Bound(UpperBound, ABC):
+    """k2 = (log rho)^2 / 2."""
+
+    @staticmethod
+    def estimate(log_rho: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+        return log_rho**2 / 2
+
+
+@dataclass(frozen=True)
+class K3Bound(UpperBound, ABC):
+    """k3 = rho - 1 - log rho."""
+
+    @staticmethod
+    def estimate(log_rho: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+        return ratio(log_rho) - 1 - log_rho
+
+
+@dataclass(frozen=True)
+class TokenK1(RatioBounds):
+    """Tokens whose ratio lies within bounds stay, the others leave one by one (verl "token_k1")."""
+
+    reduce: ClassVar[Reduce] = each_token
+    formula: ClassVar[str] = "exp(old - sampler) in [{low}, {high}]"
+
+
+@dataclass(frozen=True)
+class TokenK2(K2Bound):
+    """Tokens whose squared log-ratio is small stay (verl "token_k2")."""
+
+    reduce: ClassVar[Reduce] = each_token
+    formula: ClassVar[str] = "(old - sampler)^2 / 2 <= {bound}"
+
+
+@dataclass(frozen=True)
+class TokenK3(K3Bound):
+    """Tokens whose k3 is small stay (verl "token_k3"); k3 grows faster for ratios above 1."""
+
+    reduce: ClassVar[Reduce] = each_token
+    formula: ClassVar[str] = "k3(old, sampler) <= {bound}"
+
+
+@dataclass(frozen=True)
+class SequenceSumK1(RatioBounds):
+    """Responses whose ratio, a product, lies within bounds stay (verl "seq_sum_k1"): long ones leave first."""
+
+    reduce: ClassVar[Reduce] = row_sum
+    formula: ClassVar[str] = "exp(sum_t(old - sampler)) in [{low}, {high}]"
+
+
+@dataclass(frozen=True)
+class SequenceSumK2(K2Bound):
+    """Responses whose summed squared log-ratios are small stay (verl "seq_sum_k2")."""
+
+    reduce: ClassVar[Reduce] = row_sum
+    formula: ClassVar[str] = "sum_t((old - sampler)^2 / 2) <= {bound}"
+
+
+@dataclass(frozen=True)
+class SequenceSumK3(K3Bound):
+    """Responses whose summed k3 is small stay (verl "seq_sum_k3")."""
+
+    reduce: ClassVar[Reduce] = row_sum
+    formula: ClassVar[str] = "sum_t(k3(old, sampler)) <= {bound}"
+
+
+@dataclass(frozen=True)
+class SequenceMeanK1(RatioBounds):
+    """Responses whose geometric mean ratio lies within bounds stay ("geometric" in verl, OpenRLHF, SkyRL)."""
+
+    reduce: ClassVar[Reduce] = whole_mean
+    formula: ClassVar[str] = "exp(mean_t(old - sampler)) in [{low}, {high}]"
+
+
+@dataclass(frozen=True)
+class SequenceMeanK2(K2Bound):
+    """Responses whose mean squared log-ratio is small stay (verl "seq_mean_k2")."""
+
+    reduce: ClassVar[Reduce] = whole_mean
+    formula: ClassVar[str] = "mean_t((old - sampler)^2 / 2) <= {bound}"
+
+
+@dataclass(frozen=True)
+class SequenceMeanK3(K3Bound):
+    """Responses whose mean k3 is small stay (verl "seq_mean_k3"); free of the signs k1 lets cancel."""
+
+    reduce: ClassVar[Reduce] = whole_mean
+    formula: ClassVar[str] = "mean_t(k3(old, sampler)) <= {bound}"
+
+
+@dataclass(frozen=True)
+class SequenceMaxK2(K2Bound):
+    """Responses no token of which has a large squared log-ratio stay (verl "seq_max_k2")."""
+
+    reduce: ClassVar[Reduce] = row_largest
+    formula: ClassVar[str] = "max_t((old - sampler)^2 / 2) <= {bound}"
+
+
+@dataclass(frozen=True)
+class SequenceMaxK3(K3Bound):
+    """Responses no token of which has a large k3 stay (verl "seq_max_k3")."""
+
+    reduce: ClassVar[Reduce] = row_largest
+    formula: ClassVar[str] = "max_t(k3(old, sampler)) <= {bound}"

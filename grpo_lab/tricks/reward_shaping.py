@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from grpo_lab.tricks.base import Trick, require, require_positive
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from grpo_lab.tricks.base import Trick, require, require_not_negative, require_positive
 from grpo_lab.types import Graded
 
 
 @dataclass(frozen=True)
 class RewardShaping(Trick, ABC):
-    """Adds named components to the reward and leaves the outcome alone."""
+    """Adds named components to the reward and leaves the outcome alone.
+
+    `group_relative`: compares a response with others of its group.
+    """
+
+    group_relative: ClassVar[bool] = False
+
+    @abstractmethod
+    def lowest(self, correct: float, wrong: float) -> float:
+        """The lowest reward that can come out where the verifier's are `correct` and `wrong`."""
 
     @abstractmethod
     def __call__(self, graded: Graded) -> Graded:
@@ -24,6 +38,9 @@ class NoShaping(RewardShaping):
     """The reward is the outcome's reward and nothing else."""
 
     touches_nothing: ClassVar[bool] = True
+
+    def lowest(self, correct: float, wrong: float) -> float:
+        return wrong
 
     def __call__(self, graded: Graded) -> Graded:
         return graded
@@ -44,11 +61,125 @@ class SoftOverlong(RewardShaping):
     cache_tokens: int  # width of the ramp, response tokens
     factor: float  # the largest penalty, in reward units
 
+    formula: ClassVar[str] = "-{factor} * clip((n_i - ({max_tokens} - {cache_tokens})) / {cache_tokens}, 0, 1)"
+
     def __post_init__(self) -> None:
         require_positive(self, "max_tokens", "cache_tokens", "factor")
         require(self.cache_tokens <= self.max_tokens, self, "cache_tokens", f"at most the budget {self.max_tokens}")
 
+    def lowest(self, correct: float, wrong: float) -> float:
+        return wrong - self.factor
+
     def __call__(self, graded: Graded) -> Graded:
+        return graded.with_component("soft_overlong", self.penalty(graded))
+
+    def penalty(self, graded: Graded) -> Float[Tensor, "P G"]:
+        """What each response's length costs it, at most 0."""
         start = self.max_tokens - self.cache_tokens
         ramp = (graded.lengths.to(graded.reward.dtype) - start) / self.cache_tokens
-        return graded.with_component("soft_overlong", -self.factor * ramp.clamp(0, 1))
+        return -self.factor * ramp.clamp(0, 1)
+
+
+@dataclass(frozen=True)
+class SoftOverlongCorrectOnly(SoftOverlong):
+    """The same ramp on right answers alone (ScaleRL, arXiv:2510.13786, eq. 9).
+
+    penalty = factor * clip((max_tokens - length) / cache_tokens - 1, -1, 0) where the outcome is 1, otherwise 0
+
+    Differs from SoftOverlong: an all-wrong group stays tied, so its lengths become no signal. With a factor
+    below what a right answer earns, right and long is still better than wrong.
+    """
+
+    formula: ClassVar[str] = SoftOverlong.formula + " where right"
+
+    def lowest(self, correct: float, wrong: float) -> float:
+        return min(wrong, correct - self.factor)
+
+    def __call__(self, graded: Graded) -> Graded:
+        return graded.with_component("soft_overlong", self.penalty(graded) * (graded.outcome > 0.5))
+
+
+@dataclass(frozen=True)
+class KimiLength(RewardShaping):
+    """Short right answers gain, long wrong ones lose, relative to the group (Kimi k1.5, arXiv:2501.12599).
+
+    lambda = 0.5 - (length - shortest_g) / (longest_g - shortest_g)
+    added  = coef * lambda where right, coef * min(0, lambda) where wrong, 0 where all lengths are equal
+
+    Differs from SoftOverlong: there is no threshold, every group is pushed towards its shortest response. Early
+    in training that stalls accuracy, which is why the paper starts without it.
+    """
+
+    coef: float
+
+    group_relative: ClassVar[bool] = True
+    formula: ClassVar[str] = (
+        "{coef} * (lambda if right else min(0, lambda)), lambda = 0.5 - (n_i - min_g) / (max_g - min_g)"
+    )
+
+    def __post_init__(self) -> None:
+        require_positive(self, "coef")
+
+    def lowest(self, correct: float, wrong: float) -> float:
+        return min(wrong, correct) - self.coef / 2
+
+    def __call__(self, graded: Graded) -> Graded:
+        lengths = graded.lengths.to(graded.reward.dtype)
+        shortest, longest = lengths.amin(dim=1, keepdim=True), lengths.amax(dim=1, keepdim=True)
+        place = 0.5 - (lengths - shortest) / (longest - shortest).clamp(min=1)
+        added = torch.where(graded.outcome > 0.5, place, place.clamp(max=0.0))
+        return graded.with_component("kimi_length", self.coef * torch.where(longest > shortest, added, 0.0))
+
+
+@dataclass(frozen=True)
+class L1Exact(RewardShaping):
+    """Pay for hitting a wanted length (LCPO-Exact of L1, arXiv:2503.04697).
+
+    penalty = -alpha * |target_tokens - length|, for right and wrong answers alike
+
+    The paper states the target in the prompt and draws it per prompt; here it is one number for the run.
+    """
+
+    alpha: float  # reward per token
+    target_tokens: int
+
+    formula: ClassVar[str] = "-{alpha} * |{target_tokens} - n_i|"
+
+    def __post_init__(self) -> None:
+        require_positive(self, "alpha", "target_tokens")
+
+    def lowest(self, correct: float, wrong: float) -> float:
+        return -math.inf
+
+    def __call__(self, graded: Graded) -> Graded:
+        away = (self.target_tokens - graded.lengths.to(graded.reward.dtype)).abs()
+        return graded.with_component("l1_exact", -self.alpha * away)
+
+
+@dataclass(frozen=True)
+class L1Max(RewardShaping):
+    """Pay right answers for staying below a wanted length (LCPO-Max of L1, arXiv:2503.04697).
+
+    reward = right * clip(alpha * (target_tokens - length) + delta, 0, 1)
+
+    Written as what is added to a right answer's reward of 1: right * (clip(...) - 1). Differs from L1Exact: it
+    multiplies, so wrong answers feel no pressure on length, and a short right answer is not punished.
+    """
+
+    alpha: float  # reward per token
+    target_tokens: int
+    delta: float  # reward of a right answer of exactly the target's length
+
+    formula: ClassVar[str] = "right * (clip({alpha} * ({target_tokens} - n_i) + {delta}, 0, 1) - 1)"
+
+    def __post_init__(self) -> None:
+        require_positive(self, "alpha", "target_tokens")
+        require_not_negative(self, "delta")
+        require(self.delta <= 1, self, "delta", "at most 1")
+
+    def lowest(self, correct: float, wrong: float) -> float:
+        return min(wrong, correct - 1)
+
+    def __call__(self, graded: Graded) -> Graded:
+        left = self.alpha * (self.target_tokens - graded.lengths.to(graded.reward.dtype)) + self.delta
+        return graded.with_component("l1_max", (graded.outcome > 0.5) * (left.clamp(0, 1) - 1))

@@ -4,25 +4,56 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from enum import Enum
 from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from grpo_lab.tricks.base import counted_mean, require, require_not_negative, tied
+from grpo_lab.tricks.base import Trick, counted_mean, require, require_not_negative, tied
+from grpo_lab.tricks.baseline import Weights
+from grpo_lab.tricks.convention import AlphaForm, Singleton
 from grpo_lab.types import Graded
 
 
-@dataclass(frozen=True)
-class Scale(ABC):
-    """Turns centred rewards into advantages."""
+class Deviation(Enum):
+    """Whose deviation over the batch: that of the centred rewards (ScaleRL), or of the raw ones (TRL, Lite PPO)."""
 
-    group_relative: ClassVar[bool]
+    centred = "centred"
+    raw = "raw"
+
+
+class AllWrong(Enum):
+    """What MaxRL gives a response of an all-wrong group: nothing, or -1."""
+
+    zero = "zero"
+    minus_one = "minus_one"
+
+
+@dataclass(frozen=True)
+class Scale(Trick, ABC):
+    """Turns centred rewards into advantages.
+
+    `group_relative`: needs other rows of the group. `needs_rewards_from_zero`: a negative reward turns its
+    signs around. `splits_signs`: does nothing where no reward is negative. `reads_batch`: a
+    group that leaves moves the advantages of others. `pays_for_signal`: makes up for groups without signal.
+    `moves_zeros`: a row centred at 0 may get an advantage.
+    """
+
+    group_relative: ClassVar[bool] = False
+    needs_rewards_from_zero: ClassVar[bool] = False
+    splits_signs: ClassVar[bool] = False
+    reads_batch: ClassVar[bool] = False
+    pays_for_signal: ClassVar[bool] = False
+
+    @property
+    def moves_zeros(self) -> bool:
+        return False
 
     @abstractmethod
     def __call__(self, centred: Float[Tensor, "P G"], graded: Graded) -> Float[Tensor, "P G"]:
-        """Advantages, float64; an entry of exactly 0 stays exactly 0."""
+        """Advantages, float64; rows that are not counted stay exactly 0."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +64,14 @@ class GroupStd(Scale):
 
     Weights a prompt of pass rate p by about 1/sqrt(p(1 - p)), bounded by sqrt(G - 1): very easy and very
     hard prompts count more. `ddof` 0 is the population formula, 1 Bessel's, which TRL and verl use.
+    `leave_one_out` is NeMo-RL's: the deviation of the other rows, no division where that is 0, so the only
+    right answer of a group stays small. A lone row's `raw` reward (verl) is divided by 1 + eps.
     """
 
     ddof: int
     eps: float
+    leave_one_out: bool
+    singleton: Singleton
 
     group_relative: ClassVar[bool] = True
 
@@ -44,19 +79,164 @@ class GroupStd(Scale):
         require(self.ddof in (0, 1), self, "ddof", "0 or 1")
         require_not_negative(self, "eps")
 
+    @property
+    def formula(self) -> str:  # type: ignore[override]
+        group = "{{g without i}}" if self.leave_one_out else "g"
+        return f"C / (std_{group}(R; ddof {{ddof}}) + {{eps}})"
+
     def __call__(self, centred: Float[Tensor, "P G"], graded: Graded) -> Float[Tensor, "P G"]:
-        deviations = (graded.reward - counted_mean(graded.reward, graded.counted)) * graded.counted
-        degrees = (graded.counted.sum(dim=1, keepdim=True) - self.ddof).clamp(min=1)
-        std = torch.sqrt((deviations**2).sum(dim=1, keepdim=True) / degrees)
+        reward, counted = graded.reward, graded.counted
+        number = counted.sum(dim=1, keepdim=True)
+        deviations = (reward - counted_mean(reward, counted)) * counted
+        squares = (deviations**2).sum(dim=1, keepdim=True)
+        if self.leave_one_out:
+            # Without row i, the squares around the mean of the others lose i's own and the shift it caused.
+            squares = (squares - deviations**2 * number / (number - 1).clamp(min=1)).clamp(min=0)
+            squares = torch.where(squares > 1e-12, squares, 0.0)
+            number = number - 1
+        std = torch.sqrt(squares / (number - self.ddof).clamp(min=1))
+        scaled = torch.where(std > 0, centred / (std + self.eps), centred)
+        if self.singleton is Singleton.raw:
+            alone = counted.sum(dim=1, keepdim=True) == 1
+            return torch.where(alone, centred / (1 + self.eps), torch.where(tied(reward, counted), 0.0, scaled))
         # A tied group has nothing to standardise; leaving it to eps would let rounding decide.
-        return torch.where(tied(graded.reward, graded.counted), 0.0, centred / (std + self.eps))
+        return torch.where(tied(reward, counted), 0.0, scaled)
 
 
 @dataclass(frozen=True)
 class NoScale(Scale):
     """Use the centred reward as it is (Dr. GRPO, arXiv:2503.20783): every prompt weighs the same."""
 
-    group_relative: ClassVar[bool] = False
+    touches_nothing: ClassVar[bool] = True
+    formula: ClassVar[str] = "C"
 
     def __call__(self, centred: Float[Tensor, "P G"], graded: Graded) -> Float[Tensor, "P G"]:
         return centred
+
+
+@dataclass(frozen=True)
+class BatchStd(Scale):
+    """Divide by one standard deviation over the counted rows of the batch (REINFORCE++, Lite PPO, ScaleRL).
+
+    advantage = centred / (std_batch(x) + eps)      x = centred or raw rewards, each row or token counting once
+
+    Differs from GroupStd: every prompt keeps its share of signal, and only the step size is normalised.
+    `recentre` subtracts the batch's mean first, which is whitening as verl writes it; with token weights
+    that mean is not 0 even for group-centred rewards, so rows of tied groups get an advantage too. A batch
+    whose values are all equal gets 0. REINFORCE++ is arXiv:2501.03262, Lite PPO 2508.08221, ScaleRL 2510.13786.
+    """
+
+    of: Deviation
+    by: Weights
+    recentre: bool
+    ddof: int
+    eps: float
+    eps_in_root: bool
+
+    reads_batch: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require(self.ddof in (0, 1), self, "ddof", "0 or 1")
+        require_not_negative(self, "eps")
+        require(not (self.recentre and self.of is Deviation.raw), self, "recentre", "false where `of` is raw")
+
+    @property
+    def moves_zeros(self) -> bool:
+        return self.recentre
+
+    @property
+    def formula(self) -> str:  # type: ignore[override]
+        values, top = "R" if self.of is Deviation.raw else "C", "(C - mean_batch(C))" if self.recentre else "C"
+        spread = f"std_batch({values}; each of the {{by}} counts once, ddof {{ddof}})"
+        return f"{top} / sqrt({spread}^2 + {{eps}})" if self.eps_in_root else f"{top} / ({spread} + {{eps}})"
+
+    def __call__(self, centred: Float[Tensor, "P G"], graded: Graded) -> Float[Tensor, "P G"]:
+        values = graded.reward if self.of is Deviation.raw else centred
+        weights = self.by.of(graded)
+        mean = (weights * values).sum() / weights.sum().clamp(min=1)
+        variance = (weights * (values - mean) ** 2).sum() / (weights.sum() - self.ddof).clamp(min=1)
+        divisor = torch.sqrt(variance + self.eps) if self.eps_in_root else torch.sqrt(variance) + self.eps
+        flat = tied(values.reshape(1, -1), graded.counted.reshape(1, -1))
+        shifted = centred - mean if self.recentre else centred
+        return torch.where(graded.counted & ~flat, shifted / divisor, 0.0)
+
+
+@dataclass(frozen=True)
+class GroupMean(Scale):
+    """Divide by the group's mean reward (MaxRL, arXiv:2602.02710).
+
+    advantage = centred / mean_g(reward), over counted rows; 0 when the group's mean is 0
+
+    With rewards 0 and 1 the expected gradient of a prompt of pass rate p is weighted by
+    (1 - (1 - p)^(G - 1)) / p, towards the likelihood's 1/p: hard prompts count more, easy ones do not.
+    `all_wrong: minus_one` gives -1 to the rows of an all-wrong group, which raises the order to G. Refuses
+    negative rewards, under which a right answer of a mostly wrong group would be punished.
+    """
+
+    all_wrong: AllWrong
+
+    group_relative: ClassVar[bool] = True
+    needs_rewards_from_zero: ClassVar[bool] = True
+    formula: ClassVar[str] = "C / mean_g(R), all-wrong groups: {all_wrong}"
+
+    @property
+    def moves_zeros(self) -> bool:
+        return self.all_wrong is AllWrong.minus_one
+
+    def __call__(self, centred: Float[Tensor, "P G"], graded: Graded) -> Float[Tensor, "P G"]:
+        assert bool((graded.reward[graded.counted] >= 0).all()), "compat.py refuses rewards that can be negative"
+        mean = counted_mean(graded.reward, graded.counted)
+        lost = -1.0 if self.all_wrong is AllWrong.minus_one else 0.0
+        scaled = torch.where(mean > 0, centred / torch.where(mean > 0, mean, 1.0), lost)
+        return torch.where(graded.counted, scaled, 0.0)
+
+
+@dataclass(frozen=True)
+class InformativeShare(Scale):
+    """Multiply by the inverse share of groups that carry signal (GPG, arXiv:2504.02546).
+
+    advantage = alpha * centred;  alpha = groups / groups whose counted rewards are not all equal
+
+    Undoes how groups without signal shrink the step: the factor grows as prompts are solved or lost. A batch
+    without any signal is all zeros and stays so. `nonzero_rewards` is verl's alpha, rows over rows with a
+    reward that is not 0: it follows accuracy instead of signal, and with rewards of -1 and 1 is always 1.
+    """
+
+    alpha: AlphaForm
+
+    reads_batch: ClassVar[bool] = True
+    pays_for_signal: ClassVar[bool] = True
+    formula: ClassVar[str] = "alpha * C, alpha by {alpha}"
+
+    def __call__(self, centred: Float[Tensor, "P G"], graded: Graded) -> Float[Tensor, "P G"]:
+        if self.alpha is AlphaForm.nonzero_rewards:
+            all_of_them = graded.counted.sum()
+            some = (graded.counted & (graded.reward != 0)).sum()
+        else:
+            all_of_them = graded.counted.any(dim=1).sum()
+            some = (~tied(graded.reward, graded.counted)).sum()
+        return centred * (all_of_them / some.clamp(min=1)).to(centred.dtype)
+
+
+@dataclass(frozen=True)
+class SignWeighted(Scale):
+    """Weigh positive and negative rewards apart (PSR, NSR and W-REINFORCE, arXiv:2506.01347).
+
+    advantage = centred * (positive if centred > 0 else negative)
+
+    Made for rewards of -1 and 1 without a baseline. (1, 0) learns from right answers only and narrows,
+    (0, 1) from wrong answers only and keeps pass@k, (0.1, 1) is the paper's mixture.
+    """
+
+    positive: float
+    negative: float
+
+    splits_signs: ClassVar[bool] = True
+    formula: ClassVar[str] = "C * ({positive} if C > 0 else {negative})"
+
+    def __post_init__(self) -> None:
+        require_not_negative(self, "positive", "negative")
+        require(self.positive + self.negative > 0, self, "positive", "greater than 0 where `negative` is 0")
+
+    def __call__(self, centred: Float[Tensor, "P G"], graded: Graded) -> Float[Tensor, "P G"]:
+        return centred * torch.where(centred > 0, self.positive, self.negative)

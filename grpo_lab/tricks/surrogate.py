@@ -4,38 +4,91 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from enum import Enum
 from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from grpo_lab.tricks.base import Trick, require_positive
+from grpo_lab.tricks.base import NEGLIGIBLE, Trick, require, require_not_negative, require_positive, row_mean
+from grpo_lab.tricks.convention import CapForm, Scope
+
+
+@dataclass(frozen=True)
+class SurrogateInputs:
+    """What a surrogate reads of a microbatch; entries outside `loss_mask` mean nothing.
+
+    `log_ratio` is the importance's, with gradient, as `logprobs` are. `marked` holds what `mark` chose.
+    """
+
+    logprobs: Float[Tensor, "M T"]
+    log_ratio: Float[Tensor, "M T"]
+    advantages: Float[Tensor, "M T"]
+    loss_mask: Bool[Tensor, "M T"]
+    marked: Bool[Tensor, "M T"] | None = None
 
 
 @dataclass(frozen=True)
 class SurrogateLoss:
-    """The loss of each token, and the tokens whose gradient the trust region changed."""
+    """The loss of each token; what multiplies -A * grad logprob in it; the tokens the trust region changed."""
 
     token_loss: Float[Tensor, "M T"]
+    weight: Float[Tensor, "M T"]
     touched: Bool[Tensor, "M T"]
 
 
 @dataclass(frozen=True)
-class Surrogate(Trick, ABC):
-    """The policy loss of one token; minimised."""
+class StepTokens:
+    """Every token of an optimiser step's loss, flattened: what a statistic over the step reads.
 
-    uses_ratio: ClassVar[bool]
-    clips: ClassVar[bool]
+    `noise` is one uniform number a token, a function of seed, step, problem, response and position alone.
+    """
+
+    logprobs: Float[Tensor, "K"]
+    log_ratio: Float[Tensor, "K"]
+    advantages: Float[Tensor, "K"]
+    noise: Float[Tensor, "K"]
+
+
+@dataclass(frozen=True)
+class Surrogate(Trick, ABC):
+    """The policy loss of one token; minimised.
+
+    `uses_ratio`: reads the ratio at all. `needs_drift`: is the plain policy gradient where every ratio is 1.
+    `needs_token_ratio`: has a meaning only for each token's own ratio. `one_loss_a_row`: every token of a row
+    carries the row's loss. `squares_rows`: its terms have to be summed over a row. `pulls_without_advantage`:
+    moves tokens of advantage 0 too. `mark_scope`: over which tokens `mark` chooses, None if it does not.
+    """
+
+    uses_ratio: ClassVar[bool] = True
+    needs_drift: ClassVar[bool] = True
+    needs_token_ratio: ClassVar[bool] = False
+    one_loss_a_row: ClassVar[bool] = False
+    squares_rows: ClassVar[bool] = False
+    pulls_without_advantage: ClassVar[bool] = False
+
+    @property
+    def mark_scope(self) -> Scope | None:
+        return None
+
+    @property
+    def weight_at_ratio_one(self) -> float:
+        """What multiplies the whole loss on-policy."""
+        return 1.0
 
     @abstractmethod
-    def __call__(
-        self,
-        logprobs: Float[Tensor, "M T"],
-        log_ratio: Float[Tensor, "M T"],
-        advantages: Float[Tensor, "M T"],
-    ) -> SurrogateLoss:
+    def __call__(self, tokens: SurrogateInputs) -> SurrogateLoss:
         """Per-token loss before any weight, penalty or aggregation."""
+
+    def mark(self, tokens: StepTokens) -> Bool[Tensor, "K"]:
+        """The tokens that `marked` is to hold; asked once per optimiser step, without gradient."""
+        raise NotImplementedError
+
+
+def beyond(ratio: Float[Tensor, "*n"], advantages: Float[Tensor, "*n"], low: float, high: float) -> Bool[Tensor, "*n"]:
+    """Tokens outside [low, high] on the side their advantage pushes them to: PPO takes their gradient away."""
+    return ((advantages > 0) & (ratio > high)) | ((advantages < 0) & (ratio < low))
 
 
 @dataclass(frozen=True)
@@ -52,23 +105,88 @@ class Ppo(Surrogate):
     clip_low: float
     clip_high: float
 
-    uses_ratio: ClassVar[bool] = True
-    clips: ClassVar[bool] = True
+    formula: ClassVar[str] = "-min(r * A, clip(r, 1 - {clip_low}, 1 + {clip_high}) * A)"
 
     def __post_init__(self) -> None:
         require_positive(self, "clip_low", "clip_high")
 
-    def __call__(
-        self,
-        logprobs: Float[Tensor, "M T"],
-        log_ratio: Float[Tensor, "M T"],
-        advantages: Float[Tensor, "M T"],
-    ) -> SurrogateLoss:
-        ratio = log_ratio.exp()
+    def __call__(self, tokens: SurrogateInputs) -> SurrogateLoss:
+        ratio, advantages = tokens.log_ratio.exp(), tokens.advantages
         clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
-        too_high = (advantages > 0) & (ratio > 1 + self.clip_high)
-        too_low = (advantages < 0) & (ratio < 1 - self.clip_low)
-        return SurrogateLoss(-torch.minimum(ratio * advantages, clipped * advantages), too_high | too_low)
+        cut = beyond(ratio, advantages, 1 - self.clip_low, 1 + self.clip_high)
+        loss = -torch.minimum(ratio * advantages, clipped * advantages)
+        return SurrogateLoss(loss, ratio.detach() * ~cut, cut)
+
+
+@dataclass(frozen=True)
+class DualClip(Surrogate):
+    """PPO with a second clip for negative advantages (Ye et al., arXiv:1912.09729); verl's default.
+
+    loss = Ppo's, and for A < 0 at most -bound * A
+
+    Differs from Ppo: a wrong token whose ratio has grown beyond `bound` loses its gradient, where Ppo would
+    let its loss grow without limit.
+    """
+
+    clip_low: float
+    clip_high: float
+    bound: float
+
+    formula: ClassVar[str] = "-min(r * A, clip(r, 1 - {clip_low}, 1 + {clip_high}) * A), for A < 0 at most -{bound} * A"
+
+    def __post_init__(self) -> None:
+        require_positive(self, "clip_low", "clip_high", "bound")
+        require(self.bound > 1 + self.clip_high, self, "bound", f"greater than 1 + clip_high ({1 + self.clip_high:g})")
+
+    def __call__(self, tokens: SurrogateInputs) -> SurrogateLoss:
+        single = Ppo(self.clip_low, self.clip_high)(tokens)
+        advantages = tokens.advantages
+        loss = torch.where(
+            advantages < 0, torch.minimum(single.token_loss, -self.bound * advantages), single.token_loss
+        )
+        cut = single.touched | ((advantages < 0) & (tokens.log_ratio.exp() > self.bound))
+        return SurrogateLoss(loss, single.weight * ~cut, cut)
+
+
+@dataclass(frozen=True)
+class Cispo(Surrogate):
+    """A bounded weight on the policy gradient that cuts no token off (MiniMax-M1, arXiv:2506.13585, eq. 4).
+
+    loss = -sg(clip(ratio, 1 - clip_low, cap)) * A * logprob
+
+    Differs from Ppo: a token beyond the bound keeps its gradient, at the bounded weight. `cap` bounds the
+    weight itself; with `cap_form: one_plus` it is 1 + cap. `clip_low: 1` is no lower bound. A cap below 1 scales
+    the whole loss, so that REINFORCE at a lower rate is all that is left (TRL's own default of 0.2 does that).
+    ScaleRL takes the ratio against the sampler: old_policy=sampler.
+    """
+
+    cap: float
+    clip_low: float
+    cap_form: CapForm
+
+    @property
+    def formula(self) -> str:  # type: ignore[override]
+        top = "{cap}" if self.cap_form is CapForm.absolute else "1 + {cap}"
+        return f"-sg(clip(r, 1 - {{clip_low}}, {top})) * A * logp"
+
+    def __post_init__(self) -> None:
+        require_positive(self, "cap")
+        require(0 <= self.clip_low <= 1, self, "clip_low", "in [0, 1]; 1 is no lower bound")
+        require(self.largest > 1 - self.clip_low, self, "cap", "above the lower bound of the weight")
+
+    @property
+    def largest(self) -> float:
+        """The largest weight a token can have."""
+        return self.cap if self.cap_form is CapForm.absolute else 1 + self.cap
+
+    @property
+    def weight_at_ratio_one(self) -> float:
+        return min(1.0, self.largest)
+
+    def __call__(self, tokens: SurrogateInputs) -> SurrogateLoss:
+        ratio = tokens.log_ratio.detach().exp()
+        weight = ratio.clamp(1 - self.clip_low, self.largest)
+        return SurrogateLoss(-weight * tokens.advantages * tokens.logprobs, weight, weight != ratio)
 
 
 @dataclass(frozen=True)
@@ -82,12 +200,157 @@ class Reinforce(Surrogate):
 
     touches_nothing: ClassVar[bool] = True
     uses_ratio: ClassVar[bool] = False
-    clips: ClassVar[bool] = False
+    needs_drift: ClassVar[bool] = False
+    formula: ClassVar[str] = "-A * logp"
 
-    def __call__(
-        self,
-        logprobs: Float[Tensor, "M T"],
-        log_ratio: Float[Tensor, "M T"],
-        advantages: Float[Tensor, "M T"],
-    ) -> SurrogateLoss:
-        return SurrogateLoss(-advantages * logprobs, torch.zeros_like(advantages, dtype=torch.bool))
+    def __call__(self, tokens: SurrogateInputs) -> SurrogateLoss:
+        nothing = torch.zeros_like(tokens.loss_mask)
+        return SurrogateLoss(-tokens.advantages * tokens.logprobs, torch.ones_like(tokens.advantages), nothing)
+
+
+@dataclass(frozen=True)
+class Sapo(Surrogate):
+    """A smooth gate in the place of the clip (SAPO, arXiv:2511.20347).
+
+    loss = -(4 / tau) * sigmoid(tau * (ratio - 1)) * A,  tau by the sign of A
+
+    Differs from Ppo: the gradient fades as the ratio leaves 1 instead of ending at a bound. The factor 4/tau
+    makes the slope at ratio 1 exactly 1. The paper uses sequence_mean.
+    """
+
+    tau_positive: float
+    tau_negative: float
+
+    formula: ClassVar[str] = (
+        "-(4 / tau) * sigmoid(tau * (r - 1)) * A, tau = {tau_positive} if A > 0 else {tau_negative}"
+    )
+
+    def __post_init__(self) -> None:
+        require_positive(self, "tau_positive", "tau_negative")
+
+    def __call__(self, tokens: SurrogateInputs) -> SurrogateLoss:
+        ratio, advantages = tokens.log_ratio.exp(), tokens.advantages
+        tau = torch.where(advantages > 0, self.tau_positive, self.tau_negative)
+        gate = torch.sigmoid(tau * (ratio - 1))
+        with torch.no_grad():
+            weight = 4 * gate * (1 - gate) * ratio
+            touched = (weight - ratio).abs() > NEGLIGIBLE * ratio
+        return SurrogateLoss(-4 / tau * gate * advantages, weight, touched)
+
+
+@dataclass(frozen=True)
+class Gmpo(Surrogate):
+    """PPO's clip on each token, then the geometric mean of the response's ratios (GMPO, arXiv:2507.20673).
+
+    loss_i = -A_i * exp(mean_t(log of the clipped ratio_t))         clip in log space, +-clip
+
+    Every token carries its row's loss, so that sequence_mean is the paper's average over responses. Differs
+    from Ppo: one extreme ratio moves the response's weight by its share only; from GSPO: the clip is on tokens.
+    """
+
+    clip_low: float  # nats
+    clip_high: float  # nats
+
+    needs_token_ratio: ClassVar[bool] = True
+    one_loss_a_row: ClassVar[bool] = True
+    formula: ClassVar[str] = "-A * exp(mean_t(log r, cut where A pushes it out of [-{clip_low}, {clip_high}]))"
+
+    def __post_init__(self) -> None:
+        require_positive(self, "clip_low", "clip_high")
+
+    def __call__(self, tokens: SurrogateInputs) -> SurrogateLoss:
+        advantages = tokens.advantages
+        clipped = tokens.log_ratio.clamp(-self.clip_low, self.clip_high)
+        cut = beyond(tokens.log_ratio, advantages, -self.clip_low, self.clip_high)
+        mean = row_mean(torch.where(cut, clipped, tokens.log_ratio), tokens.loss_mask)
+        row_ratio = mean.exp().expand_as(advantages)
+        return SurrogateLoss(-row_ratio * advantages, row_ratio.detach() * ~cut, cut)
+
+
+class Divergence(Enum):
+    """How far a token's probability may move: total variation or KL, of token against no token."""
+
+    tv = "tv"
+    kl = "kl"
+
+
+@dataclass(frozen=True)
+class Dppo(Surrogate):
+    """A trust region on probabilities instead of ratios (DPPO, arXiv:2602.04879).
+
+    loss = -sg(min(ratio, cap) * keep) * A * logprob
+    keep = False where A pushes on and divergence(old, pi) > delta;  tv: |pi - old|, kl: KL of two Bernoullis
+
+    Differs from Ppo: a rare token may multiply its probability as long as it gains little mass, a frequent
+    one is stopped at a small ratio. The paper's anchor is the sampler: old_policy=sampler.
+    """
+
+    divergence: Divergence
+    delta: float  # probability, or nats
+    cap: float
+
+    needs_token_ratio: ClassVar[bool] = True
+    formula: ClassVar[str] = "-sg(min(r, {cap})) * A * logp, 0 where A pushes on and {divergence}(old, pi) > {delta}"
+
+    def __post_init__(self) -> None:
+        require_positive(self, "delta", "cap")
+
+    def __call__(self, tokens: SurrogateInputs) -> SurrogateLoss:
+        log_ratio, logprobs = tokens.log_ratio.detach(), tokens.logprobs.detach()
+        now, before = logprobs.exp(), (logprobs - log_ratio).exp()
+        moved = (now - before).abs()
+        if self.divergence is Divergence.kl:
+            rest_now, rest_before = (1 - now).clamp(min=1e-12), (1 - before).clamp(min=1e-12)
+            moved = -before * log_ratio + rest_before * (rest_before / rest_now).log()
+        cut = (moved > self.delta) & (tokens.advantages * (now - before) > 0)
+        weight = log_ratio.exp().clamp(max=self.cap) * ~cut
+        return SurrogateLoss(-weight * tokens.advantages * tokens.logprobs, weight, cut)
+
+
+@dataclass(frozen=True)
+class Kimi(Surrogate):
+    """Online mirror descent (Kimi k1.5, arXiv:2501.12599, eq. 3).
+
+    loss_i = -A_i * logprob(response) + tau / 2 * (log-ratio of the response)^2
+
+    The square is of the response's summed log-ratio, not the sum of the tokens' squares, which on a long
+    response with a small drift is smaller by orders of magnitude. Each token carries its own log-ratio times
+    the response's, so that sequence_sum adds up to the formula. The old policy is the paper's pi_i.
+    """
+
+    tau: float
+
+    needs_token_ratio: ClassVar[bool] = True
+    squares_rows: ClassVar[bool] = True
+    pulls_without_advantage: ClassVar[bool] = True
+    formula: ClassVar[str] = "-A * logp + {tau} / 2 * log r * sum_t(log r)"
+
+    def __post_init__(self) -> None:
+        require_not_negative(self, "tau")
+
+    def __call__(self, tokens: SurrogateInputs) -> SurrogateLoss:
+        drift = torch.where(tokens.loss_mask, tokens.log_ratio, 0.0)
+        whole = drift.sum(dim=1, keepdim=True)
+        loss = -tokens.advantages * tokens.logprobs + self.tau / 2 * drift * whole
+        touched = (self.tau * whole.detach().abs() > NEGLIGIBLE).expand_as(tokens.loss_mask)
+        return SurrogateLoss(loss, torch.ones_like(loss), touched)
+
+
+@dataclass(frozen=True)
+class Topr(Surrogate):
+    """Right answers as they are, wrong ones with a weight of at most 1 (TOPR, arXiv:2503.14286).
+
+    loss = -sg(weight) * A * logprob;  weight = 1 if A > 0 else clip(ratio, 0, 1)
+
+    Differs from Ppo: off-policy right answers are learned from like demonstrations, and a wrong answer the
+    policy has already left pushes less and less. The ratio is the run's importance; the paper's is of the
+    response as a whole.
+    """
+
+    formula: ClassVar[str] = "-sg(1 if A > 0 else min(r, 1)) * A * logp"
+
+    def __call__(self, tokens: SurrogateInputs) -> SurrogateLoss:
+        ratio = tokens.log_ratio.detach().exp()
+        weight = torch.where(tokens.advantages < 0, ratio.clamp(max=1.0), 1.0)
+        touched = (weight - 1).abs() > NEGLIGIBLE
+        return SurrogateLoss(-weight * tokens.advantages * tokens.logprobs, weight, touched)

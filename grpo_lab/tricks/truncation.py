@@ -47,6 +47,7 @@ class MaskAfter(Truncation):
     """
 
     removes_rows: ClassVar[bool] = True
+    formula: ClassVar[str] = "truncated rows: m = 0, but counted in the statistics"
 
     def __call__(self, graded: Graded) -> Graded:
         return replace(graded, trained=graded.trained & ~graded.truncated)
@@ -63,6 +64,7 @@ class MaskBefore(Truncation):
     """
 
     removes_rows: ClassVar[bool] = True
+    formula: ClassVar[str] = "truncated rows: m = 0, and not counted in the statistics"
 
     def __call__(self, graded: Graded) -> Graded:
         kept = ~graded.truncated
