@@ -272,7 +272,7 @@ WARNINGS: tuple[Rule, ...] = (
         "square_is_not_summed",
         ("aggregation", "surrogate"),
         lambda run: run.surrogate.squares_rows and not run.aggregation.sums_rows,
-        "the square of a response's log-ratio is summed over its tokens, which this aggregation divides by their number",
+        "the square of a response's log-ratio is summed over its tokens, which this aggregation divides by their count",
         "set aggregation=sequence_sum or constant",
     ),
     Rule(

@@ -74,13 +74,13 @@ def policy_loss(
 def mark_tokens(
     run: RunConfig,
     batches: Sequence[Batch],
-    logprobs: Sequence[Float[Tensor, "M T"]],
+    logprobs: Sequence[Tensor],
     noise: Float[Tensor, "N T"],
 ) -> list[Batch]:
     """The microbatches of one optimiser step with the tokens the surrogate chooses over them marked.
 
-    `logprobs` are the learner's at this update, `noise` one uniform number for each token of the rollout batch. Tokens
-    are handed over in the order of the rollouts, so the way the step is cut decides no tie.
+    `logprobs` are the learner's at this update, [M, T] each, and `noise` is one uniform number for each token of the
+    rollout batch. Tokens are handed over in the order of the rollouts, so the way the step is cut decides no tie.
     """
     scope = run.surrogate.mark_scope
     if scope is None or not batches:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -170,7 +170,7 @@ def _sizes(batch: Batch) -> tuple[list[int], list[int]]:
     return list(map(len, batch.prompts)), batch.response_mask.sum(dim=1).tolist()
 
 
-def _update(run: RunConfig, bench: Workbench, batches: Sequence[Batch], tally: vital_signs.UpdateTally) -> None:
+def _update(run: RunConfig, bench: Workbench, batches: list[Batch], tally: vital_signs.UpdateTally) -> None:
     """One optimiser step over its microbatches; left out when no token is in the loss."""
     if not batches:
         tally.skipped += 1
@@ -188,7 +188,7 @@ def _update(run: RunConfig, bench: Workbench, batches: Sequence[Batch], tally: v
     bench.updates += 1
 
 
-def start(config: DictConfig, name: str, choices: Mapping[str, str], command: Sequence[str]) -> Path:
+def start(config: DictConfig, name: str, choices: Mapping[str, str], command: list[str]) -> Path:
     """Run or resume what `config` says and return the run's folder. Raises ValueError for bad input."""
     run = to_run(config)
     warnings = check_compatible(run)

@@ -222,13 +222,13 @@ def test_dropping_groups_without_reward_signal_changes_no_gradient_under_origina
 def test_weights_of_equal_policies_correct_nothing(cap) -> None:
     rollouts = replace(SCENE.rollouts, sampler_logprobs=SCENE.old_logprobs)
     scene = replace(SCENE, rollouts=rollouts)
-    results = [run_scene(scene, correction=option) for option in (TisToken(cap=cap), NoCorrection())]
+    results = [run_scene(scene, correction=option) for option in (TisToken(cap=cap, floor=0.0), NoCorrection())]
     assert_same(*results, "sampler is the old policy")
 
 
 def test_a_huge_cap_is_plain_importance_sampling_of_the_sampler() -> None:
     # old/sampler times REINFORCE's gradient
-    weighted = run_scene(SCENE, correction=TisToken(cap=1e9), surrogate=Reinforce())[1]
+    weighted = run_scene(SCENE, correction=TisToken(cap=1e9, floor=0.0), surrogate=Reinforce())[1]
     plain = run_scene(SCENE, surrogate=Reinforce())[1]
     weight = (SCENE.old_logprobs - SCENE.rollouts.sampler_logprobs).exp()
     assert_close(weighted, weight * plain, EXACT, "weight times REINFORCE")

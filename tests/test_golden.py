@@ -358,12 +358,17 @@ def test_what_the_loss_reports_for_the_log() -> None:
         "ratio": 1.5 + 1,
         "k3_old": 0.5 - ln(1.5),
         "surrogate_touched": 1,  # 1.5 is above 1.2
+        "surrogate_weight": 1,  # the cut token weighs nothing, the other its ratio of 1
+        "correction_weight": 2,
+        "importance_touched": 0,
         "kl_term": 0.1 * (1 - ln(2)),  # x = 2 and x = 1
         "kl_touched": 1,
         "entropy_touched": 0,
         "mismatch_absolute": ln(2.5) + ln(2),
         "mismatch_k3": (0.4 - 1 - ln(0.4)) + (2 - 1 - ln(2)),
         "k3_ref": 1 - ln(2),
+        "weight": 1,
+        "weight_of_original": 1,
     }
     assert output.sums.keys() == expected.keys()
     for name, value in expected.items():
@@ -630,7 +635,8 @@ def test_losses_and_gradients_are_those_of_verl(case, name, surrogate, aggregati
 
 @both_cases
 def test_k3_is_that_of_verl(case) -> None:
-    penalty = K3Loss(kl_coef=1.0, log_ratio_limit=20.0)(tensor(case, "logprobs"), tensor(case, "ref_logprobs"))
+    logprobs = tensor(case, "logprobs")
+    penalty = K3Loss(kl_coef=1.0, log_ratio_limit=20.0)(logprobs, logprobs, tensor(case, "ref_logprobs"))
     got = penalty * tensor(case, "response_mask")
     assert_close(got, case["kl elementwise"]["k3"], VERL, "k3 on every token")
 

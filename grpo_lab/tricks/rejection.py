@@ -9,7 +9,6 @@ are on the ratio itself: `sequence_mean_k1` keeps responses whose geometric mean
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -21,8 +20,6 @@ from grpo_lab.tricks.base import Trick, require_positive, row_mean
 from grpo_lab.tricks.convention import BoundForm
 from grpo_lab.tricks.correction import ratio, require_bounds
 from grpo_lab.types import Graded, to_groups
-
-Reduce = Callable[[Float[Tensor, "N T"], Bool[Tensor, "N T"]], Float[Tensor, "N T"]]
 
 
 def each_token(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N T"]:
@@ -93,7 +90,10 @@ class Bounded(Rejection, ABC):
 
     rejected_in_statistics: bool
 
-    reduce: ClassVar[Reduce]
+    @staticmethod
+    @abstractmethod
+    def reduce(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+        """A token's value, or what stands for its whole row."""
 
     def settle(self, graded: Graded, stays: Bool[Tensor, "N T"]) -> Graded:
         left = ~to_groups(stays.any(dim=1), graded.reward.shape[1])
@@ -123,7 +123,7 @@ class RatioBounds(Bounded, ABC):
         sampled_mask: Bool[Tensor, "N T"],
     ) -> Bool[Tensor, "N T"]:
         sign = 1 if self.bounds is BoundForm.ratio else -1
-        value = ratio(sign * type(self).reduce(old_logprobs - sampler_logprobs, sampled_mask))
+        value = ratio(sign * self.reduce(old_logprobs - sampler_logprobs, sampled_mask))
         return sampled_mask & (value >= self.low) & (value <= self.high)
 
 
@@ -143,7 +143,7 @@ class UpperBound(Bounded, ABC):
         sampled_mask: Bool[Tensor, "N T"],
     ) -> Bool[Tensor, "N T"]:
         estimate = self.estimate(old_logprobs - sampler_logprobs)
-        return sampled_mask & (type(self).reduce(estimate, sampled_mask) <= self.bound)
+        return sampled_mask & (self.reduce(estimate, sampled_mask) <= self.bound)
 
     @staticmethod
     @abstractmethod
@@ -173,85 +173,85 @@ class K3Bound(UpperBound, ABC):
 class TokenK1(RatioBounds):
     """Tokens whose ratio lies within bounds stay, the others leave one by one (verl "token_k1")."""
 
-    reduce: ClassVar[Reduce] = each_token
     formula: ClassVar[str] = "exp(old - sampler) in [{low}, {high}]"
+    reduce = staticmethod(each_token)
 
 
 @dataclass(frozen=True)
 class TokenK2(K2Bound):
     """Tokens whose squared log-ratio is small stay (verl "token_k2")."""
 
-    reduce: ClassVar[Reduce] = each_token
     formula: ClassVar[str] = "(old - sampler)^2 / 2 <= {bound}"
+    reduce = staticmethod(each_token)
 
 
 @dataclass(frozen=True)
 class TokenK3(K3Bound):
     """Tokens whose k3 is small stay (verl "token_k3"); k3 grows faster for ratios above 1."""
 
-    reduce: ClassVar[Reduce] = each_token
     formula: ClassVar[str] = "k3(old, sampler) <= {bound}"
+    reduce = staticmethod(each_token)
 
 
 @dataclass(frozen=True)
 class SequenceSumK1(RatioBounds):
     """Responses whose ratio, a product, lies within bounds stay (verl "seq_sum_k1"): long ones leave first."""
 
-    reduce: ClassVar[Reduce] = row_sum
     formula: ClassVar[str] = "exp(sum_t(old - sampler)) in [{low}, {high}]"
+    reduce = staticmethod(row_sum)
 
 
 @dataclass(frozen=True)
 class SequenceSumK2(K2Bound):
     """Responses whose summed squared log-ratios are small stay (verl "seq_sum_k2")."""
 
-    reduce: ClassVar[Reduce] = row_sum
     formula: ClassVar[str] = "sum_t((old - sampler)^2 / 2) <= {bound}"
+    reduce = staticmethod(row_sum)
 
 
 @dataclass(frozen=True)
 class SequenceSumK3(K3Bound):
     """Responses whose summed k3 is small stay (verl "seq_sum_k3")."""
 
-    reduce: ClassVar[Reduce] = row_sum
     formula: ClassVar[str] = "sum_t(k3(old, sampler)) <= {bound}"
+    reduce = staticmethod(row_sum)
 
 
 @dataclass(frozen=True)
 class SequenceMeanK1(RatioBounds):
     """Responses whose geometric mean ratio lies within bounds stay ("geometric" in verl, OpenRLHF, SkyRL)."""
 
-    reduce: ClassVar[Reduce] = whole_mean
     formula: ClassVar[str] = "exp(mean_t(old - sampler)) in [{low}, {high}]"
+    reduce = staticmethod(whole_mean)
 
 
 @dataclass(frozen=True)
 class SequenceMeanK2(K2Bound):
     """Responses whose mean squared log-ratio is small stay (verl "seq_mean_k2")."""
 
-    reduce: ClassVar[Reduce] = whole_mean
     formula: ClassVar[str] = "mean_t((old - sampler)^2 / 2) <= {bound}"
+    reduce = staticmethod(whole_mean)
 
 
 @dataclass(frozen=True)
 class SequenceMeanK3(K3Bound):
     """Responses whose mean k3 is small stay (verl "seq_mean_k3"); free of the signs k1 lets cancel."""
 
-    reduce: ClassVar[Reduce] = whole_mean
     formula: ClassVar[str] = "mean_t(k3(old, sampler)) <= {bound}"
+    reduce = staticmethod(whole_mean)
 
 
 @dataclass(frozen=True)
 class SequenceMaxK2(K2Bound):
     """Responses no token of which has a large squared log-ratio stay (verl "seq_max_k2")."""
 
-    reduce: ClassVar[Reduce] = row_largest
     formula: ClassVar[str] = "max_t((old - sampler)^2 / 2) <= {bound}"
+    reduce = staticmethod(row_largest)
 
 
 @dataclass(frozen=True)
 class SequenceMaxK3(K3Bound):
     """Responses no token of which has a large k3 stay (verl "seq_max_k3")."""
 
-    reduce: ClassVar[Reduce] = row_largest
     formula: ClassVar[str] = "max_t(k3(old, sampler)) <= {bound}"
+    reduce = staticmethod(row_largest)
