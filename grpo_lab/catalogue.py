@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 import yaml
 
 from grpo_lab.config import AXES, conf_folder, slot_types
 
 
+# An arXiv id with the word or two before it that name the method, the first of them capital or a number.
+_PAPER = re.compile(r"(?:[A-Z0-9][\w.@+/-]*(?: [\w][\w.@+/-]*)? )?\b\d{4}\.\d{5}\b")
+
+
 @dataclass(frozen=True)
 class Option:
-    """One option of an axis: its name, what its YAML file says of it, and the papers named there."""
+    """One option of an axis: its name, what its YAML file says of it, and the papers there, as "DAPO 2503.14476"."""
 
     name: str
     text: str
@@ -29,10 +36,32 @@ class Axis:
     options: tuple[Option, ...]
 
 
+@cache
+def plain_options() -> dict[str, str]:
+    """Slot -> the option that stands in it unless another is chosen."""
+    defaults = yaml.safe_load((conf_folder() / "config.yaml").read_text())["defaults"]
+    return {
+        slot: option
+        for entry in defaults
+        if isinstance(entry, dict)
+        for slot, option in entry.items()
+        if not slot.startswith("override ")
+    }
+
+
+def option_text(slot: str, option: str) -> str:
+    """The YAML file of an option, the user's own folder included; "" where there is none."""
+    folders = [conf_folder(), *map(Path, filter(None, [os.environ.get("GRPO_LAB_CONFIG_PATH")]))]
+    for folder in folders:
+        path = folder / slot / f"{option}.yaml"
+        if path.exists():
+            return path.read_text()
+    return ""
+
+
 def axes() -> list[Axis]:
     """Every trick axis, in the order in which a batch meets them."""
-    defaults = yaml.safe_load((conf_folder() / "config.yaml").read_text())["defaults"]
-    plain = {axis: option for entry in defaults if isinstance(entry, dict) for axis, option in entry.items()}
+    plain = plain_options()
     found = []
     for axis in AXES:
         question = (sys.modules[slot_types()[axis].__module__].__doc__ or "").splitlines()[0].partition(": ")[2]
@@ -40,13 +69,23 @@ def axes() -> list[Axis]:
         options = []
         for path in files:
             text = path.read_text().splitlines()[0].removeprefix("# ")
-            options.append(Option(path.stem, text, tuple(re.findall(r"\b\d{4}\.\d{5}\b", text))))
+            options.append(Option(path.stem, text, tuple(_PAPER.findall(text))))
         found.append(Axis(axis, question.rstrip("."), tuple(options)))
     return found
 
 
+def tricks_list() -> str:
+    """Axes and their options, one line each, for reading in a terminal."""
+    lines = []
+    for axis in axes():
+        lines.append(f"{axis.name}: {axis.question}")
+        width = max(len(option.name) for option in axis.options)
+        lines += [f"  {option.name:<{width}}  {option.text}" for option in axis.options]
+    return "\n".join(lines)
+
+
 def tricks_table() -> str:
-    """The axes as a markdown table; an option is followed by the arXiv ids its file names."""
+    """The axes as a markdown table; an option is followed by the methods and arXiv ids its file names."""
     lines = ["| axis | what it decides | options, the plain one first |", "|---|---|---|"]
     for axis in axes():
         options = ", ".join(
@@ -54,3 +93,24 @@ def tricks_table() -> str:
         )
         lines.append(f"| {axis.name} | {axis.question} | {options} |")
     return "\n".join(lines)
+
+
+def recipes_table() -> str:
+    """The recipes as a markdown table: what each selects, by axis; `-` where it leaves the plain option."""
+    recipes = recipe_overrides()
+    slots = [slot for slot in (*AXES, "reward") if any(slot in chosen for chosen in recipes.values())]
+    lines = [f"| recipe | {' | '.join(slots)} |", "|---" * (len(slots) + 1) + "|"]
+    for name, chosen in recipes.items():
+        lines.append(f"| {name} | {' | '.join(chosen.get(slot, '-') for slot in slots)} |")
+    return "\n".join(lines)
+
+
+def recipe_overrides() -> dict[str, dict[str, str]]:
+    """Recipe -> slot -> the option it selects, plain first, the others by name."""
+    found = {}
+    for path in sorted((conf_folder() / "recipe").glob("*.yaml"), key=lambda path: (path.stem != "plain", path.stem)):
+        entries = yaml.safe_load(path.read_text())["defaults"]
+        found[path.stem] = {
+            key.removeprefix("override /"): option for entry in entries for key, option in entry.items()
+        }
+    return found

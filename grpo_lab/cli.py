@@ -17,14 +17,21 @@ from grpo_lab.bootstrap import bootstrap
 
 def compose_config(overrides: Sequence[str] = ()) -> DictConfig:
     """The composed config of these overrides, as `python -m grpo_lab.train` would see it."""
+    return compose_with_choices(overrides)[0]
+
+
+def compose_with_choices(overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
+    """The composed config, and which option stands in each slot."""
     bootstrap(overrides)
     from grpo_lab.config import conf_folder
+    from grpo_lab.identity import chosen_options
 
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         config = compose("config", list(overrides), return_hydra_config=True)
+    choices = chosen_options(config.hydra.runtime.choices)
     with open_dict(config):
         del config["hydra"]
-    return config
+    return config, choices
 
 
 def build_base(arguments: argparse.Namespace) -> None:
@@ -61,12 +68,21 @@ def list_metrics(_: argparse.Namespace) -> None:
         print(f"{metric.name:<28} [{metric.unit}] {metric.reduction}: {metric.meaning}")
 
 
-def list_tricks(_: argparse.Namespace) -> None:
-    """Print the table of tricks that README.md holds."""
+def list_tricks(arguments: argparse.Namespace) -> None:
+    """Print axes and options, one line each, or the tables that README.md and experiments/README.md hold."""
     bootstrap()
-    from grpo_lab.catalogue import tricks_table
+    from grpo_lab.catalogue import recipes_table, tricks_list, tricks_table
 
-    print(tricks_table())
+    print(f"{tricks_table()}\n\n{recipes_table()}" if arguments.markdown else tricks_list())
+
+
+def explain_run(arguments: argparse.Namespace) -> None:
+    """Print the loss these overrides would optimise, how it differs from the nearest recipe, rules and papers."""
+    config, choices = compose_with_choices(arguments.overrides)
+    from grpo_lab.config import to_run
+    from grpo_lab.explain import explain
+
+    print(explain(to_run(config), config, choices))
 
 
 def draw_figures(arguments: argparse.Namespace) -> None:
@@ -99,7 +115,12 @@ def main() -> None:
     sync.add_argument("folder", type=Path, nargs="?", default=Path("runs"), help="a run, or a folder of runs")
     sync.set_defaults(run=sync_runs)
     commands.add_parser("metrics", help="list every metric with unit and meaning").set_defaults(run=list_metrics)
-    commands.add_parser("tricks", help="the axes and their options, as a table").set_defaults(run=list_tricks)
+    tricks = commands.add_parser("tricks", help="the axes and their options, one line each")
+    tricks.add_argument("--markdown", action="store_true", help="axes and recipes as the tables of the documentation")
+    tricks.set_defaults(run=list_tricks)
+    explained = commands.add_parser("explain", help="the loss that overrides choose, as a formula; rules, papers")
+    explained.add_argument("overrides", nargs="*", help="Hydra overrides, for example recipe=dr_grpo kl=k3_loss")
+    explained.set_defaults(run=explain_run)
     figures = commands.add_parser("figures", help="figures, tables and verdict of an experiment, from its runs")
     figures.add_argument("name", help="the sweep, as its folder under RUNS/sweeps is called")
     figures.add_argument("--runs", type=Path, default=Path("runs"), help="the folder of runs (default: runs)")

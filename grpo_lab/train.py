@@ -25,6 +25,7 @@ from grpo_lab.batching import StepInputs, expand, make_minibatch, on_device, row
 from grpo_lab.bootstrap import bootstrap
 from grpo_lab.compat import check_compatible
 from grpo_lab.config import RunConfig, conf_folder, to_run
+from grpo_lab.explain import explain
 from grpo_lab.identity import check_folder, chosen_options, describe_run, run_identity, run_name
 from grpo_lab.loss import mark_tokens, policy_loss
 from grpo_lab.policy import token_logprobs
@@ -209,6 +210,7 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
             described = describe_run(key, name, config, identity, tracking, choices, warnings, environment, sweep)
             write_json(folder / "run.json", described)
             atomic_write(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
+            atomic_write(folder / "explanation.txt", explain(run, config, choices) + "\n")
         for warning in warnings:
             say(f"[yellow]warning[/yellow] {warning}")
         newest = checkpoint.latest(folder / "checkpoints")

@@ -16,7 +16,8 @@ import transformers
 from helpers import hear_interrupts
 from safetensors.torch import load_file
 
-from grpo_lab.cli import compose_config
+from grpo_lab.cli import compose_with_choices
+from grpo_lab.config import conf_folder
 from grpo_lab.train import start
 
 WORLD = ["world=tiny", "tracking=none"]
@@ -24,8 +25,8 @@ WORLD = ["world=tiny", "tracking=none"]
 
 def run_in_process(folder: Path, *overrides: str, name: str = "run") -> Path:
     """One run through the real entry below Hydra's command line; returns the run folder."""
-    config = compose_config([*WORLD, f"runs_dir={folder}", *overrides])
-    return start(config, name, {"recipe": "test"}, ["test"])
+    config, choices = compose_with_choices([*WORLD, f"runs_dir={folder}", *overrides])
+    return start(config, name, choices, ["test"])
 
 
 def train_command(folder: Path, *overrides: str) -> list[str]:
@@ -50,16 +51,21 @@ def same_ending(one: Path, other: Path) -> None:
         pd.testing.assert_frame_equal(pd.read_parquet(table), pd.read_parquet(other / "eval" / table.name))
 
 
-@pytest.mark.parametrize("recipe", ["plain", "grpo", "dr_grpo"])
+RECIPES = sorted(path.stem for path in (conf_folder() / "recipe").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_learns(tmp_path: Path, tiny_base: Path, recipe: str) -> None:
     """Held-out accuracy over 256 answers: chance alone moves it by about 0.03, learning by far more."""
-    rate = {"dr_grpo": 2e-3}.get(recipe, 3e-4)
     folder = run_in_process(
-        tmp_path, f"recipe={recipe}", "budget.amount=40", f"optimizer.learning_rate={rate}", "evaluation.samples=4"
+        tmp_path, f"recipe={recipe}", "budget.amount=40", "optimizer.learning_rate=3e-4", "evaluation.samples=4"
     )
     first, last = metrics_of(folder)[0]["metrics"], metrics_of(folder)[-1]["metrics"]
     assert last["eval/heldout/accuracy"] - first["eval/heldout/accuracy"] > 0.15
-    assert last["reward/mean"] > metrics_of(folder)[1]["metrics"]["reward/mean"] + 0.1
+    assert last["reward/outcome"] > metrics_of(folder)[1]["metrics"]["reward/outcome"] + 0.1
+
+
+BF16 = ["sampler_precision=bf16", "learner_precision=bf16"]
 
 
 @pytest.mark.parametrize(
@@ -69,22 +75,76 @@ def test_every_recipe_learns(tmp_path: Path, tiny_base: Path, recipe: str) -> No
         ["truncation=mask_before", "group_filter=drop", "denominator=survivors", "aggregation=token_mean"],
         ["baseline=leave_one_out", "scale=none", "surrogate=ppo_higher", "updates=two", "aggregation=sequence_sum"],
         ["baseline=none", "scale=none", "surrogate=reinforce", "updates=one", "aggregation=constant"],
-        ["correction=tis_token", "sampler_precision=bf16", "learner_precision=bf16", "kl=k3_loss"],
+        ["correction=tis_token", *BF16, "kl=k3_loss"],
+        ["rejection=token_k3", "rejection.bound=1e-6", "correction=icepop", *BF16, "denominator=survivors"],
+        ["old_policy=sampler", *BF16, "surrogate=dppo", "surrogate.delta=0.001", "kl=k3_unbiased"],
+        ["kl=k1_reward", "updates=one", "entropy=bonus", "reward_shaping=kimi_length"],
+        ["entropy=high_entropy_tokens", "importance=sequence", "surrogate=ppo_gspo", "kl=k2_loss"],
+        ["surrogate=clip_cov", "surrogate.cov_low=0.001", "baseline=batch_mean", "scale=batch_std_tokens"],
+        ["surrogate=kl_cov", "surrogate.share=0.1", "reward_shaping=l1_max", "entropy=adaptive", "entropy.target=9"],
+        ["surrogate=kimi", "aggregation=sequence_sum", "scale=group_mean", "baseline=length_weighted"],
+        ["baseline=pass_at_k", "scale=none", "surrogate=gmpo", "surrogate.clip_low=0.001", "updates=sixteen"],
     ],
     ids=lambda overrides: overrides[0],
 )
-def test_every_option_runs_in_the_loop_and_says_what_it_touched(tmp_path: Path, overrides: list[str]) -> None:
+def test_every_axis_runs_in_the_loop_and_says_what_it_touched(tmp_path: Path, overrides: list[str]) -> None:
     folder = run_in_process(tmp_path, *overrides, "budget.amount=3")
     done = json.loads((folder / "DONE").read_text())
     rows = [row["metrics"] for row in metrics_of(folder)[1:]]
     touched = {name for row in rows for name, value in row.items() if name.startswith("touched/") and value > 0}
-    for axis in ("truncation", "group_filter", "reward_shaping", "correction", "kl"):
+    for axis in ("truncation", "group_filter", "reward_shaping", "correction", "kl", "rejection", "entropy"):
         switched_on = any(override.startswith(f"{axis}=") for override in overrides)
         assert switched_on == (f"touched/{axis}" in touched), axis
         assert axis not in done["inert"]
     for row in rows:
         assert row["train/gradient_norm"] > 0 and row["train/update_norm"] > 0
         assert row["rollout/trained"] <= 1 and row["budget/trained_tokens"] <= row["budget/sampled_tokens"]
+
+
+@pytest.mark.parametrize(
+    "overrides,factors",
+    [
+        # a token mean over everything weighs every token 1/n in sum 1; the scale is 1 / deviation of what was centred
+        (["aggregation=token_mean", "scale=none"], {"aggregation": 1, "denominator": 1, "scale": 1, "surrogate": 1}),
+        (["surrogate=cispo", "surrogate.cap=0.2", "scale=none"], {"surrogate": 0.2}),
+        (["recipe=dr_grpo"], {"scale": 1, "surrogate": 1, "denominator": 1}),
+    ],
+    ids=lambda part: part[0] if isinstance(part, list) else "",
+)
+def test_the_factors_a_trick_puts_on_the_loss_are_logged(tmp_path: Path, overrides: list[str], factors) -> None:
+    folder = run_in_process(tmp_path, *overrides, "updates=one", "budget.amount=1")
+    row = metrics_of(folder)[1]["metrics"]
+    for name, value in factors.items():
+        assert row[f"factor/{name}"] == pytest.approx(value, abs=1e-5), name
+
+
+def test_the_constant_the_survivors_and_gpg_put_a_factor_on_the_loss_that_the_log_shows(tmp_path: Path) -> None:
+    constant = metrics_of(run_in_process(tmp_path / "a", "recipe=dr_grpo", "budget.amount=1"))[1]["metrics"]
+    assert constant["factor/aggregation"] == pytest.approx(constant["rollout/length"] / 24, abs=1e-5)
+    masked = ["truncation=mask_after", "aggregation=sequence_sum", "updates=one", "budget.amount=1"]
+    lost, kept = (
+        metrics_of(run_in_process(tmp_path / name, *masked, f"denominator={name}"))[1]["metrics"]
+        for name in ("original", "survivors")
+    )
+    share = lost["rollout/trained"]
+    assert share < 0.95 and kept["factor/denominator"] == pytest.approx(1 / share, abs=1e-5)
+    assert kept["train/gradient_norm"] == pytest.approx(lost["train/gradient_norm"] / share, rel=1e-3)
+    fast = ["budget.amount=12", "optimizer.learning_rate=1e-3", "evaluation=brief"]
+    gpg = [row["metrics"] for row in metrics_of(run_in_process(tmp_path / "gpg", "recipe=gpg", *fast))[1:]]
+    assert max(row["rollout/zero_signal"] for row in gpg) > 0.2
+    for row in gpg:
+        assert row["factor/scale"] == pytest.approx(1 / (1 - row["rollout/zero_signal"]), abs=1e-9)
+
+
+def test_a_controllers_state_survives_the_checkpoint(tmp_path: Path) -> None:
+    """The adaptive coefficient after four steps is that of four steps, wherever the run was cut."""
+    overrides = ["entropy=adaptive", "entropy.target=9", "budget.amount=4", "checkpoint_every=2"]
+    folder = run_in_process(tmp_path, *overrides)
+    states = {
+        path.name: torch.load(path / "state.pt", weights_only=False) for path in (folder / "checkpoints").iterdir()
+    }
+    assert states["step=000002"]["entropy_coef"] == pytest.approx(2 * 0.005)
+    assert states["step=000004"]["entropy_coef"] == pytest.approx(4 * 0.005)
 
 
 @pytest.mark.parametrize("family", ["Qwen3", "GPT2", "Mistral", "GPTNeoX"])

@@ -20,9 +20,14 @@ from grpo_lab.analysis.outcome import (
     Outcome,
 )
 
-# The columns of the Markdown tables; the CSV has all quantities.
+# The columns of the Markdown tables, unless the experiment names its own; the CSV has all quantities.
 _WHOLE = f"{AVERAGE}{TRUNCATED}"
 COLUMNS = (REWARD, HELDOUT, GAP, OVERSTATEMENT, MASKED_SHARE, DOWNSTREAM, _WHOLE, TRUNCATED, "reward/mean")
+
+
+def columns(data: SweepData) -> tuple[str, ...]:
+    """The metrics of the Markdown table."""
+    return (data.design.columns if data.design else ()) or COLUMNS
 
 
 def effect_table(data: SweepData, outcome: Outcome) -> pd.DataFrame:
@@ -33,7 +38,7 @@ def effect_table(data: SweepData, outcome: Outcome) -> pd.DataFrame:
     """
     rows = []
     for level, arm in run_arms(data):
-        for metric in QUANTITIES:
+        for metric in dict.fromkeys([*QUANTITIES, *columns(data)]):
             own = outcome.interval(level, arm, metric)
             row = {"level": level, "arm": arm, "metric": metric, "n": own.n}
             row |= {"n_finished": data.seeds_finished(level, arm), "n_planned": data.seeds_planned(level, arm)}
@@ -73,10 +78,12 @@ def markdown(data: SweepData, outcome: Outcome) -> str:
 
 def _grid(data: SweepData, arms: list[tuple[str, str]], cell: Callable[[str, str, str], str]) -> str:
     factor = data.design.factor if data.design else ""
-    head = [*([factor] if factor else []), "arm", "n finished / planned", *(QUANTITIES[metric] for metric in COLUMNS)]
+    shown = columns(data)
+    named = [QUANTITIES.get(metric, metric) for metric in shown]
+    head = [*([factor] if factor else []), "arm", "n finished / planned", *named]
     lines = [head, ["---"] * len(head)]
     for level, arm in arms:
         count = f"{data.seeds_finished(level, arm)} / {data.seeds_planned(level, arm)}"
         labels = [*([level] if factor else []), arm, count]
-        lines.append([*labels, *(cell(level, arm, metric) for metric in COLUMNS)])
+        lines.append([*labels, *(cell(level, arm, metric) for metric in shown)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -53,7 +53,8 @@ class Design:
     """A declared experiment: every arm at every level of the factor, for every seed.
 
     `base`, `arms` and `levels` hold Hydra overrides; an arm's win over the level's, the level's over the base's.
-    Without a factor there is one level, named "".
+    Without a factor there is one level, named "". `columns` are the metrics of its table, where the usual ones do
+    not answer its question; they decide nothing, so the fingerprint leaves them out.
     """
 
     name: str
@@ -70,10 +71,11 @@ class Design:
     predictions: tuple[Prediction, ...]
     parts: Mapping[str, Part]
     part: str | None
+    columns: tuple[str, ...] = ()
 
     def fingerprint(self) -> str:
         """Sixteen hexadecimal digits of everything that was declared; running a part of it declares the same."""
-        declared = {name: value for name, value in asdict(self).items() if name not in ("part", "parts")}
+        declared = {name: value for name, value in asdict(self).items() if name not in ("part", "parts", "columns")}
         text = json.dumps(declared, sort_keys=True, default=lambda value: value.value)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -112,6 +114,7 @@ def read_design(node: Mapping[str, Any]) -> Design:
         predictions=tuple(_prediction(entry) for entry in node.get("predictions") or ()),
         parts=parts,
         part=node.get("part"),
+        columns=tuple(map(str, node.get("columns") or ())),
     )
     _check_names(design)
     return design
@@ -140,7 +143,8 @@ def _check_names(design: Design) -> None:
 
 def require_known_metrics(design: Design) -> None:
     """Raise ValueError for a metric, or a budget axis, that no run will ever log; before the first one starts."""
-    named = (design.primary, f"budget/{design.axis}", *(prediction.metric for prediction in design.predictions))
+    predicted = [prediction.metric for prediction in design.predictions]
+    named = (design.primary, f"budget/{design.axis}", *predicted, *design.columns)
     for metric in named:
         if not is_known(metric):
             raise ValueError(f"design: no run has the metric {metric!r}; `grpo-lab metrics` lists what there is")

@@ -29,7 +29,7 @@ ENTRIES_PER_BATCH = 100  # params or tags, likewise
 PARAM_LENGTH = 500  # characters
 TAG_LENGTH = 5000  # characters
 ARTIFACT_BYTES = 5_000_000
-ARTIFACTS = ("run.json", "config.yaml", "environment.json", "source.diff", "DONE", "error.txt")
+ARTIFACTS = ("run.json", "config.yaml", "explanation.txt", "environment.json", "source.diff", "DONE", "error.txt")
 
 logger = logging.getLogger("grpo_lab.tracking")
 
@@ -171,8 +171,7 @@ class Sender:
             "mlflow.source.type": "LOCAL",
             "mlflow.source.git.commit": run["commit"],
             "mlflow.parentRunId": parent,
-            "mlflow.note.content": f"Recipe {run['recipe']}, seed {run['seed']}. A mirror of the run folder "
-            f"`{self.folder.resolve()}`, which holds what MLflow does not: tables, checkpoints, diff.",
+            "mlflow.note.content": self._note(),
         }
         pairs = [entities.RunTag(name, str(value)[:TAG_LENGTH]) for name, value in tags.items() if value is not None]
         for chunk in _chunks(pairs, ENTRIES_PER_BATCH):
@@ -189,6 +188,15 @@ class Sender:
         ]
         for chunk in _chunks(params, ENTRIES_PER_BATCH):
             client.log_batch(found.info.run_id, params=chunk, synchronous=True)
+
+    def _note(self) -> str:
+        """What MLflow shows as the run's description: where it lives, and the loss it optimises."""
+        run, path = self.run, self.folder / "explanation.txt"
+        where = (
+            f"Recipe {run['recipe']}, seed {run['seed']}. A mirror of the run folder `{self.folder.resolve()}`, which "
+            "holds what MLflow does not: tables, checkpoints, diff."
+        )
+        return f"{where}\n\n```\n{path.read_text()}```" if path.exists() else where
 
     def _send(self, steps: list[StepRecord]) -> int:
         """Send whole steps, at most 1000 points a call, and remember the last of them."""
@@ -239,6 +247,9 @@ class Sender:
         status, ended = ending(self.folder, live)
         if status == "RUNNING":
             return
+        if status == "FINISHED":
+            inert = json.loads((self.folder / "DONE").read_text()).get("inert", [])
+            self._client.set_tag(self.run_id, "inert", ", ".join(inert) or "nothing", synchronous=True)
         info = self._client.get_run(self.run_id).info
         if (info.status, info.end_time) != (status, ended):
             self._client.set_terminated(self.run_id, status, ended)

@@ -177,7 +177,10 @@ class GroupMean(Scale):
 
     group_relative: ClassVar[bool] = True
     needs_rewards_from_zero: ClassVar[bool] = True
-    formula: ClassVar[str] = "C / mean_g(R), all-wrong groups: {all_wrong}"
+
+    @property
+    def formula(self) -> str:  # type: ignore[override]
+        return f"C / mean_g(R), {'-1' if self.moves_zeros else '0'} in an all-wrong group"
 
     @property
     def moves_zeros(self) -> bool:

@@ -1,0 +1,168 @@
+"""What a run will optimise, in words that can be checked: `grpo-lab explain`, and explanation.txt in each run's folder.
+
+The formula is put together from what the chosen classes say of themselves; departures are counted against the nearest
+published recipe; rules, warnings and papers come from where the run itself gets them.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from grpo_lab.catalogue import option_text, plain_options, recipe_overrides
+from grpo_lab.compat import broken_errors, broken_warnings
+from grpo_lab.config import AXES, RunConfig
+
+_WIDTH = 112
+_SYMBOLS = (
+    "i rows, t tokens, p or g the group of a prompt; logp the learner's log-prob now, sampler and ref those of sampler "
+    "and reference; H the entropy of the learner's next token; n tokens, n_i of a row, n_p of a group, N rows, "
+    "P groups; sg() passes no gradient"
+)
+
+
+@dataclass(frozen=True)
+class Departure:
+    """A recipe and what a run does otherwise, one phrase a difference."""
+
+    recipe: str
+    differences: tuple[str, ...]
+
+
+def formula(run: RunConfig) -> list[tuple[str, str]]:
+    """The loss of one optimiser step as definitions, symbol and text, outermost first."""
+    surrogate, kl, entropy = run.surrogate, run.kl, run.entropy
+    reads_old = surrogate.uses_ratio or kl.reads_old or run.correction.needs_old_logprobs
+    terms = "S" if run.correction.touches_nothing else "w * S"
+    terms += " + K" if kl.needs_reference and not kl.shapes_reward else ""
+    terms += " + E" if entropy.needs_gradient else ""
+    lines = [("loss", run.aggregation.written()), ("L", terms), ("S", surrogate.written())]
+    if surrogate.uses_ratio:
+        lines.append(("r", run.importance.written()))
+    if not run.correction.touches_nothing:
+        lines.append(("w", f"sg({run.correction.written()})"))
+    if kl.needs_reference and not kl.shapes_reward:
+        lines.append(("K", kl.written()))
+    if entropy.needs_gradient:
+        lines.append(("E", entropy.written()))
+    lines += [("A", "C" if run.baseline.scales_itself else run.scale.written()), ("C", run.baseline.written())]
+    reward = f"{run.reward.correct:g} if right else {run.reward.wrong:g}"
+    if not run.reward_shaping.touches_nothing:
+        reward = f"({reward}) + {run.reward_shaping.written()}"
+    if kl.shapes_reward:
+        reward = f"({reward}) - {kl.written()}"
+    if run.baseline.reads_outcome:
+        reward += " (not read: the baseline looks at right and wrong)"
+    lines.append(("R", reward))
+    if reads_old:
+        lines.append(("old", run.old_policy.written()))
+    leaves = [trick.written() for trick in (run.truncation, run.group_filter) if not trick.touches_nothing]
+    if not run.rejection.touches_nothing:
+        lost = "rows that left are still counted" if _still_counted(run) else "rows that left are not counted"
+        leaves.append(f"m = 0 unless {run.rejection.written()}, {lost}")
+    if entropy.selects_tokens:
+        leaves.append(entropy.written())
+    lines += [
+        ("m", "; ".join(["1 on tokens the policy sampled", *leaves])),
+        ("counts", f"over one optimiser step: {run.denominator.written()}"),
+        ("steps", _steps(run)),
+    ]
+    return lines
+
+
+def _still_counted(run: RunConfig) -> bool:
+    return bool(getattr(run.rejection, "rejected_in_statistics", False))
+
+
+def _steps(run: RunConfig) -> str:
+    number, prompts = run.updates.minibatches, run.problems_per_step
+    batch = f"{prompts} prompts x {run.group_size} responses"
+    if number == 1:
+        return f"one optimiser step on each batch of {batch}"
+    return f"{number} optimiser steps on each batch of {batch}, {prompts // number} prompts a step"
+
+
+def recipe_choices() -> dict[str, dict[str, str]]:
+    """Recipe -> the option it selects on every axis, and in the rooms that any recipe touches."""
+    recipes, plain = recipe_overrides(), plain_options()
+    rooms = sorted({slot for chosen in recipes.values() for slot in chosen} - set(AXES))
+    return {name: {slot: chosen.get(slot, plain[slot]) for slot in (*AXES, *rooms)} for name, chosen in recipes.items()}
+
+
+def nearest_recipe(choices: Mapping[str, str], config: DictConfig) -> Departure:
+    """The recipe fewest options away from `choices`; of several the one chosen by name, then the first by name.
+
+    The differences are options, and numbers that are not those of the option's own file.
+    """
+    recipes, plain = recipe_choices(), plain_options()
+    named = choices.get("recipe", "plain")
+
+    def differing(recipe: str) -> list[str]:
+        return [slot for slot, option in recipes[recipe].items() if choices.get(slot, plain[slot]) != option]
+
+    nearest = min(recipes, key=lambda recipe: (len(differing(recipe)), recipe != named, recipe))
+    said = [f"{slot}={choices[slot]} for {recipes[nearest][slot]}" for slot in differing(nearest)]
+    return Departure(nearest, tuple(said + _numbers_changed(choices, config)))
+
+
+def _numbers_changed(choices: Mapping[str, str], config: DictConfig) -> list[str]:
+    """Fields of the axes and the convention whose value is not that of the chosen option's file."""
+    found = []
+    for slot in (*AXES, "convention"):
+        text = option_text(slot, choices.get(slot, plain_options()[slot]))
+        written: dict[str, Any] = yaml.safe_load(text) if text else {}
+        held = OmegaConf.to_container(config[slot], resolve=False, enum_to_str=True)
+        for field, value in written.items():
+            if field in held and held[field] != value:
+                found.append(f"{slot}.{field}={held[field]} for {value}")
+    if (convention := choices.get("convention", "house")) != "house":
+        found.append(f"convention={convention} for house")
+    return found
+
+
+def papers(choices: Mapping[str, str]) -> dict[str, list[str]]:
+    """arXiv id -> the choices that name it in the first lines of their files."""
+    named: dict[str, list[str]] = {}
+    for slot in ("recipe", *AXES):
+        option = choices.get(slot, "plain" if slot == "recipe" else plain_options()[slot])
+        comments = [line for line in option_text(slot, option).splitlines() if line.startswith("# ")]
+        for paper in re.findall(r"\b\d{4}\.\d{5}\b", " ".join(comments)):
+            holders = named.setdefault(paper, [])
+            if f"{slot}={option}" not in holders:
+                holders.append(f"{slot}={option}")
+    return named
+
+
+def explain(run: RunConfig, config: DictConfig, choices: Mapping[str, str]) -> str:
+    """The whole explanation as text. `choices` are Hydra's, axis or room -> option."""
+    width = max(len(symbol) for symbol, _ in formula(run))
+    parts = [_hang(f"{symbol:>{width}} = ", text) for symbol, text in formula(run)]
+    parts += ["", textwrap.fill(_SYMBOLS, _WIDTH), ""]
+    nearest = nearest_recipe(choices, config)
+    same = "this is recipe" if not nearest.differences else "nearest recipe"
+    parts += [f"{same} {nearest.recipe}", *(f"  {difference}" for difference in nearest.differences)]
+    off = plain_options()
+    parts += ["", "options that are not the plain one"]
+    chosen = [(axis, choices.get(axis, off[axis])) for axis in AXES if choices.get(axis, off[axis]) != off[axis]]
+    for axis, option in chosen:
+        first = option_text(axis, option).splitlines()[0].removeprefix("# ")
+        parts.append(_hang(f"  {axis}={option}: ", first, 6))
+    if not chosen:
+        parts.append("  none")
+    for title, rules in (("refused", broken_errors(run)), ("warnings", broken_warnings(run))):
+        if rules:
+            parts += ["", title, *(_hang("  - ", rule.describe(run)) for rule in rules)]
+    parts += ["", "papers", *(f"  arXiv:{paper}  {', '.join(names)}" for paper, names in papers(choices).items())]
+    return "\n".join(parts)
+
+
+def _hang(head: str, text: str, indent: int | None = None) -> str:
+    """`head` and `text`, folded, with what follows the first line set in."""
+    inner = " " * (len(head) if indent is None else indent)
+    return textwrap.fill(text, _WIDTH, initial_indent=head, subsequent_indent=inner, break_long_words=False)

@@ -1,0 +1,167 @@
+"""What a run says of itself before it starts: formula, nearest recipe, rules, papers; and the lists of tricks."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import mlflow
+import pytest
+
+from grpo_lab import catalogue
+from grpo_lab.cli import compose_with_choices
+from grpo_lab.config import AXES, conf_folder, options, slot_types, to_run
+from grpo_lab.explain import explain, formula, nearest_recipe
+from grpo_lab.train import start
+
+# The axes whose classes make up the loss; the others say in one line what they are.
+SAID = (
+    "truncation", "reward_shaping", "group_filter", "old_policy", "correction", "rejection", "baseline", "scale",
+    "importance", "surrogate", "aggregation", "denominator", "kl", "entropy",
+)  # fmt: skip
+RECIPES = sorted(path.stem for path in (conf_folder() / "recipe").glob("*.yaml"))
+
+
+def explained(*overrides: str) -> str:
+    config, choices = compose_with_choices(overrides)
+    return explain(to_run(config), config, choices)
+
+
+def definitions(*overrides: str) -> dict[str, str]:
+    return dict(formula(to_run(compose_with_choices(overrides)[0])))
+
+
+def test_the_explanation_of_a_masked_dr_grpo_is_its_loss() -> None:
+    text = explained("recipe=dr_grpo", "truncation=mask_after")
+    for line in (
+        "  loss = sum_{i,t}(m * L) / (N * 40)",
+        "     L = S",
+        "     S = -min(r * A, clip(r, 1 - 0.2, 1 + 0.2) * A)",
+        "     r = exp(logp - old)",
+        "     A = C",
+        "     C = R - mean_g(R)",
+        "     R = 1 if right else 0",
+        "     m = 1 on tokens the policy sampled; truncated rows: m = 0, but counted in the statistics",
+        "nearest recipe dr_grpo",
+        "  truncation=mask_after for score",
+        "  arXiv:2503.14476  truncation=mask_after",
+    ):
+        assert line in text.splitlines(), line
+    assert "no clip, gate or penalty on drift can act" in text
+
+
+def test_every_part_that_is_switched_on_shows_in_the_formula_and_no_other() -> None:
+    plain = definitions()
+    assert plain.keys() == {"loss", "L", "S", "r", "A", "C", "R", "old", "m", "counts", "steps"}
+    assert plain["L"] == "S"
+    full = definitions("correction=tis_token", "kl=k3_loss", "entropy=bonus", "reward_shaping=soft_overlong")
+    assert full.keys() - plain.keys() == {"w", "K", "E"} and full["L"] == "w * S + K + E"
+    assert "0.04 * (x - log x - 1)" in full["K"] and "-1 * clip((n_i - (40 - 10)) / 10, 0, 1)" in full["R"]
+    rloo = definitions("recipe=rloo")
+    assert rloo["S"] == "-A * logp" and "r" not in rloo and "- 0.03 * sum_t(old - ref)" in rloo["R"] and "K" not in rloo
+    assert definitions("rejection=sequence_mean_k1")["m"].endswith(
+        "m = 0 unless exp(mean_t(old - sampler)) in [0.99, 1.01], rows that left are not counted"
+    )
+
+
+def numbers_in(config_node: object) -> set[str]:
+    return {f"{value:g}" for value in vars(config_node).values() if isinstance(value, float)}
+
+
+@pytest.mark.parametrize("axis", SAID)
+def test_every_option_that_acts_writes_a_formula_with_its_own_numbers(axis: str) -> None:
+    for path in sorted((conf_folder() / axis).glob("*.yaml")):
+        trick = getattr(to_run(compose_with_choices([f"{axis}={path.stem}"])[0]), axis)
+        text = trick.written()
+        assert text or trick.touches_nothing, path.stem
+        assert not re.search(r"<\w|\bNone\b|[{]\w+[}]", text), text
+        silent = {"20", "1e-06", "0"} if axis in ("importance", "kl", "scale", "aggregation") else set()
+        assert all(number in text for number in numbers_in(trick) - silent), (path.stem, text)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_is_its_own_nearest_without_a_difference(recipe: str) -> None:
+    config, choices = compose_with_choices([f"recipe={recipe}"])
+    nearest = nearest_recipe(choices, config)
+    assert (nearest.recipe, nearest.differences) == (recipe, ())
+    assert f"this is recipe {recipe}" in explain(to_run(config), config, choices)
+
+
+def test_a_recipe_reached_by_hand_is_recognised() -> None:
+    overrides = ["scale=none", "aggregation=constant", "updates=one", "kl=k2_loss"]
+    config, choices = compose_with_choices(overrides)
+    nearest = nearest_recipe(choices, config)
+    assert nearest.recipe == "dr_grpo" and nearest.differences == ("kl=k2_loss for none",)
+
+
+def test_numbers_conventions_and_rewards_that_differ_are_named() -> None:
+    text = explained("recipe=grpo", "kl.kl_coef=0.01", "convention=trl", "reward=strict_plus_minus")
+    assert "nearest recipe grpo" in text
+    for difference in ("kl.kl_coef=0.01 for 0.04", "convention=trl for house", "reward=strict_plus_minus for strict"):
+        assert f"  {difference}" in text.splitlines()
+    assert "scale.ddof" not in text, "a number that follows the convention is no second difference"
+
+
+def test_what_cannot_run_is_explained_with_the_reason() -> None:
+    text = explained("surrogate=kimi", "importance=sequence")
+    assert "refused" in text.splitlines() and "set importance=token" in text
+
+
+def test_an_option_of_the_users_own_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "surrogate").mkdir()
+    (tmp_path / "surrogate" / "wide.yaml").write_text(
+        "# Mine, after 2401.00001.\n"
+        "defaults:\n  - /schema/surrogate/ppo@_here_\n  - _self_\nclip_low: 0.4\nclip_high: 0.4\n"
+    )
+    monkeypatch.setenv("GRPO_LAB_CONFIG_PATH", str(tmp_path))
+    text = explained("surrogate=wide")
+    assert "surrogate=wide for ppo" in text and "arXiv:2401.00001  surrogate=wide" in text
+    assert "clip(r, 1 - 0.4, 1 + 0.4)" in text and "Mine, after 2401.00001." in text
+
+
+def test_the_commands_print_them() -> None:
+    def shown(*words: str) -> str:
+        code = "import sys; from grpo_lab.cli import main; sys.argv = ['grpo-lab', *sys.argv[1:]]; main()"
+        done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert shown("explain", "recipe=gspo").startswith("  loss = sum_i( sum_t(m * L) / n_i ) / N\n")
+    listed = shown("tricks").splitlines()
+    for axis in AXES:
+        (start_of_axis,) = (n for n, line in enumerate(listed) if line.startswith(f"{axis}: "))
+        names = {path.stem for path in (conf_folder() / axis).glob("*.yaml")}
+        lines = listed[start_of_axis + 1 : start_of_axis + 1 + len(names)]
+        assert {line.split()[0] for line in lines} == names
+        assert all(len(line.split(maxsplit=1)[1]) > 20 for line in lines)
+
+
+def test_the_recipe_table_holds_every_recipe_and_every_choice() -> None:
+    rows = {line.split("|")[1].strip(): line for line in catalogue.recipes_table().splitlines()[2:]}
+    assert set(rows) == set(RECIPES)
+    for recipe, chosen in catalogue.recipe_overrides().items():
+        assert sum(cell.strip() != "-" for cell in rows[recipe].split("|")[2:-1]) == len(chosen)
+        assert all(f" {option} " in rows[recipe] for option in chosen.values())
+
+
+def test_every_class_of_the_loss_says_what_it_computes_in_its_docstring() -> None:
+    for axis in SAID:
+        for cls in options(slot_types()[axis]).values():
+            assert cls.__doc__ and not cls.__doc__.startswith(f"{cls.__name__}("), cls
+
+
+def test_a_run_keeps_its_explanation_and_mlflow_shows_it_with_what_was_inert(tmp_path: Path, tiny_base: Path) -> None:
+    overrides = ["world=tiny", f"runs_dir={tmp_path}", "recipe=dr_grpo", "budget.amount=1", "evaluation=brief"]
+    config, choices = compose_with_choices(overrides)
+    folder = start(config, "run", choices, ["test"])
+    text = (folder / "explanation.txt").read_text()
+    assert text == explain(to_run(config), config, choices) + "\n"
+    assert json.loads((folder / "DONE").read_text())["inert"] == ["surrogate"]
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    (logged,) = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    assert logged.data.tags["inert"] == "surrogate"
+    assert "sum_{i,t}(m * L) / (N * 24)" in logged.data.tags["mlflow.note.content"]
+    assert "explanation.txt" in [file.path for file in client.list_artifacts(logged.info.run_id)]
