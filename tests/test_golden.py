@@ -9,11 +9,13 @@ import sys
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from pathlib import Path
+from statistics import fmean, pstdev
 
 import pytest
 import torch
 from helpers import (
     F64,
+    ONE_MICROBATCH,
     Scene,
     advantages_of,
     assert_close,
@@ -33,23 +35,68 @@ from grpo_lab.loss import policy_loss
 from grpo_lab.models import Fp32Head
 from grpo_lab.policy import token_logprobs
 from grpo_lab.tricks.aggregation import Constant, PromptMean, SequenceMean, SequenceSum, TokenMean
-from grpo_lab.tricks.baseline import GroupMean, LeaveOneOut, NoBaseline
-from grpo_lab.tricks.convention import Scope, Singleton, Width
-from grpo_lab.tricks.correction import NoCorrection, TisToken
+from grpo_lab.tricks.baseline import (
+    BatchMean,
+    GroupMean,
+    LeaveOneOut,
+    LengthWeighted,
+    NoBaseline,
+    PassAtK,
+    Weights,
+)
+from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Scope, Singleton, Width
+from grpo_lab.tricks.correction import Icepop, Mis, NoCorrection, TisGeometric, TisSequence, TisToken
+from grpo_lab.tricks.covariance import ClipCov, KlCov
 from grpo_lab.tricks.curriculum import Uniform
 from grpo_lab.tricks.denominator import Original, Survivors
-from grpo_lab.tricks.entropy import NoEntropy
-from grpo_lab.tricks.group_filter import Drop, Keep, Signal
-from grpo_lab.tricks.importance import Token
-from grpo_lab.tricks.kl import K3Loss, NoKl
-from grpo_lab.tricks.old_policy import Recomputed
+from grpo_lab.tricks.entropy import Adaptive, Bonus, HighEntropyTokens, NoEntropy
+from grpo_lab.tricks.group_filter import Drop, Keep, Signal, without_signal
+from grpo_lab.tricks.importance import Sequence, SequenceToken, Token
+from grpo_lab.tricks.kl import K1Reward, K2Loss, K3Loss, K3Unbiased, NoKl
+from grpo_lab.tricks.old_policy import Recomputed, Sampler
 from grpo_lab.tricks.precision import Bf16, Fp32, LmHead
 from grpo_lab.tricks.reference import Frozen
-from grpo_lab.tricks.rejection import NoRejection
-from grpo_lab.tricks.reward_shaping import NoShaping, SoftOverlong
-from grpo_lab.tricks.scale import GroupStd, NoScale
+from grpo_lab.tricks.rejection import (
+    NoRejection,
+    SequenceMaxK2,
+    SequenceMaxK3,
+    SequenceMeanK1,
+    SequenceMeanK2,
+    SequenceMeanK3,
+    SequenceSumK1,
+    SequenceSumK2,
+    SequenceSumK3,
+    TokenK1,
+    TokenK2,
+    TokenK3,
+)
+from grpo_lab.tricks.reward_shaping import (
+    KimiLength,
+    L1Exact,
+    L1Max,
+    NoShaping,
+    SoftOverlong,
+    SoftOverlongCorrectOnly,
+)
+from grpo_lab.tricks.scale import AllWrong, BatchStd, Deviation, GroupStd, InformativeShare, NoScale, SignWeighted
+from grpo_lab.tricks.scale import GroupMean as DivideByMean
 from grpo_lab.tricks.schedule import Sync
-from grpo_lab.tricks.surrogate import Ppo, Reinforce, SurrogateInputs
+from grpo_lab.tricks.surrogate import (
+    Cispo,
+    Divergence,
+    Dppo,
+    DualClip,
+    Gmpo,
+    Kimi,
+    Ppo,
+    Reinforce,
+    Sapo,
+    StepTokens,
+    Surrogate,
+    SurrogateInputs,
+    SurrogateLoss,
+    Topr,
+)
 from grpo_lab.tricks.truncation import MaskAfter, MaskBefore, Score
 from grpo_lab.tricks.updates import Updates
 
@@ -60,11 +107,12 @@ TWO_OF_EIGHT = [[1, 0, 0, 0, 1, 0, 0, 0]]
 
 def test_every_option_of_every_axis_has_a_number_in_this_file() -> None:
     source = inspect.getsource(sys.modules[__name__])
+    names = {value: name for name, value in globals().items() if inspect.isclass(value)}  # two classes are GroupMean
     missing = {
         f"{axis}: {cls.__name__}"
         for axis in AXES
         for cls in options(slot_types()[axis]).values()
-        if f"{cls.__name__}(" not in source
+        if f"{names.get(cls, cls.__name__)}(" not in source
     }
     assert not missing
 
@@ -107,6 +155,222 @@ def test_literals_of_the_two_deviations() -> None:
         assert_close(advantages[:2], [right, wrong], 5e-6, f"ddof {ddof}, five printed decimals")
 
 
+@pytest.mark.parametrize(
+    ("by", "expected"),
+    [
+        # rewards 1, 0 | 1, 1 average 3/4, whatever the group
+        (Weights.rows, [[0.25, -0.75], [0.25, 0.25]]),
+        # of 1, 3 | 2, 4 tokens: (1 + 2 + 4) / 10 = .7
+        (Weights.tokens, [[0.3, -0.7], [0.3, 0.3]]),
+    ],
+)
+def test_batch_mean_knows_no_groups(by, expected) -> None:
+    graded = make_graded([[1, 0], [1, 1]], lengths=[[1, 3], [2, 4]])
+    assert_close(BatchMean(by)(graded), expected, EXACT, "centred")
+
+
+def test_batch_mean_leaves_out_what_is_not_counted_and_is_zero_where_all_are_equal() -> None:
+    # counted: 1, 0, 1 with 1, 3, 2 tokens: means 2/3 and 3/6
+    graded = make_graded([[1, 0], [1, 7]], lengths=[[1, 3], [2, 4]], counted=[[True, True], [True, False]])
+    assert_close(BatchMean(Weights.rows)(graded), [[1 / 3, -2 / 3], [1 / 3, 0]], EXACT, "rows")
+    assert_close(BatchMean(Weights.tokens)(graded), [[0.5, -0.5], [0.5, 0]], EXACT, "tokens")
+    flat = make_graded([[0.9] * 4, [0.9] * 4], lengths=[[1, 2, 3, 4], [5, 6, 7, 8]])
+    assert_close(BatchMean(Weights.tokens)(flat), [[0.0] * 4] * 2, 0, "equal rewards")
+
+
+def test_length_weighted_mean_of_a_group() -> None:
+    # (10 + 40) / 100 = .5; (10 * 1) / 100 = .1
+    lengths = [[10, 20, 30, 40]] * 2
+    graded = make_graded([[1, 0, 0, 1], [1, 0, 0, 0]], lengths=lengths)
+    centred = LengthWeighted()(graded)
+    assert_close(centred, [[0.5, -0.5, -0.5, 0.5], [0.9, -0.1, -0.1, -0.1]], EXACT, "reward minus .5 and .1")
+    assert_close((centred * graded.lengths).sum(dim=1), [0, 0], EXACT, "zero once weighted by length")
+    # without the last row: 10 / 60; ties and a lone row are 0
+    left = make_graded([[1, 0, 0, 1], [0.9] * 4], lengths=lengths, counted=[[True, True, True, False], [True] * 4])
+    assert_close(LengthWeighted()(left), [[5 / 6, -1 / 6, -1 / 6, 0], [0] * 4], EXACT, "counted rows alone")
+
+
+@pytest.mark.parametrize(
+    ("k", "right", "wrong", "printed"),
+    [
+        # fail = C(6,2)/C(8,2) = 15/28, sigma = sqrt(13 * 15)/28: right fail/sigma = 15/sqrt(195),
+        # wrong (15/28 - C(5,1)/C(7,1))/sigma = (15 - 20)/sqrt(195)
+        (2, 15 / math.sqrt(195), -5 / math.sqrt(195), (1.074172, -0.358057)),
+        # fail = C(6,4)/C(8,4) = 3/14, sigma = sqrt(11 * 3)/14: 3/sqrt(33);
+        # wrong (3/14 - C(5,3)/C(7,3))/sigma = (3 - 4)/sqrt(33)
+        (4, 3 / math.sqrt(33), -1 / math.sqrt(33), (0.522233, -0.174078)),
+    ],
+)
+def test_pass_at_k_of_two_right_answers_in_eight(k, right, wrong, printed) -> None:
+    advantages = advantages_of(make_graded(TWO_OF_EIGHT), PassAtK(k))
+    expected = [[right, wrong, wrong, wrong, right, wrong, wrong, wrong]]
+    assert_close(advantages, expected, EXACT, "advantages")
+    assert_close(advantages[0, :2], printed, 5e-7, "six printed decimals")
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("right", range(7))
+def test_pass_at_k_is_the_mean_over_all_subsets_that_hold_the_response(right: int, k: int) -> None:
+    """Each subset of k of the six is worth its best outcome, standardised over all subsets."""
+    outcomes = [1.0] * right + [0.0] * (6 - right)
+    subsets = list(combinations(range(6), k))
+    best = [max(outcomes[row] for row in subset) for subset in subsets]
+    mean, deviation = fmean(best), pstdev(best)
+    expected = [
+        fmean((value - mean) / deviation if deviation else 0.0 for subset, value in zip(subsets, best) if row in subset)
+        for row in range(6)
+    ]
+    assert_close(PassAtK(k)(make_graded([outcomes])), [expected], EXACT, f"{right} of 6 right, k = {k}")
+
+
+def test_pass_at_one_is_the_group_mean_over_the_group_deviation() -> None:
+    graded = make_graded([[1, 0, 0, 0, 1], [1, 1, 1, 1, 0], [1] * 5, [0] * 5])
+    expected = advantages_of(graded, GroupMean(Singleton.zero), GroupStd(0, 0.0, False, Singleton.zero))
+    assert_close(PassAtK(1)(graded), expected, EXACT, "k = 1")
+
+
+def test_pass_at_k_is_zero_on_easy_prompts_and_in_groups_with_fewer_than_k_counted() -> None:
+    first, all_but_last = [1, 0, 0, 0], [True, True, True, False]
+    easy = make_graded([[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0]])
+    assert_close(PassAtK(3)(easy), [[0.0] * 4] * 4, 0, "every three hold a right answer, or none does")
+    few = make_graded([first, first], counted=[all_but_last, [True, True, False, False]])
+    # of 1, 0, 0: C(2,2)/C(3,2) = 1/3 fail, sigma = sqrt(2)/3: right 1/sqrt(2),
+    # wrong (1/3 - C(1,1)/C(2,1))/sigma = -1/(2 sqrt(2))
+    root = math.sqrt(2)
+    assert_close(PassAtK(2)(few)[0], [1 / root, -1 / (2 * root), -1 / (2 * root), 0], EXACT, "three counted, k = 2")
+    assert_close(PassAtK(3)(few)[1], [0, 0, 0, 0], 0, "two counted, k = 3")
+    assert [PassAtK(k).smallest_group for k in (1, 2, 4)] == [2, 2, 4]
+
+
+def test_pass_at_k_reads_the_outcome_and_not_the_shaped_reward() -> None:
+    shaped = make_graded([[0.2, 0.9, -1, 0.9]], outcome=[[1, 0, 0, 0]])
+    assert_close(PassAtK(2)(shaped), PassAtK(2)(make_graded([[1, 0, 0, 0]])), 0, "outcomes 1, 0, 0, 0")
+
+
+@pytest.mark.parametrize(
+    ("scale", "expected"),
+    [
+        # rewards 1, 0 | 0, 0, less their group's mean: .5, -.5 | 0, 0. Mean 0, variance .5/4 = 1/8
+        (BatchStd(Deviation.centred, Weights.rows, False, 0, 0.0, False), [[math.sqrt(2), -math.sqrt(2)], [0, 0]]),
+        # ddof 1: variance .5/3 = 1/6
+        (
+            BatchStd(Deviation.centred, Weights.rows, False, 1, 0.0, False),
+            [[math.sqrt(6) / 2, -math.sqrt(6) / 2], [0, 0]],
+        ),
+        # eps beside the deviation and below the root
+        (
+            BatchStd(Deviation.centred, Weights.rows, False, 0, 0.25, False),
+            [[0.5 / (math.sqrt(1 / 8) + 0.25), -0.5 / (math.sqrt(1 / 8) + 0.25)], [0, 0]],
+        ),
+        (
+            BatchStd(Deviation.centred, Weights.rows, False, 0, 1 / 8, True),
+            [[1, -1], [0, 0]],  # .5 / sqrt(1/8 + 1/8)
+        ),
+        # raw rewards 1, 0, 0, 0: mean 1/4, variance 3/16
+        (
+            BatchStd(Deviation.raw, Weights.rows, False, 0, 0.0, False),
+            [[2 / math.sqrt(3), -2 / math.sqrt(3)], [0, 0]],
+        ),
+        # raw by tokens, of 1, 3 | 2, 4 tokens: mean 1/10, variance 9/100
+        (BatchStd(Deviation.raw, Weights.tokens, False, 0, 0.0, False), [[5 / 3, -5 / 3], [0, 0]]),
+        # centred by tokens: mean (.5 - 1.5)/10 = -.1, variance (.36 * 1 + .16 * 3 + .01 * 6)/10 = .09
+        (BatchStd(Deviation.centred, Weights.tokens, False, 0, 0.0, False), [[5 / 3, -5 / 3], [0, 0]]),
+        # recentred: (.5 + .1)/.3, (-.5 + .1)/.3, .1/.3: a tied group is no longer 0
+        (BatchStd(Deviation.centred, Weights.tokens, True, 0, 0.0, False), [[2, -4 / 3], [1 / 3, 1 / 3]]),
+        # ddof 1 over tokens: variance .9/9 = .1
+        (
+            BatchStd(Deviation.centred, Weights.tokens, True, 1, 0.0, False),
+            [[0.6 / math.sqrt(0.1), -0.4 / math.sqrt(0.1)], [0.1 / math.sqrt(0.1)] * 2],
+        ),
+    ],
+    ids=repr,
+)
+def test_deviations_of_the_batch(scale, expected) -> None:
+    graded = make_graded([[1, 0], [0, 0]], lengths=[[1, 3], [2, 4]])
+    assert_close(advantages_of(graded, scale=scale), expected, EXACT, "advantages")
+    assert scale.moves_zeros == (expected[1][0] != 0)
+
+
+def test_batch_std_whitens_raw_rewards_leaves_out_uncounted_rows_and_ties() -> None:
+    plain = BatchStd(Deviation.centred, Weights.rows, True, 0, 0.0, False)
+    # 1, 0, 0, 0 less 1/4 over sqrt(3)/4
+    root = math.sqrt(3)
+    whitened = advantages_of(make_graded([[1, 0], [0, 0]]), NoBaseline(), plain)
+    assert_close(whitened, [[root, -1 / root], [-1 / root, -1 / root]], EXACT, "whitened rewards")
+    # 1, 0 and the counted 0: mean 1/3, variance 2/9
+    left = make_graded([[1, 0], [0, 9]], counted=[[True, True], [True, False]])
+    root = math.sqrt(2)
+    expected = [[root, -1 / root], [-1 / root, 0]]
+    assert_close(advantages_of(left, NoBaseline(), plain), expected, EXACT, "the row of 9 is not counted")
+    flat = make_graded([[0.7] * 4] * 3)
+    for of in Deviation:
+        tiny = BatchStd(of, Weights.rows, False, 0, 0.0, False)
+        assert_close(advantages_of(flat, NoBaseline(), tiny), [[0.0] * 4] * 3, 0, f"equal {of.value} values")
+
+
+def test_division_by_the_mean_of_the_group() -> None:
+    # .75/.25 = 3 and -.25/.25 = -1; all wrong; all right; rewards 2, 1 of mean 1.5
+    zero, minus_one = DivideByMean(AllWrong.zero), DivideByMean(AllWrong.minus_one)
+    right, wrong = 3.0, -1.0
+    for scale in (zero, minus_one):
+        got = advantages_of(make_graded(TWO_OF_EIGHT), scale=scale)
+        assert_close(got, [[right, wrong, wrong, wrong, right, wrong, wrong, wrong]], EXACT, "two of eight")
+    graded = make_graded([[0, 0], [1, 1], [2, 1]])
+    assert_close(advantages_of(graded, scale=zero), [[0, 0], [0, 0], [1 / 3, -1 / 3]], EXACT, "0 where all are wrong")
+    got = advantages_of(graded, scale=minus_one)
+    assert_close(got, [[-1, -1], [0, 0], [1 / 3, -1 / 3]], EXACT, "-1 where all are wrong")
+    left = make_graded([[0, 1]], counted=[[True, False]])
+    assert_close(advantages_of(left, scale=minus_one), [[-1, 0]], EXACT, "the right answer is not counted")
+    assert (zero.moves_zeros, minus_one.moves_zeros) == (False, True)
+
+
+def test_the_share_of_groups_with_signal() -> None:
+    # one group in four has signal: alpha 4; three rewards of eight are not 0: alpha 8/3
+    graded = make_graded([[1, 0], [0, 0], [1, 1], [0, 0]])
+    for alpha, worth in ((AlphaForm.informative_groups, 2.0), (AlphaForm.nonzero_rewards, 4 / 3)):
+        expected = [[worth, -worth], [0, 0], [0, 0], [0, 0]]
+        assert_close(advantages_of(graded, scale=InformativeShare(alpha)), expected, EXACT, alpha.value)
+    # a group that counts no row is no group: 1 of 2, and 1 reward of 4
+    left = make_graded([[1, 0], [0, 0], [1, 0]], counted=[[True] * 2, [True] * 2, [False] * 2])
+    for alpha, worth in ((AlphaForm.informative_groups, 1.0), (AlphaForm.nonzero_rewards, 2.0)):
+        expected = [[worth, -worth], [0, 0], [0, 0]]
+        assert_close(advantages_of(left, scale=InformativeShare(alpha)), expected, EXACT, alpha.value)
+    nothing = make_graded([[0, 0], [0, 0]])
+    assert_close(
+        advantages_of(nothing, scale=InformativeShare(AlphaForm.nonzero_rewards)), [[0, 0]] * 2, 0, "no signal"
+    )
+
+
+@pytest.mark.parametrize(
+    ("positive", "negative", "expected"), [(1.0, 0.0, [1, 0, 0]), (0.0, 1.0, [0, -1, -1]), (0.1, 1.0, [0.1, -1, -1])]
+)
+def test_weights_of_right_and_wrong_answers(positive, negative, expected) -> None:
+    graded = make_graded([[1, -1, -1]])
+    got = advantages_of(graded, NoBaseline(), SignWeighted(positive, negative))
+    assert_close(got, [expected], EXACT, "rewards 1, -1, -1 without a baseline")
+
+
+def test_deviation_of_the_other_rows() -> None:
+    """NeMo-RL's: the only right answer of eight has a deviation of 0 beside it and is not divided at all."""
+    scale = GroupStd(1, 0.0, True, Singleton.zero)
+    # the seven others of the right answer are all wrong; those of a wrong one hold 1 of 7: variance 1/7, C = -1/7
+    one = advantages_of(make_graded([[1] + [0] * 7]), LeaveOneOut(Singleton.zero), scale)
+    assert_close(one, [[1.0] + [-1 / math.sqrt(7)] * 7], EXACT, "one of eight")
+    # right: others 1 of 7, C = 6/7: 6/sqrt(7) = 2.27; wrong: others 2 of 7, C = -2/7, variance 10/42
+    two = advantages_of(make_graded([[1, 1] + [0] * 6]), LeaveOneOut(Singleton.zero), scale)
+    wrong = -2 / 7 / math.sqrt(10 / 42)
+    assert_close(two, [[6 / math.sqrt(7)] * 2 + [wrong] * 6], EXACT, "two of eight")
+
+
+def test_a_lone_row_keeps_its_raw_reward_where_it_is_asked_to() -> None:
+    lone = make_graded([[0.5, 1, 1]], counted=[[True, False, False]])
+    # .5, and .5 / (1 + .25)
+    for baseline in (GroupMean(Singleton.raw), LeaveOneOut(Singleton.raw)):
+        assert_close(advantages_of(lone, baseline), [[0.5, 0, 0]], EXACT, "not centred")
+        divided = advantages_of(lone, baseline, GroupStd(1, 0.25, False, Singleton.raw))
+        assert_close(divided, [[0.4, 0, 0]], EXACT, "divided by 1 + eps")
+
+
 # --- reward shaping -----------------------------------------------------------------------------------------
 
 
@@ -128,6 +392,61 @@ def test_factor_scales_the_overlong_penalty() -> None:
 def test_no_shaping_adds_no_component() -> None:
     graded = make_graded([[1, 0]], lengths=[[3, 50]])
     assert NoShaping()(graded) is graded
+
+
+def test_correct_only_ramp_of_the_published_budget() -> None:
+    # (14000 - 12000)/2000 - 1 = 0; (14000 - 13000)/2000 - 1 = -.5; at and above the budget -1; wrong ones nothing
+    lengths = [[12000, 13000, 14000, 15000, 13000, 15000]]
+    graded = make_graded([[1, 1, 1, 1, 0, 0]], lengths=lengths)
+    shaped = SoftOverlongCorrectOnly(max_tokens=14000, cache_tokens=2000, factor=0.5)(graded)
+    assert_close(shaped.reward, [[1, 0.75, 0.5, 0.5, 0, 0]], EXACT, "half a point for the whole ramp")
+    outcome = make_graded([[0.1, 0.1]], outcome=[[1, 0]], lengths=[[14000, 14000]])
+    shaped = SoftOverlongCorrectOnly(14000, 2000, 1.0)(outcome)
+    assert_close(shaped.components["soft_overlong"], [[-1, 0]], EXACT, "right is what the verifier says")
+
+
+def test_kimi_length_of_five_responses() -> None:
+    # .5 - (length - 100)/400 = .5, .25, 0, -.25, -.5; wrong ones keep what is below 0
+    lengths = [[100, 200, 300, 400, 500]] * 2
+    graded = make_graded([[1, 1, 0, 0, 0], [0, 0, 1, 1, 1]], lengths=lengths)
+    shaped = KimiLength(coef=1.0)(graded)
+    expected = [[0.5, 0.25, 0, -0.25, -0.5], [0, 0, 0, -0.25, -0.5]]
+    assert_close(shaped.components["kimi_length"], expected, EXACT, "lambda")
+    assert_close(KimiLength(coef=0.2)(graded).reward[0], [1.1, 1.05, 0, -0.05, -0.1], EXACT, "a fifth of it added")
+    same = make_graded([[1, 0]], lengths=[[7, 7]])
+    assert_close(KimiLength(coef=1.0)(same).reward, [[1, 0]], 0, "equal lengths")
+
+
+def test_l1_of_the_published_numbers() -> None:
+    # exact: 1 - .0003 * 500 = .85, right or wrong, too short or too long
+    graded = make_graded([[1, 0, 1, 1]], lengths=[[1000, 1000, 100, 500]])
+    exact = L1Exact(alpha=0.0003, target_tokens=500)(graded)
+    assert_close(exact.reward, [[0.85, -0.15, 0.88, 1]], EXACT, "a right answer of 1000 tokens is worth .85")
+    # at most: .0003 * (500 - n) + .5 within [0, 1]
+    lengths = [[100, 500, 1000, 2000, 2200, 100, 5000]]
+    most = L1Max(alpha=0.0003, target_tokens=500, delta=0.5)(make_graded([[1, 1, 1, 1, 1, 0, 0]], lengths=lengths))
+    assert_close(most.reward, [[0.62, 0.5, 0.35, 0.05, 0, 0, 0]], EXACT, "wrong answers feel no pressure")
+    short = L1Max(alpha=0.01, target_tokens=500, delta=0.5)(make_graded([[1]], lengths=[[100]]))
+    assert_close(short.reward, [[1]], EXACT, ".01 * 400 + .5 stops at 1")
+
+
+@pytest.mark.parametrize(
+    ("shaping", "of_zero_and_one", "of_plus_and_minus"),
+    [
+        (NoShaping(), 0, -1),
+        (SoftOverlong(40, 10, 0.5), -0.5, -1.5),
+        # a right answer falls to .5 or to -.2
+        (SoftOverlongCorrectOnly(40, 10, 0.5), 0, -1),
+        (SoftOverlongCorrectOnly(40, 10, 1.2), -0.2, -1),
+        (KimiLength(0.5), -0.25, -1.25),
+        (L1Exact(0.03, 24), -math.inf, -math.inf),
+        (L1Max(0.03, 24, 0.5), 0, -1),
+    ],
+    ids=repr,
+)
+def test_the_lowest_reward_a_shaping_can_give(shaping, of_zero_and_one: float, of_plus_and_minus: float) -> None:
+    assert shaping.lowest(1.0, 0.0) == pytest.approx(of_zero_and_one)
+    assert shaping.lowest(1.0, -1.0) == pytest.approx(of_plus_and_minus)
 
 
 # --- truncation and filter ----------------------------------------------------------------------------------
@@ -168,6 +487,14 @@ def test_which_groups_stay(group_filter, kept) -> None:
     assert filtered.counted.tolist() == expected
 
 
+def test_share_of_groups_without_signal_at_a_pass_rate_of_nine_in_ten() -> None:
+    # .9^4 + .1^4 = .6562, by every group of four that can come up
+    outcomes = torch.cartesian_prod(*[torch.tensor([0.0, 1.0], dtype=F64)] * 4)
+    chances = (0.1 + 0.8 * outcomes).prod(dim=1)
+    flat = without_signal(make_graded(outcomes.tolist()), Signal.outcome)[:, 0]
+    assert_close(chances[flat].sum(), 0.6562, EXACT, "share")
+
+
 # --- correction, rejection, importance ----------------------------------------------------------------------
 
 
@@ -185,6 +512,170 @@ def test_log_ratio_is_the_difference_up_to_its_limit() -> None:
     logprobs, old = (torch.tensor([row], dtype=F64) for row in ([-1.0, -0.5, -30.0], [-1.5, -0.25, -1.0]))
     log_ratio = Token(log_ratio_limit=20.0)(logprobs, old, torch.ones(1, 3, dtype=torch.bool))
     assert_close(log_ratio, [[0.5, -0.25, -20.0]], EXACT, "log ratio")
+
+
+# Learner over sampler, token by token: 1.2, 3, .5, and a token that was not sampled; then three of ratio 1.
+RHO = [[1.2, 3.0, 0.5, 7.0], [1.0, 1.0, 1.0, 7.0]]
+SAMPLED = torch.tensor([[True, True, True, False]] * 2)
+LEARNER_LOGS, SAMPLER_LOGS = torch.tensor(RHO, dtype=F64).log() - 3, torch.full((2, 4), -3.0, dtype=F64)
+
+
+@pytest.mark.parametrize(
+    ("correction", "weights"),
+    [
+        (TisToken(cap=2.0, floor=0.0), [1.2, 2, 0.5]),
+        (TisToken(cap=2.0, floor=0.8), [1.2, 2, 0.8]),
+        # the product is 1.2 * 3 * .5 = 1.8
+        (TisSequence(cap=2.0), [1.8] * 3),
+        (TisSequence(cap=1.5), [1.5] * 3),
+        (TisGeometric(cap=2.0), [1.8 ** (1 / 3)] * 3),
+        (TisGeometric(cap=1.1), [1.1] * 3),
+        (Mis(low=0.5, high=2.0), [1.8] * 3),
+        (Mis(low=0.5, high=1.5), [0] * 3),
+        (Mis(low=1.9, high=3.0), [0] * 3),
+        (Icepop(low=0.4, high=2.0), [1.2, 0, 0.5]),
+        (Icepop(low=0.6, high=5.0), [1.2, 3, 0]),
+    ],
+    ids=repr,
+)
+def test_weights_of_ratios_of_one_and_a_fifth_three_and_a_half(correction, weights) -> None:
+    got = correction(LEARNER_LOGS, SAMPLER_LOGS, SAMPLED)
+    assert_close(got[0], [*weights, 1], EXACT, "weights, 1 where nothing was sampled")
+    lowest = getattr(correction, "low", 0.0)
+    assert_close(got[1], [float(lowest <= 1)] * 3 + [1], EXACT, "ratios of 1")
+
+
+def test_a_product_of_ratios_grows_with_length_and_a_geometric_mean_does_not() -> None:
+    for tokens, product in ((10, 2.5937424601), (100, 13780.6123398)):
+        old, sampler = torch.full((1, tokens), math.log(1.1), dtype=F64), torch.zeros(1, tokens, dtype=F64)
+        mask = torch.ones(1, tokens, dtype=torch.bool)
+        assert_close(TisSequence(cap=1e6)(old, sampler, mask)[0, 0], product, 1e-6, f"1.1^{tokens}")
+        assert_close(TisGeometric(cap=1e6)(old, sampler, mask)[0, 0], 1.1, EXACT, f"{tokens} tokens of 1.1")
+        # the mask of a product of at most 3 lets 11 tokens of 1.1 through
+        assert_close(Mis(0.0, 3.0)(old, sampler, mask)[0, 0], product if product < 3 else 0, 1e-6, "masked")
+    far = torch.tensor([[30.0, -30.0]], dtype=F64)
+    both = torch.ones(1, 2, dtype=torch.bool)
+    got = TisToken(cap=1e9, floor=0.0)(far, torch.zeros_like(far), both)
+    assert_close(got[0] / torch.tensor([math.exp(20), math.exp(-20)]), [1, 1], 1e-6, "exp stops at 20 nats")
+
+
+@pytest.mark.parametrize(
+    ("rejection", "kept"),
+    [
+        # ratios 1.2, 3, .5; for verl's sign the bounds are on .83, .33, 2
+        (TokenK1(False, 0.6, 2.0, BoundForm.ratio), [1, 0, 0]),
+        (TokenK1(False, 0.4, 2.0, BoundForm.ratio), [1, 0, 1]),
+        (TokenK1(False, 0.6, 2.5, BoundForm.inverse), [1, 0, 1]),
+        (TokenK1(False, 0.3, 1.0, BoundForm.inverse), [1, 1, 0]),
+        # k2: ln(1.2)^2/2 = .0166, ln(3)^2/2 = .6035, ln(.5)^2/2 = .2402
+        (TokenK2(False, 0.61), [1, 1, 1]),
+        (TokenK2(False, 0.6), [1, 0, 1]),
+        (TokenK2(False, 0.24), [1, 0, 0]),
+        (TokenK2(False, 0.0166), [0, 0, 0]),
+        # k3: .2 - ln 1.2 = .0177, 2 - ln 3 = .9014, ln 2 - .5 = .1931
+        (TokenK3(False, 0.91), [1, 1, 1]),
+        (TokenK3(False, 0.9), [1, 0, 1]),
+        (TokenK3(False, 0.19), [1, 0, 0]),
+        (TokenK3(False, 0.0176), [0, 0, 0]),
+        # product 1.8, geometric mean 1.2164
+        (SequenceSumK1(False, 0.9, 1.81, BoundForm.ratio), [1, 1, 1]),
+        (SequenceSumK1(False, 0.9, 1.79, BoundForm.ratio), [0, 0, 0]),
+        (SequenceSumK1(False, 0.56, 1.1, BoundForm.inverse), [0, 0, 0]),  # 1/1.8 = .5556
+        (SequenceSumK1(False, 0.55, 1.1, BoundForm.inverse), [1, 1, 1]),
+        (SequenceMeanK1(False, 0.9, 1.217, BoundForm.ratio), [1, 1, 1]),
+        (SequenceMeanK1(False, 0.9, 1.216, BoundForm.ratio), [0, 0, 0]),
+        (SequenceMeanK1(False, 0.83, 1.1, BoundForm.inverse), [0, 0, 0]),  # 1/1.2164 = .8221
+        (SequenceMeanK1(False, 0.82, 1.1, BoundForm.inverse), [1, 1, 1]),
+        # k2 adds up to .8603, a mean of .2868, a largest of .6035
+        (SequenceSumK2(False, 0.861), [1, 1, 1]),
+        (SequenceSumK2(False, 0.86), [0, 0, 0]),
+        (SequenceMeanK2(False, 0.287), [1, 1, 1]),
+        (SequenceMeanK2(False, 0.286), [0, 0, 0]),
+        (SequenceMaxK2(False, 0.604), [1, 1, 1]),
+        (SequenceMaxK2(False, 0.603), [0, 0, 0]),
+        # k3 adds up to 1.1122, a mean of .3707, a largest of .9014
+        (SequenceSumK3(False, 1.113), [1, 1, 1]),
+        (SequenceSumK3(False, 1.112), [0, 0, 0]),
+        (SequenceMeanK3(False, 0.371), [1, 1, 1]),
+        (SequenceMeanK3(False, 0.37), [0, 0, 0]),
+        (SequenceMaxK3(False, 0.902), [1, 1, 1]),
+        (SequenceMaxK3(False, 0.901), [0, 0, 0]),
+    ],
+    ids=repr,
+)
+def test_tokens_that_stay_of_ratios_of_one_and_a_fifth_three_and_a_half(rejection, kept) -> None:
+    stays = rejection(LEARNER_LOGS, SAMPLER_LOGS, SAMPLED)
+    assert stays[0].tolist() == [bool(bit) for bit in kept] + [False], "never a token that was not sampled"
+    assert stays[1].tolist() == [True, True, True, False], "ratios of 1"
+
+
+@pytest.mark.parametrize(
+    ("rejection", "counted", "advantages"),
+    [
+        # mean of 1, 0, 0 is 1/3: the rejected reward of 1 moves no sibling
+        (SequenceSumK1(False, 0.5, 2.0, BoundForm.ratio), [1, 1, 0, 1], [2 / 3, -1 / 3, 0, -1 / 3]),
+        (SequenceMaxK3(False, 0.31), [1, 1, 0, 1], [2 / 3, -1 / 3, 0, -1 / 3]),
+        # mean of 1, 0, 1, 0 is 1/2
+        (SequenceSumK1(True, 0.5, 2.0, BoundForm.ratio), [1, 1, 1, 1], [0.5, -0.5, 0.5, -0.5]),
+        (SequenceMaxK3(True, 0.31), [1, 1, 1, 1], [0.5, -0.5, 0.5, -0.5]),
+        # a row that keeps a token stays
+        (TokenK1(False, 0.5, 2.0, BoundForm.ratio), [1, 1, 1, 1], [0.5, -0.5, 0.5, -0.5]),
+    ],
+    ids=repr,
+)
+def test_whether_a_rejected_row_is_counted(rejection, counted, advantages) -> None:
+    # the third row has a token of ratio 3; where rows leave whole, it leaves
+    old = torch.zeros(4, 2, dtype=F64)
+    old[2, 0] = math.log(3)
+    mask = torch.ones(4, 2, dtype=torch.bool)
+    stays = rejection(old, torch.zeros_like(old), mask)
+    settled = rejection.settle(make_graded([[1, 0, 1, 0]]), stays)
+    left = not stays[2].any()
+    assert settled.counted.tolist() == [[bool(bit) for bit in counted]]
+    assert settled.trained.tolist() == [[True, True, not left, True]]
+    assert_close(advantages_of(settled), [advantages], EXACT, "advantages")
+    assert left == (not isinstance(rejection, TokenK1))
+
+
+def test_no_rejection_settles_nothing() -> None:
+    graded = make_graded([[1, 0]], trained=[[True, False]])
+    assert NoRejection().settle(graded, torch.zeros(2, 3, dtype=torch.bool)) is graded
+
+
+def test_old_policy_is_the_learner_before_or_the_sampler() -> None:
+    # learner now .3, before .25, sampler .2; A = 1: a loss of -.3/.25 = -1.2 or -.3/.2 = -1.5
+    now, before, sampler = (torch.full((1, 1), math.log(chance), dtype=F64) for chance in (0.3, 0.25, 0.2))
+    rollouts = make_rollouts([1], 1, sampler=sampler)
+    scene = Scene(rollouts, make_graded([[1.0]]), now, before, before)
+    for old_policy, loss in ((Recomputed(), -1.2), (Sampler(), -1.5)):
+        run = make_run(baseline=NoBaseline(), scale=NoScale(), old_policy=old_policy, surrogate=Ppo(0.9, 0.9))
+        assert_close(loss_and_gradient(run, inputs_of(run, scene), now)[0], loss, EXACT, type(old_policy).__name__)
+    assert (Recomputed().recomputes, Sampler().recomputes) == (True, False)
+    assert Sampler()(None, sampler) is sampler
+    assert Recomputed()(None, sampler) is None
+
+
+@pytest.mark.parametrize(
+    ("importance", "values", "slopes"),
+    [
+        # .3, -.1, .4 are of the row, -2 is not: mean .2. What the first token's log-ratio says of each log-prob
+        (Token(20.0), [0.3, -0.1, 0.4], [1, 0, 0]),
+        (Sequence(20.0), [0.2] * 3, [1 / 3] * 3),
+        (SequenceToken(20.0), [0.2] * 3, [1, 0, 0]),
+        # limited to .15: values stop there, and all but the third form lose their gradient
+        (Token(0.15), [0.15, -0.1, 0.15], [0, 0, 0]),
+        (Sequence(0.15), [0.15] * 3, [0, 0, 0]),
+        (SequenceToken(0.15), [0.15] * 3, [1, 0, 0]),
+    ],
+    ids=repr,
+)
+def test_ratio_of_a_token_and_of_a_response(importance, values, slopes) -> None:
+    logprobs = torch.tensor([[-0.7, -1.1, -0.6, -3.0]], dtype=F64, requires_grad=True)
+    old = torch.full((1, 4), -1.0, dtype=F64)
+    log_ratio = importance(logprobs, old, torch.tensor([[True, True, True, False]]))
+    assert_close(log_ratio[0, :3], values, EXACT, "log-ratios")
+    log_ratio[0, 0].backward()
+    assert_close(logprobs.grad[0], [*slopes, 0], EXACT, "gradient of the first")
 
 
 # --- surrogate, kl, entropy ---------------------------------------------------------------------------------
@@ -218,6 +709,298 @@ def test_token_losses_inside_and_outside_the_clip(surrogate, advantage, loss, gr
     assert_close(result.touched.to(F64), [cut], 0, "touched is where the gradient was cut")
 
 
+def surrogate_of(
+    surrogate: Surrogate,
+    log_ratio: list[float],
+    advantage: float,
+    logprobs: list[float] | None = None,
+    sampled: int | None = None,
+    marked: list[bool] | None = None,
+) -> tuple[SurrogateLoss, list[float]]:
+    """The loss of one row of tokens, and the gradient of its sum over the first `sampled` of them."""
+    leaf = torch.tensor([logprobs or log_ratio], dtype=F64, requires_grad=True)
+    ratio = leaf - leaf.detach() + torch.tensor([log_ratio], dtype=F64)
+    mask = torch.arange(len(log_ratio))[None, :] < (len(log_ratio) if sampled is None else sampled)
+    marks = None if marked is None else torch.tensor([marked])
+    tokens = SurrogateInputs(leaf, ratio, torch.full(mask.shape, advantage, dtype=F64), mask, marks)
+    result = surrogate(tokens)
+    result.token_loss[mask].sum().backward()
+    return result, [] if leaf.grad is None else leaf.grad[0].tolist()
+
+
+SIGMOID_AT_LN3 = 1 + math.log(3)  # the ratio at which the gate of tau 1 is 3/4 and its slope 3/16
+
+
+@pytest.mark.parametrize(
+    ("surrogate", "advantage", "ratios", "loss", "gradient", "touched"),
+    [
+        # A < 0: 2 * max(r, .8), at most 3 * 2; beyond either no gradient
+        (DualClip(0.2, 0.2, 3.0), -2.0, [0.5, 1, 2.9, 3.5], [1.6, 2, 5.8, 6], [0, 2, 5.8, 0], [1, 0, 0, 1]),
+        # A > 0: PPO's own bound alone
+        (DualClip(0.2, 0.2, 3.0), 2.0, [0.5, 1, 2.9, 3.5], [-1, -2, -2.4, -2.4], [-1, -2, 0, 0], [0, 0, 1, 1]),
+        # gate 3/4: 4 * .75 * 2 = 6, weight 4 * 3/16 * r; at ratio 1: 4 * .5 * 2 and 1
+        (Sapo(1.0, 1.05), 2.0, [1, SIGMOID_AT_LN3], [-4, -6], [-2, -1.5 * SIGMOID_AT_LN3], [0, 1]),
+        # tau 2 where A < 0: gate 3/4 at r = 1 + ln(3)/2, 2 * .75 * 2 = 3; at ratio 1: 2 * .5 * 2 = 2 and slope 1
+        (Sapo(1.0, 2.0), -2.0, [1, 1 + math.log(3) / 2], [2, 3], [2, 1.5 + 0.75 * math.log(3)], [0, 1]),
+    ],
+    ids=repr,
+)
+def test_token_losses_of_bounds_and_gates(surrogate, advantage, ratios, loss, gradient, touched) -> None:
+    result, slopes = surrogate_of(surrogate, [math.log(ratio) for ratio in ratios], advantage)
+    assert_close(result.token_loss, [loss], EXACT, "token losses")
+    assert_close(slopes, gradient, EXACT, "gradient")
+    assert result.touched.tolist() == [[bool(bit) for bit in touched]]
+
+
+@pytest.mark.parametrize(
+    ("surrogate", "advantage", "weights", "touched"),
+    [
+        # ratios .25, .9, 1, 2, 8
+        (Cispo(5.0, 1.0, CapForm.absolute), 2.0, [0.25, 0.9, 1, 2, 5], [0, 0, 0, 0, 1]),
+        (Cispo(4.0, 1.0, CapForm.one_plus), -2.0, [0.25, 0.9, 1, 2, 5], [0, 0, 0, 0, 1]),
+        (Cispo(1.28, 0.2, CapForm.absolute), -2.0, [0.8, 0.9, 1, 1.28, 1.28], [1, 0, 0, 1, 1]),
+        (Cispo(0.28, 0.2, CapForm.one_plus), 2.0, [0.8, 0.9, 1, 1.28, 1.28], [1, 0, 0, 1, 1]),
+        # a cap of .2 is REINFORCE at a fifth
+        (Cispo(0.2, 1.0, CapForm.absolute), 2.0, [0.2] * 5, [1] * 5),
+        # right answers at 1, wrong ones at most at 1
+        (Topr(), 2.0, [1] * 5, [0] * 5),
+        (Topr(), -2.0, [0.25, 0.9, 1, 1, 1], [1, 1, 0, 0, 0]),
+    ],
+    ids=repr,
+)
+def test_bounded_weights_of_the_plain_gradient(surrogate, advantage, weights, touched) -> None:
+    ratios = [0.25, 0.9, 1, 2, 8]
+    logprobs = [math.log(ratio / 10) for ratio in ratios]
+    result, slopes = surrogate_of(surrogate, [math.log(ratio) for ratio in ratios], advantage, logprobs)
+    assert_close(result.token_loss, [[-w * advantage * lp for w, lp in zip(weights, logprobs)]], EXACT, "-w * A * logp")
+    assert_close(slopes, [-w * advantage for w in weights], EXACT, "every token keeps a gradient")
+    assert result.touched.tolist() == [[bool(bit) for bit in touched]]
+    assert surrogate.weight_at_ratio_one == pytest.approx(weights[2])
+
+
+@pytest.mark.parametrize(
+    ("advantage", "log_ratios", "weights"),
+    [
+        # A > 0: .6 stops at .4; (.4 - .2 + .1)/3 = .1; the last token is not sampled
+        (2.0, [0.6, -0.2, 0.1, 5.0], [0, math.exp(0.1), math.exp(0.1)]),
+        # A < 0: -.6 stops at -.4, .6 stays; (.6 - .4 + .1)/3 = .1
+        (-2.0, [0.6, -0.6, 0.1, 5.0], [math.exp(0.1), 0, math.exp(0.1)]),
+        # A > 0 does not cut what falls: (.3 - .6 + 0)/3 = -.1
+        (2.0, [0.3, -0.6, 0.0, 5.0], [math.exp(-0.1)] * 3),
+    ],
+)
+def test_geometric_mean_of_clipped_ratios(advantage, log_ratios, weights) -> None:
+    result, slopes = surrogate_of(Gmpo(0.4, 0.4), log_ratios, advantage, sampled=3)
+    row = max(weights)
+    assert_close(result.token_loss[0, :3], [-advantage * row] * 3, EXACT, "every token carries its row's loss")
+    # three equal losses, each with a third of the gradient to each token
+    assert_close(slopes, [-advantage * weight for weight in weights] + [0], EXACT, "gradient of their sum")
+    assert result.touched[0, :3].tolist() == [weight == 0 for weight in weights]
+
+
+@pytest.mark.parametrize(
+    ("divergence", "delta", "advantage", "weights"),
+    [
+        # (old, now): (.5, .75) moved up by .25, (.5, .25) down by .25, (.01, .2) up by .19, (.01, .25) up by .24
+        (Divergence.tv, 0.2, 2.0, [0, 0.5, 20, 0]),
+        (Divergence.tv, 0.2, -2.0, [1.5, 0, 20, 20]),  # 25 stops at 20
+        (Divergence.tv, 0.26, 2.0, [1.5, 0.5, 20, 20]),
+        # KL of .5 against .75: .5 ln(.5/.75) + .5 ln(.5/.25) = ln(4/3)/2 = .14384, and the same of .25;
+        # of .01 against .2: .01 ln(.05) + .99 ln(.99/.8) = .18100; against .25: .01 ln(.04) + .99 ln(1.32) = .24267
+        (Divergence.kl, 0.143, 2.0, [0, 0.5, 0, 0]),
+        (Divergence.kl, 0.144, 2.0, [1.5, 0.5, 0, 0]),
+        (Divergence.kl, 0.182, 2.0, [1.5, 0.5, 20, 0]),
+        (Divergence.kl, 0.243, 2.0, [1.5, 0.5, 20, 20]),
+        (Divergence.kl, 0.143, -2.0, [1.5, 0, 20, 20]),
+        (Divergence.kl, 0.144, -2.0, [1.5, 0.5, 20, 20]),
+    ],
+)
+def test_trust_region_on_probabilities(divergence, delta, advantage, weights) -> None:
+    old, now = [0.5, 0.5, 0.01, 0.01], [0.75, 0.25, 0.2, 0.25]
+    log_ratio = [math.log(after / before) for after, before in zip(now, old)]
+    logprobs = [math.log(after) for after in now]
+    result, slopes = surrogate_of(Dppo(divergence, delta, 20.0), log_ratio, advantage, logprobs)
+    assert_close(slopes, [-weight * advantage for weight in weights], 1e-11, "gradient")
+    assert_close(result.token_loss, [[-w * advantage * lp for w, lp in zip(weights, logprobs)]], 1e-10, "-w * A * logp")
+    assert result.touched.tolist() == [[weight == 0 for weight in weights]]
+
+
+def test_kimi_squares_the_log_ratio_of_the_response() -> None:
+    # (.3 - .1 + .2)^2 = .16, times tau/2 = .25; the sum of squares would be .14. Slope -A + tau * .4
+    result, slopes = surrogate_of(Kimi(0.5), [0.3, -0.1, 0.2, 9.0], 2.0, [-1, -2, -3, -4], sampled=3)
+    assert_close(result.token_loss[0, :3].sum(), 2 * 6 + 0.25 * 0.16, EXACT, "-A * logp + tau/2 * square")
+    assert_close(slopes, [-2 + 0.2] * 3 + [0], EXACT, "gradient")
+    assert result.touched.all()
+    # 200 tokens of drift .01: (2)^2 and not 200 * .0001 = .02
+    result, _ = surrogate_of(Kimi(2.0), [0.01] * 200, 0.0)
+    assert_close(result.token_loss.sum(), 4.0, EXACT, "square of the sum")
+    result, _ = surrogate_of(Kimi(0.5), [0.3, -0.3], 2.0)
+    assert not result.touched.any(), "drifts that cancel pull nowhere"
+
+
+# Tokens of log-probs -1, -3, -1, -3 and advantages 2, -2, -2, 2: means -2 and 0, so the covariances are 2, 2, -2, -2.
+def four_tokens(noise: list[float], ratio_of_second: float = 1.0) -> StepTokens:
+    columns = [[-1.0, -3, -1, -3], [0, math.log(ratio_of_second), 0, 0], [2.0, -2, -2, 2], noise]
+    return StepTokens(*(torch.tensor(column, dtype=F64) for column in columns))
+
+
+def clip_cov(share: float, low: float = 1.0, high: float = 5.0) -> ClipCov:
+    return ClipCov(0.2, 0.2, share, low, high, Scope.step)
+
+
+@pytest.mark.parametrize(
+    ("surrogate", "tokens", "chosen"),
+    [
+        # one of the two of covariance 2, by the smaller number drawn; two; one even of a share of nothing
+        (clip_cov(0.25), four_tokens([0.1, 0.9, 0, 0]), [1, 0, 0, 0]),
+        (clip_cov(0.25), four_tokens([0.9, 0.1, 0, 0]), [0, 1, 0, 0]),
+        (clip_cov(0.5), four_tokens([0.9, 0.1, 0, 0]), [1, 1, 0, 0]),
+        (clip_cov(1e-6), four_tokens([0.9, 0.1, 0, 0]), [0, 1, 0, 0]),
+        (clip_cov(1.0), four_tokens([0.9, 0.1, 0, 0]), [1, 1, 0, 0]),
+        # PPO has cut the second (A < 0, ratio .5), or no covariance lies within
+        (clip_cov(0.25), four_tokens([0.9, 0.1, 0, 0], ratio_of_second=0.5), [1, 0, 0, 0]),
+        (clip_cov(0.25, 2.0), four_tokens([0.1, 0.9, 0, 0]), [0, 0, 0, 0]),
+        (clip_cov(0.25, 1.0, 2.0), four_tokens([0.1, 0.9, 0, 0]), [0, 0, 0, 0]),
+        (clip_cov(0.5, -3.0, -1.0), four_tokens([0, 0, 0.9, 0.1]), [0, 0, 1, 1]),
+        # the largest, whatever was drawn; PPO's bounds do not enter
+        (KlCov(0.5, 1.0, Scope.step), four_tokens([0.9, 0.1, 0, 0], ratio_of_second=0.5), [1, 1, 0, 0]),
+        (KlCov(1e-6, 1.0, Scope.step), four_tokens([0.9, 0.1, 0, 0]), [1, 0, 0, 0]),
+    ],
+)
+def test_tokens_chosen_by_covariance(surrogate, tokens, chosen) -> None:
+    assert surrogate.mark(tokens).tolist() == [bool(bit) for bit in chosen]
+
+
+def test_what_is_done_to_the_tokens_chosen_by_covariance() -> None:
+    log_ratio, marks = [math.log(ratio) for ratio in (1.1, 1.1, 1.5, 0.9, 0.9)], [True, False, False, True, False]
+    # Clip-Cov: PPO's losses, no gradient where marked or above 1.2
+    result, slopes = surrogate_of(clip_cov(0.5), log_ratio, 2.0, marked=marks)
+    assert_close(result.token_loss, [[-2.2, -2.2, -2.4, -1.8, -1.8]], EXACT, "Clip-Cov's losses")
+    assert_close(slopes, [0, -2.2, 0, 0, -1.8], EXACT, "Clip-Cov's gradient")
+    assert result.touched.tolist() == [[True, False, True, True, False]]
+    # KL-Cov: -r A, plus .5 |log r| where marked; slope -r A + .5 sign(log r)
+    result, slopes = surrogate_of(KlCov(0.5, 0.5, Scope.step), log_ratio, 2.0, marked=marks)
+    extra = [0.5 * math.log(1.1), 0, 0, -0.5 * math.log(0.9), 0]
+    losses = [loss + more for loss, more in zip([-2.2, -2.2, -3, -1.8, -1.8], extra)]
+    assert_close(result.token_loss, [losses], EXACT, "KL-Cov's losses")
+    assert_close(slopes, [-2.2 + 0.5, -2.2, -3, -1.8 - 0.5, -1.8], EXACT, "KL-Cov's gradient")
+    assert result.touched.tolist() == [marks]
+
+
+@pytest.mark.parametrize(
+    ("scope", "microbatch_tokens", "penalised"),
+    [
+        # log-probs -1, -3 of A = 2 and -2.5, -1.5 of A = -2: means -2 and 0, covariances 2, -2 and 1, -1
+        (Scope.step, ONE_MICROBATCH, [[1, 0], [0, 0]]),
+        (Scope.step, 3, [[1, 0], [0, 0]]),
+        # in a microbatch of one row every advantage is the mean, every covariance 0, and the first token is taken
+        (Scope.microbatch, ONE_MICROBATCH, [[1, 0], [0, 0]]),
+        (Scope.microbatch, 3, [[1, 0], [1, 0]]),
+    ],
+)
+def test_covariance_is_over_the_whole_step(scope, microbatch_tokens, penalised) -> None:
+    logprobs = torch.tensor([[-1.0, -3.0], [-2.5, -1.5]], dtype=F64)
+    inputs = step_of([2, 2], [2.0, -2.0], 2, old_logprobs=logprobs - math.log(1.5))
+    run = make_run(surrogate=KlCov(0.25, 0.7, scope), aggregation=SequenceSum())
+    _, gradient = loss_and_gradient(run, inputs, logprobs, microbatch_tokens)
+    # -1.5 * A plus .7 where penalised, over two rows
+    plain = torch.tensor([[-1.5, -1.5], [1.5, 1.5]], dtype=F64)
+    assert_close(gradient, plain + 0.35 * torch.tensor(penalised), EXACT, "gradient")
+
+
+SURROGATES = (
+    Ppo(0.2, 0.28), DualClip(0.2, 0.2, 1.5), Cispo(1.3, 0.2, CapForm.absolute), Reinforce(), Sapo(1.0, 1.05),
+    Gmpo(0.3, 0.3), Dppo(Divergence.tv, 0.05, 1.5), Dppo(Divergence.kl, 0.01, 1.5), Kimi(0.4), Topr(),
+    ClipCov(0.2, 0.2, 0.2, -5.0, 5.0, Scope.step), KlCov(0.2, 0.6, Scope.step),
+)  # fmt: skip
+
+
+def test_every_surrogate_is_in_the_list_of_the_tests_below() -> None:
+    assert {type(surrogate) for surrogate in SURROGATES} == set(options(Surrogate).values())
+
+
+@pytest.mark.parametrize(
+    "importance", [Token(20.0), Sequence(20.0), SequenceToken(20.0)], ids=lambda i: type(i).__name__
+)
+@pytest.mark.parametrize("surrogate", SURROGATES, ids=repr)
+def test_the_reported_weight_is_that_of_autograd(surrogate: Surrogate, importance) -> None:
+    """d(sum of a row's losses)/d(log-prob) = -weight * A; for the two that penalise drift, plus the penalty's slope."""
+    if not isinstance(importance, Token) and (surrogate.needs_token_ratio or surrogate.mark_scope is not None):
+        pytest.skip("reads each token's own ratio")
+    generator = torch.Generator().manual_seed(4)
+    old = -0.1 - 2 * torch.rand(12, 6, dtype=F64, generator=generator)
+    drift = 0.5 * torch.randn(12, 1, dtype=F64, generator=generator) + 0.4 * torch.randn(
+        12, 6, dtype=F64, generator=generator
+    )
+    logprobs = (old + drift).clamp(max=-0.01).requires_grad_()
+    mask = torch.arange(6)[None, :] < torch.randint(1, 7, (12, 1), generator=generator)
+    advantages = torch.tensor([2.0, -1.0, 0.5, -0.7], dtype=F64).repeat(3)[:, None].expand(12, 6)
+    log_ratio = importance(logprobs, old, mask)
+    marked = torch.rand(12, 6, generator=generator) < 0.3 if surrogate.mark_scope is not None else None
+    result = surrogate(SurrogateInputs(logprobs, log_ratio, advantages, mask, marked))
+    result.token_loss[mask].sum().backward()
+    penalty = torch.zeros_like(old)
+    if isinstance(surrogate, Kimi):
+        penalty = surrogate.tau * torch.where(mask, log_ratio.detach(), 0.0).sum(dim=1, keepdim=True).expand(12, 6)
+    if isinstance(surrogate, KlCov):
+        penalty = surrogate.coef * log_ratio.detach().sign() * marked
+    assert_close(logprobs.grad[mask], (penalty - result.weight * advantages)[mask], EXACT, "gradient")
+    assert not result.weight.requires_grad
+    acts = result.touched[mask]
+    assert acts.any() != isinstance(surrogate, Reinforce), "the scene is off-policy enough"
+    assert isinstance(surrogate, Kimi) or not acts.all(), "and leaves some tokens alone"
+
+
+def test_the_printed_logarithms_of_the_clip_bounds() -> None:
+    # ln 1.2 = .1823, ln .8 = -.2231, ln 1.28 = .2469: gradient until there and not beyond
+    bounds = [
+        (Ppo(0.2, 0.2), 1.0, 0.18225, 0.18235),
+        (Ppo(0.2, 0.2), -1.0, -0.2231, -0.2232),
+        (Ppo(0.2, 0.28), 1.0, 0.2468, 0.2469),
+    ]
+    for surrogate, advantage, inside, outside in bounds:
+        _, slopes = surrogate_of(surrogate, [inside, outside], advantage)
+        assert slopes[0] != 0 and slopes[1] == 0, surrogate
+
+
+def test_k1_is_charged_to_the_reward_of_the_whole_response() -> None:
+    # x = ref / pi of .5, 2, .5 and a token that was not sampled: k1 = ln 2, -ln 2, ln 2, charged at .1; then x = 2, 2
+    old = torch.tensor([[0.4, 0.2, 0.4, 0.9], [0.2, 0.2, 0.9, 0.9]], dtype=F64).log()
+    ref = torch.tensor([[0.2, 0.4, 0.2, 0.1], [0.4, 0.4, 0.1, 0.1]], dtype=F64).log()
+    mask = torch.arange(4)[None, :] < torch.tensor([[3], [2]])
+    kl = K1Reward(kl_coef=0.1)
+    charged = kl.shape(make_graded([[1, 0]]), old, ref, mask)
+    assert_close(charged.components["k1"], [[-0.1 * math.log(2), 0.2 * math.log(2)]], EXACT, "component")
+    assert_close(charged.reward, [[1 - 0.1 * math.log(2), 0.2 * math.log(2)]], EXACT, "reward")
+    assert_close(charged.outcome, [[1, 0]], 0, "the outcome is never shaped")
+    assert_close(math.log(2), 0.6931, 5e-5, "the printed decimals of k1")
+    assert_close(kl(old, old, ref), torch.zeros(2, 4), 0, "no term in the loss")
+
+
+def test_k2_at_a_half_and_at_two() -> None:
+    # ln(2)^2/2 = .2402 on both sides; slope kl_coef * (logp - ref)
+    logprobs = torch.tensor([[math.log(0.4), math.log(0.2)]], dtype=F64, requires_grad=True)
+    ref = torch.tensor([[math.log(0.2), math.log(0.4)]], dtype=F64)
+    penalty = K2Loss(kl_coef=0.1)(logprobs, logprobs, ref)
+    penalty.sum().backward()
+    k2 = math.log(2) ** 2 / 2
+    assert_close(k2, 0.2402, 5e-5, "the printed decimals")
+    assert_close(penalty, [[0.1 * k2] * 2], EXACT, "coefficient times k2")
+    assert_close(
+        logprobs.grad, [[0.1 * math.log(2), -0.1 * math.log(2)]], EXACT, "gradient pulls towards the reference"
+    )
+
+
+def test_k3_weighted_by_the_ratio() -> None:
+    # r = 1.5 on k3(.5) = ln 2 - .5 and k3(2) = 1 - ln 2; slope r * k3 + r * (1 - x) = -r ln x
+    logprobs = torch.tensor([[math.log(0.4), math.log(0.2)]], dtype=F64, requires_grad=True)
+    old, ref = logprobs.detach() - math.log(1.5), torch.tensor([[math.log(0.2), math.log(0.4)]], dtype=F64)
+    penalty = K3Unbiased(kl_coef=0.1, log_ratio_limit=20.0)(logprobs, old, ref)
+    penalty.sum().backward()
+    assert_close(penalty, [[0.15 * (math.log(2) - 0.5), 0.15 * (1 - math.log(2))]], EXACT, "coefficient, ratio, k3")
+    assert_close(logprobs.grad, [[0.15 * math.log(2), -0.15 * math.log(2)]], EXACT, "gradient through both")
+
+
 def test_k3_at_a_half_and_at_two() -> None:
     # x - ln x - 1: .5 + .6931 - 1 = .1931; 2 - .6931 - 1 = .3069. d/d logp = kl_coef * (1 - x)
     logprobs = torch.tensor([[math.log(0.4), math.log(0.2)]], dtype=F64, requires_grad=True)
@@ -242,6 +1025,140 @@ def test_options_that_add_nothing_add_zero() -> None:
     values = torch.tensor([[-1.0, -2.0]], dtype=F64)
     assert_close(NoKl()(values, values, None), [[0, 0]], 0, "kl")
     assert_close(NoEntropy()(values, 0.0), [[0, 0]], 0, "entropy")
+
+
+def test_entropy_bonus_pulls_at_every_token() -> None:
+    # two tokens of A = 2 at ratio 1; the helper's entropy is -logp = 1 and 3. (-2 - .1 * 1 - 2 - .1 * 3)/2
+    run = make_run(entropy=Bonus(coef=0.1))
+    assert run.entropy.start == 0.1
+    inputs = replace(step_of([2], [2.0], 1), entropy_coef=run.entropy.start)
+    loss, gradient = loss_and_gradient(run, inputs, torch.tensor([[-1.0, -3.0]], dtype=F64))
+    assert_close(loss, -2.2, EXACT, "loss")
+    assert_close(gradient, [[(-2 + 0.1) / 2] * 2], EXACT, "gradient through the entropy")
+    assert Bonus(coef=0.1).next_coef(0.1, 5.0) == 0.1
+
+
+def test_adaptive_bonus_follows_its_target() -> None:
+    # up by .25 at or below a target of .5 nats, down above it; it waits where it stood, and never leaves [0, 1]
+    entropy = Adaptive(target=0.5, delta=0.25, largest=1.0)
+    coefs = [entropy.start]
+    for nats in (0.4, 0.5, 0.6, 0.6, 0.6, 0.1, 0.1, 0.1, 0.1, 0.1, 0.6, 0.1):
+        coefs.append(entropy.next_coef(coefs[-1], nats))
+    assert [abs(coef) for coef in coefs] == [0, 0.25, 0.5, 0.25, 0, 0, 0.25, 0.5, 0.75, 1, 1, 0.75, 1]
+    paid = [-float(entropy(torch.tensor([[2.0]], dtype=F64), coef)[0, 0]) for coef in coefs]
+    assert paid == [0, 0.5, 1, 0, 0, 0, 0.5, 1, 1.5, 2, 2, 0, 2], "nothing after a step above the target"
+
+
+def test_only_tokens_of_high_entropy_stay() -> None:
+    # ten sampled tokens, the padding is not counted: a fifth of ten is two, a tie with the last one stays too
+    entropy = torch.tensor([[0.1, 0.9, 0.3, 0.2, 0.5, 7.0], [0.8, 0.7, 0.05, 0.6, 0.4, 7.0]], dtype=F64)
+    sampled = torch.tensor([[True] * 5 + [False]] * 2)
+    kept = HighEntropyTokens(share=0.2).keeps(entropy, sampled) & sampled
+    assert kept.nonzero().tolist() == [[0, 1], [1, 0]]
+    tie = entropy.clone()
+    tie[1, 1] = 0.8
+    assert (HighEntropyTokens(share=0.2).keeps(tie, sampled) & sampled).nonzero().tolist() == [[0, 1], [1, 0], [1, 1]]
+    assert (HighEntropyTokens(share=0.01).keeps(entropy, sampled) & sampled).nonzero().tolist() == [[0, 1]]
+    assert torch.equal(HighEntropyTokens(share=1.0).keeps(entropy, sampled) & sampled, sampled)
+    assert_close(HighEntropyTokens(share=0.2)(entropy, 0.0), torch.zeros(2, 6), 0, "no term")
+
+
+# --- kl gradients, by enumeration ---------------------------------------------------------------------------
+
+LOGITS = torch.tensor([0.3, -1.1, 0.8, 0.0], dtype=F64)
+OLD_CHANCES = torch.tensor([0.1, 0.5, 0.15, 0.25], dtype=F64)
+REF_CHANCES = torch.tensor([0.4, 0.1, 0.2, 0.3], dtype=F64)
+
+
+def kl_step(kl, old: Tensor) -> tuple[Tensor, Tensor]:
+    """Expected loss and its gradient by the logits, over one-token responses drawn from `old`: every one of them.
+
+    The outcome's reward is 0, so that all there is comes from the KL, with REINFORCE for what is in the reward.
+    """
+    logits = LOGITS.clone().requires_grad_()
+    logprobs = logits.log_softmax(0)[:, None]
+    rollouts = make_rollouts([1] * 4, 1)
+    run = make_run(kl=kl, baseline=NoBaseline(), scale=NoScale(), surrogate=Reinforce())
+    scene = Scene(rollouts, make_graded([[0.0]] * 4), logprobs.detach(), old.log()[:, None], REF_CHANCES.log()[:, None])
+    inputs = inputs_of(run, scene)
+    parts = []
+    for row in range(4):
+        output = policy_loss(run, batch_of_rows(run, inputs, [row]), logprobs[[row]], torch.zeros(1, 1, dtype=F64))
+        parts.append(4 * output.loss)  # the loss is a mean over four rows
+    expected = (old * torch.stack(parts)).sum()
+    expected.backward()
+    return expected.detach(), logits.grad
+
+
+@pytest.mark.parametrize(
+    ("kl", "on_policy", "direction"),
+    [
+        (K1Reward(kl_coef=0.7), True, "reverse"),
+        (K2Loss(kl_coef=0.7), True, "reverse"),
+        (K3Unbiased(kl_coef=0.7, log_ratio_limit=20.0), True, "reverse"),
+        (K3Unbiased(kl_coef=0.7, log_ratio_limit=20.0), False, "reverse"),
+        (K3Loss(kl_coef=0.7, log_ratio_limit=20.0), True, "forward"),
+    ],
+    ids=repr,
+)
+def test_expected_gradient_is_that_of_a_divergence(kl, on_policy: bool, direction: str) -> None:
+    """d KL(pi || ref) = pi * (ln(pi / ref) - KL) by the logits, and d KL(ref || pi) = pi - ref."""
+    pi = LOGITS.softmax(0)
+    reverse = (pi * (pi / REF_CHANCES).log()).sum()
+    slopes = {"reverse": pi * ((pi / REF_CHANCES).log() - reverse), "forward": pi - REF_CHANCES}
+    _, gradient = kl_step(kl, pi if on_policy else OLD_CHANCES)
+    assert_close(gradient, 0.7 * slopes[direction], 1e-10, f"gradient of the {direction} KL")
+    other = slopes["forward" if direction == "reverse" else "reverse"]
+    assert (gradient - 0.7 * other).abs().max() > 0.05, "the two divergences differ here"
+
+
+def test_expected_value_of_the_estimates() -> None:
+    pi = LOGITS.softmax(0)
+    divergence = (pi * (pi / REF_CHANCES).log()).sum()
+    for kl, old in (
+        (K3Loss(kl_coef=1.0, log_ratio_limit=20.0), pi),
+        (K3Unbiased(kl_coef=1.0, log_ratio_limit=20.0), pi),
+        (K3Unbiased(kl_coef=1.0, log_ratio_limit=20.0), OLD_CHANCES),
+    ):
+        assert_close(kl_step(kl, old)[0], divergence, 1e-10, f"{kl} is unbiased as a value")
+    half_square = (pi * (pi / REF_CHANCES).log() ** 2 / 2).sum()
+    assert_close(kl_step(K2Loss(kl_coef=1.0), pi)[0], half_square, 1e-10, "k2 is not")
+    assert abs(half_square - divergence) > 0.01
+    rewards = (
+        K1Reward(kl_coef=1.0)
+        .shape(
+            make_graded([[0.0]] * 4), pi.log()[:, None], REF_CHANCES.log()[:, None], torch.ones(4, 1, dtype=torch.bool)
+        )
+        .reward
+    )
+    assert_close((pi * rewards[:, 0]).sum(), -divergence, 1e-10, "k1 is")
+
+
+def test_k1_in_the_reward_has_the_gradient_of_the_divergence_of_whole_responses() -> None:
+    """Two tokens of three, the second by a row of its own for each first: nine responses, sequence_sum, REINFORCE."""
+    generator = torch.Generator().manual_seed(0)
+    first, second = (torch.randn(*size, dtype=F64, generator=generator).requires_grad_() for size in ((3,), (3, 3)))
+    ref_first, ref_second = (
+        torch.randn(3, dtype=F64, generator=generator),
+        torch.randn(3, 3, dtype=F64, generator=generator),
+    )
+
+    def tokens_of(start: Tensor, rest: Tensor) -> Tensor:
+        rows = [[start.log_softmax(0)[a], rest.log_softmax(1)[a, b]] for a in range(3) for b in range(3)]
+        return torch.stack([torch.stack(row) for row in rows])
+
+    logprobs, ref = tokens_of(first, second), tokens_of(ref_first, ref_second)
+    chances = logprobs.sum(dim=1).exp()
+    exact = torch.autograd.grad((chances * (logprobs - ref).sum(dim=1)).sum(), (first, second), retain_graph=True)
+    run = make_run(kl=K1Reward(kl_coef=0.3), baseline=NoBaseline(), scale=NoScale(), surrogate=Reinforce(),
+                   aggregation=SequenceSum())  # fmt: skip
+    now = logprobs.detach()
+    inputs = inputs_of(run, Scene(make_rollouts([2] * 9, 1), make_graded([[0.0]] * 9), now, now, ref))
+    _, slopes = loss_and_gradient(run, inputs, now)
+    got = torch.autograd.grad((9 * slopes * chances.detach()[:, None] * logprobs).sum(), (first, second))
+    for ours, theirs in zip(got, exact):
+        assert_close(ours, 0.3 * theirs, 1e-10, "gradient of the reverse KL of responses")
+        assert theirs.abs().max() > 0.01
 
 
 # --- aggregation and denominator ----------------------------------------------------------------------------
@@ -391,16 +1308,20 @@ class Kind:
     cut: bool = False
 
 
-def expected_ascent(kinds, truncation, aggregation, denominator, size: int = 8) -> float:
+def expected_ascent(kinds, truncation, aggregation, denominator, size: int = 8, **advantage) -> float:
     """Expected ascent along one parameter of the policy, over every composition of a group of eight."""
     total = 0.0
-    run = make_run(truncation=truncation, scale=NoScale(), surrogate=Reinforce(), aggregation=aggregation,
-                   denominator=denominator)  # fmt: skip
+    run = make_run(truncation=truncation, surrogate=Reinforce(), aggregation=aggregation, denominator=denominator,
+                   **{"scale": NoScale()} | advantage)  # fmt: skip
     for bars in combinations(range(size + len(kinds) - 1), len(kinds) - 1):  # stars and bars
         edges = (-1, *bars, size + len(kinds) - 1)
         counts = [right - left - 1 for left, right in pairwise(edges)]
         rows = [kind for kind, count in zip(kinds, counts) for _ in range(count)]
-        graded = make_graded([[kind.worth for kind in rows]], truncated=[[kind.cut for kind in rows]])
+        graded = make_graded(
+            [[kind.worth for kind in rows]],
+            lengths=[[kind.length for kind in rows]],
+            truncated=[[kind.cut for kind in rows]],
+        )
         rollouts = make_rollouts([kind.length for kind in rows], size)
         cut = run.truncation(graded)
         mask = rollouts.sampled_mask & cut.trained.flatten()[:, None]
@@ -503,6 +1424,121 @@ def test_masking_before_teaches_to_finish_only_as_far_as_that_raises_accuracy() 
     assert_close(ascent_of_finishing(MaskAfter(), 0.0), 0.2 * 0.97 * 7 / 8, 1e-12, "no guesses, a factor q weaker")
 
 
+# --- prompt weights, by enumeration -------------------------------------------------------------------------
+
+
+def prompt_weight(
+    baseline, scale, p: float, size: int = 8, wrong: float = 0.0, lengths: tuple[int, int] = (1, 1)
+) -> float:
+    """w in: expected ascent = w * grad p. A response is right with p, so its log-prob's slope is 1/p or -1/(1 - p)."""
+    kinds = (Kind(p, 1 / p, 1.0, lengths[0]), Kind(1 - p, -1 / (1 - p), wrong, lengths[1]))
+    return expected_ascent(kinds, Score(), SequenceSum(), Original(), size, baseline=baseline, scale=scale)
+
+
+def binomial_mean(function, p: float, size: int) -> float:
+    """Expectation of `function(right answers)` over groups of `size`."""
+    chances = (math.comb(size, c) * p**c * (1 - p) ** (size - c) for c in range(size + 1))
+    return sum(chance * function(c) for c, chance in enumerate(chances))
+
+
+ZERO = Singleton.zero
+GROUP_MEAN, PLAIN_STD = GroupMean(ZERO), GroupStd(0, 0.0, False, ZERO)
+
+
+@pytest.mark.parametrize(
+    ("p", "mean", "others", "std", "max_rl"),
+    [
+        (0.02, 0.875, 1, 2.573, 6.594),
+        (0.10, 0.875, 1, 2.328, 5.217),
+        (0.30, 0.875, 1, 1.963, 3.059),
+        (0.50, 0.875, 1, 1.856, 1.984),
+        (0.90, 0.875, 1, 2.328, 1.111),
+        (0.98, 0.875, 1, 2.573, 1.020),
+    ],
+)
+def test_weights_of_a_prompt_in_groups_of_eight(p, mean, others, std, max_rl) -> None:
+    for baseline, scale, printed in (
+        (GROUP_MEAN, NoScale(), mean),
+        (LeaveOneOut(ZERO), NoScale(), others),
+        (GROUP_MEAN, PLAIN_STD, std),
+        (GROUP_MEAN, DivideByMean(AllWrong.zero), max_rl),
+    ):
+        assert_close(prompt_weight(baseline, scale, p), printed, 5.1e-4, f"{baseline} {scale}, three decimals")
+
+
+def std_weight(p: float, size: int) -> float:
+    """E[deviation of the group] / (p (1 - p))."""
+    return binomial_mean(lambda c: math.sqrt(c / size * (1 - c / size)), p, size) / (p * (1 - p))
+
+
+def pass_at_k_weight(p: float, size: int, k: int) -> float:
+    """E[c/G * sqrt(fail/(1 - fail))] / (p (1 - p)): a right answer is worth fail/sigma, and a group adds up to 0."""
+
+    def worth(c: int) -> float:
+        fail = math.comb(size - c, k) / math.comb(size, k)
+        return c / size * math.sqrt(fail / (1 - fail)) if c else 0.0
+
+    return binomial_mean(worth, p, size) / (p * (1 - p))
+
+
+def length_weighted_weight(p: float, size: int, right: int, wrong: int) -> float:
+    """A right answer gets the share of the group's tokens that is in wrong ones, a wrong one minus the rest."""
+
+    def ascent(c: int) -> float:
+        share = c * right / (c * right + (size - c) * wrong)
+        return (c * (1 - share) / p + (size - c) * share / (1 - p)) / size
+
+    return binomial_mean(ascent, p, size)
+
+
+@pytest.mark.parametrize("size", [2, 5, 8])
+@pytest.mark.parametrize("p", [0.02, 0.3, 0.5, 0.9])
+def test_prompt_weights_are_their_closed_forms(p: float, size: int) -> None:
+    q = 1 - p
+    forms = [
+        (NoBaseline(), NoScale(), 1.0),
+        (GROUP_MEAN, NoScale(), (size - 1) / size),
+        (LeaveOneOut(ZERO), NoScale(), 1.0),
+        (GROUP_MEAN, PLAIN_STD, std_weight(p, size)),
+        (GROUP_MEAN, GroupStd(1, 0.0, False, ZERO), std_weight(p, size) * math.sqrt((size - 1) / size)),
+        # all wrong gives nothing: the order is G - 1; with -1 there it is G
+        (GROUP_MEAN, DivideByMean(AllWrong.zero), (1 - q ** (size - 1)) / p),
+        (GROUP_MEAN, DivideByMean(AllWrong.minus_one), (1 - q**size) / p),
+        (PassAtK(1), NoScale(), std_weight(p, size)),
+        (PassAtK(2), NoScale(), pass_at_k_weight(p, size, 2)),
+        (LengthWeighted(), NoScale(), (size - 1) / size),  # all of one length
+        # a batch of one prompt
+        (BatchMean(Weights.rows), NoScale(), (size - 1) / size),
+        (GROUP_MEAN, BatchStd(Deviation.raw, Weights.rows, False, 0, 0.0, False), std_weight(p, size)),
+        (GROUP_MEAN, InformativeShare(AlphaForm.informative_groups), (size - 1) / size),
+        # rows over right answers: alpha = G/c, which is MaxRL's division; a group of none has nothing to scale
+        (GROUP_MEAN, InformativeShare(AlphaForm.nonzero_rewards), (1 - q ** (size - 1)) / p),
+    ]
+    for baseline, scale, weight in forms:
+        assert_close(prompt_weight(baseline, scale, p, size), weight, 1e-10, f"{baseline} {scale}")
+    # rewards 1 and -1: twice the difference, half of it from each side
+    for positive, negative in ((1.0, 1.0), (1.0, 0.0), (0.0, 1.0), (0.5, 1.0)):
+        got = prompt_weight(NoBaseline(), SignWeighted(positive, negative), p, size, wrong=-1.0)
+        assert_close(got, positive + negative, 1e-10, f"right answers at {positive}, wrong ones at {negative}")
+    got = prompt_weight(LengthWeighted(), NoScale(), p, size, lengths=(3, 5))
+    assert_close(got, length_weighted_weight(p, size, 3, 5), 1e-10, "right answers of 3 tokens, wrong ones of 5")
+
+
+@pytest.mark.parametrize("k", [2, 3, 4])
+def test_pass_at_k_leaves_easy_prompts_to_others(k: int) -> None:
+    for p in (0.1, 0.5, 0.9):
+        got = prompt_weight(PassAtK(k), NoScale(), p)
+        assert_close(got, pass_at_k_weight(p, 8, k), 1e-10, f"k = {k}")
+    easy, hard = (prompt_weight(PassAtK(k), NoScale(), p) for p in (0.9, 0.1))
+    assert easy < 0.9 < hard
+    assert easy < prompt_weight(PassAtK(k - 1), NoScale(), 0.9)
+
+
+def test_a_deviation_raises_no_prompt_beyond_the_root_of_g_minus_one() -> None:
+    for p in (1e-6, 1 - 1e-6):
+        assert_close(prompt_weight(GROUP_MEAN, PLAIN_STD, p), math.sqrt(7), 1e-4, "8 responses")
+
+
 # --- policy -------------------------------------------------------------------------------------------------
 
 
@@ -560,6 +1596,7 @@ def test_plain_options_of_the_system_axes() -> None:
     assert [Frozen().refreshes_after(step) for step in (0, 1, 7)] == [False] * 3
     assert Recomputed().recomputes
     assert [list(part) for part in Updates(minibatches=2).split(6)] == [[0, 1, 2], [3, 4, 5]]
+    assert [list(part) for part in Updates(minibatches=16).split(32)] == [[2 * n, 2 * n + 1] for n in range(16)]
 
 
 def test_uniform_walks_through_seven_problems_three_at_a_time() -> None:

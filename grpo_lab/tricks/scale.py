@@ -218,7 +218,7 @@ class InformativeShare(Scale):
         else:
             all_of_them = graded.counted.any(dim=1).sum()
             some = (~tied(graded.reward, graded.counted)).sum()
-        return centred * (all_of_them / some.clamp(min=1)).to(centred.dtype)
+        return centred * (all_of_them.to(centred.dtype) / some.clamp(min=1))
 
 
 @dataclass(frozen=True)
