@@ -242,4 +242,4 @@ class SignWeighted(Scale):
         require(self.positive + self.negative > 0, self, "positive", "greater than 0 where `negative` is 0")
 
     def __call__(self, centred: Float[Tensor, "P G"], graded: Graded) -> Float[Tensor, "P G"]:
-        return centred * torch.where(centred > 0, self.positive, self.negative)
+        return torch.where(centred > 0, self.positive * centred, self.negative * centred)

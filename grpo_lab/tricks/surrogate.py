@@ -230,7 +230,7 @@ class Sapo(Surrogate):
 
     def __call__(self, tokens: SurrogateInputs) -> SurrogateLoss:
         ratio, advantages = tokens.log_ratio.exp(), tokens.advantages
-        tau = torch.where(advantages > 0, self.tau_positive, self.tau_negative)
+        tau = torch.full_like(advantages, self.tau_negative).masked_fill(advantages > 0, self.tau_positive)
         gate = torch.sigmoid(tau * (ratio - 1))
         with torch.no_grad():
             weight = 4 * gate * (1 - gate) * ratio
