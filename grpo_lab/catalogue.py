@@ -13,7 +13,6 @@ import yaml
 
 from grpo_lab.config import AXES, conf_folder, slot_types
 
-
 # An arXiv id with the word or two before it that name the method, the first of them capital or a number.
 _PAPER = re.compile(r"(?:[A-Z0-9][\w.@+/-]*(?: [\w][\w.@+/-]*)? )?\b\d{4}\.\d{5}\b")
 

@@ -17,7 +17,6 @@ from pathlib import Path
 import hydra
 import torch
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from grpo_lab import checkpoint, vital_signs
@@ -246,7 +245,8 @@ def _run_hydra(config: DictConfig) -> None:
     try:
         start(config, name, axes, sys.argv)
     except (ValueError, OSError, FloatingPointError) as error:
-        if os.environ.get("HYDRA_FULL_ERROR") == "1" or hydra_config.mode == RunMode.MULTIRUN:
+        # A launcher that runs cells in its own process gives each a number, and goes on with the next one.
+        if os.environ.get("HYDRA_FULL_ERROR") == "1" or not OmegaConf.is_missing(hydra_config.job, "num"):
             raise
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
