@@ -9,7 +9,7 @@ EXP ?= overlong
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup base demo sweep data figures test check ui bench clean
+.PHONY: help setup base demo sweep recipes data figures test check ui bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -33,6 +33,11 @@ demo: base ## 9 runs of the first experiment, its figure and its verdict; run ag
 
 sweep: $(STAMP) ## run every cell of experiments/EXP.yaml that is not finished (ARGS: further overrides)
 	@$(BIN)/python -m grpo_lab.train +experiments=$(EXP) runs_dir=$(RUNS) $(ARGS)
+
+recipes: base ## every published recipe on the arithmetic world, 3 seeds each, and their table (half an hour)
+	@$(BIN)/python -m grpo_lab.train +experiments=recipes runs_dir=$(RUNS) $(ARGS)
+	@$(BIN)/grpo-lab data recipes --runs $(RUNS)
+	@$(BIN)/grpo-lab figures recipes --runs $(RUNS)
 
 data: $(STAMP) ## save the numbers of the sweep EXP to analysis/data, so that its figures need no runs
 	@$(BIN)/grpo-lab data '$(EXP)' --runs $(RUNS)

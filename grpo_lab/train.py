@@ -72,7 +72,7 @@ def train(run: RunConfig, bench: Workbench, recorder: Recorder) -> None:
         ledger.generated(cost, list(map(len, prompts)), graded.lengths.tolist())
         with clock("score"):
             # 7 log-probs of the old and the reference policy; correction, rejection, kl in the reward
-            recomputed = entropy = ref_logprobs = weights = stays = None
+            recomputed = entropy = ref_logprobs = weights = None
             if _needs_scores(run):
                 recomputed, entropy = _score(run, bench, bench.learner, rollouts)
                 ledger.scored(cost, prompt_lengths, lengths)

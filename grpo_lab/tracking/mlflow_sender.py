@@ -190,13 +190,13 @@ class Sender:
             client.log_batch(found.info.run_id, params=chunk, synchronous=True)
 
     def _note(self) -> str:
-        """What MLflow shows as the run's description: where it lives, and the loss it optimises."""
+        """What MLflow shows as the run's description: the loss it optimises, then where it lives."""
         run, path = self.run, self.folder / "explanation.txt"
         where = (
             f"Recipe {run['recipe']}, seed {run['seed']}. A mirror of the run folder `{self.folder.resolve()}`, which "
             "holds what MLflow does not: tables, checkpoints, diff."
         )
-        return f"{where}\n\n```\n{path.read_text()}```" if path.exists() else where
+        return f"```\n{path.read_text()}```\n\n{where}" if path.exists() else where
 
     def _send(self, steps: list[StepRecord]) -> int:
         """Send whole steps, at most 1000 points a call, and remember the last of them."""
