@@ -1,53 +1,242 @@
 """On every axis of the loss, any two options differ on one batch: no option is another one by accident.
 
-The batch has cut rows, tied and untied groups, an all-wrong group of unequal shaped reward, lengths from 1 to
-6, and ratios and weights beyond every bound. Every other axis stands at an option that lets the axis in
-question act.
+The batch has cut rows, tied and untied groups, an all-wrong group of unequal shaped reward, a group of which one
+row is counted, lengths from 1 to 6, and ratios, weights and entropies on both sides of every bound. It is cut into
+several microbatches, so that conventions of the microbatch differ from those of the step. Every other axis stands
+at an option that lets the axis in question act.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
 from itertools import combinations
 
 import pytest
 import torch
-from helpers import F64, Scene, make_graded, make_rollouts, run_scene
+from helpers import F64, Scene, inputs_of, loss_and_gradient, make_graded, make_rollouts, make_run
+from torch import Tensor
 
+from grpo_lab.batching import Cut, make_minibatch
 from grpo_lab.config import options, slot_types
 from grpo_lab.tricks.aggregation import Constant, PromptMean, SequenceMean, SequenceSum, TokenMean
-from grpo_lab.tricks.baseline import GroupMean, LeaveOneOut, NoBaseline
-from grpo_lab.tricks.convention import Scope, Singleton, Width
-from grpo_lab.tricks.correction import NoCorrection, TisToken
+from grpo_lab.tricks.baseline import BatchMean, GroupMean, LeaveOneOut, LengthWeighted, NoBaseline, PassAtK, Weights
+from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Scope, Singleton, Width
+from grpo_lab.tricks.correction import Icepop, Mis, NoCorrection, TisGeometric, TisSequence, TisToken
+from grpo_lab.tricks.covariance import ClipCov, KlCov
 from grpo_lab.tricks.denominator import Original, Survivors
-from grpo_lab.tricks.entropy import NoEntropy
+from grpo_lab.tricks.entropy import Adaptive, Bonus, HighEntropyTokens, NoEntropy
 from grpo_lab.tricks.group_filter import Drop, Keep, Signal
-from grpo_lab.tricks.importance import Token
-from grpo_lab.tricks.kl import K3Loss, NoKl
-from grpo_lab.tricks.rejection import NoRejection
-from grpo_lab.tricks.reward_shaping import NoShaping, SoftOverlong
-from grpo_lab.tricks.scale import GroupStd, NoScale
-from grpo_lab.tricks.surrogate import Ppo, Reinforce
+from grpo_lab.tricks.importance import Sequence, SequenceToken, Token
+from grpo_lab.tricks.kl import K1Reward, K2Loss, K3Loss, K3Unbiased, NoKl
+from grpo_lab.tricks.old_policy import Recomputed, Sampler
+from grpo_lab.tricks.rejection import (
+    NoRejection,
+    SequenceMaxK2,
+    SequenceMaxK3,
+    SequenceMeanK1,
+    SequenceMeanK2,
+    SequenceMeanK3,
+    SequenceSumK1,
+    SequenceSumK2,
+    SequenceSumK3,
+    TokenK1,
+    TokenK2,
+    TokenK3,
+)
+from grpo_lab.tricks.reward_shaping import KimiLength, L1Exact, L1Max, NoShaping, SoftOverlong, SoftOverlongCorrectOnly
+from grpo_lab.tricks.scale import AllWrong, BatchStd, Deviation, GroupStd, InformativeShare, NoScale, SignWeighted
+from grpo_lab.tricks.scale import GroupMean as MaxRl
+from grpo_lab.tricks.surrogate import Cispo, Divergence, Dppo, DualClip, Gmpo, Kimi, Ppo, Reinforce, Sapo, Topr
 from grpo_lab.tricks.truncation import MaskAfter, MaskBefore, Score
 
 OPTIONS = {
     "truncation": (Score(), MaskAfter(), MaskBefore()),
-    "reward_shaping": (NoShaping(), SoftOverlong(6, 4, 0.5), SoftOverlong(6, 4, 1.0), SoftOverlong(6, 2, 1.0)),
+    "reward_shaping": (
+        NoShaping(),
+        SoftOverlong(6, 4, 0.5),
+        SoftOverlong(6, 4, 1.0),
+        SoftOverlong(6, 2, 1.0),
+        SoftOverlong(8, 4, 1.0),
+        SoftOverlongCorrectOnly(6, 4, 0.5),
+        SoftOverlongCorrectOnly(6, 4, 1.0),
+        SoftOverlongCorrectOnly(6, 2, 1.0),
+        KimiLength(0.5),
+        KimiLength(1.0),
+        L1Exact(0.1, 3),
+        L1Exact(0.1, 5),
+        L1Exact(0.2, 3),
+        L1Max(0.1, 3, 0.5),
+        L1Max(0.1, 3, 0.9),
+        L1Max(0.1, 5, 0.5),
+        L1Max(0.2, 3, 0.5),
+    ),
     "group_filter": (Keep(), Drop(signal=Signal.outcome), Drop(signal=Signal.reward)),
-    "correction": (NoCorrection(), TisToken(cap=1.1, floor=0.0), TisToken(cap=2.0, floor=0.0)),
-    "rejection": (NoRejection(),),
-    "baseline": (GroupMean(Singleton.zero), LeaveOneOut(Singleton.zero), NoBaseline()),
+    "old_policy": (Recomputed(), Sampler()),
+    "correction": (
+        NoCorrection(),
+        TisToken(cap=1.1, floor=0.0),
+        TisToken(cap=2.0, floor=0.0),
+        TisToken(cap=2.0, floor=0.7),
+        TisSequence(1.1),
+        TisSequence(1.6),
+        TisGeometric(1.02),
+        TisGeometric(1.2),
+        Mis(0.0, 1.7),
+        Mis(0.0, 2.0),
+        Mis(0.6, 2.0),
+        Icepop(0.0, 1.5),
+        Icepop(0.0, 2.0),
+        Icepop(0.6, 2.0),
+    ),
+    "rejection": (
+        NoRejection(),
+        TokenK1(False, 0.5, 1.6, BoundForm.ratio),
+        TokenK1(False, 0.5, 1.6, BoundForm.inverse),
+        TokenK1(True, 0.5, 1.6, BoundForm.ratio),
+        TokenK1(False, 0.7, 1.6, BoundForm.ratio),
+        TokenK1(False, 0.5, 1.3, BoundForm.ratio),
+        TokenK2(False, 0.05),
+        TokenK2(False, 0.3),
+        TokenK2(True, 0.05),
+        TokenK3(False, 0.05),
+        TokenK3(False, 0.3),
+        TokenK3(True, 0.05),
+        SequenceSumK1(False, 0.5, 1.6, BoundForm.ratio),
+        SequenceSumK1(False, 0.5, 1.6, BoundForm.inverse),
+        SequenceSumK1(True, 0.5, 1.6, BoundForm.ratio),
+        SequenceMeanK1(False, 0.8, 1.6, BoundForm.ratio),
+        SequenceMeanK1(False, 0.8, 1.6, BoundForm.inverse),
+        SequenceMeanK1(True, 0.8, 1.6, BoundForm.ratio),
+        SequenceSumK2(False, 0.3),
+        SequenceSumK2(True, 0.3),
+        SequenceSumK3(False, 0.3),
+        SequenceSumK3(True, 0.3),
+        SequenceMeanK2(False, 0.16),
+        SequenceMeanK2(True, 0.16),
+        SequenceMeanK3(False, 0.16),
+        SequenceMeanK3(True, 0.16),
+        SequenceMaxK2(False, 0.17),
+        SequenceMaxK2(True, 0.17),
+        SequenceMaxK3(False, 0.17),
+        SequenceMaxK3(True, 0.17),
+    ),
+    "baseline": (
+        GroupMean(Singleton.zero),
+        GroupMean(Singleton.raw),
+        LeaveOneOut(Singleton.zero),
+        LeaveOneOut(Singleton.raw),
+        NoBaseline(),
+        BatchMean(Weights.rows),
+        BatchMean(Weights.tokens),
+        LengthWeighted(),
+        PassAtK(1),
+        PassAtK(2),
+        PassAtK(3),
+    ),
     "scale": (
         NoScale(),
         GroupStd(0, 1e-6, False, Singleton.zero),
         GroupStd(1, 1e-6, False, Singleton.zero),
         GroupStd(0, 0.1, False, Singleton.zero),
+        GroupStd(0, 0.1, False, Singleton.raw),
+        GroupStd(0, 0.1, True, Singleton.zero),
+        GroupStd(1, 0.1, True, Singleton.zero),
+        BatchStd(Deviation.centred, Weights.rows, False, 0, 0.1, False),
+        BatchStd(Deviation.centred, Weights.rows, False, 1, 0.1, False),
+        BatchStd(Deviation.centred, Weights.rows, False, 0, 1e-6, False),
+        BatchStd(Deviation.centred, Weights.rows, False, 0, 0.1, True),
+        BatchStd(Deviation.centred, Weights.rows, True, 0, 0.1, False),
+        BatchStd(Deviation.centred, Weights.tokens, False, 0, 0.1, False),
+        BatchStd(Deviation.centred, Weights.tokens, True, 0, 0.1, False),
+        BatchStd(Deviation.raw, Weights.rows, False, 0, 0.1, False),
+        BatchStd(Deviation.raw, Weights.tokens, False, 0, 0.1, False),
+        MaxRl(AllWrong.zero),
+        MaxRl(AllWrong.minus_one),
+        InformativeShare(AlphaForm.informative_groups),
+        InformativeShare(AlphaForm.nonzero_rewards),
+        SignWeighted(1.0, 0.0),
+        SignWeighted(0.0, 1.0),
+        SignWeighted(0.1, 1.0),
     ),
-    "importance": (Token(log_ratio_limit=20.0), Token(log_ratio_limit=0.1)),
-    "surrogate": (Ppo(0.2, 0.2), Ppo(0.2, 0.28), Ppo(0.3, 0.2), Reinforce()),
-    "aggregation": (SequenceMean(0.0), TokenMean(Scope.step), PromptMean(), Constant(7, Width.budget), SequenceSum()),
+    "importance": (
+        Token(log_ratio_limit=20.0),
+        Token(log_ratio_limit=0.1),
+        Sequence(20.0),
+        Sequence(0.05),
+        SequenceToken(20.0),
+        SequenceToken(0.05),
+    ),
+    "surrogate": (
+        Ppo(0.2, 0.2),
+        Ppo(0.2, 0.28),
+        Ppo(0.3, 0.2),
+        DualClip(0.2, 0.2, 1.5),
+        DualClip(0.2, 0.2, 1.3),
+        Cispo(1.2, 1.0, CapForm.absolute),
+        Cispo(1.2, 1.0, CapForm.one_plus),
+        Cispo(1.5, 1.0, CapForm.absolute),
+        Cispo(1.2, 0.2, CapForm.absolute),
+        Reinforce(),
+        Sapo(1.0, 1.05),
+        Sapo(1.0, 2.0),
+        Sapo(2.0, 1.05),
+        Gmpo(0.2, 0.2),
+        Gmpo(0.2, 0.4),
+        Gmpo(0.4, 0.2),
+        Dppo(Divergence.tv, 0.05, 20.0),
+        Dppo(Divergence.tv, 0.02, 20.0),
+        Dppo(Divergence.tv, 0.05, 1.2),
+        Dppo(Divergence.kl, 0.05, 20.0),
+        Dppo(Divergence.kl, 0.01, 20.0),
+        Kimi(0.1),
+        Kimi(0.3),
+        Topr(),
+        ClipCov(0.2, 0.2, 0.3, 0.02, 5.0, Scope.step),
+        ClipCov(0.2, 0.2, 0.3, 0.02, 5.0, Scope.microbatch),
+        ClipCov(0.2, 0.2, 0.1, 0.02, 5.0, Scope.step),
+        ClipCov(0.2, 0.2, 0.3, 0.1, 5.0, Scope.step),
+        ClipCov(0.2, 0.2, 0.3, 0.02, 0.1, Scope.step),
+        KlCov(0.3, 1.0, Scope.step),
+        KlCov(0.3, 1.0, Scope.microbatch),
+        KlCov(0.1, 1.0, Scope.step),
+        KlCov(0.3, 0.5, Scope.step),
+    ),
+    "aggregation": (
+        SequenceMean(0.0),
+        SequenceMean(0.5),
+        TokenMean(Scope.step),
+        TokenMean(Scope.microbatch),
+        PromptMean(),
+        Constant(7, Width.budget),
+        Constant(7, Width.padded),
+        SequenceSum(),
+    ),
     "denominator": (Original(), Survivors()),
-    "kl": (NoKl(), K3Loss(0.04, 20.0), K3Loss(0.1, 20.0), K3Loss(0.04, 0.2)),
-    "entropy": (NoEntropy(),),
+    "kl": (
+        NoKl(),
+        K1Reward(0.03),
+        K1Reward(0.1),
+        K2Loss(0.04),
+        K2Loss(0.1),
+        K3Loss(0.04, 20.0),
+        K3Loss(0.1, 20.0),
+        K3Loss(0.1, 0.5),
+        K3Unbiased(0.04, 20.0),
+        K3Unbiased(0.1, 20.0),
+        K3Unbiased(0.1, 0.5),
+    ),
+    "entropy": (
+        NoEntropy(),
+        Bonus(0.01),
+        Bonus(0.04),
+        Adaptive(target=3.0, delta=0.015, largest=1.0),
+        Adaptive(target=3.0, delta=0.03, largest=1.0),
+        Adaptive(target=3.0, delta=0.03, largest=0.05),
+        Adaptive(target=1.0, delta=0.025, largest=1.0),
+        HighEntropyTokens(0.2),
+        HighEntropyTokens(0.5),
+    ),
 }
 # Rows leave and groups are shaped, so that filters, masks and denominators have something to do.
 BACKGROUND = {
@@ -59,26 +248,53 @@ BACKGROUND = {
     "aggregation": TokenMean(Scope.step),
     "denominator": Survivors(),
 }
+# Where that hides an axis: a second scale, a lone row that was centred at 0, a reward below 0, a mismatch weighed too.
+INSTEAD = {
+    "baseline": {"scale": NoScale()},
+    "scale": {"baseline": GroupMean(Singleton.raw), "reward_shaping": SoftOverlongCorrectOnly(6, 4, 0.5)},
+    "old_policy": {"correction": NoCorrection()},
+}
+MICROBATCH_TOKENS = 24
+ENTROPIES = (2.2, 0.9)  # mean nats of the two steps before this one
 
 
 def golden_batch() -> Scene:
-    lengths = [1, 3, 6, 2, 1, 5, 6, 4, 2, 2, 2, 2]
-    # mixed; all wrong, told apart by length alone; all right and equal
-    outcome = [[1, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]]
-    truncated = [[False, False, True, False], [False, False, True, False], [False, True, False, False]]
-    in_groups = [lengths[4 * group : 4 * group + 4] for group in range(3)]
-    graded = make_graded(outcome, lengths=in_groups, truncated=truncated)
-    steps = torch.arange(72, dtype=F64).reshape(12, 6)
+    lengths = [1, 3, 6, 5, 1, 5, 6, 4, 2, 2, 2, 2, 4, 3, 5, 2, 6, 2, 3, 5]
+    # mixed; all wrong, told apart by length alone; all right and equal; one right row counted; one right of four
+    outcome = [[1, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1], [1, 0, 1, 0], [0, 1, 0, 0]]
+    truncated = [[place == cut for place in range(4)] for cut in (2, 2, 1, 1, 0)]
+    counted = [[True] * 4, [True] * 4, [True] * 4, [True, False, False, False], [True] * 4]
+    in_groups = [lengths[4 * group : 4 * group + 4] for group in range(5)]
+    graded = make_graded(outcome, lengths=in_groups, truncated=truncated, counted=counted, trained=counted)
+    steps = torch.arange(120, dtype=F64).reshape(20, 6)
     logprobs = -2.2 + 0.5 * torch.sin(steps)
     old = logprobs + 0.6 * torch.cos(1.9 * steps)  # ratios from .55 to 1.82
-    sampler = old + 0.9 * torch.sin(2.3 * steps)  # weights from .41 to 2.46
+    sampler = old + 1.2 * torch.sin(2.3 * steps) * torch.cos(0.7 * torch.arange(20))[:, None]  # rows near and far
     ref = logprobs + 0.8 * torch.cos(0.6 * steps)
     return Scene(make_rollouts(lengths, 4, sampler=sampler), graded, logprobs, old, ref)
 
 
+@cache
+def gradient(axis: str, option: object) -> Tensor:
+    """[N, T]; of the batch under the option, as the third step of a run: an adaptive coefficient has moved by then."""
+    run = make_run(**BACKGROUND | INSTEAD.get(axis, {}) | {axis: option})
+    scene, coef = golden_batch(), run.entropy.start
+    for entropy in ENTROPIES:
+        coef = run.entropy.next_coef(coef, entropy)
+    inputs = replace(inputs_of(run, scene), entropy_coef=coef)
+    return loss_and_gradient(run, inputs, scene.logprobs, MICROBATCH_TOKENS)[1]
+
+
 def test_every_option_of_the_loss_is_compared() -> None:
+    assert OPTIONS.keys() == vars(make_run()).keys(), "the slots of the loss"
     for axis, compared in OPTIONS.items():
         assert {type(option) for option in compared} == set(options(slot_types()[axis]).values()), axis
+
+
+def test_the_batch_is_cut_into_several_microbatches() -> None:
+    run = make_run(**BACKGROUND)
+    inputs = inputs_of(run, golden_batch())
+    assert len(make_minibatch(inputs, range(5), run.denominator, Cut(MICROBATCH_TOKENS, 192))) > 2
 
 
 @pytest.mark.parametrize(
@@ -87,7 +303,6 @@ def test_every_option_of_the_loss_is_compared() -> None:
     ids=lambda part: part if isinstance(part, str) else repr(part),
 )
 def test_two_options_of_an_axis_are_two(axis, first, second) -> None:
-    background = {slot: option for slot, option in BACKGROUND.items() if slot != axis}
-    one, other = (run_scene(golden_batch(), **background, **{axis: option})[1] for option in (first, second))
+    one, other = gradient(axis, first), gradient(axis, second)
     assert torch.isfinite(one).all() and torch.isfinite(other).all()
     assert (one - other).abs().max() > 1e-4

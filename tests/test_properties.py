@@ -104,7 +104,6 @@ SCALES = (
 ADVANTAGES = list(product(BASELINES, SCALES))
 STEP = Scope.step
 SURROGATES = (
-    Ppo(0.2, 0.2),
     Ppo(0.2, 0.28),
     DualClip(0.2, 0.2, 1.3),
     Cispo(1.1, 1.0, CapForm.absolute),
@@ -116,7 +115,7 @@ SURROGATES = (
     Dppo(Divergence.kl, 0.01, 20.0),
     Kimi(0.1),
     Topr(),
-    ClipCov(0.2, 0.2, 0.3, 0.0, 5.0, STEP),
+    ClipCov(0.2, 0.2, 0.3, 0.02, 5.0, STEP),
     KlCov(0.3, 1.0, STEP),
 )
 IMPORTANCES = (Sequence(20.0), SequenceToken(20.0))
@@ -132,8 +131,8 @@ REJECTIONS = (
     SequenceMeanK1(False, 0.8, 1.2, BoundForm.ratio),
     SequenceMeanK2(False, 0.06),
     SequenceMeanK3(False, 0.06),
-    SequenceMaxK2(False, 0.1),
-    SequenceMaxK3(False, 0.1),
+    SequenceMaxK2(False, 0.2),
+    SequenceMaxK3(False, 0.2),
 )
 CORRECTIONS = (
     NoCorrection(),
@@ -164,8 +163,8 @@ def losses() -> dict[str, RunConfig]:
     found = {}
     for parts in product(SURROGATES, AGGREGATIONS, DENOMINATORS):
         found["-".join(map(label, parts))] = loss_run(*parts)
-    of_responses = [option for option in SURROGATES if option.uses_ratio and not option.needs_token_ratio]
-    for *parts, importance in product(of_responses, AGGREGATIONS, IMPORTANCES):
+    of_responses = {type(option): option for option in SURROGATES if option.uses_ratio and not option.needs_token_ratio}
+    for *parts, importance in product(of_responses.values(), AGGREGATIONS, IMPORTANCES):
         name = "-".join(map(label, (importance, *parts)))
         found[name] = loss_run(*parts, Survivors(), importance=importance)
     others = zip(cycle(SURROGATES), cycle(AGGREGATIONS), cycle(DENOMINATORS), asides())
@@ -286,14 +285,13 @@ def test_a_divisor_without_eps_cancels_the_unit_of_the_rewards(baseline, scale, 
     assert_close(advantages_of(scaled, baseline, without_eps(scale)), before, TOLERANCE, "unit of the rewards")
 
 
-@pytest.mark.parametrize("scale", SCALES, ids=label)
+@pytest.mark.parametrize("k", [1, 2, 3])
 @examples(8)
 @given(groups, st.data())
-def test_pass_at_k_reads_the_outcome_and_no_reward(scale, values, data) -> None:
-    # With the scale that may stand beside it: the advantage of a row is then a function of the outcomes alone.
+def test_pass_at_k_reads_the_outcome_and_no_reward(k, values, data) -> None:
     outcome = [[float(value > 0.5) for value in row] for row in values]
     other = data.draw(tables(values, rewards))
-    one, two = (PassAtK(2)(make_graded(reward, outcome=outcome)) for reward in (values, other))
+    one, two = (PassAtK(k)(make_graded(reward, outcome=outcome)) for reward in (values, other))
     assert_close(two, one, 0, "rewards")
 
 
@@ -411,7 +409,7 @@ def test_a_scale_that_says_it_moves_zeros_does(scale) -> None:
 
 
 @by_advantage
-@examples(10)
+@examples(6)
 @given(masked_groups, rewards, st.integers(1, 9))
 def test_uncounted_rows_move_no_other_row_and_get_zero(baseline, scale, drawn, other, length) -> None:
     values, lengths, counted = drawn
@@ -623,7 +621,7 @@ def test_the_budgets_of_these_tests_do_cut_the_step() -> None:
 NOT_INVARIANT = {
     "token mean": {"aggregation": TokenMean(Scope.microbatch)},
     "width": {"aggregation": Constant(6, Width.padded)},
-    "clip_cov": {"surrogate": ClipCov(0.2, 0.2, 0.3, 0.0, 5.0, Scope.microbatch)},
+    "clip_cov": {"surrogate": ClipCov(0.2, 0.2, 0.3, 0.02, 5.0, Scope.microbatch)},
     "kl_cov": {"surrogate": KlCov(0.3, 1.0, Scope.microbatch)},
 }
 
@@ -719,8 +717,9 @@ def test_no_split_over_ranks_moves_the_gradient(case, seed, problems, size, rand
 def test_the_order_of_the_groups_moves_no_gradient(case, seed, problems, size) -> None:
     run, scene = LOSSES[case], random_scene(seed, problems, size, 5)
     inputs = inputs_of(run, scene)
-    # Among equal covariances the order of the rollouts does decide, so advantages are nudged apart.
-    nudge = 0.01 * torch.arange(problems * size, dtype=F64)[:, None]
+    # Among equal covariances, as those of two tokens are, the order of the rollouts does decide.
+    assume(run.surrogate.mark_scope is None or inputs.loss_mask.sum() > 2)
+    nudge = 0.01 * torch.arange(problems * size, dtype=F64).sqrt()[:, None]
     inputs = replace(inputs, advantages=torch.where(inputs.loss_mask, inputs.advantages + nudge, 0.0))
     order = torch.arange(problems * size).reshape(problems, size).flip(0).flatten()
 
@@ -856,9 +855,9 @@ def test_the_scenes_hold_what_they_are_for() -> None:
 
 @by_loss()
 def test_every_option_acts_on_the_scenes(case) -> None:
-    run, scene = LOSSES[case], random_scene(0, 4, 4, 6)
+    run, scene = LOSSES[case], random_scene(0, 8, 4, 6)
     inputs = inputs_of(run, scene)
-    batches = make_minibatch(inputs, range(4), run.denominator, Cut(ONE_MICROBATCH, 192))
+    batches = make_minibatch(inputs, range(8), run.denominator, Cut(ONE_MICROBATCH, 192))
     [batch] = marked(run, batches, scene.logprobs, scene.rollouts)
     logprobs = scene.logprobs.flatten()[batch.tokens]
     sums = policy_loss(run, batch, logprobs, -logprobs).sums
