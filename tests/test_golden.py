@@ -188,6 +188,8 @@ def test_length_weighted_mean_of_a_group() -> None:
     # without the last row: 10 / 60; ties and a lone row are 0
     left = make_graded([[1, 0, 0, 1], [0.9] * 4], lengths=lengths, counted=[[True, True, True, False], [True] * 4])
     assert_close(LengthWeighted()(left), [[5 / 6, -1 / 6, -1 / 6, 0], [0] * 4], EXACT, "counted rows alone")
+    lone = make_graded([[1, 0]], counted=[[True, False]])
+    assert_close(LengthWeighted()(lone), [[0, 0]], 0, "nothing to compare with")
 
 
 @pytest.mark.parametrize(
@@ -336,9 +338,8 @@ def test_the_share_of_groups_with_signal() -> None:
         expected = [[worth, -worth], [0, 0], [0, 0]]
         assert_close(advantages_of(left, scale=InformativeShare(alpha)), expected, EXACT, alpha.value)
     nothing = make_graded([[0, 0], [0, 0]])
-    assert_close(
-        advantages_of(nothing, scale=InformativeShare(AlphaForm.nonzero_rewards)), [[0, 0]] * 2, 0, "no signal"
-    )
+    for alpha in AlphaForm:
+        assert_close(advantages_of(nothing, scale=InformativeShare(alpha)), [[0, 0]] * 2, 0, "no signal")
 
 
 @pytest.mark.parametrize(
@@ -839,8 +840,9 @@ def test_kimi_squares_the_log_ratio_of_the_response() -> None:
 
 
 # Tokens of log-probs -1, -3, -1, -3 and advantages 2, -2, -2, 2: means -2 and 0, so the covariances are 2, 2, -2, -2.
-def four_tokens(noise: list[float], ratio_of_second: float = 1.0) -> StepTokens:
-    columns = [[-1.0, -3, -1, -3], [0, math.log(ratio_of_second), 0, 0], [2.0, -2, -2, 2], noise]
+def four_tokens(noise: list[float], ratio_of_second: float = 1.0, more_advantage: float = 0.0) -> StepTokens:
+    advantages = [value + more_advantage for value in (2.0, -2, -2, 2)]
+    columns = [[-1.0, -3, -1, -3], [0, math.log(ratio_of_second), 0, 0], advantages, noise]
     return StepTokens(*(torch.tensor(column, dtype=F64) for column in columns))
 
 
@@ -865,6 +867,8 @@ def clip_cov(share: float, low: float = 1.0, high: float = 5.0) -> ClipCov:
         # the largest, whatever was drawn; PPO's bounds do not enter
         (KlCov(0.5, 1.0, Scope.step), four_tokens([0.9, 0.1, 0, 0], ratio_of_second=0.5), [1, 1, 0, 0]),
         (KlCov(1e-6, 1.0, Scope.step), four_tokens([0.9, 0.1, 0, 0]), [1, 0, 0, 0]),
+        # advantages are centred: 5 more for each token changes no covariance
+        (KlCov(0.5, 1.0, Scope.step), four_tokens([0.9, 0.1, 0, 0], more_advantage=5.0), [1, 1, 0, 0]),
     ],
 )
 def test_tokens_chosen_by_covariance(surrogate, tokens, chosen) -> None:
@@ -905,7 +909,7 @@ def test_covariance_is_over_the_whole_step(scope, microbatch_tokens, penalised) 
     _, gradient = loss_and_gradient(run, inputs, logprobs, microbatch_tokens)
     # -1.5 * A plus .7 where penalised, over two rows
     plain = torch.tensor([[-1.5, -1.5], [1.5, 1.5]], dtype=F64)
-    assert_close(gradient, plain + 0.35 * torch.tensor(penalised), EXACT, "gradient")
+    assert_close(gradient, plain + 0.35 * torch.tensor(penalised, dtype=F64), EXACT, "gradient")
 
 
 SURROGATES = (
@@ -916,17 +920,22 @@ SURROGATES = (
 
 
 def test_every_surrogate_is_in_the_list_of_the_tests_below() -> None:
-    assert {type(surrogate) for surrogate in SURROGATES} == set(options(Surrogate).values())
+    ours = {cls for cls in options(Surrogate).values() if cls.__module__.startswith("grpo_lab")}
+    assert {type(surrogate) for surrogate in SURROGATES} == ours
 
 
-@pytest.mark.parametrize(
-    "importance", [Token(20.0), Sequence(20.0), SequenceToken(20.0)], ids=lambda i: type(i).__name__
-)
-@pytest.mark.parametrize("surrogate", SURROGATES, ids=repr)
+IMPORTANCES = (Token(20.0), Sequence(20.0), SequenceToken(20.0))
+WITH_RATIO = [
+    (surrogate, importance)
+    for surrogate in SURROGATES
+    for importance in IMPORTANCES
+    if importance.per_token or not (surrogate.needs_token_ratio or surrogate.mark_scope is not None)
+]
+
+
+@pytest.mark.parametrize(("surrogate", "importance"), WITH_RATIO, ids=repr)
 def test_the_reported_weight_is_that_of_autograd(surrogate: Surrogate, importance) -> None:
     """d(sum of a row's losses)/d(log-prob) = -weight * A; for the two that penalise drift, plus the penalty's slope."""
-    if not isinstance(importance, Token) and (surrogate.needs_token_ratio or surrogate.mark_scope is not None):
-        pytest.skip("reads each token's own ratio")
     generator = torch.Generator().manual_seed(4)
     old = -0.1 - 2 * torch.rand(12, 6, dtype=F64, generator=generator)
     drift = 0.5 * torch.randn(12, 1, dtype=F64, generator=generator) + 0.4 * torch.randn(
@@ -948,7 +957,7 @@ def test_the_reported_weight_is_that_of_autograd(surrogate: Surrogate, importanc
     assert not result.weight.requires_grad
     acts = result.touched[mask]
     assert acts.any() != isinstance(surrogate, Reinforce), "the scene is off-policy enough"
-    assert isinstance(surrogate, Kimi) or not acts.all(), "and leaves some tokens alone"
+    assert isinstance(surrogate, Kimi | Sapo) or not acts.all(), "and leaves some tokens alone"
 
 
 def test_the_printed_logarithms_of_the_clip_bounds() -> None:
@@ -1109,7 +1118,7 @@ def test_expected_gradient_is_that_of_a_divergence(kl, on_policy: bool, directio
     _, gradient = kl_step(kl, pi if on_policy else OLD_CHANCES)
     assert_close(gradient, 0.7 * slopes[direction], 1e-10, f"gradient of the {direction} KL")
     other = slopes["forward" if direction == "reverse" else "reverse"]
-    assert (gradient - 0.7 * other).abs().max() > 0.05, "the two divergences differ here"
+    assert (gradient - 0.7 * other).abs().max() > 0.01, "the two divergences differ here"
 
 
 def test_expected_value_of_the_estimates() -> None:
@@ -1124,14 +1133,10 @@ def test_expected_value_of_the_estimates() -> None:
     half_square = (pi * (pi / REF_CHANCES).log() ** 2 / 2).sum()
     assert_close(kl_step(K2Loss(kl_coef=1.0), pi)[0], half_square, 1e-10, "k2 is not")
     assert abs(half_square - divergence) > 0.01
-    rewards = (
-        K1Reward(kl_coef=1.0)
-        .shape(
-            make_graded([[0.0]] * 4), pi.log()[:, None], REF_CHANCES.log()[:, None], torch.ones(4, 1, dtype=torch.bool)
-        )
-        .reward
-    )
-    assert_close((pi * rewards[:, 0]).sum(), -divergence, 1e-10, "k1 is")
+    everywhere = torch.ones(4, 1, dtype=torch.bool)
+    nothing = make_graded([[0.0]] * 4)
+    charged = K1Reward(kl_coef=1.0).shape(nothing, pi.log()[:, None], REF_CHANCES.log()[:, None], everywhere)
+    assert_close((pi * charged.reward[:, 0]).sum(), -divergence, 1e-10, "k1 is")
 
 
 def test_k1_in_the_reward_has_the_gradient_of_the_divergence_of_whole_responses() -> None:
@@ -1511,8 +1516,6 @@ def test_prompt_weights_are_their_closed_forms(p: float, size: int) -> None:
         (BatchMean(Weights.rows), NoScale(), (size - 1) / size),
         (GROUP_MEAN, BatchStd(Deviation.raw, Weights.rows, False, 0, 0.0, False), std_weight(p, size)),
         (GROUP_MEAN, InformativeShare(AlphaForm.informative_groups), (size - 1) / size),
-        # rows over right answers: alpha = G/c, which is MaxRL's division; a group of none has nothing to scale
-        (GROUP_MEAN, InformativeShare(AlphaForm.nonzero_rewards), (1 - q ** (size - 1)) / p),
     ]
     for baseline, scale, weight in forms:
         assert_close(prompt_weight(baseline, scale, p, size), weight, 1e-10, f"{baseline} {scale}")
@@ -1524,14 +1527,21 @@ def test_prompt_weights_are_their_closed_forms(p: float, size: int) -> None:
     assert_close(got, length_weighted_weight(p, size, 3, 5), 1e-10, "right answers of 3 tokens, wrong ones of 5")
 
 
+@pytest.mark.parametrize("p", [0.02, 0.5, 0.9])
+def test_rows_over_nonzero_rewards_in_a_batch_of_one_prompt_are_the_division_by_the_mean(p: float) -> None:
+    # alpha = 8/c is one over the mean reward; a group of no right answer has nothing to scale
+    got = prompt_weight(GROUP_MEAN, InformativeShare(AlphaForm.nonzero_rewards), p)
+    assert_close(got, (1 - (1 - p) ** 7) / p, 1e-10, "MaxRL of order G - 1")
+
+
 @pytest.mark.parametrize("k", [2, 3, 4])
 def test_pass_at_k_leaves_easy_prompts_to_others(k: int) -> None:
     for p in (0.1, 0.5, 0.9):
         got = prompt_weight(PassAtK(k), NoScale(), p)
         assert_close(got, pass_at_k_weight(p, 8, k), 1e-10, f"k = {k}")
     easy, hard = (prompt_weight(PassAtK(k), NoScale(), p) for p in (0.9, 0.1))
-    assert easy < 0.9 < hard
-    assert easy < prompt_weight(PassAtK(k - 1), NoScale(), 0.9)
+    assert easy < hard / 2
+    assert easy < prompt_weight(PassAtK(k - 1), NoScale(), 0.9) / 2
 
 
 def test_a_deviation_raises_no_prompt_beyond_the_root_of_g_minus_one() -> None:

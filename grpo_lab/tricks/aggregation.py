@@ -63,7 +63,8 @@ class SequenceMean(Aggregation):
         self, token_loss: Float[Tensor, "M T"], loss_mask: Bool[Tensor, "M T"], totals: Totals
     ) -> Float[Tensor, ""]:
         row_sums = (token_loss * loss_mask).sum(dim=1)
-        return (row_sums / (totals.row_tokens.clamp(min=1) + self.eps)).sum() / max(totals.num_rows, 1)
+        lengths = totals.row_tokens.clamp(min=1).to(token_loss.dtype) + self.eps
+        return (row_sums / lengths).sum() / max(totals.num_rows, 1)
 
 
 @dataclass(frozen=True)
