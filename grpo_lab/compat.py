@@ -71,7 +71,7 @@ ERRORS: tuple[Rule, ...] = (
         ("baseline", "group_size"),
         lambda run: run.group_size < run.baseline.smallest_group,
         "the baseline has too few responses of a group to compare one with, so every advantage is 0",
-        "raise group_size (to 2, or to k for pass_at_k), or set baseline=none",
+        "raise group_size (to 2, or to k + 1 for pass_at_k), or set baseline=none",
     ),
     Rule(
         "scale_needs_a_group",
@@ -103,8 +103,8 @@ ERRORS: tuple[Rule, ...] = (
     ),
     Rule(
         "mismatch_counts_twice",
-        ("correction", "old_policy"),
-        lambda run: run.correction.needs_old_logprobs and not run.old_policy.recomputes,
+        ("correction", "old_policy", "surrogate"),
+        lambda run: run.correction.needs_old_logprobs and run.surrogate.uses_ratio and not run.old_policy.recomputes,
         "a ratio to the sampler holds the mismatch already, and the weight would put it in once more",
         "set correction=none, or old_policy=recomputed",
     ),
@@ -146,16 +146,27 @@ ERRORS: tuple[Rule, ...] = (
 WARNINGS: tuple[Rule, ...] = (
     Rule(
         "clip_cannot_act",
-        ("surrogate", "updates", "old_policy"),
-        lambda run: run.surrogate.needs_drift and _on_policy(run),
+        ("surrogate", "updates", "old_policy", "correction"),
+        lambda run: (
+            run.surrogate.needs_drift
+            and _on_policy(run)
+            and run.surrogate.weight_at_ratio_one == 1
+            and not (run.surrogate.one_loss_a_row and not run.correction.touches_nothing)
+        ),
         "with one on-policy update every ratio is 1, where no clip, gate or penalty on drift can act",
         "choose updates=two or more where the trust region is what is studied",
         idles=True,
     ),
     Rule(
         "importance_cannot_act",
-        ("importance", "updates", "old_policy"),
-        lambda run: not run.importance.touches_nothing and run.surrogate.uses_ratio and _on_policy(run),
+        ("importance", "updates", "old_policy", "surrogate", "correction"),
+        lambda run: (
+            not run.importance.touches_nothing
+            and run.surrogate.uses_ratio
+            and _on_policy(run)
+            and run.correction.touches_nothing
+            and run.surrogate.mark_scope is None
+        ),
         "with one on-policy update the ratio of a token and of its response are both 1",
         "choose updates=two or more where the ratio is what is studied",
         idles=True,
@@ -216,11 +227,23 @@ WARNINGS: tuple[Rule, ...] = (
         idles=True,
     ),
     Rule(
-        "filter_cannot_act",
-        ("group_filter", "baseline", "scale", "denominator", "reward_shaping", "kl", "entropy", "surrogate"),
+        "filter_hardly_acts",
+        (
+            "group_filter",
+            "baseline",
+            "scale",
+            "denominator",
+            "reward_shaping",
+            "kl",
+            "entropy",
+            "surrogate",
+            "aggregation",
+        ),
         lambda run: (
             run.group_filter.removes_rows
             and run.baseline.group_relative
+            and not run.baseline.pays_lone_rows
+            and run.aggregation.invariant
             and not (run.scale.reads_batch or run.scale.moves_zeros)
             and not run.denominator.survivors_only
             and run.reward_shaping.touches_nothing
@@ -229,22 +252,24 @@ WARNINGS: tuple[Rule, ...] = (
             and not run.surrogate.pulls_without_advantage
             and run.surrogate.mark_scope is None
         ),
-        "groups without signal have advantage 0 anyway, and the original counts keep the step size as it was",
+        "groups without signal have advantage 0 anyway, and the original counts keep the step size as it was; all the "
+        "filter does is leave out an update whose groups are all without signal, which Adam would take on momentum",
         "combine the filter with denominator=survivors",
-        idles=True,
     ),
     Rule(
         "share_is_one",
-        ("scale", "group_filter"),
-        lambda run: run.scale.pays_for_signal and run.group_filter.removes_rows,
+        ("scale", "group_filter", "rejection"),
+        lambda run: run.scale.pays_for_signal and run.group_filter.removes_rows and run.rejection.touches_nothing,
         "the filter takes out the groups without signal, so the share of those with signal is 1",
         "set group_filter=keep, and let the scale make up for such groups",
         idles=True,
     ),
     Rule(
         "shaping_is_not_read",
-        ("reward_shaping", "baseline"),
-        lambda run: run.baseline.reads_outcome and not run.reward_shaping.touches_nothing,
+        ("reward_shaping", "baseline", "group_filter"),
+        lambda run: (
+            run.baseline.reads_outcome and not run.reward_shaping.touches_nothing and not run.group_filter.reads_reward
+        ),
         "this baseline reads the verifier's outcome, so what is added to the reward never reaches the loss",
         "set reward_shaping=none, or a baseline that reads the reward",
         idles=True,
@@ -267,6 +292,15 @@ WARNINGS: tuple[Rule, ...] = (
         ),
         "every token carries its response's ratio, so this aggregation weighs that ratio by the response's length",
         "set aggregation=sequence_mean, as the papers do",
+    ),
+    Rule(
+        "width_is_for_tokens",
+        ("surrogate", "importance"),
+        lambda run: (
+            not run.importance.per_token and run.surrogate.clip_width is not None and run.surrogate.clip_width > 0.05
+        ),
+        "a response's ratio is a mean over its tokens and hardly leaves 1, so a clip this wide practically never binds",
+        "set surrogate=ppo_gspo",
     ),
     Rule(
         "square_is_not_summed",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -19,7 +21,9 @@ from helpers import (
     make_graded,
     make_rollouts,
     make_run,
+    marked,
     random_scene,
+    run_scene,
     share_of,
     step_of,
 )
@@ -27,20 +31,25 @@ from omegaconf import OmegaConf
 
 from grpo_lab.batching import Cut, expand, make_minibatch, score_rollouts
 from grpo_lab.cli import compose_config
-from grpo_lab.config import conf_folder, to_run
+from grpo_lab.compat import IncompatibleRun, broken_warnings, check_compatible
+from grpo_lab.config import RunConfig, conf_folder, to_run
 from grpo_lab.evaluate import pass_at_k
 from grpo_lab.rollouts import to_rollouts
 from grpo_lab.tricks.aggregation import Constant, PromptMean, SequenceMean, SequenceSum, TokenMean
-from grpo_lab.tricks.baseline import GroupMean, LeaveOneOut
-from grpo_lab.tricks.convention import Scope, Singleton, Width
-from grpo_lab.tricks.correction import TisToken
+from grpo_lab.tricks.baseline import BatchMean, GroupMean, LeaveOneOut, LengthWeighted, PassAtK, Weights
+from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Scope, Singleton, Width
+from grpo_lab.tricks.correction import Icepop, Mis, TisGeometric, TisSequence, TisToken
+from grpo_lab.tricks.covariance import ClipCov, KlCov
 from grpo_lab.tricks.denominator import Original, Survivors
 from grpo_lab.tricks.group_filter import Drop, Signal
+from grpo_lab.tricks.importance import Sequence
 from grpo_lab.tricks.kl import K3Loss
 from grpo_lab.tricks.precision import Fp32, LmHead
-from grpo_lab.tricks.reward_shaping import SoftOverlong
-from grpo_lab.tricks.scale import GroupStd, NoScale
-from grpo_lab.tricks.surrogate import Ppo, Reinforce
+from grpo_lab.tricks.rejection import SequenceMeanK1, SequenceSumK1, TokenK1
+from grpo_lab.tricks.reward_shaping import L1Exact, SoftOverlong
+from grpo_lab.tricks.scale import AllWrong, BatchStd, Deviation, GroupStd, InformativeShare, NoScale
+from grpo_lab.tricks.scale import GroupMean as MeanScale
+from grpo_lab.tricks.surrogate import Cispo, Gmpo, Kimi, Ppo, Reinforce, Sapo, StepTokens
 from grpo_lab.tricks.truncation import MaskBefore, Score
 from grpo_lab.types import Completion, Problem, StopReason, to_groups
 from grpo_lab.workbench import make_suites, with_mix
@@ -55,6 +64,11 @@ def flat(rows: int, width: int, value: float = -1.0) -> torch.Tensor:
     return torch.full((rows, width), value, dtype=F64)
 
 
+@cache
+def composed(*overrides: str) -> RunConfig:
+    return to_run(compose_config(list(overrides)))
+
+
 # --- advantages ---------------------------------------------------------------------------------------------
 
 
@@ -67,6 +81,30 @@ def test_tied_fp32_groups_push_no_mass(size, value, eps) -> None:
     assert naive.abs().max() > 0, "the trap is not set here"
     graded = make_graded([[value] * size], dtype=torch.float32)
     assert advantages_of(graded, scale=GroupStd(1, eps, False, Singleton.zero)).tolist() == [[0.0] * size]
+
+
+@pytest.mark.parametrize(
+    "baseline",
+    [LeaveOneOut(Singleton.zero), LengthWeighted(), BatchMean(Weights.rows), BatchMean(Weights.tokens), PassAtK(2)],
+    ids=repr,
+)
+@pytest.mark.parametrize(
+    "scale",
+    [
+        NoScale(),
+        BatchStd(Deviation.centred, Weights.rows, recentre=False, ddof=0, eps=1e-9, eps_in_root=False),
+        BatchStd(Deviation.raw, Weights.rows, recentre=False, ddof=1, eps=1e-9, eps_in_root=True),
+        BatchStd(Deviation.centred, Weights.tokens, recentre=True, ddof=1, eps=1e-9, eps_in_root=True),
+        InformativeShare(AlphaForm.informative_groups),
+        MeanScale(AllWrong.minus_one),
+    ],
+    ids=lambda scale: "".join(map(str, [type(scale).__name__, getattr(scale, "of", "")])),
+)
+def test_tied_fp32_batches_push_no_mass(baseline, scale) -> None:
+    """The same trap one level up: a whole batch of equal shaped rewards, whitened with a small eps."""
+    lengths = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]] * 2
+    graded = make_graded([[0.7] * 12] * 2, lengths=lengths, dtype=torch.float32)
+    assert advantages_of(graded, baseline, scale).abs().max() == 0
 
 
 def test_filters_see_tied_fp32_groups() -> None:
@@ -168,6 +206,100 @@ def test_dr_grpo_changes_both_the_scale_and_the_aggregation() -> None:
     }
     assert overrides["scale"] == "none"
     assert overrides["aggregation"] == "constant"
+
+
+def test_whitening_over_tokens_is_an_option_and_never_a_side_effect() -> None:
+    """verl reinforce_plus_plus_baseline: token weights recentred every row; only batch_std_tokens does so here."""
+    # mean (110 - 20) / 2 / 130 = .346, unbiased variance 130/129 * (.25 - .346^2) = .131: .154 / .362, -.846 / .362
+    graded = make_graded([[1, 1, 0, 0]], lengths=[[100, 10, 10, 10]])
+    tokens = BatchStd(Deviation.centred, Weights.tokens, recentre=True, ddof=1, eps=1e-8, eps_in_root=True)
+    assert_close(advantages_of(graded, scale=tokens), [[0.42, 0.42, -2.34, -2.34]], 0.01, "as verl whitens")
+    rows = BatchStd(Deviation.centred, Weights.rows, recentre=False, ddof=0, eps=0.0, eps_in_root=False)
+    assert_close(advantages_of(graded, scale=rows), [[1, 1, -1, -1]], EXACT, "one response, one weight")
+
+
+@pytest.mark.parametrize("padding", [0, 12])
+def test_padding_does_not_enter_a_whitening_over_tokens(padding) -> None:
+    """SkyRL advantage_batch_normalize: width 4 gave -1.65 and width 16 gave -1.16 for the same row."""
+    tokens = BatchStd(Deviation.centred, Weights.tokens, recentre=True, ddof=0, eps=0.0, eps_in_root=False)
+    scene = random_scene(4, 3, 4, 6, padding=padding, junk=7.0)
+    inputs = inputs_of(make_run(scale=tokens), scene)
+    spread = inputs.advantages[inputs.loss_mask]
+    assert_close([spread.mean(), spread.var(correction=0)], [0, 1], 1e-9, "over tokens")
+
+
+def test_two_successes_are_paid_for_passing_at_k() -> None:
+    """verl grpo_passk: only a lone success was paid, so 2 right answers of 4 gave zeros."""
+    # n 4, wrong 2, k 2: fail 1/6, sigma sqrt(5)/6; right (1/6) / sigma, wrong (1/6 - 1/3) / sigma
+    got = advantages_of(make_graded([[1, 1, 0, 0]]), PassAtK(2))
+    assert_close(got, [[5**-0.5, 5**-0.5, -(5**-0.5), -(5**-0.5)]], EXACT, "both successes")
+
+
+def test_gpg_alpha_counts_groups_with_signal_and_not_scores_that_are_not_zero() -> None:
+    """verl gpg: alpha was 4 for 2 right of 8 and 1 for the same answers scored -1 and 1."""
+    outcome = [[1, 1, 0, 0], [0, 0, 0, 0]]
+    scored = make_graded(outcome), make_graded([[2 * r - 1 for r in group] for group in outcome])
+    for graded, by_rows in zip(scored, (4, 1)):
+        centred = advantages_of(graded)
+        ours = advantages_of(graded, scale=InformativeShare(AlphaForm.informative_groups))
+        assert_close(ours, 2 * centred, EXACT, "2 groups, 1 with signal")
+        theirs = advantages_of(graded, scale=InformativeShare(AlphaForm.nonzero_rewards))
+        assert_close(theirs, by_rows * centred, EXACT, "only by verl's convention")
+
+
+def test_a_length_penalty_does_not_grow_with_what_the_group_earns() -> None:
+    """prime-rl: the penalty was multiplied by the group's mean reward, so a solved prompt paid most for length."""
+    lengths = [[2, 10, 18, 10]] * 2
+    graded = make_graded([[0, 0, 0, 1], [1, 0, 1, 1]], lengths=lengths)
+    for shaping in (SoftOverlong(20, 5, 0.5), L1Exact(0.03, 10)):
+        added = shaping(graded).reward - graded.reward
+        assert_close(added[0], added[1], EXACT, "the same lengths cost the same")
+        assert added.min() < -0.1
+
+
+def test_maxrl_refuses_rewards_below_zero() -> None:
+    """SkyRL MaxRL: of rewards 1, -1, -1, -1 the right answer got -3 and the wrong ones 1."""
+    rewards = torch.tensor([1.0, -1, -1, -1])
+    naive = (rewards - rewards.mean()) / rewards.mean()
+    assert_close(naive, [-3, 1, 1, 1], 1e-6, "the trap")
+    with pytest.raises(IncompatibleRun, match="right answers are punished"):
+        check_compatible(to_run(compose_config(["recipe=maxrl", "reward=strict_plus_minus"])))
+    with pytest.raises(AssertionError, match="refuses"):
+        MeanScale(AllWrong.zero)(torch.zeros(1, 4, dtype=F64), make_graded([[1, -1, -1, -1]]))
+
+
+def test_groups_of_unequal_counts_keep_their_own_baselines() -> None:
+    """slime #2062: once groups were uneven, one baseline over everything took their place."""
+    counted = [[True] * 4, [True, True, False, False]]
+    graded = make_graded([[1, 0, 0, 0], [1, 0, 1, 1]], counted=counted)
+    for baseline in (GroupMean(Singleton.zero), LengthWeighted()):
+        got = advantages_of(graded, baseline)
+        assert_close(got, [[0.75, -0.25, -0.25, -0.25], [0.5, -0.5, 0, 0]], EXACT, "1/4 and 1/2")
+
+
+def test_a_baseline_of_the_batch_goes_with_a_deviation_of_the_group() -> None:
+    """ROLL: the two shapes did not fit, and its grpo estimator put both back to the group."""
+    # mean of the batch 5/8; deviations sqrt(3)/4 and 1/2
+    graded = make_graded([[1, 1, 1, 0], [1, 1, 0, 0]])
+    got = advantages_of(graded, BatchMean(Weights.rows), GroupStd(0, 0.0, False, Singleton.zero))
+    right, wrong = 0.375, -0.625
+    expected = [[right, right, right, wrong], [right, right, wrong, wrong]]
+    expected = torch.tensor(expected, dtype=F64) / torch.tensor([[3**0.5 / 4], [0.5]], dtype=F64)
+    assert_close(got, expected, EXACT, "each axis as chosen")
+
+
+@pytest.mark.parametrize("bounds", [TokenK1, SequenceSumK1], ids=lambda cls: cls.__name__)
+def test_rejected_rows_leave_the_baseline_unless_asked_to_stay(bounds) -> None:
+    """verl PR 6452, TRL, NeMo-RL: a rejected row's reward still moved its siblings."""
+    # the last two rows of rewards 0 are rejected: mean 1/2 of the others, 1/4 with them
+    rollouts = make_rollouts([2] * 4, 4)
+    log_rho = torch.tensor([0.0, 0.0, 3.0, -3.0], dtype=F64)[:, None].expand(4, 2)
+    for in_statistics, expected in ((False, [0.5, -0.5, 0, 0]), (True, [0.75, -0.25, -0.25, -0.25])):
+        rejection = bounds(rejected_in_statistics=in_statistics, low=0.5, high=2.0, bounds=BoundForm.ratio)
+        stays = rejection(log_rho, torch.zeros(4, 2, dtype=F64), rollouts.sampled_mask)
+        settled = rejection.settle(make_graded([[1, 0, 0, 0]]), stays)
+        assert settled.trained.tolist() == [[True, True, False, False]]
+        assert_close(advantages_of(settled), [expected], EXACT, f"in statistics: {in_statistics}")
 
 
 # --- denominators -------------------------------------------------------------------------------------------
@@ -285,6 +417,41 @@ def test_padding_is_not_scored() -> None:
     assert_close(spread, [[math.log(9), 0, 0], [math.log(9)] * 3], 1e-6, "and their entropy")
 
 
+@by_aggregation
+@pytest.mark.parametrize("surrogate", [Gmpo(0.4, 0.4), Sapo(1.0, 1.05), Kimi(0.1)], ids=lambda s: type(s).__name__)
+def test_no_surrogate_brings_its_own_mean_over_a_microbatch(surrogate, aggregation) -> None:
+    """verl GMPO #7913, #5614, TRL #6095: torch.mean inside the loss gave 4 times the loss for 4 microbatches."""
+    scene = random_scene(6, 2, 4, 5)
+    whole, rows = (run_scene(scene, budget, surrogate=surrogate, aggregation=aggregation) for budget in (10**9, 1))
+    assert_close(rows[0], whole[0], EXACT, "loss")
+    assert_close(rows[1], whole[1], EXACT, "gradient")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"surrogate": Gmpo(0.4, 0.4)}, {"surrogate": Sapo(1.0, 1.05)}, {"importance": Sequence(20.0)}],
+    ids=lambda options: next(iter(options)) + type(next(iter(options.values()))).__name__,
+)
+def test_a_surrogate_does_not_choose_the_aggregation(options) -> None:
+    """verl: GSPO and SAPO forced a mean per sequence whatever loss_agg_mode said."""
+    scene = random_scene(6, 2, 4, 5)
+    means, sums = (run_scene(scene, aggregation=each, **options)[1] for each in (SequenceMean(0.0), SequenceSum()))
+    lengths = scene.rollouts.sampled_mask.sum(dim=1, keepdim=True)
+    assert_close(lengths * means, sums, 1e-9, "each row by its own length")
+    assert (means - sums).abs().max() > 1e-3
+
+
+@by_aggregation
+def test_padding_does_not_enter_a_kl_term_beside_a_ratio_of_responses(aggregation) -> None:
+    """TRL LUSPO: with a KL term the loss became one per token and its mean ran over padding."""
+    results = [
+        run_scene(scene, importance=Sequence(20.0), kl=K3Loss(0.5, 20.0), aggregation=aggregation)
+        for scene in (random_scene(6, 2, 4, 5), random_scene(6, 2, 4, 5, padding=9, junk=-3.0))
+    ]
+    assert_close(results[1][0], results[0][0], EXACT, "loss")
+    assert_close(results[1][1][:, :5], results[0][1], EXACT, "gradient")
+
+
 # --- surrogate, correction, kl ------------------------------------------------------------------------------
 
 
@@ -354,6 +521,208 @@ def test_correction_weights_are_learner_over_sampler() -> None:
     assert_close(weights, [[0.5]], EXACT, ".2 / .4: the sampler drew this token too often")
 
 
+def gradient_at(surrogate, ratio: float, advantage: float, importance=None) -> float:
+    """d loss / d logprob of one token at this ratio."""
+    run = make_run(surrogate=surrogate, **({"importance": importance} if importance else {}))
+    inputs = step_of([1], [advantage], 1, old_logprobs=flat(1, 1, -4.0))
+    return loss_and_gradient(run, inputs, flat(1, 1, -4 + math.log(ratio)))[1].item()
+
+
+def warned(*overrides: str) -> str:
+    return "\n".join(check_compatible(composed(*overrides)))
+
+
+def test_a_cap_of_a_fifth_is_plain_reinforce_at_a_fifth_and_said_so() -> None:
+    """TRL CISPO: the default epsilon_high of 0.2 was an absolute cap, so every weight was 0.2."""
+    for ratio in (0.7, 1.0, 3.0):
+        assert_close(gradient_at(Cispo(0.2, 1.0, CapForm.absolute), ratio, 1.0), -0.2, EXACT, "every weight")
+    assert "loss_is_scaled" in {rule.name for rule in broken_warnings(composed("surrogate=cispo", "surrogate.cap=.2"))}
+    assert "lowers the learning rate" in warned("surrogate=cispo", "surrogate.cap=0.2")
+    assert "lowers the learning rate" not in warned("surrogate=cispo")
+
+
+def test_the_four_readings_of_the_cispo_cap_have_names() -> None:
+    """TRL caps at eps, open-instruct at 1 + eps, verl and slime on both sides, SkyRL at 1 + 4 with no lower bound."""
+    # ratios .5, 1.1 and 9 under each
+    readings = {
+        Cispo(5.0, 1.0, CapForm.absolute): (0.5, 1.1, 5.0),
+        Cispo(0.272, 1.0, CapForm.one_plus): (0.5, 1.1, 1.272),
+        Cispo(1.2, 0.2, CapForm.absolute): (0.8, 1.1, 1.2),
+        Cispo(4.0, 1.0, CapForm.one_plus): (0.5, 1.1, 5.0),
+    }
+    for surrogate, weights in readings.items():
+        for ratio, weight in zip((0.5, 1.1, 9.0), weights):
+            assert_close(gradient_at(surrogate, ratio, 1.0), -weight, EXACT, f"{surrogate} at {ratio}")
+    assert (composed("surrogate=cispo").surrogate.largest, composed("surrogate=cispo").surrogate.clip_low) == (5, 1)
+
+
+def test_clamping_a_weight_is_not_zeroing_it() -> None:
+    """SkyRL rollout_is: its words said that zeroing and clamping have the same gradient."""
+    assert gradient_at(Ppo(0.2, 0.2), 9.0, 1.0) == 0
+    assert_close(gradient_at(Cispo(5.0, 1.0, CapForm.absolute), 9.0, 1.0), -5.0, EXACT, "bounded, not gone")
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    beyond = flat(1, 1, math.log(9.0)), flat(1, 1, 0.0), mask
+    assert (TisToken(5.0, 0.0)(*beyond).item(), Icepop(0.5, 5.0)(*beyond).item()) == (5.0, 0.0)
+
+
+def test_the_clip_of_a_response_ratio_is_as_narrow_as_that_ratio_moves() -> None:
+    """GSPO in verl, TRL and SkyRL: the widths stayed at 0.2, which the mean of many logs never reaches."""
+    surrogate = composed("recipe=gspo").surrogate
+    lengths, importance = [100], Sequence(20.0)
+    inputs = step_of(lengths, [1.0], 1, old_logprobs=flat(1, 100, -1.0))
+    drifted = flat(1, 100, -1.0 + 1e-3)  # each token by a thousandth
+    for each, cut in ((surrogate, True), (Ppo(0.2, 0.2), False)):
+        gradient = loss_and_gradient(make_run(surrogate=each, importance=importance), inputs, drifted)[1]
+        assert bool((gradient == 0).all()) is cut
+
+
+def test_response_ratios_weighed_by_length_are_warned_of() -> None:
+    """TRL: importance_sampling_level=sequence with a sum over tokens weighs each response by its length."""
+    assert "weighs that ratio by the response's length" in warned("recipe=gspo", "aggregation=token_mean")
+    assert "length" not in warned("recipe=gspo")
+
+
+def test_sapo_has_slope_one_at_ratio_one_for_both_signs() -> None:
+    """SAPO without its factor 4 / tau scales the loss by tau / 4, differently for right and wrong tokens."""
+    for advantage in (1.0, -1.0, 0.5):
+        assert_close(gradient_at(Sapo(1.0, 1.05), 1.0, advantage), -advantage, 1e-6, "4 / tau * tau / 4")
+        assert_close(gradient_at(Sapo(3.0, 0.5), 1.0, advantage), -advantage, 1e-6, "whatever tau")
+
+
+def test_dppo_weighs_a_detached_ratio_and_has_a_cap_of_its_own() -> None:
+    """verl DPPO: its large threshold came from clip_ratio_c, 3 by default; SkyRL and prime-rl leave the ratio live."""
+    surrogate = composed("surrogate=dppo").surrogate
+    assert surrogate.cap == 20.0 and composed("surrogate=dual_clip").surrogate.bound == 3.0
+    # exp(-4) times 8 is .147, a move of .128 within .2: nothing is cut
+    assert_close(gradient_at(surrogate, 8.0, 1.0), -8.0, 1e-9, "beyond 3, below 20")
+    # with the ratio live the gradient of r * A * logp would hold r * (1 + logp)
+    assert_close(gradient_at(surrogate, 2.0, 1.0), -2.0, 1e-9, "weight times A")
+
+
+COVARIED = random_scene(7, 4, 4, 8)
+COVARIANCE_SURROGATES = (ClipCov(0.2, 0.2, 0.2, -9.0, 9.0, Scope.step), KlCov(0.2, 1.0, Scope.step))
+by_covariance = pytest.mark.parametrize("surrogate", COVARIANCE_SURROGATES, ids=lambda s: type(s).__name__)
+
+
+@by_covariance
+def test_covariances_are_of_the_step_and_not_of_a_microbatch(surrogate) -> None:
+    """verl clip_cov and kl_cov: means over each microbatch, so its size chose the tokens."""
+    whole, rows = (run_scene(COVARIED, budget, surrogate=surrogate)[1] for budget in (10**9, 1))
+    assert_close(rows, whole, EXACT, "the same tokens")
+    theirs = replace(surrogate, scope=Scope.microbatch)
+    split = run_scene(COVARIED, 1, surrogate=theirs)[1]
+    assert (split - whole).abs().max() > 1e-3, "verl's convention differs here"
+
+
+@by_covariance
+def test_the_drawn_tokens_leave_the_global_random_state_alone_and_do_not_read_it(surrogate) -> None:
+    """verl clip_cov: torch.randperm on the global generator, so any other draw changed the tokens."""
+    gradients = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        gradients.append(run_scene(COVARIED, surrogate=surrogate)[1])
+        assert torch.equal(torch.get_rng_state(), before)
+    assert_close(gradients[0], gradients[1], 0, "counter-based")
+
+
+def test_a_penalty_on_covariance_is_inert_on_policy_and_warned_of() -> None:
+    """verl kl_cov: with one on-policy update the gradient is the same for coef 0 and 1, and nothing said so."""
+    scene = replace(COVARIED, old_logprobs=COVARIED.logprobs)
+    small, large = (run_scene(scene, surrogate=KlCov(0.2, coef, Scope.step))[1] for coef in (1e-9, 1.0))
+    assert_close(small, large, EXACT, "|log ratio| is flat at 0")
+    assert "no clip, gate or penalty on drift can act" in warned("surrogate=kl_cov", "updates=one")
+    assert "no clip, gate or penalty" not in warned("surrogate=kl_cov")
+    assert "no clip, gate or penalty" not in warned("surrogate=clip_cov", "updates=one")
+
+
+@by_aggregation
+@by_covariance
+def test_no_aggregation_moves_the_tokens_of_high_covariance(surrogate, aggregation) -> None:
+    """SkyRL: advantages were divided by the token count first, so that no covariance reached its bounds."""
+    run = make_run(surrogate=surrogate, aggregation=aggregation)
+    inputs = inputs_of(run, COVARIED)
+    batch = make_minibatch(inputs, range(4), run.denominator, Cut(10**9, 192))
+    plain = make_run(surrogate=surrogate)
+    first, second = (marked(each, batch, COVARIED.logprobs, COVARIED.rollouts)[0].marked for each in (run, plain))
+    assert torch.equal(first, second) and first.any()
+
+
+def test_covariances_reach_the_published_bounds_with_the_advantages_as_they_are() -> None:
+    """SkyRL clip_cov: with divided advantages its clip fraction was 0 for every loss_reduction."""
+    shipped = composed("surrogate=clip_cov").surrogate
+    logprobs, advantages = torch.tensor([-4.0, -0.1] * 50, dtype=F64), torch.tensor([-1.0, 1.0] * 50, dtype=F64)
+    # each covariance is 1.95 * 1
+    zero = torch.zeros(100, dtype=F64)
+    tokens = StepTokens(logprobs, zero, advantages, torch.linspace(0, 1, 100, dtype=F64))
+    assert shipped.mark(tokens).sum() == 1, "one token of a hundred, rounded up"
+    assert not shipped.mark(replace(tokens, advantages=advantages / 16384)).any()
+
+
+def test_the_covariance_penalty_is_divided_like_the_loss() -> None:
+    """SkyRL kl_cov: the penalty was not divided, 16384 times too strong beside a loss that was."""
+    surrogate = KlCov(0.2, 1.0, Scope.step)
+    summed, divided = (
+        run_scene(COVARIED, surrogate=surrogate, aggregation=each)[1]
+        for each in (SequenceSum(), Constant(16384, Width.budget))
+    )
+    assert_close(16384 * divided, summed, 1e-9, "penalty and policy gradient alike")
+
+
+def test_kimi_squares_the_log_ratio_of_the_response() -> None:
+    """verl dro, ROLL kimi15: the sum of the tokens' squares, .079 where the square of the sum is .827."""
+    # 200 tokens that drifted by .005: the square of the sum is 1, the sum of the squares .005
+    run = make_run(surrogate=Kimi(0.1), aggregation=SequenceSum())
+    inputs = step_of([200], [0.0], 1, old_logprobs=flat(1, 200, -1.0))
+    loss, gradient = loss_and_gradient(run, inputs, flat(1, 200, -0.995))
+    assert_close(loss, 0.1 / 2 * 1.0, 1e-9, "tau / 2 * 1, and not tau / 2 * .005")
+    assert_close(gradient, flat(1, 200, 0.1 * 1.0), 1e-9, "tau * the response's log-ratio, on each token")
+
+
+def test_ppo_is_not_symmetric_in_the_log_of_the_ratio() -> None:
+    """A clip of .2 is often told as symmetric there: ln 1.2 is .182 and ln .8 is -.223."""
+    assert gradient_at(Ppo(0.2, 0.2), math.exp(0.2), 1.0) == 0
+    assert_close(gradient_at(Ppo(0.2, 0.2), math.exp(-0.2), -1.0), math.exp(-0.2), EXACT, "still inside")
+
+
+def test_the_bounds_of_k1_are_on_the_ratio_they_name() -> None:
+    """verl token_k1 and seq_*_k1: "0.1_1.2" kept a ratio of 5 and rejected one of .5."""
+    old, sampler = torch.tensor([[0.5, 5.0, 1.0]], dtype=F64).log(), flat(1, 3, 0.0)
+    for form, expected in ((BoundForm.ratio, [True, False, True]), (BoundForm.inverse, [False, True, True])):
+        rejection = TokenK1(rejected_in_statistics=False, low=0.1, high=1.2, bounds=form)
+        assert rejection(old, sampler, torch.ones(1, 3, dtype=torch.bool)).tolist() == [expected], form
+    for name in ("token_k1", "sequence_sum_k1", "sequence_mean_k1"):
+        assert composed(f"rejection={name}").rejection.bounds is BoundForm.ratio
+
+
+def test_a_product_of_ratios_takes_long_responses_out_first_and_a_mean_does_not() -> None:
+    """TRL sequence_mask: exp of a sum with a cap of 3, so that long responses left whatever their mismatch."""
+    # a mismatch of 1.05 a token: 1.63 after 10 tokens, 131 after 100
+    lengths, log_rho = [10, 100], flat(2, 100, math.log(1.05))
+    mask = make_rollouts(lengths, 2).sampled_mask
+    inputs = log_rho, flat(2, 100, 0.0), mask
+    assert (Mis(0.0, 3.0)(*inputs)[:, 0] > 0).tolist() == [True, False]
+    assert_close(TisSequence(3.0)(*inputs)[:, 0], [1.05**10, 3.0], 1e-9, "the product, cut")
+    assert_close(TisGeometric(3.0)(*inputs)[:, 0], [1.05, 1.05], 1e-9, "free of length")
+    bounds = {"rejected_in_statistics": False, "low": 0.0, "high": 3.0, "bounds": BoundForm.ratio}
+    assert SequenceSumK1(**bounds)(*inputs).any(dim=1).tolist() == [True, False]
+    assert SequenceMeanK1(**bounds)(*inputs).any(dim=1).tolist() == [True, True]
+
+
+def test_top_p_in_training_is_warned_of() -> None:
+    """TRL #6789: top-k of 50 biased the ratio to the sampler by 17%, the mass that had been cut off."""
+    assert "looks like sampler-learner mismatch" in warned("engine.top_p=0.95")
+
+
+def test_a_coefficient_that_nothing_reads_is_refused() -> None:
+    """slime #397: --kl-coef was parsed and unused for grpo, gspo and cispo."""
+    with pytest.raises(Exception, match="kl_coef"):
+        compose_config(["recipe=gspo", "kl.kl_coef=0.1"])
+    scene = random_scene(2, 2, 3, 4)
+    none, some = (run_scene(scene, importance=Sequence(20.0), kl=K3Loss(c, 20.0))[1] for c in (1e-9, 0.1))
+    assert (none - some).abs().max() > 1e-3
+
+
 # --- rewards and evaluation ---------------------------------------------------------------------------------
 
 
@@ -408,3 +777,27 @@ def test_a_mix_is_rounded_by_largest_remainder_and_filled_where_a_difficulty_run
     assert ids(7, {1: 3, 2: 2, 3: 2}) == [0, 1, 2, 6, 7, 8, 9]
     assert ids(3, {3: 1}) == [0, 8, 9]
     assert ids(10, {1: 1}) == list(range(10))
+
+
+def test_an_end_in_time_is_punished_too_once_it_is_on_the_ramp() -> None:
+    """The overlong penalty is often told as none for a response that ends: it is by length alone."""
+    graded = make_graded([[1, 1]], lengths=[[18, 12]], truncated=[[False, False]])
+    shaped = SoftOverlong(max_tokens=20, cache_tokens=5, factor=0.5)(graded)
+    assert_close(shaped.reward, [[1 - 0.5 * 3 / 5, 1]], EXACT, "3 of 5 tokens onto the ramp")
+
+
+def test_telling_slips_of_secondary_sources_are_not_in_our_text() -> None:
+    """mu > 0 for more than one update, a clip symmetric in logs, a quotient of logs for a log of a quotient."""
+    slips = (
+        r"\bmu\s*>\s*0",
+        r"symmetric in (the )?log",
+        r"\bln pi\w*\s*/\s*ln\b",
+        r"\blog_?probs?\s*/\s*(old|sampler|ref)(_log_?probs?)?\b",
+        r"clip_low:?\s*(\.inf|inf)",
+    )
+    root = conf_folder().parent
+    files = [path for folder in ("conf", "grpo_lab", "experiments") for path in (root / folder).rglob("*.*")]
+    texts = {path: path.read_text() for path in [*files, root / "README.md"] if path.suffix in (".py", ".yaml", ".md")}
+    assert len(texts) > 150
+    found = [(path.name, slip) for path, text in texts.items() for slip in slips if re.search(slip, text, re.I)]
+    assert found == []

@@ -394,9 +394,16 @@ def test_an_arm_that_can_differ_is_accepted(cells_of: Callable, base: list, arm:
 
 IDLE = {
     "clip_cannot_act": (["updates=one"], "surrogate=ppo_higher"),
+    "importance_cannot_act": (["updates=one"], "importance=sequence"),
+    "importance_is_ignored": (["updates=one", "surrogate=reinforce"], "importance=sequence"),
+    "old_policy_is_ignored": (["updates=one", "surrogate=reinforce"], "old_policy=sampler"),
+    "sampler_is_the_old_policy": ([], "old_policy=sampler"),
     "survivors_are_everyone": ([], "denominator=survivors"),
     "nothing_to_correct": ([], "correction=tis_token"),
-    "filter_cannot_act": ([], "group_filter=drop"),
+    "nothing_to_reject": ([], "rejection=token_k3"),
+    "share_is_one": (["group_filter=drop", "scale=none"], "scale=informative_share"),
+    "shaping_is_not_read": (["baseline=pass_at_k", "scale=none"], "reward_shaping=kimi_length"),
+    "kl_is_not_read": (["baseline=pass_at_k", "scale=none"], "kl=k1_reward"),
 }
 
 

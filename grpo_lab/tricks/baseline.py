@@ -36,7 +36,8 @@ class Baseline(Trick, ABC):
     `group_relative`: needs other rows of the group. `centres`: what comes out has both signs whatever the
     rewards' own. `reads_outcome`: looks at the verifier's word and not at the shaped reward.
     `scales_itself`: what comes out is an advantage already, and any scale would be a second one.
-    `smallest_group`: how many rows a group needs for the baseline to be defined.
+    `smallest_group`: how many rows a group needs for any advantage but 0. `pays_lone_rows`: by convention, a group's
+    only counted row keeps its raw reward.
     """
 
     group_relative: ClassVar[bool]
@@ -47,6 +48,10 @@ class Baseline(Trick, ABC):
     @property
     def smallest_group(self) -> int:
         return 2 if self.group_relative else 1
+
+    @property
+    def pays_lone_rows(self) -> bool:
+        return False
 
     @abstractmethod
     def __call__(self, graded: Graded) -> Float[Tensor, "P G"]:
@@ -77,6 +82,10 @@ class GroupMean(Baseline):
     group_relative: ClassVar[bool] = True
     formula: ClassVar[str] = "R - mean_g(R)"
 
+    @property
+    def pays_lone_rows(self) -> bool:
+        return self.singleton is Singleton.raw
+
     def __call__(self, graded: Graded) -> Float[Tensor, "P G"]:
         return _centre(graded.reward - counted_mean(graded.reward, graded.counted), graded, self.singleton)
 
@@ -95,6 +104,10 @@ class LeaveOneOut(Baseline):
 
     group_relative: ClassVar[bool] = True
     formula: ClassVar[str] = "R - mean_{{g without i}}(R)"
+
+    @property
+    def pays_lone_rows(self) -> bool:
+        return self.singleton is Singleton.raw
 
     def __call__(self, graded: Graded) -> Float[Tensor, "P G"]:
         number = graded.counted.sum(dim=1, keepdim=True).to(graded.reward.dtype)
@@ -174,7 +187,8 @@ class PassAtK(Baseline):
     Each response gets the mean standardised best outcome of all subsets of k that hold it. Differs from
     GroupMean with GroupStd, which it is at k = 1: a group in which every subset has a right answer
     (wrong < k) gets 0, so easy prompts stop pushing. Reads the outcome, over the n counted rows; a group with
-    fewer than k of them gets 0. Not verl's `grpo_passk`, which pays the best response alone.
+    no more than k of them gets 0, having one subset at most. verl's `grpo_passk` is another thing: it pays the
+    best response alone.
     """
 
     k: int
@@ -189,7 +203,7 @@ class PassAtK(Baseline):
 
     @property
     def smallest_group(self) -> int:
-        return max(2, self.k)
+        return self.k + 1
 
     def __call__(self, graded: Graded) -> Float[Tensor, "P G"]:
         right = graded.outcome > 0.5

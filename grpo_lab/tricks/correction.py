@@ -41,10 +41,11 @@ def ratio(log_ratio: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
 
 
 def require_bounds(owner: object, low: str, high: str) -> None:
-    """Two fields that bound a ratio: 0 <= low <= high, high finite and above 0."""
+    """Two fields that bound a ratio and hold 1, where sampler and learner agree: 0 <= low <= 1 <= high, high finite."""
     require_not_negative(owner, low)
     require_positive(owner, high)
-    require(getattr(owner, low) <= getattr(owner, high), owner, low, f"at most `{high}` ({getattr(owner, high):g})")
+    require(getattr(owner, low) <= 1, owner, low, "at most 1")
+    require(getattr(owner, high) >= 1, owner, high, "at least 1")
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ class TisSequence(Correction):
 
     def __post_init__(self) -> None:
         require_positive(self, "cap")
+        require(self.cap >= 1, self, "cap", "at least 1")
 
     def __call__(
         self,
@@ -134,6 +136,7 @@ class TisGeometric(Correction):
 
     def __post_init__(self) -> None:
         require_positive(self, "cap")
+        require(self.cap >= 1, self, "cap", "at least 1")
 
     def __call__(
         self,

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from grpo_lab.tricks.base import require, require_positive
+from grpo_lab.tricks.base import NEGLIGIBLE, require, require_positive
 from grpo_lab.tricks.convention import Scope
 from grpo_lab.tricks.surrogate import Ppo, StepTokens, Surrogate, SurrogateInputs, SurrogateLoss, beyond
 
@@ -82,7 +82,8 @@ class KlCov(Surrogate):
 
     loss = -ratio * A, plus coef * |log ratio| on the `share` of the step's tokens of largest covariance
 
-    No clip. With one on-policy update every log-ratio is 0 and the penalty has no gradient: inert there.
+    No clip. With one on-policy update every log-ratio is 0 and the penalty has no gradient: inert there. Differs: a
+    log-ratio below 1e-4 nats is rounding and not punished, since the slope of |x| knows no small x.
     """
 
     share: float
@@ -108,6 +109,6 @@ class KlCov(Surrogate):
     def __call__(self, tokens: SurrogateInputs) -> SurrogateLoss:
         assert tokens.marked is not None, "the step's tokens are marked before its loss"
         ratio = tokens.log_ratio.exp()
-        penalty = torch.where(tokens.marked, self.coef * tokens.log_ratio.abs(), 0.0)
-        touched = tokens.marked & (tokens.log_ratio != 0)
+        touched = tokens.marked & (tokens.log_ratio.abs() > NEGLIGIBLE)
+        penalty = torch.where(touched, self.coef * tokens.log_ratio.abs(), 0.0)
         return SurrogateLoss(-ratio * tokens.advantages + penalty, ratio.detach(), touched)

@@ -33,6 +33,11 @@ class GroupFilter(Trick, ABC):
 
     removes_rows: ClassVar[bool]
 
+    @property
+    def reads_reward(self) -> bool:
+        """Whether the shaped reward decides."""
+        return False
+
     @abstractmethod
     def __call__(self, graded: Graded) -> Graded:
         """The record with the rows of filtered groups masked."""
@@ -64,6 +69,10 @@ class Drop(GroupFilter):
 
     removes_rows: ClassVar[bool] = True
     formula: ClassVar[str] = "groups of one and the same {signal}: m = 0, and not counted in the statistics"
+
+    @property
+    def reads_reward(self) -> bool:
+        return self.signal is Signal.reward
 
     def __call__(self, graded: Graded) -> Graded:
         kept = ~without_signal(graded, self.signal)

@@ -45,7 +45,10 @@ class Scale(Trick, ABC):
     needs_rewards_from_zero: ClassVar[bool] = False
     splits_signs: ClassVar[bool] = False
     reads_batch: ClassVar[bool] = False
-    pays_for_signal: ClassVar[bool] = False
+
+    @property
+    def pays_for_signal(self) -> bool:
+        return False
 
     @property
     def moves_zeros(self) -> bool:
@@ -208,8 +211,15 @@ class InformativeShare(Scale):
     alpha: AlphaForm
 
     reads_batch: ClassVar[bool] = True
-    pays_for_signal: ClassVar[bool] = True
-    formula: ClassVar[str] = "alpha * C, alpha by {alpha}"
+
+    @property
+    def formula(self) -> str:  # type: ignore[override]
+        share = "groups / groups with signal" if self.pays_for_signal else "rows / rows whose reward is not 0"
+        return f"C * {share}"
+
+    @property
+    def pays_for_signal(self) -> bool:
+        return self.alpha is AlphaForm.informative_groups
 
     def __call__(self, centred: Float[Tensor, "P G"], graded: Graded) -> Float[Tensor, "P G"]:
         if self.alpha is AlphaForm.nonzero_rewards:

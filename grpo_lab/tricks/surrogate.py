@@ -77,6 +77,11 @@ class Surrogate(Trick, ABC):
         """What multiplies the whole loss on-policy."""
         return 1.0
 
+    @property
+    def clip_width(self) -> float | None:
+        """The narrower side of a clip on the ratio; None without one."""
+        return None
+
     @abstractmethod
     def __call__(self, tokens: SurrogateInputs) -> SurrogateLoss:
         """Per-token loss before any weight, penalty or aggregation."""
@@ -110,6 +115,10 @@ class Ppo(Surrogate):
     def __post_init__(self) -> None:
         require_positive(self, "clip_low", "clip_high")
 
+    @property
+    def clip_width(self) -> float:
+        return min(self.clip_low, self.clip_high)
+
     def __call__(self, tokens: SurrogateInputs) -> SurrogateLoss:
         ratio, advantages = tokens.log_ratio.exp(), tokens.advantages
         clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
@@ -137,6 +146,10 @@ class DualClip(Surrogate):
     def __post_init__(self) -> None:
         require_positive(self, "clip_low", "clip_high", "bound")
         require(self.bound > 1 + self.clip_high, self, "bound", f"greater than 1 + clip_high ({1 + self.clip_high:g})")
+
+    @property
+    def clip_width(self) -> float:
+        return min(self.clip_low, self.clip_high)
 
     def __call__(self, tokens: SurrogateInputs) -> SurrogateLoss:
         single = Ppo(self.clip_low, self.clip_high)(tokens)
@@ -294,6 +307,10 @@ class Dppo(Surrogate):
 
     def __post_init__(self) -> None:
         require_positive(self, "delta", "cap")
+
+    @property
+    def weight_at_ratio_one(self) -> float:
+        return min(1.0, self.cap)
 
     def __call__(self, tokens: SurrogateInputs) -> SurrogateLoss:
         log_ratio, logprobs = tokens.log_ratio.detach(), tokens.logprobs.detach()

@@ -1,0 +1,795 @@
+"""The table of rules: each alone, over all its facts, for every pair of options, and against gradients."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import F64, Scene, assert_close, make_graded, random_scene, run_scene
+from hydra import compose, initialize_config_dir
+from test_config import CHOICES, run_of, samples
+
+from grpo_lab.compat import ERRORS, WARNINGS, IncompatibleRun, broken_errors, broken_warnings, check_compatible
+from grpo_lab.config import AXES, RunConfig, conf_folder, slot_types, to_run
+from grpo_lab.tricks.aggregation import Constant, TokenMean
+from grpo_lab.tricks.baseline import GroupMean, LeaveOneOut, PassAtK
+from grpo_lab.tricks.convention import AlphaForm, Scope, Singleton, Width
+from grpo_lab.tricks.group_filter import Drop, Signal
+from grpo_lab.tricks.reward_shaping import SoftOverlong
+from grpo_lab.tricks.scale import GroupStd, InformativeShare, NoScale
+from grpo_lab.tricks.surrogate import Reinforce
+
+RULES = {rule.name: rule for rule in ERRORS + WARNINGS}
+
+
+def broken(run: RunConfig) -> set[str]:
+    return {rule.name for rule in broken_errors(run) + broken_warnings(run)}
+
+
+# --- each rule by itself ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run that breaks one rule (`beside`: and cannot but break these), and the ways its remedy names to mend it."""
+
+    rule: str
+    overrides: str
+    remedies: tuple[str, ...]
+    beside: frozenset[str] = frozenset()
+
+
+PASS_AT_K = "baseline=pass_at_k scale=none"
+ALONE = "group_size=1 baseline=none scale=none"
+CASES = (
+    Case("baseline_needs_a_group", "group_size=1 scale=none", ("group_size=2", "baseline=none")),
+    Case("baseline_needs_a_group", f"group_size=3 {PASS_AT_K}", ("group_size=8", "baseline=none")),
+    Case("scale_needs_a_group", "group_size=1 baseline=none", ("group_size=2", "scale=none")),
+    Case("filter_needs_a_group", f"{ALONE} group_filter=drop", ("group_size=2", "group_filter=keep")),
+    Case("shaping_needs_a_group", f"{ALONE} reward_shaping=kimi_length", ("group_size=2", "reward_shaping=none")),
+    Case("updates_divide_the_problems", "problems_per_step=6", ("problems_per_step=8",)),
+    Case(
+        "mismatch_counts_twice",
+        "old_policy=sampler correction=tis_token sampler_precision=bf16",
+        ("correction=none", "old_policy=recomputed"),
+    ),
+    Case("advantage_is_scaled_twice", "baseline=pass_at_k", ("scale=none",)),
+    Case("rewards_must_not_be_negative", "scale=group_mean reward=strict_plus_minus", ("reward=strict", "scale=none")),
+    Case("rewards_must_not_be_negative", "scale=group_mean kl=k1_reward", ("kl=none", "kl=k2_loss", "scale=none")),
+    Case(
+        "rewards_must_not_be_negative",
+        "scale=group_mean reward_shaping=soft_overlong",
+        ("reward_shaping=none", "reward_shaping=soft_overlong_correct_only", "reward_shaping=l1_max", "scale=none"),
+    ),
+    Case(
+        "no_reward_is_negative",
+        "baseline=none scale=sign_weighted_nsr",
+        ("reward=strict_plus_minus", "baseline=group_mean", "baseline=batch_mean"),
+    ),
+    Case("ratio_must_be_of_tokens", "surrogate=gmpo importance=sequence", ("importance=token",)),
+    Case("clip_cannot_act", "updates=one", ("updates=two", "updates=sixteen")),
+    Case(
+        "importance_cannot_act",
+        "importance=sequence surrogate=ppo_gspo updates=one",
+        ("updates=two", "updates=four"),
+        beside=frozenset({"clip_cannot_act"}),
+    ),
+    Case(
+        "importance_is_ignored",
+        "importance=sequence surrogate=reinforce updates=one",
+        ("surrogate=ppo updates=two", "importance=token"),
+    ),
+    Case(
+        "old_policy_is_ignored",
+        "old_policy=sampler surrogate=reinforce updates=one sampler_precision=bf16",
+        ("surrogate=ppo", "old_policy=recomputed"),
+    ),
+    Case(
+        "sampler_is_the_old_policy",
+        "old_policy=sampler",
+        ("learner_precision=bf16", "sampler_precision=bf16", "old_policy=recomputed"),
+    ),
+    Case(
+        "survivors_are_everyone",
+        "denominator=survivors",
+        tuple(
+            f"denominator=survivors {more}"
+            for more in ("truncation=mask_after", "group_filter=drop", "rejection=token_k2 sampler_precision=bf16")
+        ),
+    ),
+    Case("ratio_is_ignored", "surrogate=reinforce", ("updates=one", "surrogate=cispo")),
+    Case("nothing_to_correct", "correction=tis_token", ("sampler_precision=bf16", "correction=none")),
+    Case("nothing_to_reject", "rejection=token_k2", ("learner_precision=bf16", "rejection=none")),
+    Case("filter_hardly_acts", "group_filter=drop", ("denominator=survivors",)),
+    Case("share_is_one", "scale=informative_share group_filter=drop", ("group_filter=keep",)),
+    Case(
+        "shaping_is_not_read",
+        f"{PASS_AT_K} reward_shaping=soft_overlong",
+        ("reward_shaping=none", "baseline=leave_one_out"),
+    ),
+    Case("kl_is_not_read", f"{PASS_AT_K} kl=k1_reward", ("kl=k3_loss", "baseline=leave_one_out")),
+    Case(
+        "rows_weigh_by_length",
+        "importance=sequence surrogate=ppo_gspo aggregation=token_mean",
+        ("aggregation=sequence_mean",),
+    ),
+    Case("rows_weigh_by_length", "surrogate=gmpo aggregation=constant", ("aggregation=sequence_mean",)),
+    Case("width_is_for_tokens", "importance=sequence", ("surrogate=ppo_gspo",)),
+    Case("width_is_for_tokens", "importance=sequence_token surrogate=dual_clip", ("surrogate=ppo_gspo",)),
+    Case("square_is_not_summed", "surrogate=kimi", ("aggregation=sequence_sum", "aggregation=constant")),
+    Case(
+        "loss_is_scaled",
+        "surrogate=cispo surrogate.cap=0.2",
+        ("surrogate.cap=1", "convention.cispo_cap=one_plus"),
+    ),
+    Case("microbatches_matter", "aggregation=token_mean convention=trl_bnpo", ("convention=house",)),
+    Case("microbatches_matter", "aggregation=constant convention=verl", ("convention=house",)),
+    Case("microbatches_matter", "surrogate=clip_cov convention=verl", ("convention=house",)),
+    Case("top_p_biases_the_ratio", "engine.top_p=0.9", ("engine.top_p=1",)),
+)
+
+
+def mended(case: Case, remedy: str) -> RunConfig:
+    """The case with the overrides of the remedy in their places; composed only where live objects cannot tell."""
+    chosen = dict(entry.split("=") for entry in f"{case.overrides} {remedy}".split())
+    if all(key in AXES or (value.isdigit() and "." not in key) for key, value in chosen.items()):
+        return replace(run_of(), **{key: samples()[key][v] if key in AXES else int(v) for key, v in chosen.items()})
+    return run_of(*(f"{key}={value}" for key, value in chosen.items()))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.rule}:{case.overrides}")
+def test_each_rule_breaks_alone_and_says_axes_reason_and_remedy(case: Case) -> None:
+    run, rule = run_of(*case.overrides.split()), RULES[case.rule]
+    assert broken(run) == {case.rule} | case.beside
+    if rule in ERRORS:
+        with pytest.raises(IncompatibleRun) as refusal:
+            check_compatible(run)
+        said = str(refusal.value)
+    else:
+        said = next(line for line in check_compatible(run) if rule.reason in line)
+    assert all(f"{axis}=" in said for axis in rule.axes)
+    assert rule.reason in said and f"Remedy: {rule.remedy}." in said
+
+
+@pytest.mark.parametrize(
+    "case,remedy",
+    [(case, remedy) for case in CASES for remedy in case.remedies],
+    ids=lambda part: part if isinstance(part, str) else part.overrides,
+)
+def test_following_a_remedy_clears_its_rule(case: Case, remedy: str) -> None:
+    run = mended(case, remedy)
+    assert case.rule not in broken(run)
+    check_compatible(run)
+
+
+def test_every_rule_has_a_case_and_every_override_its_remedy_names_is_followed() -> None:
+    """A rule added without a case above fails here."""
+    assert {case.rule for case in CASES} == set(RULES) and len(RULES) == len(ERRORS) + len(WARNINGS)
+    assert all(set(rule.axes) <= {field.name for field in fields(RunConfig)} for rule in RULES.values())
+    for name, rule in RULES.items():
+        named = set(re.findall(r"[a-z_.]+=[a-z0-9_]+", rule.remedy))
+        followed = {part for case in CASES if case.rule == name for way in case.remedies for part in way.split()}
+        assert named <= followed, name
+
+
+def test_the_plain_run_breaks_no_rule() -> None:
+    assert broken(run_of()) == set()
+
+
+def test_all_broken_rules_are_reported_at_once() -> None:
+    with pytest.raises(IncompatibleRun) as refusal:
+        check_compatible(run_of("group_size=1", "group_filter=drop", "problems_per_step=6"))
+    assert str(refusal.value).count("Remedy:") == 4
+
+
+# --- every rule over the full product of the facts it reads -------------------------------------------------
+
+# Options that numbers and conventions make, beside those that have a file.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "baseline": {
+        "group_mean raw": GroupMean(Singleton.raw),
+        "leave_one_out raw": LeaveOneOut(Singleton.raw),
+        "pass_at_2": PassAtK(2),
+    },
+    "scale": {"group_std raw": GroupStd(1, 1e-6, False, Singleton.raw)},
+    "aggregation": {
+        "token_mean per microbatch": TokenMean(Scope.microbatch),
+        "constant of padding": Constant(6, Width.padded),
+    },
+    "group_filter": {"drop by reward": Drop(Signal.reward)},
+}
+
+
+@cache
+def objects() -> dict[str, dict[str, Any]]:
+    """Options and variants, with numbers under which each acts on a scene of responses of up to 6 tokens."""
+    found = {axis: dict(options) | VARIANTS.get(axis, {}) for axis, options in samples().items()}
+    numbers = {
+        "surrogate": {
+            "clip_cov": {"share": 0.3, "cov_low": 0.01, "cov_high": 9.0},
+            "kl_cov": {"share": 0.3},
+        },
+        "rejection": {
+            "sequence_mean_k1": {"low": 0.75, "high": 1.3},
+            "sequence_mean_k2": {"bound": 0.04},
+            "sequence_mean_k3": {"bound": 0.04},
+        },
+        "reward_shaping": {
+            "soft_overlong": {"max_tokens": 6, "cache_tokens": 4},
+            "soft_overlong_correct_only": {"max_tokens": 6, "cache_tokens": 4},
+            "l1_max": {"target_tokens": 3},
+        },
+    }
+    for axis, options in numbers.items():
+        for name, values in options.items():
+            found[axis][name] = replace(found[axis][name], **values)
+    found["surrogate"]["clip_cov per microbatch"] = replace(found["surrogate"]["clip_cov"], scope=Scope.microbatch)
+    return found
+
+
+def values_of(fact: str) -> list[Any]:
+    """What a fact can be: over all options and variants, both for a yes or no, a few for a number of the run."""
+    slot, _, name = fact.partition(".")
+    given = {
+        "group_size": [1, 2, 3, 4, 8],
+        "problems_per_step": [6, 16],
+        "engine.top_p": [0.9, 1.0],
+        "reward.correct": [0.25, 1.0],
+        "reward.wrong": [0.0, -1.0],
+    }
+    if fact in given:
+        return given[fact]
+    if fact == "surrogate.weight_at_ratio_one":
+        return [1.0, 0.2]
+    seen: list[Any] = []
+    for option in objects()[slot].values():
+        value = getattr(option, name)
+        if value not in seen:
+            seen.append(value)
+    return [False, True] if all(isinstance(value, bool) for value in seen) else seen
+
+
+class Slot:
+    """One slot of a stand-in: hands every fact on."""
+
+    def __init__(self, name: str, fact: Callable[[str], Any]) -> None:
+        self.name, self.fact = name, fact
+
+    def __getattr__(self, name: str) -> Any:
+        return self.fact(f"{self.name}.{name}")
+
+
+class StandIn(RunConfig):
+    """A run that is nothing but facts, and remembers which of them were asked for."""
+
+    def __init__(self, facts: dict[str, Any]) -> None:
+        vars(self).update(facts=facts, asked=set())
+
+    def __getattr__(self, slot: str) -> Any:
+        return Slot(slot, self.fact) if slot in slot_types() else self.fact(slot)
+
+    def fact(self, name: str) -> Any:
+        """The value of a fact, the first it can have where none was given."""
+        self.asked.add(name)
+        return self.facts[name] if name in self.facts else values_of(name)[0]
+
+
+def over_all_facts(rule: Any) -> Iterator[tuple[dict[str, Any], bool]]:
+    """Every combination of the facts the rule ever reads, with its verdict."""
+    known: list[str] = []
+    while True:
+        asked: set[str] = set()
+        verdicts = []
+        for values in itertools.product(*(values_of(fact) for fact in known)):
+            facts = dict(zip(known, values))
+            stand_in = StandIn(facts)
+            verdicts.append((facts, bool(rule.broken_when(stand_in))))
+            asked |= stand_in.asked
+        if asked <= set(known):
+            yield from verdicts
+            return
+        known = sorted(asked | set(known))
+
+
+Facts = dict[str, Any]
+
+
+def _sampler_differs(f: Facts) -> bool:
+    return f["learner_precision.rounds"] or f["sampler_precision.rounds"] or not f["schedule.keeps_sampler_current"]
+
+
+def _every_ratio_is_one(f: Facts) -> bool:
+    if f["updates.minibatches"] > 1:
+        return False
+    return f["old_policy.recomputes"] or not _sampler_differs(f)
+
+
+def _can_be_negative(f: Facts) -> bool:
+    lowest = f["reward_shaping.lowest"](f["reward.correct"], f["reward.wrong"])
+    return lowest < 0 or f["kl.shapes_reward"]
+
+
+def _filtered_group_is_noticed(f: Facts) -> bool:
+    return any(
+        (
+            not f["baseline.group_relative"],  # it would have had an advantage
+            f["scale.reads_batch"],
+            f["scale.moves_zeros"],
+            f["denominator.survivors_only"],
+            not f["reward_shaping.touches_nothing"],
+            f["kl.needs_reference"],
+            f["entropy.needs_gradient"],
+            f["surrogate.pulls_without_advantage"],
+            f["surrogate.mark_scope"] is not None,
+            f["baseline.pays_lone_rows"],
+            not f["aggregation.invariant"],  # a group that leaves changes how the step is cut
+        )
+    )
+
+
+TRUTH: dict[str, Callable[[Facts], bool]] = {
+    "baseline_needs_a_group": lambda f: f["baseline.smallest_group"] > f["group_size"],
+    "scale_needs_a_group": lambda f: f["group_size"] == 1 and f["scale.group_relative"],
+    "filter_needs_a_group": lambda f: f["group_size"] == 1 and f["group_filter.removes_rows"],
+    "shaping_needs_a_group": lambda f: f["group_size"] == 1 and f["reward_shaping.group_relative"],
+    "updates_divide_the_problems": lambda f: f["problems_per_step"] % f["updates.minibatches"] > 0,
+    "mismatch_counts_twice": lambda f: (
+        not f["old_policy.recomputes"] and f["correction.needs_old_logprobs"] and f["surrogate.uses_ratio"]
+    ),
+    "advantage_is_scaled_twice": lambda f: f["baseline.scales_itself"] and not f["scale.touches_nothing"],
+    "rewards_must_not_be_negative": lambda f: f["scale.needs_rewards_from_zero"] and _can_be_negative(f),
+    "no_reward_is_negative": lambda f: f["scale.splits_signs"] and not (f["baseline.centres"] or _can_be_negative(f)),
+    "ratio_must_be_of_tokens": lambda f: f["surrogate.needs_token_ratio"] and not f["importance.per_token"],
+    "clip_cannot_act": lambda f: (
+        f["surrogate.needs_drift"]
+        and _every_ratio_is_one(f)
+        and f["surrogate.weight_at_ratio_one"] == 1
+        and (f["correction.touches_nothing"] or not f["surrogate.one_loss_a_row"])
+    ),
+    "importance_cannot_act": lambda f: (
+        f["surrogate.uses_ratio"]
+        and not f["importance.touches_nothing"]
+        and _every_ratio_is_one(f)
+        # a response's ratio hands a token's weight, or its mark, to the whole row
+        and f["correction.touches_nothing"]
+        and f["surrogate.mark_scope"] is None
+    ),
+    "importance_is_ignored": lambda f: not (f["importance.touches_nothing"] or f["surrogate.uses_ratio"]),
+    "old_policy_is_ignored": lambda f: (
+        not f["old_policy.recomputes"] and not f["surrogate.uses_ratio"] and not f["kl.reads_old"]
+    ),
+    "sampler_is_the_old_policy": lambda f: not (f["old_policy.recomputes"] or _sampler_differs(f)),
+    "survivors_are_everyone": lambda f: (
+        f["denominator.survivors_only"]
+        and not f["truncation.removes_rows"]
+        and not f["group_filter.removes_rows"]
+        and not f["rejection.removes_rows"]
+        and not f["entropy.selects_tokens"]
+    ),
+    "ratio_is_ignored": lambda f: f["updates.minibatches"] > 1 and not f["surrogate.uses_ratio"],
+    "nothing_to_correct": lambda f: f["correction.needs_old_logprobs"] and not _sampler_differs(f),
+    "nothing_to_reject": lambda f: f["rejection.needs_old_logprobs"] and not _sampler_differs(f),
+    "filter_hardly_acts": lambda f: f["group_filter.removes_rows"] and not _filtered_group_is_noticed(f),
+    "share_is_one": lambda f: (
+        f["group_filter.removes_rows"] and f["scale.pays_for_signal"] and f["rejection.touches_nothing"]
+    ),
+    "shaping_is_not_read": lambda f: (
+        not f["reward_shaping.touches_nothing"] and f["baseline.reads_outcome"] and not f["group_filter.reads_reward"]
+    ),
+    "kl_is_not_read": lambda f: f["kl.shapes_reward"] and f["baseline.reads_outcome"],
+    "rows_weigh_by_length": lambda f: (
+        f["surrogate.uses_ratio"]
+        and not f["aggregation.rows_weigh_alike"]
+        and not (f["importance.per_token"] and not f["surrogate.one_loss_a_row"])
+    ),
+    "width_is_for_tokens": lambda f: not f["importance.per_token"] and (f["surrogate.clip_width"] or 0) > 0.05,
+    "square_is_not_summed": lambda f: f["surrogate.squares_rows"] and not f["aggregation.sums_rows"],
+    "loss_is_scaled": lambda f: f["surrogate.weight_at_ratio_one"] < 1,
+    "microbatches_matter": lambda f: (
+        not f["aggregation.invariant"] or f["surrogate.mark_scope"] not in (None, Scope.step)
+    ),
+    "top_p_biases_the_ratio": lambda f: f["engine.top_p"] != 1,
+}
+
+
+@pytest.mark.parametrize("name", list(RULES))
+def test_a_rule_is_what_its_words_say_over_the_full_product_of_its_facts(name: str) -> None:
+    """Against the rules written out once more; a fact the rule reads and the words do not is a KeyError or a gap."""
+    verdicts = list(over_all_facts(RULES[name]))
+    assert {verdict for _, verdict in verdicts} == {False, True}, "a rule that always or never breaks"
+    wrong = [facts for facts, verdict in verdicts if verdict is not bool(TRUTH[name](facts))]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", list(RULES))
+def test_every_fact_of_a_rule_matters_and_belongs_to_an_axis_it_names(name: str) -> None:
+    verdicts = list(over_all_facts(RULES[name]))
+    named = set(RULES[name].axes)
+    if "old_policy" in named:  # whether the sampler's log-probs are the learner's
+        named |= {"schedule", "learner_precision", "sampler_precision"}
+    for fact in verdicts[0][0]:
+        rest = [(tuple(item for item in facts.items() if item[0] != fact), verdict) for facts, verdict in verdicts]
+        assert len({facts for facts, _ in rest}) < len(set(rest)), f"{fact} decides nothing"
+        assert fact.partition(".")[0] in named, fact
+
+
+# --- facts --------------------------------------------------------------------------------------------------
+
+PACKAGE = Path(__file__).parent.parent / "grpo_lab"
+
+
+def declared_facts(base: type) -> set[str]:
+    """What the base of an axis declares for others to read: its ClassVars and properties."""
+    annotated = {name for name, kind in vars(base).get("__annotations__", {}).items() if "ClassVar" in str(kind)}
+    return annotated | {name for name, value in vars(base).items() if isinstance(value, property)}
+
+
+@cache
+def reads() -> dict[str, set[tuple[str, str]]]:
+    """Module -> the (slot, fact) pairs read in it as `run.slot.fact` or `slot.fact`."""
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        pairs = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute | ast.Name):
+                owner = node.value.attr if isinstance(node.value, ast.Attribute) else node.value.id
+                pairs.add((owner, node.attr))
+        found[path.relative_to(PACKAGE).as_posix()] = pairs
+    return found
+
+
+def test_every_fact_an_axis_declares_is_read_outside_its_module() -> None:
+    declared = 0
+    for axis in AXES:
+        base = slot_types()[axis]
+        home = base.__module__.removeprefix("grpo_lab.").replace(".", "/") + ".py"
+        for fact in declared_facts(base):
+            names = {axis, home.removeprefix("tricks/").removesuffix(".py")}
+            readers = [module for module, pairs in reads().items() for name in names if (name, fact) in pairs]
+            assert [module for module in readers if module != home], f"no one reads {axis}.{fact}"
+            declared += 1
+    assert declared > 30
+
+
+# --- every pair ---------------------------------------------------------------------------------------------
+
+
+def test_every_pair_of_options_runs_or_is_refused_with_its_axes_reason_and_remedy() -> None:
+    """A pair is judged on live objects, where the rules read their facts; that it composes is the next test."""
+    base, refused = run_of(), set()
+    alone = {
+        (axis, name): {rule.name for rule in broken_errors(replace(base, **{axis: option}))}
+        for axis, options in samples().items()
+        for name, option in options.items()
+    }
+    for (axis_a, firsts), (axis_b, seconds) in itertools.combinations(samples().items(), 2):
+        for (name_a, a), (name_b, b) in itertools.product(firsts.items(), seconds.items()):
+            run = replace(base, **{axis_a: a, axis_b: b})
+            rules = broken_errors(run)
+            try:
+                assert all("Remedy:" in line for line in check_compatible(run))
+                assert not rules
+            except IncompatibleRun as refusal:
+                lines = str(refusal).splitlines()[1:]
+                assert len(lines) == len(rules) > 0
+                for rule, line in zip(rules, lines):
+                    blamed = alone[axis_a, name_a] | alone[axis_b, name_b]
+                    if rule.name in blamed:  # one of the two with what stands elsewhere, or with a number of the run
+                        assert {axis_a, axis_b} & set(rule.axes) and len(rule.axes) > 1
+                    else:
+                        assert {axis_a, axis_b} <= set(rule.axes), (rule.name, name_a, name_b)
+                        refused.add((axis_a, axis_b))
+                    assert all(f"{axis}=" in line for axis in rule.axes)
+                    assert rule.reason in line and "Remedy:" in line
+    assert refused == {
+        ("baseline", "scale"),
+        ("old_policy", "correction"),
+        ("importance", "surrogate"),
+        ("reward_shaping", "scale"),
+        ("scale", "kl"),
+    }
+
+
+def rows_that_cover_every_pair(choices: dict[str, list[str]]) -> list[dict[str, str]]:
+    """One option per axis in each row, few rows, in which every pair of options of two axes occurs.
+
+    Greedy: a row starts from the option that misses most partners and takes, axis by axis, the one that meets most
+    of what is missing.
+    """
+    places = [(axis, option) for axis, options in choices.items() for option in options]
+    of_axis = {axis: [i for i, (name, _) in enumerate(places) if name == axis] for axis in choices}
+    missing = np.array([[a[0] != b[0] for b in places] for a in places])
+    widest_first = sorted(choices, key=lambda axis: -len(choices[axis]))
+    rows = []
+    while missing.any():
+        first = int(missing.sum(axis=1).argmax())
+        row = [first, int((missing[first] * missing.sum(axis=1)).argmax())]
+        for axis in widest_first:
+            if axis not in {places[i][0] for i in row}:
+                own = of_axis[axis]
+                row.append(own[int(missing[np.ix_(own, row)].sum(axis=1).argmax())])
+        missing[np.ix_(row, row)] = False
+        rows.append(dict(places[i] for i in row))
+    return rows
+
+
+@pytest.mark.slow
+def test_every_pair_of_options_of_different_axes_composes() -> None:
+    rows = rows_that_cover_every_pair(CHOICES)
+    wanted = {
+        frozenset(pair)
+        for first, second in itertools.combinations(CHOICES, 2)
+        for pair in itertools.product([(first, a) for a in CHOICES[first]], [(second, b) for b in CHOICES[second]])
+    }
+    assert wanted == {frozenset(pair) for row in rows for pair in itertools.combinations(row.items(), 2)}
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        for row in rows:
+            run = to_run(compose("config", [f"{axis}={option}" for axis, option in row.items()]))
+            for axis, option in row.items():
+                assert getattr(run, axis) == samples()[axis][option], (axis, option, row)
+
+
+# --- what is said to be idle is, and what is not acts -------------------------------------------------------
+
+LOSS_AXES = (
+    "truncation", "reward_shaping", "group_filter", "old_policy", "correction", "rejection", "baseline", "scale",
+    "importance", "surrogate", "aggregation", "denominator", "kl", "entropy",
+)  # fmt: skip
+MICROBATCH = 40  # tokens; a scene is cut in three
+IDLE = 1e-6  # SAPO's factor is in single precision
+
+
+@cache
+def scene_of(updates: str, sampler_precision: str) -> Scene:
+    """Four groups, two of them tied; the learner has moved unless `one`, the sampler differs if it rounds."""
+    scene = random_scene(3, 4, 4, 6)
+    outcome = torch.tensor([[1, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1], [0, 0, 1, 0]], dtype=F64)
+    truncated = torch.tensor([[0, 1, 0, 0], [0, 0, 1, 0], [0, 1, 1, 1], [0, 1, 0, 1]], dtype=torch.bool)
+    graded = replace(scene.graded, outcome=outcome, reward=outcome.clone(), truncated=truncated)
+    old = scene.logprobs if updates == "one" else scene.old_logprobs
+    sampler = old if sampler_precision == "fp32" else scene.rollouts.sampler_logprobs
+    return replace(scene, graded=graded, old_logprobs=old, rollouts=replace(scene.rollouts, sampler_logprobs=sampler))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A run as the rules see it and, on a small scene of the same kind, as its gradient shows it."""
+
+    updates: str = "four"
+    sampler_precision: str = "bf16"
+    others: tuple[tuple[str, str], ...] = ()
+
+    def options(self, **changed: Any) -> dict[str, Any]:
+        base = run_of()
+        chosen = {axis: objects()[axis][name] for axis, name in self.others}
+        return {axis: getattr(base, axis) for axis in LOSS_AXES} | chosen | changed
+
+    def run(self, **changed: Any) -> RunConfig:
+        system = {axis: samples()[axis][getattr(self, axis)] for axis in ("updates", "sampler_precision")}
+        return replace(run_of(), **system, **self.options(**changed))
+
+    def gradient(self, **changed: Any) -> torch.Tensor:
+        scene = scene_of(self.updates, self.sampler_precision)
+        return run_scene(scene, MICROBATCH, **self.options(**changed))[1]
+
+
+def off_option(axis: str) -> Any:
+    """The option of an axis that does nothing, or the plain one."""
+    options = samples()[axis].values()
+    return next((o for o in options if getattr(o, "touches_nothing", False)), getattr(run_of(), axis))
+
+
+WITH_PASS_AT_2 = (("baseline", "pass_at_2"), ("scale", "none"))
+IDLE_SETTINGS = {
+    "clip_cannot_act": Setting(updates="one"),
+    "importance_cannot_act": Setting(updates="one"),
+    "importance_is_ignored": Setting(others=(("surrogate", "reinforce"),)),
+    "old_policy_is_ignored": Setting(others=(("surrogate", "reinforce"),)),
+    "sampler_is_the_old_policy": Setting(sampler_precision="fp32"),
+    "survivors_are_everyone": Setting(),
+    "nothing_to_correct": Setting(sampler_precision="fp32"),
+    "nothing_to_reject": Setting(sampler_precision="fp32"),
+    "filter_hardly_acts": Setting(),
+    "share_is_one": Setting(others=(("group_filter", "drop"),)),
+    "shaping_is_not_read": Setting(others=WITH_PASS_AT_2),
+    "kl_is_not_read": Setting(others=WITH_PASS_AT_2),
+}
+
+
+def test_every_rule_that_says_idle_is_tried_against_gradients() -> None:
+    assert set(IDLE_SETTINGS) == {rule.name for rule in WARNINGS if rule.idles} | {"filter_hardly_acts"}
+
+
+@pytest.mark.parametrize("name", list(IDLE_SETTINGS))
+def test_what_is_said_to_be_idle_moves_no_gradient_whatever_one_other_axis_holds(name: str) -> None:
+    """The idle option against the one that does nothing, beside every option of every other axis of the loss."""
+    setting, idle_axis = IDLE_SETTINGS[name], RULES[name].axes[0]
+    off, judged, wrong = off_option(idle_axis), 0, []
+    stride = 4 if name.startswith("nothing_to") else 1  # each option beside a quarter of the others says enough
+    idle_options = [item for item in objects()[idle_axis].items() if item[1] != off]
+    others = [(axis, other) for axis in LOSS_AXES if axis != idle_axis for other in objects()[axis]]
+    for place, (axis, other) in enumerate(others):
+        more, expected = {axis: objects()[axis][other]}, None
+        for option, idle in idle_options[place % stride :: stride]:
+            run = setting.run(**{idle_axis: idle} | more)
+            if broken_errors(run) or name not in broken(run):
+                continue
+            expected = setting.gradient(**{idle_axis: off} | more) if expected is None else expected
+            gap = (setting.gradient(**{idle_axis: idle} | more) - expected).abs().max().item()
+            judged += 1
+            if not gap <= IDLE:
+                wrong.append(f"{idle_axis}={option} beside {axis}={other}: {gap:.1e}")
+    assert judged >= 15
+    assert not wrong, "\n".join(wrong)
+
+
+ACTS = (
+    *(("clip_cannot_act", name, Setting()) for name in CHOICES["surrogate"] if name != "reinforce"),
+    ("clip_cannot_act", "clip_cov", Setting(updates="one")),
+    ("clip_cannot_act", "ppo", Setting(updates="one", others=(("old_policy", "sampler"),))),
+    ("importance_cannot_act", "sequence", Setting()),
+    ("importance_cannot_act", "sequence_token", Setting()),
+    ("importance_cannot_act", "sequence", Setting(updates="one", others=(("old_policy", "sampler"),))),
+    ("importance_is_ignored", "sequence", Setting(others=(("surrogate", "topr"),))),
+    ("old_policy_is_ignored", "sampler", Setting()),
+    ("old_policy_is_ignored", "sampler", Setting(others=(("surrogate", "reinforce"), ("kl", "k3_unbiased")))),
+    ("old_policy_is_ignored", "sampler", Setting(others=(("surrogate", "reinforce"), ("kl", "k1_reward")))),
+    ("sampler_is_the_old_policy", "sampler", Setting()),
+    ("survivors_are_everyone", "survivors", Setting(others=(("truncation", "mask_after"),))),
+    ("survivors_are_everyone", "survivors", Setting(others=(("truncation", "mask_before"),))),
+    ("survivors_are_everyone", "survivors", Setting(others=(("group_filter", "drop"),))),
+    ("survivors_are_everyone", "survivors", Setting(others=(("entropy", "high_entropy_tokens"),))),
+    *(
+        ("survivors_are_everyone", "survivors", Setting(others=(("rejection", name),)))
+        for name in CHOICES["rejection"]
+        if name != "none"
+    ),
+    *(("nothing_to_correct", name, Setting()) for name in CHOICES["correction"] if name != "none"),
+    *(("nothing_to_reject", name, Setting()) for name in CHOICES["rejection"] if name != "none"),
+    # each clause of the filter's rule, taken away by itself
+    ("filter_hardly_acts", "drop", Setting(others=(("baseline", "none"), ("scale", "none")))),
+    *(
+        ("filter_hardly_acts", "drop", Setting(others=((axis, option),)))
+        for axis, options in {
+            "baseline": ("batch_mean", "batch_mean_tokens"),
+            "scale": ("batch_std", "batch_std_raw", "batch_std_tokens", "informative_share", "group_mean_order_g"),
+            "denominator": ("survivors",),
+            "reward_shaping": ("soft_overlong", "soft_overlong_correct_only", "kimi_length", "l1_exact", "l1_max"),
+            "kl": ("k1_reward", "k2_loss", "k3_loss", "k3_unbiased"),
+            "entropy": ("bonus",),
+            "surrogate": ("kimi", "kl_cov", "clip_cov"),
+        }.items()
+        for option in options
+    ),
+    ("share_is_one", "informative_share", Setting()),
+    *(("shaping_is_not_read", name, Setting()) for name in CHOICES["reward_shaping"] if name != "none"),
+    ("kl_is_not_read", "k1_reward", Setting()),
+)
+
+
+@pytest.mark.parametrize(
+    "name,option,setting",
+    ACTS,
+    ids=lambda part: part if isinstance(part, str) else "+".join([part.updates, *(o for _, o in part.others)]),
+)
+def test_where_a_rule_is_silent_the_option_acts(name: str, option: str, setting: Setting) -> None:
+    axis = RULES[name].axes[0]
+    changed = {axis: objects()[axis][option]}
+    run = setting.run(**changed)
+    assert not broken_errors(run) and name not in broken(run)
+    gap = setting.gradient(**changed) - setting.gradient(**{axis: off_option(axis)})
+    assert gap.abs().max() > 1e-5
+
+
+@pytest.mark.parametrize("name", CHOICES["surrogate"])
+def test_at_ratio_one_a_surrogate_that_needs_drift_is_the_plain_policy_gradient(name: str) -> None:
+    on_policy, surrogate = Setting(updates="one"), objects()["surrogate"][name]
+    gap = on_policy.gradient(surrogate=surrogate) - on_policy.gradient(surrogate=Reinforce())
+    assert bool(gap.abs().max() <= IDLE) is (surrogate.needs_drift or name == "reinforce")
+
+
+@pytest.mark.parametrize("name", [name for name in CHOICES["surrogate"] if name != "clip_cov"])
+def test_rounding_between_two_passes_moves_no_surrogate(name: str) -> None:
+    """Sampler and learner of the same weights differ by about 1e-7 nats a token, which the rules call no difference."""
+    scene, surrogate = scene_of("one", "fp32"), objects()["surrogate"][name]
+    noise = 1e-7 * torch.sin(torch.arange(scene.logprobs.numel(), dtype=F64)).reshape(scene.logprobs.shape)
+    rounded = replace(scene, old_logprobs=scene.logprobs + noise)
+    gradients = [run_scene(each, surrogate=surrogate)[1] for each in (scene, rounded)]
+    assert_close(gradients[1], gradients[0], 1e-5, "rounding")
+
+
+@pytest.mark.parametrize(
+    "name,numbers", [("cispo", {}), ("cispo", {"cap": 0.2}), ("ppo", {}), ("dppo", {}), ("dppo", {"cap": 0.5})]
+)
+def test_the_declared_weight_at_ratio_one_is_the_weight_of_the_loss(name: str, numbers: dict[str, float]) -> None:
+    on_policy, surrogate = Setting(updates="one"), replace(samples()["surrogate"][name], **numbers)
+    expected = surrogate.weight_at_ratio_one * on_policy.gradient(surrogate=Reinforce())
+    assert_close(on_policy.gradient(surrogate=surrogate), expected, IDLE, "declared weight times REINFORCE")
+
+
+def test_a_cap_below_one_acts_on_policy_too() -> None:
+    """It scales the loss, so that an arm of it differs from its control; `loss_is_scaled` says so."""
+    setting, capped = Setting(updates="one"), replace(samples()["surrogate"]["cispo"], cap=0.2)
+    assert (setting.gradient(surrogate=capped) - setting.gradient(surrogate=Reinforce())).abs().max() > 1e-2
+    assert "loss_is_scaled" in broken(setting.run(surrogate=capped))
+    assert "clip_cannot_act" not in broken(setting.run(surrogate=capped))
+
+
+def test_a_share_of_rows_is_not_one_after_the_filter() -> None:
+    """verl's alpha counts rewards that are not zero, of which a group with signal has some and not all."""
+    setting = Setting(others=(("group_filter", "drop"),))
+    rows = InformativeShare(AlphaForm.nonzero_rewards)
+    assert (setting.gradient(scale=rows) - setting.gradient(scale=NoScale())).abs().max() > 1e-2
+    assert "share_is_one" not in broken(setting.run(scale=rows))
+
+
+def test_a_row_that_keeps_its_raw_reward_lets_the_filter_act() -> None:
+    """With singleton=raw a group of which one row is counted carries a gradient, which the filter takes away."""
+    setting = Setting()
+    changed = {"truncation": samples()["truncation"]["mask_before"], "baseline": GroupMean(Singleton.raw)}
+    changed["scale"] = GroupStd(1, 1e-6, False, Singleton.raw)
+    drop = samples()["group_filter"]["drop"]
+    gap = setting.gradient(group_filter=drop, **changed) - setting.gradient(**changed)
+    assert gap.abs().max() > 1e-3, "the third group of the scene counts one row"
+    assert "filter_hardly_acts" not in broken(setting.run(group_filter=drop, **changed))
+
+
+def test_a_shaped_reward_that_the_filter_reads_reaches_the_loss() -> None:
+    setting = Setting(others=(*WITH_PASS_AT_2, ("group_filter", "drop by reward"), ("denominator", "survivors")))
+    shaping = SoftOverlong(6, 4, 1.0)
+    assert (setting.gradient(reward_shaping=shaping) - setting.gradient()).abs().max() > 1e-3
+    assert "shaping_is_not_read" not in broken(setting.run(reward_shaping=shaping))
+
+
+def test_the_mismatch_would_count_twice_where_it_is_refused() -> None:
+    # r = pi / old, rho = old / sampler: the surrogate's ratio is r * rho and the weight rho once more
+    scene, wide = scene_of("four", "bf16"), replace(samples()["surrogate"]["ppo"], clip_low=1 - 1e-9, clip_high=1e6)
+    weights = replace(samples()["correction"]["tis_token"], cap=1e9)
+    options = {"old_policy": samples()["old_policy"]["sampler"], "correction": weights, "surrogate": wide}
+    gradient = run_scene(scene, **options)[1]
+    ratio = (scene.logprobs - scene.old_logprobs).exp()
+    rho = (scene.old_logprobs - scene.rollouts.sampler_logprobs).exp()
+    assert_close(gradient, ratio * rho**2 * run_scene(scene, surrogate=Reinforce())[1], 1e-9, "rho squared")
+    assert {rule.name for rule in broken_errors(Setting().run(**options))} == {"mismatch_counts_twice"}
+
+
+@pytest.mark.parametrize("option", [*CHOICES["baseline"], "pass_at_2"])
+def test_the_smallest_group_is_the_smallest_that_carries_a_signal(option: str) -> None:
+    """Over every pattern of right and wrong answers of a group of that size, and of one response less."""
+    baseline = objects()["baseline"][option]
+
+    def pushes(size: int) -> bool:
+        patterns = [list(pattern) for pattern in itertools.product([0.0, 1.0], repeat=size)]
+        graded = make_graded(patterns)
+        return bool((NoScale()(baseline(graded), graded) != 0).any())
+
+    assert pushes(baseline.smallest_group)
+    if baseline.smallest_group > 1:
+        assert not pushes(baseline.smallest_group - 1)
+
+
+@pytest.mark.parametrize("option", CHOICES["reward_shaping"])
+@pytest.mark.parametrize("wrong", [0.0, -1.0])
+def test_the_lowest_reward_is_declared(option: str, wrong: float) -> None:
+    shaping = samples()["reward_shaping"][option]
+    lengths = [1, 7, 20, 24, 32, 36, 40]
+    rows = [(outcome, length) for outcome in (0.0, 1.0) for length in lengths]
+    pairs = [(a, b) for a in rows for b in rows]
+    outcome = [[row[0] for row in pair] for pair in pairs]
+    reward = [[1.0 if right else wrong for right in pair] for pair in outcome]
+    graded = make_graded(reward, outcome=outcome, lengths=[[row[1] for row in pair] for pair in pairs])
+    lowest, found = shaping.lowest(1.0, wrong), shaping(graded).reward.min().item()
+    if math.isfinite(lowest):
+        assert_close(found, lowest, 1e-12, "attained")
+    else:
+        assert found < wrong - 0.4, "falls with the length"
