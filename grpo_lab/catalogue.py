@@ -19,11 +19,10 @@ _PAPER = re.compile(r"(?:[A-Z0-9][\w.@+/-]*(?: [\w][\w.@+/-]*)? )?\b\d{4}\.\d{5}
 
 @dataclass(frozen=True)
 class Option:
-    """One option of an axis: its name, what its YAML file says of it, and the papers there, as "DAPO 2503.14476"."""
+    """One option of an axis: its name, and what its YAML file says of it."""
 
     name: str
     text: str
-    papers: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -48,10 +47,14 @@ def plain_options() -> dict[str, str]:
     }
 
 
+def _folders() -> list[Path]:
+    """Where options are found: the configuration folder, and the user's own where there is one."""
+    return [conf_folder(), *map(Path, filter(None, [os.environ.get("GRPO_LAB_CONFIG_PATH")]))]
+
+
 def option_text(slot: str, option: str) -> str:
     """The YAML file of an option, the user's own folder included; "" where there is none."""
-    folders = [conf_folder(), *map(Path, filter(None, [os.environ.get("GRPO_LAB_CONFIG_PATH")]))]
-    for folder in folders:
+    for folder in _folders():
         path = folder / slot / f"{option}.yaml"
         if path.exists():
             return path.read_text()
@@ -64,11 +67,11 @@ def axes() -> list[Axis]:
     found = []
     for axis in AXES:
         question = (sys.modules[slot_types()[axis].__module__].__doc__ or "").splitlines()[0].partition(": ")[2]
-        files = sorted((conf_folder() / axis).glob("*.yaml"), key=lambda path: (path.stem != plain[axis], path.stem))
+        files = [path for folder in _folders() for path in (folder / axis).glob("*.yaml")]
+        files.sort(key=lambda path: (path.stem != plain[axis], path.stem))
         options = []
         for path in files:
-            text = path.read_text().splitlines()[0].removeprefix("# ")
-            options.append(Option(path.stem, text, tuple(_PAPER.findall(text))))
+            options.append(Option(path.stem, path.read_text().splitlines()[0].removeprefix("# ")))
         found.append(Axis(axis, question.rstrip("."), tuple(options)))
     return found
 
@@ -84,13 +87,28 @@ def tricks_list() -> str:
 
 
 def tricks_table() -> str:
-    """The axes as a markdown table; an option is followed by the methods and arXiv ids its file names."""
+    """The axes and their options as a markdown table."""
     lines = ["| axis | what it decides | options, the plain one first |", "|---|---|---|"]
     for axis in axes():
-        options = ", ".join(
-            f"{option.name} ({', '.join(option.papers)})" if option.papers else option.name for option in axis.options
-        )
-        lines.append(f"| {axis.name} | {axis.question} | {options} |")
+        lines.append(f"| {axis.name} | {axis.question} | {', '.join(option.name for option in axis.options)} |")
+    return "\n".join(lines)
+
+
+def papers_table() -> str:
+    """What each paper brought, as a markdown table: methods and arXiv id, and the options and recipes that name it."""
+    names: dict[str, list[str]] = {}
+    options: dict[str, list[str]] = {}
+    for slot in (*AXES, "recipe"):
+        for path in sorted((conf_folder() / slot).glob("*.yaml")):
+            text = " ".join(line for line in path.read_text().splitlines() if line.startswith("# "))
+            for found in _PAPER.findall(text):
+                name, paper = found[:-10].strip(), found[-10:]
+                options.setdefault(paper, []).append(f"{slot}={path.stem}")
+                if name and name not in names.setdefault(paper, []):
+                    names[paper].append(name)
+    lines = ["| trick or recipe | arXiv | options |", "|---|---|---|"]
+    rows = sorted((", ".join(names.get(paper, ["-"])), paper, found) for paper, found in options.items())
+    lines += [f"| {name} | {paper} | {', '.join(dict.fromkeys(found))} |" for name, paper, found in rows]
     return "\n".join(lines)
 
 

@@ -71,9 +71,10 @@ def list_metrics(_: argparse.Namespace) -> None:
 def list_tricks(arguments: argparse.Namespace) -> None:
     """Print axes and options, one line each, or the tables that README.md and experiments/README.md hold."""
     bootstrap()
-    from grpo_lab.catalogue import recipes_table, tricks_list, tricks_table
+    from grpo_lab.catalogue import papers_table, recipes_table, tricks_list, tricks_table
 
-    print(f"{tricks_table()}\n\n{recipes_table()}" if arguments.markdown else tricks_list())
+    tables = (tricks_table, papers_table, recipes_table)
+    print("\n\n".join(table() for table in tables) if arguments.markdown else tricks_list())
 
 
 def explain_run(arguments: argparse.Namespace) -> None:

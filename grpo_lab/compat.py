@@ -265,6 +265,21 @@ WARNINGS: tuple[Rule, ...] = (
         idles=True,
     ),
     Rule(
+        "baseline_is_recentred",
+        ("baseline", "scale"),
+        lambda run: run.scale.recentres and not run.baseline.group_relative,
+        "the scale subtracts the batch's mean anyway, so any baseline that is one number for the batch cancels",
+        "choose a baseline over the group, or a scale that does not recentre",
+        idles=True,
+    ),
+    Rule(
+        "stretch_is_divided_away",
+        ("baseline", "scale"),
+        lambda run: run.baseline.stretches and run.scale.divides_by_centred,
+        "leaving one out multiplies the centred rewards by n/(n-1), and their own deviation divides that away again",
+        "set baseline=group_mean, or another scale",
+    ),
+    Rule(
         "shaping_is_not_read",
         ("reward_shaping", "baseline", "group_filter"),
         lambda run: (

@@ -38,7 +38,8 @@ class Departure:
 def formula(run: RunConfig) -> list[tuple[str, str]]:
     """The loss of one optimiser step as definitions, symbol and text, outermost first."""
     surrogate, kl, entropy = run.surrogate, run.kl, run.entropy
-    reads_old = surrogate.uses_ratio or kl.reads_old or run.correction.needs_old_logprobs
+    reads_old = surrogate.uses_ratio or kl.reads_old
+    reads_prox = run.correction.needs_old_logprobs or run.rejection.needs_old_logprobs
     terms = "S" if run.correction.touches_nothing else "w * S"
     terms += " + K" if kl.needs_reference and not kl.shapes_reward else ""
     terms += " + E" if entropy.needs_gradient else ""
@@ -62,12 +63,17 @@ def formula(run: RunConfig) -> list[tuple[str, str]]:
     lines.append(("R", reward))
     if reads_old:
         lines.append(("old", run.old_policy.written()))
+    if reads_prox:
+        lines.append(("prox", "the learner's log-probs before the first update on these rollouts"))
     leaves = [trick.written() for trick in (run.truncation, run.group_filter) if not trick.touches_nothing]
     if not run.rejection.touches_nothing:
         lost = "rows that left are still counted" if _still_counted(run) else "rows that left are not counted"
         leaves.append(f"m = 0 unless {run.rejection.written()}, {lost}")
     if entropy.selects_tokens:
         leaves.append(entropy.written())
+    if run.baseline.group_relative:
+        lone = "R" if run.baseline.pays_lone_rows else "0"
+        lines.append(("ties", f"C is exactly 0 where a group's counted rewards are all equal, {lone} for a lone one"))
     lines += [
         ("m", "; ".join(["1 on tokens the policy sampled", *leaves])),
         ("counts", f"over one optimiser step: {run.denominator.written()}"),

@@ -24,10 +24,20 @@ class Metric:
 
 REGISTRY: tuple[Metric, ...] = (
     # Rewards before anything is filtered or masked, and what is left after.
-    Metric("reward/mean", "reward", "mean over all responses", "shaped training reward, before any filter"),
+    Metric(
+        "reward/mean",
+        "reward",
+        "mean over all responses",
+        "shaped training reward, before any filter and without a kl penalty",
+    ),
     Metric("reward/outcome", "share", "mean over all responses", "the training verifier's word, before any filter"),
     Metric("reward/component/*", "reward", "mean over all responses", "one named part of the reward"),
-    Metric("reward/kept_mean", "reward", "mean over trained responses", "reward of what enters the loss"),
+    Metric(
+        "reward/kept_mean",
+        "reward",
+        "mean over trained responses",
+        "reward of what enters the loss, without a kl penalty",
+    ),
     Metric("reward/kept_outcome", "share", "mean over trained responses", "outcome of what enters the loss"),
     Metric("reward/kept_component/*", "reward", "mean over trained responses", "one named part of it"),
     Metric("reward/group_std", "reward", "mean over groups", "standard deviation of rewards within a group, ddof 0"),
@@ -52,6 +62,8 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("train/k3_old", "nats", "mean over tokens of the loss", "k3 estimate of KL(old || learner)"),
     Metric("train/k3_ref", "nats", "mean over tokens of the loss", "k3 estimate of KL(learner || reference)"),
     Metric("train/kl_term", "loss", "mean over tokens of the loss", "what the kl trick added per token"),
+    Metric("train/entropy_term", "loss", "mean over tokens of the loss", "what the entropy trick added per token"),
+    Metric("train/entropy_coef", "1", "of the step", "coefficient of the entropy term; negative while it waits"),
     Metric("mismatch/absolute", "nats", "mean over tokens of the loss", "|log-prob of old policy - of sampler|"),
     Metric("mismatch/k3", "nats", "mean over tokens of the loss", "k3 estimate of KL(sampler || old policy)"),
     Metric("mismatch/max", "nats", "max over tokens of the loss", "largest |log-prob of old policy - of sampler|"),
@@ -61,7 +73,7 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("factor/surrogate", "1", "mean over tokens of the loss", "weight on -advantage times grad log-prob"),
     Metric("factor/correction", "1", "mean over tokens of the loss", "weight for the sampler not being the learner"),
     Metric("factor/aggregation", "1", "mean over updates", "the loss if every token's loss were 1"),
-    Metric("factor/denominator", "1", "mean over updates", "the loss over what it were with original counts"),
+    Metric("factor/denominator", "1", "sum over updates", "the loss over what it were with original counts"),
     # Evaluation.
     Metric("eval/*/accuracy", "share", "mean over questions and samples", "right answers"),
     Metric("eval/*/accuracy_se", "share", "standard error over questions", "uncertainty of accuracy, one run"),

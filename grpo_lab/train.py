@@ -37,7 +37,7 @@ from grpo_lab.tracking import provenance
 from grpo_lab.tracking.files import atomic_write, write_json
 from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.tracking.sweep_record import sweep_of
-from grpo_lab.types import Batch
+from grpo_lab.types import Batch, Rollouts
 from grpo_lab.workbench import Workbench, open_workbench, prepare_torch
 
 
@@ -98,10 +98,13 @@ def train(run: RunConfig, bench: Workbench, recorder: Recorder) -> None:
                 bench.entropy_coef,
             )  # fmt: skip
             # 10 minibatches: loss, backward, step
-            tally = vital_signs.UpdateTally()
+            tally, entropy_coef = vital_signs.UpdateTally(), bench.entropy_coef
+            noise = None
+            if run.surrogate.mark_scope is not None:
+                noise = rollout_uniforms(rollouts, run.seed, "mark", step)
             for part in run.updates.split(run.problems_per_step):
                 batches = [on_device(b, bench.device) for b in make_minibatch(inputs, part, run.denominator, run.cut)]
-                _update(run, bench, _marked(run, bench, rollouts, batches), tally)
+                _update(run, bench, _marked(run, bench, batches, noise), tally)
         ledger.discarded_tokens += int((rollouts.sampled_mask & ~loss_mask).sum())
         ledger.steps += 1
         staleness = (bench.updates - len(tally.reports) - rollouts.weight_version)[rollouts.sampled_mask]
@@ -118,6 +121,7 @@ def train(run: RunConfig, bench: Workbench, recorder: Recorder) -> None:
         signs = vital_signs.reward_signs(shaped, charged) | vital_signs.advantage_signs(stages) | tally.signs()
         signs |= vital_signs.touched_rows(stages)
         signs |= vital_signs.touched_tokens(rollouts.sampled_mask, weights, stays, allowed, loss_mask)
+        signs["train/entropy_coef"] = entropy_coef
         signs["rollout/staleness"] = float(staleness.double().mean())
         if step % run.rollouts_every == 0:
             recorder.keep_rollouts(step + 1, vital_signs.rollout_table(rollouts, texts, charged, advantages))
@@ -154,15 +158,15 @@ def _read(run: RunConfig, bench: Workbench, batch: Batch) -> tuple[torch.Tensor,
     )
 
 
-def _marked(run: RunConfig, bench: Workbench, rollouts: Rollouts, batches: list[Batch]) -> list[Batch]:
+def _marked(run: RunConfig, bench: Workbench, batches: list[Batch], noise: torch.Tensor | None) -> list[Batch]:
     """The same microbatches; where the surrogate chooses among the step's tokens, after one more pass over them."""
-    if run.surrogate.mark_scope is None:
+    if noise is None:
         return batches
     with torch.no_grad():
         logprobs = [_read(run, bench, batch)[0] for batch in batches]
     for batch in batches:
         bench.ledger.scored(bench.cost, *_sizes(batch))
-    return mark_tokens(run, batches, logprobs, rollout_uniforms(rollouts, run.seed, "mark", bench.ledger.steps))
+    return mark_tokens(run, batches, logprobs, noise)
 
 
 def _sizes(batch: Batch) -> tuple[list[int], list[int]]:

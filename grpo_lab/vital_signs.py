@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from grpo_lab.compat import broken_warnings
 from grpo_lab.config import RunConfig
 from grpo_lab.optim import UpdateReport
 from grpo_lab.tricks.base import NEGLIGIBLE, Trick
@@ -18,8 +19,8 @@ from grpo_lab.types import Graded, LossOutput, Rollouts
 
 # The axes whose options can turn out to have touched nothing.
 TOUCHING_AXES = (
-    "truncation", "reward_shaping", "group_filter", "correction", "rejection", "baseline", "scale", "importance",
-    "surrogate", "denominator", "kl", "entropy",
+    "truncation", "reward_shaping", "group_filter", "old_policy", "correction", "rejection", "baseline", "scale",
+    "importance", "surrogate", "denominator", "kl", "entropy",
 )  # fmt: skip
 
 
@@ -58,7 +59,8 @@ def reward_signs(shaped: Graded, kept: Graded) -> dict[str, float]:
         if rows.any():
             signs[f"rollout/length_{name}"] = shaped.lengths[rows].double().mean()
     if kept.trained.any():
-        signs["reward/kept_mean"] = kept.reward[kept.trained].mean()
+        # A KL penalty is a part of what the loss sees and no part of how good the responses are.
+        signs["reward/kept_mean"] = sum(kept.components[name][kept.trained].mean() for name in shaped.components)
         signs["reward/kept_outcome"] = kept.outcome[kept.trained].mean()
         for name, values in kept.components.items():
             signs[f"reward/kept_component/{name}"] = values[kept.trained].mean()
@@ -130,6 +132,7 @@ class UpdateTally:
     losses: list[float] = field(default_factory=list)
     reports: list[UpdateReport] = field(default_factory=list)
     sums: dict[str, float] = field(default_factory=dict)
+    first: dict[str, float] = field(default_factory=dict)  # the sums of the first update alone
     maxima: dict[str, float] = field(default_factory=dict)
     skipped: int = 0
 
@@ -141,6 +144,8 @@ class UpdateTally:
                 self.sums[name] = self.sums.get(name, 0.0) + float(value)
             for name, value in output.maxima.items():
                 self.maxima[name] = max(self.maxima.get(name, 0.0), float(value))
+        if len(self.losses) == 1:
+            self.first = dict(self.sums)
         return self.losses[-1]
 
     def mean(self, name: str) -> float:
@@ -159,6 +164,7 @@ class UpdateTally:
             "train/k3_old": "k3_old",
             "train/k3_ref": "k3_ref",
             "train/kl_term": "kl_term",
+            "train/entropy_term": "entropy_term",
             "mismatch/absolute": "mismatch_absolute",
             "mismatch/k3": "mismatch_k3",
             "touched/importance": "importance_touched",
@@ -170,6 +176,8 @@ class UpdateTally:
         }
         signs |= {name: self.mean(key) for name, key in per_token.items() if key in self.sums}
         denominator = self.sums["weight"] / self.sums["weight_of_original"]
+        # Before the learner has moved, its distance to the old policy is what that axis chose.
+        signs["touched/old_policy"] = self.first["drifted"] / self.first["tokens"]
         signs["touched/denominator"] = float(abs(denominator - 1) > NEGLIGIBLE)
         return signs | {
             "factor/aggregation": self.sums["weight"] / number,
@@ -183,9 +191,13 @@ class UpdateTally:
 
 
 def inert_axes(run: RunConfig, touched: dict[str, float]) -> list[str]:
-    """Axes whose option is switched on and touched nothing in the whole run; `touched` holds maxima."""
+    """Axes whose option is switched on and touched nothing in the whole run; `touched` holds maxima.
+
+    Among them those that a rule knows to be idle: a reward that is shaped and never read was touched in vain.
+    """
     on = [axis for axis in TOUCHING_AXES if not _trick(run, axis).touches_nothing]
-    return [axis for axis in on if touched.get(f"touched/{axis}", 0.0) == 0.0]
+    idle = {rule.axes[0] for rule in broken_warnings(run) if rule.idles}
+    return [axis for axis in on if axis in idle or touched.get(f"touched/{axis}", 0.0) == 0.0]
 
 
 def _trick(run: RunConfig, axis: str) -> Trick:

@@ -31,7 +31,7 @@ from grpo_lab.cli import compose_config
 from grpo_lab.compat import WARNINGS, check_compatible
 from grpo_lab.config import RunConfig, conf_folder, to_run
 from grpo_lab.loss import policy_loss
-from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Convention, Scope, Singleton, Width
+from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Convention, Floor, Scope, Singleton, Width
 
 EXACT = 1e-12
 PRINTED = 5e-3  # two decimals
@@ -102,7 +102,7 @@ HOUSE = Convention(
     std_leave_one_out=False,
     batch_ddof=0,
     batch_eps=1e-6,
-    batch_eps_in_root=False,
+    batch_floor=Floor.added,
     singleton=Singleton.zero,
     gpg_alpha=AlphaForm.informative_groups,
     cispo_cap=CapForm.absolute,

@@ -27,7 +27,7 @@ from torch import Tensor
 from grpo_lab.config import conf_folder
 from grpo_lab.tricks.aggregation import Constant, PromptMean, SequenceMean, SequenceSum, TokenMean
 from grpo_lab.tricks.baseline import BatchMean, GroupMean, LeaveOneOut, LengthWeighted, NoBaseline, PassAtK, Weights
-from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Scope, Singleton, Width
+from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Floor, Scope, Singleton, Width
 from grpo_lab.tricks.correction import Icepop, Mis, NoCorrection, TisGeometric, TisSequence, TisToken
 from grpo_lab.tricks.covariance import ClipCov, KlCov
 from grpo_lab.tricks.denominator import Original, Survivors
@@ -164,17 +164,17 @@ def test_pass_at_k_is_the_mean_standardised_best_of_all_subsets(k) -> None:
 def test_the_batch_is_the_group_when_there_is_one(by) -> None:
     graded = make_graded([[1, 0, 0.7, 0]], lengths=[[3, 3, 3, 3]])
     group = advantages_of(graded, scale=GroupStd(1, 1e-3, False, Singleton.zero))
-    batch = advantages_of(graded, BatchMean(by), BatchStd(Deviation.centred, Weights.rows, False, 1, 1e-3, False))
+    batch = advantages_of(graded, BatchMean(by), BatchStd(Deviation.centred, Weights.rows, False, 1, 1e-3, Floor.added))
     assert_close(batch, group, EXACT, "one group of equal lengths")
     more = make_graded([[1, 0, 0.7, 0], [1, 1, 1, 0]], lengths=[[3, 3, 3, 3]] * 2)
-    other = advantages_of(more, BatchMean(by), BatchStd(Deviation.centred, Weights.rows, False, 1, 1e-3, False))
+    other = advantages_of(more, BatchMean(by), BatchStd(Deviation.centred, Weights.rows, False, 1, 1e-3, Floor.added))
     assert (other[:1] - group).abs().max() > 1e-2
 
 
 def test_centred_and_raw_deviation_are_one_where_all_groups_have_one_mean() -> None:
     # Row by row the centred reward is then the raw one less a constant.
     level = make_graded([[1, 0, 0.6, 0.4], [0.5, 0.5, 1, 0]])
-    centred, raw = (BatchStd(of, Weights.rows, False, 0, 1e-3, False) for of in Deviation)
+    centred, raw = (BatchStd(of, Weights.rows, False, 0, 1e-3, Floor.added) for of in Deviation)
     assert_close(advantages_of(level, scale=centred), advantages_of(level, scale=raw), EXACT, "every mean is .5")
     apart = a_graded()
     assert (advantages_of(apart, scale=centred) - advantages_of(apart, scale=raw)).abs().max() > 1e-2
@@ -182,9 +182,11 @@ def test_centred_and_raw_deviation_are_one_where_all_groups_have_one_mean() -> N
 
 def test_whitening_rows_of_group_centred_rewards_moves_no_mean() -> None:
     graded = a_graded()
-    plain, whitened = (BatchStd(Deviation.centred, Weights.rows, shift, 0, 1e-3, False) for shift in (False, True))
+    plain, whitened = (
+        BatchStd(Deviation.centred, Weights.rows, shift, 0, 1e-3, Floor.added) for shift in (False, True)
+    )
     assert_close(advantages_of(graded, scale=whitened), advantages_of(graded, scale=plain), EXACT, "mean 0 already")
-    by_tokens = (BatchStd(Deviation.centred, Weights.tokens, shift, 0, 1e-3, False) for shift in (False, True))
+    by_tokens = (BatchStd(Deviation.centred, Weights.tokens, shift, 0, 1e-3, Floor.added) for shift in (False, True))
     one, other = (advantages_of(graded, scale=scale) for scale in by_tokens)
     assert (one - other).abs().max() > 1e-2, "weighted by tokens, it does"
 
@@ -201,7 +203,7 @@ def test_an_eps_of_zero_is_the_same_inside_and_outside_the_root() -> None:
 @pytest.mark.parametrize(
     ("weighted", "plain"),
     [
-        (LengthWeighted(), GroupMean(Singleton.zero)),
+        (LengthWeighted(Singleton.zero), GroupMean(Singleton.zero)),
         (BatchMean(Weights.tokens), BatchMean(Weights.rows)),
     ],
     ids=repr,

@@ -50,21 +50,36 @@ def test_the_explanation_of_a_masked_dr_grpo_is_its_loss() -> None:
         "  arXiv:2503.14476  truncation=mask_after",
     ):
         assert line in text.splitlines(), line
-    assert "no clip, gate or penalty on drift can act" in text
+    assert "no clip, gate or penalty on drift can act" in " ".join(text.split())
 
 
 def test_every_part_that_is_switched_on_shows_in_the_formula_and_no_other() -> None:
     plain = definitions()
-    assert plain.keys() == {"loss", "L", "S", "r", "A", "C", "R", "old", "m", "counts", "steps"}
+    assert plain.keys() == {"loss", "L", "S", "r", "A", "C", "R", "old", "ties", "m", "counts", "steps"}
     assert plain["L"] == "S"
     full = definitions("correction=tis_token", "kl=k3_loss", "entropy=bonus", "reward_shaping=soft_overlong")
-    assert full.keys() - plain.keys() == {"w", "K", "E"} and full["L"] == "w * S + K + E"
+    assert full.keys() - plain.keys() == {"w", "prox", "K", "E"} and full["L"] == "w * S + K + E"
     assert "0.04 * (x - log x - 1)" in full["K"] and "-1 * clip((n_i - (40 - 10)) / 10, 0, 1)" in full["R"]
     rloo = definitions("recipe=rloo")
     assert rloo["S"] == "-A * logp" and "r" not in rloo and "- 0.03 * sum_t(old - ref)" in rloo["R"] and "K" not in rloo
     assert definitions("rejection=sequence_mean_k1")["m"].endswith(
-        "m = 0 unless exp(mean_t(old - sampler)) in [0.99, 1.01], rows that left are not counted"
+        "m = 0 unless exp(mean_t(prox - sampler)) in [0.99, 1.01], rows that left are not counted"
     )
+
+
+def test_a_convention_shows_in_the_formula() -> None:
+    verl = definitions("convention=verl", "rejection=token_k1", "old_policy=sampler", "surrogate=kl_cov")
+    assert (
+        verl["loss"].endswith("/ (n_i + 1e-08) ) / N")
+        and "ddof 1" in verl["A"]
+        and verl["ties"].endswith("R for a lone one")
+    )
+    assert "exp(sampler - prox) in [0.5, 5]" in verl["m"] and "the microbatch's tokens" in verl["S"]
+    assert verl["old"] == "the sampler's log-probs" and verl["prox"].startswith("the learner's")
+    assert definitions("convention=nemo_rl")["A"] == "C / (std_{g without i}(R; ddof 1) + 1e-06), C where that std is 0"
+    assert definitions("scale=batch_std", "convention=openrlhf")["A"].startswith("C / sqrt(max(std_batch(C;")
+    assert definitions("aggregation=constant", "convention=verl")["loss"].endswith("/ (N * padded width)")
+    assert definitions("aggregation=token_mean", "convention=trl_bnpo")["loss"].endswith("per microbatch")
 
 
 def numbers_in(config_node: object) -> set[str]:
@@ -107,7 +122,7 @@ def test_numbers_conventions_and_rewards_that_differ_are_named() -> None:
 
 def test_what_cannot_run_is_explained_with_the_reason() -> None:
     text = explained("surrogate=kimi", "importance=sequence")
-    assert "refused" in text.splitlines() and "set importance=token" in text
+    assert "refused" in text.splitlines() and "set importance=token" in " ".join(text.split())
 
 
 def test_an_option_of_the_users_own_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ from grpo_lab.tricks.baseline import (
     PassAtK,
     Weights,
 )
-from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Scope, Singleton, Width
+from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Floor, Scope, Singleton, Width
 from grpo_lab.tricks.correction import Icepop, Mis, NoCorrection, TisGeometric, TisSequence, TisToken
 from grpo_lab.tricks.covariance import ClipCov, KlCov
 from grpo_lab.tricks.curriculum import Uniform
@@ -182,14 +182,16 @@ def test_length_weighted_mean_of_a_group() -> None:
     # (10 + 40) / 100 = .5; (10 * 1) / 100 = .1
     lengths = [[10, 20, 30, 40]] * 2
     graded = make_graded([[1, 0, 0, 1], [1, 0, 0, 0]], lengths=lengths)
-    centred = LengthWeighted()(graded)
+    centred = LengthWeighted(Singleton.zero)(graded)
     assert_close(centred, [[0.5, -0.5, -0.5, 0.5], [0.9, -0.1, -0.1, -0.1]], EXACT, "reward minus .5 and .1")
     assert_close((centred * graded.lengths).sum(dim=1), [0, 0], EXACT, "zero once weighted by length")
     # without the last row: 10 / 60; ties and a lone row are 0
     left = make_graded([[1, 0, 0, 1], [0.9] * 4], lengths=lengths, counted=[[True, True, True, False], [True] * 4])
-    assert_close(LengthWeighted()(left), [[5 / 6, -1 / 6, -1 / 6, 0], [0] * 4], EXACT, "counted rows alone")
+    assert_close(
+        LengthWeighted(Singleton.zero)(left), [[5 / 6, -1 / 6, -1 / 6, 0], [0] * 4], EXACT, "counted rows alone"
+    )
     lone = make_graded([[1, 0]], counted=[[True, False]])
-    assert_close(LengthWeighted()(lone), [[0, 0]], 0, "nothing to compare with")
+    assert_close(LengthWeighted(Singleton.zero)(lone), [[0, 0]], 0, "nothing to compare with")
 
 
 @pytest.mark.parametrize(
@@ -253,35 +255,38 @@ def test_pass_at_k_reads_the_outcome_and_not_the_shaped_reward() -> None:
     ("scale", "expected"),
     [
         # rewards 1, 0 | 0, 0, less their group's mean: .5, -.5 | 0, 0. Mean 0, variance .5/4 = 1/8
-        (BatchStd(Deviation.centred, Weights.rows, False, 0, 0.0, False), [[math.sqrt(2), -math.sqrt(2)], [0, 0]]),
+        (
+            BatchStd(Deviation.centred, Weights.rows, False, 0, 0.0, Floor.added),
+            [[math.sqrt(2), -math.sqrt(2)], [0, 0]],
+        ),
         # ddof 1: variance .5/3 = 1/6
         (
-            BatchStd(Deviation.centred, Weights.rows, False, 1, 0.0, False),
+            BatchStd(Deviation.centred, Weights.rows, False, 1, 0.0, Floor.added),
             [[math.sqrt(6) / 2, -math.sqrt(6) / 2], [0, 0]],
         ),
         # eps beside the deviation and below the root
         (
-            BatchStd(Deviation.centred, Weights.rows, False, 0, 0.25, False),
+            BatchStd(Deviation.centred, Weights.rows, False, 0, 0.25, Floor.added),
             [[0.5 / (math.sqrt(1 / 8) + 0.25), -0.5 / (math.sqrt(1 / 8) + 0.25)], [0, 0]],
         ),
         (
-            BatchStd(Deviation.centred, Weights.rows, False, 0, 1 / 8, True),
+            BatchStd(Deviation.centred, Weights.rows, False, 0, 1 / 8, Floor.in_variance),
             [[1, -1], [0, 0]],  # .5 / sqrt(1/8 + 1/8)
         ),
         # raw rewards 1, 0, 0, 0: mean 1/4, variance 3/16
         (
-            BatchStd(Deviation.raw, Weights.rows, False, 0, 0.0, False),
+            BatchStd(Deviation.raw, Weights.rows, False, 0, 0.0, Floor.added),
             [[2 / math.sqrt(3), -2 / math.sqrt(3)], [0, 0]],
         ),
         # raw by tokens, of 1, 3 | 2, 4 tokens: mean 1/10, variance 9/100
-        (BatchStd(Deviation.raw, Weights.tokens, False, 0, 0.0, False), [[5 / 3, -5 / 3], [0, 0]]),
+        (BatchStd(Deviation.raw, Weights.tokens, False, 0, 0.0, Floor.added), [[5 / 3, -5 / 3], [0, 0]]),
         # centred by tokens: mean (.5 - 1.5)/10 = -.1, variance (.36 * 1 + .16 * 3 + .01 * 6)/10 = .09
-        (BatchStd(Deviation.centred, Weights.tokens, False, 0, 0.0, False), [[5 / 3, -5 / 3], [0, 0]]),
+        (BatchStd(Deviation.centred, Weights.tokens, False, 0, 0.0, Floor.added), [[5 / 3, -5 / 3], [0, 0]]),
         # recentred: (.5 + .1)/.3, (-.5 + .1)/.3, .1/.3: a tied group is no longer 0
-        (BatchStd(Deviation.centred, Weights.tokens, True, 0, 0.0, False), [[2, -4 / 3], [1 / 3, 1 / 3]]),
+        (BatchStd(Deviation.centred, Weights.tokens, True, 0, 0.0, Floor.added), [[2, -4 / 3], [1 / 3, 1 / 3]]),
         # ddof 1 over tokens: variance .9/9 = .1
         (
-            BatchStd(Deviation.centred, Weights.tokens, True, 1, 0.0, False),
+            BatchStd(Deviation.centred, Weights.tokens, True, 1, 0.0, Floor.added),
             [[0.6 / math.sqrt(0.1), -0.4 / math.sqrt(0.1)], [0.1 / math.sqrt(0.1)] * 2],
         ),
     ],
@@ -294,7 +299,7 @@ def test_deviations_of_the_batch(scale, expected) -> None:
 
 
 def test_batch_std_whitens_raw_rewards_leaves_out_uncounted_rows_and_ties() -> None:
-    plain = BatchStd(Deviation.centred, Weights.rows, True, 0, 0.0, False)
+    plain = BatchStd(Deviation.centred, Weights.rows, True, 0, 0.0, Floor.added)
     # 1, 0, 0, 0 less 1/4 over sqrt(3)/4
     root = math.sqrt(3)
     whitened = advantages_of(make_graded([[1, 0], [0, 0]]), NoBaseline(), plain)
@@ -306,7 +311,7 @@ def test_batch_std_whitens_raw_rewards_leaves_out_uncounted_rows_and_ties() -> N
     assert_close(advantages_of(left, NoBaseline(), plain), expected, EXACT, "the row of 9 is not counted")
     flat = make_graded([[0.7] * 4] * 3)
     for of in Deviation:
-        tiny = BatchStd(of, Weights.rows, False, 0, 0.0, False)
+        tiny = BatchStd(of, Weights.rows, False, 0, 0.0, Floor.added)
         assert_close(advantages_of(flat, NoBaseline(), tiny), [[0.0] * 4] * 3, 0, f"equal {of.value} values")
 
 
@@ -1511,10 +1516,10 @@ def test_prompt_weights_are_their_closed_forms(p: float, size: int) -> None:
         (GROUP_MEAN, DivideByMean(AllWrong.minus_one), (1 - q**size) / p),
         (PassAtK(1), NoScale(), std_weight(p, size)),
         (PassAtK(2), NoScale(), pass_at_k_weight(p, size, 2)),
-        (LengthWeighted(), NoScale(), (size - 1) / size),  # all of one length
+        (LengthWeighted(Singleton.zero), NoScale(), (size - 1) / size),  # all of one length
         # a batch of one prompt
         (BatchMean(Weights.rows), NoScale(), (size - 1) / size),
-        (GROUP_MEAN, BatchStd(Deviation.raw, Weights.rows, False, 0, 0.0, False), std_weight(p, size)),
+        (GROUP_MEAN, BatchStd(Deviation.raw, Weights.rows, False, 0, 0.0, Floor.added), std_weight(p, size)),
         (GROUP_MEAN, InformativeShare(AlphaForm.informative_groups), (size - 1) / size),
     ]
     for baseline, scale, weight in forms:
@@ -1523,7 +1528,7 @@ def test_prompt_weights_are_their_closed_forms(p: float, size: int) -> None:
     for positive, negative in ((1.0, 1.0), (1.0, 0.0), (0.0, 1.0), (0.5, 1.0)):
         got = prompt_weight(NoBaseline(), SignWeighted(positive, negative), p, size, wrong=-1.0)
         assert_close(got, positive + negative, 1e-10, f"right answers at {positive}, wrong ones at {negative}")
-    got = prompt_weight(LengthWeighted(), NoScale(), p, size, lengths=(3, 5))
+    got = prompt_weight(LengthWeighted(Singleton.zero), NoScale(), p, size, lengths=(3, 5))
     assert_close(got, length_weighted_weight(p, size, 3, 5), 1e-10, "right answers of 3 tokens, wrong ones of 5")
 
 

@@ -21,7 +21,7 @@ from grpo_lab.batching import Cut, make_minibatch
 from grpo_lab.config import options, slot_types
 from grpo_lab.tricks.aggregation import Constant, PromptMean, SequenceMean, SequenceSum, TokenMean
 from grpo_lab.tricks.baseline import BatchMean, GroupMean, LeaveOneOut, LengthWeighted, NoBaseline, PassAtK, Weights
-from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Scope, Singleton, Width
+from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Floor, Scope, Singleton, Width
 from grpo_lab.tricks.correction import Icepop, Mis, NoCorrection, TisGeometric, TisSequence, TisToken
 from grpo_lab.tricks.covariance import ClipCov, KlCov
 from grpo_lab.tricks.denominator import Original, Survivors
@@ -129,7 +129,7 @@ OPTIONS = {
         NoBaseline(),
         BatchMean(Weights.rows),
         BatchMean(Weights.tokens),
-        LengthWeighted(),
+        LengthWeighted(Singleton.zero),
         PassAtK(1),
         PassAtK(2),
         PassAtK(3),
@@ -142,15 +142,15 @@ OPTIONS = {
         GroupStd(0, 0.1, False, Singleton.raw),
         GroupStd(0, 0.1, True, Singleton.zero),
         GroupStd(1, 0.1, True, Singleton.zero),
-        BatchStd(Deviation.centred, Weights.rows, False, 0, 0.1, False),
-        BatchStd(Deviation.centred, Weights.rows, False, 1, 0.1, False),
-        BatchStd(Deviation.centred, Weights.rows, False, 0, 1e-6, False),
-        BatchStd(Deviation.centred, Weights.rows, False, 0, 0.1, True),
-        BatchStd(Deviation.centred, Weights.rows, True, 0, 0.1, False),
-        BatchStd(Deviation.centred, Weights.tokens, False, 0, 0.1, False),
-        BatchStd(Deviation.centred, Weights.tokens, True, 0, 0.1, False),
-        BatchStd(Deviation.raw, Weights.rows, False, 0, 0.1, False),
-        BatchStd(Deviation.raw, Weights.tokens, False, 0, 0.1, False),
+        BatchStd(Deviation.centred, Weights.rows, False, 0, 0.1, Floor.added),
+        BatchStd(Deviation.centred, Weights.rows, False, 1, 0.1, Floor.added),
+        BatchStd(Deviation.centred, Weights.rows, False, 0, 1e-6, Floor.added),
+        BatchStd(Deviation.centred, Weights.rows, False, 0, 0.1, Floor.in_variance),
+        BatchStd(Deviation.centred, Weights.rows, True, 0, 0.1, Floor.added),
+        BatchStd(Deviation.centred, Weights.tokens, False, 0, 0.1, Floor.added),
+        BatchStd(Deviation.centred, Weights.tokens, True, 0, 0.1, Floor.added),
+        BatchStd(Deviation.raw, Weights.rows, False, 0, 0.1, Floor.added),
+        BatchStd(Deviation.raw, Weights.tokens, False, 0, 0.1, Floor.added),
         MaxRl(AllWrong.zero),
         MaxRl(AllWrong.minus_one),
         InformativeShare(AlphaForm.informative_groups),

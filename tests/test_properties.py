@@ -36,7 +36,7 @@ from grpo_lab.loss import mark_tokens, policy_loss
 from grpo_lab.policy import token_logprobs
 from grpo_lab.tricks.aggregation import Constant, PromptMean, SequenceMean, SequenceSum, TokenMean
 from grpo_lab.tricks.baseline import BatchMean, GroupMean, LeaveOneOut, LengthWeighted, NoBaseline, PassAtK, Weights
-from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Scope, Singleton, Width
+from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Floor, Scope, Singleton, Width
 from grpo_lab.tricks.correction import Icepop, Mis, NoCorrection, TisGeometric, TisSequence, TisToken
 from grpo_lab.tricks.covariance import ClipCov, KlCov
 from grpo_lab.tricks.denominator import Original, Survivors
@@ -82,7 +82,7 @@ BASELINES = (
     NoBaseline(),
     BatchMean(Weights.rows),
     BatchMean(Weights.tokens),
-    LengthWeighted(),
+    LengthWeighted(Singleton.zero),
     PassAtK(1),
     PassAtK(2),
 )
@@ -92,9 +92,9 @@ SCALES = (
     GroupStd(1, 1e-6, False, Singleton.zero),
     GroupStd(1, 1e-6, True, Singleton.zero),
     GroupStd(0, 1e-6, False, Singleton.raw),
-    BatchStd(Deviation.centred, Weights.rows, False, 0, 1e-6, False),
-    BatchStd(Deviation.raw, Weights.rows, False, 1, 1e-4, False),
-    BatchStd(Deviation.centred, Weights.tokens, True, 1, 1e-8, True),
+    BatchStd(Deviation.centred, Weights.rows, False, 0, 1e-6, Floor.added),
+    BatchStd(Deviation.raw, Weights.rows, False, 1, 1e-4, Floor.added),
+    BatchStd(Deviation.centred, Weights.tokens, True, 1, 1e-8, Floor.in_variance),
     MaxRl(AllWrong.zero),
     MaxRl(AllWrong.minus_one),
     InformativeShare(AlphaForm.informative_groups),
@@ -345,12 +345,12 @@ def test_centred_advantages_of_a_group_add_up_to_zero(baseline, scale, drawn) ->
 @pytest.mark.parametrize(
     ("baseline", "scale", "weights"),
     [
-        (LengthWeighted(), NoScale(), Weights.tokens),
-        (LengthWeighted(), GroupStd(0, 1e-6, False, Singleton.zero), Weights.tokens),
+        (LengthWeighted(Singleton.zero), NoScale(), Weights.tokens),
+        (LengthWeighted(Singleton.zero), GroupStd(0, 1e-6, False, Singleton.zero), Weights.tokens),
         (BatchMean(Weights.rows), NoScale(), Weights.rows),
         (BatchMean(Weights.tokens), NoScale(), Weights.tokens),
-        (NoBaseline(), BatchStd(Deviation.centred, Weights.tokens, True, 0, 1e-6, False), Weights.tokens),
-        (NoBaseline(), BatchStd(Deviation.centred, Weights.rows, True, 0, 1e-6, False), Weights.rows),
+        (NoBaseline(), BatchStd(Deviation.centred, Weights.tokens, True, 0, 1e-6, Floor.added), Weights.tokens),
+        (NoBaseline(), BatchStd(Deviation.centred, Weights.rows, True, 0, 1e-6, Floor.added), Weights.rows),
     ],
     ids=label,
 )
@@ -373,7 +373,7 @@ def test_a_batch_deviation_leaves_a_deviation_of_one(ddof, of, by, drawn) -> Non
     values, lengths = drawn
     assume(len({value for row in values for value in row}) > 1)
     graded = make_graded(values, lengths=lengths)
-    scale = BatchStd(of, by, False, ddof, 0.0, False)
+    scale = BatchStd(of, by, False, ddof, 0.0, Floor.added)
     got, weights = advantages_of(graded, NoBaseline(), scale).flatten(), by.of(graded).flatten()
     mean = (weights * got).sum() / weights.sum()
     variance = (weights * (got - mean) ** 2).sum() / (weights.sum() - ddof)

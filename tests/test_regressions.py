@@ -37,7 +37,7 @@ from grpo_lab.evaluate import pass_at_k
 from grpo_lab.rollouts import to_rollouts
 from grpo_lab.tricks.aggregation import Constant, PromptMean, SequenceMean, SequenceSum, TokenMean
 from grpo_lab.tricks.baseline import BatchMean, GroupMean, LeaveOneOut, LengthWeighted, PassAtK, Weights
-from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Scope, Singleton, Width
+from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Floor, Scope, Singleton, Width
 from grpo_lab.tricks.correction import Icepop, Mis, TisGeometric, TisSequence, TisToken
 from grpo_lab.tricks.covariance import ClipCov, KlCov
 from grpo_lab.tricks.denominator import Original, Survivors
@@ -85,16 +85,22 @@ def test_tied_fp32_groups_push_no_mass(size, value, eps) -> None:
 
 @pytest.mark.parametrize(
     "baseline",
-    [LeaveOneOut(Singleton.zero), LengthWeighted(), BatchMean(Weights.rows), BatchMean(Weights.tokens), PassAtK(2)],
+    [
+        LeaveOneOut(Singleton.zero),
+        LengthWeighted(Singleton.zero),
+        BatchMean(Weights.rows),
+        BatchMean(Weights.tokens),
+        PassAtK(2),
+    ],
     ids=repr,
 )
 @pytest.mark.parametrize(
     "scale",
     [
         NoScale(),
-        BatchStd(Deviation.centred, Weights.rows, recentre=False, ddof=0, eps=1e-9, eps_in_root=False),
-        BatchStd(Deviation.raw, Weights.rows, recentre=False, ddof=1, eps=1e-9, eps_in_root=True),
-        BatchStd(Deviation.centred, Weights.tokens, recentre=True, ddof=1, eps=1e-9, eps_in_root=True),
+        BatchStd(Deviation.centred, Weights.rows, recentre=False, ddof=0, eps=1e-9, floor=Floor.added),
+        BatchStd(Deviation.raw, Weights.rows, recentre=False, ddof=1, eps=1e-9, floor=Floor.in_variance),
+        BatchStd(Deviation.centred, Weights.tokens, recentre=True, ddof=1, eps=1e-9, floor=Floor.in_variance),
         InformativeShare(AlphaForm.informative_groups),
         MeanScale(AllWrong.minus_one),
     ],
@@ -212,16 +218,16 @@ def test_whitening_over_tokens_is_an_option_and_never_a_side_effect() -> None:
     """verl reinforce_plus_plus_baseline: token weights recentred every row; only batch_std_tokens does so here."""
     # mean (110 - 20) / 2 / 130 = .346, unbiased variance 130/129 * (.25 - .346^2) = .131: .154 / .362, -.846 / .362
     graded = make_graded([[1, 1, 0, 0]], lengths=[[100, 10, 10, 10]])
-    tokens = BatchStd(Deviation.centred, Weights.tokens, recentre=True, ddof=1, eps=1e-8, eps_in_root=True)
+    tokens = BatchStd(Deviation.centred, Weights.tokens, recentre=True, ddof=1, eps=1e-8, floor=Floor.in_variance)
     assert_close(advantages_of(graded, scale=tokens), [[0.42, 0.42, -2.34, -2.34]], 0.01, "as verl whitens")
-    rows = BatchStd(Deviation.centred, Weights.rows, recentre=False, ddof=0, eps=0.0, eps_in_root=False)
+    rows = BatchStd(Deviation.centred, Weights.rows, recentre=False, ddof=0, eps=0.0, floor=Floor.added)
     assert_close(advantages_of(graded, scale=rows), [[1, 1, -1, -1]], EXACT, "one response, one weight")
 
 
 @pytest.mark.parametrize("padding", [0, 12])
 def test_padding_does_not_enter_a_whitening_over_tokens(padding) -> None:
     """SkyRL advantage_batch_normalize: width 4 gave -1.65 and width 16 gave -1.16 for the same row."""
-    tokens = BatchStd(Deviation.centred, Weights.tokens, recentre=True, ddof=0, eps=0.0, eps_in_root=False)
+    tokens = BatchStd(Deviation.centred, Weights.tokens, recentre=True, ddof=0, eps=0.0, floor=Floor.added)
     scene = random_scene(4, 3, 4, 6, padding=padding, junk=7.0)
     inputs = inputs_of(make_run(scale=tokens), scene)
     spread = inputs.advantages[inputs.loss_mask]
@@ -272,7 +278,7 @@ def test_groups_of_unequal_counts_keep_their_own_baselines() -> None:
     """slime #2062: once groups were uneven, one baseline over everything took their place."""
     counted = [[True] * 4, [True, True, False, False]]
     graded = make_graded([[1, 0, 0, 0], [1, 0, 1, 1]], counted=counted)
-    for baseline in (GroupMean(Singleton.zero), LengthWeighted()):
+    for baseline in (GroupMean(Singleton.zero), LengthWeighted(Singleton.zero)):
         got = advantages_of(graded, baseline)
         assert_close(got, [[0.75, -0.25, -0.25, -0.25], [0.5, -0.5, 0, 0]], EXACT, "1/4 and 1/2")
 

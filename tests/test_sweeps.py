@@ -310,7 +310,7 @@ def test_all_refusals_are_said_at_once_each_once_and_by_the_arm(cells_of: Callab
     said = str(refused.value)
     assert said.startswith("no cell was started")
     for arm, reason in {
-        "typo": "truncation/mask_aftr", "alone": "a baseline over the group has nothing to compare",
+        "typo": "truncation/mask_aftr", "alone": "the baseline has too few responses",
         "low": "clip_low must be greater than 0", "key": "Could not override 'no_such_key'",
     }.items():  # fmt: skip
         assert said.count(reason) == 1 and said.index(f"  {arm} seed=0: ") < said.index(reason), arm
@@ -361,7 +361,9 @@ def test_a_run_that_was_started_by_hand_is_a_cell_that_is_finished(
         (["updates=one"], ["surrogate=ppo_higher"]),
         ([], ["denominator=survivors"]),
         ([], ["correction=tis_token"]),
-        ([], ["group_filter=drop"]),
+        ([], ["old_policy=sampler"]),
+        (["recipe=reinforce_pp"], ["baseline=none"]),
+        (["updates=one"], ["surrogate=reinforce"]),  # the reason stands with the control
     ],
     ids=lambda words: words[0] if words else "plain",
 )
@@ -394,6 +396,7 @@ def test_an_arm_that_can_differ_is_accepted(cells_of: Callable, base: list, arm:
 
 IDLE = {
     "clip_cannot_act": (["updates=one"], "surrogate=ppo_higher"),
+    "baseline_is_recentred": (["scale=batch_std_tokens", "baseline=none"], "baseline=batch_mean"),
     "importance_cannot_act": (["updates=one"], "importance=sequence"),
     "importance_is_ignored": (["updates=one", "surrogate=reinforce"], "importance=sequence"),
     "old_policy_is_ignored": (["updates=one", "surrogate=reinforce"], "old_policy=sampler"),

@@ -191,8 +191,12 @@ def refuse_idle_arms(design: Design, cells: Sequence[Cell]) -> None:
             continue
         changed = [axis for axis in _IDENTITY if getattr(cell.run, axis) != getattr(control.run, axis)]
         if changed and all(axis in AXES and _idle(axis, cell.run) and _idle(axis, control.run) for axis in changed):
-            rules = [rule for rule in broken_warnings(cell.run) if rule.idles and rule.axes[0] in changed]
-            reasons = "\n".join(f"  - {rule.describe(cell.run)}" for rule in rules)
+            reasons = "\n".join(
+                f"  - {rule.describe(run)}"
+                for run in (cell.run, control.run)
+                for rule in broken_warnings(run)
+                if rule.idles and rule.axes[0] in changed
+            )
             raise IncompatibleRun(f"arm {cell.plan.arm} cannot differ from {design.control}:\n{reasons}")
 
 

@@ -196,7 +196,9 @@ class Sender:
             f"Recipe {run['recipe']}, seed {run['seed']}. A mirror of the run folder `{self.folder.resolve()}`, which "
             "holds what MLflow does not: tables, checkpoints, diff."
         )
-        return f"```\n{path.read_text()}```\n\n{where}" if path.exists() else where
+        if not path.exists():
+            return where
+        return f"```\n{path.read_text()[: TAG_LENGTH - len(where) - 20]}```\n\n{where}"
 
     def _send(self, steps: list[StepRecord]) -> int:
         """Send whole steps, at most 1000 points a call, and remember the last of them."""

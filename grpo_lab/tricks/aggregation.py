@@ -54,7 +54,10 @@ class SequenceMean(Aggregation):
     eps: float  # tokens
 
     rows_weigh_alike: ClassVar[bool] = True
-    formula: ClassVar[str] = "sum_i( sum_t(m * L) / n_i ) / N"
+
+    @property
+    def formula(self) -> str:  # type: ignore[override]
+        return f"sum_i( sum_t(m * L) / {'(n_i + {eps})' if self.eps else 'n_i'} ) / N"
 
     def __post_init__(self) -> None:
         require_not_negative(self, "eps")

@@ -35,7 +35,8 @@ class Baseline(Trick, ABC):
 
     `group_relative`: needs other rows of the group. `centres`: what comes out has both signs whatever the
     rewards' own. `reads_outcome`: looks at the verifier's word and not at the shaped reward.
-    `scales_itself`: what comes out is an advantage already, and any scale would be a second one.
+    `scales_itself`: what comes out is an advantage already, and any scale would be a second one. `stretches`: is the
+    group's mean but for a factor.
     `smallest_group`: how many rows a group needs for any advantage but 0. `pays_lone_rows`: by convention, a group's
     only counted row keeps its raw reward.
     """
@@ -44,6 +45,7 @@ class Baseline(Trick, ABC):
     centres: ClassVar[bool] = True
     reads_outcome: ClassVar[bool] = False
     scales_itself: ClassVar[bool] = False
+    stretches: ClassVar[bool] = False
 
     @property
     def smallest_group(self) -> int:
@@ -103,6 +105,7 @@ class LeaveOneOut(Baseline):
     singleton: Singleton
 
     group_relative: ClassVar[bool] = True
+    stretches: ClassVar[bool] = True
     formula: ClassVar[str] = "R - mean_{{g without i}}(R)"
 
     @property
@@ -167,13 +170,19 @@ class LengthWeighted(Baseline):
     itself, so it is biased as every inclusive mean is. A tied group, or one of a single row, gets 0.
     """
 
+    singleton: Singleton
+
     group_relative: ClassVar[bool] = True
     formula: ClassVar[str] = "R - sum_g(n_i * R) / sum_g(n_i)"
+
+    @property
+    def pays_lone_rows(self) -> bool:
+        return self.singleton is Singleton.raw
 
     def __call__(self, graded: Graded) -> Float[Tensor, "P G"]:
         weights = Weights.tokens.of(graded)
         mean = (weights * graded.reward).sum(1, keepdim=True) / weights.sum(1, keepdim=True).clamp(min=1)
-        return _centre(graded.reward - mean, graded, Singleton.zero)
+        return _centre(graded.reward - mean, graded, self.singleton)
 
 
 @dataclass(frozen=True)

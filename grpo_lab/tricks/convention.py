@@ -43,6 +43,14 @@ class Width(Enum):
     padded = "padded"
 
 
+class Floor(Enum):
+    """What keeps a deviation over the batch from 0: an eps added to it or to its variance, or a least variance."""
+
+    added = "added"
+    in_variance = "in_variance"
+    least_variance = "least_variance"
+
+
 class Scope(Enum):
     """Over which tokens a statistic is taken: those of the optimiser step, or of each microbatch (verl)."""
 
@@ -62,7 +70,8 @@ class Convention:
     `std_eps`: added to a group's standard deviation before dividing by it, in reward units.
     `std_leave_one_out`: the deviation of a row is that of the other rows of its group (NeMo-RL).
     `batch_ddof`, `batch_eps`: the same two for deviations over the batch.
-    `batch_eps_in_root`: the eps is added to the variance instead (verl's whitening).
+    `batch_floor`: whether that eps is added to the deviation, to the variance (verl's whitening) or is the least
+    variance (OpenRLHF's).
     `sequence_mean_eps`: added to a response's token count in sequence_mean, in tokens (verl).
     `token_mean_scope`: microbatch makes token_mean depend on how the step is cut (TRL's "bnpo").
     """
@@ -72,7 +81,7 @@ class Convention:
     std_leave_one_out: bool
     batch_ddof: int
     batch_eps: float
-    batch_eps_in_root: bool
+    batch_floor: Floor
     singleton: Singleton
     gpg_alpha: AlphaForm
     cispo_cap: CapForm

@@ -78,7 +78,7 @@ class TisToken(Correction):
     cap: float
     floor: float
 
-    formula: ClassVar[str] = "clip(exp(old - sampler), {floor}, {cap})"
+    formula: ClassVar[str] = "clip(exp(prox - sampler), {floor}, {cap})"
 
     def __post_init__(self) -> None:
         require_bounds(self, "floor", "cap")
@@ -105,7 +105,7 @@ class TisSequence(Correction):
 
     cap: float
 
-    formula: ClassVar[str] = "min(exp(sum_t(old - sampler)), {cap})"
+    formula: ClassVar[str] = "min(exp(sum_t(prox - sampler)), {cap})"
 
     def __post_init__(self) -> None:
         require_positive(self, "cap")
@@ -132,7 +132,7 @@ class TisGeometric(Correction):
 
     cap: float
 
-    formula: ClassVar[str] = "min(exp(mean_t(old - sampler)), {cap})"
+    formula: ClassVar[str] = "min(exp(mean_t(prox - sampler)), {cap})"
 
     def __post_init__(self) -> None:
         require_positive(self, "cap")
@@ -161,7 +161,7 @@ class Mis(Correction):
     low: float
     high: float
 
-    formula: ClassVar[str] = "q where {low} <= q <= {high} else 0, q = exp(sum_t(old - sampler))"
+    formula: ClassVar[str] = "q where {low} <= q <= {high} else 0, q = exp(sum_t(prox - sampler))"
 
     def __post_init__(self) -> None:
         require_bounds(self, "low", "high")
@@ -189,7 +189,7 @@ class Icepop(Correction):
     low: float
     high: float
 
-    formula: ClassVar[str] = "q where {low} <= q <= {high} else 0, q = exp(old - sampler)"
+    formula: ClassVar[str] = "q where {low} <= q <= {high} else 0, q = exp(prox - sampler)"
 
     def __post_init__(self) -> None:
         require_bounds(self, "low", "high")

@@ -13,9 +13,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from grpo_lab.tricks.base import NEGLIGIBLE, require, require_positive
+from grpo_lab.tricks.base import require, require_positive
 from grpo_lab.tricks.convention import Scope
 from grpo_lab.tricks.surrogate import Ppo, StepTokens, Surrogate, SurrogateInputs, SurrogateLoss, beyond
+
+_ROUNDING = 1e-5  # nats; two passes over one token in fp32 differ by less
 
 
 def covariance(tokens: StepTokens) -> Float[Tensor, "K"]:
@@ -48,8 +50,8 @@ class ClipCov(Surrogate):
 
     needs_drift: ClassVar[bool] = False
     formula: ClassVar[str] = (
-        "-min(r * A, clip(r, 1 - {clip_low}, 1 + {clip_high}) * A), detached on a random {share} of the tokens, "
-        "among those with cov(logp, A) in ({cov_low}, {cov_high})"
+        "-min(r * A, clip(r, 1 - {clip_low}, 1 + {clip_high}) * A), detached on a random {share} of the {scope}'s "
+        "tokens, among those with cov(logp, A) in ({cov_low}, {cov_high})"
     )
 
     def __post_init__(self) -> None:
@@ -83,7 +85,7 @@ class KlCov(Surrogate):
     loss = -ratio * A, plus coef * |log ratio| on the `share` of the step's tokens of largest covariance
 
     No clip. With one on-policy update every log-ratio is 0 and the penalty has no gradient: inert there. Differs: a
-    log-ratio below 1e-4 nats is rounding and not punished, since the slope of |x| knows no small x.
+    log-ratio below 1e-5 nats is rounding and not punished, since the slope of |x| knows no small x.
     """
 
     share: float
@@ -91,7 +93,7 @@ class KlCov(Surrogate):
     scope: Scope
 
     pulls_without_advantage: ClassVar[bool] = True
-    formula: ClassVar[str] = "-r * A, + {coef} * |log r| on the {share} of the tokens of largest cov(logp, A)"
+    formula: ClassVar[str] = "-r * A, + {coef} * |log r| on the {share} of the {scope}'s tokens of largest cov(logp, A)"
 
     def __post_init__(self) -> None:
         require_positive(self, "share", "coef")
@@ -109,6 +111,6 @@ class KlCov(Surrogate):
     def __call__(self, tokens: SurrogateInputs) -> SurrogateLoss:
         assert tokens.marked is not None, "the step's tokens are marked before its loss"
         ratio = tokens.log_ratio.exp()
-        touched = tokens.marked & (tokens.log_ratio.abs() > NEGLIGIBLE)
+        touched = tokens.marked & (tokens.log_ratio.abs() > _ROUNDING)
         penalty = torch.where(touched, self.coef * tokens.log_ratio.abs(), 0.0)
         return SurrogateLoss(-ratio * tokens.advantages + penalty, ratio.detach(), touched)

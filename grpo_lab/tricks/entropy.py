@@ -84,7 +84,8 @@ class Adaptive(Entropy):
     term       = -coef * entropy where the last step's entropy was at or below target, otherwise 0
 
     Differs from Bonus: nothing is paid for entropy that is there anyway. Inert as long as it stays above target.
-    The gate is the sign of the stored number: a negative coefficient waits, its size is kept.
+    Differs from TRL: the coefficient moves once a rollout batch, not once an update. What is stored between steps is
+    the coefficient with a minus sign while the gate is shut.
     """
 
     target: float  # nats

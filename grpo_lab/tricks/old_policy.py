@@ -33,10 +33,11 @@ class Recomputed(OldPolicy):
     """The learner itself, before the first update on these rollouts (decoupled PPO, arXiv:2505.24298).
 
     Needs one forward pass without gradient per rollout batch. The loop leaves that pass out where its
-    result is known: with one on-policy update and no correction the old policy is the learner, and the
-    ratio is exactly 1.
+    result is known: with one on-policy update, and nothing else that reads them, the old policy is the learner
+    and the ratio is exactly 1.
     """
 
+    touches_nothing: ClassVar[bool] = True
     recomputes: ClassVar[bool] = True
     formula: ClassVar[str] = "the learner's log-probs before the first update on these rollouts"
 

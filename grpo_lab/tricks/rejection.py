@@ -113,6 +113,13 @@ class RatioBounds(Bounded, ABC):
     high: float
     bounds: BoundForm
 
+    of_log_rho: ClassVar[str]
+
+    @property
+    def formula(self) -> str:  # type: ignore[override]
+        log_rho = "prox - sampler" if self.bounds is BoundForm.ratio else "sampler - prox"
+        return f"exp({self.of_log_rho.format(log_rho)}) in [{{low}}, {{high}}]"
+
     def __post_init__(self) -> None:
         require_bounds(self, "low", "high")
 
@@ -173,7 +180,7 @@ class K3Bound(UpperBound, ABC):
 class TokenK1(RatioBounds):
     """Tokens whose ratio lies within bounds stay, the others leave one by one (verl "token_k1")."""
 
-    formula: ClassVar[str] = "exp(old - sampler) in [{low}, {high}]"
+    of_log_rho: ClassVar[str] = "{}"
     reduce = staticmethod(each_token)
 
 
@@ -181,7 +188,7 @@ class TokenK1(RatioBounds):
 class TokenK2(K2Bound):
     """Tokens whose squared log-ratio is small stay (verl "token_k2")."""
 
-    formula: ClassVar[str] = "(old - sampler)^2 / 2 <= {bound}"
+    formula: ClassVar[str] = "(prox - sampler)^2 / 2 <= {bound}"
     reduce = staticmethod(each_token)
 
 
@@ -189,7 +196,7 @@ class TokenK2(K2Bound):
 class TokenK3(K3Bound):
     """Tokens whose k3 is small stay (verl "token_k3"); k3 grows faster for ratios above 1."""
 
-    formula: ClassVar[str] = "k3(old, sampler) <= {bound}"
+    formula: ClassVar[str] = "k3(prox, sampler) <= {bound}"
     reduce = staticmethod(each_token)
 
 
@@ -197,7 +204,7 @@ class TokenK3(K3Bound):
 class SequenceSumK1(RatioBounds):
     """Responses whose ratio, a product, lies within bounds stay (verl "seq_sum_k1"): long ones leave first."""
 
-    formula: ClassVar[str] = "exp(sum_t(old - sampler)) in [{low}, {high}]"
+    of_log_rho: ClassVar[str] = "sum_t({})"
     reduce = staticmethod(row_sum)
 
 
@@ -205,7 +212,7 @@ class SequenceSumK1(RatioBounds):
 class SequenceSumK2(K2Bound):
     """Responses whose summed squared log-ratios are small stay (verl "seq_sum_k2")."""
 
-    formula: ClassVar[str] = "sum_t((old - sampler)^2 / 2) <= {bound}"
+    formula: ClassVar[str] = "sum_t((prox - sampler)^2 / 2) <= {bound}"
     reduce = staticmethod(row_sum)
 
 
@@ -213,7 +220,7 @@ class SequenceSumK2(K2Bound):
 class SequenceSumK3(K3Bound):
     """Responses whose summed k3 is small stay (verl "seq_sum_k3")."""
 
-    formula: ClassVar[str] = "sum_t(k3(old, sampler)) <= {bound}"
+    formula: ClassVar[str] = "sum_t(k3(prox, sampler)) <= {bound}"
     reduce = staticmethod(row_sum)
 
 
@@ -221,7 +228,7 @@ class SequenceSumK3(K3Bound):
 class SequenceMeanK1(RatioBounds):
     """Responses whose geometric mean ratio lies within bounds stay ("geometric" in verl, OpenRLHF, SkyRL)."""
 
-    formula: ClassVar[str] = "exp(mean_t(old - sampler)) in [{low}, {high}]"
+    of_log_rho: ClassVar[str] = "mean_t({})"
     reduce = staticmethod(whole_mean)
 
 
@@ -229,7 +236,7 @@ class SequenceMeanK1(RatioBounds):
 class SequenceMeanK2(K2Bound):
     """Responses whose mean squared log-ratio is small stay (verl "seq_mean_k2")."""
 
-    formula: ClassVar[str] = "mean_t((old - sampler)^2 / 2) <= {bound}"
+    formula: ClassVar[str] = "mean_t((prox - sampler)^2 / 2) <= {bound}"
     reduce = staticmethod(whole_mean)
 
 
@@ -237,7 +244,7 @@ class SequenceMeanK2(K2Bound):
 class SequenceMeanK3(K3Bound):
     """Responses whose mean k3 is small stay (verl "seq_mean_k3"); free of the signs k1 lets cancel."""
 
-    formula: ClassVar[str] = "mean_t(k3(old, sampler)) <= {bound}"
+    formula: ClassVar[str] = "mean_t(k3(prox, sampler)) <= {bound}"
     reduce = staticmethod(whole_mean)
 
 
@@ -245,7 +252,7 @@ class SequenceMeanK3(K3Bound):
 class SequenceMaxK2(K2Bound):
     """Responses no token of which has a large squared log-ratio stay (verl "seq_max_k2")."""
 
-    formula: ClassVar[str] = "max_t((old - sampler)^2 / 2) <= {bound}"
+    formula: ClassVar[str] = "max_t((prox - sampler)^2 / 2) <= {bound}"
     reduce = staticmethod(row_largest)
 
 
@@ -253,5 +260,5 @@ class SequenceMaxK2(K2Bound):
 class SequenceMaxK3(K3Bound):
     """Responses no token of which has a large k3 stay (verl "seq_max_k3")."""
 
-    formula: ClassVar[str] = "max_t(k3(old, sampler)) <= {bound}"
+    formula: ClassVar[str] = "max_t(k3(prox, sampler)) <= {bound}"
     reduce = staticmethod(row_largest)

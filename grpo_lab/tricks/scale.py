@@ -13,7 +13,7 @@ from torch import Tensor
 
 from grpo_lab.tricks.base import Trick, counted_mean, require, require_not_negative, tied
 from grpo_lab.tricks.baseline import Weights
-from grpo_lab.tricks.convention import AlphaForm, Singleton
+from grpo_lab.tricks.convention import AlphaForm, Floor, Singleton
 from grpo_lab.types import Graded
 
 
@@ -38,16 +38,28 @@ class Scale(Trick, ABC):
     `group_relative`: needs other rows of the group. `needs_rewards_from_zero`: a negative reward turns its
     signs around. `splits_signs`: does nothing where no reward is negative. `reads_batch`: a
     group that leaves moves the advantages of others. `pays_for_signal`: makes up for groups without signal.
-    `moves_zeros`: a row centred at 0 may get an advantage.
+    `recentres`: subtracts one number for the whole batch. `divides_by_centred`: by the deviation of what the baseline
+    left. `moves_zeros`: a row centred at 0 may get an advantage.
     """
 
-    group_relative: ClassVar[bool] = False
     needs_rewards_from_zero: ClassVar[bool] = False
     splits_signs: ClassVar[bool] = False
     reads_batch: ClassVar[bool] = False
 
     @property
+    def group_relative(self) -> bool:
+        return False
+
+    @property
     def pays_for_signal(self) -> bool:
+        return False
+
+    @property
+    def recentres(self) -> bool:
+        return False
+
+    @property
+    def divides_by_centred(self) -> bool:
         return False
 
     @property
@@ -76,16 +88,19 @@ class GroupStd(Scale):
     leave_one_out: bool
     singleton: Singleton
 
-    group_relative: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         require(self.ddof in (0, 1), self, "ddof", "0 or 1")
         require_not_negative(self, "eps")
 
     @property
+    def group_relative(self) -> bool:
+        return True
+
+    @property
     def formula(self) -> str:  # type: ignore[override]
         group = "{{g without i}}" if self.leave_one_out else "g"
-        return f"C / (std_{group}(R; ddof {{ddof}}) + {{eps}})"
+        kept = ", C where that std is 0" if self.leave_one_out else ""
+        return f"C / (std_{group}(R; ddof {{ddof}}) + {{eps}}){kept}"
 
     def __call__(self, centred: Float[Tensor, "P G"], graded: Graded) -> Float[Tensor, "P G"]:
         reward, counted = graded.reward, graded.counted
@@ -134,7 +149,7 @@ class BatchStd(Scale):
     recentre: bool
     ddof: int
     eps: float
-    eps_in_root: bool
+    floor: Floor
 
     reads_batch: ClassVar[bool] = True
 
@@ -148,17 +163,33 @@ class BatchStd(Scale):
         return self.recentre
 
     @property
+    def recentres(self) -> bool:
+        return self.recentre
+
+    @property
+    def divides_by_centred(self) -> bool:
+        return self.of is Deviation.centred
+
+    @property
     def formula(self) -> str:  # type: ignore[override]
         values, top = "R" if self.of is Deviation.raw else "C", "(C - mean_batch(C))" if self.recentre else "C"
         spread = f"std_batch({values}; each of the {{by}} counts once, ddof {{ddof}})"
-        return f"{top} / sqrt({spread}^2 + {{eps}})" if self.eps_in_root else f"{top} / ({spread} + {{eps}})"
+        return {
+            Floor.added: f"{top} / ({spread} + {{eps}})",
+            Floor.in_variance: f"{top} / sqrt({spread}^2 + {{eps}})",
+            Floor.least_variance: f"{top} / sqrt(max({spread}^2, {{eps}}))",
+        }[self.floor]
 
     def __call__(self, centred: Float[Tensor, "P G"], graded: Graded) -> Float[Tensor, "P G"]:
         values = graded.reward if self.of is Deviation.raw else centred
         weights = self.by.of(graded)
         mean = (weights * values).sum() / weights.sum().clamp(min=1)
         variance = (weights * (values - mean) ** 2).sum() / (weights.sum() - self.ddof).clamp(min=1)
-        divisor = torch.sqrt(variance + self.eps) if self.eps_in_root else torch.sqrt(variance) + self.eps
+        divisor = {
+            Floor.added: torch.sqrt(variance) + self.eps,
+            Floor.in_variance: torch.sqrt(variance + self.eps),
+            Floor.least_variance: torch.sqrt(variance.clamp(min=self.eps)),
+        }[self.floor]
         flat = tied(values.reshape(1, -1), graded.counted.reshape(1, -1))
         shifted = centred - mean if self.recentre else centred
         return torch.where(graded.counted & ~flat, shifted / divisor, 0.0)
@@ -178,12 +209,15 @@ class GroupMean(Scale):
 
     all_wrong: AllWrong
 
-    group_relative: ClassVar[bool] = True
     needs_rewards_from_zero: ClassVar[bool] = True
 
     @property
     def formula(self) -> str:  # type: ignore[override]
         return f"C / mean_g(R), {'-1' if self.moves_zeros else '0'} in an all-wrong group"
+
+    @property
+    def group_relative(self) -> bool:
+        return True
 
     @property
     def moves_zeros(self) -> bool:
@@ -203,8 +237,8 @@ class InformativeShare(Scale):
 
     advantage = alpha * centred;  alpha = groups / groups whose counted rewards are not all equal
 
-    Undoes how groups without signal shrink the step: the factor grows as prompts are solved or lost. A batch
-    without any signal is all zeros and stays so. `nonzero_rewards` is verl's alpha, rows over rows with a
+    Undoes how groups without signal shrink the step: the factor grows as prompts are solved or lost. Without any group
+    of signal, alpha is 1. `nonzero_rewards` is verl's alpha, rows over rows with a
     reward that is not 0: it follows accuracy instead of signal, and with rewards of -1 and 1 is always 1.
     """
 
@@ -221,6 +255,10 @@ class InformativeShare(Scale):
     def pays_for_signal(self) -> bool:
         return self.alpha is AlphaForm.informative_groups
 
+    @property
+    def group_relative(self) -> bool:
+        return self.pays_for_signal
+
     def __call__(self, centred: Float[Tensor, "P G"], graded: Graded) -> Float[Tensor, "P G"]:
         if self.alpha is AlphaForm.nonzero_rewards:
             all_of_them = graded.counted.sum()
@@ -228,7 +266,7 @@ class InformativeShare(Scale):
         else:
             all_of_them = graded.counted.any(dim=1).sum()
             some = (~tied(graded.reward, graded.counted)).sum()
-        return centred * (all_of_them.to(centred.dtype) / some.clamp(min=1))
+        return centred * torch.where(some > 0, all_of_them.to(centred.dtype) / some.clamp(min=1), 1.0)
 
 
 @dataclass(frozen=True)
