@@ -538,7 +538,6 @@ LEARNER_LOGS, SAMPLER_LOGS = torch.tensor(RHO, dtype=F64).log() - 3, torch.full(
         (TisGeometric(cap=1.1), [1.1] * 3),
         (Mis(low=0.5, high=2.0), [1.8] * 3),
         (Mis(low=0.5, high=1.5), [0] * 3),
-        (Mis(low=1.9, high=3.0), [0] * 3),
         (Icepop(low=0.4, high=2.0), [1.2, 0, 0.5]),
         (Icepop(low=0.6, high=5.0), [1.2, 3, 0]),
     ],
@@ -549,6 +548,13 @@ def test_weights_of_ratios_of_one_and_a_fifth_three_and_a_half(correction, weigh
     assert_close(got[0], [*weights, 1], EXACT, "weights, 1 where nothing was sampled")
     lowest = getattr(correction, "low", 0.0)
     assert_close(got[1], [float(lowest <= 1)] * 3 + [1], EXACT, "ratios of 1")
+
+
+def test_masked_sampling_of_responses_has_a_lower_bound_too() -> None:
+    # .5 * .9 = .45 and .9 * .9 = .81
+    logs = torch.tensor([[0.5, 0.9], [0.9, 0.9]], dtype=F64).log()
+    weights = Mis(low=0.6, high=2.0)(logs - 1, torch.full((2, 2), -1.0, dtype=F64), torch.ones(2, 2, dtype=torch.bool))
+    assert_close(weights, [[0, 0], [0.81, 0.81]], EXACT, "a product below the bound weighs nothing")
 
 
 def test_a_product_of_ratios_grows_with_length_and_a_geometric_mean_does_not() -> None:

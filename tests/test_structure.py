@@ -78,6 +78,13 @@ def test_sizes_stay_within_the_house_limits() -> None:
         assert len(path.read_text().splitlines()) <= 400, path
 
 
+def test_tricks_stay_small_enough_to_read() -> None:
+    for path in files_under("tricks"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                assert node.end_lineno - node.lineno < 55, f"{path.name}: {node.name}"
+
+
 def test_the_loop_names_no_option() -> None:
     """train.py reads slots and facts; the name of an option in it would be a hidden branch."""
     text = (PACKAGE / "train.py").read_text()

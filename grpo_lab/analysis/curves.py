@@ -37,6 +37,7 @@ from grpo_lab.analysis.table import run_arms
 
 SMOOTHING = 0.05  # share of X over which the running mean of a metric of every step goes
 GRID = 101  # points on which the seeds of an arm are averaged
+_COLUMNS = 6  # panels side by side
 _BRACKET = 1.035  # of X: where the final gap is drawn
 _LEFT, _RIGHT, _LEGEND, _PANEL = 0.68, 0.1, 0.45, 2.1  # inches
 
@@ -123,30 +124,34 @@ def running_mean(xs: np.ndarray, values: np.ndarray, width: float) -> np.ndarray
 
 
 def draw_curves(data: SweepData, outcome: Outcome) -> Drawn:
-    """The figure `<sweep>`: arms as columns, levels as rows, axes shared."""
+    """The figure `<sweep>`: arms as columns, levels as rows, many arms in several rows a level; axes shared."""
     numbers = curve_numbers(data, outcome)
     arms = [arm for arm in data.arms if arm in set(numbers["arm"])]
     levels = [level for level in data.levels if level in set(numbers["level"])]
+    columns = min(len(arms), _COLUMNS)
+    rows = [(level, arms[start : start + columns]) for level in levels for start in range(0, len(arms), columns)]
     question = data.design.question if data.design else data.record.name
     bands = _bands(data)
     # In inches, from the top: question, legend, then titles and panel for every level, then label and footer.
-    width = max(8.0, 0.9 + 1.75 * len(arms))
+    width = max(8.0, 0.9 + 1.75 * columns)
     footer = wrapped(_footer(data, outcome, bands, arms, levels), width - 0.2, TINY)
-    titles = {arm: broken(arm, (width - _LEFT) / len(arms) - 0.15, BODY) for arm in arms}
+    titles = {arm: broken(arm, (width - _LEFT) / columns - 0.15, BODY) for arm in arms}
     over_panel = (max(map(len, titles.values())) * BODY + 2 * SMALL) * LINE + 0.06
     top = heading_height(question, width) + _LEGEND + over_panel
     bottom = 0.6 + len(footer) * TINY * LINE
     between = over_panel + 0.15
-    height = top + bottom + _PANEL * len(levels) + between * (len(levels) - 1)
+    height = top + bottom + _PANEL * len(rows) + between * (len(rows) - 1)
     with house_style(data.record.name):
         figure = Figure(figsize=(width, height))
         write_heading(figure, question)
         _legend(figure, heading_height(question, width), set(numbers["series"]))
         place = {"left": _LEFT / width, "right": 1 - _RIGHT / width, "top": 1 - top / height, "bottom": bottom / height}
         place |= {"wspace": 0.1, "hspace": between / _PANEL}
-        panels = figure.subplots(len(levels), len(arms), sharex=True, sharey=True, squeeze=False, gridspec_kw=place)
-        for level, row in zip(levels, panels):
-            for arm, axes in zip(arms, row):
+        panels = figure.subplots(len(rows), columns, sharex=True, sharey=True, squeeze=False, gridspec_kw=place)
+        for (level, of_row), row in zip(rows, panels):
+            for axes in row[len(of_row) :]:
+                axes.set_visible(False)
+            for arm, axes in zip(of_row, row):
                 _panel(axes, numbers[(numbers["level"] == level) & (numbers["arm"] == arm)], outcome.budget)
                 _title(axes, data, outcome, level, arm, titles[arm])
             unit = "share of responses, reward"

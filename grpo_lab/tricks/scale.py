@@ -132,6 +132,18 @@ class NoScale(Scale):
         return centred
 
 
+_FLOORED = {
+    Floor.added: lambda variance, eps: torch.sqrt(variance) + eps,
+    Floor.in_variance: lambda variance, eps: torch.sqrt(variance + eps),
+    Floor.least_variance: lambda variance, eps: torch.sqrt(variance.clamp(min=eps)),
+}
+_WRITTEN = {
+    Floor.added: "({} + {{eps}})",
+    Floor.in_variance: "sqrt({}^2 + {{eps}})",
+    Floor.least_variance: "sqrt(max({}^2, {{eps}}))",
+}
+
+
 @dataclass(frozen=True)
 class BatchStd(Scale):
     """Divide by one standard deviation over the counted rows of the batch (REINFORCE++, Lite PPO, ScaleRL).
@@ -174,22 +186,14 @@ class BatchStd(Scale):
     def formula(self) -> str:  # type: ignore[override]
         values, top = "R" if self.of is Deviation.raw else "C", "(C - mean_batch(C))" if self.recentre else "C"
         spread = f"std_batch({values}; each of the {{by}} counts once, ddof {{ddof}})"
-        return {
-            Floor.added: f"{top} / ({spread} + {{eps}})",
-            Floor.in_variance: f"{top} / sqrt({spread}^2 + {{eps}})",
-            Floor.least_variance: f"{top} / sqrt(max({spread}^2, {{eps}}))",
-        }[self.floor]
+        return f"{top} / {_WRITTEN[self.floor].format(spread)}"
 
     def __call__(self, centred: Float[Tensor, "P G"], graded: Graded) -> Float[Tensor, "P G"]:
         values = graded.reward if self.of is Deviation.raw else centred
         weights = self.by.of(graded)
         mean = (weights * values).sum() / weights.sum().clamp(min=1)
         variance = (weights * (values - mean) ** 2).sum() / (weights.sum() - self.ddof).clamp(min=1)
-        divisor = {
-            Floor.added: torch.sqrt(variance) + self.eps,
-            Floor.in_variance: torch.sqrt(variance + self.eps),
-            Floor.least_variance: torch.sqrt(variance.clamp(min=self.eps)),
-        }[self.floor]
+        divisor = _FLOORED[self.floor](variance, self.eps)
         flat = tied(values.reshape(1, -1), graded.counted.reshape(1, -1))
         shifted = centred - mean if self.recentre else centred
         return torch.where(graded.counted & ~flat, shifted / divisor, 0.0)
