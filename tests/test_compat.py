@@ -113,6 +113,16 @@ CASES = (
     Case("filter_hardly_acts", "group_filter=drop", ("denominator=survivors",)),
     Case("share_is_one", "scale=informative_share group_filter=drop", ("group_filter=keep",)),
     Case(
+        "baseline_is_recentred",
+        "scale=batch_std_tokens baseline=batch_mean",
+        ("baseline=group_mean", "scale=batch_std"),
+    ),
+    Case(
+        "stretch_is_divided_away",
+        "scale=batch_std baseline=leave_one_out",
+        ("baseline=group_mean", "scale=none"),
+    ),
+    Case(
         "shaping_is_not_read",
         f"{PASS_AT_K} reward_shaping=soft_overlong",
         ("reward_shaping=none", "baseline=leave_one_out"),
@@ -383,6 +393,8 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
     "share_is_one": lambda f: (
         f["group_filter.removes_rows"] and f["scale.pays_for_signal"] and f["rejection.touches_nothing"]
     ),
+    "baseline_is_recentred": lambda f: f["scale.recentres"] and not f["baseline.group_relative"],
+    "stretch_is_divided_away": lambda f: f["baseline.stretches"] and f["scale.divides_by_centred"],
     "shaping_is_not_read": lambda f: (
         not f["reward_shaping.touches_nothing"] and f["baseline.reads_outcome"] and not f["group_filter.reads_reward"]
     ),
@@ -601,6 +613,7 @@ IDLE_SETTINGS = {
     "nothing_to_reject": Setting(sampler_precision="fp32"),
     "filter_hardly_acts": Setting(),
     "share_is_one": Setting(others=(("group_filter", "drop"),)),
+    "baseline_is_recentred": Setting(others=(("scale", "batch_std_tokens"),)),
     "shaping_is_not_read": Setting(others=WITH_PASS_AT_2),
     "kl_is_not_read": Setting(others=WITH_PASS_AT_2),
 }
@@ -672,6 +685,8 @@ ACTS = (
         for option in options
     ),
     ("share_is_one", "informative_share", Setting()),
+    ("baseline_is_recentred", "batch_mean", Setting(others=(("scale", "batch_std"),))),
+    ("baseline_is_recentred", "group_mean", Setting(others=(("scale", "batch_std_tokens"),))),
     *(("shaping_is_not_read", name, Setting()) for name in CHOICES["reward_shaping"] if name != "none"),
     ("kl_is_not_read", "k1_reward", Setting()),
 )

@@ -191,13 +191,24 @@ def test_whitening_rows_of_group_centred_rewards_moves_no_mean() -> None:
     assert (one - other).abs().max() > 1e-2, "weighted by tokens, it does"
 
 
-def test_an_eps_of_zero_is_the_same_inside_and_outside_the_root() -> None:
-    for eps, same in ((0.0, True), (0.1, False)):
-        inside, outside = (
-            advantages_of(a_graded(), scale=BatchStd(Deviation.centred, Weights.rows, False, 0, eps, root))
-            for root in (True, False)
+def test_leaving_one_out_is_divided_away_by_the_deviation_of_what_it_left() -> None:
+    graded, whole = make_graded([[1, 0, 0.7, 0], [0, 1, 1, 0.3]]), BatchStd(
+        Deviation.centred, Weights.rows, False, 0, 0.0, Floor.added
+    )  # fmt: skip
+    one, other = (advantages_of(graded, b(Singleton.zero), whole) for b in (GroupMean, LeaveOneOut))
+    assert_close(other, one, EXACT, "4/3 above and below the line")
+    raw = replace(whole, of=Deviation.raw)
+    one, other = (advantages_of(graded, b(Singleton.zero), raw) for b in (GroupMean, LeaveOneOut))
+    assert_close(other, 4 / 3 * one, EXACT, "a deviation of the raw rewards keeps it")
+
+
+def test_an_eps_of_zero_is_the_same_wherever_it_stands() -> None:
+    for eps, same in ((0.0, True), (1.5, False)):
+        first, *others = (
+            advantages_of(a_graded(), scale=BatchStd(Deviation.centred, Weights.rows, False, 0, eps, floor))
+            for floor in Floor
         )
-        assert torch.allclose(inside, outside, rtol=0, atol=EXACT) is same
+        assert all(torch.allclose(first, other, rtol=0, atol=EXACT) is same for other in others)
 
 
 @pytest.mark.parametrize(

@@ -243,7 +243,7 @@ def test_pass_at_k_is_zero_on_easy_prompts_and_in_groups_with_fewer_than_k_count
     root = math.sqrt(2)
     assert_close(PassAtK(2)(few)[0], [1 / root, -1 / (2 * root), -1 / (2 * root), 0], EXACT, "three counted, k = 2")
     assert_close(PassAtK(3)(few)[1], [0, 0, 0, 0], 0, "two counted, k = 3")
-    assert [PassAtK(k).smallest_group for k in (1, 2, 4)] == [2, 2, 4]
+    assert [PassAtK(k).smallest_group for k in (1, 2, 4)] == [2, 3, 5]
 
 
 def test_pass_at_k_reads_the_outcome_and_not_the_shaped_reward() -> None:
@@ -1296,7 +1296,9 @@ def test_what_the_loss_reports_for_the_log() -> None:
         "importance_touched": 0,
         "kl_term": 0.1 * (1 - ln(2)),  # x = 2 and x = 1
         "kl_touched": 1,
+        "entropy_term": 0,
         "entropy_touched": 0,
+        "drifted": 1,
         "mismatch_absolute": ln(2.5) + ln(2),
         "mismatch_k3": (0.4 - 1 - ln(0.4)) + (2 - 1 - ln(2)),
         "k3_ref": 1 - ln(2),
