@@ -464,6 +464,28 @@ def test_the_markdown_table(planted: Callable[..., SweepData]) -> None:
     assert text.count("| score |") == 1 and "paired by seed" in text
 
 
+def test_an_experiment_may_name_the_columns_of_its_table(planted: Callable[..., SweepData]) -> None:
+    node = design(columns=["rollout/length", "touched/truncation"])
+    data = planted(node=node)
+    outcome = final_values(data)
+    text = markdown(data, outcome)
+    assert "| arm | n finished / planned | response length, tokens | touched/truncation |" in text
+    assert "touched/truncation" in set(effect_table(data, outcome)["metric"])
+    plain = replace(data, design=read_design(design()))
+    assert "touched/truncation" not in set(effect_table(plain, outcome)["metric"])
+    assert read_design(node).fingerprint() == read_design(design()).fingerprint(), "columns decide nothing"
+
+
+def test_many_arms_stand_in_rows_of_six(planted: Callable[..., SweepData]) -> None:
+    arms = [f"arm{number}" for number in range(8)]
+    node = design(predictions=(), control="arm0", arms={arm: [f"seed={number}"] for number, arm in enumerate(arms)})
+    data = planted(arms=arms, seeds=(0, 1), node=node)
+    drawn = draw_curves(data, final_values(data)).figure
+    assert [axes.get_title(loc="left") for axes in drawn.axes if axes.get_visible()] == arms
+    first, seventh = drawn.axes[0].get_position(), drawn.axes[6].get_position()
+    assert seventh.y1 < first.y0 and seventh.x0 == pytest.approx(first.x0)
+
+
 # ---- the commands
 
 
