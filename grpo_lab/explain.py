@@ -157,8 +157,7 @@ def explain(run: RunConfig, config: DictConfig, choices: Mapping[str, str]) -> s
     parts += ["", "options that are not the plain one"]
     chosen = [(axis, choices.get(axis, off[axis])) for axis in AXES if choices.get(axis, off[axis]) != off[axis]]
     for axis, option in chosen:
-        first = option_text(axis, option).splitlines()[0].removeprefix("# ")
-        parts.append(_hang(f"  {axis}={option}: ", first, 6))
+        parts.append(_hang(f"  {axis}={option}: ", _said_of(run, axis, option), 6))
     if not chosen:
         parts.append("  none")
     for title, rules in (("refused", broken_errors(run)), ("warnings", broken_warnings(run))):
@@ -166,6 +165,14 @@ def explain(run: RunConfig, config: DictConfig, choices: Mapping[str, str]) -> s
             parts += ["", title, *(_hang("  - ", rule.describe(run)) for rule in rules)]
     parts += ["", "papers", *(f"  arXiv:{paper}  {', '.join(names)}" for paper, names in papers(choices).items())]
     return "\n".join(parts)
+
+
+def _said_of(run: RunConfig, axis: str, option: str) -> str:
+    """The comment that opens an option's file, or what its class says where Hydra found the file by itself."""
+    lines = option_text(axis, option).splitlines()
+    if lines and lines[0].startswith("# "):
+        return lines[0].removeprefix("# ")
+    return (type(getattr(run, axis)).__doc__ or "").partition("\n")[0]
 
 
 def _hang(head: str, text: str, indent: int | None = None) -> str:

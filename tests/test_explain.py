@@ -137,6 +137,12 @@ def test_an_option_of_the_users_own_is_explained(tmp_path: Path, monkeypatch: py
     assert "clip(r, 1 - 0.4, 1 + 0.4)" in text and "Mine, after 2401.00001." in text
 
 
+def test_an_option_whose_file_only_hydra_knows_is_explained_by_its_class() -> None:
+    config, choices = compose_with_choices(["truncation=mask_after"])
+    text = explain(to_run(config), config, choices | {"truncation": "somewhere_else"})
+    assert "truncation=somewhere_else: Leave truncated rows in the group statistics" in text
+
+
 def test_the_commands_print_them() -> None:
     def shown(*words: str) -> str:
         code = "import sys; from grpo_lab.cli import main; sys.argv = ['grpo-lab', *sys.argv[1:]]; main()"

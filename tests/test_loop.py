@@ -178,7 +178,7 @@ def test_any_causal_lm_of_transformers_trains(tmp_path: Path, tiny_base: Path, f
 def test_an_inert_trick_is_named_in_the_summary(tmp_path: Path) -> None:
     folder = run_in_process(tmp_path, "updates=one", "budget.amount=2")
     done = json.loads((folder / "DONE").read_text())
-    assert done["inert"] == ["surrogate"] and "no clip can act" in done["warnings"][0]
+    assert done["inert"] == ["surrogate"] and "no clip, gate or penalty on drift can act" in done["warnings"][0]
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_seed_others(tmp_path: Path) -> None:
