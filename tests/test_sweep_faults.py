@@ -91,10 +91,14 @@ def alive(pid: int) -> bool:
 
 
 def cells_of(parent: int) -> dict[int, str]:
-    """The processes that a sweep runs now: their commands by id."""
+    """The processes that a sweep runs now: their commands by id.
+
+    Between fork and exec a child still is a copy of its parent, command and environment: not a cell yet.
+    """
     pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
     commands = {pid: command_of(pid) for pid in pids if stat_of(pid)[1:2] == [str(parent)] and alive(pid)}
-    return {pid: words for pid, words in commands.items() if "grpo_lab.train" in words}
+    own = command_of(parent)
+    return {pid: words for pid, words in commands.items() if "grpo_lab.train" in words and words != own}
 
 
 def wait_until(condition: Callable[[], object], process: subprocess.Popen | None = None) -> None:
