@@ -56,7 +56,7 @@ class SequenceMean(Aggregation):
     rows_weigh_alike: ClassVar[bool] = True
 
     @property
-    def formula(self) -> str:  # type: ignore[override]
+    def formula(self) -> str:
         return f"sum_i( sum_t(m * L) / {'(n_i + {eps})' if self.eps else 'n_i'} ) / N"
 
     def __post_init__(self) -> None:
@@ -88,7 +88,7 @@ class TokenMean(Aggregation):
         return self.scope is Scope.step
 
     @property
-    def formula(self) -> str:  # type: ignore[override]
+    def formula(self) -> str:
         return "sum_{{i,t}}(m * L) / n" + (", per microbatch" if self.scope is Scope.microbatch else "")
 
     def __call__(
@@ -139,7 +139,7 @@ class Constant(Aggregation):
         return self.width is Width.budget
 
     @property
-    def formula(self) -> str:  # type: ignore[override]
+    def formula(self) -> str:
         width = "{max_tokens}" if self.width is Width.budget else "padded width"
         return f"sum_{{{{i,t}}}}(m * L) / (N * {width})"
 

@@ -116,7 +116,7 @@ class RatioBounds(Bounded, ABC):
     of_log_rho: ClassVar[str]
 
     @property
-    def formula(self) -> str:  # type: ignore[override]
+    def formula(self) -> str:
         log_rho = "prox - sampler" if self.bounds is BoundForm.ratio else "sampler - prox"
         return f"exp({self.of_log_rho.format(log_rho)}) in [{{low}}, {{high}}]"
 

@@ -97,7 +97,7 @@ class GroupStd(Scale):
         return True
 
     @property
-    def formula(self) -> str:  # type: ignore[override]
+    def formula(self) -> str:
         group = "{{g without i}}" if self.leave_one_out else "g"
         kept = ", C where that std is 0" if self.leave_one_out else ""
         return f"C / (std_{group}(R; ddof {{ddof}}) + {{eps}}){kept}"
@@ -183,7 +183,7 @@ class BatchStd(Scale):
         return self.of is Deviation.centred
 
     @property
-    def formula(self) -> str:  # type: ignore[override]
+    def formula(self) -> str:
         values, top = "R" if self.of is Deviation.raw else "C", "(C - mean_batch(C))" if self.recentre else "C"
         spread = f"std_batch({values}; each of the {{by}} counts once, ddof {{ddof}})"
         return f"{top} / {_WRITTEN[self.floor].format(spread)}"
@@ -216,7 +216,7 @@ class GroupMean(Scale):
     needs_rewards_from_zero: ClassVar[bool] = True
 
     @property
-    def formula(self) -> str:  # type: ignore[override]
+    def formula(self) -> str:
         return f"C / mean_g(R), {'-1' if self.moves_zeros else '0'} in an all-wrong group"
 
     @property
@@ -251,7 +251,7 @@ class InformativeShare(Scale):
     reads_batch: ClassVar[bool] = True
 
     @property
-    def formula(self) -> str:  # type: ignore[override]
+    def formula(self) -> str:
         share = "groups / groups with signal" if self.pays_for_signal else "rows / rows whose reward is not 0"
         return f"C * {share}"
 

@@ -88,7 +88,7 @@ class Surrogate(Trick, ABC):
 
     def mark(self, tokens: StepTokens) -> Bool[Tensor, "K"]:
         """The tokens that `marked` is to hold; asked once per optimiser step, without gradient."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} chooses no tokens: its mark_scope is None")
 
 
 def beyond(ratio: Float[Tensor, "*n"], advantages: Float[Tensor, "*n"], low: float, high: float) -> Bool[Tensor, "*n"]:
@@ -178,7 +178,7 @@ class Cispo(Surrogate):
     cap_form: CapForm
 
     @property
-    def formula(self) -> str:  # type: ignore[override]
+    def formula(self) -> str:
         top = "{cap}" if self.cap_form is CapForm.absolute else "1 + {cap}"
         return f"-sg(clip(r, 1 - {{clip_low}}, {top})) * A * logp"
 
