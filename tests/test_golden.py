@@ -377,6 +377,16 @@ def test_a_lone_row_keeps_its_raw_reward_where_it_is_asked_to() -> None:
         assert_close(divided, [[0.4, 0, 0]], EXACT, "divided by 1 + eps")
 
 
+def test_the_deviation_of_the_others_knows_no_unit_of_reward() -> None:
+    scale = GroupStd(1, 0.0, True, Singleton.zero)
+    whole = advantages_of(make_graded(TWO_OF_EIGHT), LeaveOneOut(Singleton.zero), scale)
+    tiny = [[1e-7 * reward for reward in TWO_OF_EIGHT[0]]]
+    got = advantages_of(make_graded(tiny), LeaveOneOut(Singleton.zero), scale)
+    # right: the others hold one right answer in seven, 6/7 over sqrt(1/7) = 2.2678; wrong: two in seven
+    assert_close(whole[0, 0], 6 / 7 * math.sqrt(7), EXACT, "6/7 over sqrt(7 * 1/7 * 6/7 / 6)")
+    assert_close(got, whole, 1e-9, "rewards of a ten-millionth")
+
+
 # --- reward shaping -----------------------------------------------------------------------------------------
 
 

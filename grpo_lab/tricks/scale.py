@@ -109,8 +109,8 @@ class GroupStd(Scale):
         squares = (deviations**2).sum(dim=1, keepdim=True)
         if self.leave_one_out:
             # Without row i, the squares around the mean of the others lose i's own and the shift it caused.
-            squares = (squares - deviations**2 * number / (number - 1).clamp(min=1)).clamp(min=0)
-            squares = torch.where(squares > 1e-12, squares, 0.0)
+            others = squares - deviations**2 * number / (number - 1).clamp(min=1)
+            squares = torch.where(others > 1e-12 * squares, others, 0.0)  # what is left of equal rewards is rounding
             number = number - 1
         std = torch.sqrt(squares / (number - self.ddof).clamp(min=1))
         scaled = torch.where(std > 0, centred / (std + self.eps), centred)
@@ -241,9 +241,9 @@ class InformativeShare(Scale):
 
     advantage = alpha * centred;  alpha = groups / groups whose counted rewards are not all equal
 
-    Undoes how groups without signal shrink the step: the factor grows as prompts are solved or lost. Without any group
-    of signal, alpha is 1. `nonzero_rewards` is verl's alpha, rows over rows with a
-    reward that is not 0: it follows accuracy instead of signal, and with rewards of -1 and 1 is always 1.
+    Undoes how groups without signal shrink the step: the factor grows as prompts are solved or lost. In a batch
+    without any signal alpha is 1. `nonzero_rewards` is verl's alpha, rows over rows whose reward is not 0: it
+    follows accuracy instead of signal, and with rewards of -1 and 1 is always 1.
     """
 
     alpha: AlphaForm
