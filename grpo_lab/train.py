@@ -237,7 +237,7 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
             inert = vital_signs.inert_axes(run, recorder.touched)
             log.mark_done(summarise(log, bench.ledger, inert, warnings))
         for axis in inert:
-            say(f"[yellow]inert[/yellow] {axis} is switched on and touched nothing in the whole run")
+            say(f"[yellow]inert[/yellow] {axis} is switched on and changed nothing of the loss in the whole run")
         say(verdict(folder))
     return folder
 
