@@ -24,7 +24,7 @@ from grpo_lab.analysis.load import SweepData
 from grpo_lab.analysis.outcome import DOWNSTREAM, Outcome, final_values
 from grpo_lab.analysis.report.page import ASSETS, embedded_json, report_html
 from grpo_lab.analysis.report.page_figures import LARGEST_SVG, figures_section, image_uri
-from grpo_lab.analysis.report.page_verdict import family, verdict_section
+from grpo_lab.analysis.report.page_verdict import verdict_section
 from grpo_lab.analysis.report.page_words import Html, change_text, escaped, items, level_text, table, title, unit
 from grpo_lab.analysis.report.panel import (
     POINTS,
@@ -38,7 +38,7 @@ from grpo_lab.analysis.report.panel import (
 )
 from grpo_lab.analysis.stats import Interval, paired_difference, t_interval
 from grpo_lab.analysis.synthetic import Planted, synthetic_sweep, write_synthetic
-from grpo_lab.analysis.verdict import judge
+from grpo_lab.analysis.verdict import family, judge
 from grpo_lab.sweeps.design import read_design
 
 SMALL = {"steps": 20, "every": 5, "questions": 16, "seeds": (0, 1, 2)}
@@ -399,7 +399,7 @@ def test_predictions_are_judged_with_seeds_collapses_and_holm() -> None:
     text = re.sub(r"<[^>]+>", " ", verdict_section(data, outcome, {}, None))
     assert "supported +helps is above base on downstream accuracy, the primary metric" in " ".join(text.split())
     assert "3 of 3 pairs of seeds (0, 1, 2)" in text and "Collapsed: 1 of 3 runs of +hurts, 0 of 3 runs of base" in text
-    assert "Holm-adjusted over the 2 declared predictions" in text
+    assert "Holm-adjusted over the 2 judged predictions" in text
     assert "Declared before the first run" in text
 
 
@@ -417,7 +417,7 @@ def test_what_is_lost_to_the_number_of_predictions_is_said() -> None:
     section = verdict_section(data, outcome, {}, None)
     assert "Of 5 predictions: 1 supported, 4 not resolved." in section
     assert "Holm&#x27;s adjustment for their number leaves 0 of the 1 resolved." in section
-    assert "p = .013; Holm-adjusted over the 5 declared predictions p = .065, so not resolved once" in section
+    assert "p = .013; Holm-adjusted over the 5 judged predictions p = .065, so not resolved once" in section
 
 
 def test_a_late_declaration_and_a_prediction_without_runs_are_said() -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import pandas as pd
 
 from grpo_lab.analysis.caveats import caveats, place
 from grpo_lab.analysis.load import SweepData
+from grpo_lab.analysis.multiplicity import holm, paired_t_pvalue
 from grpo_lab.analysis.outcome import BEYOND, MASKED_SHARE, OVERSTATEMENT, Outcome
-from grpo_lab.analysis.stats import Interval, paired_difference
+from grpo_lab.analysis.stats import Interval, paired_difference, seed_differences
 from grpo_lab.analysis.table import run_arms
 from grpo_lab.sweeps.design import Direction, Prediction
 
@@ -31,6 +36,23 @@ def judge(data: SweepData, outcome: Outcome) -> list[Judgement]:
         difference = paired_difference(outcome.of(level, arm, metric), outcome.of(*reference, metric))
         judgements.append(Judgement(prediction, reference, difference, _word(prediction.direction, difference)))
     return judgements
+
+
+def seeds_of(outcome: Outcome, judgement: Judgement) -> pd.Series:
+    """The difference of each seed that a judgement's arm and reference share."""
+    prediction = judgement.prediction
+    own = outcome.of(prediction.level, prediction.arm, prediction.metric)
+    return seed_differences(own, outcome.of(*judgement.reference, prediction.metric))
+
+
+def family(outcome: Outcome, judgements: Sequence[Judgement]) -> list[tuple[float, float] | None]:
+    """p and Holm-adjusted p of every declared prediction, over those that could be judged; None for the others."""
+    plain = [paired_t_pvalue(seeds_of(outcome, judgement).to_numpy()) for judgement in judgements]
+    known = [index for index, p in enumerate(plain) if not math.isnan(p)]
+    found: list[tuple[float, float] | None] = [None] * len(judgements)
+    for index, adjusted in zip(known, holm([plain[index] for index in known]) if known else ()):
+        found[index] = (plain[index], float(adjusted))
+    return found
 
 
 def _net_of_control(data: SweepData, outcome: Outcome, judgement: Judgement) -> Interval:
@@ -57,13 +79,18 @@ def verdict_text(data: SweepData, outcome: Outcome) -> str:
 
 
 def _predictions(data: SweepData, outcome: Outcome) -> list[str]:
-    rule = f"  ({outcome.rule}; 95% t intervals of differences paired by seed, not corrected for their number.)"
+    rule = (
+        f"  ({outcome.rule}; 95% t intervals of differences paired by seed, each on its own, which decide the word; p "
+        "is adjusted by Holm for the number of judged predictions.)"
+    )
     if data.design is None:
         return [f"{data.record.name}: nothing was declared, so nothing is judged; {data.control} is the control", rule]
     lines = [data.design.question]
     judgements = judge(data, outcome)
     waiting = [judgement for judgement in judgements if judgement.word == "not run"]
-    for judgement in (judgement for judgement in judgements if judgement.word != "not run"):
+    for judgement, p in zip(judgements, family(outcome, judgements)):
+        if judgement.word == "not run":
+            continue
         prediction, difference = judgement.prediction, judgement.difference
         main = ", the primary metric" if prediction.metric == data.design.primary else ""
         level, arm = judgement.reference
@@ -73,6 +100,7 @@ def _predictions(data: SweepData, outcome: Outcome) -> list[str]:
         if prediction.against:
             net = _net_of_control(data, outcome, judgement)
             measured += f"; net of the same change in {data.control}: {net.text('+')}" if net.n else ""
+        measured += "" if p is None else "; Holm p < 0.001" if p[1] < 0.001 else f"; Holm p = {p[1]:.3f}"
         lines.append(f"  {judgement.word}: {said} on {prediction.metric}{main}; {measured}")
     if waiting:
         lines.append(

@@ -11,7 +11,6 @@ from grpo_lab.analysis.caveats import caveats, place
 from grpo_lab.analysis.contrast_plan import order_warning
 from grpo_lab.analysis.contrasts import AtBudget, Disagreement, TrickEffect, disagreements, sign_flips, trick_effects
 from grpo_lab.analysis.load import SweepData
-from grpo_lab.analysis.multiplicity import holm, paired_t_pvalue
 from grpo_lab.analysis.outcome import DOWNSTREAM, Outcome
 from grpo_lab.analysis.report.page_words import (
     CORRECTNESS,
@@ -25,7 +24,7 @@ from grpo_lab.analysis.report.page_words import (
     title,
 )
 from grpo_lab.analysis.stats import seed_differences, t_interval
-from grpo_lab.analysis.verdict import Judgement, judge
+from grpo_lab.analysis.verdict import Judgement, family, judge, seeds_of
 
 ALPHA = 0.05
 WORDS = ("supported", "contradicted", "not resolved", "not run")
@@ -96,26 +95,9 @@ def _predictions(
     data: SweepData, outcome: Outcome, others: Mapping[str, Outcome], judgements: Sequence[Judgement]
 ) -> Html:
     adjusted = family(outcome, judgements)
-    cards = [_card(data, outcome, others, one, adjusted[index]) for index, one in enumerate(judgements)]
+    size = sum(p is not None for p in adjusted)
+    cards = [_card(data, outcome, others, one, p, size) for one, p in zip(judgements, adjusted)]
     return Html(f'<ul class="cards">{"".join(cards)}</ul>' if cards else "")
-
-
-def family(outcome: Outcome, judgements: Sequence[Judgement]) -> list[tuple[float, float] | None]:
-    """p and Holm-adjusted p of every declared prediction, over those that could be judged; None for the others."""
-    differences = [_differences(outcome, judgement) for judgement in judgements]
-    known = [index for index, values in enumerate(differences) if len(values) > 1]
-    plain = [paired_t_pvalue(differences[index].to_numpy()) for index in known]
-    raised = holm(plain).tolist() if plain else []
-    found: list[tuple[float, float] | None] = [None] * len(judgements)
-    for index, p, adjusted in zip(known, plain, raised):
-        found[index] = (p, adjusted)
-    return found
-
-
-def _differences(outcome: Outcome, judgement: Judgement) -> pd.Series:
-    prediction = judgement.prediction
-    own = outcome.of(prediction.level, prediction.arm, prediction.metric)
-    return seed_differences(own, outcome.of(*judgement.reference, prediction.metric))
 
 
 def _card(
@@ -124,6 +106,7 @@ def _card(
     others: Mapping[str, Outcome],
     judgement: Judgement,
     p: tuple[float, float] | None,
+    size: int,
 ) -> str:
     prediction = judgement.prediction
     level, arm = judgement.reference
@@ -132,7 +115,7 @@ def _card(
     main = ", the primary metric" if prediction.metric == data.design.primary else ""
     named = escaped(f"{title(prediction.metric)}{main}")
     effect = change_text(judgement.difference, prediction.metric) if judgement.difference.n else "no pair of seeds yet"
-    lines = _evidence(data, outcome, judgement, p, len(data.design.predictions))
+    lines = _evidence(data, outcome, judgement, p, size)
     lines += _on_other_axes(outcome, others, judgement) + _untouched(data, judgement)
     word = judgement.word
     return (
@@ -147,7 +130,7 @@ def _evidence(
 ) -> list[str]:
     """Seeds, collapsed runs, and what remains after counting how many predictions there were."""
     prediction = judgement.prediction
-    seeds = [str(seed) for seed in _differences(outcome, judgement).index]
+    seeds = [str(seed) for seed in seeds_of(outcome, judgement).index]
     planned = data.seeds_planned(prediction.level, prediction.arm)
     fallen = [
         f"{outcome.collapsed(*cell)} of {len(outcome.of(*cell, prediction.metric))} runs of {place(data, *cell)}"
@@ -158,7 +141,7 @@ def _evidence(
     lines.append(f"Collapsed: {', '.join(fallen)}.")
     if p is not None:
         plain, raised = p
-        after = "" if size < 2 else f"; Holm-adjusted over the {size} declared predictions {_p(raised)}"
+        after = "" if size < 2 else f"; Holm-adjusted over the {size} judged predictions {_p(raised)}"
         lost = judgement.word in WORDS[:2] and size > 1 and raised >= ALPHA
         lines.append(f"{_p(plain)}{after}{', so not resolved once their number counts' if lost else ''}.")
     return lines
