@@ -58,7 +58,7 @@ def _sampler_is_learner(run: RunConfig) -> bool:
 
 def _on_policy(run: RunConfig) -> bool:
     """Every ratio is 1: one update on rollouts of the old policy itself."""
-    return run.updates.minibatches == 1 and (run.old_policy.recomputes or _sampler_is_learner(run))
+    return run.updates.number == 1 and (run.old_policy.recomputes or _sampler_is_learner(run))
 
 
 def _lowest_reward(run: RunConfig) -> float:
@@ -206,8 +206,8 @@ WARNINGS: tuple[Rule, ...] = (
     Rule(
         "ratio_is_ignored",
         ("surrogate", "updates"),
-        lambda run: not run.surrogate.uses_ratio and run.updates.minibatches > 1,
-        "later minibatches are off-policy and this surrogate neither reweights nor cuts their tokens",
+        lambda run: not run.surrogate.uses_ratio and run.updates.number > 1,
+        "later updates are off-policy and this surrogate neither reweights nor cuts their tokens",
         "choose updates=one, or a surrogate that reads the ratio",
     ),
     Rule(

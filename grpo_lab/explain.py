@@ -87,11 +87,14 @@ def _still_counted(run: RunConfig) -> bool:
 
 
 def _steps(run: RunConfig) -> str:
-    number, prompts = run.updates.minibatches, run.problems_per_step
+    updates, prompts = run.updates, run.problems_per_step
     batch = f"{prompts} prompts x {run.group_size} responses"
-    if number == 1:
-        return f"one optimiser step on each batch of {batch}"
-    return f"{number} optimiser steps on each batch of {batch}, {prompts // number} prompts a step"
+    fresh = ", with the optimiser's state reset before each batch" if updates.fresh_optimizer else ""
+    if updates.number == 1:
+        return f"one optimiser step on each batch of {batch}{fresh}"
+    times = f" in each of {updates.passes} passes" if updates.passes > 1 else ""
+    cut = f"{updates.minibatches} optimiser steps" if updates.minibatches > 1 else "one optimiser step"
+    return f"{cut}{times} on each batch of {batch}, {prompts // updates.minibatches} prompts a step{fresh}"
 
 
 def recipe_choices() -> dict[str, dict[str, str]]:

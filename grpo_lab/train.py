@@ -104,6 +104,7 @@ def train(run: RunConfig, bench: Workbench, recorder: Recorder) -> None:
             noise = None
             if run.surrogate.mark_scope is not None:
                 noise = rollout_uniforms(rollouts, run.seed, "mark", step)
+            run.updates.begin(bench.optimizer)
             for part in run.updates.split(run.problems_per_step):
                 batches = [on_device(b, bench.device) for b in make_minibatch(inputs, part, run.denominator, run.cut)]
                 _update(run, bench, _marked(run, bench, batches, noise), tally)
@@ -139,7 +140,7 @@ def _needs_scores(run: RunConfig) -> bool:
 
     With one on-policy update and nothing else that reads them, they are the learner's own and every ratio is 1.
     """
-    below_the_ratio = run.old_policy.recomputes and (run.updates.minibatches > 1 or run.kl.shapes_reward)
+    below_the_ratio = run.old_policy.recomputes and (run.updates.number > 1 or run.kl.shapes_reward)
     of_the_sampler = run.correction.needs_old_logprobs or run.rejection.needs_old_logprobs
     return below_the_ratio or of_the_sampler or run.entropy.selects_tokens
 

@@ -319,7 +319,7 @@ def _sampler_differs(f: Facts) -> bool:
 
 
 def _every_ratio_is_one(f: Facts) -> bool:
-    if f["updates.minibatches"] > 1:
+    if f["updates.number"] > 1:
         return False
     return f["old_policy.recomputes"] or not _sampler_differs(f)
 
@@ -386,7 +386,7 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
         and not f["rejection.removes_rows"]
         and not f["entropy.selects_tokens"]
     ),
-    "ratio_is_ignored": lambda f: f["updates.minibatches"] > 1 and not f["surrogate.uses_ratio"],
+    "ratio_is_ignored": lambda f: f["updates.number"] > 1 and not f["surrogate.uses_ratio"],
     "nothing_to_correct": lambda f: f["correction.needs_old_logprobs"] and not _sampler_differs(f),
     "nothing_to_reject": lambda f: f["rejection.needs_old_logprobs"] and not _sampler_differs(f),
     "filter_hardly_acts": lambda f: f["group_filter.removes_rows"] and not _filtered_group_is_noticed(f),

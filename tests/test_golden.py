@@ -1628,8 +1628,33 @@ def test_plain_options_of_the_system_axes() -> None:
     assert [Sync().syncs_after(step) for step in (0, 1, 7)] == [True] * 3
     assert [Frozen().refreshes_after(step) for step in (0, 1, 7)] == [False] * 3
     assert Recomputed().recomputes
-    assert [list(part) for part in Updates(minibatches=2).split(6)] == [[0, 1, 2], [3, 4, 5]]
-    assert [list(part) for part in Updates(minibatches=16).split(32)] == [[2 * n, 2 * n + 1] for n in range(16)]
+
+
+def test_updates_cut_a_batch_into_minibatches_and_go_over_it_again() -> None:
+    def parts(minibatches: int, passes: int, problems: int) -> list[list[int]]:
+        return [list(part) for part in Updates(minibatches, passes, fresh_optimizer=False).split(problems)]
+
+    assert parts(2, 1, 6) == [[0, 1, 2], [3, 4, 5]]
+    assert parts(16, 1, 32) == [[2 * n, 2 * n + 1] for n in range(16)]
+    assert parts(1, 2, 3) == [[0, 1, 2], [0, 1, 2]] and parts(2, 2, 2) == [[0], [1], [0], [1]]
+    assert Updates(2, 3, False).number == 6
+
+
+def test_a_fresh_optimiser_moves_each_weight_by_the_whole_rate_again() -> None:
+    """Adam's first step is lr * g / |g|; its second, with moments of opposite gradients 1 and -0.5, is much shorter."""
+
+    def second_step(fresh: bool) -> float:
+        weight = torch.nn.Parameter(torch.zeros(1, dtype=F64))
+        optimizer = torch.optim.AdamW([weight], lr=0.1, betas=(0.9, 0.9), eps=0.0, weight_decay=0.0)
+        for gradient in (1.0, -0.5):
+            Updates(1, 1, fresh).begin(optimizer)
+            before, weight.grad = weight.item(), torch.tensor([gradient], dtype=F64)
+            optimizer.step()
+        return weight.item() - before
+
+    assert_close(second_step(fresh=True), 0.1, 1e-12, "moments of one gradient: its sign times the rate")
+    # m = (.9 * .1 - .05) / .19, v = (.9 * .1 + .1 * .25) / .19
+    assert_close(second_step(fresh=False), -0.1 * (0.04 / 0.19) / (0.115 / 0.19) ** 0.5, 1e-12, "both gradients")
 
 
 def test_uniform_walks_through_seven_problems_three_at_a_time() -> None:

@@ -1,29 +1,47 @@
-"""Updates: how many optimiser steps one batch of rollouts is cut into."""
+"""Updates: how many optimiser steps are taken on one batch of rollouts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
+
 from grpo_lab.tricks.base import require
 
 
 @dataclass(frozen=True)
 class Updates:
-    """Cut the problems of a rollout batch into `minibatches` optimiser steps, groups kept whole.
+    """Go `passes` times over a rollout batch, each time in `minibatches` optimiser steps, groups kept whole.
 
-    With one minibatch the learner is the old policy, every ratio is 1 and no clip can act; with more, the
-    later minibatches are trained off-policy and a trust region has work to do.
+    With one update the learner is the old policy, every ratio is 1 and no clip can act; with more, the later ones
+    are off-policy and a trust region has work to do. `passes` is the mu of GRPO and TRL's `num_iterations`.
+    `fresh_optimizer` forgets the optimiser's moments before each rollout batch, as Kimi k1.5 (arXiv:2501.12599) does,
+    whose old policy becomes the reference of a new problem each time; its warm-up is not begun again.
     """
 
     minibatches: int
+    passes: int
+    fresh_optimizer: bool
 
     def __post_init__(self) -> None:
         require(self.minibatches >= 1, self, "minibatches", "at least 1")
+        require(self.passes >= 1, self, "passes", "at least 1")
+
+    @property
+    def number(self) -> int:
+        """Optimiser steps for each rollout batch."""
+        return self.minibatches * self.passes
+
+    def begin(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make the optimiser ready for a rollout batch."""
+        if self.fresh_optimizer:
+            optimizer.state.clear()
 
     def split(self, num_problems: int) -> Iterator[range]:
-        """Ranges of problem indices, one per optimiser step, equal in size."""
+        """Ranges of problem indices, one per optimiser step, equal in size; each pass covers all problems."""
         assert num_problems % self.minibatches == 0, "checked by compat.py before the run"
         size = num_problems // self.minibatches
-        for start in range(0, num_problems, size):
-            yield range(start, start + size)
+        for _ in range(self.passes):
+            for start in range(0, num_problems, size):
+                yield range(start, start + size)
