@@ -162,11 +162,7 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
     return Batch(**{name: move(value) for name, value in vars(batch).items()})
 
 
-def expand(advantages: Float[Tensor, "P G"], mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N T"]:
-    """One advantage per response -> one per token, in the loss's precision; 0 outside `mask`."""
-    return torch.where(mask, advantages.reshape(-1, 1), 0.0).to(torch.float32)
-
-
-def row_lengths(rollouts: Rollouts) -> tuple[list[int], list[int]]:
-    """Prompt and response lengths of the rows, for the ledger."""
-    return [len(rollouts.prompt_of_row(row)) for row in range(rollouts.num_rows)], rollouts.lengths.tolist()
+def expand(advantages: Tensor, mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+    """Advantages of responses [P, G] or of tokens [N, T] -> of tokens, in the loss's precision; 0 outside `mask`."""
+    own = advantages if advantages.shape == mask.shape and mask.shape[1] > 1 else advantages.reshape(-1, 1)
+    return torch.where(mask, own, 0.0).to(torch.float32)

@@ -18,8 +18,11 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-import grpo_lab.tricks.covariance  # noqa: F401  two more surrogates: a class is an option once its module is imported
+# Two more surrogates, three more baselines: a class is an option once its module is imported.
+import grpo_lab.tricks.covariance
+import grpo_lab.tricks.credit  # noqa: F401
 from grpo_lab.batching import Cut
+from grpo_lab.critic import Critic
 from grpo_lab.engines.base import Engine
 from grpo_lab.evaluate import Evaluation
 from grpo_lab.ledger import Budget
@@ -54,7 +57,7 @@ AXES = (
     "kl", "reference", "entropy", "learner_precision", "sampler_precision",
 )  # fmt: skip
 ROOMS = (
-    "task", "template", "reward", "model", "engine", "optimizer", "evaluation", "verifier", "budget",
+    "task", "template", "reward", "model", "engine", "optimizer", "critic", "evaluation", "verifier", "budget",
     "tracking", "convention",
 )  # fmt: skip
 
@@ -99,6 +102,7 @@ class RunConfig:
     model: Model
     engine: Engine
     optimizer: Optimizer
+    critic: Critic
     evaluation: Evaluation
     verifier: Reward
     budget: Budget

@@ -26,7 +26,9 @@ from transformers import PreTrainedTokenizerBase
 from grpo_lab.engines.base import EngineSession
 from grpo_lab.rollouts import decode, encode_prompts, grade, group_requests, to_rollouts
 from grpo_lab.tasks.base import Reward, Template
+from grpo_lab.tools import tools_for
 from grpo_lab.tricks.base import require, require_not_negative, require_positive
+from grpo_lab.tricks.truncation import Truncation
 from grpo_lab.types import Problem, Rollouts, SamplingParams
 
 
@@ -67,6 +69,7 @@ class Suite:
     problems: tuple[Problem, ...]
     params: SamplingParams
     verifier: Reward
+    truncation: Truncation | None = None  # the run's way of ending responses, where the protocol is that of training
     measures_kl: bool = False  # whether its responses are a sample of the policy itself, at the training protocol
 
 
@@ -104,7 +107,11 @@ def _answers(
 ) -> tuple[Rollouts, pd.DataFrame]:
     prompts = encode_prompts(tokenizer, template, suite.problems)
     requests = group_requests(suite.problems, prompts, samples, suite.params, seed, f"eval/{suite.split}", 0)
-    rollouts = to_rollouts(suite.problems, prompts, samples, session.generate(requests))
+    if suite.truncation is None:
+        completions = session.generate(requests)
+    else:
+        completions = suite.truncation.generate(session, requests, tools_for(tokenizer))
+    rollouts = to_rollouts(suite.problems, prompts, samples, completions)
     texts = decode(tokenizer, rollouts)
     graded = grade(rollouts, texts, suite.verifier)
     asked = [problem for problem in suite.problems for _ in range(samples)]
@@ -117,6 +124,7 @@ def _answers(
             "outcome": graded.outcome.flatten().numpy(),
             "length": graded.lengths.flatten().numpy(),
             "truncated": graded.truncated.flatten().numpy(),
+            "wanted": [problem.wanted_tokens or 0 for problem in asked],
             "question": [problem.question for problem in asked],
             "answer": [problem.answer for problem in asked],
             "text": texts,

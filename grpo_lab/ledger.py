@@ -75,7 +75,8 @@ class Ledger:
 
     `sampled_tokens` are prompt tokens (prefilled once per prompt) plus every generated token;
     `trained_tokens` are tokens in the loss, once per update they take part in; `discarded_tokens` are
-    generated tokens that never entered a loss. `device_seconds` is wall time times devices, evaluation
+    tokens of responses that never entered a loss, `estimation_tokens` those generated only to estimate a value or a
+    baseline. `device_seconds` is wall time times devices, evaluation
     and checkpoints excluded; being a time it is logged apart from the other counters.
     """
 
@@ -85,17 +86,36 @@ class Ledger:
     sampled_tokens: int = 0
     trained_tokens: int = 0
     discarded_tokens: int = 0
+    estimation_tokens: int = 0
     flops: int = 0
     device_seconds: float = 0.0
 
-    def generated(self, cost: ModelCost, prompt_lengths: Sequence[int], lengths: Sequence[Sequence[int]]) -> None:
-        """Count one rollout batch: prompt lengths [P], response lengths [P][G]."""
+    def generated(
+        self,
+        cost: ModelCost,
+        prompt_lengths: Sequence[int],
+        lengths: Sequence[Sequence[int]],
+        before: Sequence[Sequence[int]],
+    ) -> None:
+        """Count responses: prompt lengths [P], tokens that were drawn and tokens there were before [P][G].
+
+        A prompt is read once for its group; a response that goes on is read again up to where it was cut.
+        """
         self.prompts += len(prompt_lengths)
-        for prompt, group in zip(prompt_lengths, lengths):
+        for prompt, group, parts in zip(prompt_lengths, lengths, before):
             self.completions += len(group)
             self.sampled_tokens += prompt + sum(group)
             self.flops += cost.span(0, prompt)
-            self.flops += sum(cost.span(prompt, prompt + length) for length in group)
+            for length, part in zip(group, parts):
+                self.flops += cost.span(prompt, prompt + part + length)
+
+    def estimated(self, cost: ModelCost, contexts: Sequence[int], lengths: Sequence[Sequence[int]]) -> None:
+        """Count fresh ends of states, for an estimate: context lengths [K], each read once, and drawn tokens [K][S]."""
+        for context, ends in zip(contexts, lengths):
+            self.completions += len(ends)
+            self.sampled_tokens += sum(ends)
+            self.estimation_tokens += sum(ends)
+            self.flops += cost.span(0, context) + sum(cost.span(context, context + length) for length in ends)
 
     def scored(self, cost: ModelCost, prompt_lengths: Sequence[int], lengths: Sequence[int]) -> None:
         """Count one forward pass without gradient over rows of these lengths."""

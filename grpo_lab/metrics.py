@@ -47,6 +47,23 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("rollout/truncated", "share", "mean over all responses", "responses cut by the budget"),
     Metric("rollout/zero_signal", "share", "mean over groups", "groups whose outcomes are all equal"),
     Metric("rollout/trained", "share", "mean over all responses", "responses that enter the loss"),
+    Metric("rollout/groups", "groups", "of the step", "whole groups generated, those a filter discarded included"),
+    Metric(
+        "rollout/repetition", "share", "mean over all responses", "runs of 6 tokens the response had written before"
+    ),
+    Metric("rollout/check_again", "share", "mean over all responses", "responses that go back over what they wrote"),
+    Metric("rollout/interrupted", "share", "mean over all responses", "responses that were forced to an answer"),
+    Metric("rollout/stopped", "share", "mean over all responses", "responses stopped for being sure for too long"),
+    Metric("rollout/pass_at_*", "share", "mean over groups", "unbiased chance that one of k responses is right"),
+    Metric(
+        "rollout/best_gap",
+        "reward",
+        "mean over groups",
+        "best reward a problem ever had - mean reward of its group: what exploration found and the policy does not do",
+    ),
+    Metric("wish/tokens", "tokens", "mean over all responses", "length that the prompts asked for"),
+    Metric("wish/miss", "tokens", "mean over all responses", "|length - length asked for|"),
+    Metric("wish/slope", "tokens/token", "least squares over responses", "length per length asked for; 1 follows it"),
     Metric("rollout/staleness", "updates", "mean over tokens", "how many syncs old the weights were that made a token"),
     Metric("advantage/mean", "advantage", "mean over trained responses", "mean advantage in the loss"),
     Metric("advantage/absolute", "advantage", "mean over trained responses", "mean |advantage| in the loss"),
@@ -74,10 +91,20 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("factor/correction", "1", "mean over tokens of the loss", "weight for the sampler not being the learner"),
     Metric("factor/aggregation", "1", "mean over updates", "the loss if every token's loss were 1"),
     Metric("factor/denominator", "1", "sum over updates", "the loss over what it were with original counts"),
+    # The critic, where the baseline has one.
+    Metric("critic/loss", "reward^2", "mean over tokens and updates", "half the squared error, clipped as configured"),
+    Metric("critic/clipped", "share", "mean over tokens and updates", "tokens whose loss the value clip decides"),
+    Metric("critic/gradient_norm", "1", "mean over updates", "the critic's gradient norm before clipping"),
+    Metric("critic/value", "reward", "mean over tokens", "value before the step's updates"),
+    Metric("critic/target", "reward", "mean over tokens", "what it is fitted to: advantage + value"),
+    Metric("critic/explained_variance", "1", "one step", "1 - mean squared error / variance of the target"),
     # Evaluation.
     Metric("eval/*/accuracy", "share", "mean over questions and samples", "right answers"),
     Metric("eval/*/accuracy_se", "share", "standard error over questions", "uncertainty of accuracy, one run"),
     Metric("eval/*/pass_at_*", "share", "mean over questions", "unbiased chance that one of k samples is right"),
+    Metric(
+        "eval/probe/best_gap", "share", "mean over questions", "best outcome a question ever had - its accuracy now"
+    ),
     Metric("eval/*/length", "tokens", "mean over questions and samples", "response length"),
     Metric(
         "eval/heldout_training/kl_initial",
@@ -92,7 +119,8 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("budget/completions", "responses", "sum", "responses generated, before filtering"),
     Metric("budget/sampled_tokens", "tokens", "sum", "prompt and generated tokens, discarded ones included"),
     Metric("budget/trained_tokens", "tokens", "sum", "tokens in the loss, once per update"),
-    Metric("budget/discarded_tokens", "tokens", "sum", "generated tokens that never entered a loss"),
+    Metric("budget/discarded_tokens", "tokens", "sum", "tokens of responses that never entered a loss"),
+    Metric("budget/estimation_tokens", "tokens", "sum", "generated only to estimate a value or a baseline"),
     Metric("budget/flops", "flop", "sum", "generation, scoring and training, from the model's shape"),
     Metric("budget/device_seconds", "s", "sum", "wall time times devices, without evaluation and checkpoints"),
     Metric("time/log", "s", "sum over the step", "writing the line before this one, a due checkpoint included"),

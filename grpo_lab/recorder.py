@@ -20,6 +20,7 @@ from grpo_lab.ledger import Ledger
 from grpo_lab.progress import RunProgress
 from grpo_lab.tracking.mlflow_mirror import Tracking
 from grpo_lab.tracking.run_log import RunLog
+from grpo_lab.types import Exhausted
 from grpo_lab.workbench import Workbench
 
 _MAX_IDLE_STEPS = 100
@@ -56,7 +57,7 @@ class Recorder:
         share, numbers = ledger.spent(run.budget), dict(signs)
         speed = {}
         if "generate" in clock.seconds:
-            generated = numbers["rollout/length"] * run.rows_per_step
+            generated = numbers["rollout/length"] * numbers["rollout/groups"] * run.group_size
             speed["time/tokens_per_second"] = generated / sum(clock.seconds.values())
         if step % run.evaluation.every == 0 or share >= 1:
             with clock("evaluate"):
@@ -64,7 +65,7 @@ class Recorder:
                     bench.suites, bench.session, bench.tokenizer, run.template, run.evaluation, run.seed,
                     self._initial_score(bench),
                 )  # fmt: skip
-                numbers |= scores
+                numbers |= scores | {"eval/probe/best_gap": bench.probe_gap(answers)}
                 self.log.write_table("eval", step, answers.assign(step=step))
         for name, value in signs.items():
             if name.startswith("touched/"):
@@ -82,11 +83,11 @@ class Recorder:
         self._refuse_to_idle(signs)
 
     def _refuse_to_idle(self, signs: Mapping[str, float | int]) -> None:
-        """Raise ValueError once nothing was trained for so long that nothing ever will be."""
-        idle = signs.get("train/updates", 1) == 0
+        """Raise Exhausted once nothing was trained for so long that nothing ever will be."""
+        idle = signs.get("train/skipped_updates", 0) > 0 and signs["train/updates"] == 0
         self.steps_without_update = self.steps_without_update + 1 if idle else 0
         if self.steps_without_update >= _MAX_IDLE_STEPS:
-            raise ValueError(
+            raise Exhausted(
                 f"{_MAX_IDLE_STEPS} steps in a row left no token to train on: every group was filtered or every "
                 "response masked. The policy may have solved or lost the task; loosen group_filter or truncation"
             )

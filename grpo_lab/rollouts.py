@@ -56,13 +56,14 @@ def to_rollouts(
     assert len(completions) == len(problems) * group_size, "one completion per problem and group member"
     rows, width = len(completions), max(1, *(len(c.tokens) for c in completions))
     tokens = torch.zeros(rows, width, dtype=torch.long)
-    mask = torch.zeros(rows, width, dtype=torch.bool)
+    mask, sampled = torch.zeros(rows, width, dtype=torch.bool), torch.zeros(rows, width, dtype=torch.bool)
     logprobs = torch.zeros(rows, width)
     versions = torch.zeros(rows, width, dtype=torch.long)
     for row, completion in enumerate(completions):
         length = len(completion.tokens)
         tokens[row, :length] = torch.tensor(completion.tokens)
         mask[row, :length] = True
+        sampled[row, :length] = torch.tensor(completion.sampled)
         logprobs[row, :length] = torch.tensor(completion.logprobs)
         versions[row, :length] = torch.tensor(completion.weight_versions)
     return Rollouts(
@@ -71,10 +72,11 @@ def to_rollouts(
         group_size=group_size,
         tokens=tokens,
         response_mask=mask,
-        sampled_mask=mask,
+        sampled_mask=sampled,
         sampler_logprobs=logprobs,
         weight_version=versions,
         finished=torch.tensor([c.stop is StopReason.EOS for c in completions]),
+        looped=torch.tensor([c.stop is StopReason.REPETITION for c in completions]),
     )
 
 
@@ -109,6 +111,7 @@ def grade(rollouts: Rollouts, texts: Sequence[str], reward: Reward) -> Graded:
     outcome = to_groups(outcome, rollouts.group_size)
     value = reward.values(outcome)
     everyone = torch.ones_like(outcome, dtype=torch.bool)
+    wishes = [problem.wanted_tokens for problem in rollouts.problems]
     return Graded(
         outcome=outcome,
         reward=value,
@@ -117,4 +120,5 @@ def grade(rollouts: Rollouts, texts: Sequence[str], reward: Reward) -> Graded:
         truncated=to_groups(~rollouts.finished, rollouts.group_size),
         counted=everyone,
         trained=everyone,
+        wanted=None if None in wishes else torch.tensor(wishes)[:, None].expand(-1, rollouts.group_size),
     )

@@ -1,7 +1,8 @@
 """The training loop, and the command that runs it: `python -m grpo_lab.train recipe=... seed=...`.
 
-`train` reads top to bottom: twelve numbered stages, each one call of what stands in a slot. No option is
-named here; an option that is switched off is a class that does nothing.
+`train` reads top to bottom: twelve numbered stages, each one call of what stands in a slot; the first five, which a
+filter may ask for again, are in rounds.py. No option is named here; one that is switched off is a class that does
+nothing.
 """
 
 from __future__ import annotations
@@ -20,78 +21,76 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from grpo_lab import checkpoint, vital_signs
-from grpo_lab.batching import StepInputs, expand, make_minibatch, on_device, row_lengths, score_rollouts
+from grpo_lab.batching import StepInputs, expand, make_minibatch, on_device
 from grpo_lab.bootstrap import bootstrap
 from grpo_lab.compat import check_compatible
 from grpo_lab.config import RunConfig, conf_folder, to_run
+from grpo_lab.estimates import Ends
 from grpo_lab.explain import explain
 from grpo_lab.identity import check_folder, chosen_options, describe_run, run_identity, run_name
-from grpo_lab.loss import mark_tokens, policy_loss
-from grpo_lab.policy import token_logprobs
+from grpo_lab.learner import marked, needs_scores, scaled, score, update
 from grpo_lab.progress import RunProgress
 from grpo_lab.recorder import Clock, Recorder, failures_recorded, mirrored, summarise, verdict
-from grpo_lab.rollouts import decode, encode_prompts, grade, group_requests, to_rollouts, token_texts
+from grpo_lab.response_signs import response_signs
+from grpo_lab.rollouts import token_texts
+from grpo_lab.rounds import Rounds
 from grpo_lab.seeding import rollout_uniforms
 from grpo_lab.sweeps.child import follow_parent
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.files import atomic_write, write_json
 from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.tracking.sweep_record import sweep_of
-from grpo_lab.types import Batch, Rollouts
+from grpo_lab.tricks.baseline import Credit
+from grpo_lab.tricks.credit import rewards_by_token
+from grpo_lab.types import Exhausted
 from grpo_lab.workbench import Workbench, open_workbench, prepare_torch
 
 
 def train(run: RunConfig, bench: Workbench, recorder: Recorder) -> None:
     """Train until the budget is spent.
 
-    Raises FloatingPointError on NaN or Inf, before the update that would have spread it.
+    Raises FloatingPointError on NaN or Inf, before the update that would have spread it, and Exhausted where nothing
+    is left to train on.
     """
-    ledger, cost = bench.ledger, bench.cost
+    ledger = bench.ledger
     if ledger.steps == 0:
         recorder.record(bench, {}, Clock())
     while ledger.spent(run.budget) < 1:
         step, clock = ledger.steps, Clock()
         with clock("generate"):
-            # 1 draw problems
-            drawn = run.curriculum.draw(step, run.problems_per_step, len(bench.problems), run.seed)
-            problems = [bench.problems[index] for index in drawn]
-            prompts = encode_prompts(bench.tokenizer, run.template, problems)
-            # 2 generate
-            requests = group_requests(problems, prompts, run.group_size, run.engine.params, run.seed, "train", step)
-            completions = bench.session.generate(requests)
-            rollouts = to_rollouts(problems, prompts, run.group_size, completions)
-        with clock("grade"):
-            # 3 grade
-            texts = decode(bench.tokenizer, rollouts)
-            graded = grade(rollouts, texts, run.reward)
-            # 4 shape, 5 truncation, 6 filter
-            shaped = run.reward_shaping(graded)
-            cut = run.truncation(shaped)
-            filtered = run.group_filter(cut)
-        prompt_lengths, lengths = row_lengths(rollouts)
-        ledger.generated(cost, list(map(len, prompts)), graded.lengths.tolist())
+            # 1 draw problems, 2 generate, 3 grade, 4 shape, 5 truncation: rounds.py, as often as the filter asks for
+            rounds = Rounds(run, bench)
+            # 6 filter or refill
+            collected = run.group_filter.collect(rounds, run.problems_per_step)
+            made, batch = collected.made, collected.made.choose(collected.chosen)
+            filtered, rollouts = run.group_filter(batch.cut), batch.rollouts
+            rounds.settle(made, collected.chosen)
         with clock("score"):
             # 7 log-probs of the old and the reference policy; correction, rejection, kl in the reward
-            recomputed = entropy = ref_logprobs = weights = None
-            if _needs_scores(run):
-                recomputed, entropy = _score(run, bench, bench.learner, rollouts)
-                ledger.scored(cost, prompt_lengths, lengths)
+            recomputed = entropy = ref_logprobs = weights = values = None
+            if needs_scores(run):
+                recomputed, entropy = score(run, bench, bench.learner, rollouts)
             old_logprobs = run.old_policy(recomputed, rollouts.sampler_logprobs)
             if bench.reference is not None:
-                ref_logprobs, _ = _score(run, bench, bench.reference, rollouts)
-                ledger.scored(cost, prompt_lengths, lengths)
+                ref_logprobs, _ = score(run, bench, bench.reference, rollouts)
             kept, stays = filtered, rollouts.sampled_mask
             if recomputed is not None:
                 weights = run.correction(recomputed, rollouts.sampler_logprobs, rollouts.sampled_mask)
                 stays = run.rejection(recomputed, rollouts.sampler_logprobs, rollouts.sampled_mask)
                 kept = run.rejection.settle(filtered, stays)
-            charged = run.kl.shape(kept, old_logprobs, ref_logprobs, rollouts.sampled_mask)
+            charges = run.kl.charges(old_logprobs, ref_logprobs, rollouts.sampled_mask)
+            charged = run.kl.shape(kept, charges)
             allowed = rollouts.sampled_mask & stays & charged.trained.flatten()[:, None]
             loss_mask = allowed if entropy is None else allowed & run.entropy.keeps(entropy, rollouts.sampled_mask)
-        with clock("train"):
+            if bench.critic is not None:
+                values = bench.critic.values(rollouts, ledger)
+        with clock("credit"):
             # 8 advantages
-            centred = run.baseline(charged)
-            advantages = run.scale(centred, charged)
+            earned = rewards_by_token(charged.reward, charges, rollouts.sampled_mask)
+            credit = Credit(rollouts, earned, values, Ends(run, bench, rollouts))
+            centred = run.baseline.centre(charged, credit)
+            advantages = scaled(run, centred, charged, rollouts.sampled_mask)
+        with clock("train"):
             # 9 batch
             inputs = StepInputs(
                 rollouts, loss_mask, expand(advantages, loss_mask), old_logprobs, ref_logprobs, weights,
@@ -105,9 +104,13 @@ def train(run: RunConfig, bench: Workbench, recorder: Recorder) -> None:
             if run.surrogate.mark_scope is not None:
                 noise = rollout_uniforms(rollouts, run.seed, "mark", step)
             run.updates.begin(bench.optimizer)
-            for part in run.updates.split(run.problems_per_step):
+            parts = () if bench.policy_waits(step) else run.updates.split(run.problems_per_step)
+            for part in parts:
                 batches = [on_device(b, bench.device) for b in make_minibatch(inputs, part, run.denominator, run.cut)]
-                _update(run, bench, _marked(run, bench, batches, noise), tally)
+                update(run, bench, marked(run, bench, batches, noise), tally)
+            if bench.critic is not None:
+                learnt = rollouts.sampled_mask & charged.counted.flatten()[:, None]
+                tally.critic = bench.critic.learn(rollouts, learnt, values, centred + values, ledger)
         ledger.discarded_tokens += int((rollouts.sampled_mask & ~loss_mask).sum())
         ledger.steps += 1
         staleness = (bench.updates - len(tally.reports) - rollouts.weight_version)[rollouts.sampled_mask]
@@ -117,87 +120,22 @@ def train(run: RunConfig, bench: Workbench, recorder: Recorder) -> None:
             # 11 sync weights
             if run.schedule.syncs_after(step):
                 bench.sync()
-            if bench.reference is not None and run.reference.refreshes_after(step):
-                bench.reference.load_state_dict(bench.learner.state_dict())
+            bench.refresh_reference(run.reference.mixes(step))
         # 12 log, evaluate, save
-        stages = vital_signs.Stages(graded, shaped, cut, filtered, kept, charged, centred, advantages)
-        signs = vital_signs.reward_signs(shaped, charged) | vital_signs.advantage_signs(stages) | tally.signs()
-        signs |= vital_signs.touched_rows(stages)
+        stages = vital_signs.Stages(made, batch, filtered, kept, charged, centred, advantages, loss_mask)
+        signs = vital_signs.reward_signs(made, charged) | vital_signs.advantage_signs(stages) | tally.signs()
+        signs |= vital_signs.touched_rows(stages) | response_signs(made, run.task.check_again, bench.memory.best)
         signs |= vital_signs.touched_tokens(rollouts.sampled_mask, weights, stays, allowed, loss_mask)
+        signs["touched/curriculum"] = rounds.passed_over
         signs["train/entropy_coef"] = entropy_coef
         signs["rollout/staleness"] = float(staleness.double().mean())
         if step % run.rollouts_every == 0:
             pieces = token_texts(bench.tokenizer, rollouts)
             table = vital_signs.rollout_table(
-                rollouts, texts, pieces, charged, advantages, inputs.advantages, loss_mask, tally.touched
+                rollouts, batch.texts, pieces, charged, advantages, inputs.advantages, loss_mask, tally.touched
             )
             recorder.keep_rollouts(step + 1, table)
         recorder.record(bench, signs, clock)
-
-
-def _needs_scores(run: RunConfig) -> bool:
-    """Whether anything asks for the learner's log-probs of the rollouts from before the updates.
-
-    With one on-policy update and nothing else that reads them, they are the learner's own and every ratio is 1.
-    """
-    below_the_ratio = run.old_policy.recomputes and (run.updates.number > 1 or run.kl.shapes_reward)
-    of_the_sampler = run.correction.needs_old_logprobs or run.rejection.needs_old_logprobs
-    return below_the_ratio or of_the_sampler or run.entropy.selects_tokens
-
-
-def _score(
-    run: RunConfig, bench: Workbench, model: torch.nn.Module, rollouts: Rollouts
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probs and entropies of the sampled tokens under a model of the learner's precision, without gradient."""
-    return score_rollouts(model, rollouts, run.engine.temperature, run.learner_precision, run.cut, bench.device)
-
-
-def _read(run: RunConfig, bench: Workbench, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """The learner's log-probs and entropies of a microbatch."""
-    return token_logprobs(
-        bench.learner,
-        batch.prompts,
-        batch.tokens,
-        batch.loss_mask,
-        run.engine.temperature,
-        run.learner_precision,
-        run.entropy.needs_gradient,
-    )
-
-
-def _marked(run: RunConfig, bench: Workbench, batches: list[Batch], noise: torch.Tensor | None) -> list[Batch]:
-    """The same microbatches; where the surrogate chooses among the step's tokens, after one more pass over them."""
-    if noise is None:
-        return batches
-    with torch.no_grad():
-        logprobs = [_read(run, bench, batch)[0] for batch in batches]
-    for batch in batches:
-        bench.ledger.scored(bench.cost, *_sizes(batch))
-    return mark_tokens(run, batches, logprobs, noise)
-
-
-def _sizes(batch: Batch) -> tuple[list[int], list[int]]:
-    """Prompt and response lengths of a microbatch's rows, for the ledger."""
-    return list(map(len, batch.prompts)), batch.response_mask.sum(dim=1).tolist()
-
-
-def _update(run: RunConfig, bench: Workbench, batches: list[Batch], tally: vital_signs.UpdateTally) -> None:
-    """One optimiser step over its microbatches; left out when no token is in the loss."""
-    if not batches:
-        tally.skipped += 1
-        return
-    outputs = []
-    for batch in batches:
-        output = policy_loss(run, batch, *_read(run, bench, batch))
-        output.loss.backward()
-        outputs.append(output)
-        tally.keep_touched(batch.rows, output.touched)
-        bench.ledger.trained(bench.cost, *_sizes(batch), int(batch.loss_mask.sum()))
-    loss = tally.add_outputs(outputs)
-    if not torch.isfinite(torch.tensor(loss)):
-        raise FloatingPointError(f"the loss is {loss} at update {bench.updates}")
-    tally.reports.append(run.optimizer.step(bench.optimizer, bench.updates))
-    bench.updates += 1
 
 
 def start(config: DictConfig, name: str, choices: Mapping[str, str], command: list[str]) -> Path:
@@ -235,6 +173,9 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
                 say(f"resuming after step {bench.ledger.steps} from {newest}")
             try:
                 train(run, bench, recorder)
+            except Exhausted as error:
+                saved = recorder.save(bench, folder / "checkpoints")
+                raise Exhausted(f"{error}. The run ends after step {bench.ledger.steps}, saved in {saved}") from error
             except FloatingPointError as error:
                 saved = recorder.save(bench, folder / "failure")
                 raise FloatingPointError(

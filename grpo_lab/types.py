@@ -7,6 +7,7 @@ Shape letters, used in every signature of the package:
     P  problems drawn for a step          G  responses per problem (the group)
     N  rows = P * G, problem-major        T  response tokens, padded on the right
     M  rows of one microbatch             V  vocabulary
+    S  problems of the training split
 
 Rows are problem-major everywhere, so [N] <-> [P, G] is a reshape and no record keeps a dictionary of
 groups. Rows never leave a record: they are masked, and only `batching.py` gathers what is trained.
@@ -16,10 +17,12 @@ Column t of every [N, T] tensor is about `tokens[:, t]`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Protocol
 
+import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -29,20 +32,30 @@ class Problem:
     """One question with its right answer.
 
     `id` is stable across runs and unique over all splits of a task: the sampling noise, the
-    curriculum and the per-question results refer to it.
+    curriculum and the per-question results refer to it. `wanted_tokens` is the response length that the
+    question asks for, None where it asks for none.
     """
 
     id: int
     question: str
     answer: str
     difficulty: int
+    wanted_tokens: int | None = None
+
+
+class Exhausted(ValueError):
+    """There is nothing left to train on: a world that is solved, a curriculum run dry, a filter that never fills.
+
+    The run ends with its state saved; the message says what ran out and what to change.
+    """
 
 
 class StopReason(str, Enum):
-    """Why a response ended: its own end of text, the token budget, or an abort from outside."""
+    """Why a response ended: its own end of text, the token budget, a loop, or an abort from outside."""
 
     EOS = "eos"
     LENGTH = "length"
+    REPETITION = "repetition"
     ABORTED = "aborted"
 
 
@@ -58,12 +71,21 @@ class NoiseKey:
 
 
 @dataclass(frozen=True)
+class SureRun:
+    """Stop a response after this many consecutive tokens that were each drawn with more than this probability."""
+
+    tokens: int
+    probability: float
+
+
+@dataclass(frozen=True)
 class SamplingParams:
     """How one response is drawn. `max_tokens` counts response tokens, a given prefix included."""
 
     max_tokens: int
     temperature: float
     top_p: float
+    stop_when_sure: SureRun | None = None
 
 
 @dataclass(frozen=True)
@@ -83,15 +105,43 @@ class Request:
 @dataclass(frozen=True)
 class Completion:
     """What the engine drew after `prefix`: ids, log-probs under the sampling distribution's
-    untruncated softmax at the request's temperature, and the weights that made each token."""
+    untruncated softmax at the request's temperature, and the weights that made each token.
+
+    `injected` marks tokens that a trick put in and the policy did not choose, their log-prob being 0; empty
+    where there are none."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     weight_versions: tuple[int, ...]
     stop: StopReason
+    injected: tuple[bool, ...] = ()
+
+    @property
+    def sampled(self) -> tuple[bool, ...]:
+        """Which tokens the policy chose."""
+        return tuple(not put_in for put_in in self.injected) or (True,) * len(self.tokens)
+
+    def continued(self, further: Completion) -> Completion:
+        """This completion and what was drawn after it, as one."""
+        injected = tuple(not chosen for chosen in self.sampled + further.sampled)
+        return Completion(
+            self.tokens + further.tokens,
+            self.logprobs + further.logprobs,
+            self.weight_versions + further.weight_versions,
+            further.stop,
+            injected if any(injected) else (),
+        )
 
 
 OnFinish = Callable[[int, Completion], Iterable[int]]
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What a trick that generates may use beside the sampler: token ids of a text, and one uniform number of a key."""
+
+    encode: Callable[[str], tuple[int, ...]]
+    uniform: Callable[[NoiseKey], float]
 
 
 class Sampler(Protocol):
@@ -109,7 +159,7 @@ class Rollouts:
 
     `response_mask` is True on every real response token, `sampled_mask` only where the policy chose
     the token (injected text is real but not sampled; padding is neither). `finished` is True where
-    the response ended with its own end of text.
+    the response ended with its own end of text, `looped` where it was stopped for repeating itself.
     """
 
     problems: tuple[Problem, ...]
@@ -121,6 +171,7 @@ class Rollouts:
     sampler_logprobs: Float[Tensor, "N T"]
     weight_version: Int[Tensor, "N T"]
     finished: Bool[Tensor, "N"]
+    looped: Bool[Tensor, "N"]
 
     @property
     def num_rows(self) -> int:
@@ -130,8 +181,43 @@ class Rollouts:
     def lengths(self) -> Int[Tensor, "N"]:
         return self.response_mask.sum(dim=1)
 
+    @property
+    def interrupted(self) -> Bool[Tensor, "N"]:
+        """Rows into which text was injected."""
+        return (self.response_mask & ~self.sampled_mask).any(dim=1)
+
     def prompt_of_row(self, row: int) -> tuple[int, ...]:
         return self.prompts[row // self.group_size]
+
+    def choose(self, places: Sequence[int]) -> Rollouts:
+        """The groups at these places, in this order."""
+        size = self.group_size
+        rows = torch.tensor([place * size + member for place in places for member in range(size)], dtype=torch.long)
+        return replace(
+            self,
+            problems=tuple(self.problems[place] for place in places),
+            prompts=tuple(self.prompts[place] for place in places),
+            **{name: getattr(self, name)[rows] for name in _tensor_fields(self)},
+        )
+
+    @staticmethod
+    def join(parts: Sequence[Rollouts]) -> Rollouts:
+        """Groups of the same size one after another, padded to the width of the widest."""
+        width = max(part.tokens.shape[1] for part in parts)
+
+        def widened(tensor: Tensor) -> Tensor:
+            return tensor if tensor.ndim == 1 else F.pad(tensor, (0, width - tensor.shape[1]))
+
+        return replace(
+            parts[0],
+            problems=tuple(problem for part in parts for problem in part.problems),
+            prompts=tuple(prompt for part in parts for prompt in part.prompts),
+            **{name: torch.cat([widened(getattr(part, name)) for part in parts]) for name in _tensor_fields(parts[0])},
+        )
+
+
+def _tensor_fields(record: Rollouts | Graded) -> list[str]:
+    return [field.name for field in fields(record) if isinstance(getattr(record, field.name), Tensor)]
 
 
 @dataclass(frozen=True)
@@ -140,7 +226,8 @@ class Graded:
 
     `outcome` is the verifier's word, 0 or 1, and is never shaped. `reward` is the sum of the named
     `components`. `counted` rows enter group and batch statistics, `trained` rows enter the loss: the
-    two masks are separate so that "masked before" and "masked after" the statistics differ by one bit.
+    two masks are separate so that "masked before" and "masked after" the statistics differ by one bit. `wanted`
+    is the length that the prompt asked for, None where prompts ask for none.
     """
 
     outcome: Float[Tensor, "P G"]
@@ -150,11 +237,83 @@ class Graded:
     truncated: Bool[Tensor, "P G"]
     counted: Bool[Tensor, "P G"]
     trained: Bool[Tensor, "P G"]
+    wanted: Int[Tensor, "P G"] | None = None
+
+    def choose(self, places: Sequence[int]) -> Graded:
+        """The groups at these places, in this order."""
+        index = torch.tensor(list(places), dtype=torch.long)
+        named = {name: values[index] for name, values in self.components.items()}
+        return replace(self, components=named, **{name: getattr(self, name)[index] for name in _tensor_fields(self)})
+
+    @staticmethod
+    def join(parts: Sequence[Graded]) -> Graded:
+        """Groups of the same size and components one after another."""
+        named = {name: torch.cat([part.components[name] for part in parts]) for name in parts[0].components}
+        tensors = {name: torch.cat([getattr(part, name) for part in parts]) for name in _tensor_fields(parts[0])}
+        return replace(parts[0], components=named, **tensors)
 
     def with_component(self, name: str, values: Float[Tensor, "P G"]) -> Graded:
         """A copy in which `values` is one more named part of the reward."""
         assert name not in self.components, f"component {name} was added twice"
         return replace(self, reward=self.reward + values, components={**self.components, name: values})
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Whole groups as they were generated, graded, shaped and cut: what a group filter chooses from."""
+
+    indices: tuple[int, ...]  # of the problems in the training split
+    rollouts: Rollouts
+    texts: tuple[str, ...]  # [N]
+    graded: Graded
+    shaped: Graded
+    cut: Graded
+
+    @property
+    def number(self) -> int:
+        return len(self.indices)
+
+    def choose(self, places: Sequence[int]) -> Groups:
+        """The groups at these places, in this order."""
+        size = self.rollouts.group_size
+        return Groups(
+            tuple(self.indices[place] for place in places),
+            self.rollouts.choose(places),
+            tuple(self.texts[place * size + member] for place in places for member in range(size)),
+            self.graded.choose(places),
+            self.shaped.choose(places),
+            self.cut.choose(places),
+        )
+
+    @staticmethod
+    def join(parts: Sequence[Groups]) -> Groups:
+        """Groups of several rounds one after another."""
+        if len(parts) == 1:
+            return parts[0]
+        return Groups(
+            tuple(index for part in parts for index in part.indices),
+            Rollouts.join([part.rollouts for part in parts]),
+            tuple(text for part in parts for text in part.texts),
+            Graded.join([part.graded for part in parts]),
+            Graded.join([part.shaped for part in parts]),
+            Graded.join([part.cut for part in parts]),
+        )
+
+
+class GroupSource(Protocol):
+    """What a filter that refills may ask for. No problem comes twice within a step."""
+
+    def groups(self, number: int) -> Groups:
+        """That many further problems with all their responses. Raises Exhausted where too few are left."""
+        ...
+
+    def race(self, number: int, wanted: int, accepts: Callable[[Graded], bool], keeps_partial: bool) -> Groups:
+        """Start `number` problems and stop all generation once `wanted` finished groups were accepted.
+
+        `accepts` sees each group [1, G] when its last response ends. Returns the groups that finished, in the order
+        in which they did. What was cut off is kept for the next race, which takes it up first, or thrown away.
+        """
+        ...
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from grpo_lab.config import RunConfig
 from grpo_lab.optim import UpdateReport
 from grpo_lab.tricks.base import NEGLIGIBLE, Trick
 from grpo_lab.tricks.group_filter import Signal, without_signal
-from grpo_lab.types import Graded, LossOutput, Rollouts
+from grpo_lab.types import Graded, Groups, LossOutput, Rollouts
 
 # The axes whose options can turn out to have touched nothing.
 TOUCHING_AXES = (
-    "truncation", "reward_shaping", "group_filter", "old_policy", "correction", "rejection", "baseline", "scale",
-    "importance", "surrogate", "denominator", "kl", "entropy",
+    "curriculum", "truncation", "reward_shaping", "group_filter", "old_policy", "correction", "rejection", "baseline",
+    "scale", "importance", "surrogate", "denominator", "kl", "entropy",
 )  # fmt: skip
 
 
@@ -29,49 +29,57 @@ TOUCHING_AXES = (
 class Stages:
     """One step's rows as each stage left them, in the order of the loop.
 
-    `charged` is what enters the loss: after rejection (`kept`) and after a KL penalty in the reward.
+    `made` are all whole groups that were generated, `batch` those of them that went on; `charged` is what enters the
+    loss: after rejection (`kept`) and after a KL penalty in the reward. `centred` and `advantages` are of responses
+    [P, G], or of tokens [N, T] where the baseline gives those.
     """
 
-    graded: Graded
-    shaped: Graded
-    cut: Graded
+    made: Groups
+    batch: Groups
     filtered: Graded
     kept: Graded
     charged: Graded
-    centred: Float[Tensor, "P G"]
-    advantages: Float[Tensor, "P G"]
+    centred: Tensor
+    advantages: Tensor
+    loss_mask: Bool[Tensor, "N T"]
+
+    @property
+    def in_loss(self) -> Tensor:
+        """What of `advantages` enters the loss."""
+        return self.charged.trained if self.advantages.shape == self.charged.trained.shape else self.loss_mask
 
 
-def reward_signs(shaped: Graded, kept: Graded) -> dict[str, float]:
-    """Rewards before any row left (`shaped`) and of what enters the loss (`kept`)."""
+def reward_signs(made: Groups, charged: Graded) -> dict[str, float]:
+    """Rewards of every whole group that was generated, and of what enters the loss (`charged`)."""
+    shaped = made.shaped
     mean = shaped.reward.mean(dim=1, keepdim=True)
     signs = {
         "reward/mean": shaped.reward.mean(),
         "reward/outcome": shaped.outcome.mean(),
         "reward/group_std": (shaped.reward - mean).pow(2).mean(dim=1).sqrt().mean(),
+        "rollout/groups": made.number,
         "rollout/length": shaped.lengths.double().mean(),
         "rollout/truncated": shaped.truncated.double().mean(),
         "rollout/zero_signal": without_signal(shaped, Signal.outcome).double().mean(),
-        "rollout/trained": kept.trained.double().mean(),
+        "rollout/trained": charged.trained.double().mean(),
     }
     for name, values in shaped.components.items():
         signs[f"reward/component/{name}"] = values.mean()
     for name, rows in (("correct", shaped.outcome == 1), ("wrong", shaped.outcome == 0)):
         if rows.any():
             signs[f"rollout/length_{name}"] = shaped.lengths[rows].double().mean()
-    if kept.trained.any():
+    if charged.trained.any():
         # A KL penalty is a part of what the loss sees and no part of how good the responses are.
-        signs["reward/kept_mean"] = sum(kept.components[name][kept.trained].mean() for name in shaped.components)
-        signs["reward/kept_outcome"] = kept.outcome[kept.trained].mean()
-        for name, values in kept.components.items():
-            signs[f"reward/kept_component/{name}"] = values[kept.trained].mean()
+        signs["reward/kept_mean"] = sum(charged.components[name][charged.trained].mean() for name in shaped.components)
+        signs["reward/kept_outcome"] = charged.outcome[charged.trained].mean()
+        for name, values in charged.components.items():
+            signs[f"reward/kept_component/{name}"] = values[charged.trained].mean()
     return {name: float(value) for name, value in signs.items()}
 
 
 def advantage_signs(stages: Stages) -> dict[str, float]:
     """Mean and mean magnitude of the advantages that enter the loss, and the factor the scale put on them."""
-    rows = stages.charged.trained
-    chosen, centred = stages.advantages[rows], stages.centred[rows]
+    chosen, centred = stages.advantages[stages.in_loss], stages.centred[stages.in_loss]
     if not chosen.numel():
         return {}
     signs = {"advantage/mean": float(chosen.mean()), "advantage/absolute": float(chosen.abs().mean())}
@@ -80,31 +88,40 @@ def advantage_signs(stages: Stages) -> dict[str, float]:
     return signs
 
 
-def _share_of_rows(before: Graded, after: Graded) -> float:
+def _changed(before: Graded, after: Graded) -> Bool[Tensor, "P G"]:
     changed = (before.counted != after.counted) | (before.trained != after.trained)
-    return float((changed | (before.reward != after.reward)).double().mean())
+    return changed | (before.reward != after.reward)
 
 
-def _share_moved(before: Float[Tensor, "P G"], after: Float[Tensor, "P G"], rows: Bool[Tensor, "P G"]) -> float:
-    """The share of `rows` whose value is another one than before, beyond what eps and rounding do."""
-    if not rows.any():
+def _share(rows: Tensor) -> float:
+    return float(rows.double().mean())
+
+
+def _share_moved(before: Tensor, after: Tensor, entries: Tensor) -> float:
+    """The share of `entries` whose value is another one than before, beyond what eps and rounding do."""
+    if not entries.any():
         return 0.0
-    gap = (after - before).abs()[rows]
-    return float((gap > NEGLIGIBLE * before.abs()[rows].clamp(min=1e-12)).double().mean())
+    gap = (after - before).abs()[entries]
+    return float((gap > NEGLIGIBLE * before.abs()[entries].clamp(min=1e-12)).double().mean())
 
 
 def touched_rows(stages: Stages) -> dict[str, float]:
-    """The share of rows that the tricks on rewards, masks and advantages changed."""
-    rows = stages.charged.trained & stages.charged.counted
+    """The share of rows that the tricks on rewards, masks and advantages changed; of tokens where those are theirs."""
+    made, charged = stages.made, stages.charged
+    ended = (made.rollouts.interrupted | made.rollouts.looped).reshape(made.cut.trained.shape)
+    went_on = stages.batch.number / made.number
+    reward, entries = charged.reward, charged.trained & charged.counted
+    if stages.centred.shape != reward.shape:
+        reward, entries = reward.reshape(-1, 1).expand_as(stages.centred), stages.loss_mask
     signs = {
-        "touched/reward_shaping": _share_of_rows(stages.graded, stages.shaped),
-        "touched/truncation": _share_of_rows(stages.shaped, stages.cut),
-        "touched/group_filter": _share_of_rows(stages.cut, stages.filtered),
-        "touched/baseline": _share_moved(stages.charged.reward, stages.centred, rows),
-        "touched/scale": _share_moved(stages.centred, stages.advantages, rows),
+        "touched/reward_shaping": _share(_changed(made.graded, made.shaped)),
+        "touched/truncation": _share(_changed(made.shaped, made.cut) | ended),
+        "touched/group_filter": 1 - went_on + went_on * _share(_changed(stages.batch.cut, stages.filtered)),
+        "touched/baseline": _share_moved(reward, stages.centred, entries),
+        "touched/scale": _share_moved(stages.centred, stages.advantages, entries),
     }
-    if stages.charged is not stages.kept:  # a KL penalty in the reward; one in the loss is counted by its tokens
-        signs["touched/kl"] = _share_of_rows(stages.kept, stages.charged)
+    if charged is not stages.kept:  # a KL penalty in the reward; one in the loss is counted by its tokens
+        signs["touched/kl"] = _share(_changed(stages.kept, charged))
     return signs
 
 
@@ -136,6 +153,7 @@ class UpdateTally:
     first: dict[str, float] = field(default_factory=dict)  # the sums of the first update alone
     maxima: dict[str, float] = field(default_factory=dict)
     skipped: int = 0
+    critic: dict[str, float] = field(default_factory=dict)  # what the critic reports of the step
     touched: Bool[Tensor, "N T"] | None = None  # tokens the surrogate changed in any update, where they are kept
 
     def keep_touched(self, rows: Int[Tensor, "M"], touched: Bool[Tensor, "M T"]) -> None:
@@ -161,7 +179,7 @@ class UpdateTally:
 
     def signs(self) -> dict[str, float]:
         """The step's learner metrics; only the counts are there when every update was skipped."""
-        signs = {"train/updates": float(len(self.reports)), "train/skipped_updates": float(self.skipped)}
+        signs = {"train/updates": float(len(self.reports)), "train/skipped_updates": float(self.skipped)} | self.critic
         if not self.reports:
             return signs
         number = len(self.reports)
@@ -216,7 +234,7 @@ def rollout_table(
     texts: Sequence[str],
     pieces: Sequence[Sequence[str]],
     kept: Graded,
-    advantages: Float[Tensor, "P G"],
+    advantages: Tensor,
     token_advantages: Float[Tensor, "N T"],
     loss_mask: Bool[Tensor, "N T"],
     clipped: Bool[Tensor, "N T"],
@@ -224,8 +242,10 @@ def rollout_table(
     """One table row per response: what was asked, what was said, what it and each of its tokens was worth.
 
     `pieces` [N][T] are the tokens as text. `clipped` are the tokens of the loss whose gradient the surrogate changed
-    in any update of the step.
+    in any update of the step. The advantage of a response whose tokens have their own is their mean.
     """
+    if advantages.shape != kept.reward.shape:
+        advantages = advantages.sum(dim=1) / rollouts.sampled_mask.sum(dim=1).clamp(min=1)
     asked = [problem for problem in rollouts.problems for _ in range(rollouts.group_size)]
     columns = {
         "outcome": kept.outcome,
@@ -245,6 +265,9 @@ def rollout_table(
             "difficulty": [problem.difficulty for problem in asked],
             "text": list(texts),
             "tokens": list(map(list, pieces)),
+            "interrupted": rollouts.interrupted.numpy(),
+            "stopped": rollouts.looped.numpy(),
+            "wanted": [problem.wanted_tokens or 0 for problem in asked],
             "token_sampled": _ragged(rollouts.sampled_mask, rollouts.lengths),
             "token_advantage": _ragged(token_advantages.float(), rollouts.lengths),
             "token_in_loss": _ragged(loss_mask, rollouts.lengths),

@@ -10,23 +10,28 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
-from torch import nn
+from jaxtyping import Int
+from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from grpo_lab import checkpoint
 from grpo_lab.config import RunConfig
+from grpo_lab.critic import LiveCritic
 from grpo_lab.engines.base import EngineSession
 from grpo_lab.evaluate import Suite
 from grpo_lab.ledger import Ledger, ModelCost
 from grpo_lab.models import context_length, load_model, stop_token_ids
 from grpo_lab.rollouts import encode_prompts
-from grpo_lab.types import Problem, SamplingParams
+from grpo_lab.tools import with_wish
+from grpo_lab.tricks.curriculum import Memory
+from grpo_lab.types import NoiseKey, Problem, SamplingParams
 
 
 @dataclass
@@ -34,27 +39,52 @@ class Workbench:
     """The live parts of one run.
 
     `initial` is the policy before the first update, where evaluation asks how far the learner has gone from it.
-    `updates` and `ledger` count what has been done so far; `entropy_coef` is the entropy trick's state.
+    `updates` and `ledger` count what has been done so far; `entropy_coef` is the entropy trick's state, `memory` what
+    is remembered of each training problem, `probe_best` the best outcome each probe question ever had.
     """
 
     device: torch.device
     tokenizer: PreTrainedTokenizerBase
     problems: tuple[Problem, ...]
+    difficulties: Int[Tensor, "S"]
     suites: list[Suite]
     learner: nn.Module
     reference: nn.Module | None
     initial: nn.Module | None
+    critic: LiveCritic | None
     session: EngineSession
     optimizer: torch.optim.Optimizer
     cost: ModelCost
     ledger: Ledger
     entropy_coef: float
+    memory: Memory
+    probe_best: dict[int, float] = field(default_factory=dict)
     updates: int = 0
     log_position: int = 0
 
     def sync(self) -> None:
         """Give the sampler the learner's weights; its version is the number of updates behind them."""
         self.session.update_weights(self.learner.state_dict().items(), self.updates)
+
+    def policy_waits(self, step: int) -> bool:
+        """Whether this step trains the critic alone."""
+        return self.critic is not None and self.critic.plan.policy_waits(step)
+
+    @torch.no_grad()
+    def refresh_reference(self, share: float) -> None:
+        """Mix that share of the learner's weights into the reference's."""
+        if self.reference is None or share == 0:
+            return
+        for own, learnt in zip(self.reference.parameters(), self.learner.parameters()):
+            own.lerp_(learnt, share)
+
+    def probe_gap(self, answers: pd.DataFrame) -> float:
+        """The best outcome each probe question ever had less its accuracy now, mean over questions."""
+        by_question = answers[answers["suite"] == "probe"].groupby("problem_id")["outcome"]
+        for question, best in by_question.max().items():
+            self.probe_best[int(question)] = max(self.probe_best.get(int(question), 0.0), float(best))
+        now = by_question.mean()
+        return float(sum(self.probe_best[int(question)] - float(mean) for question, mean in now.items()) / len(now))
 
     def state(self, log_position: int, with_reference: bool) -> dict[str, Any]:
         """What a checkpoint needs beside the learner's weights; noise is counter-based and has no state."""
@@ -66,6 +96,9 @@ class Workbench:
             "optimizer": self.optimizer.state_dict(),
             "log_position": log_position,
             "reference": None if kept is None else kept.state_dict(),
+            "critic": None if self.critic is None else self.critic.state(),
+            "memory": self.memory.state(),
+            "probe_best": self.probe_best,
         }
 
 
@@ -119,15 +152,18 @@ def make_suites(run: RunConfig) -> list[Suite]:
     protocol = SamplingParams(plan.max_tokens, plan.temperature, plan.top_p)
     long = SamplingParams(plan.downstream_max_tokens, plan.temperature, plan.top_p)
     return [
-        Suite("probe", "probe", probe, run.engine.params, run.reward),
-        Suite("heldout_training", "heldout", heldout, run.engine.params, run.reward, measures_kl=True),
+        Suite("probe", "probe", probe, run.engine.params, run.reward, run.truncation),
+        Suite("heldout_training", "heldout", heldout, run.engine.params, run.reward, run.truncation, measures_kl=True),
         Suite("heldout", "heldout", heldout, protocol, run.verifier),
         Suite("downstream", "downstream", downstream, long, run.verifier),
     ]
 
 
 def _some(run: RunConfig, split: str, number: int, mix: Counter[int] | None) -> tuple[Problem, ...]:
-    problems = run.task.problems(split)
+    problems = [
+        with_wish(run.reward_shaping, run.template, problem, NoiseKey(run.seed, f"eval/{split}", 0, problem.id, 0))
+        for problem in run.task.problems(split)
+    ]
     if len(problems) < number:
         raise ValueError(
             f"evaluation asks for {number} problems of split {split!r}, which has {len(problems)}: "
@@ -184,19 +220,25 @@ def open_workbench(run: RunConfig, device: torch.device, resume_from: Path | Non
         initial = reference  # the same weights, while the reference stays what it was
         if reference is None or run.reference.changes:
             initial = load_model(folder, run.learner_precision.lm_head).to(device).requires_grad_(False)
+    critic = None
+    if run.baseline.needs_critic:
+        critic = run.critic.open(folder, learner, run.optimizer, run.learner_precision, run.cut, device, run.seed)
     bench = Workbench(
         device=device,
         tokenizer=tokenizer,
         problems=problems,
+        difficulties=torch.tensor([problem.difficulty for problem in problems]),
         suites=suites,
         learner=learner,
         reference=reference,
         initial=initial,
+        critic=critic,
         session=run.engine.open(folder, run.sampler_precision, device),
         optimizer=run.optimizer.build(learner.parameters()),
         cost=ModelCost.of(learner),
         ledger=Ledger(),
         entropy_coef=run.entropy.start,
+        memory=Memory.of(len(problems)),
     )
     if resume_from is not None:
         state = checkpoint.load_state(resume_from)
@@ -205,6 +247,10 @@ def open_workbench(run: RunConfig, device: torch.device, resume_from: Path | Non
         bench.entropy_coef = state["entropy_coef"]
         bench.log_position = state["log_position"]
         bench.optimizer.load_state_dict(state["optimizer"])
+        bench.memory = Memory(**state["memory"])
+        bench.probe_best = state["probe_best"]
+        if critic is not None:
+            critic.load_state(state["critic"])
         if reference is not None and state["reference"] is not None:
             reference.load_state_dict(state["reference"])
     bench.sync()

@@ -116,6 +116,7 @@ def make_rollouts(
         sampler_logprobs=torch.zeros(rows, width, dtype=F64) if sampler is None else sampler,
         weight_version=torch.zeros(rows, width, dtype=torch.long),
         finished=torch.ones(rows, dtype=torch.bool),
+        looped=torch.zeros(rows, dtype=torch.bool),
     )
 
 

@@ -113,6 +113,11 @@ class _Wave:
         self.budgets = torch.tensor(remaining, device=device)
         self.temperatures = torch.tensor([r.params.temperature for r in requests], device=device)
         self.top_ps = torch.tensor([r.params.top_p for r in requests], device=device)
+        limits = [r.params.stop_when_sure for r in requests]
+        self.patience = torch.tensor([width + 1 if one is None else one.tokens for one in limits], device=device)
+        sure = [1.0 if one is None else one.probability for one in limits]
+        self.sure = torch.tensor(sure, dtype=torch.float64, device=device).log()
+        self.sure_for = torch.zeros(len(requests), dtype=torch.long, device=device)
         self.tokens = torch.zeros(len(requests), width, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(len(requests), width, dtype=session.logprob_dtype, device=device)
 
@@ -125,11 +130,16 @@ class _Wave:
             drawn, logprobs = draw(logits, self.noise[alive, position], self.temperatures[alive], self.top_ps[alive])
             self.tokens[alive, position], self.logprobs[alive, position] = drawn, logprobs
             position += 1
+            self.sure_for[alive] = torch.where(logprobs > self.sure[alive], self.sure_for[alive] + 1, 0)
             stopped = torch.isin(drawn, self.session.stop_ids)
-            ended = stopped | (position >= self.budgets[alive])
+            looped = self.sure_for[alive] >= self.patience[alive]
+            ended = stopped | looped | (position >= self.budgets[alive])
             if ended.any():
-                for row, by_itself in zip(alive[ended].tolist(), stopped[ended].tolist()):
-                    reason = StopReason.EOS if by_itself else StopReason.LENGTH
+                for row, by_itself, in_a_loop in zip(
+                    alive[ended].tolist(), stopped[ended].tolist(), looped[ended].tolist()
+                ):
+                    reason = StopReason.REPETITION if in_a_loop else StopReason.LENGTH
+                    reason = StopReason.EOS if by_itself else reason
                     completion = self._completion(row, position, reason)
                     results[self.indices[row]] = completion
                     if on_finish is not None:

@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import ClassVar
 
 from datasets import Dataset, Features, Value
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -134,6 +135,9 @@ class ArithmeticWorld(Task):
     rows of a smaller one, so ids keep their questions when a size changes.
     """
 
+    step_end: ClassVar[str] = ";"
+    check_again: ClassVar[tuple[str, ...]] = (CHECK_AGAIN,)
+
     seed: int
     addends_min: int
     addends_max: int
@@ -212,6 +216,7 @@ class Plain(Template):
     pattern: str
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(
             self.pattern.count("{question}") == 1,
             "pattern",

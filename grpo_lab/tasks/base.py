@@ -39,6 +39,9 @@ class Task(ABC):
     """
 
     splits: ClassVar[tuple[str, ...]] = ("train", "probe", "heldout", "downstream")
+    step_end: ClassVar[str] = "\n"  # what ends a step of the reasoning
+    # Texts by which a response goes back over what it has written.
+    check_again: ClassVar[tuple[str, ...]] = ("Wait", "wait", "check again", "double-check", "Recheck", "recheck")
 
     @abstractmethod
     def load(self, split: str) -> Dataset:
@@ -59,7 +62,23 @@ class Task(ABC):
 
 @dataclass(frozen=True)
 class Template(ABC):
-    """The form in which a question reaches the model."""
+    """The form in which a question reaches the model, and the wording of what tricks say to it.
+
+    `interruption` is put into a response that must come to its answer; `wish` is a question that asks for a length,
+    with `{question}` and `{tokens}` in it.
+    """
+
+    interruption: str
+    wish: str
+
+    def __post_init__(self) -> None:
+        remedy = "write both as they stand, braces included"
+        for name in ("{question}", "{tokens}"):
+            require(self.wish.count(name) == 1, "wish", repr(self.wish), f"a text with {name} in it once", remedy)
+
+    def wishing(self, question: str, tokens: int) -> str:
+        """The question together with the wish for a response of that many tokens."""
+        return self.wish.replace("{tokens}", str(tokens)).replace("{question}", question)
 
     @abstractmethod
     def render(self, question: str) -> str:

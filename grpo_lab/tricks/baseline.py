@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import comb
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from grpo_lab.tricks.base import Trick, counted_mean, require, tied
 from grpo_lab.tricks.convention import Singleton
-from grpo_lab.types import Graded
+from grpo_lab.types import Graded, Rollouts
 
 
 class Weights(Enum):
@@ -30,6 +31,40 @@ class Weights(Enum):
 
 
 @dataclass(frozen=True)
+class State:
+    """A point of a response: the place of its problem in the batch, and the response's tokens so far."""
+
+    place: int
+    prefix: tuple[int, ...]
+
+
+class Estimator(Protocol):
+    """What a baseline that generates may ask of the policy that made the rollouts."""
+
+    def rewards(self, states: Sequence[State], samples: int, greedy: bool = False) -> Float[Tensor, "K S"]:
+        """Shaped rewards of `samples` fresh ends of each of the K states, float64."""
+        ...
+
+    def step_ends(self) -> Bool[Tensor, "N T"]:
+        """Response tokens after which a step of the reasoning is over."""
+        ...
+
+
+@dataclass(frozen=True)
+class Credit:
+    """One batch as a baseline may look at it beside the rewards of whole responses.
+
+    `token_rewards` add up to the row's reward: charges of single tokens where they fell, the rest at the last sampled
+    token. `values` are the critic's, of the state before each token; None where no critic is needed.
+    """
+
+    rollouts: Rollouts
+    token_rewards: Float[Tensor, "N T"]
+    values: Float[Tensor, "N T"] | None
+    estimator: Estimator
+
+
+@dataclass(frozen=True)
 class Baseline(Trick, ABC):
     """Centres rewards; rows that are not counted come out as 0 and move no other row.
 
@@ -38,7 +73,8 @@ class Baseline(Trick, ABC):
     `scales_itself`: what comes out is an advantage already, and any scale would be a second one. `stretches`: is the
     group's mean but for a factor.
     `smallest_group`: how many rows a group needs for any advantage but 0. `pays_lone_rows`: by convention, a group's
-    only counted row keeps its raw reward.
+    only counted row keeps its raw reward. `per_token`: gives each token an advantage of its own. `needs_critic`: reads
+    a critic's values. `generates`: asks the policy for further responses, `continues`: from the middle of one.
     """
 
     group_relative: ClassVar[bool]
@@ -46,6 +82,10 @@ class Baseline(Trick, ABC):
     reads_outcome: ClassVar[bool] = False
     scales_itself: ClassVar[bool] = False
     stretches: ClassVar[bool] = False
+    per_token: ClassVar[bool] = False
+    needs_critic: ClassVar[bool] = False
+    generates: ClassVar[bool] = False
+    continues: ClassVar[bool] = False
 
     @property
     def smallest_group(self) -> int:
@@ -58,6 +98,10 @@ class Baseline(Trick, ABC):
     @abstractmethod
     def __call__(self, graded: Graded) -> Float[Tensor, "P G"]:
         """Reward minus baseline, float64."""
+
+    def centre(self, graded: Graded, credit: Credit) -> Tensor:
+        """The same, for a baseline that may look at more than rewards (credit.py); [N, T] where `per_token`."""
+        return self(graded)
 
 
 def _centre(centred: Float[Tensor, "P G"], graded: Graded, singleton: Singleton) -> Float[Tensor, "P G"]:

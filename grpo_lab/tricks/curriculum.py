@@ -1,39 +1,244 @@
-"""Curriculum: which prompts come next."""
+"""Curriculum: which prompts come next, and what a run remembers of its training problems.
+
+Every option walks the same endless stream: shuffled passes over the training split, each a permutation drawn from
+(seed, pass). An option says how likely a problem is to be taken when its turn comes; one that takes all of them is
+plain uniform sampling. So arms of one seed meet the problems in the same order, whatever they leave out, and a
+resumed run needs no more than its place in the stream.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+from typing import Any, ClassVar
 
 import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from grpo_lab.tricks.base import Trick, require
+from grpo_lab.types import Exhausted
+
+
+@dataclass
+class Memory:
+    """What a run remembers of each training problem; the one mutable record, checkpointed with the run.
+
+    `looked` counts problems of the stream that were taken or passed over. `last` is NaN, and `best` -inf, before a
+    problem's first group. `leftovers` are groups whose generation was cut off, as plain values.
+    """
+
+    attempts: Int[Tensor, "S"]  # graded responses
+    right: Float[Tensor, "S"]  # of them right
+    last: Float[Tensor, "S"]  # pass rate of the latest group
+    best: Float[Tensor, "S"]  # highest reward any response ever had
+    looked: int = 0
+    leftovers: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, size: int) -> Memory:
+        """Nothing remembered yet of a training split of `size` problems."""
+        nothing = torch.zeros(size, dtype=torch.float64)
+        return cls(
+            torch.zeros(size, dtype=torch.long),
+            nothing,
+            torch.full_like(nothing, torch.nan),
+            torch.full_like(nothing, -torch.inf),
+        )
+
+    @property
+    def pass_rate(self) -> Float[Tensor, "S"]:
+        """Right responses over all responses so far; 0 for a problem that was never asked."""
+        return self.right / self.attempts.clamp(min=1)
+
+    def copy(self) -> Memory:
+        """A copy that shares nothing that `note` changes."""
+        own = {name: value.clone() for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, leftovers=list(self.leftovers), **own)
+
+    def note(self, problems: Int[Tensor, "P"], outcome: Float[Tensor, "P G"], reward: Float[Tensor, "P G"]) -> None:
+        """Take graded groups into account; no problem twice in one call."""
+        self.attempts[problems] += outcome.shape[1]
+        self.right[problems] += outcome.sum(dim=1)
+        self.last[problems] = outcome.mean(dim=1)
+        self.best[problems] = torch.maximum(self.best[problems], reward.amax(dim=1))
+
+    def state(self) -> dict[str, Any]:
+        """Tensors and plain values only, for the checkpoint."""
+        return {part.name: getattr(self, part.name) for part in fields(self)}
 
 
 @dataclass(frozen=True)
-class Curriculum(ABC):
+class Pool:
+    """What a draw may look at: the training split, how far the run is, and what it remembers."""
+
+    difficulties: Int[Tensor, "S"]
+    batch: int  # problems of a step; each pass over the split is cut into whole batches
+    seed: int
+    progress: float  # share of the budget that is spent
+    memory: Memory
+    taken: frozenset[int]  # problems drawn in this step already
+
+    @property
+    def size(self) -> int:
+        return len(self.difficulties)
+
+
+@dataclass(frozen=True)
+class Curriculum(Trick, ABC):
     """Chooses the problems of a step from the training split."""
 
+    remedy: ClassVar[str] = "enlarge the task's training split or lower problems_per_step"
+
     @abstractmethod
-    def draw(self, step: int, num_problems: int, size: int, seed: int) -> list[int]:
-        """Indices into a training split of `size` problems, `num_problems` of them, without repeats."""
+    def weights(self, pool: Pool) -> Float[Tensor, "S"]:
+        """How likely each problem is to be taken when its turn comes, up to a common factor; 0 for not at all."""
+
+    def draw(self, number: int, pool: Pool) -> list[int]:
+        """The next `number` problems as indices into the training split, none of them drawn in this step already.
+
+        Moves the memory's place in the stream. A problem is taken with its weight over the largest one, by a uniform
+        number of its place in the stream. The few problems left over at the end of a pass wait for the next one.
+        Raises Exhausted where fewer than `number` problems can be taken at all.
+        """
+        weights = self.weights(pool).clone()
+        weights[list(pool.taken)] = 0
+        left = int((weights > 0).sum())
+        if left < number:
+            raise Exhausted(
+                f"the curriculum has run dry: a draw needs {number} problems, and of the {pool.size} of the training "
+                f"split {left} can be taken ({len(pool.taken)} were in this step): {self.remedy}"
+            )
+        chances = (weights / weights.max()).tolist()
+        usable = pool.size // pool.batch * pool.batch or pool.size
+        found: list[int] = []
+        order: list[int] = []
+        while len(found) < number:
+            round_, place = divmod(pool.memory.looked, usable)
+            if not order or place == 0:
+                order, thresholds = _shuffled(pool, round_)
+            index = order[place]
+            if index not in found and thresholds[place] < chances[index]:
+                found.append(index)
+            pool.memory.looked += 1
+        return found
+
+
+def _shuffled(pool: Pool, round_: int) -> tuple[list[int], list[float]]:
+    """One pass over the split: its order, and a uniform number for each place."""
+    generator = np.random.Generator(np.random.Philox(key=np.array([pool.seed, round_], dtype=np.uint64)))
+    return generator.permutation(pool.size).tolist(), generator.random(pool.size).tolist()
 
 
 @dataclass(frozen=True)
 class Uniform(Curriculum):
-    """Walk through the training split in a fresh random order each epoch.
+    """Walk through the training split in a fresh random order each pass."""
 
-    Each epoch is one permutation drawn from (seed, epoch) and cut into whole batches; the few problems
-    left over at its end wait for the next permutation, so no batch holds a problem twice. The draw is a
-    function of (seed, step) alone: every arm of a seed sees the same problems, and a resumed run needs
-    no state.
+    touches_nothing: ClassVar[bool] = True
+
+    def weights(self, pool: Pool) -> Float[Tensor, "S"]:
+        return torch.ones(pool.size, dtype=torch.float64)
+
+
+class Record(Enum):
+    """What of a problem's past decides: all its responses, or those of its latest group."""
+
+    history = "history"
+    last_group = "last_group"
+
+
+@dataclass(frozen=True)
+class NoPositiveResampling(Curriculum):
+    """Never ask again what the policy can do (ScaleRL, arXiv:2510.13786).
+
+    taken when its turn comes unless pass rate >= threshold
+
+    A problem that left is not asked and so never comes back, though the policy may forget it. `by: history` counts all
+    its responses so far (ScaleRL, 0.9); `last_group` its latest group only (open-instruct, 0.875), which is noisy: at a
+    pass rate of 0.8 half of all groups of 8 have 7 or 8 right.
     """
 
-    def draw(self, step: int, num_problems: int, size: int, seed: int) -> list[int]:
-        batches = size // num_problems
-        if batches == 0:
-            raise ValueError(
-                f"a batch of {num_problems} problems cannot be drawn from a training split of {size}: "
-                "lower problems_per_step or choose a larger task"
-            )
-        epoch, batch = divmod(step, batches)
-        order = np.random.Generator(np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64))).permutation(size)
-        return order[batch * num_problems : (batch + 1) * num_problems].tolist()
+    threshold: float
+    by: Record
+
+    formula: ClassVar[str] = "problems whose pass rate ({by}) is at least {threshold} are not asked again"
+    remedy: ClassVar[str] = (
+        "the policy has solved the others, so choose a larger or harder task, or raise curriculum.threshold"
+    )
+
+    def __post_init__(self) -> None:
+        require(0 < self.threshold <= 1, self, "threshold", "in (0, 1]")
+
+    def weights(self, pool: Pool) -> Float[Tensor, "S"]:
+        memory = pool.memory
+        rate = memory.pass_rate if self.by is Record.history else memory.last.nan_to_num(nan=0.0)
+        return (rate < self.threshold).to(torch.float64)
+
+
+def _easiest(pool: Pool, start_share: float, ramp: float) -> Bool[Tensor, "S"]:
+    """The easiest share of the split by its own labels, ties by index; grows from `start_share` to all of it."""
+    share = min(1.0, start_share + (1 - start_share) * pool.progress / ramp)
+    easiest = torch.argsort(pool.difficulties, stable=True)[: max(pool.batch, round(share * pool.size))]
+    return torch.zeros(pool.size, dtype=torch.bool).index_fill(0, easiest, True)
+
+
+def _unsolved(memory: Memory) -> Float[Tensor, "S"]:
+    """1 - pass rate over all responses; 1 for a problem that was never asked."""
+    return 1 - memory.pass_rate
+
+
+@dataclass(frozen=True)
+class EasyToHard(Curriculum):
+    """Begin with the easiest problems and add harder ones (Kimi k1.5, arXiv:2501.12599).
+
+    pool = the easiest  start_share + (1 - start_share) * min(1, progress / ramp)  of the split
+
+    By the difficulty labels of the task; within the pool as Uniform. `progress` is the spent share of the budget, so
+    the schedule is the same on every budget axis. From `ramp` on it is Uniform.
+    """
+
+    start_share: float
+    ramp: float  # share of the budget after which all problems are in
+
+    formula: ClassVar[str] = "the easiest {start_share} of the problems, growing to all of them at {ramp} of the budget"
+
+    def __post_init__(self) -> None:
+        require(0 < self.start_share <= 1, self, "start_share", "in (0, 1]")
+        require(0 < self.ramp <= 1, self, "ramp", "in (0, 1]")
+
+    def weights(self, pool: Pool) -> Float[Tensor, "S"]:
+        return _easiest(pool, self.start_share, self.ramp).to(torch.float64)
+
+
+@dataclass(frozen=True)
+class Prioritized(Curriculum):
+    """Ask a problem the more often the less it is solved (Kimi k1.5, arXiv:2501.12599).
+
+    P(i) proportional to 1 - s_i, with s_i the share of right responses so far
+
+    Differs: the paper draws from that distribution; here the shuffled stream is thinned, a problem being passed over
+    with probability 1 - (1 - s_i) / max_j (1 - s_j), so that over a pass the frequencies are the same and no problem
+    comes twice within it.
+    """
+
+    formula: ClassVar[str] = "P(i) proportional to 1 - s_i, s_i the share of right responses so far"
+    remedy: ClassVar[str] = "every other problem was answered right each time, so choose a larger or harder task"
+
+    def weights(self, pool: Pool) -> Float[Tensor, "S"]:
+        return _unsolved(pool.memory)
+
+
+@dataclass(frozen=True)
+class Kimi(EasyToHard):
+    """Both curricula of Kimi k1.5 (arXiv:2501.12599): easy problems first, and among them those not yet solved.
+
+    P(i) proportional to 1 - s_i within EasyToHard's pool
+    """
+
+    formula: ClassVar[str] = f"{EasyToHard.formula}; within them P(i) proportional to 1 - s_i"
+    remedy: ClassVar[str] = Prioritized.remedy
+
+    def weights(self, pool: Pool) -> Float[Tensor, "S"]:
+        return _unsolved(pool.memory) * super().weights(pool)

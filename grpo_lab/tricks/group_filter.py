@@ -10,8 +10,8 @@ from typing import ClassVar
 from jaxtyping import Bool
 from torch import Tensor
 
-from grpo_lab.tricks.base import Trick, tied
-from grpo_lab.types import Graded
+from grpo_lab.tricks.base import Trick, require, require_positive, tied
+from grpo_lab.types import Exhausted, Graded, Groups, GroupSource
 
 
 class Signal(Enum):
@@ -27,20 +27,51 @@ def without_signal(graded: Graded, signal: Signal) -> Bool[Tensor, "P 1"]:
     return tied(values, graded.counted)
 
 
+def has_signal(graded: Graded, signal: Signal) -> list[int]:
+    """Places of the groups that carry signal."""
+    return (~without_signal(graded, signal)).flatten().nonzero().flatten().tolist()
+
+
+@dataclass(frozen=True)
+class Collected:
+    """The whole groups a step generated, and the places among them of those it goes on with."""
+
+    made: Groups
+    chosen: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class GroupFilter(Trick, ABC):
-    """Decides whether groups without signal stay in the batch."""
+    """Decides whether groups without signal stay in the batch, and whether others are generated in their place.
+
+    `removes_rows`: groups may leave the batch, or may never come into it. `refills`: others take their place, so
+    every group of the batch carries signal. `races`: who ends first decides what is trained on. `carries_over`: a
+    response may hold tokens of older weights.
+    """
 
     removes_rows: ClassVar[bool]
+    refills: ClassVar[bool] = False
 
     @property
     def reads_reward(self) -> bool:
         """Whether the shaped reward decides."""
         return False
 
-    @abstractmethod
+    @property
+    def races(self) -> bool:
+        return False
+
+    @property
+    def carries_over(self) -> bool:
+        return False
+
+    def collect(self, source: GroupSource, number: int) -> Collected:
+        """`number` groups to train on, and whatever else was generated for them."""
+        return Collected(source.groups(number), tuple(range(number)))
+
     def __call__(self, graded: Graded) -> Graded:
         """The record with the rows of filtered groups masked."""
+        return graded
 
 
 @dataclass(frozen=True)
@@ -49,9 +80,6 @@ class Keep(GroupFilter):
 
     touches_nothing: ClassVar[bool] = True
     removes_rows: ClassVar[bool] = False
-
-    def __call__(self, graded: Graded) -> Graded:
-        return graded
 
 
 @dataclass(frozen=True)
@@ -77,3 +105,130 @@ class Drop(GroupFilter):
     def __call__(self, graded: Graded) -> Graded:
         kept = ~without_signal(graded, self.signal)
         return replace(graded, counted=graded.counted & kept, trained=graded.trained & kept)
+
+
+@dataclass(frozen=True)
+class Refill(GroupFilter, ABC):
+    """Generate until the batch is full of groups that carry signal.
+
+    The batch then holds as many groups as ever, and a step costs 1 / (share with signal) times the generation. What is
+    kept is conditioned on having signal: its mean outcome is pulled to 1/2, so read the reward of all responses.
+    Raises Exhausted when `max_rounds` rounds were not enough.
+    """
+
+    signal: Signal
+    max_rounds: int
+
+    removes_rows: ClassVar[bool] = True
+    refills: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require_positive(self, "max_rounds")
+
+    @property
+    def reads_reward(self) -> bool:
+        return self.signal is Signal.reward
+
+    def collect(self, source: GroupSource, number: int) -> Collected:
+        rounds: list[Groups] = []
+        chosen: list[int] = []
+        while len(chosen) < number:
+            if len(rounds) == self.max_rounds:
+                raise self._never_fills(Groups.join(rounds), len(chosen), number)
+            made = self.round(source, number, number - len(chosen))
+            before = sum(part.number for part in rounds)
+            chosen += [before + place for place in has_signal(made.cut, self.signal)]
+            rounds.append(made)
+        return Collected(Groups.join(rounds), tuple(chosen[:number]))
+
+    @abstractmethod
+    def round(self, source: GroupSource, number: int, missing: int) -> Groups:
+        """One more round of generation for a batch of `number` groups of which `missing` are not there yet."""
+
+    def _never_fills(self, made: Groups, found: int, number: int) -> Exhausted:
+        rate = made.graded.outcome.mean(dim=1)
+        right, wrong = int((rate == 1).sum()), int((rate == 0).sum())
+        return Exhausted(
+            f"after {self.max_rounds} rounds of generation {found} of the {number} groups of a batch carry signal "
+            f"({self.signal.value}): of {made.number} problems {right} were answered right every time and {wrong} wrong "
+            "every time. The policy has solved or lost this task, or the groups are too small: raise group_size or "
+            "group_filter.max_rounds, choose another task, or use group_filter=drop"
+        )
+
+
+@dataclass(frozen=True)
+class Resample(Refill):
+    """Draw whole batches until enough groups carry signal (dynamic sampling of DAPO, arXiv:2503.14476).
+
+    each round: oversample * problems_per_step further problems;  batch = the first problems_per_step with signal
+
+    Differs from Drop: the batch never shrinks, and the price is generation. What the last round brought too many is
+    thrown away. verl draws three times the batch at once; more in a round means fewer rounds and more thrown away.
+    """
+
+    oversample: float
+
+    formula: ClassVar[str] = "groups of one and the same {signal} are replaced, in rounds of {oversample} batches"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self, "oversample")
+
+    def round(self, source: GroupSource, number: int, missing: int) -> Groups:
+        return source.groups(max(1, round(self.oversample * number)))
+
+
+@dataclass(frozen=True)
+class Active(Refill):
+    """Replace each group without signal by one further problem (active sampling of Olmo 3, arXiv:2512.13961).
+
+    each round: as many further problems as the batch still lacks
+
+    Differs from Resample: nothing is thrown away but groups without signal, for more and smaller rounds. Differs from
+    the paper: there a queue that never empties replaces each group as it ends; here the replacements of a round
+    start together, which trains on the same groups and decodes them in smaller batches.
+    """
+
+    formula: ClassVar[str] = "each group of one and the same {signal} is replaced by a further problem"
+
+    def round(self, source: GroupSource, number: int, missing: int) -> Groups:
+        return source.groups(missing)
+
+
+@dataclass(frozen=True)
+class OversampleAbort(Refill):
+    """Start more problems than needed and stop when enough groups with signal have ended (slime).
+
+    each round: start oversample * problems_per_step problems; abort what is unfinished once the batch is full
+
+    Differs from Resample: the groups that end first are taken, and those are the short ones, so the batch's responses
+    are shorter than the policy's. `keeps_partial` takes cut responses up again in the next step instead of throwing
+    them away, which takes that bias out and leaves tokens of older weights in a response. Differs from slime: a
+    further round starts when the last one has ended, not while it still runs.
+    """
+
+    oversample: float
+    keeps_partial: bool
+
+    formula: ClassVar[str] = (
+        "of {oversample} batches the first groups to end that are not of one and the same {signal}; cut ones go on "
+        "in the next step: {keeps_partial}"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.oversample >= 1, self, "oversample", "at least 1")
+
+    @property
+    def races(self) -> bool:
+        return True
+
+    @property
+    def carries_over(self) -> bool:
+        return self.keeps_partial
+
+    def round(self, source: GroupSource, number: int, missing: int) -> Groups:
+        def accepts(group: Graded) -> bool:
+            return bool(has_signal(group, self.signal))
+
+        return source.race(max(missing, round(self.oversample * number)), missing, accepts, self.keeps_partial)

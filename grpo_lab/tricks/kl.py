@@ -40,14 +40,17 @@ class Kl(Trick, ABC):
     ) -> Float[Tensor, "M T"]:
         """Coefficient times estimate, with gradient through `logprobs`."""
 
-    def shape(
+    def charges(
         self,
-        graded: Graded,
         old_logprobs: Float[Tensor, "N T"] | None,
         ref_logprobs: Float[Tensor, "N T"] | None,
         sampled_mask: Bool[Tensor, "N T"],
-    ) -> Graded:
-        """The record with the penalty in its reward; as it is, unless `shapes_reward`."""
+    ) -> Float[Tensor, "N T"]:
+        """What the reward is charged for each token, at most about 0, float64; nothing unless `shapes_reward`."""
+        return torch.zeros(sampled_mask.shape, dtype=torch.float64)
+
+    def shape(self, graded: Graded, charges: Float[Tensor, "N T"]) -> Graded:
+        """The record with its responses' charges in its reward; as it is, unless `shapes_reward`."""
         return graded
 
 
@@ -75,7 +78,8 @@ class K1Reward(Kl):
 
     The policy gradient of this reward is the right gradient of the reverse KL(pi || ref), which k1 as a loss does not
     have: its expected gradient is 0. A long response is charged for every token. Differs: REINFORCE++ charges each
-    token for what comes after it; here the whole response bears its sum, as in RLOO.
+    token for what comes after it; here the whole response bears its sum, as in RLOO, unless the baseline gives each
+    token an advantage of its own (gae).
     """
 
     kl_coef: float
@@ -87,16 +91,18 @@ class K1Reward(Kl):
     def __post_init__(self) -> None:
         require_positive(self, "kl_coef")
 
-    def shape(
+    def charges(
         self,
-        graded: Graded,
         old_logprobs: Float[Tensor, "N T"] | None,
         ref_logprobs: Float[Tensor, "N T"] | None,
         sampled_mask: Bool[Tensor, "N T"],
-    ) -> Graded:
+    ) -> Float[Tensor, "N T"]:
         assert old_logprobs is not None and ref_logprobs is not None, "shapes_reward makes the loop compute both"
-        drift = torch.where(sampled_mask, (old_logprobs - ref_logprobs).to(graded.reward.dtype), 0.0).sum(dim=1)
-        return graded.with_component("k1", -self.kl_coef * to_groups(drift, graded.reward.shape[1]))
+        drift = (old_logprobs - ref_logprobs).to(torch.float64)
+        return torch.where(sampled_mask, -self.kl_coef * drift, 0.0)
+
+    def shape(self, graded: Graded, charges: Float[Tensor, "N T"]) -> Graded:
+        return graded.with_component("k1", to_groups(charges.sum(dim=1), graded.reward.shape[1]))
 
     def __call__(
         self,

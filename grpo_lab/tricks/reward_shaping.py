@@ -19,10 +19,15 @@ from grpo_lab.types import Graded
 class RewardShaping(Trick, ABC):
     """Adds named components to the reward and leaves the outcome alone.
 
-    `group_relative`: compares a response with others of its group.
+    `group_relative`: compares a response with others of its group. `wishes`: prompts ask for a length.
     """
 
     group_relative: ClassVar[bool] = False
+    wishes: ClassVar[bool] = False
+
+    def wish(self, drawn: float) -> int | None:
+        """The response length, in tokens, that a prompt asks for; None for none. `drawn` is uniform in [0, 1)."""
+        return None
 
     @abstractmethod
     def lowest(self, correct: float, wrong: float) -> float:
@@ -133,47 +138,59 @@ class KimiLength(RewardShaping):
 
 @dataclass(frozen=True)
 class L1Exact(RewardShaping):
-    """Pay for hitting a wanted length (LCPO-Exact of L1, arXiv:2503.04697).
+    """Ask for a length in the prompt and pay for hitting it (LCPO-Exact of L1, arXiv:2503.04697).
 
-    penalty = -alpha * |target_tokens - length|, for right and wrong answers alike
+    n_gold ~ U{shortest..longest}, one for all responses of a prompt, written into it
+    penalty = -alpha * |n_gold - length|, for right and wrong answers alike
 
-    The paper states the target in the prompt and draws it per prompt; here it is one number for the run.
+    The policy learns to think for as long as it is asked to, so one model serves every budget. Evaluation asks for
+    lengths too. The step's `wish/slope` says whether lengths follow.
     """
 
     alpha: float  # reward per token
-    target_tokens: int
+    shortest: int  # tokens a prompt may ask for, at least
+    longest: int  # and at most
 
-    formula: ClassVar[str] = "-{alpha} * |{target_tokens} - n_i|"
+    wishes: ClassVar[bool] = True
+    formula: ClassVar[str] = "-{alpha} * |n_gold - n_i|, n_gold of {shortest}..{longest} in the prompt"
 
     def __post_init__(self) -> None:
-        require_positive(self, "alpha", "target_tokens")
+        require_positive(self, "alpha", "shortest")
+        require(self.shortest <= self.longest, self, "longest", f"at least `shortest` ({self.shortest})")
+
+    def wish(self, drawn: float) -> int:
+        return self.shortest + int(drawn * (self.longest - self.shortest + 1))
 
     def lowest(self, correct: float, wrong: float) -> float:
         return -math.inf
 
     def __call__(self, graded: Graded) -> Graded:
-        away = (self.target_tokens - graded.lengths.to(graded.reward.dtype)).abs()
-        return graded.with_component("l1_exact", -self.alpha * away)
+        return graded.with_component("l1_exact", -self.alpha * self._left(graded).abs())
+
+    def _left(self, graded: Graded) -> Float[Tensor, "P G"]:
+        """Tokens that were asked for and not written; negative beyond."""
+        assert graded.wanted is not None, "the loop writes the wish into every prompt"
+        return (graded.wanted - graded.lengths).to(graded.reward.dtype)
 
 
 @dataclass(frozen=True)
-class L1Max(RewardShaping):
-    """Pay right answers for staying below a wanted length (LCPO-Max of L1, arXiv:2503.04697).
+class L1Max(L1Exact):
+    """Ask for a length and pay right answers for staying below it (LCPO-Max of L1, arXiv:2503.04697).
 
-    reward = right * clip(alpha * (target_tokens - length) + delta, 0, 1)
+    reward = right * clip(alpha * (n_gold - length) + delta, 0, 1)
 
     Written as what is added to a right answer's reward of 1: right * (clip(...) - 1). Differs from L1Exact: it
     multiplies, so wrong answers feel no pressure on length, and a short right answer is not punished.
     """
 
-    alpha: float  # reward per token
-    target_tokens: int
-    delta: float  # reward of a right answer of exactly the target's length
+    delta: float  # reward of a right answer of exactly the length that was asked for
 
-    formula: ClassVar[str] = "right * (clip({alpha} * ({target_tokens} - n_i) + {delta}, 0, 1) - 1)"
+    formula: ClassVar[str] = (
+        "right * (clip({alpha} * (n_gold - n_i) + {delta}, 0, 1) - 1), n_gold of {shortest}..{longest} in the prompt"
+    )
 
     def __post_init__(self) -> None:
-        require_positive(self, "alpha", "target_tokens")
+        super().__post_init__()
         require_not_negative(self, "delta")
         require(self.delta <= 1, self, "delta", "at most 1")
 
@@ -181,5 +198,5 @@ class L1Max(RewardShaping):
         return min(wrong, correct - 1)
 
     def __call__(self, graded: Graded) -> Graded:
-        left = self.alpha * (self.target_tokens - graded.lengths.to(graded.reward.dtype)) + self.delta
-        return graded.with_component("l1_max", (graded.outcome > 0.5) * (left.clamp(0, 1) - 1))
+        worth = (self.alpha * self._left(graded) + self.delta).clamp(0, 1)
+        return graded.with_component("l1_max", (graded.outcome > 0.5) * (worth - 1))

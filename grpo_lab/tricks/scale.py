@@ -8,7 +8,7 @@ from enum import Enum
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from grpo_lab.tricks.base import Trick, counted_mean, require, require_not_negative, tied
@@ -39,12 +39,13 @@ class Scale(Trick, ABC):
     signs around. `splits_signs`: does nothing where no reward is negative. `reads_batch`: a
     group that leaves moves the advantages of others. `pays_for_signal`: makes up for groups without signal.
     `recentres`: subtracts one number for the whole batch. `divides_by_centred`: by the deviation of what the baseline
-    left. `moves_zeros`: a row centred at 0 may get an advantage.
+    left. `moves_zeros`: a row centred at 0 may get an advantage. `scales_tokens`: `of_tokens` can be asked too.
     """
 
     needs_rewards_from_zero: ClassVar[bool] = False
     splits_signs: ClassVar[bool] = False
     reads_batch: ClassVar[bool] = False
+    scales_tokens: ClassVar[bool] = False
 
     @property
     def group_relative(self) -> bool:
@@ -69,6 +70,12 @@ class Scale(Trick, ABC):
     @abstractmethod
     def __call__(self, centred: Float[Tensor, "P G"], graded: Graded) -> Float[Tensor, "P G"]:
         """Advantages, float64; rows that are not counted stay exactly 0."""
+
+    def of_tokens(
+        self, centred: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], graded: Graded
+    ) -> Float[Tensor, "N T"]:
+        """The same of numbers that each token has for itself; 0 outside `mask`."""
+        raise TypeError(f"{type(self).__name__} scales one number a response; compat.py refuses it for tokens")
 
 
 @dataclass(frozen=True)
@@ -126,10 +133,16 @@ class NoScale(Scale):
     """Use the centred reward as it is (Dr. GRPO, arXiv:2503.20783): every prompt weighs the same."""
 
     touches_nothing: ClassVar[bool] = True
+    scales_tokens: ClassVar[bool] = True
     formula: ClassVar[str] = "C"
 
     def __call__(self, centred: Float[Tensor, "P G"], graded: Graded) -> Float[Tensor, "P G"]:
         return centred
+
+    def of_tokens(
+        self, centred: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], graded: Graded
+    ) -> Float[Tensor, "N T"]:
+        return torch.where(mask, centred, 0.0)
 
 
 _FLOORED = {
@@ -164,6 +177,7 @@ class BatchStd(Scale):
     floor: Floor
 
     reads_batch: ClassVar[bool] = True
+    scales_tokens: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require(self.ddof in (0, 1), self, "ddof", "0 or 1")
@@ -190,13 +204,24 @@ class BatchStd(Scale):
 
     def __call__(self, centred: Float[Tensor, "P G"], graded: Graded) -> Float[Tensor, "P G"]:
         values = graded.reward if self.of is Deviation.raw else centred
-        weights = self.by.of(graded)
+        return self._scaled(centred, values, self.by.of(graded), graded.counted)
+
+    def of_tokens(
+        self, centred: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], graded: Graded
+    ) -> Float[Tensor, "N T"]:
+        weights = mask.to(centred.dtype)
+        if self.by is Weights.rows:
+            weights = weights / mask.sum(dim=1, keepdim=True).clamp(min=1)
+        values = graded.reward.reshape(-1, 1).expand_as(centred) if self.of is Deviation.raw else centred
+        return self._scaled(centred, values, weights, mask)
+
+    def _scaled(self, centred: Tensor, values: Tensor, weights: Tensor, counted: Tensor) -> Tensor:
         mean = (weights * values).sum() / weights.sum().clamp(min=1)
         variance = (weights * (values - mean) ** 2).sum() / (weights.sum() - self.ddof).clamp(min=1)
         divisor = _FLOORED[self.floor](variance, self.eps)
-        flat = tied(values.reshape(1, -1), graded.counted.reshape(1, -1))
+        flat = tied(values.reshape(1, -1), counted.reshape(1, -1))
         shifted = centred - mean if self.recentre else centred
-        return torch.where(graded.counted & ~flat, shifted / divisor, 0.0)
+        return torch.where(counted & ~flat, shifted / divisor, 0.0)
 
 
 @dataclass(frozen=True)

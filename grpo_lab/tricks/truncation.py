@@ -2,23 +2,47 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from grpo_lab.tricks.base import Trick
-from grpo_lab.types import Graded
+from grpo_lab.tricks.base import Trick, require, require_positive
+from grpo_lab.types import (
+    Completion,
+    Graded,
+    NoiseKey,
+    OnFinish,
+    Request,
+    Sampler,
+    StopReason,
+    SureRun,
+    Tools,
+)
 
 
 @dataclass(frozen=True)
 class Truncation(Trick, ABC):
-    """Sets the `counted` and `trained` bits of truncated rows."""
+    """Sets the `counted` and `trained` bits of truncated rows, and may end a response in its own way.
 
-    removes_rows: ClassVar[bool]
+    `intervenes`: a response may end before its budget or against its will, by more than the text so far.
+    """
 
-    @abstractmethod
+    removes_rows: ClassVar[bool] = False
+    intervenes: ClassVar[bool] = False
+
+    def generate(
+        self, sampler: Sampler, requests: Sequence[Request], tools: Tools, on_finish: OnFinish | None = None
+    ) -> list[Completion]:
+        """What the sampler says to these requests, under this option's way of ending responses.
+
+        `on_finish` as in `Sampler.generate`; refused by options that generate in more than one call.
+        """
+        return sampler.generate(requests, on_finish)
+
     def __call__(self, graded: Graded) -> Graded:
         """The record with its row masks set; rewards stay as they are."""
+        return graded
 
 
 @dataclass(frozen=True)
@@ -30,10 +54,6 @@ class Score(Truncation):
     """
 
     touches_nothing: ClassVar[bool] = True
-    removes_rows: ClassVar[bool] = False
-
-    def __call__(self, graded: Graded) -> Graded:
-        return graded
 
 
 @dataclass(frozen=True)
@@ -69,3 +89,94 @@ class MaskBefore(Truncation):
     def __call__(self, graded: Graded) -> Graded:
         kept = ~graded.truncated
         return replace(graded, counted=graded.counted & kept, trained=graded.trained & kept)
+
+
+@dataclass(frozen=True)
+class Interrupt(Truncation):
+    """Force an answer before the budget is used up (interruptions of ScaleRL, arXiv:2510.13786).
+
+    cut ~ U{earliest * max_tokens .. latest * max_tokens};  a response unfinished after `cut` tokens goes on behind
+    `phrase`
+
+    Differs from Score: nearly every response comes to an answer, so few rows are cut and the outcome of a long one says
+    something. The injected tokens are context and never trained; the row is tagged as interrupted. One that the budget
+    cuts all the same counts as any cut response.
+    """
+
+    earliest: float  # share of the budget before an interruption, at least
+    latest: float  # and at most
+    phrase: str  # what is put in
+    max_tokens: int  # the run's generation budget, response tokens
+
+    intervenes: ClassVar[bool] = True
+    formula: ClassVar[str] = (
+        "unfinished after U({earliest}, {latest}) of {max_tokens} tokens: '{phrase}' is put in, with m = 0"
+    )
+
+    def __post_init__(self) -> None:
+        require_positive(self, "earliest", "max_tokens")
+        require(self.earliest <= self.latest < 1, self, "latest", f"at least `earliest` ({self.earliest}) and below 1")
+        require(bool(self.phrase), self, "phrase", "a text that is put into the response")
+
+    def generate(
+        self, sampler: Sampler, requests: Sequence[Request], tools: Tools, on_finish: OnFinish | None = None
+    ) -> list[Completion]:
+        assert on_finish is None, "compat.py refuses a filter that stops generation beside an interruption"
+        phrase = tools.encode(self.phrase)
+        cuts = [min(self._cut(request.noise, tools), request.params.max_tokens) for request in requests]
+        first = sampler.generate(
+            [replace(request, params=replace(request.params, max_tokens=cut)) for request, cut in zip(requests, cuts)]
+        )
+        late = [
+            place
+            for place, (request, completion) in enumerate(zip(requests, first))
+            if completion.stop is StopReason.LENGTH and cuts[place] + len(phrase) < request.params.max_tokens
+        ]
+        prefixed = {place: _injected(first[place], phrase) for place in late}
+        onward = [replace(requests[place], prefix=requests[place].prefix + prefixed[place].tokens) for place in late]
+        for place, further in zip(late, sampler.generate(onward) if onward else ()):
+            first[place] = prefixed[place].continued(further)
+        return first
+
+    def _cut(self, noise: NoiseKey, tools: Tools) -> int:
+        """After how many tokens this response is interrupted: by a number of its own noise, shared by all arms."""
+        drawn = tools.uniform(replace(noise, stream=f"{noise.stream}/interrupt"))
+        first, last = round(self.earliest * self.max_tokens), round(self.latest * self.max_tokens)
+        return max(1, first + int(drawn * (last - first + 1)))
+
+
+def _injected(so_far: Completion, phrase: tuple[int, ...]) -> Completion:
+    """A completion with a phrase put in behind it, under the weights of its last token."""
+    version = so_far.weight_versions[-1]
+    put_in = Completion(phrase, (0.0,) * len(phrase), (version,) * len(phrase), so_far.stop, (True,) * len(phrase))
+    return so_far.continued(put_in)
+
+
+@dataclass(frozen=True)
+class RepetitionStop(Truncation):
+    """Stop a response that has been sure of itself for too long (MiniMax-M1, arXiv:2506.13585).
+
+    stop after `tokens` consecutive tokens that were each drawn with probability > `probability`
+
+    A loop is certain of every token, so this saves its generation. The row counts as truncated, that is as wrong.
+    Differs from Score only in when such a row ends. A policy that is sure of long right answers loses them too, which
+    happens once entropy is low: look at `rollout/stopped`.
+    """
+
+    tokens: int
+    probability: float
+
+    intervenes: ClassVar[bool] = True
+    formula: ClassVar[str] = "cut after {tokens} tokens in a row of probability above {probability}"
+
+    def __post_init__(self) -> None:
+        require_positive(self, "tokens")
+        require(0 < self.probability < 1, self, "probability", "in (0, 1)")
+
+    def generate(
+        self, sampler: Sampler, requests: Sequence[Request], tools: Tools, on_finish: OnFinish | None = None
+    ) -> list[Completion]:
+        sure = SureRun(self.tokens, self.probability)
+        return sampler.generate(
+            [replace(request, params=replace(request.params, stop_when_sure=sure)) for request in requests], on_finish
+        )

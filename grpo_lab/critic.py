@@ -1,0 +1,251 @@
+"""The critic: a learned value of each state, with an optimiser, minibatches and a warm-up of its own."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from grpo_lab.batching import Cut, microbatch_rows
+from grpo_lab.ledger import Ledger, ModelCost
+from grpo_lab.models import load_model
+from grpo_lab.optim import Optimizer, UpdateReport
+from grpo_lab.policy import mask_lengths, token_values
+from grpo_lab.tricks.base import require, require_not_negative, require_positive
+from grpo_lab.tricks.precision import LmHead, Precision
+from grpo_lab.tricks.updates import Updates
+from grpo_lab.types import Rollouts
+
+
+@dataclass(frozen=True)
+class Critic(ABC):
+    """How the value function is made and trained; used where the baseline needs one."""
+
+    learning_rate: float
+    warmup_updates: int  # of its learning rate, linear
+    minibatches: int  # optimiser steps for each rollout batch
+    passes: int  # over each rollout batch
+    value_clip: float  # how far from its old value a value may be drawn in one batch, reward units; 0 for any
+    head_range: float  # the head's weights begin uniform in +-this; 0 begins with the value 0 everywhere
+    pretrain_steps: int  # first steps in which the critic learns and the policy does not
+
+    def __post_init__(self) -> None:
+        require_positive(self, "learning_rate", "minibatches", "passes")
+        require_not_negative(self, "warmup_updates", "value_clip", "head_range", "pretrain_steps")
+        require(self.pretrain_steps < 100, self, "pretrain_steps", "below 100: the policy would stand still for long")
+
+    @property
+    def updates(self) -> Updates:
+        return Updates(self.minibatches, self.passes, fresh_optimizer=False)
+
+    def policy_waits(self, step: int) -> bool:
+        """Whether step `step` (from 0) trains the critic alone."""
+        return step < self.pretrain_steps
+
+    @abstractmethod
+    def trunk(self, folder: Path, learner: nn.Module) -> nn.Module:
+        """What makes hidden states of token ids."""
+
+    @property
+    @abstractmethod
+    def owns_trunk(self) -> bool:
+        """Whether the critic's gradient goes into it, and a checkpoint has to hold it."""
+
+    def open(
+        self,
+        folder: Path,
+        learner: nn.Module,
+        optimizer: Optimizer,
+        precision: Precision,
+        cut: Cut,
+        device: torch.device,
+        seed: int,
+    ) -> LiveCritic:
+        """A critic that begins at the base model in `folder`, ready to learn."""
+        trunk = self.trunk(folder, learner).to(device)
+        width = learner.get_input_embeddings().weight.shape[1]
+        head = nn.Linear(width, 1)
+        with torch.no_grad():
+            generator = torch.Generator().manual_seed(seed)
+            head.weight.copy_((2 * torch.rand(1, width, generator=generator) - 1) * self.head_range)
+            head.bias.zero_()
+        own = replace(optimizer, learning_rate=self.learning_rate, warmup_updates=self.warmup_updates)
+        return LiveCritic(self, trunk, head.to(device), own, precision, cut)
+
+
+@dataclass(frozen=True)
+class SeparateModel(Critic):
+    """A model of its own, beginning as a copy of the policy (PPO for language models; Open-Reasoner-Zero)."""
+
+    owns_trunk: ClassVar[bool] = True
+
+    def trunk(self, folder: Path, learner: nn.Module) -> nn.Module:
+        return load_model(folder, LmHead.same).base_model
+
+
+@dataclass(frozen=True)
+class ValueHead(Critic):
+    """One linear layer on the policy's hidden states, which feel no gradient of it.
+
+    Differs from SeparateModel: no second model in memory and a forward pass less, for a critic that can only read what
+    the policy's states happen to say, and whose inputs move with every policy update.
+    """
+
+    owns_trunk: ClassVar[bool] = False
+
+    def trunk(self, folder: Path, learner: nn.Module) -> nn.Module:
+        return learner.base_model
+
+
+@dataclass
+class Fit:
+    """What one batch taught the critic: sums over its tokens and updates."""
+
+    loss: float = 0.0
+    clipped: float = 0.0
+    tokens: int = 0
+    gradient_norm: float = 0.0
+    updates: int = 0
+
+    def add(self, report: UpdateReport) -> None:
+        """Count one optimiser step."""
+        self.gradient_norm += report.gradient_norm
+        self.updates += 1
+
+
+class LiveCritic:
+    """A critic's weights and optimiser."""
+
+    def __init__(
+        self,
+        plan: Critic,
+        trunk: nn.Module,
+        head: nn.Module,
+        optimizer: Optimizer,
+        precision: Precision,
+        cut: Cut,
+    ) -> None:
+        self.plan, self.trunk, self.head, self.precision, self.cut = plan, trunk, head, precision, cut
+        self.recipe = optimizer
+        parameters = [*head.parameters(), *(trunk.parameters() if plan.owns_trunk else ())]
+        self.optimizer = optimizer.build(parameters)
+        self.updates = 0
+        self.cost = ModelCost.of(trunk)
+
+    def state(self) -> dict[str, Any]:
+        """Weights, optimiser and counter, for the checkpoint."""
+        return {
+            "head": self.head.state_dict(),
+            "trunk": self.trunk.state_dict() if self.plan.owns_trunk else None,
+            "optimizer": self.optimizer.state_dict(),
+            "updates": self.updates,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.head.load_state_dict(state["head"])
+        if state["trunk"] is not None:
+            self.trunk.load_state_dict(state["trunk"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.updates = state["updates"]
+
+    @torch.no_grad()
+    def values(self, rollouts: Rollouts, ledger: Ledger) -> Float[Tensor, "N T"]:
+        """The value of the state before each sampled token, on the CPU; 0 elsewhere."""
+        found = torch.zeros_like(rollouts.sampler_logprobs)
+        for rows in self._microbatches(rollouts, rollouts.sampled_mask, range(rollouts.num_rows)):
+            part = self._read(rollouts, rollouts.sampled_mask, rows)
+            found[rows, : part.shape[1]] = part.to("cpu", found.dtype)
+            ledger.scored(self.cost, *_sizes(rollouts, rows))
+        return found
+
+    def learn(
+        self,
+        rollouts: Rollouts,
+        mask: Bool[Tensor, "N T"],
+        old_values: Float[Tensor, "N T"],
+        targets: Float[Tensor, "N T"],
+        ledger: Ledger,
+    ) -> dict[str, float]:
+        """Fit the masked tokens' values to their targets; returns the step's critic metrics.
+
+        loss = mean over tokens of max((v - target)^2, (clip(v, old - value_clip, old + value_clip) - target)^2) / 2
+        """
+        fit, size = Fit(), rollouts.group_size
+        for part in self.plan.updates.split(len(rollouts.problems)):
+            rows = [row for row in range(part.start * size, part.stop * size) if bool(mask[row].any())]
+            tokens = int(mask[rows].sum()) if rows else 0
+            if not tokens:
+                continue
+            for chosen in self._microbatches(rollouts, mask, rows):
+                values = self._read(rollouts, mask, chosen)
+                width, device = values.shape[1], values.device
+                loss, clipped = self._loss(
+                    values,
+                    old_values[chosen, :width].to(device, values.dtype),
+                    targets[chosen, :width].to(device, values.dtype),
+                    mask[chosen, :width].to(device),
+                )
+                (loss / tokens).backward()
+                fit.loss, fit.clipped = fit.loss + float(loss.detach()), fit.clipped + float(clipped)
+                ledger.trained(self.cost, *_sizes(rollouts, chosen), 0)
+            fit.tokens += tokens
+            fit.add(self.recipe.step(self.optimizer, self.updates))
+            self.updates += 1
+        return self._signs(fit, old_values[mask].double(), targets[mask].double())
+
+    def _loss(
+        self, values: Float[Tensor, "M T"], old: Tensor, targets: Tensor, mask: Bool[Tensor, "M T"]
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        """Summed loss of the masked tokens, and how many of them the clip decides."""
+        plain = (values - targets) ** 2
+        if self.plan.value_clip == 0:
+            return (plain * mask).sum() / 2, torch.zeros(())
+        limit = self.plan.value_clip
+        held = (torch.clamp(values, old - limit, old + limit) - targets) ** 2
+        return (torch.maximum(plain, held) * mask).sum() / 2, ((held > plain) & mask).sum().detach()
+
+    def _signs(self, fit: Fit, old: Float[Tensor, "K"], targets: Float[Tensor, "K"]) -> dict[str, float]:
+        if not fit.updates:
+            return {}
+        spread = float(((targets - targets.mean()) ** 2).mean())
+        signs = {
+            "critic/loss": fit.loss / fit.tokens,
+            "critic/clipped": fit.clipped / fit.tokens,
+            "critic/gradient_norm": fit.gradient_norm / fit.updates,
+            "critic/value": float(old.mean()),
+            "critic/target": float(targets.mean()),
+        }
+        if spread > 0:
+            signs["critic/explained_variance"] = 1 - float(((targets - old) ** 2).mean()) / spread
+        return signs
+
+    def _read(self, rollouts: Rollouts, mask: Bool[Tensor, "N T"], rows: list[int]) -> Float[Tensor, "M T"]:
+        width, device = max(mask_lengths(mask[rows])), next(self.head.parameters()).device
+        return token_values(
+            self._features,
+            self.head,
+            [rollouts.prompt_of_row(row) for row in rows],
+            rollouts.tokens[rows, :width].to(device),
+            mask[rows, :width].to(device),
+            self.precision,
+        )
+
+    def _features(self, ids: Int[Tensor, "M W"]) -> Float[Tensor, "M W H"]:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.plan.owns_trunk):
+            return self.trunk(input_ids=ids, use_cache=False).last_hidden_state
+
+    def _microbatches(self, rollouts: Rollouts, mask: Bool[Tensor, "N T"], rows: range | list[int]) -> list[list[int]]:
+        rows = [row for row in rows if bool(mask[row].any())]
+        ends = mask_lengths(mask)
+        lengths = [len(rollouts.prompt_of_row(row)) + ends[row] for row in rows]
+        return [[rows[place] for place in group] for group in microbatch_rows(lengths, self.cut)]
+
+
+def _sizes(rollouts: Rollouts, rows: list[int]) -> tuple[list[int], list[int]]:
+    return [len(rollouts.prompt_of_row(row)) for row in rows], rollouts.lengths[rows].tolist()

@@ -1,0 +1,34 @@
+"""What tricks that generate use beside the sampler: token ids of a text, single uniform numbers, wishes in a prompt."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from transformers import PreTrainedTokenizerBase
+
+from grpo_lab.seeding import token_uniforms
+from grpo_lab.tasks.base import Template
+from grpo_lab.tricks.reward_shaping import RewardShaping
+from grpo_lab.types import NoiseKey, Problem, Tools
+
+
+def tools_for(tokenizer: PreTrainedTokenizerBase) -> Tools:
+    """What a trick that generates may use: the run's tokenizer and its counter-based noise."""
+
+    def encode(text: str) -> tuple[int, ...]:
+        return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    return Tools(encode, uniform)
+
+
+def uniform(key: NoiseKey) -> float:
+    """The first uniform number of a key."""
+    return float(token_uniforms(key, 0, 1)[0])
+
+
+def with_wish(shaping: RewardShaping, template: Template, problem: Problem, key: NoiseKey) -> Problem:
+    """The problem as it is asked: with a wanted length in its question where the reward shaping draws one."""
+    tokens = shaping.wish(uniform(replace(key, stream=f"{key.stream}/wish")))
+    if tokens is None:
+        return problem
+    return replace(problem, question=template.wishing(problem.question, tokens), wanted_tokens=tokens)
