@@ -47,13 +47,15 @@ class IncompatibleRun(ValueError):
 
 def _removes(run: RunConfig) -> bool:
     """Whether some token can leave the loss."""
-    rows = run.truncation.removes_rows or run.group_filter.removes_rows or run.rejection.removes_rows
+    filters = run.group_filter.removes_rows and not run.group_filter.refills
+    rows = run.truncation.removes_rows or filters or run.rejection.removes_rows
     return rows or run.entropy.selects_tokens
 
 
 def _sampler_is_learner(run: RunConfig) -> bool:
     """Same weights, same arithmetic: the two differ by rounding that is not worth a name."""
-    return run.schedule.keeps_sampler_current and not (run.learner_precision.rounds or run.sampler_precision.rounds)
+    current = run.schedule.keeps_sampler_current and not run.group_filter.carries_over
+    return current and not (run.learner_precision.rounds or run.sampler_precision.rounds)
 
 
 def _on_policy(run: RunConfig) -> bool:
@@ -140,6 +142,41 @@ ERRORS: tuple[Rule, ...] = (
         lambda run: run.surrogate.needs_token_ratio and not run.importance.per_token,
         "this surrogate reads each token's own ratio, and a response's ratio in its place means nothing",
         "set importance=token",
+    ),
+    Rule(
+        "scale_is_of_responses",
+        ("baseline", "scale"),
+        lambda run: run.baseline.per_token and not run.scale.scales_tokens,
+        "the baseline gives each token an advantage of its own, and this scale takes one number a response",
+        "set scale=none or scale=batch_std_tokens",
+    ),
+    Rule(
+        "race_has_one_finish",
+        ("group_filter", "truncation"),
+        lambda run: run.group_filter.races and run.truncation.generates_twice,
+        "interrupted responses go on in a second call of the sampler, so who ends first cannot be told",
+        "set truncation=score, or a group_filter that waits for all responses",
+    ),
+    Rule(
+        "continuations_know_the_text_alone",
+        ("baseline", "truncation"),
+        lambda run: run.baseline.continues and run.truncation.intervenes,
+        "a continuation does not know for how long its response was sure, nor when it would have been interrupted",
+        "set truncation=score or one of the masks, or a baseline without continuations",
+    ),
+    Rule(
+        "continuations_are_not_charged",
+        ("baseline", "kl"),
+        lambda run: run.baseline.continues and run.kl.shapes_reward,
+        "the values of states hold no kl penalty, while the rewards they are compared with would",
+        "choose a kl that is a term of the loss, as VinePPO does, or another baseline",
+    ),
+    Rule(
+        "estimates_have_no_group",
+        ("baseline", "reward_shaping"),
+        lambda run: run.baseline.generates and run.reward_shaping.group_relative,
+        "what is added to a reward is relative to the group, which the responses of an estimate do not have",
+        "set reward_shaping=none or one that looks at each response alone, or another baseline",
     ),
 )
 
@@ -241,6 +278,7 @@ WARNINGS: tuple[Rule, ...] = (
         ),
         lambda run: (
             run.group_filter.removes_rows
+            and not run.group_filter.refills
             and run.baseline.group_relative
             and not run.baseline.pays_lone_rows
             and run.aggregation.invariant
@@ -267,7 +305,7 @@ WARNINGS: tuple[Rule, ...] = (
     Rule(
         "baseline_is_recentred",
         ("baseline", "scale"),
-        lambda run: run.scale.recentres and not run.baseline.group_relative,
+        lambda run: run.scale.recentres and run.baseline.same_for_all,
         "the scale subtracts the batch's mean anyway, so any baseline that is one number for the batch cancels",
         "choose a baseline over the group, or a scale that does not recentre",
         idles=True,
@@ -337,6 +375,14 @@ WARNINGS: tuple[Rule, ...] = (
         lambda run: not run.aggregation.invariant or run.surrogate.mark_scope is Scope.microbatch,
         "under this convention the gradient depends on how the step is cut into microbatches",
         "set convention=house unless a past run has to be matched",
+    ),
+    Rule(
+        "reference_is_not_read",
+        ("reference", "kl"),
+        lambda run: run.reference.changes and not run.kl.needs_reference,
+        "without a tie to the reference, what the reference becomes changes nothing",
+        "choose a kl, or reference=frozen",
+        idles=True,
     ),
     Rule(
         "top_p_biases_the_ratio",

@@ -75,6 +75,7 @@ class Baseline(Trick, ABC):
     `smallest_group`: how many rows a group needs for any advantage but 0. `pays_lone_rows`: by convention, a group's
     only counted row keeps its raw reward. `per_token`: gives each token an advantage of its own. `needs_critic`: reads
     a critic's values. `generates`: asks the policy for further responses, `continues`: from the middle of one.
+    `same_for_all`: subtracts one number from all rewards of the batch.
     """
 
     group_relative: ClassVar[bool]
@@ -86,6 +87,7 @@ class Baseline(Trick, ABC):
     needs_critic: ClassVar[bool] = False
     generates: ClassVar[bool] = False
     continues: ClassVar[bool] = False
+    same_for_all: ClassVar[bool] = False
 
     @property
     def smallest_group(self) -> int:
@@ -173,6 +175,7 @@ class NoBaseline(Baseline):
 
     touches_nothing: ClassVar[bool] = True
     group_relative: ClassVar[bool] = False
+    same_for_all: ClassVar[bool] = True
     centres: ClassVar[bool] = False
     formula: ClassVar[str] = "R"
 
@@ -194,6 +197,7 @@ class BatchMean(Baseline):
     by: Weights
 
     group_relative: ClassVar[bool] = False
+    same_for_all: ClassVar[bool] = True
     formula: ClassVar[str] = "R - mean_batch(R; each of the {by} counts once)"
 
     def __call__(self, graded: Graded) -> Float[Tensor, "P G"]:

@@ -150,8 +150,8 @@ class Refill(GroupFilter, ABC):
         right, wrong = int((rate == 1).sum()), int((rate == 0).sum())
         return Exhausted(
             f"after {self.max_rounds} rounds of generation {found} of the {number} groups of a batch carry signal "
-            f"({self.signal.value}): of {made.number} problems {right} were answered right every time and {wrong} wrong "
-            "every time. The policy has solved or lost this task, or the groups are too small: raise group_size or "
+            f"({self.signal.value}): of {made.number} problems {right} were always answered right and {wrong} always "
+            "wrong. The policy has solved or lost this task, or the groups are too small: raise group_size or "
             "group_filter.max_rounds, choose another task, or use group_filter=drop"
         )
 

@@ -25,11 +25,13 @@ from grpo_lab.types import (
 class Truncation(Trick, ABC):
     """Sets the `counted` and `trained` bits of truncated rows, and may end a response in its own way.
 
-    `intervenes`: a response may end before its budget or against its will, by more than the text so far.
+    `intervenes`: how a response goes on depends on more than its text so far. `generates_twice`: asks the sampler again
+    for what it has begun.
     """
 
     removes_rows: ClassVar[bool] = False
     intervenes: ClassVar[bool] = False
+    generates_twice: ClassVar[bool] = False
 
     def generate(
         self, sampler: Sampler, requests: Sequence[Request], tools: Tools, on_finish: OnFinish | None = None
@@ -109,6 +111,7 @@ class Interrupt(Truncation):
     max_tokens: int  # the run's generation budget, response tokens
 
     intervenes: ClassVar[bool] = True
+    generates_twice: ClassVar[bool] = True
     formula: ClassVar[str] = (
         "unfinished after U({earliest}, {latest}) of {max_tokens} tokens: '{phrase}' is put in, with m = 0"
     )
@@ -156,27 +159,29 @@ def _injected(so_far: Completion, phrase: tuple[int, ...]) -> Completion:
 class RepetitionStop(Truncation):
     """Stop a response that has been sure of itself for too long (MiniMax-M1, arXiv:2506.13585).
 
-    stop after `tokens` consecutive tokens that were each drawn with probability > `probability`
+    stop after  share * max_tokens  consecutive tokens that were each drawn with probability > `probability`
 
     A loop is certain of every token, so this saves its generation. The row counts as truncated, that is as wrong.
     Differs from Score only in when such a row ends. A policy that is sure of long right answers loses them too, which
     happens once entropy is low: look at `rollout/stopped`.
     """
 
-    tokens: int
+    share: float  # of the budget
     probability: float
+    max_tokens: int  # the run's generation budget, response tokens
 
     intervenes: ClassVar[bool] = True
-    formula: ClassVar[str] = "cut after {tokens} tokens in a row of probability above {probability}"
+    formula: ClassVar[str] = "cut after {share} of {max_tokens} tokens in a row of probability above {probability}"
 
     def __post_init__(self) -> None:
-        require_positive(self, "tokens")
+        require_positive(self, "max_tokens")
+        require(0 < self.share < 1, self, "share", "in (0, 1)")
         require(0 < self.probability < 1, self, "probability", "in (0, 1)")
 
     def generate(
         self, sampler: Sampler, requests: Sequence[Request], tools: Tools, on_finish: OnFinish | None = None
     ) -> list[Completion]:
-        sure = SureRun(self.tokens, self.probability)
+        sure = SureRun(max(1, round(self.share * self.max_tokens)), self.probability)
         return sampler.generate(
             [replace(request, params=replace(request.params, stop_when_sure=sure)) for request in requests], on_finish
         )
