@@ -11,7 +11,10 @@ from pathlib import Path
 
 import yaml
 
-from grpo_lab.config import AXES, conf_folder, slot_types
+from grpo_lab.config import AXES, ROOMS, conf_folder, slot_types
+
+# What the lists show: the axes, and the room that baselines with a critic read.
+_SHOWN = (*AXES, "critic")
 
 # An arXiv id with the word or two before it that name the method, the first of them capital or a number.
 _PAPER = re.compile(r"(?:[A-Z0-9][\w.@+/-]*(?: [\w][\w.@+/-]*)? )?\b\d{4}\.\d{5}\b")
@@ -62,10 +65,10 @@ def option_text(slot: str, option: str) -> str:
 
 
 def axes() -> list[Axis]:
-    """Every trick axis, in the order in which a batch meets them."""
+    """Every trick axis, in the order in which a batch meets them, and the critic."""
     plain = plain_options()
     found = []
-    for axis in AXES:
+    for axis in _SHOWN:
         question = (sys.modules[slot_types()[axis].__module__].__doc__ or "").splitlines()[0].partition(": ")[2]
         files = [path for folder in _folders() for path in (folder / axis).glob("*.yaml")]
         files.sort(key=lambda path: (path.stem != plain[axis], path.stem))
@@ -98,7 +101,7 @@ def papers_table() -> str:
     """What each paper brought, as a markdown table: methods and arXiv id, and the options and recipes that name it."""
     names: dict[str, list[str]] = {}
     options: dict[str, list[str]] = {}
-    for slot in (*AXES, "recipe"):
+    for slot in (*_SHOWN, "recipe"):
         for path in sorted((conf_folder() / slot).glob("*.yaml")):
             text = " ".join(line for line in path.read_text().splitlines() if line.startswith("# "))
             for found in _PAPER.findall(text):
@@ -115,7 +118,7 @@ def papers_table() -> str:
 def recipes_table() -> str:
     """The recipes as a markdown table: what each selects, by axis; `-` where it leaves the plain option."""
     recipes = recipe_overrides()
-    slots = [slot for slot in (*AXES, "reward") if any(slot in chosen for chosen in recipes.values())]
+    slots = [slot for slot in (*AXES, *ROOMS) if any(slot in chosen for chosen in recipes.values())]
     lines = [f"| recipe | {' | '.join(slots)} |", "|---" * (len(slots) + 1) + "|"]
     for name, chosen in recipes.items():
         lines.append(f"| {name} | {' | '.join(chosen.get(slot, '-') for slot in slots)} |")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from grpo_lab.ledger import Ledger, ModelCost
 from grpo_lab.models import load_model
 from grpo_lab.optim import Optimizer, UpdateReport
 from grpo_lab.policy import mask_lengths, token_values
-from grpo_lab.tricks.base import require, require_not_negative, require_positive
+from grpo_lab.tricks.base import NEGLIGIBLE, require, require_not_negative, require_positive
 from grpo_lab.tricks.precision import LmHead, Precision
 from grpo_lab.tricks.updates import Updates
 from grpo_lab.types import Rollouts
@@ -107,7 +108,7 @@ class Fit:
     """What one batch taught the critic: sums over its tokens and updates."""
 
     loss: float = 0.0
-    clipped: float = 0.0
+    clipped: int = 0
     tokens: int = 0
     gradient_norm: float = 0.0
     updates: int = 0
@@ -135,7 +136,7 @@ class LiveCritic:
         parameters = [*head.parameters(), *(trunk.parameters() if plan.owns_trunk else ())]
         self.optimizer = optimizer.build(parameters)
         self.updates = 0
-        self.cost = ModelCost.of(trunk)
+        self.cost = ModelCost.of(trunk)  # the head's one row of weights is nothing beside it
 
     def state(self) -> dict[str, Any]:
         """Weights, optimiser and counter, for the checkpoint."""
@@ -192,23 +193,32 @@ class LiveCritic:
                     mask[chosen, :width].to(device),
                 )
                 (loss / tokens).backward()
-                fit.loss, fit.clipped = fit.loss + float(loss.detach()), fit.clipped + float(clipped)
-                ledger.trained(self.cost, *_sizes(rollouts, chosen), 0)
+                fit.loss, fit.clipped = fit.loss + float(loss.detach()), fit.clipped + int(clipped)
+                self._count(ledger, *_sizes(rollouts, chosen))
             fit.tokens += tokens
+            if not math.isfinite(fit.loss):
+                raise FloatingPointError(f"the critic's loss is {fit.loss} at its update {self.updates}")
             fit.add(self.recipe.step(self.optimizer, self.updates))
             self.updates += 1
         return self._signs(fit, old_values[mask].double(), targets[mask].double())
 
+    def _count(self, ledger: Ledger, prompts: list[int], lengths: list[int]) -> None:
+        """Count one pass with gradient; a trunk that feels none of it is only read."""
+        if self.plan.owns_trunk:
+            ledger.trained(self.cost, prompts, lengths, 0)
+        else:
+            ledger.scored(self.cost, prompts, lengths)
+
     def _loss(
         self, values: Float[Tensor, "M T"], old: Tensor, targets: Tensor, mask: Bool[Tensor, "M T"]
-    ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
         """Summed loss of the masked tokens, and how many of them the clip decides."""
         plain = (values - targets) ** 2
         if self.plan.value_clip == 0:
-            return (plain * mask).sum() / 2, torch.zeros(())
+            return (plain * mask).sum() / 2, mask.new_zeros((), dtype=torch.long)
         limit = self.plan.value_clip
         held = (torch.clamp(values, old - limit, old + limit) - targets) ** 2
-        return (torch.maximum(plain, held) * mask).sum() / 2, ((held > plain) & mask).sum().detach()
+        return (torch.maximum(plain, held) * mask).sum() / 2, ((held > plain) & mask).sum()
 
     def _signs(self, fit: Fit, old: Float[Tensor, "K"], targets: Float[Tensor, "K"]) -> dict[str, float]:
         if not fit.updates:
@@ -221,11 +231,11 @@ class LiveCritic:
             "critic/value": float(old.mean()),
             "critic/target": float(targets.mean()),
         }
-        if spread > 0:
+        if spread > NEGLIGIBLE**2:  # equal targets differ by the rounding of advantage + value
             signs["critic/explained_variance"] = 1 - float(((targets - old) ** 2).mean()) / spread
         return signs
 
-    def _read(self, rollouts: Rollouts, mask: Bool[Tensor, "N T"], rows: list[int]) -> Float[Tensor, "M T"]:
+    def _read(self, rollouts: Rollouts, mask: Bool[Tensor, "N T"], rows: list[int]) -> Float[Tensor, "M _"]:
         width, device = max(mask_lengths(mask[rows])), next(self.head.parameters()).device
         return token_values(
             self._features,

@@ -32,7 +32,10 @@ class Ends:
         self.run, self.bench, self.rollouts, self.step = run, bench, rollouts, bench.ledger.steps
 
     def rewards(self, states: Sequence[State], samples: int, greedy: bool = False) -> Float[Tensor, "K S"]:
-        """Shaped rewards of `samples` fresh ends of each of the K states, float64."""
+        """Shaped rewards of `samples` fresh ends of each of the K states, float64.
+
+        An end that the budget cuts counts with its reward, also where `truncation` masks such rows of the batch.
+        """
         run, problems, prompts = self.run, self.rollouts.problems, self.rollouts.prompts
         params = replace(run.engine.params, temperature=0.0, top_p=1.0) if greedy else run.engine.params
         requests = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ _WIDTH = 112
 _SYMBOLS = (
     "i rows, t tokens, p or g the group of a prompt; logp the learner's log-prob now, sampler and ref those of sampler "
     "and reference; H the entropy of the learner's next token; n tokens, n_i of a row, n_p of a group, N rows, "
-    "P groups; sg() passes no gradient"
+    "P groups; V the value of the state before a token, where A and C are a token's own; sg() passes no gradient"
 )
 
 
@@ -61,11 +61,17 @@ def formula(run: RunConfig) -> list[tuple[str, str]]:
     if run.baseline.reads_outcome:
         reward += " (not read: the baseline looks at right and wrong)"
     lines.append(("R", reward))
+    if run.baseline.needs_critic:
+        charged = ", and a token's share of the kl penalty at that token" if kl.shapes_reward else ""
+        lines += [("R_t", f"R at the last token{charged}; 0 elsewhere"), ("V", _critic(run))]
+    if kl.needs_reference and not run.reference.touches_nothing:
+        lines.append(("ref", run.reference.written()))
     if reads_old:
         lines.append(("old", run.old_policy.written()))
     if reads_prox:
         lines.append(("prox", "the learner's log-probs before the first update on these rollouts"))
-    leaves = [trick.written() for trick in (run.truncation, run.group_filter) if not trick.touches_nothing]
+    leaves = [run.truncation.written()] if run.truncation.removes_rows else []
+    leaves += [run.group_filter.written()] if run.group_filter.removes_rows and not run.group_filter.refills else []
     if not run.rejection.touches_nothing:
         lost = "rows that left are still counted" if _still_counted(run) else "rows that left are not counted"
         leaves.append(f"m = 0 unless {run.rejection.written()}, {lost}")
@@ -76,10 +82,27 @@ def formula(run: RunConfig) -> list[tuple[str, str]]:
         lines.append(("ties", f"C is exactly 0 where a group's counted rewards are all equal, {lone} for a lone one"))
     lines += [
         ("m", "; ".join(["1 on tokens the policy sampled", *leaves])),
+        *_what_is_generated(run),
         ("counts", f"over one optimiser step: {run.denominator.written()}"),
         ("steps", _steps(run)),
     ]
     return lines
+
+
+def _what_is_generated(run: RunConfig) -> list[tuple[str, str]]:
+    """What decides over prompts and over the way responses end, where that is not the plain option."""
+    prompts = [run.curriculum.written()] if not run.curriculum.touches_nothing else []
+    prompts += [run.group_filter.written()] if run.group_filter.refills else []
+    lines = [("prompts", "; ".join(prompts))] if prompts else []
+    return lines + ([("ends", run.truncation.written())] if run.truncation.intervenes else [])
+
+
+def _critic(run: RunConfig) -> str:
+    critic = run.critic
+    clip = f", V held within {critic.value_clip:g} of its old value" if critic.value_clip else ""
+    first = f", {critic.pretrain_steps} steps before the policy" if critic.pretrain_steps else ""
+    weights = "a model of its own" if critic.owns_trunk else "a linear layer on the policy's hidden states"
+    return f"{weights}, fitted to C + V by its square{clip}, {critic.updates.number} optimiser steps a batch{first}"
 
 
 def _still_counted(run: RunConfig) -> bool:
@@ -121,9 +144,9 @@ def nearest_recipe(choices: Mapping[str, str], config: DictConfig) -> Departure:
 
 
 def _numbers_changed(choices: Mapping[str, str], config: DictConfig) -> list[str]:
-    """Fields of the axes and the convention whose value is not that of the chosen option's file."""
+    """Fields of the axes, the critic and the convention whose value is not that of the chosen option's file."""
     found = []
-    for slot in (*AXES, "convention"):
+    for slot in (*AXES, "critic", "convention"):
         text = option_text(slot, choices.get(slot, plain_options()[slot]))
         written: dict[str, Any] = yaml.safe_load(text) if text else {}
         held = OmegaConf.to_container(config[slot], resolve=False, enum_to_str=True)
@@ -135,10 +158,10 @@ def _numbers_changed(choices: Mapping[str, str], config: DictConfig) -> list[str
     return found
 
 
-def papers(choices: Mapping[str, str]) -> dict[str, list[str]]:
-    """arXiv id -> the choices that name it in the first lines of their files."""
+def papers(choices: Mapping[str, str], slots: Sequence[str] = AXES) -> dict[str, list[str]]:
+    """arXiv id -> the choices for these slots that name it in the first lines of their files."""
     named: dict[str, list[str]] = {}
-    for slot in ("recipe", *AXES):
+    for slot in ("recipe", *slots):
         option = choices.get(slot, "plain" if slot == "recipe" else plain_options()[slot])
         comments = [line for line in option_text(slot, option).splitlines() if line.startswith("# ")]
         for paper in re.findall(r"\b\d{4}\.\d{5}\b", " ".join(comments)):
@@ -158,7 +181,8 @@ def explain(run: RunConfig, config: DictConfig, choices: Mapping[str, str]) -> s
     parts += [f"{same} {nearest.recipe}", *(f"  {difference}" for difference in nearest.differences)]
     off = plain_options()
     parts += ["", "options that are not the plain one"]
-    chosen = [(axis, choices.get(axis, off[axis])) for axis in AXES if choices.get(axis, off[axis]) != off[axis]]
+    read = (*AXES, "critic") if run.baseline.needs_critic else AXES
+    chosen = [(slot, choices.get(slot, off[slot])) for slot in read if choices.get(slot, off[slot]) != off[slot]]
     for axis, option in chosen:
         parts.append(_hang(f"  {axis}={option}: ", _said_of(run, axis, option), 6))
     if not chosen:
@@ -166,7 +190,7 @@ def explain(run: RunConfig, config: DictConfig, choices: Mapping[str, str]) -> s
     for title, rules in (("refused", broken_errors(run)), ("warnings", broken_warnings(run))):
         if rules:
             parts += ["", title, *(_hang("  - ", rule.describe(run)) for rule in rules)]
-    parts += ["", "papers", *(f"  arXiv:{paper}  {', '.join(names)}" for paper, names in papers(choices).items())]
+    parts += ["", "papers", *(f"  arXiv:{paper}  {', '.join(names)}" for paper, names in papers(choices, read).items())]
     return "\n".join(parts)
 
 

@@ -73,11 +73,11 @@ class ModelCost:
 class Ledger:
     """Cumulative counters, checkpointed with the run.
 
-    `sampled_tokens` are prompt tokens (prefilled once per prompt) plus every generated token;
-    `trained_tokens` are tokens in the loss, once per update they take part in; `discarded_tokens` are
-    tokens of responses that never entered a loss, `estimation_tokens` those generated only to estimate a value or a
-    baseline. `device_seconds` is wall time times devices, evaluation
-    and checkpoints excluded; being a time it is logged apart from the other counters.
+    `sampled_tokens` are prompt tokens (once per group) plus every token that the policy drew; `trained_tokens` are
+    tokens in the loss, once per update they take part in; `discarded_tokens` are tokens that were drawn and never
+    entered a loss, `estimation_tokens` those generated only to estimate a value or a baseline. With one pass over a
+    batch  sampled = prompts + trained + discarded + estimation + what waits to be continued.  `device_seconds` is
+    wall time times devices, evaluation and checkpoints excluded; being a time it is logged apart from the others.
     """
 
     steps: int = 0
@@ -96,18 +96,22 @@ class Ledger:
         prompt_lengths: Sequence[int],
         lengths: Sequence[Sequence[int]],
         before: Sequence[Sequence[int]],
+        injected: int = 0,
     ) -> None:
-        """Count responses: prompt lengths [P], tokens that were drawn and tokens there were before [P][G].
+        """Count responses: prompt lengths [P], tokens that were added and tokens there were before [P][G].
 
-        A prompt is read once for its group; a response that goes on is read again up to where it was cut.
+        A prompt and a response count when their first token is drawn, and never again. A prompt is read once for its
+        group in each call; a response that goes on is read again up to where it was cut. One that got no token was
+        stopped before its turn came, and cost nothing. `injected` of the added tokens were put in and not drawn.
         """
-        self.prompts += len(prompt_lengths)
+        self.sampled_tokens -= injected
         for prompt, group, parts in zip(prompt_lengths, lengths, before):
-            self.completions += len(group)
-            self.sampled_tokens += prompt + sum(group)
-            self.flops += cost.span(0, prompt)
-            for length, part in zip(group, parts):
-                self.flops += cost.span(prompt, prompt + part + length)
+            begins = any(group) and not any(parts)
+            self.prompts += begins
+            self.completions += sum(length > 0 and part == 0 for length, part in zip(group, parts))
+            self.sampled_tokens += prompt * begins + sum(group)
+            self.flops += cost.span(0, prompt) * any(group)
+            self.flops += sum(cost.span(prompt, prompt + part + new) for new, part in zip(group, parts) if new)
 
     def estimated(self, cost: ModelCost, contexts: Sequence[int], lengths: Sequence[Sequence[int]]) -> None:
         """Count fresh ends of states, for an estimate: context lengths [K], each read once, and drawn tokens [K][S]."""

@@ -61,7 +61,7 @@ def token_values(
     layout = _lay_out(prompts, tokens, mask)
     with _arithmetic(tokens.device, precision):
         hidden = features(layout.ids)[layout.rows, layout.before]
-    values = head(hidden.float() if hidden.dtype is not torch.float64 else hidden).squeeze(-1)
+    values = head(widen(hidden)).squeeze(-1)
     zeros = torch.zeros(tokens.shape, dtype=values.dtype, device=tokens.device)
     return zeros.index_put((layout.rows, layout.columns), values)
 

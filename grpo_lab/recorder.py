@@ -70,6 +70,8 @@ class Recorder:
         for name, value in signs.items():
             if name.startswith("touched/"):
                 self.touched[name] = max(self.touched.get(name, 0.0), value)
+        idle = signs.get("train/skipped_updates", 0) > 0 and signs["train/updates"] == 0
+        self.steps_without_update = self.steps_without_update + 1 if idle else 0
         numbers |= ledger.metrics()
         timing = {f"time/{stage}": seconds for stage, seconds in clock.seconds.items()}
         timing |= speed | {"time/log": self.seconds_logging}
@@ -80,12 +82,11 @@ class Recorder:
             self.save(bench, self.log.folder / "checkpoints")
         self.seconds_logging = time.perf_counter() - started
         self.progress.show(step, share, numbers, timing)
-        self._refuse_to_idle(signs)
+        if share < 1:
+            self._refuse_to_idle()
 
-    def _refuse_to_idle(self, signs: Mapping[str, float | int]) -> None:
+    def _refuse_to_idle(self) -> None:
         """Raise Exhausted once nothing was trained for so long that nothing ever will be."""
-        idle = signs.get("train/skipped_updates", 0) > 0 and signs["train/updates"] == 0
-        self.steps_without_update = self.steps_without_update + 1 if idle else 0
         if self.steps_without_update >= _MAX_IDLE_STEPS:
             raise Exhausted(
                 f"{_MAX_IDLE_STEPS} steps in a row left no token to train on: every group was filtered or every "
@@ -104,9 +105,15 @@ class Recorder:
         """Keep the responses of a step's rollout batch."""
         self.log.write_table("rollouts", step, table)
 
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go on with what `save` put into a checkpoint."""
+        self.touched |= state["touched"]
+        self.steps_without_update = state.get("steps_without_update", 0)  # older checkpoints do not count them
+
     def save(self, bench: Workbench, root: Path) -> Path:
         """Checkpoint the run as it stands after its latest step."""
-        state = bench.state(self.log.position(), self.run.reference.changes) | {"touched": dict(self.touched)}
+        state = bench.state(self.log.position(), self.run.reference.changes)
+        state |= {"touched": dict(self.touched), "steps_without_update": self.steps_without_update}
         saved = checkpoint.save(root, bench.ledger.steps, bench.learner, bench.tokenizer, state)
         checkpoint.prune(root, self.run.keep_checkpoints)
         return saved

@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Spent:
-    """One call of the sampler: prompt lengths [P], tokens that existed and tokens that were drawn of each response
-    [P][G], and how many of the drawn were thrown away with their group."""
+    """One call of the sampler: prompt lengths [P], tokens that existed and tokens that were added of each response
+    [P][G], how many of the added were put in by a trick, and how many tokens were thrown away with their group."""
 
     prompts: list[int]
     before: list[list[int]]
-    drawn: list[list[int]]
+    added: list[list[int]]
+    injected: int
     discarded: int = 0
 
 
@@ -50,9 +51,10 @@ class Rounds:
     def __init__(self, run: RunConfig, bench: Workbench) -> None:
         self.run, self.bench, self.step = run, bench, bench.ledger.steps
         self.memory = bench.memory.copy()
-        self.looked_before = self.memory.looked
+        self.passed_before = self.memory.passed
         self.taken: frozenset[int] = frozenset()
         self.drawn = 0
+        self.put_aside = 0  # groups whose generation was cut off
         self.spent: list[Spent] = []
         self.tools = tools_for(bench.tokenizer)
 
@@ -122,16 +124,20 @@ class Rounds:
         memory.note(torch.tensor(made.indices), made.graded.outcome, made.shaped.reward)
         self.bench.memory = memory
         for spent in self.spent:
-            ledger.generated(self.bench.cost, spent.prompts, spent.drawn, spent.before)
+            ledger.generated(self.bench.cost, spent.prompts, spent.added, spent.before, spent.injected)
             ledger.discarded_tokens += spent.discarded
-        lengths = made.graded.lengths.sum(dim=1)
-        ledger.discarded_tokens += int(lengths.sum() - lengths[list(chosen)].sum())
+        ledger.discarded_tokens += int(made.rollouts.sampled_mask.sum())
+        ledger.discarded_tokens -= int(made.rollouts.choose(chosen).sampled_mask.sum())
 
     @property
     def passed_over(self) -> float:
         """Share of the problems whose turn came that the curriculum did not take."""
-        looked = self.memory.looked - self.looked_before
-        return 1 - self.drawn / looked if looked else 0.0
+        passed = self.memory.passed - self.passed_before
+        return passed / (self.drawn + passed) if passed else 0.0
+
+    def started(self, made: Groups) -> int:
+        """Groups whose generation began or went on in this step: those that were made, and those that were cut off."""
+        return made.number + self.put_aside
 
     def _draw(self, number: int) -> list[int]:
         if not number:
@@ -183,7 +189,7 @@ class Rounds:
         return Groups(indices, rollouts, tuple(texts), graded, shaped, run.truncation(shaped))
 
     def _count(self, groups: Sequence[_Group], completions: Sequence[Completion]) -> None:
-        """Note what was generated; a prompt that is taken up again is read again."""
+        """Note what was generated."""
         size = self.run.group_size
         lengths = [len(completion.tokens) for completion in completions]
         self.spent.append(
@@ -191,10 +197,12 @@ class Rounds:
                 [len(group.prompt) for group in groups],
                 [[len(part.tokens) for part in group.done] or [0] * size for group in groups],
                 [lengths[place * size : (place + 1) * size] for place in range(len(groups))],
+                sum(sum(completion.injected) for completion in completions),
             )
         )
 
     def _put_aside(self, group: _Group, whole: Sequence[Completion], keeps_partial: bool) -> None:
+        self.put_aside += 1
         if keeps_partial:
             self.memory.leftovers.append(_laid_down(group, whole))
         else:

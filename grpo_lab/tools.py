@@ -29,6 +29,9 @@ def uniform(key: NoiseKey) -> float:
 def with_wish(shaping: RewardShaping, template: Template, problem: Problem, key: NoiseKey) -> Problem:
     """The problem as it is asked: with a wanted length in its question where the reward shaping draws one."""
     tokens = shaping.wish(uniform(replace(key, stream=f"{key.stream}/wish")))
-    if tokens is None:
-        return problem
+    return problem if tokens is None else asking(template, problem, tokens)
+
+
+def asking(template: Template, problem: Problem, tokens: int) -> Problem:
+    """The problem with a wish for that many tokens in its question."""
     return replace(problem, question=template.wishing(problem.question, tokens), wanted_tokens=tokens)

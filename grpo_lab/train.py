@@ -53,7 +53,7 @@ def train(run: RunConfig, bench: Workbench, recorder: Recorder) -> None:
     is left to train on.
     """
     ledger = bench.ledger
-    if ledger.steps == 0:
+    if bench.log_position == 0:
         recorder.record(bench, {}, Clock())
     while ledger.spent(run.budget) < 1:
         step, clock = ledger.steps, Clock()
@@ -122,7 +122,9 @@ def train(run: RunConfig, bench: Workbench, recorder: Recorder) -> None:
                 bench.sync()
             bench.refresh_reference(run.reference.mixes(step))
         # 12 log, evaluate, save
-        stages = vital_signs.Stages(made, batch, filtered, kept, charged, centred, advantages, loss_mask)
+        stages = vital_signs.Stages(
+            made, batch, filtered, kept, charged, centred, advantages, loss_mask, rounds.started(made)
+        )
         signs = vital_signs.reward_signs(made, charged) | vital_signs.advantage_signs(stages) | tally.signs()
         signs |= vital_signs.touched_rows(stages) | response_signs(made, run.task.check_again, bench.memory.best)
         signs |= vital_signs.touched_tokens(rollouts.sampled_mask, weights, stays, allowed, loss_mask)
@@ -169,7 +171,7 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
             log.rewind(bench.log_position)
             recorder = Recorder(run, log, progress)
             if newest is not None:
-                recorder.touched |= checkpoint.load_state(newest)["touched"]
+                recorder.resume(checkpoint.load_state(newest))
                 say(f"resuming after step {bench.ledger.steps} from {newest}")
             try:
                 train(run, bench, recorder)

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -144,6 +144,7 @@ class Tools:
     uniform: Callable[[NoiseKey], float]
 
 
+@runtime_checkable
 class Sampler(Protocol):
     """What a trick that generates may ask of an engine."""
 
@@ -300,6 +301,7 @@ class Groups:
         )
 
 
+@runtime_checkable
 class GroupSource(Protocol):
     """What a filter that refills may ask for. No problem comes twice within a step."""
 

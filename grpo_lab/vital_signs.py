@@ -29,9 +29,9 @@ TOUCHING_AXES = (
 class Stages:
     """One step's rows as each stage left them, in the order of the loop.
 
-    `made` are all whole groups that were generated, `batch` those of them that went on; `charged` is what enters the
-    loss: after rejection (`kept`) and after a KL penalty in the reward. `centred` and `advantages` are of responses
-    [P, G], or of tokens [N, T] where the baseline gives those.
+    `made` are all whole groups that were generated, `batch` those of them that went on, and `started` counts those
+    that were cut off too; `charged` is what enters the loss: after rejection (`kept`) and after a KL penalty in the
+    reward. `centred` and `advantages` are of responses [P, G], or of tokens [N, T] where the baseline gives those.
     """
 
     made: Groups
@@ -42,6 +42,7 @@ class Stages:
     centred: Tensor
     advantages: Tensor
     loss_mask: Bool[Tensor, "N T"]
+    started: int
 
     @property
     def in_loss(self) -> Tensor:
@@ -109,7 +110,7 @@ def touched_rows(stages: Stages) -> dict[str, float]:
     """The share of rows that the tricks on rewards, masks and advantages changed; of tokens where those are theirs."""
     made, charged = stages.made, stages.charged
     ended = (made.rollouts.interrupted | made.rollouts.looped).reshape(made.cut.trained.shape)
-    went_on = stages.batch.number / made.number
+    went_on = stages.batch.number / stages.started
     reward, entries = charged.reward, charged.trained & charged.counted
     if stages.centred.shape != reward.shape:
         reward, entries = reward.reshape(-1, 1).expand_as(stages.centred), stages.loss_mask

@@ -29,7 +29,7 @@ from grpo_lab.evaluate import Suite
 from grpo_lab.ledger import Ledger, ModelCost
 from grpo_lab.models import context_length, load_model, stop_token_ids
 from grpo_lab.rollouts import encode_prompts
-from grpo_lab.tools import with_wish
+from grpo_lab.tools import asking, with_wish
 from grpo_lab.tricks.curriculum import Memory
 from grpo_lab.types import NoiseKey, Problem, SamplingParams
 
@@ -138,6 +138,18 @@ def check_lengths(run: RunConfig, context: int | None, longest_prompt: int) -> N
             )
 
 
+def at_their_longest(
+    run: RunConfig, tokenizer: PreTrainedTokenizerBase, problems: tuple[Problem, ...]
+) -> tuple[Problem, ...]:
+    """The problems as they can be asked in training, each with the wish that takes the most tokens of a prompt."""
+    wishes = run.reward_shaping.asks_for
+    if not wishes:
+        return problems
+    tried = encode_prompts(tokenizer, run.template, [asking(run.template, problems[0], tokens) for tokens in wishes])
+    longest = max(range(len(wishes)), key=lambda place: len(tried[place]))
+    return tuple(asking(run.template, problem, wishes[longest]) for problem in problems)
+
+
 def make_suites(run: RunConfig) -> list[Suite]:
     """The four probes of a run; ValueError where a split is smaller than what evaluation asks for.
 
@@ -205,8 +217,8 @@ def open_workbench(run: RunConfig, device: torch.device, resume_from: Path | Non
     folder = run.model.resolve()
     stop_token_ids(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    asked = problems + tuple(problem for suite in suites for problem in suite.problems)
-    prompts = encode_prompts(tokenizer, run.template, asked)
+    evaluated = tuple(problem for suite in suites for problem in suite.problems)
+    prompts = encode_prompts(tokenizer, run.template, at_their_longest(run, tokenizer, problems) + evaluated)
     if not all(prompts):
         raise ValueError("a prompt has no tokens: the template must render at least one token")
     check_lengths(run, context_length(folder), max(map(len, prompts)))

@@ -7,9 +7,17 @@ row i, column t has the id i * T + t, so `values.flatten()[batch.tokens]` finds 
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
-from collections.abc import Sequence
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,15 +26,17 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo_lab.batching import Cut, StepInputs, make_minibatch, totals_of
 from grpo_lab.config import RunConfig
+from grpo_lab.learner import scaled
 from grpo_lab.loss import mark_tokens, policy_loss
 from grpo_lab.seeding import rollout_uniforms
 from grpo_lab.tricks.aggregation import SequenceMean
-from grpo_lab.tricks.baseline import Baseline, GroupMean
+from grpo_lab.tricks.baseline import Baseline, Credit, GroupMean, State
 from grpo_lab.tricks.convention import Singleton
 from grpo_lab.tricks.correction import NoCorrection
+from grpo_lab.tricks.credit import rewards_by_token
 from grpo_lab.tricks.denominator import Original
 from grpo_lab.tricks.entropy import NoEntropy
-from grpo_lab.tricks.group_filter import Keep
+from grpo_lab.tricks.group_filter import Keep, has_signal
 from grpo_lab.tricks.importance import Token
 from grpo_lab.tricks.kl import NoKl
 from grpo_lab.tricks.old_policy import Recomputed
@@ -44,6 +54,39 @@ ONE_MICROBATCH = 10**9
 def hear_interrupts() -> None:
     """In a child before it starts: whatever a shell puts in the background inherits that SIGINT is ignored."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def free_port() -> int:
+    """A TCP port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextlib.contextmanager
+def mlflow_server(store: Path, folder: Path, port: int) -> Iterator[None]:
+    """A real MLflow server over the SQLite file `store`, its artifacts in `folder`, once it answers."""
+    command = [
+        sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{store}", "--workers", "1",
+        "--artifacts-destination", str(folder / "artifacts"), "--host", "127.0.0.1", "--port", str(port),
+    ]  # fmt: skip
+    server = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"}, cwd=folder,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 200
+        while True:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1).close()
+                break
+            except OSError:
+                assert time.monotonic() < deadline and server.poll() is None
+                time.sleep(0.2)
+        yield
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait()
 
 
 def assert_close(actual: Any, expected: Any, tolerance: float, why: str) -> None:
@@ -65,9 +108,11 @@ def make_graded(
     truncated: Sequence[Sequence[bool]] | None = None,
     counted: Sequence[Sequence[bool]] | None = None,
     trained: Sequence[Sequence[bool]] | None = None,
+    wanted: Sequence[Sequence[int]] | None = None,
     dtype: torch.dtype = F64,
 ) -> Graded:
-    """A record of P groups of G rewards; rows are finished, counted and trained unless told otherwise."""
+    """A record of P groups of G rewards; rows are finished, counted and trained, and no length is asked for, unless
+    told otherwise."""
     values = torch.tensor(reward, dtype=dtype)
 
     def flags(given: Sequence[Sequence[bool]] | None, default: bool) -> Tensor:
@@ -82,6 +127,7 @@ def make_graded(
         truncated=flags(truncated, False),
         counted=flags(counted, True),
         trained=flags(trained, True),
+        wanted=None if wanted is None else torch.tensor(wanted),
     )
 
 
@@ -163,6 +209,7 @@ def random_scene(
         outcome=to_groups((reward > 0.5).to(F64), group_size).tolist(),
         lengths=to_groups(torch.tensor(lengths), group_size).tolist(),
         truncated=to_groups(truncated, group_size).tolist(),
+        wanted=[[longest // 2] * group_size] * problems,
     )
     return Scene(make_rollouts(lengths, group_size, width=width, sampler=sampler), graded, logprobs, old, ref)
 
@@ -192,20 +239,71 @@ def make_run(**options: Any) -> RunConfig:
     return run
 
 
+class Endings:
+    """The policy of a scene as a baseline may ask it; the same whatever the padding.
+
+    Of `samples` ends of a state of problem p with n tokens, the first (2 p + n + 1) mod (samples + 1) earn 1 and the
+    others 0. Steps of the reasoning end with every second token.
+    """
+
+    def __init__(self, rollouts: Rollouts) -> None:
+        self.rollouts = rollouts
+
+    def rewards(self, states: Sequence[State], samples: int, greedy: bool = False) -> Tensor:
+        problems = [self.rollouts.problems[state.place].id for state in states]
+        right = [(2 * id + len(state.prefix) + 1) % (samples + 1) for id, state in zip(problems, states)]
+        return (torch.arange(samples)[None, :] < torch.tensor(right)[:, None]).to(F64)
+
+    def step_ends(self) -> Tensor:
+        every_second = torch.arange(self.rollouts.tokens.shape[1]) % 2 == 1
+        return self.rollouts.response_mask & every_second[None, :]
+
+
+def critic_values(rollouts: Rollouts) -> Tensor:
+    """What a critic says of each state of a scene: somewhere between 0 and 1, the same whatever the padding."""
+    first = torch.tensor([problem.id for problem in rollouts.problems]).repeat_interleave(rollouts.group_size)
+    member = torch.arange(rollouts.group_size).repeat(len(rollouts.problems))
+    place = 5 * first[:, None] + 3 * member[:, None] + torch.arange(rollouts.tokens.shape[1])[None, :]
+    return torch.where(rollouts.sampled_mask, 0.5 + 0.5 * torch.sin(0.9 * place.to(F64)), 0.0)
+
+
+def _refilled(run: RunConfig, scene: Scene) -> Scene:
+    """The groups of a scene that a filter which refills would have filled the batch with; all, under any other."""
+    if not run.group_filter.refills:
+        return scene
+    cut = run.truncation(run.reward_shaping(scene.graded))
+    places = has_signal(cut, run.group_filter.signal)
+    size = scene.rollouts.group_size
+    rows = [place * size + member for place in places for member in range(size)]
+    return Scene(
+        scene.rollouts.choose(places),
+        scene.graded.choose(places),
+        scene.logprobs,  # looked up by address
+        scene.old_logprobs[rows],
+        scene.ref_logprobs[rows],
+    )
+
+
 def inputs_of(run: RunConfig, scene: Scene) -> StepInputs:
     """Shape, cut, filter, correct, reject, charge, centre and scale, in the order of the training loop, in float64.
 
     A token's entropy is taken to be minus its old log-prob, which is on the scale of one.
     """
+    scene = _refilled(run, scene)
     rollouts, mask = scene.rollouts, scene.rollouts.sampled_mask
     filtered = run.group_filter(run.truncation(run.reward_shaping(scene.graded)))
     mismatch = scene.old_logprobs, rollouts.sampler_logprobs, mask
     old_logprobs = run.old_policy(scene.old_logprobs, rollouts.sampler_logprobs)
     stays = run.rejection(*mismatch)
     kept = run.rejection.settle(filtered, stays & mask)
-    charged = run.kl.shape(kept, old_logprobs, scene.ref_logprobs, mask)
+    charges = run.kl.charges(old_logprobs, scene.ref_logprobs, mask)
+    charged = run.kl.shape(kept, charges)
     loss_mask = mask & stays & charged.trained.flatten()[:, None] & run.entropy.keeps(-scene.old_logprobs, mask)
-    advantages = run.scale(run.baseline(charged), charged).reshape(-1, 1)
+    earned = rewards_by_token(charged.reward, charges, mask)
+    credit = Credit(rollouts, earned, critic_values(rollouts), Endings(rollouts))
+    advantages = scaled(run, run.baseline.centre(charged, credit), charged, mask)
+    if not run.baseline.per_token:
+        advantages = advantages.reshape(-1, 1)
     return StepInputs(
         rollouts,
         loss_mask,

@@ -21,6 +21,7 @@ from grpo_lab.config import AXES, ROOMS, RunConfig, conf_folder, options, slot_t
 from grpo_lab.identity import run_name
 from grpo_lab.tricks.baseline import Weights
 from grpo_lab.tricks.convention import AlphaForm, Width
+from grpo_lab.tricks.group_filter import Signal
 from grpo_lab.tricks.scale import AllWrong, Deviation
 
 
@@ -31,7 +32,9 @@ def option_names(group: str) -> list[str]:
 CHOICES = {axis: option_names(axis) for axis in AXES}
 SINGLES = [(axis, option) for axis in AXES for option in CHOICES[axis]]
 # Options that the plain run refuses, and what they need beside them.
-NEEDS = {("baseline", "pass_at_k"): "scale=none"}
+NEEDS = {("baseline", name): "scale=none" for name in ("pass_at_k", "gae", "gae_orz", "monte_carlo")}
+# The rooms a method is made of beside the axes.
+OWN_ROOMS = ("reward", "critic")
 
 
 @cache
@@ -112,6 +115,32 @@ ROWS = {
         "truncation": "mask_after", "reward_shaping": "soft_overlong", "surrogate": "ppo_higher",
         "aggregation": "token_mean", "updates": "two",
     },
+    "dapo": {
+        "reward_shaping": "soft_overlong", "group_filter": "resample", "surrogate": "ppo_higher",
+        "aggregation": "token_mean", "updates": "sixteen", "reward": "strict_plus_minus",
+    },
+    "cispo": {
+        "truncation": "repetition_stop", "reward_shaping": "soft_overlong", "group_filter": "resample",
+        "surrogate": "cispo", "aggregation": "prompt_mean", "updates": "sixteen",
+    },
+    "ppo": {"baseline": "gae", "scale": "batch_std_tokens", "aggregation": "token_mean", "kl": "k1_reward"},
+    "open_reasoner_zero": {
+        "baseline": "gae_orz", "scale": "batch_std_tokens", "aggregation": "token_mean", "updates": "one",
+        "critic": "separate_model_orz",
+    },
+    "vineppo": {
+        "baseline": "monte_carlo", "scale": "batch_std_tokens", "aggregation": "token_mean",
+        "kl": "k3_loss_vineppo",
+    },
+    "remax": {
+        "baseline": "greedy", "scale": "none", "aggregation": "sequence_sum", "surrogate": "reinforce",
+        "updates": "one",
+    },
+    "kimi_k15": {
+        "curriculum": "kimi", "reward_shaping": "kimi_length", "scale": "none", "surrogate": "kimi",
+        "aggregation": "sequence_sum", "updates": "four_fresh",
+    },
+    "l1": {"reward_shaping": "l1_exact", "updates": "one"},
 }  # fmt: skip
 # The published numbers of the row; the plain ones hold wherever the surrogate is the plain one.
 NUMBERS = {
@@ -139,6 +168,35 @@ NUMBERS = {
     "gspo": {"surrogate.clip_low": 3e-4, "surrogate.clip_high": 4e-4, "updates.minibatches": 4},
     "lite_ppo": {"scale.by": Weights.rows, "scale.of": Deviation.raw, "updates.minibatches": 4},
     "open_r1": {"surrogate.clip_low": 0.2, "surrogate.clip_high": 0.28, "updates.minibatches": 2},
+    "dapo": {
+        "surrogate.clip_low": 0.2, "surrogate.clip_high": 0.28, "group_filter.signal": Signal.outcome,
+        "group_filter.max_rounds": 10, "reward.correct": 1, "reward.wrong": -1, "updates.minibatches": 16,
+    },
+    "cispo": {
+        "surrogate.cap": 5, "group_filter.signal": Signal.outcome, "truncation.probability": 0.99,
+        "updates.minibatches": 16,
+    },
+    "ppo": {
+        "baseline.gamma": 1, "baseline.lam": 0.95, "scale.by": Weights.tokens, "scale.recentre": True,
+        "critic.value_clip": 0.2, "updates.minibatches": 4,
+    },
+    "open_reasoner_zero": {
+        "baseline.gamma": 1, "baseline.lam": 1, "scale.by": Weights.tokens, "scale.recentre": True,
+        "critic.value_clip": 0, "critic.minibatches": 8, "updates.minibatches": 1,
+    },
+    "vineppo": {
+        "baseline.continuations": 9, "scale.by": Weights.tokens, "scale.recentre": True, "kl.kl_coef": 1e-4,
+        "updates.minibatches": 4,
+    },
+    "remax": {"updates.minibatches": 1},
+    "kimi_k15": {
+        "reward_shaping.coef": 0.5, "updates.minibatches": 4, "updates.passes": 1, "updates.fresh_optimizer": True,
+    },
+    # the paper asks for 100 to 4000 tokens and charges .0003 for each; a budget of 40 tokens is a hundredth
+    "l1": {
+        "reward_shaping.alpha": 0.03, "reward_shaping.shortest": 8, "reward_shaping.longest": 40,
+        "updates.minibatches": 1,
+    },
 }  # fmt: skip
 # What a recipe's source leaves open, in the words of the recipe's comment.
 OPEN = {
@@ -146,6 +204,8 @@ OPEN = {
     "maxrl": "aggregation and number of updates", "pass_at_k": "clip widths and updates",
     "psr": "clip, aggregation, updates", "nsr": "clip, aggregation, updates",
     "w_reinforce": "clip, aggregation, updates", "lite_ppo": "updates", "open_r1": "aggregation",
+    "cispo": "the cap", "open_reasoner_zero": "the aggregation", "vineppo": "aggregation, KL estimator, updates",
+    "remax": "that no KL is used", "kimi_k15": "number of updates", "l1": "that no KL is used",
 }  # fmt: skip
 
 
@@ -156,7 +216,7 @@ def test_every_recipe_has_its_row_here() -> None:
 @pytest.mark.parametrize("recipe", ROWS)
 def test_a_recipe_is_the_published_row_on_every_axis(recipe: str) -> None:
     run, plain, row = run_of("world=arithmetic", f"recipe={recipe}"), run_of(), ROWS[recipe]
-    for slot in (*AXES, "reward"):
+    for slot in (*AXES, *OWN_ROOMS):
         expected = getattr(plain, slot)
         if slot in row:
             expected = samples()[slot][row[slot]] if slot in AXES else getattr(run_of(f"{slot}={row[slot]}"), slot)
@@ -168,10 +228,10 @@ def test_a_recipe_is_the_published_row_on_every_axis(recipe: str) -> None:
 
 
 def test_recipes_never_set_a_convention() -> None:
-    """Nor a room but the reward: numbers of another framework, another task or model are not a method."""
+    """Nor a room but the reward and the critic: another framework's numbers, another task or model are no method."""
     for recipe in option_names("recipe"):
         run, plain = run_of("world=arithmetic", f"recipe={recipe}"), run_of()
-        assert [room for room in ROOMS if room != "reward" and getattr(run, room) != getattr(plain, room)] == []
+        assert [room for room in ROOMS if room not in OWN_ROOMS and getattr(run, room) != getattr(plain, room)] == []
         assert "convention" not in (conf_folder() / "recipe" / f"{recipe}.yaml").read_text()
 
 
@@ -219,11 +279,24 @@ def test_numbers_of_other_groups_arrive_by_interpolation() -> None:
         ("convention.std_ddof=2", "ddof must be 0 or 1, got 2"),
         ("evaluation.pass_at=[9]", "pass_at must be between 1 and samples"),
         ("model=local", "model.path"),
+        ("group_filter=resample group_filter.max_rounds=0", "Resample.max_rounds must be greater than 0, got 0"),
+        ("group_filter=oversample_abort group_filter.oversample=0.5", "oversample must be at least 1, got 0.5"),
+        ("curriculum=no_positive_resampling curriculum.threshold=1.5", "threshold must be in (0, 1], got 1.5"),
+        ("curriculum=kimi curriculum.ramp=0", "Kimi.ramp must be in (0, 1], got 0"),
+        ("baseline=gae baseline.lam=1.1", "Gae.lam must be in (0, 1], got 1.1"),
+        ("baseline=monte_carlo baseline.continuations=0", "MonteCarlo.continuations must be greater than 0"),
+        ("truncation=interrupt truncation.latest=0.5", "latest must be at least `earliest` (0.75) and below 1"),
+        ("truncation=repetition_stop truncation.probability=1", "probability must be in (0, 1), got 1"),
+        ("reference=ema reference.decay=1", "Ema.decay must be in (0, 1), got 1"),
+        ("reference=reset reference.every=0", "Reset.every must be greater than 0"),
+        ("reward_shaping=l1_exact reward_shaping.longest=4", "longest must be at least `shortest` (8), got 4"),
+        ("critic.pretrain_steps=100", "pretrain_steps must be below 100"),
+        ("updates.passes=0", "Updates.passes must be at least 1, got 0"),
     ],
 )
 def test_values_out_of_range_fail_with_field_value_and_rule(override: str, said: str) -> None:
     with pytest.raises(ValueError) as error:
-        to_run(compose_config([override]))
+        to_run(compose_config(override.split()))
     assert said in str(error.value)
 
 
@@ -260,10 +333,13 @@ def test_snake_case() -> None:
 
 def test_options_of_an_axis_are_its_concrete_classes() -> None:
     assert set(options(slot_types()["baseline"])) == {
-        "batch_mean", "group_mean", "leave_one_out", "length_weighted", "no_baseline", "pass_at_k",
+        "batch_mean", "gae", "greedy", "group_mean", "leave_one_out", "length_weighted", "monte_carlo", "no_baseline",
+        "pass_at_k",
     }  # fmt: skip
     rejections = set(options(slot_types()["rejection"]))
     assert {"token_k1", "no_rejection"} < rejections
+    filters = {"active", "drop", "keep", "oversample_abort", "resample"}
+    assert set(options(slot_types()["group_filter"])) == filters, "the base of what refills is no option"
     assert rejections.isdisjoint({"rejection", "bounded", "ratio_bounds", "k2_bound"}), "bases are no options"
 
 

@@ -302,12 +302,12 @@ def test_k1_in_the_reward_is_that_of_verl_summed_over_the_response(case) -> None
     kl = composed("convention=verl", "kl=k1_reward", "kl.kl_coef=1").kl
     logprobs, ref, mask = tensor(case, "logprobs"), tensor(case, "ref_logprobs"), tensor(case, "response_mask").bool()
     expected = torch.tensor(case["kl elementwise"]["k1"], dtype=F64)
-    charged = kl.shape(graded_of(case), logprobs, ref, mask)
+    charged = kl.shape(graded_of(case), kl.charges(logprobs, ref, mask))
     assert_close(charged.components["k1"].flatten(), -expected.sum(dim=1), VERL, "k1 of whole responses")
     for column in range(case["tokens"]):  # a response of which one token was sampled is charged that token's k1
         only = torch.zeros_like(mask)
         only[:, column] = mask[:, column]
-        charge = kl.shape(graded_of(case), logprobs, ref, only).components["k1"]
+        charge = kl.shape(graded_of(case), kl.charges(logprobs, ref, only)).components["k1"]
         assert_close(charge.flatten(), -expected[:, column], VERL, f"k1 of token {column}")
 
 

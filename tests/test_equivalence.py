@@ -901,22 +901,23 @@ def test_the_ramp_on_right_answers_is_the_ramp_where_every_answer_is_right() -> 
 def test_l1_max_is_l1_exact_beyond_the_target_for_right_answers_up_to_a_constant() -> None:
     # right: clip(alpha (target - n) + delta, 0, 1) - 1 = -alpha |target - n| + delta - 1 for n >= target, unclipped
     lengths = [[4, 5, 7, 9], [3, 3, 3, 6]]
-    graded = make_graded([[1, 1, 1, 1], [1, 1, 1, 1]], lengths=lengths)
-    exact, largest = (shape(graded).reward for shape in (L1Exact(0.05, 3), L1Max(0.05, 3, 0.5)))
+    graded = make_graded([[1, 1, 1, 1], [1, 1, 1, 1]], lengths=lengths, wanted=[[3] * 4] * 2)
+    shapes = L1Exact(0.05, 1, 9), L1Max(0.05, 1, 9, 0.5)
+    exact, largest = (shape(graded).reward for shape in shapes)
     assert_close(largest - exact, torch.full((2, 4), -0.5, dtype=F64), EXACT, "delta - 1")
-    assert_close(advantages_of(L1Max(0.05, 3, 0.5)(graded)), advantages_of(L1Exact(0.05, 3)(graded)), EXACT, "centred")
+    assert_close(*(advantages_of(shape(graded)) for shape in shapes), EXACT, "centred")
 
 
 def test_l1_max_is_the_product_of_outcome_and_clip() -> None:
-    graded = make_graded([[1, 0, 1, 1]], lengths=[[1, 50, 20, 100]])
+    graded = make_graded([[1, 0, 1, 1]], lengths=[[1, 50, 20, 100]], wanted=[[20] * 4])
     # .1 (20 - n) + .5: 2.4 -> 1; wrong -> 0; .5; -7.5 -> 0
-    assert_close(L1Max(0.1, 20, 0.5)(graded).reward, [[1, 0, 0.5, 0]], EXACT, "right * clip")
+    assert_close(L1Max(0.1, 1, 40, 0.5)(graded).reward, [[1, 0, 0.5, 0]], EXACT, "right * clip")
 
 
 def test_equal_lengths_leave_a_group_as_it_was() -> None:
     level = make_graded([[1, 0, 1, 0]], lengths=[[5, 5, 5, 5]])
     assert_close(KimiLength(0.5)(level).reward, level.reward, 0, "no shortest and no longest")
-    for shape in (L1Exact(0.05, 3), L1Max(0.05, 3, 1.0), SoftOverlong(6, 4, 1.0)):
-        right = make_graded([[1, 1, 1, 1]], lengths=[[5, 5, 5, 5]])
+    for shape in (L1Exact(0.05, 1, 9), L1Max(0.05, 1, 9, 1.0), SoftOverlong(6, 4, 1.0)):
+        right = make_graded([[1, 1, 1, 1]], lengths=[[5, 5, 5, 5]], wanted=[[3] * 4])
         assert (shape(right).reward != right.reward).all()
         assert (advantages_of(shape(right)) == 0).all(), "a tie of shaped rewards"

@@ -20,7 +20,7 @@ from grpo_lab.train import start
 # The axes whose classes make up the loss; the others say in one line what they are.
 SAID = (
     "truncation", "reward_shaping", "group_filter", "old_policy", "correction", "rejection", "baseline", "scale",
-    "importance", "surrogate", "aggregation", "denominator", "kl", "entropy",
+    "importance", "surrogate", "aggregation", "denominator", "kl", "entropy", "curriculum", "reference",
 )  # fmt: skip
 RECIPES = sorted(path.stem for path in (conf_folder() / "recipe").glob("*.yaml"))
 
@@ -65,6 +65,64 @@ def test_every_part_that_is_switched_on_shows_in_the_formula_and_no_other() -> N
     assert definitions("rejection=sequence_mean_k1")["m"].endswith(
         "m = 0 unless exp(mean_t(prox - sampler)) in [0.99, 1.01], rows that left are not counted"
     )
+
+
+def test_advantages_of_tokens_are_explained_with_the_values_they_come_from() -> None:
+    ppo = definitions("recipe=ppo")
+    assert ppo["C"] == "sum_l (1 * 0.95)^l (R_t + 1 * V_next - V), over t and the tokens after it"
+    assert ppo["A"].startswith("(C - mean_batch(C)) / (std_batch(C; each of the tokens counts once")
+    assert ppo["R_t"] == "R at the last token, and a token's share of the kl penalty at that token; 0 elsewhere"
+    clip = "V held within 0.2 of its old value, "
+    assert ppo["V"] == f"a model of its own, fitted to C + V by its square, {clip}4 optimiser steps a batch"
+    assert "ties" not in ppo, "no group is compared"
+    zero = definitions("recipe=open_reasoner_zero", "critic.pretrain_steps=5")
+    assert zero["R_t"] == "R at the last token; 0 elsewhere" and zero["C"].startswith("sum_l (1 * 1)^l")
+    assert zero["V"].endswith("by its square, 8 optimiser steps a batch, 5 steps before the policy")
+    assert definitions("recipe=ppo", "critic=value_head")["V"].startswith("a linear layer on the policy's hidden")
+    vine = definitions("recipe=vineppo")
+    assert vine["C"] == "V(s_next) - V(s) of each step, R for the last; V by 9 continuations" and "R_t" not in vine
+    assert definitions("recipe=remax")["C"] == "R - R(greedy response)"
+
+
+def test_a_critic_is_explained_where_something_reads_it_and_nowhere_else() -> None:
+    text = explained("recipe=open_reasoner_zero", "critic.learning_rate=0.001")
+    assert "  critic.learning_rate=0.001 for 0.0005" in text.splitlines()
+    assert "critic=separate_model_orz" in text and "V the value of the state before a token" in " ".join(text.split())
+    assert "2503.24290" in text and "2503.24290" not in explained("recipe=grpo")
+
+
+def test_what_is_generated_is_explained_apart_from_what_the_loss_leaves_out() -> None:
+    plain = {"m": "1 on tokens the policy sampled"}
+    cases = {
+        ("group_filter=resample",): {
+            "prompts": "groups of one and the same outcome are replaced, in rounds of 1 batches", **plain
+        },
+        ("group_filter=active",): {
+            "prompts": "each group of one and the same outcome is replaced by a further problem", **plain
+        },
+        ("curriculum=kimi", "group_filter=oversample_abort_partial"): {
+            "prompts": "the easiest 0.25 of the problems, growing to all of them at 0.5 of the budget; within them "
+            "P(i) proportional to 1 - s_i; of 2 batches the first groups to end that are not of one and the same "
+            "outcome; cut ones go on in the next step: True",
+            **plain,
+        },
+        ("truncation=interrupt",): {
+            "ends": "unfinished after U(0.75, 0.85) of 40 tokens: '#' is put in, with m = 0", **plain
+        },
+        ("truncation=repetition_stop",): {
+            "ends": "cut after 0.625 of 40 tokens in a row of probability above 0.99", **plain
+        },
+        ("kl=k3_loss", "reference=ema"): {"ref": "0.95 * reference + (1 - 0.95) * learner after each step", **plain},
+        ("group_filter=drop_reward",): {
+            "m": "1 on tokens the policy sampled; groups of one and the same reward: m = 0, and not counted in the "
+            "statistics"
+        },
+    }  # fmt: skip
+    for overrides, said in cases.items():
+        found = definitions(*overrides)
+        assert {name: found[name] for name in said} == said, overrides
+    assert not definitions().keys() & {"prompts", "ends", "ref", "V", "R_t"}
+    assert "ref" not in definitions("reference=ema"), "nothing reads it"
 
 
 def test_a_convention_shows_in_the_formula() -> None:
@@ -152,7 +210,7 @@ def test_the_commands_print_them() -> None:
 
     assert shown("explain", "recipe=gspo").startswith("  loss = sum_i( sum_t(m * L) / n_i ) / N\n")
     listed = shown("tricks").splitlines()
-    for axis in AXES:
+    for axis in (*AXES, "critic"):
         (start_of_axis,) = (n for n, line in enumerate(listed) if line.startswith(f"{axis}: "))
         names = {path.stem for path in (conf_folder() / axis).glob("*.yaml")}
         lines = listed[start_of_axis + 1 : start_of_axis + 1 + len(names)]

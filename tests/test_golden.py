@@ -435,15 +435,26 @@ def test_kimi_length_of_five_responses() -> None:
 
 def test_l1_of_the_published_numbers() -> None:
     # exact: 1 - .0003 * 500 = .85, right or wrong, too short or too long
-    graded = make_graded([[1, 0, 1, 1]], lengths=[[1000, 1000, 100, 500]])
-    exact = L1Exact(alpha=0.0003, target_tokens=500)(graded)
+    graded = make_graded([[1, 0, 1, 1]], lengths=[[1000, 1000, 100, 500]], wanted=[[500] * 4])
+    exact = L1Exact(alpha=0.0003, shortest=100, longest=4000)(graded)
     assert_close(exact.reward, [[0.85, -0.15, 0.88, 1]], EXACT, "a right answer of 1000 tokens is worth .85")
     # at most: .0003 * (500 - n) + .5 within [0, 1]
     lengths = [[100, 500, 1000, 2000, 2200, 100, 5000]]
-    most = L1Max(alpha=0.0003, target_tokens=500, delta=0.5)(make_graded([[1, 1, 1, 1, 1, 0, 0]], lengths=lengths))
+    asked = make_graded([[1, 1, 1, 1, 1, 0, 0]], lengths=lengths, wanted=[[500] * 7])
+    most = L1Max(alpha=0.0003, shortest=100, longest=4000, delta=0.5)(asked)
     assert_close(most.reward, [[0.62, 0.5, 0.35, 0.05, 0, 0, 0]], EXACT, "wrong answers feel no pressure")
-    short = L1Max(alpha=0.01, target_tokens=500, delta=0.5)(make_graded([[1]], lengths=[[100]]))
-    assert_close(short.reward, [[1]], EXACT, ".01 * 400 + .5 stops at 1")
+    short = make_graded([[1]], lengths=[[100]], wanted=[[500]])
+    steep = L1Max(alpha=0.01, shortest=100, longest=4000, delta=0.5)
+    assert_close(steep(short).reward, [[1]], EXACT, ".01 * 400 + .5 stops at 1")
+
+
+def test_a_wish_is_drawn_evenly_from_the_shortest_to_the_longest() -> None:
+    shaping = L1Exact(alpha=0.03, shortest=8, longest=11)
+    # 8 + floor(u * 4): a quarter of [0, 1) for each of 8, 9, 10, 11
+    drawn = [shaping.wish(u) for u in (0.0, 0.2499, 0.25, 0.4999, 0.5, 0.7499, 0.75, 0.9999)]
+    assert drawn == [8, 8, 9, 9, 10, 10, 11, 11]
+    assert L1Max(alpha=0.03, shortest=8, longest=8, delta=0.5).wish(0.9999) == 8
+    assert NoShaping().wish(0.5) is None and not NoShaping().asks_for
 
 
 @pytest.mark.parametrize(
@@ -999,7 +1010,11 @@ def test_k1_is_charged_to_the_reward_of_the_whole_response() -> None:
     ref = torch.tensor([[0.2, 0.4, 0.2, 0.1], [0.4, 0.4, 0.1, 0.1]], dtype=F64).log()
     mask = torch.arange(4)[None, :] < torch.tensor([[3], [2]])
     kl = K1Reward(kl_coef=0.1)
-    charged = kl.shape(make_graded([[1, 0]]), old, ref, mask)
+    charges = kl.charges(old, ref, mask)
+    # each token bears its own: -.1 ln 2, +.1 ln 2, -.1 ln 2, and one that was not sampled nothing
+    expected = [[-0.1 * math.log(2), 0.1 * math.log(2), -0.1 * math.log(2), 0], [0.1 * math.log(2)] * 2 + [0, 0]]
+    assert_close(charges, expected, EXACT, "charges")
+    charged = kl.shape(make_graded([[1, 0]]), charges)
     assert_close(charged.components["k1"], [[-0.1 * math.log(2), 0.2 * math.log(2)]], EXACT, "component")
     assert_close(charged.reward, [[1 - 0.1 * math.log(2), 0.2 * math.log(2)]], EXACT, "reward")
     assert_close(charged.outcome, [[1, 0]], 0, "the outcome is never shaped")
@@ -1156,7 +1171,8 @@ def test_expected_value_of_the_estimates() -> None:
     assert abs(half_square - divergence) > 0.01
     everywhere = torch.ones(4, 1, dtype=torch.bool)
     nothing = make_graded([[0.0]] * 4)
-    charged = K1Reward(kl_coef=1.0).shape(nothing, pi.log()[:, None], REF_CHANCES.log()[:, None], everywhere)
+    k1 = K1Reward(kl_coef=1.0)
+    charged = k1.shape(nothing, k1.charges(pi.log()[:, None], REF_CHANCES.log()[:, None], everywhere))
     assert_close((pi * charged.reward[:, 0]).sum(), -divergence, 1e-10, "k1 is")
 
 

@@ -84,6 +84,44 @@ BF16 = ["sampler_precision=bf16", "learner_precision=bf16"]
         ["surrogate=kl_cov", "surrogate.share=0.1", "reward_shaping=l1_max", "entropy=adaptive", "entropy.target=9"],
         ["surrogate=kimi", "aggregation=sequence_sum", "scale=group_mean", "baseline=length_weighted"],
         ["baseline=pass_at_k", "scale=none", "surrogate=gmpo", "surrogate.clip_low=0.001", "updates=sixteen"],
+        ["group_filter=resample", "curriculum=easy_to_hard", "baseline=gae", "scale=batch_std_tokens", "kl=k1_reward"],
+        ["group_filter=active", "truncation=interrupt", "baseline=greedy", "scale=none", "surrogate=cispo"],
+        [
+            "group_filter=oversample_abort_partial",
+            "correction=tis_token",
+            "correction.cap=1.0001",
+            "old_policy=recomputed",
+            "curriculum=kimi",
+        ],
+        [
+            "group_filter=oversample_abort",
+            "truncation=repetition_stop",
+            "truncation.share=0.3",
+            "truncation.probability=0.8",
+            "reward_shaping=l1_exact",
+            "updates=two_passes",
+        ],
+        [
+            "baseline=monte_carlo",
+            "baseline.continuations=2",
+            "scale=none",
+            "reward_shaping=soft_overlong",
+            "group_filter=resample_reward",
+            "kl=k3_loss",
+            "reference=reset",
+            "reference.every=2",
+        ],
+        [
+            "baseline=gae_orz",
+            "scale=none",
+            "critic=value_head",
+            "critic.pretrain_steps=1",
+            "updates=four_fresh",
+            "truncation=mask_before",
+            "kl=k2_loss",
+            "reference=ema",
+            "reward_shaping=l1_max",
+        ],
     ],
     ids=lambda overrides: overrides[0],
 )
@@ -92,11 +130,18 @@ def test_every_axis_runs_in_the_loop_and_says_what_it_touched(tmp_path: Path, ov
     done = json.loads((folder / "DONE").read_text())
     rows = [row["metrics"] for row in metrics_of(folder)[1:]]
     touched = {name for row in rows for name, value in row.items() if name.startswith("touched/") and value > 0}
-    for axis in ("truncation", "group_filter", "reward_shaping", "correction", "kl", "rejection", "entropy"):
+    for axis in (
+        "curriculum", "truncation", "group_filter", "reward_shaping", "correction", "kl", "rejection", "entropy",
+    ):  # fmt: skip
         switched_on = any(override.startswith(f"{axis}=") for override in overrides)
         assert switched_on == (f"touched/{axis}" in touched), axis
         assert axis not in done["inert"]
-    for row in rows:
+    waits = sum(
+        int(override.removeprefix("critic.pretrain_steps=")) for override in overrides if "pretrain" in override
+    )
+    for row in rows[:waits]:
+        assert row["train/updates"] == 0 and row["critic/gradient_norm"] > 0, "the critic learns alone"
+    for row in rows[waits:]:
         assert row["train/gradient_norm"] > 0 and row["train/update_norm"] > 0
         assert row["rollout/trained"] <= 1 and row["budget/trained_tokens"] <= row["budget/sampled_tokens"]
 

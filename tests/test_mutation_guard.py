@@ -1,4 +1,6 @@
-"""On every axis of the loss, any two options differ on one batch: no option is another one by accident.
+"""On every axis any two options differ: no option is another one by accident.
+
+Those of the loss differ on one batch, those that choose what is generated or remembered in a short run.
 
 The batch has cut rows, tied and untied groups, an all-wrong group of unequal shaped reward, a group of which one
 row is counted, lengths from 1 to 6, and ratios, weights and entropies on both sides of every bound. It is cut into
@@ -11,22 +13,25 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 import torch
 from helpers import F64, Scene, inputs_of, loss_and_gradient, make_graded, make_rollouts, make_run
+from test_loop import final_weights, metrics_of, run_in_process
 from torch import Tensor
 
 from grpo_lab.batching import Cut, make_minibatch
-from grpo_lab.config import options, slot_types
+from grpo_lab.config import conf_folder, options, slot_types
 from grpo_lab.tricks.aggregation import Constant, PromptMean, SequenceMean, SequenceSum, TokenMean
 from grpo_lab.tricks.baseline import BatchMean, GroupMean, LeaveOneOut, LengthWeighted, NoBaseline, PassAtK, Weights
 from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Floor, Scope, Singleton, Width
 from grpo_lab.tricks.correction import Icepop, Mis, NoCorrection, TisGeometric, TisSequence, TisToken
 from grpo_lab.tricks.covariance import ClipCov, KlCov
+from grpo_lab.tricks.credit import Gae, Greedy, MonteCarlo
 from grpo_lab.tricks.denominator import Original, Survivors
 from grpo_lab.tricks.entropy import Adaptive, Bonus, HighEntropyTokens, NoEntropy
-from grpo_lab.tricks.group_filter import Drop, Keep, Signal
+from grpo_lab.tricks.group_filter import Active, Drop, Keep, OversampleAbort, Resample, Signal
 from grpo_lab.tricks.importance import Sequence, SequenceToken, Token
 from grpo_lab.tricks.kl import K1Reward, K2Loss, K3Loss, K3Unbiased, NoKl
 from grpo_lab.tricks.old_policy import Recomputed, Sampler
@@ -48,7 +53,7 @@ from grpo_lab.tricks.reward_shaping import KimiLength, L1Exact, L1Max, NoShaping
 from grpo_lab.tricks.scale import AllWrong, BatchStd, Deviation, GroupStd, InformativeShare, NoScale, SignWeighted
 from grpo_lab.tricks.scale import GroupMean as MaxRl
 from grpo_lab.tricks.surrogate import Cispo, Divergence, Dppo, DualClip, Gmpo, Kimi, Ppo, Reinforce, Sapo, Topr
-from grpo_lab.tricks.truncation import MaskAfter, MaskBefore, Score
+from grpo_lab.tricks.truncation import Interrupt, MaskAfter, MaskBefore, RepetitionStop, Score
 
 OPTIONS = {
     "truncation": (Score(), MaskAfter(), MaskBefore()),
@@ -58,18 +63,17 @@ OPTIONS = {
         SoftOverlong(6, 4, 1.0),
         SoftOverlong(6, 2, 1.0),
         SoftOverlong(8, 4, 1.0),
+        SoftOverlong(6, 6, 1.0),
         SoftOverlongCorrectOnly(6, 4, 0.5),
         SoftOverlongCorrectOnly(6, 4, 1.0),
         SoftOverlongCorrectOnly(6, 2, 1.0),
         KimiLength(0.5),
         KimiLength(1.0),
-        L1Exact(0.1, 3),
-        L1Exact(0.1, 5),
-        L1Exact(0.2, 3),
-        L1Max(0.1, 3, 0.5),
-        L1Max(0.1, 3, 0.9),
-        L1Max(0.1, 5, 0.5),
-        L1Max(0.2, 3, 0.5),
+        L1Exact(0.1, 2, 6),
+        L1Exact(0.2, 2, 6),
+        L1Max(0.1, 2, 6, 0.5),
+        L1Max(0.1, 2, 6, 0.9),
+        L1Max(0.2, 2, 6, 0.5),
     ),
     "group_filter": (Keep(), Drop(signal=Signal.outcome), Drop(signal=Signal.reward)),
     "old_policy": (Recomputed(), Sampler()),
@@ -133,6 +137,12 @@ OPTIONS = {
         PassAtK(1),
         PassAtK(2),
         PassAtK(3),
+        Greedy(),
+        MonteCarlo(3),
+        MonteCarlo(4),
+        Gae(1.0, 1.0),
+        Gae(1.0, 0.95),
+        Gae(0.95, 1.0),
     ),
     "scale": (
         NoScale(),
@@ -254,6 +264,11 @@ INSTEAD = {
     "scale": {"baseline": GroupMean(Singleton.raw), "reward_shaping": SoftOverlongCorrectOnly(6, 4, 0.5)},
     "old_policy": {"correction": NoCorrection()},
 }
+# What they do is done before there is a batch.
+WHILE_GENERATING: dict[str, set[type]] = {
+    "truncation": {Interrupt, RepetitionStop},
+    "group_filter": {Resample, Active, OversampleAbort},
+}
 MICROBATCH_TOKENS = 24
 ENTROPIES = (2.2, 0.9)  # mean nats of the two steps before this one
 
@@ -265,7 +280,10 @@ def golden_batch() -> Scene:
     truncated = [[place == cut for place in range(4)] for cut in (2, 2, 1, 1, 0)]
     counted = [[True] * 4, [True] * 4, [True] * 4, [True, False, False, False], [True] * 4]
     in_groups = [lengths[4 * group : 4 * group + 4] for group in range(5)]
-    graded = make_graded(outcome, lengths=in_groups, truncated=truncated, counted=counted, trained=counted)
+    wanted = [[tokens] * 4 for tokens in (3, 5, 2, 4, 6)]
+    graded = make_graded(
+        outcome, lengths=in_groups, truncated=truncated, counted=counted, trained=counted, wanted=wanted
+    )
     steps = torch.arange(120, dtype=F64).reshape(20, 6)
     logprobs = -2.2 + 0.5 * torch.sin(steps)
     old = logprobs + 0.6 * torch.cos(1.9 * steps)  # ratios from .55 to 1.82
@@ -288,7 +306,9 @@ def gradient(axis: str, option: object) -> Tensor:
 def test_every_option_of_the_loss_is_compared() -> None:
     assert OPTIONS.keys() == vars(make_run()).keys(), "the slots of the loss"
     for axis, compared in OPTIONS.items():
-        assert {type(option) for option in compared} == set(options(slot_types()[axis]).values()), axis
+        named = {type(option) for option in compared}
+        assert named | WHILE_GENERATING.get(axis, set()) == set(options(slot_types()[axis]).values()), axis
+        assert named.isdisjoint(WHILE_GENERATING.get(axis, set())), axis
 
 
 def test_the_batch_is_cut_into_several_microbatches() -> None:
@@ -306,3 +326,61 @@ def test_two_options_of_an_axis_are_two(axis, first, second) -> None:
     one, other = gradient(axis, first), gradient(axis, second)
     assert torch.isfinite(one).all() and torch.isfinite(other).all()
     assert (one - other).abs().max() > 1e-4
+
+
+# --- what is generated and remembered -----------------------------------------------------------------------
+
+FAST = (
+    "optimizer.learning_rate=1e-3 optimizer.warmup_updates=1 evaluation=brief evaluation.probe_problems=2 "
+    "evaluation.heldout_problems=2 evaluation.downstream_problems=2"
+)
+# Axis -> what every run of it is, and its options, with numbers under which each acts within a few steps.
+IN_RUNS = {
+    "curriculum": (  # four steps a pass, so that a problem comes back while its past is known
+        f"{FAST} task.train_size=64 budget.amount=9",
+        ("uniform", "easy_to_hard", "prioritized", "kimi", "no_positive_resampling",
+         "no_positive_resampling_last_group"),
+    ),
+    "truncation": (
+        f"{FAST} budget.amount=2",
+        ("score", "mask_after", "mask_before", "interrupt",
+         "repetition_stop truncation.share=0.2 truncation.probability=0.6"),
+    ),
+    "group_filter": (  # a reward that is shaped: all-wrong groups carry signal by it and none by the outcome
+        f"{FAST} reward_shaping=soft_overlong budget.amount=4",
+        ("keep", "drop", "drop_reward", "resample", "resample_reward", "active", "oversample_abort",
+         "oversample_abort_partial"),
+    ),
+    "reference": (
+        f"{FAST} kl=k3_loss kl.kl_coef=1 budget.amount=4",
+        ("frozen", "reset reference.every=2", "ema"),
+    ),
+    "critic": (
+        f"{FAST} baseline=gae scale=none budget.amount=3",
+        ("separate_model", "separate_model_orz", "value_head"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("axis", IN_RUNS)
+def test_two_options_that_act_while_generating_train_two_policies(axis: str, tmp_path: Path, tiny_base: Path) -> None:
+    background, choices = IN_RUNS[axis]
+    assert {choice.split()[0] for choice in choices} == {path.stem for path in (conf_folder() / axis).glob("*.yaml")}
+    ends = {}
+    for place, choice in enumerate(choices):
+        folder = run_in_process(tmp_path / str(place), *background.split(), *f"{axis}={choice}".split())
+        ends[choice] = torch.cat([weight.flatten() for weight in final_weights(folder).values()])
+        shares = [row["metrics"].get(f"touched/{axis}", 0.0) for row in metrics_of(folder)[1:]]
+        switched_on = place > 0 and axis in ("curriculum", "truncation", "group_filter")
+        assert (max(shares) > 0) is switched_on, choice
+    for one, other in combinations(choices, 2):
+        assert (ends[one] - ends[other]).abs().max() > 1e-5, (one, other)
+
+
+def test_what_a_reference_becomes_moves_nothing_without_a_tie_to_it(tmp_path: Path, tiny_base: Path) -> None:
+    """The rule `reference_is_not_read`: the same bytes of metrics, whatever the reference is."""
+    logs = [
+        (run_in_process(tmp_path / name, *FAST.split(), "budget.amount=3", f"reference={name}") / "metrics.jsonl")
+        for name in ("frozen", "reset", "ema")
+    ]
+    assert len({log.read_bytes() for log in logs}) == 1

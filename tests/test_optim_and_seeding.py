@@ -225,7 +225,7 @@ def test_a_span_costs_what_its_tokens_cost(start, length) -> None:
 def test_the_ledger_of_one_step_counted_by_hand() -> None:
     ledger = Ledger()
     # two prompts of 3 and 5 tokens, two responses each
-    ledger.generated(COST, [3, 5], [[2, 4], [1, 6]])
+    ledger.generated(COST, [3, 5], [[2, 4], [1, 6]], [[0, 0], [0, 0]])
     assert (ledger.prompts, ledger.completions, ledger.sampled_tokens) == (2, 4, 3 + 5 + 13)
     # the prompt is prefilled once, each response goes on from it
     spans = [(0, 3), (3, 5), (3, 7), (0, 5), (5, 6), (5, 11)]
@@ -263,7 +263,7 @@ def test_times_are_not_among_the_counters() -> None:
     names = Ledger(steps=2, device_seconds=1.5).metrics()
     assert names["budget/steps"] == 2
     assert "budget/device_seconds" not in names
-    assert len(names) == 7
+    assert len(names) == 8
 
 
 # --- pass@k and microbatches --------------------------------------------------------------------------------

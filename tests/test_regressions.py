@@ -256,8 +256,8 @@ def test_gpg_alpha_counts_groups_with_signal_and_not_scores_that_are_not_zero() 
 def test_a_length_penalty_does_not_grow_with_what_the_group_earns() -> None:
     """prime-rl: the penalty was multiplied by the group's mean reward, so a solved prompt paid most for length."""
     lengths = [[2, 10, 18, 10]] * 2
-    graded = make_graded([[0, 0, 0, 1], [1, 0, 1, 1]], lengths=lengths)
-    for shaping in (SoftOverlong(20, 5, 0.5), L1Exact(0.03, 10)):
+    graded = make_graded([[0, 0, 0, 1], [1, 0, 1, 1]], lengths=lengths, wanted=[[10] * 4] * 2)
+    for shaping in (SoftOverlong(20, 5, 0.5), L1Exact(0.03, 8, 32)):
         added = shaping(graded).reward - graded.reward
         assert_close(added[0], added[1], EXACT, "the same lengths cost the same")
         assert added.min() < -0.1

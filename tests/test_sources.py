@@ -6,13 +6,9 @@ import json
 import math
 import os
 import shutil
-import signal
-import socket
 import sqlite3
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -21,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from helpers import free_port, mlflow_server
 
 from grpo_lab.analysis import cache
 from grpo_lab.analysis.load import SweepData, load_sweep, save_data
@@ -593,30 +590,12 @@ def test_no_password_and_no_path_gets_into_the_words_about_a_source() -> None:
 
 @pytest.mark.slow
 def test_a_server_gives_what_the_folders_give(store: Path, from_folders: SweepData, tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     uri = f"http://127.0.0.1:{port}"
     with pytest.raises(ValueError, match=r"MLflow at 127.0.0.1 cannot be read \(.*start the server"):
         load_mlflow(uri, "small")
     change(store, *second_copy(run_of("base", 0), "older", -1000))
-    command = [
-        sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{store}", "--workers", "1",
-        "--artifacts-destination", str(tmp_path / "artifacts"), "--host", "127.0.0.1", "--port", str(port),
-    ]  # fmt: skip
-    server = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"}, cwd=tmp_path,
-    )  # fmt: skip
-    try:
-        deadline = time.monotonic() + 200
-        while True:
-            try:
-                urllib.request.urlopen(f"{uri}/health", timeout=1).close()
-                break
-            except OSError:
-                assert time.monotonic() < deadline and server.poll() is None
-                time.sleep(0.2)
+    with mlflow_server(store, tmp_path, port):
         settings = dict(os.environ)
         data = load_mlflow(uri, "small")
         assert os.environ == settings
@@ -626,9 +605,6 @@ def test_a_server_gives_what_the_folders_give(store: Path, from_folders: SweepDa
         assert data.source == f"MLflow at 127.0.0.1, {twice}, answers from 4 run folders"
         with pytest.raises(ValueError, match=r"no sweep \"a'b\" in MLflow at 127.0.0.1; there are: small"):
             load_mlflow(uri, "a'b")
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        server.wait()
 
 
 # ---- one way in, one frame out

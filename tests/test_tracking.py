@@ -12,12 +12,12 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from contextlib import closing
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from helpers import free_port, mlflow_server
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
@@ -654,13 +654,7 @@ def test_a_dead_server_stops_nothing(
 
 @pytest.mark.slow
 def test_mirror_through_a_server(tmp_path: Path, store: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [
-        sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{store}", "--workers", "1",
-        "--artifacts-destination", str(tmp_path / "artifacts"), "--host", "127.0.0.1", "--port", str(port),
-    ]  # fmt: skip
+    port = free_port()
     folder = tmp_path / "runs" / "a"
     uri = f"http://127.0.0.1:{port}"
     log = RunLog(folder)
@@ -668,19 +662,7 @@ def test_mirror_through_a_server(tmp_path: Path, store: Path) -> None:
     log_steps(log, range(300))
     with pytest.raises(RuntimeError, match="the folder is complete"):
         sync(folder)
-    server = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"}, cwd=tmp_path,
-    )  # fmt: skip
-    try:
-        deadline = time.monotonic() + 120
-        while True:
-            try:
-                urllib.request.urlopen(f"{uri}/health", timeout=1).close()
-                break
-            except OSError:
-                assert time.monotonic() < deadline and server.poll() is None
-                time.sleep(0.2)
+    with mlflow_server(store, tmp_path, port):
         mirror = Mirror(folder, 0.1, 60.0)
         mirror.start()
         log.mark_done({})
@@ -693,9 +675,6 @@ def test_mirror_through_a_server(tmp_path: Path, store: Path) -> None:
         assert query(store, "select count(*) from metrics") == [(1200,)]
         assert query(store, "select name, status from runs") == [("grpo-a", "FINISHED")]
         assert list((tmp_path / "artifacts").rglob("DONE"))
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        server.wait()
 
 
 MIRRORED = """

@@ -24,6 +24,7 @@ from grpo_lab.analysis.figures import (
     ranks,
     signs,
     waterfall,
+    wishes,
 )
 from grpo_lab.analysis.figures.style import Drawn, save, with_notes
 from grpo_lab.analysis.load import SweepData
@@ -58,6 +59,7 @@ _ALL = {
     "frontier": (frontier.draw_frontier, frontier.missing),
     "ceiling": (ceiling.draw_ceiling, ceiling.missing),
     "budgets": (budgets.draw_budgets, budgets.missing),
+    "wishes": (wishes.draw_wishes, wishes.missing),
     "coverage": (_seeded(coverage.draw_coverage), coverage.missing),
 }
 

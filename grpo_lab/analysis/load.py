@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from grpo_lab.analysis.answers import COLUMNS
+from grpo_lab.analysis.answers import ADDED, COLUMNS
 from grpo_lab.analysis.cache import Cache
 from grpo_lab.sweeps.design import Collapsed, Design, read_design
 from grpo_lab.tracking.files import write_json, write_whole
@@ -35,8 +35,8 @@ class SweepData:
     collapsed (whether it stopped on a loss that was not finite) and protocol (a hash of what is asked of the model
     and how it is graded). `points` has one row per logged step of every readable cell: level, arm, seed, step and the
     metrics, NaN where one was not logged. `answers` has one row per cell, evaluation, suite and question: level,
-    arm, seed, step, suite, question, difficulty, n (samples) and correct; none where they were not kept.
-    `source` says in words where all come from.
+    arm, seed, step, suite, question, difficulty, n (samples), correct, wanted (the length that the question asked for,
+    0 for none) and tokens (of all samples); none where they were not kept. `source` says in words where all come from.
     """
 
     record: SweepRecord
@@ -222,6 +222,7 @@ def _sweep_data(
     design = None if record.design is None else read_design(record.design)
     points = pd.DataFrame(columns=[*LABELS, "step"]) if points is None else points
     answers = pd.DataFrame(columns=[*LABELS, *COLUMNS]) if answers is None else answers
+    answers = answers.assign(**{name: 0 for name in ADDED if name not in answers})
     metrics = sorted(set(points.columns) - {*LABELS, "step"})
     points = points[[*LABELS, "step", *metrics]].astype(dict.fromkeys(metrics, float))
     runs = pd.DataFrame(list(cells))

@@ -273,5 +273,7 @@ def _answered(
             "difficulty": 1,
             "n": planted.samples,
             "correct": correct.ravel(),
+            "wanted": 0,
+            "tokens": 0,
         }
     )

@@ -76,11 +76,11 @@ class NativeSession(EngineSession):
     def generate(self, requests: Sequence[Request], on_finish: OnFinish | None = None) -> list[Completion]:
         results = [self._already_ended(request) for request in requests]
         aborted: set[int] = set()
-        # Waves of similar context length pad little; the order cannot change what a response says.
-        order = sorted(
-            (index for index, ended in enumerate(results) if ended is None),
-            key=lambda i: len(requests[i].prompt) + len(requests[i].prefix),
-        )
+        order = [index for index, ended in enumerate(results) if ended is None]
+        if on_finish is None:
+            # Waves of similar context length pad little; the order cannot change what a response says. In a race it
+            # says who starts first, and what is continued must not wait behind what is new.
+            order.sort(key=lambda i: len(requests[i].prompt) + len(requests[i].prefix))
         for start in range(0, len(order), self.max_rows):
             wave = [i for i in order[start : start + self.max_rows] if i not in aborted]
             if wave:

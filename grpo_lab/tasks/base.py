@@ -64,8 +64,10 @@ class Task(ABC):
 class Template(ABC):
     """The form in which a question reaches the model, and the wording of what tricks say to it.
 
-    `interruption` is put into a response that must come to its answer; `wish` is a question that asks for a length,
-    with `{question}` and `{tokens}` in it.
+    `interruption` is put into a response that must come to its answer, and belongs to the response from there on;
+    `wish` is a question that asks for a length, with `{question}` and `{tokens}` in it. For a chat model that thinks
+    between tags: "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>" (ScaleRL,
+    arXiv:2510.13786) and "{question} Think for {tokens} tokens." (L1, arXiv:2503.04697).
     """
 
     interruption: str

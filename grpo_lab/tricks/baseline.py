@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import comb
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -38,6 +38,7 @@ class State:
     prefix: tuple[int, ...]
 
 
+@runtime_checkable
 class Estimator(Protocol):
     """What a baseline that generates may ask of the policy that made the rollouts."""
 

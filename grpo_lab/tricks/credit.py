@@ -124,7 +124,7 @@ class Gae(CreditBaseline):
 
     per_token: ClassVar[bool] = True
     needs_critic: ClassVar[bool] = True
-    formula: ClassVar[str] = "sum_l ({gamma} * {lam})^l (r + {gamma} V' - V)"
+    formula: ClassVar[str] = "sum_l ({gamma} * {lam})^l (R_t + {gamma} * V_next - V), over t and the tokens after it"
 
     def __post_init__(self) -> None:
         for name in ("gamma", "lam"):

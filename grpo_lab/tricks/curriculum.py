@@ -21,13 +21,16 @@ from torch import Tensor
 from grpo_lab.tricks.base import Trick, require
 from grpo_lab.types import Exhausted
 
+_MOST_PASSES = 10_000  # over the split in one draw; then its weights are taken for a mistake
+
 
 @dataclass
 class Memory:
     """What a run remembers of each training problem; the one mutable record, checkpointed with the run.
 
-    `looked` counts problems of the stream that were taken or passed over. `last` is NaN, and `best` -inf, before a
-    problem's first group. `leftovers` are groups whose generation was cut off, as plain values.
+    `looked` counts places of the stream that were looked at, `passed` those of them that the curriculum passed over.
+    `last` is NaN, and `best` -inf, before a problem's first group. `leftovers` are groups whose generation was cut
+    off, as plain values.
     """
 
     attempts: Int[Tensor, "S"]  # graded responses
@@ -35,6 +38,7 @@ class Memory:
     last: Float[Tensor, "S"]  # pass rate of the latest group
     best: Float[Tensor, "S"]  # highest reward any response ever had
     looked: int = 0
+    passed: int = 0
     leftovers: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
@@ -101,29 +105,49 @@ class Curriculum(Trick, ABC):
 
         Moves the memory's place in the stream. A problem is taken with its weight over the largest one, by a uniform
         number of its place in the stream. The few problems left over at the end of a pass wait for the next one.
-        Raises Exhausted where fewer than `number` problems can be taken at all.
+        Raises Exhausted where fewer than `number` problems can be taken at all, ValueError for weights that are none.
         """
-        weights = self.weights(pool).clone()
-        weights[list(pool.taken)] = 0
-        left = int((weights > 0).sum())
-        if left < number:
-            raise Exhausted(
-                f"the curriculum has run dry: a draw needs {number} problems, and of the {pool.size} of the training "
-                f"split {left} can be taken ({len(pool.taken)} were in this step): {self.remedy}"
-            )
-        chances = (weights / weights.max()).tolist()
+        chances = _chances(self, number, pool)
         usable = pool.size // pool.batch * pool.batch or pool.size
         found: list[int] = []
         order: list[int] = []
+        last = pool.memory.looked + _MOST_PASSES * usable
         while len(found) < number:
+            if pool.memory.looked == last:
+                raise Exhausted(
+                    f"the curriculum found {len(found)} of {number} problems in {_MOST_PASSES} passes: all other "
+                    "weights are too small beside the largest"
+                )
             round_, place = divmod(pool.memory.looked, usable)
             if not order or place == 0:
                 order, thresholds = _shuffled(pool, round_)
             index = order[place]
-            if index not in found and thresholds[place] < chances[index]:
-                found.append(index)
             pool.memory.looked += 1
+            if index in found or index in pool.taken:
+                continue
+            if thresholds[place] < chances[index]:
+                found.append(index)
+            else:
+                pool.memory.passed += 1
         return found
+
+
+def _chances(curriculum: Curriculum, number: int, pool: Pool) -> list[float]:
+    """How likely each problem is taken when its turn comes, once it is sure that `number` can be found."""
+    weights = curriculum.weights(pool).clone()
+    if not bool((weights.isfinite() & (weights >= 0)).all()):
+        raise ValueError(
+            f"{type(curriculum).__name__}.weights must be finite and at least 0: a problem without a group yet has "
+            "memory.last NaN and memory.best -inf"
+        )
+    weights[list(pool.taken)] = 0
+    left = int((weights > 0).sum())
+    if left < number:
+        raise Exhausted(
+            f"the curriculum has run dry: a draw needs {number} problems, and of the {pool.size} of the training "
+            f"split {left} can be taken ({len(pool.taken)} were in this step): {curriculum.remedy}"
+        )
+    return (weights / weights.max()).tolist()
 
 
 def _shuffled(pool: Pool, round_: int) -> tuple[list[int], list[float]]:
@@ -199,6 +223,8 @@ class EasyToHard(Curriculum):
     the schedule is the same on every budget axis. From `ramp` on it is Uniform.
     """
 
+    remedy: ClassVar[str] = "raise curriculum.start_share, enlarge the task's training split or lower problems_per_step"
+
     start_share: float
     ramp: float  # share of the budget after which all problems are in
 
@@ -238,7 +264,7 @@ class Kimi(EasyToHard):
     """
 
     formula: ClassVar[str] = f"{EasyToHard.formula}; within them P(i) proportional to 1 - s_i"
-    remedy: ClassVar[str] = Prioritized.remedy
+    remedy: ClassVar[str] = f"{Prioritized.remedy}; or, at the start, {EasyToHard.remedy}"
 
     def weights(self, pool: Pool) -> Float[Tensor, "S"]:
         return _unsolved(pool.memory) * super().weights(pool)

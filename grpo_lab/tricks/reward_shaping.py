@@ -25,9 +25,14 @@ class RewardShaping(Trick, ABC):
     group_relative: ClassVar[bool] = False
     wishes: ClassVar[bool] = False
 
+    @property
+    def asks_for(self) -> range:
+        """The response lengths, in tokens, that a prompt may ask for; empty where prompts ask for none."""
+        return range(0)
+
     def wish(self, drawn: float) -> int | None:
-        """The response length, in tokens, that a prompt asks for; None for none. `drawn` is uniform in [0, 1)."""
-        return None
+        """The length of them that a prompt asks for; None for none. `drawn` is uniform in [0, 1)."""
+        return self.asks_for[int(drawn * len(self.asks_for))] if self.asks_for else None
 
     @abstractmethod
     def lowest(self, correct: float, wrong: float) -> float:
@@ -158,8 +163,9 @@ class L1Exact(RewardShaping):
         require_positive(self, "alpha", "shortest")
         require(self.shortest <= self.longest, self, "longest", f"at least `shortest` ({self.shortest})")
 
-    def wish(self, drawn: float) -> int:
-        return self.shortest + int(drawn * (self.longest - self.shortest + 1))
+    @property
+    def asks_for(self) -> range:
+        return range(self.shortest, self.longest + 1)
 
     def lowest(self, correct: float, wrong: float) -> float:
         return -math.inf

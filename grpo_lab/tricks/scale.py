@@ -65,7 +65,7 @@ class Scale(Trick, ABC):
 
     @property
     def moves_zeros(self) -> bool:
-        return False
+        return self.recentres
 
     @abstractmethod
     def __call__(self, centred: Float[Tensor, "P G"], graded: Graded) -> Float[Tensor, "P G"]:
@@ -185,10 +185,6 @@ class BatchStd(Scale):
         require(not (self.recentre and self.of is Deviation.raw), self, "recentre", "false where `of` is raw")
 
     @property
-    def moves_zeros(self) -> bool:
-        return self.recentre
-
-    @property
     def recentres(self) -> bool:
         return self.recentre
 
@@ -204,7 +200,7 @@ class BatchStd(Scale):
 
     def __call__(self, centred: Float[Tensor, "P G"], graded: Graded) -> Float[Tensor, "P G"]:
         values = graded.reward if self.of is Deviation.raw else centred
-        return self._scaled(centred, values, self.by.of(graded), graded.counted)
+        return _divided(self, centred, values, self.by.of(graded), graded.counted)
 
     def of_tokens(
         self, centred: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], graded: Graded
@@ -213,15 +209,17 @@ class BatchStd(Scale):
         if self.by is Weights.rows:
             weights = weights / mask.sum(dim=1, keepdim=True).clamp(min=1)
         values = graded.reward.reshape(-1, 1).expand_as(centred) if self.of is Deviation.raw else centred
-        return self._scaled(centred, values, weights, mask)
+        return _divided(self, centred, values, weights, mask)
 
-    def _scaled(self, centred: Tensor, values: Tensor, weights: Tensor, counted: Tensor) -> Tensor:
-        mean = (weights * values).sum() / weights.sum().clamp(min=1)
-        variance = (weights * (values - mean) ** 2).sum() / (weights.sum() - self.ddof).clamp(min=1)
-        divisor = _FLOORED[self.floor](variance, self.eps)
-        flat = tied(values.reshape(1, -1), counted.reshape(1, -1))
-        shifted = centred - mean if self.recentre else centred
-        return torch.where(counted & ~flat, shifted / divisor, 0.0)
+
+def _divided(scale: BatchStd, centred: Tensor, values: Tensor, weights: Tensor, counted: Tensor) -> Tensor:
+    """`centred` over the weighted deviation of `values`; 0 where nothing is counted or all values are equal."""
+    mean = (weights * values).sum() / weights.sum().clamp(min=1)
+    variance = (weights * (values - mean) ** 2).sum() / (weights.sum() - scale.ddof).clamp(min=1)
+    divisor = _FLOORED[scale.floor](variance, scale.eps)
+    flat = tied(values.reshape(1, -1), counted.reshape(1, -1))
+    shifted = centred - mean if scale.recentre else centred
+    return torch.where(counted & ~flat, shifted / divisor, 0.0)
 
 
 @dataclass(frozen=True)

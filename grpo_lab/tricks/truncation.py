@@ -11,7 +11,6 @@ from grpo_lab.tricks.base import Trick, require, require_positive
 from grpo_lab.types import (
     Completion,
     Graded,
-    NoiseKey,
     OnFinish,
     Request,
     Sampler,
@@ -97,12 +96,11 @@ class MaskBefore(Truncation):
 class Interrupt(Truncation):
     """Force an answer before the budget is used up (interruptions of ScaleRL, arXiv:2510.13786).
 
-    cut ~ U{earliest * max_tokens .. latest * max_tokens};  a response unfinished after `cut` tokens goes on behind
-    `phrase`
+    cut ~ U{earliest * max_tokens .. latest * max_tokens};  unfinished after `cut` tokens, it goes on behind `phrase`
 
     Differs from Score: nearly every response comes to an answer, so few rows are cut and the outcome of a long one says
     something. The injected tokens are context and never trained; the row is tagged as interrupted. One that the budget
-    cuts all the same counts as any cut response.
+    cuts all the same is a cut response. Is Score where the budget has no room for the phrase and a token.
     """
 
     earliest: float  # share of the budget before an interruption, at least
@@ -126,14 +124,14 @@ class Interrupt(Truncation):
     ) -> list[Completion]:
         assert on_finish is None, "compat.py refuses a filter that stops generation beside an interruption"
         phrase = tools.encode(self.phrase)
-        cuts = [min(self._cut(request.noise, tools), request.params.max_tokens) for request in requests]
+        cuts = [self._cut(request, len(phrase), tools) for request in requests]
         first = sampler.generate(
             [replace(request, params=replace(request.params, max_tokens=cut)) for request, cut in zip(requests, cuts)]
         )
         late = [
             place
             for place, (request, completion) in enumerate(zip(requests, first))
-            if completion.stop is StopReason.LENGTH and cuts[place] + len(phrase) < request.params.max_tokens
+            if completion.stop is StopReason.LENGTH and cuts[place] < request.params.max_tokens
         ]
         prefixed = {place: _injected(first[place], phrase) for place in late}
         onward = [replace(requests[place], prefix=requests[place].prefix + prefixed[place].tokens) for place in late]
@@ -141,11 +139,15 @@ class Interrupt(Truncation):
             first[place] = prefixed[place].continued(further)
         return first
 
-    def _cut(self, noise: NoiseKey, tools: Tools) -> int:
-        """After how many tokens this response is interrupted: by a number of its own noise, shared by all arms."""
-        drawn = tools.uniform(replace(noise, stream=f"{noise.stream}/interrupt"))
+    def _cut(self, request: Request, phrase: int, tools: Tools) -> int:
+        """After how many tokens this response is interrupted: by a number of its own noise, shared by all arms.
+
+        Its whole budget where that has no room for a phrase of that many tokens and one token of an answer.
+        """
+        drawn = tools.uniform(replace(request.noise, stream=f"{request.noise.stream}/interrupt"))
         first, last = round(self.earliest * self.max_tokens), round(self.latest * self.max_tokens)
-        return max(1, first + int(drawn * (last - first + 1)))
+        cut = max(1, first + int(drawn * (last - first + 1)))
+        return cut if cut + phrase < request.params.max_tokens else request.params.max_tokens
 
 
 def _injected(so_far: Completion, phrase: tuple[int, ...]) -> Completion:

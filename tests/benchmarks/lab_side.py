@@ -26,6 +26,7 @@ from grpo_lab.recorder import Clock, Recorder
 from grpo_lab.rollouts import encode_prompts
 from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.train import train
+from grpo_lab.tricks.curriculum import Memory, Pool
 from grpo_lab.workbench import Workbench, open_workbench, prepare_torch
 
 PEAK_SIZES = (512, 1024, 2048)
@@ -101,10 +102,14 @@ def timed_run(steps: int, warmup: int, overrides: list[str]) -> dict[str, Any]:
 
 def setting(run: RunConfig, bench: Workbench, total: int) -> dict[str, Any]:
     """What the other side needs to do the same work: model, problems in order, and the numbers."""
+    memory = Memory.of(len(bench.problems))
     drawn = [
         bench.problems[index]
         for step in range(total)
-        for index in run.curriculum.draw(step, run.problems_per_step, len(bench.problems), run.seed)
+        for index in run.curriculum.draw(
+            run.problems_per_step,
+            Pool(bench.difficulties, run.problems_per_step, run.seed, step / total, memory, frozenset()),
+        )
     ]
     optimizer = run.optimizer
     return {

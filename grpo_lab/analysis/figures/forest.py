@@ -258,7 +258,7 @@ def _entries(rows: Sequence[Row], effects: Sequence[TrickEffect], band: bool, la
         entries.append((Patch(color=GREY, alpha=0.15, linewidth=0), "too small to be found"))
     apart = [found for row in rows for found in row.disagreements.values()]
     if any(found.resolved for found in apart):
-        entries.append((Patch(color=VERMILLION, alpha=_TINT, linewidth=0), "opposite signs, both sure"))
+        entries.append((Patch(color=VERMILLION, alpha=_TINT, linewidth=0), "opposite signs, each interval excludes 0"))
     if not all(found.resolved for found in apart):
         mark = Line2D([], [], marker="s", linestyle="", color=VERMILLION, alpha=_TINT, markeredgewidth=0)
         entries.append((mark, "opposite signs, within noise"))
@@ -322,7 +322,7 @@ def _apart(data: SweepData, rows: Sequence[Row]) -> str:
     parts = [
         f"Training reward and downstream accuracy go opposite ways, both intervals excluding 0: {'; '.join(sure)}."
         if sure
-        else "For no trick do training reward and downstream accuracy surely go opposite ways.",
+        else "For no trick do both intervals, each on its own, exclude 0 on opposite sides.",
         f"Opposite estimates, within noise: {', '.join(unsure)}." if unsure else "",
     ]
     return " ".join(filter(None, parts))

@@ -63,6 +63,11 @@ HOW_TO_READ = {
         "Vital signs",
         "Entropy, KL, length, truncation and the like over the budget, a panel for each: why an arm did what it did.",
     ),
+    "wishes": (
+        "Lengths as asked for",
+        "Mean response length and share of right answers over the length that the prompt asked for, before and after "
+        "training. On the diagonal a response is as long as it was asked to be.",
+    ),
     "coverage": (
         "pass@k against the base model",
         "Chance that one of k samples is right, in percent, before and after training. Above the base model at k = 1 "

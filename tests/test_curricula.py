@@ -1,0 +1,310 @@
+"""Curricula: who comes next, by hand and by counting; what a run remembers of its problems, and how it runs dry."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import F64, assert_close
+from test_filters import SMALL
+from test_loop import metrics_of, run_in_process
+
+from grpo_lab.checkpoint import latest, load_state
+from grpo_lab.rounds import Rounds
+from grpo_lab.tricks.curriculum import (
+    Curriculum,
+    EasyToHard,
+    Kimi,
+    Memory,
+    NoPositiveResampling,
+    Pool,
+    Prioritized,
+    Record,
+    Uniform,
+)
+from grpo_lab.types import Exhausted
+from grpo_lab.workbench import open_workbench
+
+
+def remembering(rates: Sequence[float], attempts: int = 1000) -> Memory:
+    """Each problem asked so often, with these shares of right responses."""
+    memory = Memory.of(len(rates))
+    memory.attempts += attempts
+    memory.right += torch.tensor(rates, dtype=F64) * attempts
+    memory.last = torch.tensor(rates, dtype=F64)
+    return memory
+
+
+def pool_of(
+    memory: Memory, batch: int, *, seed: int = 0, progress: float = 0.0, difficulties: Sequence[int] | None = None,
+    taken: frozenset[int] = frozenset(),
+) -> Pool:  # fmt: skip
+    size = len(memory.attempts)
+    levels = torch.tensor(difficulties if difficulties is not None else [1] * size)
+    return Pool(levels, batch, seed, progress, memory, taken)
+
+
+def frequencies(curriculum: Curriculum, pool: Pool, draws: int) -> torch.Tensor:
+    """How often each problem is drawn in so many draws of a batch."""
+    counts = torch.zeros(pool.size, dtype=F64)
+    for _ in range(draws):
+        counts[curriculum.draw(pool.batch, pool)] += 1
+    return counts
+
+
+# --- the stream -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size,batch", [(384, 16), (50, 16), (16, 16), (7, 3), (5, 1)])
+@pytest.mark.parametrize("seed", [0, 3])
+def test_uniform_draws_are_shuffled_passes_cut_into_batches(size: int, batch: int, seed: int) -> None:
+    """Step by step: pass and place from the step alone, the last size mod batch of a pass left out."""
+    pool = pool_of(Memory.of(size), batch, seed=seed)
+    for step in range(3 * (size // batch) + 2):
+        pass_, place = divmod(step, size // batch)
+        order = np.random.Generator(np.random.Philox(key=[seed, pass_])).permutation(size)
+        assert Uniform().draw(batch, pool) == order[place * batch : (place + 1) * batch].tolist()
+    assert pool.memory.passed == 0 and pool.memory.looked == batch * (3 * (size // batch) + 2)
+
+
+def test_a_draw_goes_on_where_the_last_one_ended_and_takes_nothing_twice() -> None:
+    """Of 7 problems, 6 a pass: draws of 4, 1 and 5 in a step of batches of 3 cross into the second pass."""
+    memory = Memory.of(7)
+    first, second = (np.random.Generator(np.random.Philox(key=[0, n])).permutation(7).tolist() for n in (0, 1))
+    stream = [*first[:6], *second[:6]]
+    drawn = Uniform().draw(4, pool_of(memory, 3))
+    assert drawn == stream[:4]
+    drawn += Uniform().draw(1, pool_of(memory, 3, taken=frozenset(drawn)))
+    assert drawn == stream[:5] and memory.looked == 5
+    drawn += Uniform().draw(2, pool_of(memory, 3, taken=frozenset(drawn)))
+    assert drawn[5] == stream[5] and drawn[6] == first[6], "the only one left, of the second pass"
+    assert sorted(drawn) == list(range(7)) and memory.passed == 0, "what is in the step already was not passed over"
+    with pytest.raises(Exhausted, match=r"a draw needs 1 problems, and of the 7 .* 0 can be taken \(7 were in this"):
+        Uniform().draw(1, pool_of(memory, 3, taken=frozenset(drawn)))
+
+
+# --- no positive resampling ---------------------------------------------------------------------------------------
+
+
+def test_what_counts_as_positive_by_hand() -> None:
+    """Three groups of four: 4 + 4 + 2 = 10 of 12 right; 1 + 4 + 4 = 9 of 12; 3 + 3 + 4 = 10; and one never asked."""
+    memory = Memory.of(4)
+    for group in ([4, 1, 3], [4, 4, 3], [2, 4, 4]):
+        outcome = torch.tensor([[1.0] * right + [0.0] * (4 - right) for right in group], dtype=F64)
+        memory.note(torch.tensor([0, 1, 2]), outcome, outcome - 0.5)
+    assert memory.attempts.tolist() == [12, 12, 12, 0] and memory.right.tolist() == [10, 9, 10, 0]
+    assert memory.best.tolist() == [0.5, 0.5, 0.5, -math.inf]
+    pool = pool_of(memory, 1)
+    by_history = NoPositiveResampling(10 / 12, Record.history).weights(pool)
+    assert by_history.tolist() == [0, 1, 0, 1], "at the threshold is out"
+    assert NoPositiveResampling(0.84, Record.history).weights(pool).tolist() == [1, 1, 1, 1]
+    by_last = NoPositiveResampling(0.875, Record.last_group).weights(pool)
+    assert by_last.tolist() == [1, 0, 0, 1], "2 of 4, 4 of 4, 4 of 4, and none"
+    assert NoPositiveResampling(1.0, Record.last_group).weights(pool).tolist() == [1, 0, 0, 1]
+
+
+@pytest.mark.parametrize("by", list(Record), ids=lambda by: by.value)
+def test_what_left_never_comes_back(by: Record) -> None:
+    """30 problems of all pass rates, three a draw: the draw that solves one is its last."""
+    generator = torch.Generator().manual_seed(0)
+    rates = torch.linspace(0.0, 0.6, 30, dtype=F64)
+    memory = Memory.of(30)
+    trick = NoPositiveResampling(0.75, by)
+    gone: set[int] = set()
+    for _ in range(60):
+        drawn = trick.draw(3, pool_of(memory, 3))
+        assert gone.isdisjoint(drawn)
+        outcome = (torch.rand(3, 4, generator=generator, dtype=F64) < rates[drawn][:, None]).to(F64)
+        memory.note(torch.tensor(drawn), outcome, outcome)
+        rate = outcome.mean(dim=1) if by is Record.last_group else memory.right[drawn] / memory.attempts[drawn]
+        gone |= {index for index, share in zip(drawn, rate.tolist()) if share >= 0.75}
+    assert 3 <= len(gone) < 28 and memory.passed > 0
+    weights = trick.weights(pool_of(memory, 3))
+    assert set((weights == 0).nonzero().flatten().tolist()) == gone
+
+
+def test_half_of_all_groups_of_eight_at_a_pass_rate_of_four_fifths_reach_seven() -> None:
+    """What the docstring says of `last_group`: 8 * 0.8^7 * 0.2 + 0.8^8 = 0.3355 + 0.1678."""
+    assert_close(8 * 0.8**7 * 0.2 + 0.8**8, 0.5033, 1e-4, "7 or 8 of 8")
+    memory = remembering([0.875, 0.8749])
+    assert NoPositiveResampling(0.875, Record.last_group).weights(pool_of(memory, 1)).tolist() == [0, 1]
+
+
+# --- easy to hard --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "progress,size",
+    [
+        (0.0, 4),  # 0.2 of 20
+        (0.125, 8),  # 0.2 + 0.8 * 0.25 = 0.4
+        (0.25, 12),  # 0.2 + 0.8 * 0.5 = 0.6
+        (0.49, 20),  # 0.2 + 0.8 * 0.98 = 0.984 of 20 = 19.68
+        (0.5, 20),
+        (0.9, 20),
+    ],
+)
+def test_the_pool_grows_from_the_easiest_by_hand(progress: float, size: int) -> None:
+    levels = [3, 1, 2, 1, 3] * 4  # eight of level 1 (places 1 and 3 of each five), four of 2, eight of 3
+    pool = pool_of(Memory.of(20), 2, progress=progress, difficulties=levels)
+    inside = EasyToHard(0.2, 0.5).weights(pool).nonzero().flatten().tolist()
+    easy = [1, 3, 6, 8, 11, 13, 16, 18]
+    hard = [*easy, 2, 7, 12, 17, 0, 4, 5, 9, 10, 14, 15, 19]
+    assert inside == sorted(hard[:size])
+    if size == 20:  # and then it is the plain stream
+        assert EasyToHard(0.2, 0.5).draw(2, pool) == Uniform().draw(2, pool_of(Memory.of(20), 2))
+
+
+def test_a_pool_holds_at_least_a_batch_and_a_larger_draw_says_what_to_change() -> None:
+    pool = pool_of(Memory.of(20), 6)
+    assert int(EasyToHard(0.05, 0.5).weights(pool).sum()) == 6, "and not 1 of 20"
+    for trick in (EasyToHard(0.05, 0.5), Kimi(0.05, 0.5)):
+        with pytest.raises(
+            Exhausted, match=r"a draw needs 12 .* of the 20 .* 6 can be taken .* raise curriculum.start_share"
+        ):
+            trick.draw(12, pool)
+
+
+# --- prioritised ----------------------------------------------------------------------------------------------------
+
+
+def test_the_stream_is_thinned_by_hand() -> None:
+    """Shares 0, 0.5, 0.8, 1 right leave chances 1, 0.5, 0.2, 0 by a uniform number of the place in the stream."""
+    memory = remembering([0.0, 0.5, 0.8, 1.0])
+    pool = pool_of(memory, 1)
+    expected, passed = [], 0
+    for pass_ in range(6):
+        generator = np.random.Generator(np.random.Philox(key=[0, pass_]))
+        order, numbers = generator.permutation(4), generator.random(4)
+        for index, number in zip(order, numbers):
+            taken = number < [1.0, 0.5, 0.2, 0.0][index]
+            expected += [int(index)] if taken else []
+            passed += not taken
+    drawn = [Prioritized().draw(1, pool)[0] for _ in expected]
+    assert drawn == expected and 3 not in drawn and len(drawn) > 6
+    assert memory.passed <= passed and memory.looked - memory.passed == len(drawn)
+
+
+def test_only_the_ratio_of_the_weights_matters() -> None:
+    """Shares 0.9, 0.95 and 0.98 right are as 1, 0.5 and 0.2: nothing is passed over for being nearly solved."""
+    one, other = (pool_of(remembering(rates), 1) for rates in ([0.0, 0.5, 0.8], [0.9, 0.95, 0.98]))
+    assert_close(Prioritized().weights(other) / 0.1, Prioritized().weights(one), 1e-9, "up to a factor")
+    assert [Prioritized().draw(1, one) for _ in range(40)] == [Prioritized().draw(1, other) for _ in range(40)]
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_problems_come_in_proportion_to_how_often_they_were_wrong(batch: int) -> None:
+    """40 problems; in n draws of a share w / sum(w) the deviation is below sqrt(n * share)."""
+    rates = [place / 40 for place in range(40)]
+    pool = pool_of(remembering(rates), batch)
+    counts = frequencies(Prioritized(), pool, 2000 // batch)
+    weights = 1 - torch.tensor(rates, dtype=F64)
+    expected = 2000 * weights / weights.sum()
+    assert float(((counts - expected) / expected.sqrt()).abs().max()) < 4
+    assert float(counts[0] / counts[30]) > 2.5, "four times as often wrong"
+
+
+def test_kimi_is_both_of_them() -> None:
+    """Of 40 problems the easiest half, and of these in proportion to 1 - s."""
+    rates = [place / 40 for place in range(40)]
+    levels = [1 + (place % 2) for place in range(40)]
+    pool = pool_of(remembering(rates), 1, progress=0.0, difficulties=levels)
+    kimi = Kimi(0.5, 0.5)
+    weights = (1 - torch.tensor(rates, dtype=F64)) * (torch.tensor(levels) == 1)
+    assert_close(kimi.weights(pool), weights, 1e-12, "by hand")
+    counts = frequencies(kimi, pool, 1200)
+    expected = 1200 * weights / weights.sum()
+    inside = weights > 0
+    assert float(counts[~inside].sum()) == 0
+    assert float(((counts - expected) / expected.sqrt())[inside].abs().max()) < 4
+    late = replace(pool, progress=0.7)
+    assert_close(kimi.weights(late), Prioritized().weights(late), 0.0, "after the ramp")
+
+
+# --- one from the outside -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Forgotten(Curriculum):
+    """What somebody else may write: problems whose latest group was below their best one, and new ones."""
+
+    floor: float
+
+    def weights(self, pool: Pool) -> torch.Tensor:
+        last = pool.memory.last
+        return torch.where(last.isnan(), 1.0, self.floor + 1 - last)
+
+
+def test_a_curriculum_of_ones_own_needs_its_weights_alone(make_run, tiny_base: Path) -> None:
+    run = replace(
+        make_run("problems_per_step=8", "group_size=2", "evaluation.initial_kl=false"), curriculum=Forgotten(0.1)
+    )
+    bench = open_workbench(run, torch.device("cpu"), None)
+    bench.memory.last[:300] = 1.0
+    rounds = Rounds(run, bench)
+    made = rounds.groups(8)
+    rounds.settle(made, range(8))
+    # 84 of 384 come with chance 1 and 300 with 0.1 / 1 = 0.1, so most that are looked at are passed over
+    assert made.number == 8 and rounds.passed_over > 0
+    assert_close(rounds.passed_over, bench.memory.passed / bench.memory.looked, 1e-12, "of those whose turn came")
+    assert int(bench.memory.attempts.sum()) == 16
+
+
+class Mistaken(Forgotten):
+    def weights(self, pool: Pool) -> torch.Tensor:
+        return 1 - pool.memory.last  # NaN before the first group
+
+
+class Uneven(Forgotten):
+    def weights(self, pool: Pool) -> torch.Tensor:
+        return torch.tensor([1.0] + [1e-30] * (pool.size - 1), dtype=F64)
+
+
+def test_weights_that_are_none_are_refused_and_never_waited_for(monkeypatch) -> None:
+    with pytest.raises(ValueError, match=r"Mistaken.weights must be finite and at least 0: .* memory.last NaN"):
+        Mistaken(0.1).draw(2, pool_of(Memory.of(6), 2))
+    monkeypatch.setattr("grpo_lab.tricks.curriculum._MOST_PASSES", 50)
+    with pytest.raises(Exhausted, match=r"found 1 of 2 problems in 50 passes"):
+        Uneven(0.1).draw(2, pool_of(Memory.of(6), 2))
+
+
+# --- real runs -------------------------------------------------------------------------------------------------------
+
+SPLIT = ["task.train_size=32", "task.probe_size=16", "problems_per_step=16", "group_size=4"]
+
+
+def test_a_run_that_has_solved_its_split_ends_saved_and_with_the_remedy(tmp_path: Path) -> None:
+    """32 problems, two steps a pass; a problem with one right response of four is out, and soon 17 of them are."""
+    with pytest.raises(Exhausted, match=r"the curriculum has run dry: a draw needs 16 problems, and of the 32 "):
+        run_in_process(
+            tmp_path, "curriculum=no_positive_resampling", "curriculum.threshold=0.25", "budget.amount=50",
+            "checkpoint_every=1000", *SPLIT, *SMALL,
+        )  # fmt: skip
+    folder = tmp_path / "run" / "seed=0"
+    rows = metrics_of(folder)
+    assert [row["step"] for row in rows] == list(range(len(rows))) and 3 <= len(rows) < 50
+    said = (folder / "error.txt").read_text()
+    assert "choose a larger or harder task, or raise curriculum.threshold" in said
+    assert f"The run ends after step {len(rows) - 1}, saved in" in said and not (folder / "DONE").exists()
+    memory = load_state(latest(folder / "checkpoints"))["memory"]
+    left = int((memory["right"] < 0.25 * memory["attempts"].clamp(min=1)).sum())
+    assert latest(folder / "checkpoints").name == f"step={len(rows) - 1:06d}" and left < 16
+    assert f"{left} can be taken (0 were in this step)" in said
+
+
+@pytest.mark.parametrize("option,acts", [("prioritized", False), ("easy_to_hard", True)])
+def test_a_curriculum_that_passed_nothing_over_is_inert(tmp_path: Path, option: str, acts: bool) -> None:
+    """In the first pass, of two steps, nothing was asked before and Prioritized takes all; the pool is a quarter."""
+    folder = run_in_process(tmp_path, f"curriculum={option}", "budget.amount=2", *SPLIT, *SMALL)
+    touched = [row["metrics"]["touched/curriculum"] for row in metrics_of(folder)[1:]]
+    assert (touched[0] > 0) == acts
+    assert ("curriculum" in json.loads((folder / "DONE").read_text())["inert"]) == (not acts)
+    memory = load_state(latest(folder / "checkpoints"))["memory"]
+    passed = [16 * share / (1 - share) for share in touched]  # of each step, beside the 16 that were taken
+    assert_close(sum(passed), memory["passed"], 1e-9, "touched is the share of those whose turn came")
