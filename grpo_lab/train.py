@@ -80,7 +80,7 @@ def train(run: RunConfig, bench: Workbench, recorder: Recorder) -> None:
                 kept = run.rejection.settle(filtered, stays)
             charges = run.kl.charges(old_logprobs, ref_logprobs, rollouts.sampled_mask)
             charged = run.kl.shape(kept, charges)
-            allowed = rollouts.sampled_mask & stays & charged.trained.flatten()[:, None]
+            allowed = rollouts.sampled_mask & stays & charged.trained.flatten()[:, None] & bench.policy_learns(step)
             loss_mask = allowed if entropy is None else allowed & run.entropy.keeps(entropy, rollouts.sampled_mask)
             if bench.critic is not None:
                 values = bench.critic.values(rollouts, ledger)
@@ -104,8 +104,7 @@ def train(run: RunConfig, bench: Workbench, recorder: Recorder) -> None:
             if run.surrogate.mark_scope is not None:
                 noise = rollout_uniforms(rollouts, run.seed, "mark", step)
             run.updates.begin(bench.optimizer)
-            parts = () if bench.policy_waits(step) else run.updates.split(run.problems_per_step)
-            for part in parts:
+            for part in run.updates.split(run.problems_per_step):
                 batches = [on_device(b, bench.device) for b in make_minibatch(inputs, part, run.denominator, run.cut)]
                 update(run, bench, marked(run, bench, batches, noise), tally)
             if bench.critic is not None:

@@ -66,9 +66,9 @@ class Workbench:
         """Give the sampler the learner's weights; its version is the number of updates behind them."""
         self.session.update_weights(self.learner.state_dict().items(), self.updates)
 
-    def policy_waits(self, step: int) -> bool:
-        """Whether this step trains the critic alone."""
-        return self.critic is not None and self.critic.plan.policy_waits(step)
+    def policy_learns(self, step: int) -> bool:
+        """Whether this step trains the policy, and not its critic alone."""
+        return self.critic is None or not self.critic.plan.policy_waits(step)
 
     @torch.no_grad()
     def refresh_reference(self, share: float) -> None:

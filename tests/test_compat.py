@@ -15,15 +15,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import F64, Scene, assert_close, make_graded, random_scene, run_scene
+from helpers import (
+    F64, Endings, Scene, assert_close, critic_values, make_graded, make_rollouts, random_scene, run_scene,
+)  # fmt: skip
 from hydra import compose, initialize_config_dir
 from test_config import CHOICES, run_of, samples
 
 from grpo_lab.compat import ERRORS, WARNINGS, IncompatibleRun, broken_errors, broken_warnings, check_compatible
 from grpo_lab.config import AXES, RunConfig, conf_folder, slot_types, to_run
 from grpo_lab.tricks.aggregation import Constant, TokenMean
-from grpo_lab.tricks.baseline import GroupMean, LeaveOneOut, PassAtK
+from grpo_lab.tricks.baseline import Credit, GroupMean, LeaveOneOut, PassAtK
 from grpo_lab.tricks.convention import AlphaForm, Scope, Singleton, Width
+from grpo_lab.tricks.credit import rewards_by_token
 from grpo_lab.tricks.group_filter import Drop, Signal
 from grpo_lab.tricks.reward_shaping import SoftOverlong
 from grpo_lab.tricks.scale import GroupStd, InformativeShare, NoScale
@@ -857,7 +860,10 @@ def test_the_smallest_group_is_the_smallest_that_carries_a_signal(option: str) -
     def pushes(size: int) -> bool:
         patterns = [list(pattern) for pattern in itertools.product([0.0, 1.0], repeat=size)]
         graded = make_graded(patterns)
-        return bool((NoScale()(baseline(graded), graded) != 0).any())
+        rollouts = make_rollouts([1] * graded.reward.numel(), size)
+        earned = rewards_by_token(graded.reward, torch.zeros(rollouts.tokens.shape, dtype=F64), rollouts.sampled_mask)
+        credit = Credit(rollouts, earned, critic_values(rollouts), Endings(rollouts))
+        return bool((baseline.centre(graded, credit) != 0).any())
 
     assert pushes(baseline.smallest_group)
     if baseline.smallest_group > 1:
@@ -873,7 +879,9 @@ def test_the_lowest_reward_is_declared(option: str, wrong: float) -> None:
     pairs = [(a, b) for a in rows for b in rows]
     outcome = [[row[0] for row in pair] for pair in pairs]
     reward = [[1.0 if right else wrong for right in pair] for pair in outcome]
-    graded = make_graded(reward, outcome=outcome, lengths=[[row[1] for row in pair] for pair in pairs])
+    graded = make_graded(
+        reward, outcome=outcome, lengths=[[row[1] for row in pair] for pair in pairs], wanted=[[20, 20]] * len(pairs)
+    )
     lowest, found = shaping.lowest(1.0, wrong), shaping(graded).reward.min().item()
     if math.isfinite(lowest):
         assert_close(found, lowest, 1e-12, "attained")

@@ -104,9 +104,10 @@ BF16 = ["sampler_precision=bf16", "learner_precision=bf16"]
         [
             "baseline=monte_carlo",
             "baseline.continuations=2",
+            "reward_shaping.cache_tokens=2",
             "scale=none",
             "reward_shaping=soft_overlong",
-            "group_filter=resample_reward",
+            "group_filter=drop_reward",
             "kl=k3_loss",
             "reference=reset",
             "reference.every=2",

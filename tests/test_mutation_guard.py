@@ -337,7 +337,7 @@ FAST = (
 # Axis -> what every run of it is, and its options, with numbers under which each acts within a few steps.
 IN_RUNS = {
     "curriculum": (  # four steps a pass, so that a problem comes back while its past is known
-        f"{FAST} task.train_size=64 budget.amount=9",
+        f"{FAST} task.train_size=64 budget.amount=8",
         ("uniform", "easy_to_hard", "prioritized", "kimi", "no_positive_resampling",
          "no_positive_resampling_last_group"),
     ),
@@ -346,8 +346,8 @@ IN_RUNS = {
         ("score", "mask_after", "mask_before", "interrupt",
          "repetition_stop truncation.share=0.2 truncation.probability=0.6"),
     ),
-    "group_filter": (  # a reward that is shaped: all-wrong groups carry signal by it and none by the outcome
-        f"{FAST} reward_shaping=soft_overlong budget.amount=4",
+    "group_filter": (  # responses of 23 tokens and more are fined: some all-wrong groups carry signal by that
+        f"{FAST} reward_shaping=soft_overlong reward_shaping.cache_tokens=2 denominator=survivors budget.amount=4",
         ("keep", "drop", "drop_reward", "resample", "resample_reward", "active", "oversample_abort",
          "oversample_abort_partial"),
     ),
