@@ -182,7 +182,8 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
                 raise FloatingPointError(
                     f"{error}: the run stopped before that update, within step {bench.ledger.steps + 1}; its state, "
                     f"with the step's earlier updates, is in {saved}. "
-                    "Lower optimizer.learning_rate or look at the last rows of metrics.jsonl"
+                    "Lower optimizer.learning_rate (critic.learning_rate, if it was the critic's) or look at the last "
+                    "rows of metrics.jsonl"
                 ) from error
             inert = vital_signs.inert_axes(run, recorder.touched)
             log.mark_done(summarise(log, bench.ledger, inert, warnings))

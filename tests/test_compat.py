@@ -16,8 +16,16 @@ import numpy as np
 import pytest
 import torch
 from helpers import (
-    F64, Endings, Scene, assert_close, critic_values, make_graded, make_rollouts, random_scene, run_scene,
-)  # fmt: skip
+    F64,
+    Endings,
+    Scene,
+    assert_close,
+    critic_values,
+    make_graded,
+    make_rollouts,
+    random_scene,
+    run_scene,
+)
 from hydra import compose, initialize_config_dir
 from test_config import CHOICES, run_of, samples
 
@@ -506,8 +514,9 @@ PACKAGE = Path(__file__).parent.parent / "grpo_lab"
 
 
 def declared_facts(base: type) -> set[str]:
-    """What the base of an axis declares for others to read: its ClassVars and properties."""
-    annotated = {name for name, kind in vars(base).get("__annotations__", {}).items() if "ClassVar" in str(kind)}
+    """What the base of an axis declares for others to read: its ClassVars but for words, and its properties."""
+    kinds = {name: str(kind) for name, kind in vars(base).get("__annotations__", {}).items()}
+    annotated = {name for name, kind in kinds.items() if "ClassVar" in kind and "[str]" not in kind}
     return annotated | {name for name, value in vars(base).items() if isinstance(value, property)}
 
 
