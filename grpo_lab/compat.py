@@ -230,6 +230,20 @@ WARNINGS: tuple[Rule, ...] = (
         "set convention=house unless a past run has to be matched",
     ),
     Rule(
+        "filter_drops_gradient",
+        ("group_filter", "baseline"),
+        lambda run: run.group_filter.removes_rows and not run.baseline.group_relative,
+        "this baseline is not of the group, so groups of one outcome carry gradient too, and the filter throws it away",
+        "set group_filter=keep, or a baseline over the group",
+    ),
+    Rule(
+        "reward_is_the_outcome",
+        ("group_filter", "reward_shaping"),
+        lambda run: run.group_filter.reads_reward and run.reward_shaping.touches_nothing,
+        "without shaping the reward varies where the outcome does, so this is the filter by outcome under another name",
+        "choose a reward_shaping, or the filter by outcome",
+    ),
+    Rule(
         "reference_is_not_read",
         ("reference", "kl"),
         lambda run: run.reference.changes and not run.kl.needs_reference,

@@ -10,6 +10,7 @@ from grpo_lab.batching import score_rollouts
 from grpo_lab.config import RunConfig
 from grpo_lab.loss import mark_tokens, policy_loss
 from grpo_lab.policy import token_logprobs
+from grpo_lab.seeding import rollout_uniforms
 from grpo_lab.types import Batch, Graded, Rollouts
 from grpo_lab.vital_signs import UpdateTally
 from grpo_lab.workbench import Workbench
@@ -39,6 +40,14 @@ def scaled(run: RunConfig, centred: Tensor, graded: Graded, sampled_mask: Bool[T
     if not run.baseline.per_token:
         return run.scale(centred, graded)
     return run.scale.of_tokens(centred, sampled_mask & graded.counted.flatten()[:, None], graded)
+
+
+def mark_noise(run: RunConfig, rollouts: Rollouts, step: int, number: int) -> Float[Tensor, "N T"] | None:
+    """One uniform number a token where the surrogate chooses among tokens, drawn anew for each pass over the batch."""
+    if run.surrogate.mark_scope is None:
+        return None
+    again = number // run.updates.minibatches
+    return rollout_uniforms(rollouts, run.seed, f"mark/{again}" if again else "mark", step)
 
 
 def marked(run: RunConfig, bench: Workbench, batches: list[Batch], noise: Float[Tensor, "N T"] | None) -> list[Batch]:

@@ -28,9 +28,14 @@ REGISTRY: tuple[Metric, ...] = (
         "reward/mean",
         "reward",
         "mean over all responses",
-        "shaped training reward, before any filter and without a kl penalty",
+        "shaped training reward of every group generated to its end, before any filter, without a kl penalty",
     ),
-    Metric("reward/outcome", "share", "mean over all responses", "the training verifier's word, before any filter"),
+    Metric(
+        "reward/outcome",
+        "share",
+        "mean over all responses",
+        "the training verifier's word on every group generated to its end, before any filter",
+    ),
     Metric("reward/component/*", "reward", "mean over all responses", "one named part of the reward"),
     Metric(
         "reward/kept_mean",
@@ -46,7 +51,12 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("rollout/length_wrong", "tokens", "mean over wrong responses", "their length; absent if there are none"),
     Metric("rollout/truncated", "share", "mean over all responses", "responses cut by the budget"),
     Metric("rollout/zero_signal", "share", "mean over groups", "groups whose outcomes are all equal"),
-    Metric("rollout/trained", "share", "mean over all responses", "responses that enter the loss"),
+    Metric(
+        "rollout/trained",
+        "share",
+        "mean over all responses",
+        "of all responses of finished groups, those that enter the loss",
+    ),
     Metric("rollout/groups", "groups", "of the step", "whole groups generated, those a filter discarded included"),
     Metric(
         "rollout/repetition", "share", "mean over all responses", "runs of 6 tokens the response had written before"

@@ -135,6 +135,17 @@ ERRORS: tuple[Rule, ...] = (
         "set scale=none or scale=batch_std_tokens",
     ),
     Rule(
+        "credit_is_of_tokens",
+        ("baseline", "importance", "surrogate"),
+        lambda run: (
+            run.baseline.per_token
+            and run.surrogate.uses_ratio
+            and (run.surrogate.one_loss_a_row or run.importance.one_gradient_a_row)
+        ),
+        "one ratio for a whole response gives all its tokens the mean of their advantages, and the credit is lost",
+        "set importance=token or sequence_token, and a surrogate that takes one loss a token",
+    ),
+    Rule(
         "race_has_one_finish",
         ("group_filter", "truncation"),
         lambda run: run.group_filter.races and run.truncation.generates_twice,

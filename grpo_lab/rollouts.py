@@ -25,8 +25,18 @@ def encode_prompts(
     tokenizer: PreTrainedTokenizerBase, template: Template, problems: Sequence[Problem]
 ) -> tuple[tuple[int, ...], ...]:
     """Token ids of each problem's rendered prompt."""
-    texts = [template.render(problem.question) for problem in problems]
-    return tuple(tuple(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"])
+    return token_ids(tokenizer, [template.render(problem.question) for problem in problems])
+
+
+def token_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Token ids of each text, nothing added around it. Raises ValueError for one that cannot be written in tokens."""
+    try:
+        return tuple(tuple(ids) for ids in tokenizer(list(texts), add_special_tokens=False)["input_ids"])
+    except Exception as error:  # the tokenizers library raises nothing narrower
+        shown = max(texts, key=len)
+        raise ValueError(
+            f"the tokenizer cannot write {shown!r} ({error}): use a template whose words the model's vocabulary has"
+        ) from error
 
 
 def group_requests(

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
 
+from grpo_lab.rollouts import token_ids
 from grpo_lab.seeding import token_uniforms
 from grpo_lab.tasks.base import Template
 from grpo_lab.tricks.reward_shaping import RewardShaping
@@ -16,7 +17,7 @@ def tools_for(tokenizer: PreTrainedTokenizerBase) -> Tools:
     """What a trick that generates may use: the run's tokenizer and its counter-based noise."""
 
     def encode(text: str) -> tuple[int, ...]:
-        return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+        return token_ids(tokenizer, [text])[0]
 
     return Tools(encode, uniform)
 

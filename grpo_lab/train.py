@@ -28,13 +28,12 @@ from grpo_lab.config import RunConfig, conf_folder, to_run
 from grpo_lab.estimates import Ends
 from grpo_lab.explain import explain
 from grpo_lab.identity import check_folder, chosen_options, describe_run, run_identity, run_name
-from grpo_lab.learner import marked, needs_scores, scaled, score, update
+from grpo_lab.learner import mark_noise, marked, needs_scores, scaled, score, update
 from grpo_lab.progress import RunProgress
 from grpo_lab.recorder import Clock, Recorder, failures_recorded, mirrored, summarise, verdict
 from grpo_lab.response_signs import response_signs
 from grpo_lab.rollouts import token_texts
 from grpo_lab.rounds import Rounds
-from grpo_lab.seeding import rollout_uniforms
 from grpo_lab.sweeps.child import follow_parent
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.files import atomic_write, write_json
@@ -100,12 +99,10 @@ def train(run: RunConfig, bench: Workbench, recorder: Recorder) -> None:
             tally, entropy_coef = vital_signs.UpdateTally(), bench.entropy_coef
             if step % run.rollouts_every == 0:
                 tally.touched = torch.zeros_like(loss_mask)
-            noise = None
-            if run.surrogate.mark_scope is not None:
-                noise = rollout_uniforms(rollouts, run.seed, "mark", step)
             run.updates.begin(bench.optimizer)
-            for part in run.updates.split(run.problems_per_step):
+            for number, part in enumerate(run.updates.split(run.problems_per_step)):
                 batches = [on_device(b, bench.device) for b in make_minibatch(inputs, part, run.denominator, run.cut)]
+                noise = mark_noise(run, rollouts, step, number)
                 update(run, bench, marked(run, bench, batches, noise), tally)
             if bench.critic is not None:
                 learnt = rollouts.sampled_mask & charged.counted.flatten()[:, None]

@@ -62,7 +62,7 @@ def reward_signs(made: Groups, charged: Graded) -> dict[str, float]:
         "rollout/length": shaped.lengths.double().mean(),
         "rollout/truncated": shaped.truncated.double().mean(),
         "rollout/zero_signal": without_signal(shaped, Signal.outcome).double().mean(),
-        "rollout/trained": charged.trained.double().mean(),
+        "rollout/trained": charged.trained.sum() / shaped.trained.numel(),
     }
     for name, values in shaped.components.items():
         signs[f"reward/component/{name}"] = values.mean()

@@ -29,7 +29,7 @@ from grpo_lab.evaluate import Suite
 from grpo_lab.ledger import Ledger, ModelCost
 from grpo_lab.models import context_length, load_model, stop_token_ids
 from grpo_lab.rollouts import encode_prompts
-from grpo_lab.tools import asking, with_wish
+from grpo_lab.tools import asking, tools_for, with_wish
 from grpo_lab.tricks.curriculum import Memory
 from grpo_lab.types import NoiseKey, Problem, SamplingParams
 
@@ -212,6 +212,11 @@ def open_workbench(run: RunConfig, device: torch.device, resume_from: Path | Non
             f"problems_per_step={run.problems_per_step}, but the training split has {len(problems)} problems: "
             "lower it or enlarge the task"
         )
+    if len(problems) < (drawn := run.group_filter.at_once(run.problems_per_step)):
+        raise ValueError(
+            f"this group_filter draws {drawn} problems at once, but the training split has {len(problems)}: lower "
+            "group_filter.oversample or problems_per_step, or enlarge the task"
+        )
     suites = make_suites(run)
     check_lengths(run, run.model.known_context(), 1)
     folder = run.model.resolve()
@@ -222,6 +227,7 @@ def open_workbench(run: RunConfig, device: torch.device, resume_from: Path | Non
     if not all(prompts):
         raise ValueError("a prompt has no tokens: the template must render at least one token")
     check_lengths(run, context_length(folder), max(map(len, prompts)))
+    run.truncation.check(tools_for(tokenizer))
 
     learner = load_model(resume_from or folder, run.learner_precision.lm_head).to(device)
     reference = None

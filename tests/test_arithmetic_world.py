@@ -181,7 +181,10 @@ def test_templates_keep_the_question_and_need_a_place_for_it() -> None:
     assert mismatched != "7+15?" and "7+15" in mismatched and set(mismatched) <= set(SYMBOLS)
     for pattern in ("no place", "{question}{question}"):
         with pytest.raises(ValueError, match=r"a text with \{question\} in it once"):
-            Plain(pattern)
+            Plain("#", "{question}{tokens}?", pattern)
+    for wish in ("{question}", "{tokens}{tokens}{question}"):
+        with pytest.raises(ValueError, match=r"a text with \{tokens\} in it once"):
+            Plain("#", wish, "{question}")
 
 
 @given(st.text(alphabet=SYMBOLS, max_size=80))

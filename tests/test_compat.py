@@ -66,7 +66,12 @@ CASES = (
     Case("baseline_needs_a_group", "group_size=1 scale=none", ("group_size=2", "baseline=none")),
     Case("baseline_needs_a_group", f"group_size=3 {PASS_AT_K}", ("group_size=8", "baseline=none")),
     Case("scale_needs_a_group", "group_size=1 baseline=none", ("group_size=2", "scale=none")),
-    Case("filter_needs_a_group", f"{ALONE} group_filter=drop", ("group_size=2", "group_filter=keep")),
+    Case(
+        "filter_needs_a_group",
+        f"{ALONE} group_filter=drop",
+        ("group_size=2", "group_filter=keep"),
+        beside=frozenset({"filter_drops_gradient"}),
+    ),
     Case("shaping_needs_a_group", f"{ALONE} reward_shaping=kimi_length", ("group_size=2", "reward_shaping=none")),
     Case("updates_divide_the_problems", "problems_per_step=6", ("problems_per_step=8",)),
     Case(
@@ -89,6 +94,16 @@ CASES = (
     ),
     Case("ratio_must_be_of_tokens", "surrogate=gmpo importance=sequence", ("importance=token",)),
     Case("critic_divides_the_problems", "baseline=gae scale=none critic.minibatches=3", ("critic.minibatches=8",)),
+    Case(
+        "credit_is_of_tokens",
+        "baseline=gae scale=none importance=sequence surrogate=ppo_gspo",
+        ("importance=token", "importance=sequence_token", "surrogate=reinforce updates=one", "baseline=greedy"),
+    ),
+    Case(
+        "credit_is_of_tokens",
+        "baseline=monte_carlo scale=none surrogate=gmpo",
+        ("surrogate=ppo", "surrogate=cispo", "baseline=greedy"),
+    ),
     Case("scale_is_of_responses", "baseline=gae", ("scale=none", "scale=batch_std_tokens")),
     Case("scale_is_of_responses", "baseline=monte_carlo scale=informative_share", ("scale=none",)),
     Case(
@@ -168,6 +183,16 @@ CASES = (
         ("learner_precision=bf16", "group_filter=oversample_abort_partial", "rejection=none"),
     ),
     Case("filter_hardly_acts", "group_filter=drop", ("denominator=survivors", "group_filter=resample")),
+    Case(
+        "filter_drops_gradient",
+        "baseline=greedy scale=none group_filter=resample",
+        ("group_filter=keep", "baseline=leave_one_out"),
+    ),
+    Case(
+        "reward_is_the_outcome",
+        "group_filter=resample_reward",
+        ("reward_shaping=soft_overlong", "group_filter=resample"),
+    ),
     Case("share_is_one", "scale=informative_share group_filter=drop", ("group_filter=keep",)),
     Case("share_is_one", "scale=informative_share group_filter=resample", ("group_filter=keep",)),
     Case(
@@ -416,6 +441,11 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
     "critic_divides_the_problems": lambda f: (
         f["baseline.needs_critic"] and f["problems_per_step"] % f["critic.minibatches"] > 0
     ),
+    "credit_is_of_tokens": lambda f: (
+        f["baseline.per_token"]
+        and f["surrogate.uses_ratio"]
+        and any((f["importance.one_gradient_a_row"], f["surrogate.one_loss_a_row"]))
+    ),
     "scale_is_of_responses": lambda f: not f["scale.scales_tokens"] and f["baseline.per_token"],
     "race_has_one_finish": lambda f: f["truncation.generates_twice"] and f["group_filter.races"],
     "continuations_know_the_text_alone": lambda f: (
@@ -462,6 +492,8 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
     "filter_hardly_acts": lambda f: (
         f["group_filter.removes_rows"] and not f["group_filter.refills"] and not _filtered_group_is_noticed(f)
     ),
+    "filter_drops_gradient": lambda f: not f["baseline.group_relative"] and f["group_filter.removes_rows"],
+    "reward_is_the_outcome": lambda f: f["reward_shaping.touches_nothing"] and f["group_filter.reads_reward"],
     "share_is_one": lambda f: (
         f["group_filter.removes_rows"] and f["scale.pays_for_signal"] and f["rejection.touches_nothing"]
     ),
@@ -583,10 +615,12 @@ def test_every_pair_of_options_runs_or_is_refused_with_its_axes_reason_and_remed
         ("importance", "surrogate"),
         ("reward_shaping", "scale"),
         ("scale", "kl"),
-        ("baseline", "truncation"),
-        ("group_filter", "truncation"),
+        ("truncation", "baseline"),
+        ("truncation", "group_filter"),
         ("baseline", "kl"),
-        ("baseline", "reward_shaping"),
+        ("baseline", "importance"),
+        ("baseline", "surrogate"),
+        ("reward_shaping", "baseline"),
     }
 
 

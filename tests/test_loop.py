@@ -104,10 +104,9 @@ BF16 = ["sampler_precision=bf16", "learner_precision=bf16"]
         [
             "baseline=monte_carlo",
             "baseline.continuations=2",
-            "reward_shaping.cache_tokens=2",
             "scale=none",
             "reward_shaping=soft_overlong",
-            "group_filter=drop_reward",
+            "group_filter=resample",
             "kl=k3_loss",
             "reference=reset",
             "reference.every=2",

@@ -346,8 +346,8 @@ IN_RUNS = {
         ("score", "mask_after", "mask_before", "interrupt",
          "repetition_stop truncation.share=0.2 truncation.probability=0.6"),
     ),
-    "group_filter": (  # responses of 23 tokens and more are fined: some all-wrong groups carry signal by that
-        f"{FAST} reward_shaping=soft_overlong reward_shaping.cache_tokens=2 denominator=survivors budget.amount=4",
+    "group_filter": (  # responses of 20 tokens and more are fined: some all-wrong groups carry signal by that
+        f"{FAST} reward_shaping=soft_overlong reward_shaping.cache_tokens=5 denominator=survivors budget.amount=5",
         ("keep", "drop", "drop_reward", "resample", "resample_reward", "active", "oversample_abort",
          "oversample_abort_partial"),
     ),

@@ -200,7 +200,9 @@ def protocol_of(config: Mapping[str, Any]) -> str | None:
     """
     if not config:
         return None
-    rooms = ("task.", "template.", "evaluation.", "verifier.")
+    # The last three are options that end responses in their own way, or write a wanted length into the questions.
+    rooms = ("task.", "template.", "evaluation.", "verifier.", "truncation.", "reward_shaping.shortest")
+    rooms += ("reward_shaping.longest",)
     asked = {key: value for key, value in config.items() if key.startswith(rooms) and key not in _HOW_OFTEN}
     return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:12]
 

@@ -61,8 +61,8 @@ class Outcome:
     """The final values of a sweep.
 
     `values` has one row per run that counts, finished or collapsed: level, arm, seed, masks (whether the run took cut
-    rows out of its loss anywhere, by its own data), collapsed (before X), and every metric, derived ones included,
-    NaN where it cannot be had.
+    rows out of its loss anywhere, by its own data), filters (whether groups left its batch), collapsed (before X), and
+    every metric, derived ones included, NaN where it cannot be had.
     """
 
     axis: str
@@ -117,6 +117,11 @@ class Outcome:
         here = self.values[(self.values["level"] == level) & (self.values["arm"] == arm)]
         return bool(here["masks"].any())
 
+    def filters(self, level: str, arm: str) -> bool:
+        """Whether groups left the batch of any run of the arm, or never came into it."""
+        here = self.values[(self.values["level"] == level) & (self.values["arm"] == arm)]
+        return bool(here["filters"].any())
+
 
 def budget_axis(data: SweepData) -> str:
     """The entry of budget/* on which the arms of the sweep are compared."""
@@ -145,9 +150,19 @@ def final_values(data: SweepData, axis: str | None = None) -> Outcome:
     for labels, run in points.groupby(LABELS, sort=False):
         short = labels in stopped and not run[x].max() >= budget
         final = _collapsed(run, x, budget, data.collapsed_as) if short else _final(run, x, budget)
-        touched = run.get("touched/truncation", pd.Series([0.0]))
-        rows.append({**dict(zip(LABELS, labels)), **final, "masks": bool((touched > 0).any()), "collapsed": short})
+        marks = {"masks": _masked(run), "filters": bool((_column(run, "touched/group_filter") > 0).any())}
+        rows.append({**dict(zip(LABELS, labels)), **final, **marks, "collapsed": short})
     return Outcome(axis, budget, pd.DataFrame(rows), data.collapsed_as)
+
+
+def _column(run: pd.DataFrame, name: str) -> pd.Series:
+    return run[name].fillna(0.0) if name in run else pd.Series(0.0, index=run.index)
+
+
+def _masked(run: pd.DataFrame) -> bool:
+    """Whether the truncation option took rows out of the loss; one it ended in its own way is no row it took out."""
+    ended = _column(run, "rollout/interrupted") + _column(run, "rollout/stopped")
+    return bool((_column(run, "touched/truncation") - ended > 1e-9).any())
 
 
 def _final(run: pd.DataFrame, x: str, budget: float) -> dict[str, float]:

@@ -119,7 +119,8 @@ def _overstatements(data: SweepData, outcome: Outcome) -> list[str]:
             beyond = outcome.interval(level, arm, BEYOND)
             masking.append(f"{line}; theory q a = {theory.text()}, measured less theory {beyond.text('+')}")
         else:
-            others.append(f"{line}; theory 0")
+            filtered = outcome.filters(level, arm)
+            others.append(f"{line}; {'of groups with signal alone, so no theory' if filtered else 'theory 0'}")
     if not masking:
         return []
     head = (

@@ -145,9 +145,15 @@ def _chances(curriculum: Curriculum, number: int, pool: Pool) -> list[float]:
     if left < number:
         raise Exhausted(
             f"the curriculum has run dry: a draw needs {number} problems, and of the {pool.size} of the training "
-            f"split {left} can be taken ({len(pool.taken)} were in this step): {curriculum.remedy}"
+            f"split {left} can be taken: {curriculum.remedy}{_refilling(pool)}"
         )
     return (weights / weights.max()).tolist()
+
+
+def _refilling(pool: Pool) -> str:
+    if not pool.taken:
+        return ""
+    return f". {len(pool.taken)} were in this step already: a group_filter that refills needs a larger split"
 
 
 def _shuffled(pool: Pool, round_: int) -> tuple[list[int], list[float]]:

@@ -65,6 +65,10 @@ class GroupFilter(Trick, ABC):
     def carries_over(self) -> bool:
         return False
 
+    def at_once(self, number: int) -> int:
+        """How many problems one round for a batch of `number` groups may draw."""
+        return number
+
     def collect(self, source: GroupSource, number: int) -> Collected:
         """`number` groups to train on, and whatever else was generated for them."""
         return Collected(source.groups(number), tuple(range(number)))
@@ -175,7 +179,10 @@ class Resample(Refill):
         require_positive(self, "oversample")
 
     def round(self, source: GroupSource, number: int, missing: int) -> Groups:
-        return source.groups(max(1, round(self.oversample * number)))
+        return source.groups(self.at_once(number))
+
+    def at_once(self, number: int) -> int:
+        return max(1, round(self.oversample * number))
 
 
 @dataclass(frozen=True)
@@ -203,8 +210,9 @@ class OversampleAbort(Refill):
 
     Differs from Resample: the groups that end first are taken, and those are the short ones, so the batch's responses
     are shorter than the policy's. `keeps_partial` takes cut responses up again in the next step instead of throwing
-    them away, which takes that bias out and leaves tokens of older weights in a response. Differs from slime: a
-    further round starts when the last one has ended, not while it still runs.
+    them away, which takes that bias out and leaves tokens of older weights in a response. Only what decodes together
+    races: an `engine.max_rows` below oversample * problems_per_step * group_size takes the race out, and the bias with
+    it. Differs from slime: a further round starts when the last one has ended, not while it still runs.
     """
 
     oversample: float
@@ -231,4 +239,7 @@ class OversampleAbort(Refill):
         def accepts(group: Graded) -> bool:
             return bool(has_signal(group, self.signal))
 
-        return source.race(max(missing, round(self.oversample * number)), missing, accepts, self.keeps_partial)
+        return source.race(self.at_once(number), missing, accepts, self.keeps_partial)
+
+    def at_once(self, number: int) -> int:
+        return round(self.oversample * number)

@@ -23,6 +23,7 @@ class Importance(Trick, ABC):
     log_ratio_limit: float  # nats
 
     per_token: ClassVar[bool] = False
+    one_gradient_a_row: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require_positive(self, "log_ratio_limit")
@@ -68,6 +69,7 @@ class Sequence(Importance):
     uses sequence_mean. A row with one token has Token's ratio.
     """
 
+    one_gradient_a_row: ClassVar[bool] = True
     formula: ClassVar[str] = "exp(mean_t(logp - old))"
 
     def __call__(

@@ -19,11 +19,10 @@ from grpo_lab.types import Graded
 class RewardShaping(Trick, ABC):
     """Adds named components to the reward and leaves the outcome alone.
 
-    `group_relative`: compares a response with others of its group. `wishes`: prompts ask for a length.
+    `group_relative`: compares a response with others of its group.
     """
 
     group_relative: ClassVar[bool] = False
-    wishes: ClassVar[bool] = False
 
     @property
     def asks_for(self) -> range:
@@ -156,7 +155,6 @@ class L1Exact(RewardShaping):
     shortest: int  # tokens a prompt may ask for, at least
     longest: int  # and at most
 
-    wishes: ClassVar[bool] = True
     formula: ClassVar[str] = "-{alpha} * |n_gold - n_i|, n_gold of {shortest}..{longest} in the prompt"
 
     def __post_init__(self) -> None:

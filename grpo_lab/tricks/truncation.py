@@ -32,6 +32,9 @@ class Truncation(Trick, ABC):
     intervenes: ClassVar[bool] = False
     generates_twice: ClassVar[bool] = False
 
+    def check(self, tools: Tools) -> None:
+        """Raise ValueError where the run's tokenizer cannot do what this option needs."""
+
     def generate(
         self, sampler: Sampler, requests: Sequence[Request], tools: Tools, on_finish: OnFinish | None = None
     ) -> list[Completion]:
@@ -119,10 +122,19 @@ class Interrupt(Truncation):
         require(self.earliest <= self.latest < 1, self, "latest", f"at least `earliest` ({self.earliest}) and below 1")
         require(bool(self.phrase), self, "phrase", "a text that is put into the response")
 
+    def check(self, tools: Tools) -> None:
+        tokens, last = len(tools.encode(self.phrase)), round(self.latest * self.max_tokens)
+        if not tokens or last + tokens >= self.max_tokens:
+            raise ValueError(
+                f"the interruption {self.phrase!r} has {tokens} tokens, put in after up to {last} of {self.max_tokens}"
+                ": it needs one token at least and must leave room for one more; change template.interruption, "
+                "truncation.latest or engine.max_tokens"
+            )
+
     def generate(
         self, sampler: Sampler, requests: Sequence[Request], tools: Tools, on_finish: OnFinish | None = None
     ) -> list[Completion]:
-        assert on_finish is None, "compat.py refuses a filter that stops generation beside an interruption"
+        assert on_finish is None, "refusals.py refuses a filter that stops generation beside an interruption"
         phrase = tools.encode(self.phrase)
         cuts = [self._cut(request, len(phrase), tools) for request in requests]
         first = sampler.generate(
