@@ -70,8 +70,8 @@ notebooks: $(NOTEBOOK_STAMP) ## execute the notebooks of analysis/ on the sweep 
 		echo "$$made.html"; \
 	done
 
-test: $(STAMP) ## run the tests
-	@$(BIN)/python -m pytest
+test: $(STAMP) ## run the tests, a file on each core
+	@$(BIN)/python -m pytest -n auto --dist loadfile
 
 check: $(STAMP) ## lint and formatting
 	@$(BIN)/ruff check .

@@ -242,8 +242,8 @@ def make_run(**options: Any) -> RunConfig:
 class Endings:
     """The policy of a scene as a baseline may ask it; the same whatever the padding.
 
-    Of `samples` ends of a state of problem p with n tokens, the first (2 p + n + 1) mod (samples + 1) earn 1 and the
-    others 0. Steps of the reasoning end with every second token.
+    Of `samples` ends of a state of problem p with n tokens, the first ((p + n) // 2 + 1) % (samples + 1) earn 1 and
+    the others 0. Steps of the reasoning end with every second token.
     """
 
     def __init__(self, rollouts: Rollouts) -> None:
@@ -251,7 +251,7 @@ class Endings:
 
     def rewards(self, states: Sequence[State], samples: int, greedy: bool = False) -> Tensor:
         problems = [self.rollouts.problems[state.place].id for state in states]
-        right = [(2 * id + len(state.prefix) + 1) % (samples + 1) for id, state in zip(problems, states)]
+        right = [((id + len(state.prefix)) // 2 + 1) % (samples + 1) for id, state in zip(problems, states)]
         return (torch.arange(samples)[None, :] < torch.tensor(right)[:, None]).to(F64)
 
     def step_ends(self) -> Tensor:

@@ -18,6 +18,7 @@ from grpo_lab.analysis.caveats import caveats
 from grpo_lab.analysis.load import SweepData, load_data, save_data
 from grpo_lab.analysis.outcome import DOWNSTREAM, HELDOUT, final_values
 from grpo_lab.analysis.synthetic import Planted, synthetic_sweep
+from grpo_lab.analysis.verdict import verdict_text
 from grpo_lab.sweeps.design import Collapsed
 
 STOPPED = Planted(tricks=("trick",), seeds=(0, 1, 2), steps=40, every=10, collapse={("+trick", 1): 0.5})
@@ -203,3 +204,28 @@ def test_a_run_of_unknown_protocol_is_no_equal(stopped: SweepData) -> None:
     runs = stopped.runs.assign(protocol=["a"] * 5 + [None])
     lines = "\n".join(caveats(replace(stopped, runs=runs), final_values(stopped)))
     assert "How 1 of 6 runs were evaluated is not known" in lines
+
+
+# --- what took rows and groups out --------------------------------------------------------------------------
+
+
+def test_a_forced_answer_is_no_mask_and_a_filter_has_no_theory_of_overstatement() -> None:
+    """`touched/truncation` counts interrupted and stopped rows too; only what is beyond them left the loss."""
+    tricks = ("interrupt", "mask", "filter")
+    data = synthetic_sweep(Planted(tricks=tricks, kind="add_one", steps=10, every=5, questions=8, seeds=(0, 1)))
+    arm = data.points["arm"]
+    points = data.points.assign(
+        **{
+            "touched/truncation": arm.isin(["+interrupt", "+mask"]) * 0.3,
+            "rollout/interrupted": (arm == "+interrupt") * 0.2,
+            "rollout/stopped": (arm == "+interrupt") * 0.1,
+            "touched/group_filter": (arm == "+filter") * 0.4,
+        }
+    )
+    outcome = final_values(replace(data, points=points))
+    assert [outcome.masks("", f"+{name}") for name in tricks] == [False, True, False]
+    assert [outcome.filters("", f"+{name}") for name in tricks] == [False, False, True]
+    text = verdict_text(data, outcome)
+    theory = {line.split(":")[0].strip(): line for line in text.splitlines() if "theory" in line and ":" in line}
+    assert "theory q a" in theory["+mask"] and "theory 0" in theory["+interrupt"]
+    assert "no theory" in theory["+filter"] and "theory 0" not in theory["+filter"]

@@ -784,11 +784,14 @@ ACTS = (
     *(("nothing_to_correct", name, Setting()) for name in CHOICES["correction"] if name != "none"),
     *(("nothing_to_reject", name, Setting()) for name in CHOICES["rejection"] if name != "none"),
     # each clause of the filter's rule, taken away by itself
-    ("filter_hardly_acts", "drop", Setting(others=(("baseline", "none"), ("scale", "none")))),
+    *(
+        ("filter_hardly_acts", "drop", Setting(others=(("baseline", name), ("scale", "none"))))
+        for name in ("none", "greedy", "gae", "monte_carlo")
+    ),
     *(
         ("filter_hardly_acts", "drop", Setting(others=((axis, option),)))
         for axis, options in {
-            "baseline": ("batch_mean", "batch_mean_tokens", "greedy"),
+            "baseline": ("batch_mean", "batch_mean_tokens"),
             "scale": ("batch_std", "batch_std_raw", "batch_std_tokens", "informative_share", "group_mean_order_g"),
             "denominator": ("survivors",),
             "reward_shaping": ("soft_overlong", "soft_overlong_correct_only", "kimi_length", "l1_exact", "l1_max"),

@@ -136,7 +136,7 @@ class Interrupt(Truncation):
     ) -> list[Completion]:
         assert on_finish is None, "refusals.py refuses a filter that stops generation beside an interruption"
         phrase = tools.encode(self.phrase)
-        cuts = [self._cut(request, len(phrase), tools) for request in requests]
+        cuts = [_cut(self, request, len(phrase), tools) for request in requests]
         first = sampler.generate(
             [replace(request, params=replace(request.params, max_tokens=cut)) for request, cut in zip(requests, cuts)]
         )
@@ -151,15 +151,16 @@ class Interrupt(Truncation):
             first[place] = prefixed[place].continued(further)
         return first
 
-    def _cut(self, request: Request, phrase: int, tools: Tools) -> int:
-        """After how many tokens this response is interrupted: by a number of its own noise, shared by all arms.
 
-        Its whole budget where that has no room for a phrase of that many tokens and one token of an answer.
-        """
-        drawn = tools.uniform(replace(request.noise, stream=f"{request.noise.stream}/interrupt"))
-        first, last = round(self.earliest * self.max_tokens), round(self.latest * self.max_tokens)
-        cut = max(1, first + int(drawn * (last - first + 1)))
-        return cut if cut + phrase < request.params.max_tokens else request.params.max_tokens
+def _cut(plan: Interrupt, request: Request, phrase: int, tools: Tools) -> int:
+    """After how many tokens this response is interrupted: by a number of its own noise, shared by all arms.
+
+    Its whole budget where that has no room for a phrase of that many tokens and one token of an answer.
+    """
+    drawn = tools.uniform(replace(request.noise, stream=f"{request.noise.stream}/interrupt"))
+    first, last = round(plan.earliest * plan.max_tokens), round(plan.latest * plan.max_tokens)
+    cut = max(1, first + int(drawn * (last - first + 1)))
+    return cut if cut + phrase < request.params.max_tokens else request.params.max_tokens
 
 
 def _injected(so_far: Completion, phrase: tuple[int, ...]) -> Completion:
