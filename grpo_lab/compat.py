@@ -231,8 +231,8 @@ WARNINGS: tuple[Rule, ...] = (
     ),
     Rule(
         "filter_drops_gradient",
-        ("group_filter", "baseline"),
-        lambda run: run.group_filter.removes_rows and not run.baseline.group_relative,
+        ("group_filter", "baseline", "scale"),
+        lambda run: run.group_filter.removes_rows and not run.baseline.group_relative and not run.scale.zeroes_tied,
         "this baseline is not of the group, so groups of one outcome carry gradient too, and the filter throws it away",
         "set group_filter=keep, or a baseline over the group",
     ),

@@ -492,7 +492,9 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
     "filter_hardly_acts": lambda f: (
         f["group_filter.removes_rows"] and not f["group_filter.refills"] and not _filtered_group_is_noticed(f)
     ),
-    "filter_drops_gradient": lambda f: not f["baseline.group_relative"] and f["group_filter.removes_rows"],
+    "filter_drops_gradient": lambda f: (
+        not (f["baseline.group_relative"] or f["scale.zeroes_tied"]) and f["group_filter.removes_rows"]
+    ),
     "reward_is_the_outcome": lambda f: f["reward_shaping.touches_nothing"] and f["group_filter.reads_reward"],
     "share_is_one": lambda f: (
         f["group_filter.removes_rows"] and f["scale.pays_for_signal"] and f["rejection.touches_nothing"]

@@ -191,8 +191,8 @@ def _protocols(data: SweepData) -> list[str]:
     others = known[known["protocol"] != counts.index[0]]
     named = _listed(f"{place(data, row.level, row.arm)} seed {row.seed}" for row in others.itertuples())
     return [
-        f"Not evaluated alike: task, template, evaluation, verifier, wished lengths or (training protocol) how responses "
-        f"are ended differ for {len(others)} of {len(known)} runs ({named}); differences to them are not of "
+        f"Not evaluated alike: task, template, evaluation, verifier, wished lengths or (training protocol) how "
+        f"responses are ended differ for {len(others)} of {len(known)} runs ({named}); differences to them are not of "
         "the arms alone."
     ]
 

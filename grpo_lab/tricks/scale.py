@@ -40,12 +40,14 @@ class Scale(Trick, ABC):
     group that leaves moves the advantages of others. `pays_for_signal`: makes up for groups without signal.
     `recentres`: subtracts one number for the whole batch. `divides_by_centred`: by the deviation of what the baseline
     left. `moves_zeros`: a row centred at 0 may get an advantage. `scales_tokens`: `of_tokens` can be asked too.
+    `zeroes_tied`: gives a group of equal rewards no advantage, whatever the baseline left.
     """
 
     needs_rewards_from_zero: ClassVar[bool] = False
     splits_signs: ClassVar[bool] = False
     reads_batch: ClassVar[bool] = False
     scales_tokens: ClassVar[bool] = False
+    zeroes_tied: ClassVar[bool] = False
 
     @property
     def group_relative(self) -> bool:
@@ -94,6 +96,8 @@ class GroupStd(Scale):
     eps: float
     leave_one_out: bool
     singleton: Singleton
+
+    zeroes_tied: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require(self.ddof in (0, 1), self, "ddof", "0 or 1")
