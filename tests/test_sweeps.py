@@ -407,6 +407,7 @@ IDLE = {
     "share_is_one": (["group_filter=drop", "scale=none"], "scale=informative_share"),
     "shaping_is_not_read": (["baseline=pass_at_k", "scale=none"], "reward_shaping=kimi_length"),
     "kl_is_not_read": (["baseline=pass_at_k", "scale=none"], "kl=k1_reward"),
+    "reference_is_not_read": ([], "reference=ema"),
 }
 
 
