@@ -119,7 +119,7 @@ def test_runs_of_other_lengths_protocols_and_code_are_named(stopped: SweepData) 
     assert (
         "Unequal lengths: 4 of 5 finished runs went beyond 120,000 sampled tokens, the longest to 1.33 times" in lines
     )
-    assert "of 1 of 6 runs differ from the others' (base seed 2)" in lines
+    assert "differ for 1 of 6 runs (base seed 2)" in lines
     assert "The finished runs are of 2 commits" in lines
 
 

@@ -85,7 +85,9 @@ def test_a_draw_goes_on_where_the_last_one_ended_and_takes_nothing_twice() -> No
     drawn += Uniform().draw(2, pool_of(memory, 3, taken=frozenset(drawn)))
     assert drawn[5] == stream[5] and drawn[6] == first[6], "the only one left, of the second pass"
     assert sorted(drawn) == list(range(7)) and memory.passed == 0, "what is in the step already was not passed over"
-    with pytest.raises(Exhausted, match=r"a draw needs 1 problems, and of the 7 .* 0 can be taken \(7 were in this"):
+    with pytest.raises(
+        Exhausted, match=r"a draw needs 1 problems, and of the 7 .* 0 can be taken: .* 7 were in this step"
+    ):
         Uniform().draw(1, pool_of(memory, 3, taken=frozenset(drawn)))
 
 
@@ -166,7 +168,7 @@ def test_a_pool_holds_at_least_a_batch_and_a_larger_draw_says_what_to_change() -
     assert int(EasyToHard(0.05, 0.5).weights(pool).sum()) == 6, "and not 1 of 20"
     for trick in (EasyToHard(0.05, 0.5), Kimi(0.05, 0.5)):
         with pytest.raises(
-            Exhausted, match=r"a draw needs 12 .* of the 20 .* 6 can be taken .* raise curriculum.start_share"
+            Exhausted, match=r"a draw needs 12 .* of the 20 .* 6 can be taken: .*raise curriculum.start_share"
         ):
             trick.draw(12, pool)
 
@@ -295,7 +297,7 @@ def test_a_run_that_has_solved_its_split_ends_saved_and_with_the_remedy(tmp_path
     memory = load_state(latest(folder / "checkpoints"))["memory"]
     left = int((memory["right"] < 0.25 * memory["attempts"].clamp(min=1)).sum())
     assert latest(folder / "checkpoints").name == f"step={len(rows) - 1:06d}" and left < 16
-    assert f"{left} can be taken (0 were in this step)" in said
+    assert f"{left} can be taken: " in said and "were in this step" not in said
 
 
 @pytest.mark.parametrize("option,acts", [("prioritized", False), ("easy_to_hard", True)])

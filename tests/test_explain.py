@@ -229,6 +229,8 @@ def test_the_recipe_table_holds_every_recipe_and_every_choice() -> None:
 def test_every_class_of_the_loss_says_what_it_computes_in_its_docstring() -> None:
     for axis in SAID:
         for cls in options(slot_types()[axis]).values():
+            if not cls.__module__.startswith("grpo_lab"):  # a test's own class, imported beside this one
+                continue
             assert cls.__doc__ and not cls.__doc__.startswith(f"{cls.__name__}("), cls
 
 
