@@ -48,8 +48,8 @@ class Greedy(CreditBaseline):
     centred = reward - reward(greedy response to the same prompt)
 
     Unbiased, as the greedy response does not depend on the sampled one, and needs no group. Costs one more response a
-    prompt, counted in `budget/estimation_tokens`. Of no use where temperature matters: a prompt that is answered right
-    greedily gives right samples 0 and wrong ones -1.
+    prompt, counted in `budget/estimation_tokens`. With rewards 0 and 1 only half of the samples push: the wrong ones,
+    with -1, where the greedy response is right, and the right ones, with 1, where it is wrong.
     """
 
     generates: ClassVar[bool] = True
