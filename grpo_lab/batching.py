@@ -1,8 +1,8 @@
 """Rollouts and advantages -> the microbatches of one optimiser step.
 
 Counts are taken over the whole optimiser step before it is cut, so microbatches are a matter of memory
-and speed and never of the gradient. Rows are sorted by length and cut where padding would cost more than
-another forward pass; rows with no token in the loss are not forwarded at all.
+and speed and never of the gradient. Rows are packed in their order (packing.py), or sorted by length and cut where
+padding would cost more than another forward pass; rows with no token in the loss are not forwarded at all.
 """
 
 from __future__ import annotations
@@ -14,22 +14,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from grpo_lab.packing import Cut, microbatch_rows, packed_rows
 from grpo_lab.policy import mask_lengths, token_logprobs
 from grpo_lab.tricks.denominator import Denominator
 from grpo_lab.tricks.precision import Precision
 from grpo_lab.types import Batch, Rollouts, Totals
-
-
-@dataclass(frozen=True)
-class Cut:
-    """How rows are cut into microbatches; it moves memory and time, never a gradient.
-
-    `microbatch_tokens` bounds the padded tokens of one forward pass, `split_cost_tokens` is how many
-    tokens of padding cost as much as one more pass: few on a CPU, more on a GPU.
-    """
-
-    microbatch_tokens: int
-    split_cost_tokens: int
 
 
 @dataclass(frozen=True)
@@ -43,26 +32,6 @@ class StepInputs:
     ref_logprobs: Float[Tensor, "N T"] | None
     correction_weights: Float[Tensor, "N T"] | None
     entropy_coef: float = 0.0
-
-
-def microbatch_rows(lengths: Sequence[int], cut: Cut) -> list[list[int]]:
-    """Cut rows of these total lengths into microbatches of at most `microbatch_tokens` padded tokens.
-
-    A row longer than the budget gets a microbatch of its own. The order is by length, ties by index.
-    """
-    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
-    groups: list[list[int]] = []
-    width = wasted = 0
-    for row in order:
-        padding = width - lengths[row]
-        fits = bool(groups) and (len(groups[-1]) + 1) * width <= cut.microbatch_tokens
-        if fits and wasted + padding <= cut.split_cost_tokens:
-            groups[-1].append(row)
-            wasted += padding
-        else:
-            groups.append([row])
-            width, wasted = lengths[row], 0
-    return groups
 
 
 def totals_of(counted: Bool[Tensor, "N T"], group_size: int, rows: Sequence[int], microbatches: int = 1) -> Totals:
@@ -80,17 +49,30 @@ def totals_of(counted: Bool[Tensor, "N T"], group_size: int, rows: Sequence[int]
     )
 
 
-def make_minibatch(inputs: StepInputs, problems: range, denominator: Denominator, cut: Cut) -> list[Batch]:
-    """The microbatches of the optimiser step over `problems`, longest rows first; [] if no token is left."""
+def tokens_in_loss(inputs: StepInputs, problems: range) -> int:
+    """How many tokens the loss of the optimiser step over `problems` is of."""
+    size = inputs.rollouts.group_size
+    return int(inputs.loss_mask[problems.start * size : problems.stop * size].sum())
+
+
+def make_minibatch(
+    inputs: StepInputs, problems: range, denominator: Denominator, cut: Cut, only_signal: bool = False
+) -> list[Batch]:
+    """The microbatches of the optimiser step over `problems`; [] if no token is left.
+
+    `only_signal` leaves out rows whose advantages are all 0. They keep their part in every count. Where no other row is
+    left, the shortest of them stays: its gradient of 0 is an update all the same, which Adam takes on momentum.
+    """
     rollouts, size = inputs.rollouts, inputs.rollouts.group_size
     step = slice(problems.start * size, problems.stop * size)
     loss_mask = inputs.loss_mask[step]
     counted = denominator.counted_tokens(rollouts.sampled_mask[step], loss_mask)
-    live = loss_mask.any(dim=1).nonzero().squeeze(1).tolist()
+    live, ends = loss_mask.any(dim=1).nonzero().squeeze(1).tolist(), mask_lengths(loss_mask)
+    if only_signal and live:
+        pulls = (loss_mask & (inputs.advantages[step] != 0)).any(dim=1).tolist()
+        live = [row for row in live if pulls[row]] or [min(live, key=ends.__getitem__)]
     prompts = [rollouts.prompt_of_row(step.start + row) for row in live]
-    ends = mask_lengths(loss_mask)
-    lengths = [len(prompt) + ends[row] for prompt, row in zip(prompts, live)]
-    batches, groups = [], microbatch_rows(lengths, cut)
+    batches, groups = [], _cut_rows(prompts, [ends[row] for row in live], cut)
     for group in groups:
         rows = [live[place] for place in group]
         width = max(ends[row] for row in rows)
@@ -114,6 +96,13 @@ def make_minibatch(inputs: StepInputs, problems: range, denominator: Denominator
     return batches
 
 
+def _cut_rows(prompts: Sequence[tuple[int, ...]], ends: Sequence[int], cut: Cut) -> list[list[int]]:
+    """Microbatches of rows whose responses end there, as places in `prompts`."""
+    if cut.packs:
+        return packed_rows(prompts, ends, cut)
+    return microbatch_rows([len(prompt) + end for prompt, end in zip(prompts, ends)], cut)
+
+
 def _cut(values: Tensor | None, step: slice, rows: list[int], width: int) -> Tensor | None:
     return None if values is None else values[step][rows, :width]
 
@@ -126,13 +115,14 @@ def score_rollouts(
     precision: Precision,
     cut: Cut,
     device: torch.device,
-) -> tuple[Float[Tensor, "N T"], Float[Tensor, "N T"]]:
-    """Log-prob and entropy of every sampled token under `model`, without gradient, on the CPU; 0 elsewhere."""
-    scored, spread = torch.zeros_like(rollouts.sampler_logprobs), torch.zeros_like(rollouts.sampler_logprobs)
+    with_entropy: bool = True,
+) -> tuple[Float[Tensor, "N T"], Float[Tensor, "N T"] | None]:
+    """Log-prob and, if asked, entropy of every sampled token under `model`, no gradient, on the CPU; 0 elsewhere."""
+    scored = torch.zeros_like(rollouts.sampler_logprobs)
+    spread = torch.zeros_like(scored) if with_entropy else None
     prompts = [rollouts.prompt_of_row(row) for row in range(rollouts.num_rows)]
     ends = mask_lengths(rollouts.sampled_mask)
-    lengths = [len(prompt) + end for prompt, end in zip(prompts, ends)]
-    for rows in microbatch_rows(lengths, cut):
+    for rows in _cut_rows(prompts, ends, cut):
         width = max(ends[row] for row in rows)
         logprobs, entropy = token_logprobs(
             model,
@@ -141,9 +131,12 @@ def score_rollouts(
             rollouts.sampled_mask[rows, :width].to(device),
             temperature,
             precision,
+            with_entropy=with_entropy,
+            cut=cut,
         )
         scored[rows, :width] = logprobs.to("cpu", scored.dtype)
-        spread[rows, :width] = entropy.to("cpu", spread.dtype)
+        if with_entropy:
+            spread[rows, :width] = entropy.to("cpu", spread.dtype)
     return scored, spread
 
 

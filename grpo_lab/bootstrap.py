@@ -46,7 +46,14 @@ def bootstrap(arguments: Sequence[str] = ()) -> None:
                 f"plugin module {name!r} cannot be imported ({error}): install it or add its folder to PYTHONPATH"
             ) from error
     # Options are found as subclasses, so the modules that define the rooms' options must be imported.
-    for name in ("engines.native", "tasks.arithmetic", "tasks.grading", "tasks.warm_start"):
+    for name in (
+        "engines.native",
+        "engines.vllm",
+        "engines.vllm_process",
+        "tasks.arithmetic",
+        "tasks.grading",
+        "tasks.warm_start",
+    ):
         importlib.import_module(f"grpo_lab.{name}")
     importlib.import_module("grpo_lab.config").register()
     # Bars for reading and writing one small file would hide the progress that matters.

@@ -60,6 +60,18 @@ def sync_runs(arguments: argparse.Namespace) -> None:
         sys.exit(1)
 
 
+def measure_pace(arguments: argparse.Namespace) -> None:
+    """Print the pace of a run as overrides, and how well six numbers describe its times."""
+    from grpo_lab.pace import measure
+
+    found = measure(arguments.folder)
+    print(" ".join(f"pace.{name}={value:.3g}" for name, value in vars(found.pace).items()))
+    print(
+        f"from {found.steps} steps; a step's time is off by {found.generate_error:.0%} (generation) and "
+        f"{found.train_error:.0%} (training) in the mean"
+    )
+
+
 def list_metrics(_: argparse.Namespace) -> None:
     """Print the metric registry, and what analysis derives from it."""
     from grpo_lab.metrics import DERIVED, DIVERGENCE, REGISTRY
@@ -167,6 +179,9 @@ def main() -> None:
     sync = commands.add_parser("sync", help="replay run folders into MLflow")
     sync.add_argument("folder", type=Path, nargs="?", default=Path("runs"), help="a run, or a folder of runs")
     sync.set_defaults(run=sync_runs)
+    pace = commands.add_parser("pace", help="seconds of simulated time, measured on a run, as overrides")
+    pace.add_argument("folder", type=Path, help="a run's folder, of schedule=sync")
+    pace.set_defaults(run=measure_pace)
     commands.add_parser("metrics", help="list every metric with unit and meaning").set_defaults(run=list_metrics)
     tricks = commands.add_parser("tricks", help="the axes and their options, one line each")
     tricks.add_argument("--markdown", action="store_true", help="axes and recipes as the tables of the documentation")

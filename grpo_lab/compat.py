@@ -252,6 +252,18 @@ WARNINGS: tuple[Rule, ...] = (
         idles=True,
     ),
     Rule(
+        "stale_and_uncorrected",
+        ("schedule", "old_policy", "correction", "rejection"),
+        lambda run: (
+            not run.schedule.keeps_sampler_current
+            and run.old_policy.recomputes
+            and run.correction.touches_nothing
+            and run.rejection.touches_nothing
+        ),
+        "the tokens are of older weights and the loss takes them for the learner's own",
+        "set correction=tis_token, or old_policy=sampler, unless that is what is studied",
+    ),
+    Rule(
         "top_p_biases_the_ratio",
         ("engine",),
         lambda run: run.engine.top_p < 1,

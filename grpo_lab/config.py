@@ -21,12 +21,13 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 # Two more surrogates, three more baselines: a class is an option once its module is imported.
 import grpo_lab.tricks.covariance
 import grpo_lab.tricks.credit  # noqa: F401
-from grpo_lab.batching import Cut
 from grpo_lab.critic import Critic
 from grpo_lab.engines.base import Engine
 from grpo_lab.evaluate import Evaluation
 from grpo_lab.ledger import Budget
 from grpo_lab.optim import Optimizer
+from grpo_lab.pace import Pace
+from grpo_lab.packing import Cut
 from grpo_lab.tasks.base import Model, Reward, Task, Template
 from grpo_lab.tracking.mlflow_mirror import Tracking
 from grpo_lab.tricks.aggregation import Aggregation
@@ -58,7 +59,7 @@ AXES = (
 )  # fmt: skip
 ROOMS = (
     "task", "template", "reward", "model", "engine", "optimizer", "critic", "evaluation", "verifier", "budget",
-    "tracking", "convention",
+    "pace", "tracking", "convention",
 )  # fmt: skip
 
 
@@ -106,6 +107,7 @@ class RunConfig:
     evaluation: Evaluation
     verifier: Reward
     budget: Budget
+    pace: Pace
     tracking: Tracking
     convention: Convention
 
@@ -114,6 +116,10 @@ class RunConfig:
     group_size: int
     microbatch_tokens: int
     split_cost_tokens: int
+    packing: bool
+    scores_per_chunk: int
+    gradient_checkpointing: bool
+    skip_rows_without_signal: bool
     device: str
     threads: int
     checkpoint_every: int
@@ -127,14 +133,14 @@ class RunConfig:
     def __post_init__(self) -> None:
         require_not_negative(self, "seed", "split_cost_tokens")
         for field in (
-            "problems_per_step", "group_size", "microbatch_tokens", "threads", "checkpoint_every",
+            "problems_per_step", "group_size", "microbatch_tokens", "scores_per_chunk", "threads", "checkpoint_every",
             "keep_checkpoints", "rollouts_every",
         ):  # fmt: skip
             require(getattr(self, field) >= 1, self, field, "at least 1")
 
     @property
     def cut(self) -> Cut:
-        return Cut(self.microbatch_tokens, self.split_cost_tokens)
+        return Cut(self.microbatch_tokens, self.split_cost_tokens, self.scores_per_chunk, self.packing)
 
     @property
     def rows_per_step(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -13,7 +15,9 @@ from grpo_lab.policy import token_logprobs
 from grpo_lab.seeding import rollout_uniforms
 from grpo_lab.types import Batch, Graded, Rollouts
 from grpo_lab.vital_signs import UpdateTally
-from grpo_lab.workbench import Workbench
+
+if TYPE_CHECKING:
+    from grpo_lab.workbench import Workbench
 
 
 def needs_scores(run: RunConfig) -> bool:
@@ -26,13 +30,28 @@ def needs_scores(run: RunConfig) -> bool:
     return below_the_ratio or of_the_sampler or run.entropy.selects_tokens
 
 
+def skips_rows(run: RunConfig) -> bool:
+    """Whether rows whose advantages are all exactly 0 are left out of the training passes.
+
+    Such a row moves neither loss nor gradient unless one of the tricks named here reads it. What changes are the
+    log's means over tokens (entropy, ratio, touched shares): they are over the tokens that were read, whose share of
+    the loss is `train/read_share`. No update decision and no budget counter but `flops` changes.
+    """
+    in_the_loss = run.kl.needs_reference and not run.kl.shapes_reward
+    reads_them = in_the_loss or run.entropy.needs_gradient or run.surrogate.pulls_without_advantage
+    of_the_step = run.surrogate.mark_scope is not None or not run.aggregation.invariant
+    return run.skip_rows_without_signal and not (reads_them or of_the_step)
+
+
 def score(
-    run: RunConfig, bench: Workbench, model: torch.nn.Module, rollouts: Rollouts
-) -> tuple[Float[Tensor, "N T"], Float[Tensor, "N T"]]:
-    """Log-probs and entropies of the sampled tokens under a model of the learner's precision, without gradient."""
+    run: RunConfig, bench: Workbench, model: torch.nn.Module, rollouts: Rollouts, with_entropy: bool
+) -> tuple[Float[Tensor, "N T"], Float[Tensor, "N T"] | None]:
+    """Log-probs and, if asked, entropies of the sampled tokens, no gradient, in the learner's precision."""
     prompts = [len(rollouts.prompt_of_row(row)) for row in range(rollouts.num_rows)]
     bench.ledger.scored(bench.cost, prompts, rollouts.lengths.tolist())
-    return score_rollouts(model, rollouts, run.engine.temperature, run.learner_precision, run.cut, bench.device)
+    return score_rollouts(
+        model, rollouts, run.engine.temperature, run.learner_precision, bench.cut, bench.device, with_entropy
+    )
 
 
 def scaled(run: RunConfig, centred: Tensor, graded: Graded, sampled_mask: Bool[Tensor, "N T"]) -> Tensor:
@@ -55,36 +74,61 @@ def marked(run: RunConfig, bench: Workbench, batches: list[Batch], noise: Float[
     if noise is None:
         return batches
     with torch.no_grad():
-        logprobs = [_read(run, bench, batch)[0] for batch in batches]
+        logprobs = [_read(run, bench, batch, with_entropy=False)[0] for batch in batches]
     for batch in batches:
         bench.ledger.scored(bench.cost, *_sizes(batch))
     return mark_tokens(run, batches, logprobs, noise)
 
 
-def update(run: RunConfig, bench: Workbench, batches: list[Batch], tally: UpdateTally) -> None:
-    """One optimiser step over its microbatches; left out when no token is in the loss.
+def update(run: RunConfig, bench: Workbench, batches: list[Batch], tokens: int, tally: UpdateTally) -> None:
+    """One optimiser step over its microbatches, whose loss is of that many tokens; left out when it is of none.
 
     Raises FloatingPointError on a loss that is NaN or infinite, before the step that would have spread it.
     """
     if not batches:
         tally.skipped += 1
         return
-    outputs = []
+    outputs, first = [], not tally.losses
     for batch in batches:
-        output = policy_loss(run, batch, *_read(run, bench, batch))
-        output.loss.backward()
+        logprobs, entropy = _read(run, bench, batch, with_entropy=True)
+        if first:
+            tally.keep_reading(batch.rows, logprobs, batch.loss_mask)
+        output = policy_loss(run, batch, logprobs, entropy)
+        bench.loss_scale.scale(output.loss).backward()
         outputs.append(output)
         tally.keep_touched(batch.rows, output.touched)
-        bench.ledger.trained(bench.cost, *_sizes(batch), int(batch.loss_mask.sum()))
-    loss = tally.add_outputs(outputs)
+        bench.ledger.trained(bench.cost, *_sizes(batch), 0)
+    bench.ledger.trained_tokens += tokens  # of rows that were left out too
+    loss = tally.add_outputs(outputs, tokens)
     if not torch.isfinite(torch.tensor(loss)):
         raise FloatingPointError(f"the loss is {loss} at update {bench.updates}")
+    if run.learner_precision.scales_loss and _overflows(bench):
+        tally.overflowed += 1
+        return
     tally.reports.append(run.optimizer.step(bench.optimizer, bench.updates))
     bench.updates += 1
 
 
-def _read(run: RunConfig, bench: Workbench, batch: Batch) -> tuple[Float[Tensor, "M T"], Float[Tensor, "M T"]]:
-    """The learner's log-probs and entropies of a microbatch."""
+def _overflows(bench: Workbench) -> bool:
+    """Take the loss scale out of the gradients and adapt it; True, and no gradients, where one is not finite.
+
+    Raises FloatingPointError where even a loss scaled down overflows: then it is not the scale.
+    """
+    bench.loss_scale.unscale_(bench.optimizer)
+    gradients = [p.grad for group in bench.optimizer.param_groups for p in group["params"] if p.grad is not None]
+    overflows = not all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+    bench.loss_scale.update()
+    if overflows:
+        bench.optimizer.zero_grad(set_to_none=True)
+        if bench.loss_scale.get_scale() < 1e-3:
+            raise FloatingPointError(f"the gradient is not finite at update {bench.updates}, whatever the loss scale")
+    return overflows
+
+
+def _read(
+    run: RunConfig, bench: Workbench, batch: Batch, with_entropy: bool
+) -> tuple[Float[Tensor, "M T"], Float[Tensor, "M T"] | None]:
+    """The learner's log-probs and, if asked, entropies of a microbatch."""
     return token_logprobs(
         bench.learner,
         batch.prompts,
@@ -93,6 +137,8 @@ def _read(run: RunConfig, bench: Workbench, batch: Batch) -> tuple[Float[Tensor,
         run.engine.temperature,
         run.learner_precision,
         run.entropy.needs_gradient,
+        with_entropy=with_entropy,
+        cut=bench.cut,
     )
 
 

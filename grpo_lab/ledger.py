@@ -20,6 +20,7 @@ class BudgetAxis(Enum):
     sampled_tokens = "sampled_tokens"
     trained_tokens = "trained_tokens"
     flops = "flops"
+    simulated_seconds = "simulated_seconds"
     device_seconds = "device_seconds"
 
 
@@ -32,6 +33,10 @@ class Budget:
 
     def __post_init__(self) -> None:
         require_positive(self, "amount")
+
+    @property
+    def is_simulated(self) -> bool:
+        return self.axis is BudgetAxis.simulated_seconds
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,9 @@ class Ledger:
     tokens in the loss, once per update they take part in; `discarded_tokens` are tokens that were drawn and never
     entered a loss, `estimation_tokens` those generated only to estimate a value or a baseline. With one pass over a
     batch  sampled = prompts + trained + discarded + estimation + what waits to be continued.  `device_seconds` is
-    wall time times devices, evaluation and checkpoints excluded; being a time it is logged apart from the others.
+    wall time times devices, evaluation and checkpoints excluded; being a time it is logged apart from the others, while
+    `simulated_seconds` (pace.py) is a function of the run like all the rest.
+    `flops` are those of whole rows: what packing saves or recomputed layers cost is a matter of the machine.
     """
 
     steps: int = 0
@@ -88,6 +95,7 @@ class Ledger:
     discarded_tokens: int = 0
     estimation_tokens: int = 0
     flops: int = 0
+    simulated_seconds: float = 0.0
     device_seconds: float = 0.0
 
     def generated(
@@ -134,6 +142,6 @@ class Ledger:
         """The share of the budget that is used, 1 or more when the run must end."""
         return getattr(self, budget.axis.value) / budget.amount
 
-    def metrics(self) -> dict[str, int]:
+    def metrics(self) -> dict[str, int | float]:
         """The counters that are a function of the run alone, under their metric names."""
         return {f"budget/{name}": value for name, value in asdict(self).items() if name != "device_seconds"}

@@ -40,7 +40,6 @@ def policy_loss(
     loss = run.aggregation(token_loss + kl_term + entropy_term, mask, batch.totals)
     with torch.no_grad():
         moved = current - old  # learner now against learner before the updates
-        mismatch = old - batch.sampler_logprobs  # learner before the updates against the sampler
 
         def total(values: Tensor) -> Tensor:
             return torch.where(mask, values.to(torch.float64), 0.0).sum()
@@ -60,16 +59,13 @@ def policy_loss(
             "kl_touched": total(kl_term != 0),
             "entropy_term": total(entropy_term),
             "entropy_touched": total(entropy_term != 0),
-            "mismatch_absolute": total(mismatch.abs()),
-            "mismatch_k3": total(mismatch.exp() - 1 - mismatch),
             "weight": run.aggregation(each, mask, batch.totals).to(torch.float64),
             "weight_of_original": run.aggregation(each, mask, batch.original_totals).to(torch.float64),
         }
         if batch.ref_logprobs is not None:
             from_ref = batch.ref_logprobs - current
             sums["k3_ref"] = total(from_ref.exp() - 1 - from_ref)
-        maxima = {"mismatch_max": torch.where(mask, mismatch.abs(), 0.0).max()}
-    return LossOutput(loss, sums, maxima, surrogate.touched.detach() & mask)
+    return LossOutput(loss, sums, surrogate.touched.detach() & mask)
 
 
 @torch.no_grad()

@@ -74,7 +74,12 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("wish/tokens", "tokens", "mean over all responses", "length that the prompts asked for"),
     Metric("wish/miss", "tokens", "mean over all responses", "|length - length asked for|"),
     Metric("wish/slope", "tokens/token", "least squares over responses", "length per length asked for; 1 follows it"),
-    Metric("rollout/staleness", "updates", "mean over tokens", "how many syncs old the weights were that made a token"),
+    Metric(
+        "rollout/staleness", "updates", "mean over sampled tokens", "learner's updates since the weights that drew it"
+    ),
+    Metric("rollout/staleness_max", "updates", "max over sampled tokens", "the oldest token's"),
+    Metric("staleness/*", "share", "mean over sampled tokens", "tokens that are so many updates old: a histogram"),
+    Metric("rollout/longest", "tokens", "max over all responses", "steps of decoding the step's responses took"),
     Metric("advantage/mean", "advantage", "mean over trained responses", "mean advantage in the loss"),
     Metric("advantage/absolute", "advantage", "mean over trained responses", "mean |advantage| in the loss"),
     # The learner.
@@ -84,6 +89,9 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("train/learning_rate", "1", "last update", "learning rate"),
     Metric("train/updates", "updates", "sum", "optimiser steps taken"),
     Metric("train/skipped_updates", "updates", "sum", "optimiser steps left out: no token was in the loss"),
+    Metric(
+        "train/read_share", "share", "mean over tokens of the loss", "tokens that were read, of which all means are"
+    ),
     Metric("train/entropy", "nats", "mean over tokens of the loss", "entropy of the learner's next token"),
     Metric("train/ratio", "1", "mean over tokens of the loss", "learner over old policy"),
     Metric("train/k3_old", "nats", "mean over tokens of the loss", "k3 estimate of KL(old || learner)"),
@@ -91,9 +99,19 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("train/kl_term", "loss", "mean over tokens of the loss", "what the kl trick added per token"),
     Metric("train/entropy_term", "loss", "mean over tokens of the loss", "what the entropy trick added per token"),
     Metric("train/entropy_coef", "1", "of the step", "coefficient of the entropy term; negative while it waits"),
-    Metric("mismatch/absolute", "nats", "mean over tokens of the loss", "|log-prob of old policy - of sampler|"),
-    Metric("mismatch/k3", "nats", "mean over tokens of the loss", "k3 estimate of KL(sampler || old policy)"),
-    Metric("mismatch/max", "nats", "max over tokens of the loss", "largest |log-prob of old policy - of sampler|"),
+    Metric("train/overflowed_updates", "updates", "sum", "optimiser steps left out: a scaled gradient overflowed"),
+    Metric("train/loss_scale", "1", "of the step", "what the loss was multiplied by, where half precision needs it"),
+    # Learner before the updates against sampler, over sampled tokens; where nothing asks for the log-probs of all
+    # of them, over those of the first update.
+    Metric("mismatch/absolute", "nats", "mean over sampled tokens", "|log-prob of learner - of sampler|"),
+    Metric("mismatch/max", "nats", "max over sampled tokens", "largest |log-prob of learner - of sampler|"),
+    Metric("mismatch/k1", "nats", "mean over sampled tokens", "k1 estimate of KL(sampler || learner)"),
+    Metric("mismatch/k3", "nats", "mean over sampled tokens", "k3 estimate of KL(sampler || learner)"),
+    Metric("mismatch/pearson", "1", "over sampled tokens", "correlation of the two probabilities"),
+    Metric("mismatch/ess", "share", "over sampled tokens", "effective sample size of token ratios"),
+    Metric("mismatch/ess_responses", "share", "over responses", "effective sample size of whole responses' ratios"),
+    Metric("mismatch/bounded", "share", "mean over sampled tokens", "weights that the correction's bounds decide"),
+    Metric("mismatch/rejected_responses", "share", "mean over responses", "responses the rejection takes out whole"),
     Metric("touched/*", "share", "mean over rows or tokens", "what the trick on this axis changed"),
     # What the tricks multiply the loss by: a hidden change of learning rate, which Adam undoes in part.
     Metric("factor/scale", "1", "sum over trained responses", "|advantages| over |centred rewards|"),
@@ -132,6 +150,9 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("budget/discarded_tokens", "tokens", "sum", "tokens of responses that never entered a loss"),
     Metric("budget/estimation_tokens", "tokens", "sum", "generated only to estimate a value or a baseline"),
     Metric("budget/flops", "flop", "sum", "generation, scoring and training, from the model's shape"),
+    Metric("budget/simulated_seconds", "s", "sum", "simulated time up to the end of the step's training (pace.py)"),
+    Metric("simulated/generating", "share", "of all simulated time", "how long the sampler was busy"),
+    Metric("simulated/training", "share", "of all simulated time", "how long the learner was busy"),
     Metric("budget/device_seconds", "s", "sum", "wall time times devices, without evaluation and checkpoints"),
     Metric("time/log", "s", "sum over the step", "writing the line before this one, a due checkpoint included"),
     Metric("time/*", "s", "sum over the step", "wall time of one stage of the step"),

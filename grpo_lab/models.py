@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors import safe_open
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from grpo_lab.tricks.precision import LmHead
 
@@ -41,6 +47,25 @@ def load_model(folder: Path, lm_head: LmHead) -> nn.Module:
     return model.eval()
 
 
+def recompute_layers(model: nn.Module) -> None:
+    """Keep the input of each layer alone for the backward pass, which then computes the layer a second time.
+
+    transformers does this in train mode only, where a model's dropout would act too. Raises ValueError for a model
+    that does not say what its layers are.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ValueError(f"{type(model).__name__} has no layers to recompute: set gradient_checkpointing=false")
+    for layer in layers:
+        layer.forward = partial(_recomputed, layer.forward)
+
+
+def _recomputed(forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*inputs, **named)
+    return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False, **named)
+
+
 def round_weights(model: nn.Module, dtype: torch.dtype) -> None:
     """Cast the parameters in place and leave the buffers alone.
 
@@ -67,6 +92,15 @@ def stop_token_ids(folder: Path) -> frozenset[int]:
     if eos is None:
         raise ValueError(f"the tokenizer of {folder} has no end-of-text token: set tokenizer.eos_token and save it")
     return frozenset(ids | {eos})
+
+
+def weight_names(folder: Path) -> frozenset[str]:
+    """Names of the weights that the files of `folder` hold; tied ones are there once."""
+    names: set[str] = set()
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            names.update(opened.keys())
+    return frozenset(names)
 
 
 def context_length(folder: Path) -> int | None:

@@ -1,7 +1,7 @@
 """Log-probs of given tokens under the learner or the reference, and a critic's values of the states before them.
 
-`_lay_out` is the only place of the package that shifts by one: everywhere else column t of an [N, T] tensor is
-about response token t.
+`_lay_out`, and `pack` for rows without padding, are the only places of the package that shift by one: everywhere else
+column t of an [N, T] tensor is about response token t.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from grpo_lab.models import widen
+from grpo_lab.output_head import in_chunks, linear_head, of_scores
+from grpo_lab.packing import PLAIN, Cut, pack, prepared
 from grpo_lab.tricks.precision import Precision
 
 
@@ -26,24 +29,40 @@ def token_logprobs(
     temperature: float,
     precision: Precision,
     entropy_gradient: bool = False,
-) -> tuple[Float[Tensor, "M T"], Float[Tensor, "M T"]]:
+    *,
+    with_entropy: bool = True,
+    cut: Cut = PLAIN,
+) -> tuple[Float[Tensor, "M T"], Float[Tensor, "M T"] | None]:
     """Log-prob and entropy (nats) of each masked response token; 0 where the mask is False.
 
-    Both are of the whole softmax at `temperature`, the distribution the sampler drew from. `mask` must
-    cover response tokens only. Rows are padded on the right, where a causal model cannot see it, so no
-    attention mask is needed and every row counts its positions from its own prompt.
+    Both are of the whole softmax at `temperature`, the distribution the sampler drew from; None for an entropy that
+    was not asked for. `mask` must cover response tokens only. Rows are padded on the right, where a causal model
+    cannot see it, so no attention mask is needed and every row counts its positions from its own prompt; or packed,
+    where `cut` says so and the model was prepared for it. Only masked positions reach the output head.
     """
-    layout = _lay_out(prompts, tokens, mask)
+    place = mask.nonzero(as_tuple=True)
+    targets, asked = tokens[place], (temperature, with_entropy, entropy_gradient)
+    head = linear_head(model)
+    packs = cut.packs and prepared(model) and bool(mask.any())
+    layout = pack(prompts, tokens, mask, cut) if packs else _lay_out(prompts, tokens, mask)
+
+    def scores_of(states: Tensor) -> Tensor:
+        with _arithmetic(tokens.device, precision):
+            return head(states)
+
     with _arithmetic(tokens.device, precision):
-        output = model(input_ids=layout.ids, use_cache=False, logits_to_keep=layout.ids.shape[1] - layout.first)
-    scores = widen(output.logits[layout.rows, layout.before - layout.first]) / temperature
-    log_softmax = torch.log_softmax(scores, dim=-1)
-    picked = log_softmax.gather(1, tokens[layout.rows, layout.columns][:, None]).squeeze(1)
-    with contextlib.nullcontext() if entropy_gradient else torch.no_grad():
-        spread = -(log_softmax.exp() * log_softmax).sum(dim=-1)
-    zeros = torch.zeros(tokens.shape, dtype=scores.dtype, device=tokens.device)
-    place = (layout.rows, layout.columns)
-    return zeros.index_put(place, picked), zeros.index_put(place, spread)
+        if head is not None:
+            hidden = layout.foreseeing(model.base_model(**layout.inputs()).last_hidden_state)
+        else:
+            scores = layout.scores(model)
+    if head is None:
+        picked, spread = of_scores(scores, targets, *asked)
+    else:
+        bound = cut.scores_per_chunk
+        positions = len(hidden) if bound is None else max(1, bound // head.weight.shape[0])
+        picked, spread = in_chunks(scores_of, hidden, targets, *asked, positions)
+    zeros = torch.zeros(tokens.shape, dtype=picked.dtype, device=tokens.device)
+    return zeros.index_put(place, picked), None if spread is None else zeros.index_put(place, spread)
 
 
 def token_values(
@@ -60,7 +79,7 @@ def token_values(
     """
     layout = _lay_out(prompts, tokens, mask)
     with _arithmetic(tokens.device, precision):
-        hidden = features(layout.ids)[layout.rows, layout.before]
+        hidden = layout.foreseeing(features(layout.ids))
     values = head(widen(hidden)).squeeze(-1)
     zeros = torch.zeros(tokens.shape, dtype=values.dtype, device=tokens.device)
     return zeros.index_put((layout.rows, layout.columns), values)
@@ -75,6 +94,19 @@ class _Layout:
     columns: Int[Tensor, "K"]
     before: Int[Tensor, "K"]  # the position whose output is about the token: one before its own
     first: int  # the first such position of any row
+
+    def inputs(self) -> dict[str, Any]:
+        """What to call a model with."""
+        return {"input_ids": self.ids, "use_cache": False}
+
+    def foreseeing(self, states: Float[Tensor, "M W H"]) -> Float[Tensor, "K H"]:
+        """The states whose output is about the masked tokens."""
+        return states[self.rows, self.before]
+
+    def scores(self, model: nn.Module) -> Float[Tensor, "K V"]:
+        """The model's own scores of the masked tokens."""
+        output = model(**self.inputs(), logits_to_keep=self.ids.shape[1] - self.first)
+        return output.logits[self.rows, self.before - self.first]
 
 
 def _lay_out(prompts: Sequence[tuple[int, ...]], tokens: Int[Tensor, "M T"], mask: Bool[Tensor, "M T"]) -> _Layout:

@@ -98,7 +98,7 @@ class Recorder:
         if initial is None:
             return None
         return lambda rollouts: score_rollouts(
-            initial, rollouts, run.engine.temperature, run.learner_precision, run.cut, bench.device
+            initial, rollouts, run.engine.temperature, run.learner_precision, bench.cut, bench.device, False
         )[0]
 
     def keep_rollouts(self, step: int, table: pd.DataFrame) -> None:

@@ -102,6 +102,13 @@ ERRORS: tuple[Rule, ...] = (
         "set scale=none",
     ),
     Rule(
+        "critic_has_no_loss_scale",
+        ("baseline", "learner_precision"),
+        lambda run: run.baseline.needs_critic and run.learner_precision.scales_loss,
+        "in float16 small gradients vanish unless the loss is scaled, and the critic's is not",
+        "set learner_precision=bf16 or fp32, or a baseline without a critic",
+    ),
+    Rule(
         "rewards_must_not_be_negative",
         ("scale", "reward", "reward_shaping", "kl"),
         lambda run: run.scale.needs_rewards_from_zero and (_lowest_reward(run) < 0 or run.kl.shapes_reward),
@@ -172,5 +179,33 @@ ERRORS: tuple[Rule, ...] = (
         lambda run: run.baseline.generates and run.reward_shaping.group_relative,
         "what is added to a reward is relative to the group, which the responses of an estimate do not have",
         "set reward_shaping=none or one that looks at each response alone, or another baseline",
+    ),
+    Rule(
+        "stream_has_no_race",
+        ("schedule", "group_filter"),
+        lambda run: run.schedule.streams and run.group_filter.races,
+        "in a stream the groups that end first are taken anyway and the rest goes on, so there is nothing to abort",
+        "set group_filter=active or resample, or schedule=one_step_off",
+    ),
+    Rule(
+        "estimates_are_of_the_drawing_policy",
+        ("baseline", "schedule"),
+        lambda run: run.baseline.generates and not run.schedule.keeps_sampler_current,
+        "the value of a state is estimated by drawing its ends, and the policy that drew the response is gone by then",
+        "set schedule=sync, or a baseline that generates nothing",
+    ),
+    Rule(
+        "engine_does_not_stream",
+        ("engine", "schedule"),
+        lambda run: run.schedule.streams and not run.engine.streams,
+        "this engine answers whole calls, and cannot take new weights in the middle of one",
+        "set engine=native (in simulated time) or engine=vllm_process (for real), or schedule=one_step_off",
+    ),
+    Rule(
+        "real_streams_have_no_simulated_time",
+        ("budget", "engine", "schedule"),
+        lambda run: run.budget.is_simulated and run.schedule.streams and run.engine.overlaps,
+        "responses that grow in a process of their own take real time, and the simulated clock stands still",
+        "set budget=sampled_tokens, or engine=native",
     ),
 )

@@ -1,58 +1,36 @@
-"""Stages 1 to 5 of a step, as often as the group filter asks for more groups.
+"""Stages 1 to 5 of a batch, as often as the group filter asks for more groups.
 
-`Rounds` works on a copy of what the run remembers, and the loop takes the copy over once the batch is full. So a
-step that cannot be filled leaves the run as it was after the step before.
+`Rounds` works on a copy of what the run remembers, and the run takes the copy over once the batch is full. So a
+batch that cannot be filled leaves the run as it was before it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from grpo_lab.config import RunConfig
-from grpo_lab.rollouts import decode, encode_prompts, grade, group_requests, to_rollouts
-from grpo_lab.tools import tools_for, with_wish
+from grpo_lab.groups import Spent, StartedGroup, graded, laid_down, requests_of, start_group, taken_up
+from grpo_lab.tools import tools_for
 from grpo_lab.tricks.curriculum import Pool
-from grpo_lab.types import Completion, Graded, Groups, NoiseKey, Problem, Request, StopReason
+from grpo_lab.types import Completion, Graded, Groups, Request, StopReason
 
 if TYPE_CHECKING:
     from grpo_lab.workbench import Workbench
 
 
-@dataclass
-class Spent:
-    """One call of the sampler: prompt lengths [P], tokens that existed and tokens that were added of each response
-    [P][G], how many of the added were put in by a trick, and how many tokens were thrown away with their group."""
-
-    prompts: list[int]
-    before: list[list[int]]
-    added: list[list[int]]
-    injected: int
-    discarded: int = 0
-
-
-@dataclass(frozen=True)
-class _Group:
-    """One problem on its way: what was asked of it, and what exists of each response already."""
-
-    index: int
-    problem: Problem
-    prompt: tuple[int, ...]
-    step: int  # at which it was drawn: its noise goes on with that number
-    done: tuple[Completion, ...]
-
-
 class Rounds:
-    """The groups of one step; satisfies `types.GroupSource`."""
+    """The groups of batch `number`; satisfies `types.GroupSource`."""
 
-    def __init__(self, run: RunConfig, bench: Workbench) -> None:
-        self.run, self.bench, self.step = run, bench, bench.ledger.steps
+    def __init__(self, run: RunConfig, bench: Workbench, number: int) -> None:
+        self.run, self.bench, self.number = run, bench, number
+        self.progress = bench.ledger.spent(run.budget)
         self.memory = bench.memory.copy()
         self.passed_before = self.memory.passed
         self.taken: frozenset[int] = frozenset()
+        self.numbers: dict[int, int] = {}  # index of a problem -> the batch for which it was drawn
         self.drawn = 0
         self.put_aside = 0  # groups whose generation was cut off
         self.spent: list[Spent] = []
@@ -64,13 +42,14 @@ class Rounds:
         requests = self._requests(fresh)
         completions = self.run.truncation.generate(self.bench.session, requests, self.tools)
         self._count(fresh, completions)
-        return self._graded(fresh, completions)
+        return graded(self.run, self.bench, fresh, completions)
 
     def race(self, number: int, wanted: int, accepts: Callable[[Graded], bool], keeps_partial: bool) -> Groups:
         """See `types.GroupSource.race`; what an earlier race left comes first, and only the rest is drawn."""
         size = self.run.group_size
-        started = [self._revived(left) for left in self.memory.leftovers[:number]]
+        started = [taken_up(self.run, self.bench, left) for left in self.memory.leftovers[:number]]
         self.taken |= {group.index for group in started}
+        self.numbers |= {group.index: group.number for group in started}
         self.memory.leftovers = self.memory.leftovers[number:]
         started += self._fresh(self._draw(number - len(started)))
         requests = self._requests(started)
@@ -84,8 +63,8 @@ class Rounds:
             rows = range(place * size, (place + 1) * size)
             if accepted < wanted and place not in finished and all(row in found for row in rows):
                 finished.append(place)
-                whole = self._whole(started[place], [found[row] for row in rows])
-                accepted += accepts(self._graded([started[place]], whole).cut)
+                whole = started[place].whole([found[row] for row in rows])
+                accepted += accepts(graded(self.run, self.bench, [started[place]], whole).cut)
 
         def on_finish(row: int, completion: Completion) -> Sequence[int]:
             if accepted == wanted:  # ended in the very moment in which the race was over
@@ -102,13 +81,14 @@ class Rounds:
             nothing = Completion((), (), (), StopReason.ABORTED)
             completions = [found.get(row, nothing) for row in range(len(requests))]
         self._count(started, completions)
-        whole = [self._whole(group, completions[p * size : (p + 1) * size]) for p, group in enumerate(started)]
+        whole = [group.whole(completions[p * size : (p + 1) * size]) for p, group in enumerate(started)]
         for place, group in enumerate(started):
             if place not in finished:
                 self._put_aside(group, whole[place], keeps_partial)
-        return self._graded([started[place] for place in finished], [c for place in finished for c in whole[place]])
+        ended = [started[place] for place in finished]
+        return graded(self.run, self.bench, ended, [c for place in finished for c in whole[place]])
 
-    def _ended_before(self, started: Sequence[_Group]) -> dict[int, Completion]:
+    def _ended_before(self, started: Sequence[StartedGroup]) -> dict[int, Completion]:
         """Rows of responses that had ended before their siblings were cut off: nothing is left to generate of them."""
         size = self.run.group_size
         return {
@@ -118,16 +98,10 @@ class Rounds:
             if part.stop is not StopReason.ABORTED
         }
 
-    def settle(self, made: Groups, chosen: Sequence[int]) -> None:
-        """Take the step's groups into the run's memory and its ledger, once the batch is full."""
-        memory, ledger = self.memory, self.bench.ledger
-        memory.note(torch.tensor(made.indices), made.graded.outcome, made.shaped.reward)
-        self.bench.memory = memory
-        for spent in self.spent:
-            ledger.generated(self.bench.cost, spent.prompts, spent.added, spent.before, spent.injected)
-            ledger.discarded_tokens += spent.discarded
-        ledger.discarded_tokens += int(made.rollouts.sampled_mask.sum())
-        ledger.discarded_tokens -= int(made.rollouts.choose(chosen).sampled_mask.sum())
+    def settle(self, made: Groups) -> None:
+        """Take the batch's groups into the run's memory, once it is full."""
+        self.memory.note(torch.tensor(made.indices), made.graded.outcome, made.shaped.reward)
+        self.bench.memory = self.memory
 
     @property
     def passed_over(self) -> float:
@@ -136,59 +110,27 @@ class Rounds:
         return passed / (self.drawn + passed) if passed else 0.0
 
     def started(self, made: Groups) -> int:
-        """Groups whose generation began or went on in this step: those that were made, and those that were cut off."""
+        """Groups whose generation began or went on: those that were made, and those that were cut off."""
         return made.number + self.put_aside
 
     def _draw(self, number: int) -> list[int]:
         if not number:
             return []
         run, bench = self.run, self.bench
-        pool = Pool(
-            bench.difficulties, run.problems_per_step, run.seed, bench.ledger.spent(run.budget), self.memory, self.taken
-        )
+        pool = Pool(bench.difficulties, run.problems_per_step, run.seed, self.progress, self.memory, self.taken)
         drawn = run.curriculum.draw(number, pool)
         self.taken |= set(drawn)
+        self.numbers |= dict.fromkeys(drawn, self.number)
         self.drawn += number
         return drawn
 
-    def _fresh(self, indices: Sequence[int]) -> list[_Group]:
-        return [self._asked(index, self.step, ()) for index in indices]
+    def _fresh(self, indices: Sequence[int]) -> list[StartedGroup]:
+        return [start_group(self.run, self.bench, index, self.number) for index in indices]
 
-    def _asked(self, index: int, step: int, done: tuple[Completion, ...]) -> _Group:
-        run, problem = self.run, self.bench.problems[index]
-        problem = with_wish(run.reward_shaping, run.template, problem, NoiseKey(run.seed, "train", step, problem.id, 0))
-        (prompt,) = encode_prompts(self.bench.tokenizer, run.template, [problem])
-        return _Group(index, problem, prompt, step, done)
+    def _requests(self, groups: Sequence[StartedGroup]) -> list[Request]:
+        return [request for group in groups for request in requests_of(self.run, group)]
 
-    def _requests(self, groups: Sequence[_Group]) -> list[Request]:
-        requests = []
-        for group in groups:
-            own = group_requests(
-                [group.problem], [group.prompt], self.run.group_size, self.run.engine.params, self.run.seed, "train",
-                group.step,
-            )  # fmt: skip
-            if group.done:
-                own = [replace(request, prefix=part.tokens) for request, part in zip(own, group.done)]
-            requests += own
-        return requests
-
-    def _whole(self, group: _Group, completions: Sequence[Completion]) -> list[Completion]:
-        """What existed of each response and what was drawn after it, as one."""
-        if not group.done:
-            return list(completions)
-        return [part.continued(further) for part, further in zip(group.done, completions)]
-
-    def _graded(self, groups: Sequence[_Group], completions: Sequence[Completion]) -> Groups:
-        run = self.run
-        problems = [group.problem for group in groups]
-        rollouts = to_rollouts(problems, [group.prompt for group in groups], run.group_size, completions)
-        texts = decode(self.bench.tokenizer, rollouts)
-        graded = grade(rollouts, texts, run.reward)
-        shaped = run.reward_shaping(graded)
-        indices = tuple(group.index for group in groups)
-        return Groups(indices, rollouts, tuple(texts), graded, shaped, run.truncation(shaped))
-
-    def _count(self, groups: Sequence[_Group], completions: Sequence[Completion]) -> None:
+    def _count(self, groups: Sequence[StartedGroup], completions: Sequence[Completion]) -> None:
         """Note what was generated."""
         size = self.run.group_size
         lengths = [len(completion.tokens) for completion in completions]
@@ -201,32 +143,9 @@ class Rounds:
             )
         )
 
-    def _put_aside(self, group: _Group, whole: Sequence[Completion], keeps_partial: bool) -> None:
+    def _put_aside(self, group: StartedGroup, whole: Sequence[Completion], keeps_partial: bool) -> None:
         self.put_aside += 1
         if keeps_partial:
-            self.memory.leftovers.append(_laid_down(group, whole))
+            self.memory.leftovers.append(laid_down(group.index, group.number, whole))
         else:
             self.spent[-1].discarded += sum(len(completion.tokens) for completion in whole)
-
-    def _revived(self, left: dict[str, Any]) -> _Group:
-        done = tuple(
-            Completion(
-                tuple(part["tokens"]), tuple(part["logprobs"]), tuple(part["versions"]), StopReason(part["stop"])
-            )
-            for part in left["responses"]
-        )
-        return self._asked(left["index"], left["step"], done)
-
-
-def _laid_down(group: _Group, whole: Sequence[Completion]) -> dict[str, Any]:
-    """A group that was cut off, in plain values that a checkpoint can hold."""
-    responses = [
-        {
-            "tokens": list(part.tokens),
-            "logprobs": list(part.logprobs),
-            "versions": list(part.weight_versions),
-            "stop": part.stop.value,
-        }
-        for part in whole
-    ]
-    return {"index": group.index, "step": group.step, "responses": responses}

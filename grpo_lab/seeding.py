@@ -36,6 +36,12 @@ def token_uniforms(key: NoiseKey, start: int, stop: int) -> np.ndarray:
     return np.random.Generator(philox).random(skip + stop - start)[skip:]
 
 
+def request_seed(key: NoiseKey, start: int) -> int:
+    """A seed of 63 bits for an engine that draws a response by its own generator, from position `start` on."""
+    named = f"{key.seed}/{key.stream}/{key.step}/{key.problem}/{key.response}/{start}"
+    return stream_id(named) >> 1
+
+
 def rollout_uniforms(rollouts: Rollouts, seed: int, stream: str, step: int) -> Float[Tensor, "N T"]:
     """One uniform number in [0, 1) for each token of a rollout batch, float64."""
     width, size = rollouts.tokens.shape[1], rollouts.group_size

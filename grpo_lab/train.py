@@ -1,7 +1,7 @@
 """The training loop, and the command that runs it: `python -m grpo_lab.train recipe=... seed=...`.
 
-`train` reads top to bottom: twelve numbered stages, each one call of what stands in a slot; the first five, which a
-filter may ask for again, are in rounds.py. No option is named here; one that is switched off is a class that does
+`train` reads top to bottom: twelve numbered stages, each one call of what stands in a slot; the first six, which may
+run ahead of the rest, are in supply.py. No option is named here; one that is switched off is a class that does
 nothing.
 """
 
@@ -21,19 +21,20 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from grpo_lab import checkpoint, vital_signs
-from grpo_lab.batching import StepInputs, expand, make_minibatch, on_device
+from grpo_lab.agreement import bound_signs, mismatch_signs, prove_sync
+from grpo_lab.batching import StepInputs, expand, make_minibatch, on_device, tokens_in_loss
 from grpo_lab.bootstrap import bootstrap
 from grpo_lab.compat import check_compatible
 from grpo_lab.config import RunConfig, conf_folder, to_run
+from grpo_lab.engines.base import EngineFailure
 from grpo_lab.estimates import Ends
 from grpo_lab.explain import explain
 from grpo_lab.identity import check_folder, chosen_options, describe_run, run_identity, run_name
-from grpo_lab.learner import mark_noise, marked, needs_scores, scaled, score, update
+from grpo_lab.learner import mark_noise, marked, needs_scores, scaled, score, skips_rows, update
 from grpo_lab.progress import RunProgress
 from grpo_lab.recorder import Clock, Recorder, failures_recorded, mirrored, summarise, verdict
 from grpo_lab.response_signs import response_signs
 from grpo_lab.rollouts import token_texts
-from grpo_lab.rounds import Rounds
 from grpo_lab.sweeps.child import follow_parent
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.files import atomic_write, write_json
@@ -51,27 +52,25 @@ def train(run: RunConfig, bench: Workbench, recorder: Recorder) -> None:
     Raises FloatingPointError on NaN or Inf, before the update that would have spread it, and Exhausted where nothing
     is left to train on.
     """
-    ledger = bench.ledger
+    ledger, supply = bench.ledger, bench.open_supply(run)
     if bench.log_position == 0:
         recorder.record(bench, {}, Clock())
     while ledger.spent(run.budget) < 1:
         step, clock = ledger.steps, Clock()
         with clock("generate"):
-            # 1 draw problems, 2 generate, 3 grade, 4 shape, 5 truncation: rounds.py, as often as the filter asks for
-            rounds = Rounds(run, bench)
-            # 6 filter or refill
-            collected = run.group_filter.collect(rounds, run.problems_per_step)
-            made, batch = collected.made, collected.made.choose(collected.chosen)
+            # 1 draw problems, 2 generate, 3 grade, 4 shape, 5 truncation, 6 filter or refill: supply.py, as far ahead
+            # as the schedule says
+            delivery = supply.take()
+            made, batch = delivery.made, delivery.batch
             filtered, rollouts = run.group_filter(batch.cut), batch.rollouts
-            rounds.settle(made, collected.chosen)
         with clock("score"):
             # 7 log-probs of the old and the reference policy; correction, rejection, kl in the reward
             recomputed = entropy = ref_logprobs = weights = values = None
             if needs_scores(run):
-                recomputed, entropy = score(run, bench, bench.learner, rollouts)
+                recomputed, entropy = score(run, bench, bench.learner, rollouts, run.entropy.selects_tokens)
             old_logprobs = run.old_policy(recomputed, rollouts.sampler_logprobs)
             if bench.reference is not None:
-                ref_logprobs, _ = score(run, bench, bench.reference, rollouts)
+                ref_logprobs, _ = score(run, bench, bench.reference, rollouts, with_entropy=False)
             kept, stays = filtered, rollouts.sampled_mask
             if recomputed is not None:
                 weights = run.correction(recomputed, rollouts.sampler_logprobs, rollouts.sampled_mask)
@@ -97,16 +96,21 @@ def train(run: RunConfig, bench: Workbench, recorder: Recorder) -> None:
             )  # fmt: skip
             # 10 minibatches: loss, backward, step
             tally, entropy_coef = vital_signs.UpdateTally(), bench.entropy_coef
+            tally.logprobs, tally.read = torch.zeros_like(rollouts.sampler_logprobs), torch.zeros_like(loss_mask)
             if step % run.rollouts_every == 0:
                 tally.touched = torch.zeros_like(loss_mask)
             run.updates.begin(bench.optimizer)
             for number, part in enumerate(run.updates.split(run.problems_per_step)):
-                batches = [on_device(b, bench.device) for b in make_minibatch(inputs, part, run.denominator, run.cut)]
+                cut = make_minibatch(inputs, part, run.denominator, bench.cut, skips_rows(run))
+                batches, tokens = [on_device(b, bench.device) for b in cut], tokens_in_loss(inputs, part)
                 noise = mark_noise(run, rollouts, step, number)
-                update(run, bench, marked(run, bench, batches, noise), tally)
+                update(run, bench, marked(run, bench, batches, noise), tokens, tally)
             if bench.critic is not None:
                 learnt = rollouts.sampled_mask & charged.counted.flatten()[:, None]
                 tally.critic = bench.critic.learn(rollouts, learnt, values, centred + values, ledger)
+        if recomputed is not None:
+            tally.logprobs, tally.read = recomputed, rollouts.sampled_mask
+        prove_sync(run, bench, tally, rollouts)
         ledger.discarded_tokens += int((rollouts.sampled_mask & ~loss_mask).sum())
         ledger.steps += 1
         staleness = (bench.updates - len(tally.reports) - rollouts.weight_version)[rollouts.sampled_mask]
@@ -114,19 +118,23 @@ def train(run: RunConfig, bench: Workbench, recorder: Recorder) -> None:
             bench.entropy_coef = run.entropy.next_coef(bench.entropy_coef, tally.mean("entropy"))
         with clock("sync"):
             # 11 sync weights
-            if run.schedule.syncs_after(step):
-                bench.sync()
+            supply.sync()
             bench.refresh_reference(run.reference.mixes(step))
         # 12 log, evaluate, save
         stages = vital_signs.Stages(
-            made, batch, filtered, kept, charged, centred, advantages, loss_mask, rounds.started(made)
+            made, batch, filtered, kept, charged, centred, advantages, loss_mask, delivery.started
         )
         signs = vital_signs.reward_signs(made, charged) | vital_signs.advantage_signs(stages) | tally.signs()
         signs |= vital_signs.touched_rows(stages) | response_signs(made, run.task.check_again, bench.memory.best)
         signs |= vital_signs.touched_tokens(rollouts.sampled_mask, weights, stays, allowed, loss_mask)
-        signs["touched/curriculum"] = rounds.passed_over
+        signs |= mismatch_signs(tally.logprobs, rollouts.sampler_logprobs, tally.read)
+        if recomputed is not None:
+            signs |= bound_signs(run, recomputed, rollouts.sampler_logprobs, rollouts.sampled_mask, stays)
+        signs["touched/curriculum"] = delivery.passed_over
         signs["train/entropy_coef"] = entropy_coef
-        signs["rollout/staleness"] = float(staleness.double().mean())
+        if run.learner_precision.scales_loss:
+            signs["train/loss_scale"] = bench.loss_scale.get_scale()
+        signs |= vital_signs.staleness_signs(staleness) | supply.signs()
         if step % run.rollouts_every == 0:
             pieces = token_texts(bench.tokenizer, rollouts)
             table = vital_signs.rollout_table(
@@ -163,7 +171,7 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
         newest = checkpoint.latest(folder / "checkpoints")
         with mirrored(run.tracking, folder), failures_recorded(log), contextlib.ExitStack() as opened:
             bench = open_workbench(run, device, newest)
-            opened.callback(bench.session.close)
+            opened.callback(bench.close)
             log.rewind(bench.log_position)
             recorder = Recorder(run, log, progress)
             if newest is not None:
@@ -196,7 +204,7 @@ def _run_hydra(config: DictConfig) -> None:
     name = run_name(axes.get("recipe", "plain"), hydra_config.overrides.task)
     try:
         start(config, name, axes, sys.argv)
-    except (ValueError, OSError, FloatingPointError) as error:
+    except (ValueError, OSError, FloatingPointError, EngineFailure) as error:
         # A launcher that runs cells in its own process gives each a number, and goes on with the next one.
         if os.environ.get("HYDRA_FULL_ERROR") == "1" or not OmegaConf.is_missing(hydra_config.job, "num"):
             raise

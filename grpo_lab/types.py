@@ -367,13 +367,11 @@ class LossOutput:
     """The differentiable share of the step's loss that this microbatch carries, and sums for the log.
 
     `sums` are over tokens of the loss and additive over microbatches: the loop adds them all and divides
-    once, by their entry "tokens". `maxima` combine by the larger value. `touched` are the tokens of the loss whose
-    gradient the surrogate changed.
+    once, by their entry "tokens". `touched` are the tokens of the loss whose gradient the surrogate changed.
     """
 
     loss: Float[Tensor, ""]
     sums: Mapping[str, Float[Tensor, ""]]
-    maxima: Mapping[str, Float[Tensor, ""]]
     touched: Bool[Tensor, "M T"]
 
 

@@ -60,6 +60,7 @@ def reward_signs(made: Groups, charged: Graded) -> dict[str, float]:
         "reward/group_std": (shaped.reward - mean).pow(2).mean(dim=1).sqrt().mean(),
         "rollout/groups": made.number,
         "rollout/length": shaped.lengths.double().mean(),
+        "rollout/longest": shaped.lengths.max(),
         "rollout/truncated": shaped.truncated.double().mean(),
         "rollout/zero_signal": without_signal(shaped, Signal.outcome).double().mean(),
         "rollout/trained": charged.trained.sum() / shaped.trained.numel(),
@@ -75,6 +76,17 @@ def reward_signs(made: Groups, charged: Graded) -> dict[str, float]:
         signs["reward/kept_outcome"] = charged.outcome[charged.trained].mean()
         for name, values in charged.components.items():
             signs[f"reward/kept_component/{name}"] = values[charged.trained].mean()
+    return {name: float(value) for name, value in signs.items()}
+
+
+_AGES = {"0": (0, 0), "1": (1, 1), "2": (2, 2), "3_4": (3, 4), "5_8": (5, 8), "9_16": (9, 16), "17_up": (17, None)}
+
+
+def staleness_signs(ages: Int[Tensor, "K"]) -> dict[str, float]:
+    """Ages of the sampled tokens in updates: their mean, their maximum, and shares that are a histogram."""
+    signs = {"rollout/staleness": ages.double().mean(), "rollout/staleness_max": ages.max()}
+    for name, (low, high) in _AGES.items():
+        signs[f"staleness/{name}"] = _share((ages >= low) & (ages <= (ages.max() if high is None else high)))
     return {name: float(value) for name, value in signs.items()}
 
 
@@ -152,8 +164,11 @@ class UpdateTally:
     reports: list[UpdateReport] = field(default_factory=list)
     sums: dict[str, float] = field(default_factory=dict)
     first: dict[str, float] = field(default_factory=dict)  # the sums of the first update alone
-    maxima: dict[str, float] = field(default_factory=dict)
     skipped: int = 0
+    in_loss: int = 0  # tokens of the updates' losses, read or not
+    overflowed: int = 0  # left out because a gradient was not finite in the learner's half precision
+    logprobs: Float[Tensor, "N T"] | None = None  # of the learner before the updates, as the first of them read them
+    read: Bool[Tensor, "N T"] | None = None  # for which tokens
     critic: dict[str, float] = field(default_factory=dict)  # what the critic reports of the step
     touched: Bool[Tensor, "N T"] | None = None  # tokens the surrogate changed in any update, where they are kept
 
@@ -162,25 +177,31 @@ class UpdateTally:
         if self.touched is not None:
             self.touched[rows.cpu(), : touched.shape[1]] |= touched.cpu()
 
-    def add_outputs(self, outputs: Sequence[LossOutput]) -> float:
-        """Count the microbatches of one update; returns the update's loss."""
+    def keep_reading(self, rows: Int[Tensor, "M"], logprobs: Float[Tensor, "M T"], mask: Bool[Tensor, "M T"]) -> None:
+        """Remember what the learner says of the tokens of the first update, before it has moved."""
+        if self.read is not None:
+            where = (rows.cpu(), slice(0, mask.shape[1]))
+            self.logprobs[where], self.read[where] = logprobs.detach().cpu().to(self.logprobs.dtype), mask.cpu()
+
+    def add_outputs(self, outputs: Sequence[LossOutput], tokens: int) -> float:
+        """Count the microbatches of one update, whose loss is of that many tokens; returns the update's loss."""
+        self.in_loss += tokens
         self.losses.append(sum(float(output.loss.detach()) for output in outputs))
         for output in outputs:
             for name, value in output.sums.items():
                 self.sums[name] = self.sums.get(name, 0.0) + float(value)
-            for name, value in output.maxima.items():
-                self.maxima[name] = max(self.maxima.get(name, 0.0), float(value))
         if len(self.losses) == 1:
             self.first = dict(self.sums)
         return self.losses[-1]
 
     def mean(self, name: str) -> float:
-        """One of the sums, per token of the loss."""
+        """One of the sums, per token of the loss that was read."""
         return self.sums[name] / self.sums["tokens"]
 
     def signs(self) -> dict[str, float]:
         """The step's learner metrics; only the counts are there when every update was skipped."""
         signs = {"train/updates": float(len(self.reports)), "train/skipped_updates": float(self.skipped)} | self.critic
+        signs["train/overflowed_updates"] = float(self.overflowed)
         if not self.reports:
             return signs
         number = len(self.reports)
@@ -191,8 +212,6 @@ class UpdateTally:
             "train/k3_ref": "k3_ref",
             "train/kl_term": "kl_term",
             "train/entropy_term": "entropy_term",
-            "mismatch/absolute": "mismatch_absolute",
-            "mismatch/k3": "mismatch_k3",
             "touched/importance": "importance_touched",
             "touched/surrogate": "surrogate_touched",
             "touched/kl": "kl_touched",
@@ -206,13 +225,13 @@ class UpdateTally:
         signs["touched/old_policy"] = self.first["drifted"] / self.first["tokens"]
         signs["touched/denominator"] = float(abs(denominator - 1) > NEGLIGIBLE)
         return signs | {
+            "train/read_share": self.sums["tokens"] / self.in_loss,
             "factor/aggregation": self.sums["weight"] / number,
             "factor/denominator": denominator,
             "train/loss": sum(self.losses) / number,
             "train/gradient_norm": sum(r.gradient_norm for r in self.reports) / number,
             "train/update_norm": sum(r.update_norm for r in self.reports) / number,
             "train/learning_rate": self.reports[-1].learning_rate,
-            "mismatch/max": self.maxima["mismatch_max"],
         }
 
 

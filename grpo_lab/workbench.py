@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,17 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from grpo_lab import checkpoint
+from grpo_lab import checkpoint, packing
 from grpo_lab.config import RunConfig
 from grpo_lab.critic import LiveCritic
 from grpo_lab.engines.base import EngineSession
 from grpo_lab.evaluate import Suite
 from grpo_lab.ledger import Ledger, ModelCost
-from grpo_lab.models import context_length, load_model, stop_token_ids
+from grpo_lab.models import context_length, load_model, recompute_layers, stop_token_ids
+from grpo_lab.packing import Cut
 from grpo_lab.rollouts import encode_prompts
+from grpo_lab.streaming import open_stream
+from grpo_lab.supply import Queue, Supply
 from grpo_lab.tools import asking, tools_for, with_wish
 from grpo_lab.tricks.curriculum import Memory
 from grpo_lab.types import NoiseKey, Problem, SamplingParams
@@ -38,6 +41,7 @@ from grpo_lab.types import NoiseKey, Problem, SamplingParams
 class Workbench:
     """The live parts of one run.
 
+    `cut` is the run's, without packing where the model has no place for it.
     `initial` is the policy before the first update, where evaluation asks how far the learner has gone from it.
     `updates` and `ledger` count what has been done so far; `entropy_coef` is the entropy trick's state, `memory` what
     is remembered of each training problem, `probe_best` the best outcome each probe question ever had.
@@ -58,13 +62,36 @@ class Workbench:
     ledger: Ledger
     entropy_coef: float
     memory: Memory
+    loss_scale: torch.amp.GradScaler
+    cut: Cut
+    unproven: bool = True  # whether the sampler has new weights that nothing has been compared under yet
     probe_best: dict[int, float] = field(default_factory=dict)
     updates: int = 0
     log_position: int = 0
+    supply: Supply | None = None  # carries the schedule out, once training has begun
+    waiting: dict[str, Any] | None = None  # what a checkpoint says of its state
 
-    def sync(self) -> None:
-        """Give the sampler the learner's weights; its version is the number of updates behind them."""
-        self.session.update_weights(self.learner.state_dict().items(), self.updates)
+    def sync(self, hand_over: Callable[[Iterable[tuple[str, Tensor]], int], None] | None = None) -> None:
+        """Give the sampler the learner's weights; its version is the number of updates behind them.
+
+        `hand_over` does it for a sampler that is in the middle of something.
+        """
+        (hand_over or self.session.update_weights)(self.learner.state_dict().items(), self.updates)
+        self.unproven = True
+
+    def open_supply(self, run: RunConfig) -> Supply:
+        """Begin to generate under the run's schedule, or go on from where a checkpoint left."""
+        self.supply = (open_stream if run.schedule.streams else Queue)(run, self)
+        if self.waiting is not None:
+            self.supply.load(self.waiting)
+        self.supply.prove()
+        return self.supply
+
+    def close(self) -> None:
+        """Stop generation and free the sampler."""
+        if self.supply is not None:
+            self.supply.close()
+        self.session.close()
 
     def policy_learns(self, step: int) -> bool:
         """Whether this step trains the policy, and not its critic alone."""
@@ -99,6 +126,8 @@ class Workbench:
             "critic": None if self.critic is None else self.critic.state(),
             "memory": self.memory.state(),
             "probe_best": self.probe_best,
+            "loss_scale": self.loss_scale.state_dict(),
+            "supply": self.waiting if self.supply is None else self.supply.state(),
         }
 
 
@@ -120,11 +149,13 @@ def prepare_torch(run: RunConfig) -> torch.device:
     """Fix what the bits of a result depend on: threads and deterministic kernels."""
     torch.set_num_threads(run.threads)
     torch.use_deterministic_algorithms(True, warn_only=True)
+    # Filling fresh memory with NaN finds kernels that read what nothing wrote, and costs up to a tenth of a step.
+    torch.utils.deterministic.fill_uninitialized_memory = False
     return choose_device(run.device)
 
 
-def check_lengths(run: RunConfig, context: int | None, longest_prompt: int) -> None:
-    """Raise ValueError where a prompt and its budget do not fit the model's context; None has no limit."""
+def check_lengths(run: RunConfig, context: int | None, longest_prompt: int, whose: str = "the model's context") -> None:
+    """Raise ValueError where a prompt and its budget do not fit a context; None has no limit."""
     budgets = {
         "engine.max_tokens": run.engine.max_tokens,
         "evaluation.max_tokens": run.evaluation.max_tokens,
@@ -133,7 +164,7 @@ def check_lengths(run: RunConfig, context: int | None, longest_prompt: int) -> N
     for name, budget in budgets.items():
         if context is not None and longest_prompt + budget > context:
             raise ValueError(
-                f"{name}={budget} and a prompt of {longest_prompt} tokens exceed the model's context "
+                f"{name}={budget} and a prompt of {longest_prompt} tokens exceed {whose} "
                 f"of {context} tokens: lower {name} to at most {context - longest_prompt}"
             )
 
@@ -217,7 +248,14 @@ def open_workbench(run: RunConfig, device: torch.device, resume_from: Path | Non
             f"this group_filter draws {drawn} problems at once, but the training split has {len(problems)}: lower "
             "group_filter.oversample or problems_per_step, or enlarge the task"
         )
+    if len(problems) < (held := run.problems_per_step * (run.schedule.ahead + 1)) and run.schedule.streams:
+        raise ValueError(
+            f"this schedule has up to {held} different problems on their way at once, but the training split has "
+            f"{len(problems)}: lower schedule.max_lag or problems_per_step, or enlarge the task"
+        )
     suites = make_suites(run)
+    if missing := run.engine.missing():
+        raise ValueError(missing)
     check_lengths(run, run.model.known_context(), 1)
     folder = run.model.resolve()
     stop_token_ids(folder)
@@ -227,9 +265,12 @@ def open_workbench(run: RunConfig, device: torch.device, resume_from: Path | Non
     if not all(prompts):
         raise ValueError("a prompt has no tokens: the template must render at least one token")
     check_lengths(run, context_length(folder), max(map(len, prompts)))
+    check_lengths(run, run.engine.longest, max(map(len, prompts)), "engine.context")
     run.truncation.check(tools_for(tokenizer))
 
     learner = load_model(resume_from or folder, run.learner_precision.lm_head).to(device)
+    if run.gradient_checkpointing:
+        recompute_layers(learner)
     reference = None
     if run.kl.needs_reference:
         reference = load_model(folder, run.learner_precision.lm_head).to(device).requires_grad_(False)
@@ -238,9 +279,12 @@ def open_workbench(run: RunConfig, device: torch.device, resume_from: Path | Non
         initial = reference  # the same weights, while the reference stays what it was
         if reference is None or run.reference.changes:
             initial = load_model(folder, run.learner_precision.lm_head).to(device).requires_grad_(False)
+    packs = run.packing and all(packing.prepare(model) for model in (learner, reference, initial) if model is not None)
     critic = None
     if run.baseline.needs_critic:
         critic = run.critic.open(folder, learner, run.optimizer, run.learner_precision, run.cut, device, run.seed)
+        if run.gradient_checkpointing and critic.plan.owns_trunk:
+            recompute_layers(critic.trunk)
     bench = Workbench(
         device=device,
         tokenizer=tokenizer,
@@ -257,6 +301,8 @@ def open_workbench(run: RunConfig, device: torch.device, resume_from: Path | Non
         ledger=Ledger(),
         entropy_coef=run.entropy.start,
         memory=Memory.of(len(problems)),
+        loss_scale=torch.amp.GradScaler(device.type, enabled=run.learner_precision.scales_loss),
+        cut=replace(run.cut, packs=packs),
     )
     if resume_from is not None:
         state = checkpoint.load_state(resume_from)
@@ -267,6 +313,8 @@ def open_workbench(run: RunConfig, device: torch.device, resume_from: Path | Non
         bench.optimizer.load_state_dict(state["optimizer"])
         bench.memory = Memory(**state["memory"])
         bench.probe_best = state["probe_best"]
+        bench.loss_scale.load_state_dict(state["loss_scale"])
+        bench.waiting = state.get("supply")  # older checkpoints have none
         if critic is not None:
             critic.load_state(state["critic"])
         if reference is not None and state["reference"] is not None:

@@ -104,6 +104,11 @@ CASES = (
         "baseline=monte_carlo scale=none surrogate=gmpo",
         ("surrogate=ppo", "surrogate=cispo", "baseline=greedy"),
     ),
+    Case(
+        "critic_has_no_loss_scale",
+        "baseline=gae scale=none learner_precision=fp16",
+        ("learner_precision=bf16", "baseline=greedy"),
+    ),
     Case("scale_is_of_responses", "baseline=gae", ("scale=none", "scale=batch_std_tokens")),
     Case("scale_is_of_responses", "baseline=monte_carlo scale=informative_share", ("scale=none",)),
     Case(
@@ -131,6 +136,27 @@ CASES = (
         "baseline=greedy scale=none reward_shaping=kimi_length",
         ("reward_shaping=none", "reward_shaping=soft_overlong", "reward_shaping=l1_exact", "baseline=group_mean"),
     ),
+    Case(
+        "stream_has_no_race",
+        "schedule=in_flight group_filter=oversample_abort correction=tis_token",
+        ("group_filter=active", "group_filter=resample", "schedule=one_step_off"),
+    ),
+    Case(
+        "estimates_are_of_the_drawing_policy",
+        "schedule=one_step_off baseline=greedy scale=none correction=tis_token",
+        ("schedule=sync", "baseline=leave_one_out"),
+    ),
+    Case(
+        "engine_does_not_stream",
+        "engine=vllm schedule=in_flight correction=tis_token",
+        ("engine=native", "engine=vllm_process", "schedule=one_step_off"),
+    ),
+    Case(
+        "real_streams_have_no_simulated_time",
+        "engine=vllm_process schedule=in_flight correction=tis_token budget=simulated_seconds",
+        ("budget=sampled_tokens", "engine=native"),
+    ),
+    Case("stale_and_uncorrected", "schedule=one_step_off", ("correction=tis_token", "old_policy=sampler")),
     Case("clip_cannot_act", "updates=one", ("updates=two", "updates=sixteen")),
     Case(
         "importance_cannot_act",
@@ -337,6 +363,9 @@ def values_of(fact: str) -> list[Any]:
         "group_size": [1, 2, 3, 4, 8],
         "problems_per_step": [6, 16],
         "engine.top_p": [0.9, 1.0],
+        "engine.streams": [False, True],
+        "engine.overlaps": [False, True],
+        "budget.is_simulated": [False, True],
         "reward.correct": [0.25, 1.0],
         "reward.wrong": [0.0, -1.0],
         "critic.minibatches": [1, 4, 8],
@@ -441,6 +470,7 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
     "critic_divides_the_problems": lambda f: (
         f["baseline.needs_critic"] and f["problems_per_step"] % f["critic.minibatches"] > 0
     ),
+    "critic_has_no_loss_scale": lambda f: f["learner_precision.scales_loss"] and f["baseline.needs_critic"],
     "credit_is_of_tokens": lambda f: (
         f["baseline.per_token"]
         and f["surrogate.uses_ratio"]
@@ -453,6 +483,20 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
     ),
     "continuations_are_not_charged": lambda f: f["kl.shapes_reward"] and f["baseline.continues"],
     "estimates_have_no_group": lambda f: f["reward_shaping.group_relative"] and f["baseline.generates"],
+    "stream_has_no_race": lambda f: f["group_filter.races"] and f["schedule.streams"],
+    "estimates_are_of_the_drawing_policy": lambda f: (
+        f["baseline.generates"] and not f["schedule.keeps_sampler_current"]
+    ),
+    "engine_does_not_stream": lambda f: not f["engine.streams"] and f["schedule.streams"],
+    "real_streams_have_no_simulated_time": lambda f: (
+        f["engine.overlaps"] and f["schedule.streams"] and f["budget.is_simulated"]
+    ),
+    "stale_and_uncorrected": lambda f: (
+        f["old_policy.recomputes"]
+        and not f["schedule.keeps_sampler_current"]
+        and f["correction.touches_nothing"]
+        and f["rejection.touches_nothing"]
+    ),
     "mismatch_counts_twice": lambda f: (
         not f["old_policy.recomputes"] and f["correction.needs_old_logprobs"] and f["surrogate.uses_ratio"]
     ),
@@ -574,7 +618,8 @@ def test_every_fact_an_axis_declares_is_read_outside_its_module() -> None:
         base = slot_types()[axis]
         home = base.__module__.removeprefix("grpo_lab.").replace(".", "/") + ".py"
         for fact in declared_facts(base):
-            names = {axis, home.removeprefix("tricks/").removesuffix(".py")}
+            sharing = {other for other in AXES if slot_types()[other] is base}  # both precisions have the same facts
+            names = sharing | {home.removeprefix("tricks/").removesuffix(".py")}
             readers = [module for module, pairs in reads().items() for name in names if (name, fact) in pairs]
             assert [module for module in readers if module != home], f"no one reads {axis}.{fact}"
             declared += 1
@@ -623,6 +668,9 @@ def test_every_pair_of_options_runs_or_is_refused_with_its_axes_reason_and_remed
         ("baseline", "importance"),
         ("baseline", "surrogate"),
         ("reward_shaping", "baseline"),
+        ("baseline", "learner_precision"),
+        ("schedule", "group_filter"),
+        ("schedule", "baseline"),
     }
 
 
@@ -650,6 +698,7 @@ def rows_that_cover_every_pair(choices: dict[str, list[str]]) -> list[dict[str, 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_every_pair_of_options_of_different_axes_composes() -> None:
     rows = rows_that_cover_every_pair(CHOICES)
     wanted = {

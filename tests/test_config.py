@@ -141,6 +141,22 @@ ROWS = {
         "aggregation": "sequence_sum", "updates": "four_fresh",
     },
     "l1": {"reward_shaping": "l1_exact", "updates": "one"},
+    "olmo3": {
+        "schedule": "in_flight", "group_filter": "active", "correction": "tis_token", "scale": "none",
+        "surrogate": "ppo_higher_olmo", "aggregation": "token_mean", "updates": "one",
+    },
+    "scalerl": {
+        "curriculum": "no_positive_resampling", "schedule": "in_flight", "truncation": "interrupt",
+        "group_filter": "drop", "old_policy": "sampler", "scale": "batch_std", "surrogate": "cispo",
+        "aggregation": "prompt_mean", "denominator": "survivors", "updates": "one", "reward": "strict_plus_minus",
+    },
+    "areal": {
+        "schedule": "interruptible", "correction": "icepop_areal", "scale": "batch_std", "aggregation": "token_mean",
+    },
+    "pipeline_rl": {
+        "schedule": "in_flight", "old_policy": "sampler", "baseline": "leave_one_out", "scale": "none",
+        "surrogate": "cispo_pipeline_rl", "aggregation": "token_mean", "updates": "one",
+    },
 }  # fmt: skip
 # The published numbers of the row; the plain ones hold wherever the surrogate is the plain one.
 NUMBERS = {
@@ -197,6 +213,19 @@ NUMBERS = {
         "reward_shaping.alpha": 0.03, "reward_shaping.shortest": 8, "reward_shaping.longest": 40,
         "updates.minibatches": 1,
     },
+    "olmo3": {
+        "schedule.max_lag": 8, "correction.cap": 2, "group_filter.signal": Signal.outcome,
+        "surrogate.clip_low": 0.2, "surrogate.clip_high": 0.272, "updates.minibatches": 1,
+    },
+    "scalerl": {
+        "schedule.max_lag": 8, "curriculum.threshold": 0.9, "truncation.earliest": 0.75, "scale.by": Weights.rows,
+        "scale.of": Deviation.centred, "surrogate.cap": 5, "reward.wrong": -1, "updates.minibatches": 1,
+    },
+    "areal": {
+        "schedule.max_lag": 4, "correction.low": 0, "correction.high": 5, "scale.by": Weights.rows,
+        "updates.minibatches": 4,
+    },
+    "pipeline_rl": {"schedule.max_lag": 8, "surrogate.cap": 1.2, "updates.minibatches": 1},
 }  # fmt: skip
 # What a recipe's source leaves open, in the words of the recipe's comment.
 OPEN = {
@@ -206,6 +235,7 @@ OPEN = {
     "w_reinforce": "clip, aggregation, updates", "lite_ppo": "updates", "open_r1": "aggregation",
     "cispo": "the cap", "open_reasoner_zero": "the aggregation", "vineppo": "aggregation, KL estimator, updates",
     "remax": "that no KL is used", "kimi_k15": "number of updates", "l1": "that no KL is used",
+    "areal": "the scale and the number of updates", "pipeline_rl": "the aggregation",
 }  # fmt: skip
 
 

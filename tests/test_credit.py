@@ -216,7 +216,7 @@ def live_critic(plan: SeparateModel | ValueHead, dtype: torch.dtype = F64, cut: 
         head.weight.copy_((2 * noise - 1) * plan.head_range)
         head.bias.zero_()
     own = replace(ADAMW, learning_rate=plan.learning_rate, warmup_updates=plan.warmup_updates)
-    return LiveCritic(plan, tiny_model(dtype).base_model, head, own, Fp32(LmHead.same), cut)
+    return LiveCritic(plan, tiny_model(dtype).base_model, head, own, Fp32(LmHead.same, 1e-3), cut)
 
 
 def mixed_rollouts() -> Rollouts:
@@ -374,7 +374,7 @@ def test_a_critic_goes_on_from_its_state_with_the_same_bits(kind: type) -> None:
 def test_a_critic_in_bf16_rounds_its_products_and_keeps_its_weights_in_fp32() -> None:
     rollouts = replace(mixed_rollouts(), sampler_logprobs=torch.zeros(8, 8))
     exact, rounded = (live_critic(SeparateModel(**PLAN), torch.float32) for _ in range(2))
-    rounded.precision = Bf16(LmHead.same)
+    rounded.precision = Bf16(LmHead.same, 0.1)
     true, rough = exact.values(rollouts, Ledger()), rounded.values(rollouts, Ledger())
     assert rough.dtype is torch.float32
     assert 1e-5 < float((true - rough).abs().max()) < 0.1, "eight bits of mantissa"

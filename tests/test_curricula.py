@@ -249,9 +249,9 @@ def test_a_curriculum_of_ones_own_needs_its_weights_alone(make_run, tiny_base: P
     )
     bench = open_workbench(run, torch.device("cpu"), None)
     bench.memory.last[:300] = 1.0
-    rounds = Rounds(run, bench)
+    rounds = Rounds(run, bench, 0)
     made = rounds.groups(8)
-    rounds.settle(made, range(8))
+    rounds.settle(made)
     # 84 of 384 come with chance 1 and 300 with 0.1 / 1 = 0.1, so most that are looked at are passed over
     assert made.number == 8 and rounds.passed_over > 0
     assert_close(rounds.passed_over, bench.memory.passed / bench.memory.looked, 1e-12, "of those whose turn came")

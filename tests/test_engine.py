@@ -8,18 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import assert_close
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, DynamicCache, LlamaConfig, LlamaForCausalLM
 
+from grpo_lab.engines.cache import BLOCK, BlockLayer, block_cache, keep_rows
+from grpo_lab.engines.graphs import check_graphs
 from grpo_lab.engines.native import Native, NativeSession, draw
 from grpo_lab.models import load_model, stop_token_ids
 from grpo_lab.policy import token_logprobs
 from grpo_lab.rollouts import decode, to_rollouts
 from grpo_lab.tasks.grading import ExactAnswer, Strict
 from grpo_lab.tricks.precision import Bf16, Fp32, LmHead
-from grpo_lab.types import Completion, NoiseKey, Problem, Request, SamplingParams, StopReason
+from grpo_lab.types import Completion, NoiseKey, Problem, Request, SamplingParams, StopReason, SureRun
 
 CPU = torch.device("cpu")
-FP32 = Fp32(LmHead.same)
+FP32 = Fp32(LmHead.same, 1e-3)
 
 
 def requests_of(folder: Path, rows: int = 48, params: SamplingParams | None = None, step: int = 0) -> list[Request]:
@@ -42,14 +44,16 @@ def session(tiny_base: Path) -> NativeSession:
 
 
 def learner_logprobs(
-    folder: Path, requests: Sequence[Request], completions: Sequence[Completion], temperature: float = 1.0
+    learner: Path | torch.nn.Module,
+    requests: Sequence[Request],
+    completions: Sequence[Completion],
+    temperature: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Learner's and sampler's log-probs of the same tokens, [N, T] each."""
+    model = load_model(learner, LmHead.same) if isinstance(learner, Path) else learner
     problems = tuple(Problem(i, "", "", 1) for i in range(len(requests)))
     rollouts = to_rollouts(problems, tuple(r.prompt + r.prefix for r in requests), 1, completions)
-    scored, _ = token_logprobs(
-        load_model(folder, LmHead.same), rollouts.prompts, rollouts.tokens, rollouts.sampled_mask, temperature, FP32
-    )
+    scored, _ = token_logprobs(model, rollouts.prompts, rollouts.tokens, rollouts.sampled_mask, temperature, FP32)
     return scored, rollouts.sampler_logprobs
 
 
@@ -186,8 +190,8 @@ def test_bf16_sampling_disagrees_with_the_fp32_learner_by_its_rounding(tiny_base
     gaps = {}
     for name, precision in {
         "fp32": FP32,
-        "bf16, head fp32": Bf16(LmHead.fp32),
-        "bf16": Bf16(LmHead.same),
+        "bf16, head fp32": Bf16(LmHead.fp32, 0.1),
+        "bf16": Bf16(LmHead.same, 0.1),
     }.items():
         session = Native(24, 1.0, 1.0, 512).open(tiny_base, precision, CPU)
         assert next(session.model.parameters()).dtype is precision.dtype
@@ -201,7 +205,7 @@ def test_bf16_sampling_disagrees_with_the_fp32_learner_by_its_rounding(tiny_base
 
 def test_the_fp32_head_follows_the_learners_weights(tiny_base: Path) -> None:
     """A tied head that was untied for fp32 must be fed too, or it keeps the old policy's output layer."""
-    session = Native(24, 1.0, 1.0, 512).open(tiny_base, Bf16(LmHead.fp32), CPU)
+    session = Native(24, 1.0, 1.0, 512).open(tiny_base, Bf16(LmHead.fp32, 0.1), CPU)
     other = load_model(tiny_base, LmHead.same)
     with torch.no_grad():
         other.get_input_embeddings().weight.mul_(1.5)
@@ -212,7 +216,7 @@ def test_the_fp32_head_follows_the_learners_weights(tiny_base: Path) -> None:
 
 def test_rounding_the_weights_leaves_the_rotary_frequencies_alone(tiny_base: Path) -> None:
     """In bfloat16 a frequency of 0.7001 becomes 0.6992: half a radian off after 600 tokens."""
-    session = Native(24, 1.0, 1.0, 512).open(tiny_base, Bf16(LmHead.same), CPU)
+    session = Native(24, 1.0, 1.0, 512).open(tiny_base, Bf16(LmHead.same, 0.1), CPU)
     exact = dict(load_model(tiny_base, LmHead.same).named_buffers())
     assert exact, "a Llama has frequencies"
     for name, buffer in session.model.named_buffers():
@@ -302,3 +306,93 @@ def test_left_padding_and_a_sliding_window_change_nothing(tmp_path: Path) -> Non
                 whole = model(ids, use_cache=False).logits.log_softmax(-1)[0, len(request.prompt) - 1 : -1]
             picked = whole.gather(1, torch.tensor(completion.tokens)[:, None]).squeeze(1)
             assert_close(completion.logprobs, picked, 1e-4, type(model).__name__)
+
+
+@pytest.mark.parametrize("look_every", [5, 1000])
+def test_rows_that_end_unseen_say_what_they_said(tiny_base: Path, session: NativeSession, look_every: int) -> None:
+    """A GPU looks for ends every few tokens: what a row draws after its own is thrown away."""
+    kinds = [SamplingParams(24, 1.0, 1.0), SamplingParams(9, 0.7, 0.8), SamplingParams(24, 1.0, 1.0, SureRun(2, 0.6))]
+    requests = [requests_of(tiny_base, 48, params)[row] for row, params in enumerate(kinds * 16)]
+    at_once = session.generate(requests)
+    session.look_every = look_every
+    later = session.generate(requests)
+    assert {c.stop for c in at_once} == {StopReason.EOS, StopReason.LENGTH, StopReason.REPETITION}
+    assert [(c.tokens, c.stop) for c in later] == [(c.tokens, c.stop) for c in at_once]
+    for one, other in zip(at_once, later):
+        assert_close(other.logprobs, one.logprobs, 1e-5, "other neighbours")
+
+
+def test_positions_end_where_the_context_does(tmp_path: Path) -> None:
+    """A model with a table of positions has none for a token after the last; rows that end unseen stay at theirs."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=11, n_embd=16, n_layer=2, n_head=2, n_positions=12, eos_token_id=1, bos_token_id=1)
+    session = NativeSession(GPT2LMHeadModel(config).eval(), frozenset({1}), 64)
+    session.look_every = 100
+    requests = [
+        Request((2, 3, 4, 5, 6)[:length], NoiseKey(0, "p", 0, length, 0), SamplingParams(12 - length, 1.0, 1.0))
+        for length in (2, 5)
+    ]
+    together = session.generate(requests)
+    assert [c.tokens for c in together] == [session.generate([request])[0].tokens for request in requests]
+
+
+def test_the_cache_in_blocks_holds_what_a_growing_one_does() -> None:
+    """Over several blocks, with rows repeated after the first tokens and rows that leave."""
+    config = LlamaConfig(num_hidden_layers=1, num_attention_heads=2, hidden_size=8)
+    blocks, growing = block_cache(config), DynamicCache(config=config)
+    generator = torch.Generator().manual_seed(0)
+
+    def both(rows: int, new: int) -> None:
+        states = torch.randn(2, rows, 2, new, 4, generator=generator)
+        ours, theirs = (cache.update(states[0], states[1], 0) for cache in (blocks, growing))
+        assert all(torch.equal(one, other) for one, other in zip(ours, theirs))
+
+    both(2, 7)
+    for cache in (blocks, growing):
+        cache.batch_select_indices(torch.tensor([0, 0, 1, 1, 1, 0]))
+    for _ in range(BLOCK):
+        both(6, 1)
+    storage = blocks.layers[0].storage[0].data_ptr()
+    for keep in ([False, True, True, False, True, True], [True, True, True, True], [True, False, False, False]):
+        order = keep_rows(blocks, torch.tensor(keep))
+        assert sorted(order.tolist()) == [row for row, stays in enumerate(keep) if stays]
+        growing.batch_select_indices(order)
+        both(len(order), 1)
+    assert blocks.layers[0].storage[0].data_ptr() == storage, "rows that leave move no others but into their places"
+    assert blocks.get_seq_length() == growing.get_seq_length() == 7 + BLOCK + 3
+
+
+def test_a_layer_that_forgets_keeps_its_own_cache() -> None:
+    from transformers import MistralConfig
+
+    config = MistralConfig(num_hidden_layers=2, sliding_window=4)
+    assert not any(isinstance(layer, BlockLayer) for layer in block_cache(config).layers)
+
+
+@pytest.mark.parametrize("look_every", [1, 7])
+def test_decoding_in_tensors_of_fixed_shapes_says_the_same(tiny_base: Path, look_every: int) -> None:
+    """What a GPU records; prompts of different lengths, rows that leave by halves, budgets of their own."""
+    model, ends = load_model(tiny_base, LmHead.same).requires_grad_(False), stop_token_ids(tiny_base)
+    plain, fixed = NativeSession(model, ends, 64), NativeSession(model, ends, 64, fixed_shapes=True)
+    fixed.look_every = look_every
+    kinds = [SamplingParams(24, 1.0, 1.0), SamplingParams(9, 0.7, 0.8), SamplingParams(1, 1.0, 1.0)]
+    requests = [requests_of(tiny_base, 48, params)[row] for row, params in enumerate(kinds * 16)]
+    one, other = plain.generate(requests), fixed.generate(requests)
+    assert [(c.tokens, c.stop) for c in other] == [(c.tokens, c.stop) for c in one]
+    for ours, theirs in zip(other, one):
+        assert_close(ours.logprobs, theirs.logprobs, 1e-5, "a mask instead of a shorter cache")
+    heard: list[int] = []
+    fixed.generate(requests, lambda index, _: heard.append(index) or [])
+    assert sorted(heard) == list(range(48)), "who listens is told at once, without fixed shapes"
+
+
+def test_cuda_graphs_are_refused_where_they_cannot_be(tiny_base: Path) -> None:
+    from transformers import MistralConfig
+
+    with pytest.raises(ValueError, match=r"needs a GPU, the run is on cpu: set engine\.cuda_graphs=false"):
+        Native(24, 1.0, 1.0, 512, cuda_graphs=True).open(tiny_base, FP32, CPU)
+    with pytest.raises(ValueError, match=r"sliding windows or recurrences: set engine\.cuda_graphs=false"):
+        check_graphs(MistralConfig(num_hidden_layers=1, sliding_window=4), torch.device("cuda"))
+    check_graphs(LlamaConfig(num_hidden_layers=1), torch.device("cuda"))

@@ -31,6 +31,7 @@ from grpo_lab.ledger import Ledger, ModelCost
 from grpo_lab.recorder import Recorder
 from grpo_lab.rounds import Rounds
 from grpo_lab.seeding import token_uniforms
+from grpo_lab.supply import Delivery
 from grpo_lab.tasks.base import Reward
 from grpo_lab.train import start
 from grpo_lab.tricks.group_filter import Active, Collected, OversampleAbort, Resample, Signal, has_signal
@@ -98,9 +99,14 @@ class World:
 
     def step(self, group_filter) -> tuple[Rounds, Collected]:
         """One step up to the filter."""
-        rounds = Rounds(self.run, self.bench)
+        rounds = Rounds(self.run, self.bench, self.bench.ledger.steps)
         collected = group_filter.collect(rounds, self.run.problems_per_step)
-        rounds.settle(collected.made, collected.chosen)
+        rounds.settle(collected.made)
+        numbers = tuple(rounds.numbers[index] for index in collected.made.indices)
+        started = rounds.started(collected.made)
+        Delivery(
+            collected.made, collected.chosen, numbers, tuple(rounds.spent), rounds.passed_over, started, 0.0
+        ).count(self.bench)
         self.bench.ledger.steps += 1
         return rounds, collected
 
@@ -546,9 +552,9 @@ def within_a_step(step: int, die: Callable[[], None]) -> None:
     """Kill once the groups of the step are there and remembered, before anything is learnt from them."""
     settle = Rounds.settle
 
-    def settled(self, made, chosen):
-        settle(self, made, chosen)
-        if self.step == step:
+    def settled(self, made):
+        settle(self, made)
+        if self.number == step:
             die()
 
     Rounds.settle = settled
@@ -593,7 +599,7 @@ def test_a_filter_that_never_fills_ends_the_run_saved_and_with_the_remedy(tmp_pa
 
 def test_a_world_without_signal_ends_before_its_first_step_as_often_as_it_is_asked(tmp_path: Path) -> None:
     """So low a temperature that all responses of a group are one; the second time it resumes from before step 1."""
-    overrides = ["group_filter=active", "group_filter.max_rounds=2", "engine.temperature=1e-3", *SMALL]
+    overrides = ["group_filter=active", "group_filter.max_rounds=2", "engine.temperature=1e-6", *SMALL]
     run, lines = run_of(*overrides), []
     for _ in range(2):
         with pytest.raises(Exhausted, match=r"after 2 rounds of generation 0 of the 16 .* after step 0, saved in"):

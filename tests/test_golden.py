@@ -29,6 +29,7 @@ from helpers import (
 )
 from torch import Tensor, nn
 
+from grpo_lab.agreement import mismatch_signs
 from grpo_lab.batching import StepInputs
 from grpo_lab.config import AXES, options, slot_types
 from grpo_lab.loss import policy_loss
@@ -54,7 +55,7 @@ from grpo_lab.tricks.group_filter import Drop, Keep, Signal, without_signal
 from grpo_lab.tricks.importance import Sequence, SequenceToken, Token
 from grpo_lab.tricks.kl import K1Reward, K2Loss, K3Loss, K3Unbiased, NoKl
 from grpo_lab.tricks.old_policy import Recomputed, Sampler
-from grpo_lab.tricks.precision import Bf16, Fp32, LmHead
+from grpo_lab.tricks.precision import Bf16, Fp16, Fp32, LmHead
 from grpo_lab.tricks.reference import Frozen
 from grpo_lab.tricks.rejection import (
     NoRejection,
@@ -106,7 +107,7 @@ TWO_OF_EIGHT = [[1, 0, 0, 0, 1, 0, 0, 0]]
 
 
 # Where the numbers of what generates, remembers or learns are.
-BESIDE = ("test_credit", "test_curricula", "test_filters", "test_interventions")
+BESIDE = ("test_credit", "test_curricula", "test_filters", "test_interventions", "test_schedules")
 
 
 def test_every_option_of_every_axis_has_a_number_in_this_file_or_beside_it() -> None:
@@ -1331,8 +1332,6 @@ def test_what_the_loss_reports_for_the_log() -> None:
         "entropy_term": 0,
         "entropy_touched": 0,
         "drifted": 1,
-        "mismatch_absolute": ln(2.5) + ln(2),
-        "mismatch_k3": (0.4 - 1 - ln(0.4)) + (2 - 1 - ln(2)),
         "k3_ref": 1 - ln(2),
         "weight": 1,
         "weight_of_original": 1,
@@ -1341,7 +1340,44 @@ def test_what_the_loss_reports_for_the_log() -> None:
     for name, value in expected.items():
         assert output.sums[name].is_floating_point(), name
         assert_close(output.sums[name], value, EXACT, name)
-    assert_close(output.maxima["mismatch_max"], ln(2.5), EXACT, "largest mismatch")
+
+
+def test_how_far_sampler_and_learner_are_apart() -> None:
+    # Learner .2, .5 and .4; sampler .5, .25 and .4, in responses of two tokens and of one; padding is not read.
+    learner = torch.tensor([[0.2, 0.5], [0.4, 9.0]], dtype=F64).log()
+    sampler = torch.tensor([[0.5, 0.25], [0.4, 0.1]], dtype=F64).log()
+    mask = torch.tensor([[True, True], [True, False]])
+    signs, ln = mismatch_signs(learner, sampler, mask), math.log
+    assert_close(signs["mismatch/absolute"], (ln(2.5) + ln(2)) / 3, EXACT, "mean")
+    assert_close(signs["mismatch/max"], ln(2.5), EXACT, "largest")
+    assert_close(signs["mismatch/k1"], (ln(2.5) - ln(2)) / 3, EXACT, "k1")
+    assert_close(signs["mismatch/k3"], (0.4 - 1 - ln(0.4) + 2 - 1 - ln(2)) / 3, EXACT, "k3")
+    # weights .4, 2 and 1: 3.4^2 / (3 * (.16 + 4 + 1)); of responses .8 and 1: 1.8^2 / (2 * 1.64)
+    assert_close(signs["mismatch/ess"], 3.4**2 / (3 * 5.16), EXACT, "tokens")
+    assert_close(signs["mismatch/ess_responses"], 1.8**2 / (2 * 1.64), EXACT, "responses")
+    # deviations of .2, .5, .4 from 11/30 and of .5, .25, .4 from 23/60, in sixtieths: -10, 8, 2 and 7, -8, 1
+    assert_close(signs["mismatch/pearson"], (-70 - 64 + 2) / math.sqrt(168 * 114), EXACT, "correlation")
+    assert mismatch_signs(learner, sampler, torch.zeros_like(mask)) == {}
+    same = mismatch_signs(learner[:1, :1], learner[:1, :1], mask[:1, :1])
+    assert "mismatch/pearson" not in same and same["mismatch/k3"] == 0 and same["mismatch/ess"] == 1
+
+
+@pytest.mark.parametrize(
+    ("correction", "beyond"),
+    [
+        (NoCorrection(), [False] * 3),
+        (TisToken(cap=2.0, floor=0.8), [False, True, True]),
+        (TisSequence(cap=1.5), [True] * 3),
+        (TisSequence(cap=2.0), [False] * 3),
+        (TisGeometric(cap=1.1), [True] * 3),
+        (Mis(low=0.5, high=1.5), [True] * 3),
+        (Icepop(low=0.4, high=2.0), [False, True, False]),
+    ],
+    ids=repr,
+)
+def test_which_weights_the_bounds_decide(correction, beyond) -> None:
+    """Ratios of 1.2, 3 and .5 in a row, and nothing sampled behind them."""
+    assert correction.beyond(LEARNER_LOGS, SAMPLER_LOGS, SAMPLED)[0].tolist() == [*beyond, False]
 
 
 # --- truncation pressure, by enumeration --------------------------------------------------------------------
@@ -1621,7 +1657,7 @@ def test_log_probs_entropy_and_temperature_of_a_table() -> None:
     # Prompts of length 1 and 3, ending in 0 and 1: rows read the scores of different positions.
     prompts, tokens = [(0,), (1, 0, 1)], torch.tensor([[1, 0], [0, 1]])
     mask = torch.tensor([[True, True], [True, False]])
-    logprobs, entropy = token_logprobs(model, prompts, tokens, mask, 0.5, Fp32(LmHead.same))
+    logprobs, entropy = token_logprobs(model, prompts, tokens, mask, 0.5, Fp32(LmHead.same, 1e-3))
     # row 1: p(1 | 0) = 9/10, p(0 | 1) = 1/2; row 2: p(0 | 1) = 1/2, then masked
     assert_close(logprobs, [[math.log(0.9), math.log(0.5)], [math.log(0.5), 0]], EXACT, "log-probs")
     spread = -0.9 * math.log(0.9) - 0.1 * math.log(0.1)
@@ -1632,13 +1668,16 @@ def test_log_probs_entropy_and_temperature_of_a_table() -> None:
     ("precision", "head", "score"),
     [
         # 1 + 2^-9 is an fp32 number; bfloat16 holds 8 bits of mantissa and rounds it to 1
-        (Fp32(LmHead.same), nn.Linear, 1 + 2**-9),
-        (Bf16(LmHead.same), nn.Linear, 1.0),
-        (Bf16(LmHead.fp32), Fp32Head, 1 + 2**-9),
+        (Fp32(LmHead.same, 1e-3), nn.Linear, 1 + 2**-9),
+        (Bf16(LmHead.same, 0.1), nn.Linear, 1.0),
+        (Bf16(LmHead.fp32, 0.1), Fp32Head, 1 + 2**-9),
+        # float16 holds 11 bits: 1 + 2^-9 stays, 1 + 2^-12 is rounded to 1
+        (Fp16(LmHead.same, 0.03), nn.Linear, 1 + 2**-9),
     ],
 )
 def test_arithmetic_of_the_output_head(precision, head, score: float) -> None:
-    model = NextTokenTable(torch.tensor([[0.0, 1.0], [0.0, 0.0]]), linear(1 + 2**-9, head))
+    weight = 1 + 2**-9
+    model = NextTokenTable(torch.tensor([[0.0, 1.0], [0.0, 0.0]]), linear(weight, head))
     logprobs, _ = token_logprobs(model, [(0,)], torch.tensor([[1]]), torch.tensor([[True]]), 1.0, precision)
     assert_close(logprobs, [[-math.log1p(math.exp(-score))]], 1e-6, "fp32 softmax of the score")
 
@@ -1647,7 +1686,7 @@ def test_arithmetic_of_the_output_head(precision, head, score: float) -> None:
 
 
 def test_plain_options_of_the_system_axes() -> None:
-    assert [Sync().syncs_after(step) for step in (0, 1, 7)] == [True] * 3
+    assert [Sync().batches_due(ready) for ready in (0, 1)] == [1, 0] and Sync().keeps_sampler_current
     assert [Frozen().mixes(step) for step in (0, 1, 7)] == [0.0] * 3
     assert Recomputed().recomputes
 

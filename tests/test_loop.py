@@ -62,7 +62,8 @@ def test_every_recipe_learns(tmp_path: Path, tiny_base: Path, recipe: str) -> No
     )
     first, last = metrics_of(folder)[0]["metrics"], metrics_of(folder)[-1]["metrics"]
     assert last["eval/heldout/accuracy"] - first["eval/heldout/accuracy"] > 0.15
-    assert last["reward/outcome"] > metrics_of(folder)[1]["metrics"]["reward/outcome"] + 0.1
+    if recipe != "scalerl":  # it never asks again what it can do, so what it is asked gets harder
+        assert last["reward/outcome"] > metrics_of(folder)[1]["metrics"]["reward/outcome"] + 0.1
 
 
 BF16 = ["sampler_precision=bf16", "learner_precision=bf16"]
@@ -174,7 +175,7 @@ def test_the_constant_the_survivors_and_gpg_put_a_factor_on_the_loss_that_the_lo
     share = lost["rollout/trained"]
     assert share < 0.95 and kept["factor/denominator"] == pytest.approx(1 / share, abs=1e-5)
     assert kept["train/gradient_norm"] == pytest.approx(lost["train/gradient_norm"] / share, rel=1e-3)
-    fast = ["budget.amount=12", "optimizer.learning_rate=1e-3", "evaluation=brief"]
+    fast = ["budget.amount=12", "optimizer.learning_rate=1e-3", "evaluation=brief", "group_size=4"]
     gpg = [row["metrics"] for row in metrics_of(run_in_process(tmp_path / "gpg", "recipe=gpg", *fast))[1:]]
     assert max(row["rollout/zero_signal"] for row in gpg) > 0.2
     for row in gpg:

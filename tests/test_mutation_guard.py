@@ -346,14 +346,18 @@ IN_RUNS = {
         ("score", "mask_after", "mask_before", "interrupt",
          "repetition_stop truncation.share=0.2 truncation.probability=0.6"),
     ),
-    "group_filter": (  # responses of 20 tokens and more are fined: some all-wrong groups carry signal by that
-        f"{FAST} reward_shaping=soft_overlong reward_shaping.cache_tokens=5 denominator=survivors budget.amount=5",
+    "group_filter": (  # responses of 10 tokens and more are fined: groups of one outcome carry signal by that
+        f"{FAST} reward_shaping=soft_overlong reward_shaping.cache_tokens=15 denominator=survivors budget.amount=5",
         ("keep", "drop", "drop_reward", "resample", "resample_reward", "active", "oversample_abort",
          "oversample_abort_partial"),
     ),
     "reference": (
         f"{FAST} kl=k3_loss kl.kl_coef=1 budget.amount=4",
         ("frozen", "reset reference.every=2", "ema"),
+    ),
+    "schedule": (  # times under which training ends in the middle of responses
+        f"{FAST} updates=two pace.decode_step=0.01 pace.train_token=2e-5 pace.update=0 budget.amount=6",
+        ("sync", "one_step_off", "off_policy_k", "interruptible schedule.max_lag=2", "in_flight schedule.max_lag=2"),
     ),
     "critic": (
         f"{FAST} baseline=gae scale=none budget.amount=3",

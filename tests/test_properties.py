@@ -657,15 +657,14 @@ def test_the_sums_for_the_log_add_up_over_microbatches(surrogate, seed, budget) 
     run, scene = loss_run(surrogate, TokenMean(STEP), Survivors()), random_scene(seed, 2, 4, 5)
     inputs, reports = inputs_of(run, scene), []
     for tokens in (ONE_MICROBATCH, budget):
-        sums, largest = {}, torch.zeros((), dtype=F64)
+        sums = {}
         batches = make_minibatch(inputs, range(2), run.denominator, Cut(tokens, 192))
         for batch in marked(run, batches, scene.logprobs, scene.rollouts):
             logprobs = scene.logprobs.flatten()[batch.tokens]
             output = policy_loss(run, batch, logprobs, -logprobs)
             sums = {name: sums.get(name, 0.0) + value for name, value in output.sums.items()}
-            largest = torch.maximum(largest, output.maxima["mismatch_max"])
-        reports.append([float(value) for value in (*sums.values(), largest)])
-    assert_close(reports[1], reports[0], TOLERANCE, "sums and the largest mismatch")
+        reports.append([float(value) for value in sums.values()])
+    assert_close(reports[1], reports[0], TOLERANCE, "sums")
 
 
 @by_loss()
@@ -810,7 +809,7 @@ def parameter_gradient(run: RunConfig, batches, rollouts) -> Tensor:
     """Gradient of all parameters of the tiny model, as one vector, through these microbatches of a step."""
     MODEL.zero_grad()
     forwarded = [
-        token_logprobs(MODEL, batch.prompts, batch.tokens, batch.loss_mask, 0.8, Fp32(LmHead.same), True)
+        token_logprobs(MODEL, batch.prompts, batch.tokens, batch.loss_mask, 0.8, Fp32(LmHead.same, 1e-3), True)
         for batch in batches
     ]
     logprobs = [pair[0].detach() for pair in forwarded]

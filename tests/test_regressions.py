@@ -418,7 +418,9 @@ def test_padding_is_not_scored() -> None:
             return type("Output", (), {"logits": logits})()
 
     rollouts = make_rollouts([1, 3], 2, tokens=torch.ones(2, 3, dtype=torch.long))
-    scored, spread = score_rollouts(Always(), rollouts, 1.0, Fp32(LmHead.same), Cut(100, 192), torch.device("cpu"))
+    scored, spread = score_rollouts(
+        Always(), rollouts, 1.0, Fp32(LmHead.same, 1e-3), Cut(100, 192), torch.device("cpu")
+    )
     assert_close(scored, [[-math.log(9), 0, 0], [-math.log(9)] * 3], 1e-6, "uniform over nine tokens")
     assert_close(spread, [[math.log(9), 0, 0], [math.log(9)] * 3], 1e-6, "and their entropy")
 

@@ -10,26 +10,41 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import DynamicCache
 
-from grpo_lab.engines.base import Engine, EngineSession
+from grpo_lab.engines.base import Engine, EngineSession, already_ended, check_names
+from grpo_lab.engines.cache import block_cache, keep_rows
+from grpo_lab.engines.graphs import FixedStep, check_graphs
 from grpo_lab.models import load_model, round_weights, stop_token_ids, widen
 from grpo_lab.seeding import token_uniforms
 from grpo_lab.tricks.base import require_positive
 from grpo_lab.tricks.precision import LmHead, Precision
 from grpo_lab.types import Completion, OnFinish, Request, StopReason
 
+if TYPE_CHECKING:
+    from grpo_lab.engines.native_stream import NativeStream
+
+# How many tokens a GPU decodes between two looks at which rows have ended: each look makes the host wait for it, and a
+# row that has ended is decoded in vain until then. Not measured on a GPU.
+LOOK_EVERY = 8
+
 
 @dataclass(frozen=True)
 class Native(Engine):
-    """torch and transformers in this process; `max_rows` bounds how many responses decode together."""
+    """torch and transformers in this process; `max_rows` bounds how many responses decode together.
+
+    `cuda_graphs`: record the decoding step and replay it (graphs.py); a GPU alone can.
+    """
 
     max_rows: int
+    cuda_graphs: bool = False
+
+    streams: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -37,6 +52,8 @@ class Native(Engine):
 
     def open(self, folder: Path, precision: Precision, device: torch.device) -> NativeSession:
         model = load_model(folder, precision.lm_head).requires_grad_(False)
+        if self.cuda_graphs:
+            check_graphs(model.config, device)
         if precision.lm_head is LmHead.fp32:
             head = model.get_output_embeddings()
             # A tied head shares the embedding's tensor; its fp32 twin needs storage of its own.
@@ -45,36 +62,43 @@ class Native(Engine):
             head.weight = exact
         else:
             round_weights(model, precision.dtype)
-        return NativeSession(model.to(device), stop_token_ids(folder), self.max_rows)
+        return NativeSession(model.to(device), stop_token_ids(folder), self.max_rows, self.cuda_graphs)
 
 
 class NativeSession(EngineSession):
     """The sampler's copy of the model, and one call of `generate` at a time."""
 
-    def __init__(self, model: torch.nn.Module, stop_ids: frozenset[int], max_rows: int) -> None:
-        self.model = model
+    def __init__(
+        self, model: torch.nn.Module, stop_ids: frozenset[int], max_rows: int, fixed_shapes: bool = False
+    ) -> None:
+        self.model, self.fixed_shapes = model, fixed_shapes
         self.device = next(model.parameters()).device
-        self.stop_ids = torch.tensor(sorted(stop_ids), device=self.device)
+        self.stop_set, self.stop_ids = stop_ids, torch.tensor(sorted(stop_ids), device=self.device)
         self.max_rows = max_rows
+        self.look_every = 1 if self.device.type == "cpu" else LOOK_EVERY
         self.version = 0
         self.logprob_dtype = widen(next(model.parameters())[:0]).dtype
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         own = self.model.state_dict()
         given = dict(weights)
-        if missing := sorted(own.keys() ^ given.keys()):
-            raise ValueError(f"weights of learner and sampler differ in {missing[:4]}: load both from one folder")
+        check_names(own.keys() ^ given.keys())
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(given[name])
         self.version = version
+
+    def open_stream(self) -> NativeStream:
+        from grpo_lab.engines.native_stream import NativeStream
+
+        return NativeStream(self)
 
     def close(self) -> None:
         del self.model
 
     @torch.inference_mode()
     def generate(self, requests: Sequence[Request], on_finish: OnFinish | None = None) -> list[Completion]:
-        results = [self._already_ended(request) for request in requests]
+        results = [already_ended(request, self.stop_set) for request in requests]
         aborted: set[int] = set()
         order = [index for index, ended in enumerate(results) if ended is None]
         if on_finish is None:
@@ -88,14 +112,6 @@ class NativeSession(EngineSession):
         for index in aborted:
             results[index] = results[index] or Completion((), (), (), StopReason.ABORTED)
         return results
-
-    def _already_ended(self, request: Request) -> Completion | None:
-        """The empty completion of a request whose prefix has ended or has used up the budget."""
-        if request.prefix and request.prefix[-1] in self.stop_ids.tolist():
-            return Completion((), (), (), StopReason.EOS)
-        if len(request.prefix) >= request.params.max_tokens:
-            return Completion((), (), (), StopReason.LENGTH)
-        return None
 
 
 class _Wave:
@@ -118,43 +134,62 @@ class _Wave:
         sure = [1.0 if one is None else one.probability for one in limits]
         self.sure = torch.tensor(sure, dtype=torch.float64, device=device).log()
         self.sure_for = torch.zeros(len(requests), dtype=torch.long, device=device)
+        self.lengths = torch.zeros(len(requests), dtype=torch.long, device=device)  # 0 until the row has ended
+        self.looped = torch.zeros(len(requests), dtype=torch.bool, device=device)
+        self.cuts = any(r.params.top_p < 1 for r in requests)
         self.tokens = torch.zeros(len(requests), width, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(len(requests), width, dtype=session.logprob_dtype, device=device)
 
     def run(self, results: list[Completion | None], aborted: set[int], on_finish: OnFinish | None) -> None:
         """Decode until every row has ended, filling `results` at the wave's indices."""
         logits = self._prefill()
+        fixed = self._fixed_step() if self.session.fixed_shapes and on_finish is None else None
+        # Who is told of an end at once may abort others at once.
+        look_every = self.session.look_every if on_finish is None else 1
         alive = torch.arange(len(self.requests), device=self.session.device)
         position = 0
         while alive.numel():
-            drawn, logprobs = draw(logits, self.noise[alive, position], self.temperatures[alive], self.top_ps[alive])
+            top_ps = self.top_ps[alive] if self.cuts else None
+            drawn, logprobs = draw(logits, self.noise[alive, position], self.temperatures[alive], top_ps)
             self.tokens[alive, position], self.logprobs[alive, position] = drawn, logprobs
             position += 1
             self.sure_for[alive] = torch.where(logprobs > self.sure[alive], self.sure_for[alive] + 1, 0)
             stopped = torch.isin(drawn, self.session.stop_ids)
             looped = self.sure_for[alive] >= self.patience[alive]
-            ended = stopped | looped | (position >= self.budgets[alive])
-            if ended.any():
-                for row, by_itself, in_a_loop in zip(
-                    alive[ended].tolist(), stopped[ended].tolist(), looped[ended].tolist()
+            going = self.lengths[alive] == 0
+            ends = going & (stopped | looped | (position >= self.budgets[alive]))
+            self.lengths[alive] += ends * position
+            self.looped[alive] |= ends & looped
+            ended = self.lengths[alive] > 0
+            looks = position % look_every == 0 or position == self.tokens.shape[1]
+            if looks and fixed is not None:
+                looks = 2 * int(ended.sum()) >= len(ended)
+            if looks and ended.any():
+                for row, length, in_a_loop in zip(
+                    alive[ended].tolist(), self.lengths[alive[ended]].tolist(), self.looped[alive[ended]].tolist()
                 ):
                     reason = StopReason.REPETITION if in_a_loop else StopReason.LENGTH
-                    reason = StopReason.EOS if by_itself else reason
-                    completion = self._completion(row, position, reason)
+                    by_itself = int(self.tokens[row, length - 1]) in self.session.stop_set
+                    completion = self._completion(row, length, StopReason.EOS if by_itself else reason)
                     results[self.indices[row]] = completion
                     if on_finish is not None:
                         aborted.update(on_finish(self.indices[row], completion))
                 keep = ~ended
                 if aborted:
                     keep &= self._drop_aborted(alive, ended, position, results, aborted)
-                alive, drawn = alive[keep], drawn[keep]
-                if not alive.numel():
+                if not keep.any():
                     return
-                kept_rows = keep.nonzero().squeeze(1)
-                self.cache.batch_select_indices(kept_rows)
+                if fixed is not None:
+                    kept_rows = keep.nonzero().squeeze(1)
+                    fixed = fixed.keep(kept_rows, self.tokens.shape[1] - position)
+                    alive, logits = alive[kept_rows], fixed(drawn[kept_rows])
+                    continue
+                kept_rows = keep_rows(self.cache, keep)
+                alive, drawn = alive[kept_rows], drawn[kept_rows]
                 self.mask = None if self.mask is None else self.mask[kept_rows]
                 self.next_positions = self.next_positions[kept_rows]
-            logits = self._decode(drawn)
+                self.last_positions = self.last_positions[kept_rows]
+            logits = self._decode(drawn) if fixed is None else fixed(drawn)
 
     def _drop_aborted(
         self,
@@ -193,7 +228,7 @@ class _Wave:
         padded = bool((mask == 0).any())
         ids, mask = ids.to(device), mask.to(device)
         positions = (mask.cumsum(1) - 1).clamp(min=0)
-        self.cache = DynamicCache(config=model.config)
+        self.cache = block_cache(model.config)
         output = model(
             input_ids=ids,
             attention_mask=mask if padded else None,
@@ -207,7 +242,16 @@ class _Wave:
         # Without padding there is nothing to mask, and attention takes its faster path.
         self.mask = mask[rows] if padded else None
         self.next_positions = positions[rows, -1:] + 1
+        # A row that has ended unseen must not count on beyond what the model has positions for.
+        self.last_positions = self.next_positions + self.budgets[:, None] - 1
         return output.logits[rows, -1]
+
+    def _fixed_step(self) -> FixedStep:
+        """The decoding step after prefill, in tensors that keep their shapes."""
+        rows, length = self.budgets.shape[0], self.cache.get_seq_length()
+        visible = self.budgets.new_ones(rows, length) if self.mask is None else self.mask
+        positions = (self.next_positions, self.last_positions)
+        return FixedStep(self.session.model, self.cache, visible.bool(), *positions, self.tokens.shape[1])
 
     def _decode(self, drawn: Int[Tensor, "R"]) -> Float[Tensor, "R V"]:
         """Feed one token per row and return the next token's logits."""
@@ -220,7 +264,7 @@ class _Wave:
             past_key_values=self.cache,
             use_cache=True,
         )
-        self.next_positions = self.next_positions + 1
+        self.next_positions = torch.minimum(self.next_positions + 1, self.last_positions)
         return output.logits[:, -1]
 
 
@@ -228,9 +272,9 @@ def draw(
     logits: Float[Tensor, "R V"],
     uniforms: Float[Tensor, "R"],
     temperatures: Float[Tensor, "R"],
-    top_ps: Float[Tensor, "R"],
+    top_ps: Float[Tensor, "R"] | None,
 ) -> tuple[Int[Tensor, "R"], Float[Tensor, "R"]]:
-    """One token per row by inverse CDF over token ids, and its log-prob.
+    """One token per row by inverse CDF over token ids, and its log-prob; no `top_ps` cut nothing.
 
     The log-prob is that of the whole softmax at the row's temperature; top-p cuts the candidates but
     does not renormalise it, so that the learner's log-probs mean the same. Temperature 0 is greedy, with
@@ -241,7 +285,7 @@ def draw(
     logprobs = torch.log_softmax(widen(logits) / safe[:, None], dim=-1)
     # The CDF is summed in float64: neighbours in a batch may move an fp32 sum across a boundary.
     probabilities = logprobs.double().exp()
-    if bool((top_ps < 1).any()):
+    if top_ps is not None:
         probabilities = _top_p(probabilities, top_ps)
     cdf = probabilities.cumsum(dim=-1)
     drawn = torch.searchsorted(cdf, (uniforms * cdf[:, -1])[:, None], right=True).squeeze(1)
@@ -254,5 +298,5 @@ def draw(
 def _top_p(probabilities: Float[Tensor, "R V"], top_ps: Float[Tensor, "R"]) -> Float[Tensor, "R V"]:
     """Zero the tokens outside the smallest set of most likely tokens whose mass reaches top_p."""
     ordered, order = probabilities.sort(dim=1, descending=True, stable=True)
-    outside = ordered.cumsum(dim=1) - ordered >= top_ps[:, None]
+    outside = (ordered.cumsum(dim=1) - ordered >= top_ps[:, None]) & (top_ps[:, None] < 1)
     return probabilities.masked_fill(torch.zeros_like(outside).scatter(1, order, outside), 0.0)

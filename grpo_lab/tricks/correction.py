@@ -21,11 +21,21 @@ _LOG_LIMIT = 20.0  # nats; exp() overflows in fp32 beyond 88, and every bound ha
 
 @dataclass(frozen=True)
 class Correction(Trick, ABC):
-    """Weights each token's surrogate loss; the weight carries no gradient."""
+    """Weights each token's surrogate loss; the weight carries no gradient.
+
+    An option says what the ratio is of, and what becomes of one beyond its bounds.
+    """
 
     needs_old_logprobs: ClassVar[bool] = True
 
     @abstractmethod
+    def ratios(self, log_ratio: Float[Tensor, "N T"], sampled_mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N #T"]:
+        """Learner over sampler, of each token or of the row; `log_ratio` is 0 where the mask is False."""
+
+    @abstractmethod
+    def bounded(self, ratios: Float[Tensor, "N #T"]) -> Float[Tensor, "N #T"]:
+        """The weight that stands for each ratio."""
+
     def __call__(
         self,
         old_logprobs: Float[Tensor, "N T"],
@@ -33,6 +43,18 @@ class Correction(Trick, ABC):
         sampled_mask: Bool[Tensor, "N T"],
     ) -> Float[Tensor, "N T"]:
         """Weights of the surrogate, 1 where nothing is corrected."""
+        log_ratio = torch.where(sampled_mask, old_logprobs - sampler_logprobs, 0.0)
+        return torch.where(sampled_mask, self.bounded(self.ratios(log_ratio, sampled_mask)), 1.0)
+
+    def beyond(
+        self,
+        old_logprobs: Float[Tensor, "N T"],
+        sampler_logprobs: Float[Tensor, "N T"],
+        sampled_mask: Bool[Tensor, "N T"],
+    ) -> Bool[Tensor, "N T"]:
+        """Sampled tokens whose ratio lies beyond the bounds, and whose weight is therefore another."""
+        ratios = self.ratios(torch.where(sampled_mask, old_logprobs - sampler_logprobs, 0.0), sampled_mask)
+        return sampled_mask & (self.bounded(ratios) != ratios)
 
 
 def ratio(log_ratio: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
@@ -55,13 +77,11 @@ class NoCorrection(Correction):
     touches_nothing: ClassVar[bool] = True
     needs_old_logprobs: ClassVar[bool] = False
 
-    def __call__(
-        self,
-        old_logprobs: Float[Tensor, "N T"],
-        sampler_logprobs: Float[Tensor, "N T"],
-        sampled_mask: Bool[Tensor, "N T"],
-    ) -> Float[Tensor, "N T"]:
-        return torch.ones_like(old_logprobs)
+    def ratios(self, log_ratio: Float[Tensor, "N T"], sampled_mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N #T"]:
+        return torch.ones_like(log_ratio)
+
+    def bounded(self, ratios: Float[Tensor, "N #T"]) -> Float[Tensor, "N #T"]:
+        return ratios
 
 
 @dataclass(frozen=True)
@@ -83,14 +103,11 @@ class TisToken(Correction):
     def __post_init__(self) -> None:
         require_bounds(self, "floor", "cap")
 
-    def __call__(
-        self,
-        old_logprobs: Float[Tensor, "N T"],
-        sampler_logprobs: Float[Tensor, "N T"],
-        sampled_mask: Bool[Tensor, "N T"],
-    ) -> Float[Tensor, "N T"]:
-        weights = ratio(old_logprobs - sampler_logprobs).clamp(self.floor, self.cap)
-        return torch.where(sampled_mask, weights, 1.0)
+    def ratios(self, log_ratio: Float[Tensor, "N T"], sampled_mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N #T"]:
+        return ratio(log_ratio)
+
+    def bounded(self, ratios: Float[Tensor, "N #T"]) -> Float[Tensor, "N #T"]:
+        return ratios.clamp(self.floor, self.cap)
 
 
 @dataclass(frozen=True)
@@ -111,14 +128,11 @@ class TisSequence(Correction):
         require_positive(self, "cap")
         require(self.cap >= 1, self, "cap", "at least 1")
 
-    def __call__(
-        self,
-        old_logprobs: Float[Tensor, "N T"],
-        sampler_logprobs: Float[Tensor, "N T"],
-        sampled_mask: Bool[Tensor, "N T"],
-    ) -> Float[Tensor, "N T"]:
-        drift = torch.where(sampled_mask, old_logprobs - sampler_logprobs, 0.0).sum(dim=1, keepdim=True)
-        return torch.where(sampled_mask, ratio(drift).clamp(max=self.cap), 1.0)
+    def ratios(self, log_ratio: Float[Tensor, "N T"], sampled_mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N #T"]:
+        return ratio(log_ratio.sum(dim=1, keepdim=True))
+
+    def bounded(self, ratios: Float[Tensor, "N #T"]) -> Float[Tensor, "N #T"]:
+        return ratios.clamp(max=self.cap)
 
 
 @dataclass(frozen=True)
@@ -138,14 +152,11 @@ class TisGeometric(Correction):
         require_positive(self, "cap")
         require(self.cap >= 1, self, "cap", "at least 1")
 
-    def __call__(
-        self,
-        old_logprobs: Float[Tensor, "N T"],
-        sampler_logprobs: Float[Tensor, "N T"],
-        sampled_mask: Bool[Tensor, "N T"],
-    ) -> Float[Tensor, "N T"]:
-        mean = row_mean(old_logprobs - sampler_logprobs, sampled_mask)
-        return torch.where(sampled_mask, ratio(mean).clamp(max=self.cap), 1.0)
+    def ratios(self, log_ratio: Float[Tensor, "N T"], sampled_mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N #T"]:
+        return ratio(row_mean(log_ratio, sampled_mask))
+
+    def bounded(self, ratios: Float[Tensor, "N #T"]) -> Float[Tensor, "N #T"]:
+        return ratios.clamp(max=self.cap)
 
 
 @dataclass(frozen=True)
@@ -166,15 +177,11 @@ class Mis(Correction):
     def __post_init__(self) -> None:
         require_bounds(self, "low", "high")
 
-    def __call__(
-        self,
-        old_logprobs: Float[Tensor, "N T"],
-        sampler_logprobs: Float[Tensor, "N T"],
-        sampled_mask: Bool[Tensor, "N T"],
-    ) -> Float[Tensor, "N T"]:
-        product = ratio(torch.where(sampled_mask, old_logprobs - sampler_logprobs, 0.0).sum(dim=1, keepdim=True))
-        weights = torch.where((product >= self.low) & (product <= self.high), product, 0.0)
-        return torch.where(sampled_mask, weights, 1.0)
+    def ratios(self, log_ratio: Float[Tensor, "N T"], sampled_mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N #T"]:
+        return ratio(log_ratio.sum(dim=1, keepdim=True))
+
+    def bounded(self, ratios: Float[Tensor, "N #T"]) -> Float[Tensor, "N #T"]:
+        return torch.where((ratios >= self.low) & (ratios <= self.high), ratios, 0.0)
 
 
 @dataclass(frozen=True)
@@ -194,12 +201,8 @@ class Icepop(Correction):
     def __post_init__(self) -> None:
         require_bounds(self, "low", "high")
 
-    def __call__(
-        self,
-        old_logprobs: Float[Tensor, "N T"],
-        sampler_logprobs: Float[Tensor, "N T"],
-        sampled_mask: Bool[Tensor, "N T"],
-    ) -> Float[Tensor, "N T"]:
-        rho = ratio(old_logprobs - sampler_logprobs)
-        weights = torch.where((rho >= self.low) & (rho <= self.high), rho, 0.0)
-        return torch.where(sampled_mask, weights, 1.0)
+    def ratios(self, log_ratio: Float[Tensor, "N T"], sampled_mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N #T"]:
+        return ratio(log_ratio)
+
+    def bounded(self, ratios: Float[Tensor, "N #T"]) -> Float[Tensor, "N #T"]:
+        return torch.where((ratios >= self.low) & (ratios <= self.high), ratios, 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -73,6 +74,18 @@ class GroupFilter(Trick, ABC):
         """`number` groups to train on, and whatever else was generated for them."""
         return Collected(source.groups(number), tuple(range(number)))
 
+    def accepts(self, group: Graded) -> bool:
+        """Whether a group [1, G] may take a place in the batch."""
+        return True
+
+    def at_most_thrown(self, number: int) -> float:
+        """How many groups may be thrown away for one batch of `number`."""
+        return math.inf
+
+    def never_fills(self, made: Groups, found: int, number: int) -> Exhausted:
+        """What to raise once that many were thrown away, `made` being all that ended and `found` what was kept."""
+        raise NotImplementedError("this filter throws no group away")
+
     def __call__(self, graded: Graded) -> Graded:
         """The record with the rows of filtered groups masked."""
         return graded
@@ -133,12 +146,18 @@ class Refill(GroupFilter, ABC):
     def reads_reward(self) -> bool:
         return self.signal is Signal.reward
 
+    def accepts(self, group: Graded) -> bool:
+        return bool(has_signal(group, self.signal))
+
+    def at_most_thrown(self, number: int) -> float:
+        return float(self.max_rounds * self.at_once(number))
+
     def collect(self, source: GroupSource, number: int) -> Collected:
         rounds: list[Groups] = []
         chosen: list[int] = []
         while len(chosen) < number:
             if len(rounds) == self.max_rounds:
-                raise self._never_fills(Groups.join(rounds), len(chosen), number)
+                raise self.never_fills(Groups.join(rounds), len(chosen), number)
             made = self.round(source, number, number - len(chosen))
             before = sum(part.number for part in rounds)
             chosen += [before + place for place in has_signal(made.cut, self.signal)]
@@ -149,7 +168,7 @@ class Refill(GroupFilter, ABC):
     def round(self, source: GroupSource, number: int, missing: int) -> Groups:
         """One more round of generation for a batch of `number` groups of which `missing` are not there yet."""
 
-    def _never_fills(self, made: Groups, found: int, number: int) -> Exhausted:
+    def never_fills(self, made: Groups, found: int, number: int) -> Exhausted:
         rate = made.graded.outcome.mean(dim=1)
         right, wrong = int((rate == 1).sum()), int((rate == 0).sum())
         return Exhausted(
@@ -236,10 +255,7 @@ class OversampleAbort(Refill):
         return self.keeps_partial
 
     def round(self, source: GroupSource, number: int, missing: int) -> Groups:
-        def accepts(group: Graded) -> bool:
-            return bool(has_signal(group, self.signal))
-
-        return source.race(self.at_once(number), missing, accepts, self.keeps_partial)
+        return source.race(self.at_once(number), missing, self.accepts, self.keeps_partial)
 
     def at_once(self, number: int) -> int:
         return round(self.oversample * number)

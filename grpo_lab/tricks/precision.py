@@ -9,6 +9,8 @@ from typing import ClassVar
 
 import torch
 
+from grpo_lab.tricks.base import require_positive
+
 
 class LmHead(Enum):
     """Arithmetic of the output head: the same as the rest of the model, or fp32 (MiniMax-M1)."""
@@ -19,12 +21,21 @@ class LmHead(Enum):
 
 @dataclass(frozen=True)
 class Precision(ABC):
-    """The data type of matrix products; master weights and log-probs are fp32 in every option."""
+    """The data type of matrix products; master weights and log-probs are fp32 in every option.
+
+    `agreement` is how far two engines with the same weights may be apart in this arithmetic, nats a token in the mean;
+    beyond it a run stops.
+    """
 
     lm_head: LmHead
+    agreement: float
 
     dtype: ClassVar[torch.dtype]
     rounds: ClassVar[bool]  # whether sampler and learner can differ by rounding that matters
+    scales_loss: ClassVar[bool] = False  # whether small gradients vanish in this type unless the loss is scaled up
+
+    def __post_init__(self) -> None:
+        require_positive(self, "agreement")
 
 
 @dataclass(frozen=True)
@@ -46,3 +57,18 @@ class Bf16(Precision):
 
     dtype: ClassVar[torch.dtype] = torch.bfloat16
     rounds: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class Fp16(Precision):
+    """float16: 11 bits of mantissa, and numbers from 6e-8 to 65,504.
+
+    Eight times finer than bfloat16, so sampler and learner agree better where both use it (arXiv:2510.26788). As
+    learner precision: matrix products under autocast, the loss scaled up so that small gradients do not vanish
+    (torch.amp.GradScaler with its own settings); an update whose gradient overflows is left out and the scale halved.
+    As sampler precision: the weights are rounded.
+    """
+
+    dtype: ClassVar[torch.dtype] = torch.float16
+    rounds: ClassVar[bool] = True
+    scales_loss: ClassVar[bool] = True

@@ -35,14 +35,34 @@ class Truncation(Trick, ABC):
     def check(self, tools: Tools) -> None:
         """Raise ValueError where the run's tokenizer cannot do what this option needs."""
 
+    def begins(self, request: Request, tools: Tools) -> Request:
+        """What the sampler is asked first for the response to `request`."""
+        return request
+
+    def puts_in(self, request: Request, so_far: Completion, tools: Tools) -> Completion | None:
+        """Text behind which the response goes on instead of ending as it has; None where it has ended."""
+        return None
+
     def generate(
         self, sampler: Sampler, requests: Sequence[Request], tools: Tools, on_finish: OnFinish | None = None
     ) -> list[Completion]:
         """What the sampler says to these requests, under this option's way of ending responses.
 
-        `on_finish` as in `Sampler.generate`; refused by options that generate in more than one call.
+        `on_finish` as in `Sampler.generate`; refused beside options that generate twice.
         """
-        return sampler.generate(requests, on_finish)
+        assert on_finish is None or not self.generates_twice, "refusals.py refuses a race beside an interruption"
+        found = sampler.generate([self.begins(request, tools) for request in requests], on_finish)
+        put_in = {
+            place: further
+            for place, (request, so_far) in enumerate(zip(requests, found))
+            if (further := self.puts_in(request, so_far, tools)) is not None
+        }
+        if put_in:
+            found = [so_far.continued(put_in[p]) if p in put_in else so_far for p, so_far in enumerate(found)]
+            onward = [replace(requests[p], prefix=requests[p].prefix + found[p].tokens) for p in put_in]
+            for place, further in zip(put_in, sampler.generate(onward)):
+                found[place] = found[place].continued(further)
+        return found
 
     def __call__(self, graded: Graded) -> Graded:
         """The record with its row masks set; rewards stay as they are."""
@@ -131,43 +151,25 @@ class Interrupt(Truncation):
                 "truncation.latest or engine.max_tokens"
             )
 
-    def generate(
-        self, sampler: Sampler, requests: Sequence[Request], tools: Tools, on_finish: OnFinish | None = None
-    ) -> list[Completion]:
-        assert on_finish is None, "refusals.py refuses a filter that stops generation beside an interruption"
-        phrase = tools.encode(self.phrase)
-        cuts = [_cut(self, request, len(phrase), tools) for request in requests]
-        first = sampler.generate(
-            [replace(request, params=replace(request.params, max_tokens=cut)) for request, cut in zip(requests, cuts)]
-        )
-        late = [
-            place
-            for place, (request, completion) in enumerate(zip(requests, first))
-            if completion.stop is StopReason.LENGTH and cuts[place] < request.params.max_tokens
-        ]
-        prefixed = {place: _injected(first[place], phrase) for place in late}
-        onward = [replace(requests[place], prefix=requests[place].prefix + prefixed[place].tokens) for place in late]
-        for place, further in zip(late, sampler.generate(onward) if onward else ()):
-            first[place] = prefixed[place].continued(further)
-        return first
+    def begins(self, request: Request, tools: Tools) -> Request:
+        return replace(request, params=replace(request.params, max_tokens=self._cut(request, tools)))
 
+    def puts_in(self, request: Request, so_far: Completion, tools: Tools) -> Completion | None:
+        if so_far.stop is not StopReason.LENGTH or self._cut(request, tools) == request.params.max_tokens:
+            return None
+        phrase, version = tools.encode(self.phrase), so_far.weight_versions[-1]
+        zeros, everywhere = (0.0,) * len(phrase), (True,) * len(phrase)
+        return Completion(phrase, zeros, (version,) * len(phrase), so_far.stop, everywhere)
 
-def _cut(plan: Interrupt, request: Request, phrase: int, tools: Tools) -> int:
-    """After how many tokens this response is interrupted: by a number of its own noise, shared by all arms.
+    def _cut(self, request: Request, tools: Tools) -> int:
+        """After how many tokens this response is interrupted: by a number of its own noise, shared by all arms.
 
-    Its whole budget where that has no room for a phrase of that many tokens and one token of an answer.
-    """
-    drawn = tools.uniform(replace(request.noise, stream=f"{request.noise.stream}/interrupt"))
-    first, last = round(plan.earliest * plan.max_tokens), round(plan.latest * plan.max_tokens)
-    cut = max(1, first + int(drawn * (last - first + 1)))
-    return cut if cut + phrase < request.params.max_tokens else request.params.max_tokens
-
-
-def _injected(so_far: Completion, phrase: tuple[int, ...]) -> Completion:
-    """A completion with a phrase put in behind it, under the weights of its last token."""
-    version = so_far.weight_versions[-1]
-    put_in = Completion(phrase, (0.0,) * len(phrase), (version,) * len(phrase), so_far.stop, (True,) * len(phrase))
-    return so_far.continued(put_in)
+        Its whole budget where that has no room for the phrase and one token of an answer.
+        """
+        drawn = tools.uniform(replace(request.noise, stream=f"{request.noise.stream}/interrupt"))
+        first, last = round(self.earliest * self.max_tokens), round(self.latest * self.max_tokens)
+        cut, phrase = max(1, first + int(drawn * (last - first + 1))), len(tools.encode(self.phrase))
+        return cut if cut + phrase < request.params.max_tokens else request.params.max_tokens
 
 
 @dataclass(frozen=True)
@@ -193,10 +195,6 @@ class RepetitionStop(Truncation):
         require(0 < self.share < 1, self, "share", "in (0, 1)")
         require(0 < self.probability < 1, self, "probability", "in (0, 1)")
 
-    def generate(
-        self, sampler: Sampler, requests: Sequence[Request], tools: Tools, on_finish: OnFinish | None = None
-    ) -> list[Completion]:
+    def begins(self, request: Request, tools: Tools) -> Request:
         sure = SureRun(max(1, round(self.share * self.max_tokens)), self.probability)
-        return sampler.generate(
-            [replace(request, params=replace(request.params, stop_when_sure=sure)) for request in requests], on_finish
-        )
+        return replace(request, params=replace(request.params, stop_when_sure=sure))

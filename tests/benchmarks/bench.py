@@ -1,11 +1,13 @@
 """How fast a training step is: where its time goes, what share of the machine it uses, and TRL beside it.
 
     make bench                                              everything
-    .venv/bin/python tests/benchmarks/bench.py --without-trl      the split of the step alone
+    .venv/bin/python tests/benchmarks/bench.py --without-trl      the step and its parts, without TRL
+    .venv/bin/python tests/benchmarks/bench.py --table FILE       a results file as the tables of README.md
 
-Every measurement is a process of its own with the same number of threads. The two sides take turns, train the
-same model on the same problems in the same order, and the first steps of each run are left out. TRL has an
-environment of its own in .bench/trl, made on first use. All numbers end in .bench/results.json.
+Every measurement is a process of its own with the same number of threads. The sides take turns, train the same model
+on the same problems in the same order, and the first steps of each run are left out. TRL has an environment of its own
+in .bench/trl, made on first use; vLLM is measured where `make setup-vllm` installed it. All numbers end in
+tests/benchmarks/results/, in a file named after the processor.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -26,9 +29,12 @@ from rich.table import Table
 
 HERE = Path(__file__).resolve().parent
 BENCH = HERE.parents[1] / ".bench"
+RESULTS = HERE / "results"
 TRL = BENCH / "trl"
 CONSTRAINTS = HERE / "trl_constraints.txt"
 WARMUP = 3  # steps of each run that are not counted
+# Rows, vocabulary, and whether all scores exist at once.
+MEMORY = ((64, 1000, False), (64, 32000, False), (128, 32000, False), (64, 32000, True))
 STAGES = ("generate", "grade", "score", "train", "sync", "log")
 # The work both sides do. The learning rate is small so that both policies stay where they began, and with them
 # the lengths of what they write.
@@ -78,6 +84,31 @@ def run_lab(arguments: Sequence[Any], threads: int, doing: str) -> Run:
     target = BENCH / "lab.json"
     call([sys.executable, HERE / "lab_side.py", target, *map(str, arguments)], threads, doing)
     return json.loads(target.read_text())
+
+
+def run_part(arguments: Sequence[Any], threads: int, doing: str) -> Run:
+    """One run of parts_side.py."""
+    target = BENCH / "part.json"
+    call([sys.executable, HERE / "parts_side.py", target, *arguments], threads, doing)
+    return json.loads(target.read_text())
+
+
+def measure_parts(options: argparse.Namespace) -> Run:
+    """Generation beside others', the learner against the peak, and what a training pass adds to peak memory."""
+    threads, rounds = options.threads, options.rounds
+    passes = [
+        {"rows": rows, "vocabulary": vocabulary, "plain": plain}
+        | run_part(["memory", rows, vocabulary, int(plain)], threads, f"memory: {rows} rows, vocabulary {vocabulary}")
+        for rows, vocabulary, plain in MEMORY
+    ]
+    return {
+        "generation": [
+            run_part(["generation", budget, rounds], threads, f"budget {budget}: generation, side by side")
+            for budget in options.budgets
+        ],
+        "learner": run_part(["learner", rounds], threads, "the learner's passes beside the matmul peak"),
+        "memory": passes,
+    }
 
 
 def run_trl(python: Path, setting: Run, threads: int, doing: str) -> Run:
@@ -214,6 +245,76 @@ def trl_table(results: Run) -> Table:
     return table
 
 
+def rate(runs: Sequence[Run]) -> float:
+    """Median tokens per second."""
+    return median(run["tokens"] / run["seconds"] for run in runs)
+
+
+def side_by_side(part: Run, name: str) -> tuple[float, float, float]:
+    """How many times as fast the native engine draws as another side: median, least and most over the rounds."""
+    ratios = [
+        (own["tokens"] / own["seconds"]) / (other["tokens"] / other["seconds"])
+        for own, other in zip(part["sides"]["native"], part["sides"][name])
+    ]
+    return median(ratios), min(ratios), max(ratios)
+
+
+def generation_table(results: Run) -> Table:
+    table = Table(
+        title="Generation, tokens per second: the native engine, transformers.generate and vLLM on the same prompts",
+        caption="ratios: the native engine's speed by the other's, median of paired rounds (least to most)",
+    )
+    for name in ("budget", "native", "transformers", "ratio", "vLLM", "ratio"):
+        table.add_column(name, justify="right")
+    for part in results["parts"]["generation"]:
+        cells = [str(part["budget"]), f"{rate(part['sides']['native']):,.0f}"]
+        for name in ("transformers", "vllm"):
+            if name in part["sides"]:
+                ratio = "{:.2f} ({:.2f} to {:.2f})".format(*side_by_side(part, name))
+                cells += [f"{rate(part['sides'][name]):,.0f}", ratio]
+            else:
+                cells += ["-", "-"]
+        table.add_row(*cells)
+    return table
+
+
+def learner_lines(results: Run) -> list[str]:
+    """The learner's speed against the peak, and the memory of its passes."""
+    parts = results["parts"]
+    learner = parts["learner"]
+    shares = [rate / peak for rate, peak in zip(learner["rates"], learner["peaks"])]
+    weights, speed = learner["weights"] / 1e6, median(learner["rates"]) / 1e9
+    lines = [
+        f"learner, {weights:.1f} M weights: {speed:.1f} GFLOP/s on tokens that are no padding, {median(shares):.0%} of "
+        f"the matmul peak of the same turn ({min(shares):.0%} to {max(shares):.0%})"
+    ]
+    for one in parts["memory"]:
+        how = "all scores at once" if one["plain"] else "scores in chunks"
+        lines.append(
+            f"memory of a training pass, {one['rows']} rows, vocabulary {one['vocabulary']:,}, {how}: "
+            f"{one['bytes'] / 1e6:,.0f} MB"
+        )
+    return lines
+
+
+def markdown(table: Table) -> str:
+    """The same table for README.md."""
+    names = [str(column.header) for column in table.columns]
+    rows = list(zip(*(column.cells for column in table.columns)))
+    lines = [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
+    return "\n".join([f"{table.title}:", "", *lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)])
+
+
+def for_readme(results: Run) -> str:
+    """Everything a results file says, as markdown."""
+    machine = results["machine"]
+    tables = [split_table(results), generation_table(results)]
+    if "trl" in results["versions"]:
+        tables.insert(1, trl_table(results))
+    listed = "\n".join(f"- {line}" for line in learner_lines(results))
+    return "\n\n".join([f"{machine['cpu']}, {results['threads']} thread:", *map(markdown, tables), listed])
+
+
 def verdicts(results: Run) -> list[str]:
     """One line per budget, and a warning where the comparison is not what it should be."""
     lines = []
@@ -257,14 +358,19 @@ def main() -> None:
     parser.add_argument("--budgets", type=int, nargs="+", default=[40, 128], help="response tokens (40 128)")
     parser.add_argument("--threads", type=int, default=1, help="threads of each side (1)")
     parser.add_argument("--pairs", type=int, default=2, help="runs of each side for each budget (2)")
-    parser.add_argument("--without-trl", action="store_true", help="measure the lab alone")
+    parser.add_argument("--rounds", type=int, default=8, help="turns of each part of a step (8)")
+    parser.add_argument("--without-trl", action="store_true", help="leave TRL out")
+    parser.add_argument("--table", type=Path, help="print a results file as markdown and measure nothing")
     options = parser.parse_args()
-    for name in ("steps", "threads", "pairs"):
+    if options.table:
+        print(for_readme(json.loads(options.table.read_text())))
+        return
+    for name in ("steps", "threads", "pairs", "rounds"):
         if getattr(options, name) < 1:
             parser.error(f"--{name} must be at least 1")
     BENCH.mkdir(exist_ok=True)
     try:
-        results = measure(options)
+        results = measure(options) | {"parts": measure_parts(options)}
     except KeyboardInterrupt:
         sys.exit("interrupted")
     if not options.without_trl:
@@ -275,13 +381,17 @@ def main() -> None:
                 for name in ("step", "cpu", "generate", "per_1000")
                 for values in [[numbers[f"ratio_{name}"] for numbers in part["compared"]]]
             }
-    target = BENCH / "results.json"
+    RESULTS.mkdir(exist_ok=True)
+    target = RESULTS / f"{re.sub('[^a-z0-9]+', '_', results['machine']['cpu'].lower()).strip('_')}.json"
     target.write_text(json.dumps(results, indent=1) + "\n")
     console.print(split_table(results))
     if not options.without_trl:
         console.print(trl_table(results))
         for line in verdicts(results):
             console.print(line)
+    console.print(generation_table(results))
+    for line in learner_lines(results):
+        console.print(line)
     if warning := busy(results):
         console.print(warning)
     console.print(f"all numbers: {target}")

@@ -1,0 +1,279 @@
+"""The native engine's stream: continuous batching step by step, so that a step is a moment at which weights may change.
+
+Each row has one token that was drawn and not fed yet; a step feeds these, draws the next ones and lets go of rows that
+have ended. Everything before that token is in the cache, so a swap of the weights that keeps the cache, and one that
+computes it anew, differ in nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from grpo_lab.engines.base import Stream, already_ended
+from grpo_lab.engines.native import draw
+from grpo_lab.seeding import token_uniforms
+from grpo_lab.types import Completion, Request, StopReason
+
+if TYPE_CHECKING:
+    from grpo_lab.engines.native import NativeSession
+
+
+@dataclass
+class _Row:
+    """One response on its way."""
+
+    key: int
+    request: Request
+    noise: np.ndarray
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    sure_for: int = 0
+
+    @property
+    def text(self) -> tuple[int, ...]:
+        """Prompt and response as far as it exists."""
+        return (*self.request.prompt, *self.request.prefix, *self.tokens)
+
+    def completion(self, stop: StopReason) -> Completion:
+        return Completion(tuple(self.tokens), tuple(self.logprobs), tuple(self.versions), stop)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one step did: responses that got a token, and tokens that were read into the cache for it."""
+
+    drawn: int
+    read: int
+
+
+class NativeStream(Stream):
+    """Responses in up to `session.max_rows` places of one batch, which a response enters when another leaves."""
+
+    def __init__(self, session: NativeSession) -> None:
+        self.session = session
+        layers = DynamicCache(config=session.model.config).layers
+        if any(type(layer) is not DynamicLayer for layer in layers):
+            raise ValueError(
+                "engine=native streams models whose layers all attend to the whole text, and this one has others: "
+                "choose schedule=sync or one_step_off, or engine=vllm_process"
+            )
+        self.waiting: deque[_Row] = deque()
+        self.rows: list[_Row] = []
+        self.ended: list[tuple[int, Completion]] = []
+        self.cache: DynamicCache | None = None
+        self.mask = torch.zeros(0, 0, dtype=torch.long, device=session.device)  # [cached rows, width of the cache]
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step has anything to do."""
+        return bool(self.rows or self.waiting)
+
+    def add(self, key: int, request: Request) -> None:
+        if (nothing := already_ended(request, self.session.stop_set)) is not None:
+            self.ended.append((key, nothing))
+        else:
+            noise = token_uniforms(request.noise, len(request.prefix), request.params.max_tokens)
+            self.waiting.append(_Row(key, request, noise))
+
+    def take(self, wait: bool) -> list[tuple[int, Completion]]:
+        if wait and not self.ended and not self.busy:
+            raise ValueError("nothing is being drawn: add a request before waiting for one")
+        while wait and not self.ended and self.busy:
+            self.step()
+        taken, self.ended = self.ended, []
+        return taken
+
+    def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int, keeps_cache: bool) -> None:
+        self.session.update_weights(weights, version)
+        if not keeps_cache:
+            self._forget()
+
+    def partial(self) -> dict[int, Completion]:
+        growing = {row.key: row.completion(StopReason.ABORTED) for row in (*self.rows, *self.waiting)}
+        return dict(self.ended) | growing
+
+    def drain(self) -> dict[int, Completion]:
+        parts = self.partial()
+        self.rows, self.ended = [], []
+        self.waiting.clear()
+        self._forget()
+        return parts
+
+    @property
+    def read_by_recomputing(self) -> tuple[int, ...]:
+        """Lengths of the texts that a cache computed anew would hold."""
+        return tuple(len(row.text) - 1 for row in self.rows)
+
+    @torch.inference_mode()
+    def step(self) -> Work:
+        """One token for every response that has a place; responses that have ended leave theirs."""
+        while self.waiting and len(self.rows) < self.session.max_rows:
+            self.rows.append(self.waiting.popleft())
+        read = self._fill_cache()
+        logits = self._feed()
+        self._draw(logits)
+        drawn = len(self.rows)
+        self._let_go()
+        return Work(drawn, read)
+
+    def _forget(self) -> None:
+        self.cache, self.mask = None, self.mask.new_zeros(0, 0)
+
+    def _fill_cache(self) -> int:
+        """Read what is not in the cache yet: all but the last token of each new row. Returns how many tokens."""
+        fresh = [row.text[:-1] for row in self.rows[len(self.mask) :]]
+        if not fresh:
+            return 0
+        distinct = {text: place for place, text in enumerate(dict.fromkeys(fresh))}
+        width = max(map(len, distinct))
+        device, model = self.session.device, self.session.model
+        ids = torch.zeros(len(distinct), width, dtype=torch.long)
+        mask = torch.zeros(len(distinct), width, dtype=torch.long)
+        for text, place in distinct.items():
+            ids[place, width - len(text) :] = torch.tensor(text, dtype=torch.long)
+            mask[place, width - len(text) :] = 1
+        ids, mask = ids.to(device), mask.to(device)
+        own = DynamicCache(config=model.config)
+        if width:
+            model(
+                input_ids=ids,
+                attention_mask=None if mask.all() else mask,
+                position_ids=(mask.cumsum(1) - 1).clamp(min=0),
+                past_key_values=own,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+            own.batch_select_indices(torch.tensor([distinct[text] for text in fresh], device=device))
+        rows = torch.tensor([distinct[text] for text in fresh], device=device)
+        self._join(own, mask[rows])
+        return sum(map(len, distinct))
+
+    def _join(self, own: DynamicCache, mask: Tensor) -> None:
+        """Put rows behind those of the cache, both padded on the left to one width."""
+        if not len(self.mask):
+            self.cache, self.mask = own, mask
+            return
+        width = max(self.mask.shape[1], mask.shape[1])
+        for layer, new in zip(self.cache.layers, own.layers):
+            if layer.get_seq_length() == 0 and new.get_seq_length() > 0:
+                layer.lazy_initialization(new.keys, new.values)
+            filled = new if new.get_seq_length() > 0 else layer
+            for name in ("keys", "values") if width else ():
+                like = getattr(filled, name)
+                parts = [
+                    _widened(getattr(one, name), len(m), like, width) for one, m in ((layer, self.mask), (new, mask))
+                ]
+                setattr(layer, name, torch.cat(parts))
+        self.mask = torch.cat([F.pad(part, (width - part.shape[1], 0)) for part in (self.mask, mask)])
+
+    def _feed(self) -> Float[Tensor, "R V"]:
+        """Feed each row's last token and return the logits of its next."""
+        device = self.session.device
+        ids = torch.tensor([[row.text[-1]] for row in self.rows], device=device)
+        positions = self.mask.sum(dim=1, keepdim=True)
+        self.mask = F.pad(self.mask, (0, 1), value=1)
+        output = self.session.model(
+            input_ids=ids,
+            attention_mask=None if self.mask.all() else self.mask,
+            position_ids=positions,
+            past_key_values=self.cache,
+            use_cache=True,
+        )
+        return output.logits[:, -1]
+
+    def _draw(self, logits: Float[Tensor, "R V"]) -> None:
+        """Append the next token to each row."""
+        device = self.session.device
+        params = [row.request.params for row in self.rows]
+        noise = torch.tensor([row.noise[len(row.tokens)] for row in self.rows], dtype=torch.float64, device=device)
+        temperatures = torch.tensor([one.temperature for one in params], device=device)
+        top_ps = torch.tensor([one.top_p for one in params], device=device)
+        tokens, logprobs = draw(logits, noise, temperatures, top_ps)
+        for row, token, logprob in zip(self.rows, tokens.tolist(), logprobs.tolist()):
+            row.tokens.append(token)
+            row.logprobs.append(logprob)
+            row.versions.append(self.session.version)
+            limit = row.request.params.stop_when_sure
+            if limit is not None:
+                row.sure_for = row.sure_for + 1 if logprob > math.log(limit.probability) else 0
+
+    def _let_go(self) -> None:
+        """Take rows out that have ended, and columns of the cache that only they had used."""
+        reasons = [self._reason(row) for row in self.rows]
+        if not any(reasons):
+            return
+        self.ended += [(row.key, row.completion(reason)) for row, reason in zip(self.rows, reasons) if reason]
+        kept = [place for place, reason in enumerate(reasons) if not reason]
+        self.rows = [self.rows[place] for place in kept]
+        if not kept:
+            self._forget()
+            return
+        places = torch.tensor(kept, device=self.session.device)
+        self.cache.batch_select_indices(places)
+        self.mask = self.mask[places]
+        unused = int((self.mask.sum(dim=0) > 0).int().argmax())
+        if unused:
+            self.mask = self.mask[:, unused:]
+            for layer in self.cache.layers:
+                layer.keys, layer.values = layer.keys[:, :, unused:], layer.values[:, :, unused:]
+
+    def _reason(self, row: _Row) -> StopReason | None:
+        """Why this row has ended; None while it has not."""
+        if row.tokens[-1] in self.session.stop_set:
+            return StopReason.EOS
+        limit = row.request.params.stop_when_sure
+        if limit is not None and row.sure_for >= limit.tokens:
+            return StopReason.REPETITION
+        if len(row.request.prefix) + len(row.tokens) >= row.request.params.max_tokens:
+            return StopReason.LENGTH
+        return None
+
+    def state(self, with_cache: bool) -> dict[str, Any]:
+        """What grows, without what was asked, in plain values; and the cache, where it cannot be computed anew."""
+        cached = with_cache and len(self.mask) > 0
+        return {
+            "rows": [
+                {name: getattr(row, name) for name in ("key", "tokens", "logprobs", "versions", "sure_for")}
+                for row in (*self.rows, *self.waiting)
+            ],
+            "placed": len(self.rows),
+            "mask": self.mask.cpu().clone() if cached else None,
+            "cache": [(one.keys.cpu(), one.values.cpu()) for one in self.cache.layers] if cached else None,
+        }
+
+    def load(self, state: dict[str, Any], requests: Mapping[int, Request]) -> None:
+        """Go on from what `state` gave; `requests` are what was asked under each key."""
+        for kept in state["rows"]:
+            self.add(kept["key"], requests[kept["key"]])
+            vars(self.waiting[-1]).update(kept)
+        for key in requests.keys() - {kept["key"] for kept in state["rows"]}:
+            self.add(key, requests[key])  # ended before its first token
+        for _ in range(state["placed"]):
+            self.rows.append(self.waiting.popleft())
+        if state["mask"] is not None:
+            device = self.session.device
+            self.mask = state["mask"].to(device)
+            self.cache = DynamicCache(config=self.session.model.config)
+            for layer, (keys, values) in zip(self.cache.layers, state["cache"]):
+                layer.lazy_initialization(keys.to(device), values.to(device))
+                layer.keys, layer.values = keys.to(device), values.to(device)
+
+
+def _widened(part: Tensor | None, rows: int, like: Float[Tensor, "_ H _ D"], width: int) -> Float[Tensor, "R H W D"]:
+    """Cached keys or values of so many rows, padded on the left to `width`; zeros where nothing is cached."""
+    if part is None or part.numel() == 0:
+        return like.new_zeros(rows, like.shape[1], width, like.shape[3])
+    return F.pad(part, (0, 0, width - part.shape[2], 0))

@@ -1,0 +1,178 @@
+"""The vLLM engine: continuous batching and a paged cache, in this process, on CPU or GPU.
+
+vLLM is imported when a session opens, never before: it takes seconds to import, is a large installation of its own and
+changes the process it lives in. The threads, random numbers and warnings that it changes there are set back.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from grpo_lab.engines.base import EngineFailure, EngineSession, already_ended, check_names
+from grpo_lab.engines.vllm_common import (
+    Growing,
+    VllmEngine,
+    failure,
+    process_kept,
+    remedy,
+    set_defaults_of_vllm,
+    vllm_params,
+)
+from grpo_lab.models import stop_token_ids, weight_names
+from grpo_lab.tricks.precision import Precision
+from grpo_lab.types import Completion, OnFinish, Request, StopReason
+
+if TYPE_CHECKING:
+    from vllm import LLM
+    from vllm.outputs import RequestOutput
+
+
+@dataclass(frozen=True)
+class Vllm(VllmEngine):
+    """vLLM in this process: on the CPU, or on the learner's own card.
+
+    With `sleeps` a GPU's memory is given back after every call, weights to the host and the cache to nobody, so that
+    the learner can have it.
+    """
+
+    sleeps: bool
+
+    option: ClassVar[str] = "vllm"
+
+    def open(self, folder: Path, precision: Precision, device: torch.device) -> VllmSession:
+        assert not VllmSession.opened, "one vLLM at a time in a process: close the other session first"
+        sleeps = self.sleeps and device.type == "cuda"
+        arguments = {"enable_sleep_mode": sleeps, **self.engine_arguments(folder, precision, device)}
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        set_defaults_of_vllm()
+        with process_kept():
+            model = _load(arguments)
+        return VllmSession(model, stop_token_ids(folder), weight_names(folder), sleeps)
+
+
+def _load(arguments: dict[str, Any]) -> LLM:
+    """Build vLLM's model. Raises ValueError with a remedy for what a user can change."""
+    try:
+        from vllm import LLM
+
+        return LLM(**arguments)
+    except Exception as error:
+        raise ValueError(f"vLLM cannot open {arguments['model']}: {error}\n{remedy(str(error))}") from error
+
+
+class VllmSession(EngineSession):
+    """vLLM's engine, stepped by hand: so that a response can be judged and stopped while others go on."""
+
+    opened: ClassVar[bool] = False  # in this process; what vLLM keeps for a process goes with the first that closes
+
+    def __init__(self, model: LLM, stop_ids: frozenset[int], names: frozenset[str], sleeps: bool) -> None:
+        self.model, self.engine = model, model.llm_engine
+        self.stop_ids, self.names = stop_ids, names
+        self.sleeps, self.awake = sleeps, True
+        self.version = 0
+        VllmSession.opened = True
+
+    def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        given = dict(weights)
+        check_names(self.names - given.keys())
+        self._wake()
+        # Tied weights go under each of their names: without the head's vLLM goes on with the old one, and says nothing.
+        self.model.collective_rpc(
+            "reload_weights", kwargs={"weights_iterator": iter(given.items()), "is_checkpoint_format": True}
+        )
+        # What is cached was computed by the old weights.
+        if not self.model.reset_prefix_cache():
+            raise EngineFailure("vLLM did not clear its cache of prompts after new weights: a request is still running")
+        self.version = version
+
+    def close(self) -> None:
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+        del self.model, self.engine
+        gc.collect()
+        cleanup_dist_env_and_memory()
+        VllmSession.opened = False
+
+    def generate(self, requests: Sequence[Request], on_finish: OnFinish | None = None) -> list[Completion]:
+        results = [already_ended(request, self.stop_ids) for request in requests]
+        order = [index for index, ended in enumerate(results) if ended is None]
+        self._wake()
+        with _said_clearly():
+            _Call(self, requests, order, on_finish).run(results)
+        if self.sleeps:
+            self.model.sleep(level=1)
+            self.awake = False
+        return [result or Completion((), (), (), StopReason.ABORTED) for result in results]
+
+    def _wake(self) -> None:
+        if not self.awake:
+            self.model.wake_up()
+            self.awake = True
+
+
+@contextmanager
+def _said_clearly() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, AssertionError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        raise failure(f"{type(error).__name__}: {error}") from error
+
+
+class _Call:
+    """One call of `generate`: its requests under ids of their own, and what has come of each."""
+
+    def __init__(
+        self, session: VllmSession, requests: Sequence[Request], order: Sequence[int], on_finish: OnFinish | None
+    ) -> None:
+        self.session, self.requests, self.on_finish = session, requests, on_finish
+        self.open: set[int] = set(order)
+        self.grown = {index: Growing(requests[index], session.stop_ids) for index in order}
+
+    def run(self, results: list[Completion | None]) -> None:
+        """Hand all requests over and step until none is left, filling `results`."""
+        engine = self.session.engine
+        try:
+            for index in sorted(self.open):
+                self._ask(index)
+            while self.open:
+                for output in engine.step():
+                    if (index := int(output.request_id)) in self.open:
+                        self._take(index, output, results)
+        finally:
+            if self.open:  # or the next call would draw them
+                engine.abort_request([str(index) for index in self.open])
+
+    def _ask(self, index: int) -> None:
+        request = self.requests[index]
+        by_token = self.on_finish is not None or request.params.stop_when_sure is not None
+        prompt = {"prompt_token_ids": list(request.prompt + request.prefix)}
+        self.session.engine.add_request(str(index), prompt, vllm_params(request, self.session.stop_ids, by_token))
+
+    def _take(self, index: int, output: RequestOutput, results: list[Completion | None]) -> None:
+        """Append what a step has added to a response, and settle it if that ends it."""
+        reason = self.grown[index].grow(output, self.session.version)
+        if reason is None:
+            return
+        if not output.finished:
+            self.session.engine.abort_request([str(index)])
+        self._settle(index, reason, results)
+        if self.on_finish is not None:
+            for other in self.on_finish(index, results[index]):
+                if other in self.open:
+                    self.session.engine.abort_request([str(other)])
+                    self._settle(other, StopReason.ABORTED, results)
+
+    def _settle(self, index: int, reason: StopReason, results: list[Completion | None]) -> None:
+        self.open.discard(index)
+        results[index] = self.grown[index].completion(reason)

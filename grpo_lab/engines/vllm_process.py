@@ -1,0 +1,204 @@
+"""The vLLM engine in a process of its own: it draws while the learner trains, on another CPU core or another card.
+
+vLLM's `AsyncLLM` stands between: its front runs in a thread of this process, its core, with the model, in the other.
+As in vllm.py, vLLM is imported when a session opens, and what it changes in this process is set back.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from grpo_lab.engines.vllm_common import (
+    FOLDER,
+    SHOWN,
+    TRAINER,
+    VllmEngine,
+    last_error,
+    process_kept,
+    remedy,
+    set_defaults_of_vllm,
+)
+from grpo_lab.engines.vllm_session import VllmProcessSession
+from grpo_lab.engines.weight_transfer import FileTransfer, NcclTransfer, roomy_folder, taken_port
+from grpo_lab.models import stop_token_ids, weight_names
+from grpo_lab.tricks.base import require, require_positive
+from grpo_lab.tricks.precision import Precision
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+_WORKER = "grpo_lab.engines.vllm_worker"
+
+
+@dataclass(frozen=True)
+class VllmProcess(VllmEngine):
+    """vLLM in its own process: on CPU cores of its own, or on a card that is not the learner's.
+
+    New weights go there by a file or, with a `port` and both sides on cards, by NCCL. That way and everything else on
+    cards is written from vLLM 0.32's source and not yet measured.
+    """
+
+    threads: int  # of the engine's CPU part; the learner has the run's `threads` beside them
+    device_index: int  # the engine's card, of those this process sees; not read on the CPU
+    port: int | None  # of this machine, where learner and engine meet for NCCL; null: weights go by a file
+
+    option: ClassVar[str] = "vllm_process"
+    streams: ClassVar[bool] = True
+    overlaps: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self, "threads")
+        require(self.device_index >= 0, self, "device_index", "0 or more")
+        require(self.port is None or 1024 <= self.port < 65536, self, "port", "from 1024 to 65535, or null")
+
+    def missing(self) -> str | None:
+        if said := super().missing():
+            return said
+        if not torch.cuda.is_available():
+            return None
+        if self.device_index >= (seen := torch.cuda.device_count()):
+            return (
+                f"engine.device_index={self.device_index}, but torch sees {seen} CUDA devices: lower it, or choose "
+                "engine=vllm, which shares the learner's card"
+            )
+        return None if self.port is None else taken_port(self.port)
+
+    def open(self, folder: Path, precision: Precision, device: torch.device) -> VllmProcessSession:
+        on_gpu = device.type == "cuda"
+        by_nccl = on_gpu and self.port is not None
+        if by_nccl and (device.index or 0) == self.device_index:
+            raise ValueError(
+                f"engine.device_index={self.device_index} is the learner's card, and NCCL takes one side a card: give "
+                "the engine another card, or engine.port=null, which sends weights by a file"
+            )
+        size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        # The learner's weights are fp32, those of the folder may be half of that.
+        shared = Path(tempfile.mkdtemp(prefix="grpo_lab_", dir=roomy_folder(2 * size, Path(tempfile.gettempdir()))))
+        arguments = self.engine_arguments(folder, precision, device) | {
+            "worker_extension_cls": f"{_WORKER}.WeightReader",
+            **({"device_ids": [self.device_index]} if on_gpu else {}),
+        }
+        try:
+            with (
+                interrupts_heard(),
+                process_kept(),
+                environment_of_the_engine(self.threads, shared),
+                main_left_alone(),
+            ):
+                session = VllmProcessSession(
+                    _start(arguments, by_nccl, shared), stop_token_ids(folder), weight_names(folder), shared
+                )
+        except BaseException:
+            shutil.rmtree(shared, ignore_errors=True)
+            raise
+        try:
+            if by_nccl:
+                workers = session.engine.vllm_config.parallel_config.world_size
+                session.transfer = NcclTransfer(session.remote, device, self.port, workers)
+            else:
+                session.transfer = FileTransfer(session.remote, shared)
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+
+@contextmanager
+def environment_of_the_engine(threads: int, shared: Path) -> Iterator[None]:
+    """Environment variables for the process that starts within; this one's are set back, also those vLLM sets."""
+    before = dict(os.environ)
+    if os.environ.get("VLLM_LOGGING_LEVEL") in ("INFO", "DEBUG"):
+        os.environ[SHOWN] = "1"
+    set_defaults_of_vllm()
+    os.environ |= {
+        # The model in the engine's process itself: one process more would wait for work by spinning on a core.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONWARNINGS": "ignore",  # of vLLM about its own parts
+        TRAINER: str(os.getpid()),
+        FOLDER: str(shared),
+    }
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextmanager
+def interrupts_heard() -> Iterator[None]:
+    """Let a signal that interrupts end the opening: vLLM waits for its process in calls of ZeroMQ, which swallow it."""
+    came = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        engines = [child for child in multiprocessing.active_children() if child.name == "EngineCore"]
+        if not engines:
+            before[number](number, frame)
+        came.append(number)
+        for engine in engines:
+            engine.kill()
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        handled = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: handler for number, handler in handled.items() if callable(handler)}
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if came:
+            before[came[0]](came[0], None)
+
+
+@contextmanager
+def main_left_alone() -> Iterator[None]:
+    """A process that starts within does not import this one's main module again, which it has no use for.
+
+    It would take seconds, and run a script that is not guarded by a test of its name.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _start(arguments: dict[str, Any], by_nccl: bool, shared: Path) -> AsyncLLM:
+    """Start the engine's process. Raises ValueError with a remedy for what a user can change."""
+    try:
+        from vllm import envs
+        from vllm.config import WeightTransferConfig
+        from vllm.config.logging import LoggingConfig
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        if by_nccl:
+            arguments["weight_transfer_config"] = WeightTransferConfig(backend="nccl")
+        envs.disable_envs_cache()  # of an engine that this process opened before
+        level = os.environ["VLLM_LOGGING_LEVEL"]
+        # What ends the engine is told as an error of ours, with what its log says.
+        quiet = LoggingConfig(log_level="CRITICAL" if level == "ERROR" else level)
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(logging_config=quiet, **arguments))
+    except Exception as error:
+        said = last_error(shared) or str(error)
+        raise ValueError(f"vLLM cannot open {arguments['model']}: {said}\n{remedy(said)}") from error

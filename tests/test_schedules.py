@@ -1,0 +1,399 @@
+"""Schedules: which weights draw which token, what waits in a checkpoint, and what simulated time says of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import assert_close
+from test_loop import final_weights, metrics_of, run_in_process, same_ending, train_command
+from transformers import AutoModelForCausalLM
+
+from grpo_lab.agreement import probe_sync
+from grpo_lab.batching import score_rollouts
+from grpo_lab.compat import IncompatibleRun, check_compatible
+from grpo_lab.config import RunConfig
+from grpo_lab.engines.base import EngineFailure
+from grpo_lab.pace import Pace, SimulatedClock, measure
+from grpo_lab.supply import Delivery, training_seconds
+from grpo_lab.tricks.schedule import InFlight, Interruptible, OffPolicyK, OneStepOff, Sync
+from grpo_lab.types import Exhausted
+from grpo_lab.vital_signs import staleness_signs
+from grpo_lab.workbench import Workbench, open_workbench
+
+CPU = torch.device("cpu")
+SMALL = ("problems_per_step=4", "group_size=4", "updates=one", "evaluation.initial_kl=false")
+# Each schedule under its numbers, and how many steps old the weights must be that drew batch 0, 1, 2, ...
+QUEUES = {
+    "sync": (("schedule=sync",), [0, 0, 0, 0, 0, 0, 0]),
+    "one_step_off": (("schedule=one_step_off",), [0, 1, 1, 1, 1, 1, 1]),
+    "three_steps_off": (("schedule=one_step_off", "schedule.lag=3"), [0, 1, 2, 3, 3, 3, 3]),
+    "off_policy_3": (("schedule=off_policy_k", "schedule.k=3"), [0, 1, 2, 0, 1, 2, 0]),
+}
+STREAMS = {
+    "interruptible": ("schedule=interruptible", "schedule.max_lag=2"),
+    "in_flight": ("schedule=in_flight", "schedule.max_lag=2"),
+}
+# Times under which syncs fall into the middle of responses.
+MIDWAY = ("pace.decode_step=0.01", "pace.decode_token=0", "pace.read_token=0", "pace.train_token=0.0002",
+          "pace.update=0", "pace.sync=0")  # fmt: skip
+
+
+@pytest.fixture
+def opened(make_run: Callable[..., RunConfig], tiny_base: Path):
+    """opened("schedule=...") -> a run, its workbench and its supply."""
+
+    def build(*overrides: str):
+        run = make_run(*SMALL, *overrides)
+        bench = open_workbench(run, CPU, None)
+        return run, bench, bench.open_supply(run)
+
+    return build
+
+
+def step(bench: Workbench, change: float = 0.0) -> Delivery:
+    """Take a batch, change the learner as an update would, and sync."""
+    delivery = bench.supply.take()
+    generator = torch.Generator().manual_seed(bench.updates)
+    with torch.no_grad():
+        for parameter in bench.learner.parameters():
+            parameter.add_(change * torch.randn(parameter.shape, generator=generator))
+    bench.updates += 1
+    bench.ledger.steps += 1
+    bench.supply.sync()
+    return delivery
+
+
+def learner_reads(run: RunConfig, bench: Workbench, delivery: Delivery) -> torch.Tensor:
+    rollouts = delivery.batch.rollouts
+    return score_rollouts(bench.learner, rollouts, 1.0, run.learner_precision, run.cut, CPU)[0]
+
+
+@pytest.mark.parametrize("name", QUEUES)
+def test_a_batch_is_as_old_as_its_schedule_says(name: str, opened) -> None:
+    overrides, ages = QUEUES[name]
+    run, bench, _ = opened(*overrides)
+    history = []
+    for number, age in enumerate(ages):
+        history.append({key: value.clone() for key, value in bench.learner.state_dict().items()})
+        delivery = step(bench, 1e-2)
+        rollouts = delivery.batch.rollouts
+        assert set(rollouts.weight_version[rollouts.sampled_mask].tolist()) == {number - age}
+        # and those weights, not a version number alone, drew it
+        now = {key: value.clone() for key, value in bench.learner.state_dict().items()}
+        bench.learner.load_state_dict(history[number - age])
+        read = learner_reads(run, bench, delivery)
+        bench.learner.load_state_dict(now)
+        assert_close(read, rollouts.sampler_logprobs, 1e-4, "log-probs under the weights of that version")
+    assert run.schedule.ahead == max(ages) and run.schedule.keeps_sampler_current is (max(ages) == 0)
+
+
+def test_schedules_without_room_are_sync(opened) -> None:
+    """Lag 0, k 1 and max_lag 0 train on the very tokens that Sync trains on."""
+    _, plain, _ = opened()
+    expected = [step(plain, 1e-2) for _ in range(4)]
+    for overrides in (
+        ("schedule=one_step_off", "schedule.lag=0"),
+        ("schedule=off_policy_k", "schedule.k=1"),
+        ("schedule=interruptible", "schedule.max_lag=0"),
+        ("schedule=in_flight", "schedule.max_lag=0"),
+    ):
+        _, bench, _ = opened(*overrides)
+        for number in range(4):
+            found = step(bench, 1e-2)
+            # A stream takes groups as they end; which they are, and what they say, is the same.
+            order = [found.batch.indices.index(index) for index in expected[number].batch.indices]
+            same = found.batch.choose(order).rollouts
+            theirs = expected[number].batch.rollouts
+            assert torch.equal(same.tokens[:, : theirs.tokens.shape[1]], theirs.tokens), overrides
+            assert torch.equal(same.weight_version[same.sampled_mask], theirs.weight_version[theirs.sampled_mask])
+            assert_close(same.sampler_logprobs, theirs.sampler_logprobs, 1e-5, str(overrides))
+        assert bench.ledger.sampled_tokens == plain.ledger.sampled_tokens
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_weights_change_in_the_middle_of_responses(name: str, opened) -> None:
+    run, bench, supply = opened(*STREAMS[name], *MIDWAY)
+    mixed = torch.zeros(0)
+    for number in range(8):
+        rollouts = step(bench, 1e-2).batch.rollouts
+        versions, mask = rollouts.weight_version, rollouts.sampled_mask
+        assert (versions[mask] <= number).all()
+        rises = (versions[:, 1:] >= versions[:, :-1]) | ~mask[:, 1:]
+        assert rises.all(), "a token is never of older weights than the one before it"
+        first = versions[:, 0]
+        last = torch.where(mask, versions, 0).amax(dim=1)
+        mixed = torch.cat([mixed, (last > first).float()])
+        begun = len(supply.growing) + len(supply.ready)
+        assert begun <= run.problems_per_step * (run.schedule.max_lag + 1)
+    assert 0.2 < float(mixed.mean()) <= 1, "some responses hold tokens of several versions"
+
+
+def pieces(bench: Workbench, run: RunConfig, keeps_cache: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gaps to the old and to the new weights, of the tokens that a response got after a swap in its middle."""
+    old = AutoModelForCausalLM.from_pretrained(run.model.resolve()).eval()
+    stream = bench.session.open_stream()
+
+    for key, request in enumerate(asked(run, bench)):
+        stream.add(key, request)
+    for _ in range(6):
+        stream.step()
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(0)
+        for parameter in bench.learner.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+    bench.updates = 1
+    bench.sync(lambda weights, version: stream.update_weights(weights, version, keeps_cache))
+    found = {}
+    while stream.busy:
+        found |= dict(stream.take(wait=True))
+    rows = [found[key] for key in sorted(found) if len(found[key].tokens) > 8]
+    assert len(rows) >= 3
+    gaps = {"old": [], "new": []}
+    for key, completion in found.items():
+        late = torch.tensor(completion.weight_versions) == 1
+        assert late.tolist() == [place >= 6 for place in range(len(late))]
+        prompt = asked(run, bench)[key].prompt
+        ids = torch.tensor([prompt + completion.tokens])
+        for name, model in (("old", old), ("new", bench.learner)):
+            with torch.no_grad():
+                scores = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+            picked = scores.gather(1, ids[0, len(prompt) :, None]).squeeze(1)
+            gaps[name].append((picked - torch.tensor(completion.logprobs)).abs()[late])
+    return torch.cat(gaps["old"]), torch.cat(gaps["new"])
+
+
+def asked(run: RunConfig, bench: Workbench):
+    from grpo_lab.groups import requests_of, start_group
+
+    return [request for index in range(8) for request in requests_of(run, start_group(run, bench, index, 0))]
+
+
+def test_a_cache_computed_anew_makes_the_rest_of_a_response_the_new_policy_s_own(opened) -> None:
+    run, bench, _ = opened("schedule=interruptible")
+    old, new = pieces(bench, run, keeps_cache=False)
+    assert float(new.max()) < 1e-4 and float(old.mean()) > 0.1
+
+
+def test_a_cache_that_is_kept_makes_it_nobody_s(opened) -> None:
+    run, bench, _ = opened("schedule=in_flight")
+    old, new = pieces(bench, run, keeps_cache=True)
+    assert float(new.mean()) > 0.01 and float(old.mean()) > 0.1
+    assert float(new.mean()) < float(old.mean()), "the weights of the moment decide most"
+
+
+LONG = ("budget.amount=9", "checkpoint_every=3", "updates=two", "problems_per_step=4", "group_size=4",
+        "evaluation.every=9", "rollouts_every=4")  # fmt: skip
+RESUMED = {
+    "one_step_off": ("schedule=one_step_off", "schedule.lag=2"),
+    "off_policy_k": ("schedule=off_policy_k", "schedule.k=4"),
+    "with_filter": ("schedule=one_step_off", "group_filter=active"),
+    "interruptible": (*STREAMS["interruptible"], *MIDWAY, "truncation=interrupt"),
+    "in_flight": (*STREAMS["in_flight"], *MIDWAY, "group_filter=active"),
+    "curriculum": (*STREAMS["in_flight"], *MIDWAY, "curriculum=prioritized", "truncation=repetition_stop"),
+}
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_what_waits_and_grows_survives_an_interruption(name: str, tmp_path: Path, tiny_base: Path) -> None:
+    """Stopped behind a checkpoint with batches waiting and responses half grown, it ends with the same bits."""
+    overrides = (*LONG, *RESUMED[name])
+    whole = run_in_process(tmp_path / "whole", *overrides)
+    monkey = pytest.MonkeyPatch()
+    taken = Delivery.count
+
+    def dies_in_step_five(self: Delivery, bench: Workbench) -> None:
+        if bench.ledger.steps == 4:
+            raise KeyboardInterrupt
+        taken(self, bench)
+
+    monkey.setattr(Delivery, "count", dies_in_step_five)
+    with pytest.raises(KeyboardInterrupt):
+        run_in_process(tmp_path / "cut", *overrides)
+    monkey.undo()
+    cut = run_in_process(tmp_path / "cut", *overrides)
+    same_ending(whole, cut)
+    assert max(row["metrics"].get("rollout/staleness_max", 0) for row in metrics_of(whole)) > 1
+
+
+def test_the_sampler_is_compared_with_the_learner_after_every_sync(opened) -> None:
+    run, bench, _ = opened("schedule=one_step_off")
+    step(bench, 1e-2)
+    assert not bench.unproven
+    with torch.no_grad():  # a sampler that did not take one of its tensors
+        bench.session.model.get_output_embeddings().weight.mul_(1.5)
+    bench.unproven = True
+    with pytest.raises(EngineFailure, match="differ by"):
+        probe_sync(run, bench)
+
+
+def test_simulated_time_by_hand() -> None:
+    """Two batches of 8 s each on the sampler, steps of 5 s on the learner, syncs of 1 s."""
+    pace = Pace(decode_step=1.0, decode_token=0.1, read_token=0.01, train_token=0.5, update=2.0, sync=1.0)
+    # two places: 3 and 5 begin at 0; 4 begins when the 3 ends and ends at 7; 7 steps, 12 tokens
+    assert_close(pace.decoding([3, 5, 4], 2), 7 + 1.2, 1e-12, "a place is taken as soon as it is free")
+    assert_close(pace.decoding([3, 5, 4], 8), 5 + 1.2, 1e-12, "places for all")
+    assert pace.decoding([], 4) == 0 and pace.reading(50) == 0.5 and pace.training(10, 3) == 11
+    clock = SimulatedClock()
+    assert clock.signs() == {}
+    ready = [clock.generate(8.0), clock.generate(8.0)]
+    assert ready == [8, 16]
+    assert clock.train(5.0, ready[0]) == 13 and clock.train(5.0, ready[1]) == 21
+    assert clock.signs() == {"simulated/generating": 16 / 21, "simulated/training": 10 / 21}
+
+
+def test_what_overlaps_takes_the_longer_of_the_two(opened) -> None:
+    """Generation of g and training of t seconds: a step takes g + t one after the other, max(g, t) side by side."""
+    times = ("pace.decode_token=0", "pace.read_token=0", "pace.train_token=1e-9", "pace.sync=0", "pace.update=0.5")
+    rates = {}
+    for name in ("sync", "one_step_off"):
+        _, bench, supply = opened(f"schedule={name}", *times, "pace.decode_step=0.01")
+        begun, longest = [], []
+        for _ in range(8):
+            delivery = step(bench)
+            begun.append(bench.ledger.simulated_seconds)
+            longest.append(0.01 * int(delivery.made.rollouts.lengths.max()))
+        rates[name] = begun
+        if name == "sync":
+            expected = torch.tensor(longest).cumsum(0) + 0.5 * torch.arange(1, 9)
+        else:  # the learner is the slower one, so it only waits for the first batch
+            assert max(longest) < 0.5
+            expected = longest[0] + 0.5 * torch.arange(1, 9)
+        assert_close(torch.tensor(begun), expected, 1e-5, name)
+        signs = supply.signs()
+        assert 0 < signs["simulated/generating"] < 1 and 0 < signs["simulated/training"] <= 1
+    assert rates["one_step_off"][-1] < rates["sync"][-1]
+
+
+def test_training_time_counts_what_is_forwarded(opened) -> None:
+    run, _, supply = opened("kl=k3_loss", "updates=two_passes", "schedule=sync")
+    batch = supply.take().batch
+    tokens = sum(len(batch.rollouts.prompt_of_row(row)) for row in range(batch.rollouts.num_rows))
+    tokens += int(batch.rollouts.lengths.sum())
+    pace = run.pace
+    # scored twice (old policy, reference), trained twice (two passes of one minibatch)
+    by_hand = 2 * tokens * pace.read_token + 2 * tokens * pace.train_token + 2 * pace.update
+    assert run.updates.number == 2
+    assert_close(training_seconds(run, batch), by_hand, 1e-9, "scores, passes, updates")
+
+
+def test_the_histogram_of_ages() -> None:
+    signs = staleness_signs(torch.tensor([0, 0, 1, 2, 3, 4, 7, 12, 30, 30]))
+    assert signs["rollout/staleness"] == 8.9 and signs["rollout/staleness_max"] == 30
+    shares = {name.removeprefix("staleness/"): share for name, share in signs.items() if name.startswith("staleness/")}
+    assert shares == {"0": 0.2, "1": 0.1, "2": 0.1, "3_4": 0.2, "5_8": 0.1, "9_16": 0.1, "17_up": 0.2}
+    assert staleness_signs(torch.zeros(4, dtype=torch.long))["staleness/0"] == 1
+
+
+def test_batches_due() -> None:
+    assert [Sync().batches_due(ready) for ready in (0, 1)] == [1, 0]
+    assert [OneStepOff(2).batches_due(ready) for ready in (0, 1, 2)] == [3, 2, 1]
+    assert [OffPolicyK(3).batches_due(ready) for ready in (0, 1, 2)] == [3, 0, 0]
+    assert OffPolicyK(3).overlaps is False and OneStepOff(1).overlaps and InFlight(0).overlaps is False
+    assert not Interruptible(1).keeps_sampler_current and not Interruptible(1).keeps_cache and InFlight(1).keeps_cache
+    for build in (lambda: OneStepOff(-1), lambda: OffPolicyK(0), lambda: InFlight(-1)):
+        with pytest.raises(ValueError, match="must be at least"):
+            build()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("schedule=in_flight", "group_filter=oversample_abort"), "nothing to abort"),
+        (("schedule=one_step_off", "baseline=greedy", "scale=none"), "gone by then"),
+        (("schedule=in_flight", "engine=vllm"), "engine=native"),
+    ],
+)
+def test_what_a_schedule_cannot_be_combined_with(overrides: tuple[str, ...], said: str, make_run) -> None:
+    with pytest.raises(IncompatibleRun, match=said):
+        check_compatible(make_run(*overrides))
+
+
+def test_stale_tokens_that_nothing_corrects_are_said(make_run) -> None:
+    said = "takes them for the learner's own"
+    assert any(said in line for line in check_compatible(make_run("schedule=one_step_off", "updates=two")))
+    assert not any(said in line for line in check_compatible(make_run("schedule=one_step_off", "correction=tis_token")))
+    assert not any(said in line for line in check_compatible(make_run("updates=two")))
+
+
+def test_more_on_the_way_than_there_are_problems(make_run, tiny_base: Path) -> None:
+    run = make_run("schedule=in_flight", "schedule.max_lag=200")
+    with pytest.raises(ValueError, match="lower schedule"):
+        open_workbench(run, CPU, None)
+
+
+def test_a_stream_that_never_fills_ends_with_a_message(opened) -> None:
+    _, bench, supply = opened("schedule=in_flight", "group_filter=active", "group_filter.max_rounds=2")
+    bench.problems = tuple(replace(problem, answer="none of these") for problem in bench.problems)
+    with pytest.raises(Exhausted, match="carry signal"):
+        supply.take()
+
+
+def test_a_batch_that_waits_is_trained_on_before_the_run_ends(opened) -> None:
+    _, bench, supply = opened("schedule=one_step_off", "group_filter=resample", "group_filter.max_rounds=2")
+    first = step(bench)
+    bench.problems = tuple(replace(problem, answer="none of these") for problem in bench.problems)
+    second = step(bench)  # it was drawn before its problems became hopeless; the third cannot be drawn
+    assert set(second.batch.rollouts.weight_version[:, 0].tolist()) == {0} and first is not second
+    with pytest.raises(Exhausted, match="carry signal"):
+        supply.take()
+    with pytest.raises(Exhausted, match="carry signal"):
+        bench.open_supply(supply.run).take()  # and so it does when it is tried again
+
+
+def test_killed_and_resumed_in_the_middle_of_responses(tmp_path: Path, tiny_base: Path) -> None:
+    """SIGKILL of the process, not an exception: what is on disk is enough."""
+    import signal
+    import subprocess
+    import time
+
+    overrides = (*LONG, *RESUMED["in_flight"])
+    whole = run_in_process(tmp_path / "whole", *overrides, name="x")
+    process = subprocess.Popen(train_command(tmp_path / "cut", *overrides), stdout=subprocess.DEVNULL)
+    log = None
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        found = list((tmp_path / "cut").glob("*/seed=0/checkpoints/step=000003"))
+        if found:
+            log = found[0].parent.parent
+            break
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert log is not None
+    subprocess.run(train_command(tmp_path / "cut", *overrides), check=True, stdout=subprocess.DEVNULL)
+    assert [json.loads(line) for line in (log / "metrics.jsonl").read_text().splitlines()] == metrics_of(whole)
+    ours, theirs = final_weights(log), final_weights(whole)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_pace_is_measured_on_a_run(tmp_path: Path, tiny_base: Path) -> None:
+    """Times planted under known numbers are found again; those of a run that generated ahead are refused."""
+    folder = run_in_process(tmp_path, "budget.amount=30", "updates=two", "evaluation.every=30")
+    planted = Pace(decode_step=0.02, decode_token=3e-4, read_token=1e-4, train_token=3e-4, update=0.0, sync=0.007)
+    size, before, lines = 8, 0, []
+    for line in (folder / "timing.jsonl").read_text().splitlines():
+        timing, numbers = json.loads(line), metrics_of(folder)[len(lines)]["metrics"]
+        sampled, before = numbers["budget/sampled_tokens"] - before, numbers["budget/sampled_tokens"]
+        if "time/generate" in timing["timing"]:
+            drawn = numbers["rollout/groups"] * size * numbers["rollout/length"]
+            trained = drawn + (sampled - drawn) * size
+            timing["timing"]["time/generate"] = numbers["rollout/longest"] * 0.02 + drawn * 3e-4
+            timing["timing"]["time/train"] = trained * 3e-4
+            timing["timing"]["time/sync"] = 0.007
+        lines.append(json.dumps(timing))
+    (folder / "timing.jsonl").write_text("\n".join(lines) + "\n")
+    found = measure(folder)
+    for name, value in vars(planted).items():
+        assert_close(getattr(found.pace, name), value, 1e-6, name)
+    assert found.steps == 30 and found.generate_error < 1e-6 and found.train_error < 1e-6
+    ahead = run_in_process(tmp_path, "budget.amount=12", "schedule=one_step_off", "evaluation.every=12", name="ahead")
+    with pytest.raises(ValueError, match="generated ahead"):
+        measure(ahead)
+    short = run_in_process(tmp_path, "budget.amount=3", name="short")
+    with pytest.raises(ValueError, match="train it for longer"):
+        measure(short)

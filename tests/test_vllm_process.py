@@ -1,0 +1,530 @@
+"""engine=vllm_process, for real: vLLM in its own process draws what the learner agrees with, also while weights change.
+
+Skipped where vLLM is not installed (`make setup-vllm`). Opening a session takes some twenty seconds, so one serves most
+tests, and what is killed is opened again for the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from test_engine import CPU, FP32, learner_logprobs, requests_of
+from test_vllm import SMALL, installed
+
+from grpo_lab.cli import compose_with_choices
+from grpo_lab.config import to_run
+from grpo_lab.engines.base import EngineFailure
+from grpo_lab.engines.native import Native
+from grpo_lab.engines.vllm_process import VllmProcess, interrupts_heard, main_left_alone
+from grpo_lab.engines.vllm_session import VllmProcessSession, VllmStream
+from grpo_lab.engines.weight_transfer import SyncClient, roomy_folder, taken_port, weight_source
+from grpo_lab.models import load_model, stop_token_ids
+from grpo_lab.tricks.precision import LmHead
+from grpo_lab.types import Completion, Request, StopReason, SureRun
+from grpo_lab.workbench import open_workbench
+
+ROWS = 16  # that decode together
+
+
+def engine(**changed: object) -> VllmProcess:
+    choices = ["world=tiny", "tracking=none", "engine=vllm_process", "engine.cache_gib=0.25"]
+    run = to_run(compose_with_choices(choices)[0])
+    return replace(run.engine, max_tokens=24, context=128, max_rows=ROWS, arguments=SMALL, **changed)
+
+
+class Shared:
+    """The session of this file, and what this process was before and after opening it."""
+
+    session: VllmProcessSession | None = None
+    before = after = ()
+
+    def get(self, folder: Path) -> VllmProcessSession:
+        if self.session is not None and self.session.broken:
+            self.session.close()
+            self.session = None
+        if self.session is None:
+            self.before = self._state()
+            self.session = engine().open(folder, FP32, CPU)
+            self.after = self._state()
+        return self.session
+
+    @staticmethod
+    def _state() -> tuple[object, ...]:
+        return torch.get_num_threads(), torch.set_num_threads, torch.get_rng_state().tolist(), dict(os.environ)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Shared]:
+    one = Shared()
+    yield one
+    if one.session is not None:
+        one.session.close()
+
+
+@pytest.fixture
+def session(shared: Shared, tiny_base: Path) -> Iterator[VllmProcessSession]:
+    """The shared session with the base's weights."""
+    opened = shared.get(tiny_base)
+    if opened.version != 0:
+        opened.update_weights(load_model(tiny_base, LmHead.same).state_dict().items(), 0)
+    yield opened
+    assert opened.broken or not opened.rows, "a test left responses behind"
+
+
+@pytest.fixture
+def policies(tiny_base: Path) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """Two policies that are clearly apart, and of which neither ends a response early."""
+    made, noise = [], torch.Generator().manual_seed(3)
+    for apart in (0.0, 0.05):
+        policy = load_model(tiny_base, LmHead.same)
+        with torch.no_grad():
+            for parameter in policy.parameters():
+                parameter.mul_(1.2).add_(torch.randn(parameter.shape, generator=noise), alpha=apart)
+            policy.get_input_embeddings().weight[sorted(stop_token_ids(tiny_base))] = 0
+        made.append(policy)
+    return made[0], made[1]
+
+
+def long_requests(folder: Path, rows: int, prompt_tokens: int) -> list[Request]:
+    """Requests of one prompt that fills whole blocks of the cache, with as many tokens to draw as the context has."""
+    requests = requests_of(folder, rows=rows)
+    prompt = (requests[0].prompt * prompt_tokens)[:prompt_tokens]
+    params = replace(requests[0].params, max_tokens=126 - prompt_tokens)
+    return [
+        replace(request, prompt=prompt, params=params, noise=replace(request.noise, response=row))
+        for row, request in enumerate(requests)
+    ]
+
+
+def gaps(
+    policy: torch.nn.Module, requests: list[Request], completions: list[Completion], which: Callable[[int], bool]
+) -> torch.Tensor:
+    """|learner - sampler| of the tokens whose version is one of `which`, in nats."""
+    scored, sampled = learner_logprobs(policy, requests, completions)
+    picked = torch.zeros_like(sampled, dtype=torch.bool)
+    for row, completion in enumerate(completions):
+        for place, version in enumerate(completion.weight_versions):
+            picked[row, place] = which(version)
+    assert picked.any()
+    return (scored - sampled).detach().abs()[picked]
+
+
+def take_all(stream: VllmStream) -> list[tuple[int, Completion]]:
+    taken = []
+    while stream.rows:
+        taken += stream.take(wait=True)
+    return taken
+
+
+def in_order(taken: list[tuple[int, Completion]]) -> list[Completion]:
+    return [completion for _, completion in sorted(taken, key=lambda one: one[0])]
+
+
+def wait_for_tokens(stream: VllmStream, rows: int, tokens: int) -> dict[int, Completion]:
+    """Until that many responses have that many tokens."""
+    while True:
+        partial = stream.partial()
+        if sum(len(completion.tokens) >= tokens for completion in partial.values()) >= rows:
+            return partial
+
+
+@installed
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_what_it_draws_the_learner_agrees_with(
+    session: VllmProcessSession, tiny_base: Path, temperature: float
+) -> None:
+    requests = requests_of(tiny_base, rows=64)
+    requests = [replace(r, params=replace(r.params, temperature=temperature)) for r in requests]
+    completions = session.generate(requests)
+    scored, sampled = learner_logprobs(tiny_base, requests, completions, temperature)
+    assert float((scored - sampled).detach().abs().max()) < 1e-4
+    for completion in completions:
+        assert (completion.tokens[-1] in session.stop_ids) == (completion.stop is StopReason.EOS)
+        assert len(completion.tokens) == len(completion.logprobs) == len(completion.weight_versions) <= 24
+
+
+@installed
+def test_this_process_keeps_its_threads_random_numbers_and_environment(
+    session: VllmProcessSession, shared: Shared
+) -> None:
+    assert shared.before == shared.after
+    assert session.process.pid in {child.pid for child in psutil.Process().children()}
+    assert not psutil.Process(session.process.pid).children(), "the model is in the engine's process itself"
+
+
+@installed
+def test_new_weights_arrive_whole_tied_head_included(session: VllmProcessSession, tiny_base: Path) -> None:
+    """Also twice in a row, and with a cache full of what the old weights computed."""
+    requests = requests_of(tiny_base, rows=48)
+    before = session.generate(requests)
+    learner = load_model(tiny_base, LmHead.same)
+    for version in (1, 2):
+        with torch.no_grad():
+            for parameter in learner.parameters():
+                parameter.mul_(1.1)
+        session.update_weights(learner.state_dict().items(), version)
+        completions = session.generate(requests)
+        assert set(completions[0].weight_versions) == {version}
+        assert float(gaps(learner, requests, completions, lambda _: True).max()) < 1e-4
+        assert [c.tokens for c in completions] != [c.tokens for c in before]
+    assert [file.name for file in session.shared.iterdir()] == ["engine.log"], "no weights are left in memory"
+
+
+@installed
+def test_weights_without_the_tied_head_would_leave_it_old(session: VllmProcessSession, tiny_base: Path) -> None:
+    learner, requests = load_model(tiny_base, LmHead.same), requests_of(tiny_base, rows=48)
+    with torch.no_grad():
+        learner.get_input_embeddings().weight.mul_(1.5)
+    headless = [(name, tensor) for name, tensor in learner.state_dict().items() if name != "lm_head.weight"]
+    session.update_weights(headless, 1)
+    assert float(gaps(learner, requests, session.generate(requests), lambda _: True).mean()) > 1e-2
+
+
+@installed
+def test_weights_of_another_model_are_refused_and_change_nothing(session: VllmProcessSession, tiny_base: Path) -> None:
+    with pytest.raises(ValueError, match="load both from one folder"):
+        session.update_weights([("nothing.weight", torch.zeros(1))], 1)
+    requests = requests_of(tiny_base, rows=8)
+    assert {v for c in session.generate(requests) for v in c.weight_versions} == {0}
+
+
+@installed
+def test_a_request_says_the_same_whatever_stands_around_it(session: VllmProcessSession, tiny_base: Path) -> None:
+    requests = requests_of(tiny_base, rows=48)
+    together = session.generate(requests)
+    assert [c.tokens for c in session.generate(requests[::-1])][::-1] == [c.tokens for c in together]
+    assert session.generate(requests[5:6])[0].tokens == together[5].tokens
+    assert len({c.tokens for c in together}) > 10, "seeds differ"
+    stream = session.open_stream()
+    for key, request in enumerate(requests):
+        stream.add(key, request)
+    assert [c.tokens for c in in_order(take_all(stream))] == [c.tokens for c in together]
+
+
+@installed
+def test_greedy_is_the_argmax_and_a_prefix_is_continued(session: VllmProcessSession, tiny_base: Path) -> None:
+    requests = requests_of(tiny_base, rows=16)
+    greedy = [replace(r, params=replace(r.params, temperature=0.0)) for r in requests]
+    whole = session.generate(greedy)
+    native = Native(24, 1.0, 1.0, max_rows=64).open(tiny_base, FP32, CPU)
+    assert [c.tokens for c in native.generate(greedy)] == [c.tokens for c in whole]
+    cut = [replace(r, prefix=c.tokens[:3]) for r, c in zip(greedy, whole) if len(c.tokens) > 3]
+    ends = session.generate(cut)
+    assert [r.prefix + c.tokens for r, c in zip(cut, ends)] == [c.tokens for c in whole if len(c.tokens) > 3]
+    over = replace(requests[0], prefix=(*whole[0].tokens, *[sorted(session.stop_ids)[0]]))
+    spent = replace(requests[0], prefix=whole[0].tokens[:2], params=replace(requests[0].params, max_tokens=2))
+    assert [c.stop for c in session.generate([over, spent])] == [StopReason.EOS, StopReason.LENGTH]
+    stream = session.open_stream()
+    stream.add(3, over)
+    assert stream.partial()[3].stop is StopReason.EOS
+    assert stream.take(wait=True) == [(3, Completion((), (), (), StopReason.EOS))]
+
+
+@installed
+def test_a_watcher_stops_the_others(session: VllmProcessSession, tiny_base: Path) -> None:
+    requests = requests_of(tiny_base, rows=24)
+    alone, ended = session.generate(requests), []
+
+    def on_finish(index: int, completion: Completion) -> list[int]:
+        ended.append(index)
+        return [row for row in range(24) if row not in ended] if len(ended) == 5 else []
+
+    raced = session.generate(requests, on_finish)
+    aborted = [row for row, c in enumerate(raced) if c.stop is StopReason.ABORTED]
+    assert sorted(ended + aborted) == list(range(24)) and len(ended) == 5
+    assert any(raced[row].tokens for row in aborted), "they come back with what they had"
+    for row, completion in enumerate(raced):
+        assert completion.tokens == alone[row].tokens[: len(completion.tokens)]
+        assert len(completion.logprobs) == len(completion.tokens)
+
+
+@installed
+def test_a_response_that_is_sure_for_too_long_is_stopped(session: VllmProcessSession, tiny_base: Path) -> None:
+    requests = requests_of(tiny_base, rows=32)
+    free, limit = session.generate(requests), SureRun(4, 0.6)
+    held = session.generate([replace(r, params=replace(r.params, stop_when_sure=limit)) for r in requests])
+    stopped = [one for one in held if one.stop is StopReason.REPETITION]
+    assert len(stopped) > 3 and all(min(one.logprobs[-4:]) > -0.511 for one in stopped)
+    assert all(one.tokens == other.tokens[: len(one.tokens)] for one, other in zip(held, free))
+
+
+@installed
+def test_a_stream_starts_in_the_order_of_asking(
+    session: VllmProcessSession, tiny_base: Path, policies: tuple[torch.nn.Module, torch.nn.Module]
+) -> None:
+    """With three times as many requests as decode together, all of one length: they end in that order too."""
+    session.update_weights(policies[0].state_dict().items(), 1)
+    requests = long_requests(tiny_base, 3 * ROWS, 96)
+    stream = session.open_stream()
+    for key, request in enumerate(requests):
+        stream.add(key, request)
+    assert stream.take(wait=False) == [], "it does not wait"
+    taken = take_all(stream)
+    thirds = [sorted(key for key, _ in taken[at : at + ROWS]) for at in range(0, 3 * ROWS, ROWS)]
+    assert thirds == [list(range(at, at + ROWS)) for at in range(0, 3 * ROWS, ROWS)]
+    with pytest.raises(ValueError, match="nothing is being drawn"):
+        stream.take(wait=True)
+
+
+@installed
+@pytest.mark.parametrize("keeps_cache", [True, False])
+def test_weights_are_swapped_under_what_is_in_flight(
+    session: VllmProcessSession,
+    tiny_base: Path,
+    policies: tuple[torch.nn.Module, torch.nn.Module],
+    keeps_cache: bool,
+) -> None:
+    old, new = policies
+    session.update_weights(old.state_dict().items(), 1)
+    requests = long_requests(tiny_base, ROWS, 66)
+    stream = session.open_stream()
+    for key, request in enumerate(requests):
+        stream.add(key, request)
+    begun = wait_for_tokens(stream, ROWS, 5)
+    stream.update_weights(new.state_dict().items(), 2, keeps_cache)
+    completions = in_order(take_all(stream))
+    for key, completion in enumerate(completions):
+        versions = list(completion.weight_versions)
+        assert versions == sorted(versions) and set(versions) == {1, 2}
+        assert versions.count(1) >= len(begun[key].tokens)
+        assert completion.tokens[: len(begun[key].tokens)] == begun[key].tokens
+    assert float(gaps(old, requests, completions, lambda version: version == 1).max()) < 1e-4
+    assert float(gaps(old, requests, completions, lambda version: version == 2).mean()) > 1e-2
+    after = gaps(new, requests, completions, lambda version: version == 2)
+    if keeps_cache:
+        assert float(after.mean()) > 1e-3, "they still read what the old weights had computed"
+    else:
+        assert float(after.max()) < 1e-4, "everything was computed anew"
+    # What is asked now shares their prompt, of two blocks, and nothing that the old weights computed of it.
+    later = [replace(request, noise=replace(request.noise, step=7)) for request in requests]
+    assert float(gaps(new, later, session.generate(later), lambda _: True).max()) < 1e-4
+
+
+@installed
+def test_what_had_no_token_at_a_swap_is_all_of_the_new_weights(
+    session: VllmProcessSession, tiny_base: Path, policies: tuple[torch.nn.Module, torch.nn.Module]
+) -> None:
+    """Twice as many as decode together: the second half waits, and shares its prompt with the first."""
+    old, new = policies
+    session.update_weights(old.state_dict().items(), 1)
+    requests = long_requests(tiny_base, 2 * ROWS, 66)
+    stream = session.open_stream()
+    for key, request in enumerate(requests):
+        stream.add(key, request)
+    wait_for_tokens(stream, ROWS, 2)
+    stream.update_weights(new.state_dict().items(), 2, keeps_cache=True)
+    completions = in_order(take_all(stream))
+    assert all({1, 2} == set(completion.weight_versions) for completion in completions[:ROWS])
+    assert all({2} == set(completion.weight_versions) for completion in completions[ROWS:])
+    assert float(gaps(new, requests[ROWS:], completions[ROWS:], lambda _: True).max()) < 1e-4
+
+
+@installed
+def test_evaluation_shares_the_engine_with_an_open_stream(
+    session: VllmProcessSession, tiny_base: Path, policies: tuple[torch.nn.Module, torch.nn.Module]
+) -> None:
+    session.update_weights(policies[0].state_dict().items(), 1)
+    requests, asked = long_requests(tiny_base, ROWS, 66), requests_of(tiny_base, rows=8)
+    alone = session.generate(requests), session.generate(asked)
+    stream = session.open_stream()
+    for key, request in enumerate(requests[: ROWS // 2]):
+        stream.add(key, request)
+    wait_for_tokens(stream, 1, 1)
+    assert [c.tokens for c in session.generate(asked)] == [c.tokens for c in alone[1]]
+    assert [c.tokens for c in in_order(take_all(stream))] == [c.tokens for c in alone[0][: ROWS // 2]]
+
+
+@installed
+def test_a_stream_is_drained_and_another_goes_on(
+    session: VllmProcessSession, tiny_base: Path, policies: tuple[torch.nn.Module, torch.nn.Module]
+) -> None:
+    session.update_weights(policies[0].state_dict().items(), 1)
+    requests = long_requests(tiny_base, ROWS, 66)
+    stream = session.open_stream()
+    for key, request in enumerate(requests):
+        stream.add(key, request)
+    seen = wait_for_tokens(stream, ROWS, 3)
+    kept = stream.drain()
+    assert not stream.rows and not session.rows and kept.keys() == seen.keys()
+    assert {completion.stop for completion in kept.values()} == {StopReason.ABORTED}
+    assert all(kept[key].tokens[: len(seen[key].tokens)] == seen[key].tokens for key in kept)
+    session.update_weights(policies[1].state_dict().items(), 2)
+    further = session.open_stream()
+    for key, request in enumerate(requests):
+        further.add(key, replace(request, prefix=kept[key].tokens))
+    whole = [kept[key].continued(completion) for key, completion in enumerate(in_order(take_all(further)))]
+    assert all(len(one.tokens) == 60 or one.tokens[-1] in session.stop_ids for one in whole)
+    assert float(gaps(policies[0], requests, whole, lambda version: version == 1).max()) < 1e-4
+    assert float(gaps(policies[1], requests, whole, lambda version: version == 2).max()) < 1e-4
+
+
+@installed
+def test_a_prompt_beyond_the_context_leaves_nothing_behind(session: VllmProcessSession, tiny_base: Path) -> None:
+    first, last = requests_of(tiny_base, rows=2)
+    with pytest.raises(EngineFailure, match="128"):
+        session.generate([first, replace(last, prompt=last.prompt * 100)])
+    assert not session.rows and session.generate([first])[0].tokens
+
+
+@installed
+def test_an_engine_that_is_killed_is_noticed_at_once(session: VllmProcessSession, tiny_base: Path) -> None:
+    requests = long_requests(tiny_base, 3 * ROWS, 66)
+    stream = session.open_stream()
+    for key, request in enumerate(requests):
+        stream.add(key, request)
+    wait_for_tokens(stream, 1, 1)
+    os.kill(session.process.pid, signal.SIGKILL)
+    start = time.monotonic()
+    with pytest.raises(EngineFailure, match=r"ended by signal 9.*engine\.cache_gib.*goes on from the last checkpoint"):
+        take_all(stream)
+    calls = (
+        lambda: session.generate(requests[:1]),
+        lambda: stream.add(99, requests[0]),
+        lambda: session.update_weights(load_model(tiny_base, LmHead.same).state_dict().items(), 9),
+        stream.drain,
+    )
+    for one in calls:
+        with pytest.raises(EngineFailure, match="signal 9"):
+            one()
+    assert time.monotonic() - start < 10
+    folder = session.shared
+    session.close()
+    assert not folder.exists()
+
+
+_TRAINER = """
+import time
+from pathlib import Path
+import torch
+from grpo_lab.engines.vllm_process import VllmProcess
+from grpo_lab.tricks.precision import Fp32, LmHead
+from grpo_lab.types import NoiseKey, Request, SamplingParams
+session = {engine!r}.open(Path({base!r}), Fp32(LmHead.same, 1e-3), torch.device("cpu"))
+stream = session.open_stream()
+for key in range(16):
+    stream.add(key, Request((5, 12, 6), NoiseKey(0, "test", 0, 0, key), SamplingParams(100, 1.0, 1.0)))
+print(session.process.pid, session.shared, flush=True)
+time.sleep(600)
+"""
+
+
+@installed
+@pytest.mark.slow
+def test_the_engine_ends_with_a_trainer_that_is_killed(tmp_path: Path, tiny_base: Path) -> None:
+    script = tmp_path / "trainer.py"
+    script.write_text(_TRAINER.format(engine=engine(), base=str(tiny_base)))
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as trainer:
+        said = trainer.stdout.readline().split()
+        assert len(said) == 2, "the trainer opened its engine"
+        child, folder = psutil.Process(int(said[0])), Path(said[1])
+        assert child.is_running() and folder.exists()
+        trainer.kill()
+        assert psutil.wait_procs([child], timeout=10)[1] == [], "it is gone, also while the trainer is a zombie"
+        assert not folder.exists()
+
+
+@installed
+@pytest.mark.slow
+def test_what_goes_wrong_in_the_other_process_is_said_in_this_one(monkeypatch, tiny_base: Path) -> None:
+    """A cache that does not hold one response is found by the engine's process, when it has loaded the model."""
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    with pytest.raises(ValueError, match=r"memory for the cache blocks(.|\n)*Remedy: lower engine"):
+        engine(cache_gib=1e-6).open(tiny_base, FP32, CPU)
+    left = {child.pid for child in psutil.Process().children(recursive=True)} - before
+    assert all("EngineCore" not in psutil.Process(pid).name() for pid in left)
+
+
+def test_an_interrupt_while_the_engine_starts_is_not_lost(request: pytest.FixtureRequest) -> None:
+    """Where the caller waits in a call that swallows it: the engine ends, and the wait with it."""
+    starting = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,), name="EngineCore")
+    reached = []
+    # A test run that a shell put into the background has inherited that SIGINT is ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+    with pytest.raises(KeyboardInterrupt), interrupts_heard(), main_left_alone():
+        starting.start()
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        starting.join(timeout=20)
+        reached.append(starting.exitcode)
+    assert reached == [-signal.SIGKILL]
+    with pytest.raises(KeyboardInterrupt), interrupts_heard():
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("without an engine it comes at once")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["engine.top_p=0.9"], "log-probs of what top-p left"),
+        (["+engine.arguments.worker_extension_cls=x"], "which the run sets itself"),
+        (["engine.threads=0"], "greater than 0"),
+        (["engine.port=80"], "1024 to 65535"),
+        (["engine.device_index=-1"], "0 or more"),
+    ],
+)
+def test_bad_settings_are_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        to_run(compose_with_choices(["world=tiny", "tracking=none", "engine=vllm_process", *overrides])[0])
+
+
+def test_a_port_that_is_taken_and_a_card_that_is_not_there_are_said_before_anything_is_loaded(monkeypatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        run = to_run(
+            compose_with_choices(["world=tiny", "tracking=none", "engine=vllm_process", f"engine.port={port}"])[0]
+        )
+        with pytest.raises(ValueError, match=rf"engine\.port={port}.*choose a free one"):
+            open_workbench(run, CPU, None)
+    assert taken_port(port) is None and run.engine.missing() is None
+    assert "torch sees 2 CUDA devices" in replace(run.engine, device_index=2).missing()
+    with pytest.raises(ValueError, match="is the learner's card"):
+        run.engine.open(Path("nowhere"), FP32, torch.device("cuda", 1))
+
+
+def test_files_of_weights_pass_through_memory_where_there_is_room(tmp_path: Path) -> None:
+    memory = tmp_path / "memory"
+    assert roomy_folder(1, tmp_path, memory) == tmp_path, "there is none"
+    memory.mkdir()
+    assert roomy_folder(1, tmp_path, memory) == memory and roomy_folder(2**60, tmp_path, memory) == tmp_path
+
+
+@installed
+def test_what_is_sent_between_cards_is_what_vllm_asks_for() -> None:
+    """NCCL itself needs two cards; vLLM's own check of names, types and shapes against what is sent does not."""
+    from vllm.distributed.weight_transfer.base import VLLMWeightSyncClient, WeightTransferInitRequest
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo, NCCLTrainerWeightTransferEngine
+
+    asked = []
+    client = SyncClient(lambda method, arguments: asked.append((method, arguments)))
+    assert isinstance(client, VLLMWeightSyncClient) and WeightTransferInitRequest
+    assert NCCLTrainerInitInfo(rank=0, master_address="127.0.0.1", master_port=29600, world_size=2).is_sender
+    source = weight_source()
+    source.weights = {"embed": torch.ones(2, 3), "lm_head": torch.ones(2, 3)}
+    sent = NCCLTrainerWeightTransferEngine._checked_iter(source, source.metadata())
+    assert [(name, tuple(tensor.shape)) for name, tensor in sent] == [("embed", (2, 3)), ("lm_head", (2, 3))]
+    client.start_weight_update()
+    client.update_weights({"names": ["embed"]})
+    client.finish_weight_update()
+    assert [method for method, _ in asked] == ["start_weight_update", "update_weights", "finish_weight_update"]
+    assert asked[1][1] == {"update_info": {"names": ["embed"]}}

@@ -1,0 +1,193 @@
+"""Sessions of vLLM that are opened and closed, one at a time in a process: precision, failures, a whole run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from test_engine import CPU, FP32, learner_logprobs, requests_of
+from test_loop import metrics_of, run_in_process, same_ending
+from test_vllm import SMALL, engine, installed
+
+from grpo_lab.checkpoint import latest, load_state
+from grpo_lab.cli import compose_with_choices
+from grpo_lab.config import to_run
+from grpo_lab.engines.base import EngineFailure
+from grpo_lab.engines.vllm import VllmSession
+from grpo_lab.engines.vllm_process import VllmProcess
+from grpo_lab.engines.vllm_session import VllmProcessSession
+from grpo_lab.rounds import Rounds
+from grpo_lab.supply import Delivery
+from grpo_lab.tricks.precision import Bf16, LmHead
+from grpo_lab.workbench import Workbench
+
+
+@installed
+def test_bf16_with_an_fp32_head(tiny_base: Path) -> None:
+    gaps = {}
+    for name, precision in {"head": Bf16(LmHead.fp32, 0.1), "all": Bf16(LmHead.same, 0.1)}.items():
+        opened = engine(arguments=SMALL).open(tiny_base, precision, CPU)
+        requests = requests_of(tiny_base, rows=64)
+        scored, sampled = learner_logprobs(tiny_base, requests, opened.generate(requests))
+        gaps[name] = float((scored - sampled).detach().abs().mean())
+        opened.close()
+    assert 1e-4 < gaps["head"] < 0.02 and 1e-4 < gaps["all"] < 0.02
+
+
+@installed
+def test_the_learner_keeps_its_threads_and_its_random_numbers(tiny_base: Path) -> None:
+    torch.manual_seed(5)
+    drawn = torch.rand(2)[1]
+    torch.manual_seed(5)
+    torch.rand(1)
+    set_threads = torch.set_num_threads
+    opened = engine().open(tiny_base, FP32, CPU)
+    assert torch.equal(torch.rand(1)[0], drawn) and torch.set_num_threads is set_threads
+    opened.close()
+
+
+@installed
+def test_what_vllm_cannot_open_comes_with_a_remedy(tiny_base: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"engine\.arguments takes the names"):
+        engine(arguments={"no_such_argument": 1}).open(tiny_base, FP32, CPU)
+    with pytest.raises(ValueError, match=r"lower engine\.context"):
+        replace(engine(), context=1_000_000).open(tiny_base, FP32, CPU)
+
+
+@installed
+def test_a_run_whose_engine_dies_goes_on_as_if_it_had_not(tmp_path: Path, tiny_base: Path, monkeypatch) -> None:
+    common = [
+        "engine=vllm", "engine.cache_gib=0.25", "engine.context=128", "checkpoint_every=2", "budget.amount=4",
+        "optimizer.learning_rate=3e-4", "evaluation=brief",
+    ]  # fmt: skip
+    whole = run_in_process(tmp_path / "whole", *common)
+    rows = [row["metrics"] for row in metrics_of(whole)[1:]]
+    assert all(row["mismatch/absolute"] < 1e-5 and row["mismatch/pearson"] > 0.99999 for row in rows)
+    assert len({row["rollout/length"] for row in rows}) > 1 and all(row["train/updates"] == 4 for row in rows)
+    with monkeypatch.context() as patched:
+        take = VllmSession.generate
+
+        def dies(opened: VllmSession, requests, on_finish=None):
+            if opened.version == 12:  # the fourth step's weights
+                patched.setattr(opened.engine, "step", lambda: 1 / 0)
+            return take(opened, requests, on_finish)
+
+        patched.setattr(VllmSession, "generate", dies)
+        with pytest.raises(EngineFailure, match="ZeroDivisionError"):
+            run_in_process(tmp_path / "dies", *common)
+    (folder,) = (tmp_path / "dies").glob("run/seed=*")
+    assert "goes on from the last checkpoint" in (folder / "error.txt").read_text()
+    run_in_process(tmp_path / "dies", *common)
+    same_ending(folder, whole)
+
+
+@installed
+@pytest.mark.slow
+def test_a_run_whose_engine_is_killed_in_its_own_process_goes_on_as_if_it_had_not(
+    tmp_path: Path, tiny_base: Path, monkeypatch
+) -> None:
+    """The same bits, too: an evaluation or a step begins in one batch, however fast its requests come."""
+    common = [
+        "engine=vllm_process", "engine.cache_gib=0.25", "engine.context=128", "checkpoint_every=2", "budget.amount=4",
+        "optimizer.learning_rate=3e-4", "evaluation=brief",
+    ]  # fmt: skip
+    whole = run_in_process(tmp_path / "whole", *common)
+    rows = [row["metrics"] for row in metrics_of(whole)[1:]]
+    assert all(row["mismatch/absolute"] < 1e-5 and row["mismatch/pearson"] > 0.99999 for row in rows)
+    assert len({row["rollout/length"] for row in rows}) > 1 and all(row["train/updates"] == 4 for row in rows)
+    with monkeypatch.context() as patched:
+        ask = VllmProcessSession.generate
+
+        def killed(opened: VllmProcessSession, requests, on_finish=None):
+            if opened.version == 12:  # the fourth step's weights
+                os.kill(opened.process.pid, signal.SIGKILL)
+            return ask(opened, requests, on_finish)
+
+        patched.setattr(VllmProcessSession, "generate", killed)
+        with pytest.raises(EngineFailure, match="ended by signal 9"):
+            run_in_process(tmp_path / "dies", *common)
+    (folder,) = (tmp_path / "dies").glob("run/seed=*")
+    assert "goes on from the last checkpoint" in (folder / "error.txt").read_text()
+    run_in_process(tmp_path / "dies", *common)
+    same_ending(folder, whole)
+
+
+LIVE = [
+    "engine=vllm_process", "engine.cache_gib=0.25", "engine.context=128", "evaluation=brief", "evaluation.every=100",
+    "problems_per_step=8", "group_size=4", "updates=one", "correction=tis_token", "optimizer.learning_rate=3e-3",
+]  # fmt: skip
+
+
+@installed
+@pytest.mark.slow
+def test_the_next_batch_is_drawn_while_the_learner_trains(tmp_path: Path, tiny_base: Path, monkeypatch) -> None:
+    """For real, and with the tokens that the same schedule draws when nothing overlaps."""
+    during = []
+    settle = Rounds.settle
+
+    def seen(self: Rounds, made) -> None:
+        during.append((self.number, self.bench.ledger.steps, threading.current_thread().name))
+        settle(self, made)
+
+    monkeypatch.setattr(Rounds, "settle", seen)
+    schedule = ("schedule=one_step_off", "schedule.lag=2", "budget.amount=6")
+    live = run_in_process(tmp_path / "live", *LIVE, *schedule)
+    threads = {number: name for number, _, name in during}
+    assert "MainThread" in threads[0] and all("MainThread" not in threads[number] for number in range(1, 8))
+    rows = [row["metrics"] for row in metrics_of(live)[1:]]
+    assert [row["rollout/staleness_max"] for row in rows] == [0, 1, 2, 2, 2, 2]
+    monkeypatch.setattr(VllmProcess, "overlaps", False)
+    waiting = run_in_process(tmp_path / "waiting", *LIVE, *schedule)
+    for one, other in zip(rows, (row["metrics"] for row in metrics_of(waiting)[1:])):
+        assert one["rollout/length"] == other["rollout/length"] and one["reward/mean"] == other["reward/mean"]
+
+
+@installed
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["in_flight", "interruptible"])
+def test_weights_meet_responses_midway_for_real_and_what_grows_is_saved(
+    schedule: str, tmp_path: Path, tiny_base: Path, monkeypatch
+) -> None:
+    """Stopped in its sixth step, it goes on from what had grown until the fourth: no response is drawn anew."""
+    overrides = [
+        *LIVE, f"schedule={schedule}", "schedule.max_lag=2", "truncation=interrupt", "budget.amount=8",
+        "checkpoint_every=4", "engine.max_rows=16", "rollouts_every=1",
+    ]  # fmt: skip
+    count = Delivery.count
+
+    def dies_in_step_six(self: Delivery, bench: Workbench) -> None:
+        if bench.ledger.steps == 5:
+            os.kill(bench.session.process.pid, signal.SIGKILL)
+            bench.session.process.join()
+            bench.session.check_alive()
+        count(self, bench)
+
+    monkeypatch.setattr(Delivery, "count", dies_in_step_six)
+    with pytest.raises(EngineFailure, match="ended by signal 9"):
+        run_in_process(tmp_path, *overrides)
+    (folder,) = tmp_path.glob("run/seed=*")
+    saved = load_state(latest(folder / "checkpoints"))["supply"]
+    grown = {
+        (left["group"]["index"], place): part["logprobs"]
+        for left in saved["growing"].values()
+        for place, part in zip([p for p, begun in enumerate(left["begun"]) if begun], left["group"]["responses"])
+    }
+    assert len(grown) >= 4 and all(grown.values())
+    monkeypatch.setattr(Delivery, "count", count)
+    run_in_process(tmp_path, *overrides)
+    rows = [row["metrics"] for row in metrics_of(folder)[1:]]
+    assert len(rows) == 8 and max(row["rollout/staleness_max"] for row in rows) >= 1
+    assert all(row["mismatch/absolute"] < 0.2 for row in rows)
+    tables = pd.concat([pd.read_parquet(folder / "rollouts" / f"step={step:06d}.parquet") for step in (5, 6, 7, 8)])
+    whole = {(row.problem_id, row.response): list(row.token_logprob) for row in tables.itertuples()}
+    problems = to_run(compose_with_choices(["world=tiny"])[0]).task.problems("train")
+    taken = {key: whole[place] for key in grown if (place := (problems[key[0]].id, key[1])) in whole}
+    assert len(taken) >= 4
+    for key, logprobs in taken.items():
+        assert logprobs[: len(grown[key])] == pytest.approx(grown[key], abs=1e-6), "not a response drawn anew"
