@@ -61,10 +61,10 @@ def sync_runs(arguments: argparse.Namespace) -> None:
 
 
 def measure_pace(arguments: argparse.Namespace) -> None:
-    """Print the pace of a run as overrides, and how well six numbers describe its times."""
+    """Print the pace of runs as overrides, and how well six numbers describe their times."""
     from grpo_lab.pace import measure
 
-    found = measure(arguments.folder)
+    found = measure(arguments.folders)
     print(" ".join(f"pace.{name}={value:.3g}" for name, value in vars(found.pace).items()))
     print(
         f"from {found.steps} steps; a step's time is off by {found.generate_error:.0%} (generation) and "
@@ -179,8 +179,8 @@ def main() -> None:
     sync = commands.add_parser("sync", help="replay run folders into MLflow")
     sync.add_argument("folder", type=Path, nargs="?", default=Path("runs"), help="a run, or a folder of runs")
     sync.set_defaults(run=sync_runs)
-    pace = commands.add_parser("pace", help="seconds of simulated time, measured on a run, as overrides")
-    pace.add_argument("folder", type=Path, help="a run's folder, of schedule=sync")
+    pace = commands.add_parser("pace", help="seconds of simulated time, measured on runs, as overrides")
+    pace.add_argument("folders", type=Path, nargs="+", metavar="RUN", help="a run's folder, of schedule=sync")
     pace.set_defaults(run=measure_pace)
     commands.add_parser("metrics", help="list every metric with unit and meaning").set_defaults(run=list_metrics)
     tricks = commands.add_parser("tricks", help="the axes and their options, one line each")

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Float
 from omegaconf import OmegaConf
 from scipy.optimize import nnls
 
@@ -89,7 +90,7 @@ class SimulatedClock:
 
 @dataclass(frozen=True)
 class Measured:
-    """A pace fitted to a run, and how far it is from the run's own times: mean |error| of a step, as a share."""
+    """A pace fitted to runs, and how far it is from their own times: mean |error| of a step, as a share."""
 
     pace: Pace
     steps: int
@@ -97,14 +98,36 @@ class Measured:
     train_error: float
 
 
-def measure(folder: Path) -> Measured:
-    """The pace of a finished or running run whose sampler kept current, from the times of its steps.
+def measure(folders: Sequence[Path]) -> Measured:
+    """The pace of finished or running runs whose sampler kept current, from the times of their steps.
 
-    Non-negative least squares of the time a step generated over its decoding steps and tokens, and of the time it
-    trained over its tokens and updates. Generation and training are each taken as they were, on whatever they shared;
-    a token that is read is taken to cost a third of one that is trained on, as forward passes do. Raises ValueError
-    where there are fewer than 10 steps with times, or where generation ran ahead of training.
+    Non-negative least squares, in shares of what was seen, of the time a step generated over its decoding steps and
+    tokens, and of the time it trained over its tokens and updates. What a step costs and what a response in it costs
+    are told apart where batches differ in size: give runs of several `problems_per_step`. Generation and training are
+    each taken as they were, on whatever they shared; a token that is read is taken to cost a third of one that is
+    trained on, as forward passes do. Raises ValueError where a run has fewer than 10 steps with times, or where its
+    generation ran ahead of training.
     """
+    table = np.concatenate([_times(folder) for folder in folders])
+    generated, took = table[:, 4], table[:, 5]
+    step, token = _fit(table[:, :2], generated)
+    trained, update = _fit(table[:, 2:4], took)
+    pace = Pace(
+        max(step, _SHORTEST), token, trained / 3, max(trained, _SHORTEST), update, float(np.median(table[:, 6]))
+    )
+    generate = pace.decode_step * table[:, 0] + pace.decode_token * table[:, 1]
+    train = pace.train_token * table[:, 2] + pace.update * table[:, 3]
+    errors = [float(np.abs(fit / seen - 1).mean()) for fit, seen in ((generate, generated), (train, took))]
+    return Measured(pace, len(table), *errors)
+
+
+def _fit(what: Float[np.ndarray, "S C"], seconds: Float[np.ndarray, "S"]) -> list[float]:
+    """What one unit of each column costs, none less than nothing; a step that took long has no more say than others."""
+    return nnls(what / seconds[:, None], np.ones_like(seconds))[0].tolist()
+
+
+def _times(folder: Path) -> Float[np.ndarray, "S 7"]:
+    """Of each step: decoding steps, tokens drawn, tokens trained on, updates, and seconds to generate, train, sync."""
     config, rows, before = OmegaConf.load(folder / "config.yaml"), [], 0
     for record in read_steps(folder):
         numbers, times = record.metrics, record.timing
@@ -122,13 +145,4 @@ def measure(folder: Path) -> Measured:
             raise ValueError(f"{folder} generated ahead, and not in the step that is timed: give one of schedule=sync")
     if len(rows) < 10:
         raise ValueError(f"{folder} has {len(rows)} steps with times, and 10 are needed: train it for longer")
-    table = np.array(rows[2:])  # the first steps warm caches up
-    (step, token), generated = nnls(table[:, :2], table[:, 4])[0].tolist(), table[:, 4]
-    (trained, update), took = nnls(table[:, 2:4], table[:, 5])[0].tolist(), table[:, 5]
-    pace = Pace(
-        max(step, _SHORTEST), token, trained / 3, max(trained, _SHORTEST), update, float(np.median(table[:, 6]))
-    )
-    generate = pace.decode_step * table[:, 0] + pace.decode_token * table[:, 1]
-    train = pace.train_token * table[:, 2] + pace.update * table[:, 3]
-    errors = [float(np.abs(fit / seen - 1).mean()) for fit, seen in ((generate, generated), (train, took))]
-    return Measured(pace, len(rows), *errors)
+    return np.array(rows[2:])  # the first steps warm caches up

@@ -176,10 +176,8 @@ class Streamed(Supply):
 
     def _refuse_to_throw_on(self) -> None:
         """Raise Exhausted once the group filter has thrown away more for one batch than it may."""
-        chosen = self.run.group_filter
-        if len(self.thrown) > chosen.at_most_thrown(self.wanted):
-            everything = Groups.join([one.made for one in (*self.thrown, *self.ready)])
-            raise chosen.never_fills(everything, len(self.ready), self.wanted)
+        everything = [one.made for one in (*self.thrown, *self.ready)]
+        self.run.group_filter.check_thrown(everything, len(self.thrown), self.wanted)
 
     def _spent(self, whole: list[_Whole]) -> Spent:
         size = self.run.group_size
@@ -287,6 +285,10 @@ class SimulatedStream(Streamed):
 
 class LiveStream(Streamed):
     """The stream of an engine in a process of its own: real time, and therefore not the same twice."""
+
+    def __init__(self, run: RunConfig, bench: Workbench) -> None:
+        super().__init__(run, bench)
+        self.partial: dict[int, Completion] = {}
 
     def _advance(self) -> None:
         for key, completion in self.stream.take(wait=True):

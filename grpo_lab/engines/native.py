@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
 
 from grpo_lab.engines.base import Engine, EngineSession, already_ended, check_names
 from grpo_lab.engines.cache import block_cache, keep_rows
@@ -216,35 +217,15 @@ class _Wave:
 
     def _prefill(self) -> Float[Tensor, "R V"]:
         """Run each distinct context once, left-padded, and repeat its cache for every row that shares it."""
-        device, model = self.session.device, self.session.model
-        contexts = [r.prompt + r.prefix for r in self.requests]
-        distinct = {context: place for place, context in enumerate(dict.fromkeys(contexts))}
-        longest = max(map(len, distinct))
-        ids = torch.zeros(len(distinct), longest, dtype=torch.long)
-        mask = torch.zeros(len(distinct), longest, dtype=torch.long)
-        for context, place in distinct.items():
-            ids[place, longest - len(context) :] = torch.tensor(context)
-            mask[place, longest - len(context) :] = 1
-        padded = bool((mask == 0).any())
-        ids, mask = ids.to(device), mask.to(device)
-        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        model = self.session.model
         self.cache = block_cache(model.config)
-        output = model(
-            input_ids=ids,
-            attention_mask=mask if padded else None,
-            position_ids=positions,
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        rows = torch.tensor([distinct[context] for context in contexts], device=device)
-        self.cache.batch_select_indices(rows)
+        logits, mask, _ = read_texts(model, [r.prompt + r.prefix for r in self.requests], self.cache)
         # Without padding there is nothing to mask, and attention takes its faster path.
-        self.mask = mask[rows] if padded else None
-        self.next_positions = positions[rows, -1:] + 1
+        self.mask = mask if (mask == 0).any() else None
+        self.next_positions = mask.sum(dim=1, keepdim=True)
         # A row that has ended unseen must not count on beyond what the model has positions for.
         self.last_positions = self.next_positions + self.budgets[:, None] - 1
-        return output.logits[rows, -1]
+        return logits
 
     def _fixed_step(self) -> FixedStep:
         """The decoding step after prefill, in tensors that keep their shapes."""
@@ -266,6 +247,35 @@ class _Wave:
         )
         self.next_positions = torch.minimum(self.next_positions + 1, self.last_positions)
         return output.logits[:, -1]
+
+
+def read_texts(
+    model: PreTrainedModel, texts: Sequence[tuple[int, ...]], cache: DynamicCache
+) -> tuple[Float[Tensor, "R V"], Int[Tensor, "R S"], int]:
+    """Fill an empty cache with these texts, each distinct one read once and padded on the left.
+
+    Returns the logits after each text, 1 where the cache holds a token of it, and how many tokens were read.
+    """
+    distinct = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+    longest = max(map(len, distinct))
+    ids = torch.zeros(len(distinct), longest, dtype=torch.long)
+    mask = torch.zeros(len(distinct), longest, dtype=torch.long)
+    for text, place in distinct.items():
+        ids[place, longest - len(text) :] = torch.tensor(text, dtype=torch.long)
+        mask[place, longest - len(text) :] = 1
+    padded = not mask.all()
+    ids, mask = ids.to(model.device), mask.to(model.device)
+    output = model(
+        input_ids=ids,
+        attention_mask=mask if padded else None,
+        position_ids=(mask.cumsum(1) - 1).clamp(min=0),
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    rows = torch.tensor([distinct[text] for text in texts], device=model.device)
+    cache.batch_select_indices(rows)
+    return output.logits[rows, -1], mask[rows], sum(map(len, distinct))
 
 
 def draw(

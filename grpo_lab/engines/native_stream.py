@@ -22,7 +22,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from grpo_lab.engines.base import Stream, already_ended
-from grpo_lab.engines.native import draw
+from grpo_lab.engines.native import draw, read_texts
 from grpo_lab.seeding import token_uniforms
 from grpo_lab.types import Completion, Request, StopReason
 
@@ -137,29 +137,13 @@ class NativeStream(Stream):
         fresh = [row.text[:-1] for row in self.rows[len(self.mask) :]]
         if not fresh:
             return 0
-        distinct = {text: place for place, text in enumerate(dict.fromkeys(fresh))}
-        width = max(map(len, distinct))
-        device, model = self.session.device, self.session.model
-        ids = torch.zeros(len(distinct), width, dtype=torch.long)
-        mask = torch.zeros(len(distinct), width, dtype=torch.long)
-        for text, place in distinct.items():
-            ids[place, width - len(text) :] = torch.tensor(text, dtype=torch.long)
-            mask[place, width - len(text) :] = 1
-        ids, mask = ids.to(device), mask.to(device)
-        own = DynamicCache(config=model.config)
-        if width:
-            model(
-                input_ids=ids,
-                attention_mask=None if mask.all() else mask,
-                position_ids=(mask.cumsum(1) - 1).clamp(min=0),
-                past_key_values=own,
-                use_cache=True,
-                logits_to_keep=1,
-            )
-            own.batch_select_indices(torch.tensor([distinct[text] for text in fresh], device=device))
-        rows = torch.tensor([distinct[text] for text in fresh], device=device)
-        self._join(own, mask[rows])
-        return sum(map(len, distinct))
+        own = DynamicCache(config=self.session.model.config)
+        if not any(fresh):  # prompts of one token
+            self._join(own, self.mask.new_zeros(len(fresh), 0))
+            return 0
+        _, mask, read = read_texts(self.session.model, fresh, own)
+        self._join(own, mask)
+        return read
 
     def _join(self, own: DynamicCache, mask: Tensor) -> None:
         """Put rows behind those of the cache, both padded on the left to one width."""

@@ -93,10 +93,9 @@ class VllmProcessSession(EngineSession):
                         others = left.intersection(on_finish(index, completion)) - aborted
                         stream.abort(others & stream.rows.keys())
                         aborted |= others
-        except Exception:
-            if self.broken is None:
+        finally:
+            if stream.rows and self.broken is None:  # an error, or Ctrl-C
                 stream.drain()  # or the engine would draw them beside the next call's
-            raise
         return results
 
     def open_stream(self) -> VllmStream:

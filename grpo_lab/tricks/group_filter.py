@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -78,13 +78,8 @@ class GroupFilter(Trick, ABC):
         """Whether a group [1, G] may take a place in the batch."""
         return True
 
-    def at_most_thrown(self, number: int) -> float:
-        """How many groups may be thrown away for one batch of `number`."""
-        return math.inf
-
-    def never_fills(self, made: Groups, found: int, number: int) -> Exhausted:
-        """What to raise once that many were thrown away, `made` being all that ended and `found` what was kept."""
-        raise NotImplementedError("this filter throws no group away")
+    def check_thrown(self, made: Sequence[Groups], thrown: int, number: int) -> None:
+        """Raise Exhausted where `thrown` of all `made` for one batch of `number` are more than may be."""
 
     def __call__(self, graded: Graded) -> Graded:
         """The record with the rows of filtered groups masked."""
@@ -149,15 +144,17 @@ class Refill(GroupFilter, ABC):
     def accepts(self, group: Graded) -> bool:
         return bool(has_signal(group, self.signal))
 
-    def at_most_thrown(self, number: int) -> float:
-        return float(self.max_rounds * self.at_once(number))
+    def check_thrown(self, made: Sequence[Groups], thrown: int, number: int) -> None:
+        if thrown > self.max_rounds * self.at_once(number):
+            everything = Groups.join(made)
+            raise self._never_fills(everything, everything.number - thrown, number)
 
     def collect(self, source: GroupSource, number: int) -> Collected:
         rounds: list[Groups] = []
         chosen: list[int] = []
         while len(chosen) < number:
             if len(rounds) == self.max_rounds:
-                raise self.never_fills(Groups.join(rounds), len(chosen), number)
+                raise self._never_fills(Groups.join(rounds), len(chosen), number)
             made = self.round(source, number, number - len(chosen))
             before = sum(part.number for part in rounds)
             chosen += [before + place for place in has_signal(made.cut, self.signal)]
@@ -168,7 +165,8 @@ class Refill(GroupFilter, ABC):
     def round(self, source: GroupSource, number: int, missing: int) -> Groups:
         """One more round of generation for a batch of `number` groups of which `missing` are not there yet."""
 
-    def never_fills(self, made: Groups, found: int, number: int) -> Exhausted:
+    def _never_fills(self, made: Groups, found: int, number: int) -> Exhausted:
+        """What to raise where all the groups `made` were not enough, `found` of them with signal."""
         rate = made.graded.outcome.mean(dim=1)
         right, wrong = int((rate == 1).sum()), int((rate == 0).sum())
         return Exhausted(

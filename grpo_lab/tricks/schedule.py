@@ -30,13 +30,13 @@ class Schedule(Trick, ABC):
 
     @property
     @abstractmethod
-    def keeps_sampler_current(self) -> bool:
-        """Whether every token is drawn by the learner's latest weights."""
-
-    @property
-    @abstractmethod
     def ahead(self) -> int:
         """For how many steps at most a batch may wait, whole or in part, while the learner trains on others."""
+
+    @property
+    def keeps_sampler_current(self) -> bool:
+        """Whether every token is drawn by the learner's latest weights."""
+        return self.ahead == 0
 
     @property
     def overlaps(self) -> bool:
@@ -57,10 +57,6 @@ class Sync(Schedule):
 
     touches_nothing: ClassVar[bool] = True
     formula: ClassVar[str] = "batch s is drawn by the weights after s steps"
-
-    @property
-    def keeps_sampler_current(self) -> bool:
-        return True
 
     @property
     def ahead(self) -> int:
@@ -86,10 +82,6 @@ class OneStepOff(Schedule):
         require(self.lag >= 0, self, "lag", "at least 0")
 
     @property
-    def keeps_sampler_current(self) -> bool:
-        return self.lag == 0
-
-    @property
     def ahead(self) -> int:
         return self.lag
 
@@ -112,10 +104,6 @@ class OffPolicyK(Schedule):
 
     def __post_init__(self) -> None:
         require(self.k >= 1, self, "k", "at least 1")
-
-    @property
-    def keeps_sampler_current(self) -> bool:
-        return self.k == 1
 
     @property
     def overlaps(self) -> bool:
@@ -151,10 +139,6 @@ class Streaming(Schedule, ABC):
     @abstractmethod
     def keeps_cache(self) -> bool:
         """Whether the cache of older weights stays."""
-
-    @property
-    def keeps_sampler_current(self) -> bool:
-        return self.max_lag == 0
 
     @property
     def ahead(self) -> int:
