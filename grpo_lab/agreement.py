@@ -20,7 +20,7 @@ from grpo_lab.vital_signs import UpdateTally
 if TYPE_CHECKING:
     from grpo_lab.workbench import Workbench
 
-_PROBED_PROBLEMS = 4  # a response each, of at most so many tokens: enough for a mean within 1e-4 nats in fp32
+_PROBED_PROBLEMS = 4  # a response each, of at most so many tokens: little beside a step
 _PROBED_TOKENS = 16
 
 

@@ -457,6 +457,19 @@ def test_an_effect_that_depends_on_the_axis_is_called_so(costly: SweepData) -> N
     assert "null" not in flips or not flips["null"].resolved
 
 
+def test_what_overlapping_saves_shows_at_equal_simulated_seconds(costly: SweepData) -> None:
+    """`null` takes its steps in half the simulated time: at base's half way it is at its end, .6 against .5021."""
+    seconds = costly.points["budget/steps"] * np.where(costly.points["arm"] == "+null", 0.5, 1.0)
+    data = replace(costly, points=costly.points.assign(**{"budget/simulated_seconds": seconds}))
+    on_axes = effects_on_axes(data, [DOWNSTREAM])
+    assert list(on_axes)[-1] == "simulated_seconds" and on_axes["simulated_seconds"].outcome.budget == 30
+    effects = {axis: by_name(at.effects)["null", "added"].interval.mean for axis, at in on_axes.items()}
+    half = (1 + 0.5**1.5) / (1 + (0.5 / 0.5) ** 1.5)
+    assert math.isclose(effects["simulated_seconds"] - effects["steps"], 0.3 - 0.3 * half, abs_tol=0.02)
+    drawn = draw_budgets(data, final_values(data))
+    assert "simulated seconds" in words_of(drawn.figure) and "simulated_seconds" in set(drawn.numbers["axis"])
+
+
 def test_effects_by_the_lean_points_are_those_of_all(costly: SweepData) -> None:
     """Derived quantities and averages over the run too, though only the columns they need are looked at."""
     metrics = ["gap", "overstatement", "average/rollout/truncated", TRAINING_REWARD, "eval/heldout/accuracy"]

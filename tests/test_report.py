@@ -209,15 +209,16 @@ def test_an_arm_without_a_run_waits_and_has_no_curves() -> None:
 def test_axes_that_are_multiples_of_another_are_named_and_not_repeated() -> None:
     data = sweep(tricks=("helps",))
     assert set(proportional(data, "sampled_tokens").values()) == {"sampled_tokens"}  # of planted runs all are
-    points = data.points.assign(**{"budget/flops": data.points["budget/sampled_tokens"] ** 2})
+    tokens = data.points["budget/sampled_tokens"]
+    points = data.points.assign(**{"budget/flops": tokens**2, "budget/simulated_seconds": tokens**1.5})
     data = replace(data, points=points)
     outcome = final_values(data)
     others = other_axes(data, outcome)
-    assert list(others) == ["flops"] and others["flops"].budget == 80_000.0**2
+    assert list(others) == ["flops", "simulated_seconds"] and others["flops"].budget == 80_000.0**2
     panel = panel_data(data, outcome, others)
-    assert [axis["name"] for axis in panel["axes"]] == ["sampled_tokens", "flops"]
+    assert [axis["name"] for axis in panel["axes"]] == ["sampled_tokens", "flops", "simulated_seconds"]
     assert panel["alike"]["steps"] == "sampled_tokens" and "flops" not in panel["alike"]
-    assert set(panel["cells"][0]["curves"]) == {"sampled_tokens", "flops"}
+    assert set(panel["cells"][0]["curves"]) == {"sampled_tokens", "flops", "simulated_seconds"}
 
 
 def test_a_kind_has_a_switch_for_each_trick(two_sided: tuple[SweepData, Outcome, dict[str, Any]]) -> None:

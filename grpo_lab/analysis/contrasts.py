@@ -26,7 +26,7 @@ from grpo_lab.analysis.power import minimum_detectable_effect
 from grpo_lab.analysis.stats import Interval, t_interval
 from grpo_lab.analysis.tracks import EVALUATED, TRAINING
 
-AXES = ("steps", "sampled_tokens", "trained_tokens", "flops", "device_seconds")
+AXES = ("steps", "sampled_tokens", "trained_tokens", "flops", "simulated_seconds", "device_seconds")
 TRAINING_REWARD = TRAINING["reward"]
 HOLM, SCREENING = "Holm", "Benjamini-Hochberg"
 # What the derived quantities of an outcome are made of.

@@ -45,12 +45,13 @@ from grpo_lab.analysis.load import SweepData
 from grpo_lab.analysis.outcome import AVERAGE, DOWNSTREAM, QUANTITIES, Outcome
 from grpo_lab.metrics import find, is_known
 
-# Colour and mark of every axis; the two that style.py has no name for are of the same palette.
+# Colour and mark of every axis; the three that style.py has no name for are of the same palette.
 LOOKS = {
     "steps": (BLACK, "o"),
     "sampled_tokens": (BLUE, "s"),
     "trained_tokens": ("#56B4E9", "D"),
     "flops": (GREEN, "^"),
+    "simulated_seconds": ("#CC79A7", "P"),
     "device_seconds": ("#E69F00", "v"),
 }
 BARS = "mark and bar: mean of the differences paired by seed and its 95% t interval"

@@ -34,7 +34,9 @@ MORE = (
     "eval/downstream/truncated", "eval/downstream/length", "rollout/trained", "touched/surrogate", "touched/truncation",
     "train/gradient_norm", "train/update_norm", "train/k3_old", "mismatch/absolute", "mismatch/k3",
 )  # fmt: skip
-AXES = ("sampled_tokens", "steps", "prompts", "completions", "trained_tokens", "flops", "device_seconds")
+AXES = (
+    "sampled_tokens", "steps", "prompts", "completions", "trained_tokens", "flops", "simulated_seconds", "device_seconds",
+)  # fmt: skip
 POINTS, FEWER_POINTS = 101, 41  # of a curve on the declared budget axis, and on the others
 DIGITS, THIN_DIGITS = 4, 3  # significant ones, of a mean and of a single seed of a metric of every step
 _FOR_DERIVED = ("reward/kept_outcome", "eval/heldout_training/truncated", "touched/truncation")
