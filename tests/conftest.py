@@ -16,6 +16,7 @@ from grpo_lab.bootstrap import bootstrap
 from grpo_lab.cli import compose_config
 from grpo_lab.config import RunConfig, to_run
 
+pytest.register_assert_rewrite("sampler_contract")
 bootstrap()
 torch.set_num_threads(1)
 

@@ -11,8 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from test_engine import CPU, FP32, learner_logprobs, requests_of
+from sampler_contract import (
+    check_agreement,
+    check_headless_weights,
+    check_neighbours,
+    check_new_weights,
+    check_other_weights,
+    check_prefixes,
+    check_sure_stop,
+    check_watcher,
+)
+from test_engine import CPU, FP32, requests_of
 
 from grpo_lab.cli import compose_with_choices
 from grpo_lab.config import to_run
@@ -22,7 +31,7 @@ from grpo_lab.engines.vllm_common import remedy
 from grpo_lab.models import load_model, weight_names
 from grpo_lab.seeding import request_seed
 from grpo_lab.tricks.precision import LmHead
-from grpo_lab.types import NoiseKey, StopReason, SureRun
+from grpo_lab.types import NoiseKey
 from grpo_lab.workbench import open_workbench
 
 installed = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
@@ -52,24 +61,12 @@ def restored(session: VllmSession, tiny_base: Path) -> Iterator[VllmSession]:
 @installed
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_what_it_draws_the_learner_agrees_with(session: VllmSession, tiny_base: Path, temperature: float) -> None:
-    requests = requests_of(tiny_base, rows=64)
-    requests = [replace(r, params=replace(r.params, temperature=temperature)) for r in requests]
-    completions = session.generate(requests)
-    scored, sampled = learner_logprobs(tiny_base, requests, completions, temperature)
-    assert float((scored - sampled).detach().abs().max()) < 1e-4
-    assert {completion.stop for completion in completions} <= {StopReason.EOS, StopReason.LENGTH}
-    for completion in completions:
-        assert (completion.tokens[-1] in session.stop_ids) == (completion.stop is StopReason.EOS)
-        assert len(completion.tokens) == len(completion.logprobs) == len(completion.weight_versions) <= 24
+    check_agreement(session, tiny_base, temperature)
 
 
 @installed
 def test_a_request_says_the_same_whatever_stands_around_it(session: VllmSession, tiny_base: Path) -> None:
-    requests = requests_of(tiny_base, rows=48)
-    together = session.generate(requests)
-    assert [c.tokens for c in session.generate(requests[::-1])][::-1] == [c.tokens for c in together]
-    assert session.generate(requests[5:6])[0].tokens == together[5].tokens
-    assert len({c.tokens for c in together}) > 10, "seeds differ"
+    check_neighbours(session, tiny_base)
 
 
 @installed
@@ -89,53 +86,24 @@ def test_a_seed_is_of_every_part_of_the_key() -> None:
 
 @installed
 def test_greedy_is_the_argmax_and_a_prefix_is_continued(session: VllmSession, tiny_base: Path) -> None:
-    requests = requests_of(tiny_base, rows=16)
-    greedy = [replace(r, params=replace(r.params, temperature=0.0)) for r in requests]
-    whole = session.generate(greedy)
-    cut = [replace(r, prefix=c.tokens[:3]) for r, c in zip(greedy, whole) if len(c.tokens) > 3]
-    ends = session.generate(cut)
-    assert [r.prefix + c.tokens for r, c in zip(cut, ends)] == [c.tokens for c in whole if len(c.tokens) > 3]
-    over = replace(requests[0], prefix=(*whole[0].tokens, *[sorted(session.stop_ids)[0]]))
-    spent = replace(requests[0], prefix=whole[0].tokens[:2], params=replace(requests[0].params, max_tokens=2))
-    assert [c.stop for c in session.generate([over, spent])] == [StopReason.EOS, StopReason.LENGTH]
+    check_prefixes(session, tiny_base)
 
 
 @installed
 def test_new_weights_arrive_whole_tied_head_included(restored: VllmSession, tiny_base: Path) -> None:
-    """Also twice in a row, and with a cache full of what the old weights computed."""
-    requests = requests_of(tiny_base, rows=48)
-    before = restored.generate(requests)
-    learner = load_model(tiny_base, LmHead.same)
-    for version in (1, 2):
-        with torch.no_grad():
-            for parameter in learner.parameters():
-                parameter.mul_(1.1)
-        restored.update_weights(learner.state_dict().items(), version)
-        completions = restored.generate(requests)
-        assert set(completions[0].weight_versions) == {version}
-        scored, sampled = learner_logprobs(learner, requests, completions)
-        assert float((scored - sampled).detach().abs().max()) < 1e-4
-        assert [c.tokens for c in completions] != [c.tokens for c in before]
+    check_new_weights(restored, tiny_base)
 
 
 @installed
 def test_weights_without_the_tied_head_would_leave_it_old(restored: VllmSession, tiny_base: Path) -> None:
-    """The trap that `update_weights` avoids: it is silent, so the comparison after a sync has to find it."""
-    learner, requests = load_model(tiny_base, LmHead.same), requests_of(tiny_base, rows=48)
-    with torch.no_grad():
-        learner.get_input_embeddings().weight.mul_(1.5)
-    headless = [(name, tensor) for name, tensor in learner.state_dict().items() if name != "lm_head.weight"]
-    restored.update_weights(headless, 1)
-    scored, sampled = learner_logprobs(learner, requests, restored.generate(requests))
-    assert float((scored - sampled).detach().abs().mean()) > 1e-2
+    check_headless_weights(restored, tiny_base)
 
 
 @installed
-def test_weights_of_another_model_are_refused(session: VllmSession, tiny_base: Path) -> None:
+def test_weights_of_another_model_are_refused(restored: VllmSession, tiny_base: Path) -> None:
     names = weight_names(tiny_base)
     assert names and names <= load_model(tiny_base, LmHead.same).state_dict().keys()
-    with pytest.raises(ValueError, match="load both from one folder"):
-        session.update_weights([("nothing.weight", torch.zeros(1))], 1)
+    check_other_weights(restored, tiny_base)
 
 
 @installed
@@ -162,37 +130,13 @@ def test_a_groups_shared_prompt_is_read_once(session: VllmSession, tiny_base: Pa
 
 @installed
 def test_a_watcher_stops_the_others(session: VllmSession, tiny_base: Path) -> None:
-    requests = requests_of(tiny_base, rows=24)
-    alone, ended = session.generate(requests), []
-
-    def on_finish(index: int, completion) -> list[int]:
-        ended.append(index)
-        return [row for row in range(24) if row not in ended] if len(ended) == 5 else []
-
-    raced = session.generate(requests, on_finish)
-    aborted = [row for row, c in enumerate(raced) if c.stop is StopReason.ABORTED]
-    assert sorted(ended + aborted) == list(range(24)) and len(ended) == 5
-    for row, completion in enumerate(raced):
-        assert completion.tokens == alone[row].tokens[: len(completion.tokens)]
-        assert len(completion.logprobs) == len(completion.tokens)
+    check_watcher(session, tiny_base)
     assert not session.engine.has_unfinished_requests()
 
 
 @installed
 def test_a_response_that_is_sure_for_too_long_is_stopped(session: VllmSession, tiny_base: Path) -> None:
-    requests = requests_of(tiny_base, rows=32)
-    free, limit = session.generate(requests), SureRun(4, 0.6)
-    held = session.generate([replace(r, params=replace(r.params, stop_when_sure=limit)) for r in requests])
-    stopped = 0
-    for one, other in zip(held, free):
-        sure = [logprob > torch.tensor(limit.probability).log() for logprob in other.logprobs]
-        runs = [end for end in range(4, len(sure) + 1) if all(sure[end - 4 : end])]
-        if runs and runs[0] < len(sure):
-            stopped += 1
-            assert one.stop is StopReason.REPETITION and one.tokens == other.tokens[: runs[0]]
-        elif not runs:
-            assert one.tokens == other.tokens and one.stop is other.stop
-    assert stopped > 3
+    check_sure_stop(session, tiny_base)
 
 
 @installed

@@ -21,6 +21,16 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from sampler_contract import (
+    check_agreement,
+    check_headless_weights,
+    check_neighbours,
+    check_new_weights,
+    check_other_weights,
+    check_prefixes,
+    check_sure_stop,
+    check_watcher,
+)
 from test_engine import CPU, FP32, learner_logprobs, requests_of
 from test_vllm import SMALL, installed
 
@@ -33,7 +43,7 @@ from grpo_lab.engines.vllm_session import VllmProcessSession, VllmStream
 from grpo_lab.engines.weight_transfer import SyncClient, roomy_folder, taken_port, weight_source
 from grpo_lab.models import load_model, stop_token_ids
 from grpo_lab.tricks.precision import LmHead
-from grpo_lab.types import Completion, Request, StopReason, SureRun
+from grpo_lab.types import Completion, Request, StopReason
 from grpo_lab.workbench import open_workbench
 
 ROWS = 16  # that decode together
@@ -146,14 +156,7 @@ def wait_for_tokens(stream: VllmStream, rows: int, tokens: int) -> dict[int, Com
 def test_what_it_draws_the_learner_agrees_with(
     session: VllmProcessSession, tiny_base: Path, temperature: float
 ) -> None:
-    requests = requests_of(tiny_base, rows=64)
-    requests = [replace(r, params=replace(r.params, temperature=temperature)) for r in requests]
-    completions = session.generate(requests)
-    scored, sampled = learner_logprobs(tiny_base, requests, completions, temperature)
-    assert float((scored - sampled).detach().abs().max()) < 1e-4
-    for completion in completions:
-        assert (completion.tokens[-1] in session.stop_ids) == (completion.stop is StopReason.EOS)
-        assert len(completion.tokens) == len(completion.logprobs) == len(completion.weight_versions) <= 24
+    check_agreement(session, tiny_base, temperature)
 
 
 @installed
@@ -167,47 +170,23 @@ def test_this_process_keeps_its_threads_random_numbers_and_environment(
 
 @installed
 def test_new_weights_arrive_whole_tied_head_included(session: VllmProcessSession, tiny_base: Path) -> None:
-    """Also twice in a row, and with a cache full of what the old weights computed."""
-    requests = requests_of(tiny_base, rows=48)
-    before = session.generate(requests)
-    learner = load_model(tiny_base, LmHead.same)
-    for version in (1, 2):
-        with torch.no_grad():
-            for parameter in learner.parameters():
-                parameter.mul_(1.1)
-        session.update_weights(learner.state_dict().items(), version)
-        completions = session.generate(requests)
-        assert set(completions[0].weight_versions) == {version}
-        assert float(gaps(learner, requests, completions, lambda _: True).max()) < 1e-4
-        assert [c.tokens for c in completions] != [c.tokens for c in before]
+    check_new_weights(session, tiny_base)
     assert [file.name for file in session.shared.iterdir()] == ["engine.log"], "no weights are left in memory"
 
 
 @installed
 def test_weights_without_the_tied_head_would_leave_it_old(session: VllmProcessSession, tiny_base: Path) -> None:
-    learner, requests = load_model(tiny_base, LmHead.same), requests_of(tiny_base, rows=48)
-    with torch.no_grad():
-        learner.get_input_embeddings().weight.mul_(1.5)
-    headless = [(name, tensor) for name, tensor in learner.state_dict().items() if name != "lm_head.weight"]
-    session.update_weights(headless, 1)
-    assert float(gaps(learner, requests, session.generate(requests), lambda _: True).mean()) > 1e-2
+    check_headless_weights(session, tiny_base)
 
 
 @installed
 def test_weights_of_another_model_are_refused_and_change_nothing(session: VllmProcessSession, tiny_base: Path) -> None:
-    with pytest.raises(ValueError, match="load both from one folder"):
-        session.update_weights([("nothing.weight", torch.zeros(1))], 1)
-    requests = requests_of(tiny_base, rows=8)
-    assert {v for c in session.generate(requests) for v in c.weight_versions} == {0}
+    check_other_weights(session, tiny_base)
 
 
 @installed
 def test_a_request_says_the_same_whatever_stands_around_it(session: VllmProcessSession, tiny_base: Path) -> None:
-    requests = requests_of(tiny_base, rows=48)
-    together = session.generate(requests)
-    assert [c.tokens for c in session.generate(requests[::-1])][::-1] == [c.tokens for c in together]
-    assert session.generate(requests[5:6])[0].tokens == together[5].tokens
-    assert len({c.tokens for c in together}) > 10, "seeds differ"
+    together, requests = check_neighbours(session, tiny_base), requests_of(tiny_base, rows=48)
     stream = session.open_stream()
     for key, request in enumerate(requests):
         stream.add(key, request)
@@ -216,49 +195,26 @@ def test_a_request_says_the_same_whatever_stands_around_it(session: VllmProcessS
 
 @installed
 def test_greedy_is_the_argmax_and_a_prefix_is_continued(session: VllmProcessSession, tiny_base: Path) -> None:
+    check_prefixes(session, tiny_base)
     requests = requests_of(tiny_base, rows=16)
     greedy = [replace(r, params=replace(r.params, temperature=0.0)) for r in requests]
     whole = session.generate(greedy)
     native = Native(24, 1.0, 1.0, max_rows=64).open(tiny_base, FP32, CPU)
     assert [c.tokens for c in native.generate(greedy)] == [c.tokens for c in whole]
-    cut = [replace(r, prefix=c.tokens[:3]) for r, c in zip(greedy, whole) if len(c.tokens) > 3]
-    ends = session.generate(cut)
-    assert [r.prefix + c.tokens for r, c in zip(cut, ends)] == [c.tokens for c in whole if len(c.tokens) > 3]
-    over = replace(requests[0], prefix=(*whole[0].tokens, *[sorted(session.stop_ids)[0]]))
-    spent = replace(requests[0], prefix=whole[0].tokens[:2], params=replace(requests[0].params, max_tokens=2))
-    assert [c.stop for c in session.generate([over, spent])] == [StopReason.EOS, StopReason.LENGTH]
     stream = session.open_stream()
-    stream.add(3, over)
+    stream.add(3, replace(requests[0], prefix=(*whole[0].tokens, *[sorted(session.stop_ids)[0]])))
     assert stream.partial()[3].stop is StopReason.EOS
     assert stream.take(wait=True) == [(3, Completion((), (), (), StopReason.EOS))]
 
 
 @installed
 def test_a_watcher_stops_the_others(session: VllmProcessSession, tiny_base: Path) -> None:
-    requests = requests_of(tiny_base, rows=24)
-    alone, ended = session.generate(requests), []
-
-    def on_finish(index: int, completion: Completion) -> list[int]:
-        ended.append(index)
-        return [row for row in range(24) if row not in ended] if len(ended) == 5 else []
-
-    raced = session.generate(requests, on_finish)
-    aborted = [row for row, c in enumerate(raced) if c.stop is StopReason.ABORTED]
-    assert sorted(ended + aborted) == list(range(24)) and len(ended) == 5
-    assert any(raced[row].tokens for row in aborted), "they come back with what they had"
-    for row, completion in enumerate(raced):
-        assert completion.tokens == alone[row].tokens[: len(completion.tokens)]
-        assert len(completion.logprobs) == len(completion.tokens)
+    check_watcher(session, tiny_base)
 
 
 @installed
 def test_a_response_that_is_sure_for_too_long_is_stopped(session: VllmProcessSession, tiny_base: Path) -> None:
-    requests = requests_of(tiny_base, rows=32)
-    free, limit = session.generate(requests), SureRun(4, 0.6)
-    held = session.generate([replace(r, params=replace(r.params, stop_when_sure=limit)) for r in requests])
-    stopped = [one for one in held if one.stop is StopReason.REPETITION]
-    assert len(stopped) > 3 and all(min(one.logprobs[-4:]) > -0.511 for one in stopped)
-    assert all(one.tokens == other.tokens[: len(one.tokens)] for one, other in zip(held, free))
+    check_sure_stop(session, tiny_base)
 
 
 @installed

@@ -60,41 +60,31 @@ def test_what_vllm_cannot_open_comes_with_a_remedy(tiny_base: Path, tmp_path: Pa
         replace(engine(), context=1_000_000).open(tiny_base, FP32, CPU)
 
 
-@installed
-def test_a_run_whose_engine_dies_goes_on_as_if_it_had_not(tmp_path: Path, tiny_base: Path, monkeypatch) -> None:
-    common = [
-        "engine=vllm", "engine.cache_gib=0.25", "engine.context=128", "checkpoint_every=2", "budget.amount=4",
-        "optimizer.learning_rate=3e-4", "evaluation=brief",
-    ]  # fmt: skip
-    whole = run_in_process(tmp_path / "whole", *common)
-    rows = [row["metrics"] for row in metrics_of(whole)[1:]]
-    assert all(row["mismatch/absolute"] < 1e-5 and row["mismatch/pearson"] > 0.99999 for row in rows)
-    assert len({row["rollout/length"] for row in rows}) > 1 and all(row["train/updates"] == 4 for row in rows)
-    with monkeypatch.context() as patched:
-        take = VllmSession.generate
+def dies(session: VllmSession) -> None:
+    """vLLM raises in the middle of a call."""
+    session.engine.step = lambda: 1 / 0
 
-        def dies(opened: VllmSession, requests, on_finish=None):
-            if opened.version == 12:  # the fourth step's weights
-                patched.setattr(opened.engine, "step", lambda: 1 / 0)
-            return take(opened, requests, on_finish)
 
-        patched.setattr(VllmSession, "generate", dies)
-        with pytest.raises(EngineFailure, match="ZeroDivisionError"):
-            run_in_process(tmp_path / "dies", *common)
-    (folder,) = (tmp_path / "dies").glob("run/seed=*")
-    assert "goes on from the last checkpoint" in (folder / "error.txt").read_text()
-    run_in_process(tmp_path / "dies", *common)
-    same_ending(folder, whole)
+def is_killed(session: VllmProcessSession) -> None:
+    """The operating system ends vLLM's process."""
+    os.kill(session.process.pid, signal.SIGKILL)
 
 
 @installed
 @pytest.mark.slow
-def test_a_run_whose_engine_is_killed_in_its_own_process_goes_on_as_if_it_had_not(
-    tmp_path: Path, tiny_base: Path, monkeypatch
+@pytest.mark.parametrize(
+    ("name", "kind", "happens", "message"),
+    [
+        ("vllm", VllmSession, dies, "ZeroDivisionError"),
+        ("vllm_process", VllmProcessSession, is_killed, "ended by signal 9"),
+    ],
+)
+def test_a_run_whose_engine_fails_goes_on_as_if_it_had_not(
+    name: str, kind, happens, message: str, tmp_path: Path, tiny_base: Path, monkeypatch
 ) -> None:
-    """The same bits, too: an evaluation or a step begins in one batch, however fast its requests come."""
+    """The same bits in a process of its own, too: a step begins in one batch, however fast its requests come."""
     common = [
-        "engine=vllm_process", "engine.cache_gib=0.25", "engine.context=128", "checkpoint_every=2", "budget.amount=4",
+        f"engine={name}", "engine.cache_gib=0.25", "engine.context=128", "checkpoint_every=2", "budget.amount=4",
         "optimizer.learning_rate=3e-4", "evaluation=brief",
     ]  # fmt: skip
     whole = run_in_process(tmp_path / "whole", *common)
@@ -102,19 +92,19 @@ def test_a_run_whose_engine_is_killed_in_its_own_process_goes_on_as_if_it_had_no
     assert all(row["mismatch/absolute"] < 1e-5 and row["mismatch/pearson"] > 0.99999 for row in rows)
     assert len({row["rollout/length"] for row in rows}) > 1 and all(row["train/updates"] == 4 for row in rows)
     with monkeypatch.context() as patched:
-        ask = VllmProcessSession.generate
+        ask = kind.generate
 
-        def killed(opened: VllmProcessSession, requests, on_finish=None):
+        def fails(opened: VllmSession | VllmProcessSession, requests, on_finish=None):
             if opened.version == 12:  # the fourth step's weights
-                os.kill(opened.process.pid, signal.SIGKILL)
+                happens(opened)
             return ask(opened, requests, on_finish)
 
-        patched.setattr(VllmProcessSession, "generate", killed)
-        with pytest.raises(EngineFailure, match="ended by signal 9"):
-            run_in_process(tmp_path / "dies", *common)
-    (folder,) = (tmp_path / "dies").glob("run/seed=*")
+        patched.setattr(kind, "generate", fails)
+        with pytest.raises(EngineFailure, match=message):
+            run_in_process(tmp_path / "fails", *common)
+    (folder,) = (tmp_path / "fails").glob("run/seed=*")
     assert "goes on from the last checkpoint" in (folder / "error.txt").read_text()
-    run_in_process(tmp_path / "dies", *common)
+    run_in_process(tmp_path / "fails", *common)
     same_ending(folder, whole)
 
 

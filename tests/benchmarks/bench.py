@@ -312,7 +312,7 @@ def for_readme(results: Run) -> str:
     if "trl" in results["versions"]:
         tables.insert(1, trl_table(results))
     listed = "\n".join(f"- {line}" for line in learner_lines(results))
-    return "\n\n".join([f"{machine['cpu']}, {results['threads']} thread:", *map(markdown, tables), listed])
+    return "\n\n".join([f"{machine['cpu']['model']}, {results['threads']} thread:", *map(markdown, tables), listed])
 
 
 def verdicts(results: Run) -> list[str]:
@@ -382,7 +382,8 @@ def main() -> None:
                 for values in [[numbers[f"ratio_{name}"] for numbers in part["compared"]]]
             }
     RESULTS.mkdir(exist_ok=True)
-    target = RESULTS / f"{re.sub('[^a-z0-9]+', '_', results['machine']['cpu'].lower()).strip('_')}.json"
+    name = re.sub("[^a-z0-9]+", "_", str(results["machine"]["cpu"]["model"]).lower()).strip("_")
+    target = RESULTS / f"{name}_{results['machine']['cores']}_cores.json"
     target.write_text(json.dumps(results, indent=1) + "\n")
     console.print(split_table(results))
     if not options.without_trl:

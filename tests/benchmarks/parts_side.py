@@ -28,6 +28,7 @@ from grpo_lab.ledger import ModelCost
 from grpo_lab.packing import Cut, prepare
 from grpo_lab.policy import token_logprobs
 from grpo_lab.rollouts import encode_prompts, group_requests
+from grpo_lab.tricks.precision import Fp32, LmHead
 from grpo_lab.types import Completion, Request
 from grpo_lab.workbench import prepare_torch
 
@@ -110,14 +111,13 @@ def small_llama(vocabulary: int) -> torch.nn.Module:
 
 def training_pass(model: torch.nn.Module, rows: int, vocabulary: int, cut: Cut) -> int:
     """One forward and backward pass over rows of different lengths; returns its FLOPs without padding."""
-    run = to_run(compose_config(["world=tiny"]))
     lengths = torch.linspace(SHORTEST - PROMPT, LONGEST - PROMPT, rows).round().long()
     mask = torch.arange(int(lengths.max())) < lengths[:, None]
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(vocabulary, mask.shape, generator=generator)
     # Prompts of their own: a prompt that is shared would be read once, and the count below is of whole rows.
     prompts = [tuple(torch.randint(vocabulary, (PROMPT,), generator=generator).tolist()) for _ in range(rows)]
-    logprobs, _ = token_logprobs(model, prompts, tokens, mask, 1.0, run.learner_precision, cut=cut)
+    logprobs, _ = token_logprobs(model, prompts, tokens, mask, 1.0, Fp32(LmHead.same, 1e-4), cut=cut)
     logprobs[mask].mean().backward()
     model.zero_grad(set_to_none=True)
     cost = ModelCost.of(model)

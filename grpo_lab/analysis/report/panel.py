@@ -35,7 +35,8 @@ MORE = (
     "train/gradient_norm", "train/update_norm", "train/k3_old", "mismatch/absolute", "mismatch/k3",
 )  # fmt: skip
 AXES = (
-    "sampled_tokens", "steps", "prompts", "completions", "trained_tokens", "flops", "simulated_seconds", "device_seconds",
+    "sampled_tokens", "steps", "prompts", "completions", "trained_tokens", "flops", "simulated_seconds",
+    "device_seconds",
 )  # fmt: skip
 POINTS, FEWER_POINTS = 101, 41  # of a curve on the declared budget axis, and on the others
 DIGITS, THIN_DIGITS = 4, 3  # significant ones, of a mean and of a single seed of a metric of every step
