@@ -9,8 +9,10 @@ import pytest
 import torch
 from helpers import assert_close
 from transformers import AutoTokenizer, DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from grpo_lab.engines.cache import BLOCK, BlockLayer, block_cache, keep_rows
+from grpo_lab.engines.decode_attention import decode_attention
 from grpo_lab.engines.graphs import check_graphs
 from grpo_lab.engines.native import Native, NativeSession, draw
 from grpo_lab.models import load_model, stop_token_ids
@@ -306,6 +308,24 @@ def test_left_padding_and_a_sliding_window_change_nothing(tmp_path: Path) -> Non
                 whole = model(ids, use_cache=False).logits.log_softmax(-1)[0, len(request.prompt) - 1 : -1]
             picked = whole.gather(1, torch.tensor(completion.tokens)[:, None]).squeeze(1)
             assert_close(completion.logprobs, picked, 1e-4, type(model).__name__)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_attention_of_one_query_is_pytorchs(kv_heads: int, dtype: torch.dtype) -> None:
+    """Groups of heads that share keys, masked rows, a cache that is a view of larger storage; bfloat16 to the bit."""
+    torch.manual_seed(0)
+    query = torch.randn(5, 1, 6, 8, dtype=dtype).transpose(1, 2)
+    key, value = (torch.randn(7, kv_heads, 32, 8, dtype=dtype)[:5, :, :20] for _ in range(2))
+    mask = torch.arange(20) >= torch.tensor([0, 3, 19, 7, 0])[:, None, None, None]
+    module = torch.nn.Module()
+    module.num_key_value_groups, module.is_causal = 6 // kv_heads, True
+    bound = {torch.float32: 1e-6, torch.float64: 1e-14, torch.bfloat16: 0.0}[dtype]
+    for attention_mask in (None, mask):
+        ours, _ = decode_attention(module, query, key, value, attention_mask, scaling=0.3)
+        theirs, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=0.3)
+        assert ours.shape == theirs.shape == (5, 1, 6, 8)
+        assert float((ours - theirs).abs().max()) <= bound
 
 
 @pytest.mark.parametrize("look_every", [5, 1000])

@@ -20,6 +20,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from grpo_lab.engines.base import Engine, EngineSession, already_ended, check_names
 from grpo_lab.engines.cache import block_cache, keep_rows
+from grpo_lab.engines.decode_attention import use_decode_attention
 from grpo_lab.engines.graphs import FixedStep, check_graphs
 from grpo_lab.models import load_model, round_weights, stop_token_ids, widen
 from grpo_lab.seeding import token_uniforms
@@ -73,6 +74,7 @@ class NativeSession(EngineSession):
         self, model: torch.nn.Module, stop_ids: frozenset[int], max_rows: int, fixed_shapes: bool = False
     ) -> None:
         self.model, self.fixed_shapes = model, fixed_shapes
+        use_decode_attention(model)
         self.device = next(model.parameters()).device
         self.stop_set, self.stop_ids = stop_ids, torch.tensor(sorted(stop_ids), device=self.device)
         self.max_rows = max_rows

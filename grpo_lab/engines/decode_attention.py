@@ -1,0 +1,52 @@
+"""Attention of one new token per row on a CPU, as two matrix products over the cache.
+
+PyTorch's fused kernel is made for many queries: with one it took a third of the time of decoding (3 layers of width
+128, 128 rows), and plain products take 0.7 to 0.8 of what it takes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+NAME = "grpo_lab_decode"
+
+
+def decode_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention function: queries [R, H, 1, D] over keys and values [R, KV, S, D], [R, 1, H, D].
+
+    More queries than one, other devices, and types whose softmax PyTorch's kernel widens inside take transformers' own
+    way. `attention_mask` [R, 1, 1, S] is True where a row may look.
+    """
+    rows, heads, queries, width = query.shape
+    if queries > 1 or query.device.type != "cpu" or query.dtype.itemsize < 4:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
+    grouped = query.view(rows, key.shape[1], heads // key.shape[1], width)  # heads that share keys stand together
+    scores = torch.matmul(grouped, key.transpose(2, 3)) * (width**-0.5 if scaling is None else scaling)
+    if attention_mask is not None:
+        scores = scores.masked_fill(~attention_mask, -torch.inf)
+    mixed = torch.matmul(scores.softmax(dim=-1), value)
+    return mixed.reshape(rows, 1, heads, -1), None
+
+
+def use_decode_attention(model: PreTrainedModel) -> None:
+    """Let a model that would use PyTorch's fused attention decode with this one; others stay as they are."""
+    if model._supports_attention_backend and model.config._attn_implementation == "sdpa":
+        model.set_attn_implementation(NAME)
+
+
+AttentionInterface.register(NAME, decode_attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)
