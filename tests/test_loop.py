@@ -7,8 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from statistics import mean
+from typing import Any
 
+import jaxtyping
 import pandas as pd
 import pytest
 import torch
@@ -18,15 +23,37 @@ from safetensors.torch import load_file
 
 from grpo_lab.cli import compose_with_choices
 from grpo_lab.config import conf_folder
+from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.train import start
 
 WORLD = ["world=tiny", "tracking=none"]
 
 
+@contextmanager
+def shapes_checked_for(steps: int) -> Iterator[None]:
+    """Shapes are checked during the first steps of a run; the others repeat them in half the time."""
+    write = RunLog.write_step
+
+    def counted(log: RunLog, step: int, *arguments: Any, **named: Any) -> None:
+        left.append(step)
+        if len(left) > steps:
+            jaxtyping.config.update("jaxtyping_disable", True)
+        write(log, step, *arguments, **named)
+
+    left: list[int] = []
+    RunLog.write_step = counted
+    try:
+        yield
+    finally:
+        RunLog.write_step = write
+        jaxtyping.config.update("jaxtyping_disable", False)
+
+
 def run_in_process(folder: Path, *overrides: str, name: str = "run") -> Path:
     """One run through the real entry below Hydra's command line; returns the run folder."""
     config, choices = compose_with_choices([*WORLD, f"runs_dir={folder}", *overrides])
-    return start(config, name, choices, ["test"])
+    with shapes_checked_for(steps=3):  # the evaluation before training is the first of them
+        return start(config, name, choices, ["test"])
 
 
 def train_command(folder: Path, *overrides: str) -> list[str]:
@@ -62,8 +89,9 @@ def test_every_recipe_learns(tmp_path: Path, tiny_base: Path, recipe: str) -> No
     )
     first, last = metrics_of(folder)[0]["metrics"], metrics_of(folder)[-1]["metrics"]
     assert last["eval/heldout/accuracy"] - first["eval/heldout/accuracy"] > 0.15
-    if recipe != "scalerl":  # it never asks again what it can do, so what it is asked gets harder
-        assert last["reward/outcome"] > metrics_of(folder)[1]["metrics"]["reward/outcome"] + 0.1
+    # Means of five steps: a stream's very first batch is of the problems that end first, which are the easy ones.
+    outcomes = [row["metrics"]["reward/outcome"] for row in metrics_of(folder)[1:]]
+    assert mean(outcomes[-5:]) > mean(outcomes[:5]) + 0.1
 
 
 BF16 = ["sampler_precision=bf16", "learner_precision=bf16"]
