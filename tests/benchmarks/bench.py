@@ -3,6 +3,7 @@
     make bench                                              everything
     .venv/bin/python tests/benchmarks/bench.py --without-trl      the step and its parts, without TRL
     .venv/bin/python tests/benchmarks/bench.py --table FILE       a results file as the tables of README.md
+    make bench-gpu                                          SmolLM2-135M on a GPU, 64 problems x 8 responses of 512
 
 Every measurement is a process of its own with the same number of threads. The sides take turns, train the same model
 on the same problems in the same order, and the first steps of each run are left out. TRL has an environment of its own
@@ -39,12 +40,14 @@ STAGES = ("generate", "score", "train", "sync")  # the rest of a step is other; 
 # The work both sides do. The learning rate is small so that both policies stay where they began, and with them
 # the lengths of what they write.
 SETTING = (
-    "recipe=plain", "world=arithmetic", "problems_per_step=16", "group_size=8", "engine.temperature=1.0",
+    "recipe=plain", "world=arithmetic", "group_size=8", "engine.temperature=1.0",
     "engine.top_p=1.0", "optimizer.learning_rate=1e-6", "optimizer.warmup_updates=0",
 )  # fmt: skip
 # What is counted as a comparison of unequal work, or of a machine that was busy with something else.
 LENGTH_TOLERANCE = 0.1
 BUSY_TOLERANCE = 0.1
+
+PEAK_TYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 Run = dict[str, Any]
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
@@ -53,7 +56,7 @@ console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
 def call(command: Sequence[str | Path], threads: int, doing: str) -> None:
     """Run a child with `threads` threads and its output in .bench/last.log; ends the benchmark if it fails."""
     limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
-    limits |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    limits |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     log = BENCH / "last.log"
     if not console.is_terminal:
         console.print(f"  {doing}")
@@ -94,7 +97,7 @@ def run_part(arguments: Sequence[Any], threads: int, doing: str) -> Run:
 
 
 def measure_parts(options: argparse.Namespace) -> Run:
-    """Generation beside others', the learner against the peak, and what a training pass adds to peak memory."""
+    """On a CPU: generation beside others', the learner against the peak, and what a pass adds to peak memory."""
     threads, rounds = options.threads, options.rounds
     passes = [
         {"rows": rows, "vocabulary": vocabulary, "plain": plain}
@@ -146,11 +149,21 @@ def measure(options: argparse.Namespace) -> Run:
         "threads": threads,
         "warmup": WARMUP,
         "load_before": os.getloadavg()[0],
-        "peak_flops": run_lab(["--peak"], threads, "measuring the matmul peak")["peak"],
+        "device": options.device,
+        "precision": options.precision,
+        "peak_flops": run_lab(
+            ["--peak", options.device, PEAK_TYPES[options.precision]], threads, "measuring the matmul peak"
+        )["peak"],
         "budgets": [],
     }
+    if options.device != "cpu":
+        results["machine"]["gpus"] = about["gpus"]
+    work = [f"problems_per_step={options.problems}", f"device={options.device}", f"threads={threads}"]
+    work += [f"{side}_precision={options.precision}" for side in ("learner", "sampler")]
+    if options.model:
+        work += ["model=local", f"model.path={options.model.resolve()}"]
     for budget in options.budgets:
-        fixed = [*SETTING, f"engine.max_tokens={budget}", f"threads={threads}"]
+        fixed = [*SETTING, *work, *options.overrides, f"engine.max_tokens={budget}"]
 
         def lab(name: str, *overrides: str, budget: int = budget, fixed: list[str] = fixed) -> Run:
             doing = f"budget {budget}: {name}"
@@ -198,7 +211,7 @@ def split_table(results: Run) -> Table:
     peak = results["peak_flops"]
     threads = "1 thread" if results["threads"] == 1 else f"{results['threads']} threads"
     table = Table(
-        title=f"Median step, milliseconds; {threads}, fp32 matmul peak {peak / 1e9:.1f} GFLOP/s",
+        title=f"Median step, milliseconds; {threads}, {results['precision']} matmul peak {peak / 1e9:.1f} GFLOP/s",
         caption="tokens/s: generated tokens by the time of generation; GFLOP/s: the ledger's count by the whole step",
     )
     for name in ("updates", "budget"):
@@ -309,11 +322,15 @@ def markdown(table: Table) -> str:
 def for_readme(results: Run) -> str:
     """Everything a results file says, as markdown."""
     machine = results["machine"]
-    tables = [split_table(results), generation_table(results)]
+    tables = [split_table(results)]
     if "trl" in results["versions"]:
-        tables.insert(1, trl_table(results))
-    listed = "\n".join(f"- {line}" for line in learner_lines(results))
-    return "\n\n".join([f"{machine['cpu']['model']}, {results['threads']} thread:", *map(markdown, tables), listed])
+        tables += [trl_table(results)]
+    listed = []
+    if "parts" in results:
+        tables += [generation_table(results)]
+        listed = ["\n".join(f"- {line}" for line in learner_lines(results))]
+    device = machine["gpus"][0]["name"] if results["device"] != "cpu" else machine["cpu"]["model"]
+    return "\n\n".join([f"{device}, {results['threads']} thread:", *map(markdown, tables), *listed])
 
 
 def verdicts(results: Run) -> list[str]:
@@ -353,6 +370,15 @@ def busy(results: Run) -> str | None:
     )
 
 
+def file_name(results: Run, model: Path | None) -> str:
+    """The processor or card, and the model where it is not the arithmetic base."""
+    machine = results["machine"]
+    named = f"{machine['cpu']['model']} {machine['cores']} cores"
+    if results["device"] != "cpu":
+        named = machine["gpus"][0]["name"]
+    return re.sub("[^a-z0-9]+", "_", f"{named} {model.name if model else ''}".lower()).strip("_")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=12, help=f"counted steps of each run, after {WARMUP} (12)")
@@ -361,17 +387,26 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=2, help="runs of each side for each budget (2)")
     parser.add_argument("--rounds", type=int, default=8, help="turns of each part of a step (8)")
     parser.add_argument("--without-trl", action="store_true", help="leave TRL out")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="where both sides compute (cpu)")
+    parser.add_argument("--precision", default="fp32", choices=list(PEAK_TYPES), help="of learner and sampler (fp32)")
+    parser.add_argument("--model", type=Path, help="a folder with a causal LM (the arithmetic base)")
+    parser.add_argument("--problems", type=int, default=16, help="of a step, with 8 responses each (16)")
+    parser.add_argument("overrides", nargs="*", help="further overrides of the lab's side, such as microbatch_tokens")
     parser.add_argument("--table", type=Path, help="print a results file as markdown and measure nothing")
     options = parser.parse_args()
     if options.table:
         print(for_readme(json.loads(options.table.read_text())))
         return
-    for name in ("steps", "threads", "pairs", "rounds"):
+    for name in ("steps", "threads", "pairs", "rounds", "problems"):
         if getattr(options, name) < 1:
             parser.error(f"--{name} must be at least 1")
+    if options.problems % 4:
+        parser.error("--problems must be a multiple of 4, as the plain recipe takes four updates")
     BENCH.mkdir(exist_ok=True)
     try:
-        results = measure(options) | {"parts": measure_parts(options)}
+        results = measure(options)
+        if options.device == "cpu" and not options.model:
+            results["parts"] = measure_parts(options)
     except KeyboardInterrupt:
         sys.exit("interrupted")
     if not options.without_trl:
@@ -383,17 +418,17 @@ def main() -> None:
                 for values in [[numbers[f"ratio_{name}"] for numbers in part["compared"]]]
             }
     RESULTS.mkdir(exist_ok=True)
-    name = re.sub("[^a-z0-9]+", "_", str(results["machine"]["cpu"]["model"]).lower()).strip("_")
-    target = RESULTS / f"{name}_{results['machine']['cores']}_cores.json"
+    target = RESULTS / f"{file_name(results, options.model)}.json"
     target.write_text(json.dumps(results, indent=1) + "\n")
     console.print(split_table(results))
     if not options.without_trl:
         console.print(trl_table(results))
         for line in verdicts(results):
             console.print(line)
-    console.print(generation_table(results))
-    for line in learner_lines(results):
-        console.print(line)
+    if "parts" in results:
+        console.print(generation_table(results))
+        for line in learner_lines(results):
+            console.print(line)
     if warning := busy(results):
         console.print(warning)
     console.print(f"all numbers: {target}")

@@ -1,7 +1,7 @@
 """One timed training run of grpo_lab, and what it saw: step times, tokens, FLOPs, problems.
 
     python lab_side.py result.json steps warmup override...      train and write result.json
-    python lab_side.py result.json --peak                        measure the machine's fp32 matmul peak
+    python lab_side.py result.json --peak device type            measure a device's matmul peak
 
 `bench.py` starts this in a process of its own, with the number of threads set.
 """
@@ -30,11 +30,12 @@ from grpo_lab.tricks.curriculum import Memory, Pool
 from grpo_lab.workbench import Workbench, open_workbench, prepare_torch
 
 PEAK_SIZES = (512, 1024, 2048)
+GPU_PEAK_SIZES = (4096, 8192)
 PEAK_SECONDS = 1.0  # for each size
 # Nothing but training steps: no mirror, no saving, and the smallest evaluations a run accepts, at step 0 and the end.
 QUIET = (
     "tracking=none", "checkpoint_every=1000000", "evaluation.every=1000000", "evaluation.probe_problems=2",
-    "evaluation.heldout_problems=2", "evaluation.downstream_problems=2", "device=cpu",
+    "evaluation.heldout_problems=2", "evaluation.downstream_problems=2",
 )  # fmt: skip
 
 
@@ -47,20 +48,24 @@ class Stamped(Recorder):
 
     def record(self, bench: Workbench, signs: Mapping[str, float | int], clock: Clock) -> None:
         super().record(bench, signs, clock)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         self.wall.append(time.perf_counter())
         self.cpu.append(time.process_time())
 
 
-def matmul_peak() -> float:
-    """The best fp32 FLOPs per second of square matrix products, at torch's number of threads."""
+def matmul_peak(device: str = "cpu", dtype: torch.dtype = torch.float32) -> float:
+    """The best FLOPs per second of square matrix products, on a CPU at torch's number of threads."""
     best = 0.0
-    for size in PEAK_SIZES:
-        left, right = torch.rand(size, size), torch.rand(size, size)
-        out = torch.empty(size, size)
+    for size in PEAK_SIZES if device == "cpu" else GPU_PEAK_SIZES:
+        left, right = (torch.rand(size, size, device=device, dtype=dtype) for _ in range(2))
+        out = torch.empty(size, size, device=device, dtype=dtype)
         ends = time.perf_counter() + PEAK_SECONDS
         while time.perf_counter() < ends:
             started = time.perf_counter()
             torch.mm(left, right, out=out)
+            if device != "cpu":
+                torch.cuda.synchronize()
             best = max(best, 2 * size**3 / (time.perf_counter() - started))
     return best
 
@@ -97,7 +102,8 @@ def timed_run(steps: int, warmup: int, overrides: list[str]) -> dict[str, Any]:
                 "flops": metrics["budget/flops"] - logged["metrics"][step - 1]["budget/flops"],
             }
         )
-    return {"rows": rows, "setting": setting(run, bench, total), "threads": torch.get_num_threads()}
+    result = {"rows": rows, "setting": setting(run, bench, total), "threads": torch.get_num_threads()}
+    return result | ({"gpu_bytes": torch.cuda.max_memory_allocated()} if device.type == "cuda" else {})
 
 
 def setting(run: RunConfig, bench: Workbench, total: int) -> dict[str, Any]:
@@ -113,6 +119,8 @@ def setting(run: RunConfig, bench: Workbench, total: int) -> dict[str, Any]:
     ]
     optimizer = run.optimizer
     return {
+        "device": bench.device.type,
+        "bf16": run.learner_precision.dtype is torch.bfloat16,
         "model": str(run.model.resolve()),
         "prompts": [run.template.render(problem.question) for problem in drawn],
         "prompt_ids": [list(ids) for ids in encode_prompts(bench.tokenizer, run.template, drawn)],
@@ -139,7 +147,8 @@ def setting(run: RunConfig, bench: Workbench, total: int) -> dict[str, Any]:
 def main() -> None:
     target, first, *rest = sys.argv[1:]
     if first == "--peak":
-        result: dict[str, Any] = {"peak": matmul_peak(), "threads": torch.get_num_threads()}
+        device, dtype = rest
+        result: dict[str, Any] = {"peak": matmul_peak(device, getattr(torch, dtype))}
     else:
         result = timed_run(int(first), int(rest[0]), rest[1:])
     Path(target).write_text(json.dumps(result))
