@@ -159,7 +159,7 @@ def assemble(record: SweepRecord, cells: Sequence[CellData], source: str) -> Swe
         for name, parts in tables.items():
             table = getattr(cell, name)
             if len(table):
-                parts.append(table.assign(**labels))
+                parts.append(table.copy().assign(**labels))  # a copy in one piece: columns come cheaply to it
     points = pd.concat(tables["points"], ignore_index=True) if tables["points"] else None
     answers = pd.concat(tables["answers"], ignore_index=True) if tables["answers"] else None
     return _sweep_data(record, [cell.row for cell in cells], points, answers, source)

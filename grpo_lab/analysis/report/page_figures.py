@@ -63,6 +63,11 @@ HOW_TO_READ = {
         "Vital signs",
         "Entropy, KL, length, truncation and the like over the budget, a panel for each: why an arm did what it did.",
     ),
+    "doses": (
+        "What comes of a number",
+        "Training outcome, held-out and downstream accuracy over the number in which the arms differ, a line for each "
+        "level. Where the first stays up and the others fall, the run does not see what happens to it.",
+    ),
     "wishes": (
         "Lengths as asked for",
         "Mean response length and share of right answers over the length that the prompt asked for, before and after "

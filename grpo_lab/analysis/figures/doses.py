@@ -1,0 +1,158 @@
+"""The twelfth figure: where arms differ in one number alone, what comes of how large it is.
+
+A panel for training outcome, held-out and downstream accuracy, a line for each level of the design's factor. The
+values stand at equal distances, since what is swept is mostly doubled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from grpo_lab.analysis.figures.direct_labels import looks
+from grpo_lab.analysis.figures.omissions import collapse_note
+from grpo_lab.analysis.figures.seed_lines import as_columns, as_table
+from grpo_lab.analysis.figures.small_multiples import WIDTH, legend_height, write_legend
+from grpo_lab.analysis.figures.style import (
+    BODY,
+    LINE,
+    TINY,
+    Drawn,
+    heading_height,
+    house_style,
+    wrapped,
+    write_footer,
+    write_heading,
+)
+from grpo_lab.analysis.load import SweepData
+from grpo_lab.analysis.outcome import DOWNSTREAM, HELDOUT, Outcome
+
+OUTCOME = "reward/outcome"
+PANELS = {
+    OUTCOME: "right training responses (%)",
+    HELDOUT: "held-out accuracy,\ntraining protocol (%)",
+    DOWNSTREAM: "downstream accuracy (%)",
+}
+FEWEST = 3  # values that make a curve
+_APART = 0.07  # of the distance of two values, between the bars of two levels
+_LEFT, _RIGHT, _BETWEEN, _PANEL = 0.62, 0.12, 0.62, 2.4  # inches
+_BANDS = "line: mean over seeds; bars: its 95% t interval, levels moved apart; dots: single seeds"
+_NO_BANDS = "line: the one seed"
+
+
+@dataclass(frozen=True)
+class Dose:
+    """The override that arms differ in, and its value in each, rising."""
+
+    key: str
+    values: Mapping[str, float]
+
+
+def dose(data: SweepData) -> Dose | None:
+    """What the arms differ in; None unless it is one override, a number, with `FEWEST` values or more."""
+    arms = data.design.arms if data.design else {}
+    settings = {arm: dict(word.lstrip("+").partition("=")[::2] for word in words) for arm, words in arms.items()}
+    keys = {key for words in settings.values() for key in words}
+    differing = [key for key in keys if len({words.get(key) for words in settings.values()}) > 1]
+    if len(differing) != 1:
+        return None
+    (key,) = differing
+    try:
+        values = {arm: float(words[key]) for arm, words in settings.items()}
+    except (KeyError, ValueError):
+        return None
+    if len(set(values.values())) < max(FEWEST, len(values)):
+        return None
+    return Dose(key, dict(sorted(values.items(), key=lambda item: item[1])))
+
+
+def missing(data: SweepData, outcome: Outcome) -> str:
+    """Why the figure cannot be drawn, in one sentence; empty where it can."""
+    found = dose(data)
+    if found is None:
+        return f"the arms are not {FEWEST} or more values of one number"
+    counted = set(outcome.values["arm"])
+    if sum(arm in counted for arm in found.values) < FEWEST:
+        return f"fewer than {FEWEST} of its values have a finished run"
+    return "" if any(metric in outcome.values for metric in PANELS) else "no run logged an outcome or an accuracy"
+
+
+def dose_numbers(data: SweepData, outcome: Outcome, found: Dose) -> pd.DataFrame:
+    """Every number the figure shows, in percent, six decimals.
+
+    `x` is the arm's value of the number. `part` is "seed" (one run) or "mean" (over n seeds, with the t interval in low
+    and high).
+    """
+    rows: list[dict[str, object]] = []
+    for level in data.levels:
+        for metric in (name for name in PANELS if name in outcome.values):
+            for arm, x in found.values.items():
+                labels = {"level": level, "metric": metric, "arm": arm, "x": x}
+                own = 100 * outcome.of(level, arm, metric)
+                rows += [labels | {"part": "seed", "seed": seed, "value": value} for seed, value in own.items()]
+                if len(own):
+                    shown = as_columns(outcome.interval(level, arm, metric))
+                    shares = {name: 100 * shown[name] for name in ("value", "low", "high")}
+                    rows.append(labels | {"part": "mean"} | shown | shares)
+    return as_table(rows, ["level", "metric", "arm", "x", "part", "seed", "value", "low", "high", "n"])
+
+
+def draw_doses(data: SweepData, outcome: Outcome) -> Drawn | None:
+    """The figure `<sweep>_doses`; None, for the reason that `missing` gives, where arms are no values of a number."""
+    found = dose(data)
+    if found is None or missing(data, outcome):
+        return None
+    numbers = dose_numbers(data, outcome, found)
+    name, factor = f"{data.record.name}_doses", data.design.factor if data.design else ""
+    heading = f"{data.record.name}: what comes of {found.key}"
+    bands = _BANDS if numbers.loc[numbers["part"] == "mean", "n"].max() > 1 else _NO_BANDS
+    levels = [level for level in data.levels if (numbers["level"] == level).any()]
+    look = looks(levels, levels[0])
+    entries = [
+        (Line2D([], [], color=look[level][0], linestyle=look[level][1], marker="o"), f"{factor} = {level}")
+        for level in (levels if len(levels) > 1 else ())
+    ]
+    parts = [f"{bands[0].upper()}{bands[1:]}. Final values at {outcome.at}.", collapse_note(data, outcome)]
+    footer = wrapped(" ".join(filter(None, parts)), WIDTH - 0.2, TINY)
+    metrics = [metric for metric in PANELS if (numbers["metric"] == metric).any()]
+    # In inches, from the top: heading, legend, panels, the label of their axis, footer.
+    top = heading_height(heading, WIDTH) + (legend_height(len(entries)) if entries else 0.0) + 0.42
+    bottom = 0.62 + len(footer) * TINY * LINE
+    height = top + _PANEL + bottom
+    with house_style(name):
+        figure = Figure(figsize=(WIDTH, height))
+        write_heading(figure, heading)
+        if entries:
+            write_legend(figure, heading, entries)
+        write_footer(figure, footer)
+        inner = (WIDTH - _LEFT - _RIGHT - _BETWEEN * (len(metrics) - 1)) / len(metrics)
+        place = {"left": _LEFT / WIDTH, "right": 1 - _RIGHT / WIDTH, "top": 1 - top / height, "bottom": bottom / height}
+        row = figure.subplots(1, len(metrics), squeeze=False, gridspec_kw=place | {"wspace": _BETWEEN / inner})[0]
+        for axes, metric in zip(row, metrics):
+            _panel(axes, numbers[numbers["metric"] == metric], found, look)
+            axes.set_title(PANELS[metric], loc="left")
+        figure.text(0.5, (bottom - 0.4) / height, found.key, ha="center", va="center", fontsize=BODY)
+    return Drawn(name, figure, numbers, bands)
+
+
+def _panel(axes: Axes, numbers: pd.DataFrame, found: Dose, look: Mapping[str, tuple[str, str]]) -> None:
+    places = {value: place for place, value in enumerate(found.values.values())}
+    for number, (level, (colour, dashes)) in enumerate(look.items()):
+        own = numbers[numbers["level"] == level]
+        shift = _APART * (number - (len(look) - 1) / 2)
+        at = own["x"].map(places) + shift
+        seeds, mean = own["part"] == "seed", own["part"] == "mean"
+        axes.plot(at[seeds], own["value"][seeds], ".", color=colour, markersize=3, alpha=0.4, label="seed")
+        axes.plot(at[mean], own["value"][mean], marker="o", color=colour, linestyle=dashes, markersize=4, label=level)
+        bars = mean & (own["n"] > 1)
+        axes.vlines(at[bars], own["low"][bars], own["high"][bars], color=colour, linewidth=1.3, alpha=0.7)
+    axes.set_xticks(list(places.values()), [f"{value:g}" for value in places])
+    axes.set_xlim(-0.4, len(places) - 0.6)
+    highest = axes.get_ylim()[1]
+    axes.set_ylim(-0.03 * highest, highest)  # a mark at 0 is whole
+    axes.spines[["top", "right"]].set_visible(False)

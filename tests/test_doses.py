@@ -1,0 +1,96 @@
+"""What comes of a number: which arms make a curve, hand numbers, and how the figure looks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from test_figures import overlapping, words
+
+from grpo_lab.analysis.build import draw_all
+from grpo_lab.analysis.figures import doses
+from grpo_lab.analysis.load import SweepData
+from grpo_lab.analysis.outcome import DOWNSTREAM, HELDOUT, final_values
+from grpo_lab.analysis.synthetic import Planted, synthetic_sweep
+from grpo_lab.sweeps.design import read_design
+
+LAGS = {"lag_4": ["schedule=one_step_off", "schedule.lag=4"], "lag_0": ["schedule=one_step_off", "schedule.lag=0"]}
+LAGS |= {"lag_16": ["schedule.lag=16", "schedule=one_step_off"]}
+
+
+def swept(arms: dict[str, Sequence[str]], seeds: tuple[int, ...] = (0, 1, 2)) -> SweepData:
+    """Three planted arms, named and declared as `arms`; the second loses .2 downstream, the third .05."""
+    planted = Planted(
+        tricks=("helps", "hurts"), kind="add_one", downstream={"helps": -0.2, "hurts": -0.05}, seeds=seeds
+    )
+    data = synthetic_sweep(planted)
+    named = dict(zip(data.arms, arms))
+    node = planted.node() | {"kind": "arms", "arms": arms, "control": next(iter(arms)), "tricks": {}, "predictions": []}
+    design = read_design({name: value for name, value in node.items() if name != "tricks"})
+    record = replace(data.record, cells=[replace(cell, arm=named[cell.arm]) for cell in data.record.cells])
+    tables = {name: getattr(data, name).replace({"arm": named}) for name in ("runs", "points", "answers")}
+    return replace(data, record=record, design=design, **tables)
+
+
+def test_the_arms_of_one_number_in_its_order() -> None:
+    found = doses.dose(swept(LAGS))
+    assert found.key == "schedule.lag" and list(found.values.items()) == [("lag_0", 0), ("lag_4", 4), ("lag_16", 16)]
+
+
+@pytest.mark.parametrize(
+    "third",
+    [
+        ["schedule=one_step_off", "schedule.lag=4"],  # the same once more
+        ["schedule=one_step_off"],  # one without a value
+        ["schedule=off_policy_k", "schedule.lag=8"],  # another schedule, too
+        ["schedule=one_step_off", "schedule.lag=many"],  # no number
+    ],
+)
+def test_other_arms_make_no_curve(third: list[str]) -> None:
+    data = swept(LAGS | {"lag_16": third})
+    outcome = final_values(data)
+    assert doses.dose(data) is None and doses.draw_doses(data, outcome) is None
+    assert "one number" in doses.missing(data, outcome)
+
+
+def test_the_numbers_are_the_outcomes_in_percent() -> None:
+    data = swept(LAGS)
+    outcome = final_values(data)
+    table = doses.dose_numbers(data, outcome, doses.dose(data))
+    for metric in (HELDOUT, DOWNSTREAM):
+        for arm, x in (("lag_0", 0), ("lag_4", 4), ("lag_16", 16)):
+            own = table[(table["metric"] == metric) & (table["arm"] == arm)]
+            mean, wanted = own[own["part"] == "mean"].iloc[0], outcome.interval("", arm, metric)
+            assert set(own["x"]) == {x} and (own["part"] == "seed").sum() == mean["n"] == 3
+            for name, value in (("value", wanted.mean), ("low", wanted.low), ("high", wanted.high)):
+                assert mean[name] == pytest.approx(100 * value, abs=1e-5)
+
+
+def test_the_figure_shows_every_value_and_nothing_overlaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = swept(LAGS)
+    drawn = doses.draw_doses(data, final_values(data))
+    shown = words(drawn.figure)
+    assert "schedule.lag" in shown and "downstream accuracy (%)" in shown and "95% t interval" in shown
+    assert not overlapping(drawn.figure, monkeypatch)
+    labels = [text.get_text() for text in drawn.figure.axes[0].get_xticklabels()]
+    assert labels == ["0", "4", "16"]
+    ticks = [[round(x) for x in axes.get_xticks()] for axes in drawn.figure.axes]
+    assert ticks == [[0, 1, 2]] * len(drawn.figure.axes)
+    downstream = drawn.numbers[(drawn.numbers["metric"] == DOWNSTREAM) & (drawn.numbers["part"] == "mean")]
+    assert downstream.set_index("arm")["value"].idxmin() == "lag_0", "planted to lose most"
+
+
+def test_one_seed_has_no_bars_and_too_few_values_say_so() -> None:
+    one = swept(LAGS, seeds=(0,))
+    drawn = doses.draw_doses(one, final_values(one))
+    assert "the one seed" in drawn.bands and "t interval" not in words(drawn.figure)
+    kept = {name: getattr(one, name).query("arm != 'lag_16'") for name in ("runs", "points", "answers")}
+    few = replace(one, **kept)
+    assert "fewer than 3" in doses.missing(few, final_values(few))
+
+
+def test_a_sweep_of_a_number_has_the_figure_beside_the_others() -> None:
+    data = swept(LAGS)
+    drawn, missing = draw_all(data, final_values(data))
+    assert "synthetic_doses" in {one.name for one in drawn} and "synthetic_doses" not in missing
