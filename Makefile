@@ -82,7 +82,7 @@ notebooks: $(NOTEBOOK_STAMP) ## execute the notebooks of analysis/ on the sweep 
 	done
 
 test: $(STAMP) ## run the tests, a file on each core
-	@$(BIN)/python -m pytest -n auto --dist loadfile
+	@$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 check: $(STAMP) ## lint and formatting
 	@$(BIN)/ruff check .
