@@ -117,3 +117,9 @@ def test_the_map_names_what_exists_and_misses_no_module() -> None:
 def test_links_lead_somewhere() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         assert (ROOT / target).exists(), target
+
+
+def test_the_speed_tables_say_what_was_measured() -> None:
+    """What `bench.py --table` prints of the results file that stands beside them."""
+    (results,) = re.findall(r"\(?(tests/benchmarks/results/\w+\.json)\)", README)
+    assert run([sys.executable, "tests/benchmarks/bench.py", "--table", results]).stdout.strip() in README
