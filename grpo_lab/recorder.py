@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 
 from grpo_lab import checkpoint, metrics
 from grpo_lab.batching import score_rollouts
@@ -36,6 +37,8 @@ class Clock:
     def __call__(self, stage: str) -> Iterator[None]:
         started = time.perf_counter()
         yield
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # or the stage that next waits for the card would be charged with this one's work
         self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - started
 
 

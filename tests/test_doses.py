@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from test_figures import overlapping, words
 
@@ -45,6 +46,7 @@ def test_the_arms_of_one_number_in_its_order() -> None:
         ["schedule=one_step_off"],  # one without a value
         ["schedule=off_policy_k", "schedule.lag=8"],  # another schedule, too
         ["schedule=one_step_off", "schedule.lag=many"],  # no number
+        ["schedule=one_step_off", "schedule.lag=nan"],
     ],
 )
 def test_other_arms_make_no_curve(third: list[str]) -> None:
@@ -79,6 +81,16 @@ def test_the_figure_shows_every_value_and_nothing_overlaps(monkeypatch: pytest.M
     assert ticks == [[0, 1, 2]] * len(drawn.figure.axes)
     downstream = drawn.numbers[(drawn.numbers["metric"] == DOWNSTREAM) & (drawn.numbers["part"] == "mean")]
     assert downstream.set_index("arm")["value"].idxmin() == "lag_0", "planted to lose most"
+
+
+def test_small_numbers_are_told_apart() -> None:
+    data = swept({f"at_{rate}": [f"optimizer.learning_rate={rate}"] for rate in ("5e-7", "2.5e-6", "1e-7")})
+    drawn = doses.draw_doses(data, final_values(data))
+    assert set(drawn.numbers["x"]) == {5e-7, 2.5e-6, 1e-7}
+    axes = drawn.figure.axes[0]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["1e-07", "5e-07", "2.5e-06"]
+    (line,) = (line for line in axes.lines if line.get_marker() == "o")
+    assert sorted(line.get_xdata()) == [0, 1, 2] and np.isfinite(line.get_ydata()).all()
 
 
 def test_one_seed_has_no_bars_and_too_few_values_say_so() -> None:

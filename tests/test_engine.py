@@ -12,6 +12,7 @@ from transformers import AutoTokenizer, DynamicCache, LlamaConfig, LlamaForCausa
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from grpo_lab.engines.cache import BLOCK, BlockLayer, block_cache, keep_rows
+from grpo_lab.engines.decode_attention import NAME as decode_attention_name
 from grpo_lab.engines.decode_attention import decode_attention
 from grpo_lab.engines.graphs import check_graphs
 from grpo_lab.engines.native import Native, NativeSession, draw
@@ -326,6 +327,22 @@ def test_attention_of_one_query_is_pytorchs(kv_heads: int, dtype: torch.dtype) -
         theirs, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=0.3)
         assert ours.shape == theirs.shape == (5, 1, 6, 8)
         assert float((ours - theirs).abs().max()) <= bound
+
+
+def test_a_row_without_a_token_yet_is_read_beside_one_that_has_one(tiny_base: Path) -> None:
+    """Prompts of one and two tokens in one stream: nothing is cached of the first, and it may look at nothing."""
+    params = SamplingParams(6, 1.0, 1.0)
+    requests = [Request(tuple(range(2, 3 + n)), NoiseKey(0, "short", 0, n, 0), params) for n in range(2)]
+    session = Native(6, 1.0, 1.0, max_rows=8).open(tiny_base, FP32, CPU)
+    assert session.model.config._attn_implementation == decode_attention_name
+    stream = session.open_stream()
+    for key, request in enumerate(requests):
+        stream.add(key, request)
+    taken = {}
+    while len(taken) < 2:
+        taken |= dict(stream.take(wait=True))
+    alone = [session.generate([request])[0] for request in requests]
+    assert [taken[key].tokens for key in range(2)] == [one.tokens for one in alone]
 
 
 @pytest.mark.parametrize("look_every", [5, 1000])

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -31,8 +31,8 @@ WORLD = ["world=tiny", "tracking=none"]
 
 @contextmanager
 def shapes_checked_for(steps: int) -> Iterator[None]:
-    """Shapes are checked during the first steps of a run; the others repeat them in half the time."""
-    write = RunLog.write_step
+    """Shapes are checked during the first steps of a run; what comes later takes half the time."""
+    write, before = RunLog.write_step, jaxtyping.config.jaxtyping_disable
 
     def counted(log: RunLog, step: int, *arguments: Any, **named: Any) -> None:
         left.append(step)
@@ -46,13 +46,16 @@ def shapes_checked_for(steps: int) -> Iterator[None]:
         yield
     finally:
         RunLog.write_step = write
-        jaxtyping.config.update("jaxtyping_disable", False)
+        jaxtyping.config.update("jaxtyping_disable", before)
 
 
-def run_in_process(folder: Path, *overrides: str, name: str = "run") -> Path:
-    """One run through the real entry below Hydra's command line; returns the run folder."""
+def run_in_process(folder: Path, *overrides: str, name: str = "run", checked: int | None = None) -> Path:
+    """One run through the real entry below Hydra's command line; returns the run folder.
+
+    `checked`: in how many steps shapes are checked, step 0 the first; in all, unless given.
+    """
     config, choices = compose_with_choices([*WORLD, f"runs_dir={folder}", *overrides])
-    with shapes_checked_for(steps=3):  # the evaluation before training is the first of them
+    with nullcontext() if checked is None else shapes_checked_for(checked):
         return start(config, name, choices, ["test"])
 
 
@@ -85,8 +88,9 @@ RECIPES = sorted(path.stem for path in (conf_folder() / "recipe").glob("*.yaml")
 def test_every_recipe_learns(tmp_path: Path, tiny_base: Path, recipe: str) -> None:
     """Held-out accuracy over 256 answers: chance alone moves it by about 0.03, learning by far more."""
     folder = run_in_process(
-        tmp_path, f"recipe={recipe}", "budget.amount=40", "optimizer.learning_rate=3e-4", "evaluation.samples=4"
-    )
+        tmp_path, f"recipe={recipe}", "budget.amount=40", "optimizer.learning_rate=3e-4", "evaluation.samples=4",
+        checked=6,
+    )  # fmt: skip
     first, last = metrics_of(folder)[0]["metrics"], metrics_of(folder)[-1]["metrics"]
     assert last["eval/heldout/accuracy"] - first["eval/heldout/accuracy"] > 0.15
     # Means of five steps: a stream's very first batch is of the problems that end first, which are the easy ones.

@@ -372,7 +372,7 @@ def test_two_options_that_act_while_generating_train_two_policies(axis: str, tmp
     assert {choice.split()[0] for choice in choices} == {path.stem for path in (conf_folder() / axis).glob("*.yaml")}
     ends = {}
     for place, choice in enumerate(choices):
-        folder = run_in_process(tmp_path / str(place), *background.split(), *f"{axis}={choice}".split())
+        folder = run_in_process(tmp_path / str(place), *background.split(), *f"{axis}={choice}".split(), checked=4)
         ends[choice] = torch.cat([weight.flatten() for weight in final_weights(folder).values()])
         shares = [row["metrics"].get(f"touched/{axis}", 0.0) for row in metrics_of(folder)[1:]]
         switched_on = place > 0 and axis in ("curriculum", "truncation", "group_filter")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from helpers import assert_close
@@ -371,6 +373,27 @@ def test_killed_and_resumed_in_the_middle_of_responses(tmp_path: Path, tiny_base
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+def _of_another_size(folder: Path, target: Path, step: float, token: float) -> Path:
+    """A copy of a run, of four times the groups, both with a tenth of noise on the time that they generated."""
+    shutil.copytree(folder, target)
+    rows = [json.loads(line) for line in (target / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        if "rollout/groups" in row["metrics"]:
+            row["metrics"]["rollout/groups"] *= 4
+    (target / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    noise = np.random.default_rng(0)
+    for place in (folder, target):
+        lines = [json.loads(line) for line in (place / "timing.jsonl").read_text().splitlines()]
+        for line, row in zip(lines, metrics_of(place)):
+            if "time/generate" in line["timing"]:
+                numbers = row["metrics"]
+                drawn = numbers["rollout/groups"] * 8 * numbers["rollout/length"]
+                exact = numbers["rollout/longest"] * step + drawn * token
+                line["timing"]["time/generate"] = exact * float(1 + 0.1 * noise.standard_normal())
+        (place / "timing.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    return target
+
+
 def test_a_pace_is_measured_on_a_run(tmp_path: Path, tiny_base: Path) -> None:
     """Times planted under known numbers are found again; those of a run that generated ahead are refused."""
     folder = run_in_process(tmp_path, "budget.amount=30", "updates=two", "evaluation.every=30")
@@ -391,6 +414,10 @@ def test_a_pace_is_measured_on_a_run(tmp_path: Path, tiny_base: Path) -> None:
     for name, value in vars(planted).items():
         assert_close(getattr(found.pace, name), value, 1e-6, name)
     assert found.steps == 28 and found.generate_error < 1e-6 and found.train_error < 1e-6
+    both = [folder, _of_another_size(folder, tmp_path / "other", 0.02, 3e-4)]
+    with_noise = measure(both).pace
+    assert_close(with_noise.decode_step, 0.02, 3e-3, "told apart by two sizes, with noise of a tenth")
+    assert_close(with_noise.decode_token, 3e-4, 5e-5, "and so is what a response costs")
     ahead = run_in_process(tmp_path, "budget.amount=12", "schedule=one_step_off", "evaluation.every=12", name="ahead")
     with pytest.raises(ValueError, match="generated ahead"):
         measure([ahead])

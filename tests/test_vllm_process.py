@@ -244,6 +244,21 @@ def test_a_response_that_is_sure_for_too_long_is_stopped(session: VllmProcessSes
 
 
 @installed
+def test_an_interrupted_call_takes_its_requests_back(session: VllmProcessSession, tiny_base: Path) -> None:
+    """Ctrl-C in the middle: nothing goes on being drawn beside the next call, which says what it always says."""
+    requests = requests_of(tiny_base, rows=24)
+    alone = session.generate(requests)
+
+    def interrupted(index: int, completion: Completion) -> list[int]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        session.generate(requests, interrupted)
+    assert not session.rows and not session.broken
+    assert [c.tokens for c in session.generate(requests)] == [c.tokens for c in alone]
+
+
+@installed
 def test_a_stream_starts_in_the_order_of_asking(
     session: VllmProcessSession, tiny_base: Path, policies: tuple[torch.nn.Module, torch.nn.Module]
 ) -> None:

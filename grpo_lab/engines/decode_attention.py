@@ -29,10 +29,12 @@ def decode_attention(
     """transformers' attention function: queries [R, H, 1, D] over keys and values [R, KV, S, D], [R, 1, H, D].
 
     More queries than one, other devices, and types whose softmax PyTorch's kernel widens inside take transformers' own
-    way. `attention_mask` [R, 1, 1, S] is True where a row may look.
+    way; so does the first token of a text, where a row without one has nothing to look at. `attention_mask`
+    [R, 1, 1, S] is True where a row may look.
     """
     rows, heads, queries, width = query.shape
-    if queries > 1 or query.device.type != "cpu" or query.dtype.itemsize < 4:
+    first, plain = key.shape[2] == 1, query.device.type == "cpu" and query.dtype.itemsize >= 4
+    if queries > 1 or first or not plain:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
     grouped = query.view(rows, key.shape[1], heads // key.shape[1], width)  # heads that share keys stand together
     scores = torch.matmul(grouped, key.transpose(2, 3)) * (width**-0.5 if scaling is None else scaling)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import math
 import queue
 import shutil
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from grpo_lab.engines.base import EngineSession, Stream, already_ended, check_names
+from grpo_lab.engines.base import EngineFailure, EngineSession, Stream, already_ended, check_names
 from grpo_lab.engines.vllm_common import Growing, failure, last_error, vllm_params
 from grpo_lab.engines.weight_transfer import Transfer
 from grpo_lab.types import Completion, OnFinish, Request, StopReason
@@ -95,7 +96,8 @@ class VllmProcessSession(EngineSession):
                         aborted |= others
         finally:
             if stream.rows and self.broken is None:  # an error, or Ctrl-C
-                stream.drain()  # or the engine would draw them beside the next call's
+                with contextlib.suppress(EngineFailure):  # Ctrl-C may have reached the other process, too
+                    stream.drain()  # or the engine would draw them beside the next call's
         return results
 
     def open_stream(self) -> VllmStream:

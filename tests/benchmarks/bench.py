@@ -336,6 +336,8 @@ def for_readme(results: Run) -> str:
 def verdicts(results: Run) -> list[str]:
     """One line per budget, and a warning where the comparison is not what it should be."""
     lines = []
+    if results["precision"] == "bf16":
+        lines.append("TRL samples from fp32 weights under autocast, the lab from weights rounded to bf16")
     for part in results["budgets"]:
         budget, summary = part["budget"], part["summary"]
         step, length_free = summary["step"], summary["per_1000"]
@@ -402,6 +404,9 @@ def main() -> None:
             parser.error(f"--{name} must be at least 1")
     if options.problems % 4:
         parser.error("--problems must be a multiple of 4, as the plain recipe takes four updates")
+    # No card for a CPU, and one for both sides otherwise.
+    cards = os.environ.get("CUDA_VISIBLE_DEVICES") or "0"
+    os.environ["CUDA_VISIBLE_DEVICES"] = "" if options.device == "cpu" else cards.split(",")[0]
     BENCH.mkdir(exist_ok=True)
     try:
         results = measure(options)

@@ -87,7 +87,8 @@ def config(setting: dict[str, Any], folder: str) -> GRPOConfig:
     steps = len(setting["prompts"]) // setting["problems_per_step"]
     rows = setting["problems_per_step"] * setting["group_size"]
     # A large vocabulary makes the scores of all rows larger than a card; the arithmetic world's fit at once.
-    passes = 1 if setting["device"] == "cpu" else max(1, rows // 64)
+    most = rows if setting["device"] == "cpu" else 64
+    passes = next(n for n in range(1, rows + 1) if rows % n == 0 and rows // n <= max(most, setting["group_size"]))
     return GRPOConfig(
         output_dir=folder,
         seed=setting["seed"],

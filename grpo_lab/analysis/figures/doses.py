@@ -6,6 +6,7 @@ values stand at equal distances, since what is swept is mostly doubled.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -66,7 +67,7 @@ def dose(data: SweepData) -> Dose | None:
         values = {arm: float(words[key]) for arm, words in settings.items()}
     except (KeyError, ValueError):
         return None
-    if len(set(values.values())) < max(FEWEST, len(values)):
+    if len(set(values.values())) < max(FEWEST, len(values)) or not all(map(math.isfinite, values.values())):
         return None
     return Dose(key, dict(sorted(values.items(), key=lambda item: item[1])))
 
@@ -85,8 +86,8 @@ def missing(data: SweepData, outcome: Outcome) -> str:
 def dose_numbers(data: SweepData, outcome: Outcome, found: Dose) -> pd.DataFrame:
     """Every number the figure shows, in percent, six decimals.
 
-    `x` is the arm's value of the number. `part` is "seed" (one run) or "mean" (over n seeds, with the t interval in low
-    and high).
+    `x` is the arm's value of the number, not rounded. `part` is "seed" (one run) or "mean" (over n seeds, with the t
+    interval in low and high).
     """
     rows: list[dict[str, object]] = []
     for level in data.levels:
@@ -99,7 +100,8 @@ def dose_numbers(data: SweepData, outcome: Outcome, found: Dose) -> pd.DataFrame
                     shown = as_columns(outcome.interval(level, arm, metric))
                     shares = {name: 100 * shown[name] for name in ("value", "low", "high")}
                     rows.append(labels | {"part": "mean"} | shown | shares)
-    return as_table(rows, ["level", "metric", "arm", "x", "part", "seed", "value", "low", "high", "n"])
+    table = as_table(rows, ["level", "metric", "arm", "x", "part", "seed", "value", "low", "high", "n"])
+    return table.assign(x=table["arm"].map(found.values))
 
 
 def draw_doses(data: SweepData, outcome: Outcome) -> Drawn | None:
@@ -117,7 +119,8 @@ def draw_doses(data: SweepData, outcome: Outcome) -> Drawn | None:
         (Line2D([], [], color=look[level][0], linestyle=look[level][1], marker="o"), f"{factor} = {level}")
         for level in (levels if len(levels) > 1 else ())
     ]
-    parts = [f"{bands[0].upper()}{bands[1:]}. Final values at {outcome.at}.", collapse_note(data, outcome)]
+    said = f"{bands[0].upper()}{bands[1:]}. Final values at {outcome.at}. An interval may end below what is drawn."
+    parts = [said, collapse_note(data, outcome)]
     footer = wrapped(" ".join(filter(None, parts)), WIDTH - 0.2, TINY)
     metrics = [metric for metric in PANELS if (numbers["metric"] == metric).any()]
     # In inches, from the top: heading, legend, panels, the label of their axis, footer.
@@ -141,17 +144,17 @@ def draw_doses(data: SweepData, outcome: Outcome) -> Drawn | None:
 
 
 def _panel(axes: Axes, numbers: pd.DataFrame, found: Dose, look: Mapping[str, tuple[str, str]]) -> None:
-    places = {value: place for place, value in enumerate(found.values.values())}
+    places = {arm: place for place, arm in enumerate(found.values)}
     for number, (level, (colour, dashes)) in enumerate(look.items()):
         own = numbers[numbers["level"] == level]
         shift = _APART * (number - (len(look) - 1) / 2)
-        at = own["x"].map(places) + shift
+        at = own["arm"].map(places) + shift
         seeds, mean = own["part"] == "seed", own["part"] == "mean"
         axes.plot(at[seeds], own["value"][seeds], ".", color=colour, markersize=3, alpha=0.4, label="seed")
         axes.plot(at[mean], own["value"][mean], marker="o", color=colour, linestyle=dashes, markersize=4, label=level)
         bars = mean & (own["n"] > 1)
         axes.vlines(at[bars], own["low"][bars], own["high"][bars], color=colour, linewidth=1.3, alpha=0.7)
-    axes.set_xticks(list(places.values()), [f"{value:g}" for value in places])
+    axes.set_xticks(list(places.values()), [f"{value:g}" for value in found.values.values()])
     axes.set_xlim(-0.4, len(places) - 0.6)
     highest = axes.get_ylim()[1]
     axes.set_ylim(-0.03 * highest, highest)  # a mark at 0 is whole
