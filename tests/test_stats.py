@@ -614,3 +614,9 @@ def test_how_little_a_pilot_of_three_seeds_says() -> None:
     assert math.isnan(sd_interval(1.0, 1).high)
     deviations = rng_of(35).standard_normal((1500, 5)).std(axis=1, ddof=1)
     assert_covers([sd_interval(float(sd), 5).contains(1) for sd in deviations], 0.925, 0.975)
+
+
+def test_intervals_of_small_numbers_keep_their_digits() -> None:
+    assert Interval(0.001234, -0.00005, 0.0015, 5).text("+") == "+0.0012 [-5e-05, +0.0015]"
+    assert Interval(0.0012, -0.01, 0.0124, 5).text() == "0.001 [-0.010, 0.012]"
+    assert Interval(0.0, 0.0, 0.0, 5).text() == "0.000 [0.000, 0.000]"

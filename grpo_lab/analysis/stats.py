@@ -21,6 +21,7 @@ import pandas as pd
 from scipy import stats
 
 CONFIDENCE = 0.95
+SMALL = 0.002  # below it three decimals would leave one digit, and two significant ones are shown
 Numbers = Sequence[float | int] | np.ndarray | pd.Series
 MOST_SIGNS = 20  # differences whose 2^n signs are still enumerated
 
@@ -43,7 +44,10 @@ class Interval:
             return "-"
         if self.n == 1:
             return f"{self.mean:{sign}.3f}"
-        return f"{self.mean:{sign}.3f} [{self.low:{sign}.3f}, {self.high:{sign}.3f}]"
+        numbers = (self.mean, self.low, self.high)
+        form = ".2g" if 0 < max(map(abs, numbers)) < SMALL else ".3f"
+        mean, low, high = (format(number, sign + form) for number in numbers)
+        return f"{mean} [{low}, {high}]"
 
     def contains(self, value: float | int) -> bool:
         """Whether the data leave the value possible; without bounds (n < 2) nothing is excluded."""

@@ -1,7 +1,7 @@
 """Attention of one new token per row on a CPU, as two matrix products over the cache.
 
-PyTorch's fused kernel is made for many queries: with one it took a third of the time of decoding (the arithmetic base, 128
-rows), and plain products take 0.7 to 0.8 of what it takes (experiments/LOG.md).
+PyTorch's fused kernel is made for many queries: with one it took a third of the time of decoding (the arithmetic base,
+128 rows), and plain products take 0.7 to 0.8 of what it takes (experiments/LOG.md).
 """
 
 from __future__ import annotations
