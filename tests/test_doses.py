@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,11 +12,13 @@ from test_figures import overlapping, words
 
 from grpo_lab.analysis.build import draw_all
 from grpo_lab.analysis.figures import doses
-from grpo_lab.analysis.load import SweepData
+from grpo_lab.analysis.figures.signs import draw_signs
+from grpo_lab.analysis.load import SweepData, load_data
 from grpo_lab.analysis.outcome import DOWNSTREAM, HELDOUT, final_values
 from grpo_lab.analysis.synthetic import Planted, synthetic_sweep
 from grpo_lab.sweeps.design import read_design
 
+SAVED = Path(__file__).parent.parent / "analysis/data"
 LAGS = {"lag_4": ["schedule=one_step_off", "schedule.lag=4"], "lag_0": ["schedule=one_step_off", "schedule.lag=0"]}
 LAGS |= {"lag_16": ["schedule.lag=16", "schedule=one_step_off"]}
 
@@ -106,3 +109,10 @@ def test_a_sweep_of_a_number_has_the_figure_beside_the_others() -> None:
     data = swept(LAGS)
     drawn, missing = draw_all(data, final_values(data))
     assert "synthetic_doses" in {one.name for one in drawn} and "synthetic_doses" not in missing
+
+
+def test_titles_of_many_narrow_panels_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The vital signs of four levels side by side."""
+    data = load_data(SAVED, "staleness")
+    assert len(data.levels) == 4
+    assert not overlapping(draw_signs(data, final_values(data)).figure, monkeypatch)

@@ -48,6 +48,7 @@ ALL_COLOURED = 8  # with more arms, only the control and the furthest from it ar
 FURTHEST = 5
 _FAINT = "#C4C4C4"
 _POINTS, _FEWEST = 26, 12  # of a mean, and at least of a thin line
+_LOGARITHMIC = " (log above {:g})"
 _LEFT, _RIGHT, _BETWEEN, _OVER = 0.56, 0.06, 0.58, 0.36  # inches; the last between rows, for titles
 
 
@@ -189,29 +190,37 @@ class _Layout:
     columns: int
     panel: tuple[float, float]  # width and height
     aside: float  # right of every panel, for the labels
+    over: float  # over every panel, for lines of its title beyond the first
     top: float
     bottom: float
 
     @property
     def height(self) -> float:
-        return self.top + self.bottom + self.panel[1] * self.rows + _OVER * (self.rows - 1)
+        return self.top + self.bottom + self.panel[1] * self.rows + (_OVER + self.over) * (self.rows - 1)
+
+    def title(self, words: str) -> str:
+        """In lines as wide as a panel with its labels."""
+        return "\n".join(wrapped(words, self.panel[0] + self.aside, SMALL))
 
     def place(self) -> dict[str, float]:
         """The keywords of a grid of panels."""
         place = {"left": _LEFT / WIDTH, "right": 1 - (_RIGHT + self.aside) / WIDTH}
         place |= {"top": 1 - self.top / self.height, "bottom": self.bottom / self.height}
-        return place | {"wspace": (_BETWEEN + self.aside) / self.panel[0], "hspace": _OVER / self.panel[1]}
+        wide, high = self.panel
+        return place | {"wspace": (_BETWEEN + self.aside) / wide, "hspace": (_OVER + self.over) / high}
 
 
-def _layout(signs: int, levels: int, arms: Sequence[str], top: float, bottom: float) -> _Layout:
+def _layout(signs: Sequence[Sign], levels: int, arms: Sequence[str], top: float, bottom: float) -> _Layout:
     columns = levels if levels > 1 else 2
     column = (WIDTH - _LEFT - _RIGHT - _BETWEEN * (columns - 1)) / columns
     # Names get the room of the longest of them, but a third of the column at most.
     aside = min(LEADER + 1.3 * max(text_width(arm, TINY) for arm in arms), column / 3)
     lines = sorted((len(name_lines(arm, aside - LEADER, TINY)) for arm in arms), reverse=True)
     panel = (column - aside, max(0.95, sum(lines[:ALL_COLOURED]) * TINY * 1.2 / 72))
-    top += 0.28 + (0.2 if levels > 1 else 0.0)
-    return _Layout(math.ceil(signs * levels / columns), columns, panel, aside, top, bottom)
+    words = [sign.title + (_LOGARITHMIC.format(1e-5) if sign.decades else "") for sign in signs]
+    over = (max(len(wrapped(title, column, SMALL)) for title in words) - 1) * SMALL * LINE
+    top += 0.28 + over + (0.2 if levels > 1 else 0.0)
+    return _Layout(math.ceil(len(signs) * levels / columns), columns, panel, aside, over, top, bottom)
 
 
 def draw_signs(data: SweepData, outcome: Outcome) -> Drawn | None:
@@ -226,7 +235,7 @@ def draw_signs(data: SweepData, outcome: Outcome) -> Drawn | None:
     bands = _bands(numbers)
     footer = wrapped(_footer(data, outcome, gathered, bands), WIDTH - 0.2, TINY)
     below = 0.6 + len(footer) * TINY * LINE
-    layout = _layout(len(gathered.signs), len(levels), arms, heading_height(heading, WIDTH), below)
+    layout = _layout(gathered.signs, len(levels), arms, heading_height(heading, WIDTH), below)
     look, named = looks(data.arms, data.control), {arm: name_lines(arm, layout.aside - LEADER, TINY) for arm in arms}
     with house_style(name):
         figure = Figure(figsize=(WIDTH, layout.height))
@@ -241,14 +250,14 @@ def draw_signs(data: SweepData, outcome: Outcome) -> Drawn | None:
             _panel(axes, _of(numbers, sign, level), look)
         for sign in gathered.signs:
             own = [axes for axes, of, _ in drawn if of is sign]
-            _scale(own, numbers[numbers["series"] == sign.metric], sign)
+            _scale(own, numbers[numbers["series"] == sign.metric], sign, layout)
         for axes, sign, level in drawn:
             label_ends(axes, _ends(_of(numbers, sign, level)), named, look)
         for axes in panels.flat[len(drawn) :]:
             axes.set_visible(False)
             panels[-2, -1].tick_params(labelbottom=True)
         if len(levels) > 1:
-            _name_levels(panels[0], data, levels)
+            _name_levels(panels[0].tolist(), data, levels, layout)
         panels[0, 0].set_xlim(0, 1.02 * numbers["x"].max())
         panels[0, 0].xaxis.set_major_formatter(formatter)
     return Drawn(name, figure, numbers, bands)
@@ -288,7 +297,7 @@ def _panel(axes: Axes, numbers: pd.DataFrame, look: Mapping[str, tuple[str, str]
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _scale(panels: Sequence[Axes], numbers: pd.DataFrame, sign: Sign) -> None:
+def _scale(panels: Sequence[Axes], numbers: pd.DataFrame, sign: Sign, layout: _Layout) -> None:
     """One y axis for all levels of a sign, as wide as the runs: bands of two seeds are wider than anything measured."""
     low, high = float(numbers["value"].min()), float(numbers["value"].max())
     means = numbers.loc[numbers["part"] == "mean", "value"]
@@ -303,20 +312,20 @@ def _scale(panels: Sequence[Axes], numbers: pd.DataFrame, sign: Sign) -> None:
             first = math.ceil(math.log10(2 * usual))
             powers = [10.0**power for power in range(first, math.floor(math.log10(1.5 * high)) + 1)]
             axes.yaxis.set_major_locator(FixedLocator([0.0, *powers]))
-            title += f" (log above {usual:g})"
+            title += _LOGARITHMIC.format(usual)
         else:
             floor = low - 0.1 * (high - low) if high > low > 0.4 * high else min(0.0, 1.05 * low)
             axes.set_ylim(floor, high + 0.05 * (high - floor))
             axes.yaxis.set_major_locator(MaxNLocator(4))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
-        axes.set_title(title, fontsize=SMALL, loc="left", pad=4)
+        axes.set_title(layout.title(title), fontsize=SMALL, loc="left", pad=4)
 
 
-def _name_levels(panels: Sequence[Axes], data: SweepData, levels: Sequence[str]) -> None:
+def _name_levels(panels: Sequence[Axes], data: SweepData, levels: Sequence[str], layout: _Layout) -> None:
     factor = data.design.factor if data.design else ""
     for axes, level in zip(panels, levels):
         words = f"{factor} = {level}" if factor else level
-        place = {"xytext": (0, 19), "xycoords": "axes fraction", "textcoords": "offset points"}
+        place = {"xytext": (0, 19 + 72 * layout.over), "xycoords": "axes fraction", "textcoords": "offset points"}
         axes.annotate(words, (0, 1), fontsize=BODY, fontweight="bold", **place)
 
 
