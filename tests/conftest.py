@@ -21,8 +21,8 @@ bootstrap()
 torch.set_num_threads(1)
 
 
-# Files that take longest, by the seconds they took, so that no core waits at the end for one that began last.
-LONGEST = ("test_loop", "test_vllm_process", "test_sweep_faults", "test_vllm_runs", "test_schedules", "test_readme")
+# Files that take longest, the longest first, so that no core waits at the end for one that began last.
+LONGEST = ("test_loop", "test_sweep_faults", "test_vllm_runs", "test_compat", "test_sweeps", "test_bad_input")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
