@@ -181,18 +181,23 @@ def test_remedies(said: str, wanted: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("name", "overrides", "message"),
     [
-        (["engine.top_p=0.9"], "log-probs of what top-p left"),
-        (["+engine.arguments.seed=3"], "which the run sets itself"),
-        (["engine.memory_share=1.5"], "in \\(0, 1\\]"),
-        (["engine.cache_gib=-1"], "0 or more"),
-        (["engine.context=1"], "at least 2"),
+        ("vllm", ["engine.top_p=0.9"], "log-probs of what top-p left"),
+        ("vllm", ["+engine.arguments.seed=3"], "which the run sets itself"),
+        ("vllm", ["engine.memory_share=1.5"], "in \\(0, 1\\]"),
+        ("vllm", ["engine.cache_gib=-1"], "0 or more"),
+        ("vllm", ["engine.context=1"], "at least 2"),
+        ("vllm_process", ["engine.top_p=0.9"], "log-probs of what top-p left"),
+        ("vllm_process", ["+engine.arguments.worker_extension_cls=x"], "which the run sets itself"),
+        ("vllm_process", ["engine.threads=0"], "greater than 0"),
+        ("vllm_process", ["engine.port=80"], "1024 to 65535"),
+        ("vllm_process", ["engine.device_index=-1"], "0 or more"),
     ],
 )
-def test_bad_settings_are_refused(overrides: list[str], message: str) -> None:
+def test_bad_settings_are_refused(name: str, overrides: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        to_run(compose_with_choices(["world=tiny", "tracking=none", "engine=vllm", *overrides])[0])
+        to_run(compose_with_choices(["world=tiny", "tracking=none", f"engine={name}", *overrides])[0])
 
 
 def test_a_missing_installation_is_said_before_anything_is_loaded(monkeypatch, tmp_path: Path) -> None:

@@ -455,21 +455,6 @@ def test_an_interrupt_while_the_engine_starts_is_not_lost(request: pytest.Fixtur
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["engine.top_p=0.9"], "log-probs of what top-p left"),
-        (["+engine.arguments.worker_extension_cls=x"], "which the run sets itself"),
-        (["engine.threads=0"], "greater than 0"),
-        (["engine.port=80"], "1024 to 65535"),
-        (["engine.device_index=-1"], "0 or more"),
-    ],
-)
-def test_bad_settings_are_refused(overrides: list[str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        to_run(compose_with_choices(["world=tiny", "tracking=none", "engine=vllm_process", *overrides])[0])
-
-
 def test_a_port_that_is_taken_and_a_card_that_is_not_there_are_said_before_anything_is_loaded(monkeypatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
