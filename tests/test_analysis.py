@@ -16,16 +16,20 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from grpo_lab.analysis.build import build
+from grpo_lab.analysis.build import Built, build
+from grpo_lab.analysis.caveats import caveats, notes
 from grpo_lab.analysis.figures.curves import curve_numbers, draw_curves, mean_line, running_mean
 from grpo_lab.analysis.figures.effects import draw_effects, effect_numbers
+from grpo_lab.analysis.guide import what_to_open
 from grpo_lab.analysis.load import SweepData, load_data, load_sweep, save_data
 from grpo_lab.analysis.outcome import DOWNSTREAM, GAP, HELDOUT, MASKED_SHARE, OVERSTATEMENT, final_values, interpolate
+from grpo_lab.analysis.report.page_verdict import verdict_section
+from grpo_lab.analysis.settings import differences
 from grpo_lab.analysis.sources import read_source
 from grpo_lab.analysis.stats import paired_difference, t_interval
 from grpo_lab.analysis.table import effect_table, markdown
-from grpo_lab.analysis.verdict import judge, verdict_text
-from grpo_lab.sweeps.design import read_design
+from grpo_lab.analysis.verdict import judge, p_text, verdict_text
+from grpo_lab.sweeps.design import Part, read_design
 from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.tracking.sweep_record import CellRecord, record_sweep
@@ -50,9 +54,16 @@ def design(predictions: Sequence[Mapping[str, str]] = (ABOVE,), **changes: Any) 
     return {**declared, **changes}
 
 
-def write_run(folder: Path, rows: Sequence[Mapping[str, float]], state: str = "done", **done: Any) -> None:
-    """A run folder as the loop leaves it: rows[i] is what step i logged."""
-    write_json(folder / "run.json", {"run_key": f"key of {folder.name}", "commit": "c" * 40, "dirty": False, "seed": 0})
+def write_run(
+    folder: Path,
+    rows: Sequence[Mapping[str, float]],
+    state: str = "done",
+    composed: Mapping[str, Any] | None = None,
+    **done: Any,
+) -> None:
+    """A run folder as the loop leaves it: rows[i] is what step i logged; `composed` are choices and config."""
+    described = {"run_key": f"key of {folder.name}", "commit": "c" * 40, "dirty": False, "seed": 0}
+    write_json(folder / "run.json", described | dict(composed or {}))
     with RunLog(folder) as log:
         for step, row in enumerate(rows):
             log.write_step(step, dict(row), {"budget/device_seconds": 0.5 * step, "time/train": 0.1})
@@ -261,7 +272,7 @@ def test_runs_that_reached_x_count_and_all_others_are_named(ragged: SweepData) -
     assert "unfinished: mask seed 3" in text
     assert "unreadable: mask seed 5: ValueError" in text and "has a line that is not JSON" in text
     assert "not started: 1 of score, 2 of mask, 7 of soft" in text
-    assert "Inert: surrogate was switched on and touched nothing in every finished run." in text
+    assert "Inert: surrogate changed nothing of the loss in every finished run." in text
     footer = draw_curves(ragged, outcome).figure.texts[-1].get_text()
     assert "Not run: soft." in footer.replace("\n", " ")
 
@@ -290,10 +301,33 @@ def test_the_words_of_a_verdict(planted: Callable[..., SweepData]) -> None:
     text = verdict_text(data, outcome)
     assert text.startswith(QUESTION)
     found = outcome.difference("", "mask", "score", "rollout/truncated").text("+")
-    assert f"supported: mask is above score on rollout/truncated, the primary metric; measured {found}, n = 3" in text
+    said = "supported: mask is above score on truncated share, training (the metric that decides)"
+    # Five of the six are of arms that could run, and count; the arm `soft` has no run, but was asked for.
+    adjusted = judge(data, outcome)[0].holm
+    assert f"{said}\n    difference {found}, n = 3, Holm {p_text(adjusted)}\n" in text
+    assert "adjusted by Holm for 6 predictions, is below 0.05" in text
     assert "not run: 2 of 6 predictions" in text and "truncatd" not in text
     assert "Declared before the first run (" in text
     assert "mask: +0." in text and "theory q a = 0.1" in text and "score: " in text and "theory 0" in text
+
+
+def test_the_family_is_what_was_asked_for(planted: Callable[..., SweepData]) -> None:
+    """Three predictions were declared, and `soft` has no run: it counts with p = 1, or not at all in a part without it.
+
+    So what `soft` brings one day can only lower the others' p, and takes back no word.
+    """
+    predictions = [ABOVE, {**ABOVE, "metric": DOWNSTREAM}, {**ABOVE, "arm": "soft"}]
+    whole = planted(node=design(predictions))
+    parts = {"parts": {"demo": {"arms": ["score", "mask"]}}, "part": "demo"}
+    part = replace(whole, design=read_design(design(predictions, **parts)))
+    first, flat, soft = judge(whole, final_values(whole))
+    assert flat.p == 1 and math.isnan(soft.p) and math.isnan(soft.holm) and soft.word == "not run"
+    assert (first.family, first.holm) == (3, pytest.approx(3 * first.p)) and first.word == "supported"
+    first, flat, soft = judge(part, final_values(part))
+    assert (first.family, first.holm, soft.word) == (2, pytest.approx(2 * first.p), "not run")
+    # Runs of another part count as soon as they are there.
+    score_only = replace(part, design=replace(part.design, parts={"demo": Part(arms=("score",))}))
+    assert [one.family for one in judge(score_only, final_values(score_only))] == [2, 2, 2]
 
 
 def test_one_pair_is_not_a_result(planted: Callable[..., SweepData]) -> None:
@@ -314,9 +348,10 @@ def test_a_prediction_may_compare_an_arm_with_itself_at_another_level(tmp_path: 
     data = load_sweep(tmp_path, "planted")
     outcome = final_values(data)
     across, within = judge(data, outcome)
-    assert (across.word, across.difference.mean) == ("supported", pytest.approx(0.15, abs=1e-9))
+    # Equal differences have no scatter for t: three of them cannot be told from chance, p = 2 / 2^3.
+    assert (across.word, across.p, across.difference.mean) == ("not resolved", 0.25, pytest.approx(0.15, abs=1e-9))
     assert within.word == "not run"  # the control never ran
-    said = "mask at aggregation=sequence_mean is above mask at aggregation=constant on rollout/truncated"
+    said = "mask at aggregation=sequence_mean is above mask at aggregation=constant on truncated share, training"
     assert said in verdict_text(data, outcome)
     assert draw_effects(data, outcome) is None
 
@@ -330,6 +365,82 @@ def test_a_late_declaration_is_called_late(tmp_path: Path) -> None:
     data = load_sweep(tmp_path, "planted")
     text = verdict_text(data, final_values(data))
     assert "Declared after 2 of its cells had been started" in text and "declaration 2 of this sweep" in text
+
+
+# ---- what tells arms apart
+
+
+def composed(choices: Mapping[str, str] | None = None, **config: Any) -> dict[str, Any]:
+    """Choices and config of run.json, with the numbers of updates=four unless others are given."""
+    steps = {"updates.minibatches": 4, "updates.passes": 1}
+    return {"choices": {"recipe": "plain", "updates": "four", **(choices or {})}, "config": steps | config}
+
+
+def sweep_of(folder: Path, node: dict[str, Any] | None = None, **arms: Mapping[str, Any]) -> SweepData:
+    """A sweep of two seeds of these arms, each of what it was composed of, loaded from its folders."""
+    cells = [cell(arm, seed) for arm in arms for seed in (0, 1)]
+    declare(folder, cells, node)
+    for one in cells:
+        write_run(folder / one.folder, planted_rows(one.arm, one.seed), composed=arms[one.arm])
+    return load_sweep(folder, "planted")
+
+
+def test_arms_of_a_sweep_that_declared_nothing_are_tabled_with_what_tells_them_apart(tmp_path: Path) -> None:
+    one_step = {"updates.minibatches": 1, "updates.passes": 1}
+    data = sweep_of(
+        tmp_path,
+        score=composed({"recipe": "plain", "scale": "group_std"}, **{"optimizer.learning_rate": 1e-4, "seed": 0}),
+        mask=composed(
+            {"recipe": "x", "scale": "none", "updates": "one"}, **{"optimizer.learning_rate": 1e-4} | one_step
+        ),
+        rate=composed({"scale": "group_std"}, **{"optimizer.learning_rate": 2e-4}),
+    )
+    outcome = final_values(data)
+    text = verdict_text(data, outcome)
+    control, mask = (outcome.interval("", arm, HELDOUT).text() for arm in ("score", "mask"))
+    apart = outcome.difference("", "mask", "score", HELDOUT).text("+")
+    rows = {line.strip().split("  ")[0]: line.split() for line in text.splitlines() if "[" in line}
+    assert " ".join(rows["score"]).startswith(f"score 2 {control} ")
+    assert " ".join(rows["mask"]).startswith(f"mask 2 {mask} ")
+    assert f"  less score  2  {apart}" in text
+    head = next(line for line in text.splitlines() if line.startswith("  arm"))
+    assert head.split("  ")[-1] == "downstream" and "held-out, training protocol" in head
+    assert "Settings in which the arms differ: 3.\n" in text
+    assert "  scale: group_std in score, rate; none in mask\n  updates: four in score, rate; one in mask\n" in text
+    assert "  optimizer.learning_rate: 0.0001 in score, mask; 0.0002 in rate\n" in text
+    assert "differ from score in more than one setting" in text and "mask in 2 (scale, updates).\n" in text
+    assert "WARNING: optimiser steps on a batch differ: 4 in score, rate; 1 in mask." in text
+    section = verdict_section(data, outcome, {}, None)
+    assert "Settings in which the arms differ: 3.<ul><li>scale: group_std in score, rate; none in mask</li>" in section
+    save_data(data, tmp_path / "data")
+    assert load_data(tmp_path / "data", "planted").settings == data.settings
+
+
+def test_arms_that_differ_in_one_setting_get_no_warning(tmp_path: Path) -> None:
+    """A length and what is derived from it are one setting, and so is an option with the numbers of its own."""
+    long = {"engine.max_tokens": 56, "aggregation.max_tokens": 56}
+    data = sweep_of(
+        tmp_path,
+        score=composed({"kl": "none"}, **{"engine.max_tokens": 40, "aggregation.max_tokens": 40}),
+        long=composed({"kl": "none"}, **long),
+    )
+    text = verdict_text(data, final_values(data))
+    both = "aggregation.max_tokens = engine.max_tokens"
+    assert f"Settings in which the arms differ: 1.\n  {both}: 40 in score; 56 in long\n" in text
+    assert "WARNING" not in text
+    kl = {"kl": "none"}, {"kl": "k3_loss", "kl.coef": 0.1}
+    assert differences(kl[1], kl[0]) == ["kl"]
+
+
+def test_a_design_is_warned_of_optimiser_steps_that_it_did_not_declare(tmp_path: Path) -> None:
+    one = {"updates": "one"}, {"updates.minibatches": 1, "updates.passes": 1}
+    arms = {"score": composed(), "mask": composed(one[0], **one[1]), "soft": composed()}
+    data = sweep_of(tmp_path / "a", design(), **arms)
+    said = "WARNING: optimiser steps on a batch differ: 1 in mask; 4 in score."
+    assert said in verdict_text(data, final_values(data))
+    named = design(arms={"score": [], "mask": ["updates=one"], "soft": []})
+    data = sweep_of(tmp_path / "b", named, **arms)
+    assert "WARNING" not in verdict_text(data, final_values(data))
 
 
 # ---- saved data
@@ -476,6 +587,34 @@ def test_an_experiment_may_name_the_columns_of_its_table(planted: Callable[..., 
     assert read_design(node).fingerprint() == read_design(design()).fingerprint(), "columns decide nothing"
 
 
+def test_arms_that_mean_something_else_by_now_are_marked(planted: Callable[..., SweepData], tmp_path: Path) -> None:
+    """By the experiment's own file beside the saved data, until the sweep has been declared and run anew."""
+    data, folder = planted(), tmp_path / "analysis" / "data"
+    folder.mkdir(parents=True)
+    save_data(data, folder)
+
+    def read(**change: object) -> SweepData:
+        entry = {"arms": ["mask"], "since": "2999-01-01T00:00:00Z", "what": "it masks more"} | change
+        (tmp_path / "experiments").mkdir(exist_ok=True)
+        (tmp_path / "experiments" / "planted.yaml").write_text(json.dumps({"design": design(changes=[entry])}))
+        return read_source(str(tmp_path / "nowhere"), "planted", folder)
+
+    marked = read()
+    text, outcome = markdown(marked, final_values(marked)), final_values(marked)
+    said = "Changed since these runs, and not run again (marked \u2020 in tables): mask (it masks more)."
+    assert text.count("| mask \u2020 |") == 2 and "| score |" in text and said in text
+    assert said in caveats(marked, outcome) and said in notes(marked, outcome)
+    anew = read(since="2001-01-01T00:00:00Z")  # declared after the change
+    assert not anew.changed and "\u2020" not in markdown(anew, outcome)
+    assert marked.design.fingerprint() == read_design(design(changes=[])).fingerprint(), "a mark declares nothing"
+
+
+def test_the_recorded_recipes_that_changed_are_marked() -> None:
+    root = Path(__file__).parent.parent
+    changed = read_source(str(root / "nowhere"), "recipes", root / "analysis" / "data").changed
+    assert set(changed) == {"deepseek_r1", "reinforce_pp", "open_r1", "dapo", "cispo", "kimi_k15"}
+
+
 def test_many_arms_stand_in_even_rows_of_five_at_most(planted: Callable[..., SweepData]) -> None:
     arms = [f"arm{number}" for number in range(8)]
     node = design(predictions=(), control="arm0", arms={arm: [f"seed={number}"] for number, arm in enumerate(arms)})
@@ -508,6 +647,7 @@ def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, cwd=folder, capture_output=True, text=True, env=environment)
 
 
+@pytest.mark.extended
 def test_the_commands_need_neither_torch_nor_mlflow(planted: Callable[..., SweepData], tmp_path: Path) -> None:
     planted()
     saved = command(tmp_path, "data", "planted", "--runs", ".")
@@ -515,14 +655,51 @@ def test_the_commands_need_neither_torch_nor_mlflow(planted: Callable[..., Sweep
     assert saved.stdout.startswith("analysis/data/planted.parquet")
     drawn = command(tmp_path, "figures", "planted")  # there is no folder `runs`: the saved data serve
     assert drawn.returncode == 0, drawn.stderr
-    assert drawn.stdout.startswith(f"planted, from saved data, 6 finished cells\n\n{QUESTION}\n  supported: ")
-    said = drawn.stdout.splitlines()
-    assert "analysis/figures/planted_verdict.txt" in said
-    assert said[-1] == "no planted_coverage: the answers to the downstream questions were not kept"
+    notice = "There is no folder runs: these are the 6 cells saved in analysis/data."
+    assert drawn.stdout.startswith(f"{notice}\nplanted, from saved data, 6 finished cells\n\n{QUESTION}\n")
+    assert drawn.stderr == ""
+    *_, blank, figure, page, store, files = drawn.stdout.splitlines()
+    assert (blank, figure) == ("", "figure  analysis/figures/planted.png")
+    assert page == "report  make report EXP=planted"
+    assert store == "MLflow  nothing to open: there is no runs/mlflow.db"
+    listed = (tmp_path / "analysis/figures/planted_files.txt").read_text().splitlines()
+    paths = [line for line in listed if not line.startswith("no ")]
+    assert all((tmp_path / path).exists() for path in paths) and "analysis/figures/planted_verdict.txt" in paths
+    assert listed[-1] == "no planted_coverage: the answers to the downstream questions were not kept"
+    without = len(listed) - len(paths)
+    more = f"{len(paths)} files in all, {without} figures not drawn"
+    assert files == f"{more}: analysis/figures/planted_files.txt"
     report = command(tmp_path, "report", "planted")
     assert report.returncode == 0, report.stderr
-    assert report.stdout == "analysis/reports/planted.html\n"
-    assert QUESTION in (tmp_path / "analysis/reports/planted.html").read_text()
+    assert report.stdout == f"{notice}\nanalysis/reports/planted.html\n"
+    text = (tmp_path / "analysis/reports/planted.html").read_text()
+    assert QUESTION in text and f'<header>\n<p class="warning">{notice}</p>' in text
+
+
+@pytest.mark.parametrize("words", ["figures planted", "report planted", "data planted", "rollouts planted"])
+def test_a_folder_of_runs_that_is_not_there_is_refused(
+    planted: Callable[..., SweepData], tmp_path: Path, words: str
+) -> None:
+    save_data(planted(), tmp_path / "analysis/data")
+    wrong = command(tmp_path, *words.split(), "--runs", "elsewhere")
+    assert (wrong.returncode, wrong.stdout) == (1, "")
+    assert wrong.stderr.startswith("error: there is no folder elsewhere: ") and "--runs" in wrong.stderr
+
+
+def test_what_to_open_follows_what_was_asked_for(tmp_path: Path) -> None:
+    paths = [tmp_path / f"a.{kind}" for kind in ("svg", "png", "csv")]
+    built = Built("saved data", "", "", paths, {"a_doses": "no dose"}, tmp_path / "a_files.txt")
+    (tmp_path / "mlflow.db").touch()
+    runs, data = str(tmp_path), Path("analysis/data")
+    figure, report, mlflow, files = what_to_open(built, "a=1,2", runs)
+    assert figure == f"figure  {tmp_path}/a.png" and report == f"report  make report EXP=a=1,2 RUNS={runs}"
+    assert mlflow == f"MLflow  make ui RUNS={runs}"
+    assert files == f"3 files in all, 1 figure not drawn: {tmp_path}/a_files.txt"
+    demo = what_to_open(built, "a", runs, None, tmp_path / "out", ".venv/bin/grpo-lab")[1]
+    assert demo == f"report  .venv/bin/grpo-lab report a --runs {runs} --only-runs --to {tmp_path}/out"
+    assert what_to_open(built, "a", f"sqlite:///{runs}/mlflow.db", data)[2] == f"MLflow  make ui RUNS={runs}"
+    assert what_to_open(built, "a", "http://h:5000")[2] == "MLflow  http://h:5000"
+    assert what_to_open(replace(built, paths=[]), "a", runs)[0] == "figure  none could be drawn"
 
 
 def test_the_messages_name_what_is_there(planted: Callable[..., SweepData], tmp_path: Path) -> None:
@@ -555,6 +732,13 @@ def test_a_part_does_not_replace_the_whole(planted: Callable[..., SweepData], tm
         (tmp_path / row.folder / "DONE").unlink()
     chosen = read_source(str(tmp_path), "planted", tmp_path / "data")
     assert chosen.source == "saved data, 6 finished cells, run folders have 2"
+    assert (
+        chosen.notice
+        == f"{tmp_path} has 2 finished runs of planted: these are the 6 cells saved in {tmp_path / 'data'}."
+    )
+    assert read_source(str(tmp_path), "planted", None).notice == ""
+    elsewhere = read_source(str(tmp_path / "data"), "planted", tmp_path / "data")
+    assert elsewhere.notice.startswith(f"{tmp_path / 'data'} has no runs of planted: these are the 6 cells saved in ")
     assert len(read_source(str(tmp_path), "planted", None).finished) == 2
 
 
@@ -571,7 +755,9 @@ def test_what_an_aggregation_does_to_everybody_is_not_the_trick(tmp_path: Path) 
         write_run(tmp_path / one.folder, rows)
     data = load_sweep(tmp_path, "planted")
     text = verdict_text(data, final_values(data))
-    assert "measured +0.150 [+0.150, +0.150], n = 3; net of the same change in score: +0.050 [+0.050, +0.050]" in text
+    net = "net of the same change in score: +0.050 [+0.050, +0.050]"
+    # Three equal differences have no scatter for t; of the eight patterns of their signs two are as extreme: p = .25.
+    assert f"difference +0.150 [+0.150, +0.150], n = 3, Holm p = 0.250; {net}" in text
 
 
 def test_an_interrupted_run_is_unfinished_and_not_failed(planted: Callable[..., SweepData], tmp_path: Path) -> None:

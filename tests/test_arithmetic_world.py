@@ -25,6 +25,7 @@ from grpo_lab.tasks.arithmetic import (
     answer_mode,
     build_tokenizer,
 )
+from grpo_lab.tasks.card_base import CardBase
 from grpo_lab.tasks.grading import ExactAnswer, Lenient, Strict
 from grpo_lab.tasks.warm_start import ArithmeticBase, LocalModel, draw_example, encode_slice
 
@@ -415,6 +416,17 @@ def test_building_leaves_random_state_and_threads_alone(hurried: ArithmeticBase)
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_a_card_base_is_the_same_recipe_under_a_name_of_its_own(hurried: ArithmeticBase) -> None:
+    there = CardBase(**asdict(hurried), device="cpu")
+    assert (there.place, hurried.place) == ("cpu", "cpu") and there.key() != hurried.key()
+    assert there.key() != replace(there, device="cuda").key(), "each kind of device has bits of its own"
+    ours, theirs = ((recipe.resolve() / "model.safetensors").read_bytes() for recipe in (hurried, there))
+    assert ours == theirs
+    with pytest.raises(ValueError, match="device must be cpu, cuda or cuda:<number>, got tpu"):
+        replace(there, device="tpu")
+    assert from_yaml(CardBase, "model/arithmetic_large").place == "cuda"
+
+
 def test_the_folder_holds_a_model_its_recipe_and_its_report(hurried: ArithmeticBase) -> None:
     folder = hurried.resolve()
     model = AutoModelForCausalLM.from_pretrained(folder)
@@ -467,6 +479,7 @@ def _resolve_and_count(recipe: ArithmeticBase, builds: str, start: multiprocessi
     recipe.resolve()
 
 
+@pytest.mark.extended
 def test_two_processes_build_once(hurried: ArithmeticBase, tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     start, builds = context.Event(), tmp_path / "builds"
@@ -480,7 +493,7 @@ def test_two_processes_build_once(hurried: ArithmeticBase, tmp_path: Path) -> No
     assert builds.read_text() == "built\n"
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_the_tiny_base_starts_where_rl_has_room_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRPO_LAB_CACHE", str(tmp_path))
     folder = replace(from_yaml(ArithmeticBase, "model/tiny_base"), report_problems=512).resolve()

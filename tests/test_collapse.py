@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from grpo_lab.analysis.build import build, build_report
-from grpo_lab.analysis.caveats import caveats
+from grpo_lab.analysis.caveats import _protocols, caveats
 from grpo_lab.analysis.load import SweepData, load_data, save_data
 from grpo_lab.analysis.outcome import DOWNSTREAM, HELDOUT, final_values
 from grpo_lab.analysis.synthetic import Planted, synthetic_sweep
@@ -132,11 +132,12 @@ def test_nan_infinity_and_missing_metrics_are_named(stopped: SweepData) -> None:
     outcome = final_values(changed)
     lines = caveats(changed, outcome)
     assert "Infinite values: mismatch/k3 (3); a mean over them is infinite, and no interval is given." in lines
-    assert any(line.endswith("left out there: train/entropy (3 steps).") for line in lines)
+    assert any("left out there: train/entropy (3 steps: " in line for line in lines)
     assert f"No {DOWNSTREAM}: +trick; not compared on it." in lines
     assert outcome.difference("", "+trick", "base", DOWNSTREAM).n == 0
 
 
+@pytest.mark.extended
 def test_every_figure_and_the_report_say_so(stopped: SweepData, tmp_path: Path) -> None:
     """What is not alike stands under each figure, not only in the verdict."""
     runs = stopped.runs.assign(commit="c" * 40, dirty=False, protocol="a")
@@ -146,7 +147,7 @@ def test_every_figure_and_the_report_say_so(stopped: SweepData, tmp_path: Path) 
     built = build("synthetic", str(tmp_path / "none"), tmp_path, tmp_path / "out", ["test"])
     figures = [path for path in built.paths if path.suffix == ".svg"]
     assert len(figures) > 6
-    page = build_report("synthetic", str(tmp_path / "none"), tmp_path, tmp_path / "out", ["test"]).read_text()
+    page = build_report("synthetic", str(tmp_path / "none"), tmp_path, tmp_path / "out", ["test"])[0].read_text()
     for said in (
         "4 of 6 planned",
         "Collapsed before X: 1 of 5 runs",
@@ -175,14 +176,15 @@ def unended(data: SweepData) -> SweepData:
     return replace(data, points=data.points.assign(**{DOWNSTREAM: data.points[DOWNSTREAM].mask(last)}))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("changes", "spoil", "said"),
     [
         ({"every": 40}, None, "not identified"),  # a single evaluation, at 160,000 tokens: no power of ten to tick
         ({}, infinite, "Infinite values: reward/outcome (1)"),
-        ({}, unended, "eval/downstream/accuracy (1 runs, at their end)"),
-        ({"questions": 1}, None, "one question has no halves"),
         ({"collapse": {("+trick", seed): 0.4 for seed in (0, 1, 2)}}, None, "Collapsed before X: 3 of 6 runs"),
+        ({}, unended, "eval/downstream/accuracy (1 runs, at their end: "),
+        ({"questions": 1}, None, "one question has no halves"),
         ({"seeds": (0,)}, None, "n = 1"),
     ],
 )
@@ -196,8 +198,18 @@ def test_awkward_sweeps_are_built_and_say_so(
     assert any(said in " ".join(re.sub(r"<[^>]*>", " ", text).split()) for text in texts)
     table = pd.read_csv(tmp_path / "out/synthetic_table.csv")
     assert set(table["arm"]) == {"base", "+trick"}  # also an arm of which nothing is left
-    page = build_report("synthetic", str(tmp_path / "none"), tmp_path, tmp_path / "out", ["test"]).read_text()
+    page = build_report("synthetic", str(tmp_path / "none"), tmp_path, tmp_path / "out", ["test"])[0].read_text()
     assert page.rstrip().endswith("</html>")
+
+
+def test_levels_that_are_evaluated_otherwise_are_named_and_not_their_runs(stopped: SweepData) -> None:
+    levels = ["low" if seed == 0 else "high" for seed in stopped.runs["seed"]]
+    runs = stopped.runs.assign(level=levels, protocol=["a" if level == "low" else "b" for level in levels])
+    (line,) = _protocols(replace(stopped, runs=runs))
+    assert line.startswith("Not evaluated alike: the levels of") and "seed" not in line
+    runs.loc[runs.index[-1], "protocol"] = "c"
+    (line,) = _protocols(replace(stopped, runs=runs))
+    assert f"seed {runs['seed'].iloc[-1]}" in line
 
 
 def test_a_run_of_unknown_protocol_is_no_equal(stopped: SweepData) -> None:

@@ -6,7 +6,7 @@ import ast
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -25,6 +25,7 @@ from helpers import (
     make_rollouts,
     random_scene,
     run_scene,
+    shapes_unchecked,
 )
 from hydra import compose, initialize_config_dir
 from test_config import CHOICES, run_of, samples
@@ -41,6 +42,7 @@ from grpo_lab.tricks.scale import GroupStd, InformativeShare, NoScale
 from grpo_lab.tricks.surrogate import Reinforce
 
 RULES = {rule.name: rule for rule in ERRORS + WARNINGS}
+SLOTS = slot_types()
 
 
 def broken(run: RunConfig) -> set[str]:
@@ -226,6 +228,7 @@ CASES = (
         "scale=batch_std_tokens baseline=batch_mean",
         ("baseline=group_mean", "baseline=greedy", "baseline=gae", "scale=batch_std"),
     ),
+    Case("nothing_is_charged", "baseline=return_to_go scale=none", ("kl=k1_reward", "baseline=none")),
     Case(
         "stretch_is_divided_away",
         "scale=batch_std baseline=leave_one_out",
@@ -259,7 +262,7 @@ CASES = (
 )
 
 
-def mended(case: Case, remedy: str) -> RunConfig:
+def mended(case: Case, remedy: str = "") -> RunConfig:
     """The case with the overrides of the remedy in their places; composed only where live objects cannot tell."""
     chosen = dict(entry.split("=") for entry in f"{case.overrides} {remedy}".split())
     if all(key in AXES or (value.isdigit() and "." not in key) for key, value in chosen.items()):
@@ -269,7 +272,7 @@ def mended(case: Case, remedy: str) -> RunConfig:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.rule}:{case.overrides}")
 def test_each_rule_breaks_alone_and_says_axes_reason_and_remedy(case: Case) -> None:
-    run, rule = run_of(*case.overrides.split()), RULES[case.rule]
+    run, rule = mended(case), RULES[case.rule]
     assert broken(run) == {case.rule} | case.beside
     if rule in ERRORS:
         with pytest.raises(IncompatibleRun) as refusal:
@@ -356,6 +359,7 @@ def objects() -> dict[str, dict[str, Any]]:
     return found
 
 
+@cache
 def values_of(fact: str) -> list[Any]:
     """What a fact can be: over all options and variants, both for a yes or no, a few for a number of the run."""
     slot, _, name = fact.partition(".")
@@ -399,7 +403,7 @@ class StandIn(RunConfig):
         vars(self).update(facts=facts, asked=set())
 
     def __getattr__(self, slot: str) -> Any:
-        return Slot(slot, self.fact) if slot in slot_types() else self.fact(slot)
+        return Slot(slot, self.fact) if slot in SLOTS else self.fact(slot)
 
     def fact(self, name: str) -> Any:
         """The value of a fact, the first it can have where none was given."""
@@ -407,8 +411,10 @@ class StandIn(RunConfig):
         return self.facts[name] if name in self.facts else values_of(name)[0]
 
 
-def over_all_facts(rule: Any) -> Iterator[tuple[dict[str, Any], bool]]:
-    """Every combination of the facts the rule ever reads, with its verdict."""
+@cache
+def over_all_facts(name: str) -> list[tuple[dict[str, Any], bool]]:
+    """Every combination of the facts that the rule of this name ever reads, with its verdict."""
+    rule = RULES[name]
     known: list[str] = []
     while True:
         asked: set[str] = set()
@@ -419,8 +425,7 @@ def over_all_facts(rule: Any) -> Iterator[tuple[dict[str, Any], bool]]:
             verdicts.append((facts, bool(rule.broken_when(stand_in))))
             asked |= stand_in.asked
         if asked <= set(known):
-            yield from verdicts
-            return
+            return verdicts
         known = sorted(asked | set(known))
 
 
@@ -544,6 +549,7 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
         f["group_filter.removes_rows"] and f["scale.pays_for_signal"] and f["rejection.touches_nothing"]
     ),
     "baseline_is_recentred": lambda f: f["baseline.same_for_all"] and f["scale.recentres"],
+    "nothing_is_charged": lambda f: f["baseline.pays_to_go"] and not f["kl.shapes_reward"],
     "stretch_is_divided_away": lambda f: f["baseline.stretches"] and f["scale.divides_by_centred"],
     "shaping_is_not_read": lambda f: (
         not f["reward_shaping.touches_nothing"] and f["baseline.reads_outcome"] and not f["group_filter.reads_reward"]
@@ -552,9 +558,9 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
     "rows_weigh_by_length": lambda f: (
         f["surrogate.uses_ratio"]
         and not f["aggregation.rows_weigh_alike"]
-        and not (f["importance.per_token"] and not f["surrogate.one_loss_a_row"])
+        and any((f["importance.averages"], f["surrogate.one_loss_a_row"]))
     ),
-    "width_is_for_tokens": lambda f: not f["importance.per_token"] and (f["surrogate.clip_width"] or 0) > 0.05,
+    "width_is_for_tokens": lambda f: f["importance.averages"] and (f["surrogate.clip_width"] or 0) > 0.05,
     "square_is_not_summed": lambda f: f["surrogate.squares_rows"] and not f["aggregation.sums_rows"],
     "loss_is_scaled": lambda f: f["surrogate.weight_at_ratio_one"] < 1,
     "microbatches_matter": lambda f: (
@@ -568,7 +574,7 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
 @pytest.mark.parametrize("name", list(RULES))
 def test_a_rule_is_what_its_words_say_over_the_full_product_of_its_facts(name: str) -> None:
     """Against the rules written out once more; a fact the rule reads and the words do not is a KeyError or a gap."""
-    verdicts = list(over_all_facts(RULES[name]))
+    verdicts = over_all_facts(name)
     assert {verdict for _, verdict in verdicts} == {False, True}, "a rule that always or never breaks"
     wrong = [facts for facts, verdict in verdicts if verdict is not bool(TRUTH[name](facts))]
     assert wrong == []
@@ -576,7 +582,7 @@ def test_a_rule_is_what_its_words_say_over_the_full_product_of_its_facts(name: s
 
 @pytest.mark.parametrize("name", list(RULES))
 def test_every_fact_of_a_rule_matters_and_belongs_to_an_axis_it_names(name: str) -> None:
-    verdicts = list(over_all_facts(RULES[name]))
+    verdicts = over_all_facts(name)
     named = set(RULES[name].axes)
     if "old_policy" in named:  # whether the sampler's log-probs are the learner's
         named |= {"schedule", "group_filter", "learner_precision", "sampler_precision"}
@@ -615,10 +621,10 @@ def reads() -> dict[str, set[tuple[str, str]]]:
 def test_every_fact_an_axis_declares_is_read_outside_its_module() -> None:
     declared = 0
     for axis in AXES:
-        base = slot_types()[axis]
+        base = SLOTS[axis]
         home = base.__module__.removeprefix("grpo_lab.").replace(".", "/") + ".py"
         for fact in declared_facts(base):
-            sharing = {other for other in AXES if slot_types()[other] is base}  # both precisions have the same facts
+            sharing = {other for other in AXES if SLOTS[other] is base}  # both precisions have the same facts
             names = sharing | {home.removeprefix("tricks/").removesuffix(".py")}
             readers = [module for module, pairs in reads().items() for name in names if (name, fact) in pairs]
             assert [module for module in readers if module != home], f"no one reads {axis}.{fact}"
@@ -684,7 +690,7 @@ def rows_that_cover_every_pair(choices: dict[str, list[str]]) -> list[dict[str, 
     of_axis = {axis: [i for i, (name, _) in enumerate(places) if name == axis] for axis in choices}
     missing = np.array([[a[0] != b[0] for b in places] for a in places])
     widest_first = sorted(choices, key=lambda axis: -len(choices[axis]))
-    rows = []
+    rows: list[dict[str, str]] = []
     while missing.any():
         first = int(missing.sum(axis=1).argmax())
         row = [first, int((missing[first] * missing.sum(axis=1)).argmax())]
@@ -697,21 +703,31 @@ def rows_that_cover_every_pair(choices: dict[str, list[str]]) -> list[dict[str, 
     return rows
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_every_pair_of_options_of_different_axes_composes() -> None:
-    rows = rows_that_cover_every_pair(CHOICES)
+@cache
+def covering_rows() -> list[dict[str, str]]:
+    return rows_that_cover_every_pair(CHOICES)
+
+
+def test_the_rows_that_are_composed_hold_every_pair_of_options_of_different_axes() -> None:
     wanted = {
         frozenset(pair)
         for first, second in itertools.combinations(CHOICES, 2)
         for pair in itertools.product([(first, a) for a in CHOICES[first]], [(second, b) for b in CHOICES[second]])
     }
-    assert wanted == {frozenset(pair) for row in rows for pair in itertools.combinations(row.items(), 2)}
+    assert wanted == {frozenset(pair) for row in covering_rows() for pair in itertools.combinations(row.items(), 2)}
+
+
+PARTS = 16  # of the rows, of which each change composes one
+
+
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.extended) for part in range(1, PARTS))])
+def test_every_pair_of_options_of_different_axes_composes(part: int) -> None:
+    rows, expected = covering_rows()[part::PARTS], samples()  # both compose by themselves, before Hydra is held open
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         for row in rows:
             run = to_run(compose("config", [f"{axis}={option}" for axis, option in row.items()]))
             for axis, option in row.items():
-                assert getattr(run, axis) == samples()[axis][option], (axis, option, row)
+                assert getattr(run, axis) == expected[axis][option], (axis, option, row)
 
 
 # --- what is said to be idle is, and what is not acts -------------------------------------------------------
@@ -777,6 +793,7 @@ IDLE_SETTINGS = {
     "filter_hardly_acts": Setting(),
     "share_is_one": Setting(others=(("group_filter", "drop"),)),
     "baseline_is_recentred": Setting(others=(("scale", "batch_std_tokens"),)),
+    "nothing_is_charged": Setting(others=(("scale", "none"),)),
     "shaping_is_not_read": Setting(others=WITH_PASS_AT_2),
     "kl_is_not_read": Setting(others=WITH_PASS_AT_2),
 }
@@ -784,29 +801,41 @@ IDLE_SETTINGS = {
 
 def test_every_rule_that_says_idle_is_tried_against_gradients() -> None:
     idle = {rule.name for rule in WARNINGS if rule.idles} | {"filter_hardly_acts"}
-    # what a run's reference becomes takes a run to see: tests/test_mutation_guard.py
+    # what a run's reference becomes takes a run to see: tests/test_options_differ.py
     assert set(IDLE_SETTINGS) == idle - {"reference_is_not_read"}
 
 
-@pytest.mark.parametrize("name", list(IDLE_SETTINGS))
-def test_what_is_said_to_be_idle_moves_no_gradient_whatever_one_other_axis_holds(name: str) -> None:
-    """The idle option against the one that does nothing, beside every option of every other axis of the loss."""
+MANY = 4  # idle options, each of which is tried beside a quarter of the others
+WITH_MANY = [name for name in IDLE_SETTINGS if len(CHOICES[RULES[name].axes[0]]) > MANY]
+
+
+@pytest.mark.parametrize(
+    "name,every",
+    [(name, False) for name in IDLE_SETTINGS]
+    + [pytest.param(name, True, marks=pytest.mark.extended) for name in WITH_MANY],
+)
+def test_what_is_said_to_be_idle_moves_no_gradient_whatever_one_other_axis_holds(name: str, every: bool) -> None:
+    """The idle option against the one that does nothing, beside every option of every other axis of the loss.
+
+    Of many idle options each is tried beside another quarter of the others, or beside all where `every` says so.
+    """
     setting, idle_axis = IDLE_SETTINGS[name], RULES[name].axes[0]
     off, judged, wrong = off_option(idle_axis), 0, []
-    stride = 4 if name.startswith("nothing_to") else 1  # each option beside a quarter of the others says enough
     idle_options = [item for item in objects()[idle_axis].items() if item[1] != off]
+    stride = 1 if every or name not in WITH_MANY else MANY
     others = [(axis, other) for axis in LOSS_AXES if axis != idle_axis for other in objects()[axis]]
-    for place, (axis, other) in enumerate(others):
-        more, expected = {axis: objects()[axis][other]}, None
-        for option, idle in idle_options[place % stride :: stride]:
-            run = setting.run(**{idle_axis: idle} | more)
-            if broken_errors(run) or name not in broken(run):
-                continue
-            expected = setting.gradient(**{idle_axis: off} | more) if expected is None else expected
-            gap = (setting.gradient(**{idle_axis: idle} | more) - expected).abs().max().item()
-            judged += 1
-            if not gap <= IDLE:
-                wrong.append(f"{idle_axis}={option} beside {axis}={other}: {gap:.1e}")
+    with shapes_unchecked():  # they are those of the tests below, a thousand times
+        for place, (axis, other) in enumerate(others):
+            more, expected = {axis: objects()[axis][other]}, None
+            for option, idle in idle_options[place % stride :: stride]:
+                run = setting.run(**{idle_axis: idle} | more)
+                if broken_errors(run) or name not in broken(run):
+                    continue
+                expected = setting.gradient(**{idle_axis: off} | more) if expected is None else expected
+                gap = (setting.gradient(**{idle_axis: idle} | more) - expected).abs().max().item()
+                judged += 1
+                if not gap <= IDLE:
+                    wrong.append(f"{idle_axis}={option} beside {axis}={other}: {gap:.1e}")
     assert judged >= 15
     assert not wrong, "\n".join(wrong)
 
@@ -817,6 +846,7 @@ ACTS = (
     ("clip_cannot_act", "ppo", Setting(updates="one", others=(("old_policy", "sampler"),))),
     ("importance_cannot_act", "sequence", Setting()),
     ("importance_cannot_act", "sequence_token", Setting()),
+    ("importance_cannot_act", "sequence_product", Setting()),
     ("importance_cannot_act", "sequence", Setting(updates="one", others=(("old_policy", "sampler"),))),
     ("importance_is_ignored", "sequence", Setting(others=(("surrogate", "topr"),))),
     ("old_policy_is_ignored", "sampler", Setting()),
@@ -837,7 +867,7 @@ ACTS = (
     # each clause of the filter's rule, taken away by itself
     *(
         ("filter_hardly_acts", "drop", Setting(others=(("baseline", name), ("scale", "none"))))
-        for name in ("none", "greedy", "gae", "monte_carlo")
+        for name in ("none", "greedy", "gae", "monte_carlo", "return_to_go")
     ),
     *(
         ("filter_hardly_acts", "drop", Setting(others=((axis, option),)))
@@ -858,6 +888,8 @@ ACTS = (
         ("baseline_is_recentred", name, Setting(others=(("scale", "batch_std_tokens"),)))
         for name in ("group_mean", "greedy", "gae", "gae_orz", "monte_carlo")
     ),
+    ("baseline_is_recentred", "return_to_go", Setting(others=(("scale", "batch_std_tokens"), ("kl", "k1_reward")))),
+    ("nothing_is_charged", "return_to_go", Setting(others=(("scale", "none"), ("kl", "k1_reward")))),
     *(("shaping_is_not_read", name, Setting()) for name in CHOICES["reward_shaping"] if name != "none"),
     ("kl_is_not_read", "k1_reward", Setting()),
 )
@@ -932,7 +964,7 @@ def test_a_row_that_keeps_its_raw_reward_lets_the_filter_act() -> None:
 
 def test_a_shaped_reward_that_the_filter_reads_reaches_the_loss() -> None:
     setting = Setting(others=(*WITH_PASS_AT_2, ("group_filter", "drop by reward"), ("denominator", "survivors")))
-    shaping = SoftOverlong(6, 4, 1.0)
+    shaping = SoftOverlong(6, 4, 1.0, 1.0, -1.0)
     assert (setting.gradient(reward_shaping=shaping) - setting.gradient()).abs().max() > 1e-3
     assert "shaping_is_not_read" not in broken(setting.run(reward_shaping=shaping))
 
@@ -977,8 +1009,9 @@ def test_the_lowest_reward_is_declared(option: str, wrong: float) -> None:
     outcome = [[row[0] for row in pair] for pair in pairs]
     reward = [[1.0 if right else wrong for right in pair] for pair in outcome]
     graded = make_graded(
-        reward, outcome=outcome, lengths=[[row[1] for row in pair] for pair in pairs], wanted=[[20, 20]] * len(pairs)
-    )
+        reward, outcome=outcome, lengths=[[row[1] for row in pair] for pair in pairs], wanted=[[20, 20]] * len(pairs),
+        progress=[1.0] * len(pairs),
+    )  # fmt: skip
     lowest, found = shaping.lowest(1.0, wrong), shaping(graded).reward.min().item()
     if math.isfinite(lowest):
         assert_close(found, lowest, 1e-12, "attained")

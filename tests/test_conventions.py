@@ -27,8 +27,8 @@ from helpers import (
 from torch import Tensor
 
 from grpo_lab.batching import StepInputs
-from grpo_lab.cli import compose_config
 from grpo_lab.compat import WARNINGS, check_compatible
+from grpo_lab.compose import compose_config
 from grpo_lab.config import RunConfig, conf_folder, to_run
 from grpo_lab.loss import policy_loss
 from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Convention, Floor, Scope, Singleton, Width
@@ -117,11 +117,6 @@ HOUSE = Convention(
 def test_house_is_what_a_run_gets_that_asks_for_nothing() -> None:
     assert composed().convention == HOUSE
     assert composed("convention=house") == composed()
-
-
-@pytest.mark.parametrize("recipe", names_in("recipe"))
-def test_every_recipe_counts_as_the_house_does(recipe: str) -> None:
-    assert composed(f"recipe={recipe}").convention == HOUSE
 
 
 def test_no_recipe_world_or_option_names_a_convention_of_its_own() -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from helpers import F64, assert_close, make_graded, make_rollouts, tiny_model
@@ -23,10 +24,10 @@ from safetensors.torch import load_file
 from test_loop import metrics_of, run_in_process, same_ending, train_command
 from torch import Tensor, nn
 
-from grpo_lab.batching import Cut, expand
-from grpo_lab.cli import compose_config
+from grpo_lab.batching import expand
+from grpo_lab.compose import compose_config
 from grpo_lab.config import RunConfig, to_run
-from grpo_lab.critic import LiveCritic, SeparateModel, ValueHead
+from grpo_lab.critic import LiveCritic, open_critic
 from grpo_lab.engines.base import EngineSession
 from grpo_lab.estimates import Ends
 from grpo_lab.ledger import Ledger, ModelCost
@@ -35,11 +36,13 @@ from grpo_lab.rollouts import decode, grade, to_rollouts
 from grpo_lab.seeding import token_uniforms
 from grpo_lab.tricks.baseline import Baseline, Credit, LeaveOneOut, NoBaseline, State, Weights
 from grpo_lab.tricks.convention import Floor, Singleton
-from grpo_lab.tricks.credit import Gae, Greedy, MonteCarlo, advantage_estimates, rewards_by_token
+from grpo_lab.tricks.credit import Gae, Greedy, MonteCarlo, ReturnToGo, advantage_estimates, rewards_by_token
+from grpo_lab.tricks.critic import SeparateModel, ValueHead
 from grpo_lab.tricks.kl import K1Reward
 from grpo_lab.tricks.precision import Bf16, Fp32, LmHead
+from grpo_lab.tricks.reward_shaping import SoftOverlong
 from grpo_lab.tricks.scale import BatchStd, Deviation
-from grpo_lab.types import Completion, Graded, NoiseKey, OnFinish, Problem, Request, Rollouts, StopReason
+from grpo_lab.types import Completion, Cut, Graded, NoiseKey, OnFinish, Problem, Request, Rollouts, StopReason
 from grpo_lab.workbench import Workbench, open_workbench
 
 # --- generalised advantage estimation, by hand --------------------------------------------------------------
@@ -133,6 +136,51 @@ def test_with_gamma_and_lambda_one_it_is_the_reward_less_the_value() -> None:
     assert_close(found, expected, 1e-12, "R - V")
     one_token = Gae(1.0, 0.5).centre(graded, credit_of(rollouts, graded, values))[1, 0]
     assert_close(one_token, 0.3 - values[1, 0], 1e-12, "a response of one token has nothing to smooth")
+
+
+# --- what is still to come ----------------------------------------------------------------------------------
+
+
+def test_a_token_is_charged_for_the_drift_of_what_comes_after_it() -> None:
+    """REINFORCE++ by hand: r - beta * sum_{s >= t} (old - ref), then whitened over the batch's tokens.
+
+    beta .1, r = 1 and 0. Drift of the first response .5, -1, 2: 1 - .2 = .8, 1 + .1 - .2 = .9, 1 - .05 + .1 - .2 = .85;
+    of the second 1: -.1. Mean (.85 + .9 + .8 - .1) / 4 = .6125; squares .05640625, .08265625, .03515625, .50765625 add
+    up to .681875, a fourth of it is .17046875.
+    """
+    rollouts, graded = make_rollouts([3, 1], 2), make_graded([[1.0, 0.0]])
+    drift = torch.tensor([[0.5, -1.0, 2.0], [1.0, 9.0, 9.0]], dtype=F64)
+    kl, mask = K1Reward(0.1), rollouts.sampled_mask
+    charges = kl.charges(drift, torch.zeros_like(drift), mask)
+    charged = kl.shape(graded, charges)
+    assert_close(charged.reward, [[0.85, -0.1]], 1e-12, "of whole responses")
+    earned = rewards_by_token(charged.reward, charges, mask)
+    to_go = ReturnToGo().centre(charged, Credit(rollouts, earned, None, NoEstimator()))
+    assert_close(to_go, [[0.85, 0.9, 0.8], [-0.1, 0, 0]], 1e-12, "to go")
+    whiten = BatchStd(Deviation.centred, Weights.tokens, True, 0, 0.0, Floor.added)
+    sigma = math.sqrt(0.17046875)
+    expected = torch.tensor([[0.2375, 0.2875, 0.1875], [-0.7125, 0, 0]], dtype=F64) / sigma
+    assert_close(whiten.of_tokens(to_go, mask, charged), expected, 1e-12, "whitened")
+
+
+def test_what_is_to_go_is_the_estimate_of_a_critic_that_says_nothing() -> None:
+    """Also around tokens the policy did not choose, and 0 on rows that are not counted."""
+    rollouts = make_rollouts([5, 2, 4, 1], 2)
+    chosen = rollouts.sampled_mask.clone()
+    chosen[0, 1:3] = False
+    rollouts = replace(rollouts, sampled_mask=chosen)
+    graded = make_graded([[1.0, 0.3], [-0.5, 1.0]], counted=[[True, True], [False, True]])
+    charges = torch.rand(4, 5, dtype=F64, generator=torch.Generator().manual_seed(2)) - 0.5
+    earned = rewards_by_token(graded.reward, charges, chosen)
+    credit = Credit(rollouts, earned, torch.zeros(4, 5, dtype=F64), NoEstimator())
+    found = ReturnToGo().centre(graded, credit)
+    assert_close(found, Gae(1.0, 1.0).centre(graded, credit), 1e-12, "gamma and lambda 1, V = 0")
+    assert bool((found[~chosen] == 0).all()) and bool((found[2] == 0).all())
+    uncharged = Credit(
+        rollouts, rewards_by_token(graded.reward, torch.zeros(4, 5, dtype=F64), chosen), None, NoEstimator()
+    )
+    whole = torch.where(chosen & graded.counted.reshape(4, 1), graded.reward.reshape(4, 1), 0.0)
+    assert torch.equal(ReturnToGo().centre(graded, uncharged), whole), "to the bit, so that ties stay ties"
 
 
 # --- rewards of tokens --------------------------------------------------------------------------------------
@@ -384,6 +432,16 @@ def test_a_critic_in_bf16_rounds_its_products_and_keeps_its_weights_in_fp32() ->
     assert {p.dtype for p in (*rounded.head.parameters(), *rounded.trunk.parameters())} == {torch.float32}
 
 
+def test_a_critic_learns_at_its_own_rate(tiny_base: Path) -> None:
+    """Adam's first update moves the bias of a head by the rate: the critic's 0.01, and not the policy's 0.001."""
+    plan = ValueHead(**PLAN | {"warmup_updates": 0, "minibatches": 1, "passes": 1})
+    critic = open_critic(plan, tiny_base, tiny_model(), ADAMW, Fp32(LmHead.same, 1e-3), WHOLE, torch.device("cpu"), 0)
+    critic.head.to(F64)
+    rollouts, old = mixed_rollouts(), torch.zeros(8, 8, dtype=F64)
+    fit_of(critic, rollouts, old, old + 10)
+    assert critic.head.bias.item() == pytest.approx(0.01, rel=0.01) and ADAMW.learning_rate == 0.001
+
+
 # --- critics in the loop ------------------------------------------------------------------------------------
 
 GAE = ["baseline=gae", "scale=batch_std_tokens"]
@@ -406,6 +464,17 @@ def test_targets_are_taken_before_the_whitening(tmp_path: Path) -> None:
     assert critics[0] == critics[1] and critics[0]["critic/value"] == 0.0
     assert critics[0]["critic/target"] == pytest.approx(rows["none"]["advantage/mean"], abs=1e-9), "R - 0"
     assert abs(rows["batch_std_tokens"]["advantage/mean"]) < 1e-6 < critics[0]["critic/target"]
+
+
+def test_the_loop_charges_tokens_where_they_fell(tmp_path: Path) -> None:
+    """With values of 0, gamma and lambda 1, a response's first token is worth its whole reward, each charge once."""
+    folder = run_in_process(
+        tmp_path, "baseline=gae_orz", "scale=none", "critic.learning_rate=1e-12", "kl=k1_reward", "kl.kl_coef=1",
+        "optimizer.learning_rate=3e-3", "optimizer.warmup_updates=1", "budget.amount=2", "rollouts_every=1", *SMALL,
+    )  # fmt: skip
+    table = pd.read_parquet(folder / "rollouts" / "step=000002.parquet")
+    assert table["component_k1"].abs().max() > 0.1, "the policy has left its reference"
+    assert_close(table["token_advantage"].map(lambda row: row[0]), table["reward"], 1e-5, "what is still to be earned")
 
 
 def test_a_critic_is_trained_alone_first_and_learns(tmp_path: Path, tiny_base: Path) -> None:
@@ -451,6 +520,7 @@ def same_critic(one: Path, other: Path) -> None:
 SIX_STEPS = ["budget.amount=6", "checkpoint_every=2", "keep_checkpoints=9", *SMALL]
 
 
+@pytest.mark.extended
 def test_a_killed_run_with_a_critic_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     """SIGKILL soon after the third step, the last checkpoint being that of step 2, or of step 4 at the latest."""
     overrides = [*GAE, "critic.pretrain_steps=4", *SIX_STEPS]
@@ -474,10 +544,10 @@ def test_a_killed_run_with_a_critic_ends_as_if_it_had_not_been(tmp_path: Path) -
 @pytest.mark.parametrize(
     "overrides",
     [
-        [*GAE, "critic=value_head"],
-        ["recipe=vineppo", "baseline.continuations=2"],
+        pytest.param([*GAE, "critic.pretrain_steps=4"], id="separate_model"),
+        pytest.param([*GAE, "critic=value_head"], id="value_head", marks=pytest.mark.extended),
+        pytest.param(["recipe=vineppo", "baseline.continuations=2"], id="monte_carlo"),
     ],
-    ids=["value_head", "monte_carlo"],
 )
 def test_a_run_that_was_cut_goes_on_with_the_same_bits(tmp_path: Path, overrides: list[str]) -> None:
     """The folder as a kill after step 5 leaves it: the log is ahead of the last checkpoint, that of step 2."""
@@ -730,6 +800,13 @@ def test_a_greedy_response_is_the_baseline_of_its_own_prompt(world: World) -> No
     left_out = replace(graded, counted=torch.tensor([[True, False], [False, True]]))
     again = Greedy().centre(left_out, Credit(rollouts, torch.zeros(4, 4), None, Ends(both.run, both.bench, rollouts)))
     assert_close(again, [[0, 0], [0, 0]], 0.0, "uncounted rows")
+
+
+def test_estimates_are_of_the_shaped_reward(world: World) -> None:
+    """The greedy `#1.` is right with three of four tokens: 1 less 3/4 of the ramp over the whole budget."""
+    rollouts, _ = world.batch("#1.")
+    run = replace(world.run, reward_shaping=SoftOverlong(BUDGET, BUDGET, 1.0, 1.0, -1.0))
+    assert Ends(run, world.bench, rollouts).rewards([State(0, ())], 1, greedy=True).tolist() == [[0.25]]
 
 
 @pytest.fixture(scope="module")

@@ -109,6 +109,9 @@ def test_what_counts_as_positive_by_hand() -> None:
     by_last = NoPositiveResampling(0.875, Record.last_group).weights(pool)
     assert by_last.tolist() == [1, 0, 0, 1], "2 of 4, 4 of 4, 4 of 4, and none"
     assert NoPositiveResampling(1.0, Record.last_group).weights(pool).tolist() == [1, 0, 0, 1]
+    nothing = torch.zeros(1, 4, dtype=F64)
+    memory.note(torch.tensor([0]), nothing, nothing - 0.5)
+    assert memory.last[0] == 0 and memory.best[0] == 0.5, "the best stays where the latest is worse"
 
 
 @pytest.mark.parametrize("by", list(Record), ids=lambda by: by.value)
@@ -193,6 +196,17 @@ def test_the_stream_is_thinned_by_hand() -> None:
     assert memory.passed <= passed and memory.looked - memory.passed == len(drawn)
 
 
+@pytest.mark.parametrize("curriculum", [Prioritized(), Kimi(start_share=1.0, ramp=1.0)])
+def test_all_responses_of_a_problem_decide_and_not_its_latest_group(curriculum: Curriculum) -> None:
+    """Two right of four and then none, none and then two, none at all: 2 of 8, 2 of 8 and 0 of 4 right."""
+    memory = Memory.of(4)
+    for problems, right in (([0, 1, 2], [2, 0, 0]), ([0, 1], [0, 2])):
+        outcome = (torch.arange(4)[None, :] < torch.tensor(right)[:, None]).to(F64)
+        memory.note(torch.tensor(problems), outcome, outcome)
+    weights = curriculum.weights(pool_of(memory, 1))
+    assert_close(weights, [0.75, 0.75, 1.0, 1.0], 0.0, "1 less the share of right responses")
+
+
 def test_only_the_ratio_of_the_weights_matters() -> None:
     """Shares 0.9, 0.95 and 0.98 right are as 1, 0.5 and 0.2: nothing is passed over for being nearly solved."""
     one, other = (pool_of(remembering(rates), 1) for rates in ([0.0, 0.5, 0.8], [0.9, 0.95, 0.98]))
@@ -249,7 +263,7 @@ def test_a_curriculum_of_ones_own_needs_its_weights_alone(make_run, tiny_base: P
     )
     bench = open_workbench(run, torch.device("cpu"), None)
     bench.memory.last[:300] = 1.0
-    rounds = Rounds(run, bench, 0)
+    rounds = Rounds(run, bench, 0, 0.0)
     made = rounds.groups(8)
     rounds.settle(made)
     # 84 of 384 come with chance 1 and 300 with 0.1 / 1 = 0.1, so most that are looked at are passed over

@@ -102,6 +102,11 @@ def test_the_contents_of_arms_by_hand() -> None:
         ({"control": "base"}, "design.control follows from design.kind=two_sided"),
         ({"kind": "arms", "arms": {"x": []}, "control": "x"}, "design.tricks belong to a design of a kind"),
         ({"collapsed": "drop"}, "design.collapsed: there is no 'drop'; choose from zero, last"),
+        ({"changes": [{"arms": ["+clip"], "since": "today", "what": "x"}]}, "must give arms, a list; since, such as"),
+        (
+            {"changes": [{"arms": ["+clop"], "since": "2026-11-22T22:30:00Z", "what": "x"}]},
+            "design.changes: there is no '.clop'; choose from",
+        ),
         (
             {"predictions": [{"arm": "-clip", "metric": "gap", "direction": "above", "reference": "ful"}]},
             "there is no 'ful'; choose from",

@@ -13,10 +13,12 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from grpo_lab.engines.cache import BLOCK, BlockLayer, block_cache, keep_rows
 from grpo_lab.engines.decode_attention import NAME as decode_attention_name
-from grpo_lab.engines.decode_attention import decode_attention
+from grpo_lab.engines.decode_attention import decode_attention, shared_keys_attention
 from grpo_lab.engines.graphs import check_graphs
-from grpo_lab.engines.native import Native, NativeSession, draw
-from grpo_lab.models import load_model, stop_token_ids
+from grpo_lab.engines.native import Native
+from grpo_lab.engines.native_session import NativeSession, draw
+from grpo_lab.model_folder import stop_token_ids
+from grpo_lab.models import load_model
 from grpo_lab.policy import token_logprobs
 from grpo_lab.rollouts import decode, to_rollouts
 from grpo_lab.tasks.grading import ExactAnswer, Strict
@@ -327,6 +329,8 @@ def test_attention_of_one_query_is_pytorchs(kv_heads: int, dtype: torch.dtype) -
         theirs, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=0.3)
         assert ours.shape == theirs.shape == (5, 1, 6, 8)
         assert float((ours - theirs).abs().max()) <= bound
+    shared = shared_keys_attention(query, key, value, mask, scaling=0.3)  # what a card takes
+    assert float((shared - theirs).abs().max()) <= max(bound, 0.02 * (dtype is torch.bfloat16))
 
 
 def test_a_row_without_a_token_yet_is_read_beside_one_that_has_one(tiny_base: Path) -> None:

@@ -33,7 +33,7 @@ from grpo_lab.tricks.covariance import ClipCov, KlCov
 from grpo_lab.tricks.denominator import Original, Survivors
 from grpo_lab.tricks.entropy import Adaptive, Bonus, HighEntropyTokens, NoEntropy
 from grpo_lab.tricks.group_filter import Drop, Keep, Signal
-from grpo_lab.tricks.importance import Sequence, SequenceToken, Token
+from grpo_lab.tricks.importance import Sequence, SequenceProduct, SequenceToken, Token
 from grpo_lab.tricks.kl import K1Reward, K2Loss, K3Loss, K3Unbiased
 from grpo_lab.tricks.old_policy import Recomputed, Sampler
 from grpo_lab.tricks.rejection import (
@@ -734,7 +734,7 @@ def test_overlong_shaping_is_none_below_its_start() -> None:
     # lengths are at most 6; the ramp of the first starts at 10, of the second at 2
     results = [
         run_scene(SCENE, reward_shaping=option)
-        for option in (NoShaping(), SoftOverlong(20, 10, 1.0), SoftOverlong(6, 4, 1.0))
+        for option in (NoShaping(), SoftOverlong(20, 10, 1.0, 1.0, -1.0), SoftOverlong(6, 4, 1.0, 1.0, -1.0))
     ]
     assert_same(results[0], results[1], "no response is long")
     assert (results[0][1] - results[2][1]).abs().max() > 1e-3
@@ -887,11 +887,23 @@ def test_rejecting_is_masking_before_the_statistics_or_after_them(rejection) -> 
         assert_same(run_scene(SCENE, rejection=option), run_scene(scene, truncation=truncation), str(in_statistics))
 
 
+def test_a_product_of_ratios_summed_over_a_response_is_the_clipped_objective_of_whole_responses() -> None:
+    """d/dlogp of -(1/N) sum_i min(R_i A_i, clip(R_i, .8, 1.28) A_i), R_i = pi(o_i) / pi_old(o_i), by autograd."""
+    run = make_run(importance=SequenceProduct(20.0), surrogate=Ppo(0.2, 0.28), aggregation=SequenceSum())
+    inputs, leaf = inputs_of(run, SCENE), SCENE.logprobs.clone().requires_grad_()
+    mask, advantages = inputs.loss_mask, inputs.advantages[:, 0]
+    ratio = torch.where(mask, leaf - SCENE.old_logprobs, 0.0).sum(dim=1).exp()
+    objective = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.28) * advantages)
+    (-objective.sum() / len(advantages)).backward()
+    assert 0 < int((objective != ratio * advantages).sum()) < int((advantages != 0).sum()), "some are cut"
+    assert_close(loss_and_gradient(run, inputs, SCENE.logprobs)[1], leaf.grad, EXACT, "gradient")
+
+
 # --- shaping ------------------------------------------------------------------------------------------------
 
 
 def test_the_ramp_on_right_answers_is_the_ramp_where_every_answer_is_right() -> None:
-    ramps = [shape(6, 4, 1.0) for shape in (SoftOverlong, SoftOverlongCorrectOnly)]
+    ramps = [shape(6, 4, 1.0, 1.0, -1.0) for shape in (SoftOverlong, SoftOverlongCorrectOnly)]
     right = replace(SCENE, graded=replace(SCENE.graded, outcome=torch.ones(3, 4, dtype=F64)))
     assert_same(*(run_scene(right, reward_shaping=option) for option in ramps), "all right")
     mixed = [run_scene(SCENE, reward_shaping=option)[1] for option in ramps]
@@ -916,8 +928,8 @@ def test_l1_max_is_the_product_of_outcome_and_clip() -> None:
 
 def test_equal_lengths_leave_a_group_as_it_was() -> None:
     level = make_graded([[1, 0, 1, 0]], lengths=[[5, 5, 5, 5]])
-    assert_close(KimiLength(0.5)(level).reward, level.reward, 0, "no shortest and no longest")
-    for shape in (L1Exact(0.05, 1, 9), L1Max(0.05, 1, 9, 1.0), SoftOverlong(6, 4, 1.0)):
+    assert_close(KimiLength(0.5, 0.0)(level).reward, level.reward, 0, "no shortest and no longest")
+    for shape in (L1Exact(0.05, 1, 9), L1Max(0.05, 1, 9, 1.0), SoftOverlong(6, 4, 1.0, 1.0, -1.0)):
         right = make_graded([[1, 1, 1, 1]], lengths=[[5, 5, 5, 5]], wanted=[[3] * 4])
         assert (shape(right).reward != right.reward).all()
         assert (advantages_of(shape(right)) == 0).all(), "a tie of shaped rewards"

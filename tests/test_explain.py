@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import mlflow
 import pytest
+from helpers import composed
+from test_config import samples
 
 from grpo_lab import catalogue
-from grpo_lab.cli import compose_with_choices
+from grpo_lab.compat import check_compatible
+from grpo_lab.compose import compose_with_choices
 from grpo_lab.config import AXES, conf_folder, options, slot_types, to_run
-from grpo_lab.explain import explain, formula, nearest_recipe
-from grpo_lab.train import start
+from grpo_lab.explain import explain, formula, inert_lines, nearest_recipe
+from grpo_lab.loop import start
+from grpo_lab.tricks.base import Trick
 
 # The axes whose classes make up the loss; the others say in one line what they are.
 SAID = (
@@ -59,7 +65,9 @@ def test_every_part_that_is_switched_on_shows_in_the_formula_and_no_other() -> N
     assert plain["L"] == "S"
     full = definitions("correction=tis_token", "kl=k3_loss", "entropy=bonus", "reward_shaping=soft_overlong")
     assert full.keys() - plain.keys() == {"w", "prox", "K", "E"} and full["L"] == "w * S + K + E"
-    assert "0.04 * (x - log x - 1)" in full["K"] and "-1 * clip((n_i - (40 - 10)) / 10, 0, 1)" in full["R"]
+    assert (
+        "0.04 * (x - log x - 1)" in full["K"] and "-1 * (1 - 0) / 2 * clip((n_i - (40 - 10)) / 10, 0, 1)" in full["R"]
+    )
     rloo = definitions("recipe=rloo")
     assert rloo["S"] == "-A * logp" and "r" not in rloo and "- 0.03 * sum_t(old - ref)" in rloo["R"] and "K" not in rloo
     assert definitions("rejection=sequence_mean_k1")["m"].endswith(
@@ -146,18 +154,17 @@ def numbers_in(config_node: object) -> set[str]:
 
 @pytest.mark.parametrize("axis", SAID)
 def test_every_option_that_acts_writes_a_formula_with_its_own_numbers(axis: str) -> None:
-    for path in sorted((conf_folder() / axis).glob("*.yaml")):
-        trick = getattr(to_run(compose_with_choices([f"{axis}={path.stem}"])[0]), axis)
+    for option, trick in samples()[axis].items():
         text = trick.written()
-        assert text or trick.touches_nothing, path.stem
+        assert text or trick.touches_nothing, option
         assert not re.search(r"<\w|\bNone\b|[{]\w+[}]", text), text
         silent = {"20", "1e-06", "0"} if axis in ("importance", "kl", "scale", "aggregation") else set()
-        assert all(number in text for number in numbers_in(trick) - silent), (path.stem, text)
+        assert all(number in text for number in numbers_in(trick) - silent), (option, text)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_is_its_own_nearest_without_a_difference(recipe: str) -> None:
-    config, choices = compose_with_choices([f"recipe={recipe}"])
+    config, choices = composed("world=arithmetic", f"recipe={recipe}")
     nearest = nearest_recipe(choices, config)
     assert (nearest.recipe, nearest.differences) == (recipe, ())
     assert f"this is recipe {recipe}" in explain(to_run(config), config, choices)
@@ -201,6 +208,65 @@ def test_an_option_whose_file_only_hydra_knows_is_explained_by_its_class() -> No
     assert "truncation=somewhere_else: Leave truncated rows in the group statistics" in text
 
 
+def test_a_users_trick_without_a_formula_is_named_in_the_explanation(tmp_path: Path) -> None:
+    """A module on PYTHONPATH and its YAML file, whose class says only in its docstring what it does."""
+    (tmp_path / "quiet_tricks.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from grpo_lab.tricks.baseline import Baseline\n\n"
+        "@dataclass(frozen=True)\n"
+        "class HalfMark(Baseline):\n"
+        '    """Subtract half a mark.\n\n    And nothing else."""\n\n'
+        "    mark: float\n"
+        "    group_relative = False\n"
+        "    def __call__(self, graded):\n"
+        "        return graded.reward - self.mark\n"
+    )
+    (tmp_path / "baseline").mkdir()
+    yaml = "defaults:\n  - /schema/baseline/half_mark@_here_\n  - _self_\nmark: 0.5\n"
+    (tmp_path / "baseline" / "half_mark.yaml").write_text(yaml)
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-m", "grpo_lab.cli", "explain", "plugins=[quiet_tricks]", "baseline=half_mark"],
+        env={**os.environ, "PYTHONPATH": path, "GRPO_LAB_CONFIG_PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "     C = written by no formula: HalfMark, Subtract half a mark.\n" in done.stdout
+
+
+def test_a_trick_that_says_nothing_of_itself_is_named() -> None:
+    @dataclass(frozen=True)
+    class Silent(Trick):
+        mark: float
+
+    assert Silent(0.5).written() == "written by no formula: Silent"
+
+
+def test_only_what_somebody_chose_is_said_to_have_changed_nothing() -> None:
+    def lines(*overrides: str, inert: tuple[str, ...] = ("surrogate", "kl", "correction")) -> list[str]:
+        return inert_lines(inert, compose_with_choices(overrides)[1])
+
+    nothing = "changed nothing of the loss in the whole run"
+    assert lines() == []  # ppo is the plain surrogate: nobody chose it
+    assert lines("recipe=grpo") == [f"recipe=grpo brings kl=k3_loss, which {nothing}"]
+    assert lines("recipe=grpo", "kl=k2_loss", "surrogate=ppo_higher") == [
+        f"surrogate=ppo_higher {nothing}",
+        f"kl=k2_loss {nothing}",
+    ]
+
+
+def test_a_rule_names_the_option_that_was_chosen() -> None:
+    config, choices = compose_with_choices(["surrogate=ppo_higher", "updates=one"])
+    run = to_run(config)
+    (line,) = [line for line in check_compatible(run, choices) if "no clip, gate" in line]
+    assert line.startswith("surrogate=ppo_higher, updates=one, old_policy=recomputed, correction=none: ")
+    (line,) = [line for line in check_compatible(run) if "no clip, gate" in line]
+    assert line.startswith("surrogate=ppo(clip_low=0.2, clip_high=0.28), updates=updates(")
+    assert "  - surrogate=ppo_higher, updates=one, " in explain(run, config, choices)
+
+
 def test_the_commands_print_them() -> None:
     def shown(*words: str) -> str:
         code = "import sys; from grpo_lab.cli import main; sys.argv = ['grpo-lab', *sys.argv[1:]]; main()"
@@ -224,6 +290,21 @@ def test_the_recipe_table_holds_every_recipe_and_every_choice() -> None:
     for recipe, chosen in catalogue.recipe_overrides().items():
         assert sum(cell.strip() != "-" for cell in rows[recipe].split("|")[2:-1]) == len(chosen)
         assert all(f" {option} " in rows[recipe] for option in chosen.values())
+
+
+def test_what_a_recipe_leaves_out_is_in_its_explanation_and_in_the_table() -> None:
+    text = " ".join(explained("recipe=vineppo").split())
+    assert "left out of it - sampling at temperature 0.6 (the base is sure already" in text
+    assert "unverified in it - the aggregation, the KL estimator and the number of updates" in text
+    assert "left out of it" not in explained("recipe=dr_grpo") and "unverified in it" not in explained("recipe=dr_grpo")
+    rows = {line.split("|")[1].strip(): line for line in catalogue.ingredients_table().splitlines()[2:]}
+    assert set(rows) == set(RECIPES)
+    for recipe, chosen in catalogue.recipe_overrides().items():
+        gaps = catalogue.recipe_gaps(recipe)
+        assert all(f"{slot}={option}" in rows[recipe] for slot, option in chosen.items())
+        assert all(item in rows[recipe] for item in (*gaps.left_out, *gaps.unverified))
+    assert rows["dr_grpo"].endswith("| - | - |")
+    assert "optimizer=adamw_scalerl: ScaleRL 2510.13786" in explained("recipe=scalerl")
 
 
 def test_every_class_of_the_loss_says_what_it_computes_in_its_docstring() -> None:

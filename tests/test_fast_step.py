@@ -16,12 +16,12 @@ from torch.utils._pytree import tree_leaves
 
 from grpo_lab import packing
 from grpo_lab.batching import make_minibatch
-from grpo_lab.cli import compose_config
+from grpo_lab.compose import compose_config
 from grpo_lab.config import to_run
 from grpo_lab.learner import skips_rows
 from grpo_lab.models import load_model, recompute_layers, round_weights
 from grpo_lab.output_head import linear_head
-from grpo_lab.packing import PLAIN, Cut, packed_rows
+from grpo_lab.packing import PLAIN, packed_rows
 from grpo_lab.policy import token_logprobs
 from grpo_lab.tricks.aggregation import TokenMean
 from grpo_lab.tricks.convention import Scope
@@ -29,6 +29,8 @@ from grpo_lab.tricks.entropy import Bonus
 from grpo_lab.tricks.kl import K1Reward, K3Loss
 from grpo_lab.tricks.precision import Bf16, Fp32, LmHead, Precision
 from grpo_lab.tricks.surrogate import Kimi
+from grpo_lab.types import Cut
+from grpo_lab.vital_signs import UpdateTally
 
 FP32 = Fp32(LmHead.same, 1e-3)
 # Two prompts of several responses each, one of them a token long; a hole in a mask; a row with nothing to read.
@@ -292,6 +294,11 @@ def test_rows_without_signal_leave_and_every_count_stays() -> None:
     assert last.rows.numel() == 1 and last.totals.num_tokens == whole[0].totals.num_tokens
     empty = replace(inputs, loss_mask=torch.zeros_like(inputs.loss_mask))
     assert make_minibatch(empty, range(3), run.denominator, Cut(10**9, 10**9), True) == []
+
+
+def test_means_for_the_log_are_over_the_tokens_that_were_read() -> None:
+    tally = UpdateTally(sums={"tokens": 4.0, "entropy": 6.0}, in_loss=12)
+    assert tally.mean("entropy") == 1.5
 
 
 def test_who_reads_rows_without_signal() -> None:

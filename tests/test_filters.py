@@ -23,17 +23,17 @@ from helpers import assert_close, make_graded
 from test_loop import WORLD, metrics_of, run_in_process, same_ending
 
 from grpo_lab.checkpoint import latest, load_state
-from grpo_lab.cli import compose_with_choices
+from grpo_lab.compose import compose_with_choices
 from grpo_lab.config import RunConfig, conf_folder
 from grpo_lab.engines.base import EngineSession
-from grpo_lab.engines.native import NativeSession
+from grpo_lab.engines.native_session import NativeSession
 from grpo_lab.ledger import Ledger, ModelCost
+from grpo_lab.loop import start
 from grpo_lab.recorder import Recorder
 from grpo_lab.rounds import Rounds
 from grpo_lab.seeding import token_uniforms
 from grpo_lab.supply import Delivery
 from grpo_lab.tasks.base import Reward
-from grpo_lab.train import start
 from grpo_lab.tricks.group_filter import Active, Collected, OversampleAbort, Resample, Signal, has_signal
 from grpo_lab.types import Completion, Exhausted, NoiseKey, OnFinish, Request, StopReason
 from grpo_lab.workbench import Workbench, open_workbench
@@ -99,7 +99,7 @@ class World:
 
     def step(self, group_filter) -> tuple[Rounds, Collected]:
         """One step up to the filter."""
-        rounds = Rounds(self.run, self.bench, self.bench.ledger.steps)
+        rounds = Rounds(self.run, self.bench, self.bench.ledger.steps, self.bench.ledger.spent(self.run.budget))
         collected = group_filter.collect(rounds, self.run.problems_per_step)
         rounds.settle(collected.made)
         numbers = tuple(rounds.numbers[index] for index in collected.made.indices)

@@ -52,7 +52,7 @@ from grpo_lab.tricks.curriculum import Memory, Pool, Uniform
 from grpo_lab.tricks.denominator import Original, Survivors
 from grpo_lab.tricks.entropy import Adaptive, Bonus, HighEntropyTokens, NoEntropy
 from grpo_lab.tricks.group_filter import Drop, Keep, Signal, without_signal
-from grpo_lab.tricks.importance import Sequence, SequenceToken, Token
+from grpo_lab.tricks.importance import Sequence, SequenceProduct, SequenceToken, Token
 from grpo_lab.tricks.kl import K1Reward, K2Loss, K3Loss, K3Unbiased, NoKl
 from grpo_lab.tricks.old_policy import Recomputed, Sampler
 from grpo_lab.tricks.precision import Bf16, Fp16, Fp32, LmHead
@@ -349,6 +349,11 @@ def test_the_share_of_groups_with_signal() -> None:
     for alpha, worth in ((AlphaForm.informative_groups, 1.0), (AlphaForm.nonzero_rewards, 2.0)):
         expected = [[worth, -worth], [0, 0], [0, 0]]
         assert_close(advantages_of(left, scale=InformativeShare(alpha)), expected, EXACT, alpha.value)
+    # one that counts a single row is a group without signal: 1 of 2, and 1 reward of 3
+    alone = make_graded([[1, 0], [0, 0]], counted=[[True, True], [True, False]])
+    for alpha, worth in ((AlphaForm.informative_groups, 1.0), (AlphaForm.nonzero_rewards, 1.5)):
+        expected = [[worth, -worth], [0, 0]]
+        assert_close(advantages_of(alone, scale=InformativeShare(alpha)), expected, EXACT, alpha.value)
     nothing = make_graded([[0, 0], [0, 0]])
     for alpha in AlphaForm:
         assert_close(advantages_of(nothing, scale=InformativeShare(alpha)), [[0, 0]] * 2, 0, "no signal")
@@ -401,15 +406,38 @@ def test_soft_overlong_of_the_published_budget() -> None:
     # start = 20480 - 4096 = 16384; (16385 - 16384)/4096 = 2.4414e-4; (18432 - 16384)/4096 = .5; cap at 1
     lengths = [[16384, 16385, 18432, 20480, 20481]]
     graded = make_graded([[1, 1, 0, 0, 0]], lengths=lengths)
-    shaped = SoftOverlong(max_tokens=20480, cache_tokens=4096, factor=1.0)(graded)
+    shaped = SoftOverlong(max_tokens=20480, cache_tokens=4096, factor=1.0, correct=1.0, wrong=-1.0)(graded)
     assert_close(shaped.components["soft_overlong"], [[0, -1 / 4096, -0.5, -1, -1]], EXACT, "penalty")
     assert_close(shaped.reward, [[1, 1 - 1 / 4096, -0.5, -1, -1]], EXACT, "outcome's reward plus penalty")
     assert_close(shaped.outcome, [[1, 1, 0, 0, 0]], 0, "the outcome is never shaped")
 
 
 def test_factor_scales_the_overlong_penalty() -> None:
-    shaped = SoftOverlong(max_tokens=40, cache_tokens=10, factor=0.2)(make_graded([[1, 1]], lengths=[[35, 40]]))
+    shaped = SoftOverlong(max_tokens=40, cache_tokens=10, factor=0.2, correct=1.0, wrong=-1.0)(
+        make_graded([[1, 1]], lengths=[[35, 40]])
+    )
     assert_close(shaped.reward, [[0.9, 0.8]], EXACT, "1 - .2 * 5/10 and 1 - .2 * 10/10")
+
+
+def test_equal_factors_are_equal_strengths_under_both_kinds_of_rewards() -> None:
+    # a ramp of 10 tokens, half of it and all of it used, by right and wrong answers; the published penalty costs half
+    # of what parts right from wrong: 1 of 2 under DAPO's rewards of -1 and 1, .5 of 1 under rewards of 0 and 1
+    lengths = [[35, 40, 35, 40, 30]]
+    right = [1, 1, 0, 0, 1]
+    for low, ramp, of_right in ((0.0, [0.75, 0.5, -0.25, -0.5, 1], [0.75, 0.5, 0, 0, 1]),
+                                (-1.0, [0.5, 0, -1.5, -2, 1], [0.5, 0, -1, -1, 1])):  # fmt: skip
+        graded = make_graded([[1.0 if bit else low for bit in right]], outcome=[right], lengths=lengths)
+        everywhere = SoftOverlong(40, 10, 1.0, correct=1.0, wrong=low)
+        assert_close(everywhere(graded).reward, [ramp], EXACT, f"all responses, {low}")
+        on_right = SoftOverlongCorrectOnly(40, 10, 1.0, correct=1.0, wrong=low)
+        assert_close(on_right(graded).reward, [of_right], EXACT, f"right answers, {low}")
+        assert everywhere.largest == on_right.largest == (1.0 - low) / 2
+    standardised = []
+    for low in (0.0, -1.0):
+        graded = make_graded([[1.0 if bit else low for bit in right]], outcome=[right], lengths=lengths)
+        shaped = SoftOverlong(40, 10, 0.7, correct=1.0, wrong=low)(graded)
+        standardised.append(advantages_of(shaped, scale=GroupStd(0, 0.0, False, Singleton.zero)))
+    assert_close(*standardised, EXACT, "the same advantages once the group's deviation takes the unit out")
 
 
 def test_no_shaping_adds_no_component() -> None:
@@ -421,10 +449,10 @@ def test_correct_only_ramp_of_the_published_budget() -> None:
     # (14000 - 12000)/2000 - 1 = 0; (14000 - 13000)/2000 - 1 = -.5; at and above the budget -1; wrong ones nothing
     lengths = [[12000, 13000, 14000, 15000, 13000, 15000]]
     graded = make_graded([[1, 1, 1, 1, 0, 0]], lengths=lengths)
-    shaped = SoftOverlongCorrectOnly(max_tokens=14000, cache_tokens=2000, factor=0.5)(graded)
+    shaped = SoftOverlongCorrectOnly(max_tokens=14000, cache_tokens=2000, factor=0.5, correct=1.0, wrong=-1.0)(graded)
     assert_close(shaped.reward, [[1, 0.75, 0.5, 0.5, 0, 0]], EXACT, "half a point for the whole ramp")
     outcome = make_graded([[0.1, 0.1]], outcome=[[1, 0]], lengths=[[14000, 14000]])
-    shaped = SoftOverlongCorrectOnly(14000, 2000, 1.0)(outcome)
+    shaped = SoftOverlongCorrectOnly(14000, 2000, 1.0, 1.0, -1.0)(outcome)
     assert_close(shaped.components["soft_overlong"], [[-1, 0]], EXACT, "right is what the verifier says")
 
 
@@ -432,12 +460,25 @@ def test_kimi_length_of_five_responses() -> None:
     # .5 - (length - 100)/400 = .5, .25, 0, -.25, -.5; wrong ones keep what is below 0
     lengths = [[100, 200, 300, 400, 500]] * 2
     graded = make_graded([[1, 1, 0, 0, 0], [0, 0, 1, 1, 1]], lengths=lengths)
-    shaped = KimiLength(coef=1.0)(graded)
+    shaped = KimiLength(coef=1.0, begins_at=0.0)(graded)
     expected = [[0.5, 0.25, 0, -0.25, -0.5], [0, 0, 0, -0.25, -0.5]]
     assert_close(shaped.components["kimi_length"], expected, EXACT, "lambda")
-    assert_close(KimiLength(coef=0.2)(graded).reward[0], [1.1, 1.05, 0, -0.05, -0.1], EXACT, "a fifth of it added")
+    assert_close(
+        KimiLength(coef=0.2, begins_at=0.0)(graded).reward[0], [1.1, 1.05, 0, -0.05, -0.1], EXACT, "a fifth of it added"
+    )
     same = make_graded([[1, 0]], lengths=[[7, 7]])
-    assert_close(KimiLength(coef=1.0)(same).reward, [[1, 0]], 0, "equal lengths")
+    assert_close(KimiLength(coef=1.0, begins_at=0.0)(same).reward, [[1, 0]], 0, "equal lengths")
+
+
+def test_kimi_length_waits_for_its_share_of_the_budget() -> None:
+    # three groups drawn at .49, .5 and .9 of the budget: nothing is added to the first, all of it to the others
+    graded = make_graded([[1, 1, 0]] * 3, lengths=[[100, 300, 300]] * 3, progress=[0.49, 0.5, 0.9])
+    shaped = KimiLength(coef=0.2, begins_at=0.5)(graded)
+    assert_close(shaped.components["kimi_length"], [[0, 0, 0], [0.1, -0.1, -0.1], [0.1, -0.1, -0.1]], EXACT, "late")
+    always = KimiLength(coef=0.2, begins_at=0.0)
+    assert_close(always(graded).components["kimi_length"], [[0.1, -0.1, -0.1]] * 3, EXACT, "from the start")
+    without = make_graded([[1, 1, 0]], lengths=[[100, 300, 300]])
+    assert_close(always(without).reward, [[1.1, 0.9, -0.1]], EXACT, "needs no progress")
 
 
 def test_l1_of_the_published_numbers() -> None:
@@ -468,11 +509,11 @@ def test_a_wish_is_drawn_evenly_from_the_shortest_to_the_longest() -> None:
     ("shaping", "of_zero_and_one", "of_plus_and_minus"),
     [
         (NoShaping(), 0, -1),
-        (SoftOverlong(40, 10, 0.5), -0.5, -1.5),
+        (SoftOverlong(40, 10, 0.5, 1.0, -1.0), -0.5, -1.5),
         # a right answer falls to .5 or to -.2
-        (SoftOverlongCorrectOnly(40, 10, 0.5), 0, -1),
-        (SoftOverlongCorrectOnly(40, 10, 1.2), -0.2, -1),
-        (KimiLength(0.5), -0.25, -1.25),
+        (SoftOverlongCorrectOnly(40, 10, 0.5, 1.0, -1.0), 0, -1),
+        (SoftOverlongCorrectOnly(40, 10, 1.2, 1.0, -1.0), -0.2, -1),
+        (KimiLength(0.5, 0.0), -0.25, -1.25),
         (L1Exact(0.03, 8, 24), -math.inf, -math.inf),
         (L1Max(0.03, 8, 24, 0.5), 0, -1),
     ],
@@ -702,10 +743,12 @@ def test_old_policy_is_the_learner_before_or_the_sampler() -> None:
         (Token(20.0), [0.3, -0.1, 0.4], [1, 0, 0]),
         (Sequence(20.0), [0.2] * 3, [1 / 3] * 3),
         (SequenceToken(20.0), [0.2] * 3, [1, 0, 0]),
-        # limited to .15: values stop there, and all but the third form lose their gradient
+        (SequenceProduct(20.0), [0.6] * 3, [1, 0, 0]),
+        # limited to .15: values stop there, and those whose value has a gradient lose it
         (Token(0.15), [0.15, -0.1, 0.15], [0, 0, 0]),
         (Sequence(0.15), [0.15] * 3, [0, 0, 0]),
         (SequenceToken(0.15), [0.15] * 3, [1, 0, 0]),
+        (SequenceProduct(0.15), [0.15] * 3, [1, 0, 0]),
     ],
     ids=repr,
 )
@@ -716,6 +759,16 @@ def test_ratio_of_a_token_and_of_a_response(importance, values, slopes) -> None:
     assert_close(log_ratio[0, :3], values, EXACT, "log-ratios")
     log_ratio[0, 0].backward()
     assert_close(logprobs.grad[0], [*slopes, 0], EXACT, "gradient of the first")
+
+
+def test_the_ratio_of_a_response_is_over_its_tokens_in_the_loss() -> None:
+    """Log-ratios .1, .2 and .9, the third of a token that was thrown out: -2 * exp(.15) for an advantage of 1."""
+    old = torch.tensor([[-1.1, -1.2, -1.9]], dtype=F64)
+    inputs = step_of([3], [1.0], 1, old_logprobs=old)
+    inputs = replace(inputs, loss_mask=torch.tensor([[True, True, False]]))
+    run = make_run(importance=Sequence(20.0), surrogate=Ppo(0.9, 0.9), aggregation=SequenceSum())
+    output = policy_loss(run, batch_of_rows(run, inputs, [0]), torch.full((1, 3), -1.0, dtype=F64), -old)
+    assert_close(output.loss, -2 * math.exp(0.15), EXACT, "the third token is no part of the mean")
 
 
 # --- surrogate, kl, entropy ---------------------------------------------------------------------------------
@@ -816,6 +869,19 @@ def test_bounded_weights_of_the_plain_gradient(surrogate, advantage, weights, to
     assert_close(slopes, [-w * advantage for w in weights], EXACT, "every token keeps a gradient")
     assert result.touched.tolist() == [[bool(bit) for bit in touched]]
     assert surrogate.weight_at_ratio_one == pytest.approx(weights[2])
+
+
+def test_topr_weighs_a_wrong_response_by_the_product_of_its_ratios() -> None:
+    """-(1/4) sum_i w_i A_i sum_t logp; w = 1 where A > 0, else the product, at most 1; old log-probs are all -1."""
+    # sums of log-ratios -.4, .5, 1.0 and -2; the last row is right, and learned from whatever the policy thinks of it
+    logprobs = torch.tensor([[-0.7, -1.1, -1.6], [-0.9, -0.6, 0], [-1.5, 0.5, 0], [-3, 0, 0]], dtype=F64)
+    inputs = step_of([3, 2, 2, 1], [-1.0, -1.0, 0.5, 2.0], 4, old_logprobs=torch.full((4, 3), -1.0, dtype=F64))
+    run = make_run(importance=SequenceProduct(20.0), surrogate=Topr(), aggregation=SequenceSum())
+    loss, gradient = loss_and_gradient(run, inputs, logprobs)
+    fall = math.exp(-0.4)
+    assert_close(loss, -(fall * 3.4 + 1.5 + 0.5 * -1.0 + 2 * -3) / 4, EXACT, "loss")
+    expected = [[fall] * 3, [1, 1, 0], [-0.5, -0.5, 0], [-2, 0, 0]]
+    assert_close(gradient, torch.tensor(expected, dtype=F64) / 4, EXACT, "every token of a response the same")
 
 
 @pytest.mark.parametrize(
@@ -963,7 +1029,7 @@ def test_every_surrogate_is_in_the_list_of_the_tests_below() -> None:
     assert {type(surrogate) for surrogate in SURROGATES} == ours
 
 
-IMPORTANCES = (Token(20.0), Sequence(20.0), SequenceToken(20.0))
+IMPORTANCES = (Token(20.0), Sequence(20.0), SequenceToken(20.0), SequenceProduct(20.0))
 WITH_RATIO = [
     (surrogate, importance)
     for surrogate in SURROGATES
@@ -1488,6 +1554,7 @@ def ascent_of_finishing(truncation, guesses: float) -> float:
     return expected_ascent(kinds, truncation, SequenceSum(), Original())
 
 
+@pytest.mark.extended
 def test_masking_before_teaches_to_finish_only_as_far_as_that_raises_accuracy() -> None:
     """No pressure on q does not mean that q stays: in a policy whose guesses are wrong, finishing the steps raises
     the accuracy a of what finishes, and a is what is pressed on. Once the guesses are gone nothing is left of it."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -21,17 +22,17 @@ import transformers
 from helpers import hear_interrupts
 from safetensors.torch import load_file
 
-from grpo_lab.cli import compose_with_choices
+from grpo_lab.compose import compose_with_choices
 from grpo_lab.config import conf_folder
+from grpo_lab.loop import start
 from grpo_lab.tracking.run_log import RunLog
-from grpo_lab.train import start
 
 WORLD = ["world=tiny", "tracking=none"]
 
 
 @contextmanager
 def shapes_checked_for(steps: int) -> Iterator[None]:
-    """Shapes are checked during the first steps of a run; what comes later takes half the time."""
+    """Shapes are checked during the first steps of a run; what comes later repeats them in half the time."""
     write, before = RunLog.write_step, jaxtyping.config.jaxtyping_disable
 
     def counted(log: RunLog, step: int, *arguments: Any, **named: Any) -> None:
@@ -49,13 +50,13 @@ def shapes_checked_for(steps: int) -> Iterator[None]:
         jaxtyping.config.update("jaxtyping_disable", before)
 
 
-def run_in_process(folder: Path, *overrides: str, name: str = "run", checked: int | None = None) -> Path:
+def run_in_process(folder: Path, *overrides: str, name: str = "run", checked: int = 2) -> Path:
     """One run through the real entry below Hydra's command line; returns the run folder.
 
-    `checked`: in how many steps shapes are checked, step 0 the first; in all, unless given.
+    `checked`: after how many lines of the log, the first of them before any step, shapes are checked no more.
     """
     config, choices = compose_with_choices([*WORLD, f"runs_dir={folder}", *overrides])
-    with nullcontext() if checked is None else shapes_checked_for(checked):
+    with shapes_checked_for(checked):
         return start(config, name, choices, ["test"])
 
 
@@ -82,15 +83,19 @@ def same_ending(one: Path, other: Path) -> None:
 
 
 RECIPES = sorted(path.stem for path in (conf_folder() / "recipe").glob("*.yaml"))
+# The shortest way through the loop and the longest; test_reference_loop.py sees every update of the others.
+AT_EVERY_CHANGE = ("plain", "scalerl")
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    "recipe",
+    [name if name in AT_EVERY_CHANGE else pytest.param(name, marks=pytest.mark.extended) for name in RECIPES],
+)
 def test_every_recipe_learns(tmp_path: Path, tiny_base: Path, recipe: str) -> None:
     """Held-out accuracy over 256 answers: chance alone moves it by about 0.03, learning by far more."""
     folder = run_in_process(
-        tmp_path, f"recipe={recipe}", "budget.amount=40", "optimizer.learning_rate=3e-4", "evaluation.samples=4",
-        checked=6,
-    )  # fmt: skip
+        tmp_path, f"recipe={recipe}", "budget.amount=40", "optimizer.learning_rate=3e-4", "evaluation.samples=4"
+    )
     first, last = metrics_of(folder)[0]["metrics"], metrics_of(folder)[-1]["metrics"]
     assert last["eval/heldout/accuracy"] - first["eval/heldout/accuracy"] > 0.15
     # Means of five steps: a stream's very first batch is of the problems that end first, which are the easy ones.
@@ -223,6 +228,11 @@ def test_a_controllers_state_survives_the_checkpoint(tmp_path: Path) -> None:
     }
     assert states["step=000002"]["entropy_coef"] == pytest.approx(2 * 0.005)
     assert states["step=000004"]["entropy_coef"] == pytest.approx(4 * 0.005)
+    (folder / "DONE").unlink()
+    shutil.rmtree(folder / "checkpoints" / "step=000004")
+    run_in_process(tmp_path, *overrides)
+    resumed = torch.load(folder / "checkpoints" / "step=000004" / "state.pt", weights_only=False)
+    assert resumed["entropy_coef"] == pytest.approx(4 * 0.005), "it went on from that of step 2"
 
 
 @pytest.mark.parametrize("family", ["Qwen3", "GPT2", "Mistral", "GPTNeoX"])
@@ -300,12 +310,21 @@ def kill_when(command: list[str], reached: Path, lines: int, pause: float) -> bo
     return False
 
 
-def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
-    """Six kills at different points: right after a line, within a step, around checkpoints and evaluations."""
+MOMENTS = ((1, 0.0), (4, 0.07), (6, 0.0), (9, 0.02), (11, 0.15), (17, 0.04))  # lines of the log, and seconds
+
+
+@pytest.mark.timeout(900)  # on a busy machine each of its processes takes a minute to start
+@pytest.mark.parametrize(
+    "moments", [MOMENTS[1::3], pytest.param(MOMENTS, marks=pytest.mark.extended)], ids=["two", "six"]
+)
+def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(
+    tmp_path: Path, moments: tuple[tuple[int, float], ...]
+) -> None:
+    """Kills at different points: right after a line, within a step, around checkpoints and evaluations."""
     whole = run_in_process(tmp_path / "whole", *OVERRIDES, name="x")
     command = train_command(tmp_path / "killed", *OVERRIDES)
     killed = 0
-    for lines, pause in ((1, 0.0), (4, 0.07), (6, 0.0), (9, 0.02), (11, 0.15), (17, 0.04)):
+    for lines, pause in moments:
         found = list((tmp_path / "killed").glob("*/seed=0"))
         log = (found[0] if found else tmp_path / "killed" / "not yet") / "metrics.jsonl"
         if not found:  # the folder's name is the loop's business: wait for it
@@ -319,7 +338,7 @@ def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(tmp_path: Path) -
             killed += 1
             continue
         killed += kill_when(command, log, lines, pause)
-    assert killed >= 5
+    assert killed >= len(moments) - 1
     subprocess.run(command, check=True, timeout=200, stderr=subprocess.DEVNULL)
     (folder,) = (tmp_path / "killed").glob("*/seed=0")
     same_ending(whole, folder)
@@ -328,6 +347,7 @@ def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(tmp_path: Path) -
     assert (folder / "environment.1.json").exists(), "so does what is known of the machine they ran on"
 
 
+@pytest.mark.extended
 def test_ctrl_c_leaves_a_message_and_the_same_command_goes_on(tmp_path: Path) -> None:
     command = train_command(tmp_path, "budget.amount=30", "checkpoint_every=3")
     pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -441,3 +461,19 @@ def test_a_run_that_can_never_train_again_says_so(tmp_path: Path, monkeypatch: p
         run_in_process(
             tmp_path, "engine.max_tokens=1", "group_filter=drop", "budget=sampled_tokens", "budget.amount=1e9"
         )
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [["recipe=dapo", "updates=two", "group_size=3"], ["recipe=areal", "group_filter=active"]],
+    ids=["resampled", "streamed"],
+)
+def test_the_command_trains_as_a_process_that_loaded_torch_first(
+    overrides: list[str], tmp_path: Path, tiny_base: Path
+) -> None:
+    """A command loads torch late. Once every choice among groups then kept all of them, and all tests passed."""
+    overrides = [*overrides, "budget.amount=3", "problems_per_step=4", "checkpoint_every=3", "evaluation.every=3"]
+    here = run_in_process(tmp_path / "here", *overrides)
+    subprocess.run(train_command(tmp_path / "there", *overrides), check=True, stdout=subprocess.DEVNULL, timeout=200)
+    (there,) = (tmp_path / "there").glob("*/seed=0")
+    same_ending(here, there)

@@ -9,17 +9,18 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 import torch
-from helpers import F64, assert_close, tiny_model
+from helpers import F64, assert_close, make_rollouts, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from grpo_lab.batching import Cut, microbatch_rows
+from grpo_lab.batching import microbatch_rows
 from grpo_lab.evaluate import pass_at_k
+from grpo_lab.learner import mark_noise
 from grpo_lab.ledger import Budget, BudgetAxis, Ledger, ModelCost
 from grpo_lab.optim import Adamw
 from grpo_lab.seeding import stream_id, token_uniforms
-from grpo_lab.types import NoiseKey
+from grpo_lab.types import Cut, NoiseKey
 
 ADAMW = Adamw(
     max_grad_norm=1.0, learning_rate=1e-2, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.0, warmup_updates=4
@@ -165,6 +166,17 @@ def test_every_field_of_the_key_changes_all_the_noise() -> None:
     ]
     drawn = np.stack([token_uniforms(key, 0, 64) for key in [KEY, *others]])
     assert len(np.unique(drawn)) == drawn.size
+
+
+def test_marks_have_noise_of_their_own_for_each_response_and_each_pass(make_run) -> None:
+    """Three passes of two minibatches: updates 0 and 1 read one set of numbers, 2 and 3 and 4 and 5 others."""
+    run = make_run("surrogate=clip_cov", "updates.minibatches=2", "updates.passes=3")
+    rollouts = make_rollouts([5] * 6, 3)
+    noise = [mark_noise(run, rollouts, 0, number) for number in range(6)]
+    same = [[torch.equal(one, other) for other in noise] for one in noise]
+    assert same == [[first // 2 == second // 2 for second in range(6)] for first in range(6)]
+    assert torch.stack(noise[::2]).unique().numel() == 3 * 6 * 5, "no two responses share a number"
+    assert mark_noise(make_run("surrogate=ppo"), rollouts, 0, 0) is None
 
 
 def test_neighbouring_keys_do_not_share_noise_at_other_positions() -> None:

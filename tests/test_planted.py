@@ -80,6 +80,7 @@ def test_the_interaction_is_that_of_the_pair(effects: list[list[TrickEffect]]) -
     assert np.mean([effect.interval.mean for effect in null]) == pytest.approx(0.0, abs=0.012)
 
 
+@pytest.mark.extended
 def test_nulls_are_not_resolved_at_the_nominal_rate_and_effects_are() -> None:
     """Two nulls, on training and downstream, added and left out, over 40 sweeps: 5% of intervals exclude 0."""
     planted = Planted(**SMALL, tricks=("helps", "null", "nil"), seeds=(0, 1, 2, 3), downstream={"helps": 0.15})

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 from rich.console import Console
 
+from grpo_lab.metrics import SUITES
 from grpo_lab.progress import RunProgress
+from grpo_lab.recorder import verdict
 
 METRICS = {"reward/mean": 0.5, "rollout/truncated": 0.25, "eval/heldout/accuracy": 0.75}
 TIMING = {"time/tokens_per_second": 12345.6}
@@ -20,7 +23,7 @@ def test_a_log_gets_a_line_per_evaluation_with_the_share_and_the_time_left() -> 
         progress.show(2, 0.5, METRICS, TIMING)
     lines = written.getvalue().splitlines()
     assert len(lines) == 3 and lines[0] == "plain seed 0"
-    for part in ("step    2", "reward 0.500", "held-out 0.750", "truncated 0.25", "tok/s 12,346", "50%", "left"):
+    for part in ("step    2", "reward 0.500", "held-out (eval) 0.750", "truncated 0.25", "tok/s 12,346", "50%", "left"):
         assert part in lines[2], part
 
 
@@ -32,3 +35,12 @@ def test_a_narrow_terminal_cuts_the_name_and_keeps_the_numbers() -> None:
         progress.live.refresh()
         shown = written.getvalue()
     assert "tok/s 12,346" in shown and "50%" in shown and "a,very=long" in shown and "a,day" not in shown
+
+
+def test_the_end_of_a_run_tells_the_two_held_out_accuracies_apart(tmp_path: Path) -> None:
+    first = {f"eval/{suite}/accuracy": 0.25 for suite in SUITES}
+    last = {f"eval/{suite}/accuracy": 0.5 + number / 8 for number, suite in enumerate(SUITES)}
+    lines = verdict(tmp_path, {"steps": 3, "first": first, "last": last}).splitlines()
+    assert "  held-out, training protocol    0.250 -> 0.625  (+0.375)" in lines
+    assert "  held-out, evaluation protocol  0.250 -> 0.750  (+0.500)" in lines
+    assert len(lines) == 6 and lines[-1] == f"run folder: {tmp_path}"

@@ -1,4 +1,7 @@
-"""What must hold for any rewards, any lengths and any way to cut a step, in float64."""
+"""What must hold for any rewards, any lengths and any way to cut a step, in float64.
+
+Shapes are checked in two properties of every loss and in most of every advantage; the others repeat these calls.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ from helpers import (
     noise_of,
     random_scene,
     run_scene,
+    shapes_unchecked,
     share_of,
     tiny_model,
 )
@@ -30,7 +34,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from grpo_lab.batching import Cut, StepInputs, make_minibatch
+from grpo_lab.batching import StepInputs, make_minibatch
 from grpo_lab.config import RunConfig
 from grpo_lab.loss import mark_tokens, policy_loss
 from grpo_lab.policy import token_logprobs
@@ -39,9 +43,10 @@ from grpo_lab.tricks.baseline import BatchMean, GroupMean, LeaveOneOut, LengthWe
 from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Floor, Scope, Singleton, Width
 from grpo_lab.tricks.correction import Icepop, Mis, NoCorrection, TisGeometric, TisSequence, TisToken
 from grpo_lab.tricks.covariance import ClipCov, KlCov
+from grpo_lab.tricks.credit import Gae
 from grpo_lab.tricks.denominator import Original, Survivors
 from grpo_lab.tricks.entropy import Bonus, HighEntropyTokens
-from grpo_lab.tricks.importance import Sequence, SequenceToken
+from grpo_lab.tricks.importance import Sequence, SequenceProduct, SequenceToken
 from grpo_lab.tricks.kl import K1Reward, K2Loss, K3Loss, K3Unbiased, NoKl
 from grpo_lab.tricks.old_policy import Sampler
 from grpo_lab.tricks.precision import Fp32, LmHead
@@ -63,6 +68,7 @@ from grpo_lab.tricks.scale import AllWrong, BatchStd, Deviation, GroupStd, Infor
 from grpo_lab.tricks.scale import GroupMean as MaxRl
 from grpo_lab.tricks.surrogate import Cispo, Divergence, Dppo, DualClip, Gmpo, Kimi, Ppo, Reinforce, Sapo, Topr
 from grpo_lab.tricks.truncation import MaskAfter
+from grpo_lab.types import Cut
 
 TOLERANCE = 1e-10
 
@@ -118,7 +124,7 @@ SURROGATES = (
     ClipCov(0.2, 0.2, 0.3, 0.02, 5.0, STEP),
     KlCov(0.3, 1.0, STEP),
 )
-IMPORTANCES = (Sequence(20.0), SequenceToken(20.0))
+IMPORTANCES = (Sequence(20.0), SequenceToken(20.0), SequenceProduct(20.0))
 AGGREGATIONS = (SequenceMean(0.0), TokenMean(STEP), PromptMean(), Constant(6, Width.budget), SequenceSum())
 DENOMINATORS = (Original(), Survivors())
 REJECTIONS = (
@@ -276,6 +282,7 @@ def test_advantages_are_proportional_to_rewards_unless_something_divides(baselin
 )
 @examples(8)
 @given(groups_with_lengths, st.floats(0.1, 10))
+@shapes_unchecked()
 def test_a_divisor_without_eps_cancels_the_unit_of_the_rewards(baseline, scale, drawn, factor) -> None:
     values, lengths = drawn
     if isinstance(scale, GroupStd) and not baseline.group_relative:
@@ -298,6 +305,7 @@ def test_pass_at_k_reads_the_outcome_and_no_reward(k, values, data) -> None:
 @by_advantage
 @examples(5)
 @given(groups_with_lengths, st.randoms(use_true_random=False))
+@shapes_unchecked()
 def test_advantages_follow_a_permutation_within_groups_and_of_groups(baseline, scale, drawn, random) -> None:
     values, lengths = drawn
     order, places = (random.sample(range(number), number) for number in (len(values), len(values[0])))
@@ -411,6 +419,7 @@ def test_a_scale_that_says_it_moves_zeros_does(scale) -> None:
 @by_advantage
 @examples(6)
 @given(masked_groups, rewards, st.integers(1, 9))
+@shapes_unchecked()
 def test_uncounted_rows_move_no_other_row_and_get_zero(baseline, scale, drawn, other, length) -> None:
     values, lengths, counted = drawn
     bits = torch.tensor(counted)
@@ -445,6 +454,7 @@ def test_a_row_that_is_counted_does_move_its_siblings(baseline, scale) -> None:
 @among(lambda baseline, scale: not isinstance(baseline, BatchMean) and not scale.reads_batch)
 @examples(8)
 @given(masked_groups)
+@shapes_unchecked()
 def test_counted_rows_are_advised_as_if_the_others_did_not_exist(baseline, scale, drawn) -> None:
     values, lengths, counted = drawn
     got = advantages_of(make_graded(values, lengths=lengths, counted=counted), baseline, scale)
@@ -705,6 +715,7 @@ def sum_of_shares(run: RunConfig, inputs: StepInputs, scene: Scene, parts) -> tu
 @by_loss()
 @examples(2)
 @given(seeds, st.integers(2, 3), st.integers(2, 4), st.randoms(use_true_random=False))
+@shapes_unchecked()
 def test_no_split_over_ranks_moves_the_gradient(case, seed, problems, size, random) -> None:
     run, scene, rows = LOSSES[case], random_scene(seed, problems, size, 5), problems * size
     rank_of_row = [random.randrange(3) for _ in range(rows)]
@@ -719,6 +730,7 @@ def test_no_split_over_ranks_moves_the_gradient(case, seed, problems, size, rand
 @by_loss()
 @examples(2)
 @given(seeds, st.integers(2, 3), st.integers(2, 4))
+@shapes_unchecked()
 def test_the_order_of_the_groups_moves_no_gradient(case, seed, problems, size) -> None:
     run, scene = LOSSES[case], random_scene(seed, problems, size, 5)
     inputs = inputs_of(run, scene)
@@ -750,6 +762,7 @@ def test_the_order_of_the_groups_moves_no_gradient(case, seed, problems, size) -
 @by_loss(lambda run: not run.kl.shapes_reward)
 @examples(2)
 @given(seeds)
+@shapes_unchecked()
 def test_what_is_on_an_untrained_row_changes_nothing(case, seed) -> None:
     # A penalty in the reward is left out: it charges the row, and a counted row moves its siblings.
     run, scene = LOSSES[case], random_scene(seed, 2, 4, 5)
@@ -768,6 +781,7 @@ def test_what_is_on_an_untrained_row_changes_nothing(case, seed) -> None:
 @by_loss(lambda run: run.surrogate.mark_scope is None)
 @examples(2)
 @given(seeds)
+@shapes_unchecked()
 def test_leaving_the_loss_moves_others_by_the_denominator_alone(case, seed) -> None:
     # Surrogates that choose tokens over the step are left out: the statistics they choose by lose the row.
     run, scene = LOSSES[case], random_scene(seed, 2, 4, 5)
@@ -880,3 +894,59 @@ def test_every_rejection_acts_on_the_scenes(rejection) -> None:
     mask = scene.rollouts.sampled_mask
     stays = rejection(scene.old_logprobs, scene.rollouts.sampler_logprobs, mask)
     assert 0 < (stays & mask).sum() < mask.sum()
+
+
+# --- what counts once in a statistic over tokens ------------------------------------------------------------
+
+
+def _with_injected_tokens(seed: int) -> Scene:
+    """A scene of which every third response token was put in by a trick."""
+    scene = random_scene(seed, 3, 4, 6)
+    chosen = scene.rollouts.sampled_mask & (torch.arange(6) % 3 != 2)[None, :]
+    graded = replace(scene.graded, sampled_lengths=chosen.sum(dim=1).reshape(3, 4))
+    return replace(scene, rollouts=replace(scene.rollouts, sampled_mask=chosen), graded=graded)
+
+
+def _whitened(values: Tensor, statistics: Tensor) -> Tensor:
+    return (values - statistics.mean()) / torch.sqrt(statistics.var() + 1e-8)
+
+
+WHITEN = BatchStd(Deviation.centred, Weights.tokens, True, 1, 1e-8, Floor.in_variance)
+
+
+@pytest.mark.parametrize("in_statistics", [True, False])
+@pytest.mark.parametrize("name", ["batch_mean", "length_weighted", "whitened_rows", "whitened_tokens"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_token_counts_once_if_it_was_sampled_and_stays(name: str, seed: int, in_statistics: bool) -> None:
+    """Statistics over tokens, as if each token that counts were laid out with its row's reward."""
+    scene = _with_injected_tokens(seed)
+    rejection = TokenK2(in_statistics, 0.02)
+    options = {
+        "batch_mean": {"baseline": BatchMean(Weights.tokens), "scale": NoScale()},
+        "length_weighted": {"baseline": LengthWeighted(Singleton.zero), "scale": NoScale()},
+        "whitened_rows": {"scale": WHITEN},
+        "whitened_tokens": {"baseline": Gae(0.9, 0.8), "scale": WHITEN},
+    }[name]
+    inputs = inputs_of(make_run(rejection=rejection, **options), scene)
+    drift = scene.old_logprobs - scene.rollouts.sampler_logprobs
+    stays = scene.rollouts.sampled_mask & (drift**2 / 2 <= 0.02)
+    assert 0 < stays.sum() < scene.rollouts.sampled_mask.sum() < scene.rollouts.response_mask.sum()
+    reward = scene.graded.reward.flatten()[:, None].expand(stays.shape)
+    group = torch.arange(12)[:, None].expand(stays.shape) // 4
+    live = stays.any(dim=1) | in_statistics
+    expected = torch.zeros(stays.shape, dtype=F64)
+    if name == "batch_mean":
+        expected = reward - reward[stays].mean()
+    elif name == "whitened_tokens":
+        credit = make_run(rejection=rejection, baseline=Gae(0.9, 0.8), scale=NoScale())
+        alone = inputs_of(credit, scene).advantages
+        expected = _whitened(alone, alone[stays])
+    else:
+        for place in range(3):
+            here, rows = group == place, (group[:, 0] == place) & live
+            mean = reward[here & stays].mean() if name == "length_weighted" else reward[rows, 0].mean()
+            tied = reward[rows, 0].unique().numel() < 2
+            expected = torch.where(here, 0.0 if tied else reward - mean, expected)
+        if name == "whitened_rows":
+            expected = _whitened(expected, expected[stays])
+    assert_close(inputs.advantages, torch.where(stays, expected, 0.0), TOLERANCE, name)

@@ -13,11 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from grpo_lab.catalogue import papers_table, recipes_table, tricks_table
+from grpo_lab.catalogue import axes, ingredients_table, papers_table, recipe_overrides, recipes_table, tricks_table
 from grpo_lab.config import conf_folder
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", *(ROOT / place / name for place, name in (
+    ("experiments", "README.md"), ("experiments", "LOG.md"), ("conf", "README.md"), ("tests/benchmarks", "README.md"),
+))]  # fmt: skip
 
 
 def blocks(language: str) -> list[str]:
@@ -35,7 +38,15 @@ def run(command: list[str], **environment: str) -> subprocess.CompletedProcess[s
     return done
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("python")])
+# Each run starts a process: those that train are tried by make test-all.
+TRAINING = [c for c in COMMANDS if c.startswith("python")]
+SPEAKS = ("--help", "--cfg", "dry_run")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [c if any(word in c for word in SPEAKS) else pytest.param(c, marks=pytest.mark.extended) for c in TRAINING],
+)
 def test_every_training_command_runs(tmp_path: Path, command: str) -> None:
     """In the tiny world and for two steps, everything else as written."""
     words = [sys.executable, *shlex.split(command)[1:]]
@@ -44,8 +55,8 @@ def test_every_training_command_runs(tmp_path: Path, command: str) -> None:
     head = 4 if words[3] == "-m" else 3  # overrides stand together, or Hydra refuses them
     done = run([*words[:head], *short, *words[head:]])
     cells = math.prod(len(word.split(",")) for word in words[3:]) if "-m" in words[3:] else 1
-    if "--cfg" in command:
-        assert "surrogate:" in done.stdout
+    if "--cfg" in command or "--help" in command:
+        assert "surrogate" in done.stdout and "kl" in done.stdout
         cells = 0
     if "dry_run" in command:
         assert "50 cells; none is started" in done.stderr
@@ -82,16 +93,20 @@ def test_the_example_trick_works_as_written(tmp_path: Path) -> None:
         "import torch, example_trick as e; from grpo_lab.types import Graded;"
         "r = torch.tensor([[1., 0., 0.]], dtype=torch.float64); yes = torch.ones(1, 3, dtype=torch.bool);"
         "n = torch.ones(1, 3, dtype=torch.long);"
-        "print(e.GroupMedian()(Graded(r, r, {'outcome': r}, n, ~yes, yes, yes)).tolist())"
+        "print(e.GroupMedian()(Graded(r, r, {'outcome': r}, n, n, ~yes, yes, yes)).tolist())"
     )
     assert run([sys.executable, "-c", hand], PYTHONPATH=str(tmp_path)).stdout.strip() == "[[1.0, 0.0, 0.0]]"
 
 
 def test_the_tables_of_tricks_and_recipes_are_what_the_code_holds() -> None:
-    beside = (ROOT / "conf" / "README.md").read_text()
-    for text, tables in ((README, [tricks_table()]), (beside, [papers_table(), recipes_table()])):
-        for table in tables:
-            assert table in text, "print it with `grpo-lab tricks --markdown` and put it into its README.md"
+    text = (ROOT / "conf" / "README.md").read_text()
+    for table in (tricks_table(), papers_table(), recipes_table(), ingredients_table()):
+        assert table in text, "print it with `grpo-lab tricks --markdown` and put it into conf/README.md"
+
+
+def test_readme_counts_what_there_is() -> None:
+    counted = sum(len(axis.options) for axis in axes())
+    assert f"{counted} options on {len(axes())} axes, and {len(recipe_overrides())} papers' methods" in README
 
 
 def test_a_new_option_shows_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,21 +120,48 @@ def test_a_new_option_shows_in_the_table(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_map_names_what_exists_and_misses_no_module() -> None:
-    text = README[README.index("## Map") :]
+    text = (ROOT / "grpo_lab" / "README.md").read_text()
     named = set(re.findall(r"[\w/]+\.py\b", text))
     modules = {path.name for path in (ROOT / "grpo_lab").glob("*.py")} - {"__init__.py"}
     assert {Path(name).name for name in named} == modules
     for folder in re.findall(r"^(\w+/(?:\w+/)?) ", text, flags=re.M):
         assert (ROOT / folder).is_dir(), folder
-    assert len(README.splitlines()) < 310
 
 
-def test_links_lead_somewhere() -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
-        assert (ROOT / target).exists(), target
+def test_a_busy_reader_finishes_it() -> None:
+    assert len(README.split()) <= 1500
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
+        assert (path.parent / target).exists(), target
 
 
 def test_the_speed_tables_say_what_was_measured() -> None:
     """What `bench.py --table` prints of the results file that stands beside them."""
-    (results,) = re.findall(r"\(?(tests/benchmarks/results/\w+\.json)\)", README)
-    assert run([sys.executable, "tests/benchmarks/bench.py", "--table", results]).stdout.strip() in README
+    text = (ROOT / "tests" / "benchmarks" / "README.md").read_text()
+    (results,) = re.findall(r"\((results/\w+\.json)\)", text)
+    table = run([sys.executable, "tests/benchmarks/bench.py", "--table", f"tests/benchmarks/{results}"])
+    assert table.stdout.strip() in text
+
+
+def tracked() -> list[Path]:
+    """The files git keeps. Skips where this is no checkout."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    listed = run(["git", "ls-files", "-z"]).stdout.split("\0")
+    return [ROOT / name for name in listed if name and (ROOT / name).exists()]
+
+
+def test_the_tree_is_light() -> None:
+    """Who runs this elsewhere carries it: of the figures git keeps those that a page shows, and no large ones."""
+    files = tracked()
+    assert sum(path.lstat().st_size for path in files) < 12e6
+    shown = {
+        (page.parent / name).resolve() for page in PAGES for name in re.findall(r"\]\(([^)]+\.png)\)", page.read_text())
+    }
+    kept = {path.resolve() for path in files if path.suffix in (".png", ".svg")}
+    assert kept == shown
+    for path in kept:
+        assert path.stat().st_size < 150_000, path

@@ -29,9 +29,9 @@ from helpers import (
 )
 from omegaconf import OmegaConf
 
-from grpo_lab.batching import Cut, expand, make_minibatch, score_rollouts
-from grpo_lab.cli import compose_config
+from grpo_lab.batching import expand, make_minibatch, score_rollouts
 from grpo_lab.compat import IncompatibleRun, broken_warnings, check_compatible
+from grpo_lab.compose import compose_config
 from grpo_lab.config import RunConfig, conf_folder, to_run
 from grpo_lab.evaluate import pass_at_k
 from grpo_lab.rollouts import to_rollouts
@@ -51,7 +51,7 @@ from grpo_lab.tricks.scale import AllWrong, BatchStd, Deviation, GroupStd, Infor
 from grpo_lab.tricks.scale import GroupMean as MeanScale
 from grpo_lab.tricks.surrogate import Cispo, Gmpo, Kimi, Ppo, Reinforce, Sapo, StepTokens
 from grpo_lab.tricks.truncation import MaskBefore, Score
-from grpo_lab.types import Completion, Problem, StopReason, to_groups
+from grpo_lab.types import Completion, Cut, Problem, StopReason, to_groups
 from grpo_lab.workbench import make_suites, with_mix
 
 EXACT = 1e-12
@@ -257,7 +257,7 @@ def test_a_length_penalty_does_not_grow_with_what_the_group_earns() -> None:
     """prime-rl: the penalty was multiplied by the group's mean reward, so a solved prompt paid most for length."""
     lengths = [[2, 10, 18, 10]] * 2
     graded = make_graded([[0, 0, 0, 1], [1, 0, 1, 1]], lengths=lengths, wanted=[[10] * 4] * 2)
-    for shaping in (SoftOverlong(20, 5, 0.5), L1Exact(0.03, 8, 32)):
+    for shaping in (SoftOverlong(20, 5, 0.5, 1.0, -1.0), L1Exact(0.03, 8, 32)):
         added = shaping(graded).reward - graded.reward
         assert_close(added[0], added[1], EXACT, "the same lengths cost the same")
         assert added.min() < -0.1
@@ -736,7 +736,9 @@ def test_a_coefficient_that_nothing_reads_is_refused() -> None:
 
 def test_soft_overlong_stops_at_its_factor_beyond_the_cap() -> None:
     """verl: the penalty relies on the engine for its bound and goes on falling where a response is longer."""
-    shaped = SoftOverlong(max_tokens=20, cache_tokens=5, factor=0.5)(make_graded([[1, 1]], lengths=[[21, 400]]))
+    shaped = SoftOverlong(max_tokens=20, cache_tokens=5, factor=0.5, correct=1.0, wrong=-1.0)(
+        make_graded([[1, 1]], lengths=[[21, 400]])
+    )
     assert_close(shaped.reward, [[0.5, 0.5]], EXACT, "1 - .5")
 
 
@@ -790,7 +792,7 @@ def test_a_mix_is_rounded_by_largest_remainder_and_filled_where_a_difficulty_run
 def test_an_end_in_time_is_punished_too_once_it_is_on_the_ramp() -> None:
     """The overlong penalty is often told as none for a response that ends: it is by length alone."""
     graded = make_graded([[1, 1]], lengths=[[18, 12]], truncated=[[False, False]])
-    shaped = SoftOverlong(max_tokens=20, cache_tokens=5, factor=0.5)(graded)
+    shaped = SoftOverlong(max_tokens=20, cache_tokens=5, factor=0.5, correct=1.0, wrong=-1.0)(graded)
     assert_close(shaped.reward, [[1 - 0.5 * 3 / 5, 1]], EXACT, "3 of 5 tokens onto the ramp")
 
 

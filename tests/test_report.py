@@ -21,11 +21,12 @@ from matplotlib.figure import Figure
 from grpo_lab.analysis.figures.effects import draw_effects
 from grpo_lab.analysis.figures.style import Drawn
 from grpo_lab.analysis.load import SweepData
+from grpo_lab.analysis.names import in_words, title
 from grpo_lab.analysis.outcome import DOWNSTREAM, Outcome, final_values
 from grpo_lab.analysis.report.page import ASSETS, embedded_json, report_html
 from grpo_lab.analysis.report.page_figures import LARGEST_SVG, figures_section, image_uri
 from grpo_lab.analysis.report.page_verdict import verdict_section
-from grpo_lab.analysis.report.page_words import Html, change_text, escaped, items, level_text, table, title, unit
+from grpo_lab.analysis.report.page_words import Html, change_text, escaped, items, level_text, table, unit
 from grpo_lab.analysis.report.panel import (
     POINTS,
     evaluation_curve,
@@ -38,7 +39,7 @@ from grpo_lab.analysis.report.panel import (
 )
 from grpo_lab.analysis.stats import Interval, paired_difference, t_interval
 from grpo_lab.analysis.synthetic import Planted, synthetic_sweep, write_synthetic
-from grpo_lab.analysis.verdict import family, judge
+from grpo_lab.analysis.verdict import judge, verdict_text
 from grpo_lab.sweeps.design import read_design
 
 SMALL = {"steps": 20, "every": 5, "questions": 16, "seeds": (0, 1, 2)}
@@ -266,8 +267,12 @@ def test_values_and_changes_in_words(interval: Interval, metric: str, level: str
 
 
 def test_metrics_have_titles_and_units() -> None:
-    assert title("eval/probe/pass_at_8") == "probe: pass at 8"
-    assert title("average/rollout/zero_signal") == "rollout/zero_signal, mean over the run"
+    assert title("eval/probe/pass_at_8") == "training questions: pass at 8"
+    assert title("average/rollout/staleness") == "rollout/staleness, mean over the run"
+    meant = "learner's updates since the weights that drew it"
+    assert in_words("average/rollout/staleness") == f"rollout/staleness, mean over the run ({meant})"
+    assert in_words("eval/heldout_training/accuracy") == "held-out accuracy, training protocol"
+    assert title("eval/heldout/length") == "held-out, evaluation protocol: length"
     assert unit("average/rollout/truncated") == "share" and unit("overstatement") == "share"
 
 
@@ -379,8 +384,8 @@ def test_the_report_is_written_from_run_folders(tmp_path: Path) -> None:
     from grpo_lab.analysis.build import build_report
 
     write_synthetic(Planted(tricks=("helps",), **SMALL), tmp_path / "runs")
-    path = build_report("synthetic", str(tmp_path / "runs"), None, tmp_path / "out", ["grpo-lab", "report"])
-    assert path == tmp_path / "out" / "synthetic.html"
+    path, notice = build_report("synthetic", str(tmp_path / "runs"), None, tmp_path / "out", ["grpo-lab", "report"])
+    assert notice == "" and path == tmp_path / "out" / "synthetic.html"
     reader = read(path.read_text())
     assert "Training responses" in reader.text and reader.tags.count("img") + reader.text.count("(synthetic") > 8
 
@@ -392,15 +397,14 @@ def test_predictions_are_judged_with_seeds_collapses_and_holm() -> None:
     planted = {"downstream": {"helps": 0.3, "hurts": -0.2}, "collapse": {("+hurts", 1): 0.5}}
     data = sweep(tricks=("helps", "hurts"), kind="factorial", **planted)
     outcome = final_values(data)
-    judgements = judge(data, outcome)
-    (p1, raised1), (p2, raised2) = family(outcome, judgements)
-    small, large = sorted([p1, p2])
+    first, second = judge(data, outcome)
+    small, large = sorted([first.p, second.p])
     # Holm, two tests: the smaller is doubled, the larger stays unless the first is larger by then
-    assert sorted([raised1, raised2]) == pytest.approx([min(2 * small, 1), max(2 * small, large)])
+    assert sorted([first.holm, second.holm]) == pytest.approx([min(2 * small, 1), max(2 * small, large)])
     text = re.sub(r"<[^>]+>", " ", verdict_section(data, outcome, {}, None))
-    assert "supported +helps is above base on downstream accuracy, the primary metric" in " ".join(text.split())
+    assert "supported +helps is above base on downstream accuracy (the metric that decides)" in " ".join(text.split())
     assert "3 of 3 pairs of seeds (0, 1, 2)" in text and "Collapsed: 1 of 3 runs of +hurts, 0 of 3 runs of base" in text
-    assert "Holm-adjusted over the 2 judged predictions" in text
+    assert "Holm-adjusted over 2 predictions" in text
     assert "Declared before the first run" in text
 
 
@@ -413,12 +417,17 @@ def test_what_is_lost_to_the_number_of_predictions_is_said() -> None:
     values.loc[values["arm"] == "+x", DOWNSTREAM] += 0.01 * (values["seed"] + 4)
     outcome = replace(outcome, values=values)
     # t = 5 / (1 / sqrt 3), t^2 = 75, with 2 degrees of freedom: p = 1 - t / sqrt(t^2 + 2) = 0.01307, times 5 = 0.0654
-    plain, raised = family(outcome, judge(data, outcome))[0] or (0.0, 0.0)
-    assert (plain, raised) == pytest.approx((1 - math.sqrt(75 / 77), 5 - 5 * math.sqrt(75 / 77)), rel=1e-9)
+    first = judge(data, outcome)[0]
+    assert (first.p, first.holm) == pytest.approx((1 - math.sqrt(75 / 77), 5 - 5 * math.sqrt(75 / 77)), rel=1e-9)
+    assert first.difference.low > 0 and (first.word, first.family) == ("not resolved", 5)
     section = verdict_section(data, outcome, {}, None)
-    assert "Of 5 predictions: 1 supported, 4 not resolved." in section
-    assert "Holm&#x27;s adjustment for their number leaves 0 of the 1 resolved." in section
-    assert "p = .013; Holm-adjusted over the 5 judged predictions p = .065, so not resolved once" in section
+    assert "Of 5 predictions: 5 not resolved." in section and "adjusted by Holm for 5 predictions, is below" in section
+    assert "p = .013; Holm-adjusted over 5 predictions p = .065, so not resolved once" in section
+    assert "not resolved: +x is above base" in verdict_text(data, outcome)
+    from grpo_lab.analysis.build import describe_sources
+
+    sidecar = describe_sources(data, outcome, ["figures"])["judgements"][0]
+    assert (sidecar["word"], sidecar["p"], sidecar["p_holm"]) == ("not resolved", first.p, first.holm)
 
 
 def test_a_late_declaration_and_a_prediction_without_runs_are_said() -> None:
@@ -426,7 +435,8 @@ def test_a_late_declaration_and_a_prediction_without_runs_are_said() -> None:
     declared = [{"fingerprint": "f", "at": "then", "cells_started_before": 3}]
     data = replace(data, record=replace(data.record, declared=declared))
     outcome = final_values(data)
-    assert family(outcome, judge(data, outcome)) == [None]
+    (judgement,) = judge(data, outcome)
+    assert (judgement.word, math.isnan(judgement.p), math.isnan(judgement.holm)) == ("not run", True, True)
     text = verdict_section(data, outcome, {}, None)
     assert "DECLARED AFTER 3 of its cells had been started" in text
     assert "Of 1 prediction: 1 not run." in text and "no interval, so not judged" in text
@@ -452,7 +462,7 @@ def test_tricks_that_touched_nothing_are_said_beside_their_prediction() -> None:
     inert = [["surrogate", "kl"] if arm == "+helps" else [] for arm in data.runs["arm"]]
     data = replace(data, runs=data.runs.assign(inert=inert))
     section = verdict_section(data, final_values(data), {}, None)
-    assert "Inert: surrogate in 3 of 3 runs was switched on and touched nothing." in section
+    assert "Inert: surrogate in 3 of 3 runs changed nothing of the loss." in section
 
 
 def test_divergence_is_read_off_its_table() -> None:

@@ -20,10 +20,11 @@ from grpo_lab.batching import score_rollouts
 from grpo_lab.compat import IncompatibleRun, check_compatible
 from grpo_lab.config import RunConfig
 from grpo_lab.engines.base import EngineFailure
+from grpo_lab.groups import laid_down, taken_up
 from grpo_lab.pace import Pace, SimulatedClock, measure
 from grpo_lab.supply import Delivery, training_seconds
 from grpo_lab.tricks.schedule import InFlight, Interruptible, OffPolicyK, OneStepOff, Sync
-from grpo_lab.types import Exhausted
+from grpo_lab.types import Completion, Exhausted, StopReason
 from grpo_lab.vital_signs import staleness_signs
 from grpo_lab.workbench import Workbench, open_workbench
 
@@ -120,9 +121,11 @@ def test_schedules_without_room_are_sync(opened) -> None:
 @pytest.mark.parametrize("name", STREAMS)
 def test_weights_change_in_the_middle_of_responses(name: str, opened) -> None:
     run, bench, supply = opened(*STREAMS[name], *MIDWAY)
-    mixed = torch.zeros(0)
+    mixed, read_again = torch.zeros(0), 0
     for number in range(8):
-        rollouts = step(bench, 1e-2).batch.rollouts
+        delivery = step(bench, 1e-2)
+        read_again += sum(delivery.spent[0].read_again)
+        rollouts = delivery.batch.rollouts
         versions, mask = rollouts.weight_version, rollouts.sampled_mask
         assert (versions[mask] <= number).all()
         rises = (versions[:, 1:] >= versions[:, :-1]) | ~mask[:, 1:]
@@ -131,8 +134,31 @@ def test_weights_change_in_the_middle_of_responses(name: str, opened) -> None:
         last = torch.where(mask, versions, 0).amax(dim=1)
         mixed = torch.cat([mixed, (last > first).float()])
         begun = len(supply.growing) + len(supply.ready)
-        assert begun <= run.problems_per_step * (run.schedule.max_lag + 1)
+        assert begun == run.problems_per_step * run.schedule.max_lag, "the bound, less the batch that was trained on"
     assert 0.2 < float(mixed.mean()) <= 1, "some responses hold tokens of several versions"
+    assert (read_again == 0) is run.schedule.keeps_cache, "only a cache that is computed anew costs something"
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_generation_runs_as_far_ahead_as_areal_allows_and_no_farther(
+    name: str, opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With B groups a batch, N of them begun, and i steps taken: floor((N - 1) / B) <= i + max_lag (2505.24298)."""
+    run, bench, supply = opened(*STREAMS[name], *MIDWAY)
+    admit, begun = supply._admit, []
+
+    def admitting() -> None:
+        admit()
+        begun.append((supply.tickets, bench.ledger.steps))
+
+    monkeypatch.setattr(supply, "_admit", admitting)
+    for _ in range(5):
+        step(bench, 1e-2)
+    batch, lag = run.problems_per_step, run.schedule.max_lag
+    assert {steps for _, steps in begun} == set(range(5)), "groups were admitted in every step"
+    for groups, steps in begun:
+        assert (groups - 1) // batch == steps + lag, f"{groups} groups begun after {steps} steps"
+        assert groups // batch > steps + lag, "and no place was left free"
 
 
 def pieces(bench: Workbench, run: RunConfig, keeps_cache: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -172,7 +198,7 @@ def pieces(bench: Workbench, run: RunConfig, keeps_cache: bool) -> tuple[torch.T
 def asked(run: RunConfig, bench: Workbench):
     from grpo_lab.groups import requests_of, start_group
 
-    return [request for index in range(8) for request in requests_of(run, start_group(run, bench, index, 0))]
+    return [request for index in range(8) for request in requests_of(run, start_group(run, bench, index, 0, 0.0))]
 
 
 def test_a_cache_computed_anew_makes_the_rest_of_a_response_the_new_policy_s_own(opened) -> None:
@@ -196,11 +222,18 @@ RESUMED = {
     "with_filter": ("schedule=one_step_off", "group_filter=active"),
     "interruptible": (*STREAMS["interruptible"], *MIDWAY, "truncation=interrupt"),
     "in_flight": (*STREAMS["in_flight"], *MIDWAY, "group_filter=active"),
+    "late_reward": (*STREAMS["in_flight"], *MIDWAY, "reward_shaping=kimi_length_late"),
     "curriculum": (*STREAMS["in_flight"], *MIDWAY, "curriculum=prioritized", "truncation=repetition_stop"),
 }
 
 
-@pytest.mark.parametrize("name", RESUMED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("one_step_off", "in_flight") else pytest.param(name, marks=pytest.mark.extended)
+        for name in RESUMED
+    ],
+)
 def test_what_waits_and_grows_survives_an_interruption(name: str, tmp_path: Path, tiny_base: Path) -> None:
     """Stopped behind a checkpoint with batches waiting and responses half grown, it ends with the same bits."""
     overrides = (*LONG, *RESUMED[name])
@@ -220,6 +253,71 @@ def test_what_waits_and_grows_survives_an_interruption(name: str, tmp_path: Path
     cut = run_in_process(tmp_path / "cut", *overrides)
     same_ending(whole, cut)
     assert max(row["metrics"].get("rollout/staleness_max", 0) for row in metrics_of(whole)) > 1
+
+
+@pytest.mark.parametrize(
+    "schedule", [QUEUES["three_steps_off"][0], (*STREAMS["in_flight"], *MIDWAY)], ids=["queue", "stream"]
+)
+def test_a_late_reward_goes_by_when_a_group_was_drawn(schedule: tuple[str, ...], opened) -> None:
+    """However long it waits or grows, and also once a checkpoint has been read: all but its texts is made again."""
+    late = ("reward_shaping=kimi_length_late", "reward_shaping.begins_at=0.1")
+    run, bench, supply = opened(*schedule, *late, "budget.amount=10")
+    drawn, lags = [], []
+    for now in range(5):
+        made = step(bench).made
+        drawn += made.graded.progress[:, 0].tolist()
+        lags += [now / 10 - progress for progress in made.graded.progress[:, 0].tolist()]
+        added = made.shaped.components["kimi_length"]
+        lengths = made.graded.lengths
+        acts = (made.graded.progress[:, 0] >= 0.1) & (lengths.amax(dim=1) > lengths.amin(dim=1))
+        assert ((added != 0).any(dim=1) == acts).all()
+    assert 0 in drawn and max(drawn) >= 0.1 and min(lags) >= 0 and max(lags) > 0.1, "some were drawn long before"
+    before = list(supply.ready)
+    bench.waiting = supply.state()
+    again = bench.open_supply(run)
+    assert len(again.ready) == len(before) > 0
+    for one, other in zip(before, again.ready):
+        assert torch.equal(one.made.graded.progress, other.made.graded.progress)
+        assert torch.equal(one.made.shaped.reward, other.made.shaped.reward)
+    if schedule[0] == "schedule=in_flight":
+        assert [one.group.progress for one in supply.growing.values()] == [
+            one.group.progress for one in again.growing.values()
+        ]
+
+
+def test_a_stream_goes_on_with_its_counts(opened) -> None:
+    """What was drawn and passed over before a checkpoint, for groups without signal, is in the next step's share."""
+    overrides = (*STREAMS["interruptible"], *MIDWAY, "group_filter=active", "curriculum=easy_to_hard",
+                 "curriculum.start_share=0.1")  # fmt: skip
+    run, bench, supply = opened(*overrides)
+    while supply.state()["counts"][1] == 0:
+        step(bench)
+        assert bench.updates < 30
+    _, resumed, _ = opened(*overrides)
+    resumed.waiting = supply.state()
+    assert resumed.open_supply(run).state()["counts"] == resumed.waiting["counts"]
+
+
+def test_what_is_laid_down_is_taken_up_whole(opened) -> None:
+    """Every field of a response, what was put into it and the versions of its tokens too."""
+    run, bench, _ = opened()
+    whole = [
+        Completion((5, 6, 7), (-0.5, 0.0, -0.25), (1, 1, 2), StopReason.ABORTED, (False, True, False)),
+        Completion((8,), (-1.0,), (2,), StopReason.EOS),
+    ]
+    left = laid_down(3, 7, 0.5, whole)
+    group = taken_up(run, bench, left)
+    assert list(group.done) == whole and (group.index, group.number, group.progress) == (3, 7, 0.5)
+
+
+@pytest.mark.parametrize(("schedule", "ages"), [("sync", [0, 0, 0]), ("one_step_off", [0, 2, 2])])
+def test_the_age_of_a_token_is_in_updates_before_the_step(
+    schedule: str, ages: list[int], tmp_path: Path, tiny_base: Path
+) -> None:
+    """Two updates a step: those that the step itself takes make none of its tokens older."""
+    folder = run_in_process(tmp_path, *SMALL[:2], f"schedule={schedule}", "updates=two", "budget.amount=3")
+    for name in ("rollout/staleness", "rollout/staleness_max"):
+        assert [row["metrics"][name] for row in metrics_of(folder)[1:]] == ages, name
 
 
 def test_the_sampler_is_compared_with_the_learner_after_every_sync(opened) -> None:
@@ -281,6 +379,9 @@ def test_training_time_counts_what_is_forwarded(opened) -> None:
     by_hand = 2 * tokens * pace.read_token + 2 * tokens * pace.train_token + 2 * pace.update
     assert run.updates.number == 2
     assert_close(training_seconds(run, batch), by_hand, 1e-9, "scores, passes, updates")
+    in_halves = replace(run, updates=replace(run.updates, minibatches=2))
+    by_hand += 2 * pace.update
+    assert_close(training_seconds(in_halves, batch), by_hand, 1e-9, "minibatches are updates, and read nothing twice")
 
 
 def test_the_histogram_of_ages() -> None:
@@ -347,6 +448,7 @@ def test_a_batch_that_waits_is_trained_on_before_the_run_ends(opened) -> None:
         bench.open_supply(supply.run).take()  # and so it does when it is tried again
 
 
+@pytest.mark.extended
 def test_killed_and_resumed_in_the_middle_of_responses(tmp_path: Path, tiny_base: Path) -> None:
     """SIGKILL of the process, not an exception: what is on disk is enough."""
     import signal
@@ -394,6 +496,7 @@ def _of_another_size(folder: Path, target: Path, step: float, token: float) -> P
     return target
 
 
+@pytest.mark.extended
 def test_a_pace_is_measured_on_a_run(tmp_path: Path, tiny_base: Path) -> None:
     """Times planted under known numbers are found again; those of a run that generated ahead are refused."""
     folder = run_in_process(tmp_path, "budget.amount=30", "updates=two", "evaluation.every=30")

@@ -413,7 +413,10 @@ def test_the_paired_p_agrees_with_the_interval_and_with_scipy() -> None:
         p = paired_t_pvalue(differences)
         assert p == pytest.approx(stats.ttest_1samp(differences, 0).pvalue, abs=SAME)
         assert (p < 0.05) == (not t_interval(differences.tolist()).contains(0))
-    assert [paired_t_pvalue([0.0, 0.0]), paired_t_pvalue([0.5, 0.5])] == [1.0, 0.0]
+    assert paired_t_pvalue([0.0, 0.0]) == 1.0
+    # Without scatter t would say 0; of the signs of n equal differences, 2 of 2^n patterns are as far from 0.
+    assert [paired_t_pvalue([0.5] * n) for n in (2, 3, 6)] == [0.5, 0.25, 0.03125]
+    assert paired_t_pvalue([0.1 + 0.2, 0.3, 0.3]) == 0.25  # 0.30000000000000004 is rounding, not scatter
     assert math.isnan(paired_t_pvalue([0.3]))
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -20,14 +22,18 @@ from helpers import hear_interrupts
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from mlflow import MlflowClient
+from processes import alive, children_of, command_of
 from rich.console import Console
 
-from grpo_lab.cli import compose_config
+from grpo_lab.analysis.load import load_sweep
+from grpo_lab.analysis.outcome import final_values
+from grpo_lab.analysis.verdict import compared_arms
+from grpo_lab.compose import compose_config
 from grpo_lab.config import conf_folder
+from grpo_lab.loop import start
 from grpo_lab.sweeps.board import Board
 from grpo_lab.sweeps.local import THREAD_VARIABLES, Job, run_jobs
 from grpo_lab.tracking.mlflow_mirror import sync_all
-from grpo_lab.train import start
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="these tests follow processes in /proc")
 WORLD = ["world=tiny", "tracking=none", "evaluation=brief"]
@@ -71,32 +77,12 @@ def started(runs: Path, *words: str, in_background: bool = False) -> Iterator[tu
         process.communicate()
 
 
-def stat_of(pid: int) -> list[str]:
-    """State, parent and what follows of a process; empty where there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
-
-
-def command_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    except OSError:
-        return ""
-
-
-def alive(pid: int) -> bool:
-    return stat_of(pid)[:1] not in ([], ["Z"])
-
-
 def cells_of(parent: int) -> dict[int, str]:
     """The processes that a sweep runs now: their commands by id.
 
     Between fork and exec a child still is a copy of its parent, command and environment: not a cell yet.
     """
-    pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-    commands = {pid: command_of(pid) for pid in pids if stat_of(pid)[1:2] == [str(parent)] and alive(pid)}
+    commands = {pid: command_of(pid) for pid in children_of(parent)}
     own = command_of(parent)
     return {pid: words for pid, words in commands.items() if "grpo_lab.train" in words and words != own}
 
@@ -137,7 +123,7 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> Watched:
-    runs = tmp_path_factory.mktemp("watched") / "runs"
+    runs = tmp_path_factory.mktemp("watched") / "my runs"
     words = ("truncation=score,mask_after", "seed=0,1", "budget.amount=2", "hydra.launcher.workers=2")
     most, environments = 0, {}
     with started(runs, *words) as (process, _):
@@ -153,6 +139,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> Watche
     return Watched(runs, words, said, most, environments)
 
 
+@pytest.mark.extended
 def test_a_sweep_finishes_every_cell_in_its_own_process_and_folder(watched: Watched) -> None:
     assert finished(watched.runs) == 4 == len(watched.environments)
     for truncation in ("score", "mask_after"):
@@ -164,12 +151,25 @@ def test_a_sweep_finishes_every_cell_in_its_own_process_and_folder(watched: Watc
     assert re.search(r"4 of 4 done after \d+m\d\ds$", watched.said, re.MULTILINE)
 
 
+@pytest.mark.extended
+def test_the_commands_that_a_sweep_prints_can_be_pasted_where_a_path_has_a_blank(watched: Watched) -> None:
+    (draw,) = (line for line in watched.said.splitlines() if line.startswith("draw it: "))
+    (name,) = (folder.name for folder in (watched.runs / "sweeps").iterdir())
+    assert shlex.split(draw)[2:] == ["grpo-lab", "figures", name, "--runs", str(watched.runs)]
+    for path in watched.runs.glob("*/seed=*/output.log"):
+        typed = shlex.split(path.read_text().splitlines()[0])
+        assert typed[:4] == ["$", sys.executable, "-m", "grpo_lab.train"]
+        assert typed[4:] == json.loads((path.parent / "environment.json").read_text())["command"][1:]
+
+
+@pytest.mark.extended
 def test_no_more_cells_than_workers_run_at_once_each_on_the_threads_of_its_run(watched: Watched) -> None:
     assert watched.most == 2
     for environment in watched.environments.values():
         assert {environment[name] for name in THREAD_VARIABLES} == {"1"}
 
 
+@pytest.mark.extended
 def test_the_same_command_again_runs_nothing(watched: Watched) -> None:
     def written() -> dict[Path, int]:
         files = [path for path in watched.runs.rglob("seed=*/**/*") if path.is_file() and path.name != ".lock"]
@@ -179,6 +179,12 @@ def test_the_same_command_again_runs_nothing(watched: Watched) -> None:
     again = sweep(watched.runs, *watched.words)
     assert again.returncode == 0 and "all 4 cells are finished" in again.stderr
     assert written() == before and len(before) > 40
+    # It declared nothing, so it ends with its arms in numbers and with what tells them apart.
+    data = load_sweep(watched.runs, next((watched.runs / "sweeps").iterdir()).name)
+    assert again.stdout.splitlines() == ["", *compared_arms(data, final_values(data)), ""]
+    apart = ["Settings in which the arms differ: 1."]
+    apart.append("  truncation: score in truncation=score; mask_after in truncation=mask_after")
+    assert again.stdout.splitlines()[-3:-1] == apart
 
 
 def test_a_bad_cell_among_good_ones_stops_the_sweep_before_it_starts(tmp_path: Path) -> None:
@@ -193,7 +199,7 @@ def test_a_bad_cell_among_good_ones_stops_the_sweep_before_it_starts(tmp_path: P
 # ---- cells that fail
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_cells_that_fail_or_are_killed_stop_no_other_and_the_same_command_finishes_them(
     tmp_path: Path, tiny_base: Path
 ) -> None:
@@ -267,7 +273,7 @@ def test_a_failure_is_told_in_the_words_of_its_last_attempt_and_devices_are_shar
 # ---- sweeps that end early
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_ctrl_c_ends_every_cell_within_the_grace_and_the_same_command_goes_on(tmp_path: Path, tiny_base: Path) -> None:
     words = ("truncation=score,mask_after", "budget.amount=60", "hydra.launcher.workers=2")
     with started(tmp_path, *words) as (process, cells):
@@ -300,7 +306,7 @@ if "-m" not in sys.argv:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_the_cells_of_a_sweep_that_is_killed_end_by_themselves(
     tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -326,7 +332,7 @@ def test_the_cells_of_a_sweep_that_is_killed_end_by_themselves(
 # ---- MLflow
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_eight_cells_that_start_at_once_on_a_fresh_store_are_nested_under_one_run(
     tmp_path: Path, tiny_base: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -360,6 +366,7 @@ def test_eight_cells_that_start_at_once_on_a_fresh_store_are_nested_under_one_ru
     assert (same.info.run_id, same.info.status, len(children)) == (parent.info.run_id, "FINISHED", 8)
 
 
+@pytest.mark.extended
 def test_a_server_that_is_down_stops_no_cell_and_sync_brings_the_whole_sweep(
     tmp_path: Path, tiny_base: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -396,8 +403,13 @@ design:
 """
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
-    "multirun,words", [("-m", ["seed=0,1", "budget.amount=1"]), ("", ["+experiments=mine"])], ids=["typed", "declared"]
+    "multirun,words",
+    [
+        pytest.param("-m", ["seed=0,1", "budget.amount=1"], id="typed", marks=pytest.mark.extended),
+        pytest.param("", ["+experiments=mine"], id="declared"),
+    ],
 )
 def test_the_basic_launcher_runs_our_cells_and_reports_the_one_that_fails(
     multirun: str, words: list[str], tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
@@ -416,6 +428,7 @@ def test_the_basic_launcher_runs_our_cells_and_reports_the_one_that_fails(
     assert not (blocked.parent / "DONE").exists() and finished(runs) == 1, "the other one was run"
 
 
+@pytest.mark.extended
 def test_the_basic_sweeper_uses_our_launcher_which_hands_on_where_options_are_found(
     tmp_path: Path, tiny_base: Path, capfd: pytest.CaptureFixture
 ) -> None:

@@ -1,6 +1,6 @@
 """engine=vllm, for real: what it draws the learner agrees with, new weights arrive whole, and failures say what to do.
 
-Skipped where vLLM is not installed (`make setup-vllm`). Opening a session takes seconds, so one serves most tests.
+What is marked `vllm` needs it (`make test-vllm`). Opening a session takes seconds, so one serves most tests.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from sampler_contract import (
 )
 from test_engine import CPU, FP32, requests_of
 
-from grpo_lab.cli import compose_with_choices
+from grpo_lab.compose import compose_with_choices
 from grpo_lab.config import to_run
 from grpo_lab.engines.base import EngineFailure
 from grpo_lab.engines.vllm import Vllm, VllmSession
 from grpo_lab.engines.vllm_common import remedy
-from grpo_lab.models import load_model, weight_names
+from grpo_lab.model_folder import weight_names
+from grpo_lab.models import load_model
 from grpo_lab.seeding import request_seed
 from grpo_lab.tricks.precision import LmHead
 from grpo_lab.types import NoiseKey
 from grpo_lab.workbench import open_workbench
 
-installed = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 # the smallest block of the cache on a CPU, and as few tokens a step as rows
 SMALL = {"block_size": 32, "max_num_batched_tokens": 512}
 
@@ -58,18 +58,18 @@ def restored(session: VllmSession, tiny_base: Path) -> Iterator[VllmSession]:
     session.update_weights(load_model(tiny_base, LmHead.same).state_dict().items(), 0)
 
 
-@installed
+@pytest.mark.vllm
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_what_it_draws_the_learner_agrees_with(session: VllmSession, tiny_base: Path, temperature: float) -> None:
     check_agreement(session, tiny_base, temperature)
 
 
-@installed
+@pytest.mark.vllm
 def test_a_request_says_the_same_whatever_stands_around_it(session: VllmSession, tiny_base: Path) -> None:
     check_neighbours(session, tiny_base)
 
 
-@installed
+@pytest.mark.vllm
 def test_more_prompts_than_one_step_can_read(session: VllmSession, tiny_base: Path) -> None:
     """On the CPU vLLM dies where it reads a part of a text whose request has a seed, so it must read them whole."""
     requests = requests_of(tiny_base, rows=256)
@@ -84,29 +84,29 @@ def test_a_seed_is_of_every_part_of_the_key() -> None:
     assert len(seeds) == 12 and all(0 <= seed < 2**63 for seed in seeds)
 
 
-@installed
+@pytest.mark.vllm
 def test_greedy_is_the_argmax_and_a_prefix_is_continued(session: VllmSession, tiny_base: Path) -> None:
     check_prefixes(session, tiny_base)
 
 
-@installed
+@pytest.mark.vllm
 def test_new_weights_arrive_whole_tied_head_included(restored: VllmSession, tiny_base: Path) -> None:
     check_new_weights(restored, tiny_base)
 
 
-@installed
+@pytest.mark.vllm
 def test_weights_without_the_tied_head_would_leave_it_old(restored: VllmSession, tiny_base: Path) -> None:
     check_headless_weights(restored, tiny_base)
 
 
-@installed
+@pytest.mark.vllm
 def test_weights_of_another_model_are_refused(restored: VllmSession, tiny_base: Path) -> None:
     names = weight_names(tiny_base)
     assert names and names <= load_model(tiny_base, LmHead.same).state_dict().keys()
     check_other_weights(restored, tiny_base)
 
 
-@installed
+@pytest.mark.vllm
 def test_a_groups_shared_prompt_is_read_once(session: VllmSession, tiny_base: Path) -> None:
     """Of eight requests with one prompt of 70 tokens, seven find its two full blocks in the cache."""
     (request,) = requests_of(tiny_base, rows=1)
@@ -128,18 +128,18 @@ def test_a_groups_shared_prompt_is_read_once(session: VllmSession, tiny_base: Pa
     assert sorted(read) == [0] + [64] * 7
 
 
-@installed
+@pytest.mark.vllm
 def test_a_watcher_stops_the_others(session: VllmSession, tiny_base: Path) -> None:
     check_watcher(session, tiny_base)
     assert not session.engine.has_unfinished_requests()
 
 
-@installed
+@pytest.mark.vllm
 def test_a_response_that_is_sure_for_too_long_is_stopped(session: VllmSession, tiny_base: Path) -> None:
     check_sure_stop(session, tiny_base)
 
 
-@installed
+@pytest.mark.vllm
 def test_an_engine_that_dies_says_how_to_go_on(session: VllmSession, tiny_base: Path, monkeypatch) -> None:
     requests, calls, take = requests_of(tiny_base, rows=8), [], session.engine.step
 
@@ -157,7 +157,7 @@ def test_an_engine_that_dies_says_how_to_go_on(session: VllmSession, tiny_base: 
     assert all(completion.tokens for completion in session.generate(requests))
 
 
-@installed
+@pytest.mark.vllm
 def test_a_prompt_beyond_the_context_leaves_nothing_behind(session: VllmSession, tiny_base: Path) -> None:
     first, last = requests_of(tiny_base, rows=2)
     with pytest.raises(EngineFailure, match="128 tokens"):

@@ -1,6 +1,6 @@
 """engine=vllm_process, for real: vLLM in its own process draws what the learner agrees with, also while weights change.
 
-Skipped where vLLM is not installed (`make setup-vllm`). Opening a session takes some twenty seconds, so one serves most
+What is marked `vllm` needs it (`make test-vllm`). Opening a session takes some twenty seconds, so one serves most
 tests, and what is killed is opened again for the next.
 """
 
@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
+from processes import alive, children_of, descendants_of, name_of
 from sampler_contract import (
     check_agreement,
     check_headless_weights,
@@ -32,16 +32,17 @@ from sampler_contract import (
     check_watcher,
 )
 from test_engine import CPU, FP32, learner_logprobs, requests_of
-from test_vllm import SMALL, installed
+from test_vllm import SMALL
 
-from grpo_lab.cli import compose_with_choices
+from grpo_lab.compose import compose_with_choices
 from grpo_lab.config import to_run
 from grpo_lab.engines.base import EngineFailure
 from grpo_lab.engines.native import Native
 from grpo_lab.engines.vllm_process import VllmProcess, interrupts_heard, main_left_alone
 from grpo_lab.engines.vllm_session import VllmProcessSession, VllmStream
 from grpo_lab.engines.weight_transfer import SyncClient, roomy_folder, taken_port, weight_source
-from grpo_lab.models import load_model, stop_token_ids
+from grpo_lab.model_folder import stop_token_ids
+from grpo_lab.models import load_model
 from grpo_lab.tricks.precision import LmHead
 from grpo_lab.types import Completion, Request, StopReason
 from grpo_lab.workbench import open_workbench
@@ -177,7 +178,7 @@ def swapped_midway(
     pytest.fail("ten times responses had ended before the weights came")
 
 
-@installed
+@pytest.mark.vllm
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_what_it_draws_the_learner_agrees_with(
     session: VllmProcessSession, tiny_base: Path, temperature: float
@@ -185,32 +186,32 @@ def test_what_it_draws_the_learner_agrees_with(
     check_agreement(session, tiny_base, temperature)
 
 
-@installed
+@pytest.mark.vllm
 def test_this_process_keeps_its_threads_random_numbers_and_environment(
     session: VllmProcessSession, shared: Shared
 ) -> None:
     assert shared.before == shared.after
-    assert session.process.pid in {child.pid for child in psutil.Process().children()}
-    assert not psutil.Process(session.process.pid).children(), "the model is in the engine's process itself"
+    assert session.process.pid in children_of(os.getpid())
+    assert not children_of(session.process.pid), "the model is in the engine's process itself"
 
 
-@installed
+@pytest.mark.vllm
 def test_new_weights_arrive_whole_tied_head_included(session: VllmProcessSession, tiny_base: Path) -> None:
     check_new_weights(session, tiny_base)
     assert [file.name for file in session.shared.iterdir()] == ["engine.log"], "no weights are left in memory"
 
 
-@installed
+@pytest.mark.vllm
 def test_weights_without_the_tied_head_would_leave_it_old(session: VllmProcessSession, tiny_base: Path) -> None:
     check_headless_weights(session, tiny_base)
 
 
-@installed
+@pytest.mark.vllm
 def test_weights_of_another_model_are_refused_and_change_nothing(session: VllmProcessSession, tiny_base: Path) -> None:
     check_other_weights(session, tiny_base)
 
 
-@installed
+@pytest.mark.vllm
 def test_a_request_says_the_same_whatever_stands_around_it(session: VllmProcessSession, tiny_base: Path) -> None:
     together, requests = check_neighbours(session, tiny_base), requests_of(tiny_base, rows=48)
     stream = session.open_stream()
@@ -219,7 +220,7 @@ def test_a_request_says_the_same_whatever_stands_around_it(session: VllmProcessS
     assert [c.tokens for c in in_order(take_all(stream))] == [c.tokens for c in together]
 
 
-@installed
+@pytest.mark.vllm
 def test_greedy_is_the_argmax_and_a_prefix_is_continued(session: VllmProcessSession, tiny_base: Path) -> None:
     check_prefixes(session, tiny_base)
     requests = requests_of(tiny_base, rows=16)
@@ -233,17 +234,17 @@ def test_greedy_is_the_argmax_and_a_prefix_is_continued(session: VllmProcessSess
     assert stream.take(wait=True) == [(3, Completion((), (), (), StopReason.EOS))]
 
 
-@installed
+@pytest.mark.vllm
 def test_a_watcher_stops_the_others(session: VllmProcessSession, tiny_base: Path) -> None:
     check_watcher(session, tiny_base)
 
 
-@installed
+@pytest.mark.vllm
 def test_a_response_that_is_sure_for_too_long_is_stopped(session: VllmProcessSession, tiny_base: Path) -> None:
     check_sure_stop(session, tiny_base)
 
 
-@installed
+@pytest.mark.vllm
 def test_an_interrupted_call_takes_its_requests_back(session: VllmProcessSession, tiny_base: Path) -> None:
     """Ctrl-C in the middle: nothing goes on being drawn beside the next call, which says what it always says."""
     requests = requests_of(tiny_base, rows=24)
@@ -258,7 +259,7 @@ def test_an_interrupted_call_takes_its_requests_back(session: VllmProcessSession
     assert [c.tokens for c in session.generate(requests)] == [c.tokens for c in alone]
 
 
-@installed
+@pytest.mark.vllm
 def test_a_stream_starts_in_the_order_of_asking(
     session: VllmProcessSession, tiny_base: Path, policies: tuple[torch.nn.Module, torch.nn.Module]
 ) -> None:
@@ -276,7 +277,7 @@ def test_a_stream_starts_in_the_order_of_asking(
         stream.take(wait=True)
 
 
-@installed
+@pytest.mark.vllm
 @pytest.mark.parametrize("keeps_cache", [True, False])
 def test_weights_are_swapped_under_what_is_in_flight(
     session: VllmProcessSession,
@@ -304,7 +305,7 @@ def test_weights_are_swapped_under_what_is_in_flight(
     assert float(gaps(new, later, session.generate(later), lambda _: True).max()) < 1e-4
 
 
-@installed
+@pytest.mark.vllm
 def test_what_had_no_token_at_a_swap_is_all_of_the_new_weights(
     session: VllmProcessSession, tiny_base: Path, policies: tuple[torch.nn.Module, torch.nn.Module]
 ) -> None:
@@ -316,7 +317,7 @@ def test_what_had_no_token_at_a_swap_is_all_of_the_new_weights(
     assert float(gaps(policies[1], requests[ROWS:], completions[ROWS:], lambda _: True).max()) < 1e-4
 
 
-@installed
+@pytest.mark.vllm
 def test_evaluation_shares_the_engine_with_an_open_stream(
     session: VllmProcessSession, tiny_base: Path, policies: tuple[torch.nn.Module, torch.nn.Module]
 ) -> None:
@@ -331,7 +332,7 @@ def test_evaluation_shares_the_engine_with_an_open_stream(
     assert [c.tokens for c in in_order(take_all(stream))] == [c.tokens for c in alone[0][: ROWS // 2]]
 
 
-@installed
+@pytest.mark.vllm
 def test_a_stream_is_drained_and_another_goes_on(
     session: VllmProcessSession, tiny_base: Path, policies: tuple[torch.nn.Module, torch.nn.Module]
 ) -> None:
@@ -358,7 +359,7 @@ def test_a_stream_is_drained_and_another_goes_on(
     assert float(gaps(policies[1], requests, whole, lambda version: version == 2).max()) < 1e-4
 
 
-@installed
+@pytest.mark.vllm
 def test_a_prompt_beyond_the_context_leaves_nothing_behind(session: VllmProcessSession, tiny_base: Path) -> None:
     first, last = requests_of(tiny_base, rows=2)
     with pytest.raises(EngineFailure, match="128"):
@@ -366,7 +367,7 @@ def test_a_prompt_beyond_the_context_leaves_nothing_behind(session: VllmProcessS
     assert not session.rows and session.generate([first])[0].tokens
 
 
-@installed
+@pytest.mark.vllm
 def test_an_engine_that_is_killed_is_noticed_at_once(session: VllmProcessSession, tiny_base: Path) -> None:
     requests = long_requests(tiny_base, 3 * ROWS, 66)
     stream = session.open_stream()
@@ -408,31 +409,32 @@ time.sleep(600)
 """
 
 
-@installed
-@pytest.mark.slow
+@pytest.mark.vllm
 def test_the_engine_ends_with_a_trainer_that_is_killed(tmp_path: Path, tiny_base: Path) -> None:
     script = tmp_path / "trainer.py"
     script.write_text(_TRAINER.format(engine=engine(), base=str(tiny_base)))
     with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as trainer:
         said = trainer.stdout.readline().split()
         assert len(said) == 2, "the trainer opened its engine"
-        child, folder = psutil.Process(int(said[0])), Path(said[1])
-        assert child.is_running() and folder.exists()
+        child, folder = int(said[0]), Path(said[1])
+        assert alive(child) and folder.exists()
         trainer.kill()
-        assert psutil.wait_procs([child], timeout=10)[1] == [], "it is gone, also while the trainer is a zombie"
+        deadline = time.monotonic() + 10
+        while alive(child) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not alive(child), "it is gone, also while the trainer is a zombie"
         assert not folder.exists()
 
 
-@installed
-@pytest.mark.slow
+@pytest.mark.vllm
 def test_what_goes_wrong_in_the_other_process_is_said_in_this_one(monkeypatch, tiny_base: Path) -> None:
     """A cache that does not hold one response is found by the engine's process, when it has loaded the model."""
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    before = descendants_of(os.getpid())
     with pytest.raises(ValueError, match=r"memory for the cache blocks(.|\n)*Remedy: lower engine"):
         engine(cache_gib=1e-6).open(tiny_base, FP32, CPU)
-    left = {child.pid for child in psutil.Process().children(recursive=True)} - before
-    assert all("EngineCore" not in psutil.Process(pid).name() for pid in left)
+    left = descendants_of(os.getpid()) - before
+    assert all("EngineCore" not in name_of(pid) for pid in left)
 
 
 def test_an_interrupt_while_the_engine_starts_is_not_lost(request: pytest.FixtureRequest) -> None:
@@ -481,7 +483,7 @@ def test_files_of_weights_pass_through_memory_where_there_is_room(tmp_path: Path
     assert roomy_folder(1, tmp_path, memory) == memory and roomy_folder(2**60, tmp_path, memory) == tmp_path
 
 
-@installed
+@pytest.mark.vllm
 def test_what_is_sent_between_cards_is_what_vllm_asks_for() -> None:
     """NCCL itself needs two cards; vLLM's own check of names, types and shapes against what is sent does not."""
     from vllm.distributed.weight_transfer.base import VLLMWeightSyncClient, WeightTransferInitRequest

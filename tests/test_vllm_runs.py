@@ -13,10 +13,10 @@ import pytest
 import torch
 from test_engine import CPU, FP32, learner_logprobs, requests_of
 from test_loop import metrics_of, run_in_process, same_ending
-from test_vllm import SMALL, engine, installed
+from test_vllm import SMALL, engine
 
 from grpo_lab.checkpoint import latest, load_state
-from grpo_lab.cli import compose_with_choices
+from grpo_lab.compose import compose_with_choices
 from grpo_lab.config import to_run
 from grpo_lab.engines.base import EngineFailure
 from grpo_lab.engines.vllm import VllmSession
@@ -27,8 +27,9 @@ from grpo_lab.supply import Delivery
 from grpo_lab.tricks.precision import Bf16, LmHead
 from grpo_lab.workbench import Workbench
 
+pytestmark = pytest.mark.vllm
 
-@installed
+
 def test_bf16_with_an_fp32_head(tiny_base: Path) -> None:
     gaps = {}
     for name, precision in {"head": Bf16(LmHead.fp32, 0.1), "all": Bf16(LmHead.same, 0.1)}.items():
@@ -40,7 +41,6 @@ def test_bf16_with_an_fp32_head(tiny_base: Path) -> None:
     assert 1e-4 < gaps["head"] < 0.02 and 1e-4 < gaps["all"] < 0.02
 
 
-@installed
 def test_the_learner_keeps_its_threads_and_its_random_numbers(tiny_base: Path) -> None:
     torch.manual_seed(5)
     drawn = torch.rand(2)[1]
@@ -52,7 +52,6 @@ def test_the_learner_keeps_its_threads_and_its_random_numbers(tiny_base: Path) -
     opened.close()
 
 
-@installed
 def test_what_vllm_cannot_open_comes_with_a_remedy(tiny_base: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"engine\.arguments takes the names"):
         engine(arguments={"no_such_argument": 1}).open(tiny_base, FP32, CPU)
@@ -70,8 +69,6 @@ def is_killed(session: VllmProcessSession) -> None:
     os.kill(session.process.pid, signal.SIGKILL)
 
 
-@installed
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind", "happens", "message"),
     [
@@ -114,8 +111,6 @@ LIVE = [
 ]  # fmt: skip
 
 
-@installed
-@pytest.mark.slow
 def test_the_next_batch_is_drawn_while_the_learner_trains(tmp_path: Path, tiny_base: Path, monkeypatch) -> None:
     """For real, and with the tokens that the same schedule draws when nothing overlaps."""
     during = []
@@ -138,8 +133,6 @@ def test_the_next_batch_is_drawn_while_the_learner_trains(tmp_path: Path, tiny_b
         assert one["rollout/length"] == other["rollout/length"] and one["reward/mean"] == other["reward/mean"]
 
 
-@installed
-@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["in_flight", "interruptible"])
 def test_weights_meet_responses_midway_for_real_and_what_grows_is_saved(
     schedule: str, tmp_path: Path, tiny_base: Path, monkeypatch

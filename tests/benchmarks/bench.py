@@ -3,12 +3,12 @@
     make bench                                              everything
     .venv/bin/python tests/benchmarks/bench.py --without-trl      the step and its parts, without TRL
     .venv/bin/python tests/benchmarks/bench.py --table FILE       a results file as the tables of README.md
-    make bench-gpu                                          SmolLM2-135M on a GPU, 64 problems x 8 responses of 512
 
-Every measurement is a process of its own with the same number of threads. The sides take turns, train the same model
-on the same problems in the same order, and the first steps of each run are left out. TRL has an environment of its own
-in .bench/trl, made on first use; vLLM is measured where `make setup-vllm` installed it. All numbers end in
-tests/benchmarks/results/, in a file named after the processor.
+All of it on the CPU; `make gpu` measures a card. Every measurement is a process of its own with the same number of
+threads. The sides take turns, train the same model on the same problems in the same order, and the first steps of each
+run are left out. TRL has an environment of its own in .bench/trl, made on first use; vLLM is measured where
+`make setup-vllm` installed it. All numbers end in .bench/results/, in a file named after the processor; with --record
+(make bench RECORD=1) in tests/benchmarks/results/, where README.md's tables come from.
 """
 
 from __future__ import annotations
@@ -46,8 +46,6 @@ SETTING = (
 # What is counted as a comparison of unequal work, or of a machine that was busy with something else.
 LENGTH_TOLERANCE = 0.1
 BUSY_TOLERANCE = 0.1
-
-PEAK_TYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 Run = dict[str, Any]
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
@@ -149,19 +147,12 @@ def measure(options: argparse.Namespace) -> Run:
         "threads": threads,
         "warmup": WARMUP,
         "load_before": os.getloadavg()[0],
-        "device": options.device,
-        "precision": options.precision,
-        "peak_flops": run_lab(
-            ["--peak", options.device, PEAK_TYPES[options.precision]], threads, "measuring the matmul peak"
-        )["peak"],
+        "device": "cpu",
+        "precision": "fp32",
+        "peak_flops": run_lab(["--peak", "cpu", "float32"], threads, "measuring the matmul peak")["peak"],
         "budgets": [],
     }
-    if options.device != "cpu":
-        results["machine"]["gpus"] = about["gpus"]
-    work = [f"problems_per_step={options.problems}", f"device={options.device}", f"threads={threads}"]
-    work += [f"{side}_precision={options.precision}" for side in ("learner", "sampler")]
-    if options.model:
-        work += ["model=local", f"model.path={options.model.resolve()}"]
+    work = [f"problems_per_step={options.problems}", "device=cpu", f"threads={threads}"]
     for budget in options.budgets:
         fixed = [*SETTING, *work, *options.overrides, f"engine.max_tokens={budget}"]
 
@@ -329,15 +320,12 @@ def for_readme(results: Run) -> str:
     if "parts" in results:
         tables += [generation_table(results)]
         listed = ["\n".join(f"- {line}" for line in learner_lines(results))]
-    device = machine["gpus"][0]["name"] if results["device"] != "cpu" else machine["cpu"]["model"]
-    return "\n\n".join([f"{device}, {results['threads']} thread:", *map(markdown, tables), *listed])
+    return "\n\n".join([f"{machine['cpu']['model']}, {results['threads']} thread:", *map(markdown, tables), *listed])
 
 
 def verdicts(results: Run) -> list[str]:
     """One line per budget, and a warning where the comparison is not what it should be."""
     lines = []
-    if results["precision"] == "bf16":
-        lines.append("TRL samples from fp32 weights under autocast, the lab from weights rounded to bf16")
     for part in results["budgets"]:
         budget, summary = part["budget"], part["summary"]
         step, length_free = summary["step"], summary["per_1000"]
@@ -372,13 +360,10 @@ def busy(results: Run) -> str | None:
     )
 
 
-def file_name(results: Run, model: Path | None) -> str:
-    """The processor or card, and the model where it is not the arithmetic base."""
+def file_name(results: Run) -> str:
+    """The processor and its cores."""
     machine = results["machine"]
-    named = f"{machine['cpu']['model']} {machine['cores']} cores"
-    if results["device"] != "cpu":
-        named = machine["gpus"][0]["name"]
-    return re.sub("[^a-z0-9]+", "_", f"{named} {model.name if model else ''}".lower()).strip("_")
+    return re.sub("[^a-z0-9]+", "_", f"{machine['cpu']['model']} {machine['cores']} cores".lower()).strip("_")
 
 
 def main() -> None:
@@ -389,10 +374,8 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=2, help="runs of each side for each budget (2)")
     parser.add_argument("--rounds", type=int, default=8, help="turns of each part of a step (8)")
     parser.add_argument("--without-trl", action="store_true", help="leave TRL out")
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="where both sides compute (cpu)")
-    parser.add_argument("--precision", default="fp32", choices=list(PEAK_TYPES), help="of learner and sampler (fp32)")
-    parser.add_argument("--model", type=Path, help="a folder with a causal LM (the arithmetic base)")
     parser.add_argument("--problems", type=int, default=16, help="of a step, with 8 responses each (16)")
+    parser.add_argument("--record", action="store_true", help="replace the results that this repository keeps")
     parser.add_argument("overrides", nargs="*", help="further overrides of the lab's side, such as microbatch_tokens")
     parser.add_argument("--table", type=Path, help="print a results file as markdown and measure nothing")
     options = parser.parse_args()
@@ -404,14 +387,11 @@ def main() -> None:
             parser.error(f"--{name} must be at least 1")
     if options.problems % 4:
         parser.error("--problems must be a multiple of 4, as the plain recipe takes four updates")
-    # No card for a CPU, and one for both sides otherwise.
-    cards = os.environ.get("CUDA_VISIBLE_DEVICES") or "0"
-    os.environ["CUDA_VISIBLE_DEVICES"] = "" if options.device == "cpu" else cards.split(",")[0]
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     BENCH.mkdir(exist_ok=True)
     try:
         results = measure(options)
-        if options.device == "cpu" and not options.model:
-            results["parts"] = measure_parts(options)
+        results["parts"] = measure_parts(options)
     except KeyboardInterrupt:
         sys.exit("interrupted")
     if not options.without_trl:
@@ -422,8 +402,9 @@ def main() -> None:
                 for name in ("step", "cpu", "generate", "per_1000")
                 for values in [[numbers[f"ratio_{name}"] for numbers in part["compared"]]]
             }
-    RESULTS.mkdir(exist_ok=True)
-    target = RESULTS / f"{file_name(results, options.model)}.json"
+    folder = RESULTS if options.record else BENCH / "results"
+    folder.mkdir(exist_ok=True)
+    target = folder / f"{file_name(results)}.json"
     target.write_text(json.dumps(results, indent=1) + "\n")
     console.print(split_table(results))
     if not options.without_trl:

@@ -19,15 +19,16 @@ from typing import Any
 
 import torch
 
-from grpo_lab.cli import compose_config
+from grpo_lab.compose import compose_config
 from grpo_lab.config import RunConfig, to_run
+from grpo_lab.device import prepare_torch
+from grpo_lab.loop import train
 from grpo_lab.progress import RunProgress
 from grpo_lab.recorder import Clock, Recorder
 from grpo_lab.rollouts import encode_prompts
 from grpo_lab.tracking.run_log import RunLog
-from grpo_lab.train import train
 from grpo_lab.tricks.curriculum import Memory, Pool
-from grpo_lab.workbench import Workbench, open_workbench, prepare_torch
+from grpo_lab.workbench import Workbench, open_workbench
 
 PEAK_SIZES = (512, 1024, 2048)
 GPU_PEAK_SIZES = (4096, 8192)
@@ -83,7 +84,7 @@ def timed_run(steps: int, warmup: int, overrides: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, RunLog(Path(folder)) as log, RunProgress("bench") as progress:
         progress.show = lambda *_: None  # the driver shows the progress
         bench = open_workbench(run, device, None)
-        recorder = Stamped(run, log, progress)
+        recorder = Stamped(run, log, progress, "benchmark")
         train(run, bench, recorder)
         logged = {name: read(log.folder / f"{name}.jsonl", name) for name in ("metrics", "timing")}
     rows = []

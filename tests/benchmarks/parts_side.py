@@ -22,15 +22,15 @@ import torch
 from lab_side import matmul_peak
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from grpo_lab.cli import compose_config
+from grpo_lab.compose import compose_config
 from grpo_lab.config import RunConfig, to_run
+from grpo_lab.device import prepare_torch
 from grpo_lab.ledger import ModelCost
 from grpo_lab.packing import Cut, prepare
 from grpo_lab.policy import token_logprobs
 from grpo_lab.rollouts import encode_prompts, group_requests
 from grpo_lab.tricks.precision import Fp32, LmHead
 from grpo_lab.types import Completion, Request
-from grpo_lab.workbench import prepare_torch
 
 PROBLEMS, GROUP = 16, 8
 WIDTH, LAYERS, HEADS = 256, 4, 8  # of the 3 M model: 2.9 M weights with a vocabulary of 512

@@ -21,18 +21,18 @@ from helpers import F64, Scene, inputs_of, loss_and_gradient, make_graded, make_
 from test_loop import final_weights, metrics_of, run_in_process
 from torch import Tensor
 
-from grpo_lab.batching import Cut, make_minibatch
+from grpo_lab.batching import make_minibatch
 from grpo_lab.config import conf_folder, options, slot_types
 from grpo_lab.tricks.aggregation import Constant, PromptMean, SequenceMean, SequenceSum, TokenMean
 from grpo_lab.tricks.baseline import BatchMean, GroupMean, LeaveOneOut, LengthWeighted, NoBaseline, PassAtK, Weights
 from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Floor, Scope, Singleton, Width
 from grpo_lab.tricks.correction import Icepop, Mis, NoCorrection, TisGeometric, TisSequence, TisToken
 from grpo_lab.tricks.covariance import ClipCov, KlCov
-from grpo_lab.tricks.credit import Gae, Greedy, MonteCarlo
+from grpo_lab.tricks.credit import Gae, Greedy, MonteCarlo, ReturnToGo
 from grpo_lab.tricks.denominator import Original, Survivors
 from grpo_lab.tricks.entropy import Adaptive, Bonus, HighEntropyTokens, NoEntropy
 from grpo_lab.tricks.group_filter import Active, Drop, Keep, OversampleAbort, Resample, Signal
-from grpo_lab.tricks.importance import Sequence, SequenceToken, Token
+from grpo_lab.tricks.importance import Sequence, SequenceProduct, SequenceToken, Token
 from grpo_lab.tricks.kl import K1Reward, K2Loss, K3Loss, K3Unbiased, NoKl
 from grpo_lab.tricks.old_policy import Recomputed, Sampler
 from grpo_lab.tricks.rejection import (
@@ -54,21 +54,25 @@ from grpo_lab.tricks.scale import AllWrong, BatchStd, Deviation, GroupStd, Infor
 from grpo_lab.tricks.scale import GroupMean as MaxRl
 from grpo_lab.tricks.surrogate import Cispo, Divergence, Dppo, DualClip, Gmpo, Kimi, Ppo, Reinforce, Sapo, Topr
 from grpo_lab.tricks.truncation import Interrupt, MaskAfter, MaskBefore, RepetitionStop, Score
+from grpo_lab.types import Cut
 
 OPTIONS = {
     "truncation": (Score(), MaskAfter(), MaskBefore()),
     "reward_shaping": (
         NoShaping(),
-        SoftOverlong(6, 4, 0.5),
-        SoftOverlong(6, 4, 1.0),
-        SoftOverlong(6, 2, 1.0),
-        SoftOverlong(8, 4, 1.0),
-        SoftOverlong(6, 6, 1.0),
-        SoftOverlongCorrectOnly(6, 4, 0.5),
-        SoftOverlongCorrectOnly(6, 4, 1.0),
-        SoftOverlongCorrectOnly(6, 2, 1.0),
-        KimiLength(0.5),
-        KimiLength(1.0),
+        SoftOverlong(6, 4, 0.5, 1.0, -1.0),
+        SoftOverlong(6, 4, 1.0, 1.0, -1.0),
+        SoftOverlong(6, 4, 0.5, 1.0, 0.0),
+        SoftOverlong(6, 2, 1.0, 1.0, -1.0),
+        SoftOverlong(8, 4, 1.0, 1.0, -1.0),
+        SoftOverlong(6, 6, 1.0, 1.0, -1.0),
+        SoftOverlongCorrectOnly(6, 4, 0.5, 1.0, -1.0),
+        SoftOverlongCorrectOnly(6, 4, 1.0, 1.0, -1.0),
+        SoftOverlongCorrectOnly(6, 2, 1.0, 1.0, -1.0),
+        KimiLength(0.5, 0.0),
+        KimiLength(1.0, 0.0),
+        KimiLength(0.5, 0.4),
+        KimiLength(0.5, 0.8),
         L1Exact(0.1, 2, 6),
         L1Exact(0.2, 2, 6),
         L1Max(0.1, 2, 6, 0.5),
@@ -143,6 +147,7 @@ OPTIONS = {
         Gae(1.0, 1.0),
         Gae(1.0, 0.95),
         Gae(0.95, 1.0),
+        ReturnToGo(),
     ),
     "scale": (
         NoScale(),
@@ -176,6 +181,8 @@ OPTIONS = {
         Sequence(0.05),
         SequenceToken(20.0),
         SequenceToken(0.05),
+        SequenceProduct(20.0),
+        SequenceProduct(0.2),
     ),
     "surrogate": (
         Ppo(0.2, 0.2),
@@ -251,7 +258,7 @@ OPTIONS = {
 # Rows leave and groups are shaped, so that filters, masks and denominators have something to do.
 BACKGROUND = {
     "truncation": MaskAfter(),
-    "reward_shaping": SoftOverlong(6, 4, 0.5),
+    "reward_shaping": SoftOverlong(6, 4, 0.5, 1.0, -1.0),
     "group_filter": Keep(),
     "correction": TisToken(cap=2.0, floor=0.0),
     "kl": K3Loss(0.04, 20.0),
@@ -260,8 +267,8 @@ BACKGROUND = {
 }
 # Where that hides an axis: a second scale, a lone row that was centred at 0, a reward below 0, a mismatch weighed too.
 INSTEAD = {
-    "baseline": {"scale": NoScale()},
-    "scale": {"baseline": GroupMean(Singleton.raw), "reward_shaping": SoftOverlongCorrectOnly(6, 4, 0.5)},
+    "baseline": {"scale": NoScale(), "kl": K1Reward(0.1)},
+    "scale": {"baseline": GroupMean(Singleton.raw), "reward_shaping": SoftOverlongCorrectOnly(6, 4, 0.5, 1.0, -1.0)},
     "old_policy": {"correction": NoCorrection()},
 }
 # What they do is done before there is a batch.
@@ -282,8 +289,9 @@ def golden_batch() -> Scene:
     in_groups = [lengths[4 * group : 4 * group + 4] for group in range(5)]
     wanted = [[tokens] * 4 for tokens in (3, 5, 2, 4, 6)]
     graded = make_graded(
-        outcome, lengths=in_groups, truncated=truncated, counted=counted, trained=counted, wanted=wanted
-    )
+        outcome, lengths=in_groups, truncated=truncated, counted=counted, trained=counted, wanted=wanted,
+        progress=[0.1, 0.9, 0.3, 0.7, 0.5],
+    )  # fmt: skip
     steps = torch.arange(120, dtype=F64).reshape(20, 6)
     logprobs = -2.2 + 0.5 * torch.sin(steps)
     old = logprobs + 0.6 * torch.cos(1.9 * steps)  # ratios from .55 to 1.82
@@ -348,12 +356,12 @@ IN_RUNS = {
     ),
     "group_filter": (  # responses of 10 tokens and more are fined: groups of one outcome carry signal by that
         f"{FAST} reward_shaping=soft_overlong reward_shaping.cache_tokens=15 denominator=survivors budget.amount=5",
-        ("keep", "drop", "drop_reward", "resample", "resample_reward", "active", "oversample_abort",
+        ("keep", "drop", "drop_reward", "resample", "resample_three", "resample_reward", "active", "oversample_abort",
          "oversample_abort_partial"),
     ),
     "reference": (
         f"{FAST} kl=k3_loss kl.kl_coef=1 budget.amount=4",
-        ("frozen", "reset reference.every=2", "ema"),
+        ("frozen", "reset reference.every=2", "reset_r1 reference.every=3", "ema"),
     ),
     "schedule": (  # times under which training ends in the middle of responses
         f"{FAST} updates=two pace.decode_step=0.01 pace.train_token=2e-5 pace.update=0 budget.amount=6",
@@ -366,13 +374,15 @@ IN_RUNS = {
 }  # fmt: skip
 
 
+# test_reference_loop.py and the tests of curricula, filters, schedules and credit see each option by itself.
+@pytest.mark.extended
 @pytest.mark.parametrize("axis", IN_RUNS)
 def test_two_options_that_act_while_generating_train_two_policies(axis: str, tmp_path: Path, tiny_base: Path) -> None:
     background, choices = IN_RUNS[axis]
     assert {choice.split()[0] for choice in choices} == {path.stem for path in (conf_folder() / axis).glob("*.yaml")}
     ends = {}
     for place, choice in enumerate(choices):
-        folder = run_in_process(tmp_path / str(place), *background.split(), *f"{axis}={choice}".split(), checked=4)
+        folder = run_in_process(tmp_path / str(place), *background.split(), *f"{axis}={choice}".split())
         ends[choice] = torch.cat([weight.flatten() for weight in final_weights(folder).values()])
         shares = [row["metrics"].get(f"touched/{axis}", 0.0) for row in metrics_of(folder)[1:]]
         switched_on = place > 0 and axis in ("curriculum", "truncation", "group_filter")
@@ -381,6 +391,7 @@ def test_two_options_that_act_while_generating_train_two_policies(axis: str, tmp
         assert (ends[one] - ends[other]).abs().max() > 1e-5, (one, other)
 
 
+@pytest.mark.extended
 def test_what_a_reference_becomes_moves_nothing_without_a_tie_to_it(tmp_path: Path, tiny_base: Path) -> None:
     """The rule `reference_is_not_read`: the same bytes of metrics, whatever the reference is."""
     logs = [

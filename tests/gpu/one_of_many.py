@@ -1,0 +1,66 @@
+"""One of the processes of many.py: trains while it is its turn and writes down when each step ended.
+
+python tests/gpu/one_of_many.py FOLDER INDEX OVERRIDE...
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from findings import ROOT
+from lab_side import QUIET
+
+from grpo_lab.compose import compose_config
+from grpo_lab.config import to_run
+from grpo_lab.device import prepare_torch
+from grpo_lab.loop import train
+from grpo_lab.progress import RunProgress
+from grpo_lab.recorder import Clock, Recorder
+from grpo_lab.tracking.run_log import RunLog
+from grpo_lab.workbench import Workbench, open_workbench
+
+
+class Over(Exception):
+    """The measurement has ended."""
+
+
+@dataclass
+class TakesTurns(Recorder):
+    """A recorder that writes when each step ended and then waits for its turn."""
+
+    folder: Path = ROOT
+    index: int = 0
+
+    def record(self, bench: Workbench, signs: Mapping[str, float | int], clock: Clock) -> None:
+        super().record(bench, signs, clock)
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        with (self.folder / f"{self.index}.steps").open("a") as sink:
+            sink.write(f"{time.monotonic()}\n")
+        while (turn := int((self.folder / "turn").read_text())) <= self.index:
+            if turn < 0:
+                raise Over
+            time.sleep(0.01)
+
+
+def main() -> None:
+    folder, index = Path(sys.argv[1]), int(sys.argv[2])
+    overrides = [*sys.argv[3:], *QUIET, f"seed={index}", "budget=steps", "budget.amount=1000000"]
+    run = to_run(compose_config(overrides))
+    device = prepare_torch(run)
+    with RunLog(folder / f"run{index}") as log, RunProgress(f"run {index}") as progress:
+        progress.show = lambda *_: None  # many.py counts the steps
+        bench = open_workbench(run, device, None)
+        try:
+            train(run, bench, TakesTurns(run, log, progress, "benchmark", folder=folder, index=index))
+        except Over:
+            bench.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""What commands say when they run nothing, and what they may import to say it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from jaxtyping import TypeCheckError
+from omegaconf import OmegaConf
+
+from grpo_lab.compose import compose_config
+from grpo_lab.config import AXES, ROOMS, conf_folder
+from grpo_lab.train_help import answer, help_text
+from grpo_lab.tricks.base import tied
+from grpo_lab.types import to_groups
+
+ROOT = Path(__file__).parent.parent
+# Where the whole of each package is loaded, and not its name alone.
+LARGE = {
+    "torch": "torch._C",
+    "transformers": "transformers.utils",
+    "pandas": "pandas.core",
+    "datasets": "datasets",
+    "mlflow": "mlflow",
+    "scipy": "scipy",
+    "matplotlib": "matplotlib",
+}
+LOADED = f"[name for name, part in {LARGE!r}.items() if part in sys.modules]"
+RUN = (
+    "import atexit, os, runpy, sys;"
+    f"atexit.register(lambda: open(os.environ['SAYS'], 'w').write(' '.join({LOADED})));"
+    "sys.argv = sys.argv[1:];"
+    "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+)
+
+
+def ran(tmp_path: Path, *words: str, code: int = 0) -> tuple[str, str, set[str]]:
+    """Output, errors and the large packages that a command loaded."""
+    says = tmp_path / "loaded"
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, *words], capture_output=True, text=True, timeout=200, cwd=ROOT,
+        env={**os.environ, "SAYS": str(says)},
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    return done.stdout, done.stderr, set(says.read_text().split())
+
+
+@pytest.mark.parametrize(
+    "words,expected",
+    [
+        (("grpo_lab.train", "--help"), "group_mean, batch_mean"),
+        (("grpo_lab.train", "recipe=dapo", "--cfg", "job"), "surrogate:  # dual_clip_dapo"),
+        (("grpo_lab.cli", "tricks"), "leave_one_out"),
+        (("grpo_lab.cli", "explain", "recipe=dapo"), "this is recipe dapo"),
+        (("grpo_lab.cli", "metrics"), "reward/mean"),
+    ],
+    ids=["help", "cfg", "tricks", "explain", "metrics"],
+)
+def test_a_command_that_only_speaks_loads_nothing_large(tmp_path: Path, words: tuple[str, ...], expected: str) -> None:
+    said, _, loaded = ran(tmp_path, *words)
+    assert expected in said
+    assert loaded == set()
+
+
+def test_figures_and_bad_input_load_no_model_library(tmp_path: Path) -> None:
+    _, said, loaded = ran(tmp_path, "grpo_lab.cli", "figures", "no_such_sweep", code=1)
+    assert "no_such_sweep" in said
+    assert loaded.isdisjoint({"torch", "transformers", "datasets", "mlflow"})
+    _, said, loaded = ran(tmp_path, "grpo_lab.train", "updates=one", "problems_per_step=0", code=1)
+    assert "problems_per_step" in said
+    assert loaded == set()
+
+
+def test_help_names_every_axis_every_room_and_their_options() -> None:
+    lines = {line.split()[0] for line in help_text().splitlines() if line[:1].isalpha()}
+    assert {*AXES, *ROOMS, "recipe", "world"} <= lines
+    assert help_text() == answer(["--help"]) == answer(["recipe=dapo", "-h"])
+
+
+def test_the_shown_configuration_is_the_composed_one_with_its_options() -> None:
+    said = answer(["recipe=dapo", "--cfg", "job"])
+    assert yaml.safe_load(said) == yaml.safe_load(yaml.safe_dump(_plain(compose_config(["recipe=dapo"]))))
+    assert said.splitlines()[:2] == ["# recipe: dapo", "# world: arithmetic"]
+    assert "scale:  # group_std" in said and "old_policy: {}  # recomputed" in said
+    assert "max_tokens: ${engine.max_tokens}" in said
+    assert "max_tokens: ${" not in answer(["recipe=dapo", "-c", "job", "--resolve"])
+
+
+def _plain(config: object) -> object:
+    return OmegaConf.to_container(config, resolve=False, enum_to_str=True)
+
+
+def test_hydra_looks_for_options_in_conf_alone() -> None:
+    """Once the repository's root was a place to look: --help then walked every folder of .venv, for minutes."""
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        searched = GlobalHydra.instance().config_loader().get_search_path().get_path()
+        folders = [
+            entry.path.removeprefix("file://") for entry in searched if "//" not in entry.path.removeprefix("file://")
+        ]
+        assert folders == [str(conf_folder())]
+        assert "overlong" in GlobalHydra.instance().config_loader().get_group_options("experiments")
+
+
+def test_what_asks_for_a_run_or_for_hydra_is_not_answered() -> None:
+    for words in (["recipe=dapo"], ["--cfg", "hydra"], ["--cfg", "job", "-m", "seed=0,1"], ["--hydra-help"]):
+        assert answer(words) is None
+
+
+def test_a_deferred_package_is_the_package(tmp_path: Path) -> None:
+    code = (
+        "import sys, grpo_lab, torch, pandas, transformers\n"
+        "from grpo_lab.shapes import Tensor\n"
+        "assert 'torch._C' not in sys.modules and 'pandas.core' not in sys.modules\n"
+        "import torch.nn.functional as F\n"
+        "from transformers import LlamaConfig\n"
+        "assert torch is sys.modules['torch'] and F.relu(torch.tensor([-1.0])).item() == 0\n"
+        "assert transformers.LlamaConfig is LlamaConfig and pandas.Series([1]).sum() == 1\n"
+        "try: isinstance(torch.tensor(1), Tensor)\n"
+        "except TypeError: pass\n"
+        "else: raise AssertionError('a name for annotations answered for torch')\n"
+        "import pickle\n"
+        "assert pickle.loads(pickle.dumps(torch.tensor([2.0]))).item() == 2\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=200)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_run_and_the_proof_for_a_card_need_none_of_these() -> None:
+    """A card's machine has torch, transformers, pandas, pyarrow and hydra-core, and perhaps nothing else of ours."""
+    absent = ("jaxtyping", "beartype", "hypothesis", "mlflow", "datasets", "seaborn", "vllm", "trl")
+    code = (
+        "import sys\n"
+        f"sys.modules.update(dict.fromkeys({absent!r}))\n"
+        "sys.path[:0] = ['tests', 'tests/gpu', 'tests/benchmarks']\n"
+        "import grpo_lab.loop, equal, speed, learn, many, one_of_many\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=200)
+    assert done.returncode == 0, done.stderr
+
+
+def test_shapes_are_checked_in_tests() -> None:
+    """The names in annotations are jaxtyping's and torch's here, and not the ones that check nothing."""
+    assert bool(tied(torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool)).all())
+    with pytest.raises(TypeCheckError):
+        tied(torch.zeros(1, 2), torch.ones(1, 3, dtype=torch.bool))
+    with pytest.raises(TypeCheckError):
+        to_groups([1.0], 1)

@@ -1,0 +1,45 @@
+"""Overrides under names that other laboratories use: the error says what they are called here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from grpo_lab.compose import compose_config
+from grpo_lab.config import RunConfig, conf_folder
+from grpo_lab.overrides import MEANT, misnamed
+
+
+def test_no_name_of_the_table_is_a_key_or_a_group_of_this_configuration() -> None:
+    groups = {path.name for path in conf_folder().iterdir() if path.is_dir()}
+    assert MEANT.keys().isdisjoint(RunConfig.__dataclass_fields__.keys() | groups)
+
+
+@pytest.mark.parametrize("meant", sorted(set(MEANT.values()), key=lambda meant: meant.keys), ids=lambda m: m.keys[0])
+def test_what_is_named_instead_is_there(meant) -> None:
+    config = compose_config([meant.under] if meant.under else [])
+    for key in meant.keys:
+        node = config
+        if key == "recipe":  # a bundle of options leaves no node of its own
+            continue
+        for part in key.split("."):
+            assert part in node, key
+            node = node[part]
+
+
+def test_the_sentence_by_hand() -> None:
+    said = "the budget counts steps unless another one is chosen"
+    assert misnamed(["seed=0", "steps=10"]) == f"there is no key 'steps': type budget.amount=10 ({said})"
+    assert "type schedule=one_step_off schedule.lag=4 (" in misnamed(["+lag=4"])
+    assert "type problems_per_step=... and group_size=... (" in misnamed(["batch_size=64"])
+    assert misnamed(["lr=1e-4", "beta=0.1"]).count("there is no key") == 2
+    assert misnamed(["budget.amount=10", "-m", "steps", "--help", "recipe=plain"]) == ""
+
+
+@pytest.mark.parametrize("command", [["grpo_lab.train"], ["grpo_lab.cli", "explain"]], ids=lambda command: command[0])
+def test_a_command_ends_in_the_right_key(command: list[str]) -> None:
+    line = [sys.executable, "-m", *command, "steps=10"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and done.stderr.startswith("error: there is no key 'steps': type budget.amount=10 (")

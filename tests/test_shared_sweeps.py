@@ -1,0 +1,130 @@
+"""Two sweeps over one folder of runs: a cell that another process runs is waited for, or taken over where that dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from processes import alive
+from test_sweep_faults import WORLD, cells_of, finished, lines_in, quiet_board, started, sweep_from_here, wait_until
+
+from grpo_lab.sweeps.board import Board
+from grpo_lab.sweeps.local import Job, run_jobs
+from grpo_lab.tracking.run_log import RunLog
+from grpo_lab.tracking.run_reader import run_status
+from grpo_lab.tracking.sweep_record import record_sweep
+
+NAME = "plain,budget.amount=1,evaluation=brief,world=tiny"
+
+
+def cell(runs: Path) -> Job:
+    words = (*WORLD, "budget.amount=1", f"runs_dir={runs}", "seed=0")
+    return Job("the cell", words, runs / NAME / "seed=0", "steps", 1.0, 1)
+
+
+def said_by(board: Board) -> str:
+    return board.console.file.getvalue()
+
+
+def run_beside(job: Job, other: Callable[[Board], None]) -> Board:
+    """The board of a sweep of this one job, while `other` does what another process would."""
+    with quiet_board(1) as board:
+        thread = threading.Thread(target=other, args=(board,))
+        thread.start()
+        failures = run_jobs([job], 1, [], 30.0, board)
+        thread.join()
+    assert failures == [None] and (board.done, board.failed) == (1, 0)
+    return board
+
+
+def test_a_cell_that_another_process_finishes_is_waited_for_and_counts_as_done(tmp_path: Path) -> None:
+    """The test itself is the other process: it holds the folder, and writes DONE once the sweep says that it waits."""
+    job = cell(tmp_path)
+    log = RunLog(job.folder)
+
+    def other(board: Board) -> None:
+        wait_until(lambda: "waiting for" in said_by(board))
+        time.sleep(0.5)  # a few looks of the sweep, which say nothing more
+        log.mark_done({})
+        log.close()
+
+    board = run_beside(job, other)
+    line = f"waiting for the cell: process {os.getpid()} runs it in {job.folder}"
+    assert said_by(board).count("waiting for") == 1 and line in said_by(board).replace("\n", "")
+    assert not (job.folder / "output.log").exists(), "it was not started here as well"
+
+
+@pytest.mark.extended
+def test_a_cell_that_another_process_takes_while_ours_loads_and_then_leaves_is_started_again(
+    tmp_path: Path, tiny_base: Path
+) -> None:
+    job = cell(tmp_path)
+
+    def other(board: Board) -> None:
+        wait_until(lambda: cells_of(os.getpid()))
+        log = RunLog(job.folder)  # before it: a process loads for seconds until it takes its folder
+        wait_until(lambda: "waiting for" in said_by(board))
+        log.close()
+
+    board = run_beside(job, other)
+    assert "the cell was left unfinished: it goes on here" in said_by(board)
+    assert "is in use by process" in (job.folder / "output.log").read_text()
+    assert run_status(job.folder) == "done"
+
+
+@pytest.mark.extended
+def test_two_sweeps_share_their_cells_and_both_end_well(tmp_path: Path, tiny_base: Path) -> None:
+    words = ("seed=0,1,2", "budget.amount=60", "hydra.launcher.workers=1")
+    with started(tmp_path, *words) as (one, _), started(tmp_path, *words) as (other, _):
+        said = [process.communicate(timeout=200)[1] for process in (one, other)]
+    assert (one.returncode, other.returncode) == (0, 0), said
+    assert any("waiting for run seed=" in text for text in said) and finished(tmp_path) == 3
+    for path in tmp_path.glob("*/seed=*/output.log"):
+        assert path.read_text().count("finished after 60 steps") >= 1
+        assert lines_in(path.parent / "metrics.jsonl") == 61, "no step twice"
+
+
+@pytest.mark.extended
+def test_a_sweep_that_waits_hears_ctrl_c_and_takes_over_what_a_killed_one_leaves(
+    tmp_path: Path, tiny_base: Path
+) -> None:
+    words = ("seed=0", "budget.amount=1500", "checkpoint_every=10", "hydra.launcher.workers=1")
+    with started(tmp_path, *words) as (one, cells):
+        wait_until(lambda: [lines_in(path) > 20 for path in tmp_path.glob("*/seed=0/metrics.jsonl")] == [True], one)
+        cells |= set(cells_of(one.pid))
+        for ends in ("interrupted", "takes over"):
+            with started(tmp_path, *words) as (other, _):
+                line = next(line for line in other.stderr if "waiting for" in line)
+                assert f"waiting for run seed=0: process {next(iter(cells))} runs it in {tmp_path}" in line
+                if ends == "takes over":
+                    for pid in (one.pid, *cells):
+                        os.kill(pid, signal.SIGKILL)
+                    assert next(line for line in other.stderr if "run seed=0 was left unfinished: it goes on" in line)
+                    (output,) = tmp_path.glob("*/seed=0/output.log")
+                    wait_until(lambda output=output: "resuming after step" in output.read_text(), other)
+                other.send_signal(signal.SIGINT)
+                assert "interrupted: the same command goes on" in other.communicate(timeout=60)[1]
+                assert other.returncode == 130 and [*map(alive, cells)] == [ends == "interrupted"]
+
+
+# ---- folders and commands
+
+
+def test_a_folder_of_sweeps_that_cannot_be_written_is_named_with_a_remedy(
+    tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "sweeps").write_text("in the way")
+    with pytest.raises(OSError, match="sweeps/x cannot be written; a file stands where a folder must be"):
+        record_sweep(tmp_path, "x", [], None, None, "", [], None, None)
+    with pytest.raises(OSError, match="/sys/sweeps/x cannot be written; set runs_dir"):
+        record_sweep(Path("/sys"), "x", [], None, None, "", [], None, None)
+    with pytest.raises(SystemExit, match=r"^error: .*/sys/sweeps/[^ ]+ cannot be written; set runs_dir"):
+        sweep_from_here(Path("/sys"), "seed=0,1")
+    with quiet_board(1) as board:
+        (failed,) = run_jobs([cell(Path("/sys"))], 1, [], 30.0, board)
+    assert f"/sys/{NAME}/seed=0 cannot be written; set runs_dir (or GRPO_LAB_RUNS) to a folder this user can" in failed
