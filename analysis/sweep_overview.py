@@ -38,8 +38,8 @@ show_table(finished_table(data, outcome))
 # %% [markdown]
 # ## The verdict, and what to know beside it
 #
-# The word before a prediction follows from where its interval lies and from nothing else: *supported* or
-# *contradicted* where the interval excludes 0, *not resolved* where it does not. Caveats stand below.
+# The word before a prediction follows from the sign of its difference and from its p after Holm: *supported* or
+# *contradicted* where that is below 0.05, *not resolved* where it is not. Caveats stand below.
 
 # %%
 show_lines(verdict_text(data, outcome))

@@ -6,13 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
 
 from grpo_lab.batching import score_rollouts
 from grpo_lab.config import RunConfig
 from grpo_lab.engines.base import EngineFailure
 from grpo_lab.rollouts import encode_prompts, group_requests, to_rollouts
+from grpo_lab.shapes import Bool, Float, Tensor
 from grpo_lab.tricks.correction import ratio
 from grpo_lab.types import Rollouts
 from grpo_lab.vital_signs import UpdateTally

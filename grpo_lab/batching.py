@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import nn
 
-from grpo_lab.packing import Cut, microbatch_rows, packed_rows
+from grpo_lab.packing import microbatch_rows, packed_rows
 from grpo_lab.policy import mask_lengths, token_logprobs
+from grpo_lab.shapes import Bool, Float, Tensor
 from grpo_lab.tricks.denominator import Denominator
 from grpo_lab.tricks.precision import Precision
-from grpo_lab.types import Batch, Rollouts, Totals
+from grpo_lab.types import Batch, Cut, Rollouts, Totals
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
         return batch
 
     def move(value: object) -> object:
-        if isinstance(value, Tensor):
+        if isinstance(value, torch.Tensor):
             return value.to(device, non_blocking=True)
         if isinstance(value, Totals):
             return Totals(**{name: move(part) for name, part in vars(value).items()})

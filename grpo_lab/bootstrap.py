@@ -2,7 +2,7 @@
 
 Hydra reads its plugin namespace and its ConfigStore when it starts, so all of this has to happen first.
 User modules come from `plugins=[module,...]` on the command line or from GRPO_LAB_PLUGINS (commas), and
-a folder with their YAML from GRPO_LAB_CONFIG_PATH; child processes inherit both.
+folders with their YAML from GRPO_LAB_CONFIG_PATH; child processes inherit both.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from grpo_lab.user_files import check_user_files, import_plugin
+
 
 def plugin_modules(arguments: Sequence[str]) -> list[str]:
     """Module names from `plugins=a,b`, `plugins=[a,b]` or `+plugins=...`, and from the environment."""
@@ -27,8 +29,13 @@ def plugin_modules(arguments: Sequence[str]) -> list[str]:
 
 
 def bootstrap(arguments: Sequence[str] = ()) -> None:
-    """Prepare this process for Hydra; calling it again only adds what is new."""
+    """Prepare this process for Hydra; calling it again only adds what is new.
+
+    Raises ValueError for a module or a file of the user's own that Hydra could not read.
+    """
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    # Bars for reading and writing one small file would hide the progress that matters.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic matrix products on CUDA
     # Hydra accepts plugins only from a namespace package named hydra_plugins, found on sys.path.
     plugins_home = str(Path(__file__).resolve().parent / "_hydra")
@@ -39,22 +46,18 @@ def bootstrap(arguments: Sequence[str] = ()) -> None:
     modules = plugin_modules(arguments)
     os.environ["GRPO_LAB_PLUGINS"] = ",".join(modules)
     for name in modules:
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            raise ValueError(
-                f"plugin module {name!r} cannot be imported ({error}): install it or add its folder to PYTHONPATH"
-            ) from error
+        import_plugin(name)
     # Options are found as subclasses, so the modules that define the rooms' options must be imported.
     for name in (
         "engines.native",
         "engines.vllm",
         "engines.vllm_process",
         "tasks.arithmetic",
+        "tasks.card_base",
         "tasks.grading",
         "tasks.warm_start",
     ):
         importlib.import_module(f"grpo_lab.{name}")
-    importlib.import_module("grpo_lab.config").register()
-    # Bars for reading and writing one small file would hide the progress that matters.
-    importlib.import_module("transformers.utils.logging").disable_progress_bar()
+    config = importlib.import_module("grpo_lab.config")
+    config.register()
+    check_user_files(arguments, config.conf_folder().parent / "experiments")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 import yaml
 
 from grpo_lab.config import AXES, ROOMS, conf_folder, slot_types
+from grpo_lab.user_files import user_folders
 
 # What the lists show: the axes, and the room that baselines with a critic read.
 _SHOWN = (*AXES, "critic")
@@ -26,6 +26,15 @@ class Option:
 
     name: str
     text: str
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """What a recipe's file says of published ingredients that it does not bring, each with the reason, and of what
+    nobody could verify; empty where it says `nothing`."""
+
+    left_out: tuple[str, ...]
+    unverified: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -51,8 +60,8 @@ def plain_options() -> dict[str, str]:
 
 
 def _folders() -> list[Path]:
-    """Where options are found: the configuration folder, and the user's own where there is one."""
-    return [conf_folder(), *map(Path, filter(None, [os.environ.get("GRPO_LAB_CONFIG_PATH")]))]
+    """Where options are found: the configuration folder, and the user's own where there are some."""
+    return [conf_folder(), *user_folders()]
 
 
 def option_text(slot: str, option: str) -> str:
@@ -101,7 +110,7 @@ def papers_table() -> str:
     """What each paper brought, as a markdown table: methods and arXiv id, and the options and recipes that name it."""
     names: dict[str, list[str]] = {}
     options: dict[str, list[str]] = {}
-    for slot in (*_SHOWN, "recipe"):
+    for slot in (*_SHOWN, "optimizer", "recipe"):
         for path in sorted((conf_folder() / slot).glob("*.yaml")):
             text = " ".join(line for line in path.read_text().splitlines() if line.startswith("# "))
             for found in _PAPER.findall(text):
@@ -134,3 +143,25 @@ def recipe_overrides() -> dict[str, dict[str, str]]:
             key.removeprefix("override /"): option for entry in entries for key, option in entry.items()
         }
     return found
+
+
+def recipe_gaps(recipe: str) -> Gaps:
+    """What the lines `# left out: ...` and `# unverified: ...` of a recipe's file say."""
+    lines = option_text("recipe", recipe).splitlines()
+
+    def said(kind: str) -> tuple[str, ...]:
+        found = (line.removeprefix(f"# {kind}: ") for line in lines if line.startswith(f"# {kind}: "))
+        return tuple(item for item in found if item != "nothing")
+
+    return Gaps(said("left out"), said("unverified"))
+
+
+def ingredients_table() -> str:
+    """The ingredients of each recipe's source as a markdown table: there, left out and why, unverified."""
+    lines = ["| recipe | there | left out, why | unverified |", "|---|---|---|---|"]
+    for name, chosen in recipe_overrides().items():
+        gaps = recipe_gaps(name)
+        there = ", ".join(f"{slot}={option}" for slot, option in chosen.items())
+        cells = (name, there, "; ".join(gaps.left_out), "; ".join(gaps.unverified))
+        lines.append(f"| {' | '.join(cell or '-' for cell in cells)} |")
+    return "\n".join(lines)

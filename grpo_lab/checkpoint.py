@@ -2,14 +2,17 @@
 
 A checkpoint is a folder that transformers and vLLM load as a model, with `state.pt` beside the weights.
 It is filled under a temporary name and renamed when complete, so a folder that bears a checkpoint's name
-is whole, whenever the process was killed.
+is complete, whenever the process was killed. `manifest.json`, written last, says whose it is and holds a digest of
+every other file, so that what was damaged later is noticed before anything is loaded.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +21,25 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from grpo_lab.tracking.files import RunFolderError
+from grpo_lab.tracking.files import RunFolderError, write_json
+from grpo_lab.tracking.whole import MANIFEST, sealed
 
 _NAME = re.compile(r"step=(\d+)")
 
 
-def save(root: Path, step: int, model: nn.Module, tokenizer: PreTrainedTokenizerBase, state: dict[str, Any]) -> Path:
-    """Write `root/step=<step>` and return it. Raises RunFolderError when the disk is full; older ones stay."""
+def save(
+    root: Path,
+    step: int,
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    state: Mapping[str, Any],
+    run_key: str,
+    log: Mapping[str, Any],
+) -> Path:
+    """Write `root/step=<step>` and return it; `log` is the stamp of the log that belongs to it.
+
+    Raises RunFolderError when the disk is full; older ones stay.
+    """
     final = root / f"step={step:06d}"
     temporary = root / f".step={step:06d}.{os.getpid()}"
     shutil.rmtree(temporary, ignore_errors=True)
@@ -32,10 +47,14 @@ def save(root: Path, step: int, model: nn.Module, tokenizer: PreTrainedTokenizer
         temporary.mkdir(parents=True)
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
-        torch.save(state, temporary / "state.pt")
-        for path in (found for found in temporary.rglob("*") if found.is_file()):
+        torch.save(dict(state), temporary / "state.pt")
+        digests = {}
+        for path in sorted(found for found in temporary.rglob("*") if found.is_file()):
             with path.open("rb") as file:
+                digests[path.relative_to(temporary).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
                 os.fsync(file.fileno())
+        manifest = {"run_key": run_key, "step": step, "log": log, "files": digests}
+        write_json(temporary / MANIFEST, sealed(manifest))
     except (OSError, RuntimeError, SafetensorError) as error:
         # torch and safetensors each have their own word for a failed write.
         shutil.rmtree(temporary, ignore_errors=True)
@@ -58,7 +77,7 @@ def save(root: Path, step: int, model: nn.Module, tokenizer: PreTrainedTokenizer
 
 def latest(root: Path) -> Path | None:
     """The complete checkpoint of the highest step, or None."""
-    found = _complete(root)
+    found = complete(root)
     return found[-1] if found else None
 
 
@@ -69,13 +88,14 @@ def load_state(folder: Path) -> dict[str, Any]:
 
 def prune(root: Path, keep: int) -> None:
     """Delete all but the newest `keep` checkpoints, and what interrupted writes left behind."""
-    for old in _complete(root)[:-keep]:
+    for old in complete(root)[:-keep]:
         shutil.rmtree(old)
     for leftover in root.glob(".step=*"):
         shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _complete(root: Path) -> list[Path]:
+def complete(root: Path) -> list[Path]:
+    """All complete checkpoints, the newest last; whether they are whole is for `whole.check_manifest` to say."""
     if not root.exists():
         return []
     named = [path for path in root.iterdir() if _NAME.fullmatch(path.name)]

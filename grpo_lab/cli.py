@@ -5,33 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig, open_dict
-
 from grpo_lab.bootstrap import bootstrap
+from grpo_lab.compose import compose_config, compose_with_choices
 
-
-def compose_config(overrides: Sequence[str] = ()) -> DictConfig:
-    """The composed config of these overrides, as `python -m grpo_lab.train` would see it."""
-    return compose_with_choices(overrides)[0]
-
-
-def compose_with_choices(overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
-    """The composed config, and which option stands in each slot."""
-    bootstrap(overrides)
-    from grpo_lab.config import conf_folder
-    from grpo_lab.identity import chosen_options
-
-    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        config = compose("config", list(overrides), return_hydra_config=True)
-    choices = chosen_options(config.hydra.runtime.choices)
-    with open_dict(config):
-        del config["hydra"]
-    return config, choices
+RUNS = "runs"  # the folder of runs unless another is named
 
 
 def build_base(arguments: argparse.Namespace) -> None:
@@ -83,9 +64,9 @@ def list_metrics(_: argparse.Namespace) -> None:
 def list_tricks(arguments: argparse.Namespace) -> None:
     """Print axes and options, one line each, or the tables that README.md and experiments/README.md hold."""
     bootstrap()
-    from grpo_lab.catalogue import papers_table, recipes_table, tricks_list, tricks_table
+    from grpo_lab.catalogue import ingredients_table, papers_table, recipes_table, tricks_list, tricks_table
 
-    tables = (tricks_table, papers_table, recipes_table)
+    tables = (tricks_table, papers_table, recipes_table, ingredients_table)
     print("\n\n".join(table() for table in tables) if arguments.markdown else tricks_list())
 
 
@@ -99,32 +80,50 @@ def explain_run(arguments: argparse.Namespace) -> None:
 
 
 def draw_figures(arguments: argparse.Namespace) -> None:
-    """Rebuild the figures, tables and verdict of an experiment, and print the verdict and the files."""
+    """Rebuild the figures, tables and verdict of an experiment, and print the verdict and what to open."""
     from grpo_lab.analysis.build import build
+    from grpo_lab.analysis.guide import what_to_open
 
+    _require_folder(arguments.runs)
     saved = None if arguments.only_runs else arguments.data
     built = build(arguments.name, arguments.runs, saved, arguments.to, ["grpo-lab", *sys.argv[1:]])
-    print(f"{arguments.name}, from {built.source}\n\n{built.verdict}")
-    for path in built.paths:
-        print(path)
-    for figure, reason in built.missing.items():
-        print(f"no {figure}: {reason}")
+    print(*filter(None, [built.notice]), f"{arguments.name}, from {built.source}\n\n{built.verdict}", sep="\n")
+    program = "grpo-lab" if shutil.which("grpo-lab") else os.path.relpath(sys.argv[0])
+    print(*what_to_open(built, arguments.name, arguments.runs, saved, arguments.to, program), sep="\n")
+
+
+def _require_folder(runs: str | Path) -> None:
+    """Raise ValueError for a folder of runs that was named and is not there; saved data may stand in for the usual."""
+    if "://" not in str(runs) and Path(runs) != Path(RUNS) and not Path(runs).is_dir():
+        raise ValueError(f"there is no folder {runs}: name the folder that holds the runs, or leave --runs out")
+
+
+def _require_runs(runs: Path) -> None:
+    """Raise ValueError where there is no such folder."""
+    if not runs.is_dir():
+        raise ValueError(f"there is no folder {runs}: make some with make demo, or name another with --runs")
 
 
 def write_report(arguments: argparse.Namespace) -> None:
     """Write the report of an experiment, one page that works offline, and print where it is."""
     from grpo_lab.analysis.build import build_report
 
+    _require_folder(arguments.runs)
     saved = None if arguments.only_runs else arguments.data
-    print(build_report(arguments.name, arguments.runs, saved, arguments.to, ["grpo-lab", *sys.argv[1:]]))
+    path, notice = build_report(arguments.name, arguments.runs, saved, arguments.to, ["grpo-lab", *sys.argv[1:]])
+    print(*filter(None, [notice]), path, sep="\n")
 
 
 def export_data(arguments: argparse.Namespace) -> None:
     """Save the logged numbers of an experiment as two files from which its figures can be rebuilt."""
+    from grpo_lab.analysis.caveats import finished_cells
     from grpo_lab.analysis.load import load_sweep, save_data
 
-    for path in save_data(load_sweep(arguments.runs, arguments.name), arguments.to):
+    _require_runs(arguments.runs)
+    data = load_sweep(arguments.runs, arguments.name)
+    for path in save_data(data, arguments.to):
         print(f"{path}  {path.stat().st_size / 1e6:.2f} MB")
+    print(*finished_cells(data), sep="\n")
 
 
 def read_rollouts(arguments: argparse.Namespace) -> None:
@@ -136,6 +135,8 @@ def read_rollouts(arguments: argparse.Namespace) -> None:
 
     if arguments.limit < 1:
         raise ValueError(f"--limit {arguments.limit}: print at least one response")
+    if not Path(arguments.run_name).is_dir():
+        _require_runs(arguments.runs)
     chosen = Filter(arguments.correct, arguments.truncated, arguments.in_loss, arguments.problem)
     folder = find_run(arguments.run_name, arguments.runs, arguments.arm, arguments.level, arguments.seed)
     if arguments.against is None:
@@ -152,7 +153,7 @@ def read_rollouts(arguments: argparse.Namespace) -> None:
 def _add_rollouts(commands: argparse._SubParsersAction) -> None:
     rollouts = commands.add_parser("rollouts", help="training responses, token by token; two arms side by side")
     rollouts.add_argument("run_name", metavar="RUN", help="a run folder, or the name of a sweep")
-    rollouts.add_argument("--runs", type=Path, default=Path("runs"), help="the folder of runs (default: runs)")
+    rollouts.add_argument("--runs", type=Path, default=Path(RUNS), help="the folder of runs (default: runs)")
     rollouts.add_argument("--arm", help="of a sweep: its arm (default: the first); of a name with a dash, --arm=-name")
     rollouts.add_argument("--level", help="of a sweep: its level")
     rollouts.add_argument("--seed", type=int, help="of a sweep: the seed (default: the first)")
@@ -177,7 +178,7 @@ def main() -> None:
     base.add_argument("overrides", nargs="*", help="Hydra overrides, for example model=tiny_base task=tiny")
     base.set_defaults(run=build_base)
     sync = commands.add_parser("sync", help="replay run folders into MLflow")
-    sync.add_argument("folder", type=Path, nargs="?", default=Path("runs"), help="a run, or a folder of runs")
+    sync.add_argument("folder", type=Path, nargs="?", default=Path(RUNS), help="a run, or a folder of runs")
     sync.set_defaults(run=sync_runs)
     pace = commands.add_parser("pace", help="seconds of simulated time, measured on runs, as overrides")
     pace.add_argument("folders", type=Path, nargs="+", metavar="RUN", help="a run's folder, of schedule=sync")
@@ -195,13 +196,13 @@ def main() -> None:
     report.set_defaults(run=write_report)
     for command, place in ((figures, "analysis/figures, or RUNS/figures"), (report, "analysis/reports")):
         command.add_argument("name", help="the sweep, as its folder under RUNS/sweeps is called")
-        command.add_argument("--runs", default="runs", help="the folder of runs, or an MLflow URI (default: runs)")
+        command.add_argument("--runs", default=RUNS, help="the folder of runs, or an MLflow URI (default: runs)")
         command.add_argument("--data", type=Path, default=Path("analysis/data"), help="saved data, used if it has more")
         command.add_argument("--only-runs", action="store_true", help="do not look at saved data")
         command.add_argument("--to", type=Path, help=f"where the files go (default: {place})")
     data = commands.add_parser("data", help="save an experiment's numbers, so that figures need no runs")
     data.add_argument("name", help="the sweep, as its folder under RUNS/sweeps is called")
-    data.add_argument("--runs", type=Path, default=Path("runs"), help="the folder of runs (default: runs)")
+    data.add_argument("--runs", type=Path, default=Path(RUNS), help="the folder of runs (default: runs)")
     data.add_argument("--to", type=Path, default=Path("analysis/data"), help="where the two files go")
     data.set_defaults(run=export_data)
     _add_rollouts(commands)

@@ -6,6 +6,8 @@ warnings of the table here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from grpo_lab.config import RunConfig
 from grpo_lab.refusals import ERRORS, Rule
 from grpo_lab.tricks.convention import Scope
@@ -164,6 +166,14 @@ WARNINGS: tuple[Rule, ...] = (
         idles=True,
     ),
     Rule(
+        "nothing_is_charged",
+        ("baseline", "kl"),
+        lambda run: run.baseline.pays_to_go and not run.kl.shapes_reward,
+        "only a charge of single tokens makes what is still to come differ from the whole reward",
+        "set kl=k1_reward, or baseline=none, which is the same here",
+        idles=True,
+    ),
+    Rule(
         "stretch_is_divided_away",
         ("baseline", "scale"),
         lambda run: run.baseline.stretches and run.scale.divides_by_centred,
@@ -194,7 +204,7 @@ WARNINGS: tuple[Rule, ...] = (
         lambda run: (
             not run.aggregation.rows_weigh_alike
             and run.surrogate.uses_ratio
-            and (run.surrogate.one_loss_a_row or not run.importance.per_token)
+            and (run.surrogate.one_loss_a_row or run.importance.averages)
         ),
         "every token carries its response's ratio, so this aggregation weighs that ratio by the response's length",
         "set aggregation=sequence_mean, as the papers do",
@@ -203,7 +213,7 @@ WARNINGS: tuple[Rule, ...] = (
         "width_is_for_tokens",
         ("surrogate", "importance"),
         lambda run: (
-            not run.importance.per_token and run.surrogate.clip_width is not None and run.surrogate.clip_width > 0.05
+            run.importance.averages and run.surrogate.clip_width is not None and run.surrogate.clip_width > 0.05
         ),
         "a response's ratio is a mean over its tokens and hardly leaves 1, so a clip this wide practically never binds",
         "set surrogate=ppo_gspo",
@@ -283,9 +293,12 @@ def broken_warnings(run: RunConfig) -> list[Rule]:
     return [rule for rule in WARNINGS if rule.broken_when(run)]
 
 
-def check_compatible(run: RunConfig) -> list[str]:
-    """Raise IncompatibleRun with every broken rule; otherwise return the warnings, one line each."""
+def check_compatible(run: RunConfig, choices: Mapping[str, str] | None = None) -> list[str]:
+    """Raise IncompatibleRun with every broken rule; otherwise return the warnings, one line each.
+
+    `choices`, slot -> option, are named in them where they are known.
+    """
     if errors := broken_errors(run):
-        lines = "\n".join(f"  - {rule.describe(run)}" for rule in errors)
+        lines = "\n".join(f"  - {rule.describe(run, choices)}" for rule in errors)
         raise IncompatibleRun(f"this combination cannot run:\n{lines}")
-    return [rule.describe(run) for rule in broken_warnings(run)]
+    return [rule.describe(run, choices) for rule in broken_warnings(run)]

@@ -11,23 +11,22 @@ import inspect
 import re
 import typing
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
 
 # Two more surrogates, three more baselines: a class is an option once its module is imported.
 import grpo_lab.tricks.covariance
 import grpo_lab.tricks.credit  # noqa: F401
-from grpo_lab.critic import Critic
 from grpo_lab.engines.base import Engine
 from grpo_lab.evaluate import Evaluation
 from grpo_lab.ledger import Budget
 from grpo_lab.optim import Optimizer
 from grpo_lab.pace import Pace
-from grpo_lab.packing import Cut
 from grpo_lab.tasks.base import Model, Reward, Task, Template
 from grpo_lab.tracking.mlflow_mirror import Tracking
 from grpo_lab.tricks.aggregation import Aggregation
@@ -35,6 +34,7 @@ from grpo_lab.tricks.base import require, require_not_negative
 from grpo_lab.tricks.baseline import Baseline
 from grpo_lab.tricks.convention import Convention
 from grpo_lab.tricks.correction import Correction
+from grpo_lab.tricks.critic import Critic
 from grpo_lab.tricks.curriculum import Curriculum
 from grpo_lab.tricks.denominator import Denominator
 from grpo_lab.tricks.entropy import Entropy
@@ -51,6 +51,7 @@ from grpo_lab.tricks.schedule import Schedule
 from grpo_lab.tricks.surrogate import Surrogate
 from grpo_lab.tricks.truncation import Truncation
 from grpo_lab.tricks.updates import Updates
+from grpo_lab.types import Cut
 
 AXES = (
     "curriculum", "schedule", "truncation", "reward_shaping", "group_filter", "old_policy", "correction",
@@ -126,6 +127,7 @@ class RunConfig:
     keep_checkpoints: int
     rollouts_every: int
     runs_dir: str
+    resume_with_changed_code: bool
     plugins: list[str]
     cell: CellLabel
     design: Any  # an experiment's declaration; only a sweep reads it
@@ -149,7 +151,9 @@ class RunConfig:
 
 # Fields that change where and how a run is stored or computed, not what it is: they are no part of its
 # name and may differ between a run and its resumption.
-VOLATILE = frozenset({"runs_dir", "tracking", "keep_checkpoints", "device", "cell", "design"})
+VOLATILE = frozenset(
+    {"runs_dir", "tracking", "keep_checkpoints", "device", "cell", "design", "resume_with_changed_code"}
+)
 
 
 def snake_case(name: str) -> str:
@@ -166,14 +170,13 @@ def slot_types() -> dict[str, type]:
 def options(base: type) -> dict[str, type]:
     """Schema name -> concrete class, for every class that may stand in a slot of type `base`."""
     found: dict[str, type] = {}
-
-    def visit(cls: type) -> None:
-        if not inspect.isabstract(cls) and (cls is not base or not cls.__subclasses__()):
+    waiting = [base]
+    while waiting:
+        cls = waiting.pop()
+        children = cls.__subclasses__()
+        if not inspect.isabstract(cls) and (cls is not base or not children):
             found[snake_case(cls.__name__)] = cls
-        for child in cls.__subclasses__():
-            visit(child)
-
-    visit(base)
+        waiting += reversed(children)
     return found
 
 
@@ -182,12 +185,21 @@ def register() -> None:
     store = ConfigStore.instance()
     for slot, base in slot_types().items():
         for name, cls in options(base).items():
-            store.store(group=f"schema/{slot}", name=name, node=_writable(cls))
+            try:
+                node = _writable(cls)
+            except OmegaConfBaseException as error:
+                where = f"{inspect.getsourcefile(cls)} line {inspect.getsourcelines(cls)[1]}"
+                raise ValueError(
+                    f"{cls.__name__} at {where} cannot be an option ({str(error).splitlines()[0]}): a field of an "
+                    "option is a number, a string, an Enum, a dataclass, or a list or dict of these"
+                ) from error
+            store.store(group=f"schema/{slot}", name=name, node=node)
     store.store(group="schema", name="run", node=_writable(RunConfig))
 
 
+@cache
 def _writable(cls: type) -> DictConfig:
-    """The structured config of a frozen class, with the read-only flag cleared: Hydra must merge into it."""
+    """The structured config of a frozen class, made once, with the read-only flag cleared: Hydra must merge into it."""
     node = OmegaConf.structured(cls)
 
     def clear(part: Any) -> None:
@@ -206,15 +218,37 @@ def to_run(config: DictConfig) -> RunConfig:
     config = config.copy()
     OmegaConf.set_struct(config, False)
     config.pop("hydra", None)
+    if unknown := [str(key) for key in config if key not in RunConfig.__dataclass_fields__]:
+        raise ValueError(f"there is no key {unknown[0]!r}: --help lists the options, --cfg job every key")
     try:
         run = OmegaConf.to_object(config)
     except MissingMandatoryValue as error:
         raise ValueError(f"{error.full_key} has no value: give it one, {error.full_key}=...") from error
+    except InterpolationResolutionError as error:
+        raise ValueError(unresolved(config, error)) from error
     except OmegaConfBaseException as error:
         # OmegaConf wraps what __post_init__ raises; the first line says what and where.
         raise ValueError(str(error.__cause__ or error).splitlines()[0]) from error
     assert isinstance(run, RunConfig)
     return run
+
+
+def unresolved(config: DictConfig, error: InterpolationResolutionError) -> str:
+    """Which key of `config` refers to what is not there, or in a circle to itself, and what to do about it."""
+    key = error.full_key or ""
+    chain: list[str] = []
+    while key and key not in chain:
+        chain.append(key)
+        node: Any = OmegaConf.to_container(config, resolve=False)
+        for part in key.split("."):
+            node = node.get(part) if isinstance(node, dict) else None
+        referred = re.search(r"\$\{([\w.]+)\}", str(node))
+        key = referred.group(1) if referred else ""
+    said = str(error).splitlines()[0]
+    if "Recursive" not in said:
+        return f"{chain[0] if chain else 'a key'} has no value: {said}; correct the reference, or give a value itself"
+    circle = " -> ".join([*chain, key] if key else chain)
+    return f"{chain[0] if chain else 'a key'} refers to itself ({circle}): give one of these keys a value"
 
 
 def flat(config: DictConfig | dict, prefix: str = "") -> dict[str, Any]:

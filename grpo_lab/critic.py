@@ -1,106 +1,47 @@
-"""The critic: a learned value of each state, with an optimiser, minibatches and a warm-up of its own."""
+"""A critic's weights and optimiser, and what one batch teaches it; tricks/critic.py says how it is made."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import nn
 
-from grpo_lab.batching import Cut, microbatch_rows
+from grpo_lab.batching import microbatch_rows
 from grpo_lab.ledger import Ledger, ModelCost
 from grpo_lab.models import load_model
 from grpo_lab.optim import Optimizer, UpdateReport
 from grpo_lab.policy import mask_lengths, token_values
-from grpo_lab.tricks.base import NEGLIGIBLE, require, require_not_negative, require_positive
+from grpo_lab.shapes import Bool, Float, Int, Tensor
+from grpo_lab.tricks.base import NEGLIGIBLE
+from grpo_lab.tricks.critic import Critic
 from grpo_lab.tricks.precision import LmHead, Precision
-from grpo_lab.tricks.updates import Updates
-from grpo_lab.types import Rollouts
+from grpo_lab.types import Cut, Rollouts
 
 
-@dataclass(frozen=True)
-class Critic(ABC):
-    """How the value function is made and trained; used where the baseline needs one."""
-
-    learning_rate: float
-    warmup_updates: int  # of its learning rate, linear
-    minibatches: int  # optimiser steps for each rollout batch
-    passes: int  # over each rollout batch
-    value_clip: float  # how far from its old value a value may be drawn in one batch, reward units; 0 for any
-    head_range: float  # the head's weights begin uniform in +-this; 0 begins with the value 0 everywhere
-    pretrain_steps: int  # first steps in which the critic learns and the policy does not
-
-    def __post_init__(self) -> None:
-        require_positive(self, "learning_rate", "minibatches", "passes")
-        require_not_negative(self, "warmup_updates", "value_clip", "head_range", "pretrain_steps")
-        require(self.pretrain_steps < 100, self, "pretrain_steps", "below 100: the policy would stand still for long")
-
-    @property
-    def updates(self) -> Updates:
-        return Updates(self.minibatches, self.passes, fresh_optimizer=False)
-
-    def policy_waits(self, step: int) -> bool:
-        """Whether step `step` (from 0) trains the critic alone."""
-        return step < self.pretrain_steps
-
-    @abstractmethod
-    def trunk(self, folder: Path, learner: nn.Module) -> nn.Module:
-        """What makes hidden states of token ids."""
-
-    @property
-    @abstractmethod
-    def owns_trunk(self) -> bool:
-        """Whether the critic's gradient goes into it, and a checkpoint has to hold it."""
-
-    def open(
-        self,
-        folder: Path,
-        learner: nn.Module,
-        optimizer: Optimizer,
-        precision: Precision,
-        cut: Cut,
-        device: torch.device,
-        seed: int,
-    ) -> LiveCritic:
-        """A critic that begins at the base model in `folder`, ready to learn."""
-        trunk = self.trunk(folder, learner).to(device)
-        width = learner.get_input_embeddings().weight.shape[1]
-        head = nn.Linear(width, 1)
-        with torch.no_grad():
-            generator = torch.Generator().manual_seed(seed)
-            head.weight.copy_((2 * torch.rand(1, width, generator=generator) - 1) * self.head_range)
-            head.bias.zero_()
-        own = replace(optimizer, learning_rate=self.learning_rate, warmup_updates=self.warmup_updates)
-        return LiveCritic(self, trunk, head.to(device), own, precision, cut)
-
-
-@dataclass(frozen=True)
-class SeparateModel(Critic):
-    """A model of its own, beginning as a copy of the policy (PPO for language models; Open-Reasoner-Zero)."""
-
-    owns_trunk: ClassVar[bool] = True
-
-    def trunk(self, folder: Path, learner: nn.Module) -> nn.Module:
-        return load_model(folder, LmHead.same).base_model
-
-
-@dataclass(frozen=True)
-class ValueHead(Critic):
-    """One linear layer on the policy's hidden states, which feel no gradient of it.
-
-    Differs from SeparateModel: no second model in memory and a forward pass less, for a critic that can only read what
-    the policy's states happen to say, and whose inputs move with every policy update.
-    """
-
-    owns_trunk: ClassVar[bool] = False
-
-    def trunk(self, folder: Path, learner: nn.Module) -> nn.Module:
-        return learner.base_model
+def open_critic(
+    plan: Critic,
+    folder: Path,
+    learner: nn.Module,
+    optimizer: Optimizer,
+    precision: Precision,
+    cut: Cut,
+    device: torch.device,
+    seed: int,
+) -> LiveCritic:
+    """A critic that begins at the base model in `folder`, or at the learner's own states, ready to learn."""
+    trunk = load_model(folder, LmHead.same).base_model.to(device) if plan.owns_trunk else learner.base_model
+    width = learner.get_input_embeddings().weight.shape[1]
+    head = nn.Linear(width, 1)
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(seed)
+        head.weight.copy_((2 * torch.rand(1, width, generator=generator) - 1) * plan.head_range)
+        head.bias.zero_()
+    own = replace(optimizer, learning_rate=plan.learning_rate, warmup_updates=plan.warmup_updates)
+    return LiveCritic(plan, trunk, head.to(device), own, precision, cut)
 
 
 @dataclass

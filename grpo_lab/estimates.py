@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
 
 from grpo_lab.config import RunConfig
 from grpo_lab.rollouts import decode, grade, to_rollouts
+from grpo_lab.shapes import Bool, Float, Tensor
 from grpo_lab.tools import tools_for
 from grpo_lab.tricks.baseline import State
 from grpo_lab.types import Completion, NoiseKey, Request, Rollouts

@@ -19,12 +19,11 @@ from dataclasses import dataclass
 
 import pandas as pd
 import torch
-from jaxtyping import Float
-from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+import transformers
 
 from grpo_lab.engines.base import EngineSession
 from grpo_lab.rollouts import decode, encode_prompts, grade, group_requests, to_rollouts
+from grpo_lab.shapes import Float, Tensor
 from grpo_lab.tasks.base import Reward, Template
 from grpo_lab.tools import tools_for
 from grpo_lab.tricks.base import require, require_not_negative, require_positive
@@ -80,7 +79,7 @@ InitialScore = Callable[[Rollouts], Float[Tensor, "N T"]]
 def evaluate(
     suites: Sequence[Suite],
     session: EngineSession,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: transformers.PreTrainedTokenizerBase,
     template: Template,
     plan: Evaluation,
     seed: int,
@@ -100,7 +99,7 @@ def evaluate(
 def _answers(
     suite: Suite,
     session: EngineSession,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: transformers.PreTrainedTokenizerBase,
     template: Template,
     samples: int,
     seed: int,

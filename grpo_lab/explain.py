@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from grpo_lab.catalogue import option_text, plain_options, recipe_overrides
+from grpo_lab.catalogue import option_text, plain_options, recipe_gaps, recipe_overrides
 from grpo_lab.compat import broken_errors, broken_warnings
 from grpo_lab.config import AXES, RunConfig
 
@@ -61,9 +61,11 @@ def formula(run: RunConfig) -> list[tuple[str, str]]:
     if run.baseline.reads_outcome:
         reward += " (not read: the baseline looks at right and wrong)"
     lines.append(("R", reward))
-    if run.baseline.needs_critic:
+    if run.baseline.needs_critic or run.baseline.pays_to_go:
         charged = ", and a token's share of the kl penalty at that token" if kl.shapes_reward else ""
-        lines += [("R_t", f"R at the last token{charged}; 0 elsewhere"), ("V", _critic(run))]
+        lines.append(("R_t", f"R at the last token{charged}; 0 elsewhere"))
+    if run.baseline.needs_critic:
+        lines.append(("V", _critic(run)))
     if kl.needs_reference and not run.reference.touches_nothing:
         lines.append(("ref", run.reference.written()))
     if reads_old:
@@ -179,9 +181,12 @@ def explain(run: RunConfig, config: DictConfig, choices: Mapping[str, str]) -> s
     nearest = nearest_recipe(choices, config)
     same = "this is recipe" if not nearest.differences else "nearest recipe"
     parts += [f"{same} {nearest.recipe}", *(f"  {difference}" for difference in nearest.differences)]
+    gaps = recipe_gaps(nearest.recipe)
+    for title, items in (("left out of it", gaps.left_out), ("unverified in it", gaps.unverified)):
+        parts += [title, *(_hang("  - ", item) for item in items)] if items else []
     off = plain_options()
     parts += ["", "options that are not the plain one"]
-    read = (*AXES, "critic") if run.baseline.needs_critic else AXES
+    read = (*AXES, "critic", "optimizer") if run.baseline.needs_critic else (*AXES, "optimizer")
     chosen = [(slot, choices.get(slot, off[slot])) for slot in read if choices.get(slot, off[slot]) != off[slot]]
     for axis, option in chosen:
         parts.append(_hang(f"  {axis}={option}: ", _said_of(run, axis, option), 6))
@@ -189,7 +194,7 @@ def explain(run: RunConfig, config: DictConfig, choices: Mapping[str, str]) -> s
         parts.append("  none")
     for title, rules in (("refused", broken_errors(run)), ("warnings", broken_warnings(run))):
         if rules:
-            parts += ["", title, *(_hang("  - ", rule.describe(run)) for rule in rules)]
+            parts += ["", title, *(_hang("  - ", rule.describe(run, choices)) for rule in rules)]
     parts += ["", "papers", *(f"  arXiv:{paper}  {', '.join(names)}" for paper, names in papers(choices, read).items())]
     return "\n".join(parts)
 
@@ -200,6 +205,23 @@ def _said_of(run: RunConfig, axis: str, option: str) -> str:
     if lines and lines[0].startswith("# "):
         return lines[0].removeprefix("# ")
     return (type(getattr(run, axis)).__doc__ or "").partition("\n")[0]
+
+
+def inert_lines(inert: Sequence[str], choices: Mapping[str, str]) -> list[str]:
+    """One sentence for each axis that changed nothing of the loss and on which somebody chose an option.
+
+    `inert` are the axes, `choices` what was composed. What stands there unless another is chosen is nobody's choice.
+    """
+    plain, recipe = plain_options(), choices.get("recipe", "plain")
+    brought = recipe_overrides().get(recipe, {})
+    lines = []
+    for axis in inert:
+        option = choices.get(axis, plain[axis])
+        if option != plain[axis]:
+            said = f"recipe={recipe} brings {axis}={option}" if brought.get(axis) == option else f"{axis}={option}"
+            which = ", which" if said.startswith("recipe=") else ""
+            lines.append(f"{said}{which} changed nothing of the loss in the whole run")
+    return lines
 
 
 def _hang(head: str, text: str, indent: int | None = None) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from grpo_lab.config import RunConfig
 from grpo_lab.rollouts import decode, encode_prompts, grade, group_requests, to_rollouts
 from grpo_lab.tools import with_wish
@@ -23,6 +25,7 @@ class StartedGroup:
     problem: Problem
     prompt: tuple[int, ...]
     number: int  # of the batch for which it was drawn: its noise goes on with that number
+    progress: float  # share of the budget that was spent when it was drawn
     done: tuple[Completion, ...]
 
     def whole(self, further: Sequence[Completion]) -> list[Completion]:
@@ -47,14 +50,14 @@ class Spent:
 
 
 def start_group(
-    run: RunConfig, bench: Workbench, index: int, number: int, done: tuple[Completion, ...] = ()
+    run: RunConfig, bench: Workbench, index: int, number: int, progress: float, done: tuple[Completion, ...] = ()
 ) -> StartedGroup:
-    """The group of the problem at `index` of the training split, drawn for batch `number`."""
+    """The group of the problem at `index` of the training split, drawn for batch `number`, at `progress`."""
     problem = bench.problems[index]
     key = NoiseKey(run.seed, "train", number, problem.id, 0)
     problem = with_wish(run.reward_shaping, run.template, problem, key)
     (prompt,) = encode_prompts(bench.tokenizer, run.template, [problem])
-    return StartedGroup(index, problem, prompt, number, done)
+    return StartedGroup(index, problem, prompt, number, progress, done)
 
 
 def requests_of(run: RunConfig, group: StartedGroup) -> list[Request]:
@@ -72,17 +75,19 @@ def graded(
     problems = [group.problem for group in groups]
     rollouts = to_rollouts(problems, [group.prompt for group in groups], run.group_size, completions)
     texts = decode(bench.tokenizer, rollouts)
-    judged = grade(rollouts, texts, run.reward)
+    progress = torch.tensor([[group.progress] * run.group_size for group in groups], dtype=torch.float64)
+    judged = replace(grade(rollouts, texts, run.reward), progress=progress)
     shaped = run.reward_shaping(judged)
     indices = tuple(group.index for group in groups)
     return Groups(indices, rollouts, tuple(texts), judged, shaped, run.truncation(shaped))
 
 
-def laid_down(index: int, number: int, responses: Sequence[Completion]) -> dict[str, Any]:
+def laid_down(index: int, number: int, progress: float, responses: Sequence[Completion]) -> dict[str, Any]:
     """What exists of the responses of a group, in plain values that a checkpoint can hold."""
     return {
         "index": index,
         "step": number,
+        "progress": progress,
         "responses": [
             {
                 "tokens": list(part.tokens),
@@ -122,8 +127,8 @@ def taken_up(run: RunConfig, bench: Workbench, left: dict[str, Any]) -> StartedG
             tuple(part["logprobs"]),
             tuple(part["versions"]),
             StopReason(part["stop"]),
-            tuple(part.get("injected", ())),  # checkpoints of older versions have none
+            tuple(part.get("injected", ())),
         )
         for part in left["responses"]
     )
-    return start_group(run, bench, left["index"], left["step"], done)
+    return start_group(run, bench, left["index"], left["step"], left["progress"], done)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 
 from grpo_lab.config import AXES, VOLATILE, flat
+from grpo_lab.tracking.whole import AFRESH, SEAL, read_json, read_sealed
 
 _LONGEST_NAME = 120
 
@@ -61,24 +61,41 @@ def run_identity(config: DictConfig, device: str) -> dict[str, Any]:
     }
 
 
-def check_folder(folder: Path, identity: Mapping[str, Any]) -> str:
-    """The key of the run in `folder`, a new one for a new run.
+def check_folder(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """What run.json says of the run in `folder`; {} for a new run.
 
-    Raises ValueError when the folder holds a run whose identity differs, naming what differs.
+    Raises ValueError where that file is damaged, or missing beside what a run has left, and where the folder holds a
+    run whose identity differs, naming what differs.
     """
     path = folder / "run.json"
     if not path.exists():
-        return uuid.uuid4().hex
-    before = json.loads(path.read_text())
+        if left := _left_behind(folder):
+            raise ValueError(f"{path} is missing beside {left}: nothing says which run they are of; {AFRESH}")
+        return {}
+    before = read_json(path, AFRESH)
+    if SEAL in before or not (folder / "DONE").exists():  # earlier versions of grpo_lab wrote no digests
+        before = read_sealed(path, AFRESH)
+    if not {"identity", "run_key"} <= before.keys():
+        raise ValueError(f"{path} does not say which run this is: it was edited, or the disk fails; {AFRESH}")
     there, now = before["identity"], json.loads(json.dumps(identity))
     different = sorted(key for key in there.keys() | now.keys() if there.get(key) != now.get(key))
     if different:
         shown = ", ".join(f"{key}: {there.get(key)!r} there, {now.get(key)!r} now" for key in different[:4])
         raise ValueError(
-            f"{folder} holds a run with another configuration ({shown}): "
+            f"{folder} holds a run with another configuration by its run.json ({shown}): "
             "move that folder away or choose another runs_dir"
         )
-    return before["run_key"]
+    return before
+
+
+def _left_behind(folder: Path) -> str | None:
+    """The first file that only a run leaves, after it has written run.json."""
+    metrics = folder / "metrics.jsonl"
+    if metrics.exists() and metrics.stat().st_size > 0:
+        return metrics.name
+    patterns = ("DONE", "checkpoints/step=*", "eval/step=*.parquet")
+    found = (path for pattern in patterns for path in sorted(folder.glob(pattern)))
+    return next((str(path.relative_to(folder)) for path in found), None)
 
 
 def describe_run(
@@ -91,10 +108,12 @@ def describe_run(
     warnings: Sequence[str],
     environment: Mapping[str, Any],
     sweep: str | None,
+    stretches: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """The content of run.json: who this run is, for the mirror and for every reader of the folder.
 
-    `sweep` is the folder of the sweep this run is a cell of, relative to the run's own.
+    `sweep` is the folder of the sweep this run is a cell of, relative to the run's own. `stretches` say with which
+    code the run was made, one for each change of code.
     """
     git = environment["git"] or {}
     recipe, _, rest = name.partition(",")
@@ -113,6 +132,7 @@ def describe_run(
         "tracking": tracking,
         "commit": git.get("commit"),
         "dirty": git.get("dirty"),
+        "stretches": list(stretches),
         "sweep_folder": sweep,
         "warnings": list(warnings),
         "tags": {name: label for name, label in config.cell.items() if label},

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
 
 from grpo_lab.batching import score_rollouts
 from grpo_lab.config import RunConfig
 from grpo_lab.loss import mark_tokens, policy_loss
 from grpo_lab.policy import token_logprobs
 from grpo_lab.seeding import rollout_uniforms
+from grpo_lab.shapes import Bool, Float, Tensor
 from grpo_lab.types import Batch, Graded, Rollouts
 from grpo_lab.vital_signs import UpdateTally
 
@@ -54,11 +53,14 @@ def score(
     )
 
 
-def scaled(run: RunConfig, centred: Tensor, graded: Graded, sampled_mask: Bool[Tensor, "N T"]) -> Tensor:
-    """Advantages of what the baseline left: one a response [P, G], or one a token [N, T] where it gives those."""
+def scaled(run: RunConfig, centred: Tensor, graded: Graded, stays: Bool[Tensor, "N T"]) -> Tensor:
+    """Advantages of what the baseline left: one a response [P, G], or one a token [N, T] where it gives those.
+
+    `stays`: tokens that the policy chose and no rejection threw out.
+    """
     if not run.baseline.per_token:
         return run.scale(centred, graded)
-    return run.scale.of_tokens(centred, sampled_mask & graded.counted.flatten()[:, None], graded)
+    return run.scale.of_tokens(centred, stays & graded.counted.flatten()[:, None], graded)
 
 
 def mark_noise(run: RunConfig, rollouts: Rollouts, step: int, number: int) -> Float[Tensor, "N T"] | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 
-from torch import nn
+import torch
 
 from grpo_lab.tricks.base import require_positive
 
@@ -51,14 +51,14 @@ class ModelCost:
     attention: int  # 4 * layers * width of the heads, per token and per token of its context
 
     @classmethod
-    def of(cls, model: nn.Module) -> ModelCost:
+    def of(cls, model: torch.nn.Module) -> ModelCost:
         """Read the counts off a transformers causal LM."""
         config = model.config.get_text_config(decoder=True)
         matrices = sum(
             module.weight.numel()
             for module in model.modules()
             if hasattr(module, "weight") and getattr(module.weight, "ndim", 0) == 2
-            and not isinstance(module, nn.Embedding)
+            and not isinstance(module, torch.nn.Embedding)
         )  # fmt: skip
         heads = getattr(config, "num_attention_heads", 0)
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // max(heads, 1)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from grpo_lab.config import RunConfig
+from grpo_lab.shapes import Float, Tensor
 from grpo_lab.tricks.base import NEGLIGIBLE
 from grpo_lab.tricks.convention import Scope
 from grpo_lab.tricks.surrogate import StepTokens, SurrogateInputs
@@ -40,10 +40,7 @@ def policy_loss(
     loss = run.aggregation(token_loss + kl_term + entropy_term, mask, batch.totals)
     with torch.no_grad():
         moved = current - old  # learner now against learner before the updates
-
-        def total(values: Tensor) -> Tensor:
-            return torch.where(mask, values.to(torch.float64), 0.0).sum()
-
+        total = partial(_total, mask)
         each = torch.ones_like(current)
         sums = {
             "tokens": mask.sum().to(torch.float64),
@@ -66,6 +63,10 @@ def policy_loss(
             from_ref = batch.ref_logprobs - current
             sums["k3_ref"] = total(from_ref.exp() - 1 - from_ref)
     return LossOutput(loss, sums, surrogate.touched.detach() & mask)
+
+
+def _total(mask: Tensor, values: Tensor) -> Tensor:
+    return torch.where(mask, values.to(torch.float64), 0.0).sum()
 
 
 @torch.no_grad()

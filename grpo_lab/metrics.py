@@ -11,6 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
+# The four probes of an evaluation in words; `evaluate.py` says what each is.
+SUITES = {
+    "probe": "training questions",
+    "heldout_training": "held-out, training protocol",
+    "heldout": "held-out, evaluation protocol",
+    "downstream": "downstream",
+}
+
 
 @dataclass(frozen=True)
 class Metric:

@@ -1,8 +1,7 @@
-"""Models as transformers loads them: weights, stop tokens, context length, and the arithmetic of the head."""
+"""Models as transformers loads them, and the arithmetic of the head."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,12 +9,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from grpo_lab.shapes import Tensor
 from grpo_lab.tricks.precision import LmHead
 
 
@@ -79,30 +78,3 @@ def round_weights(model: nn.Module, dtype: torch.dtype) -> None:
 def widen(scores: Tensor) -> Tensor:
     """At least fp32, so that a softmax never runs in half precision; float64 stays float64."""
     return scores if scores.dtype is torch.float64 else scores.float()
-
-
-def stop_token_ids(folder: Path) -> frozenset[int]:
-    """Ids that end a response: the tokenizer's EOS and those of the generation config."""
-    ids: set[int] = set()
-    generation = folder / "generation_config.json"
-    if generation.exists():
-        listed = json.loads(generation.read_text()).get("eos_token_id")
-        ids.update(listed if isinstance(listed, list) else [] if listed is None else [listed])
-    eos = AutoTokenizer.from_pretrained(folder).eos_token_id
-    if eos is None:
-        raise ValueError(f"the tokenizer of {folder} has no end-of-text token: set tokenizer.eos_token and save it")
-    return frozenset(ids | {eos})
-
-
-def weight_names(folder: Path) -> frozenset[str]:
-    """Names of the weights that the files of `folder` hold; tied ones are there once."""
-    names: set[str] = set()
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as opened:
-            names.update(opened.keys())
-    return frozenset(names)
-
-
-def context_length(folder: Path) -> int | None:
-    """The longest prompt plus response the model was built for, in tokens; None where it has no limit."""
-    return getattr(AutoConfig.from_pretrained(folder), "max_position_embeddings", None)

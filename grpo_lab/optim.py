@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
+from grpo_lab.shapes import Tensor
 from grpo_lab.tricks.base import require, require_not_negative, require_positive
 
 

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from grpo_lab.models import widen
+from grpo_lab.shapes import Float, Int, Tensor
 
 # What architectures of transformers call a change of the scores after the head; each is idle at None, 0 or 1.
 _SCORE_CHANGES = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier", "logits_soft_cap")

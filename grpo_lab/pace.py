@@ -14,10 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float
 from omegaconf import OmegaConf
-from scipy.optimize import nnls
 
+from grpo_lab.shapes import Float
 from grpo_lab.tracking.run_reader import read_steps
 from grpo_lab.tricks.base import require_not_negative, require_positive
 
@@ -123,6 +122,8 @@ def measure(folders: Sequence[Path]) -> Measured:
 
 def _fit(what: Float[np.ndarray, "S C"], seconds: Float[np.ndarray, "S"]) -> list[float]:
     """What one unit of each column costs, none less than nothing; a step that took long has no more say than others."""
+    from scipy.optimize import nnls
+
     return nnls(what / seconds[:, None], np.ones_like(seconds))[0].tolist()
 
 

@@ -15,32 +15,18 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+from grpo_lab.shapes import Bool, Float, Int, Tensor
+from grpo_lab.types import Cut
 
 NAME = "sdpa_packed"
 _LAYERS = {"full_attention", "sliding_attention"}
 _PROBE = ((1, 2, 0, 3), (2, 1)), (0, 0, 1), [[1, 3, 0, 2, 1], [2, 0, 1, 1, 3], [3, 1, 2, 2, 0]], [5, 2, 4]
 _prepared: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-
-
-@dataclass(frozen=True)
-class Cut:
-    """How rows are cut into microbatches and laid out; it moves memory and time, never a gradient.
-
-    `microbatch_tokens` bounds the tokens of one forward pass, `split_cost_tokens` is how many tokens of padding cost
-    as much as one more pass (one more block of attention where rows are packed): few on a CPU, more on a GPU.
-    `scores_per_chunk` bounds how many scores, positions times vocabulary, exist at a time; None for no bound. `packs`:
-    lay rows out without padding and their shared prompts once.
-    """
-
-    microbatch_tokens: int
-    split_cost_tokens: int
-    scores_per_chunk: int | None = None
-    packs: bool = False
 
 
 PLAIN = Cut(microbatch_tokens=2**62, split_cost_tokens=2**62)
@@ -136,7 +122,7 @@ def pack(
     """
     host_tokens, host_mask = tokens.cpu().numpy(), mask.cpu().numpy()
     ends = np.where(host_mask.any(1), host_mask.shape[1] - host_mask[:, ::-1].argmax(1), 0)
-    parts, positions, starts = [], [], {}
+    parts, positions, before, starts = [], [], [], {}
     filled, sequences, own = 0, [], []
     for row, end in enumerate(ends.tolist()):
         if not end:
@@ -151,17 +137,15 @@ def pack(
         positions.append(np.arange(len(prompt), len(prompt) + end - 1))
         shared = np.arange(starts[prompt], starts[prompt] + len(prompt))
         sequences.append(np.concatenate([shared, np.arange(filled, filled + end - 1)]))
+        before.append(sequences[-1][len(prompt) - 1 + host_mask[row].nonzero()[0]])
         own.append(0 if fresh else len(prompt))  # the first token whose result is taken from this sequence
         filled += end - 1
     blocks = _blocks(sequences, own, filled, cut, tokens.device)
-    rows, columns = host_mask.nonzero()
-    place = np.cumsum(ends > 0) - 1
-    before = np.array([sequences[place[row]][len(prompts[row]) + column - 1] for row, column in zip(rows, columns)])
 
     def whole(values: list[np.ndarray]) -> Tensor:
         return torch.from_numpy(np.concatenate(values).astype(np.int64))[None].to(tokens.device)
 
-    return PackedRow(whole(parts), whole(positions), blocks, torch.from_numpy(before).to(tokens.device))
+    return PackedRow(whole(parts), whole(positions), blocks, whole(before)[0])
 
 
 def _blocks(sequences: list[np.ndarray], own: list[int], size: int, cut: Cut, device: torch.device) -> Blocks:

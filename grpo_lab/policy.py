@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import nn
 
 from grpo_lab.models import widen
 from grpo_lab.output_head import in_chunks, linear_head, of_scores
-from grpo_lab.packing import PLAIN, Cut, pack, prepared
+from grpo_lab.packing import PLAIN, pack, prepared
+from grpo_lab.shapes import Bool, Float, Int, Tensor
 from grpo_lab.tricks.precision import Precision
+from grpo_lab.types import Cut
 
 
 def token_logprobs(

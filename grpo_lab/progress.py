@@ -76,10 +76,13 @@ class RunProgress:
 
 
 def describe(latest: Mapping[str, float | int], step: int) -> str:
-    """One line of a run's latest numbers: step, training reward, held-out accuracy, truncated share, tokens/s."""
+    """One line of a run's latest numbers: step, training reward, held-out accuracy, truncated share, tokens/s.
+
+    Held-out accuracy is that of the evaluation protocol, not of the training protocol.
+    """
     shown = {
         "reward": ("reward/mean", "{:.3f}"),
-        "held-out": ("eval/heldout/accuracy", "{:.3f}"),
+        "held-out (eval)": ("eval/heldout/accuracy", "{:.3f}"),
         "truncated": ("rollout/truncated", "{:.2f}"),
         "tok/s": ("time/tokens_per_second", "{:,.0f}"),
     }

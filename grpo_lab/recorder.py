@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,8 @@ from grpo_lab.ledger import Ledger
 from grpo_lab.progress import RunProgress
 from grpo_lab.tracking.mlflow_mirror import Tracking
 from grpo_lab.tracking.run_log import RunLog
+from grpo_lab.tracking.run_reader import parse_line
+from grpo_lab.tracking.whole import files_of, sealed
 from grpo_lab.types import Exhausted
 from grpo_lab.workbench import Workbench
 
@@ -49,6 +50,7 @@ class Recorder:
     run: RunConfig
     log: RunLog
     progress: RunProgress
+    run_key: str
     touched: dict[str, float] = field(default_factory=dict)
     seconds_logging: float = 0.0  # of the step before: a line cannot hold the time its own writing takes
     steps_without_update: int = 0
@@ -111,13 +113,14 @@ class Recorder:
     def resume(self, state: Mapping[str, Any]) -> None:
         """Go on with what `save` put into a checkpoint."""
         self.touched |= state["touched"]
-        self.steps_without_update = state.get("steps_without_update", 0)  # older checkpoints do not count them
+        self.steps_without_update = state["steps_without_update"]
 
     def save(self, bench: Workbench, root: Path) -> Path:
         """Checkpoint the run as it stands after its latest step."""
-        state = bench.state(self.log.position(), self.run.reference.changes)
+        stamp = self.log.stamp()
+        state = bench.state(stamp["bytes"], self.run.reference.changes)
         state |= {"touched": dict(self.touched), "steps_without_update": self.steps_without_update}
-        saved = checkpoint.save(root, bench.ledger.steps, bench.learner, bench.tokenizer, state)
+        saved = checkpoint.save(root, bench.ledger.steps, bench.learner, bench.tokenizer, state, self.run_key, stamp)
         checkpoint.prune(root, self.run.keep_checkpoints)
         return saved
 
@@ -144,27 +147,40 @@ def failures_recorded(log: RunLog) -> Iterator[None]:
         raise
 
 
-def summarise(log: RunLog, ledger: Ledger, inert: Sequence[str], warnings: Sequence[str]) -> dict[str, Any]:
-    """What DONE says of a finished run: its first and last evaluation, its cost, and what was inert."""
-    lines = (log.folder / "metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line)["metrics"] for line in lines]
+def summarise(log: RunLog, ledger: Ledger, inert: Sequence[str], described: Mapping[str, Any]) -> dict[str, Any]:
+    """What DONE says of a finished run: its first and last evaluation, its cost, and what was inert or is lost.
+
+    `described` is its run.json. `files` holds the digest of every file of the folder, and the whole that of itself.
+    """
+    path = log.folder / "metrics.jsonl"
+    rows = [parse_line(line, path)["metrics"] for line in path.read_bytes().splitlines()]
     scores = [{k: v for k, v in row.items() if k.startswith("eval/")} for row in rows]
     scores = [row for row in scores if row]
-    return {
+    stamp = log.stamp()
+    summary = {
+        "run_key": described["run_key"],
         "steps": ledger.steps,
         "first": scores[0],
         "last": scores[-1],
         "budget": ledger.metrics(),
         "inert": list(inert),
-        "warnings": list(warnings),
+        "warnings": described["warnings"],
+        "stretches": described["stretches"],
+        "lost": log.lost_tables(),
+        "files": files_of(log.folder, {"metrics.jsonl": stamp["sha256"], **stamp["tables"]}),
     }
+    return sealed(summary)
 
 
-def verdict(folder: Path) -> str:
-    """The summary of a finished run in words."""
-    done = json.loads((folder / "DONE").read_text())
+def verdict(folder: Path, done: Mapping[str, Any]) -> str:
+    """The summary of a finished run in words; `done` is its DONE."""
     lines = [f"finished after {done['steps']} steps; accuracy before -> after:"]
-    for suite in ("probe", "heldout", "downstream"):
+    width = max(map(len, metrics.SUITES.values()))
+    for suite, name in metrics.SUITES.items():
         before, after = (done[when][f"eval/{suite}/accuracy"] for when in ("first", "last"))
-        lines.append(f"  {suite:<11} {before:.3f} -> {after:.3f}  ({after - before:+.3f})")
+        lines.append(f"  {name:<{width}}  {before:.3f} -> {after:.3f}  ({after - before:+.3f})")
+    for change in done.get("stretches", ())[1:]:
+        lines.append(f"not of one code: resumed with changed code after step {change['from_step']}")
+    if lost := done.get("lost"):
+        lines.append(f"lost while it ran: {', '.join(lost)}")
     return "\n".join([*lines, f"run folder: {folder}"])

@@ -6,7 +6,7 @@ same table.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from grpo_lab.config import RunConfig, snake_case
@@ -26,10 +26,13 @@ class Rule:
     remedy: str
     idles: bool = False
 
-    def describe(self, run: RunConfig) -> str:
-        """One line: the slots with what stands in them, the reason and the remedy."""
+    def describe(self, run: RunConfig, choices: Mapping[str, str] | None = None) -> str:
+        """One line: the slots with what stands in them, the reason and the remedy.
+
+        `choices`, slot -> option, are what was composed; without them a slot is named by its class and its numbers.
+        """
         held = {axis: getattr(run, axis) for axis in self.axes}
-        parts = [f"{axis}={_label(value)}" for axis, value in held.items()]
+        parts = [f"{axis}={(choices or {}).get(axis) or _label(value)}" for axis, value in held.items()]
         return f"{', '.join(parts)}: {self.reason}. Remedy: {self.remedy}."
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from grpo_lab.evaluate import pass_at_k
+from grpo_lab.shapes import Float, Tensor
 from grpo_lab.types import Graded, Groups
 
 NGRAM = 6  # tokens; a repetition is a run of this many that the response has written before

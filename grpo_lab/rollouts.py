@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from transformers import PreTrainedTokenizerBase
+import transformers
 
 from grpo_lab.tasks.base import Reward, Template
 from grpo_lab.types import (
@@ -22,13 +22,13 @@ from grpo_lab.types import (
 
 
 def encode_prompts(
-    tokenizer: PreTrainedTokenizerBase, template: Template, problems: Sequence[Problem]
+    tokenizer: transformers.PreTrainedTokenizerBase, template: Template, problems: Sequence[Problem]
 ) -> tuple[tuple[int, ...], ...]:
     """Token ids of each problem's rendered prompt."""
     return token_ids(tokenizer, [template.render(problem.question) for problem in problems])
 
 
-def token_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+def token_ids(tokenizer: transformers.PreTrainedTokenizerBase, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """Token ids of each text, nothing added around it. Raises ValueError for one that cannot be written in tokens."""
     try:
         return tuple(tuple(ids) for ids in tokenizer(list(texts), add_special_tokens=False)["input_ids"])
@@ -90,7 +90,7 @@ def to_rollouts(
     )
 
 
-def decode(tokenizer: PreTrainedTokenizerBase, rollouts: Rollouts) -> list[str]:
+def decode(tokenizer: transformers.PreTrainedTokenizerBase, rollouts: Rollouts) -> list[str]:
     """The text of each row without the stop token that ended it.
 
     Any other special token stays visible: a response with padding drawn in its middle must not read as
@@ -101,7 +101,7 @@ def decode(tokenizer: PreTrainedTokenizerBase, rollouts: Rollouts) -> list[str]:
     return tokenizer.batch_decode(ids, skip_special_tokens=False)
 
 
-def token_texts(tokenizer: PreTrainedTokenizerBase, rollouts: Rollouts) -> list[list[str]]:
+def token_texts(tokenizer: transformers.PreTrainedTokenizerBase, rollouts: Rollouts) -> list[list[str]]:
     """The text of every real token of each row, its stop token included."""
     seen = {token: tokenizer.decode([token]) for token in set(rollouts.tokens[rollouts.response_mask].tolist())}
     ends = rollouts.lengths.tolist()
@@ -127,6 +127,7 @@ def grade(rollouts: Rollouts, texts: Sequence[str], reward: Reward) -> Graded:
         reward=value,
         components={"outcome": value},
         lengths=to_groups(rollouts.lengths, rollouts.group_size),
+        sampled_lengths=to_groups(rollouts.sampled_mask.sum(dim=1), rollouts.group_size),
         truncated=to_groups(~rollouts.finished, rollouts.group_size),
         counted=everyone,
         trained=everyone,

@@ -22,11 +22,10 @@ if TYPE_CHECKING:
 
 
 class Rounds:
-    """The groups of batch `number`; satisfies `types.GroupSource`."""
+    """The groups of batch `number`, drawn at `progress` of the budget; satisfies `types.GroupSource`."""
 
-    def __init__(self, run: RunConfig, bench: Workbench, number: int) -> None:
-        self.run, self.bench, self.number = run, bench, number
-        self.progress = bench.ledger.spent(run.budget)
+    def __init__(self, run: RunConfig, bench: Workbench, number: int, progress: float) -> None:
+        self.run, self.bench, self.number, self.progress = run, bench, number, progress
         self.memory = bench.memory.copy()
         self.passed_before = self.memory.passed
         self.taken: frozenset[int] = frozenset()
@@ -125,7 +124,7 @@ class Rounds:
         return drawn
 
     def _fresh(self, indices: Sequence[int]) -> list[StartedGroup]:
-        return [start_group(self.run, self.bench, index, self.number) for index in indices]
+        return [start_group(self.run, self.bench, index, self.number, self.progress) for index in indices]
 
     def _requests(self, groups: Sequence[StartedGroup]) -> list[Request]:
         return [request for group in groups for request in requests_of(self.run, group)]
@@ -146,6 +145,6 @@ class Rounds:
     def _put_aside(self, group: StartedGroup, whole: Sequence[Completion], keeps_partial: bool) -> None:
         self.put_aside += 1
         if keeps_partial:
-            self.memory.leftovers.append(laid_down(group.index, group.number, whole))
+            self.memory.leftovers.append(laid_down(group.index, group.number, group.progress, whole))
         else:
             self.spent[-1].discarded += sum(len(completion.tokens) for completion in whole)

@@ -11,9 +11,8 @@ import hashlib
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
+from grpo_lab.shapes import Float, Tensor
 from grpo_lab.types import NoiseKey, Rollouts
 
 _DOUBLES_PER_BLOCK = 4  # one Philox counter value yields four 64-bit words, one double each

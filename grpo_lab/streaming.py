@@ -113,13 +113,14 @@ class Streamed(Supply):
         """Begin further groups, as far ahead as the schedule allows and while problems can be drawn."""
         self.ran_dry = None
         bound = self.wanted * (self.run.schedule.ahead + 1)
+        progress = self.bench.ledger.spent(self.run.budget)
         while len(self.growing) + len(self.ready) + self.in_training < bound:
             try:
-                index = self._draw()
+                index = self._draw(progress)
             except Exhausted as error:
                 self.ran_dry = error  # what grows may yet change what the curriculum thinks
                 return
-            group = start_group(self.run, self.bench, index, self.tickets // self.wanted)
+            group = start_group(self.run, self.bench, index, self.tickets // self.wanted, progress)
             size = self.run.group_size
             self.growing[self.tickets] = _Growing(group, [None] * size, [False] * size)
             for member in range(size):
@@ -127,10 +128,10 @@ class Streamed(Supply):
                 self.stream.add(key, self.request(key))
             self.tickets += 1
 
-    def _draw(self) -> int:
+    def _draw(self, progress: float) -> int:
         run, bench = self.run, self.bench
         held = [one.group.index for one in (*self.growing.values(), *self.ready, *self.thrown)]
-        progress, before = bench.ledger.spent(run.budget), bench.memory.passed
+        before = bench.memory.passed
         pool = Pool(bench.difficulties, run.problems_per_step, run.seed, progress, bench.memory, frozenset(held))
         (index,) = run.curriculum.draw(1, pool)
         self.drawn += 1
@@ -207,7 +208,7 @@ class Streamed(Supply):
         parts = [self.part(ticket * size + member) for member in range(size)]
         existing = [part for part in parts if part is not None]
         return {
-            "group": laid_down(one.group.index, one.group.number, existing),
+            "group": laid_down(one.group.index, one.group.number, one.group.progress, existing),
             "begun": [part is not None for part in parts],
             "ended": list(one.ended),
         }
@@ -240,7 +241,8 @@ class Streamed(Supply):
 
 
 def _whole_state(whole: _Whole) -> dict[str, Any]:
-    group = laid_down(whole.group.index, whole.group.number, completions_of(whole.made.rollouts))
+    held = whole.group
+    group = laid_down(held.index, held.number, held.progress, completions_of(whole.made.rollouts))
     return {"group": group, "at": whole.at}
 
 

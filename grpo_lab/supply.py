@@ -121,12 +121,13 @@ class Queue(Supply):
     def take(self) -> Delivery:
         due = 0 if self.ran_dry is not None else self.run.schedule.batches_due(len(self.ready))
         at_once = due if self.thread is None else min(due, 0 if self.ready else 1)
-        self._generate(at_once)
+        progress = self.bench.ledger.spent(self.run.budget)  # read here: the ledger goes on beside the thread
+        self._generate(at_once, progress)
         if not self.ready:
             raise self.ran_dry
         delivery = self.ready.popleft()
         if due > at_once:
-            self.behind = self.thread.submit(self._generate, due - at_once)
+            self.behind = self.thread.submit(self._generate, due - at_once, progress)
         delivery.count(self.bench)
         self._trained(delivery)
         return delivery
@@ -142,17 +143,17 @@ class Queue(Supply):
         if behind is not None:
             behind.result()
 
-    def _generate(self, batches: int) -> None:
+    def _generate(self, batches: int, progress: float) -> None:
         """Put further batches behind those that wait; where no more can be made, those are trained on first."""
         try:
             for _ in range(batches):
-                self.ready.append(self._one())
+                self.ready.append(self._one(progress))
         except Exhausted as error:
             self.ran_dry = error
 
-    def _one(self) -> Delivery:
+    def _one(self, progress: float) -> Delivery:
         run = self.run
-        rounds = Rounds(run, self.bench, self.number)
+        rounds = Rounds(run, self.bench, self.number, progress)
         collected = run.group_filter.collect(rounds, run.problems_per_step)
         rounds.settle(collected.made)
         self.number += 1
@@ -212,10 +213,10 @@ def training_seconds(run: RunConfig, batch: Groups) -> float:
 def delivery_state(delivery: Delivery) -> dict[str, Any]:
     """A batch that waits, in plain values: its texts, from which all the rest follows."""
     made, size = delivery.made, delivery.made.rollouts.group_size
-    responses = completions_of(made.rollouts)
+    responses, progress = completions_of(made.rollouts), made.graded.progress[:, 0].tolist()
     kept = {name: getattr(delivery, name) for name in ("chosen", "passed_over", "started", "ready_at")}
     groups = [
-        laid_down(index, number, responses[place * size : (place + 1) * size])
+        laid_down(index, number, progress[place], responses[place * size : (place + 1) * size])
         for place, (index, number) in enumerate(zip(made.indices, delivery.numbers))
     ]
     return kept | {"groups": groups, "spent": [asdict(spent) for spent in delivery.spent]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from transformers import PreTrainedTokenizerBase
+import transformers
 
 from grpo_lab.rollouts import token_ids
 from grpo_lab.seeding import token_uniforms
@@ -13,7 +13,7 @@ from grpo_lab.tricks.reward_shaping import RewardShaping
 from grpo_lab.types import NoiseKey, Problem, Tools
 
 
-def tools_for(tokenizer: PreTrainedTokenizerBase) -> Tools:
+def tools_for(tokenizer: transformers.PreTrainedTokenizerBase) -> Tools:
     """What a trick that generates may use: the run's tokenizer and its counter-based noise."""
 
     def encode(text: str) -> tuple[int, ...]:

@@ -22,9 +22,8 @@ from enum import Enum
 from typing import Protocol, runtime_checkable
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
+
+from grpo_lab.shapes import Bool, Float, Int, Tensor
 
 
 @dataclass(frozen=True)
@@ -207,7 +206,7 @@ class Rollouts:
         width = max(part.tokens.shape[1] for part in parts)
 
         def widened(tensor: Tensor) -> Tensor:
-            return tensor if tensor.ndim == 1 else F.pad(tensor, (0, width - tensor.shape[1]))
+            return tensor if tensor.ndim == 1 else torch.nn.functional.pad(tensor, (0, width - tensor.shape[1]))
 
         return replace(
             parts[0],
@@ -218,7 +217,7 @@ class Rollouts:
 
 
 def _tensor_fields(record: Rollouts | Graded) -> list[str]:
-    return [field.name for field in fields(record) if isinstance(getattr(record, field.name), Tensor)]
+    return [field.name for field in fields(record) if isinstance(getattr(record, field.name), torch.Tensor)]
 
 
 @dataclass(frozen=True)
@@ -228,17 +227,21 @@ class Graded:
     `outcome` is the verifier's word, 0 or 1, and is never shaped. `reward` is the sum of the named
     `components`. `counted` rows enter group and batch statistics, `trained` rows enter the loss: the
     two masks are separate so that "masked before" and "masked after" the statistics differ by one bit. `wanted`
-    is the length that the prompt asked for, None where prompts ask for none.
+    is the length that the prompt asked for, None where prompts ask for none. `lengths` are whole responses;
+    `sampled_lengths` are the tokens of them that the policy chose and no rejection threw out. `progress` is the share
+    of the budget that was spent when the group was drawn, None outside training.
     """
 
     outcome: Float[Tensor, "P G"]
     reward: Float[Tensor, "P G"]
     components: Mapping[str, Float[Tensor, "P G"]]
     lengths: Int[Tensor, "P G"]
+    sampled_lengths: Int[Tensor, "P G"]
     truncated: Bool[Tensor, "P G"]
     counted: Bool[Tensor, "P G"]
     trained: Bool[Tensor, "P G"]
     wanted: Int[Tensor, "P G"] | None = None
+    progress: Float[Tensor, "P G"] | None = None
 
     def choose(self, places: Sequence[int]) -> Graded:
         """The groups at these places, in this order."""
@@ -379,3 +382,19 @@ def to_groups(rows: Tensor, group_size: int) -> Tensor:
     """[N, ...] -> [P, G, ...]; rows are problem-major, so this is a reshape."""
     assert rows.shape[0] % group_size == 0, "rows were dropped before a group statistic"
     return rows.reshape(rows.shape[0] // group_size, group_size, *rows.shape[1:])
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How rows are cut into microbatches and laid out; it moves memory and time, never a gradient.
+
+    `microbatch_tokens` bounds the tokens of one forward pass, `split_cost_tokens` is how many tokens of padding cost
+    as much as one more pass (one more block of attention where rows are packed): few on a CPU, more on a GPU.
+    `scores_per_chunk` bounds how many scores, positions times vocabulary, exist at a time; None for no bound. `packs`:
+    lay rows out without padding and their shared prompts once.
+    """
+
+    microbatch_tokens: int
+    split_cost_tokens: int
+    scores_per_chunk: int | None = None
+    packs: bool = False

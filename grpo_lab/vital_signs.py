@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
 
 from grpo_lab.compat import broken_warnings
 from grpo_lab.config import RunConfig
 from grpo_lab.optim import UpdateReport
+from grpo_lab.shapes import Bool, Float, Int, Tensor
 from grpo_lab.tricks.base import NEGLIGIBLE, Trick
 from grpo_lab.tricks.group_filter import Signal, without_signal
 from grpo_lab.types import Graded, Groups, LossOutput, Rollouts

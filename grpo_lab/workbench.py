@@ -7,7 +7,6 @@ any weights are read.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,24 +16,24 @@ from typing import Any
 
 import pandas as pd
 import torch
-from jaxtyping import Int
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from grpo_lab import checkpoint, packing
 from grpo_lab.config import RunConfig
-from grpo_lab.critic import LiveCritic
+from grpo_lab.critic import LiveCritic, open_critic
 from grpo_lab.engines.base import EngineSession
 from grpo_lab.evaluate import Suite
 from grpo_lab.ledger import Ledger, ModelCost
-from grpo_lab.models import context_length, load_model, recompute_layers, stop_token_ids
-from grpo_lab.packing import Cut
+from grpo_lab.model_folder import context_length, stop_token_ids
+from grpo_lab.models import load_model, recompute_layers
 from grpo_lab.rollouts import encode_prompts
+from grpo_lab.shapes import Int, Tensor
 from grpo_lab.streaming import open_stream
 from grpo_lab.supply import Queue, Supply
 from grpo_lab.tools import asking, tools_for, with_wish
 from grpo_lab.tricks.curriculum import Memory
-from grpo_lab.types import NoiseKey, Problem, SamplingParams
+from grpo_lab.types import Cut, NoiseKey, Problem, SamplingParams
 
 
 @dataclass
@@ -129,29 +128,6 @@ class Workbench:
             "loss_scale": self.loss_scale.state_dict(),
             "supply": self.waiting if self.supply is None else self.supply.state(),
         }
-
-
-def choose_device(name: str) -> torch.device:
-    """`auto` is the first CUDA device where there is one. Raises ValueError for a device that is not there."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
-        raise ValueError(f"device={name} is not supported: use cpu, cuda, cuda:<number> or auto")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(
-            f"device={name}, but torch sees {torch.cuda.device_count()} CUDA devices: use device=cpu or device=auto"
-        )
-    return device
-
-
-def prepare_torch(run: RunConfig) -> torch.device:
-    """Fix what the bits of a result depend on: threads and deterministic kernels."""
-    torch.set_num_threads(run.threads)
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    # Filling fresh memory with NaN finds kernels that read what nothing wrote, and costs up to a tenth of a step.
-    torch.utils.deterministic.fill_uninitialized_memory = False
-    return choose_device(run.device)
 
 
 def check_lengths(run: RunConfig, context: int | None, longest_prompt: int, whose: str = "the model's context") -> None:
@@ -282,7 +258,9 @@ def open_workbench(run: RunConfig, device: torch.device, resume_from: Path | Non
     packs = run.packing and all(packing.prepare(model) for model in (learner, reference, initial) if model is not None)
     critic = None
     if run.baseline.needs_critic:
-        critic = run.critic.open(folder, learner, run.optimizer, run.learner_precision, run.cut, device, run.seed)
+        critic = open_critic(
+            run.critic, folder, learner, run.optimizer, run.learner_precision, run.cut, device, run.seed
+        )
         if run.gradient_checkpointing and critic.plan.owns_trunk:
             recompute_layers(critic.trunk)
     bench = Workbench(
@@ -314,7 +292,7 @@ def open_workbench(run: RunConfig, device: torch.device, resume_from: Path | Non
         bench.memory = Memory(**state["memory"])
         bench.probe_best = state["probe_best"]
         bench.loss_scale.load_state_dict(state["loss_scale"])
-        bench.waiting = state.get("supply")  # older checkpoints have none
+        bench.waiting = state["supply"]
         if critic is not None:
             critic.load_state(state["critic"])
         if reference is not None and state["reference"] is not None:

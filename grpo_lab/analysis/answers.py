@@ -29,7 +29,10 @@ def read_answers(folder: Path) -> pd.DataFrame:
             kept = [name for name in _READ_WHERE_KEPT if name in table.column_names]
             parts.append(table.select([*_READ, *kept]))
         except (OSError, ValueError, KeyError) as error:
-            raise ValueError(f"{path} is no table of answers ({error}): it was edited, or the disk fails") from error
+            raise ValueError(
+                f"{path} is no table of answers ({error}): it was edited, or the disk fails; restore it from a copy, "
+                "or run the cell again in another folder"
+            ) from error
     if not parts:
         return pd.DataFrame(columns=COLUMNS)
     table = pa.concat_tables(parts, promote_options="permissive").to_pandas()

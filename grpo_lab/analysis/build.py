@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -69,12 +70,14 @@ _ALL = {
 @dataclass(frozen=True)
 class Built:
     """What `build` made: where the data came from, the verdict in words, every file, and the figures that this sweep
-    cannot have with the reason."""
+    cannot have with the reason. `listing` is a file that lists both; `notice` says that other runs were asked for."""
 
     source: str
+    notice: str
     verdict: str
     paths: list[Path]
     missing: dict[str, str]
+    listing: Path
 
 
 def draw_all(data: SweepData, outcome: Outcome) -> tuple[list[Drawn], dict[str, str]]:
@@ -117,13 +120,19 @@ def build(name: str, source: str, data_folder: Path | None, output: Path | None,
     for file, text in texts.items():
         atomic_write(output / file, text)
         paths.append(output / file)
-    return Built(data.source, verdict, paths, missing)
+    listing = output / f"{name}_files.txt"
+    reasons = [f"no {figure}: {reason}" for figure, reason in missing.items()]
+    atomic_write(listing, "\n".join([*map(str, paths), *reasons]) + "\n")
+    return Built(data.source, data.notice, verdict, paths, missing, listing)
 
 
-def build_report(name: str, source: str, data_folder: Path | None, output: Path | None, command: Sequence[str]) -> Path:
-    """Write `<output>/<name>.html`, the whole of a sweep on one page that needs nothing else, and return its path.
+def build_report(
+    name: str, source: str, data_folder: Path | None, output: Path | None, command: Sequence[str]
+) -> tuple[Path, str]:
+    """Write `<output>/<name>.html`, the whole of a sweep on one page that needs nothing else.
 
-    Without `output` it goes to analysis/reports. Training responses are in it where `source` is a folder that has them.
+    Returns its path, and a notice where other runs were asked for than it shows. Without `output` it goes to
+    analysis/reports. Training responses are in it where `source` is a folder that has them.
     Raises ValueError as `build` does.
     """
     data = read_source(source, name, data_folder)
@@ -134,7 +143,12 @@ def build_report(name: str, source: str, data_folder: Path | None, output: Path 
     page = report_html(data, outcome, drawn, missing, command, {"Training responses": responses}, divergence)
     path = (output or REPORTS) / f"{name}.html"
     atomic_write(path, page)
-    return path
+    return path, data.notice
+
+
+def _number(value: float) -> float | None:
+    """A number as JSON has it."""
+    return None if math.isnan(value) else value
 
 
 def describe_sources(data: SweepData, outcome: Outcome, command: Sequence[str]) -> dict[str, Any]:
@@ -162,6 +176,9 @@ def describe_sources(data: SweepData, outcome: Outcome, command: Sequence[str]) 
                 "direction": judgement.prediction.direction.value,
                 "word": judgement.word,
                 "n_pairs": judgement.difference.n,
+                "p": _number(judgement.p),
+                "p_holm": _number(judgement.holm),
+                "family": judgement.family,
             }
             for judgement in judge(data, outcome)
         ],

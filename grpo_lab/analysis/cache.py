@@ -24,9 +24,12 @@ from grpo_lab.analysis.answers import COLUMNS, read_answers
 from grpo_lab.tracking import run_reader
 from grpo_lab.tracking.files import atomic_write
 from grpo_lab.tracking.run_reader import read_steps
+from grpo_lab.tracking.whole import check_logged
 
 FILE = "tables"
 _WATCHED = ("metrics.jsonl", "timing.jsonl", "run.json", "DONE", "error.txt")
+
+_RESTORE = "restore it from a copy, or run the cell again in another folder"
 
 logger = logging.getLogger("grpo_lab.analysis")
 
@@ -41,13 +44,23 @@ class RunTables:
 
 def read_tables(folder: Path) -> RunTables:
     """The tables of the run in `folder`, parsed. Raises ValueError, naming the file, where one is damaged."""
+    check_logged(folder)
     rows = []
     for record in read_steps(folder):
         seconds = {name: value for name, value in record.timing.items() if name.startswith("budget/")}
         rows.append({"step": record.step, **record.metrics, **seconds})
+    path = folder / "metrics.jsonl"
+    for number, row in enumerate(rows):
+        if row["step"] != number:
+            before = f"follows step {number - 1}" if number else "comes first"
+            raise ValueError(f"{path}: step {row['step']} {before}, so lines were lost or doubled; {_RESTORE}")
     points = pd.DataFrame(rows)
     metrics = [name for name in points.columns if name != "step"]
-    return RunTables(points.astype(dict.fromkeys(metrics, float)), read_answers(folder))
+    try:
+        points = points.astype(dict.fromkeys(metrics, float))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} has a value that is no number ({str(error).splitlines()[0]}); {_RESTORE}") from error
+    return RunTables(points, read_answers(folder))
 
 
 def look_of(folder: Path) -> dict[str, list[int]]:

@@ -9,15 +9,24 @@ import pandas as pd
 
 from grpo_lab.analysis.load import LABELS, SweepData
 from grpo_lab.analysis.outcome import Outcome
+from grpo_lab.analysis.settings import undeclared_steps
 from grpo_lab.sweeps.design import Collapsed
 
+_FEW = 3  # runs, named where something is wrong with no more than these
 _UNEQUAL = 1.1  # a run that spent this many times X has a tail that no comparison sees
 
 
 def caveats(data: SweepData, outcome: Outcome) -> list[str]:
     """Every sentence of this kind about a sweep, the declaration first; details of a sentence are indented."""
-    parts = (_declaration(data), _cells(data), _collapsed(data, outcome), _lengths(data, outcome), _not_finite(data))
-    return [*(line for part in parts for line in part), *_lacking(data), *_inert(data), *_code(data), *_protocols(data)]
+    parts = (
+        _declaration(data),
+        finished_cells(data),
+        _collapsed(data, outcome),
+        _lengths(data, outcome),
+        _not_finite(data),
+    )
+    said = [*(line for part in parts for line in part), *_lacking(data), *_untimed(data), *_inert(data), *_code(data)]
+    return [*said, *_lost(data), *_protocols(data), *undeclared_steps(data), *_changed(data)]
 
 
 def notes(data: SweepData, outcome: Outcome) -> list[str]:
@@ -27,7 +36,7 @@ def notes(data: SweepData, outcome: Outcome) -> list[str]:
     lines = [f"{done} of {planned} planned runs are finished."] if done < planned else []
     infinite = [line for line in _not_finite(data) if line.startswith("Infinite") or "at their end" in line]
     lines += [*_collapsed(data, outcome)[:1], *_lengths(data, outcome), *infinite, *_lacking(data), *_code(data)]
-    return [*lines, *_protocols(data)]
+    return [*lines, *_lost(data), *_protocols(data), *_changed(data)]
 
 
 def place(data: SweepData, level: str, arm: str) -> str:
@@ -46,7 +55,8 @@ def _declaration(data: SweepData) -> list[str]:
     return [f"Declared {when} ({last['at']}, fingerprint {last['fingerprint']}){changed}."]
 
 
-def _cells(data: SweepData) -> list[str]:
+def finished_cells(data: SweepData) -> list[str]:
+    """How many cells are finished, and, indented, each that is not and why."""
     places = [(level, arm) for level in data.levels for arm in data.arms]
     planned = sum(data.seeds_planned(level, arm) for level, arm in places)
     lines = [f"Finished cells: {len(data.finished)} of {planned} planned."]
@@ -66,7 +76,7 @@ def _cells(data: SweepData) -> list[str]:
 
 
 def _inert(data: SweepData) -> list[str]:
-    """Tricks that were switched on and touched nothing in a whole run, and in which arms."""
+    """Axes whose option changed nothing in a whole run, whether somebody chose it or not, and in which arms."""
     lines = []
     done = data.finished.explode("inert").dropna(subset="inert")
     for axis, runs in done.groupby("inert"):
@@ -74,12 +84,23 @@ def _inert(data: SweepData) -> list[str]:
             where = "every finished run"
         else:
             counts = runs.groupby(["level", "arm"], sort=False).size()
-            where = _listed(
-                f"{number} of {data.seeds_finished(level, arm)} runs of {place(data, level, arm)}"
-                for (level, arm), number in counts.items()
+            where = "; ".join(
+                part for level in data.levels for part in _inert_at(data, level, counts) if level in counts.index
             )
-        lines.append(f"Inert: {axis} was switched on and touched nothing in {where}.")
+        lines.append(f"Inert: {axis} changed nothing of the loss in {where}.")
     return lines
+
+
+def _inert_at(data: SweepData, level: str, counts: pd.Series) -> list[str]:
+    """Where of a level something was inert: every arm in one word, otherwise arm by arm."""
+    here = {arm: int(counts.get((level, arm), 0)) for arm in data.arms}
+    finished = {arm: data.seeds_finished(level, arm) for arm in data.arms}
+    if here == finished:
+        return [place(data, level, "all runs of every arm")]
+    whole = [arm for arm in data.arms if here[arm] and here[arm] == finished[arm]]
+    named = [f"all runs of {_listed(whole)}"] if whole else []
+    named += [f"{here[arm]} of {finished[arm]} runs of {arm}" for arm in data.arms if 0 < here[arm] < finished[arm]]
+    return [place(data, level, _listed(named))]
 
 
 def _code(data: SweepData) -> list[str]:
@@ -88,7 +109,35 @@ def _code(data: SweepData) -> list[str]:
     changed = int(data.finished["dirty"].eq(True).sum())
     if changed:
         lines.append(f"{changed} finished runs are of code that differs from its commit; source.diff in each says how.")
+    resumed = data.counted[data.counted["changed_code"] != ""]
+    if len(resumed):
+        named = _listed(
+            f"{place(data, row.level, row.arm)} seed {row.seed} (after step {row.changed_code})"
+            for row in resumed.itertuples()
+        )
+        lines.append(f"{len(resumed)} runs were resumed with changed code, and are of no one code: {named}.")
     return lines
+
+
+def _changed(data: SweepData) -> list[str]:
+    """Arms that compute something else by now, so that these numbers are of what they were before."""
+    named = [arm for arm in data.arms if arm in data.changed]
+    if not named:
+        return []
+    told: dict[str, list[str]] = {}
+    for arm in named:
+        told.setdefault(data.changed[arm], []).append(arm)
+    said = "; ".join(f"{_listed(arms)} ({what})" for what, arms in told.items())
+    return [f"Changed since these runs, and not run again (marked \u2020 in tables): {said}."]
+
+
+def _lost(data: SweepData) -> list[str]:
+    """Evaluations whose answers are gone, though their means were logged."""
+    lost = data.counted[data.counted["lost"] != ""]
+    named = _listed(f"{place(data, row.level, row.arm)} seed {row.seed} (step {row.lost})" for row in lost.itertuples())
+    if not named:
+        return []
+    return [f"{len(lost)} runs have lost evaluation tables: {named}; what is said of single questions is without them."]
 
 
 def _collapsed(data: SweepData, outcome: Outcome) -> list[str]:
@@ -130,15 +179,16 @@ def _not_finite(data: SweepData) -> list[str]:
         lines.append(f"Infinite values: {named}; a mean over them is infinite, and no interval is given.")
     if holes:
         named = _listed(
-            f"{name} ({number} {'runs, at their end' if name.startswith('eval/') else 'steps'})"
-            for name, number in holes.items()
+            f"{name} ({number} {'runs, at their end' if name.startswith('eval/') else 'steps'}"
+            + (f": {_runs(data, runs)})" if len(runs) <= _FEW else ")")
+            for name, (number, runs) in holes.items()
         )
         lines.append(f"Missing or NaN at some steps of a run that has them at others, and left out there: {named}.")
     return lines
 
 
-def _holes(points: pd.DataFrame, metrics: Iterable[str]) -> dict[str, int]:
-    """Metrics of every step -> how many steps after the first lack them, over runs that have them at most steps."""
+def _holes(points: pd.DataFrame, metrics: Iterable[str]) -> dict[str, tuple[int, pd.Index]]:
+    """Metrics of every step -> how many steps after the first lack them, and which runs, that have them at most."""
     trained = points[points["step"] > 0]
     stepwise = [name for name in metrics if not name.startswith(("eval/", "rollout/length_"))]
     present = trained[stepwise].notna().groupby([trained[name] for name in LABELS], sort=False)
@@ -147,21 +197,21 @@ def _holes(points: pd.DataFrame, metrics: Iterable[str]) -> dict[str, int]:
     for name in stepwise:
         partly = shares[name][(shares[name] > 0.5) & (shares[name] < 1)]
         if len(partly):
-            holes[name] = int(((1 - partly) * sizes[partly.index]).round().sum())
+            holes[name] = int(((1 - partly) * sizes[partly.index]).round().sum()), partly.index
     return holes
 
 
-def _unended(data: SweepData, metrics: Iterable[str]) -> dict[str, int]:
-    """Accuracies -> how many finished runs lack them at their last evaluation, and so have no final value."""
+def _unended(data: SweepData, metrics: Iterable[str]) -> dict[str, tuple[int, pd.Index]]:
+    """Accuracies -> how many, and which, finished runs lack them at their last evaluation: they have no final value."""
     points = data.finished_points
     scores = [name for name in metrics if name.startswith("eval/") and name.endswith("/accuracy")]
     if not scores:
         return {}
     evaluated = points[points[scores].notna().any(axis=1)]
-    last = evaluated.loc[evaluated.groupby(LABELS, sort=False)["step"].idxmax(), scores]
-    logged = points[scores].notna().groupby([points[name] for name in LABELS], sort=False).any().sum()
-    without = logged - last.notna().sum()
-    return {name: int(number) for name, number in without.items() if number > 0}
+    last = evaluated.loc[evaluated.groupby(LABELS, sort=False)["step"].idxmax()].set_index(LABELS)[scores]
+    logged = points[scores].notna().groupby([points[name] for name in LABELS], sort=False).any()
+    without = logged & ~last.notna().reindex(logged.index, fill_value=False)
+    return {name: (int(without[name].sum()), logged.index[without[name]]) for name in scores if without[name].any()}
 
 
 def _lacking(data: SweepData) -> list[str]:
@@ -179,6 +229,21 @@ def _lacking(data: SweepData) -> list[str]:
     return lines
 
 
+def _untimed(data: SweepData) -> list[str]:
+    """Runs without an entry of the budget that others have: seconds are in a file of their own, which can be lost."""
+    points = data.counted_points
+    lines = []
+    for name in (name for name in points.columns if name.startswith("budget/")):
+        has = points[name].notna().groupby([points[label] for label in LABELS], sort=False).any()
+        if has.any() and not has.all():
+            lines.append(f"No {name}: {_runs(data, has.index[~has])}; left out where it is compared.")
+    return lines
+
+
+def _runs(data: SweepData, labels: Iterable[tuple[str, str, int]]) -> str:
+    return _listed(f"{place(data, level, arm)} seed {seed}" for level, arm, seed in labels)
+
+
 def _protocols(data: SweepData) -> list[str]:
     """Runs that were asked or graded differently."""
     known = data.counted.dropna(subset="protocol")
@@ -188,6 +253,13 @@ def _protocols(data: SweepData) -> list[str]:
         return [f"How {unknown} of {len(data.counted)} runs were evaluated is not known: they may not be alike."]
     if len(counts) < 2:
         return []
+    by_level = known.groupby("level", sort=False)["protocol"].nunique()
+    if (by_level == 1).all():
+        return [
+            f"Not evaluated alike: the levels of {data.design.factor if data.design else 'the sweep'}, in task, "
+            "template, evaluation, verifier, wished lengths or (training protocol) how responses end. Differences "
+            "between levels are not of training alone; arms at one level are evaluated alike."
+        ]
     others = known[known["protocol"] != counts.index[0]]
     named = _listed(f"{place(data, row.level, row.arm)} seed {row.seed}" for row in others.itertuples())
     return [

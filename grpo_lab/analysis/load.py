@@ -6,37 +6,46 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
+from pyarrow import parquet
 
 from grpo_lab.analysis.answers import ADDED, COLUMNS
 from grpo_lab.analysis.cache import Cache
+from grpo_lab.analysis.settings import Place, Settings, differing, settings_of
 from grpo_lab.sweeps.design import Collapsed, Design, read_design
 from grpo_lab.tracking.files import write_json, write_whole
 from grpo_lab.tracking.run_reader import run_status, was_interrupted
 from grpo_lab.tracking.sweep_record import FILE, CellRecord, SweepRecord, read_sweep, sweep_folder
+from grpo_lab.tracking.whole import read_json
 
 LABELS = ["level", "arm", "seed"]
 # What decides how often is asked, not what.
 _HOW_OFTEN = ("evaluation.every", "evaluation.initial_kl")
+_SAVE_AGAIN = "restore it from a copy, or save the data again with `grpo-lab data`"
 # Columns of `runs` that data saved by earlier versions lack.
-_ADDED = {"collapsed": False, "protocol": None}
+_ADDED = {"collapsed": False, "protocol": None, "changed_code": "", "lost": ""}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SweepData:
     """All that analysis knows of a sweep.
 
-    `runs` has one row per recorded cell: level, arm, seed, folder, status (done, failed, partial, new, or
-    unreadable, with the reason in `problem`), run_key, mlflow_run_id, commit, dirty, inert (axes, from DONE),
-    collapsed (whether it stopped on a loss that was not finite) and protocol (a hash of what is asked of the model
-    and how it is graded). `points` has one row per logged step of every readable cell: level, arm, seed, step and the
-    metrics, NaN where one was not logged. `answers` has one row per cell, evaluation, suite and question: level,
-    arm, seed, step, suite, question, difficulty, n (samples), correct, wanted (the length that the question asked for,
-    0 for none) and tokens (of all samples); none where they were not kept. `source` says in words where all come from.
+    `runs` has one row per recorded cell: level, arm, seed, folder, status (done, failed, partial, new, or unreadable,
+    with the reason in `problem`), run_key, mlflow_run_id, commit, dirty, inert (axes, from DONE), collapsed (whether
+    it stopped on a loss that was not finite), protocol (a hash of what is asked of the model and how it is graded),
+    changed_code (the steps after which it was resumed with changed code, "50, 100") and lost (the steps whose
+    evaluation table is gone, likewise). `points` has one row per logged step of every readable cell: level, arm,
+    seed, step and the metrics, NaN where one was not logged. `answers` has one row per cell, evaluation, suite and
+    question: level, arm, seed, step, suite, question, difficulty, n (samples), correct, wanted (the length that the
+    question asked for, 0 for none) and tokens (of all samples); none where they were not kept. `source` says in words
+    where all come from, and `notice`, where it is not empty, that these are not the runs that were asked for.
+    `settings` holds by (level, arm) the options and numbers in which arms differ; it is empty for data that were
+    saved without. `changed` says of arms what they compute otherwise since these runs were declared.
     """
 
     record: SweepRecord
@@ -45,6 +54,9 @@ class SweepData:
     points: pd.DataFrame
     answers: pd.DataFrame
     source: str
+    settings: Mapping[Place, Settings] = field(default_factory=dict)
+    notice: str = ""
+    changed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def finished(self) -> pd.DataFrame:
@@ -129,6 +141,7 @@ class CellData:
     row: dict[str, Any]
     points: pd.DataFrame
     answers: pd.DataFrame
+    settings: Settings = field(default_factory=dict)
 
 
 def load_sweep(runs_dir: Path, name: str, cache: bool = True) -> SweepData:
@@ -140,7 +153,10 @@ def load_sweep(runs_dir: Path, name: str, cache: bool = True) -> SweepData:
     folder = sweep_folder(runs_dir, name)
     record = read_sweep(folder)
     cells = read_cells(Path(runs_dir), record.cells, folder / "cache" if cache else None)
-    return assemble(record, cells, "run folders")
+    try:
+        return assemble(record, cells, "run folders")
+    except ValueError as error:
+        raise ValueError(f"{folder / FILE}: {error}") from error
 
 
 def read_cells(runs_dir: Path, cells: Sequence[CellRecord], cache: Path | None) -> list[CellData]:
@@ -162,7 +178,11 @@ def assemble(record: SweepRecord, cells: Sequence[CellData], source: str) -> Swe
                 parts.append(table.copy().assign(**labels))  # a copy in one piece: columns come cheaply to it
     points = pd.concat(tables["points"], ignore_index=True) if tables["points"] else None
     answers = pd.concat(tables["answers"], ignore_index=True) if tables["answers"] else None
-    return _sweep_data(record, [cell.row for cell in cells], points, answers, source)
+    settings: dict[Place, Settings] = {}
+    for cell in cells:
+        if cell.settings:
+            settings.setdefault((cell.row["level"], cell.row["arm"]), cell.settings)
+    return _sweep_data(record, [cell.row for cell in cells], points, answers, source, differing(settings))
 
 
 def _read_cell(runs_dir: Path, cell: CellRecord, kept: Cache) -> CellData:
@@ -170,27 +190,65 @@ def _read_cell(runs_dir: Path, cell: CellRecord, kept: Cache) -> CellData:
     labels = {"level": cell.level, "arm": cell.arm, "seed": cell.seed}
     row = labels | {"folder": cell.folder, "status": run_status(folder), "problem": "", "collapsed": False}
     row |= {"run_key": None, "mlflow_run_id": None, "commit": None, "dirty": None, "inert": [], "protocol": None}
-    points, answers = pd.DataFrame(), pd.DataFrame(columns=COLUMNS)
+    row |= {"changed_code": "", "lost": ""}
+    points, answers, settings = pd.DataFrame(), pd.DataFrame(columns=COLUMNS), {}
     try:
         if row["status"] != "new":
             run = _read_json(folder / "run.json")
             row |= {name: run[name] for name in ("run_key", "commit", "dirty")}
-            row["protocol"] = protocol_of(run.get("config", {}))
+            row["protocol"], settings = protocol_of(run.get("config", {})), settings_of(run)
+            row["changed_code"] = changes_of_code(run)
             tables = kept.tables(cell.folder, folder)
             points, answers = tables.points, tables.answers
+            row["lost"] = lost_evaluations(folder, points)
         if row["status"] == "done":
-            row["inert"] = list(_read_json(folder / "DONE")["inert"])
+            done = _read_json(folder / "DONE")
+            row["inert"] = list(done["inert"])
+            _require_whole(folder / "metrics.jsonl", points, done)
         if row["status"] == "failed":
-            row["problem"] = (folder / "error.txt").read_text().partition("\n")[0]
+            row["problem"] = (folder / "error.txt").read_text(errors="replace").partition("\n")[0]
             row["collapsed"] = row["problem"].startswith("FloatingPointError")
             if was_interrupted(folder):
                 row |= {"status": "partial", "problem": "interrupted"}
         if (folder / "mirror.json").exists():
-            row["mlflow_run_id"] = _read_json(folder / "mirror.json")["mlflow_run_id"]
-    except (OSError, ValueError, KeyError) as error:
-        row |= {"status": "unreadable", "problem": f"{type(error).__name__}: {error}", "collapsed": False}
+            row["mlflow_run_id"] = _read_json(folder / "mirror.json").get("mlflow_run_id")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        said = str(error)
+        if isinstance(error, OSError) and error.filename:
+            said = f"{error.filename} ({error.strerror}): restore it from a copy"
+        elif str(folder) not in said:
+            said = f"a file of {folder} was edited ({said}): restore it from a copy"
+        row |= {"status": "unreadable", "problem": f"{type(error).__name__}: {said}", "collapsed": False}
         return CellData(row, pd.DataFrame(), pd.DataFrame(columns=COLUMNS))
-    return CellData(row, points, answers)
+    return CellData(row, points, answers, settings)
+
+
+def _require_whole(path: Path, points: pd.DataFrame, done: Mapping[str, Any]) -> None:
+    """Raise ValueError where the metrics of a finished run do not end as DONE says: lines were lost, or exchanged."""
+    last = int(points["step"].max()) if len(points) else None
+    remedy = "restore it from a copy, or run the cell again in another folder"
+    if last is None or last != done.get("steps", last):
+        ends = "has no step" if last is None else f"ends at step {last}"
+        raise ValueError(f"{path} {ends}, and the run has finished after {done.get('steps', 'some')}; {remedy}")
+    for name, value in done.get("last", {}).items():
+        logged = points[name].dropna() if name in points else points["step"].head(0)
+        if logged.empty or (logged.iloc[-1] != value and value is not None):
+            raise ValueError(f"{path} does not end with the {name} of {value} that DONE says; {remedy}")
+
+
+def changes_of_code(described: Mapping[str, Any]) -> str:
+    """The steps after which a run was resumed with changed code, from its run.json."""
+    return ", ".join(str(stretch["from_step"]) for stretch in described.get("stretches", ())[1:])
+
+
+def lost_evaluations(folder: Path, points: pd.DataFrame) -> str:
+    """The steps at which a run logged accuracies and whose table of answers is not there; "" where none was kept."""
+    done = _read_json(folder / "DONE") if (folder / "DONE").exists() else {}
+    if not (folder / "eval").is_dir() and "files" not in done:
+        return ""
+    scores = [name for name in points.columns if name.startswith("eval/") and name.endswith("/accuracy")]
+    evaluated = points.loc[points[scores].notna().any(axis=1), "step"] if scores else []
+    return ", ".join(str(step) for step in evaluated if not (folder / "eval" / f"step={step:06d}.parquet").exists())
 
 
 def protocol_of(config: Mapping[str, Any]) -> str | None:
@@ -208,10 +266,7 @@ def protocol_of(config: Mapping[str, Any]) -> str | None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON: it was edited, or the disk fails") from error
+    return read_json(path, "restore it from a copy")
 
 
 def _sweep_data(
@@ -220,6 +275,7 @@ def _sweep_data(
     points: pd.DataFrame | None,
     answers: pd.DataFrame | None,
     source: str,
+    settings: Mapping[Place, Settings],
 ) -> SweepData:
     design = None if record.design is None else read_design(record.design)
     points = pd.DataFrame(columns=[*LABELS, "step"]) if points is None else points
@@ -229,7 +285,8 @@ def _sweep_data(
     points = points[[*LABELS, "step", *metrics]].astype(dict.fromkeys(metrics, float))
     runs = pd.DataFrame(list(cells))
     runs = runs.assign(**{name: default for name, default in _ADDED.items() if name not in runs})
-    return SweepData(record, design, runs.astype({"collapsed": bool}), points, answers[[*LABELS, *COLUMNS]], source)
+    runs, answers = runs.astype({"collapsed": bool}), answers[[*LABELS, *COLUMNS]]
+    return SweepData(record, design, runs, points, answers, source, settings)
 
 
 def save_data(data: SweepData, folder: Path) -> list[Path]:
@@ -247,13 +304,34 @@ def save_data(data: SweepData, folder: Path) -> list[Path]:
                 f"{table} holds {saved} finished cells, these runs {len(data.finished)}: finish the sweep, or save "
                 "to another folder with --to"
             )
-    write_whole(table, lambda path: data.points.to_parquet(path, compression="zstd", index=False))
-    write_whole(answers, lambda path: data.answers.to_parquet(path, compression="zstd", index=False))
+    write_whole(table, lambda path: _to_parquet(data.points, path))
+    write_whole(answers, lambda path: _to_parquet(data.answers, path))
     runs = data.runs.astype(object).where(data.runs.notna(), None)
     # Where this machine keeps its MLflow store means nothing on another.
     record = asdict(replace(data.record, tracking=None))
-    write_json(described, {"sweep": record, "runs": runs.to_dict("records")}, sort=False)
+    settings = [{"level": level, "arm": arm, "settings": own} for (level, arm), own in data.settings.items()]
+    content = {"sweep": record, "runs": runs.to_dict("records"), "settings": settings}
+    content["sha256"] = {path.name: _digest(path) for path in (table, answers)}
+    write_json(described, content, sort=False)
     return [table, answers, described]
+
+
+def _to_parquet(table: pd.DataFrame, path: Path) -> None:
+    """As small as it gets without losing a bit: the bytes of floats apart by their place, everything else once.
+
+    Statistics of columns and pandas' own description of them would be a tenth of a file; nothing here reads them.
+    """
+    floats = [str(name) for name in table.select_dtypes("float").columns]
+    parquet.write_table(
+        pa.Table.from_pandas(table, preserve_index=False).replace_schema_metadata(None),
+        path,
+        compression="zstd",
+        compression_level=19,
+        column_encoding=dict.fromkeys(floats, "BYTE_STREAM_SPLIT"),
+        use_dictionary=[str(name) for name in table.columns if name not in floats],
+        write_statistics=False,
+        store_schema=False,
+    )
 
 
 def load_data(folder: Path, name: str) -> SweepData:
@@ -264,10 +342,23 @@ def load_data(folder: Path, name: str) -> SweepData:
         there = f"there are: {', '.join(known)}" if known else "no data was saved there yet"
         raise ValueError(f"no data of {name!r} in {folder}; {there}")
     raw = _read_json(described)
-    cells = [CellRecord(**cell) for cell in raw["sweep"]["cells"]]
-    record = SweepRecord(**{**raw["sweep"], "cells": cells})
-    kept = pd.read_parquet(answers) if answers.exists() else None
-    return _sweep_data(record, raw["runs"], pd.read_parquet(table), kept, "saved data")
+    for path in (table, answers):
+        written = raw.get("sha256", {}).get(path.name)  # earlier versions kept none
+        if written is not None and not (path.exists() and _digest(path) == written):
+            what = "is not what was saved" if path.exists() else "is missing"
+            raise ValueError(f"{path} {what}: {_SAVE_AGAIN}")
+    try:
+        cells = [CellRecord(**cell) for cell in raw["sweep"]["cells"]]
+        record = SweepRecord(**{**raw["sweep"], "cells": cells})
+        kept = pd.read_parquet(answers) if answers.exists() else None
+        settings = {(entry["level"], entry["arm"]): entry["settings"] for entry in raw.get("settings", ())}
+        return _sweep_data(record, raw["runs"], pd.read_parquet(table), kept, "saved data", settings)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{described} and the tables beside it cannot be read ({error!r}): {_SAVE_AGAIN}") from error
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def saved_names(folder: Path) -> list[str]:

@@ -18,20 +18,23 @@ from scipy import stats
 from grpo_lab.analysis.stats import CONFIDENCE, Numbers, share_at_least, sign_flip_sums
 
 FEWEST_SEEDS = 6  # 2 / 2^5 = .0625: five seeds cannot reach .05
+ALPHA = round(1 - CONFIDENCE, 9)  # what an adjusted p must be below to resolve a sign
+_ROUNDING = 1e-9  # of the mean: a standard error below it is that of sums of equal numbers
 
 
 def paired_t_pvalue(differences: Numbers) -> float:
     """Two-sided p of Student's t for no difference; below .05 exactly where the 95% t interval excludes 0.
 
-    NaN for fewer than 2 differences; 1 where all are 0, 0 where all are the same other number.
+    NaN for fewer than 2 differences; 1 where all are 0. Where all are the same other number, t has no scatter to judge
+    by and would say 0: the p is then that of the exact sign-flip test, 2 / 2^n, since coarse scores agree by chance.
     """
     values = np.asarray(differences, dtype=float)
     n = len(values)
     if n < 2:
         return math.nan
     mean, error = abs(float(values.mean())), float(values.std(ddof=1)) / math.sqrt(n)
-    if error == 0:
-        return 0.0 if mean else 1.0
+    if error <= _ROUNDING * mean:
+        return 2.0 ** (1 - n) if mean else 1.0
     return float(2 * stats.t.sf(mean / error, n - 1))
 
 

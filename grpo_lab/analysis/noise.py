@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 
 from grpo_lab.analysis.load import SweepData
+from grpo_lab.analysis.names import title
 from grpo_lab.analysis.outcome import Outcome
 from grpo_lab.analysis.power import minimum_detectable_effect, questions_needed, sd_interval, seeds_needed
-from grpo_lab.analysis.report.page_words import title
 from grpo_lab.analysis.resampling import crossed_bootstrap
 from grpo_lab.analysis.stats import Interval, crossed_t_interval, standard_error, t_interval
 from grpo_lab.analysis.tracks import EVALUATED, TRAINING, answers_of, cells, tracks

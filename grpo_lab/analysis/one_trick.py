@@ -14,9 +14,10 @@ from grpo_lab.analysis.contrasts import TRAINING_REWARD, TrickEffect, effects_on
 from grpo_lab.analysis.figures.signs import SIGNS, draw_signs, missing, own_axes
 from grpo_lab.analysis.figures.style import Drawn
 from grpo_lab.analysis.load import SweepData
+from grpo_lab.analysis.names import title
 from grpo_lab.analysis.outcome import AVERAGE, DOWNSTREAM, Outcome
 from grpo_lab.analysis.power import minimum_detectable_effect
-from grpo_lab.analysis.report.page_words import change_text, level_text, title
+from grpo_lab.analysis.report.page_words import change_text, level_text
 from grpo_lab.analysis.stats import Interval
 from grpo_lab.analysis.table import run_arms
 

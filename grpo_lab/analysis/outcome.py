@@ -34,6 +34,7 @@ REWARD = "reward/kept_mean"
 HELDOUT = "eval/heldout_training/accuracy"
 DOWNSTREAM = "eval/downstream/accuracy"
 TRUNCATED = "rollout/truncated"
+EVALUATED = (HELDOUT, "eval/heldout/accuracy", DOWNSTREAM)
 AVERAGE = "average/"  # before a metric of every step
 GAP, OVERSTATEMENT, MASKED_SHARE, BEYOND = "gap", "overstatement", "q_times_a", "beyond_q_times_a"
 
@@ -42,21 +43,21 @@ QUANTITIES = {
     REWARD: "reward as seen (kept responses)",
     "reward/mean": "reward of all responses",
     HELDOUT: "held-out accuracy, training protocol",
-    GAP: "reward as seen - held-out accuracy",
+    GAP: "reward as seen - held-out accuracy, training protocol",
     "eval/heldout/accuracy": "held-out accuracy, evaluation protocol",
     DOWNSTREAM: "downstream accuracy",
     f"{AVERAGE}{TRUNCATED}": "truncated share, training, whole run",
     TRUNCATED: "truncated share, training",
-    "eval/heldout_training/truncated": "truncated share, held-out",
+    "eval/heldout_training/truncated": "truncated share, held-out, training protocol",
     "eval/downstream/truncated": "truncated share, downstream",
     "rollout/length": "response length, tokens",
-    OVERSTATEMENT: "overstatement (outcome as seen - held-out accuracy)",
+    OVERSTATEMENT: "overstatement (outcome as seen - held-out accuracy, training protocol)",
     MASKED_SHARE: "q a, the overstatement that masking predicts",
     BEYOND: "overstatement - q a",
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Outcome:
     """The final values of a sweep.
 

@@ -17,15 +17,20 @@ from grpo_lab.analysis.load import (
     CellData,
     SweepData,
     assemble,
+    changes_of_code,
     load_data,
     load_sweep,
+    lost_evaluations,
     protocol_of,
     recorded_names,
     saved_names,
 )
 from grpo_lab.analysis.mlflow_stores import MirroredRun, Store, open_store, shown
+from grpo_lab.analysis.settings import settings_of
+from grpo_lab.sweeps.design import load_design
 from grpo_lab.tracking.sweep_record import FILE, CellRecord, SweepRecord
 
+RUNS = "runs"  # the folder of runs unless another is named
 _STATUS = {"FINISHED": "done", "FAILED": "failed", "KILLED": "partial"}
 _UNTOLD = "MLflow does not say why: the run's error.txt is not among its files"
 _UNDECLARED = {"fingerprint": "unknown", "at": "unknown", "cells_started_before": 0}
@@ -36,8 +41,8 @@ def read_source(source: str, name: str, data_folder: Path | None) -> SweepData:
 
     `source` is a path, or sqlite:////path/mlflow.db, or http://host:port; `data_folder` is what `save_data` wrote
     to (None: never looked at). A demonstration of a part must not replace the figures of the whole, so the
-    richer one counts, the source among equals, and `SweepData.source` names both. Raises ValueError that lists
-    the sweeps which are there.
+    richer one counts, the source among equals; `SweepData.source` names both, and `notice` says that saved numbers
+    stand in for the source. Raises ValueError that lists the sweeps which are there.
     """
     saved = saved_names(data_folder) if data_folder else []
     if "://" in source:
@@ -54,7 +59,32 @@ def read_source(source: str, name: str, data_folder: Path | None) -> SweepData:
         )
     chosen = max(found, key=lambda data: len(data.finished))  # the first of equals
     others = [f"{data.source} have {len(data.finished)}" for data in found if data is not chosen]
-    return replace(chosen, source=", ".join([f"{chosen.source}, {len(chosen.finished)} finished cells", *others]))
+    named = ", ".join([f"{chosen.source}, {len(chosen.finished)} finished cells", *others])
+    notice = ""
+    if data_folder and name in saved and chosen is found[-1]:
+        here = [len(data.finished) for data in found[:-1]]
+        notice = f"{_why_not(source, name, here)}: these are the {len(chosen.finished)} cells saved in {data_folder}."
+    return replace(chosen, source=named, notice=notice, changed=_changed_since(chosen, data_folder))
+
+
+def _changed_since(data: SweepData, data_folder: Path | None) -> dict[str, str]:
+    """Arm -> what it computes otherwise since the runs were declared, as the experiment's own file says."""
+    if data.design is None or data_folder is None:
+        return {}
+    path = Path(data_folder).resolve().parents[1] / "experiments" / f"{data.record.name}.yaml"
+    made = data.record.declared[-1]["at"]
+    changes = load_design(path).changes if path.exists() else ()
+    return {arm: change.what for change in changes if made < change.since for arm in change.arms}
+
+
+def _why_not(source: str, name: str, finished: Sequence[int]) -> str:
+    """Why saved numbers stand in for a source, of which `finished` says how many cells it has, if it has the sweep."""
+    asked = shown(source) if "://" in source else source
+    if finished:
+        return f"{asked} has {finished[0]} finished runs of {name}"
+    if "://" not in source and not Path(source).is_dir():
+        return f"There is no folder {source}"
+    return f"{asked} has no runs of {name}"
 
 
 def tidy(data: SweepData) -> pd.DataFrame:
@@ -195,7 +225,7 @@ def _is_in(run: MirroredRun, folder: str) -> bool:
 def _cell(cell: CellRecord, run: MirroredRun | None, read: _Read, runs_dir: Path | None) -> CellData:
     row: dict[str, Any] = {"level": cell.level, "arm": cell.arm, "seed": cell.seed, "folder": cell.folder}
     row |= {"status": "new", "problem": "", "collapsed": False, "run_key": None, "mlflow_run_id": None}
-    row |= {"commit": None, "dirty": None, "inert": [], "protocol": None}
+    row |= {"commit": None, "dirty": None, "inert": [], "protocol": None, "changed_code": "", "lost": ""}
     empty = pd.DataFrame(columns=COLUMNS)
     if run is None:
         return CellData(row, pd.DataFrame(), empty)
@@ -204,7 +234,7 @@ def _cell(cell: CellRecord, run: MirroredRun | None, read: _Read, runs_dir: Path
     row |= {"commit": tags.get("commit"), "dirty": {"true": True, "false": False}.get(tags.get("dirty", ""))}
     folder = _folder_here(run, cell, runs_dir)
     described = _json(read.described[run.run_id]) or _json(_content(folder, "run.json"))
-    row["protocol"] = protocol_of(described.get("config", {}))
+    row["protocol"], row["changed_code"] = protocol_of(described.get("config", {})), changes_of_code(described)
     if row["status"] == "done":
         row["inert"] = [] if tags.get("inert", "nothing") == "nothing" else tags["inert"].split(", ")
     elif run.status in ("FAILED", "KILLED"):
@@ -212,10 +242,11 @@ def _cell(cell: CellRecord, run: MirroredRun | None, read: _Read, runs_dir: Path
         row |= _ending(run.status, error.decode(errors="replace").partition("\n")[0])
     try:
         answers = empty if folder is None else read_answers(folder)
+        row["lost"] = "" if folder is None else lost_evaluations(folder, read.points[run.run_id])
     except ValueError as error:
         row |= {"status": "unreadable", "problem": f"{type(error).__name__}: {error}", "collapsed": False}
         return CellData(row, pd.DataFrame(), empty)
-    return CellData(row, read.points[run.run_id], answers)
+    return CellData(row, read.points[run.run_id], answers, settings_of(described))
 
 
 def _ending(status: str, problem: str) -> dict[str, Any]:

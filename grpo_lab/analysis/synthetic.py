@@ -143,7 +143,9 @@ def write_synthetic(planted: Planted, runs_dir: Path, seed: int = 0) -> None:
         _write_steps(folder, points[row.arm, row.seed])
         _write_answers(folder, answers[row.arm, row.seed])
         if row.status == "done":
-            write_json(folder / "DONE", {"inert": row.inert})
+            own = points[row.arm, row.seed]
+            last = own.loc[own["step"].idxmax(), [name for name in own if name.startswith("eval/")]].dropna().to_dict()
+            write_json(folder / "DONE", {"inert": row.inert, "steps": int(own["step"].max()), "last": last})
         else:
             atomic_write(folder / "error.txt", f"{row.problem}\n")
 

@@ -92,6 +92,12 @@ def _grid(data: SweepData, outcome: Outcome, arms: list[tuple[str, str]], cell: 
     lines = [head, ["---"] * len(head)]
     for level, arm in arms:
         count = f"{data.seeds_finished(level, arm)} / {data.seeds_planned(level, arm)}"
-        labels = [*([level] if factor else []), arm, count, *([str(collapsed[level, arm])] if any_collapsed else [])]
+        named_arm = f"{arm} \u2020" if arm in data.changed else arm
+        labels = [
+            *([level] if factor else []),
+            named_arm,
+            count,
+            *([str(collapsed[level, arm])] if any_collapsed else []),
+        ]
         lines.append([*labels, *(cell(level, arm, metric) for metric in shown)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

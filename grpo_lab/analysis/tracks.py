@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import pandas as pd
@@ -57,7 +58,8 @@ class Track:
     lean: float
 
 
-def tracks(data: SweepData, outcome: Outcome) -> list[Track]:
+@lru_cache(maxsize=4)  # nine figures and tables of a sweep ask for the same
+def tracks(data: SweepData, outcome: Outcome) -> tuple[Track, ...]:
     """Every run that reached X = `outcome.budget`, in declared order, cut there; nothing is extrapolated.
 
     A run that collapsed before X ends in no evaluation that could be compared, and is left out; so is one that was
@@ -74,7 +76,7 @@ def tracks(data: SweepData, outcome: Outcome) -> list[Track]:
             evaluated = run[run[suites].notna().any(axis=1)] if suites else run.iloc[:0]
             if len(evaluated) and run[x].max() >= outcome.budget:
                 found.append(_track(level, arm, int(seed), run, evaluated, x, outcome.budget))
-    return found
+    return tuple(found)
 
 
 def cells(found: Sequence[Track]) -> dict[tuple[str, str], list[Track]]:

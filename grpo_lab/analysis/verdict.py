@@ -6,53 +6,77 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import pandas as pd
-
 from grpo_lab.analysis.caveats import caveats, place
 from grpo_lab.analysis.load import SweepData
-from grpo_lab.analysis.multiplicity import holm, paired_t_pvalue
-from grpo_lab.analysis.outcome import BEYOND, MASKED_SHARE, OVERSTATEMENT, Outcome
-from grpo_lab.analysis.stats import Interval, paired_difference, seed_differences
+from grpo_lab.analysis.multiplicity import ALPHA, holm, paired_t_pvalue
+from grpo_lab.analysis.names import in_words
+from grpo_lab.analysis.outcome import BEYOND, EVALUATED, MASKED_SHARE, OVERSTATEMENT, Outcome
+from grpo_lab.analysis.settings import comparison, name_of
+from grpo_lab.analysis.stats import Interval, paired_difference, seed_differences, t_interval
 from grpo_lab.analysis.table import run_arms
-from grpo_lab.sweeps.design import Direction, Prediction
+from grpo_lab.metrics import SUITES
+from grpo_lab.sweeps.design import Design, Direction, Prediction
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """A prediction beside the difference, paired by seed, to its reference (level and arm)."""
+    """A prediction beside the difference, paired by seed, to its reference (level and arm).
+
+    `seeds` are those that both have. `p` is of the paired t test, `holm` adjusted over a family of `family`
+    predictions; both are NaN for fewer than two seeds. `word` is supported, contradicted, not resolved or not run.
+    """
 
     prediction: Prediction
     reference: tuple[str, str]
     difference: Interval
-    word: str  # supported, contradicted, not resolved, not run
+    seeds: tuple[int, ...]
+    p: float
+    holm: float
+    family: int
+    word: str
 
 
 def judge(data: SweepData, outcome: Outcome) -> list[Judgement]:
-    """Every declared prediction: the word follows from where its 95% interval lies, and from nothing else."""
-    judgements = []
-    for prediction in data.design.predictions if data.design else ():
+    """Every declared prediction: the word follows from the sign of its difference and from p after Holm.
+
+    The family are the predictions of the part of the design that was asked for, and others that have data. One that
+    cannot be judged yet counts with p = 1, so that what it brings later takes no word back.
+    """
+    predictions = data.design.predictions if data.design else ()
+    compared = []
+    for prediction in predictions:
         level, arm, metric = prediction.level, prediction.arm, prediction.metric
         reference = (prediction.against, arm) if prediction.against else (level, prediction.reference or data.control)
-        difference = paired_difference(outcome.of(level, arm, metric), outcome.of(*reference, metric))
-        judgements.append(Judgement(prediction, reference, difference, _word(prediction.direction, difference)))
+        compared.append((reference, seed_differences(outcome.of(level, arm, metric), outcome.of(*reference, metric))))
+    plain = [paired_t_pvalue(differences.to_numpy()) for _, differences in compared]
+    counted = [
+        not math.isnan(p) or _asked_for(data.design, prediction, reference)
+        for prediction, p, (reference, _) in zip(predictions, plain, compared)
+    ]
+    family = [1.0 if math.isnan(p) else p for p, counts in zip(plain, counted) if counts]
+    adjusted = iter(holm(family).tolist() if family else ())
+    judgements = []
+    for prediction, p, counts, (reference, differences) in zip(predictions, plain, counted, compared):
+        raised = next(adjusted) if counts else math.nan
+        raised = math.nan if math.isnan(p) else raised
+        difference, seeds = t_interval(differences.tolist()), tuple(map(int, differences.index))
+        word = _word(prediction.direction, difference, raised)
+        judgements.append(Judgement(prediction, reference, difference, seeds, p, raised, len(family), word))
     return judgements
 
 
-def seeds_of(outcome: Outcome, judgement: Judgement) -> pd.Series:
-    """The difference of each seed that a judgement's arm and reference share."""
-    prediction = judgement.prediction
-    own = outcome.of(prediction.level, prediction.arm, prediction.metric)
-    return seed_differences(own, outcome.of(*judgement.reference, prediction.metric))
+def _asked_for(design: Design, prediction: Prediction, reference: tuple[str, str]) -> bool:
+    part = design.chosen()
+    cells = ((prediction.level, prediction.arm), reference)
+    return all(level in part.levels and arm in part.arms for level, arm in cells)
 
 
-def family(outcome: Outcome, judgements: Sequence[Judgement]) -> list[tuple[float, float] | None]:
-    """p and Holm-adjusted p of every declared prediction, over those that could be judged; None for the others."""
-    plain = [paired_t_pvalue(seeds_of(outcome, judgement).to_numpy()) for judgement in judgements]
-    known = [index for index, p in enumerate(plain) if not math.isnan(p)]
-    found: list[tuple[float, float] | None] = [None] * len(judgements)
-    for index, adjusted in zip(known, holm([plain[index] for index in known]) if known else ()):
-        found[index] = (plain[index], float(adjusted))
-    return found
+def _word(direction: Direction, difference: Interval, adjusted: float) -> str:
+    if difference.n < 2:
+        return "not run"
+    if not adjusted < ALPHA:
+        return "not resolved"
+    return "supported" if (difference.mean > 0) == (direction is Direction.above) else "contradicted"
 
 
 def _net_of_control(data: SweepData, outcome: Outcome, judgement: Judgement) -> Interval:
@@ -63,50 +87,91 @@ def _net_of_control(data: SweepData, outcome: Outcome, judgement: Judgement) -> 
     )
 
 
-def _word(direction: Direction, difference: Interval) -> str:
-    if difference.n < 2:
-        return "not run"
-    predicted, opposite = difference.low > 0, difference.high < 0
-    if direction is Direction.below:
-        predicted, opposite = opposite, predicted
-    return "supported" if predicted else "contradicted" if opposite else "not resolved"
+def meaning(judgements: Sequence[Judgement]) -> str:
+    """What the words say, for whoever reads them."""
+    if not judgements:
+        return "No single prediction was declared, so nothing is judged."
+    family = judgements[0].family
+    adjusted = f", adjusted by Holm for {family} predictions," if family > 1 else ""
+    return (
+        f"Supported: the difference has the predicted sign and its p{adjusted} is below {ALPHA:g}. "
+        "Contradicted: the same with the opposite sign. Not resolved: neither."
+    )
+
+
+def p_text(p: float) -> str:
+    """`p < 0.001` or `p = 0.013`."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+
+
+def claim(data: SweepData, judgement: Judgement) -> str:
+    """The prediction as a sentence part: `mask_after at aggregation=constant is above score`."""
+    prediction, (level, arm) = judgement.prediction, judgement.reference
+    reference = arm if level == prediction.level else place(data, level, arm)
+    return f"{place(data, prediction.level, prediction.arm)} is {prediction.direction.value} {reference}"
 
 
 def verdict_text(data: SweepData, outcome: Outcome) -> str:
     """Question, predictions, overstatement beside theory, and what a reader must know before believing it."""
-    parts = [_predictions(data, outcome), _overstatements(data, outcome), caveats(data, outcome)]
+    known = caveats(data, outcome)
+    parts = [
+        _predictions(data, outcome) if data.design else compared_arms(data, outcome),
+        _overstatements(data, outcome),
+        ["What to know before believing this", *(f"  {line}" for line in known)] if known else [],
+    ]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
 def _predictions(data: SweepData, outcome: Outcome) -> list[str]:
-    rule = (
-        f"  ({outcome.rule}; 95% t intervals of differences paired by seed, each on its own, which decide the word; p "
-        "is adjusted by Holm for the number of judged predictions.)"
-    )
-    if data.design is None:
-        return [f"{data.record.name}: nothing was declared, so nothing is judged; {data.control} is the control", rule]
-    lines = [data.design.question]
     judgements = judge(data, outcome)
-    waiting = [judgement for judgement in judgements if judgement.word == "not run"]
-    for judgement, p in zip(judgements, family(outcome, judgements)):
+    lines = [data.design.question, "", f"What was predicted, and what came out. The control is {data.control}."]
+    for judgement in judgements:
         if judgement.word == "not run":
             continue
         prediction, difference = judgement.prediction, judgement.difference
-        main = ", the primary metric" if prediction.metric == data.design.primary else ""
-        level, arm = judgement.reference
-        reference = arm if level == prediction.level else place(data, level, arm)
-        said = f"{place(data, prediction.level, prediction.arm)} is {prediction.direction.value} {reference}"
-        measured = f"measured {difference.text('+')}, n = {difference.n}"
+        main = " (the metric that decides)" if prediction.metric == data.design.primary else ""
+        lines.append(f"  {judgement.word}: {claim(data, judgement)} on {in_words(prediction.metric)}{main}")
+        measured = f"difference {difference.text('+')}, n = {difference.n}, Holm {p_text(judgement.holm)}"
         if prediction.against:
             net = _net_of_control(data, outcome, judgement)
             measured += f"; net of the same change in {data.control}: {net.text('+')}" if net.n else ""
-        measured += "" if p is None else "; Holm p < 0.001" if p[1] < 0.001 else f"; Holm p = {p[1]:.3f}"
-        lines.append(f"  {judgement.word}: {said} on {prediction.metric}{main}; {measured}")
-    if waiting:
-        lines.append(
-            f"  not run: {len(waiting)} of {len(judgements)} predictions, which need more cells than are finished"
-        )
-    return [*lines, rule]
+        lines.append(f"    {measured}")
+    if waiting := sum(judgement.word == "not run" for judgement in judgements):
+        lines.append(f"  not run: {waiting} of {len(judgements)} predictions, which need more cells than are finished")
+    return [
+        *lines,
+        "",
+        "How to read this",
+        f"  {meaning(judgements)}",
+        "  A difference is arm less reference, paired by seed, over n seeds. Brackets: 95% t interval, one by one.",
+        f"  {outcome.rule}.",
+    ]
+
+
+def compared_arms(data: SweepData, outcome: Outcome) -> list[str]:
+    """A table of the arms of a sweep that declared nothing, and what else than their names tells them apart."""
+    metrics = [metric for metric in EVALUATED if metric in outcome.values]
+    rows = [["arm", "n", *(SUITES[metric.split("/")[1]] for metric in metrics)]]
+    for level, arm in run_arms(data):
+        found = [outcome.interval(level, arm, metric) for metric in metrics]
+        rows.append([name_of((level, arm)), _counts(found), *(one.text() for one in found)])
+        if arm != data.control:
+            found = [outcome.difference(level, arm, data.control, metric) for metric in metrics]
+            rows.append([f"  less {data.control}", _counts(found), *(one.text("+") for one in found)])
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+    return [
+        f"{data.record.name}: nothing was declared, so nothing is judged; {data.control} is the control",
+        "",
+        "Accuracy of every arm, and its difference to the control, paired by seed. Brackets: 95% t interval, n seeds.",
+        *(f"  {line}" for line in table),
+        f"  {outcome.rule}.",
+        *(["", *comparison(data)] if comparison(data) else []),
+    ]
+
+
+def _counts(found: Sequence[Interval]) -> str:
+    return ", ".join(dict.fromkeys(str(one.n) for one in found)) or "0"
 
 
 def _overstatements(data: SweepData, outcome: Outcome) -> list[str]:
@@ -123,8 +188,11 @@ def _overstatements(data: SweepData, outcome: Outcome) -> list[str]:
             others.append(f"{line}; {'of groups with signal alone, so no theory' if filtered else 'theory 0'}")
     if not masking:
         return []
-    head = (
-        "Overstatement, the outcome of the responses kept in the loss less held-out accuracy; arms that mask cut "
-        "responses first (the outcome of all responses overstates nothing):"
-    )
-    return [head, *masking, *others]
+    return [
+        "How much the training reward promises beyond what the policy keeps",
+        "  Measured: the share of right answers among the responses in the loss, less held-out accuracy, both under",
+        "  the training protocol. Masking leaves responses that the budget cut out of the loss: with a share q of them",
+        "  and an accuracy a of the others, it should be q a too high; in arms without a mask, not at all (0).",
+        *masking,
+        *others,
+    ]

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
+from grpo_lab.shapes import Tensor
 from grpo_lab.tricks.base import require, require_positive
 from grpo_lab.tricks.precision import Precision
 from grpo_lab.types import Completion, OnFinish, Request, SamplingParams, StopReason

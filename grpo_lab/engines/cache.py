@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
-from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer
+
+from grpo_lab.shapes import Bool, Int, Tensor
 
 BLOCK = 64  # tokens; what is left empty of it is memory, each new block one copy of what there is
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import nn
 from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer
 
 from grpo_lab.engines.cache import BlockLayer, block_cache
+from grpo_lab.shapes import Bool, Float, Int, Tensor
 
 _WARM_UP = 2  # steps that kernels need to choose their algorithms before they are recorded
 
@@ -100,7 +100,19 @@ class FixedStep:
         return output.logits[:, -1]
 
     def _record(self) -> None:
-        """Run the step until it is warm, record it, and undo what it did: cache columns beyond the last are unseen."""
+        """Run the step until it is warm, record it, and undo what it did: cache columns beyond the last are unseen.
+
+        Deterministic algorithms would sort the places that the cache is written at; here each is written once.
+        """
+        strict = torch.are_deterministic_algorithms_enabled()
+        only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+        torch.use_deterministic_algorithms(False)
+        try:
+            self._warm_up_and_capture()
+        finally:
+            torch.use_deterministic_algorithms(strict, warn_only=only_warns)
+
+    def _warm_up_and_capture(self) -> None:
         state = (self.visible, self.column, self.positions)
         before = [tensor.clone() for tensor in state]
         aside = torch.cuda.Stream()

@@ -16,18 +16,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
-from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from grpo_lab.engines.base import Stream, already_ended
-from grpo_lab.engines.native import draw, read_texts
+from grpo_lab.engines.native_session import draw, read_texts
 from grpo_lab.seeding import token_uniforms
+from grpo_lab.shapes import Float, Tensor
 from grpo_lab.types import Completion, Request, StopReason
 
 if TYPE_CHECKING:
-    from grpo_lab.engines.native import NativeSession
+    from grpo_lab.engines.native_session import NativeSession
 
 
 @dataclass

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from grpo_lab.engines.base import EngineFailure, EngineSession, already_ended, check_names
 from grpo_lab.engines.vllm_common import (
@@ -27,7 +26,8 @@ from grpo_lab.engines.vllm_common import (
     set_defaults_of_vllm,
     vllm_params,
 )
-from grpo_lab.models import stop_token_ids, weight_names
+from grpo_lab.model_folder import stop_token_ids, weight_names
+from grpo_lab.shapes import Tensor
 from grpo_lab.tricks.precision import Precision
 from grpo_lab.types import Completion, OnFinish, Request, StopReason
 

@@ -87,7 +87,7 @@ class VllmEngine(Engine):
         overrides = {"head_dtype": "float32"} if precision.lm_head is LmHead.fp32 else {}
         return {
             "model": str(folder),
-            "dtype": str(precision.dtype).removeprefix("torch."),
+            "dtype": precision.dtype_name,
             "seed": 0,
             "max_num_seqs": self.max_rows,
             "max_model_len": self.context,

@@ -20,11 +20,10 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from grpo_lab.engines.base import EngineFailure, EngineSession, Stream, already_ended, check_names
 from grpo_lab.engines.vllm_common import Growing, failure, last_error, vllm_params
 from grpo_lab.engines.weight_transfer import Transfer
+from grpo_lab.shapes import Tensor
 from grpo_lab.types import Completion, OnFinish, Request, StopReason
 
 if TYPE_CHECKING:

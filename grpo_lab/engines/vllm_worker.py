@@ -15,9 +15,9 @@ from pathlib import Path
 
 import psutil
 from safetensors import safe_open
-from torch import Tensor
 
 from grpo_lab.engines.vllm_common import FOLDER, LOG, SHOWN, TRAINER
+from grpo_lab.shapes import Tensor
 
 _LOOK_SECONDS = 1.0
 

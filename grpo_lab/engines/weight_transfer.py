@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
+
+from grpo_lab.shapes import Tensor
 
 _LOCAL = "127.0.0.1"
 
@@ -57,6 +57,8 @@ def write_weights(weights: Mapping[str, Tensor], path: Path) -> None:
         place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) if tensor.numel() else (name,)
         if first.setdefault(place, name) != name:
             aliases[name] = first[place]
+    from safetensors.torch import save_file
+
     save_file({name: weights[name].contiguous() for name in first.values()}, path, metadata=aliases)
 
 

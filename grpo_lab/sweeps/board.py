@@ -17,7 +17,7 @@ from grpo_lab.progress import clock, describe
 from grpo_lab.tracking.run_reader import StepReader
 
 _LOOK_SECONDS = 1.0  # between two looks at the cells' logs
-_PLAIN_SECONDS = 20.0  # between lines where the output is no terminal
+_PLAIN_SECONDS = 60.0  # between lines where the output is no terminal
 
 
 @dataclass(eq=False)
@@ -89,10 +89,14 @@ class Board:
         cell.begun = cell.share
         self.running.append(cell)
 
+    def leave(self, cell: WatchedCell) -> None:
+        """A cell's process ended because another one runs the cell: follow it no longer."""
+        self.running = [other for other in self.running if other is not cell]
+
     def end(self, cell: WatchedCell, failure: str | None) -> None:
         """A cell's process ended; `failure` says why, where it failed."""
         cell.look()
-        self.running = [other for other in self.running if other is not cell]
+        self.leave(cell)
         self.failed += failure is not None
         self.done += failure is None
         if failure is None:
@@ -113,8 +117,6 @@ class Board:
         elif now - self._printed > _PLAIN_SECONDS:
             self._printed = now
             self.say(self.summary())
-            for cell in self.running:
-                self.say(f"  {cell.title}: {cell.share:4.0%}  {cell.line}")
 
     def summary(self) -> str:
         """`3 of 9 done, 2 running, 1 failed, 4m10s left`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -15,10 +15,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from grpo_lab.compat import IncompatibleRun, broken_warnings, check_compatible
 from grpo_lab.config import AXES, VOLATILE, RunConfig, to_run
-from grpo_lab.identity import check_folder, run_identity, run_name, short
+from grpo_lab.device import choose_device
+from grpo_lab.identity import check_folder, chosen_options, run_identity, run_name, short
+from grpo_lab.overrides import misnamed
 from grpo_lab.sweeps.design import Design
 from grpo_lab.tracking.sweep_record import CellRecord
-from grpo_lab.workbench import choose_device
 
 Compose = Callable[[Sequence[str]], DictConfig]
 # The fields that make a run what it is, its seed left out.
@@ -47,6 +48,7 @@ class Cell:
     plan: Plan
     run: RunConfig
     folder: Path
+    choices: Mapping[str, str] = field(default_factory=dict)  # slot -> option
 
     def record(self) -> CellRecord:
         """The cell as its sweep's record keeps it."""
@@ -143,24 +145,30 @@ def compose_cells(plans: Sequence[Plan], sweep: str, compose: Compose) -> list[C
 
     All that is wrong is said at once. Plans that differ in nothing but the seed are composed once.
     """
-    composed: dict[tuple[str, ...], DictConfig] = {}
+    composed: dict[tuple[str, ...], tuple[DictConfig, dict[str, str]]] = {}
     cells, refusals = [], {}
     for plan in plans:
         shared = tuple(word for word in plan.overrides if _key(word) != "seed")
         try:
+            if wrong := misnamed(shared):
+                raise ValueError(wrong)
             if shared not in composed:
-                composed[shared] = compose(shared)
-            config = composed[shared].copy()
+                config = compose(shared)
+                choices = chosen_options(config.hydra.runtime.choices)
+                with open_dict(config):
+                    del config["hydra"]
+                composed[shared] = config, choices
+            config, choices = composed[shared]
+            config = config.copy()
             with open_dict(config):
-                del config["hydra"]
                 config.seed = plan.seed
                 for name, label in labels(plan, sweep).items():
                     config.cell[name] = label
             run = to_run(config)
-            check_compatible(run)
+            check_compatible(run, choices)
             folder = _runs_dir(run) / _name(plan) / f"seed={plan.seed}"
             check_folder(folder, run_identity(config, choose_device(run.device).type))
-            cells.append(Cell(plan, run, folder))
+            cells.append(Cell(plan, run, folder, choices))
         except (ValueError, HydraException, OmegaConfBaseException) as error:
             refusals.setdefault(str(error), plan.title)  # the same for every seed: said once
     if refusals:
@@ -192,9 +200,9 @@ def refuse_idle_arms(design: Design, cells: Sequence[Cell]) -> None:
         changed = [axis for axis in _IDENTITY if getattr(cell.run, axis) != getattr(control.run, axis)]
         if changed and all(axis in AXES and _idle(axis, cell.run) and _idle(axis, control.run) for axis in changed):
             reasons = "\n".join(
-                f"  - {rule.describe(run)}"
-                for run in (cell.run, control.run)
-                for rule in broken_warnings(run)
+                f"  - {rule.describe(one.run, one.choices)}"
+                for one in (cell, control)
+                for rule in broken_warnings(one.run)
                 if rule.idles and rule.axes[0] in changed
             )
             raise IncompatibleRun(f"arm {cell.plan.arm} cannot differ from {design.control}:\n{reasons}")

@@ -8,6 +8,7 @@ import threading
 import time
 
 PARENT = "GRPO_LAB_SWEEP_PROCESS"
+BUSY = 75  # the exit status of a run whose folder another process holds; EX_TEMPFAIL of sysexits.h
 _LOOK_SECONDS = 1.0
 _PATIENCE_SECONDS = 10.0  # for a run that flushes its mirror
 

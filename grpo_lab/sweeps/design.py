@@ -10,6 +10,7 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from grpo_lab.metrics import is_known
+from grpo_lab.user_files import check_yaml
 
 
 class Direction(Enum):
@@ -70,6 +72,18 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Change:
+    """From `since` on (UTC, such as 2026-11-22T22:30:00Z) these arms compute something else; `what` says it in words.
+
+    Runs that were declared earlier are of what the arms were before.
+    """
+
+    arms: tuple[str, ...]
+    since: str
+    what: str
+
+
+@dataclass(frozen=True)
 class Design:
     """A declared experiment: every arm at every level of the factor, for every seed.
 
@@ -77,7 +91,8 @@ class Design:
     Without a factor there is one level, named "". A design of a `kind` other than `arms` declares `tricks` instead,
     each with its overrides, and its arms and control follow from the kind. `collapsed` is the rule by which runs
     count that stopped on a loss that was not finite. `columns` are the metrics of its table, where the usual ones
-    do not answer its question; they decide nothing, so the fingerprint leaves them out.
+    do not answer its question, and `changes` mark arms that mean something else since. Both decide nothing, so the
+    fingerprint leaves them out.
     """
 
     name: str
@@ -95,6 +110,7 @@ class Design:
     parts: Mapping[str, Part]
     part: str | None
     columns: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
     kind: Kind = Kind.arms
     tricks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     collapsed: Collapsed = Collapsed.zero
@@ -104,7 +120,8 @@ class Design:
 
         What a declaration did not use is left out, so that a new kind of entry does not make old declarations new.
         """
-        declared = {name: value for name, value in asdict(self).items() if name not in ("part", "parts", "columns")}
+        left_out = ("part", "parts", "columns", "changes")
+        declared = {name: value for name, value in asdict(self).items() if name not in left_out}
         unused = {"kind": Kind.arms, "tricks": {}, "collapsed": Collapsed.zero}
         declared = {name: value for name, value in declared.items() if name not in unused or value != unused[name]}
         declared["predictions"] = [
@@ -166,6 +183,7 @@ def read_design(node: Mapping[str, Any]) -> Design:
         parts=parts,
         part=node.get("part"),
         columns=tuple(map(str, node.get("columns") or ())),
+        changes=tuple(_change(entry) for entry in node.get("changes") or ()),
         kind=kind,
         tricks=_override_lists("tricks", node.get("tricks") or {}),
         collapsed=_choice("collapsed", Collapsed, node.get("collapsed", "zero")),
@@ -244,6 +262,9 @@ def _check_names(design: Design) -> None:
             require_known(f"parts.{name}.arms", arm, arms)
         for level in part.levels:
             require_known(f"parts.{name}.levels", level, levels)
+    for change in design.changes:
+        for arm in change.arms:
+            require_known("changes", arm, arms)
     for prediction in design.predictions:
         require_known("predictions", prediction.arm, [arm for arm in arms if arm != design.control])
         require_known("predictions", prediction.level, levels)
@@ -302,11 +323,23 @@ def _prediction(entry: Any) -> Prediction:
         ) from error
 
 
+def _change(entry: Any) -> Change:
+    try:
+        change = Change(tuple(map(str, entry["arms"])), str(entry["since"]), _text(entry["what"]))
+        datetime.strptime(change.since, "%Y-%m-%dT%H:%M:%SZ")
+    except (TypeError, KeyError, ValueError) as error:
+        raise ValueError(
+            f"design.changes: {entry} must give arms, a list; since, such as '2026-11-22T22:30:00Z'; and what changed"
+        ) from error
+    return change
+
+
 def load_design(path: Path) -> Design:
     """The declaration in an experiment's YAML file, read without Hydra. Raises ValueError."""
     if not path.exists():
         known = sorted(file.stem for file in path.parent.glob("*.yaml"))
         raise ValueError(f"there is no experiment {path.stem!r}: choose from {', '.join(known)}")
+    check_yaml(path)
     declared = OmegaConf.load(path).get("design")
     if declared is None:
         raise ValueError(f"{path} declares nothing: it has no entry `design`")

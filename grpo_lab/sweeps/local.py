@@ -7,18 +7,19 @@ context and no engine is left over from the cell before.
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_lab.sweeps.board import Board, WatchedCell
-from grpo_lab.sweeps.child import PARENT
-from grpo_lab.tracking.run_reader import run_status
+from grpo_lab.sweeps.child import BUSY, PARENT
+from grpo_lab.tracking.files import explained
+from grpo_lab.tracking.run_reader import holder, is_held, run_status
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _POLL_SECONDS = 0.1
@@ -38,6 +39,10 @@ class Job:
     amount: float
     threads: int
 
+    def watched(self) -> WatchedCell:
+        """The run as a board follows it from now on."""
+        return WatchedCell(self.title, self.folder, self.axis, self.amount)
+
 
 @dataclass
 class _Running:
@@ -54,28 +59,55 @@ def run_jobs(
 ) -> list[str | None]:
     """Run all jobs, `workers` at a time; for each, None or why it failed. One that fails stops no other.
 
+    A job whose folder another process holds, such as a cell that another sweep runs, is waited for, while others are
+    started. It counts as done when that process finishes it, and is started here when it is left unfinished.
     `devices` are CUDA device ids shared out over the slots; none for CPU. On Ctrl-C every job is interrupted, given
     `grace_seconds` to end, and KeyboardInterrupt is raised.
     """
     failures: list[str | None] = [None] * len(jobs)
-    waiting = deque(enumerate(jobs))
+    waiting = list(enumerate(jobs))
     running: list[_Running] = []
+    elsewhere: dict[int, WatchedCell] = {}
     free = list(range(workers))
+
+    def wait_for(index: int, job: Job, watched: WatchedCell) -> None:
+        if index not in elsewhere:
+            elsewhere[index] = watched
+            board.say(f"waiting for {job.title}: process {holder(job.folder)} runs it in {job.folder}")
+
     try:
         while waiting or running:
-            while waiting and free:
-                index, job = waiting.popleft()
+            for index, job in list(waiting):
+                if not free:
+                    break
+                watched = elsewhere.get(index) or job.watched()
                 try:
-                    running.append(_start(index, job, free[0], devices, board))
-                    free.pop(0)
+                    with explained(job.folder):
+                        done, held = run_status(job.folder) == "done", is_held(job.folder)
+                    if done:  # by another process, since this sweep looked
+                        board.end(watched, None)
+                    elif held:
+                        wait_for(index, job, watched)
+                        continue
+                    else:
+                        if elsewhere.pop(index, None):
+                            board.say(f"{job.title} was left unfinished: it goes on here")
+                        running.append(_start(index, job, free[0], devices, board))
+                        free.pop(0)
                 except OSError as error:  # its folder: no reason to stop the others
-                    failures[index] = f"{error.strerror}: {error.filename}"
-                    board.end(WatchedCell(job.title, job.folder, job.axis, job.amount), failures[index])
+                    failures[index] = str(error)
+                    board.end(watched, failures[index])
+                waiting.remove((index, job))
             for entry in [entry for entry in running if entry.process.poll() is not None]:
                 running.remove(entry)
                 free.append(entry.slot)
-                failures[entry.index] = failure = _failure(entry)
-                board.end(entry.watched, failure)
+                if entry.process.returncode == BUSY:  # another process took the folder while this one loaded
+                    board.leave(entry.watched)
+                    wait_for(entry.index, entry.job, entry.watched)
+                    waiting.append((entry.index, entry.job))
+                else:
+                    failures[entry.index] = failure = _failure(entry)
+                    board.end(entry.watched, failure)
             board.refresh()
             time.sleep(_POLL_SECONDS)
     finally:
@@ -85,11 +117,13 @@ def run_jobs(
 
 
 def _start(index: int, job: Job, slot: int, devices: Sequence[str], board: Board) -> _Running:
-    job.folder.mkdir(parents=True, exist_ok=True)
+    with explained(job.folder):
+        job.folder.mkdir(parents=True, exist_ok=True)
+        output = (job.folder / "output.log").open("ab")
     command = [sys.executable, "-m", "grpo_lab.train", *job.words]
     started = time.time()
-    with (job.folder / "output.log").open("ab") as output:
-        output.write(f"$ {' '.join(command)}\n".encode())
+    with output:
+        output.write(f"$ {shlex.join(command)}\n".encode())
         output.flush()
         process = subprocess.Popen(
             command,
@@ -99,7 +133,7 @@ def _start(index: int, job: Job, slot: int, devices: Sequence[str], board: Board
             start_new_session=True,  # Ctrl-C reaches the sweep alone, which passes it on
             env=_environment(job, slot, devices),
         )
-    watched = WatchedCell(job.title, job.folder, job.axis, job.amount)
+    watched = job.watched()
     board.start(watched)
     return _Running(index, job, slot, process, watched, started)
 

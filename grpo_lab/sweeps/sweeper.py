@@ -6,8 +6,8 @@ Hydra calls these through the two thin classes of the `hydra_plugins` namespace.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -17,8 +17,11 @@ from typing import Any
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationResolutionError
 from rich.console import Console
 
+from grpo_lab.config import unresolved
+from grpo_lab.device import choose_device
 from grpo_lab.progress import clock
 from grpo_lab.sweeps.board import Board
 from grpo_lab.sweeps.cells import (
@@ -36,7 +39,7 @@ from grpo_lab.tracking import provenance
 from grpo_lab.tracking.mlflow_parent import announce_sweep
 from grpo_lab.tracking.run_reader import run_status
 from grpo_lab.tracking.sweep_record import record_sweep
-from grpo_lab.workbench import choose_device
+from grpo_lab.tracking.whole import AFRESH, read_json
 
 
 class SweepFailed(SystemExit):
@@ -105,13 +108,21 @@ def run_sweep(
     finally:
         announce_sweep(folder, running=False)
     _report(name, todo, returns)
-    console.print(f"draw it: grpo-lab figures '{name}' --runs {config.runs_dir}", highlight=False, soft_wrap=True)
+    if design is None:
+        _show_arms(runs_dir, name)
+    draw = shlex.join(["grpo-lab", "figures", name, "--runs", str(config.runs_dir)])
+    console.print(f"draw it: {draw}", highlight=False, soft_wrap=True, markup=False)
     return returns
 
 
 def _design(config: DictConfig) -> Design | None:
     node = config.get("design")
-    return None if node is None else read_design(OmegaConf.to_container(node, resolve=True))
+    if node is None:
+        return None
+    try:
+        return read_design(OmegaConf.to_container(node, resolve=True))
+    except InterpolationResolutionError as error:
+        raise ValueError(unresolved(config, error)) from error
 
 
 def _say_whose(console: Console, name: str, finished: Sequence[Cell]) -> None:
@@ -124,7 +135,7 @@ def _say_whose(console: Console, name: str, finished: Sequence[Cell]) -> None:
 
 
 def _sweep_of(cell: Cell) -> str:
-    return json.loads((cell.folder / "run.json").read_text())["tags"].get("sweep", "")
+    return read_json(cell.folder / "run.json", AFRESH)["tags"].get("sweep", "")
 
 
 def _show(console: Console, name: str, cells: Sequence[Cell]) -> None:
@@ -145,6 +156,16 @@ def _report(name: str, cells: Sequence[Cell], returns: Sequence[JobReturn]) -> N
         f"error: {len(failed)} of {len(cells)} cells of {name} failed; the same command tries them again:\n"
         + "\n".join(lines)
     )
+
+
+def _show_arms(runs_dir: Path, name: str) -> None:
+    """Print what the arms of a finished sweep came to; one that declared nothing is judged by nobody else."""
+    from grpo_lab.analysis.load import load_sweep
+    from grpo_lab.analysis.outcome import final_values
+    from grpo_lab.analysis.verdict import compared_arms
+
+    data = load_sweep(runs_dir, name)
+    print("", *compared_arms(data, final_values(data)), "", sep="\n", flush=True)
 
 
 class LocalCells:

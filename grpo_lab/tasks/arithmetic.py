@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import ClassVar
 
-from datasets import Dataset, Features, Value
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+import transformers
 
 from grpo_lab.tasks.base import Task, Template, require
+from grpo_lab.types import Problem
 
 FINAL = "#"
 CHECK_AGAIN = "~"
@@ -107,16 +106,18 @@ def require_ranges(owner: object, prefix: str) -> None:
         require(high >= low, high_name, high, rule, "raise it or lower the minimum")
 
 
-def build_tokenizer(max_length: int) -> PreTrainedTokenizerFast:
+def build_tokenizer(max_length: int) -> transformers.PreTrainedTokenizerFast:
     """One token per character, an end of text and padding; nothing is added around a text.
 
     `max_length` is what the tokenizer reports as `model_max_length`, in tokens.
     """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
     vocabulary = {symbol: index for index, symbol in enumerate([PAD, EOS, *SYMBOLS])}
     backend = Tokenizer(models.WordLevel(vocabulary))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
     backend.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend,
         eos_token=EOS,
         pad_token=PAD,
@@ -167,25 +168,14 @@ class ArithmeticWorld(Task):
             "the probe is a part of the training split",
         )
 
-    def load(self, split: str) -> Dataset:
-        """See `Task.load`. A split that asks for more questions than exist is a ValueError."""
+    def problems(self, split: str) -> tuple[Problem, ...]:
+        """See `Task.problems`. A split that asks for more questions than exist is a ValueError."""
         self.require_split(split)
         source = "train" if split == "probe" else split
-        problems = self._draw(source, getattr(self, f"{split}_size"))
-        first = _FIRST_ID[source]
-        return Dataset.from_dict(
-            {
-                "id": [first + index for index in range(len(problems))],
-                "question": [question_of(addends) for addends in problems],
-                "answer": [str(sum(addends)) for addends in problems],
-                "difficulty": [len(addends) for addends in problems],
-            },
-            features=Features(
-                id=Value("int64"),
-                question=Value("string"),
-                answer=Value("string"),
-                difficulty=Value("int64"),
-            ),
+        drawn = self._draw(source, getattr(self, f"{split}_size"))
+        return tuple(
+            Problem(id, question_of(addends), str(sum(addends)), len(addends))
+            for id, addends in enumerate(drawn, start=_FIRST_ID[source])
         )
 
     def _draw(self, split: str, size: int) -> list[list[int]]:

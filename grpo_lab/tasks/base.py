@@ -7,16 +7,17 @@ without defaults: the YAML that selects it is the only home of its numbers.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from datasets import Dataset
-from jaxtyping import Float
-from torch import Tensor
 
+from grpo_lab.shapes import Float, Tensor
 from grpo_lab.types import Problem
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 
 def require(holds: bool, name: str, value: object, rule: str, remedy: str) -> None:
@@ -44,16 +45,14 @@ class Task(ABC):
     check_again: ClassVar[tuple[str, ...]] = ("Wait", "wait", "check again", "double-check", "Recheck", "recheck")
 
     @abstractmethod
-    def load(self, split: str) -> Dataset:
-        """The rows of one split, in a fixed order.
-
-        Columns: id (int), question (str), answer (str), difficulty (int). An unknown split is a
-        ValueError.
-        """
-
     def problems(self, split: str) -> tuple[Problem, ...]:
-        """The rows of `load(split)` as records, in the same order."""
-        return tuple(Problem(row["id"], row["question"], row["answer"], row["difficulty"]) for row in self.load(split))
+        """The problems of one split, in a fixed order. An unknown split is a ValueError."""
+
+    def load(self, split: str) -> Dataset:
+        """The same problems as a table: columns id, question, answer and difficulty."""
+        from datasets import Dataset
+
+        return Dataset.from_list([asdict(problem) for problem in self.problems(split)])
 
     def require_split(self, split: str) -> None:
         """Raise a ValueError unless `split` is one of the four names."""

@@ -16,22 +16,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from random import Random
+from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
+import transformers
 from filelock import FileLock
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import Tensor
-from transformers import (
-    AutoTokenizer,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-)
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from grpo_lab.shapes import Tensor
 from grpo_lab.tasks.arithmetic import (
     CHECK_AGAIN,
     FINAL,
@@ -67,6 +60,8 @@ class ArithmeticBase(Model):
     Everything that shapes the weights is a field, so the folder is named by a hash of the fields. The
     bits are the same for the same `threads` on the same machine and libraries.
     """
+
+    place: ClassVar[str] = "cpu"  # the device it is built on
 
     seed: int
     threads: int  # CPU threads while building, whatever the process uses otherwise
@@ -193,7 +188,7 @@ def draw_example(recipe: ArithmeticBase, rng: Random, careful_only: bool) -> Exa
     return Example(question, rambling[: recipe.ramble_max_tokens], answer, finished)
 
 
-def encode_slice(tokenizer: PreTrainedTokenizerFast, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
+def encode_slice(tokenizer: transformers.PreTrainedTokenizerFast, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
     """Token ids and next-token labels, both int64 [examples, longest], padded on the right.
 
     Causal attention never looks right, so padding there needs no mask; only the response and its end
@@ -223,9 +218,9 @@ def learning_rate_at(recipe: ArithmeticBase, step: int) -> float:
     return recipe.learning_rate * min(rising, falling)
 
 
-def architecture(recipe: ArithmeticBase, tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
+def architecture(recipe: ArithmeticBase, tokenizer: transformers.PreTrainedTokenizerFast) -> transformers.LlamaConfig:
     """The recipe's numbers under the names that `transformers` gives them."""
-    return LlamaConfig(
+    return transformers.LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=recipe.hidden_size,
         num_hidden_layers=recipe.num_layers,
@@ -243,11 +238,11 @@ def architecture(recipe: ArithmeticBase, tokenizer: PreTrainedTokenizerFast) -> 
     )
 
 
-def train(recipe: ArithmeticBase, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+def train(recipe: ArithmeticBase, tokenizer: transformers.PreTrainedTokenizerFast) -> transformers.LlamaForCausalLM:
     """Supervised warm-start; the caller owns the random state and the number of threads."""
     torch.manual_seed(recipe.seed)
     rng = Random(recipe.seed)
-    model = LlamaForCausalLM(architecture(recipe, tokenizer)).train()
+    model = transformers.LlamaForCausalLM(architecture(recipe, tokenizer)).to(recipe.place).train()
     optimizer = torch.optim.AdamW(
         model.parameters(),
         lr=recipe.learning_rate,
@@ -274,9 +269,9 @@ def train(recipe: ArithmeticBase, tokenizer: PreTrainedTokenizerFast) -> LlamaFo
 
 def _step(
     recipe: ArithmeticBase,
-    model: LlamaForCausalLM,
+    model: transformers.LlamaForCausalLM,
     optimizer: torch.optim.Optimizer,
-    tokenizer: PreTrainedTokenizerFast,
+    tokenizer: transformers.PreTrainedTokenizerFast,
     examples: Sequence[Example],
 ) -> float:
     """One optimiser step over the whole batch, computed in slices of similar length.
@@ -289,8 +284,11 @@ def _step(
     num_labels = sum(int((labels != _IGNORED).sum()) for _, labels in slices)
     total = 0.0
     for tokens, labels in slices:
+        tokens, labels = tokens.to(model.device), labels.to(model.device)
         logits = model(input_ids=tokens, use_cache=False).logits.float()
-        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=_IGNORED, reduction="sum")
+        loss = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), labels.flatten(), ignore_index=_IGNORED, reduction="sum"
+        )
         (loss / num_labels).backward()
         total += loss.item()
     torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.max_grad_norm)
@@ -299,8 +297,9 @@ def _step(
     return total / num_labels
 
 
-@torch.no_grad()
-def measure(recipe: ArithmeticBase, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> dict[str, float]:
+def measure(
+    recipe: ArithmeticBase, model: transformers.LlamaForCausalLM, tokenizer: transformers.PreTrainedTokenizerFast
+) -> dict[str, float]:
     """Where RL starts: accuracy, truncated share and modes of one sampled answer a problem.
 
     Temperature 1, `report_problems` fresh training problems, at most `report_max_tokens` tokens each.
@@ -310,7 +309,8 @@ def measure(recipe: ArithmeticBase, model: LlamaForCausalLM, tokenizer: PreTrain
     rng = Random(f"{recipe.seed}/report")
     ranges = (recipe.addends_min, recipe.addends_max, recipe.number_min, recipe.number_max)
     problems = [draw_addends(rng, "train", *ranges) for _ in range(recipe.report_problems)]
-    prompts = tokenizer([question_of(addends) for addends in problems], padding=True, return_tensors="pt")
+    questions = [question_of(addends) for addends in problems]
+    prompts = tokenizer(questions, padding=True, return_tensors="pt").to(model.device)
     generated = model.generate(
         input_ids=prompts["input_ids"],
         attention_mask=prompts["attention_mask"],
@@ -340,15 +340,12 @@ def measure(recipe: ArithmeticBase, model: LlamaForCausalLM, tokenizer: PreTrain
 
 
 def build(recipe: ArithmeticBase, folder: Path) -> None:
-    """Train, measure and write the model into `folder`.
-
-    Leaves the caller's random state and number of threads as they were.
-    """
+    """Train, measure and write the model into `folder`; the caller's random state and threads stay as they were."""
     tokenizer = build_tokenizer(recipe.max_positions)
     threads = torch.get_num_threads()
     torch.set_num_threads(recipe.threads)
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[] if recipe.place == "cpu" else [recipe.place]):
             model = train(recipe, tokenizer)
             report = measure(recipe, model, tokenizer)
     finally:
@@ -377,6 +374,8 @@ class LocalModel(Model):
         config_file = folder / "config.json"
         require(config_file.is_file(), "path", self.path, "a folder with a config.json", remedy)
         architectures = json.loads(config_file.read_text()).get("architectures") or []
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
         known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
         rule = f"a causal language model, and its config.json names {architectures}"
         remedy = "choose a model that AutoModelForCausalLM loads"
@@ -387,9 +386,9 @@ class LocalModel(Model):
         require(has_end, "path", self.path, "a model whose tokenizer has an end-of-text token", remedy)
         return folder
 
-    def _load_tokenizer(self, folder: Path) -> PreTrainedTokenizerBase:
+    def _load_tokenizer(self, folder: Path) -> transformers.PreTrainedTokenizerBase:
         try:
-            return AutoTokenizer.from_pretrained(folder)
+            return transformers.AutoTokenizer.from_pretrained(folder)
         # What a broken tokenizer raises depends on its kind, and all of it means the same here.
         except Exception as error:
             raise ValueError(

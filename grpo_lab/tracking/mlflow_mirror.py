@@ -5,9 +5,9 @@ Nothing here imports mlflow before the thread does, or the command: it takes ove
 
 from __future__ import annotations
 
-import json
 import logging
 import math
+import shlex
 import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ from grpo_lab.tracking.mlflow_store import check_uri, first_line
 from grpo_lab.tracking.run_reader import is_held
 from grpo_lab.tracking.sweep_record import FILE as SWEEP
 from grpo_lab.tracking.sweep_record import read_sweep, sweep_status
+from grpo_lab.tracking.whole import AFRESH, read_json
 
 LONGEST_BACKOFF_SECONDS = 60.0
 THREAD_NAME = "mlflow-mirror"
@@ -98,6 +99,7 @@ class Mirror:
 
     def __init__(self, folder: Path, interval_seconds: float, flush_seconds: float) -> None:
         self.folder = Path(folder)
+        self._quoted = shlex.quote(str(folder))
         self.interval_seconds = interval_seconds
         self.flush_seconds = flush_seconds
         self._stopping = threading.Event()
@@ -121,7 +123,7 @@ class Mirror:
         self._thread.join(self.flush_seconds)
         self._abandoned.set()
         if self._thread.is_alive() or self._behind:
-            logger.warning("MLflow lacks a part of this run: send it with `grpo-lab sync %s`", self.folder)
+            logger.warning("MLflow lacks a part of this run: send it with `grpo-lab sync %s`", self._quoted)
 
     def _run(self) -> None:
         # urllib3 warns at every attempt to reach a dead server; this thread warns once.
@@ -147,7 +149,7 @@ class Mirror:
                         "MLflow does not take this run (%s); the run goes on, and `grpo-lab sync %s` sends "
                         "what is missing",
                         first_line(error),
-                        self.folder,
+                        self._quoted,
                     )
                 failures += 1
                 delay = min(self.interval_seconds * 2**failures, LONGEST_BACKOFF_SECONDS)
@@ -197,7 +199,7 @@ def sync_all(root: Path, uri: str | None = None) -> list[SyncReport]:
     # MLflow keeps a copy of run.json among a run's artifacts; only a run's own folder has its metrics.
     for folder in (folder for folder in described if (folder / "metrics.jsonl").exists()):
         try:
-            if uri is None and json.loads((folder / "run.json").read_text())["tracking"] is None:
+            if uri is None and read_json(folder / "run.json", AFRESH)["tracking"] is None:
                 continue
             reports.append(sync(folder, uri))
         except (OSError, ValueError, RuntimeError) as error:

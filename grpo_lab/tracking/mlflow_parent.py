@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,14 @@ def announce_sweep(folder: Path, running: bool) -> None:
         logger.warning(
             "MLflow does not take the sweep (%s); it goes on, and `grpo-lab sync %s` sends what is missing",
             first_line(error),
-            folder.parent.parent,
+            shlex.quote(str(folder.parent.parent)),
         )
 
 
 def sync_sweep(folder: Path, uri: str, experiment: str, status: str | None = None) -> str:
     """Make or update the MLflow run of the sweep in `folder` and return its id; `status` None reads the folders."""
+    experiment_id = prepare_store(uri, experiment)  # before the first client: see there
     client = load_mlflow().MlflowClient(tracking_uri=uri)
-    experiment_id = prepare_store(uri, experiment)
     record = read_sweep(folder)
     run_id = parent_of(folder, client, uri, experiment_id)
     for name, value in _tags(folder, record).items():
@@ -87,7 +88,7 @@ def _tags(folder: Path, record: SweepRecord) -> dict[str, str]:
     said = [f"**{name.capitalize()}.** {' '.join(str(design[name]).split())}" for name in _TOLD if name in design]
     arms = list(dict.fromkeys(cell.arm for cell in record.cells))
     said += [f"**Arms.** {', '.join(f'`{arm}`' for arm in arms)}; {len(record.cells)} cells."]
-    said += [f"**Command.** `{' '.join(record.command)}`", f"Recorded in `{folder.resolve()}`."]
+    said += [f"**Command.** `{shlex.join(record.command)}`", f"Recorded in `{folder.resolve()}`."]
     tags = {name: " ".join(str(design[name]).split()) for name in ("question", "control", "primary") if name in design}
     return (
         tags

@@ -10,7 +10,6 @@ repeated after a resume keeps the values of its first attempt in MLflow, and of 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import math
 import re
@@ -23,6 +22,7 @@ from grpo_lab.tracking.files import locked, write_json
 from grpo_lab.tracking.mlflow_parent import parent_of
 from grpo_lab.tracking.mlflow_store import check_uri, first_line, load_mlflow, prepare_store
 from grpo_lab.tracking.run_reader import StepReader, StepRecord, was_interrupted
+from grpo_lab.tracking.whole import AFRESH, AGAIN, read_json
 
 POINTS_PER_BATCH = 1000  # MLflow's limit for one log_batch, and by far the cheapest size per point
 ENTRIES_PER_BATCH = 100  # params or tags, likewise
@@ -57,7 +57,7 @@ class Sender:
         path = folder / "run.json"
         if not path.exists():
             raise ValueError(f"{folder} is no run folder: it has no run.json")
-        self.run = json.loads(path.read_text())
+        self.run = read_json(path, AFRESH)
         tracking = self.run["tracking"] or {"uri": None, "experiment": "grpo_lab"}
         self.uri, self.experiment = uri or tracking["uri"], tracking["experiment"]
         if self.uri is None:
@@ -102,7 +102,7 @@ class Sender:
     def _load_cursor(self) -> None:
         path = self.folder / self.FILE
         if path.exists():
-            stored = json.loads(path.read_text())
+            stored = read_json(path, "remove it, and sync again")
             fresh = asdict(self._new_cursor(None))
             if all(stored.get(name) == fresh[name] for name in ("uri", "experiment", "run_key")):
                 self._cursor = _Cursor(**stored)
@@ -250,7 +250,7 @@ class Sender:
         if status == "RUNNING":
             return
         if status == "FINISHED":
-            inert = json.loads((self.folder / "DONE").read_text()).get("inert", [])
+            inert = read_json(self.folder / "DONE", AGAIN).get("inert", [])
             self._client.set_tag(self.run_id, "inert", ", ".join(inert) or "nothing", synchronous=True)
         info = self._client.get_run(self.run_id).info
         if (info.status, info.end_time) != (status, ended):

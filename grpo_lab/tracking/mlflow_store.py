@@ -8,13 +8,14 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shlex
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from urllib.parse import urlsplit
 
-from grpo_lab.tracking.files import locked
+from grpo_lab.tracking.files import locked, write_whole
 
 STORE_LOCK_SECONDS = 120.0  # eight first starts in a row on a slow disk
 DATABASES = ("postgresql", "mysql", "mssql")
@@ -56,22 +57,48 @@ def check_uri(uri: str) -> None:
 def prepare_store(uri: str, experiment: str) -> str:
     """Make the store ready for any number of writers and return the experiment's id, made if missing.
 
-    A new sqlite store gets its tables from one process while the others wait: unguarded, processes that
-    open it at the same moment break each other's migration. Raises ValueError for a deleted experiment and
-    MLflow's own errors where the store cannot be reached.
+    No MlflowClient of a sqlite store may be made before this was called: making one gives an empty database its
+    tables, and processes that do so at the same moment break each other's migration. Here one process makes them
+    while the others wait, in another file that takes its place when it is whole. Raises ValueError for a deleted
+    experiment or a database without its tables, and MLflow's own errors where the store cannot be reached.
     """
     check_uri(uri)
+    load_mlflow()  # takes seconds, in which no other process need wait for the lock
     if not uri.startswith("sqlite:"):
         return _experiment_id(uri, experiment, None)
     database = _database(uri)
+    artifacts = str(database.with_name("mlflow_artifacts"))
     database.parent.mkdir(parents=True, exist_ok=True)
     with locked(database.with_name(f"{database.name}.lock"), STORE_LOCK_SECONDS):
+        if not database.exists():
+            for leftover in database.parent.glob(f".{database.name}.*.tmp*"):  # of a process that was killed
+                leftover.unlink()
+            write_whole(database, lambda path: _make_tables(path, artifacts))
+        _refuse_half_made(database)
         _allow_readers_while_writing(database)
-        return _experiment_id(uri, experiment, str(database.with_name("mlflow_artifacts")))
+        return _experiment_id(uri, experiment, artifacts)
 
 
 def _database(uri: str) -> Path:
     return Path(re.sub(r"^sqlite(\+\w+)?:///", "", uri).split("?")[0])
+
+
+def _make_tables(database: Path, artifacts: str) -> None:
+    """Let MLflow make a store in the file `database`, and let go of it."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    SqlAlchemyStore(f"sqlite:///{database}", artifacts).engine.dispose()
+
+
+def _refuse_half_made(database: Path) -> None:
+    """Raise ValueError for what a migration left that was killed, or that two processes made at once."""
+    with closing(sqlite3.connect(database, timeout=20)) as connection:
+        left = connection.execute("SELECT name FROM sqlite_master WHERE name GLOB '_alembic_tmp_*'").fetchone()
+    if left is not None:
+        raise ValueError(
+            f"{database} is half made ({left[0]} is left of a migration that did not end): move it away, and "
+            f"`grpo-lab sync {shlex.quote(str(database.parent))}` fills a new one from the run folders"
+        )
 
 
 def _allow_readers_while_writing(database: Path) -> None:

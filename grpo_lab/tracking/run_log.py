@@ -12,6 +12,7 @@ start. Steps increase within metrics.jsonl, one line each.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
@@ -28,7 +29,7 @@ from typing import Any
 
 import pandas as pd
 
-from grpo_lab.tracking.files import acquire_lock, atomic_write, explained, keep_previous, write_json, write_whole
+from grpo_lab.tracking.files import acquire_lock, atomic_write, explained, keep_previous, write_json
 from grpo_lab.tracking.run_reader import Status, parse_line, run_status
 
 FSYNC_SECONDS = 5.0  # at most this much of a run is lost when the machine, not the process, dies
@@ -75,10 +76,12 @@ class RunLog:
                     leftover.unlink()
                 self._metrics = self._open("metrics.jsonl")
                 self._timing = self._open("timing.jsonl")
-            self._last_step = self._read_last_step()
+                self._digest = hashlib.sha256((self.folder / "metrics.jsonl").read_bytes())
         except BaseException:
             self._close_descriptors()
             raise
+        self._last_step: int | None = None  # read when first asked for: `rewind` may cut a damaged end off before
+        self._tables: dict[str, str] = {}
         self._synced_at = time.monotonic()
 
     def begin(self) -> None:
@@ -102,8 +105,10 @@ class RunLog:
         return descriptor
 
     def _read_last_step(self) -> int:
-        lines = (self.folder / "metrics.jsonl").read_bytes().splitlines()
-        return parse_line(lines[-1], self.folder / "metrics.jsonl")["step"] if lines else -1
+        if self._last_step is None:
+            lines = (self.folder / "metrics.jsonl").read_bytes().splitlines()
+            self._last_step = parse_line(lines[-1], self.folder / "metrics.jsonl")["step"] if lines else -1
+        return self._last_step
 
     def write_step(self, step: int, metrics: Mapping[str, float | int], timing: Mapping[str, float | int]) -> None:
         """Append one step: `metrics` are functions of the run alone, `timing` holds everything with a clock.
@@ -112,21 +117,21 @@ class RunLog:
         others, under "nonfinite". Steps must increase, and a name must be one MLflow accepts, else
         ValueError; RunFolderError when the disk refuses, with nothing of the step left in metrics.jsonl.
         """
-        if step <= self._last_step:
+        if step <= (last := self._read_last_step()):
             raise ValueError(
-                f"step {step} follows step {self._last_step} in {self.folder / 'metrics.jsonl'}: log every "
+                f"step {step} follows step {last} in {self.folder / 'metrics.jsonl'}: log every "
                 "step once and in order, and rewind() to a checkpoint's position before repeating steps"
             )
         # Timing first: whoever sees a line of metrics.jsonl then also finds the step's time.
         timing_line = {"step": step, "wall": time.time_ns() // 1_000_000, **_section("timing", timing)}
         metrics_line = {"step": step, **_section("metrics", metrics)}
         self._append(self._timing, timing_line)
-        self._append(self._metrics, metrics_line)
+        self._digest.update(self._append(self._metrics, metrics_line))
         self._last_step = step
         if time.monotonic() - self._synced_at >= FSYNC_SECONDS:
             self._sync()
 
-    def _append(self, descriptor: int, record: Mapping[str, Any]) -> None:
+    def _append(self, descriptor: int, record: Mapping[str, Any]) -> bytes:
         line = json.dumps(record, allow_nan=False).encode() + b"\n"
         with explained(self.folder):
             written = 0
@@ -138,6 +143,7 @@ class RunLog:
                 with suppress(OSError):
                     os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
                 raise
+        return line
 
     def _sync(self) -> None:
         with explained(self.folder):
@@ -145,36 +151,63 @@ class RunLog:
             os.fsync(self._metrics)
         self._synced_at = time.monotonic()
 
-    def position(self) -> int:
-        """Bytes in metrics.jsonl, all of them on disk when this returns; a checkpoint stores the number."""
-        self._sync()
-        return os.fstat(self._metrics).st_size
+    @property
+    def empty(self) -> bool:
+        """Whether no step is logged."""
+        return os.fstat(self._metrics).st_size == 0
 
-    def rewind(self, position: int) -> None:
+    def stamp(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the log, which is on disk when this returns.
+
+        `bytes` and `sha256` are of metrics.jsonl, `tables` has the digest of every table so far; all are of what was
+        written, whatever has become of it.
+        """
+        self._sync()
+        size = os.fstat(self._metrics).st_size
+        return {"bytes": size, "sha256": self._digest.hexdigest(), "tables": dict(self._tables)}
+
+    def differs(self, stamp: Mapping[str, Any]) -> str | None:
+        """Why metrics.jsonl is not the log that a stamp was made of, continued or not; None where it is."""
+        path, size = self.folder / "metrics.jsonl", os.fstat(self._metrics).st_size
+        if size < stamp["bytes"]:
+            return f"{path} has {size} bytes, and the checkpoint was saved at {stamp['bytes']}: it was cut short"
+        if hashlib.sha256(os.pread(self._metrics, stamp["bytes"], 0)).hexdigest() != stamp["sha256"]:
+            return f"{path} is damaged: its first {stamp['bytes']} bytes are not what was written"
+        return None
+
+    def rewind(self, position: int, tables: Mapping[str, str] | None = None) -> None:
         """Forget the steps logged after a checkpoint took `position` (bytes); 0 forgets all.
 
-        timing.jsonl keeps them: the first time at which a step was logged stays its timestamp. Raises
-        ValueError when the position is no end of a line, so the checkpoint is of another run.
+        `tables` are those that the checkpoint's stamp names. timing.jsonl keeps the steps: the first time at which a
+        step was logged stays its timestamp. Raises ValueError when the position is no end of a line.
         """
         size = os.fstat(self._metrics).st_size
         if not 0 <= position <= size or (position and os.pread(self._metrics, 1, position - 1) != b"\n"):
             raise ValueError(
-                f"position {position} is no end of a line in {self.folder / 'metrics.jsonl'} ({size} bytes): "
-                "the checkpoint belongs to another run: move this run's folder away and start it afresh"
+                f"position {position} is no end of a line in {self.folder / 'metrics.jsonl'} ({size} bytes): the file "
+                "was cut short or is of another run: restore it, or move this run's folder away and start it afresh"
             )
         with explained(self.folder):
             os.ftruncate(self._metrics, position)
+        self._digest = hashlib.sha256((self.folder / "metrics.jsonl").read_bytes())
+        self._tables = dict(tables or {})
         self._sync()
-        self._last_step = self._read_last_step()
+        self._last_step = None
+
+    def lost_tables(self) -> list[str]:
+        """The tables of this run, by their path in its folder, that are not there any more."""
+        return sorted(name for name in self._tables if not (self.folder / name).exists())
 
     def write_table(self, kind: str, step: int, frame: pd.DataFrame) -> Path:
         """Write `frame` (its index is dropped) as `<kind>/step=000100.parquet`, whole or not at all.
 
         Raises RunFolderError.
         """
-        path = self.folder / kind / f"step={step:06d}.parquet"
-        write_whole(path, lambda temporary: frame.to_parquet(temporary, compression="zstd", index=False))
-        return path
+        name = f"{kind}/step={step:06d}.parquet"
+        content = frame.to_parquet(compression="zstd", index=False)
+        atomic_write(self.folder / name, content)
+        self._tables[name] = hashlib.sha256(content).hexdigest()
+        return self.folder / name
 
     def mark_done(self, summary: Mapping[str, Any]) -> None:
         """Everything is on disk and the run is over: write DONE with `summary` (JSON values)."""

@@ -31,6 +31,14 @@ def is_held(folder: Path) -> bool:
     return False
 
 
+def holder(folder: Path) -> str:
+    """The id of the process that holds `folder`, or held it last; "unknown" where nothing says so."""
+    try:
+        return (folder / ".lock").read_text().strip() or "unknown"
+    except OSError:
+        return "unknown"
+
+
 def run_status(folder: Path) -> Status:
     """Where the run in `folder` stands, without opening it: "new" means nothing of it is worth keeping."""
     if (folder / "DONE").exists():
@@ -46,7 +54,7 @@ def run_status(folder: Path) -> Status:
 def was_interrupted(folder: Path) -> bool:
     """Whether the last attempt at a run was ended by Ctrl-C, or by the end of its sweep, and not by a fault."""
     path = folder / "error.txt"
-    return path.exists() and path.read_text().startswith("KeyboardInterrupt")
+    return path.exists() and path.read_bytes().startswith(b"KeyboardInterrupt")
 
 
 @dataclass(frozen=True)
@@ -67,8 +75,8 @@ class StepReader:
     """Reads the steps of a run folder as they are appended, by any process, locked or not."""
 
     def __init__(self, folder: Path) -> None:
-        self._metrics = _Lines(folder / "metrics.jsonl")
-        self._timing = _Lines(folder / "timing.jsonl")
+        self._metrics = _Lines(folder / "metrics.jsonl", "metrics")
+        self._timing = _Lines(folder / "timing.jsonl", "timing")
         self._first: dict[int, tuple[int, dict[str, float | int]]] = {}
         self._wall = 0
 
@@ -80,7 +88,7 @@ class StepReader:
         # Metrics before timing, the reverse of the writer, so that no step is seen without its time.
         lines = self._metrics.poll()
         for line in self._timing.poll():
-            self._first.setdefault(line["step"], (line["wall"], _values(line, "timing")))
+            self._first.setdefault(line["step"], (line.get("wall", 0), _values(line, "timing")))
         records = []
         for line in lines:
             self._wall, timing = self._first.get(line["step"], (self._wall, {}))
@@ -89,10 +97,10 @@ class StepReader:
 
 
 class _Lines:
-    """The complete lines of one growing JSON lines file."""
+    """The complete lines of one growing JSON lines file, each with its step and a `section` of numbers."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, section: str) -> None:
+        self._path, self._section = path, section
         self._offset = 0
         self._last = b""
 
@@ -110,6 +118,13 @@ class _Lines:
             content = stream.read()
         lines = content[: content.rfind(b"\n") + 1].splitlines(keepends=True)
         records = [parse_line(line, self._path) for line in lines]
+        for record in records:
+            values, lost = record.get(self._section), record.get("nonfinite", {})
+            if not (isinstance(values, dict) and isinstance(lost, dict) and set(lost.values()) <= NONFINITE.keys()):
+                raise ValueError(
+                    f"{self._path} has a line of step {record['step']} that no run writes: it was edited, or the disk "
+                    "fails; restore it from a copy, or run the cell again in another folder"
+                )
         if lines:
             self._offset += sum(map(len, lines))
             self._last = lines[-1]
@@ -117,14 +132,18 @@ class _Lines:
 
 
 def parse_line(line: bytes, path: Path) -> dict[str, Any]:
-    """One line of the file `path`. Raises ValueError, with the remedy, where it is not JSON."""
+    """One line of the file `path`. Raises ValueError, with the remedy, where it is not what `RunLog` writes."""
     try:
-        return json.loads(line)
-    except ValueError as error:
+        record = json.loads(line)
+        what = None if isinstance(record, dict) and isinstance(record.get("step"), int) else "of no step"
+    except ValueError:
+        what = "that is not JSON"
+    if what is not None:
         raise ValueError(
-            f"{path} has a line that is not JSON, {line[:60]!r}: it was edited, or the disk fails; remove "
+            f"{path} has a line {what}, {line[:60]!r}: it was edited, or the disk fails; remove "
             "that line and all below it, then start the run again"
-        ) from error
+        )
+    return record
 
 
 def _values(line: Mapping[str, Any], section: str) -> dict[str, float | int]:

@@ -5,7 +5,6 @@ sweep.json is all that analysis needs to find the runs; the runs' folders hold e
 
 from __future__ import annotations
 
-import json
 import os
 import time
 import uuid
@@ -14,8 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.tracking.files import locked, write_json
+from grpo_lab.tracking.files import explained, locked, write_json
 from grpo_lab.tracking.run_reader import Status, is_held, run_status, was_interrupted
+from grpo_lab.tracking.whole import read_json
 
 FILE = "sweep.json"
 
@@ -57,14 +57,23 @@ def sweep_of(folder: Path, runs_dir: str, sweep: str) -> str | None:
 
 
 def read_sweep(folder: Path) -> SweepRecord:
-    """Raises ValueError where there is none."""
+    """Raises ValueError where there is none, or none that can be read."""
     path = folder / FILE
     if not path.exists():
         known = sorted(place.parent.name for place in folder.parent.glob(f"*/{FILE}"))
         there = f"there are: {', '.join(known)}" if known else "none was run there yet, `make sweep` does"
         raise ValueError(f"no sweep {folder.name!r} in {folder.parent}; {there}")
-    raw = json.loads(path.read_text())
-    return SweepRecord(**{**raw, "cells": [CellRecord(**cell) for cell in raw["cells"]]})
+    remedy = (
+        "restore it from a copy, or move it away and start the sweep's command again, which writes a new one and runs "
+        "nothing that is finished"
+    )
+    raw = read_json(path, remedy)
+    try:
+        return SweepRecord(**{**raw, "cells": [CellRecord(**cell) for cell in raw["cells"]]})
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} is no record of a sweep ({error!r}): it was edited, or the disk fails; {remedy}"
+        ) from error
 
 
 def record_sweep(
@@ -84,10 +93,11 @@ def record_sweep(
     Cells of earlier commands stay as long as `valid` names their folder without its seed (None: always), that is,
     as long as the declaration, as it now reads, can reach them. A declaration that differs from the last is added
     with its time and with how many cells of the sweep had been started by then. `starts` is whether this command
-    has anything left to run; one that has not changes neither command nor commit.
+    has anything left to run; one that has not changes neither command nor commit. Raises RunFolderError.
     """
     folder = sweep_folder(runs_dir, name)
-    folder.mkdir(parents=True, exist_ok=True)
+    with explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / ".lock", 10.0):
         before = read_sweep(folder) if (folder / FILE).exists() else None
         declared = list(before.declared) if before else []

@@ -6,8 +6,8 @@ import math
 from typing import ClassVar
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
+
+from grpo_lab.shapes import Bool, Float, Tensor
 
 # Two numbers closer than this are one number computed in two ways.
 NEGLIGIBLE = 1e-4
@@ -24,7 +24,12 @@ class Trick:
     formula: ClassVar[str] = ""
 
     def written(self) -> str:
-        """The formula with this object's numbers in it."""
+        """The formula with this object's numbers in it; of a class that has none, its name and what it says it does."""
+        if not self.formula:
+            named, said = type(self).__name__, (type(self).__doc__ or "").partition("\n")[0]
+            # A dataclass without a docstring has its signature for one.
+            known = "" if said.startswith(f"{named}(") else said
+            return ", ".join(filter(None, [f"written by no formula: {named}", known]))
         return self.formula.format(**{name: _number(value) for name, value in vars(self).items()})
 
 

@@ -10,23 +10,22 @@ from math import comb
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
 
+from grpo_lab.shapes import Bool, Float, Tensor
 from grpo_lab.tricks.base import Trick, counted_mean, require, tied
 from grpo_lab.tricks.convention import Singleton
 from grpo_lab.types import Graded, Rollouts
 
 
 class Weights(Enum):
-    """Who counts once in a statistic over the batch: every row, or every token of a row."""
+    """Who counts once in a statistic: every row, or every token that the policy chose and no rejection threw out."""
 
     rows = "rows"
     tokens = "tokens"
 
     def of(self, graded: Graded) -> Float[Tensor, "P G"]:
         """The weight of each row, 0 where it is not counted."""
-        weights = graded.lengths if self is Weights.tokens else torch.ones_like(graded.lengths)
+        weights = graded.sampled_lengths if self is Weights.tokens else torch.ones_like(graded.sampled_lengths)
         return (weights * graded.counted).to(graded.reward.dtype)
 
 
@@ -76,7 +75,8 @@ class Baseline(Trick, ABC):
     `smallest_group`: how many rows a group needs for any advantage but 0. `pays_lone_rows`: by convention, a group's
     only counted row keeps its raw reward. `per_token`: gives each token an advantage of its own. `needs_critic`: reads
     a critic's values. `generates`: asks the policy for further responses, `continues`: from the middle of one.
-    `same_for_all`: subtracts one number from all rewards of the batch.
+    `same_for_all`: subtracts one number from all rewards of the batch. `pays_to_go`: subtracts nothing but what was
+    charged before a token.
     """
 
     group_relative: ClassVar[bool]
@@ -89,6 +89,7 @@ class Baseline(Trick, ABC):
     generates: ClassVar[bool] = False
     continues: ClassVar[bool] = False
     same_for_all: ClassVar[bool] = False
+    pays_to_go: ClassVar[bool] = False
 
     @property
     def smallest_group(self) -> int:
@@ -212,7 +213,8 @@ class BatchMean(Baseline):
 class LengthWeighted(Baseline):
     """Subtract the group's mean reward weighted by length (OPO, arXiv:2505.23585).
 
-    centred = reward - sum_j(length_j * reward_j) / sum_j(length_j), over counted rows of the group
+    centred = reward - sum_j(length_j * reward_j) / sum_j(length_j), over counted rows of the group, a length being the
+    number of tokens that the policy chose and no rejection threw out
 
     The baseline of least variance if a response's squared gradient norm grows with its length. Differs from
     GroupMean: the advantages of a group add up to 0 only once each is weighted by its length. Holds the row

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
 
+from grpo_lab.shapes import Bool, Float, Tensor
 from grpo_lab.tricks.base import Trick, require, require_not_negative, require_positive, row_mean
 
 _LOG_LIMIT = 20.0  # nats; exp() overflows in fp32 beyond 88, and every bound has long been passed

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
 
+from grpo_lab.shapes import Bool, Float, Tensor
 from grpo_lab.tricks.base import require, require_positive
 from grpo_lab.tricks.convention import Scope
 from grpo_lab.tricks.surrogate import Ppo, StepTokens, Surrogate, SurrogateInputs, SurrogateLoss, beyond

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
 
+from grpo_lab.shapes import Bool, Float, Tensor
 from grpo_lab.tricks.base import require, require_positive
 from grpo_lab.tricks.baseline import Baseline, Credit, State
 from grpo_lab.types import Graded
@@ -105,6 +104,27 @@ class MonteCarlo(CreditBaseline):
             for start, stop, state, then in zip(starts[row], stops, states[row], after_step):
                 advantages[row, start:stop] = then - value[state]
         return torch.where(rollouts.sampled_mask, advantages, 0.0)
+
+
+@dataclass(frozen=True)
+class ReturnToGo(CreditBaseline):
+    """Pay each token what is earned from it on, and subtract nothing (REINFORCE++, arXiv:2501.03262).
+
+    return_t = sum_{s >= t} r_s;  with k1 in the reward, reward - kl_coef * sum_{s >= t} (old_logprob_s - ref_logprob_s)
+
+    Differs from BatchMean: a token is charged for the drift of what comes after it and not for that of what came
+    before, on which it has no influence. It is Gae with gamma and lam 1 and a critic that says 0. The paper's whitening
+    over the batch is the scale's: batch_std_tokens. Tokens the policy did not choose earn nothing.
+    """
+
+    per_token: ClassVar[bool] = True
+    centres: ClassVar[bool] = False
+    pays_to_go: ClassVar[bool] = True
+    formula: ClassVar[str] = "sum of R_t over t and the tokens after it"
+
+    def centre(self, graded: Graded, credit: Credit) -> Float[Tensor, "N T"]:
+        to_go = credit.token_rewards.flip(1).cumsum(1).flip(1)
+        return torch.where(credit.rollouts.sampled_mask & graded.counted.flatten()[:, None], to_go, 0.0)
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
 
+from grpo_lab.shapes import Bool, Float, Int, Tensor
 from grpo_lab.tricks.base import Trick, require
 from grpo_lab.types import Exhausted
 
@@ -59,7 +58,7 @@ class Memory:
 
     def copy(self) -> Memory:
         """A copy that shares nothing that `note` changes."""
-        own = {name: value.clone() for name, value in vars(self).items() if isinstance(value, Tensor)}
+        own = {name: value.clone() for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
         return replace(self, leftovers=list(self.leftovers), **own)
 
     def note(self, problems: Int[Tensor, "P"], outcome: Float[Tensor, "P G"], reward: Float[Tensor, "P G"]) -> None:

@@ -6,9 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxtyping import Bool
-from torch import Tensor
-
+from grpo_lab.shapes import Bool, Tensor
 from grpo_lab.tricks.base import Trick
 
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
 
+from grpo_lab.shapes import Bool, Float, Tensor
 from grpo_lab.tricks.base import Trick, require, require_not_negative, require_positive
 
 

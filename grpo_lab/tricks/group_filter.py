@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import ClassVar
 
-from jaxtyping import Bool
-from torch import Tensor
-
+from grpo_lab.shapes import Bool, Tensor
 from grpo_lab.tricks.base import Trick, require, require_positive, tied
 from grpo_lab.types import Exhausted, Graded, Groups, GroupSource
 

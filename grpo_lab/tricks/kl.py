@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
 
+from grpo_lab.shapes import Bool, Float, Tensor
 from grpo_lab.tricks.base import Trick, require_positive
 from grpo_lab.types import Graded, to_groups
 
@@ -77,9 +76,8 @@ class K1Reward(Kl):
     reward_i = reward_i - kl_coef * sum_t (old_logprob_t - ref_logprob_t), before any group statistic
 
     The policy gradient of this reward is the right gradient of the reverse KL(pi || ref), which k1 as a loss does not
-    have: its expected gradient is 0. A long response is charged for every token. Differs: REINFORCE++ charges each
-    token for what comes after it; here the whole response bears its sum, as in RLOO, unless the baseline gives each
-    token an advantage of its own (gae).
+    have: its expected gradient is 0. A long response is charged for every token, and all its tokens bear the sum, as in
+    RLOO, unless the baseline gives each token an advantage of its own: gae, and return_to_go, which is REINFORCE++'s.
     """
 
     kl_coef: float

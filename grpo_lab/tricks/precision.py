@@ -30,19 +30,23 @@ class Precision(ABC):
     lm_head: LmHead
     agreement: float
 
-    dtype: ClassVar[torch.dtype]
+    dtype_name: ClassVar[str]  # of torch
     rounds: ClassVar[bool]  # whether sampler and learner can differ by rounding that matters
     scales_loss: ClassVar[bool] = False  # whether small gradients vanish in this type unless the loss is scaled up
 
     def __post_init__(self) -> None:
         require_positive(self, "agreement")
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype_name)
+
 
 @dataclass(frozen=True)
 class Fp32(Precision):
     """Single precision everywhere: sampler and learner agree to about 1e-6 nats a token."""
 
-    dtype: ClassVar[torch.dtype] = torch.float32
+    dtype_name: ClassVar[str] = "float32"
     rounds: ClassVar[bool] = False
 
 
@@ -55,7 +59,7 @@ class Bf16(Precision):
     output head in fp32, which removed most of the mismatch in MiniMax-M1 (arXiv:2506.13585).
     """
 
-    dtype: ClassVar[torch.dtype] = torch.bfloat16
+    dtype_name: ClassVar[str] = "bfloat16"
     rounds: ClassVar[bool] = True
 
 
@@ -69,6 +73,6 @@ class Fp16(Precision):
     As sampler precision: the weights are rounded.
     """
 
-    dtype: ClassVar[torch.dtype] = torch.float16
+    dtype_name: ClassVar[str] = "float16"
     rounds: ClassVar[bool] = True
     scales_loss: ClassVar[bool] = True

@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
 
+from grpo_lab.shapes import Bool, Float, Tensor
 from grpo_lab.tricks.base import Trick, require_positive, row_mean
 from grpo_lab.tricks.convention import BoundForm
 from grpo_lab.tricks.correction import ratio, require_bounds
@@ -59,7 +58,7 @@ class Rejection(Trick, ABC):
         """True on the tokens that stay."""
 
     def settle(self, graded: Graded, stays: Bool[Tensor, "N T"]) -> Graded:
-        """The record with the rows none of whose sampled tokens `stays` taken out."""
+        """The record without the tokens that do not stay, and without the rows of which none does."""
         return graded
 
 
@@ -85,7 +84,8 @@ class Bounded(Rejection, ABC):
     """What the options share: a statistic of log rho, a bound on it, and whether rejected rows are still counted.
 
     `rejected_in_statistics`: false takes a row that left out of its group's and the batch's statistics as well, so that
-    its reward moves no sibling; true leaves it there, as verl, TRL and NeMo-RL do.
+    its reward moves no sibling; true leaves it there, as verl, TRL and NeMo-RL do. Where tokens are what counts once,
+    one that left counts nowhere.
     """
 
     rejected_in_statistics: bool
@@ -98,7 +98,8 @@ class Bounded(Rejection, ABC):
     def settle(self, graded: Graded, stays: Bool[Tensor, "N T"]) -> Graded:
         left = ~to_groups(stays.any(dim=1), graded.reward.shape[1])
         counted = graded.counted if self.rejected_in_statistics else graded.counted & ~left
-        return replace(graded, counted=counted, trained=graded.trained & ~left)
+        lengths = to_groups(stays.sum(dim=1), graded.reward.shape[1])
+        return replace(graded, sampled_lengths=lengths, counted=counted, trained=graded.trained & ~left)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
+from grpo_lab.shapes import Float, Tensor
 from grpo_lab.tricks.base import Trick, require, require_not_negative, require_positive
 from grpo_lab.types import Graded
 
@@ -60,24 +59,35 @@ class SoftOverlong(RewardShaping):
     """Punish long responses on a ramp before the budget (DAPO, arXiv:2503.14476, eq. 13).
 
     start   = max_tokens - cache_tokens
-    penalty = -factor * clip((length - start) / cache_tokens, 0, 1)
+    penalty = -factor * (correct - wrong) / 2 * clip((length - start) / cache_tokens, 0, 1)
 
     Every response is punished, right or wrong, so a truncated wrong one ends below a short wrong one.
-    Inert when no response is longer than `start`.
+    Inert when no response is longer than `start`. The largest penalty is counted in halves of what parts a right answer
+    from a wrong one, which is 1 for DAPO's rewards of -1 and 1: a factor means the same under rewards of 0 and 1.
     """
 
     max_tokens: int  # the run's generation budget, response tokens
     cache_tokens: int  # width of the ramp, response tokens
-    factor: float  # the largest penalty, in reward units
+    factor: float  # the largest penalty, in halves of the distance between a right and a wrong answer
+    correct: float  # the verifier's reward of a right answer
+    wrong: float  # and of a wrong one
 
-    formula: ClassVar[str] = "-{factor} * clip((n_i - ({max_tokens} - {cache_tokens})) / {cache_tokens}, 0, 1)"
+    formula: ClassVar[str] = (
+        "-{factor} * ({correct} - {wrong}) / 2 * clip((n_i - ({max_tokens} - {cache_tokens})) / {cache_tokens}, 0, 1)"
+    )
 
     def __post_init__(self) -> None:
         require_positive(self, "max_tokens", "cache_tokens", "factor")
         require(self.cache_tokens <= self.max_tokens, self, "cache_tokens", f"at most the budget {self.max_tokens}")
+        require(self.correct > self.wrong, self, "correct", f"greater than `wrong` ({self.wrong:g})")
+
+    @property
+    def largest(self) -> float:
+        """The largest penalty, in reward units."""
+        return self.factor * ((self.correct - self.wrong) / 2)
 
     def lowest(self, correct: float, wrong: float) -> float:
-        return wrong - self.factor
+        return wrong - self.largest
 
     def __call__(self, graded: Graded) -> Graded:
         return graded.with_component("soft_overlong", self.penalty(graded))
@@ -86,23 +96,23 @@ class SoftOverlong(RewardShaping):
         """What each response's length costs it, at most 0."""
         start = self.max_tokens - self.cache_tokens
         ramp = (graded.lengths.to(graded.reward.dtype) - start) / self.cache_tokens
-        return -self.factor * ramp.clamp(0, 1)
+        return -self.largest * ramp.clamp(0, 1)
 
 
 @dataclass(frozen=True)
 class SoftOverlongCorrectOnly(SoftOverlong):
     """The same ramp on right answers alone (ScaleRL, arXiv:2510.13786, eq. 9).
 
-    penalty = factor * clip((max_tokens - length) / cache_tokens - 1, -1, 0) where the outcome is 1, otherwise 0
+    penalty = SoftOverlong's where the outcome is 1, otherwise 0
 
-    Differs from SoftOverlong: an all-wrong group stays tied, so its lengths become no signal. With a factor
-    below what a right answer earns, right and long is still better than wrong.
+    Differs from SoftOverlong: an all-wrong group stays tied, so its lengths become no signal. With a factor below 2,
+    right and long is still better than wrong.
     """
 
     formula: ClassVar[str] = SoftOverlong.formula + " where right"
 
     def lowest(self, correct: float, wrong: float) -> float:
-        return min(wrong, correct - self.factor)
+        return min(wrong, correct - self.largest)
 
     def __call__(self, graded: Graded) -> Graded:
         return graded.with_component("soft_overlong", self.penalty(graded) * (graded.outcome > 0.5))
@@ -116,18 +126,23 @@ class KimiLength(RewardShaping):
     added  = coef * lambda where right, coef * min(0, lambda) where wrong, 0 where all lengths are equal
 
     Differs from SoftOverlong: there is no threshold, every group is pushed towards its shortest response. Early
-    in training that stalls accuracy, which is why the paper starts without it.
+    in training that stalls accuracy, which is why the paper trains without it first and with all of it from then on:
+    nothing is added to groups that were drawn before `begins_at` of the budget was spent.
     """
 
     coef: float
+    begins_at: float  # share of the budget; 0 for the whole run
 
     group_relative: ClassVar[bool] = True
-    formula: ClassVar[str] = (
-        "{coef} * (lambda if right else min(0, lambda)), lambda = 0.5 - (n_i - min_g) / (max_g - min_g)"
-    )
+
+    @property
+    def formula(self) -> str:
+        added = "{coef} * (lambda if right else min(0, lambda)), lambda = 0.5 - (n_i - min_g) / (max_g - min_g)"
+        return added + (", from {begins_at} of the budget on" if self.begins_at else "")
 
     def __post_init__(self) -> None:
         require_positive(self, "coef")
+        require(0 <= self.begins_at < 1, self, "begins_at", "in [0, 1)")
 
     def lowest(self, correct: float, wrong: float) -> float:
         return min(wrong, correct) - self.coef / 2
@@ -137,7 +152,11 @@ class KimiLength(RewardShaping):
         shortest, longest = lengths.amin(dim=1, keepdim=True), lengths.amax(dim=1, keepdim=True)
         place = 0.5 - (lengths - shortest) / (longest - shortest).clamp(min=1)
         added = torch.where(graded.outcome > 0.5, place, place.clamp(max=0.0))
-        return graded.with_component("kimi_length", self.coef * torch.where(longest > shortest, added, 0.0))
+        acts = longest > shortest
+        if self.begins_at:
+            assert graded.progress is not None, "the loop says of every group when it was drawn"
+            acts = acts & (graded.progress >= self.begins_at)
+        return graded.with_component("kimi_length", self.coef * torch.where(acts, added, 0.0))
 
 
 @dataclass(frozen=True)

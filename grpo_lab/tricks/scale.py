@@ -8,9 +8,8 @@ from enum import Enum
 from typing import ClassVar
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
 
+from grpo_lab.shapes import Bool, Float, Tensor
 from grpo_lab.tricks.base import Trick, counted_mean, require, require_not_negative, tied
 from grpo_lab.tricks.baseline import Weights
 from grpo_lab.tricks.convention import AlphaForm, Floor, Singleton

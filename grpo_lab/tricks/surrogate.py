@@ -8,9 +8,8 @@ from enum import Enum
 from typing import ClassVar
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
 
+from grpo_lab.shapes import Bool, Float, Tensor
 from grpo_lab.tricks.base import NEGLIGIBLE, Trick, require, require_not_negative, require_positive, row_mean
 from grpo_lab.tricks.convention import CapForm, Scope
 
@@ -360,8 +359,8 @@ class Topr(Surrogate):
     loss = -sg(weight) * A * logprob;  weight = 1 if A > 0 else clip(ratio, 0, 1)
 
     Differs from Ppo: off-policy right answers are learned from like demonstrations, and a wrong answer the
-    policy has already left pushes less and less. The ratio is the run's importance; the paper's is of the
-    response as a whole.
+    policy has already left pushes less and less. The ratio is the run's importance; the paper's is that of the whole
+    response, importance=sequence_product. Right and wrong are the signs of A, the reward less the baseline.
     """
 
     formula: ClassVar[str] = "-sg(1 if A > 0 else min(r, 1)) * A * logp"

@@ -128,7 +128,7 @@ def draw_ceiling(data: SweepData, outcome: Outcome) -> Drawn | None:
                     _panel(axes, own, of[level, arm])
                 _title(axes, names[arm], notes.get((level, arm), ["no finished run"]), of.get((level, arm)))
             factor = data.design.factor if data.design else ""
-            row[0].set_ylabel(f"{factor} = {level}\naccuracy" if factor else "held-out accuracy")
+            row[0].set_ylabel(f"{factor} = {level}\naccuracy" if factor else "held-out accuracy,\nevaluation protocol")
         middle = (_LEFT + width - _RIGHT) / 2 / width
         figure.text(middle, (bottom - 0.36) / height, label, ha="center", va="center", fontsize=BODY)
         write_footer(figure, footer)

@@ -119,7 +119,7 @@ def _gather(data: SweepData, outcome: Outcome) -> _Gathered:
     for arm, names in own_axes(data).items():
         here = data.points["arm"] == arm
         own[here] = data.points.loc[here, names].max(axis=1) if names else math.nan
-    with_own = replace(data, points=data.points.assign(**{OWN: own}))
+    with_own = replace(data, points=data.points.copy().assign(**{OWN: own}))  # in one piece, or pandas warns
     owns = seed_lines(with_own, outcome, [OWN])  # its shortfalls are no news: some arms have no tricks
     found = {*lines.cells, *owns.cells}
     cells = [(level, arm) for level in data.levels for arm in data.arms if (level, arm) in found]

@@ -51,6 +51,7 @@ def report_html(
     parts = {
         "title": html.escape(f"{name}: {question}"),
         "sweep": html.escape(name),
+        "notice": f'<p class="warning">{html.escape(data.notice)}</p>\n' if data.notice else "",
         "source": html.escape(data.source),
         "question": html.escape(question),
         "navigation": _navigation(more),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+import shlex
 from collections.abc import Mapping, Sequence
 
 from grpo_lab.analysis.figures.style import Drawn
@@ -51,8 +52,8 @@ HOW_TO_READ = {
     ),
     "ceiling": (
         "Ceiling and efficiency",
-        "Held-out accuracy over the budget, logarithmic, with a fitted sigmoid: solid where it was observed, dotted "
-        "where it is extrapolated. An open interval says that the asymptote is not identified.",
+        "Held-out accuracy (evaluation protocol) over the budget, logarithmic, with a fitted sigmoid: solid where it "
+        "was observed, dotted where it is extrapolated. An open interval says that the asymptote is not identified.",
     ),
     "budgets": (
         "The same comparison at other equal budgets",
@@ -65,8 +66,9 @@ HOW_TO_READ = {
     ),
     "doses": (
         "What comes of a number",
-        "Training outcome, held-out and downstream accuracy over the number in which the arms differ, a line for each "
-        "level. Where the first stays up and the others fall, the run does not see what happens to it.",
+        "Training outcome, held-out accuracy (training protocol) and downstream accuracy over the number in which the "
+        "arms differ, a line for each level. Where the first stays up and the others fall, the run does not see what "
+        "happens to it.",
     ),
     "wishes": (
         "Lengths as asked for",
@@ -84,7 +86,8 @@ HOW_TO_READ = {
 def figures_section(figures: Sequence[Drawn], missing: Mapping[str, str], name: str) -> Html:
     """Every figure with how to read it and where its numbers are; then the figures that could not be drawn."""
     shown = [_figure(drawn, name) for drawn in figures]
-    where = f"The files named under a figure hold its numbers and their sources; make figures EXP={name} writes them."
+    again = f"make figures EXP={shlex.quote(name)}"
+    where = f"The files named under a figure hold its numbers and their sources; {again} writes them."
     parts = [paragraph(where, "small"), *shown]
     if missing:
         parts.append("<h3>Not drawn</h3>")

@@ -12,8 +12,9 @@ import pandas as pd
 
 from grpo_lab.analysis.caveats import place
 from grpo_lab.analysis.load import SweepData
+from grpo_lab.analysis.names import title
 from grpo_lab.analysis.outcome import Outcome
-from grpo_lab.analysis.report.page_words import Html, change_text, escaped, folded, level_text, paragraph, table, title
+from grpo_lab.analysis.report.page_words import Html, change_text, escaped, folded, level_text, paragraph, table
 from grpo_lab.analysis.table import columns, run_arms
 from grpo_lab.tracking import provenance
 
@@ -27,7 +28,7 @@ def tables_section(data: SweepData, outcome: Outcome, divergence: pd.DataFrame |
     if divergence is not None and not divergence.empty:
         parts.append(folded("Every measure of divergence", _divergence(data, divergence)))
     files = ", ".join(f"{name}_{what}" for what in ("table.csv", "tricks.csv", "divergence.csv", "verdict.txt"))
-    parts.append(paragraph(f"The same as files, by make figures EXP={name}: {files}.", "small"))
+    parts.append(paragraph(f"The same as files, by make figures EXP={shlex.quote(name)}: {files}.", "small"))
     return Html("\n".join(parts))
 
 

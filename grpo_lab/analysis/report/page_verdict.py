@@ -11,22 +11,14 @@ from grpo_lab.analysis.caveats import caveats, place
 from grpo_lab.analysis.contrast_plan import order_warning
 from grpo_lab.analysis.contrasts import AtBudget, Disagreement, TrickEffect, disagreements, sign_flips, trick_effects
 from grpo_lab.analysis.load import SweepData
+from grpo_lab.analysis.multiplicity import ALPHA
+from grpo_lab.analysis.names import CORRECTNESS, title
 from grpo_lab.analysis.outcome import DOWNSTREAM, Outcome
-from grpo_lab.analysis.report.page_words import (
-    CORRECTNESS,
-    Html,
-    change_text,
-    escaped,
-    folded,
-    items,
-    paragraph,
-    table,
-    title,
-)
+from grpo_lab.analysis.report.page_words import Html, change_text, escaped, folded, items, paragraph, table
+from grpo_lab.analysis.settings import comparison
 from grpo_lab.analysis.stats import seed_differences, t_interval
-from grpo_lab.analysis.verdict import Judgement, family, judge, seeds_of
+from grpo_lab.analysis.verdict import Judgement, claim, judge, meaning
 
-ALPHA = 0.05
 WORDS = ("supported", "contradicted", "not resolved", "not run")
 # The columns of the divergence headline: measure -> what to call it. The first three are always there.
 HEADLINE = {
@@ -45,7 +37,7 @@ def verdict_section(
     """Question, predictions, divergence, effects of tricks and caveats; `divergence` is `divergence_table`'s."""
     judgements = judge(data, outcome)
     parts = [
-        _summary(data, outcome, judgements, family(outcome, judgements)),
+        _summary(data, outcome, judgements),
         _predictions(data, outcome, others, judgements),
         _divergence(data, outcome, divergence),
         _tricks(data, outcome, others),
@@ -55,15 +47,11 @@ def verdict_section(
     return Html("\n".join(parts))
 
 
-def _summary(
-    data: SweepData,
-    outcome: Outcome,
-    judgements: Sequence[Judgement],
-    adjusted: Sequence[tuple[float, float] | None],
-) -> Html:
+def _summary(data: SweepData, outcome: Outcome, judgements: Sequence[Judgement]) -> Html:
     if data.design is None:
         said = f"Nothing was declared, so nothing is judged; {data.control} is the control."
-        return Html(f"{paragraph(said, 'lead')}{paragraph(f'{outcome.rule}.', 'small')}")
+        apart = items(comparison(data))
+        return Html(f"{paragraph(said, 'lead')}{apart}{paragraph(f'{outcome.rule}.', 'small')}")
     counts = {word: sum(judgement.word == word for judgement in judgements) for word in WORDS}
     tally = ", ".join(f"{number} {word}" for word, number in counts.items() if number) or "no prediction was declared"
     of = (
@@ -71,15 +59,12 @@ def _summary(
         if judgements
         else "No single prediction was declared."
     )
-    resolved = [p for one, p in zip(judgements, adjusted) if one.word in WORDS[:2] and p is not None]
-    left = sum(raised < ALPHA for _, raised in resolved)
-    if left < len(resolved):
-        of += f" Holm's adjustment for their number leaves {left} of the {len(resolved)} resolved."
     started = data.record.declared[-1]["cells_started_before"]
     when = (
         "Declared before the first run" if started == 0 else f"DECLARED AFTER {started} of its cells had been started"
     )
     rule = (
+        f"{meaning(judgements)} "
         f"{when}, {len(data.record.declared)} declaration{'s' * (len(data.record.declared) > 1)} in all. "
         f"{outcome.rule}. Brackets: 95% t interval of differences paired by seed. The decisive budget axis is "
         f"{outcome.axis.replace('_', ' ')}; differences of shares are in percentage points (pp)."
@@ -94,43 +79,29 @@ def _summary(
 def _predictions(
     data: SweepData, outcome: Outcome, others: Mapping[str, Outcome], judgements: Sequence[Judgement]
 ) -> Html:
-    adjusted = family(outcome, judgements)
-    size = sum(p is not None for p in adjusted)
-    cards = [_card(data, outcome, others, one, p, size) for one, p in zip(judgements, adjusted)]
+    cards = [_card(data, outcome, others, one) for one in judgements]
     return Html(f'<ul class="cards">{"".join(cards)}</ul>' if cards else "")
 
 
-def _card(
-    data: SweepData,
-    outcome: Outcome,
-    others: Mapping[str, Outcome],
-    judgement: Judgement,
-    p: tuple[float, float] | None,
-    size: int,
-) -> str:
+def _card(data: SweepData, outcome: Outcome, others: Mapping[str, Outcome], judgement: Judgement) -> str:
     prediction = judgement.prediction
-    level, arm = judgement.reference
-    reference = arm if level == prediction.level else place(data, level, arm)
-    said = f"{place(data, prediction.level, prediction.arm)} is {prediction.direction.value} {reference}"
-    main = ", the primary metric" if prediction.metric == data.design.primary else ""
+    main = " (the metric that decides)" if prediction.metric == data.design.primary else ""
     named = escaped(f"{title(prediction.metric)}{main}")
     effect = change_text(judgement.difference, prediction.metric) if judgement.difference.n else "no pair of seeds yet"
-    lines = _evidence(data, outcome, judgement, p, size)
+    lines = _evidence(data, outcome, judgement)
     lines += _on_other_axes(outcome, others, judgement) + _untouched(data, judgement)
     word = judgement.word
     return (
         f'<li class="card {word.replace(" ", "-")}"><p class="said"><span class="word">{word}</span> '
-        f'<b>{escaped(said)}</b> on <span title="{escaped(prediction.metric)}">{named}</span></p>'
+        f'<b>{escaped(claim(data, judgement))}</b> on <span title="{escaped(prediction.metric)}">{named}</span></p>'
         f'<p class="effect">{escaped(effect)}</p>{"".join(paragraph(line, "small") for line in lines)}</li>'
     )
 
 
-def _evidence(
-    data: SweepData, outcome: Outcome, judgement: Judgement, p: tuple[float, float] | None, size: int
-) -> list[str]:
-    """Seeds, collapsed runs, and what remains after counting how many predictions there were."""
+def _evidence(data: SweepData, outcome: Outcome, judgement: Judgement) -> list[str]:
+    """Seeds, collapsed runs, and p before and after counting how many predictions there were."""
     prediction = judgement.prediction
-    seeds = [str(seed) for seed in seeds_of(outcome, judgement).index]
+    seeds = list(map(str, judgement.seeds))
     planned = data.seeds_planned(prediction.level, prediction.arm)
     fallen = [
         f"{outcome.collapsed(*cell)} of {len(outcome.of(*cell, prediction.metric))} runs of {place(data, *cell)}"
@@ -139,11 +110,11 @@ def _evidence(
     few = "; no interval, so not judged" if len(seeds) == 1 else ""
     lines = [f"{len(seeds)} of {planned} pairs of seeds ({', '.join(seeds) or 'none'}){few}."]
     lines.append(f"Collapsed: {', '.join(fallen)}.")
-    if p is not None:
-        plain, raised = p
-        after = "" if size < 2 else f"; Holm-adjusted over the {size} judged predictions {_p(raised)}"
-        lost = judgement.word in WORDS[:2] and size > 1 and raised >= ALPHA
-        lines.append(f"{_p(plain)}{after}{', so not resolved once their number counts' if lost else ''}.")
+    if not math.isnan(judgement.p):
+        lost = judgement.p < ALPHA <= judgement.holm
+        after = f"; Holm-adjusted over {judgement.family} predictions {_p(judgement.holm)}"
+        after += ", so not resolved once their number counts" if lost else ""
+        lines.append(f"{_p(judgement.p)}{after if judgement.family > 1 else ''}.")
     return lines
 
 
@@ -176,7 +147,7 @@ def _untouched(data: SweepData, judgement: Judgement) -> list[str]:
     done = data.finished[(data.finished["level"] == prediction.level) & (data.finished["arm"] == prediction.arm)]
     inert = done.explode("inert")["inert"].value_counts()
     found = [f"{axis} in {number} of {len(done)} runs" for axis, number in inert.items() if axis in keys]
-    return [f"Inert: {', '.join(found)} was switched on and touched nothing."] if found else []
+    return [f"Inert: {', '.join(found)} changed nothing of the loss."] if found else []
 
 
 # --- divergence ---------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Words, numbers and tables of the report: what to call a metric, how to write an interval, how to escape text."""
+"""Numbers and tables of the report: how to write an interval with its unit, how to escape text."""
 
 from __future__ import annotations
 
@@ -7,17 +7,10 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
-from grpo_lab.analysis.outcome import AVERAGE, DOWNSTREAM, HELDOUT, QUANTITIES, REWARD
+from grpo_lab.analysis.outcome import AVERAGE
 from grpo_lab.analysis.stats import Interval
 from grpo_lab.metrics import DERIVED, find
 
-CORRECTNESS = "reward/outcome"
-_TITLES = QUANTITIES | {
-    CORRECTNESS: "training reward, correctness of all responses",
-    REWARD: "training reward as the loss sees it",
-    HELDOUT: "held-out accuracy, training protocol",
-    DOWNSTREAM: "downstream accuracy",
-}
 _DERIVED = {metric.name: metric.unit for metric in DERIVED}
 _ONE_LINE = 48  # characters
 _PLAIN = ("1", "loss", "advantage")  # units that say nothing beside a number
@@ -30,19 +23,6 @@ class Html(str):
 def escaped(text: object) -> str:
     """Text as HTML; `Html` stays what it is."""
     return text if isinstance(text, Html) else html.escape(str(text))
-
-
-def title(metric: str) -> str:
-    """What to call a metric: in words where there are some, otherwise its name."""
-    if metric in _TITLES:
-        return _TITLES[metric]
-    if metric.startswith(AVERAGE):
-        return f"{title(metric.removeprefix(AVERAGE))}, mean over the run"
-    stage, _, rest = metric.partition("/")
-    if stage == "eval":
-        suite, _, quantity = rest.partition("/")
-        return f"{suite.replace('_', ' ')}: {quantity.replace('_', ' ')}"
-    return metric
 
 
 def unit(metric: str) -> str:

@@ -20,8 +20,9 @@ from scipy import stats
 
 from grpo_lab.analysis.figures.curves import SMOOTHING, running_mean
 from grpo_lab.analysis.load import LABELS, SweepData
+from grpo_lab.analysis.names import CORRECTNESS, title
 from grpo_lab.analysis.outcome import AVERAGE, DOWNSTREAM, HELDOUT, REWARD, TRUNCATED, Outcome, final_values
-from grpo_lab.analysis.report.page_words import CORRECTNESS, change_text, level_text, title, unit
+from grpo_lab.analysis.report.page_words import change_text, level_text, unit
 from grpo_lab.analysis.stats import CONFIDENCE, seed_differences, t_interval
 from grpo_lab.metrics import find
 from grpo_lab.sweeps.design import Collapsed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,8 +13,14 @@ from rich.text import Text
 
 from grpo_lab.analysis.figures.style import BLUE, VERMILLION
 from grpo_lab.tracking.sweep_record import FILE, read_sweep, sweep_folder
+from grpo_lab.tracking.whole import AFRESH, read_json
 
 TOKEN_COLUMNS = ("token_advantage", "token_in_loss", "token_clipped", "token_sampled")
+COLUMNS = (
+    "problem_id", "response", "question", "answer", "outcome", "reward", "advantage", "length", "truncated", "trained",
+    "counted",
+)  # fmt: skip
+_DAMAGED = "it was edited, or the disk fails; restore it from a copy, or move it away, and the rest can be shown"
 _WHITE = (255, 255, 255)
 
 
@@ -65,6 +70,8 @@ def find_run(name: str, runs_dir: Path, arm: str | None, level: str | None, seed
         if (arm, level, seed) != (None, None, None):
             raise ValueError(f"{name} is one run: --arm, --level and --seed choose among the runs of a sweep")
         return folder
+    if rollout_steps(folder):
+        raise ValueError(f"{folder} has responses and no run.json, so it was damaged: restore that file from a copy")
     if not (sweep_folder(runs_dir, name) / FILE).exists():
         known = sorted(path.parent.name for path in (Path(runs_dir) / "sweeps").glob(f"*/{FILE}"))
         there = f"sweeps in {runs_dir}: {', '.join(known)}" if known else f"{runs_dir} holds no sweep"
@@ -102,9 +109,13 @@ def read_rollouts(folder: Path, step: int | None = None) -> pd.DataFrame:
         raise ValueError(f"{folder} kept no responses of step {step}: steps {', '.join(map(str, steps))} are there")
     path = folder / "rollouts" / f"step={step:06d}.parquet"
     try:
-        return pd.read_parquet(path).assign(step=step)
+        table = pd.read_parquet(path).assign(step=step)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read ({error}): it was edited, or the disk fails") from error
+        raise ValueError(f"{path} cannot be read ({error}): {_DAMAGED}") from error
+    needed = [*COLUMNS, *(TOKEN_COLUMNS if "tokens" in table else ["text"])]
+    if lacking := [name for name in needed if name not in table]:
+        raise ValueError(f"{path} has no column {', '.join(lacking)}: {_DAMAGED}")
+    return table
 
 
 def tokens_of(row: Mapping[str, Any]) -> list[Token]:
@@ -146,7 +157,7 @@ def paired(left: pd.DataFrame, right: pd.DataFrame) -> Iterator[tuple[dict[str, 
 def seed_of(folder: Path) -> int | None:
     """The seed of a run, from its record; None for a folder that has none."""
     path = folder / "run.json"
-    return json.loads(path.read_text()).get("seed") if path.exists() else None
+    return read_json(path, AFRESH).get("seed") if path.exists() else None
 
 
 def scale_of(table: pd.DataFrame) -> float:

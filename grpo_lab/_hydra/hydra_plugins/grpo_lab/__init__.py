@@ -8,10 +8,13 @@ import os
 from dataclasses import dataclass
 from typing import Any, List, Optional, Sequence  # noqa: UP035
 
+from hydra._internal.core_plugins import file_config_source
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
+from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn
+from hydra.plugins.config_source import ConfigResult
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.plugins.sweeper import Sweeper
@@ -19,15 +22,45 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 
+class Experiments(file_config_source.FileConfigSource):
+    """The group `experiments`, read from a folder that holds nothing but its files."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "experiments"
+
+    def is_group(self, config_path: str) -> bool:
+        return config_path in ("", "experiments")
+
+    def is_config(self, config_path: str) -> bool:
+        return config_path.startswith("experiments/") and super().is_config(_within(config_path))
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        return super().load_config(_within(config_path))
+
+    def list(self, config_path: str, results_filter: Optional[ObjectType]) -> List[str]:  # noqa: UP006, UP045
+        if config_path == "":
+            return ["experiments"] if results_filter is not ObjectType.CONFIG else []
+        names = sorted(name for name in os.listdir(self.path) if name.endswith(".yaml"))
+        return [name.removesuffix(".yaml") for name in names] if results_filter is not ObjectType.GROUP else []
+
+
+def _within(config_path: str) -> str:
+    return config_path.removeprefix("experiments/")
+
+
 class GrpoLabSearchPath(SearchPathPlugin):
-    """Adds the folder that holds `experiments/`, and the user's own folder of YAML files."""
+    """Adds the repository's experiments, which stand beside conf, and the user's own folders of YAML files."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         from grpo_lab.config import conf_folder
+        from grpo_lab.user_files import user_folders
 
-        search_path.append("grpo_lab", f"file://{conf_folder().parent}")
-        for folder in filter(None, os.environ.get("GRPO_LAB_CONFIG_PATH", "").split(os.pathsep)):
-            search_path.append("grpo_lab_user", f"file://{os.path.abspath(folder)}")
+        experiments = conf_folder().parent / "experiments"
+        if experiments.is_dir():
+            search_path.append("grpo_lab_experiments", f"experiments://{experiments}")
+        for folder in user_folders():
+            search_path.append("grpo_lab_user", f"file://{folder.absolute()}")
 
 
 @dataclass

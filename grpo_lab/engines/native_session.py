@@ -1,0 +1,298 @@
+"""What the native engine does: batched sampling with torch and any causal LM of transformers, CPU or GPU.
+
+Prompts that several responses share are prefilled once, finished rows leave the batch at once, and each
+token is the inverse CDF of one counter-based uniform number, so what a response says does not depend on
+its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from grpo_lab.engines.base import EngineSession, already_ended, check_names
+from grpo_lab.engines.cache import block_cache, keep_rows
+from grpo_lab.engines.decode_attention import use_decode_attention
+from grpo_lab.engines.graphs import FixedStep, check_graphs
+from grpo_lab.engines.native import Native
+from grpo_lab.model_folder import stop_token_ids
+from grpo_lab.models import load_model, round_weights, widen
+from grpo_lab.seeding import token_uniforms
+from grpo_lab.shapes import Float, Int, Tensor
+from grpo_lab.tricks.precision import LmHead, Precision
+from grpo_lab.types import Completion, OnFinish, Request, StopReason
+
+if TYPE_CHECKING:
+    from grpo_lab.engines.native_stream import NativeStream
+
+# How many tokens a GPU decodes between two looks at which rows have ended: each look makes the host wait for it, and a
+# row that has ended is decoded in vain until then. Not measured on a GPU.
+LOOK_EVERY = 8
+
+
+def open_session(engine: Native, folder: Path, precision: Precision, device: torch.device) -> NativeSession:
+    """Load the model of `folder` for sampling, as weight version 0."""
+    model = load_model(folder, precision.lm_head).requires_grad_(False)
+    if engine.cuda_graphs:
+        check_graphs(model.config, device)
+    if precision.lm_head is LmHead.fp32:
+        head = model.get_output_embeddings()
+        # A tied head shares the embedding's tensor; its fp32 twin needs storage of its own.
+        exact = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
+        round_weights(model, precision.dtype)
+        head.weight = exact
+    else:
+        round_weights(model, precision.dtype)
+    return NativeSession(model.to(device), stop_token_ids(folder), engine.max_rows, engine.cuda_graphs)
+
+
+class NativeSession(EngineSession):
+    """The sampler's copy of the model, and one call of `generate` at a time."""
+
+    def __init__(
+        self, model: torch.nn.Module, stop_ids: frozenset[int], max_rows: int, fixed_shapes: bool = False
+    ) -> None:
+        self.model, self.fixed_shapes = model, fixed_shapes
+        use_decode_attention(model)
+        self.device = next(model.parameters()).device
+        self.stop_set, self.stop_ids = stop_ids, torch.tensor(sorted(stop_ids), device=self.device)
+        self.max_rows = max_rows
+        self.look_every = 1 if self.device.type == "cpu" else LOOK_EVERY
+        self.version = 0
+        self.logprob_dtype = widen(next(model.parameters())[:0]).dtype
+
+    def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        own = self.model.state_dict()
+        given = dict(weights)
+        check_names(own.keys() ^ given.keys())
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(given[name])
+        self.version = version
+
+    def open_stream(self) -> NativeStream:
+        from grpo_lab.engines.native_stream import NativeStream
+
+        return NativeStream(self)
+
+    def close(self) -> None:
+        del self.model
+
+    @torch.inference_mode()
+    def generate(self, requests: Sequence[Request], on_finish: OnFinish | None = None) -> list[Completion]:
+        results = [already_ended(request, self.stop_set) for request in requests]
+        aborted: set[int] = set()
+        order = [index for index, ended in enumerate(results) if ended is None]
+        if on_finish is None:
+            # Waves of similar context length pad little; the order cannot change what a response says. In a race it
+            # says who starts first, and what is continued must not wait behind what is new.
+            order.sort(key=lambda i: len(requests[i].prompt) + len(requests[i].prefix))
+        for start in range(0, len(order), self.max_rows):
+            wave = [i for i in order[start : start + self.max_rows] if i not in aborted]
+            if wave:
+                _Wave(self, [requests[i] for i in wave], wave).run(results, aborted, on_finish)
+        for index in aborted:
+            results[index] = results[index] or Completion((), (), (), StopReason.ABORTED)
+        return results
+
+
+class _Wave:
+    """Requests that decode together. `alive` maps rows of the batch to requests of the wave."""
+
+    def __init__(self, session: NativeSession, requests: list[Request], indices: list[int]) -> None:
+        self.session, self.requests, self.indices = session, requests, indices
+        device = session.device
+        remaining = [r.params.max_tokens - len(r.prefix) for r in requests]
+        width = max(remaining)
+        noise = np.zeros((len(requests), width))
+        for row, request in enumerate(requests):
+            noise[row, : remaining[row]] = token_uniforms(request.noise, len(request.prefix), request.params.max_tokens)
+        self.noise = torch.from_numpy(noise).to(device)
+        self.budgets = torch.tensor(remaining, device=device)
+        self.temperatures = torch.tensor([r.params.temperature for r in requests], device=device)
+        self.top_ps = torch.tensor([r.params.top_p for r in requests], device=device)
+        limits = [r.params.stop_when_sure for r in requests]
+        self.patience = torch.tensor([width + 1 if one is None else one.tokens for one in limits], device=device)
+        sure = [1.0 if one is None else one.probability for one in limits]
+        self.sure = torch.tensor(sure, dtype=torch.float64, device=device).log()
+        self.sure_for = torch.zeros(len(requests), dtype=torch.long, device=device)
+        self.lengths = torch.zeros(len(requests), dtype=torch.long, device=device)  # 0 until the row has ended
+        self.looped = torch.zeros(len(requests), dtype=torch.bool, device=device)
+        self.cuts = any(r.params.top_p < 1 for r in requests)
+        self.tokens = torch.zeros(len(requests), width, dtype=torch.long, device=device)
+        self.logprobs = torch.zeros(len(requests), width, dtype=session.logprob_dtype, device=device)
+
+    def run(self, results: list[Completion | None], aborted: set[int], on_finish: OnFinish | None) -> None:
+        """Decode until every row has ended, filling `results` at the wave's indices."""
+        logits = self._prefill()
+        fixed = self._fixed_step() if self.session.fixed_shapes and on_finish is None else None
+        # Who is told of an end at once may abort others at once.
+        look_every = self.session.look_every if on_finish is None else 1
+        alive = torch.arange(len(self.requests), device=self.session.device)
+        position = 0
+        while alive.numel():
+            top_ps = self.top_ps[alive] if self.cuts else None
+            drawn, logprobs = draw(logits, self.noise[alive, position], self.temperatures[alive], top_ps)
+            self.tokens[alive, position], self.logprobs[alive, position] = drawn, logprobs
+            position += 1
+            self.sure_for[alive] = torch.where(logprobs > self.sure[alive], self.sure_for[alive] + 1, 0)
+            stopped = torch.isin(drawn, self.session.stop_ids)
+            looped = self.sure_for[alive] >= self.patience[alive]
+            going = self.lengths[alive] == 0
+            ends = going & (stopped | looped | (position >= self.budgets[alive]))
+            self.lengths[alive] += ends * position
+            self.looped[alive] |= ends & looped
+            ended = self.lengths[alive] > 0
+            looks = position % look_every == 0 or position == self.tokens.shape[1]
+            if looks and fixed is not None:
+                looks = 2 * int(ended.sum()) >= len(ended)
+            if looks and ended.any():
+                for row, length, in_a_loop in zip(
+                    alive[ended].tolist(), self.lengths[alive[ended]].tolist(), self.looped[alive[ended]].tolist()
+                ):
+                    reason = StopReason.REPETITION if in_a_loop else StopReason.LENGTH
+                    by_itself = int(self.tokens[row, length - 1]) in self.session.stop_set
+                    completion = self._completion(row, length, StopReason.EOS if by_itself else reason)
+                    results[self.indices[row]] = completion
+                    if on_finish is not None:
+                        aborted.update(on_finish(self.indices[row], completion))
+                keep = ~ended
+                if aborted:
+                    keep &= self._drop_aborted(alive, ended, position, results, aborted)
+                if not keep.any():
+                    return
+                if fixed is not None:
+                    kept_rows = keep.nonzero().squeeze(1)
+                    fixed = fixed.keep(kept_rows, self.tokens.shape[1] - position)
+                    alive, logits = alive[kept_rows], fixed(drawn[kept_rows])
+                    continue
+                kept_rows = keep_rows(self.cache, keep)
+                alive, drawn = alive[kept_rows], drawn[kept_rows]
+                self.mask = None if self.mask is None else self.mask[kept_rows]
+                self.next_positions = self.next_positions[kept_rows]
+                self.last_positions = self.last_positions[kept_rows]
+            logits = self._decode(drawn) if fixed is None else fixed(drawn)
+
+    def _drop_aborted(
+        self,
+        alive: Int[Tensor, "R"],
+        ended: Tensor,
+        position: int,
+        results: list[Completion | None],
+        aborted: set[int],
+    ) -> Tensor:
+        keep = torch.ones_like(ended)
+        for place, (row, is_ended) in enumerate(zip(alive.tolist(), ended.tolist())):
+            if not is_ended and self.indices[row] in aborted:
+                results[self.indices[row]] = self._completion(row, position, StopReason.ABORTED)
+                keep[place] = False
+        return keep
+
+    def _completion(self, row: int, length: int, reason: StopReason) -> Completion:
+        return Completion(
+            tokens=tuple(self.tokens[row, :length].tolist()),
+            logprobs=tuple(self.logprobs[row, :length].tolist()),
+            weight_versions=(self.session.version,) * length,
+            stop=reason,
+        )
+
+    def _prefill(self) -> Float[Tensor, "R V"]:
+        """Run each distinct context once, left-padded, and repeat its cache for every row that shares it."""
+        model = self.session.model
+        self.cache = block_cache(model.config)
+        logits, mask, _ = read_texts(model, [r.prompt + r.prefix for r in self.requests], self.cache)
+        # Without padding there is nothing to mask, and attention takes its faster path.
+        self.mask = mask if (mask == 0).any() else None
+        self.next_positions = mask.sum(dim=1, keepdim=True)
+        # A row that has ended unseen must not count on beyond what the model has positions for.
+        self.last_positions = self.next_positions + self.budgets[:, None] - 1
+        return logits
+
+    def _fixed_step(self) -> FixedStep:
+        """The decoding step after prefill, in tensors that keep their shapes."""
+        rows, length = self.budgets.shape[0], self.cache.get_seq_length()
+        visible = self.budgets.new_ones(rows, length) if self.mask is None else self.mask
+        positions = (self.next_positions, self.last_positions)
+        return FixedStep(self.session.model, self.cache, visible.bool(), *positions, self.tokens.shape[1])
+
+    def _decode(self, drawn: Int[Tensor, "R"]) -> Float[Tensor, "R V"]:
+        """Feed one token per row and return the next token's logits."""
+        if self.mask is not None:
+            self.mask = torch.cat([self.mask, self.mask.new_ones(self.mask.shape[0], 1)], dim=1)
+        output = self.session.model(
+            input_ids=drawn[:, None],
+            attention_mask=self.mask,
+            position_ids=self.next_positions,
+            past_key_values=self.cache,
+            use_cache=True,
+        )
+        self.next_positions = torch.minimum(self.next_positions + 1, self.last_positions)
+        return output.logits[:, -1]
+
+
+def read_texts(
+    model: PreTrainedModel, texts: Sequence[tuple[int, ...]], cache: DynamicCache
+) -> tuple[Float[Tensor, "R V"], Int[Tensor, "R S"], int]:
+    """Fill an empty cache with these texts, each distinct one read once and padded on the left.
+
+    Returns the logits after each text, 1 where the cache holds a token of it, and how many tokens were read.
+    """
+    distinct = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+    longest = max(map(len, distinct))
+    ids = torch.zeros(len(distinct), longest, dtype=torch.long)
+    mask = torch.zeros(len(distinct), longest, dtype=torch.long)
+    for text, place in distinct.items():
+        ids[place, longest - len(text) :] = torch.tensor(text, dtype=torch.long)
+        mask[place, longest - len(text) :] = 1
+    padded = not mask.all()
+    ids, mask = ids.to(model.device), mask.to(model.device)
+    output = model(
+        input_ids=ids,
+        attention_mask=mask if padded else None,
+        position_ids=(mask.cumsum(1) - 1).clamp(min=0),
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    rows = torch.tensor([distinct[text] for text in texts], device=model.device)
+    cache.batch_select_indices(rows)
+    return output.logits[rows, -1], mask[rows], sum(map(len, distinct))
+
+
+def draw(
+    logits: Float[Tensor, "R V"],
+    uniforms: Float[Tensor, "R"],
+    temperatures: Float[Tensor, "R"],
+    top_ps: Float[Tensor, "R"] | None,
+) -> tuple[Int[Tensor, "R"], Float[Tensor, "R"]]:
+    """One token per row by inverse CDF over token ids, and its log-prob; no `top_ps` cut nothing.
+
+    The log-prob is that of the whole softmax at the row's temperature; top-p cuts the candidates but
+    does not renormalise it, so that the learner's log-probs mean the same. Temperature 0 is greedy, with
+    log-probs at temperature 1.
+    """
+    greedy = temperatures == 0
+    safe = torch.where(greedy, torch.ones_like(temperatures), temperatures)
+    logprobs = torch.log_softmax(widen(logits) / safe[:, None], dim=-1)
+    # The CDF is summed in float64: neighbours in a batch may move an fp32 sum across a boundary.
+    probabilities = logprobs.double().exp()
+    if top_ps is not None:
+        probabilities = _top_p(probabilities, top_ps)
+    cdf = probabilities.cumsum(dim=-1)
+    drawn = torch.searchsorted(cdf, (uniforms * cdf[:, -1])[:, None], right=True).squeeze(1)
+    # A uniform just below 1 can round onto the end of the CDF; the last token with any mass is right then.
+    last = probabilities.shape[1] - 1 - probabilities.flip(1).gt(0).int().argmax(dim=1)
+    drawn = torch.where(greedy, logprobs.argmax(dim=1), torch.minimum(drawn, last))
+    return drawn, logprobs.gather(1, drawn[:, None]).squeeze(1)
+
+
+def _top_p(probabilities: Float[Tensor, "R V"], top_ps: Float[Tensor, "R"]) -> Float[Tensor, "R V"]:
+    """Zero the tokens outside the smallest set of most likely tokens whose mass reaches top_p."""
+    ordered, order = probabilities.sort(dim=1, descending=True, stable=True)
+    outside = (ordered.cumsum(dim=1) - ordered >= top_ps[:, None]) & (top_ps[:, None] < 1)
+    return probabilities.masked_fill(torch.zeros_like(outside).scatter(1, order, outside), 0.0)

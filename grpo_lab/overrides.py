@@ -1,0 +1,61 @@
+"""Keys that other laboratories use, and what they are called here: a wrong override should name the right one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Meant:
+    """What somebody who types another name means: keys or groups of the configuration, and what else to know.
+
+    `under` is an option to choose first, where the plain one does not have the key.
+    """
+
+    keys: tuple[str, ...]
+    note: str = ""
+    under: str = ""
+
+
+_AMOUNT = Meant(("budget.amount",), "the budget counts steps unless another one is chosen")
+_RATE = Meant(("optimizer.learning_rate",))
+_BATCH = Meant(("problems_per_step", "group_size"), "prompts of a batch, and responses to each")
+_GROUP = Meant(("group_size",), "responses to a prompt")
+_CLIP = Meant(("surrogate.clip_low", "surrogate.clip_high"), "surrogate=ppo_higher clips higher above")
+_KL = Meant(("kl.kl_coef",), "the plain kl is none", "kl=k3_loss")
+_LENGTH = Meant(("engine.max_tokens",), "evaluation.max_tokens is that of evaluations")
+_LAG = Meant(("schedule.lag",), "how many updates old the sampler is", "schedule=one_step_off")
+_UPDATES = Meant(("updates",), "an option: one, two, four, sixteen")
+
+MEANT = {
+    **dict.fromkeys(("steps", "max_steps", "num_steps", "total_steps", "iterations", "epochs"), _AMOUNT),
+    **dict.fromkeys(("lr", "learning_rate"), _RATE),
+    **dict.fromkeys(("batch_size", "train_batch_size", "num_prompts"), _BATCH),
+    **dict.fromkeys(("num_generations", "num_samples", "rollouts", "responses"), _GROUP),
+    **dict.fromkeys(("epsilon", "clip", "clip_low", "clip_high", "epsilon_low", "epsilon_high"), _CLIP),
+    **dict.fromkeys(("beta", "kl_coef", "kl_beta"), _KL),
+    **dict.fromkeys(("max_tokens", "max_length", "max_new_tokens", "max_completion_length"), _LENGTH),
+    **dict.fromkeys(("lag", "staleness"), _LAG),
+    **dict.fromkeys(("num_iterations", "mu", "minibatches"), _UPDATES),
+    **dict.fromkeys(("algorithm", "method"), Meant(("recipe",), "a published method; grpo-lab tricks lists the parts")),
+    "temperature": Meant(("engine.temperature",), "evaluation.temperature is that of evaluations"),
+    "top_p": Meant(("engine.top_p",), "evaluation.top_p is that of evaluations"),
+    "loss_type": Meant(("aggregation", "surrogate"), "how tokens add up, and the trust region"),
+    "output_dir": Meant(("runs_dir",)),
+}
+
+
+def misnamed(arguments: Sequence[str]) -> str:
+    """What to type instead of overrides whose key has another name here; "" where there is none such."""
+    lines = []
+    for argument in arguments:
+        key, assigned, value = argument.partition("=")
+        key = key.lstrip("+~")
+        if assigned and key in MEANT:
+            meant = MEANT[key]
+            instead = " and ".join(f"{name}={value if len(meant.keys) == 1 else '...'}" for name in meant.keys)
+            under = f"{meant.under} " if meant.under else ""
+            note = f" ({meant.note})" if meant.note else ""
+            lines.append(f"there is no key {key!r}: type {under}{instead}{note}")
+    return "; ".join(lines)

@@ -1,0 +1,25 @@
+"""The arithmetic base built on a card: sizes that would take a CPU many minutes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from grpo_lab.tasks.base import require
+from grpo_lab.tasks.warm_start import ArithmeticBase
+
+
+@dataclass(frozen=True)
+class CardBase(ArithmeticBase):
+    """The same recipe, computed on `device`, which is a part of its name: each kind of device has bits of its own."""
+
+    device: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        known = re.fullmatch(r"cpu|cuda(:\d+)?", self.device) is not None
+        require(known, "device", self.device, "cpu, cuda or cuda:<number>", "it is where the base is built")
+
+    @property
+    def place(self) -> str:
+        return self.device

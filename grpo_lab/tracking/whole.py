@@ -1,0 +1,139 @@
+"""Whether the files of a run are still what was written: digests, objects that hold their own, finished folders.
+
+What a run leaves is checked before it is believed. A file that is missing can be named and done without, where
+the rest does not need it; one that holds something else than was written cannot be told from a result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.json"  # of a checkpoint
+SEAL = "sha256"  # the key under which a JSON object holds the digest of all its other keys
+AFRESH = "restore it from a copy, or move the run's folder away and start it afresh"
+AGAIN = (
+    "restore it from a copy, or remove DONE and start the same command again: the run then goes on from its newest "
+    "whole checkpoint"
+)
+# What a run leaves besides its result: named when damaged, and no reason to refuse.
+_BESIDES = ("explanation.txt", "environment.json", "source.diff", "timing.jsonl", "rollouts/")
+_ALONE = ("metrics.jsonl", "run.json", "config.yaml")
+
+
+def digest_of(path: Path) -> str:
+    """The SHA-256 of a file's bytes, in hexadecimal digits. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def trouble_with(path: Path, digest: str) -> str | None:
+    """What is wrong with a file that should have this digest, in words that name it; None where nothing is."""
+    try:
+        return None if digest_of(path) == digest else f"{path} is damaged: it is not what was written"
+    except FileNotFoundError:
+        return f"{path} is missing"
+    except OSError as error:
+        return f"{path} cannot be read ({error.strerror})"
+
+
+def read_json(path: Path, remedy: str) -> dict[str, Any]:
+    """The object in a file. Raises ValueError, naming the file and the remedy, where it holds none."""
+    content = path.read_bytes()
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        what = "is empty" if not content.strip() else "holds no JSON object"
+        raise ValueError(f"{path} {what}: it was edited, or the disk fails; {remedy}")
+    return value
+
+
+def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The object as JSON keeps it, with the digest of its content under SEAL."""
+    plain = json.loads(json.dumps({key: part for key, part in value.items() if key != SEAL}))
+    return {**plain, SEAL: hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()}
+
+
+def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
+    """What `sealed` made and somebody wrote to `path`. Raises ValueError where it is not that, FileNotFoundError."""
+    value = read_json(path, remedy)
+    if SEAL not in value:
+        raise ValueError(f"{path} has no digest: it was edited, or an earlier version of grpo_lab wrote it; {remedy}")
+    if sealed(value)[SEAL] != value[SEAL]:
+        raise ValueError(f"{path} is damaged: it is not what was written; {remedy}")
+    return value
+
+
+def check_manifest(folder: Path, run_key: str) -> dict[str, Any]:
+    """The manifest of a checkpoint folder, all of whose files are what was written.
+
+    Raises ValueError that names every file that is not, and says so of a checkpoint of another run or step.
+    """
+    path = folder / MANIFEST
+    if not path.exists():
+        raise ValueError(f"{path} is missing: it was deleted, or an earlier version of grpo_lab wrote this checkpoint")
+    manifest = read_sealed(path, AFRESH)
+    if manifest["run_key"] != run_key or f"step={manifest['step']:06d}" != folder.name:
+        raise ValueError(f"{path} is of step {manifest['step']} of the run {manifest['run_key']}, not of this one")
+    found = [trouble_with(folder / name, digest) for name, digest in manifest["files"].items()]
+    if troubles := [trouble for trouble in found if trouble]:
+        raise ValueError(", ".join(troubles))
+    return manifest
+
+
+def files_of(folder: Path, logged: Mapping[str, str]) -> dict[str, str]:
+    """Name -> digest of all that a finished run leaves; `logged` are those of what was logged, as it was written."""
+    names = [*_ALONE, *_BESIDES[:-1]]
+    names += [str(path.relative_to(folder)) for path in sorted(folder.glob(f"checkpoints/step=*/{MANIFEST}"))]
+    there = [name for name in names if name not in logged and (folder / name).exists()]
+    return {**{name: digest_of(folder / name) for name in there}, **logged}
+
+
+def check_finished(folder: Path, described: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """DONE of a finished run, whose run.json is `described`, and what to say of its folder.
+
+    Raises ValueError, naming the file, where something that holds a part of the result is not what was written.
+    What is missing, and what only stands beside the result, is said.
+    """
+    path = folder / "DONE"
+    remedy = "restore it from a copy, or remove it and start the same command again"
+    done = read_json(path, remedy)
+    if SEAL not in done and SEAL not in described and {"steps", "first", "last"} <= done.keys():
+        return done, ["an earlier version of grpo_lab finished this run: nothing says whether its files are whole"]
+    done = read_sealed(path, remedy)
+    if done["run_key"] != described["run_key"]:
+        raise ValueError(f"{path} and {folder / 'run.json'} are of two runs; {remedy}")
+    said = []
+    for name, digest in done["files"].items():
+        trouble = trouble_with(folder / name, digest)
+        if trouble is None and name.endswith(f"/{MANIFEST}"):
+            try:
+                check_manifest((folder / name).parent, described["run_key"])
+            except ValueError as error:
+                trouble = str(error)
+        elif trouble is not None and (name.startswith(_BESIDES) or not (folder / name).exists()):
+            said.append(trouble)
+            continue
+        if trouble is not None:
+            raise ValueError(f"this run is finished, but {trouble}; {AGAIN}")
+    return done, said
+
+
+def check_logged(folder: Path) -> None:
+    """Raise ValueError where a finished run's metrics or evaluations are not what it wrote, as far as DONE says.
+
+    An evaluation that is missing is no such thing: the run's other numbers stand without it.
+    """
+    path = folder / "DONE"
+    if not path.exists() or SEAL not in read_json(path, AGAIN):
+        return
+    for name, digest in read_sealed(path, AGAIN)["files"].items():
+        if name == "metrics.jsonl" or (name.startswith("eval/") and (folder / name).exists()):
+            trouble = trouble_with(folder / name, digest)
+            if trouble is not None:
+                raise ValueError(f"{trouble}; {AGAIN}")

@@ -1,0 +1,147 @@
+"""What users bring, folders of YAML and modules of Python: found, bounded and explained before Hydra reads any of it.
+
+A few lines of YAML aliases can stand for billions of entries, which take hours to compose. What they stand for is
+counted here from the parser's events, without making any of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import re
+import traceback
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import yaml
+
+FOLDERS = "GRPO_LAB_CONFIG_PATH"
+LARGEST = 1_000_000  # bytes of one file
+DEEPEST = 50  # collections within each other
+MOST = 20_000  # entries of one file, every alias counted as what it stands for
+MOST_FILES = 2_000  # files of any kind in one folder, those in hidden folders left out
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def user_folders() -> list[Path]:
+    """The folders of options that GRPO_LAB_CONFIG_PATH names, apart by `:`. Raises ValueError where one is missing."""
+    folders = [Path(name).expanduser() for name in filter(None, os.environ.get(FOLDERS, "").split(os.pathsep))]
+    for folder in folders:
+        if not folder.is_dir():
+            raise ValueError(
+                f"{FOLDERS} names {folder.absolute()}, which is no folder: make it, correct the path, or unset it"
+            )
+    return folders
+
+
+def check_user_files(arguments: Sequence[str], experiments: Path) -> None:
+    """Raise ValueError, naming the file, where YAML from outside conf/ is no YAML or is larger than any configuration.
+
+    Looked at are the folders of GRPO_LAB_CONFIG_PATH, of `hydra.searchpath=[file://...]` and of `--config-dir` among
+    the arguments, and the folder `experiments`.
+    """
+    named = [name for word in arguments for name in re.findall(r"file://([^,\]\"']+)", word)]
+    named += [word.partition("=")[2] for word in arguments if word.startswith("--config-dir=")]
+    named += [after for word, after in pairwise(arguments) if word in ("--config-dir", "-cd")]
+    for folder in [*user_folders(), *map(Path, named), experiments]:
+        for path in _yaml_files(folder):
+            check_yaml(path)
+
+
+def _yaml_files(folder: Path) -> list[Path]:
+    found, seen = [], 0
+    for place, below, names in os.walk(folder, followlinks=True):
+        below[:] = [name for name in below if not name.startswith((".", "__"))]
+        seen += len(names) + len(below)
+        if seen > MOST_FILES:
+            raise ValueError(
+                f"{folder.absolute()} holds more than {MOST_FILES:,} files: name the folder of your options alone"
+            )
+        found += [Path(place, name) for name in names if name.endswith((".yaml", ".yml"))]
+    return found
+
+
+def check_yaml(path: Path) -> None:
+    """Raise ValueError, with line and remedy, for a file that is no YAML, is too large or deep, or expands too far."""
+    try:
+        if path.stat().st_size > LARGEST:
+            raise ValueError(f"{path} has {path.stat().st_size:,} bytes: a configuration has at most {LARGEST:,}")
+        _count(path)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ValueError(f"{path}{line} is not YAML ({problem}): mend it, or move it out of the folder") from error
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror}): mend it, or move it out of the folder") from error
+
+
+def _count(path: Path) -> None:
+    """Count entries by the parser's events: a collection's, once it ends, are what each alias of it adds."""
+    sizes: dict[str, int] = {}
+    open_: list[tuple[int, str | None]] = [(0, None)]  # entries so far, and the anchor
+    for event in yaml.parse(path.read_bytes(), Loader=_LOADER):
+        size = 0
+        if isinstance(event, yaml.CollectionStartEvent):
+            open_.append((1, event.anchor))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            size, anchor = open_.pop()
+            if anchor is not None:
+                sizes[anchor] = size
+        elif isinstance(event, yaml.ScalarEvent):
+            size = 1
+            if event.anchor is not None:
+                sizes[event.anchor] = size
+        elif isinstance(event, yaml.AliasEvent):
+            if any(anchor == event.anchor for _, anchor in open_):
+                raise ValueError(f"{_at(path, event)}: *{event.anchor} stands within what it stands for: write it out")
+            if event.anchor not in sizes:
+                raise ValueError(f"{_at(path, event)}: there is no &{event.anchor} above: correct *{event.anchor}")
+            size = sizes[event.anchor]
+        open_[-1] = open_[-1][0] + size, open_[-1][1]
+        if len(open_) > DEEPEST:
+            raise ValueError(f"{_at(path, event)}: more than {DEEPEST} collections within each other: flatten them")
+        if open_[-1][0] > MOST:
+            raise ValueError(
+                f"{_at(path, event)}: with its aliases written out the file has more than {MOST:,} entries: use fewer "
+                "aliases (*name) of what holds aliases itself"
+            )
+
+
+def _at(path: Path, event: yaml.Event) -> str:
+    return f"{path} line {event.start_mark.line + 1}"
+
+
+def import_plugin(name: str) -> None:
+    """Import a user's module. Raises ValueError that says where it fails, or that there is none."""
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise ValueError(_failure(name, error)) from error
+        raise ValueError(
+            f"plugin module {name!r} cannot be imported ({error}): install it or add its folder to PYTHONPATH"
+        ) from error
+    except (Exception, SystemExit) as error:
+        raise ValueError(_failure(name, error)) from error
+
+
+def _failure(name: str, error: BaseException) -> str:
+    """Where a plugin's own code failed: the last line run of the files beside the one that was imported."""
+    importers = (__file__, inspect.getfile(importlib.import_module))
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename not in importers and not frame.filename.startswith("<")
+    ]
+    where = ""
+    if isinstance(error, SyntaxError) and error.filename:
+        where = f" at {error.filename} line {error.lineno}"
+    elif frames:
+        home = os.path.dirname(frames[0].filename)
+        own = [frame for frame in frames if frame.filename.startswith(home)][-1]
+        where = f" at {own.filename} line {own.lineno}"
+    said = f"{type(error).__name__}: {getattr(error, 'msg', None) or error}".splitlines()[0]
+    return f"plugin module {name!r} fails{where} ({said}): mend it, or leave it out of plugins= and GRPO_LAB_PLUGINS"
