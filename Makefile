@@ -96,7 +96,7 @@ test-vllm: $(VLLM_STAMP) ## run the tests of both vLLM engines (adds vLLM's CPU 
 	@$(BIN)/python -c 'import vllm'
 	@$(PYTEST) --dist loadfile -m vllm
 
-mutants: $(STAMP) ## plant small faults in copies of the package, one at a time, and say which test sees each (15 minutes on 2 idle cores)
+mutants: $(STAMP) ## plant small faults in copies of the package, one at a time, and say which test sees each (10 minutes on 2 idle cores)
 	@$(BIN)/python tests/mutants/plant.py $(ARGS)
 
 check: $(STAMP) ## lint and formatting

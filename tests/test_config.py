@@ -66,9 +66,9 @@ def test_every_option_composes_into_its_class(axis: str, option: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", option_names("recipe"))
-@pytest.mark.parametrize("world", option_names("world"))
-def test_every_recipe_composes_in_every_world(recipe: str, world: str) -> None:
-    check_compatible(run_of(f"world={world}", f"recipe={recipe}"))
+def test_every_recipe_composes_in_every_world(recipe: str) -> None:
+    for world in option_names("world"):
+        check_compatible(run_of(f"world={world}", f"recipe={recipe}"))
 
 
 # Each recipe's row: what differs from the plain options. Every other axis is at its plain option.
@@ -274,8 +274,11 @@ def test_a_recipe_is_the_published_row_on_every_axis(recipe: str) -> None:
         expected = getattr(plain, slot)
         if slot in row:
             # a penalty on length reads what answers are worth
-            beside = [f"reward={row['reward']}"] if slot == "reward_shaping" and "reward" in row else []
-            expected = getattr(run_of(f"{slot}={row[slot]}", *beside), slot)
+            if slot in OWN_ROOMS or (slot == "reward_shaping" and "reward" in row):
+                beside = [f"reward={row['reward']}"] if "reward" in row else []
+                expected = getattr(run_of(f"{slot}={row[slot]}", *beside), slot)
+            else:
+                expected = samples()[slot][row[slot]]
         assert getattr(run, slot) == expected, slot
     clips = {} if "surrogate" in row else {"surrogate.clip_low": 0.2, "surrogate.clip_high": 0.2}
     for name, number in (clips | NUMBERS[recipe]).items():

@@ -1,6 +1,6 @@
 """Plants small faults in copies of the package, one at a time, and runs the tests that should see them.
 
-    make mutants                              every fault of faults/, under 15 minutes on two idle cores
+    make mutants                              every fault of faults/, ten minutes on two idle cores
     make mutants ARGS="--only curriculum"     those whose name, file or tests hold the word
     make mutants ARGS="--workers 8"           so many at a time, each in a process of its own
 
