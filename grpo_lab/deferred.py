@@ -7,6 +7,8 @@ therefore writes `import torch`, since `from torch import nn` asks at once.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import sys
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -68,3 +70,14 @@ def defer(*names: str) -> None:
     if not _names:
         sys.meta_path.insert(0, _Finder())
     _names.update(names)
+
+
+def load(*names: str) -> None:
+    """Load these deferred packages now, or all of them; one that is not installed is left out.
+
+    To be called before another thread is started that may import one of them: Python lets no thread have a package
+    that another is loading, but what loads itself when it is asked for something stands outside of that lock.
+    """
+    for name in names or sorted(_names):
+        with contextlib.suppress(ModuleNotFoundError):
+            _ = importlib.import_module(name).__version__

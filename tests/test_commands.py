@@ -132,6 +132,26 @@ def test_a_deferred_package_is_the_package(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_what_is_deferred_is_loaded_before_another_thread_can_import_it(tmp_path: Path) -> None:
+    """The thread once met half of pandas, mlflow could not be imported, and MLflow got nothing of the run."""
+    (tmp_path / "run.json").write_text('{"tracking": null}')
+    code = (
+        "import sys, pathlib, grpo_lab\n"
+        "from grpo_lab import deferred\n"
+        "from grpo_lab.tracking.mlflow_mirror import Mirror\n"
+        "deferred.defer('not_installed_anywhere')\n"
+        "assert 'torch._C' not in sys.modules and 'pandas.core' not in sys.modules\n"
+        "mirror = Mirror(pathlib.Path(sys.argv[1]), 60, 1)\n"
+        "mirror.start()\n"
+        "assert 'torch._C' in sys.modules and 'pandas.core.frame' in sys.modules\n"
+        "assert not isinstance(sys.modules['transformers'], deferred._Deferred)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, cwd=ROOT, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_run_and_the_proof_for_a_card_need_none_of_these() -> None:
     """A card's machine has torch, transformers, pandas, pyarrow and hydra-core, and perhaps nothing else of ours."""
     absent = ("jaxtyping", "beartype", "hypothesis", "mlflow", "datasets", "seaborn", "vllm", "trl")

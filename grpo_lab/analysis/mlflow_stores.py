@@ -22,6 +22,7 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 import pandas as pd
 
+from grpo_lab import deferred
 from grpo_lab.tracking.mlflow_store import check_uri, first_line
 from grpo_lab.tracking.mlflow_store import load_mlflow as import_mlflow
 
@@ -71,6 +72,7 @@ def open_store(uri: str) -> Iterator[Store]:
     """The store at `uri` for the length of a block. Raises ValueError, with a remedy, where it cannot be read."""
     check_uri(uri)
     if urlsplit(uri).scheme.split("+")[0] != "sqlite":
+        deferred.load("pandas")  # the client reads in threads
         client = import_mlflow().MlflowClient(tracking_uri=uri)
         try:
             with _patience():

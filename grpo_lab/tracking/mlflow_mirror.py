@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 
+from grpo_lab import deferred
 from grpo_lab.tracking.files import RunFolderBusyError
 from grpo_lab.tracking.mlflow_parent import sync_sweep
 from grpo_lab.tracking.mlflow_sender import Sender, ending
@@ -108,7 +109,8 @@ class Mirror:
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
 
     def start(self) -> None:
-        """Begin to mirror; returns at once."""
+        """Begin to mirror; returns as soon as what the run and the thread both import is loaded."""
+        deferred.load()
         self._thread.start()
 
     def stop(self) -> None:
