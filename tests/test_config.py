@@ -65,6 +65,7 @@ def test_every_option_composes_into_its_class(axis: str, option: str) -> None:
     check_compatible(run)
 
 
+@pytest.mark.extended  # in one of them below, at every change
 @pytest.mark.parametrize("recipe", option_names("recipe"))
 def test_every_recipe_composes_in_every_world(recipe: str) -> None:
     for world in option_names("world"):
@@ -270,6 +271,7 @@ def test_every_recipe_has_its_row_here() -> None:
 @pytest.mark.parametrize("recipe", ROWS)
 def test_a_recipe_is_the_published_row_on_every_axis(recipe: str) -> None:
     run, plain, row = run_of("world=arithmetic", f"recipe={recipe}"), run_of(), ROWS[recipe]
+    check_compatible(run)
     for slot in (*AXES, *OWN_ROOMS):
         expected = getattr(plain, slot)
         if slot in row:
