@@ -422,7 +422,7 @@ IDLE = {
 }
 
 
-# Every rule is tried on gradients in test_compat.py; these four are of what the loop does before and after the loss.
+# Every rule is tried on gradients in test_compat.py; these two also on what the loop does around the loss.
 TRAINED = ("clip_cannot_act", "nothing_to_correct")
 
 
