@@ -17,7 +17,7 @@ from matplotlib.text import Text
 
 from grpo_lab.analysis.figures import coverage, frontier, ranks, waterfall
 from grpo_lab.analysis.figures.scatter_labels import Box, place_labels
-from grpo_lab.analysis.figures.style import Drawn, house_style
+from grpo_lab.analysis.figures.style import DPI, TINY, Drawn, house_style, wrapped, write_footer
 from grpo_lab.analysis.load import SweepData
 from grpo_lab.analysis.outcome import DOWNSTREAM, Outcome, final_values
 from grpo_lab.analysis.synthetic import Planted, synthetic_sweep
@@ -454,6 +454,16 @@ def test_eighteen_arms_are_readable_in_a_small_file(
     with house_style(drawn.name), io.BytesIO() as buffer:
         drawn.figure.savefig(buffer, format="svg", metadata={"Date": None})
         assert len(buffer.getvalue()) < 300_000
+
+
+def test_a_line_of_wide_characters_stays_within_the_figure() -> None:
+    """Names of options are wider than prose, and a line of them once ran over the edge."""
+    names = "reward_shaping=soft_overlong at budget = tokens_56, reward_shaping.cache_tokens=14 at budget = tokens_56, "
+    with house_style("wide"):
+        figure = Figure(figsize=(8, 2), dpi=DPI)
+        write_footer(figure, wrapped(names * 3, 8 - 0.2, TINY))
+        box = figure.texts[0].get_window_extent(FigureCanvasAgg(figure).get_renderer())
+    assert 7 * DPI < box.x1 <= 8 * DPI
 
 
 def test_the_same_data_give_the_same_figure(planted: SweepData) -> None:

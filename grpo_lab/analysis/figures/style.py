@@ -7,6 +7,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from typing import Any
 import matplotlib
 import pandas as pd
 import seaborn as sns
+from matplotlib.backends.backend_agg import RendererAgg
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.ticker import FuncFormatter
 from matplotlib.transforms import Bbox
 from PIL import Image
@@ -31,6 +34,7 @@ HEADING, BODY, SMALL, TINY = 10.0, 8.5, 7.5, 7.0  # points; a figure is 8 inches
 LINE = 1.45 / 72  # inches a line of text takes, for each point of its size
 _CHARACTER = 0.0077  # inches a character takes on average, for each point of its size
 _BOLD = 1.12  # times as much, when bold
+_SPARE = 0.05  # inches that a line may be wider than asked for: every text has more room than that beside it
 
 _SETTINGS = {
     "font.family": "sans-serif",
@@ -95,8 +99,20 @@ def house_style(name: str) -> Iterator[None]:
 
 
 def wrapped(text: str, inches: float, size: float, bold: bool = False) -> list[str]:
-    """The text in lines that fit a width; at least one."""
-    return textwrap.wrap(text, int(inches / (_CHARACTER * size * (_BOLD if bold else 1.0)))) or [""]
+    """The text in lines that fit a width; at least one. One without spaces may be wider."""
+    most = int(inches / (_CHARACTER * size * (_BOLD if bold else 1.0)))
+    lines = textwrap.wrap(text, most)
+    while most > 1 and any(" " in line and _measured(line, size, bold) > inches + _SPARE for line in lines):
+        most -= 1  # its characters are wider than the average
+        lines = textwrap.wrap(text, most)
+    return lines or [""]
+
+
+@cache
+def _measured(line: str, size: float, bold: bool) -> float:
+    """How many inches a line takes in a PNG, where characters stand on whole pixels."""
+    font = FontProperties(family="DejaVu Sans", size=size, weight="bold" if bold else "normal")
+    return RendererAgg(1, 1, DPI).get_text_width_height_descent(line, font, False)[0] / DPI
 
 
 def broken(name: str, inches: float, size: float) -> list[str]:
