@@ -52,10 +52,10 @@ show_table(budgets)
 show_lines("\n".join(flips) or "The sign of no estimate depends on what is held equal.")
 
 # %% [markdown]
-# ## What it touched, and the vital signs
+# ## What it touched, and the vital numbers
 #
-# A trick that touched nothing in a run cannot have done anything in it. The signs show by which way an effect came: by
-# entropy, by length, by truncation, by updates that clip.
+# A trick that touched nothing in a run cannot have done anything in it. The numbers show by which way an effect came:
+# by entropy, by length, by truncation, by updates that clip.
 
 # %%
 show_table(one_trick.touched(data, outcome, trick), otherwise=f"No metric counts what {trick} touches.")

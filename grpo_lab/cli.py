@@ -9,8 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from grpo_lab.bootstrap import bootstrap
-from grpo_lab.compose import compose_config, compose_with_choices
+from grpo_lab.config.hydra_setup import bootstrap, compose_config, compose_with_choices
 
 RUNS = "runs"  # the folder of runs unless another is named
 
@@ -18,7 +17,7 @@ RUNS = "runs"  # the folder of runs unless another is named
 def build_base(arguments: argparse.Namespace) -> None:
     """Build the base model the overrides name, if it is not cached, and print where it is."""
     config = compose_config(arguments.overrides)
-    from grpo_lab.config import to_run
+    from grpo_lab.config.run_config import to_run
 
     folder = to_run(config).model.resolve()
     print(f"base model: {folder}")
@@ -41,12 +40,12 @@ def sync_runs(arguments: argparse.Namespace) -> None:
         sys.exit(1)
 
 
-def measure_pace(arguments: argparse.Namespace) -> None:
-    """Print the pace of runs as overrides, and how well six numbers describe their times."""
-    from grpo_lab.pace import measure
+def measure_cost_model(arguments: argparse.Namespace) -> None:
+    """Print the cost model of runs as overrides, and how well six numbers describe their times."""
+    from grpo_lab.budget.cost_model import measure
 
     found = measure(arguments.folders)
-    print(" ".join(f"pace.{name}={value:.3g}" for name, value in vars(found.pace).items()))
+    print(" ".join(f"cost_model.{name}={value:.3g}" for name, value in vars(found.cost_model).items()))
     print(
         f"from {found.steps} steps; a step's time is off by {found.generate_error:.0%} (generation) and "
         f"{found.train_error:.0%} (training) in the mean"
@@ -55,7 +54,7 @@ def measure_pace(arguments: argparse.Namespace) -> None:
 
 def list_metrics(_: argparse.Namespace) -> None:
     """Print the metric registry, and what analysis derives from it."""
-    from grpo_lab.metrics import DERIVED, DIVERGENCE, REGISTRY
+    from grpo_lab.tracking.metrics import DERIVED, DIVERGENCE, REGISTRY
 
     for metric in REGISTRY + DERIVED + DIVERGENCE:
         print(f"{metric.name:<28} [{metric.unit}] {metric.reduction}: {metric.meaning}")
@@ -64,7 +63,7 @@ def list_metrics(_: argparse.Namespace) -> None:
 def list_tricks(arguments: argparse.Namespace) -> None:
     """Print axes and options, one line each, or the tables that README.md and experiments/README.md hold."""
     bootstrap()
-    from grpo_lab.catalogue import ingredients_table, papers_table, recipes_table, tricks_list, tricks_table
+    from grpo_lab.config.catalogue import ingredients_table, papers_table, recipes_table, tricks_list, tricks_table
 
     tables = (tricks_table, papers_table, recipes_table, ingredients_table)
     print("\n\n".join(table() for table in tables) if arguments.markdown else tricks_list())
@@ -73,8 +72,8 @@ def list_tricks(arguments: argparse.Namespace) -> None:
 def explain_run(arguments: argparse.Namespace) -> None:
     """Print the loss these overrides would optimise, how it differs from the nearest recipe, rules and papers."""
     config, choices = compose_with_choices(arguments.overrides)
-    from grpo_lab.config import to_run
-    from grpo_lab.explain import explain
+    from grpo_lab.config.explain import explain
+    from grpo_lab.config.run_config import to_run
 
     print(explain(to_run(config), config, choices))
 
@@ -180,9 +179,9 @@ def main() -> None:
     sync = commands.add_parser("sync", help="replay run folders into MLflow")
     sync.add_argument("folder", type=Path, nargs="?", default=Path(RUNS), help="a run, or a folder of runs")
     sync.set_defaults(run=sync_runs)
-    pace = commands.add_parser("pace", help="seconds of simulated time, measured on runs, as overrides")
-    pace.add_argument("folders", type=Path, nargs="+", metavar="RUN", help="a run's folder, of schedule=sync")
-    pace.set_defaults(run=measure_pace)
+    measured = commands.add_parser("cost-model", help="seconds of simulated time, measured on runs, as overrides")
+    measured.add_argument("folders", type=Path, nargs="+", metavar="RUN", help="a run's folder, of schedule=sync")
+    measured.set_defaults(run=measure_cost_model)
     commands.add_parser("metrics", help="list every metric with unit and meaning").set_defaults(run=list_metrics)
     tricks = commands.add_parser("tricks", help="the axes and their options, one line each")
     tricks.add_argument("--markdown", action="store_true", help="axes and recipes as the tables of the documentation")

@@ -16,39 +16,39 @@ from pathlib import Path
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from grpo_lab import checkpoint, vital_signs
-from grpo_lab.agreement import bound_signs, mismatch_signs, prove_sync
-from grpo_lab.batching import StepInputs, expand, make_minibatch, on_device, tokens_in_loss
-from grpo_lab.compat import check_compatible
-from grpo_lab.config import RunConfig, to_run
-from grpo_lab.device import prepare_torch
-from grpo_lab.estimates import Ends
-from grpo_lab.explain import explain, inert_lines
-from grpo_lab.identity import check_folder, describe_run, run_identity
-from grpo_lab.learner import mark_noise, marked, needs_scores, scaled, score, skips_rows, update
-from grpo_lab.progress import RunProgress
-from grpo_lab.recorder import Clock, Recorder, failures_recorded, mirrored, summarise, verdict
-from grpo_lab.response_signs import response_signs
-from grpo_lab.resume import find_beginning
-from grpo_lab.rollouts import token_texts
+from grpo_lab.config.explain import explain, inert_lines
+from grpo_lab.config.rules import check_compatible
+from grpo_lab.config.run_config import RunConfig, to_run
+from grpo_lab.learner import step_metrics as step_metrics
+from grpo_lab.learner.mismatch import bound_metrics, mismatch_metrics, prove_sync
+from grpo_lab.learner.response_metrics import response_metrics
+from grpo_lab.learner.update import mark_noise, marked, needs_logprobs, scaled, score, skips_rows, update
+from grpo_lab.policy.batching import StepInputs, expand, make_minibatch, on_device, tokens_in_loss
+from grpo_lab.policy.device import prepare_torch
+from grpo_lab.rollout.continuations import Ends
+from grpo_lab.rollout.grading import token_texts
+from grpo_lab.run import checkpoint
+from grpo_lab.run.identity import check_folder, describe_run, run_identity
+from grpo_lab.run.recorder import Clock, Recorder, failures_recorded, mirrored, summarise, verdict
+from grpo_lab.run.resume import find_beginning
+from grpo_lab.run.state import RunState, open_state
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.files import atomic_write, write_json
+from grpo_lab.tracking.progress import RunProgress
 from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.tracking.sweep_record import sweep_of
 from grpo_lab.tracking.whole import check_finished, sealed
-from grpo_lab.tricks.baseline import Credit
-from grpo_lab.tricks.credit import rewards_by_token
+from grpo_lab.tricks.baseline import Credit, rewards_by_token
 from grpo_lab.types import Exhausted
-from grpo_lab.workbench import Workbench, open_workbench
 
 
-def train(run: RunConfig, bench: Workbench, recorder: Recorder) -> None:
+def train(run: RunConfig, bench: RunState, recorder: Recorder) -> None:
     """Train until the budget is spent.
 
     Raises FloatingPointError on NaN or Inf, before the update that would have spread it, and Exhausted where nothing
     is left to train on.
     """
-    ledger, supply = bench.ledger, bench.open_supply(run)
+    ledger, supply = bench.ledger, bench.open_queue(run)
     if bench.log_position == 0:
         recorder.record(bench, {}, Clock())
     while ledger.spent(run.budget) < 1:
@@ -58,11 +58,11 @@ def train(run: RunConfig, bench: Workbench, recorder: Recorder) -> None:
             # as the schedule says
             delivery = supply.take()
             made, batch = delivery.made, delivery.batch
-            filtered, rollouts = run.group_filter(batch.cut), batch.rollouts
-        with clock("score"):
+            filtered, rollouts = run.group_filter(batch.masked), batch.rollouts
+        with clock("logprobs"):
             # 7 log-probs of the old and the reference policy; correction, rejection, kl in the reward
             recomputed = entropy = ref_logprobs = weights = values = None
-            if needs_scores(run):
+            if needs_logprobs(run):
                 recomputed, entropy = score(run, bench, bench.learner, rollouts, run.entropy.selects_tokens)
             old_logprobs = run.old_policy(recomputed, rollouts.sampler_logprobs)
             if bench.reference is not None:
@@ -91,14 +91,14 @@ def train(run: RunConfig, bench: Workbench, recorder: Recorder) -> None:
                 bench.entropy_coef,
             )  # fmt: skip
             # 10 minibatches: loss, backward, step
-            tally, entropy_coef = vital_signs.UpdateTally(), bench.entropy_coef
+            tally, entropy_coef = step_metrics.UpdateTally(), bench.entropy_coef
             tally.logprobs, tally.read = torch.zeros_like(rollouts.sampler_logprobs), torch.zeros_like(loss_mask)
             if step % run.rollouts_every == 0:
                 tally.touched = torch.zeros_like(loss_mask)
             run.updates.begin(bench.optimizer)
             for number, part in enumerate(run.updates.split(run.problems_per_step)):
-                cut = make_minibatch(inputs, part, run.denominator, bench.cut, skips_rows(run))
-                batches, tokens = [on_device(b, bench.device) for b in cut], tokens_in_loss(inputs, part)
+                minibatch = make_minibatch(inputs, part, run.denominator, bench.microbatching, skips_rows(run))
+                batches, tokens = [on_device(b, bench.device) for b in minibatch], tokens_in_loss(inputs, part)
                 noise = mark_noise(run, rollouts, step, number)
                 update(run, bench, marked(run, bench, batches, noise), tokens, tally)
             if bench.critic is not None:
@@ -117,27 +117,27 @@ def train(run: RunConfig, bench: Workbench, recorder: Recorder) -> None:
             supply.sync()
             bench.refresh_reference(run.reference.mixes(step))
         # 12 log, evaluate, save
-        stages = vital_signs.Stages(
+        stages = step_metrics.Stages(
             made, batch, filtered, kept, charged, centred, advantages, loss_mask, delivery.started
         )
-        signs = vital_signs.reward_signs(made, charged) | vital_signs.advantage_signs(stages) | tally.signs()
-        signs |= vital_signs.touched_rows(stages) | response_signs(made, run.task.check_again, bench.memory.best)
-        signs |= vital_signs.touched_tokens(rollouts.sampled_mask, weights, stays, allowed, loss_mask)
-        signs |= mismatch_signs(tally.logprobs, rollouts.sampler_logprobs, tally.read)
+        metrics = step_metrics.reward_metrics(made, charged) | step_metrics.advantage_metrics(stages) | tally.metrics()
+        metrics |= step_metrics.touched_rows(stages) | response_metrics(made, run.task.check_again, bench.memory.best)
+        metrics |= step_metrics.touched_tokens(rollouts.sampled_mask, weights, stays, allowed, loss_mask)
+        metrics |= mismatch_metrics(tally.logprobs, rollouts.sampler_logprobs, tally.read)
         if recomputed is not None:
-            signs |= bound_signs(run, recomputed, rollouts.sampler_logprobs, rollouts.sampled_mask, stays)
-        signs["touched/curriculum"] = delivery.passed_over
-        signs["train/entropy_coef"] = entropy_coef
+            metrics |= bound_metrics(run, recomputed, rollouts.sampler_logprobs, rollouts.sampled_mask, stays)
+        metrics["touched/curriculum"] = delivery.passed_over
+        metrics["train/entropy_coef"] = entropy_coef
         if run.learner_precision.scales_loss:
-            signs["train/loss_scale"] = bench.loss_scale.get_scale()
-        signs |= vital_signs.staleness_signs(staleness) | supply.signs()
+            metrics["train/loss_scale"] = bench.loss_scale.get_scale()
+        metrics |= step_metrics.staleness_metrics(staleness) | supply.metrics()
         if step % run.rollouts_every == 0:
             pieces = token_texts(bench.tokenizer, rollouts)
-            table = vital_signs.rollout_table(
+            table = step_metrics.rollout_table(
                 rollouts, batch.texts, pieces, charged, advantages, inputs.advantages, loss_mask, tally.touched
             )
             recorder.keep_rollouts(step + 1, table)
-        recorder.record(bench, signs, clock)
+        recorder.record(bench, metrics, clock)
 
 
 def start(config: DictConfig, name: str, choices: Mapping[str, str], command: list[str]) -> Path:
@@ -173,7 +173,7 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
             say(f"[yellow]warning[/yellow] {warning}")
         newest = beginning.checkpoint
         with mirrored(run.tracking, folder), failures_recorded(log), contextlib.ExitStack() as opened:
-            bench = open_workbench(run, device, newest)
+            bench = open_state(run, device, newest)
             opened.callback(bench.close)
             log.rewind(bench.log_position, beginning.tables)
             recorder = Recorder(run, log, progress, described["run_key"])
@@ -193,7 +193,7 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
                     "Lower optimizer.learning_rate (critic.learning_rate, if it was the critic's) or look at the last "
                     "rows of metrics.jsonl"
                 ) from error
-            inert = vital_signs.inert_axes(run, recorder.touched)
+            inert = step_metrics.inert_axes(run, recorder.touched)
             done = summarise(log, bench.ledger, inert, described)
             log.mark_done(done)
         for line in inert_lines(inert, choices):

@@ -12,8 +12,7 @@ import hashlib
 import numpy as np
 import torch
 
-from grpo_lab.shapes import Float, Tensor
-from grpo_lab.types import NoiseKey, Rollouts
+from grpo_lab.types import Float, NoiseKey, Rollouts, Tensor
 
 _DOUBLES_PER_BLOCK = 4  # one Philox counter value yields four 64-bit words, one double each
 

@@ -12,15 +12,15 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from grpo_lab.bootstrap import bootstrap
-from grpo_lab.compat import check_compatible
-from grpo_lab.config import conf_folder, to_run
+from grpo_lab.config.help import answer
+from grpo_lab.config.hydra_setup import bootstrap
+from grpo_lab.config.overrides import misnamed
+from grpo_lab.config.rules import check_compatible
+from grpo_lab.config.run_config import conf_folder, to_run
+from grpo_lab.config.run_name import chosen_options, run_name
 from grpo_lab.engines.base import EngineFailure
-from grpo_lab.identity import chosen_options, run_name
-from grpo_lab.overrides import misnamed
 from grpo_lab.sweeps.child import BUSY, follow_parent
 from grpo_lab.tracking.files import RunFolderBusyError
-from grpo_lab.train_help import answer
 
 
 def _run_hydra(config: DictConfig) -> None:

@@ -16,6 +16,7 @@ Column t of every [N, T] tensor is about `tokens[:, t]`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
@@ -23,7 +24,30 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from grpo_lab.shapes import Bool, Float, Int, Tensor
+try:
+    from jaxtyping import Bool, Float, Int
+except ModuleNotFoundError:
+
+    class _Unchecked:
+        """Takes the place of a shape that nobody checks."""
+
+        def __class_getitem__(cls, item: object) -> type:
+            return cls
+
+    Bool = Float = Int = _Unchecked
+
+if "torch._C" in sys.modules:
+    from torch import Tensor
+else:
+
+    class _OnlyInAnnotations(type):
+        """Refuses to answer isinstance: it would say no of every tensor."""
+
+        def __instancecheck__(cls, value: object) -> bool:
+            raise TypeError("this Tensor stands for torch's in annotations alone; ask isinstance with torch.Tensor")
+
+    class Tensor(metaclass=_OnlyInAnnotations):
+        """Takes the place of torch.Tensor in annotations while torch is not loaded."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +55,7 @@ class Problem:
     """One question with its right answer.
 
     `id` is stable across runs and unique over all splits of a task: the sampling noise, the
-    curriculum and the per-question results refer to it. `wanted_tokens` is the response length that the
+    curriculum and the per-question results refer to it. `target_length` is the response length that the
     question asks for, None where it asks for none.
     """
 
@@ -39,7 +63,7 @@ class Problem:
     question: str
     answer: str
     difficulty: int
-    wanted_tokens: int | None = None
+    target_length: int | None = None
 
 
 class Exhausted(ValueError):
@@ -226,7 +250,7 @@ class Graded:
 
     `outcome` is the verifier's word, 0 or 1, and is never shaped. `reward` is the sum of the named
     `components`. `counted` rows enter group and batch statistics, `trained` rows enter the loss: the
-    two masks are separate so that "masked before" and "masked after" the statistics differ by one bit. `wanted`
+    two masks are separate so that "masked before" and "masked after" the statistics differ by one bit. `target_length`
     is the length that the prompt asked for, None where prompts ask for none. `lengths` are whole responses;
     `sampled_lengths` are the tokens of them that the policy chose and no rejection threw out. `progress` is the share
     of the budget that was spent when the group was drawn, None outside training.
@@ -240,7 +264,7 @@ class Graded:
     truncated: Bool[Tensor, "P G"]
     counted: Bool[Tensor, "P G"]
     trained: Bool[Tensor, "P G"]
-    wanted: Int[Tensor, "P G"] | None = None
+    target_length: Int[Tensor, "P G"] | None = None
     progress: Float[Tensor, "P G"] | None = None
 
     def choose(self, places: Sequence[int]) -> Graded:
@@ -264,14 +288,14 @@ class Graded:
 
 @dataclass(frozen=True)
 class Groups:
-    """Whole groups as they were generated, graded, shaped and cut: what a group filter chooses from."""
+    """Whole groups as they were generated, graded, shaped and masked: what a group filter chooses from."""
 
     indices: tuple[int, ...]  # of the problems in the training split
     rollouts: Rollouts
     texts: tuple[str, ...]  # [N]
     graded: Graded
     shaped: Graded
-    cut: Graded
+    masked: Graded
 
     @property
     def number(self) -> int:
@@ -286,7 +310,7 @@ class Groups:
             tuple(self.texts[place * size + member] for place in places for member in range(size)),
             self.graded.choose(places),
             self.shaped.choose(places),
-            self.cut.choose(places),
+            self.microbatching.choose(places),
         )
 
     @staticmethod
@@ -300,7 +324,7 @@ class Groups:
             tuple(text for part in parts for text in part.texts),
             Graded.join([part.graded for part in parts]),
             Graded.join([part.shaped for part in parts]),
-            Graded.join([part.cut for part in parts]),
+            Graded.join([part.masked for part in parts]),
         )
 
 
@@ -385,16 +409,16 @@ def to_groups(rows: Tensor, group_size: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Cut:
+class Microbatching:
     """How rows are cut into microbatches and laid out; it moves memory and time, never a gradient.
 
-    `microbatch_tokens` bounds the tokens of one forward pass, `split_cost_tokens` is how many tokens of padding cost
-    as much as one more pass (one more block of attention where rows are packed): few on a CPU, more on a GPU.
-    `scores_per_chunk` bounds how many scores, positions times vocabulary, exist at a time; None for no bound. `packs`:
+    `microbatch_tokens` bounds the tokens of one forward pass, `padding_tolerance_tokens` is how many tokens of
+    padding cost as much as one more pass (one more block of attention where rows are packed): few on a CPU, more on a
+    GPU. `logits_per_chunk` bounds how many logits, positions times vocabulary, exist at a time; None for no bound. `packs`:
     lay rows out without padding and their shared prompts once.
     """
 
     microbatch_tokens: int
-    split_cost_tokens: int
-    scores_per_chunk: int | None = None
+    padding_tolerance_tokens: int
+    logits_per_chunk: int | None = None
     packs: bool = False

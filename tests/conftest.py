@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo_lab.bootstrap import bootstrap
-from grpo_lab.compose import compose_config
-from grpo_lab.config import RunConfig, to_run
+from grpo_lab.config.hydra_setup import bootstrap, compose_config
+from grpo_lab.config.run_config import RunConfig, to_run
 
 pytest.register_assert_rewrite("sampler_contract")
 bootstrap()

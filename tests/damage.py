@@ -25,8 +25,7 @@ from unittest import mock
 from omegaconf import OmegaConf
 
 from grpo_lab import loop
-from grpo_lab.bootstrap import bootstrap
-from grpo_lab.compose import compose_with_choices
+from grpo_lab.config.hydra_setup import bootstrap, compose_with_choices
 from grpo_lab.tracking.files import RunFolderError
 from grpo_lab.tracking.run_log import RunLog
 

@@ -26,17 +26,16 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from grpo_lab.batching import StepInputs, make_minibatch, totals_of
-from grpo_lab.compose import compose_with_choices
-from grpo_lab.config import RunConfig
-from grpo_lab.learner import scaled
-from grpo_lab.loss import mark_tokens, policy_loss
+from grpo_lab.config.hydra_setup import compose_with_choices
+from grpo_lab.config.run_config import RunConfig
+from grpo_lab.learner.loss import mark_tokens, policy_loss
+from grpo_lab.learner.update import scaled
+from grpo_lab.policy.batching import StepInputs, make_minibatch, totals_of
 from grpo_lab.seeding import rollout_uniforms
 from grpo_lab.tricks.aggregation import SequenceMean
-from grpo_lab.tricks.baseline import Baseline, Credit, GroupMean, State
+from grpo_lab.tricks.baseline import Baseline, Credit, GroupMean, State, rewards_by_token
 from grpo_lab.tricks.convention import Singleton
 from grpo_lab.tricks.correction import NoCorrection
-from grpo_lab.tricks.credit import rewards_by_token
 from grpo_lab.tricks.denominator import Original
 from grpo_lab.tricks.entropy import NoEntropy
 from grpo_lab.tricks.group_filter import Keep, has_signal
@@ -48,7 +47,7 @@ from grpo_lab.tricks.reward_shaping import NoShaping
 from grpo_lab.tricks.scale import GroupStd, NoScale, Scale
 from grpo_lab.tricks.surrogate import Ppo
 from grpo_lab.tricks.truncation import Score
-from grpo_lab.types import Batch, Cut, Graded, Problem, Rollouts, to_groups
+from grpo_lab.types import Batch, Graded, Microbatching, Problem, Rollouts, to_groups
 
 F64 = torch.float64
 ONE_MICROBATCH = 10**9
@@ -131,7 +130,7 @@ def make_graded(
     truncated: Sequence[Sequence[bool]] | None = None,
     counted: Sequence[Sequence[bool]] | None = None,
     trained: Sequence[Sequence[bool]] | None = None,
-    wanted: Sequence[Sequence[int]] | None = None,
+    target_length: Sequence[Sequence[int]] | None = None,
     progress: Sequence[float] | None = None,
     dtype: torch.dtype = F64,
 ) -> Graded:
@@ -153,7 +152,7 @@ def make_graded(
         truncated=flags(truncated, False),
         counted=flags(counted, True),
         trained=flags(trained, True),
-        wanted=None if wanted is None else torch.tensor(wanted),
+        target_length=None if target_length is None else torch.tensor(target_length),
         progress=None if progress is None else torch.tensor(progress, dtype=F64)[:, None].expand(values.shape),
     )
 
@@ -236,7 +235,7 @@ def random_scene(
         outcome=to_groups((reward > 0.5).to(F64), group_size).tolist(),
         lengths=to_groups(torch.tensor(lengths), group_size).tolist(),
         truncated=to_groups(truncated, group_size).tolist(),
-        wanted=[[longest // 2] * group_size] * problems,
+        target_length=[[longest // 2] * group_size] * problems,
         progress=[(place + 1) / (problems + 1) for place in range(problems)],
     )
     return Scene(make_rollouts(lengths, group_size, width=width, sampler=sampler), graded, logprobs, old, ref)
@@ -387,7 +386,7 @@ def loss_and_gradient(
     """Loss of the step and its gradient [N, T] with respect to `logprobs`, through `make_minibatch`."""
     leaf = logprobs.clone().requires_grad_()
     problems = range(inputs.rollouts.num_rows // inputs.rollouts.group_size)
-    batches = make_minibatch(inputs, problems, run.denominator, Cut(microbatch_tokens, 192))
+    batches = make_minibatch(inputs, problems, run.denominator, Microbatching(microbatch_tokens, 192))
     if not batches:
         return torch.zeros((), dtype=F64), torch.zeros_like(logprobs)
     loss = sum(share_of(run, batch, leaf) for batch in marked(run, batches, logprobs, inputs.rollouts))

@@ -18,7 +18,7 @@ from reference_recording import Recording, Step, Weights, gradient_of
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from grpo_lab.config import RunConfig
+from grpo_lab.config.run_config import RunConfig
 from grpo_lab.seeding import rollout_uniforms
 
 
@@ -86,7 +86,7 @@ class Reference:
                     stamps=rollouts.weight_version[place, :length].tolist(),
                     finished=finished,
                     right=right,
-                    wanted=problem.wanted_tokens,
+                    wanted=problem.target_length,
                     reward=run.reward.correct if right else run.reward.wrong,
                     progress=drawn_at,
                 )

@@ -14,15 +14,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from grpo_lab import loop, workbench
-from grpo_lab.config import RunConfig
-from grpo_lab.critic import LiveCritic
+from grpo_lab import loop
+from grpo_lab.config.run_config import RunConfig
 from grpo_lab.engines import native_session
-from grpo_lab.estimates import Ends
-from grpo_lab.optim import Adamw
-from grpo_lab.supply import Supply
+from grpo_lab.policy.critic import LiveCritic
+from grpo_lab.policy.optim import Adamw
+from grpo_lab.rollout.continuations import Ends
+from grpo_lab.rollout.queue import RolloutQueue
+from grpo_lab.run import state as workbench
+from grpo_lab.run.state import RunState
 from grpo_lab.types import Batch, Groups
-from grpo_lab.workbench import Workbench
 
 Weights = dict[str, Tensor]
 
@@ -64,7 +65,7 @@ class Recording:
     """A run of the real loop. `versions` are the weights that the sampler was given, by their number."""
 
     run: RunConfig | None = None
-    bench: Workbench | None = None
+    bench: RunState | None = None
     steps: list[Step] = field(default_factory=list)
     versions: dict[int, Weights] = field(default_factory=dict)
 
@@ -120,15 +121,15 @@ def recorded() -> Iterator[Recording]:
     """Within, the real loop notes what it does; the first run alone may be in it."""
     recording = Recording()
     train, update, optimizer_step, rewards = loop.train, loop.update, Adamw.step, Ends.rewards
-    open_supply = Workbench.open_supply
+    open_queue = RunState.open_queue
 
-    def training(run: RunConfig, bench: Workbench, recorder: Any) -> None:
+    def training(run: RunConfig, bench: RunState, recorder: Any) -> None:
         recording.run, recording.bench = run, bench
         recording.note_sync()
         train(run, bench, recorder)
 
-    def supplying(bench: Workbench, run: RunConfig) -> Supply:
-        supply = open_supply(bench, run)
+    def supplying(bench: RunState, run: RunConfig) -> RolloutQueue:
+        supply = open_queue(bench, run)
         take, sync = supply.take, supply.sync
 
         def taking() -> Any:
@@ -143,7 +144,7 @@ def recorded() -> Iterator[Recording]:
         supply.take, supply.sync = taking, syncing
         return supply
 
-    def updating(run: RunConfig, bench: Workbench, batches: list[Batch], *rest: Any) -> None:
+    def updating(run: RunConfig, bench: RunState, batches: list[Batch], *rest: Any) -> None:
         rows = sum(len(batch.rows) for batch in batches)
         recording.steps[-1].updates.append(Update(copy_of(bench.learner), rows))
         update(run, bench, batches, *rest)
@@ -161,7 +162,7 @@ def recorded() -> Iterator[Recording]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "train", training)
         patch.setattr(loop, "update", updating)
-        patch.setattr(Workbench, "open_supply", supplying)
+        patch.setattr(RunState, "open_queue", supplying)
         patch.setattr(Adamw, "step", stepping)
         patch.setattr(Ends, "rewards", estimating)
         yield recording

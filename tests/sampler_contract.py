@@ -10,7 +10,7 @@ import torch
 from test_engine import learner_logprobs, requests_of
 
 from grpo_lab.engines.base import EngineSession
-from grpo_lab.models import load_model
+from grpo_lab.policy.models import load_model
 from grpo_lab.tricks.precision import LmHead
 from grpo_lab.types import Completion, StopReason, SureRun
 

@@ -10,15 +10,15 @@ import torch
 from test_engine import CPU
 from test_loop import final_weights, metrics_of, run_in_process, same_ending
 
-from grpo_lab import checkpoint
-from grpo_lab.agreement import check_agreement
-from grpo_lab.compose import compose_with_choices
-from grpo_lab.config import to_run
+from grpo_lab.config.hydra_setup import compose_with_choices
+from grpo_lab.config.run_config import to_run
 from grpo_lab.engines.base import EngineFailure
 from grpo_lab.engines.native_session import NativeSession
-from grpo_lab.learner import _overflows
+from grpo_lab.learner.mismatch import check_agreement
+from grpo_lab.learner.update import _overflows
+from grpo_lab.run import checkpoint
+from grpo_lab.run.state import open_state
 from grpo_lab.tricks.precision import Bf16, Fp32, LmHead
-from grpo_lab.workbench import open_workbench
 
 FP16 = ["sampler_precision=fp16", "learner_precision=fp16"]
 
@@ -83,7 +83,7 @@ def test_half_precision_trains_under_a_loss_scale_that_resumes(tmp_path: Path, t
 
 def test_a_gradient_that_overflows_leaves_the_weights_and_halves_the_scale(tmp_path: Path, tiny_base: Path) -> None:
     run = to_run(compose_with_choices(["world=tiny", "tracking=none", *FP16])[0])
-    bench = open_workbench(run, CPU, None)
+    bench = open_state(run, CPU, None)
     weight = next(iter(bench.learner.parameters()))
     for gradient, overflows in ((1.0, False), (torch.inf, True), (torch.nan, True)):
         bench.loss_scale.scale(torch.zeros(()))  # the scale exists from its first use on

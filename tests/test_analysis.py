@@ -29,7 +29,7 @@ from grpo_lab.analysis.sources import read_source
 from grpo_lab.analysis.stats import paired_difference, t_interval
 from grpo_lab.analysis.table import effect_table, markdown
 from grpo_lab.analysis.verdict import judge, p_text, verdict_text
-from grpo_lab.sweeps.design import Part, read_design
+from grpo_lab.config.design import Part, read_design
 from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.tracking.sweep_record import CellRecord, record_sweep
@@ -96,8 +96,8 @@ def planted_rows(arm: str, seed: int, steps: int = 40, last: int = 40_000, effec
     own = 0.002 * np.random.default_rng([seed, len(arm)]).standard_normal()
     signs = {
         "rollout/truncated": cut + own + (effect if arm == "mask" else 0.0),
-        "reward/kept_mean": right / 0.8 if arm == "mask" else right,
-        "reward/kept_outcome": right / 0.8 if arm == "mask" else right,
+        "reward/in_loss_mean": right / 0.8 if arm == "mask" else right,
+        "reward/in_loss_outcome": right / 0.8 if arm == "mask" else right,
         "rollout/length": 30 + 10 * cut,
         "touched/truncation": cut if arm == "mask" else 0 * cut,
     }
@@ -211,7 +211,7 @@ def test_an_evaluation_that_ends_before_x_counts_for_nothing(tmp_path: Path) -> 
 
 def test_overstatement_and_q_a_by_hand_and_masking_from_the_data(tmp_path: Path) -> None:
     scores = {0: {HELDOUT: 0.6, HELDOUT_CUT: 0.25}, 2: {HELDOUT: 0.6, HELDOUT_CUT: 0.25}}
-    signs = {"reward/kept_mean": [0.7, 0.7], "reward/kept_outcome": [0.8, 0.8]}
+    signs = {"reward/in_loss_mean": [0.7, 0.7], "reward/in_loss_outcome": [0.8, 0.8]}
     declare(tmp_path, [cell("score", 0), cell("mask", 0)], design())
     write_run(tmp_path / "score/seed=0", rows_at([0, 50, 100], {**signs, "touched/truncation": [0.0, 0.0]}, scores))
     write_run(tmp_path / "mask/seed=0", rows_at([0, 50, 100], {**signs, "touched/truncation": [0.1, 0.0]}, scores))
@@ -478,7 +478,7 @@ def test_the_csv_holds_exactly_what_is_drawn(planted: Callable[..., SweepData], 
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["score", "mask"]
     for arm, axes in zip(("score", "mask"), figure.axes):
         lines = {line.get_label(): line for line in axes.lines}
-        for metric in ("reward/kept_mean", HELDOUT, DOWNSTREAM):
+        for metric in ("reward/in_loss_mean", HELDOUT, DOWNSTREAM):
             mean = csv[(csv["arm"] == arm) & (csv["series"] == metric) & (csv["part"] == "mean")]
             assert lines[metric].get_xydata().tolist() == mean[["x", "value"]].to_numpy().tolist()
             assert set(mean["n"]) == {3}
@@ -552,16 +552,16 @@ def test_a_plain_sweep_is_drawn_against_its_first_arm(tmp_path: Path) -> None:
 def test_a_run_that_never_trained_on_anything_is_counted_out(tmp_path: Path) -> None:
     rows = planted_rows("mask", 0)
     for row in rows:
-        row.pop("reward/kept_mean", None)
+        row.pop("reward/in_loss_mean", None)
     declare(tmp_path, [cell("mask", 0), cell("mask", 1)], design())
     write_run(tmp_path / "mask/seed=0", rows)
     write_run(tmp_path / "mask/seed=1", planted_rows("mask", 1))
     data = load_sweep(tmp_path, "planted")
     outcome = final_values(data)
     table = effect_table(data, outcome).set_index("metric")
-    assert (table.loc["reward/kept_mean", "n"], table.loc[HELDOUT, "n"]) == (1, 2)
+    assert (table.loc["reward/in_loss_mean", "n"], table.loc[HELDOUT, "n"]) == (1, 2)
     means = curve_numbers(data, outcome).query("part == 'mean'")
-    assert means.groupby("series")["n"].max().to_dict()["reward/kept_mean"] == 1
+    assert means.groupby("series")["n"].max().to_dict()["reward/in_loss_mean"] == 1
 
 
 def test_the_markdown_table(planted: Callable[..., SweepData]) -> None:
@@ -569,7 +569,7 @@ def test_the_markdown_table(planted: Callable[..., SweepData]) -> None:
     outcome = final_values(data)
     text = markdown(data, outcome)
     cut = outcome.interval("", "mask", "rollout/truncated")
-    assert f"| mask | 3 / 3 | {outcome.interval('', 'mask', 'reward/kept_mean').text()} |" in text
+    assert f"| mask | 3 / 3 | {outcome.interval('', 'mask', 'reward/in_loss_mean').text()} |" in text
     assert f"{cut.mean:.3f} [{cut.low:.3f}, {cut.high:.3f}]" in text
     assert outcome.difference("", "mask", "score", "rollout/truncated").text("+") in text
     assert text.count("| score |") == 1 and "paired by seed" in text

@@ -26,7 +26,7 @@ from grpo_lab.tasks.arithmetic import (
     build_tokenizer,
 )
 from grpo_lab.tasks.card_base import CardBase
-from grpo_lab.tasks.grading import ExactAnswer, Lenient, Strict
+from grpo_lab.tasks.verifiers import ExactAnswer, Lenient, Strict
 from grpo_lab.tasks.warm_start import ArithmeticBase, LocalModel, draw_example, encode_slice
 
 CONF = Path(__file__).parents[1] / "conf"

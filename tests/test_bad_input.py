@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, BertConfig
 
-from grpo_lab.compose import compose_config
+from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.loop import start
 
 WORLD = ["world=tiny", "tracking=none"]

@@ -19,7 +19,7 @@ from grpo_lab.analysis.load import SweepData, load_data, save_data
 from grpo_lab.analysis.outcome import DOWNSTREAM, HELDOUT, final_values
 from grpo_lab.analysis.synthetic import Planted, synthetic_sweep
 from grpo_lab.analysis.verdict import verdict_text
-from grpo_lab.sweeps.design import Collapsed
+from grpo_lab.config.design import Collapsed
 
 STOPPED = Planted(tricks=("trick",), seeds=(0, 1, 2), steps=40, every=10, collapse={("+trick", 1): 0.5})
 

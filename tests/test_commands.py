@@ -15,9 +15,9 @@ from hydra.core.global_hydra import GlobalHydra
 from jaxtyping import TypeCheckError
 from omegaconf import OmegaConf
 
-from grpo_lab.compose import compose_config
-from grpo_lab.config import AXES, ROOMS, conf_folder
-from grpo_lab.train_help import answer, help_text
+from grpo_lab.config.help import answer, help_text
+from grpo_lab.config.hydra_setup import compose_config
+from grpo_lab.config.run_config import AXES, ROOMS, conf_folder
 from grpo_lab.tricks.base import tied
 from grpo_lab.types import to_groups
 
@@ -116,7 +116,7 @@ def test_what_asks_for_a_run_or_for_hydra_is_not_answered() -> None:
 def test_a_deferred_package_is_the_package(tmp_path: Path) -> None:
     code = (
         "import sys, grpo_lab, torch, pandas, transformers\n"
-        "from grpo_lab.shapes import Tensor\n"
+        "from grpo_lab.types import Tensor\n"
         "assert 'torch._C' not in sys.modules and 'pandas.core' not in sys.modules\n"
         "import torch.nn.functional as F\n"
         "from transformers import LlamaConfig\n"

@@ -30,12 +30,11 @@ from helpers import (
 from hydra import compose, initialize_config_dir
 from test_config import CHOICES, run_of, samples
 
-from grpo_lab.compat import ERRORS, WARNINGS, IncompatibleRun, broken_errors, broken_warnings, check_compatible
-from grpo_lab.config import AXES, RunConfig, conf_folder, slot_types, to_run
+from grpo_lab.config.rules import ERRORS, WARNINGS, IncompatibleRun, broken_errors, broken_warnings, check_compatible
+from grpo_lab.config.run_config import AXES, RunConfig, conf_folder, slot_types, to_run
 from grpo_lab.tricks.aggregation import Constant, TokenMean
-from grpo_lab.tricks.baseline import Credit, GroupMean, LeaveOneOut, PassAtK
+from grpo_lab.tricks.baseline import Credit, GroupMean, LeaveOneOut, PassAtK, rewards_by_token
 from grpo_lab.tricks.convention import AlphaForm, Scope, Singleton, Width
-from grpo_lab.tricks.credit import rewards_by_token
 from grpo_lab.tricks.group_filter import Drop, Signal
 from grpo_lab.tricks.reward_shaping import SoftOverlong
 from grpo_lab.tricks.scale import GroupStd, InformativeShare, NoScale
@@ -460,7 +459,7 @@ def _filtered_group_is_noticed(f: Facts) -> bool:
             f["entropy.needs_gradient"],
             f["surrogate.pulls_without_advantage"],
             f["surrogate.mark_scope"] is not None,
-            f["baseline.pays_lone_rows"],
+            f["baseline.handles_singletons"],
             not f["aggregation.invariant"],  # a group that leaves changes how the step is cut
         )
     )
@@ -479,7 +478,7 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
     "credit_is_of_tokens": lambda f: (
         f["baseline.per_token"]
         and f["surrogate.uses_ratio"]
-        and any((f["importance.one_gradient_a_row"], f["surrogate.one_loss_a_row"]))
+        and any((f["importance.sequence_level"], f["surrogate.sequence_level"]))
     ),
     "scale_is_of_responses": lambda f: not f["scale.scales_tokens"] and f["baseline.per_token"],
     "race_has_one_finish": lambda f: f["truncation.generates_twice"] and f["group_filter.races"],
@@ -513,7 +512,7 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
         f["surrogate.needs_drift"]
         and _every_ratio_is_one(f)
         and f["surrogate.weight_at_ratio_one"] == 1
-        and (f["correction.touches_nothing"] or not f["surrogate.one_loss_a_row"])
+        and (f["correction.touches_nothing"] or not f["surrogate.sequence_level"])
     ),
     "importance_cannot_act": lambda f: (
         f["surrogate.uses_ratio"]
@@ -558,7 +557,7 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
     "rows_weigh_by_length": lambda f: (
         f["surrogate.uses_ratio"]
         and not f["aggregation.rows_weigh_alike"]
-        and any((f["importance.averages"], f["surrogate.one_loss_a_row"]))
+        and any((f["importance.averages"], f["surrogate.sequence_level"]))
     ),
     "width_is_for_tokens": lambda f: f["importance.averages"] and (f["surrogate.clip_width"] or 0) > 0.05,
     "square_is_not_summed": lambda f: f["surrogate.squares_rows"] and not f["aggregation.sums_rows"],
@@ -1009,7 +1008,8 @@ def test_the_lowest_reward_is_declared(option: str, wrong: float) -> None:
     outcome = [[row[0] for row in pair] for pair in pairs]
     reward = [[1.0 if right else wrong for right in pair] for pair in outcome]
     graded = make_graded(
-        reward, outcome=outcome, lengths=[[row[1] for row in pair] for pair in pairs], wanted=[[20, 20]] * len(pairs),
+        reward, outcome=outcome, lengths=[[row[1] for row in pair] for pair in pairs],
+        target_length=[[20, 20]] * len(pairs),
         progress=[1.0] * len(pairs),
     )  # fmt: skip
     lowest, found = shaping.lowest(1.0, wrong), shaping(graded).reward.min().item()

@@ -15,10 +15,10 @@ import pytest
 from helpers import composed
 from omegaconf import OmegaConf
 
-from grpo_lab.compat import IncompatibleRun, check_compatible
-from grpo_lab.compose import compose_config
-from grpo_lab.config import AXES, ROOMS, RunConfig, conf_folder, options, slot_types, snake_case, to_run
-from grpo_lab.identity import run_name
+from grpo_lab.config.hydra_setup import compose_config
+from grpo_lab.config.rules import IncompatibleRun, check_compatible
+from grpo_lab.config.run_config import AXES, ROOMS, RunConfig, conf_folder, options, slot_types, snake_case, to_run
+from grpo_lab.config.run_name import run_name
 from grpo_lab.tricks.baseline import Weights
 from grpo_lab.tricks.convention import AlphaForm, Width
 from grpo_lab.tricks.group_filter import Signal

@@ -34,7 +34,7 @@ from grpo_lab.analysis.figures.forest_rows import noise_band
 from grpo_lab.analysis.load import SweepData
 from grpo_lab.analysis.outcome import DOWNSTREAM, HELDOUT, Outcome, final_values
 from grpo_lab.analysis.synthetic import Planted, synthetic_sweep
-from grpo_lab.sweeps.design import read_design
+from grpo_lab.config.design import read_design
 from grpo_lab.tracking.sweep_record import SweepRecord
 
 EXACT = 1e-12

@@ -26,11 +26,11 @@ from helpers import (
 )
 from torch import Tensor
 
-from grpo_lab.batching import StepInputs
-from grpo_lab.compat import WARNINGS, check_compatible
-from grpo_lab.compose import compose_config
-from grpo_lab.config import RunConfig, conf_folder, to_run
-from grpo_lab.loss import policy_loss
+from grpo_lab.config.hydra_setup import compose_config
+from grpo_lab.config.rules import WARNINGS, check_compatible
+from grpo_lab.config.run_config import RunConfig, conf_folder, to_run
+from grpo_lab.learner.loss import policy_loss
+from grpo_lab.policy.batching import StepInputs
 from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Convention, Floor, Scope, Singleton, Width
 
 EXACT = 1e-12

@@ -24,26 +24,38 @@ from safetensors.torch import load_file
 from test_loop import metrics_of, run_in_process, same_ending, train_command
 from torch import Tensor, nn
 
-from grpo_lab.batching import expand
-from grpo_lab.compose import compose_config
-from grpo_lab.config import RunConfig, to_run
-from grpo_lab.critic import LiveCritic, open_critic
+from grpo_lab.budget.ledger import Ledger, ModelFlops
+from grpo_lab.config.hydra_setup import compose_config
+from grpo_lab.config.run_config import RunConfig, to_run
 from grpo_lab.engines.base import EngineSession
-from grpo_lab.estimates import Ends
-from grpo_lab.ledger import Ledger, ModelCost
-from grpo_lab.optim import Adamw
-from grpo_lab.rollouts import decode, grade, to_rollouts
+from grpo_lab.policy.batching import expand
+from grpo_lab.policy.critic import LiveCritic, open_critic
+from grpo_lab.policy.optim import Adamw
+from grpo_lab.rollout.continuations import Ends
+from grpo_lab.rollout.grading import decode, grade, to_rollouts
+from grpo_lab.run.state import RunState, open_state
 from grpo_lab.seeding import token_uniforms
-from grpo_lab.tricks.baseline import Baseline, Credit, LeaveOneOut, NoBaseline, State, Weights
+from grpo_lab.tricks.baseline import (
+    Baseline,
+    Credit,
+    Gae,
+    Greedy,
+    LeaveOneOut,
+    MonteCarlo,
+    NoBaseline,
+    ReturnToGo,
+    State,
+    Weights,
+    advantage_estimates,
+    rewards_by_token,
+)
 from grpo_lab.tricks.convention import Floor, Singleton
-from grpo_lab.tricks.credit import Gae, Greedy, MonteCarlo, ReturnToGo, advantage_estimates, rewards_by_token
 from grpo_lab.tricks.critic import SeparateModel, ValueHead
 from grpo_lab.tricks.kl import K1Reward
 from grpo_lab.tricks.precision import Bf16, Fp32, LmHead
 from grpo_lab.tricks.reward_shaping import SoftOverlong
 from grpo_lab.tricks.scale import BatchStd, Deviation
-from grpo_lab.types import Completion, Cut, Graded, NoiseKey, OnFinish, Problem, Request, Rollouts, StopReason
-from grpo_lab.workbench import Workbench, open_workbench
+from grpo_lab.types import Completion, Graded, Microbatching, NoiseKey, OnFinish, Problem, Request, Rollouts, StopReason
 
 # --- generalised advantage estimation, by hand --------------------------------------------------------------
 
@@ -249,14 +261,14 @@ def test_advantages_of_tokens_and_of_responses_are_told_apart_where_the_batch_is
 # --- the critic ---------------------------------------------------------------------------------------------
 
 ADAMW = Adamw(1.0, learning_rate=1e-3, beta1=0.9, beta2=0.95, eps=1e-3, weight_decay=0.0, warmup_updates=0)
-WHOLE = Cut(10**9, 192)
+WHOLE = Microbatching(10**9, 192)
 PLAN = {
     "learning_rate": 1e-2, "warmup_updates": 2, "minibatches": 2, "passes": 2, "value_clip": 0.0, "head_range": 0.5,
     "pretrain_steps": 0,
 }  # fmt: skip
 
 
-def live_critic(plan: SeparateModel | ValueHead, dtype: torch.dtype = F64, cut: Cut = WHOLE) -> LiveCritic:
+def live_critic(plan: SeparateModel | ValueHead, dtype: torch.dtype = F64, cut: Microbatching = WHOLE) -> LiveCritic:
     """A critic over a random trunk in memory, its head drawn as `open` draws it."""
     head = nn.Linear(16, 1, dtype=dtype)
     with torch.no_grad():
@@ -299,8 +311,8 @@ def test_a_value_is_that_of_the_state_before_its_token() -> None:
             before = (*rollouts.prompt_of_row(row), *rollouts.tokens[row, :t].tolist())
             expected[row, t] = critic.head(critic.trunk(torch.tensor([before])).last_hidden_state[0, -1])
     assert expected[rollouts.sampled_mask].unique().numel() > 15, "the states differ"
-    for cut in (Cut(10**9, 192), Cut(9, 0)):
-        critic.cut = cut
+    for cut in (Microbatching(10**9, 192), Microbatching(9, 0)):
+        critic.microbatching = cut
         assert_close(critic.values(rollouts, Ledger()), expected, 1e-12, "V(s_t) stands in column t")
 
 
@@ -314,8 +326,8 @@ def test_microbatches_and_padding_do_not_move_a_critic(kind: type) -> None:
     targets, old = (torch.rand(8, 8, dtype=F64, generator=generator) for _ in range(2))
     plan = kind(**PLAN | {"value_clip": 0.3})
     found = []
-    for cut in (Cut(10**9, 10**9), Cut(20, 192), Cut(1, 0)):
-        critic = live_critic(plan, cut=cut)
+    for cut in (Microbatching(10**9, 10**9), Microbatching(20, 192), Microbatching(1, 0)):
+        critic = live_critic(plan, microbatching=cut)
         begun = weights_of(critic)
         signs = fit_of(critic, rollouts, old, torch.where(mask, targets, 77.0), mask)
         assert critic.updates == 4 and float((weights_of(critic) - begun).abs().max()) > 1e-3
@@ -355,7 +367,7 @@ def test_the_value_clip_by_hand() -> None:
     old, targets = torch.tensor([[0.5, 0.5, 0.1]], dtype=F64), torch.tensor([[1.0, -1.0, 0.2]], dtype=F64)
     signs = fit_of(live_critic(plan), rollouts, old, targets)
     assert_close(signs["critic/loss"], (0.5 + 0.845 + 0.02) / 3, 1e-12, "the larger of the two")
-    assert_close(signs["critic/clipped"], 1 / 3, 1e-12, "one of three")
+    assert_close(signs["critic/clip_fraction"], 1 / 3, 1e-12, "one of three")
     only = torch.tensor([[False, True, False]])
     assert fit_of(live_critic(plan), rollouts, old, targets, only)["critic/gradient_norm"] == 0.0
     free = replace(plan, value_clip=0.0)
@@ -399,7 +411,7 @@ def test_a_value_head_leaves_the_policy_alone_and_costs_one_forward_pass() -> No
         assert ledger.trained_tokens == 0, "these are the policy's"
         assert (critic.state()["trunk"] is not None) == kind.owns_trunk
         flops[kind] = ledger.flops
-    cost = ModelCost.of(tiny_model().base_model)
+    cost = ModelFlops.of(tiny_model().base_model)
     live = [row for row in range(8) if bool(rollouts.sampled_mask[row].any())]
     once = sum(cost.forward(len(rollouts.prompt_of_row(row)), int(rollouts.lengths[row])) for row in live)
     assert flops == {ValueHead: once, SeparateModel: 3 * once}
@@ -625,7 +637,7 @@ class World:
     """The run and its workbench with the table for an engine, and everything the table can say to the prompt."""
 
     run: RunConfig
-    bench: Workbench
+    bench: RunState
     problems: tuple[Problem, ...]
 
     @property
@@ -657,7 +669,7 @@ class World:
 @pytest.fixture(scope="module")
 def opened() -> World:
     run = to_run(compose_config(["world=tiny", "tracking=none", f"engine.max_tokens={BUDGET}"]))
-    return World(run, open_workbench(run, torch.device("cpu"), None), (Problem(7, "?", "1", 1),))
+    return World(run, open_state(run, torch.device("cpu"), None), (Problem(7, "?", "1", 1),))
 
 
 @pytest.fixture
@@ -781,7 +793,7 @@ def test_what_estimates_cost_is_counted_state_by_state(world: World) -> None:
 
     asked = world.with_noise(noise)
     asked.centred(MonteCarlo(3), rollouts, graded)
-    ledger, cost = asked.bench.ledger, asked.bench.cost
+    ledger, cost = asked.bench.ledger, asked.bench.model_flops
     assert ledger.completions == 2 * 3, "the prompt and `;`, however many responses pass through them"
     assert ledger.estimation_tokens == ledger.sampled_tokens == len(drawn)
     assert (ledger.prompts, ledger.trained_tokens, ledger.discarded_tokens) == (0, 0, 0)

@@ -15,8 +15,9 @@ from helpers import F64, assert_close
 from test_filters import SMALL
 from test_loop import metrics_of, run_in_process
 
-from grpo_lab.checkpoint import latest, load_state
-from grpo_lab.rounds import Rounds
+from grpo_lab.rollout.rounds import Rounds
+from grpo_lab.run.checkpoint import latest, load_state
+from grpo_lab.run.state import open_state
 from grpo_lab.tricks.curriculum import (
     Curriculum,
     EasyToHard,
@@ -29,7 +30,6 @@ from grpo_lab.tricks.curriculum import (
     Uniform,
 )
 from grpo_lab.types import Exhausted
-from grpo_lab.workbench import open_workbench
 
 
 def remembering(rates: Sequence[float], attempts: int = 1000) -> Memory:
@@ -261,7 +261,7 @@ def test_a_curriculum_of_ones_own_needs_its_weights_alone(make_run, tiny_base: P
     run = replace(
         make_run("problems_per_step=8", "group_size=2", "evaluation.initial_kl=false"), curriculum=Forgotten(0.1)
     )
-    bench = open_workbench(run, torch.device("cpu"), None)
+    bench = open_state(run, torch.device("cpu"), None)
     bench.memory.last[:300] = 1.0
     rounds = Rounds(run, bench, 0, 0.0)
     made = rounds.groups(8)

@@ -19,15 +19,15 @@ from grpo_lab.analysis.figures.curves import curve_numbers, draw_curves
 from grpo_lab.analysis.figures.direct_labels import looks, spread
 from grpo_lab.analysis.figures.phase import draw_phase, phase_numbers
 from grpo_lab.analysis.figures.seed_lines import mean_line, points_each, seed_lines, thinned
-from grpo_lab.analysis.figures.signs import draw_signs, own_axes, sign_numbers
+from grpo_lab.analysis.figures.signs import draw_step_metrics, own_axes, sign_numbers
 from grpo_lab.analysis.figures.small_multiples import arranged, name_lines
 from grpo_lab.analysis.figures.style import Drawn, save
 from grpo_lab.analysis.load import SweepData
 from grpo_lab.analysis.outcome import DOWNSTREAM, HELDOUT, final_values
 from grpo_lab.analysis.synthetic import Planted, synthetic_sweep
-from grpo_lab.sweeps.design import read_design
+from grpo_lab.config.design import read_design
 
-PC, KEPT = "reward/outcome", "reward/kept_mean"
+PC, KEPT = "reward/outcome", "reward/in_loss_mean"
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +188,7 @@ def test_an_arm_of_which_every_run_collapsed_is_drawn_without_a_mean() -> None:
     assert set(numbers["part"]) == {"seed", "stop", "final"} and numbers.query("part == 'final'")["n"].iloc[0] == 0
     drawn = draw_curves(data, outcome)
     assert "n = 0 of 2 seeds, 2 collapsed\nG -" in texts(drawn.figure) and "Not run" not in footer(drawn)
-    strip = draw_signs(data, outcome)
+    strip = draw_step_metrics(data, outcome)
     assert "+a" in {text.get_text() for text in strip.figure.axes[0].texts}
     assert set(draw_phase(data, outcome).numbers["arm"]) == {"base"}
     assert "Not drawn: +a." in footer(draw_phase(data, outcome))
@@ -251,28 +251,28 @@ def test_too_few_evaluations_or_seeds_show_no_onset() -> None:
 
 def test_the_strip_shows_the_signs_and_says_which_are_zero(fall: SweepData) -> None:
     outcome = final_values(fall)
-    drawn = draw_signs(fall, outcome)
+    drawn = draw_step_metrics(fall, outcome)
     assert drawn.name == "synthetic_signs" and signs.missing(fall, outcome) == ""
     titles = [axes.get_title(loc="left") for axes in drawn.figure.axes if axes.get_visible()]
     assert titles[:2] == ["entropy, nats a token", "KL from the initial policy, nats a response"]
-    assert "train/k3_old" not in set(drawn.numbers["series"])  # it only stands in where runs lack the other
+    assert "train/approx_kl" not in set(drawn.numbers["series"])  # it only stands in where runs lack the other
     assert drawn.numbers.query("series == 'mismatch/k3' and part == 'mean'")["value"].unique().tolist() == [1e-9]
     assert "n: base 5, +hurts 5, +null 4." in footer(drawn) and "Cross: a run collapsed" in footer(drawn)
-    quiet = changed(fall, fall.points["step"] > 0, "touched/surrogate", 0.0)
-    assert "0 throughout: clipped." in footer(draw_signs(quiet, outcome))
+    quiet = changed(fall, fall.points["step"] > 0, "train/clip_fraction", 0.0)
+    assert "0 throughout: clipped." in footer(draw_step_metrics(quiet, outcome))
 
 
 def test_the_strip_has_the_budget_axis_of_the_curves(fall: SweepData) -> None:
     outcome = final_values(fall)
-    above, below = draw_curves(fall, outcome).figure, draw_signs(fall, outcome).figure
+    above, below = draw_curves(fall, outcome).figure, draw_step_metrics(fall, outcome).figure
     assert above.axes[0].get_xlim() == below.axes[0].get_xlim()
     assert above.texts[1].get_text() == below.texts[1].get_text() == "sampled tokens (thousands)"
 
 
 def test_without_kl_from_the_initial_policy_that_of_an_update_stands_in(fall: SweepData) -> None:
     older = replace(fall, points=fall.points.drop(columns="eval/heldout_training/kl_initial"))
-    drawn = draw_signs(older, final_values(older))
-    assert "train/k3_old" in set(drawn.numbers["series"]) and "kl_initial" not in footer(drawn)
+    drawn = draw_step_metrics(older, final_values(older))
+    assert "train/approx_kl" in set(drawn.numbers["series"]) and "kl_initial" not in footer(drawn)
 
 
 def test_what_an_arm_touches_is_what_its_own_overrides_name() -> None:
@@ -295,7 +295,7 @@ def test_of_many_arms_the_control_and_the_furthest_are_in_colour() -> None:
     far = {"+b": 90.0, "+d": 5.0, "+e": 80.0, "+f": 70.0, "+j": 60.0}  # base ends at 26
     for arm, length in far.items():
         data = changed(data, data.points["arm"] == arm, "rollout/length", length)
-    drawn = draw_signs(data, final_values(data))
+    drawn = draw_step_metrics(data, final_values(data))
     length = drawn.numbers.query("series == 'rollout/length'")
     assert set(length.query("part == 'seed'")["arm"]) == {"base", *far}
     assert set(length.query("part == 'mean'")["arm"]) == set(data.arms)
@@ -306,7 +306,7 @@ def test_of_many_arms_the_control_and_the_furthest_are_in_colour() -> None:
 
 def test_a_sign_that_differs_by_decades_is_drawn_so(fall: SweepData) -> None:
     blown = changed(fall, fall.points["arm"] == "+hurts", "mismatch/k3", 1e-3)
-    drawn = draw_signs(blown, final_values(blown))
+    drawn = draw_step_metrics(blown, final_values(blown))
     scales = {axes.get_title(loc="left"): axes.get_yscale() for axes in drawn.figure.axes}
     assert scales["sampler mismatch (k3), nats a token (log above 1e-09)"] == "symlog"
     assert scales["entropy, nats a token"] == "linear"
@@ -377,7 +377,7 @@ def test_a_sweep_without_outcomes_has_no_phase_plot(fall: SweepData) -> None:
     empty = replace(fall, points=fall.points[budgets])
     outcome = final_values(empty)
     assert draw_curves(empty, outcome) is None and "reward/outcome" in curves.missing(empty, outcome)
-    assert draw_signs(empty, outcome) is None and "vital sign" in signs.missing(empty, outcome)
+    assert draw_step_metrics(empty, outcome) is None and "vital sign" in signs.missing(empty, outcome)
     assert phase.missing(empty, outcome) == "reward/outcome and eval/downstream/accuracy not logged"
 
 
@@ -394,7 +394,7 @@ def test_one_seed_has_a_path_without_a_cross() -> None:
     drawn = draw_phase(data, final_values(data))
     assert drawn.numbers.query("part == 'final'")[["reward", "downstream"]].isna().all(axis=None)
     assert "n = 1, no interval" in texts(drawn.figure)
-    assert "one seed has no interval" in draw_signs(data, final_values(data)).bands
+    assert "one seed has no interval" in draw_step_metrics(data, final_values(data)).bands
 
 
 # ---- what all share
@@ -412,7 +412,7 @@ def test_a_long_name_is_broken_where_words_end() -> None:
     assert name_lines("grpo", 1.4, 8.5) == ["grpo"]
 
 
-@pytest.mark.parametrize("draw", [draw_curves, draw_signs, draw_phase])
+@pytest.mark.parametrize("draw", [draw_curves, draw_step_metrics, draw_phase])
 def test_the_files_of_many_runs_stay_small_and_are_the_same_twice(draw: Callable[..., Drawn], tmp_path: Path) -> None:
     """Long runs and many of them give files that a browser and a repository take."""
     planted = Planted(tricks=tuple("abc"), kind="add_one", steps=400, every=50, questions=8, samples=1)

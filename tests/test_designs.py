@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from grpo_lab.config.design import Collapsed, Kind, load_design, read_design
 from grpo_lab.sweeps.cells import plan_cells
-from grpo_lab.sweeps.design import Collapsed, Kind, load_design, read_design
 from grpo_lab.tracking.sweep_record import read_sweep, record_sweep, sweep_folder
 
 

@@ -80,7 +80,7 @@ def steps_of(
     """Step i costs `tokens` and has the i-th reward; `scores` maps a step to accuracies by suite."""
     rows = [{AXIS: float(tokens * step)} for step in range(len(rewards) + 1)]
     for row, reward in zip(rows[1:], rewards):
-        row |= {"reward/outcome": reward, "reward/mean": 2 * reward, "reward/kept_mean": reward + 0.1}
+        row |= {"reward/outcome": reward, "reward/mean": 2 * reward, "reward/in_loss_mean": reward + 0.1}
     for step, accuracies in scores.items():
         rows[step] |= {f"eval/{suite}/accuracy": value for suite, value in accuracies.items()}
     return rows

@@ -12,11 +12,11 @@ from test_figures import overlapping, words
 
 from grpo_lab.analysis.build import draw_all
 from grpo_lab.analysis.figures import doses
-from grpo_lab.analysis.figures.signs import draw_signs
+from grpo_lab.analysis.figures.signs import draw_step_metrics
 from grpo_lab.analysis.load import SweepData, load_data
 from grpo_lab.analysis.outcome import DOWNSTREAM, HELDOUT, final_values
 from grpo_lab.analysis.synthetic import Planted, synthetic_sweep
-from grpo_lab.sweeps.design import read_design
+from grpo_lab.config.design import read_design
 
 SAVED = Path(__file__).parent.parent / "analysis/data"
 LAGS = {"lag_4": ["schedule=one_step_off", "schedule.lag=4"], "lag_0": ["schedule=one_step_off", "schedule.lag=0"]}
@@ -115,4 +115,4 @@ def test_titles_of_many_narrow_panels_do_not_meet(monkeypatch: pytest.MonkeyPatc
     """The vital signs of four levels side by side."""
     data = load_data(SAVED, "staleness")
     assert len(data.levels) == 4
-    assert not overlapping(draw_signs(data, final_values(data)).figure, monkeypatch)
+    assert not overlapping(draw_step_metrics(data, final_values(data)).figure, monkeypatch)

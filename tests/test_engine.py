@@ -11,17 +11,17 @@ from helpers import assert_close
 from transformers import AutoTokenizer, DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from grpo_lab.engines.cache import BLOCK, BlockLayer, block_cache, keep_rows
-from grpo_lab.engines.decode_attention import NAME as decode_attention_name
-from grpo_lab.engines.decode_attention import decode_attention, shared_keys_attention
-from grpo_lab.engines.graphs import check_graphs
 from grpo_lab.engines.native import Native
+from grpo_lab.engines.native_attention import NAME as decode_attention_name
+from grpo_lab.engines.native_attention import decode_attention, shared_keys_attention
+from grpo_lab.engines.native_cache import BLOCK, BlockLayer, block_cache, keep_rows
+from grpo_lab.engines.native_graphs import check_graphs
 from grpo_lab.engines.native_session import NativeSession, draw
-from grpo_lab.model_folder import stop_token_ids
-from grpo_lab.models import load_model
-from grpo_lab.policy import token_logprobs
-from grpo_lab.rollouts import decode, to_rollouts
-from grpo_lab.tasks.grading import ExactAnswer, Strict
+from grpo_lab.policy.logprobs import token_logprobs
+from grpo_lab.policy.model_folder import stop_token_ids
+from grpo_lab.policy.models import load_model
+from grpo_lab.rollout.grading import decode, to_rollouts
+from grpo_lab.tasks.verifiers import ExactAnswer, Strict
 from grpo_lab.tricks.precision import Bf16, Fp32, LmHead
 from grpo_lab.types import Completion, NoiseKey, Problem, Request, SamplingParams, StopReason, SureRun
 

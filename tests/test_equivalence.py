@@ -24,12 +24,11 @@ from helpers import (
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from grpo_lab.config import conf_folder
+from grpo_lab.config.run_config import conf_folder
 from grpo_lab.tricks.aggregation import Constant, PromptMean, SequenceMean, SequenceSum, TokenMean
 from grpo_lab.tricks.baseline import BatchMean, GroupMean, LeaveOneOut, LengthWeighted, NoBaseline, PassAtK, Weights
 from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Floor, Scope, Singleton, Width
 from grpo_lab.tricks.correction import Icepop, Mis, NoCorrection, TisGeometric, TisSequence, TisToken
-from grpo_lab.tricks.covariance import ClipCov, KlCov
 from grpo_lab.tricks.denominator import Original, Survivors
 from grpo_lab.tricks.entropy import Adaptive, Bonus, HighEntropyTokens, NoEntropy
 from grpo_lab.tricks.group_filter import Drop, Keep, Signal
@@ -53,7 +52,20 @@ from grpo_lab.tricks.rejection import (
 from grpo_lab.tricks.reward_shaping import KimiLength, L1Exact, L1Max, NoShaping, SoftOverlong, SoftOverlongCorrectOnly
 from grpo_lab.tricks.scale import AllWrong, BatchStd, Deviation, GroupStd, InformativeShare, NoScale, SignWeighted
 from grpo_lab.tricks.scale import GroupMean as MaxRl
-from grpo_lab.tricks.surrogate import Cispo, Divergence, Dppo, DualClip, Gmpo, Kimi, Ppo, Reinforce, Sapo, Topr
+from grpo_lab.tricks.surrogate import (
+    Cispo,
+    ClipCov,
+    Divergence,
+    Dppo,
+    DualClip,
+    Gmpo,
+    Kimi,
+    KlCov,
+    Ppo,
+    Reinforce,
+    Sapo,
+    Topr,
+)
 from grpo_lab.tricks.truncation import MaskAfter, MaskBefore, Score
 
 EXACT = 1e-12
@@ -913,7 +925,7 @@ def test_the_ramp_on_right_answers_is_the_ramp_where_every_answer_is_right() -> 
 def test_l1_max_is_l1_exact_beyond_the_target_for_right_answers_up_to_a_constant() -> None:
     # right: clip(alpha (target - n) + delta, 0, 1) - 1 = -alpha |target - n| + delta - 1 for n >= target, unclipped
     lengths = [[4, 5, 7, 9], [3, 3, 3, 6]]
-    graded = make_graded([[1, 1, 1, 1], [1, 1, 1, 1]], lengths=lengths, wanted=[[3] * 4] * 2)
+    graded = make_graded([[1, 1, 1, 1], [1, 1, 1, 1]], lengths=lengths, target_length=[[3] * 4] * 2)
     shapes = L1Exact(0.05, 1, 9), L1Max(0.05, 1, 9, 0.5)
     exact, largest = (shape(graded).reward for shape in shapes)
     assert_close(largest - exact, torch.full((2, 4), -0.5, dtype=F64), EXACT, "delta - 1")
@@ -921,7 +933,7 @@ def test_l1_max_is_l1_exact_beyond_the_target_for_right_answers_up_to_a_constant
 
 
 def test_l1_max_is_the_product_of_outcome_and_clip() -> None:
-    graded = make_graded([[1, 0, 1, 1]], lengths=[[1, 50, 20, 100]], wanted=[[20] * 4])
+    graded = make_graded([[1, 0, 1, 1]], lengths=[[1, 50, 20, 100]], target_length=[[20] * 4])
     # .1 (20 - n) + .5: 2.4 -> 1; wrong -> 0; .5; -7.5 -> 0
     assert_close(L1Max(0.1, 1, 40, 0.5)(graded).reward, [[1, 0, 0.5, 0]], EXACT, "right * clip")
 
@@ -930,6 +942,6 @@ def test_equal_lengths_leave_a_group_as_it_was() -> None:
     level = make_graded([[1, 0, 1, 0]], lengths=[[5, 5, 5, 5]])
     assert_close(KimiLength(0.5, 0.0)(level).reward, level.reward, 0, "no shortest and no longest")
     for shape in (L1Exact(0.05, 1, 9), L1Max(0.05, 1, 9, 1.0), SoftOverlong(6, 4, 1.0, 1.0, -1.0)):
-        right = make_graded([[1, 1, 1, 1]], lengths=[[5, 5, 5, 5]], wanted=[[3] * 4])
+        right = make_graded([[1, 1, 1, 1]], lengths=[[5, 5, 5, 5]], target_length=[[3] * 4])
         assert (shape(right).reward != right.reward).all()
         assert (advantages_of(shape(right)) == 0).all(), "a tie of shaped rewards"

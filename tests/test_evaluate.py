@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo_lab.evaluate import evaluate
-from grpo_lab.workbench import make_suites, open_workbench
+from grpo_lab.run.evaluate import evaluate
+from grpo_lab.run.state import make_suites, open_state
 
 # The evaluation protocol is that of training, but for its name.
 SAME = (
@@ -31,7 +31,7 @@ def test_each_probe_has_its_own_budget_and_verifier(make_run) -> None:
 
 def test_both_held_out_probes_draw_the_same_numbers_and_errors_are_of_questions(make_run, tiny_base: Path) -> None:
     run = make_run(*SAME)
-    bench = open_workbench(run, torch.device("cpu"), None)
+    bench = open_state(run, torch.device("cpu"), None)
     metrics, table = evaluate(bench.suites, bench.session, bench.tokenizer, run.template, run.evaluation, run.seed)
     bench.session.close()
     trained, independent = (table[table["suite"] == name] for name in ("heldout_training", "heldout"))

@@ -15,11 +15,11 @@ import pytest
 from helpers import composed
 from test_config import samples
 
-from grpo_lab import catalogue
-from grpo_lab.compat import check_compatible
-from grpo_lab.compose import compose_with_choices
-from grpo_lab.config import AXES, conf_folder, options, slot_types, to_run
-from grpo_lab.explain import explain, formula, inert_lines, nearest_recipe
+from grpo_lab.config import catalogue
+from grpo_lab.config.explain import explain, formula, inert_lines, nearest_recipe
+from grpo_lab.config.hydra_setup import compose_with_choices
+from grpo_lab.config.rules import check_compatible
+from grpo_lab.config.run_config import AXES, conf_folder, options, slot_types, to_run
 from grpo_lab.loop import start
 from grpo_lab.tricks.base import Trick
 

@@ -14,33 +14,33 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from grpo_lab import packing
-from grpo_lab.batching import make_minibatch
-from grpo_lab.compose import compose_config
-from grpo_lab.config import to_run
-from grpo_lab.learner import skips_rows
-from grpo_lab.models import load_model, recompute_layers, round_weights
-from grpo_lab.output_head import linear_head
-from grpo_lab.packing import PLAIN, packed_rows
-from grpo_lab.policy import token_logprobs
+from grpo_lab.config.hydra_setup import compose_config
+from grpo_lab.config.run_config import to_run
+from grpo_lab.learner.step_metrics import UpdateTally
+from grpo_lab.learner.update import skips_rows
+from grpo_lab.policy import packing
+from grpo_lab.policy.batching import make_minibatch
+from grpo_lab.policy.logprobs import token_logprobs
+from grpo_lab.policy.models import load_model, recompute_layers, round_weights
+from grpo_lab.policy.output_head import linear_head
+from grpo_lab.policy.packing import PLAIN, packed_rows
 from grpo_lab.tricks.aggregation import TokenMean
 from grpo_lab.tricks.convention import Scope
 from grpo_lab.tricks.entropy import Bonus
 from grpo_lab.tricks.kl import K1Reward, K3Loss
 from grpo_lab.tricks.precision import Bf16, Fp32, LmHead, Precision
 from grpo_lab.tricks.surrogate import Kimi
-from grpo_lab.types import Cut
-from grpo_lab.vital_signs import UpdateTally
+from grpo_lab.types import Microbatching
 
 FP32 = Fp32(LmHead.same, 1e-3)
 # Two prompts of several responses each, one of them a token long; a hole in a mask; a row with nothing to read.
 PROMPTS = ((1, 2, 3), (1, 2, 3), (1, 2, 3), (4,), (4,), (5, 6, 7, 8, 9, 10))
 LENGTHS = (5, 1, 7, 3, 0, 2)
 FAST = {
-    "packed": Cut(10**6, 4, packs=True),
-    "packed in one block": Cut(10**6, 10**6, packs=True),
-    "chunks of two": Cut(10**6, 4, scores_per_chunk=2 * 13),
-    "packed, chunks of one": Cut(10**6, 4, scores_per_chunk=1, packs=True),
+    "packed": Microbatching(10**6, 4, packs=True),
+    "packed in one block": Microbatching(10**6, 10**6, packs=True),
+    "chunks of two": Microbatching(10**6, 4, logits_per_chunk=2 * 13),
+    "packed, chunks of one": Microbatching(10**6, 4, logits_per_chunk=1, packs=True),
 }
 
 
@@ -51,11 +51,13 @@ def a_microbatch(vocabulary: int = 13) -> tuple[tuple[tuple[int, ...], ...], Ten
     return PROMPTS, tokens, mask
 
 
-def gradient(model: nn.Module, cut: Cut, precision: Precision = FP32, temperature: float = 0.7, entropy: float = 0.3):
+def gradient(
+    model: nn.Module, cut: Microbatching, precision: Precision = FP32, temperature: float = 0.7, entropy: float = 0.3
+):
     """Log-probs, entropies and the parameters' gradient of a weighted sum of both."""
     prompts, tokens, mask = a_microbatch()
     model.zero_grad()
-    logprobs, spread = token_logprobs(model, prompts, tokens, mask, temperature, precision, True, cut=cut)
+    logprobs, spread = token_logprobs(model, prompts, tokens, mask, temperature, precision, True, microbatching=cut)
     weights = torch.linspace(-1, 2, tokens.numel(), dtype=logprobs.dtype).view(tokens.shape)
     ((weights * logprobs).sum() + entropy * (weights * spread).sum()).backward()
     return logprobs.detach(), spread.detach(), torch.cat([p.grad.flatten() for p in model.parameters()])
@@ -121,7 +123,7 @@ def test_a_head_that_does_more_is_found_whatever_its_configuration_says() -> Non
     assert linear_head(model) is None
     prompts, tokens, mask = a_microbatch()
     scores = model(torch.tensor([[1, 2, 3]])).logits[0, -1].log_softmax(-1)
-    logprobs, _ = token_logprobs(model, prompts, tokens, mask, 1.0, FP32, cut=FAST["chunks of two"])
+    logprobs, _ = token_logprobs(model, prompts, tokens, mask, 1.0, FP32, microbatching=FAST["chunks of two"])
     assert_close(logprobs[0, 0], scores[tokens[0, 0]], 1e-5, "of the capped scores")
     named = a_model("Gemma2", final_logit_softcapping=3.0)
     nn.init.zeros_(named.get_output_embeddings().weight)
@@ -183,24 +185,26 @@ def test_no_tensor_is_as_large_as_rows_times_vocabulary() -> None:
     tokens = torch.randint(vocabulary, (rows, length), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(tokens, dtype=torch.bool)
 
-    def largest(cut: Cut) -> int:
+    def largest(cut: Microbatching) -> int:
         with Largest() as seen:
-            logprobs, entropy = token_logprobs(model, [(1, 2)] * rows, tokens, mask, 1.0, FP32, True, cut=cut)
+            logprobs, entropy = token_logprobs(model, [(1, 2)] * rows, tokens, mask, 1.0, FP32, True, microbatching=cut)
             (logprobs.sum() + entropy.sum()).backward()
         return seen.numbers
 
     scores, head = rows * length * vocabulary, 32 * vocabulary
     assert largest(PLAIN) >= scores
-    assert largest(Cut(10**6, 10**6, scores_per_chunk=16 * vocabulary)) == head < scores / 7
+    assert largest(Microbatching(10**6, 10**6, logits_per_chunk=16 * vocabulary)) == head < scores / 7
 
 
-def peak_memory(model: nn.Module, cut: Cut, rows: int) -> int:
+def peak_memory(model: nn.Module, cut: Microbatching, rows: int) -> int:
     """The most bytes a step holds at a time beyond what there was before it."""
     tokens = torch.randint(5000, (rows, 8), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(tokens, dtype=torch.bool)
     model.zero_grad()
     with torch.profiler.profile(profile_memory=True) as profiled:
-        logprobs, _ = token_logprobs(model, [(1, 2)] * rows, tokens, mask, 1.0, FP32, with_entropy=False, cut=cut)
+        logprobs, _ = token_logprobs(
+            model, [(1, 2)] * rows, tokens, mask, 1.0, FP32, with_entropy=False, microbatching=cut
+        )
         logprobs.sum().backward()
     held = most = 0
     for event in profiled.profiler.kineto_results.events():
@@ -212,7 +216,7 @@ def peak_memory(model: nn.Module, cut: Cut, rows: int) -> int:
 
 def test_the_memory_of_a_step_grows_with_rows_and_not_with_rows_times_vocabulary() -> None:
     model = a_model("Llama", vocab_size=5000)
-    chunked = Cut(10**6, 10**6, scores_per_chunk=16 * 5000)
+    chunked = Microbatching(10**6, 10**6, logits_per_chunk=16 * 5000)
     plain, fast = ([peak_memory(model, cut, rows) for rows in (32, 96)] for cut in (PLAIN, chunked))
     scores_of_64_rows = 64 * 8 * 5000 * 4
     assert plain[1] - plain[0] > 2 * scores_of_64_rows, "scores and their log-softmax at the least"
@@ -232,10 +236,10 @@ def test_packing_reads_each_token_once() -> None:
 
 def test_packed_rows_fill_the_budget_and_count_a_shared_prompt_once() -> None:
     a, b = (1,) * 5, (2,) * 3
-    assert packed_rows([a, a, a, b], [2, 2, 2, 4], Cut(11, 0)) == [[0, 1, 2], [3]]
-    assert packed_rows([a, a, a, b], [2, 2, 2, 4], Cut(10, 0)) == [[0, 1], [2], [3]]
-    assert packed_rows([a, a], [20, 20], Cut(10, 0)) == [[0], [1]], "longer than the budget: one of its own"
-    assert packed_rows([], [], Cut(10, 0)) == []
+    assert packed_rows([a, a, a, b], [2, 2, 2, 4], Microbatching(11, 0)) == [[0, 1, 2], [3]]
+    assert packed_rows([a, a, a, b], [2, 2, 2, 4], Microbatching(10, 0)) == [[0, 1], [2], [3]]
+    assert packed_rows([a, a], [20, 20], Microbatching(10, 0)) == [[0], [1]], "longer than the budget: one of its own"
+    assert packed_rows([], [], Microbatching(10, 0)) == []
 
 
 def test_recomputed_layers_give_the_same_gradient_bits_and_keep_less() -> None:
@@ -283,17 +287,17 @@ def test_rows_without_signal_leave_and_every_count_stays() -> None:
     flat[[0, 5, 6]] = 0
     inputs = replace(inputs, advantages=flat)
     whole, fewer = (
-        make_minibatch(inputs, range(3), run.denominator, Cut(10**9, 10**9), skips) for skips in (False, True)
+        make_minibatch(inputs, range(3), run.denominator, Microbatching(10**9, 10**9), skips) for skips in (False, True)
     )
     rows = [set(batch[0].rows.tolist()) for batch in (whole, fewer)]
     gone = rows[0] - rows[1]
     assert gone and gone == {row for row in rows[0] if not flat[row][inputs.loss_mask[row]].any()}
     assert fewer[0].totals.num_tokens == whole[0].totals.num_tokens and fewer[0].totals.num_rows == len(rows[0])
     none = replace(inputs, advantages=torch.zeros_like(flat))
-    [last] = make_minibatch(none, range(3), run.denominator, Cut(10**9, 10**9), True)
+    [last] = make_minibatch(none, range(3), run.denominator, Microbatching(10**9, 10**9), True)
     assert last.rows.numel() == 1 and last.totals.num_tokens == whole[0].totals.num_tokens
     empty = replace(inputs, loss_mask=torch.zeros_like(inputs.loss_mask))
-    assert make_minibatch(empty, range(3), run.denominator, Cut(10**9, 10**9), True) == []
+    assert make_minibatch(empty, range(3), run.denominator, Microbatching(10**9, 10**9), True) == []
 
 
 def test_means_for_the_log_are_over_the_tokens_that_were_read() -> None:
@@ -345,7 +349,7 @@ def test_packing_chunks_and_recomputed_layers_change_no_metric_beyond_rounding(t
     quick = ["budget.amount=2", "kl=k3_loss", "entropy=bonus"]
     arms = {
         "plain": ["packing=false"],
-        "fast": ["scores_per_chunk=400", "gradient_checkpointing=true", "microbatch_tokens=600"],
+        "fast": ["logits_per_chunk=400", "gradient_checkpointing=true", "microbatch_tokens=600"],
     }
     plain, fast = (metrics_of(run_in_process(tmp_path / arm, *quick, *more)) for arm, more in arms.items())
     for one, other in zip(plain, fast):

@@ -22,21 +22,21 @@ import torch
 from helpers import assert_close, make_graded
 from test_loop import WORLD, metrics_of, run_in_process, same_ending
 
-from grpo_lab.checkpoint import latest, load_state
-from grpo_lab.compose import compose_with_choices
-from grpo_lab.config import RunConfig, conf_folder
+from grpo_lab.budget.ledger import Ledger, ModelFlops
+from grpo_lab.config.hydra_setup import compose_with_choices
+from grpo_lab.config.run_config import RunConfig, conf_folder
 from grpo_lab.engines.base import EngineSession
 from grpo_lab.engines.native_session import NativeSession
-from grpo_lab.ledger import Ledger, ModelCost
 from grpo_lab.loop import start
-from grpo_lab.recorder import Recorder
-from grpo_lab.rounds import Rounds
+from grpo_lab.rollout.queue import RolloutBatch
+from grpo_lab.rollout.rounds import Rounds
+from grpo_lab.run.checkpoint import latest, load_state
+from grpo_lab.run.recorder import Recorder
+from grpo_lab.run.state import RunState, open_state
 from grpo_lab.seeding import token_uniforms
-from grpo_lab.supply import Delivery
 from grpo_lab.tasks.base import Reward
 from grpo_lab.tricks.group_filter import Active, Collected, OversampleAbort, Resample, Signal, has_signal
 from grpo_lab.types import Completion, Exhausted, NoiseKey, OnFinish, Request, StopReason
-from grpo_lab.workbench import Workbench, open_workbench
 
 # --- a sampler of made-up responses ---------------------------------------------------------------------------
 
@@ -95,7 +95,7 @@ class World:
     """A run and its workbench, without the learning."""
 
     run: RunConfig
-    bench: Workbench
+    bench: RunState
 
     def step(self, group_filter) -> tuple[Rounds, Collected]:
         """One step up to the filter."""
@@ -104,7 +104,7 @@ class World:
         rounds.settle(collected.made)
         numbers = tuple(rounds.numbers[index] for index in collected.made.indices)
         started = rounds.started(collected.made)
-        Delivery(
+        RolloutBatch(
             collected.made, collected.chosen, numbers, tuple(rounds.spent), rounds.passed_over, started, 0.0
         ).count(self.bench)
         self.bench.ledger.steps += 1
@@ -121,7 +121,7 @@ def world(make_run: Callable[..., RunConfig], tiny_base: Path) -> Iterator[Calla
 
     def build(right: Callable | None, length: Callable, *overrides: str) -> World:
         run = make_run("evaluation.initial_kl=false", *overrides)
-        bench = open_workbench(run, torch.device("cpu"), None)
+        bench = open_state(run, torch.device("cpu"), None)
         if right is not None:
             run = replace(run, reward=LastDigit(1.0, 0.0))
             zero, one = (bench.tokenizer.convert_tokens_to_ids(digit) for digit in "01")
@@ -208,7 +208,7 @@ def test_active_sampling_generates_what_one_at_a_time_would_and_costs_one_over_t
         expected, position = until_full(there, position)
         _, collected = there.step(Active(Signal.outcome, 100))
         assert collected.made.number == expected and there.bench.memory.looked == position
-        assert collected.chosen == tuple(has_signal(collected.made.cut, Signal.outcome)), "and none of them is lost"
+        assert collected.chosen == tuple(has_signal(collected.made.masked, Signal.outcome)), "and none of them is lost"
         assert len(collected.chosen) == BATCH and collected.chosen[-1] == expected - 1
         assert len(set(collected.made.indices)) == expected, "no problem twice in a step"
         made.append(expected)
@@ -231,7 +231,7 @@ def test_resampling_generates_whole_batches_until_one_is_full(world) -> None:
         _, collected = there.step(Resample(Signal.outcome, 100, oversample=1.0))
         position = there.bench.memory.looked
         assert collected.made.number == math.ceil(needed / BATCH) * BATCH
-        assert collected.chosen == tuple(has_signal(collected.made.cut, Signal.outcome))[:BATCH]
+        assert collected.chosen == tuple(has_signal(collected.made.masked, Signal.outcome))[:BATCH]
         batches.append(collected.made.number // BATCH)
     chances = [short_of(k) for k in range(60)]
     mean = sum(chances)
@@ -350,7 +350,7 @@ def test_groups_that_end_at_once_are_not_lost_and_cost_nothing_later(world) -> N
 
 def test_a_group_that_goes_on_is_counted_once_by_hand() -> None:
     """A prompt of 3 tokens, responses of 2 + 4 and 3 + 0 tokens; then one that was stopped before its turn."""
-    cost = ModelCost(weights=1, attention=0)  # 2 operations a token
+    cost = ModelFlops(weights=1, attention=0)  # 2 operations a token
     ledger = Ledger()
     ledger.generated(cost, [3], [[2, 3]], [[0, 0]])
     assert (ledger.prompts, ledger.completions, ledger.sampled_tokens, ledger.flops) == (1, 2, 8, 16)
@@ -614,7 +614,7 @@ IDLE = ["engine.max_tokens=1", "group_filter=drop", "budget.amount=400", "checkp
 
 def test_a_run_that_idles_ends_at_the_same_step_however_often_it_was_killed(tmp_path: Path, monkeypatch) -> None:
     """Responses of one token are all wrong. Six idle steps are enough here, and those before a kill count."""
-    monkeypatch.setattr("grpo_lab.recorder._MAX_IDLE_STEPS", 6)
+    monkeypatch.setattr("grpo_lab.run.recorder._MAX_IDLE_STEPS", 6)
     run = run_of(*IDLE)
     with pytest.raises(Exhausted, match=r"6 steps in a row left no token .* after step 6, saved in .*step=000006"):
         run(tmp_path / "whole")
@@ -631,6 +631,6 @@ def test_a_run_that_idles_ends_at_the_same_step_however_often_it_was_killed(tmp_
 
 
 def test_a_run_whose_last_step_idles_is_a_finished_run(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("grpo_lab.recorder._MAX_IDLE_STEPS", 2)
+    monkeypatch.setattr("grpo_lab.run.recorder._MAX_IDLE_STEPS", 2)
     folder = run_in_process(tmp_path, *IDLE, "budget.amount=2")
     assert (folder / "DONE").exists() and len(metrics_of(folder)) == 3

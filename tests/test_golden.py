@@ -29,12 +29,12 @@ from helpers import (
 )
 from torch import Tensor, nn
 
-from grpo_lab.agreement import mismatch_signs
-from grpo_lab.batching import StepInputs
-from grpo_lab.config import AXES, options, slot_types
-from grpo_lab.loss import policy_loss
-from grpo_lab.models import Fp32Head
-from grpo_lab.policy import token_logprobs
+from grpo_lab.config.run_config import AXES, options, slot_types
+from grpo_lab.learner.loss import policy_loss
+from grpo_lab.learner.mismatch import mismatch_metrics
+from grpo_lab.policy.batching import StepInputs
+from grpo_lab.policy.logprobs import token_logprobs
+from grpo_lab.policy.models import Fp32Head
 from grpo_lab.tricks.aggregation import Constant, PromptMean, SequenceMean, SequenceSum, TokenMean
 from grpo_lab.tricks.baseline import (
     BatchMean,
@@ -47,7 +47,6 @@ from grpo_lab.tricks.baseline import (
 )
 from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Floor, Scope, Singleton, Width
 from grpo_lab.tricks.correction import Icepop, Mis, NoCorrection, TisGeometric, TisSequence, TisToken
-from grpo_lab.tricks.covariance import ClipCov, KlCov
 from grpo_lab.tricks.curriculum import Memory, Pool, Uniform
 from grpo_lab.tricks.denominator import Original, Survivors
 from grpo_lab.tricks.entropy import Adaptive, Bonus, HighEntropyTokens, NoEntropy
@@ -84,11 +83,13 @@ from grpo_lab.tricks.scale import GroupMean as DivideByMean
 from grpo_lab.tricks.schedule import Sync
 from grpo_lab.tricks.surrogate import (
     Cispo,
+    ClipCov,
     Divergence,
     Dppo,
     DualClip,
     Gmpo,
     Kimi,
+    KlCov,
     Ppo,
     Reinforce,
     Sapo,
@@ -483,15 +484,15 @@ def test_kimi_length_waits_for_its_share_of_the_budget() -> None:
 
 def test_l1_of_the_published_numbers() -> None:
     # exact: 1 - .0003 * 500 = .85, right or wrong, too short or too long
-    graded = make_graded([[1, 0, 1, 1]], lengths=[[1000, 1000, 100, 500]], wanted=[[500] * 4])
+    graded = make_graded([[1, 0, 1, 1]], lengths=[[1000, 1000, 100, 500]], target_length=[[500] * 4])
     exact = L1Exact(alpha=0.0003, shortest=100, longest=4000)(graded)
     assert_close(exact.reward, [[0.85, -0.15, 0.88, 1]], EXACT, "a right answer of 1000 tokens is worth .85")
     # at most: .0003 * (500 - n) + .5 within [0, 1]
     lengths = [[100, 500, 1000, 2000, 2200, 100, 5000]]
-    asked = make_graded([[1, 1, 1, 1, 1, 0, 0]], lengths=lengths, wanted=[[500] * 7])
+    asked = make_graded([[1, 1, 1, 1, 1, 0, 0]], lengths=lengths, target_length=[[500] * 7])
     most = L1Max(alpha=0.0003, shortest=100, longest=4000, delta=0.5)(asked)
     assert_close(most.reward, [[0.62, 0.5, 0.35, 0.05, 0, 0, 0]], EXACT, "wrong answers feel no pressure")
-    short = make_graded([[1]], lengths=[[100]], wanted=[[500]])
+    short = make_graded([[1]], lengths=[[100]], target_length=[[500]])
     steep = L1Max(alpha=0.01, shortest=100, longest=4000, delta=0.5)
     assert_close(steep(short).reward, [[1]], EXACT, ".01 * 400 + .5 stops at 1")
 
@@ -1413,7 +1414,7 @@ def test_how_far_sampler_and_learner_are_apart() -> None:
     learner = torch.tensor([[0.2, 0.5], [0.4, 9.0]], dtype=F64).log()
     sampler = torch.tensor([[0.5, 0.25], [0.4, 0.1]], dtype=F64).log()
     mask = torch.tensor([[True, True], [True, False]])
-    signs, ln = mismatch_signs(learner, sampler, mask), math.log
+    signs, ln = mismatch_metrics(learner, sampler, mask), math.log
     assert_close(signs["mismatch/absolute"], (ln(2.5) + ln(2)) / 3, EXACT, "mean")
     assert_close(signs["mismatch/max"], ln(2.5), EXACT, "largest")
     assert_close(signs["mismatch/k1"], (ln(2.5) - ln(2)) / 3, EXACT, "k1")
@@ -1423,8 +1424,8 @@ def test_how_far_sampler_and_learner_are_apart() -> None:
     assert_close(signs["mismatch/ess_responses"], 1.8**2 / (2 * 1.64), EXACT, "responses")
     # deviations of .2, .5, .4 from 11/30 and of .5, .25, .4 from 23/60, in sixtieths: -10, 8, 2 and 7, -8, 1
     assert_close(signs["mismatch/pearson"], (-70 - 64 + 2) / math.sqrt(168 * 114), EXACT, "correlation")
-    assert mismatch_signs(learner, sampler, torch.zeros_like(mask)) == {}
-    same = mismatch_signs(learner[:1, :1], learner[:1, :1], mask[:1, :1])
+    assert mismatch_metrics(learner, sampler, torch.zeros_like(mask)) == {}
+    same = mismatch_metrics(learner[:1, :1], learner[:1, :1], mask[:1, :1])
     assert "mismatch/pearson" not in same and same["mismatch/k3"] == 0 and same["mismatch/ess"] == 1
 
 
@@ -1498,7 +1499,7 @@ def truncation_pressure(
     kinds = (
         Kind((1 - q) * a, -1 / (1 - q), 1.0, lengths["right"]),
         Kind((1 - q) * (1 - a), -1 / (1 - q), 0.0, lengths["wrong"]),
-        Kind(q, 1 / q, cut_reward, lengths["cut"], cut=True),
+        Kind(q, 1 / q, cut_reward, lengths["cut"], microbatching=True),
     )
     return expected_ascent(kinds, truncation, aggregation, denominator)
 
@@ -1549,7 +1550,7 @@ def ascent_of_finishing(truncation, guesses: float) -> float:
         Kind(g * (1 - lucky), 0.0, 0.0),
         Kind((1 - g) * f * right, 1 / f, 1.0),
         Kind((1 - g) * f * (1 - right), 1 / f, 0.0),
-        Kind((1 - g) * (1 - f), -1 / (1 - f), 0.0, cut=True),
+        Kind((1 - g) * (1 - f), -1 / (1 - f), 0.0, microbatching=True),
     )
     return expected_ascent(kinds, truncation, SequenceSum(), Original())
 
@@ -1565,7 +1566,7 @@ def test_masking_before_teaches_to_finish_only_as_far_as_that_raises_accuracy() 
     kinds = (
         Kind(finished * a, 1 / a, 1.0),
         Kind(finished * (1 - a), -1 / (1 - a), 0.0),
-        Kind(1 - finished, 0, 0, cut=True),
+        Kind(1 - finished, 0, 0, microbatching=True),
     )
     pressure_on_a = expected_ascent(kinds, MaskBefore(), SequenceSum(), Original())
     assert_close(ascent_of_finishing(MaskBefore(), g), pressure_on_a * raises, 1e-12, "through accuracy alone")

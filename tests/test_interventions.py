@@ -17,24 +17,23 @@ from test_engine import CPU, FP32, requests_of
 from test_loop import metrics_of, run_in_process, same_ending
 from transformers import AutoTokenizer
 
-from grpo_lab.batching import StepInputs, score_rollouts
 from grpo_lab.engines.native import Native
 from grpo_lab.engines.native_session import NativeSession
-from grpo_lab.evaluate import evaluate, pass_at_k
-from grpo_lab.models import load_model
-from grpo_lab.response_signs import repetition, response_signs, wish_signs
-from grpo_lab.rollouts import decode, encode_prompts, grade, to_rollouts
+from grpo_lab.learner.response_metrics import repetition, response_metrics, target_length_metrics
+from grpo_lab.policy.batching import StepInputs, rollout_logprobs
+from grpo_lab.policy.models import load_model
+from grpo_lab.rollout.grading import asking, decode, encode_prompts, grade, to_rollouts, tools_for, with_target_length
+from grpo_lab.run.evaluate import evaluate, pass_at_k
+from grpo_lab.run.state import make_suites, open_state
 from grpo_lab.tasks.arithmetic import ArithmeticWorld, Plain
 from grpo_lab.tasks.base import Task
-from grpo_lab.tasks.grading import Strict
-from grpo_lab.tools import asking, tools_for, with_wish
+from grpo_lab.tasks.verifiers import Strict
 from grpo_lab.tricks.kl import K3Loss
 from grpo_lab.tricks.precision import LmHead
 from grpo_lab.tricks.reference import Ema, Frozen, Reset
 from grpo_lab.tricks.reward_shaping import KimiLength, L1Exact, L1Max, NoShaping
 from grpo_lab.tricks.truncation import Interrupt, RepetitionStop, Score
-from grpo_lab.types import Completion, Cut, Groups, NoiseKey, Problem, Rollouts, StopReason
-from grpo_lab.workbench import make_suites, open_workbench
+from grpo_lab.types import Completion, Groups, Microbatching, NoiseKey, Problem, Rollouts, StopReason
 
 BUDGET = 24
 INTERRUPT = Interrupt(earliest=0.5, latest=0.75, phrase="#", max_tokens=BUDGET)
@@ -98,14 +97,14 @@ def test_the_learner_gives_sampled_tokens_the_samplers_logprobs_behind_an_inject
     forced, _ = both_ways(tiny_base, session)
     rollouts = rollouts_of(tiny_base, forced)
     learner = load_model(tiny_base, LmHead.same)
-    scored, spread = score_rollouts(learner, rollouts, 1.0, FP32, Cut(4096, 192), CPU)
+    scored, spread = rollout_logprobs(learner, rollouts, 1.0, FP32, Microbatching(4096, 192), CPU)
     assert_close(scored, rollouts.sampler_logprobs, 1e-4, "injected tokens are read as context")
     assert (scored[~rollouts.sampled_mask] == 0).all() and (spread[~rollouts.sampled_mask] == 0).all()
     behind = rollouts.sampled_mask & ((rollouts.response_mask & ~rollouts.sampled_mask).cumsum(dim=1) > 0)
     assert behind.sum() > 100
     # Were the phrase left out of what the learner reads, they would differ.
     without = replace(rollouts, tokens=torch.where(rollouts.sampled_mask, rollouts.tokens, 0))
-    wrong, _ = score_rollouts(learner, without, 1.0, FP32, Cut(4096, 192), CPU)
+    wrong, _ = rollout_logprobs(learner, without, 1.0, FP32, Microbatching(4096, 192), CPU)
     assert (wrong - scored)[behind].abs().max() > 0.1
 
 
@@ -186,7 +185,7 @@ def test_only_the_training_protocol_interrupts_in_evaluation(tiny_base: Path, ma
     suites = make_suites(run)
     assert [suite.truncation for suite in suites] == [run.truncation, run.truncation, None, None]
     assert [suite.name for suite in suites] == ["probe", "heldout_training", "heldout", "downstream"]
-    bench = open_workbench(run, CPU, None)
+    bench = open_state(run, CPU, None)
     _, table = evaluate(suites, bench.session, bench.tokenizer, run.template, run.evaluation, run.seed)
     mean = table.groupby("suite")["length"].mean()
     # The tiny base answers "#<number>" within 4 tokens of the mark; cuts are at 7 to 10 of 24 tokens.
@@ -273,7 +272,7 @@ def test_the_end_of_text_wins_over_a_loop_on_the_same_token(tiny_base: Path, ses
 
 def test_the_published_numbers_of_l1_and_kimi() -> None:
     lengths = [[100, 500, 1000, 2000, 2200]]
-    right = replace(make_graded([[1.0] * 5], lengths=lengths), wanted=torch.full((1, 5), 500))
+    right = replace(make_graded([[1.0] * 5], lengths=lengths), target_length=torch.full((1, 5), 500))
     # .0003 * (500 - n) + .5: .12 + .5, 0 + .5, -.15 + .5, -.45 + .5, -.51 + .5 < 0
     most = L1Max(alpha=0.0003, shortest=100, longest=4000, delta=0.5)(right)
     assert_close(most.reward, [[0.62, 0.5, 0.35, 0.05, 0]], 1e-12, "clip within [0, 1]")
@@ -293,11 +292,15 @@ def test_a_wish_covers_its_range_and_is_of_the_prompt_alone(make_run) -> None:
     assert shaping.asks_for == range(8, 13) and NoShaping().wish(0.5) is None and not NoShaping().asks_for
     template = make_run().template
     problem = Problem(7, "3+4?", "7", 2)
-    asked = with_wish(shaping, template, problem, NoiseKey(0, "train", 3, 7, 0))
-    assert asked == with_wish(L1Max(0.1, 8, 12, 0.5), template, problem, NoiseKey(0, "train", 3, 7, 0)), "arms share it"
-    assert asked.wanted_tokens in range(8, 13) and asked.question == f"3+4?{asked.wanted_tokens}?"
-    assert with_wish(NoShaping(), template, problem, NoiseKey(0, "train", 3, 7, 0)) is problem
-    drawn = [with_wish(shaping, template, problem, NoiseKey(0, "train", s, 7, 0)).wanted_tokens for s in range(500)]
+    asked = with_target_length(shaping, template, problem, NoiseKey(0, "train", 3, 7, 0))
+    assert asked == with_target_length(L1Max(0.1, 8, 12, 0.5), template, problem, NoiseKey(0, "train", 3, 7, 0)), (
+        "arms share it"
+    )
+    assert asked.target_length in range(8, 13) and asked.question == f"3+4?{asked.target_length}?"
+    assert with_target_length(NoShaping(), template, problem, NoiseKey(0, "train", 3, 7, 0)) is problem
+    drawn = [
+        with_target_length(shaping, template, problem, NoiseKey(0, "train", s, 7, 0)).target_length for s in range(500)
+    ]
     # 100 expected of each, standard deviation sqrt(500 * .2 * .8) = 9
     assert all(abs(drawn.count(length) - 100) < 36 for length in range(8, 13))
 
@@ -311,12 +314,12 @@ def test_the_longest_possible_wish_must_fit_the_context(make_run, tiny_base: Pat
     longest = max(map(len, encode_prompts(tokenizer, plain.template, problems)))
     room = context - longest  # without a wish, exactly this budget fits
     fits = make_run(f"evaluation.downstream_max_tokens={room}")
-    open_workbench(fits, CPU, None).session.close()
+    open_state(fits, CPU, None).session.close()
     asks = ["reward_shaping=l1_exact", "reward_shaping.shortest=9", "reward_shaping.longest=10"]
     # "10?" takes three tokens more, "9?" two: one less than that is refused whatever wishes evaluation drew.
     with pytest.raises(ValueError, match=f"lower evaluation.downstream_max_tokens to at most {room - 3}"):
-        open_workbench(make_run(*asks, f"evaluation.downstream_max_tokens={room - 2}"), CPU, None)
-    open_workbench(make_run(*asks, f"evaluation.downstream_max_tokens={room - 3}"), CPU, None).session.close()
+        open_state(make_run(*asks, f"evaluation.downstream_max_tokens={room - 2}"), CPU, None)
+    open_state(make_run(*asks, f"evaluation.downstream_max_tokens={room - 3}"), CPU, None).session.close()
 
 
 # --- references that move -----------------------------------------------------------------------------------
@@ -332,7 +335,7 @@ def test_shares_of_the_learner() -> None:
 
 
 def test_the_references_weights_are_those_numbers(make_run) -> None:
-    bench = open_workbench(make_run("kl=k3_loss", "reference=ema"), CPU, None)
+    bench = open_state(make_run("kl=k3_loss", "reference=ema"), CPU, None)
     assert bench.initial is not bench.reference, "the initial policy stays while the reference moves"
     with torch.no_grad():
         for own, learnt in zip(bench.reference.parameters(), bench.learner.parameters()):
@@ -418,7 +421,7 @@ def test_signs_of_responses_by_hand() -> None:
     sampled = made.rollouts.response_mask.clone()
     sampled[1, 1] = sampled[5, 0] = False
     made = replace(made, rollouts=replace(made.rollouts, looped=looped, sampled_mask=sampled))
-    signs = response_signs(made, ArithmeticWorld.check_again, torch.tensor([1.0, 0.75], dtype=F64))
+    signs = response_metrics(made, ArithmeticWorld.check_again, torch.tensor([1.0, 0.75], dtype=F64))
     assert signs["rollout/check_again"] == 3 / 8 and signs["rollout/repetition"] == 0
     assert signs["rollout/interrupted"] == 2 / 8 and signs["rollout/stopped"] == 1 / 8
     # best less mean: 1 - .25 and .75 - .25; mean of .75 and .5
@@ -432,17 +435,19 @@ def test_signs_of_responses_by_hand() -> None:
 
 def test_signs_of_wishes_by_hand() -> None:
     graded = make_graded([[0.0, 0], [0, 0]], lengths=[[10, 14], [20, 24]])
-    assert wish_signs(graded) == {}
-    asked = replace(graded, wanted=torch.tensor([[10, 10], [30, 30]]))
+    assert target_length_metrics(graded) == {}
+    asked = replace(graded, target_length=torch.tensor([[10, 10], [30, 30]]))
     # Mean lengths of 12 and 22 at 10 and 30: a slope of 10 / 20. Off by 0, 4, 10 and 6.
-    assert wish_signs(asked) == pytest.approx({"wish/tokens": 20, "wish/miss": 5, "wish/slope": 0.5})
-    assert wish_signs(replace(graded, wanted=torch.full((2, 2), 16))) == pytest.approx(
-        {"wish/tokens": 16, "wish/miss": (6 + 2 + 4 + 8) / 4}
+    assert target_length_metrics(asked) == pytest.approx(
+        {"target_length/mean": 20, "target_length/error": 5, "target_length/slope": 0.5}
+    )
+    assert target_length_metrics(replace(graded, target_length=torch.full((2, 2), 16))) == pytest.approx(
+        {"target_length/mean": 16, "target_length/error": (6 + 2 + 4 + 8) / 4}
     ), "one length for all has no slope"
 
 
 def test_the_probes_best_gap_remembers(make_run) -> None:
-    bench = open_workbench(make_run(), CPU, None)
+    bench = open_state(make_run(), CPU, None)
 
     def answers(*outcomes: float) -> pd.DataFrame:
         return pd.DataFrame({"suite": ["probe"] * 4 + ["heldout"], "problem_id": [1, 1, 2, 2, 1], "outcome": outcomes})
@@ -505,7 +510,11 @@ def test_loops_and_wishes_are_logged(tmp_path: Path) -> None:
     rows = [row["metrics"] for row in metrics_of(folder)]
     for row in rows[1:]:
         assert row["rollout/stopped"] > 0 and row["touched/truncation"] >= row["rollout/stopped"]
-        assert 6 <= row["wish/tokens"] <= 20 and row["wish/miss"] > 0 and math.isfinite(row["wish/slope"])
+        assert (
+            6 <= row["target_length/mean"] <= 20
+            and row["target_length/error"] > 0
+            and math.isfinite(row["target_length/slope"])
+        )
         assert row["touched/reward_shaping"] > 0.5
         assert {"rollout/repetition", "rollout/check_again", "rollout/best_gap", "rollout/pass_at_8"} <= row.keys()
     assert rows[0]["eval/probe/best_gap"] == 0, "one sample a question is its own best"
@@ -524,7 +533,7 @@ def test_loops_and_wishes_are_logged(tmp_path: Path) -> None:
 def test_a_wish_of_another_wording_is_rendered_as_it_stands() -> None:
     template = Plain("think; ", "{question} Think for {tokens} tokens.", "[{question}]")
     asked = asking(template, Problem(1, "2+{tokens}?", "3", 1), 12)
-    assert asked.question == "2+{tokens}? Think for 12 tokens." and asked.wanted_tokens == 12
+    assert asked.question == "2+{tokens}? Think for 12 tokens." and asked.target_length == 12
     assert template.render(asked.question) == "[2+{tokens}? Think for 12 tokens.]"
     with pytest.raises(ValueError, match=r"wish must be a text with \{tokens\} in it once"):
         Plain("x", "{question}", "{question}")

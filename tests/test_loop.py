@@ -22,8 +22,8 @@ import transformers
 from helpers import hear_interrupts
 from safetensors.torch import load_file
 
-from grpo_lab.compose import compose_with_choices
-from grpo_lab.config import conf_folder
+from grpo_lab.config.hydra_setup import compose_with_choices
+from grpo_lab.config.run_config import conf_folder
 from grpo_lab.loop import start
 from grpo_lab.tracking.run_log import RunLog
 
@@ -214,9 +214,9 @@ def test_the_constant_the_survivors_and_gpg_put_a_factor_on_the_loss_that_the_lo
     assert kept["train/gradient_norm"] == pytest.approx(lost["train/gradient_norm"] / share, rel=1e-3)
     fast = ["budget.amount=12", "optimizer.learning_rate=1e-3", "evaluation=brief", "group_size=4"]
     gpg = [row["metrics"] for row in metrics_of(run_in_process(tmp_path / "gpg", "recipe=gpg", *fast))[1:]]
-    assert max(row["rollout/zero_signal"] for row in gpg) > 0.2
+    assert max(row["rollout/frac_zero_std"] for row in gpg) > 0.2
     for row in gpg:
-        assert row["factor/scale"] == pytest.approx(1 / (1 - row["rollout/zero_signal"]), abs=1e-9)
+        assert row["factor/scale"] == pytest.approx(1 / (1 - row["rollout/frac_zero_std"]), abs=1e-9)
 
 
 def test_a_controllers_state_survives_the_checkpoint(tmp_path: Path) -> None:
@@ -435,7 +435,7 @@ def test_budgets_are_the_tables_counts(tmp_path: Path) -> None:
 def test_the_loop_hands_the_loss_the_old_and_the_reference_policy_it_says(tmp_path: Path) -> None:
     """What no unit test of the loss can see: a learner passed off as the old policy or as the reference."""
     rows = [r["metrics"] for r in metrics_of(run_in_process(tmp_path / "a", "budget.amount=3", "kl=k3_loss"))]
-    assert rows[2]["train/k3_old"] > 1e-7, "later minibatches are measured against the learner before the first"
+    assert rows[2]["train/approx_kl"] > 1e-7, "later minibatches are measured against the learner before the first"
     assert rows[3]["train/k3_ref"] > rows[1]["train/k3_ref"] > 0, "and against a reference that stays"
     once = ["updates=one", "kl=k3_loss"]
     rows = [r["metrics"] for r in metrics_of(run_in_process(tmp_path / "b", "budget.amount=3", *once))]
@@ -443,7 +443,7 @@ def test_the_loop_hands_the_loss_the_old_and_the_reference_policy_it_says(tmp_pa
     assert rows[1]["train/k3_ref"] < 1e-8 < rows[2]["train/k3_ref"], "at step 1 the learner is the reference"
     plain = ["surrogate=reinforce", "optimizer.learning_rate=1e-3", "optimizer.warmup_updates=1"]
     rows = [r["metrics"] for r in metrics_of(run_in_process(tmp_path / "c", "budget.amount=1", *plain))]
-    assert rows[1]["train/k3_old"] > 1e-6 and rows[1]["mismatch/absolute"] < 1e-5, "drift is not mismatch"
+    assert rows[1]["train/approx_kl"] > 1e-6 and rows[1]["mismatch/absolute"] < 1e-5, "drift is not mismatch"
 
 
 def test_a_changed_number_in_a_yaml_is_noticed_even_when_the_run_is_done(tmp_path: Path) -> None:
@@ -456,7 +456,7 @@ def test_a_changed_number_in_a_yaml_is_noticed_even_when_the_run_is_done(tmp_pat
 
 def test_a_run_that_can_never_train_again_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Responses of one token are all wrong, so every group is tied and the filter leaves nothing."""
-    monkeypatch.setattr("grpo_lab.recorder._MAX_IDLE_STEPS", 3)
+    monkeypatch.setattr("grpo_lab.run.recorder._MAX_IDLE_STEPS", 3)
     with pytest.raises(ValueError, match="left no token to train on"):
         run_in_process(
             tmp_path, "engine.max_tokens=1", "group_filter=drop", "budget=sampled_tokens", "budget.amount=1e9"

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from grpo_lab.batching import microbatch_rows
-from grpo_lab.evaluate import pass_at_k
-from grpo_lab.learner import mark_noise
-from grpo_lab.ledger import Budget, BudgetAxis, Ledger, ModelCost
-from grpo_lab.optim import Adamw
+from grpo_lab.budget.ledger import Budget, BudgetAxis, Ledger, ModelFlops
+from grpo_lab.learner.update import mark_noise
+from grpo_lab.policy.batching import microbatch_rows
+from grpo_lab.policy.optim import Adamw
+from grpo_lab.run.evaluate import pass_at_k
 from grpo_lab.seeding import stream_id, token_uniforms
-from grpo_lab.types import Cut, NoiseKey
+from grpo_lab.types import Microbatching, NoiseKey
 
 ADAMW = Adamw(
     max_grad_norm=1.0, learning_rate=1e-2, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.0, warmup_updates=4
@@ -219,7 +219,7 @@ def test_noise_is_uniform_over_positions_and_over_keys() -> None:
 
 # --- the ledger ---------------------------------------------------------------------------------------------
 
-COST = ModelCost(weights=11, attention=5)
+COST = ModelFlops(weights=11, attention=5)
 
 
 def token_by_token(start: int, stop: int) -> int:
@@ -255,13 +255,13 @@ def test_the_ledger_of_one_step_counted_by_hand() -> None:
 def test_the_cost_of_a_model_is_read_off_its_shapes() -> None:
     # width 16, mlp 24, 2 heads of 8, 1 key-value head, 2 layers, 13 tokens; the embedding is looked up
     layer = 16 * 16 + 2 * 8 * 16 + 16 * 16 + 3 * 16 * 24
-    assert ModelCost.of(tiny_model()) == ModelCost(weights=2 * layer + 13 * 16, attention=4 * 2 * 16)
+    assert ModelFlops.of(tiny_model()) == ModelFlops(weights=2 * layer + 13 * 16, attention=4 * 2 * 16)
 
 
 def test_a_tied_head_is_multiplied_all_the_same() -> None:
     model = tiny_model()
     model.lm_head.weight = model.model.embed_tokens.weight
-    assert ModelCost.of(model) == ModelCost.of(tiny_model())
+    assert ModelFlops.of(model) == ModelFlops.of(tiny_model())
 
 
 @pytest.mark.parametrize("axis", list(BudgetAxis), ids=lambda axis: axis.value)
@@ -294,7 +294,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer(samples) -> None:
 @quick
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=40), st.integers(1, 1000), st.integers(0, 400))
 def test_microbatches_hold_every_row_once_within_the_budget(lengths, budget, split) -> None:
-    groups = microbatch_rows(lengths, Cut(budget, split))
+    groups = microbatch_rows(lengths, Microbatching(budget, split))
     assert sorted(row for group in groups for row in group) == list(range(len(lengths)))
     for group in groups:
         width = max(lengths[row] for row in group)
@@ -306,7 +306,7 @@ def test_microbatches_hold_every_row_once_within_the_budget(lengths, budget, spl
 @given(st.lists(st.integers(1, 300), min_size=2, max_size=40), st.integers(1, 1000), st.integers(0, 400))
 def test_microbatches_are_cut_only_where_they_must_be(lengths, budget, split) -> None:
     # The first row of a microbatch would have broken the budget or the padding limit of the one before.
-    groups = microbatch_rows(lengths, Cut(budget, split))
+    groups = microbatch_rows(lengths, Microbatching(budget, split))
     for before, after in pairwise(groups):
         width = lengths[before[0]]
         padding = sum(width - lengths[row] for row in [*before, after[0]])
@@ -314,5 +314,5 @@ def test_microbatches_are_cut_only_where_they_must_be(lengths, budget, split) ->
 
 
 def test_microbatches_are_sorted_by_length_then_by_index() -> None:
-    assert microbatch_rows([2, 5, 2, 5], Cut(10, 192)) == [[1, 3], [0, 2]]
-    assert microbatch_rows([7, 1], Cut(3, 192)) == [[0], [1]]
+    assert microbatch_rows([2, 5, 2, 5], Microbatching(10, 192)) == [[1, 3], [0, 2]]
+    assert microbatch_rows([7, 1], Microbatching(3, 192)) == [[0], [1]]

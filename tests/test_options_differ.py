@@ -21,14 +21,24 @@ from helpers import F64, Scene, inputs_of, loss_and_gradient, make_graded, make_
 from test_loop import final_weights, metrics_of, run_in_process
 from torch import Tensor
 
-from grpo_lab.batching import make_minibatch
-from grpo_lab.config import conf_folder, options, slot_types
+from grpo_lab.config.run_config import conf_folder, options, slot_types
+from grpo_lab.policy.batching import make_minibatch
 from grpo_lab.tricks.aggregation import Constant, PromptMean, SequenceMean, SequenceSum, TokenMean
-from grpo_lab.tricks.baseline import BatchMean, GroupMean, LeaveOneOut, LengthWeighted, NoBaseline, PassAtK, Weights
+from grpo_lab.tricks.baseline import (
+    BatchMean,
+    Gae,
+    Greedy,
+    GroupMean,
+    LeaveOneOut,
+    LengthWeighted,
+    MonteCarlo,
+    NoBaseline,
+    PassAtK,
+    ReturnToGo,
+    Weights,
+)
 from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Floor, Scope, Singleton, Width
 from grpo_lab.tricks.correction import Icepop, Mis, NoCorrection, TisGeometric, TisSequence, TisToken
-from grpo_lab.tricks.covariance import ClipCov, KlCov
-from grpo_lab.tricks.credit import Gae, Greedy, MonteCarlo, ReturnToGo
 from grpo_lab.tricks.denominator import Original, Survivors
 from grpo_lab.tricks.entropy import Adaptive, Bonus, HighEntropyTokens, NoEntropy
 from grpo_lab.tricks.group_filter import Active, Drop, Keep, OversampleAbort, Resample, Signal
@@ -52,9 +62,22 @@ from grpo_lab.tricks.rejection import (
 from grpo_lab.tricks.reward_shaping import KimiLength, L1Exact, L1Max, NoShaping, SoftOverlong, SoftOverlongCorrectOnly
 from grpo_lab.tricks.scale import AllWrong, BatchStd, Deviation, GroupStd, InformativeShare, NoScale, SignWeighted
 from grpo_lab.tricks.scale import GroupMean as MaxRl
-from grpo_lab.tricks.surrogate import Cispo, Divergence, Dppo, DualClip, Gmpo, Kimi, Ppo, Reinforce, Sapo, Topr
+from grpo_lab.tricks.surrogate import (
+    Cispo,
+    ClipCov,
+    Divergence,
+    Dppo,
+    DualClip,
+    Gmpo,
+    Kimi,
+    KlCov,
+    Ppo,
+    Reinforce,
+    Sapo,
+    Topr,
+)
 from grpo_lab.tricks.truncation import Interrupt, MaskAfter, MaskBefore, RepetitionStop, Score
-from grpo_lab.types import Cut
+from grpo_lab.types import Microbatching
 
 OPTIONS = {
     "truncation": (Score(), MaskAfter(), MaskBefore()),
@@ -287,9 +310,9 @@ def golden_batch() -> Scene:
     truncated = [[place == cut for place in range(4)] for cut in (2, 2, 1, 1, 0)]
     counted = [[True] * 4, [True] * 4, [True] * 4, [True, False, False, False], [True] * 4]
     in_groups = [lengths[4 * group : 4 * group + 4] for group in range(5)]
-    wanted = [[tokens] * 4 for tokens in (3, 5, 2, 4, 6)]
+    target_length = [[tokens] * 4 for tokens in (3, 5, 2, 4, 6)]
     graded = make_graded(
-        outcome, lengths=in_groups, truncated=truncated, counted=counted, trained=counted, wanted=wanted,
+        outcome, lengths=in_groups, truncated=truncated, counted=counted, trained=counted, target_length=target_length,
         progress=[0.1, 0.9, 0.3, 0.7, 0.5],
     )  # fmt: skip
     steps = torch.arange(120, dtype=F64).reshape(20, 6)
@@ -322,7 +345,7 @@ def test_every_option_of_the_loss_is_compared() -> None:
 def test_the_batch_is_cut_into_several_microbatches() -> None:
     run = make_run(**BACKGROUND)
     inputs = inputs_of(run, golden_batch())
-    assert len(make_minibatch(inputs, range(5), run.denominator, Cut(MICROBATCH_TOKENS, 192))) > 2
+    assert len(make_minibatch(inputs, range(5), run.denominator, Microbatching(MICROBATCH_TOKENS, 192))) > 2
 
 
 @pytest.mark.parametrize(
@@ -364,7 +387,8 @@ IN_RUNS = {
         ("frozen", "reset reference.every=2", "reset_r1 reference.every=3", "ema"),
     ),
     "schedule": (  # times under which training ends in the middle of responses
-        f"{FAST} updates=two pace.decode_step=0.01 pace.train_token=2e-5 pace.update=0 budget.amount=6",
+        f"{FAST} updates=two cost_model.decode_step=0.01 cost_model.train_token=2e-5 "
+        "cost_model.update=0 budget.amount=6",
         ("sync", "one_step_off", "off_policy_k", "interruptible schedule.max_lag=2", "in_flight schedule.max_lag=2"),
     ),
     "critic": (

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from grpo_lab.compose import compose_config
-from grpo_lab.config import RunConfig, conf_folder
-from grpo_lab.overrides import MEANT, misnamed
+from grpo_lab.config.hydra_setup import compose_config
+from grpo_lab.config.overrides import MEANT, misnamed
+from grpo_lab.config.run_config import RunConfig, conf_folder
 
 
 def test_no_name_of_the_table_is_a_key_or_a_group_of_this_configuration() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from grpo_lab.metrics import SUITES
-from grpo_lab.progress import RunProgress
-from grpo_lab.recorder import verdict
+from grpo_lab.run.recorder import verdict
+from grpo_lab.tracking.metrics import SUITES
+from grpo_lab.tracking.progress import RunProgress
 
 METRICS = {"reward/mean": 0.5, "rollout/truncated": 0.25, "eval/heldout/accuracy": 0.75}
 TIMING = {"time/tokens_per_second": 12345.6}

@@ -34,16 +34,23 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from grpo_lab.batching import StepInputs, make_minibatch
-from grpo_lab.config import RunConfig
-from grpo_lab.loss import mark_tokens, policy_loss
-from grpo_lab.policy import token_logprobs
+from grpo_lab.config.run_config import RunConfig
+from grpo_lab.learner.loss import mark_tokens, policy_loss
+from grpo_lab.policy.batching import StepInputs, make_minibatch
+from grpo_lab.policy.logprobs import token_logprobs
 from grpo_lab.tricks.aggregation import Constant, PromptMean, SequenceMean, SequenceSum, TokenMean
-from grpo_lab.tricks.baseline import BatchMean, GroupMean, LeaveOneOut, LengthWeighted, NoBaseline, PassAtK, Weights
+from grpo_lab.tricks.baseline import (
+    BatchMean,
+    Gae,
+    GroupMean,
+    LeaveOneOut,
+    LengthWeighted,
+    NoBaseline,
+    PassAtK,
+    Weights,
+)
 from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Floor, Scope, Singleton, Width
 from grpo_lab.tricks.correction import Icepop, Mis, NoCorrection, TisGeometric, TisSequence, TisToken
-from grpo_lab.tricks.covariance import ClipCov, KlCov
-from grpo_lab.tricks.credit import Gae
 from grpo_lab.tricks.denominator import Original, Survivors
 from grpo_lab.tricks.entropy import Bonus, HighEntropyTokens
 from grpo_lab.tricks.importance import Sequence, SequenceProduct, SequenceToken
@@ -66,9 +73,22 @@ from grpo_lab.tricks.rejection import (
 )
 from grpo_lab.tricks.scale import AllWrong, BatchStd, Deviation, GroupStd, InformativeShare, NoScale, SignWeighted
 from grpo_lab.tricks.scale import GroupMean as MaxRl
-from grpo_lab.tricks.surrogate import Cispo, Divergence, Dppo, DualClip, Gmpo, Kimi, Ppo, Reinforce, Sapo, Topr
+from grpo_lab.tricks.surrogate import (
+    Cispo,
+    ClipCov,
+    Divergence,
+    Dppo,
+    DualClip,
+    Gmpo,
+    Kimi,
+    KlCov,
+    Ppo,
+    Reinforce,
+    Sapo,
+    Topr,
+)
 from grpo_lab.tricks.truncation import MaskAfter
-from grpo_lab.types import Cut
+from grpo_lab.types import Microbatching
 
 TOLERANCE = 1e-10
 
@@ -541,7 +561,7 @@ def test_what_a_rejection_keeps_depends_on_the_row_alone(rejection, seed, paddin
 def marks_of(run: RunConfig, inputs: StepInputs, scene: Scene, budget: int, problems: range) -> Tensor:
     """[N, T]; what was marked in the microbatches of the step over `problems`."""
     found = torch.zeros_like(inputs.loss_mask)
-    batches = make_minibatch(inputs, problems, run.denominator, Cut(budget, 192))
+    batches = make_minibatch(inputs, problems, run.denominator, Microbatching(budget, 192))
     for batch in marked(run, batches, scene.logprobs, inputs.rollouts):
         found[batch.rows[:, None], torch.arange(batch.tokens.shape[1])] = batch.marked
     return found
@@ -628,7 +648,8 @@ def test_no_microbatch_budget_moves_the_gradient(case, seed, problems, size, lon
 def test_the_budgets_of_these_tests_do_cut_the_step() -> None:
     run, scene = make_run(), random_scene(0, 3, 4, 6)
     counts = [
-        len(make_minibatch(inputs_of(run, scene), range(3), run.denominator, Cut(b, 192))) for b in (10**9, 20, 1)
+        len(make_minibatch(inputs_of(run, scene), range(3), run.denominator, Microbatching(b, 192)))
+        for b in (10**9, 20, 1)
     ]
     assert counts[0] == 1
     assert 1 < counts[1] < counts[2] == 12
@@ -668,7 +689,7 @@ def test_the_sums_for_the_log_add_up_over_microbatches(surrogate, seed, budget) 
     inputs, reports = inputs_of(run, scene), []
     for tokens in (ONE_MICROBATCH, budget):
         sums = {}
-        batches = make_minibatch(inputs, range(2), run.denominator, Cut(tokens, 192))
+        batches = make_minibatch(inputs, range(2), run.denominator, Microbatching(tokens, 192))
         for batch in marked(run, batches, scene.logprobs, scene.rollouts):
             logprobs = scene.logprobs.flatten()[batch.tokens]
             output = policy_loss(run, batch, logprobs, -logprobs)
@@ -843,7 +864,9 @@ def transformer_cases() -> list[str]:
 def test_parameter_gradients_of_a_transformer_do_not_depend_on_how_rows_are_packed(case) -> None:
     run, scene = LOSSES[case], transformer_scene()
     inputs = inputs_of(run, scene)
-    by_budget = [make_minibatch(inputs, range(3), run.denominator, Cut(budget, 192)) for budget in (10**9, 24, 1)]
+    by_budget = [
+        make_minibatch(inputs, range(3), run.denominator, Microbatching(budget, 192)) for budget in (10**9, 24, 1)
+    ]
     assert len(by_budget[0]) == 1 < len(by_budget[1]) < len(by_budget[2])
     # Rows of different problems side by side, in an order of no one's making, at the full padded width.
     live = inputs.loss_mask.any(dim=1).nonzero().flatten()
@@ -876,7 +899,7 @@ def test_the_scenes_hold_what_they_are_for() -> None:
 def test_every_option_acts_on_the_scenes(case) -> None:
     run, scene = LOSSES[case], random_scene(0, 8, 4, 6)
     inputs = inputs_of(run, scene)
-    batches = make_minibatch(inputs, range(8), run.denominator, Cut(ONE_MICROBATCH, 192))
+    batches = make_minibatch(inputs, range(8), run.denominator, Microbatching(ONE_MICROBATCH, 192))
     [batch] = marked(run, batches, scene.logprobs, scene.rollouts)
     logprobs = scene.logprobs.flatten()[batch.tokens]
     sums = policy_loss(run, batch, logprobs, -logprobs).sums

@@ -31,7 +31,7 @@ from grpo_lab.analysis.report.reader import (
 )
 from grpo_lab.analysis.report.reader_terminal import show_pair, show_run
 from grpo_lab.analysis.synthetic import Planted, synthetic_sweep
-from grpo_lab.evaluate import kl_of_responses
+from grpo_lab.run.evaluate import kl_of_responses
 from grpo_lab.tracking.sweep_record import CellRecord, record_sweep
 
 BRIEF = [
@@ -78,7 +78,7 @@ def test_the_kept_tokens_agree_with_the_step_they_are_of(runs: Path) -> None:
             assert table[name].map(len).tolist() == table["length"].tolist(), name
         in_loss, clipped = (np.concatenate(table[name].tolist()) for name in ("token_in_loss", "token_clipped"))
         # Each token is in one update of the step, so the shares over tokens are the step's metrics.
-        assert clipped.sum() / in_loss.sum() == pytest.approx(metrics["touched/surrogate"], abs=1e-12)
+        assert clipped.sum() / in_loss.sum() == pytest.approx(metrics["train/clip_fraction"], abs=1e-12)
         assert clipped.any() or step == 1
         assert not (clipped & ~in_loss).any()
         assert metrics["budget/trained_tokens"] - metrics_of(folder)[step - 1]["metrics"]["budget/trained_tokens"] == (

@@ -13,8 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from grpo_lab.catalogue import axes, ingredients_table, papers_table, recipe_overrides, recipes_table, tricks_table
-from grpo_lab.config import conf_folder
+from grpo_lab.config.catalogue import (
+    axes,
+    ingredients_table,
+    papers_table,
+    recipe_overrides,
+    recipes_table,
+    tricks_table,
+)
+from grpo_lab.config.run_config import conf_folder
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -113,7 +120,7 @@ def test_a_new_option_shows_in_the_table(tmp_path: Path, monkeypatch: pytest.Mon
     shutil.copytree(conf_folder(), tmp_path / "conf")
     text = "# Median of 2401.00001 (made up): one lucky response does not move it.\ndefaults: []\n"
     (tmp_path / "conf" / "baseline" / "group_median.yaml").write_text(text)
-    monkeypatch.setattr("grpo_lab.catalogue.conf_folder", lambda: tmp_path / "conf")
+    monkeypatch.setattr("grpo_lab.config.catalogue.conf_folder", lambda: tmp_path / "conf")
     row = next(line for line in tricks_table().splitlines() if line.startswith("| baseline |"))
     assert ", group_median, leave_one_out, " in row
     assert "| Median of | 2401.00001 | baseline=group_median |" in papers_table()

@@ -18,8 +18,8 @@ from reference_loop import Reference
 from reference_recording import Recording, furthest, in_double_precision, norm, recorded
 from test_loop import RECIPES, run_in_process
 
-from grpo_lab.compose import compose_config
-from grpo_lab.config import conf_folder, options, slot_types, to_run
+from grpo_lab.config.hydra_setup import compose_config
+from grpo_lab.config.run_config import conf_folder, options, slot_types, to_run
 
 EXACT = 1e-5  # of a gradient's norm, and nats; models in float64, the rest as the loop has it
 SINGLE = 1e-4  # the same in fp32, where 2e-5 was seen
@@ -30,7 +30,8 @@ SHORT = """
 """
 # Times under which syncs fall into the middle of responses.
 MIDWAY = """
-    pace.decode_step=0.01 pace.decode_token=0 pace.read_token=0 pace.train_token=0.0002 pace.update=0 pace.sync=0
+    cost_model.decode_step=0.01 cost_model.decode_token=0 cost_model.read_token=0 cost_model.train_token=0.0002
+    cost_model.update=0 cost_model.sync=0
     budget.amount=6 schedule.max_lag=2
 """
 SIXTEEN = "problems_per_step=16 group_size=2 budget.amount=2"

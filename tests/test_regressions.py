@@ -29,17 +29,17 @@ from helpers import (
 )
 from omegaconf import OmegaConf
 
-from grpo_lab.batching import expand, make_minibatch, score_rollouts
-from grpo_lab.compat import IncompatibleRun, broken_warnings, check_compatible
-from grpo_lab.compose import compose_config
-from grpo_lab.config import RunConfig, conf_folder, to_run
-from grpo_lab.evaluate import pass_at_k
-from grpo_lab.rollouts import to_rollouts
+from grpo_lab.config.hydra_setup import compose_config
+from grpo_lab.config.rules import IncompatibleRun, broken_warnings, check_compatible
+from grpo_lab.config.run_config import RunConfig, conf_folder, to_run
+from grpo_lab.policy.batching import expand, make_minibatch, rollout_logprobs
+from grpo_lab.rollout.grading import to_rollouts
+from grpo_lab.run.evaluate import pass_at_k
+from grpo_lab.run.state import make_suites, with_mix
 from grpo_lab.tricks.aggregation import Constant, PromptMean, SequenceMean, SequenceSum, TokenMean
 from grpo_lab.tricks.baseline import BatchMean, GroupMean, LeaveOneOut, LengthWeighted, PassAtK, Weights
 from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Floor, Scope, Singleton, Width
 from grpo_lab.tricks.correction import Icepop, Mis, TisGeometric, TisSequence, TisToken
-from grpo_lab.tricks.covariance import ClipCov, KlCov
 from grpo_lab.tricks.denominator import Original, Survivors
 from grpo_lab.tricks.group_filter import Drop, Signal
 from grpo_lab.tricks.importance import Sequence
@@ -49,10 +49,9 @@ from grpo_lab.tricks.rejection import SequenceMeanK1, SequenceSumK1, TokenK1
 from grpo_lab.tricks.reward_shaping import L1Exact, SoftOverlong
 from grpo_lab.tricks.scale import AllWrong, BatchStd, Deviation, GroupStd, InformativeShare, NoScale
 from grpo_lab.tricks.scale import GroupMean as MeanScale
-from grpo_lab.tricks.surrogate import Cispo, Gmpo, Kimi, Ppo, Reinforce, Sapo, StepTokens
+from grpo_lab.tricks.surrogate import Cispo, ClipCov, Gmpo, Kimi, KlCov, Ppo, Reinforce, Sapo, StepTokens
 from grpo_lab.tricks.truncation import MaskBefore, Score
-from grpo_lab.types import Completion, Cut, Problem, StopReason, to_groups
-from grpo_lab.workbench import make_suites, with_mix
+from grpo_lab.types import Completion, Microbatching, Problem, StopReason, to_groups
 
 EXACT = 1e-12
 MEANS = (SequenceMean(0.0), TokenMean(Scope.step), PromptMean())
@@ -122,7 +121,7 @@ def test_filters_see_tied_fp32_groups() -> None:
 
 def test_rows_are_not_dropped_before_the_groups_are_formed() -> None:
     """open-instruct #1794: four of eight cut rows were dropped first, then rows of two prompts were grouped."""
-    # Cut rows are two in each group of four. Dropped first, [1, 0, 1, 1] would look like one group of four.
+    # Microbatching rows are two in each group of four. Dropped first, [1, 0, 1, 1] would look like one group of four.
     graded = make_graded([[1, 0, 0, 0], [1, 1, 0, 0]], truncated=[[False, False, True, True]] * 2)
     expected = [[0.5, -0.5, 0, 0], [0, 0, 0, 0]]
     assert_close(advantages_of(MaskBefore()(graded)), expected, EXACT, "each group by itself")
@@ -198,7 +197,7 @@ def test_the_same_prompt_drawn_twice_is_two_groups() -> None:
     graded = make_graded([[1, 0], [1, 1]])
     assert_close(advantages_of(graded), [[0.5, -0.5], [0, 0]], EXACT, "two baselines")
     inputs = replace(step_of([2, 2, 1, 3], [0.5, -0.5, 0, 0], 2), rollouts=rollouts)
-    totals = make_minibatch(inputs, range(2), run.denominator, Cut(10**9, 192))[0].totals
+    totals = make_minibatch(inputs, range(2), run.denominator, Microbatching(10**9, 192))[0].totals
     assert totals.num_problems == 2
     assert sorted(totals.problem_tokens.tolist()) == [4, 4, 4, 4]
 
@@ -256,7 +255,7 @@ def test_gpg_alpha_counts_groups_with_signal_and_not_scores_that_are_not_zero() 
 def test_a_length_penalty_does_not_grow_with_what_the_group_earns() -> None:
     """prime-rl: the penalty was multiplied by the group's mean reward, so a solved prompt paid most for length."""
     lengths = [[2, 10, 18, 10]] * 2
-    graded = make_graded([[0, 0, 0, 1], [1, 0, 1, 1]], lengths=lengths, wanted=[[10] * 4] * 2)
+    graded = make_graded([[0, 0, 0, 1], [1, 0, 1, 1]], lengths=lengths, target_length=[[10] * 4] * 2)
     for shaping in (SoftOverlong(20, 5, 0.5, 1.0, -1.0), L1Exact(0.03, 8, 32)):
         added = shaping(graded).reward - graded.reward
         assert_close(added[0], added[1], EXACT, "the same lengths cost the same")
@@ -353,7 +352,7 @@ def test_each_optimiser_step_divides_by_its_own_counts(aggregation) -> None:
     run, inputs = make_run(aggregation=aggregation), step_of(lengths, advantages, 2)
     leaf = flat(8, 4)
     for problems in (range(0, 2), range(2, 4)):
-        batches = make_minibatch(inputs, problems, run.denominator, Cut(3, 192))
+        batches = make_minibatch(inputs, problems, run.denominator, Microbatching(3, 192))
         step = sum(share_of(run, batch, leaf) for batch in batches)
         rows = slice(2 * problems.start, 2 * problems.stop)
         alone = loss_and_gradient(run, step_of(lengths[rows], advantages[rows], 2, width=4), flat(4, 4))[0]
@@ -405,7 +404,7 @@ def test_padding_is_not_counted_and_the_end_of_text_is() -> None:
     assert rollouts.sampled_mask[0].tolist() == [True, True, False, False]
     inputs = replace(step_of([2, 4], [1, 1], 2), rollouts=rollouts)
     for denominator in (Original(), Survivors()):
-        totals = make_minibatch(inputs, range(1), denominator, Cut(10**9, 192))[0].totals
+        totals = make_minibatch(inputs, range(1), denominator, Microbatching(10**9, 192))[0].totals
         assert (totals.num_tokens, totals.num_rows) == (6, 2)
 
 
@@ -418,8 +417,8 @@ def test_padding_is_not_scored() -> None:
             return type("Output", (), {"logits": logits})()
 
     rollouts = make_rollouts([1, 3], 2, tokens=torch.ones(2, 3, dtype=torch.long))
-    scored, spread = score_rollouts(
-        Always(), rollouts, 1.0, Fp32(LmHead.same, 1e-3), Cut(100, 192), torch.device("cpu")
+    scored, spread = rollout_logprobs(
+        Always(), rollouts, 1.0, Fp32(LmHead.same, 1e-3), Microbatching(100, 192), torch.device("cpu")
     )
     assert_close(scored, [[-math.log(9), 0, 0], [-math.log(9)] * 3], 1e-6, "uniform over nine tokens")
     assert_close(spread, [[math.log(9), 0, 0], [math.log(9)] * 3], 1e-6, "and their entropy")
@@ -650,7 +649,7 @@ def test_no_aggregation_moves_the_tokens_of_high_covariance(surrogate, aggregati
     """SkyRL: advantages were divided by the token count first, so that no covariance reached its bounds."""
     run = make_run(surrogate=surrogate, aggregation=aggregation)
     inputs = inputs_of(run, COVARIED)
-    batch = make_minibatch(inputs, range(4), run.denominator, Cut(10**9, 192))
+    batch = make_minibatch(inputs, range(4), run.denominator, Microbatching(10**9, 192))
     plain = make_run(surrogate=surrogate)
     first, second = (marked(each, batch, COVARIED.logprobs, COVARIED.rollouts)[0].marked for each in (run, plain))
     assert torch.equal(first, second) and first.any()

@@ -40,7 +40,7 @@ from grpo_lab.analysis.report.panel import (
 from grpo_lab.analysis.stats import Interval, paired_difference, t_interval
 from grpo_lab.analysis.synthetic import Planted, synthetic_sweep, write_synthetic
 from grpo_lab.analysis.verdict import judge, verdict_text
-from grpo_lab.sweeps.design import read_design
+from grpo_lab.config.design import read_design
 
 SMALL = {"steps": 20, "every": 5, "questions": 16, "seeds": (0, 1, 2)}
 NODE = shutil.which("node")
@@ -636,7 +636,7 @@ def test_scales_do_not_depend_on_the_combination(in_node: InNode, two_sided: Two
     _, _, panel = two_sided
     scales = in_node(panel, "page.scales(panel, 'sampled_tokens')")
     assert set(scales) == {metric["name"] for metric in panel["metrics"]}
-    assert scales["reward/outcome"] == scales[DOWNSTREAM] == scales["reward/kept_mean"]
+    assert scales["reward/outcome"] == scales[DOWNSTREAM] == scales["reward/in_loss_mean"]
     seen = [
         value
         for cell in panel["cells"]

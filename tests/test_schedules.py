@@ -15,18 +15,18 @@ from helpers import assert_close
 from test_loop import final_weights, metrics_of, run_in_process, same_ending, train_command
 from transformers import AutoModelForCausalLM
 
-from grpo_lab.agreement import probe_sync
-from grpo_lab.batching import score_rollouts
-from grpo_lab.compat import IncompatibleRun, check_compatible
-from grpo_lab.config import RunConfig
+from grpo_lab.budget.cost_model import CostModel, SimulatedClock, measure
+from grpo_lab.config.rules import IncompatibleRun, check_compatible
+from grpo_lab.config.run_config import RunConfig
 from grpo_lab.engines.base import EngineFailure
-from grpo_lab.groups import laid_down, taken_up
-from grpo_lab.pace import Pace, SimulatedClock, measure
-from grpo_lab.supply import Delivery, training_seconds
+from grpo_lab.learner.mismatch import probe_sync
+from grpo_lab.learner.step_metrics import staleness_metrics
+from grpo_lab.policy.batching import rollout_logprobs
+from grpo_lab.rollout.groups import group_from_state, group_to_state
+from grpo_lab.rollout.queue import RolloutBatch, training_seconds
+from grpo_lab.run.state import RunState, open_state
 from grpo_lab.tricks.schedule import InFlight, Interruptible, OffPolicyK, OneStepOff, Sync
 from grpo_lab.types import Completion, Exhausted, StopReason
-from grpo_lab.vital_signs import staleness_signs
-from grpo_lab.workbench import Workbench, open_workbench
 
 CPU = torch.device("cpu")
 SMALL = ("problems_per_step=4", "group_size=4", "updates=one", "evaluation.initial_kl=false")
@@ -42,8 +42,9 @@ STREAMS = {
     "in_flight": ("schedule=in_flight", "schedule.max_lag=2"),
 }
 # Times under which syncs fall into the middle of responses.
-MIDWAY = ("pace.decode_step=0.01", "pace.decode_token=0", "pace.read_token=0", "pace.train_token=0.0002",
-          "pace.update=0", "pace.sync=0")  # fmt: skip
+MIDWAY = ("cost_model.decode_step=0.01", "cost_model.decode_token=0", "cost_model.read_token=0",
+          "cost_model.train_token=0.0002",
+          "cost_model.update=0", "cost_model.sync=0")  # fmt: skip
 
 
 @pytest.fixture
@@ -52,13 +53,13 @@ def opened(make_run: Callable[..., RunConfig], tiny_base: Path):
 
     def build(*overrides: str):
         run = make_run(*SMALL, *overrides)
-        bench = open_workbench(run, CPU, None)
-        return run, bench, bench.open_supply(run)
+        bench = open_state(run, CPU, None)
+        return run, bench, bench.open_queue(run)
 
     return build
 
 
-def step(bench: Workbench, change: float = 0.0) -> Delivery:
+def step(bench: RunState, change: float = 0.0) -> RolloutBatch:
     """Take a batch, change the learner as an update would, and sync."""
     delivery = bench.supply.take()
     generator = torch.Generator().manual_seed(bench.updates)
@@ -71,9 +72,9 @@ def step(bench: Workbench, change: float = 0.0) -> Delivery:
     return delivery
 
 
-def learner_reads(run: RunConfig, bench: Workbench, delivery: Delivery) -> torch.Tensor:
+def learner_reads(run: RunConfig, bench: RunState, delivery: RolloutBatch) -> torch.Tensor:
     rollouts = delivery.batch.rollouts
-    return score_rollouts(bench.learner, rollouts, 1.0, run.learner_precision, run.cut, CPU)[0]
+    return rollout_logprobs(bench.learner, rollouts, 1.0, run.learner_precision, run.microbatching, CPU)[0]
 
 
 @pytest.mark.parametrize("name", QUEUES)
@@ -161,7 +162,7 @@ def test_generation_runs_as_far_ahead_as_areal_allows_and_no_farther(
         assert groups // batch > steps + lag, "and no place was left free"
 
 
-def pieces(bench: Workbench, run: RunConfig, keeps_cache: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def pieces(bench: RunState, run: RunConfig, keeps_cache: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Gaps to the old and to the new weights, of the tokens that a response got after a swap in its middle."""
     old = AutoModelForCausalLM.from_pretrained(run.model.resolve()).eval()
     stream = bench.session.open_stream()
@@ -195,8 +196,8 @@ def pieces(bench: Workbench, run: RunConfig, keeps_cache: bool) -> tuple[torch.T
     return torch.cat(gaps["old"]), torch.cat(gaps["new"])
 
 
-def asked(run: RunConfig, bench: Workbench):
-    from grpo_lab.groups import requests_of, start_group
+def asked(run: RunConfig, bench: RunState):
+    from grpo_lab.rollout.groups import requests_of, start_group
 
     return [request for index in range(8) for request in requests_of(run, start_group(run, bench, index, 0, 0.0))]
 
@@ -239,14 +240,14 @@ def test_what_waits_and_grows_survives_an_interruption(name: str, tmp_path: Path
     overrides = (*LONG, *RESUMED[name])
     whole = run_in_process(tmp_path / "whole", *overrides)
     monkey = pytest.MonkeyPatch()
-    taken = Delivery.count
+    taken = RolloutBatch.count
 
-    def dies_in_step_five(self: Delivery, bench: Workbench) -> None:
+    def dies_in_step_five(self: RolloutBatch, bench: RunState) -> None:
         if bench.ledger.steps == 4:
             raise KeyboardInterrupt
         taken(self, bench)
 
-    monkey.setattr(Delivery, "count", dies_in_step_five)
+    monkey.setattr(RolloutBatch, "count", dies_in_step_five)
     with pytest.raises(KeyboardInterrupt):
         run_in_process(tmp_path / "cut", *overrides)
     monkey.undo()
@@ -274,7 +275,7 @@ def test_a_late_reward_goes_by_when_a_group_was_drawn(schedule: tuple[str, ...],
     assert 0 in drawn and max(drawn) >= 0.1 and min(lags) >= 0 and max(lags) > 0.1, "some were drawn long before"
     before = list(supply.ready)
     bench.waiting = supply.state()
-    again = bench.open_supply(run)
+    again = bench.open_queue(run)
     assert len(again.ready) == len(before) > 0
     for one, other in zip(before, again.ready):
         assert torch.equal(one.made.graded.progress, other.made.graded.progress)
@@ -295,7 +296,7 @@ def test_a_stream_goes_on_with_its_counts(opened) -> None:
         assert bench.updates < 30
     _, resumed, _ = opened(*overrides)
     resumed.waiting = supply.state()
-    assert resumed.open_supply(run).state()["counts"] == resumed.waiting["counts"]
+    assert resumed.open_queue(run).state()["counts"] == resumed.waiting["counts"]
 
 
 def test_what_is_laid_down_is_taken_up_whole(opened) -> None:
@@ -305,8 +306,8 @@ def test_what_is_laid_down_is_taken_up_whole(opened) -> None:
         Completion((5, 6, 7), (-0.5, 0.0, -0.25), (1, 1, 2), StopReason.ABORTED, (False, True, False)),
         Completion((8,), (-1.0,), (2,), StopReason.EOS),
     ]
-    left = laid_down(3, 7, 0.5, whole)
-    group = taken_up(run, bench, left)
+    left = group_to_state(3, 7, 0.5, whole)
+    group = group_from_state(run, bench, left)
     assert list(group.done) == whole and (group.index, group.number, group.progress) == (3, 7, 0.5)
 
 
@@ -333,25 +334,31 @@ def test_the_sampler_is_compared_with_the_learner_after_every_sync(opened) -> No
 
 def test_simulated_time_by_hand() -> None:
     """Two batches of 8 s each on the sampler, steps of 5 s on the learner, syncs of 1 s."""
-    pace = Pace(decode_step=1.0, decode_token=0.1, read_token=0.01, train_token=0.5, update=2.0, sync=1.0)
+    cost_model = CostModel(decode_step=1.0, decode_token=0.1, read_token=0.01, train_token=0.5, update=2.0, sync=1.0)
     # two places: 3 and 5 begin at 0; 4 begins when the 3 ends and ends at 7; 7 steps, 12 tokens
-    assert_close(pace.decoding([3, 5, 4], 2), 7 + 1.2, 1e-12, "a place is taken as soon as it is free")
-    assert_close(pace.decoding([3, 5, 4], 8), 5 + 1.2, 1e-12, "places for all")
-    assert pace.decoding([], 4) == 0 and pace.reading(50) == 0.5 and pace.training(10, 3) == 11
+    assert_close(cost_model.decoding([3, 5, 4], 2), 7 + 1.2, 1e-12, "a place is taken as soon as it is free")
+    assert_close(cost_model.decoding([3, 5, 4], 8), 5 + 1.2, 1e-12, "places for all")
+    assert cost_model.decoding([], 4) == 0 and cost_model.reading(50) == 0.5 and cost_model.training(10, 3) == 11
     clock = SimulatedClock()
-    assert clock.signs() == {}
+    assert clock.metrics() == {}
     ready = [clock.generate(8.0), clock.generate(8.0)]
     assert ready == [8, 16]
     assert clock.train(5.0, ready[0]) == 13 and clock.train(5.0, ready[1]) == 21
-    assert clock.signs() == {"simulated/generating": 16 / 21, "simulated/training": 10 / 21}
+    assert clock.metrics() == {"simulated/generating": 16 / 21, "simulated/training": 10 / 21}
 
 
 def test_what_overlaps_takes_the_longer_of_the_two(opened) -> None:
     """Generation of g and training of t seconds: a step takes g + t one after the other, max(g, t) side by side."""
-    times = ("pace.decode_token=0", "pace.read_token=0", "pace.train_token=1e-9", "pace.sync=0", "pace.update=0.5")
+    times = (
+        "cost_model.decode_token=0",
+        "cost_model.read_token=0",
+        "cost_model.train_token=1e-9",
+        "cost_model.sync=0",
+        "cost_model.update=0.5",
+    )
     rates = {}
     for name in ("sync", "one_step_off"):
-        _, bench, supply = opened(f"schedule={name}", *times, "pace.decode_step=0.01")
+        _, bench, supply = opened(f"schedule={name}", *times, "cost_model.decode_step=0.01")
         begun, longest = [], []
         for _ in range(8):
             delivery = step(bench)
@@ -364,7 +371,7 @@ def test_what_overlaps_takes_the_longer_of_the_two(opened) -> None:
             assert max(longest) < 0.5
             expected = longest[0] + 0.5 * torch.arange(1, 9)
         assert_close(torch.tensor(begun), expected, 1e-5, name)
-        signs = supply.signs()
+        signs = supply.metrics()
         assert 0 < signs["simulated/generating"] < 1 and 0 < signs["simulated/training"] <= 1
     assert rates["one_step_off"][-1] < rates["sync"][-1]
 
@@ -374,22 +381,22 @@ def test_training_time_counts_what_is_forwarded(opened) -> None:
     batch = supply.take().batch
     tokens = sum(len(batch.rollouts.prompt_of_row(row)) for row in range(batch.rollouts.num_rows))
     tokens += int(batch.rollouts.lengths.sum())
-    pace = run.pace
+    cost_model = run.cost_model
     # scored twice (old policy, reference), trained twice (two passes of one minibatch)
-    by_hand = 2 * tokens * pace.read_token + 2 * tokens * pace.train_token + 2 * pace.update
+    by_hand = 2 * tokens * cost_model.read_token + 2 * tokens * cost_model.train_token + 2 * cost_model.update
     assert run.updates.number == 2
     assert_close(training_seconds(run, batch), by_hand, 1e-9, "scores, passes, updates")
     in_halves = replace(run, updates=replace(run.updates, minibatches=2))
-    by_hand += 2 * pace.update
+    by_hand += 2 * cost_model.update
     assert_close(training_seconds(in_halves, batch), by_hand, 1e-9, "minibatches are updates, and read nothing twice")
 
 
 def test_the_histogram_of_ages() -> None:
-    signs = staleness_signs(torch.tensor([0, 0, 1, 2, 3, 4, 7, 12, 30, 30]))
+    signs = staleness_metrics(torch.tensor([0, 0, 1, 2, 3, 4, 7, 12, 30, 30]))
     assert signs["rollout/staleness"] == 8.9 and signs["rollout/staleness_max"] == 30
     shares = {name.removeprefix("staleness/"): share for name, share in signs.items() if name.startswith("staleness/")}
     assert shares == {"0": 0.2, "1": 0.1, "2": 0.1, "3_4": 0.2, "5_8": 0.1, "9_16": 0.1, "17_up": 0.2}
-    assert staleness_signs(torch.zeros(4, dtype=torch.long))["staleness/0"] == 1
+    assert staleness_metrics(torch.zeros(4, dtype=torch.long))["staleness/0"] == 1
 
 
 def test_batches_due() -> None:
@@ -426,7 +433,7 @@ def test_stale_tokens_that_nothing_corrects_are_said(make_run) -> None:
 def test_more_on_the_way_than_there_are_problems(make_run, tiny_base: Path) -> None:
     run = make_run("schedule=in_flight", "schedule.max_lag=200")
     with pytest.raises(ValueError, match="lower schedule"):
-        open_workbench(run, CPU, None)
+        open_state(run, CPU, None)
 
 
 def test_a_stream_that_never_fills_ends_with_a_message(opened) -> None:
@@ -445,7 +452,7 @@ def test_a_batch_that_waits_is_trained_on_before_the_run_ends(opened) -> None:
     with pytest.raises(Exhausted, match="carry signal"):
         supply.take()
     with pytest.raises(Exhausted, match="carry signal"):
-        bench.open_supply(supply.run).take()  # and so it does when it is tried again
+        bench.open_queue(supply.run).take()  # and so it does when it is tried again
 
 
 @pytest.mark.extended
@@ -497,10 +504,10 @@ def _of_another_size(folder: Path, target: Path, step: float, token: float) -> P
 
 
 @pytest.mark.extended
-def test_a_pace_is_measured_on_a_run(tmp_path: Path, tiny_base: Path) -> None:
+def test_a_cost_model_is_measured_on_a_run(tmp_path: Path, tiny_base: Path) -> None:
     """Times planted under known numbers are found again; those of a run that generated ahead are refused."""
     folder = run_in_process(tmp_path, "budget.amount=30", "updates=two", "evaluation.every=30")
-    planted = Pace(decode_step=0.02, decode_token=3e-4, read_token=1e-4, train_token=3e-4, update=0.0, sync=0.007)
+    planted = CostModel(decode_step=0.02, decode_token=3e-4, read_token=1e-4, train_token=3e-4, update=0.0, sync=0.007)
     size, before, lines = 8, 0, []
     for line in (folder / "timing.jsonl").read_text().splitlines():
         timing, numbers = json.loads(line), metrics_of(folder)[len(lines)]["metrics"]
@@ -515,10 +522,10 @@ def test_a_pace_is_measured_on_a_run(tmp_path: Path, tiny_base: Path) -> None:
     (folder / "timing.jsonl").write_text("\n".join(lines) + "\n")
     found = measure([folder])
     for name, value in vars(planted).items():
-        assert_close(getattr(found.pace, name), value, 1e-6, name)
+        assert_close(getattr(found.cost_model, name), value, 1e-6, name)
     assert found.steps == 28 and found.generate_error < 1e-6 and found.train_error < 1e-6
     both = [folder, _of_another_size(folder, tmp_path / "other", 0.02, 3e-4)]
-    with_noise = measure(both).pace
+    with_noise = measure(both).cost_model
     assert_close(with_noise.decode_step, 0.02, 3e-3, "told apart by two sizes, with noise of a tenth")
     assert_close(with_noise.decode_token, 3e-4, 5e-5, "and so is what a response costs")
     ahead = run_in_process(tmp_path, "budget.amount=12", "schedule=one_step_off", "evaluation.every=12", name="ahead")

@@ -13,9 +13,9 @@ from test_reference_loop import CUT, LAGGED, PUT_IN, SHORT
 from torch import Tensor
 
 from grpo_lab import loop
-from grpo_lab.batching import StepInputs
-from grpo_lab.critic import LiveCritic
-from grpo_lab.supply import Delivery
+from grpo_lab.policy.batching import StepInputs
+from grpo_lab.policy.critic import LiveCritic
+from grpo_lab.rollout.queue import RolloutBatch
 
 THROWN = "rejection=token_k1 rejection.low=0.9 rejection.high=1.1"
 
@@ -34,7 +34,7 @@ def test_the_helper_takes_the_stages_as_the_loop_does(
 ) -> None:
     """What the loop cuts into updates is what the helper makes of the same rollouts, rewards and log-probs."""
     made, score, values = loop.make_minibatch, loop.score, LiveCritic.values
-    count, train = Delivery.count, loop.train
+    count, train = RolloutBatch.count, loop.train
     steps: list[dict[str, Any]] = []
     runs = []
 
@@ -42,7 +42,7 @@ def test_the_helper_takes_the_stages_as_the_loop_does(
         runs.append(run)
         train(run, *rest)
 
-    def counting(delivery: Delivery, bench: Any) -> None:
+    def counting(delivery: RolloutBatch, bench: Any) -> None:
         steps.append({"batch": delivery.batch, "scores": []})
         count(delivery, bench)
 
@@ -60,7 +60,7 @@ def test_the_helper_takes_the_stages_as_the_loop_does(
         return made(inputs, *rest)
 
     for owner, name, wrapper in (
-        (loop, "train", training), (Delivery, "count", counting), (loop, "score", scoring),
+        (loop, "train", training), (RolloutBatch, "count", counting), (loop, "score", scoring),
         (LiveCritic, "values", valuing), (loop, "make_minibatch", cutting),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, wrapper)

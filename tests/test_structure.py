@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from grpo_lab import vital_signs
-from grpo_lab.config import AXES, conf_folder, options, slot_types
-from grpo_lab.metrics import REGISTRY, find
+from grpo_lab.config.run_config import AXES, conf_folder, options, slot_types
+from grpo_lab.learner import step_metrics as step_metrics
+from grpo_lab.tracking.metrics import REGISTRY, find
 
 PACKAGE = Path(__file__).parent.parent / "grpo_lab"
 
@@ -132,7 +132,7 @@ def test_every_class_has_a_yaml(slot: str) -> None:
 
 def test_every_touching_axis_has_an_option_that_touches_nothing() -> None:
     """Inertness is only meaningful for an axis that can be switched off."""
-    for axis in vital_signs.TOUCHING_AXES:
+    for axis in step_metrics.TOUCHING_AXES:
         assert [cls.__name__ for cls in options(slot_types()[axis]).values() if cls.touches_nothing], axis
 
 

@@ -28,8 +28,8 @@ from rich.console import Console
 from grpo_lab.analysis.load import load_sweep
 from grpo_lab.analysis.outcome import final_values
 from grpo_lab.analysis.verdict import compared_arms
-from grpo_lab.compose import compose_config
-from grpo_lab.config import conf_folder
+from grpo_lab.config.hydra_setup import compose_config
+from grpo_lab.config.run_config import conf_folder
 from grpo_lab.loop import start
 from grpo_lab.sweeps.board import Board
 from grpo_lab.sweeps.local import THREAD_VARIABLES, Job, run_jobs

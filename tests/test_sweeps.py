@@ -16,10 +16,11 @@ from rich.console import Console
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from grpo_lab.compat import WARNINGS, IncompatibleRun
-from grpo_lab.compose import compose_config
-from grpo_lab.config import AXES, conf_folder, to_run
-from grpo_lab.identity import run_name
+from grpo_lab.config.design import Design, load_design, read_design, require_known_metrics
+from grpo_lab.config.hydra_setup import compose_config
+from grpo_lab.config.rules import WARNINGS, IncompatibleRun
+from grpo_lab.config.run_config import AXES, conf_folder, to_run
+from grpo_lab.config.run_name import run_name
 from grpo_lab.loop import start
 from grpo_lab.sweeps.board import Board, WatchedCell
 from grpo_lab.sweeps.cells import (
@@ -32,7 +33,6 @@ from grpo_lab.sweeps.cells import (
     refuse_idle_arms,
     sweep_name,
 )
-from grpo_lab.sweeps.design import Design, load_design, read_design, require_known_metrics
 from grpo_lab.sweeps.local import slots, usable_cores
 from grpo_lab.sweeps.sweeper import LocalCells
 from grpo_lab.tracking.files import write_json

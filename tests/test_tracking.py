@@ -21,8 +21,8 @@ from helpers import free_port, mlflow_server
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from grpo_lab.bootstrap import bootstrap
-from grpo_lab.config import conf_folder
+from grpo_lab.config.hydra_setup import bootstrap
+from grpo_lab.config.run_config import conf_folder
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.files import RunFolderBusyError, RunFolderError, atomic_write, write_json
 from grpo_lab.tracking.mlflow_mirror import Mirror, Mlflow, NoTracking, sync, sync_all

@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 from test_bad_input import command_line
 
-from grpo_lab import config
-from grpo_lab.bootstrap import bootstrap
-from grpo_lab.catalogue import option_text
-from grpo_lab.compose import compose_config
-from grpo_lab.config import conf_folder, to_run
-from grpo_lab.sweeps.design import load_design
-from grpo_lab.train_help import answer
-from grpo_lab.user_files import DEEPEST, LARGEST, MOST_FILES, check_user_files, check_yaml, import_plugin
+from grpo_lab.config import run_config as config
+from grpo_lab.config.catalogue import option_text
+from grpo_lab.config.design import load_design
+from grpo_lab.config.help import answer
+from grpo_lab.config.hydra_setup import bootstrap, compose_config
+from grpo_lab.config.run_config import conf_folder, to_run
+from grpo_lab.config.user_files import DEEPEST, LARGEST, MOST_FILES, check_user_files, check_yaml, import_plugin
 
 # Nine of nine of nine ...: 9 ** 12 entries in 12 lines
 BOMB = "\n".join(

@@ -23,17 +23,17 @@ from sampler_contract import (
 )
 from test_engine import CPU, FP32, requests_of
 
-from grpo_lab.compose import compose_with_choices
-from grpo_lab.config import to_run
+from grpo_lab.config.hydra_setup import compose_with_choices
+from grpo_lab.config.run_config import to_run
 from grpo_lab.engines.base import EngineFailure
 from grpo_lab.engines.vllm import Vllm, VllmSession
 from grpo_lab.engines.vllm_common import remedy
-from grpo_lab.model_folder import weight_names
-from grpo_lab.models import load_model
+from grpo_lab.policy.model_folder import weight_names
+from grpo_lab.policy.models import load_model
+from grpo_lab.run.state import open_state
 from grpo_lab.seeding import request_seed
 from grpo_lab.tricks.precision import LmHead
 from grpo_lab.types import NoiseKey
-from grpo_lab.workbench import open_workbench
 
 # the smallest block of the cache on a CPU, and as few tokens a step as rows
 SMALL = {"block_size": 32, "max_num_batched_tokens": 512}
@@ -204,7 +204,7 @@ def test_a_missing_installation_is_said_before_anything_is_loaded(monkeypatch, t
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     run = to_run(compose_with_choices(["world=tiny", "tracking=none", "engine=vllm"])[0])
     with pytest.raises(ValueError, match="make setup-vllm"):
-        open_workbench(run, CPU, None)
+        open_state(run, CPU, None)
 
 
 def test_a_context_too_short_is_said_before_anything_is_loaded(monkeypatch, tiny_base: Path) -> None:
@@ -212,4 +212,4 @@ def test_a_context_too_short_is_said_before_anything_is_loaded(monkeypatch, tiny
     monkeypatch.setattr(Vllm, "open", lambda *arguments: pytest.fail("opened"))
     run = to_run(compose_with_choices(["world=tiny", "tracking=none", "engine=vllm", "engine.context=20"])[0])
     with pytest.raises(ValueError, match=r"exceed engine\.context of 20 tokens"):
-        open_workbench(run, CPU, None)
+        open_state(run, CPU, None)

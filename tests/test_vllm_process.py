@@ -34,18 +34,18 @@ from sampler_contract import (
 from test_engine import CPU, FP32, learner_logprobs, requests_of
 from test_vllm import SMALL
 
-from grpo_lab.compose import compose_with_choices
-from grpo_lab.config import to_run
+from grpo_lab.config.hydra_setup import compose_with_choices
+from grpo_lab.config.run_config import to_run
 from grpo_lab.engines.base import EngineFailure
 from grpo_lab.engines.native import Native
 from grpo_lab.engines.vllm_process import VllmProcess, interrupts_heard, main_left_alone
 from grpo_lab.engines.vllm_session import VllmProcessSession, VllmStream
-from grpo_lab.engines.weight_transfer import SyncClient, roomy_folder, taken_port, weight_source
-from grpo_lab.model_folder import stop_token_ids
-from grpo_lab.models import load_model
+from grpo_lab.engines.vllm_weights import SyncClient, roomy_folder, taken_port, weight_source
+from grpo_lab.policy.model_folder import stop_token_ids
+from grpo_lab.policy.models import load_model
+from grpo_lab.run.state import open_state
 from grpo_lab.tricks.precision import LmHead
 from grpo_lab.types import Completion, Request, StopReason
-from grpo_lab.workbench import open_workbench
 
 ROWS = 16  # that decode together
 
@@ -469,7 +469,7 @@ def test_a_port_that_is_taken_and_a_card_that_is_not_there_are_said_before_anyth
             compose_with_choices(["world=tiny", "tracking=none", "engine=vllm_process", f"engine.port={port}"])[0]
         )
         with pytest.raises(ValueError, match=rf"engine\.port={port}.*choose a free one"):
-            open_workbench(run, CPU, None)
+            open_state(run, CPU, None)
     assert taken_port(port) is None and run.engine.missing() is None
     assert "torch sees 2 CUDA devices" in replace(run.engine, device_index=2).missing()
     with pytest.raises(ValueError, match="is the learner's card"):

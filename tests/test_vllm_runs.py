@@ -15,17 +15,17 @@ from test_engine import CPU, FP32, learner_logprobs, requests_of
 from test_loop import metrics_of, run_in_process, same_ending
 from test_vllm import SMALL, engine
 
-from grpo_lab.checkpoint import latest, load_state
-from grpo_lab.compose import compose_with_choices
-from grpo_lab.config import to_run
+from grpo_lab.config.hydra_setup import compose_with_choices
+from grpo_lab.config.run_config import to_run
 from grpo_lab.engines.base import EngineFailure
 from grpo_lab.engines.vllm import VllmSession
 from grpo_lab.engines.vllm_process import VllmProcess
 from grpo_lab.engines.vllm_session import VllmProcessSession
-from grpo_lab.rounds import Rounds
-from grpo_lab.supply import Delivery
+from grpo_lab.rollout.queue import RolloutBatch
+from grpo_lab.rollout.rounds import Rounds
+from grpo_lab.run.checkpoint import latest, load_state
+from grpo_lab.run.state import RunState
 from grpo_lab.tricks.precision import Bf16, LmHead
-from grpo_lab.workbench import Workbench
 
 pytestmark = pytest.mark.vllm
 
@@ -142,16 +142,16 @@ def test_weights_meet_responses_midway_for_real_and_what_grows_is_saved(
         *LIVE, f"schedule={schedule}", "schedule.max_lag=2", "truncation=interrupt", "budget.amount=8",
         "checkpoint_every=4", "engine.max_rows=16", "rollouts_every=1",
     ]  # fmt: skip
-    count = Delivery.count
+    count = RolloutBatch.count
 
-    def dies_in_step_six(self: Delivery, bench: Workbench) -> None:
+    def dies_in_step_six(self: RolloutBatch, bench: RunState) -> None:
         if bench.ledger.steps == 5:
             os.kill(bench.session.process.pid, signal.SIGKILL)
             bench.session.process.join()
             bench.session.check_alive()
         count(self, bench)
 
-    monkeypatch.setattr(Delivery, "count", dies_in_step_six)
+    monkeypatch.setattr(RolloutBatch, "count", dies_in_step_six)
     with pytest.raises(EngineFailure, match="ended by signal 9"):
         run_in_process(tmp_path, *overrides)
     (folder,) = tmp_path.glob("run/seed=*")
@@ -162,7 +162,7 @@ def test_weights_meet_responses_midway_for_real_and_what_grows_is_saved(
         for place, part in zip([p for p, begun in enumerate(left["begun"]) if begun], left["group"]["responses"])
     }
     assert len(grown) >= 4 and all(grown.values())
-    monkeypatch.setattr(Delivery, "count", count)
+    monkeypatch.setattr(RolloutBatch, "count", count)
     run_in_process(tmp_path, *overrides)
     rows = [row["metrics"] for row in metrics_of(folder)[1:]]
     assert len(rows) == 8 and max(row["rollout/staleness_max"] for row in rows) >= 1

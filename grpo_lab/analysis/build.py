@@ -52,7 +52,7 @@ def _seeded(draw: Callable[..., Drawn | None]) -> Callable[[SweepData, Outcome],
 # What follows the sweep's name in a figure's -> how it is drawn, and why it could not be; in the order of reading.
 _ALL = {
     "": (curves.draw_curves, curves.missing),
-    "signs": (signs.draw_signs, signs.missing),
+    "signs": (signs.draw_step_metrics, signs.missing),
     "phase": (phase.draw_phase, phase.missing),
     "forest": (forest.draw_forest, forest.missing),
     "effects": (effects.draw_effects, effects.missing),

@@ -10,7 +10,7 @@ import pandas as pd
 from grpo_lab.analysis.load import LABELS, SweepData
 from grpo_lab.analysis.outcome import Outcome
 from grpo_lab.analysis.settings import undeclared_steps
-from grpo_lab.sweeps.design import Collapsed
+from grpo_lab.config.design import Collapsed
 
 _FEW = 3  # runs, named where something is wrong with no more than these
 _UNEQUAL = 1.1  # a run that spent this many times X has a tail that no comparison sees

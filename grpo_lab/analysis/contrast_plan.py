@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from grpo_lab.analysis.load import SweepData
 from grpo_lab.analysis.outcome import Outcome
-from grpo_lab.sweeps.design import Kind
+from grpo_lab.config.design import Kind
 
 CONDITIONAL = ("added", "left_out", "given")
 KINDS = (*CONDITIONAL, "main", "interaction", "whole")

@@ -30,7 +30,7 @@ AXES = ("steps", "sampled_tokens", "trained_tokens", "flops", "simulated_seconds
 TRAINING_REWARD = TRAINING["reward"]
 HOLM, SCREENING = "Holm", "Benjamini-Hochberg"
 # What the derived quantities of an outcome are made of.
-_PARTS = (REWARD, HELDOUT, "reward/kept_outcome", "eval/heldout_training/truncated", "touched/truncation")
+_PARTS = (REWARD, HELDOUT, "reward/in_loss_outcome", "eval/heldout_training/truncated", "touched/truncation")
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def trick_effects(data: SweepData, outcome: Outcome, metrics: Iterable[str] | No
     """Every contrast on every metric (those of `effect_metrics` unless named), where at least one seed has it.
 
     p-values are adjusted within their family. Shaped reward `reward/mean` and reward as the loss sees it
-    `reward/kept_mean` are there for the asking.
+    `reward/in_loss_mean` are there for the asking.
     """
     primary = data.design.primary if data.design else None
     planned = planned_contrasts(data)

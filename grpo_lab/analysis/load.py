@@ -17,8 +17,9 @@ from pyarrow import parquet
 from grpo_lab.analysis.answers import ADDED, COLUMNS
 from grpo_lab.analysis.cache import Cache
 from grpo_lab.analysis.settings import Place, Settings, differing, settings_of
-from grpo_lab.sweeps.design import Collapsed, Design, read_design
+from grpo_lab.config.design import Collapsed, Design, read_design
 from grpo_lab.tracking.files import write_json, write_whole
+from grpo_lab.tracking.renames import metric_name, with_config_keys
 from grpo_lab.tracking.run_reader import run_status, was_interrupted
 from grpo_lab.tracking.sweep_record import FILE, CellRecord, SweepRecord, read_sweep, sweep_folder
 from grpo_lab.tracking.whole import read_json
@@ -278,7 +279,7 @@ def _sweep_data(
     settings: Mapping[Place, Settings],
 ) -> SweepData:
     design = None if record.design is None else read_design(record.design)
-    points = pd.DataFrame(columns=[*LABELS, "step"]) if points is None else points
+    points = pd.DataFrame(columns=[*LABELS, "step"]) if points is None else points.rename(columns=metric_name)
     answers = pd.DataFrame(columns=[*LABELS, *COLUMNS]) if answers is None else answers
     answers = answers.assign(**{name: 0 for name in ADDED if name not in answers})
     metrics = sorted(set(points.columns) - {*LABELS, "step"})
@@ -351,7 +352,9 @@ def load_data(folder: Path, name: str) -> SweepData:
         cells = [CellRecord(**cell) for cell in raw["sweep"]["cells"]]
         record = SweepRecord(**{**raw["sweep"], "cells": cells})
         kept = pd.read_parquet(answers) if answers.exists() else None
-        settings = {(entry["level"], entry["arm"]): entry["settings"] for entry in raw.get("settings", ())}
+        settings = {
+            (entry["level"], entry["arm"]): with_config_keys(entry["settings"]) for entry in raw.get("settings", ())
+        }
         return _sweep_data(record, raw["runs"], pd.read_parquet(table), kept, "saved data", settings)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{described} and the tables beside it cannot be read ({error!r}): {_SAVE_AGAIN}") from error

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from grpo_lab.analysis.outcome import AVERAGE, QUANTITIES, REWARD
-from grpo_lab.metrics import SUITES, find, is_known
+from grpo_lab.tracking.metrics import SUITES, find, is_known
 
 CORRECTNESS = "reward/outcome"
 _NAMES = QUANTITIES | {
     CORRECTNESS: "training reward, correctness of all responses",
     REWARD: "training reward as the loss sees it",
     "train/entropy": "policy entropy in training",
-    "rollout/zero_signal": "share of groups whose responses are all right or all wrong",
+    "rollout/frac_zero_std": "share of groups whose responses are all right or all wrong",
     "mismatch/absolute": "log-prob gap between sampler and learner",
     "mismatch/ess_responses": "effective sample size of the responses' weights",
     "mismatch/rejected_responses": "share of responses that the rejection takes out",

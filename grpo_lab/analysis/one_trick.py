@@ -11,7 +11,7 @@ import pandas as pd
 
 from grpo_lab.analysis.contrast_plan import CONDITIONAL
 from grpo_lab.analysis.contrasts import TRAINING_REWARD, TrickEffect, effects_on_axes, sign_flips, trick_effects
-from grpo_lab.analysis.figures.signs import SIGNS, draw_signs, missing, own_axes
+from grpo_lab.analysis.figures.signs import SIGNS, draw_step_metrics, missing, own_axes
 from grpo_lab.analysis.figures.style import Drawn
 from grpo_lab.analysis.load import SweepData
 from grpo_lab.analysis.names import title
@@ -117,7 +117,7 @@ def signs_of(data: SweepData, outcome: Outcome, trick: str) -> Drawn | str:
     arms = {data.control, *(arm for effect in compared for arm in effect.contrast.weights)}
     tables = {name: getattr(data, name) for name in ("runs", "points", "answers")}
     few = replace(data, **{name: table[table["arm"].isin(arms)] for name, table in tables.items()})
-    return draw_signs(few, outcome) or missing(few, outcome)
+    return draw_step_metrics(few, outcome) or missing(few, outcome)
 
 
 def touched(data: SweepData, outcome: Outcome, trick: str) -> pd.DataFrame:

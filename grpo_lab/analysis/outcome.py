@@ -25,12 +25,12 @@ import pandas as pd
 
 from grpo_lab.analysis.load import LABELS, SweepData
 from grpo_lab.analysis.stats import Interval, paired_difference, seed_differences, t_interval
-from grpo_lab.sweeps.design import Collapsed
+from grpo_lab.config.design import Collapsed
 
 WINDOW = 0.2  # share of X, at its end, over which a metric of every step is averaged
 DEFAULT_AXIS = "sampled_tokens"  # of a sweep that declares none
 
-REWARD = "reward/kept_mean"
+REWARD = "reward/in_loss_mean"
 HELDOUT = "eval/heldout_training/accuracy"
 DOWNSTREAM = "eval/downstream/accuracy"
 TRUNCATED = "rollout/truncated"
@@ -222,7 +222,7 @@ def _derived(final: dict[str, float]) -> dict[str, float]:
     deployed = final.get(HELDOUT, math.nan)
     q = final.get("eval/heldout_training/truncated", math.nan)
     masked = q * deployed / (1 - q) if q < 1 else math.nan
-    overstatement = final.get("reward/kept_outcome", math.nan) - deployed
+    overstatement = final.get("reward/in_loss_outcome", math.nan) - deployed
     return {
         GAP: final.get(REWARD, math.nan) - deployed,
         OVERSTATEMENT: overstatement,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from grpo_lab.tracking.renames import with_config_keys
+
 if TYPE_CHECKING:
     from grpo_lab.analysis.load import SweepData
 
@@ -23,7 +25,7 @@ _NOT_COMPARED = (
 def settings_of(described: Mapping[str, Any]) -> dict[str, Any]:
     """Slot -> option, `slot.field` -> value and STEPS, from a run's run.json; {} where that holds no composition."""
     choices, config = described.get("choices", {}), described.get("config", {})
-    found = {**choices, **config}
+    found = with_config_keys({**choices, **config})
     found = {key: value for key, value in found.items() if key.partition(".")[0] not in _NOT_COMPARED}
     if "updates.minibatches" in config and "updates.passes" in config:
         found[STEPS] = config["updates.minibatches"] * config["updates.passes"]

@@ -27,7 +27,7 @@ from grpo_lab.analysis.load import (
 )
 from grpo_lab.analysis.mlflow_stores import MirroredRun, Store, open_store, shown
 from grpo_lab.analysis.settings import settings_of
-from grpo_lab.sweeps.design import load_design
+from grpo_lab.config.design import load_design
 from grpo_lab.tracking.sweep_record import FILE, CellRecord, SweepRecord
 
 RUNS = "runs"  # the folder of runs unless another is named

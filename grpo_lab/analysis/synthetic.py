@@ -21,7 +21,7 @@ import pandas as pd
 
 from grpo_lab.analysis.answers import COLUMNS
 from grpo_lab.analysis.load import CellData, SweepData, assemble
-from grpo_lab.sweeps.design import Design, read_design
+from grpo_lab.config.design import Design, read_design
 from grpo_lab.tracking.files import atomic_write, write_json
 from grpo_lab.tracking.sweep_record import CellRecord, SweepRecord, record_sweep
 
@@ -182,7 +182,7 @@ def _cell(planted: Planted, arm: str, run_seed: int, seed: int) -> CellData:
     rise = planted.rise(share)
     training = np.clip(planted.training_truth(arm, share) + shift * rise, 0.01, 0.99)
     downstream = np.clip(planted.downstream_truth(arm, share) + shift_downstream * rise, 0.01, 0.99)
-    points = _signs(planted, steps, share, training, shared)
+    points = _metrics(planted, steps, share, training, shared)
     evaluated = steps[(steps % planted.every == 0) | (steps == planted.steps)]
     scores: dict[str, np.ndarray] = {}
     tables = []
@@ -202,7 +202,7 @@ def _cell(planted: Planted, arm: str, run_seed: int, seed: int) -> CellData:
     return CellData(row, points, pd.concat(tables, ignore_index=True)[COLUMNS])
 
 
-def _signs(
+def _metrics(
     planted: Planted, steps: np.ndarray, share: np.ndarray, training: np.ndarray, shared: np.random.Generator
 ) -> pd.DataFrame:
     """One row per step; the rollouts of a step are drawn by the weights of the step before."""
@@ -217,15 +217,15 @@ def _signs(
         "step": steps,
         "reward/outcome": outcome,
         "reward/mean": outcome.copy(),
-        "reward/kept_mean": outcome.copy(),
-        "reward/kept_outcome": outcome.copy(),
+        "reward/in_loss_mean": outcome.copy(),
+        "reward/in_loss_outcome": outcome.copy(),
         "rollout/truncated": truncated,
         "rollout/length": 30 - 4 * share,
-        "rollout/zero_signal": 0.3 + 0.2 * share,
+        "rollout/frac_zero_std": 0.3 + 0.2 * share,
         "train/entropy": 0.1 * np.exp(-2 * share) + 0.02,
-        "train/k3_old": np.full(count, 0.001),
+        "train/approx_kl": np.full(count, 0.001),
         "mismatch/k3": np.full(count, 1e-9),
-        "touched/surrogate": np.full(count, 0.002),
+        "train/clip_fraction": np.full(count, 0.002),
         "touched/truncation": np.zeros(count),
     }
     for values in table.values():

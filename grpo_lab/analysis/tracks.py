@@ -20,7 +20,7 @@ from grpo_lab.analysis.outcome import Outcome
 from grpo_lab.analysis.table import run_arms
 
 TRAILING = 0.05  # share of X, before an evaluation, over which training metrics are averaged
-TRAINING = {"reward": "reward/outcome", "shaped": "reward/mean", "kept": "reward/kept_mean"}
+TRAINING = {"reward": "reward/outcome", "shaped": "reward/mean", "kept": "reward/in_loss_mean"}
 EVALUATED = {
     "probe": "eval/probe/accuracy",
     "heldout_training": "eval/heldout_training/accuracy",

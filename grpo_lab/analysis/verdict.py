@@ -14,8 +14,8 @@ from grpo_lab.analysis.outcome import BEYOND, EVALUATED, MASKED_SHARE, OVERSTATE
 from grpo_lab.analysis.settings import comparison, name_of
 from grpo_lab.analysis.stats import Interval, paired_difference, seed_differences, t_interval
 from grpo_lab.analysis.table import run_arms
-from grpo_lab.metrics import SUITES
-from grpo_lab.sweeps.design import Design, Direction, Prediction
+from grpo_lab.config.design import Design, Direction, Prediction
+from grpo_lab.tracking.metrics import SUITES
 
 
 @dataclass(frozen=True)

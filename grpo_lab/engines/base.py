@@ -14,10 +14,9 @@ from typing import ClassVar
 
 import torch
 
-from grpo_lab.shapes import Tensor
 from grpo_lab.tricks.base import require, require_positive
 from grpo_lab.tricks.precision import Precision
-from grpo_lab.types import Completion, OnFinish, Request, SamplingParams, StopReason
+from grpo_lab.types import Completion, OnFinish, Request, SamplingParams, StopReason, Tensor
 
 
 class EngineFailure(RuntimeError):

@@ -16,16 +16,15 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from grpo_lab.engines.base import EngineSession, already_ended, check_names
-from grpo_lab.engines.cache import block_cache, keep_rows
-from grpo_lab.engines.decode_attention import use_decode_attention
-from grpo_lab.engines.graphs import FixedStep, check_graphs
 from grpo_lab.engines.native import Native
-from grpo_lab.model_folder import stop_token_ids
-from grpo_lab.models import load_model, round_weights, widen
+from grpo_lab.engines.native_attention import use_decode_attention
+from grpo_lab.engines.native_cache import block_cache, keep_rows
+from grpo_lab.engines.native_graphs import FixedStep, check_graphs
+from grpo_lab.policy.model_folder import stop_token_ids
+from grpo_lab.policy.models import load_model, round_weights, widen
 from grpo_lab.seeding import token_uniforms
-from grpo_lab.shapes import Float, Int, Tensor
 from grpo_lab.tricks.precision import LmHead, Precision
-from grpo_lab.types import Completion, OnFinish, Request, StopReason
+from grpo_lab.types import Completion, Float, Int, OnFinish, Request, StopReason, Tensor
 
 if TYPE_CHECKING:
     from grpo_lab.engines.native_stream import NativeStream

@@ -22,8 +22,7 @@ from transformers.cache_utils import DynamicLayer
 from grpo_lab.engines.base import Stream, already_ended
 from grpo_lab.engines.native_session import draw, read_texts
 from grpo_lab.seeding import token_uniforms
-from grpo_lab.shapes import Float, Tensor
-from grpo_lab.types import Completion, Request, StopReason
+from grpo_lab.types import Completion, Float, Request, StopReason, Tensor
 
 if TYPE_CHECKING:
     from grpo_lab.engines.native_session import NativeSession

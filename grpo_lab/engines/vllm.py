@@ -26,10 +26,9 @@ from grpo_lab.engines.vllm_common import (
     set_defaults_of_vllm,
     vllm_params,
 )
-from grpo_lab.model_folder import stop_token_ids, weight_names
-from grpo_lab.shapes import Tensor
+from grpo_lab.policy.model_folder import stop_token_ids, weight_names
 from grpo_lab.tricks.precision import Precision
-from grpo_lab.types import Completion, OnFinish, Request, StopReason
+from grpo_lab.types import Completion, OnFinish, Request, StopReason, Tensor
 
 if TYPE_CHECKING:
     from vllm import LLM

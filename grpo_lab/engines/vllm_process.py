@@ -33,8 +33,8 @@ from grpo_lab.engines.vllm_common import (
     set_defaults_of_vllm,
 )
 from grpo_lab.engines.vllm_session import VllmProcessSession
-from grpo_lab.engines.weight_transfer import FileTransfer, NcclTransfer, roomy_folder, taken_port
-from grpo_lab.model_folder import stop_token_ids, weight_names
+from grpo_lab.engines.vllm_weights import FileTransfer, NcclTransfer, roomy_folder, taken_port
+from grpo_lab.policy.model_folder import stop_token_ids, weight_names
 from grpo_lab.tricks.base import require, require_positive
 from grpo_lab.tricks.precision import Precision
 

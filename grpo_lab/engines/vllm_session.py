@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_lab.engines.base import EngineFailure, EngineSession, Stream, already_ended, check_names
 from grpo_lab.engines.vllm_common import Growing, failure, last_error, vllm_params
-from grpo_lab.engines.weight_transfer import Transfer
-from grpo_lab.shapes import Tensor
-from grpo_lab.types import Completion, OnFinish, Request, StopReason
+from grpo_lab.engines.vllm_weights import Transfer
+from grpo_lab.types import Completion, OnFinish, Request, StopReason, Tensor
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput

@@ -17,7 +17,7 @@ import psutil
 from safetensors import safe_open
 
 from grpo_lab.engines.vllm_common import FOLDER, LOG, SHOWN, TRAINER
-from grpo_lab.shapes import Tensor
+from grpo_lab.types import Tensor
 
 _LOOK_SECONDS = 1.0
 

@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from grpo_lab.progress import clock, describe
+from grpo_lab.tracking.progress import clock, describe
 from grpo_lab.tracking.run_reader import StepReader
 
 _LOOK_SECONDS = 1.0  # between two looks at the cells' logs

@@ -13,12 +13,13 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from grpo_lab.compat import IncompatibleRun, broken_warnings, check_compatible
-from grpo_lab.config import AXES, VOLATILE, RunConfig, to_run
-from grpo_lab.device import choose_device
-from grpo_lab.identity import check_folder, chosen_options, run_identity, run_name, short
-from grpo_lab.overrides import misnamed
-from grpo_lab.sweeps.design import Design
+from grpo_lab.config.design import Design
+from grpo_lab.config.overrides import misnamed
+from grpo_lab.config.rules import IncompatibleRun, broken_warnings, check_compatible
+from grpo_lab.config.run_config import AXES, VOLATILE, RunConfig, to_run
+from grpo_lab.config.run_name import chosen_options, run_name, short
+from grpo_lab.policy.device import choose_device
+from grpo_lab.run.identity import check_folder, run_identity
 from grpo_lab.tracking.sweep_record import CellRecord
 
 Compose = Callable[[Sequence[str]], DictConfig]

@@ -20,9 +20,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 from rich.console import Console
 
-from grpo_lab.config import unresolved
-from grpo_lab.device import choose_device
-from grpo_lab.progress import clock
+from grpo_lab.config.design import Design, read_design, require_known_metrics
+from grpo_lab.config.run_config import unresolved
+from grpo_lab.policy.device import choose_device
 from grpo_lab.sweeps.board import Board
 from grpo_lab.sweeps.cells import (
     Cell,
@@ -33,10 +33,10 @@ from grpo_lab.sweeps.cells import (
     refuse_idle_arms,
     sweep_name,
 )
-from grpo_lab.sweeps.design import Design, read_design, require_known_metrics
 from grpo_lab.sweeps.local import Job, run_jobs, slots
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.mlflow_parent import announce_sweep
+from grpo_lab.tracking.progress import clock
 from grpo_lab.tracking.run_reader import run_status
 from grpo_lab.tracking.sweep_record import record_sweep
 from grpo_lab.tracking.whole import AFRESH, read_json

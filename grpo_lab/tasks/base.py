@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from grpo_lab.shapes import Float, Tensor
-from grpo_lab.types import Problem
+from grpo_lab.types import Float, Problem, Tensor
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -64,22 +63,28 @@ class Template(ABC):
     """The form in which a question reaches the model, and the wording of what tricks say to it.
 
     `interruption` is put into a response that must come to its answer, and belongs to the response from there on;
-    `wish` is a question that asks for a length, with `{question}` and `{tokens}` in it. For a chat model that thinks
-    between tags: "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>" (ScaleRL,
-    arXiv:2510.13786) and "{question} Think for {tokens} tokens." (L1, arXiv:2503.04697).
+    `target_length` is a question that asks for a length, with `{question}` and `{tokens}` in it. For a chat model
+    that thinks between tags: "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
+    (ScaleRL, arXiv:2510.13786) and "{question} Think for {tokens} tokens." (L1, arXiv:2503.04697).
     """
 
     interruption: str
-    wish: str
+    target_length: str
 
     def __post_init__(self) -> None:
         remedy = "write both as they stand, braces included"
         for name in ("{question}", "{tokens}"):
-            require(self.wish.count(name) == 1, "wish", repr(self.wish), f"a text with {name} in it once", remedy)
+            require(
+                self.target_length.count(name) == 1,
+                "target_length",
+                repr(self.target_length),
+                f"a text with {name} in it once",
+                remedy,
+            )
 
-    def wishing(self, question: str, tokens: int) -> str:
+    def asking_for(self, question: str, tokens: int) -> str:
         """The question together with the wish for a response of that many tokens."""
-        return self.wish.replace("{tokens}", str(tokens)).replace("{question}", question)
+        return self.target_length.replace("{tokens}", str(tokens)).replace("{question}", question)
 
     @abstractmethod
     def render(self, question: str) -> str:

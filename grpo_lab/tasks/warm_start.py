@@ -24,7 +24,6 @@ from filelock import FileLock
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from grpo_lab.shapes import Tensor
 from grpo_lab.tasks.arithmetic import (
     CHECK_AGAIN,
     FINAL,
@@ -36,7 +35,8 @@ from grpo_lab.tasks.arithmetic import (
     require_ranges,
 )
 from grpo_lab.tasks.base import Model, require
-from grpo_lab.tasks.grading import Strict
+from grpo_lab.tasks.verifiers import Strict
+from grpo_lab.types import Tensor
 
 # Part of the cache key: raise it when this module's code changes what a recipe produces.
 CODE_VERSION = 1

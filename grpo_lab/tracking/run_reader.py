@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from grpo_lab.tracking.renames import with_metric_names
+
 NONFINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 Status = Literal["new", "partial", "failed", "done"]
@@ -148,7 +150,7 @@ def parse_line(line: bytes, path: Path) -> dict[str, Any]:
 
 def _values(line: Mapping[str, Any], section: str) -> dict[str, float | int]:
     lost = {name: NONFINITE[value] for name, value in line.get("nonfinite", {}).items()}
-    return {**line[section], **lost}
+    return with_metric_names({**line[section], **lost})
 
 
 def read_steps(folder: Path) -> Iterator[StepRecord]:

@@ -11,10 +11,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from grpo_lab.shapes import Bool, Float, Tensor
 from grpo_lab.tricks.base import Trick, require_not_negative, require_positive
 from grpo_lab.tricks.convention import Scope, Width
-from grpo_lab.types import Totals
+from grpo_lab.types import Bool, Float, Tensor, Totals
 
 
 @dataclass(frozen=True)

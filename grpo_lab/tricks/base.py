@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from grpo_lab.shapes import Bool, Float, Tensor
+from grpo_lab.types import Bool, Float, Tensor
 
 # Two numbers closer than this are one number computed in two ways.
 NEGLIGIBLE = 1e-4

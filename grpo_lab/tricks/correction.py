@@ -12,8 +12,8 @@ from typing import ClassVar
 
 import torch
 
-from grpo_lab.shapes import Bool, Float, Tensor
 from grpo_lab.tricks.base import Trick, require, require_not_negative, require_positive, row_mean
+from grpo_lab.types import Bool, Float, Tensor
 
 _LOG_LIMIT = 20.0  # nats; exp() overflows in fp32 beyond 88, and every bound has long been passed
 

@@ -16,9 +16,8 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from grpo_lab.shapes import Bool, Float, Int, Tensor
 from grpo_lab.tricks.base import Trick, require
-from grpo_lab.types import Exhausted
+from grpo_lab.types import Bool, Exhausted, Float, Int, Tensor
 
 _MOST_PASSES = 10_000  # over the split in one draw; then its weights are taken for a mistake
 

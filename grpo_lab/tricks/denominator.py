@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from grpo_lab.shapes import Bool, Tensor
 from grpo_lab.tricks.base import Trick
+from grpo_lab.types import Bool, Tensor
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import torch
 
-from grpo_lab.shapes import Bool, Float, Tensor
 from grpo_lab.tricks.base import Trick, require, require_not_negative, require_positive
+from grpo_lab.types import Bool, Float, Tensor
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import ClassVar
 
-from grpo_lab.shapes import Bool, Tensor
 from grpo_lab.tricks.base import Trick, require, require_positive, tied
-from grpo_lab.types import Exhausted, Graded, Groups, GroupSource
+from grpo_lab.types import Bool, Exhausted, Graded, Groups, GroupSource, Tensor
 
 
 class Signal(Enum):
@@ -155,7 +154,7 @@ class Refill(GroupFilter, ABC):
                 raise self._never_fills(Groups.join(rounds), len(chosen), number)
             made = self.round(source, number, number - len(chosen))
             before = sum(part.number for part in rounds)
-            chosen += [before + place for place in has_signal(made.cut, self.signal)]
+            chosen += [before + place for place in has_signal(made.masked, self.signal)]
             rounds.append(made)
         return Collected(Groups.join(rounds), tuple(chosen[:number]))
 

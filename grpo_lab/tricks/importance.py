@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import torch
 
-from grpo_lab.shapes import Bool, Float, Tensor
 from grpo_lab.tricks.base import Trick, require_positive, row_mean
+from grpo_lab.types import Bool, Float, Tensor
 
 
 @dataclass(frozen=True)
@@ -18,14 +18,14 @@ class Importance(Trick, ABC):
 
     Differs from the papers: every option limits the log-ratio, since exp() of it overflows in fp32 beyond 88; at
     a limit of 20 every trust region has long cut the token off. `per_token`: the ratio is each token's own.
-    `averages`: it is a mean over the response's tokens. `one_gradient_a_row`: it moves with every token of the row.
+    `averages`: it is a mean over the response's tokens. `sequence_level`: it moves with every token of the row.
     """
 
     log_ratio_limit: float  # nats
 
     per_token: ClassVar[bool] = False
     averages: ClassVar[bool] = False
-    one_gradient_a_row: ClassVar[bool] = False
+    sequence_level: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require_positive(self, "log_ratio_limit")
@@ -72,7 +72,7 @@ class Sequence(Importance):
     """
 
     averages: ClassVar[bool] = True
-    one_gradient_a_row: ClassVar[bool] = True
+    sequence_level: ClassVar[bool] = True
     formula: ClassVar[str] = "exp(mean_t(logp - old))"
 
     def __call__(

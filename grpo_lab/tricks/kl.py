@@ -12,9 +12,8 @@ from typing import ClassVar
 
 import torch
 
-from grpo_lab.shapes import Bool, Float, Tensor
 from grpo_lab.tricks.base import Trick, require_positive
-from grpo_lab.types import Graded, to_groups
+from grpo_lab.types import Bool, Float, Graded, Tensor, to_groups
 
 
 @dataclass(frozen=True)

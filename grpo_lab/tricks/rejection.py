@@ -14,11 +14,10 @@ from typing import ClassVar
 
 import torch
 
-from grpo_lab.shapes import Bool, Float, Tensor
 from grpo_lab.tricks.base import Trick, require_positive, row_mean
 from grpo_lab.tricks.convention import BoundForm
 from grpo_lab.tricks.correction import ratio, require_bounds
-from grpo_lab.types import Graded, to_groups
+from grpo_lab.types import Bool, Float, Graded, Tensor, to_groups
 
 
 def each_token(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N T"]:
@@ -243,7 +242,7 @@ class SequenceMeanK2(K2Bound):
 
 @dataclass(frozen=True)
 class SequenceMeanK3(K3Bound):
-    """Responses whose mean k3 is small stay (verl "seq_mean_k3"); free of the signs k1 lets cancel."""
+    """Responses whose mean k3 is small stay (verl "seq_mean_k3"); free of the metrics k1 lets cancel."""
 
     formula: ClassVar[str] = "mean_t(k3(prox, sampler)) <= {bound}"
     reduce = staticmethod(whole_mean)

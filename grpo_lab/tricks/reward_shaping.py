@@ -9,9 +9,8 @@ from typing import ClassVar
 
 import torch
 
-from grpo_lab.shapes import Float, Tensor
 from grpo_lab.tricks.base import Trick, require, require_not_negative, require_positive
-from grpo_lab.types import Graded
+from grpo_lab.types import Float, Graded, Tensor
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class RewardShaping(Trick, ABC):
         """The response lengths, in tokens, that a prompt may ask for; empty where prompts ask for none."""
         return range(0)
 
-    def wish(self, drawn: float) -> int | None:
+    def draw_target_length(self, drawn: float) -> int | None:
         """The length of them that a prompt asks for; None for none. `drawn` is uniform in [0, 1)."""
         return self.asks_for[int(drawn * len(self.asks_for))] if self.asks_for else None
 
@@ -167,7 +166,7 @@ class L1Exact(RewardShaping):
     penalty = -alpha * |n_gold - length|, for right and wrong answers alike
 
     The policy learns to think for as long as it is asked to, so one model serves every budget. Evaluation asks for
-    lengths too. The step's `wish/slope` says whether lengths follow.
+    lengths too. The step's `target_length/slope` says whether lengths follow.
     """
 
     alpha: float  # reward per token
@@ -192,8 +191,8 @@ class L1Exact(RewardShaping):
 
     def _left(self, graded: Graded) -> Float[Tensor, "P G"]:
         """Tokens that were asked for and not written; negative beyond."""
-        assert graded.wanted is not None, "the loop writes the wish into every prompt"
-        return (graded.wanted - graded.lengths).to(graded.reward.dtype)
+        assert graded.target_length is not None, "the loop writes the target length into every prompt"
+        return (graded.target_length - graded.lengths).to(graded.reward.dtype)
 
 
 @dataclass(frozen=True)

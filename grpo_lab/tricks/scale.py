@@ -9,11 +9,10 @@ from typing import ClassVar
 
 import torch
 
-from grpo_lab.shapes import Bool, Float, Tensor
 from grpo_lab.tricks.base import Trick, counted_mean, require, require_not_negative, tied
 from grpo_lab.tricks.baseline import Weights
 from grpo_lab.tricks.convention import AlphaForm, Floor, Singleton
-from grpo_lab.types import Graded
+from grpo_lab.types import Bool, Float, Graded, Tensor
 
 
 class Deviation(Enum):
@@ -35,7 +34,7 @@ class Scale(Trick, ABC):
     """Turns centred rewards into advantages.
 
     `group_relative`: needs other rows of the group. `needs_rewards_from_zero`: a negative reward turns its
-    signs around. `splits_signs`: does nothing where no reward is negative. `reads_batch`: a
+    metrics around. `splits_signs`: does nothing where no reward is negative. `reads_batch`: a
     group that leaves moves the advantages of others. `pays_for_signal`: makes up for groups without signal.
     `recentres`: subtracts one number for the whole batch. `divides_by_centred`: by the deviation of what the baseline
     left. `moves_zeros`: a row centred at 0 may get an advantage. `scales_tokens`: `of_tokens` can be asked too.

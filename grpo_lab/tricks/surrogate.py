@@ -9,9 +9,9 @@ from typing import ClassVar
 
 import torch
 
-from grpo_lab.shapes import Bool, Float, Tensor
 from grpo_lab.tricks.base import NEGLIGIBLE, Trick, require, require_not_negative, require_positive, row_mean
 from grpo_lab.tricks.convention import CapForm, Scope
+from grpo_lab.types import Bool, Float, Tensor
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Surrogate(Trick, ABC):
     """The policy loss of one token; minimised.
 
     `uses_ratio`: reads the ratio at all. `needs_drift`: is the plain policy gradient where every ratio is 1.
-    `needs_token_ratio`: has a meaning only for each token's own ratio. `one_loss_a_row`: every token of a row
+    `needs_token_ratio`: has a meaning only for each token's own ratio. `sequence_level`: every token of a row
     carries the row's loss. `squares_rows`: its terms have to be summed over a row. `pulls_without_advantage`:
     moves tokens of advantage 0 too. `mark_scope`: over which tokens `mark` chooses, None if it does not.
     """
@@ -63,7 +63,7 @@ class Surrogate(Trick, ABC):
     uses_ratio: ClassVar[bool] = True
     needs_drift: ClassVar[bool] = True
     needs_token_ratio: ClassVar[bool] = False
-    one_loss_a_row: ClassVar[bool] = False
+    sequence_level: ClassVar[bool] = False
     squares_rows: ClassVar[bool] = False
     pulls_without_advantage: ClassVar[bool] = False
 
@@ -121,9 +121,9 @@ class Ppo(Surrogate):
     def __call__(self, tokens: SurrogateInputs) -> SurrogateLoss:
         ratio, advantages = tokens.log_ratio.exp(), tokens.advantages
         clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
-        cut = beyond(ratio, advantages, 1 - self.clip_low, 1 + self.clip_high)
+        outside = beyond(ratio, advantages, 1 - self.clip_low, 1 + self.clip_high)
         loss = -torch.minimum(ratio * advantages, clipped * advantages)
-        return SurrogateLoss(loss, ratio.detach() * ~cut, cut)
+        return SurrogateLoss(loss, ratio.detach() * ~outside, outside)
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,8 @@ class DualClip(Surrogate):
         loss = torch.where(
             advantages < 0, torch.minimum(single.token_loss, -self.bound * advantages), single.token_loss
         )
-        cut = single.touched | ((advantages < 0) & (tokens.log_ratio.exp() > self.bound))
-        return SurrogateLoss(loss, single.weight * ~cut, cut)
+        outside = single.touched | ((advantages < 0) & (tokens.log_ratio.exp() > self.bound))
+        return SurrogateLoss(loss, single.weight * ~outside, outside)
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ class Gmpo(Surrogate):
     clip_high: float  # nats
 
     needs_token_ratio: ClassVar[bool] = True
-    one_loss_a_row: ClassVar[bool] = True
+    sequence_level: ClassVar[bool] = True
     formula: ClassVar[str] = "-A * exp(mean_t(log r, cut where A pushes it out of [-{clip_low}, {clip_high}]))"
 
     def __post_init__(self) -> None:
@@ -273,10 +273,10 @@ class Gmpo(Surrogate):
     def __call__(self, tokens: SurrogateInputs) -> SurrogateLoss:
         advantages = tokens.advantages
         clipped = tokens.log_ratio.clamp(-self.clip_low, self.clip_high)
-        cut = beyond(tokens.log_ratio, advantages, -self.clip_low, self.clip_high)
-        mean = row_mean(torch.where(cut, clipped, tokens.log_ratio), tokens.loss_mask)
+        outside = beyond(tokens.log_ratio, advantages, -self.clip_low, self.clip_high)
+        mean = row_mean(torch.where(outside, clipped, tokens.log_ratio), tokens.loss_mask)
         row_ratio = mean.exp().expand_as(advantages)
-        return SurrogateLoss(-row_ratio * advantages, row_ratio.detach() * ~cut, cut)
+        return SurrogateLoss(-row_ratio * advantages, row_ratio.detach() * ~outside, outside)
 
 
 class Divergence(Enum):
@@ -318,9 +318,9 @@ class Dppo(Surrogate):
         if self.divergence is Divergence.kl:
             rest_now, rest_before = (1 - now).clamp(min=1e-12), (1 - before).clamp(min=1e-12)
             moved = -before * log_ratio + rest_before * (rest_before / rest_now).log()
-        cut = (moved > self.delta) & (tokens.advantages * (now - before) > 0)
-        weight = log_ratio.exp().clamp(max=self.cap) * ~cut
-        return SurrogateLoss(-weight * tokens.advantages * tokens.logprobs, weight, cut)
+        outside = (moved > self.delta) & (tokens.advantages * (now - before) > 0)
+        weight = log_ratio.exp().clamp(max=self.cap) * ~outside
+        return SurrogateLoss(-weight * tokens.advantages * tokens.logprobs, weight, outside)
 
 
 @dataclass(frozen=True)
@@ -360,7 +360,7 @@ class Topr(Surrogate):
 
     Differs from Ppo: off-policy right answers are learned from like demonstrations, and a wrong answer the
     policy has already left pushes less and less. The ratio is the run's importance; the paper's is that of the whole
-    response, importance=sequence_product. Right and wrong are the signs of A, the reward less the baseline.
+    response, importance=sequence_product. Right and wrong are the metrics of A, the reward less the baseline.
     """
 
     formula: ClassVar[str] = "-sg(1 if A > 0 else min(r, 1)) * A * logp"
@@ -370,3 +370,104 @@ class Topr(Surrogate):
         weight = torch.where(tokens.advantages < 0, ratio.clamp(max=1.0), 1.0)
         touched = (weight - 1).abs() > NEGLIGIBLE
         return SurrogateLoss(-weight * tokens.advantages * tokens.logprobs, weight, touched)
+
+
+# Nats. Two fp32 passes over one token differ by far less on average; in the arithmetic world the largest gap was 6e-5,
+# so a rare token is still pulled by rounding.
+_ROUNDING = 1e-5
+
+
+def covariance(tokens: StepTokens) -> Float[Tensor, "K"]:
+    """(logprob - mean logprob) * (A - mean A) of each token, means over all the tokens given."""
+    return (tokens.logprobs - tokens.logprobs.mean()) * (tokens.advantages - tokens.advantages.mean())
+
+
+def number_of(share: float, total: int) -> int:
+    """How many tokens a share is: rounded down, and at least one, as in the released code."""
+    return min(total, max(1, int(share * total)))
+
+
+@dataclass(frozen=True)
+class ClipCov(Surrogate):
+    """PPO that also takes the gradient of a few tokens of high covariance (Clip-Cov, arXiv:2505.22617).
+
+    loss = Ppo's, detached on a random `share` of the step's tokens, drawn among those Ppo leaves alone and
+    whose covariance lies in (cov_low, cov_high)
+
+    Acts on-policy too, unlike every clip. The covariance is over the whole optimiser step and the draw is
+    counter-based, so microbatches do not move it. Inert while no covariance reaches cov_low.
+    """
+
+    clip_low: float
+    clip_high: float
+    share: float
+    cov_low: float
+    cov_high: float
+    scope: Scope
+
+    needs_drift: ClassVar[bool] = False
+    formula: ClassVar[str] = (
+        "-min(r * A, clip(r, 1 - {clip_low}, 1 + {clip_high}) * A), detached on a random {share} of the {scope}'s "
+        "tokens, among those with cov(logp, A) in ({cov_low}, {cov_high})"
+    )
+
+    def __post_init__(self) -> None:
+        require_positive(self, "clip_low", "clip_high", "share")
+        require(self.share <= 1, self, "share", "at most 1")
+        require(self.cov_low < self.cov_high, self, "cov_low", f"below cov_high ({self.cov_high:g})")
+
+    @property
+    def mark_scope(self) -> Scope:
+        return self.scope
+
+    def mark(self, tokens: StepTokens) -> Bool[Tensor, "K"]:
+        value = covariance(tokens)
+        free = ~beyond(tokens.log_ratio.exp(), tokens.advantages, 1 - self.clip_low, 1 + self.clip_high)
+        open_to_it = free & (value > self.cov_low) & (value < self.cov_high)
+        number = number_of(self.share, len(value))
+        drawn = torch.where(open_to_it, tokens.noise, torch.inf).argsort(stable=True)[:number]
+        return torch.zeros_like(open_to_it).index_fill(0, drawn, True) & open_to_it
+
+    def __call__(self, tokens: SurrogateInputs) -> SurrogateLoss:
+        assert tokens.marked is not None, "the step's tokens are marked before its loss"
+        clipped = Ppo(self.clip_low, self.clip_high)(tokens)
+        loss = torch.where(tokens.marked, clipped.token_loss.detach(), clipped.token_loss)
+        return SurrogateLoss(loss, clipped.weight * ~tokens.marked, clipped.touched | tokens.marked)
+
+
+@dataclass(frozen=True)
+class KlCov(Surrogate):
+    """A penalty on the drift of the tokens of highest covariance (KL-Cov, arXiv:2505.22617).
+
+    loss = -ratio * A, plus coef * |log ratio| on the `share` of the step's tokens of largest covariance
+
+    No clip. With one on-policy update every log-ratio is 0 and the penalty has no gradient: inert there. Differs: a
+    log-ratio below 1e-5 nats is taken for rounding and not punished, since the slope of |x| knows no small x.
+    """
+
+    share: float
+    coef: float
+    scope: Scope
+
+    pulls_without_advantage: ClassVar[bool] = True
+    formula: ClassVar[str] = "-r * A, + {coef} * |log r| on the {share} of the {scope}'s tokens of largest cov(logp, A)"
+
+    def __post_init__(self) -> None:
+        require_positive(self, "share", "coef")
+        require(self.share <= 1, self, "share", "at most 1")
+
+    @property
+    def mark_scope(self) -> Scope:
+        return self.scope
+
+    def mark(self, tokens: StepTokens) -> Bool[Tensor, "K"]:
+        largest = covariance(tokens).argsort(descending=True, stable=True)
+        chosen = largest[: number_of(self.share, len(largest))]
+        return torch.zeros(len(largest), dtype=torch.bool, device=largest.device).index_fill(0, chosen, True)
+
+    def __call__(self, tokens: SurrogateInputs) -> SurrogateLoss:
+        assert tokens.marked is not None, "the step's tokens are marked before its loss"
+        ratio = tokens.log_ratio.exp()
+        touched = tokens.marked & (tokens.log_ratio.abs() > _ROUNDING)
+        penalty = torch.where(touched, self.coef * tokens.log_ratio.abs(), 0.0)
+        return SurrogateLoss(-ratio * tokens.advantages + penalty, ratio.detach(), touched)

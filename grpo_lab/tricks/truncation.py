@@ -1,4 +1,4 @@
-"""Truncation: what a response cut by the token budget counts for."""
+"""Truncation: what a truncated response, one that the token budget ended, counts for."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Truncation(Trick, ABC):
 
 @dataclass(frozen=True)
 class Score(Truncation):
-    """A cut response is a wrong response: it is counted and trained like any other.
+    """A truncated response is a wrong response: it is counted and trained like any other.
 
     With q the truncated share, a the accuracy of finished responses and r_T the truncated reward, the
     on-policy, mean-centred pressure on q is (a - r_T)(G - 1)/G under a length-free denominator.
@@ -87,7 +87,7 @@ class MaskAfter(Truncation):
     trained = trained & ~truncated
 
     Differs from Score: the pressure against truncation is weaker by the factor q, because only the
-    siblings' advantages still feel the cut rows. Kept rows then have a positive mean advantage.
+    siblings' advantages still feel the truncated rows. The rows in the loss then have a positive mean advantage.
     """
 
     removes_rows: ClassVar[bool] = True
@@ -103,7 +103,7 @@ class MaskBefore(Truncation):
 
     counted = counted & ~truncated;  trained = trained & ~truncated
 
-    Differs from MaskAfter: the siblings never see the cut rows, so under a length-free denominator there
+    Differs from MaskAfter: the siblings never see the truncated rows, so under a length-free denominator there
     is no pressure on truncation at all. A group with one row left gets advantage 0.
     """
 
@@ -121,9 +121,9 @@ class Interrupt(Truncation):
 
     cut ~ U{earliest * max_tokens .. latest * max_tokens};  unfinished after `cut` tokens, it goes on behind `phrase`
 
-    Differs from Score: nearly every response comes to an answer, so few rows are cut and the outcome of a long one says
-    something. The injected tokens are context and never trained; the row is tagged as interrupted. One that the budget
-    cuts all the same is a cut response. Is Score where the budget has no room for the phrase and a token.
+    Differs from Score: nearly every response comes to an answer, so few rows are truncated and the outcome of a long
+    one says something. The injected tokens are context and never trained; the row is tagged as
+    interrupted. One that the budget ends all the same is a truncated response. Is Score where the budget has no room for the phrase and a token.
     """
 
     earliest: float  # share of the budget before an interruption, at least
@@ -168,8 +168,8 @@ class Interrupt(Truncation):
         """
         drawn = tools.uniform(replace(request.noise, stream=f"{request.noise.stream}/interrupt"))
         first, last = round(self.earliest * self.max_tokens), round(self.latest * self.max_tokens)
-        cut, phrase = max(1, first + int(drawn * (last - first + 1))), len(tools.encode(self.phrase))
-        return cut if cut + phrase < request.params.max_tokens else request.params.max_tokens
+        after, phrase = max(1, first + int(drawn * (last - first + 1))), len(tools.encode(self.phrase))
+        return after if after + phrase < request.params.max_tokens else request.params.max_tokens
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ def run_trl(python: Path, setting: Run, threads: int, doing: str) -> Run:
 
 def check_rewards(rows: Sequence[Run], setting: Run) -> None:
     """Ends the benchmark unless the other side's verifier gave every response of a step what ours gives it."""
-    from grpo_lab.tasks.grading import Strict
+    from grpo_lab.tasks.verifiers import Strict
 
     strict = Strict(correct=setting["correct"], wrong=setting["wrong"])
     wrong = [row for row in rows if strict(row["answer"], row["text"], row["finished"]) != row["outcome"]]

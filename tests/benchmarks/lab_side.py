@@ -19,16 +19,16 @@ from typing import Any
 
 import torch
 
-from grpo_lab.compose import compose_config
-from grpo_lab.config import RunConfig, to_run
-from grpo_lab.device import prepare_torch
+from grpo_lab.config.hydra_setup import compose_config
+from grpo_lab.config.run_config import RunConfig, to_run
 from grpo_lab.loop import train
-from grpo_lab.progress import RunProgress
-from grpo_lab.recorder import Clock, Recorder
-from grpo_lab.rollouts import encode_prompts
+from grpo_lab.policy.device import prepare_torch
+from grpo_lab.rollout.grading import encode_prompts
+from grpo_lab.run.recorder import Clock, Recorder
+from grpo_lab.run.state import RunState, open_state
+from grpo_lab.tracking.progress import RunProgress
 from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.tricks.curriculum import Memory, Pool
-from grpo_lab.workbench import Workbench, open_workbench
 
 PEAK_SIZES = (512, 1024, 2048)
 GPU_PEAK_SIZES = (4096, 8192)
@@ -47,7 +47,7 @@ class Stamped(Recorder):
     wall: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
 
-    def record(self, bench: Workbench, signs: Mapping[str, float | int], clock: Clock) -> None:
+    def record(self, bench: RunState, signs: Mapping[str, float | int], clock: Clock) -> None:
         super().record(bench, signs, clock)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
@@ -83,7 +83,7 @@ def timed_run(steps: int, warmup: int, overrides: list[str]) -> dict[str, Any]:
     device = prepare_torch(run)
     with tempfile.TemporaryDirectory() as folder, RunLog(Path(folder)) as log, RunProgress("bench") as progress:
         progress.show = lambda *_: None  # the driver shows the progress
-        bench = open_workbench(run, device, None)
+        bench = open_state(run, device, None)
         recorder = Stamped(run, log, progress, "benchmark")
         train(run, bench, recorder)
         logged = {name: read(log.folder / f"{name}.jsonl", name) for name in ("metrics", "timing")}
@@ -107,7 +107,7 @@ def timed_run(steps: int, warmup: int, overrides: list[str]) -> dict[str, Any]:
     return result | ({"gpu_bytes": torch.cuda.max_memory_allocated()} if device.type == "cuda" else {})
 
 
-def setting(run: RunConfig, bench: Workbench, total: int) -> dict[str, Any]:
+def setting(run: RunConfig, bench: RunState, total: int) -> dict[str, Any]:
     """What the other side needs to do the same work: model, problems in order, and the numbers."""
     memory = Memory.of(len(bench.problems))
     drawn = [

@@ -22,13 +22,13 @@ import torch
 from lab_side import matmul_peak
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from grpo_lab.compose import compose_config
-from grpo_lab.config import RunConfig, to_run
-from grpo_lab.device import prepare_torch
-from grpo_lab.ledger import ModelCost
-from grpo_lab.packing import Cut, prepare
-from grpo_lab.policy import token_logprobs
-from grpo_lab.rollouts import encode_prompts, group_requests
+from grpo_lab.budget.ledger import ModelFlops
+from grpo_lab.config.hydra_setup import compose_config
+from grpo_lab.config.run_config import RunConfig, to_run
+from grpo_lab.policy.device import prepare_torch
+from grpo_lab.policy.logprobs import token_logprobs
+from grpo_lab.policy.packing import Microbatching, prepare
+from grpo_lab.rollout.grading import encode_prompts, group_requests
 from grpo_lab.tricks.precision import Fp32, LmHead
 from grpo_lab.types import Completion, Request
 
@@ -109,7 +109,7 @@ def small_llama(vocabulary: int) -> torch.nn.Module:
     )  # fmt: skip
 
 
-def training_pass(model: torch.nn.Module, rows: int, vocabulary: int, cut: Cut) -> int:
+def training_pass(model: torch.nn.Module, rows: int, vocabulary: int, cut: Microbatching) -> int:
     """One forward and backward pass over rows of different lengths; returns its FLOPs without padding."""
     lengths = torch.linspace(SHORTEST - PROMPT, LONGEST - PROMPT, rows).round().long()
     mask = torch.arange(int(lengths.max())) < lengths[:, None]
@@ -117,16 +117,18 @@ def training_pass(model: torch.nn.Module, rows: int, vocabulary: int, cut: Cut) 
     tokens = torch.randint(vocabulary, mask.shape, generator=generator)
     # Prompts of their own: a prompt that is shared would be read once, and the count below is of whole rows.
     prompts = [tuple(torch.randint(vocabulary, (PROMPT,), generator=generator).tolist()) for _ in range(rows)]
-    logprobs, _ = token_logprobs(model, prompts, tokens, mask, 1.0, Fp32(LmHead.same, 1e-4), cut=cut)
+    logprobs, _ = token_logprobs(model, prompts, tokens, mask, 1.0, Fp32(LmHead.same, 1e-4), microbatching=cut)
     logprobs[mask].mean().backward()
     model.zero_grad(set_to_none=True)
-    cost = ModelCost.of(model)
+    cost = ModelFlops.of(model)
     return 3 * sum(cost.forward(PROMPT, int(length)) for length in lengths)
 
 
-def cut_of(plain: bool) -> Cut:
+def cut_of(plain: bool) -> Microbatching:
     run = to_run(compose_config(["world=tiny"]))
-    return Cut(run.microbatch_tokens, run.split_cost_tokens, None if plain else run.scores_per_chunk, not plain)
+    return Microbatching(
+        run.microbatch_tokens, run.padding_tolerance_tokens, None if plain else run.logits_per_chunk, not plain
+    )
 
 
 def learner(rounds: int) -> dict[str, Any]:

@@ -19,15 +19,15 @@ from repeat import Repeats
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from grpo_lab.batching import StepInputs, make_minibatch, on_device, score_rollouts
-from grpo_lab.compose import compose_config
-from grpo_lab.config import RunConfig, conf_folder, to_run
-from grpo_lab.device import prepare_torch
-from grpo_lab.models import load_model
-from grpo_lab.packing import prepare
-from grpo_lab.policy import token_logprobs
-from grpo_lab.rollouts import encode_prompts, group_requests, to_rollouts
-from grpo_lab.types import Batch, Completion, Cut, Request, Rollouts
+from grpo_lab.config.hydra_setup import compose_config
+from grpo_lab.config.run_config import RunConfig, conf_folder, to_run
+from grpo_lab.policy.batching import StepInputs, make_minibatch, on_device, rollout_logprobs
+from grpo_lab.policy.device import prepare_torch
+from grpo_lab.policy.logprobs import token_logprobs
+from grpo_lab.policy.models import load_model
+from grpo_lab.policy.packing import prepare
+from grpo_lab.rollout.grading import encode_prompts, group_requests, to_rollouts
+from grpo_lab.types import Batch, Completion, Microbatching, Request, Rollouts
 
 GROUP = 4
 EXACT = 1e-9  # float64, as a share of the number or of 1
@@ -61,7 +61,7 @@ def loss_and_gradient(
     problems = range(inputs.rollouts.num_rows // inputs.rollouts.group_size)
     batches = [
         on_device(Batch(**{name: cast(value) for name, value in vars(batch).items()}), device)
-        for batch in make_minibatch(inputs, problems, run.denominator, Cut(128, 192))
+        for batch in make_minibatch(inputs, problems, run.denominator, Microbatching(128, 192))
     ]
     loss = sum(share_of(run, batch, leaf) for batch in marked(run, batches, leaf.detach(), inputs.rollouts))
     loss.backward()
@@ -148,8 +148,8 @@ class Bench:
         model = load_model(self.folder, run.learner_precision.lm_head).to(self.device)
         if packs and not prepare(model):
             raise ValueError("the model cannot be packed")
-        cut = Cut(1024, 64, scores_per_chunk=4096, packs=packs)
-        return score_rollouts(model, rollouts, 1.0, run.learner_precision, cut, self.device, with_entropy=False)[0]
+        cut = Microbatching(1024, 64, logits_per_chunk=4096, packs=packs)
+        return rollout_logprobs(model, rollouts, 1.0, run.learner_precision, cut, self.device, with_entropy=False)[0]
 
     def gradient(self, run: RunConfig, rollouts: Rollouts, packs: bool) -> Tensor:
         """Gradient of the mean log-prob with respect to all weights, as one vector."""
@@ -158,9 +158,9 @@ class Bench:
             prepare(model)
         rows = range(rollouts.num_rows)
         tokens, mask = rollouts.tokens.to(self.device), rollouts.sampled_mask.to(self.device)
-        prompts, cut = [rollouts.prompt_of_row(row) for row in rows], Cut(10**6, 64, 4096, packs)
+        prompts, cut = [rollouts.prompt_of_row(row) for row in rows], Microbatching(10**6, 64, 4096, packs)
         logprobs, _ = token_logprobs(
-            model, prompts, tokens, mask, 1.0, run.learner_precision, with_entropy=False, cut=cut
+            model, prompts, tokens, mask, 1.0, run.learner_precision, with_entropy=False, microbatching=cut
         )
         logprobs[mask].mean().backward()
         return torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).double().cpu()

@@ -16,8 +16,8 @@ from typing import Any
 
 from findings import ROOT, Findings, last_lines, run_part
 
-from grpo_lab.compose import compose_config
-from grpo_lab.config import to_run
+from grpo_lab.config.hydra_setup import compose_config
+from grpo_lab.config.run_config import to_run
 
 SEEDS = (0, 1, 2)
 RISE = 0.1  # of held-out accuracy, mean over seeds; chance alone moves it by about 0.03

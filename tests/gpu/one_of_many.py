@@ -15,14 +15,14 @@ import torch
 from findings import ROOT
 from lab_side import QUIET
 
-from grpo_lab.compose import compose_config
-from grpo_lab.config import to_run
-from grpo_lab.device import prepare_torch
+from grpo_lab.config.hydra_setup import compose_config
+from grpo_lab.config.run_config import to_run
 from grpo_lab.loop import train
-from grpo_lab.progress import RunProgress
-from grpo_lab.recorder import Clock, Recorder
+from grpo_lab.policy.device import prepare_torch
+from grpo_lab.run.recorder import Clock, Recorder
+from grpo_lab.run.state import RunState, open_state
+from grpo_lab.tracking.progress import RunProgress
 from grpo_lab.tracking.run_log import RunLog
-from grpo_lab.workbench import Workbench, open_workbench
 
 
 class Over(Exception):
@@ -36,7 +36,7 @@ class TakesTurns(Recorder):
     folder: Path = ROOT
     index: int = 0
 
-    def record(self, bench: Workbench, signs: Mapping[str, float | int], clock: Clock) -> None:
+    def record(self, bench: RunState, signs: Mapping[str, float | int], clock: Clock) -> None:
         super().record(bench, signs, clock)
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
@@ -55,7 +55,7 @@ def main() -> None:
     device = prepare_torch(run)
     with RunLog(folder / f"run{index}") as log, RunProgress(f"run {index}") as progress:
         progress.show = lambda *_: None  # many.py counts the steps
-        bench = open_workbench(run, device, None)
+        bench = open_state(run, device, None)
         try:
             train(run, bench, TakesTurns(run, log, progress, "benchmark", folder=folder, index=index))
         except Over:

@@ -27,11 +27,11 @@ from lab_side import matmul_peak, timed_run
 from llama import endless, like_smollm2
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from grpo_lab.compose import compose_config
-from grpo_lab.config import to_run
-from grpo_lab.device import prepare_torch
-from grpo_lab.ledger import ModelCost
-from grpo_lab.rollouts import encode_prompts, group_requests
+from grpo_lab.budget.ledger import ModelFlops
+from grpo_lab.config.hydra_setup import compose_config
+from grpo_lab.config.run_config import to_run
+from grpo_lab.policy.device import prepare_torch
+from grpo_lab.rollout.grading import encode_prompts, group_requests
 
 REAL = ROOT / ".bench" / "smollm2-135m"
 WARMUP = 1  # steps of each run that are not counted
@@ -51,7 +51,7 @@ class Work:
     problems: int
     group: int
     budget: int
-    cost: ModelCost
+    model_flops: ModelFlops
     peak: float
 
     def overrides(self, *more: str) -> list[str]:
@@ -61,7 +61,7 @@ class Work:
             f"problems_per_step={self.problems}", f"group_size={self.group}", f"device={self.found.device}",
             "learner_precision=bf16", "sampler_precision=bf16", "optimizer.learning_rate=1e-6",
             f"engine.max_rows={self.problems * self.group}", f"microbatch_tokens={self.microbatch}",
-            "split_cost_tokens=4096", "scores_per_chunk=268435456", *more,
+            "padding_tolerance_tokens=4096", "logits_per_chunk=268435456", *more,
         ]  # fmt: skip
 
     @property
@@ -179,7 +179,7 @@ def measure(found: Findings) -> None:
         given = REAL if real else like_smollm2(folder / "weights", found.small)
         ready = endless(given, folder / "model")
         with torch.device("meta"):
-            cost = ModelCost.of(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(ready)))
+            cost = ModelFlops.of(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(ready)))
         found.add("weights in matrix products", cost.weights, "weights", about="SmolLM2" if real else "random")
         peak = matmul_peak(found.device, torch.bfloat16)
         found.add("bf16 matmul peak", peak / 1e12, "TFLOP/s")

@@ -43,7 +43,7 @@ from grpo_lab.analysis.figures.style import (
 )
 from grpo_lab.analysis.load import SweepData
 from grpo_lab.analysis.outcome import AVERAGE, DOWNSTREAM, QUANTITIES, Outcome
-from grpo_lab.metrics import find, is_known
+from grpo_lab.tracking.metrics import find, is_known
 
 # Colour and mark of every axis; the three that style.py has no name for are of the same palette.
 LOOKS = {

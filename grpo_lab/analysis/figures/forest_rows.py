@@ -13,7 +13,7 @@ from grpo_lab.analysis.contrasts import TRAINING_REWARD, Disagreement, TrickEffe
 from grpo_lab.analysis.load import SweepData
 from grpo_lab.analysis.outcome import DOWNSTREAM, Outcome
 from grpo_lab.analysis.power import difference_sd, minimum_detectable_effect
-from grpo_lab.sweeps.design import Kind
+from grpo_lab.config.design import Kind
 
 PP = 100  # percentage points in one
 

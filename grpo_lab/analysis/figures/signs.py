@@ -42,6 +42,7 @@ from grpo_lab.analysis.figures.style import (
 from grpo_lab.analysis.load import SweepData
 from grpo_lab.analysis.outcome import TRUNCATED, Outcome
 from grpo_lab.analysis.tracks import KL
+from grpo_lab.tracking.metrics import is_touched, touched_metric
 
 OWN = "touched/own"  # the largest share that an arm's own tricks touch
 ALL_COLOURED = 8  # with more arms, only the control and the furthest from it are
@@ -64,11 +65,11 @@ class Sign:
 SIGNS = (
     Sign("train/entropy", "entropy, nats a token", True),
     Sign(KL, "KL from the initial policy, nats a response"),
-    Sign("train/k3_old", "KL from the old policy (k3), nats a token", True),
+    Sign("train/approx_kl", "KL from the old policy (k3), nats a token", True),
     Sign("rollout/length", "response length, tokens"),
     Sign(TRUNCATED, "truncated, share of responses"),
-    Sign("rollout/zero_signal", "without signal, share of groups"),
-    Sign("touched/surrogate", "clipped, share of tokens"),
+    Sign("rollout/frac_zero_std", "without signal, share of groups"),
+    Sign("train/clip_fraction", "clipped, share of tokens"),
     Sign("mismatch/k3", "sampler mismatch (k3), nats a token", True),
     Sign(OWN, "touched by the arm's own tricks, largest share"),
 )
@@ -81,12 +82,12 @@ def own_axes(data: SweepData) -> dict[str, list[str]]:
     never does.
     """
     tricks = data.design.tricks if data.design else {}
-    touched = [name for name in data.points if name.startswith("touched/")]
+    touched = [name for name in data.points if is_touched(name)]
     most = data.counted_points.groupby("arm")[touched].max().reindex(data.arms).fillna(0.0)
     found = {}
     for arm in data.arms:
         words = [word for trick in sorted(data.contents(arm)) for word in tricks.get(trick, (trick,))]
-        named = {f"touched/{word.lstrip('+').partition('=')[0].partition('.')[0]}" for word in words}
+        named = {touched_metric(word.lstrip("+").partition("=")[0].partition(".")[0]) for word in words}
         if words and not named & set(touched):
             named = {name for name in touched if most.loc[arm, name] > 0 and not most.loc[data.control, name] > 0}
         found[arm] = [name for name in touched if name in named]
@@ -112,7 +113,7 @@ class _Gathered:
 
 def _gather(data: SweepData, outcome: Outcome) -> _Gathered:
     # The KL of an update stands in for the one from the initial policy, which older runs did not log.
-    left_out = "train/k3_old" if KL in data.points else KL
+    left_out = "train/approx_kl" if KL in data.points else KL
     signs = [sign for sign in SIGNS if sign.metric != left_out]
     lines = seed_lines(data, outcome, [sign.metric for sign in signs if sign.metric != OWN])
     own = pd.Series(math.nan, index=data.points.index)
@@ -223,7 +224,7 @@ def _layout(signs: Sequence[Sign], levels: int, arms: Sequence[str], top: float,
     return _Layout(math.ceil(len(signs) * levels / columns), columns, panel, aside, over, top, bottom)
 
 
-def draw_signs(data: SweepData, outcome: Outcome) -> Drawn | None:
+def draw_step_metrics(data: SweepData, outcome: Outcome) -> Drawn | None:
     """The figure `<sweep>_signs`: one panel per sign (and level), every arm a line; None where `missing` says why."""
     gathered = _gather(data, outcome)
     if not gathered.signs:

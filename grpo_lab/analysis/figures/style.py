@@ -22,8 +22,8 @@ from matplotlib.ticker import FuncFormatter
 from matplotlib.transforms import Bbox
 from PIL import Image
 
-from grpo_lab.metrics import find
 from grpo_lab.tracking.files import write_json, write_whole
+from grpo_lab.tracking.metrics import find
 
 # Okabe and Ito's palette, which the colour-blind tell apart.
 BLACK, BLUE, GREEN, VERMILLION = "#000000", "#0072B2", "#009E73", "#D55E00"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from grpo_lab.analysis.outcome import AVERAGE
 from grpo_lab.analysis.stats import Interval
-from grpo_lab.metrics import DERIVED, find
+from grpo_lab.tracking.metrics import DERIVED, find
 
 _DERIVED = {metric.name: metric.unit for metric in DERIVED}
 _ONE_LINE = 48  # characters

@@ -24,16 +24,17 @@ from grpo_lab.analysis.names import CORRECTNESS, title
 from grpo_lab.analysis.outcome import AVERAGE, DOWNSTREAM, HELDOUT, REWARD, TRUNCATED, Outcome, final_values
 from grpo_lab.analysis.report.page_words import change_text, level_text, unit
 from grpo_lab.analysis.stats import CONFIDENCE, seed_differences, t_interval
-from grpo_lab.metrics import find
-from grpo_lab.sweeps.design import Collapsed
+from grpo_lab.config.design import Collapsed
+from grpo_lab.tracking.metrics import find, is_touched
 
 MAIN = (CORRECTNESS, REWARD, HELDOUT, DOWNSTREAM)
 # What else can be chosen, where it was logged; `touched/*` that ever moved and what the design names come on top.
 MORE = (
-    "train/entropy", TRUNCATED, "eval/heldout_training/kl_initial", "rollout/length", "rollout/zero_signal",
+    "train/entropy", TRUNCATED, "eval/heldout_training/kl_initial", "rollout/length", "rollout/frac_zero_std",
     "reward/mean", "eval/probe/accuracy", "eval/heldout/accuracy", "eval/heldout_training/truncated",
-    "eval/downstream/truncated", "eval/downstream/length", "rollout/trained", "touched/surrogate", "touched/truncation",
-    "train/gradient_norm", "train/update_norm", "train/k3_old", "mismatch/absolute", "mismatch/k3",
+    "eval/downstream/truncated", "eval/downstream/length", "rollout/trained", "train/clip_fraction",
+    "touched/truncation",
+    "train/gradient_norm", "train/update_norm", "train/approx_kl", "mismatch/absolute", "mismatch/k3",
 )  # fmt: skip
 AXES = (
     "sampled_tokens", "steps", "prompts", "completions", "trained_tokens", "flops", "simulated_seconds",
@@ -41,7 +42,7 @@ AXES = (
 )  # fmt: skip
 POINTS, FEWER_POINTS = 101, 41  # of a curve on the declared budget axis, and on the others
 DIGITS, THIN_DIGITS = 4, 3  # significant ones, of a mean and of a single seed of a metric of every step
-_FOR_DERIVED = ("reward/kept_outcome", "eval/heldout_training/truncated", "touched/truncation")
+_FOR_DERIVED = ("reward/in_loss_outcome", "eval/heldout_training/truncated", "touched/truncation")
 
 
 def panel_data(data: SweepData, outcome: Outcome, others: Mapping[str, Outcome] | None = None) -> dict[str, Any]:
@@ -86,7 +87,7 @@ def panel_metrics(data: SweepData) -> list[str]:
     points = data.counted_points
     named = [data.design.primary, *(one.metric for one in data.design.predictions)] if data.design else []
     named += [*data.design.columns] if data.design else []
-    touched = [name for name in points.columns if name.startswith("touched/") and points[name].fillna(0).ne(0).any()]
+    touched = [name for name in points.columns if is_touched(name) and points[name].fillna(0).ne(0).any()]
     passes = sorted(name for name in points.columns if name.startswith("eval/downstream/pass_at_"))
     passes = [name for name in passes[-1:] if not name.endswith("pass_at_1")]
     wanted = [*MAIN, *(name.removeprefix(AVERAGE) for name in named), *MORE, *passes, *touched]

@@ -53,8 +53,8 @@ class GrpoLabSearchPath(SearchPathPlugin):
     """Adds the repository's experiments, which stand beside conf, and the user's own folders of YAML files."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        from grpo_lab.config import conf_folder
-        from grpo_lab.user_files import user_folders
+        from grpo_lab.config.run_config import conf_folder
+        from grpo_lab.config.user_files import user_folders
 
         experiments = conf_folder().parent / "experiments"
         if experiments.is_dir():

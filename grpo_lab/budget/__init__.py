@@ -1,0 +1,1 @@
+"""What a run spends: counted, and in simulated time."""

@@ -1,0 +1,147 @@
+"""The budget ledger: what a run has spent, on every axis, and when its budget is used up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
+
+import torch
+
+from grpo_lab.tricks.base import require_positive
+
+
+class BudgetAxis(Enum):
+    """The quantity a run ends by; device_seconds depends on the machine, all others do not."""
+
+    steps = "steps"
+    prompts = "prompts"
+    completions = "completions"
+    sampled_tokens = "sampled_tokens"
+    trained_tokens = "trained_tokens"
+    flops = "flops"
+    simulated_seconds = "simulated_seconds"
+    device_seconds = "device_seconds"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Stop at the first step whose counter on `axis` has reached `amount`."""
+
+    axis: BudgetAxis
+    amount: float
+
+    def __post_init__(self) -> None:
+        require_positive(self, "amount")
+
+    @property
+    def is_simulated(self) -> bool:
+        return self.axis is BudgetAxis.simulated_seconds
+
+
+@dataclass(frozen=True)
+class ModelFlops:
+    """Floating point operations of one model: 2 per weight and token, plus attention.
+
+    `weights` counts weights that enter matrix products: the embedding table is looked up, not
+    multiplied, while the output head is multiplied even when it is tied to the table.
+    """
+
+    weights: int
+    attention: int  # 4 * layers * width of the heads, per token and per token of its context
+
+    @classmethod
+    def of(cls, model: torch.nn.Module) -> ModelFlops:
+        """Read the counts off a transformers causal LM."""
+        config = model.config.get_text_config(decoder=True)
+        matrices = sum(
+            module.weight.numel()
+            for module in model.modules()
+            if hasattr(module, "weight") and getattr(module.weight, "ndim", 0) == 2
+            and not isinstance(module, torch.nn.Embedding)
+        )  # fmt: skip
+        heads = getattr(config, "num_attention_heads", 0)
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // max(heads, 1)
+        return cls(matrices, 4 * config.num_hidden_layers * heads * head_dim)
+
+    def forward(self, prompt_length: int, response_length: int) -> int:
+        """One forward pass over a whole sequence."""
+        return self.span(0, prompt_length + response_length)
+
+    def span(self, start: int, stop: int) -> int:
+        """Forward operations of the tokens at positions start..stop-1, each attending to all before it."""
+        contexts = (stop * (stop + 1) - start * (start + 1)) // 2
+        return 2 * self.weights * (stop - start) + self.attention * contexts
+
+
+@dataclass
+class Ledger:
+    """Cumulative counters, checkpointed with the run.
+
+    `sampled_tokens` are prompt tokens (once per group) plus every token that the policy drew; `trained_tokens` are
+    tokens in the loss, once per update they take part in; `discarded_tokens` are tokens that were drawn and never
+    entered a loss, `estimation_tokens` those generated only to estimate a value or a baseline. With one pass over a
+    batch  sampled = prompts + trained + discarded + estimation + what waits to be continued.  `device_seconds` is
+    wall time times devices, evaluation and checkpoints excluded; being a time it is logged apart from the others, while
+    `simulated_seconds` (cost_model.py) is a function of the run like all the rest.
+    `flops` are those of whole rows: what packing saves or recomputed layers cost is a matter of the machine.
+    """
+
+    steps: int = 0
+    prompts: int = 0
+    completions: int = 0
+    sampled_tokens: int = 0
+    trained_tokens: int = 0
+    discarded_tokens: int = 0
+    estimation_tokens: int = 0
+    flops: int = 0
+    simulated_seconds: float = 0.0
+    device_seconds: float = 0.0
+
+    def generated(
+        self,
+        cost: ModelFlops,
+        prompt_lengths: Sequence[int],
+        lengths: Sequence[Sequence[int]],
+        before: Sequence[Sequence[int]],
+        injected: int = 0,
+    ) -> None:
+        """Count responses: prompt lengths [P], tokens that were added and tokens there were before [P][G].
+
+        A prompt and a response count when their first token is drawn, and never again. A prompt is read once for its
+        group in each call; a response that goes on is read again up to where it was cut. One that got no token was
+        stopped before its turn came, and cost nothing. `injected` of the added tokens were put in and not drawn.
+        """
+        self.sampled_tokens -= injected
+        for prompt, group, parts in zip(prompt_lengths, lengths, before):
+            begins = any(group) and not any(parts)
+            self.prompts += begins
+            self.completions += sum(length > 0 and part == 0 for length, part in zip(group, parts))
+            self.sampled_tokens += prompt * begins + sum(group)
+            self.flops += cost.span(0, prompt) * any(group)
+            self.flops += sum(cost.span(prompt, prompt + part + new) for new, part in zip(group, parts) if new)
+
+    def estimated(self, cost: ModelFlops, contexts: Sequence[int], lengths: Sequence[Sequence[int]]) -> None:
+        """Count fresh ends of states, for an estimate: context lengths [K], each read once, and drawn tokens [K][S]."""
+        for context, ends in zip(contexts, lengths):
+            self.completions += len(ends)
+            self.sampled_tokens += sum(ends)
+            self.estimation_tokens += sum(ends)
+            self.flops += cost.span(0, context) + sum(cost.span(context, context + length) for length in ends)
+
+    def scored(self, cost: ModelFlops, prompt_lengths: Sequence[int], lengths: Sequence[int]) -> None:
+        """Count one forward pass without gradient over rows of these lengths."""
+        self.flops += sum(cost.forward(p, n) for p, n in zip(prompt_lengths, lengths))
+
+    def trained(self, cost: ModelFlops, prompt_lengths: Sequence[int], lengths: Sequence[int], tokens: int) -> None:
+        """Count one forward and backward pass; the backward pass costs two forward passes."""
+        self.trained_tokens += tokens
+        self.flops += 3 * sum(cost.forward(p, n) for p, n in zip(prompt_lengths, lengths))
+
+    def spent(self, budget: Budget) -> float:
+        """The share of the budget that is used, 1 or more when the run must end."""
+        return getattr(self, budget.axis.value) / budget.amount
+
+    def metrics(self) -> dict[str, int | float]:
+        """The counters that are a function of the run alone, under their metric names."""
+        return {f"budget/{name}": value for name, value in asdict(self).items() if name != "device_seconds"}

@@ -1,0 +1,1 @@
+"""What a run is: slots, rules, and how Hydra composes them."""

@@ -1,0 +1,349 @@
+"""What an experiment declares: a question, arms, and predictions that its own runs can contradict.
+
+`experiments/<name>.yaml` holds one such declaration under `design:`. Nothing here composes a run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from grpo_lab.config.user_files import check_yaml
+from grpo_lab.tracking.metrics import is_known
+from grpo_lab.tracking.renames import metric_name
+
+
+class Direction(Enum):
+    """On which side of its control an arm is predicted to end."""
+
+    above = "above"
+    below = "below"
+
+
+class Kind(Enum):
+    """Which combinations of its tricks a design runs; `arms` names each combination by hand."""
+
+    arms = "arms"
+    add_one = "add_one"
+    leave_one_out = "leave_one_out"
+    two_sided = "two_sided"
+    ladder = "ladder"
+    factorial = "factorial"
+
+
+class Collapsed(Enum):
+    """What a run counts for that stopped on a loss that was not finite: nothing, or what it last had."""
+
+    zero = "zero"
+    last = "last"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """`arm` will end above or below the control on `metric`, at `level` of the factor.
+
+    With `reference`, another arm, it is compared with that one instead of with the control; with `against`, another
+    level, with itself there.
+    """
+
+    arm: str
+    metric: str
+    direction: Direction
+    level: str = ""
+    against: str = ""
+    reference: str = ""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A named share of a design, such as the one a demonstration runs; what is left out means all."""
+
+    arms: tuple[str, ...] = ()
+    levels: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Change:
+    """From `since` on (UTC, such as 2026-11-22T22:30:00Z) these arms compute something else; `what` says it in words.
+
+    Runs that were declared earlier are of what the arms were before.
+    """
+
+    arms: tuple[str, ...]
+    since: str
+    what: str
+
+
+@dataclass(frozen=True)
+class Design:
+    """A declared experiment: every arm at every level of the factor, for every seed.
+
+    `base`, `arms` and `levels` hold Hydra overrides; an arm's win over the level's, the level's over the base's.
+    Without a factor there is one level, named "". A design of a `kind` other than `arms` declares `tricks` instead,
+    each with its overrides, and its arms and control follow from the kind. `collapsed` is the rule by which runs
+    count that stopped on a loss that was not finite. `columns` are the metrics of its table, where the usual ones
+    do not answer its question, and `changes` mark arms that mean something else since. Both decide nothing, so the
+    fingerprint leaves them out.
+    """
+
+    name: str
+    question: str
+    prediction: str
+    control: str
+    primary: str  # the metric that decides
+    axis: str  # the budget axis on which arms are compared, an entry of budget/*
+    base: tuple[str, ...]
+    arms: Mapping[str, tuple[str, ...]]
+    factor: str
+    levels: Mapping[str, tuple[str, ...]]
+    seeds: tuple[int, ...]
+    predictions: tuple[Prediction, ...]
+    parts: Mapping[str, Part]
+    part: str | None
+    columns: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+    kind: Kind = Kind.arms
+    tricks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    collapsed: Collapsed = Collapsed.zero
+
+    def fingerprint(self) -> str:
+        """Sixteen hexadecimal digits of everything that was declared; running a part of it declares the same.
+
+        What a declaration did not use is left out, so that a new kind of entry does not make old declarations new.
+        """
+        left_out = ("part", "parts", "columns", "changes")
+        declared = {name: value for name, value in asdict(self).items() if name not in left_out}
+        unused = {"kind": Kind.arms, "tricks": {}, "collapsed": Collapsed.zero}
+        declared = {name: value for name, value in declared.items() if name not in unused or value != unused[name]}
+        declared["predictions"] = [
+            {name: value for name, value in prediction.items() if name != "reference" or value}
+            for prediction in declared["predictions"]
+        ]
+        text = json.dumps(declared, sort_keys=True, default=lambda value: value.value)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def contents(self, arm: str) -> frozenset[str]:
+        """The tricks an arm switches on: of a kind's arms by name, of arms by hand their overrides.
+
+        An override whose key every arm sets is a choice, and the control's choice is no trick.
+        """
+        if self.kind is not Kind.arms:
+            return _combinations(self.kind, tuple(self.tricks))[arm]
+        every = set.intersection(*({word.partition("=")[0] for word in words} for words in self.arms.values()))
+        chosen = {word for word in self.arms[self.control] if word.partition("=")[0] in every}
+        return frozenset(self.arms[arm]) - chosen
+
+    def chosen(self) -> Part:
+        """The arms, levels and seeds to run now."""
+        part = self.parts[self.part] if self.part else Part()
+        return Part(part.arms or tuple(self.arms), part.levels or tuple(self.levels), part.seeds or self.seeds)
+
+
+def read_design(node: Mapping[str, Any]) -> Design:
+    """A Design from the `design` node of an experiment. Raises ValueError that names the key and a remedy."""
+    node = {name: value for name, value in node.items() if value is not None}
+    known = {field.name for field in fields(Design)}
+    if unknown := sorted(set(node) - known):
+        raise ValueError(f"design.{unknown[0]} is no part of a design: choose from {', '.join(sorted(known))}")
+    kind = _choice("kind", Kind, node.get("kind", "arms"))
+    if kind is not Kind.arms:
+        node = node | _arms_of(kind, node)
+    elif "tricks" in node:
+        raise ValueError(f"design.tricks belong to a design of a kind: give design.kind, one of {_names(Kind)}")
+    for name in ("name", "question", "prediction", "control", "primary", "axis", "arms", "seeds"):
+        if not node.get(name):
+            raise ValueError(f"design.{name} is missing: an experiment states it before its first run")
+    arms = _override_lists("arms", node["arms"])
+    levels = _override_lists("levels", node.get("levels") or {"": []})
+    if ("factor" in node) != ("levels" in node):
+        raise ValueError("design.factor names what design.levels vary: give both or neither")
+    parts = {name: _part(name, part) for name, part in (node.get("parts") or {}).items()}
+    design = Design(
+        name=str(node["name"]),
+        question=_text(node["question"]),
+        prediction=_text(node["prediction"]),
+        control=str(node["control"]),
+        primary=metric_name(str(node["primary"])),
+        axis=str(node["axis"]),
+        base=_override_lists("base", {"": node.get("base") or []})[""],
+        arms=arms,
+        factor=str(node.get("factor", "")),
+        levels=levels,
+        seeds=_seeds("seeds", node["seeds"]),
+        predictions=tuple(_prediction(entry) for entry in node.get("predictions") or ()),
+        parts=parts,
+        part=node.get("part"),
+        columns=tuple(metric_name(str(name)) for name in node.get("columns") or ()),
+        changes=tuple(_change(entry) for entry in node.get("changes") or ()),
+        kind=kind,
+        tricks=_override_lists("tricks", node.get("tricks") or {}),
+        collapsed=_choice("collapsed", Collapsed, node.get("collapsed", "zero")),
+    )
+    _check_names(design)
+    return design
+
+
+def _names(choices: type[Enum]) -> str:
+    return ", ".join(choice.value for choice in choices)
+
+
+def _choice(name: str, choices: type[Enum], value: Any) -> Any:
+    try:
+        return choices(value)
+    except ValueError as error:
+        raise ValueError(f"design.{name}: there is no {value!r}; choose from {_names(choices)}") from error
+
+
+def _arms_of(kind: Kind, node: Mapping[str, Any]) -> dict[str, Any]:
+    """Arms and control of a kind, from its tricks. Raises ValueError where they were given by hand as well."""
+    if given := [name for name in ("arms", "control") if name in node]:
+        raise ValueError(f"design.{given[0]} follows from design.kind={kind.value} and design.tricks: remove it")
+    tricks = _override_lists("tricks", node.get("tricks") or {})
+    if not tricks:
+        raise ValueError(f"design.kind={kind.value} needs design.tricks, such as mask: [truncation=mask_after]")
+    for name, words in tricks.items():
+        if not words:
+            raise ValueError(f"design.tricks.{name} changes nothing: give it overrides")
+        if set(name) & set("+-,=") or name in ("base", "full"):
+            raise ValueError(f"design.tricks.{name}: a trick's name is none of base and full and has none of + - , =")
+    setters: dict[str, str] = {}
+    for name, words in tricks.items():
+        for key in (word.partition("=")[0] for word in words):
+            if setters.setdefault(key, name) != name:
+                raise ValueError(f"design.tricks: {setters[key]} and {name} both set {key}, so they cannot be combined")
+    combinations = _combinations(kind, tuple(tricks))
+    arms = {
+        arm: [word for trick, words in tricks.items() if trick in on for word in words]
+        for arm, on in combinations.items()
+    }
+    return {"arms": arms, "control": next(iter(arms))}
+
+
+def _combinations(kind: Kind, tricks: tuple[str, ...]) -> dict[str, frozenset[str]]:
+    """The arms of a kind, the control first, each with the tricks that are on in it."""
+    whole = frozenset(tricks)
+    added = {f"+{trick}": frozenset({trick}) for trick in tricks}
+    left_out = {f"-{trick}": whole - {trick} for trick in tricks}
+    base, full = {"base": frozenset[str]()}, {"full": whole}
+    if kind is Kind.add_one:
+        return base | added
+    if kind is Kind.leave_one_out:
+        return full | left_out
+    if kind is Kind.two_sided:  # of one trick, both sides are the same two runs; of two, adding one leaves one out
+        arms = base | added | full | left_out
+        return {arm: on for arm, on in arms.items() if on not in [arms[name] for name in arms][: list(arms).index(arm)]}
+    if kind is Kind.ladder:
+        rungs = [tricks[:number] for number in range(1, len(tricks) + 1)]
+    else:
+        rungs = [on for number in range(1, len(tricks) + 1) for on in itertools.combinations(tricks, number)]
+    return base | {"+" + "+".join(on): frozenset(on) for on in rungs}
+
+
+def _check_names(design: Design) -> None:
+    def require_known(what: str, name: str, known: Sequence[str]) -> None:
+        if name not in known:
+            raise ValueError(f"design.{what}: there is no {name!r}; choose from {', '.join(map(repr, known))}")
+
+    arms, levels = list(design.arms), list(design.levels)
+    require_known("control", design.control, arms)
+    if design.part is not None:
+        require_known("part", design.part, list(design.parts))
+    for name, part in design.parts.items():
+        for arm in part.arms:
+            require_known(f"parts.{name}.arms", arm, arms)
+        for level in part.levels:
+            require_known(f"parts.{name}.levels", level, levels)
+    for change in design.changes:
+        for arm in change.arms:
+            require_known("changes", arm, arms)
+    for prediction in design.predictions:
+        require_known("predictions", prediction.arm, [arm for arm in arms if arm != design.control])
+        require_known("predictions", prediction.level, levels)
+        if prediction.against:
+            require_known("predictions", prediction.against, [name for name in levels if name != prediction.level])
+        if prediction.reference:
+            require_known("predictions", prediction.reference, [name for name in arms if name != prediction.arm])
+
+
+def require_known_metrics(design: Design) -> None:
+    """Raise ValueError for a metric, or a budget axis, that no run will ever log; before the first one starts."""
+    predicted = [prediction.metric for prediction in design.predictions]
+    named = (design.primary, f"budget/{design.axis}", *predicted, *design.columns)
+    for metric in named:
+        if not is_known(metric):
+            raise ValueError(f"design: no run has the metric {metric!r}; `grpo-lab metrics` lists what there is")
+
+
+def _text(value: Any) -> str:
+    return " ".join(str(value).split())
+
+
+def _override_lists(name: str, value: Any) -> dict[str, tuple[str, ...]]:
+    if not isinstance(value, Mapping) or not all(isinstance(overrides, list | tuple) for overrides in value.values()):
+        raise ValueError(f"design.{name} must map each name to a list of overrides, such as [truncation=mask_after]")
+    return {str(key): tuple(map(str, overrides)) for key, overrides in value.items()}
+
+
+def _seeds(name: str, value: Any) -> tuple[int, ...]:
+    seeds = tuple(value) if isinstance(value, list | tuple) else ()
+    if not seeds or len(set(seeds)) < len(seeds) or not all(type(seed) is int and seed >= 0 for seed in seeds):
+        raise ValueError(f"design.{name} must be a list of different whole numbers, got {value!r}")
+    return seeds
+
+
+def _part(name: str, value: Any) -> Part:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"design.parts.{name}: a part chooses arms, levels and seeds, each a list")
+    if unknown := sorted(set(value) - {"arms", "levels", "seeds"}):
+        raise ValueError(f"design.parts.{name}.{unknown[0]}: a part chooses arms, levels and seeds")
+    return Part(
+        arms=tuple(map(str, value.get("arms", ()))),
+        levels=tuple(map(str, value.get("levels", ()))),
+        seeds=_seeds(f"parts.{name}.seeds", value["seeds"]) if "seeds" in value else (),
+    )
+
+
+def _prediction(entry: Any) -> Prediction:
+    try:
+        return Prediction(
+            **{**entry, "direction": Direction(entry["direction"]), "metric": metric_name(entry["metric"])}
+        )
+    except (TypeError, KeyError, ValueError) as error:
+        raise ValueError(
+            f"design.predictions: {entry} must give arm, metric, direction (above or below the control) "
+            "and, where there is a factor, level (and against, another level); reference names another arm to compare "
+            "with than the control"
+        ) from error
+
+
+def _change(entry: Any) -> Change:
+    try:
+        change = Change(tuple(map(str, entry["arms"])), str(entry["since"]), _text(entry["what"]))
+        datetime.strptime(change.since, "%Y-%m-%dT%H:%M:%SZ")
+    except (TypeError, KeyError, ValueError) as error:
+        raise ValueError(
+            f"design.changes: {entry} must give arms, a list; since, such as '2026-11-22T22:30:00Z'; and what changed"
+        ) from error
+    return change
+
+
+def load_design(path: Path) -> Design:
+    """The declaration in an experiment's YAML file, read without Hydra. Raises ValueError."""
+    if not path.exists():
+        known = sorted(file.stem for file in path.parent.glob("*.yaml"))
+        raise ValueError(f"there is no experiment {path.stem!r}: choose from {', '.join(known)}")
+    check_yaml(path)
+    declared = OmegaConf.load(path).get("design")
+    if declared is None:
+        raise ValueError(f"{path} declares nothing: it has no entry `design`")
+    return read_design(OmegaConf.to_container(declared, resolve=True))

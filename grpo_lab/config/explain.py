@@ -1,0 +1,230 @@
+"""What a run will optimise, in words that can be checked: `grpo-lab explain`, and explanation.txt in each run's folder.
+
+The formula is put together from what the chosen classes say of themselves; departures are counted against the nearest
+published recipe; rules, warnings and papers come from where the run itself gets them.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from grpo_lab.config.catalogue import option_text, plain_options, recipe_gaps, recipe_overrides
+from grpo_lab.config.rules import broken_errors, broken_warnings
+from grpo_lab.config.run_config import AXES, RunConfig
+
+_WIDTH = 112
+_SYMBOLS = (
+    "i rows, t tokens, p or g the group of a prompt; logp the learner's log-prob now, sampler and ref those of sampler "
+    "and reference; H the entropy of the learner's next token; n tokens, n_i of a row, n_p of a group, N rows, "
+    "P groups; V the value of the state before a token, where A and C are a token's own; sg() passes no gradient"
+)
+
+
+@dataclass(frozen=True)
+class Departure:
+    """A recipe and what a run does otherwise, one phrase a difference."""
+
+    recipe: str
+    differences: tuple[str, ...]
+
+
+def formula(run: RunConfig) -> list[tuple[str, str]]:
+    """The loss of one optimiser step as definitions, symbol and text, outermost first."""
+    surrogate, kl, entropy = run.surrogate, run.kl, run.entropy
+    reads_old = surrogate.uses_ratio or kl.reads_old
+    reads_prox = run.correction.needs_old_logprobs or run.rejection.needs_old_logprobs
+    terms = "S" if run.correction.touches_nothing else "w * S"
+    terms += " + K" if kl.needs_reference and not kl.shapes_reward else ""
+    terms += " + E" if entropy.needs_gradient else ""
+    lines = [("loss", run.aggregation.written()), ("L", terms), ("S", surrogate.written())]
+    if surrogate.uses_ratio:
+        lines.append(("r", run.importance.written()))
+    if not run.correction.touches_nothing:
+        lines.append(("w", f"sg({run.correction.written()})"))
+    if kl.needs_reference and not kl.shapes_reward:
+        lines.append(("K", kl.written()))
+    if entropy.needs_gradient:
+        lines.append(("E", entropy.written()))
+    lines += [("A", "C" if run.baseline.scales_itself else run.scale.written()), ("C", run.baseline.written())]
+    reward = f"{run.reward.correct:g} if right else {run.reward.wrong:g}"
+    if not run.reward_shaping.touches_nothing:
+        reward = f"({reward}) + {run.reward_shaping.written()}"
+    if kl.shapes_reward:
+        reward = f"({reward}) - {kl.written()}"
+    if run.baseline.reads_outcome:
+        reward += " (not read: the baseline looks at right and wrong)"
+    lines.append(("R", reward))
+    if run.baseline.needs_critic or run.baseline.pays_to_go:
+        charged = ", and a token's share of the kl penalty at that token" if kl.shapes_reward else ""
+        lines.append(("R_t", f"R at the last token{charged}; 0 elsewhere"))
+    if run.baseline.needs_critic:
+        lines.append(("V", _critic(run)))
+    if kl.needs_reference and not run.reference.touches_nothing:
+        lines.append(("ref", run.reference.written()))
+    if reads_old:
+        lines.append(("old", run.old_policy.written()))
+    if reads_prox:
+        lines.append(("prox", "the learner's log-probs before the first update on these rollouts"))
+    leaves = [run.truncation.written()] if run.truncation.removes_rows else []
+    leaves += [run.group_filter.written()] if run.group_filter.removes_rows and not run.group_filter.refills else []
+    if not run.rejection.touches_nothing:
+        lost = "rows that left are still counted" if _still_counted(run) else "rows that left are not counted"
+        leaves.append(f"m = 0 unless {run.rejection.written()}, {lost}")
+    if entropy.selects_tokens:
+        leaves.append(entropy.written())
+    if run.baseline.group_relative:
+        lone = "R" if run.baseline.handles_singletons else "0"
+        lines.append(("ties", f"C is exactly 0 where a group's counted rewards are all equal, {lone} for a lone one"))
+    lines += [
+        ("m", "; ".join(["1 on tokens the policy sampled", *leaves])),
+        *_what_is_generated(run),
+        ("counts", f"over one optimiser step: {run.denominator.written()}"),
+        ("steps", _steps(run)),
+    ]
+    return lines
+
+
+def _what_is_generated(run: RunConfig) -> list[tuple[str, str]]:
+    """What decides over prompts and over the way responses end, where that is not the plain option."""
+    prompts = [run.curriculum.written()] if not run.curriculum.touches_nothing else []
+    prompts += [run.group_filter.written()] if run.group_filter.refills else []
+    lines = [("prompts", "; ".join(prompts))] if prompts else []
+    return lines + ([("ends", run.truncation.written())] if run.truncation.intervenes else [])
+
+
+def _critic(run: RunConfig) -> str:
+    critic = run.critic
+    clip = f", V held within {critic.value_clip:g} of its old value" if critic.value_clip else ""
+    first = f", {critic.pretrain_steps} steps before the policy" if critic.pretrain_steps else ""
+    weights = "a model of its own" if critic.owns_trunk else "a linear layer on the policy's hidden states"
+    return f"{weights}, fitted to C + V by its square{clip}, {critic.updates.number} optimiser steps a batch{first}"
+
+
+def _still_counted(run: RunConfig) -> bool:
+    return bool(getattr(run.rejection, "rejected_in_statistics", False))
+
+
+def _steps(run: RunConfig) -> str:
+    updates, prompts = run.updates, run.problems_per_step
+    batch = f"{prompts} prompts x {run.group_size} responses"
+    fresh = ", with the optimiser's state reset before each batch" if updates.fresh_optimizer else ""
+    if updates.number == 1:
+        return f"one optimiser step on each batch of {batch}{fresh}"
+    times = f" in each of {updates.passes} passes" if updates.passes > 1 else ""
+    cut = f"{updates.minibatches} optimiser steps" if updates.minibatches > 1 else "one optimiser step"
+    return f"{cut}{times} on each batch of {batch}, {prompts // updates.minibatches} prompts a step{fresh}"
+
+
+def recipe_choices() -> dict[str, dict[str, str]]:
+    """Recipe -> the option it selects on every axis, and in the rooms that any recipe touches."""
+    recipes, plain = recipe_overrides(), plain_options()
+    rooms = sorted({slot for chosen in recipes.values() for slot in chosen} - set(AXES))
+    return {name: {slot: chosen.get(slot, plain[slot]) for slot in (*AXES, *rooms)} for name, chosen in recipes.items()}
+
+
+def nearest_recipe(choices: Mapping[str, str], config: DictConfig) -> Departure:
+    """The recipe fewest options away from `choices`; of several the one chosen by name, then the first by name.
+
+    The differences are options, and numbers that are not those of the option's own file.
+    """
+    recipes, plain = recipe_choices(), plain_options()
+    named = choices.get("recipe", "plain")
+
+    def differing(recipe: str) -> list[str]:
+        return [slot for slot, option in recipes[recipe].items() if choices.get(slot, plain[slot]) != option]
+
+    nearest = min(recipes, key=lambda recipe: (len(differing(recipe)), recipe != named, recipe))
+    said = [f"{slot}={choices[slot]} for {recipes[nearest][slot]}" for slot in differing(nearest)]
+    return Departure(nearest, tuple(said + _numbers_changed(choices, config)))
+
+
+def _numbers_changed(choices: Mapping[str, str], config: DictConfig) -> list[str]:
+    """Fields of the axes, the critic and the convention whose value is not that of the chosen option's file."""
+    found = []
+    for slot in (*AXES, "critic", "convention"):
+        text = option_text(slot, choices.get(slot, plain_options()[slot]))
+        written: dict[str, Any] = yaml.safe_load(text) if text else {}
+        held = OmegaConf.to_container(config[slot], resolve=False, enum_to_str=True)
+        for field, value in written.items():
+            if field in held and held[field] != value:
+                found.append(f"{slot}.{field}={held[field]} for {value}")
+    if (convention := choices.get("convention", "house")) != "house":
+        found.append(f"convention={convention} for house")
+    return found
+
+
+def papers(choices: Mapping[str, str], slots: Sequence[str] = AXES) -> dict[str, list[str]]:
+    """arXiv id -> the choices for these slots that name it in the first lines of their files."""
+    named: dict[str, list[str]] = {}
+    for slot in ("recipe", *slots):
+        option = choices.get(slot, "plain" if slot == "recipe" else plain_options()[slot])
+        comments = [line for line in option_text(slot, option).splitlines() if line.startswith("# ")]
+        for paper in re.findall(r"\b\d{4}\.\d{5}\b", " ".join(comments)):
+            holders = named.setdefault(paper, [])
+            if f"{slot}={option}" not in holders:
+                holders.append(f"{slot}={option}")
+    return named
+
+
+def explain(run: RunConfig, config: DictConfig, choices: Mapping[str, str]) -> str:
+    """The whole explanation as text. `choices` are Hydra's, axis or room -> option."""
+    width = max(len(symbol) for symbol, _ in formula(run))
+    parts = [_hang(f"{symbol:>{width}} = ", text) for symbol, text in formula(run)]
+    parts += ["", textwrap.fill(_SYMBOLS, _WIDTH), ""]
+    nearest = nearest_recipe(choices, config)
+    same = "this is recipe" if not nearest.differences else "nearest recipe"
+    parts += [f"{same} {nearest.recipe}", *(f"  {difference}" for difference in nearest.differences)]
+    gaps = recipe_gaps(nearest.recipe)
+    for title, items in (("left out of it", gaps.left_out), ("unverified in it", gaps.unverified)):
+        parts += [title, *(_hang("  - ", item) for item in items)] if items else []
+    off = plain_options()
+    parts += ["", "options that are not the plain one"]
+    read = (*AXES, "critic", "optimizer") if run.baseline.needs_critic else (*AXES, "optimizer")
+    chosen = [(slot, choices.get(slot, off[slot])) for slot in read if choices.get(slot, off[slot]) != off[slot]]
+    for axis, option in chosen:
+        parts.append(_hang(f"  {axis}={option}: ", _said_of(run, axis, option), 6))
+    if not chosen:
+        parts.append("  none")
+    for title, rules in (("refused", broken_errors(run)), ("warnings", broken_warnings(run))):
+        if rules:
+            parts += ["", title, *(_hang("  - ", rule.describe(run, choices)) for rule in rules)]
+    parts += ["", "papers", *(f"  arXiv:{paper}  {', '.join(names)}" for paper, names in papers(choices, read).items())]
+    return "\n".join(parts)
+
+
+def _said_of(run: RunConfig, axis: str, option: str) -> str:
+    """The comment that opens an option's file, or what its class says where Hydra found the file by itself."""
+    lines = option_text(axis, option).splitlines()
+    if lines and lines[0].startswith("# "):
+        return lines[0].removeprefix("# ")
+    return (type(getattr(run, axis)).__doc__ or "").partition("\n")[0]
+
+
+def inert_lines(inert: Sequence[str], choices: Mapping[str, str]) -> list[str]:
+    """One sentence for each axis that changed nothing of the loss and on which somebody chose an option.
+
+    `inert` are the axes, `choices` what was composed. What stands there unless another is chosen is nobody's choice.
+    """
+    plain, recipe = plain_options(), choices.get("recipe", "plain")
+    brought = recipe_overrides().get(recipe, {})
+    lines = []
+    for axis in inert:
+        option = choices.get(axis, plain[axis])
+        if option != plain[axis]:
+            said = f"recipe={recipe} brings {axis}={option}" if brought.get(axis) == option else f"{axis}={option}"
+            which = ", which" if said.startswith("recipe=") else ""
+            lines.append(f"{said}{which} changed nothing of the loss in the whole run")
+    return lines
+
+
+def _hang(head: str, text: str, indent: int | None = None) -> str:
+    """`head` and `text`, folded, with what follows the first line set in."""
+    inner = " " * (len(head) if indent is None else indent)
+    return textwrap.fill(text, _WIDTH, initial_indent=head, subsequent_indent=inner, break_long_words=False)

@@ -1,0 +1,86 @@
+"""Makes schemas, user plugins and search paths known to Hydra; called before hydra.main and compose().
+
+Hydra reads its plugin namespace and its ConfigStore when it starts, so all of this has to happen first.
+User modules come from `plugins=[module,...]` on the command line or from GRPO_LAB_PLUGINS (commas), and
+folders with their YAML from GRPO_LAB_CONFIG_PATH; child processes inherit both.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from grpo_lab.config.user_files import check_user_files, import_plugin
+
+
+def plugin_modules(arguments: Sequence[str]) -> list[str]:
+    """Module names from `plugins=a,b`, `plugins=[a,b]` or `+plugins=...`, and from the environment."""
+    names = os.environ.get("GRPO_LAB_PLUGINS", "").split(",")
+    for argument in arguments:
+        if match := re.fullmatch(r"\+{0,2}plugins=\[?(.*?)\]?", argument):
+            names += match.group(1).split(",")
+    return list(dict.fromkeys(name.strip().strip("'\"") for name in names if name.strip()))
+
+
+def bootstrap(arguments: Sequence[str] = ()) -> None:
+    """Prepare this process for Hydra; calling it again only adds what is new.
+
+    Raises ValueError for a module or a file of the user's own that Hydra could not read.
+    """
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    # Bars for reading and writing one small file would hide the progress that matters.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic matrix products on CUDA
+    # Hydra accepts plugins only from a namespace package named hydra_plugins, found on sys.path.
+    plugins_home = str(Path(__file__).resolve().parent.parent / "_hydra")
+    if plugins_home not in sys.path:
+        sys.path.append(plugins_home)
+    if not OmegaConf.has_resolver("absolute"):
+        OmegaConf.register_new_resolver("absolute", lambda path: str(Path(path).expanduser().absolute()))
+    modules = plugin_modules(arguments)
+    os.environ["GRPO_LAB_PLUGINS"] = ",".join(modules)
+    for name in modules:
+        import_plugin(name)
+    # Options are found as subclasses, so the modules that define the rooms' options must be imported.
+    for name in (
+        "engines.native",
+        "engines.vllm",
+        "engines.vllm_process",
+        "tasks.arithmetic",
+        "tasks.card_base",
+        "tasks.verifiers",
+        "tasks.warm_start",
+    ):
+        importlib.import_module(f"grpo_lab.{name}")
+    config = importlib.import_module("grpo_lab.config.run_config")
+    config.register()
+    check_user_files(arguments, config.conf_folder().parent / "experiments")
+
+
+def compose_config(overrides: Sequence[str] = ()) -> DictConfig:
+    """The composed config of these overrides, as `python -m grpo_lab.train` would see it."""
+    return compose_with_choices(overrides)[0]
+
+
+def compose_with_choices(overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
+    """The composed config, and which option stands in each slot."""
+    bootstrap(overrides)
+    from grpo_lab.config.overrides import misnamed
+    from grpo_lab.config.run_config import conf_folder
+    from grpo_lab.config.run_name import chosen_options
+
+    if wrong := misnamed(overrides):
+        raise ValueError(wrong)
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        config = compose("config", list(overrides), return_hydra_config=True)
+    choices = chosen_options(config.hydra.runtime.choices)
+    with open_dict(config):
+        del config["hydra"]
+    return config, choices

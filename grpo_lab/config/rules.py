@@ -1,0 +1,505 @@
+"""What cannot be combined and what cannot act: one table of rules, and the check of a run against all of them.
+
+A rule reads facts that the classes declare, never their names, so an option added later is judged by the same table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from grpo_lab.config.run_config import RunConfig, snake_case
+from grpo_lab.tricks.convention import Scope
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A combination to refuse or to warn of; `axes` are the slots its reason is about.
+
+    `idles`: what stands on the first of them cannot act, so that an arm which changes nothing else is no arm.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    broken_when: Callable[[RunConfig], bool]
+    reason: str
+    remedy: str
+    idles: bool = False
+
+    def describe(self, run: RunConfig, choices: Mapping[str, str] | None = None) -> str:
+        """One line: the slots with what stands in them, the reason and the remedy.
+
+        `choices`, slot -> option, are what was composed; without them a slot is named by its class and its numbers.
+        """
+        held = {axis: getattr(run, axis) for axis in self.axes}
+        parts = [f"{axis}={(choices or {}).get(axis) or _label(value)}" for axis, value in held.items()]
+        return f"{', '.join(parts)}: {self.reason}. Remedy: {self.remedy}."
+
+
+def _label(value: object) -> str:
+    if isinstance(value, int):
+        return str(value)
+    numbers = ", ".join(f"{name}={getattr(part, 'value', part)}" for name, part in vars(value).items())
+    return f"{snake_case(type(value).__name__)}({numbers})"
+
+
+def _lowest_reward(run: RunConfig) -> float:
+    return run.reward_shaping.lowest(run.reward.correct, run.reward.wrong)
+
+
+ERRORS: tuple[Rule, ...] = (
+    Rule(
+        "baseline_needs_a_group",
+        ("baseline", "group_size"),
+        lambda run: run.group_size < run.baseline.smallest_group,
+        "the baseline has too few responses of a group to compare one with, so every advantage is 0",
+        "raise group_size (to 2, or to k + 1 for pass_at_k), or set baseline=none",
+    ),
+    Rule(
+        "scale_needs_a_group",
+        ("scale", "group_size"),
+        lambda run: run.scale.group_relative and run.group_size < 2,
+        "a single response has no statistic within its group, so every advantage is 0 or its own reward",
+        "set group_size to at least 2, or scale=none",
+    ),
+    Rule(
+        "filter_needs_a_group",
+        ("group_filter", "group_size"),
+        lambda run: run.group_filter.removes_rows and run.group_size < 2,
+        "a group of one response never carries signal, so every group is filtered",
+        "set group_size to at least 2, or group_filter=keep",
+    ),
+    Rule(
+        "shaping_needs_a_group",
+        ("reward_shaping", "group_size"),
+        lambda run: run.reward_shaping.group_relative and run.group_size < 2,
+        "a single response is the shortest and the longest of its group, so nothing is ever added",
+        "set group_size to at least 2, or reward_shaping=none",
+    ),
+    Rule(
+        "updates_divide_the_problems",
+        ("updates", "problems_per_step"),
+        lambda run: run.problems_per_step % run.updates.minibatches != 0,
+        "groups stay whole within an optimiser step, so the problems must divide evenly among the updates",
+        "make problems_per_step a multiple of the number of updates",
+    ),
+    Rule(
+        "critic_divides_the_problems",
+        ("baseline", "critic", "problems_per_step"),
+        lambda run: run.baseline.needs_critic and run.problems_per_step % run.critic.minibatches != 0,
+        "the critic too is trained on whole groups, so the problems must divide evenly among its updates",
+        "make problems_per_step a multiple of critic.minibatches",
+    ),
+    Rule(
+        "mismatch_counts_twice",
+        ("correction", "old_policy", "surrogate"),
+        lambda run: run.correction.needs_old_logprobs and run.surrogate.uses_ratio and not run.old_policy.recomputes,
+        "a ratio to the sampler holds the mismatch already, and the weight would put it in once more",
+        "set correction=none, or old_policy=recomputed",
+    ),
+    Rule(
+        "advantage_is_scaled_twice",
+        ("baseline", "scale"),
+        lambda run: run.baseline.scales_itself and not run.scale.touches_nothing,
+        "this baseline brings its own deviation, and a second scale would undo what it weighs",
+        "set scale=none",
+    ),
+    Rule(
+        "critic_has_no_loss_scale",
+        ("baseline", "learner_precision"),
+        lambda run: run.baseline.needs_critic and run.learner_precision.scales_loss,
+        "in float16 small gradients vanish unless the loss is scaled, and the critic's is not",
+        "set learner_precision=bf16 or fp32, or a baseline without a critic",
+    ),
+    Rule(
+        "rewards_must_not_be_negative",
+        ("scale", "reward", "reward_shaping", "kl"),
+        lambda run: run.scale.needs_rewards_from_zero and (_lowest_reward(run) < 0 or run.kl.shapes_reward),
+        "divided by a mean that can be negative, right answers are punished and wrong ones rewarded",
+        "use reward=strict (0 and 1), no shaping and no kl that take a reward below 0, or another scale",
+    ),
+    Rule(
+        "no_reward_is_negative",
+        ("scale", "baseline", "reward", "reward_shaping", "kl"),
+        lambda run: (
+            run.scale.splits_signs
+            and not run.baseline.centres
+            and _lowest_reward(run) >= 0
+            and not run.kl.shapes_reward
+        ),
+        "without a baseline and without negative rewards there is no negative advantage to weigh",
+        "set reward=strict_plus_minus, or a baseline that centres",
+    ),
+    Rule(
+        "ratio_must_be_of_tokens",
+        ("surrogate", "importance"),
+        lambda run: run.surrogate.needs_token_ratio and not run.importance.per_token,
+        "this surrogate reads each token's own ratio, and a response's ratio in its place means nothing",
+        "set importance=token",
+    ),
+    Rule(
+        "scale_is_of_responses",
+        ("baseline", "scale"),
+        lambda run: run.baseline.per_token and not run.scale.scales_tokens,
+        "the baseline gives each token an advantage of its own, and this scale takes one number a response",
+        "set scale=none or scale=batch_std_tokens",
+    ),
+    Rule(
+        "credit_is_of_tokens",
+        ("baseline", "importance", "surrogate"),
+        lambda run: (
+            run.baseline.per_token
+            and run.surrogate.uses_ratio
+            and (run.surrogate.sequence_level or run.importance.sequence_level)
+        ),
+        "one ratio for a whole response gives all its tokens the mean of their advantages, and the credit is lost",
+        "set importance=token or sequence_token, and a surrogate that takes one loss a token",
+    ),
+    Rule(
+        "race_has_one_finish",
+        ("group_filter", "truncation"),
+        lambda run: run.group_filter.races and run.truncation.generates_twice,
+        "interrupted responses go on in a second call of the sampler, so who ends first cannot be told",
+        "set truncation=score, or group_filter=resample, which waits for all responses",
+    ),
+    Rule(
+        "continuations_know_the_text_alone",
+        ("baseline", "group_filter", "truncation"),
+        lambda run: (run.baseline.continues or run.group_filter.carries_over) and run.truncation.intervenes,
+        "a continuation does not know for how long its response was sure, nor when it would have been interrupted",
+        "set truncation=score or one of the masks, or a baseline and a group_filter without continuations",
+    ),
+    Rule(
+        "continuations_are_not_charged",
+        ("baseline", "kl"),
+        lambda run: run.baseline.continues and run.kl.shapes_reward,
+        "the values of states hold no kl penalty, while the rewards they are compared with would",
+        "choose a kl that is a term of the loss, as VinePPO does, or another baseline",
+    ),
+    Rule(
+        "estimates_have_no_group",
+        ("baseline", "reward_shaping"),
+        lambda run: run.baseline.generates and run.reward_shaping.group_relative,
+        "what is added to a reward is relative to the group, which the responses of an estimate do not have",
+        "set reward_shaping=none or one that looks at each response alone, or another baseline",
+    ),
+    Rule(
+        "stream_has_no_race",
+        ("schedule", "group_filter"),
+        lambda run: run.schedule.streams and run.group_filter.races,
+        "in a stream the groups that end first are taken anyway and the rest goes on, so there is nothing to abort",
+        "set group_filter=active or resample, or schedule=one_step_off",
+    ),
+    Rule(
+        "estimates_are_of_the_drawing_policy",
+        ("baseline", "schedule"),
+        lambda run: run.baseline.generates and not run.schedule.keeps_sampler_current,
+        "the value of a state is estimated by drawing its ends, and the policy that drew the response is gone by then",
+        "set schedule=sync, or a baseline that generates nothing",
+    ),
+    Rule(
+        "engine_does_not_stream",
+        ("engine", "schedule"),
+        lambda run: run.schedule.streams and not run.engine.streams,
+        "this engine answers whole calls, and cannot take new weights in the middle of one",
+        "set engine=native (in simulated time) or engine=vllm_process (for real), or schedule=one_step_off",
+    ),
+    Rule(
+        "real_streams_have_no_simulated_time",
+        ("budget", "engine", "schedule"),
+        lambda run: run.budget.is_simulated and run.schedule.streams and run.engine.overlaps,
+        "responses that grow in a process of their own take real time, and the simulated clock stands still",
+        "set budget=sampled_tokens, or engine=native",
+    ),
+)
+
+
+class IncompatibleRun(ValueError):
+    """Every broken rule of a run, one per line."""
+
+
+def _removes(run: RunConfig) -> bool:
+    """Whether some token can leave the loss."""
+    filters = run.group_filter.removes_rows and not run.group_filter.refills
+    rows = run.truncation.removes_rows or filters or run.rejection.removes_rows
+    return rows or run.entropy.selects_tokens
+
+
+def _sampler_is_learner(run: RunConfig) -> bool:
+    """Same weights, same arithmetic: the two differ by rounding that is not worth a name."""
+    current = run.schedule.keeps_sampler_current and not run.group_filter.carries_over
+    return current and not (run.learner_precision.rounds or run.sampler_precision.rounds)
+
+
+def _on_policy(run: RunConfig) -> bool:
+    """Every ratio is 1: one update on rollouts of the old policy itself."""
+    return run.updates.number == 1 and (run.old_policy.recomputes or _sampler_is_learner(run))
+
+
+WARNINGS: tuple[Rule, ...] = (
+    Rule(
+        "clip_cannot_act",
+        ("surrogate", "updates", "old_policy", "correction"),
+        lambda run: (
+            run.surrogate.needs_drift
+            and _on_policy(run)
+            and run.surrogate.weight_at_ratio_one == 1
+            and not (run.surrogate.sequence_level and not run.correction.touches_nothing)
+        ),
+        "with one on-policy update every ratio is 1, where no clip, gate or penalty on drift can act",
+        "choose updates=two or more where the trust region is what is studied",
+        idles=True,
+    ),
+    Rule(
+        "importance_cannot_act",
+        ("importance", "updates", "old_policy", "surrogate", "correction"),
+        lambda run: (
+            not run.importance.touches_nothing
+            and run.surrogate.uses_ratio
+            and _on_policy(run)
+            and run.correction.touches_nothing
+            and run.surrogate.mark_scope is None
+        ),
+        "with one on-policy update the ratio of a token and of its response are both 1",
+        "choose updates=two or more where the ratio is what is studied",
+        idles=True,
+    ),
+    Rule(
+        "importance_is_ignored",
+        ("importance", "surrogate"),
+        lambda run: not run.importance.touches_nothing and not run.surrogate.uses_ratio,
+        "this surrogate does not read the ratio, whatever it is of",
+        "choose a surrogate that reads the ratio, or importance=token",
+        idles=True,
+    ),
+    Rule(
+        "old_policy_is_ignored",
+        ("old_policy", "surrogate", "kl"),
+        lambda run: not (run.old_policy.recomputes or run.surrogate.uses_ratio or run.kl.reads_old),
+        "neither surrogate nor kl reads the old policy",
+        "choose a surrogate that reads the ratio, or old_policy=recomputed",
+        idles=True,
+    ),
+    Rule(
+        "sampler_is_the_old_policy",
+        ("old_policy", "schedule", "group_filter", "learner_precision", "sampler_precision"),
+        lambda run: not run.old_policy.recomputes and _sampler_is_learner(run),
+        "sampler and learner hold the same weights in the same arithmetic, so both old policies are one up to rounding",
+        "let them differ by schedule, precision or group_filter=oversample_abort_partial, or set old_policy=recomputed",
+        idles=True,
+    ),
+    Rule(
+        "survivors_are_everyone",
+        ("denominator", "truncation", "group_filter", "rejection", "entropy"),
+        lambda run: run.denominator.survivors_only and not _removes(run),
+        "no trick removes rows or tokens here, so survivors and original counts are the same",
+        "combine denominator=survivors with a mask, a filter or a rejection",
+        idles=True,
+    ),
+    Rule(
+        "ratio_is_ignored",
+        ("surrogate", "updates"),
+        lambda run: not run.surrogate.uses_ratio and run.updates.number > 1,
+        "later updates are off-policy and this surrogate neither reweights nor cuts their tokens",
+        "choose updates=one, or a surrogate that reads the ratio",
+    ),
+    Rule(
+        "nothing_to_correct",
+        ("correction", "schedule", "group_filter", "learner_precision", "sampler_precision"),
+        lambda run: run.correction.needs_old_logprobs and _sampler_is_learner(run),
+        "sampler and learner hold the same weights in the same arithmetic, so every weight is about 1",
+        "let them differ by schedule or precision, or set correction=none",
+        idles=True,
+    ),
+    Rule(
+        "nothing_to_reject",
+        ("rejection", "schedule", "group_filter", "learner_precision", "sampler_precision"),
+        lambda run: run.rejection.needs_old_logprobs and _sampler_is_learner(run),
+        "sampler and learner hold the same weights in the same arithmetic, so nothing is beyond any bound",
+        "let them differ by schedule or precision, or set rejection=none",
+        idles=True,
+    ),
+    Rule(
+        "filter_hardly_acts",
+        (
+            "group_filter",
+            "baseline",
+            "scale",
+            "denominator",
+            "reward_shaping",
+            "kl",
+            "entropy",
+            "surrogate",
+            "aggregation",
+        ),
+        lambda run: (
+            run.group_filter.removes_rows
+            and not run.group_filter.refills
+            and run.baseline.group_relative
+            and not run.baseline.handles_singletons
+            and run.aggregation.invariant
+            and not (run.scale.reads_batch or run.scale.moves_zeros)
+            and not run.denominator.survivors_only
+            and run.reward_shaping.touches_nothing
+            and not run.kl.needs_reference
+            and not run.entropy.needs_gradient
+            and not run.surrogate.pulls_without_advantage
+            and run.surrogate.mark_scope is None
+        ),
+        "groups without signal have advantage 0 anyway, and the original counts keep the step size as it was; all the "
+        "filter does is leave out an update whose groups are all without signal, which Adam would take on momentum",
+        "combine the filter with denominator=survivors",
+    ),
+    Rule(
+        "share_is_one",
+        ("scale", "group_filter", "rejection"),
+        lambda run: run.scale.pays_for_signal and run.group_filter.removes_rows and run.rejection.touches_nothing,
+        "the filter takes out the groups without signal, so the share of those with signal is 1",
+        "set group_filter=keep, and let the scale make up for such groups",
+        idles=True,
+    ),
+    Rule(
+        "baseline_is_recentred",
+        ("baseline", "scale"),
+        lambda run: run.scale.recentres and run.baseline.same_for_all,
+        "the scale subtracts the batch's mean anyway, so any baseline that is one number for the batch cancels",
+        "choose a baseline over the group, or a scale that does not recentre",
+        idles=True,
+    ),
+    Rule(
+        "nothing_is_charged",
+        ("baseline", "kl"),
+        lambda run: run.baseline.pays_to_go and not run.kl.shapes_reward,
+        "only a charge of single tokens makes what is still to come differ from the whole reward",
+        "set kl=k1_reward, or baseline=none, which is the same here",
+        idles=True,
+    ),
+    Rule(
+        "stretch_is_divided_away",
+        ("baseline", "scale"),
+        lambda run: run.baseline.stretches and run.scale.divides_by_centred,
+        "leaving one out multiplies the centred rewards by n/(n-1), and their own deviation divides that away again",
+        "set baseline=group_mean, or another scale",
+    ),
+    Rule(
+        "shaping_is_not_read",
+        ("reward_shaping", "baseline", "group_filter"),
+        lambda run: (
+            run.baseline.reads_outcome and not run.reward_shaping.touches_nothing and not run.group_filter.reads_reward
+        ),
+        "this baseline reads the verifier's outcome, so what is added to the reward never reaches the loss",
+        "set reward_shaping=none, or a baseline that reads the reward",
+        idles=True,
+    ),
+    Rule(
+        "kl_is_not_read",
+        ("kl", "baseline"),
+        lambda run: run.baseline.reads_outcome and run.kl.shapes_reward,
+        "this baseline reads the verifier's outcome, so a kl penalty in the reward never reaches the loss",
+        "choose a kl that is a term of the loss, or a baseline that reads the reward",
+        idles=True,
+    ),
+    Rule(
+        "rows_weigh_by_length",
+        ("aggregation", "importance", "surrogate"),
+        lambda run: (
+            not run.aggregation.rows_weigh_alike
+            and run.surrogate.uses_ratio
+            and (run.surrogate.sequence_level or run.importance.averages)
+        ),
+        "every token carries its response's ratio, so this aggregation weighs that ratio by the response's length",
+        "set aggregation=sequence_mean, as the papers do",
+    ),
+    Rule(
+        "width_is_for_tokens",
+        ("surrogate", "importance"),
+        lambda run: (
+            run.importance.averages and run.surrogate.clip_width is not None and run.surrogate.clip_width > 0.05
+        ),
+        "a response's ratio is a mean over its tokens and hardly leaves 1, so a clip this wide practically never binds",
+        "set surrogate=ppo_gspo",
+    ),
+    Rule(
+        "square_is_not_summed",
+        ("aggregation", "surrogate"),
+        lambda run: run.surrogate.squares_rows and not run.aggregation.sums_rows,
+        "the square of a response's log-ratio is summed over its tokens, which this aggregation divides by their count",
+        "set aggregation=sequence_sum or constant",
+    ),
+    Rule(
+        "loss_is_scaled",
+        ("surrogate", "convention"),
+        lambda run: run.surrogate.weight_at_ratio_one != 1,
+        "on-policy every token has a weight below 1, which lowers the learning rate and does nothing else",
+        "raise surrogate.cap to at least 1, or set convention.cispo_cap=one_plus",
+    ),
+    Rule(
+        "microbatches_matter",
+        ("aggregation", "surrogate", "convention"),
+        lambda run: not run.aggregation.invariant or run.surrogate.mark_scope is Scope.microbatch,
+        "under this convention the gradient depends on how the step is cut into microbatches",
+        "set convention=house unless a past run has to be matched",
+    ),
+    Rule(
+        "filter_drops_gradient",
+        ("group_filter", "baseline", "scale"),
+        lambda run: run.group_filter.removes_rows and not run.baseline.group_relative and not run.scale.zeroes_tied,
+        "this baseline is not of the group, so groups of one outcome carry gradient too, and the filter throws it away",
+        "set group_filter=keep, or a baseline over the group",
+    ),
+    Rule(
+        "reward_is_the_outcome",
+        ("group_filter", "reward_shaping"),
+        lambda run: run.group_filter.reads_reward and run.reward_shaping.touches_nothing,
+        "without shaping the reward varies where the outcome does, so this is the filter by outcome under another name",
+        "choose a reward_shaping, or the filter by outcome",
+    ),
+    Rule(
+        "reference_is_not_read",
+        ("reference", "kl"),
+        lambda run: run.reference.changes and not run.kl.needs_reference,
+        "without a tie to the reference, what the reference becomes changes nothing",
+        "choose a kl, or reference=frozen",
+        idles=True,
+    ),
+    Rule(
+        "stale_and_uncorrected",
+        ("schedule", "old_policy", "correction", "rejection"),
+        lambda run: (
+            not run.schedule.keeps_sampler_current
+            and run.old_policy.recomputes
+            and run.correction.touches_nothing
+            and run.rejection.touches_nothing
+        ),
+        "the tokens are of older weights and the loss takes them for the learner's own",
+        "set correction=tis_token, or old_policy=sampler, unless that is what is studied",
+    ),
+    Rule(
+        "top_p_biases_the_ratio",
+        ("engine",),
+        lambda run: run.engine.top_p < 1,
+        "log-probs are of the whole softmax, so what top-p cut off looks like sampler-learner mismatch",
+        "train with engine.top_p=1 and use top-p in evaluation only",
+    ),
+)
+
+
+def broken_errors(run: RunConfig) -> list[Rule]:
+    """The rules that refuse this run."""
+    return [rule for rule in ERRORS if rule.broken_when(run)]
+
+
+def broken_warnings(run: RunConfig) -> list[Rule]:
+    """The rules under which something in this run cannot act; recorded with the run."""
+    return [rule for rule in WARNINGS if rule.broken_when(run)]
+
+
+def check_compatible(run: RunConfig, choices: Mapping[str, str] | None = None) -> list[str]:
+    """Raise IncompatibleRun with every broken rule; otherwise return the warnings, one line each.
+
+    `choices`, slot -> option, are named in them where they are known.
+    """
+    if errors := broken_errors(run):
+        lines = "\n".join(f"  - {rule.describe(run, choices)}" for rule in errors)
+        raise IncompatibleRun(f"this combination cannot run:\n{lines}")
+    return [rule.describe(run, choices) for rule in broken_warnings(run)]

@@ -1,0 +1,267 @@
+"""RunConfig: the slots of a run. A class that stands in a slot is its own configuration.
+
+`register()` hands every concrete class of every slot to Hydra's ConfigStore as `schema/<slot>/<name>`;
+the YAML files pull those in and add the numbers. `to_run()` turns the composed config into a RunConfig
+whose slots hold live objects, and raises ValueError where a value is out of range.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
+
+from grpo_lab.budget.cost_model import CostModel
+from grpo_lab.budget.ledger import Budget
+from grpo_lab.config.evaluation import Evaluation
+from grpo_lab.engines.base import Engine
+from grpo_lab.policy.optim import Optimizer
+from grpo_lab.tasks.base import Model, Reward, Task, Template
+from grpo_lab.tracking.mlflow_mirror import Tracking
+from grpo_lab.tricks.aggregation import Aggregation
+from grpo_lab.tricks.base import require, require_not_negative
+from grpo_lab.tricks.baseline import Baseline
+from grpo_lab.tricks.convention import Convention
+from grpo_lab.tricks.correction import Correction
+from grpo_lab.tricks.critic import Critic
+from grpo_lab.tricks.curriculum import Curriculum
+from grpo_lab.tricks.denominator import Denominator
+from grpo_lab.tricks.entropy import Entropy
+from grpo_lab.tricks.group_filter import GroupFilter
+from grpo_lab.tricks.importance import Importance
+from grpo_lab.tricks.kl import Kl
+from grpo_lab.tricks.old_policy import OldPolicy
+from grpo_lab.tricks.precision import Precision
+from grpo_lab.tricks.reference import Reference
+from grpo_lab.tricks.rejection import Rejection
+from grpo_lab.tricks.reward_shaping import RewardShaping
+from grpo_lab.tricks.scale import Scale
+from grpo_lab.tricks.schedule import Schedule
+from grpo_lab.tricks.surrogate import Surrogate
+from grpo_lab.tricks.truncation import Truncation
+from grpo_lab.tricks.updates import Updates
+from grpo_lab.types import Microbatching
+
+AXES = (
+    "curriculum", "schedule", "truncation", "reward_shaping", "group_filter", "old_policy", "correction",
+    "rejection", "updates", "baseline", "scale", "importance", "surrogate", "aggregation", "denominator",
+    "kl", "reference", "entropy", "learner_precision", "sampler_precision",
+)  # fmt: skip
+ROOMS = (
+    "task", "template", "reward", "model", "engine", "optimizer", "critic", "evaluation", "verifier", "budget",
+    "cost_model", "tracking", "convention",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CellLabel:
+    """Which sweep a run belongs to, and what that sweep calls it; empty for a run on its own."""
+
+    sweep: str
+    arm: str
+    level: str
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything a run is: one object per trick axis, one per room around them, and run-level numbers."""
+
+    curriculum: Curriculum
+    schedule: Schedule
+    truncation: Truncation
+    reward_shaping: RewardShaping
+    group_filter: GroupFilter
+    old_policy: OldPolicy
+    correction: Correction
+    rejection: Rejection
+    updates: Updates
+    baseline: Baseline
+    scale: Scale
+    importance: Importance
+    surrogate: Surrogate
+    aggregation: Aggregation
+    denominator: Denominator
+    kl: Kl
+    reference: Reference
+    entropy: Entropy
+    learner_precision: Precision
+    sampler_precision: Precision
+
+    task: Task
+    template: Template
+    reward: Reward
+    model: Model
+    engine: Engine
+    optimizer: Optimizer
+    critic: Critic
+    evaluation: Evaluation
+    verifier: Reward
+    budget: Budget
+    cost_model: CostModel
+    tracking: Tracking
+    convention: Convention
+
+    seed: int
+    problems_per_step: int
+    group_size: int
+    microbatch_tokens: int
+    padding_tolerance_tokens: int
+    packing: bool
+    logits_per_chunk: int
+    gradient_checkpointing: bool
+    skip_rows_without_signal: bool
+    device: str
+    threads: int
+    checkpoint_every: int
+    keep_checkpoints: int
+    rollouts_every: int
+    runs_dir: str
+    resume_with_changed_code: bool
+    plugins: list[str]
+    cell: CellLabel
+    design: Any  # an experiment's declaration; only a sweep reads it
+
+    def __post_init__(self) -> None:
+        require_not_negative(self, "seed", "padding_tolerance_tokens")
+        for field in (
+            "problems_per_step", "group_size", "microbatch_tokens", "logits_per_chunk", "threads", "checkpoint_every",
+            "keep_checkpoints", "rollouts_every",
+        ):  # fmt: skip
+            require(getattr(self, field) >= 1, self, field, "at least 1")
+
+    @property
+    def microbatching(self) -> Microbatching:
+        return Microbatching(self.microbatch_tokens, self.padding_tolerance_tokens, self.logits_per_chunk, self.packing)
+
+    @property
+    def rows_per_step(self) -> int:
+        return self.problems_per_step * self.group_size
+
+
+# Fields that change where and how a run is stored or computed, not what it is: they are no part of its
+# name and may differ between a run and its resumption.
+VOLATILE = frozenset(
+    {"runs_dir", "tracking", "keep_checkpoints", "device", "cell", "design", "resume_with_changed_code"}
+)
+
+
+def snake_case(name: str) -> str:
+    """LeaveOneOut -> leave_one_out; K3Loss -> k3_loss."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+def slot_types() -> dict[str, type]:
+    """Slot name -> abstract base, for axes and rooms, in the order of RunConfig."""
+    hints = typing.get_type_hints(RunConfig)
+    return {name: hints[name] for name in AXES + ROOMS}
+
+
+def options(base: type) -> dict[str, type]:
+    """Schema name -> concrete class, for every class that may stand in a slot of type `base`."""
+    found: dict[str, type] = {}
+    waiting = [base]
+    while waiting:
+        cls = waiting.pop()
+        children = cls.__subclasses__()
+        if not inspect.isabstract(cls) and (cls is not base or not children):
+            found[snake_case(cls.__name__)] = cls
+        waiting += reversed(children)
+    return found
+
+
+def register() -> None:
+    """Store the schemas of RunConfig and of every option; called again after user modules are imported."""
+    store = ConfigStore.instance()
+    for slot, base in slot_types().items():
+        for name, cls in options(base).items():
+            try:
+                node = _writable(cls)
+            except OmegaConfBaseException as error:
+                where = f"{inspect.getsourcefile(cls)} line {inspect.getsourcelines(cls)[1]}"
+                raise ValueError(
+                    f"{cls.__name__} at {where} cannot be an option ({str(error).splitlines()[0]}): a field of an "
+                    "option is a number, a string, an Enum, a dataclass, or a list or dict of these"
+                ) from error
+            store.store(group=f"schema/{slot}", name=name, node=node)
+    store.store(group="schema", name="run", node=_writable(RunConfig))
+
+
+@cache
+def _writable(cls: type) -> DictConfig:
+    """The structured config of a frozen class, made once, with the read-only flag cleared: Hydra must merge into it."""
+    node = OmegaConf.structured(cls)
+
+    def clear(part: Any) -> None:
+        if OmegaConf.is_config(part):
+            OmegaConf.set_readonly(part, None)
+        if isinstance(part, DictConfig) and not part._is_missing() and not part._is_none():
+            for key in part:
+                clear(part._get_node(key))
+
+    clear(node)
+    return node
+
+
+def to_run(config: DictConfig) -> RunConfig:
+    """Live objects from a composed config. Raises ValueError with the key where something is off."""
+    config = config.copy()
+    OmegaConf.set_struct(config, False)
+    config.pop("hydra", None)
+    if unknown := [str(key) for key in config if key not in RunConfig.__dataclass_fields__]:
+        raise ValueError(f"there is no key {unknown[0]!r}: --help lists the options, --cfg job every key")
+    try:
+        run = OmegaConf.to_object(config)
+    except MissingMandatoryValue as error:
+        raise ValueError(f"{error.full_key} has no value: give it one, {error.full_key}=...") from error
+    except InterpolationResolutionError as error:
+        raise ValueError(unresolved(config, error)) from error
+    except OmegaConfBaseException as error:
+        # OmegaConf wraps what __post_init__ raises; the first line says what and where.
+        raise ValueError(str(error.__cause__ or error).splitlines()[0]) from error
+    assert isinstance(run, RunConfig)
+    return run
+
+
+def unresolved(config: DictConfig, error: InterpolationResolutionError) -> str:
+    """Which key of `config` refers to what is not there, or in a circle to itself, and what to do about it."""
+    key = error.full_key or ""
+    chain: list[str] = []
+    while key and key not in chain:
+        chain.append(key)
+        node: Any = OmegaConf.to_container(config, resolve=False)
+        for part in key.split("."):
+            node = node.get(part) if isinstance(node, dict) else None
+        referred = re.search(r"\$\{([\w.]+)\}", str(node))
+        key = referred.group(1) if referred else ""
+    said = str(error).splitlines()[0]
+    if "Recursive" not in said:
+        return f"{chain[0] if chain else 'a key'} has no value: {said}; correct the reference, or give a value itself"
+    circle = " -> ".join([*chain, key] if key else chain)
+    return f"{chain[0] if chain else 'a key'} refers to itself ({circle}): give one of these keys a value"
+
+
+def flat(config: DictConfig | dict, prefix: str = "") -> dict[str, Any]:
+    """Dotted key -> value of a config, for MLflow's parameters and for run identity."""
+    plain = OmegaConf.to_container(config, resolve=True, enum_to_str=True) if OmegaConf.is_config(config) else config
+    result: dict[str, Any] = {}
+    for key, value in plain.items():
+        if isinstance(value, dict):
+            result.update(flat(value, f"{prefix}{key}."))
+        else:
+            result[f"{prefix}{key}"] = value
+    return result
+
+
+def conf_folder() -> Path:
+    """The configuration folder: the repository's, or the copy inside an installed wheel."""
+    package = Path(__file__).resolve().parent.parent
+    beside = package.parent / "conf"
+    return beside if (beside / "config.yaml").exists() else package / "conf"

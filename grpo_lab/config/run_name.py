@@ -1,0 +1,49 @@
+"""What a run is called: after the options that were chosen, never typed by hand."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+from grpo_lab.config.run_config import AXES, VOLATILE
+
+_LONGEST_NAME = 120
+
+
+def chosen_options(choices: Mapping[str, str]) -> dict[str, str]:
+    """Axis or room -> option, of Hydra's record of what was composed; Hydra's own groups are left out."""
+    return {name: option for name, option in choices.items() if "/" not in name and name != "experiments"}
+
+
+def run_name(recipe: str, overrides: Sequence[str]) -> str:
+    """`dr_grpo,truncation=mask_after` from what the command line chose; the seed has its own folder level.
+
+    Tricks come before sizes and budgets, so that a name too long for a folder, which ends in a hash, still tells
+    them. The order of the overrides does not matter.
+    """
+    chosen = []
+    for override in overrides:
+        key, _, value = override.lstrip("+~").partition("=")
+        if key.split(".")[0].split("@")[0] not in VOLATILE | {"seed", "recipe", "plugins", "hydra"}:
+            chosen.append((key.split(".")[0] not in AXES, f"{key}={_canonical(value)}"))
+    return short(",".join([recipe, *(word for _, word in sorted(chosen))]))
+
+
+def _canonical(value: str) -> str:
+    """A value as Hydra writes it, so that 1e3 typed by hand and 1000.0 handed over by a sweep are one name."""
+    try:
+        return OverridesParser.create().parse_override(f"key={value}").get_value_element_as_str()
+    except HydraException:
+        return value
+
+
+def short(name: str) -> str:
+    """The name made fit for a folder: no slashes, spaces, quotes or braces, and a long one ends in a hash of itself."""
+    name = re.sub(r"[\s'\"\\${}]", "", name.replace("/", "_"))
+    if len(name) > _LONGEST_NAME:
+        name = f"{name[: _LONGEST_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return name

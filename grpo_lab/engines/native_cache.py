@@ -1,0 +1,81 @@
+"""A cache of keys and values that is written in place.
+
+transformers' own grows by concatenation, which copies everything there is for every token, and drops finished rows by
+copying all others. Here room is made a block of tokens at a time, and the last rows move into the gaps.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import Cache, DynamicCache, PreTrainedConfig
+from transformers.cache_utils import DynamicLayer
+
+from grpo_lab.types import Bool, Int, Tensor
+
+BLOCK = 64  # tokens; what is left empty of it is memory, each new block one copy of what there is
+
+
+class BlockLayer(DynamicLayer):
+    """Keys and values of one layer, views [R, A, S, D] of storage with room for more tokens and former rows."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.storage: list[Tensor] = []
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append states [R, A, new, D] of the next tokens; returns all there are."""
+        length = self.get_seq_length()
+        end = length + key_states.shape[-2]
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        if not self.storage or end > self.storage[0].shape[-2]:
+            self.storage = [
+                self._room(states, held, length, end)
+                for states, held in ((key_states, self.keys), (value_states, self.values))
+            ]
+        rows = key_states.shape[0]
+        for store, states in zip(self.storage, (key_states, value_states)):
+            store[:rows, :, length:end] = states
+        self.keys, self.values = (store[:rows, :, :end] for store in self.storage)
+        return self.keys, self.values
+
+    @staticmethod
+    def _room(states: Tensor, held: Tensor, length: int, end: int) -> Tensor:
+        rows, heads, _, width = states.shape
+        store = states.new_empty(rows, heads, -(-end // BLOCK) * BLOCK, width)
+        if length:
+            store[:, :, :length] = held
+        return store
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """The rows `indices`, any number of times, in storage of their own."""
+        super().batch_select_indices(indices)
+        self.storage = []
+
+    def fill_gaps(self, gaps: Int[Tensor, "K"], movers: Int[Tensor, "K"], rows: int) -> None:
+        """Keep the first `rows` rows, after row movers[i] has taken the place of row gaps[i]."""
+        self.keys[gaps], self.values[gaps] = self.keys[movers], self.values[movers]
+        self.keys, self.values = self.keys[:rows], self.values[:rows]
+
+
+def block_cache(config: PreTrainedConfig) -> DynamicCache:
+    """An empty cache for this model; layers that forget (sliding windows, recurrences) are transformers' own."""
+    cache = DynamicCache(config=config)
+    cache.layers = [BlockLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    return cache
+
+
+def keep_rows(cache: Cache, keep: Bool[Tensor, "R"]) -> Int[Tensor, "K"]:
+    """Drop the other rows of the cache; returns which of its rows stands where the cache's row i now is."""
+    rows = int(keep.sum())
+    order = torch.arange(rows, device=keep.device)
+    gaps, movers = (~keep[:rows]).nonzero().squeeze(1), rows + keep[rows:].nonzero().squeeze(1)
+    order[gaps] = movers
+    for layer in cache.layers:
+        if isinstance(layer, BlockLayer):
+            layer.fill_gaps(gaps, movers, rows)
+        else:
+            layer.batch_select_indices(order)
+    return order

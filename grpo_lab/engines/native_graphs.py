@@ -1,0 +1,139 @@
+"""Decoding whose tensors never change their shape or place, so that a GPU can replay it as one CUDA graph.
+
+A small model's decoding step is hundreds of kernels of a few microseconds, and starting them one by one takes longer
+than they do. The price: attention reads the cache up to its full width, and rows that have ended are decoded in vain
+until half have. The recording itself has not been run on a GPU; what it records is tested on a CPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import DynamicCache, PreTrainedConfig
+from transformers.cache_utils import DynamicLayer
+
+from grpo_lab.engines.native_cache import BlockLayer, block_cache
+from grpo_lab.types import Bool, Float, Int, Tensor
+
+_WARM_UP = 2  # steps that kernels need to choose their algorithms before they are recorded
+
+
+class FixedLayer(DynamicLayer):
+    """Keys and values [R, A, C, D] of one layer with room for C tokens, written at a place that is a tensor."""
+
+    def __init__(self, held: DynamicLayer, room: int, column: Int[Tensor, "1"]) -> None:
+        super().__init__()
+        self.column = column
+        self.lazy_initialization(held.keys, held.values)
+        self.keys, self.values = (self._with_room(states, room) for states in (held.keys, held.values))
+
+    @staticmethod
+    def _with_room(states: Tensor, room: int) -> Tensor:
+        rows, heads, length, width = states.shape
+        store = states.new_zeros(rows, heads, room, width)
+        store[:, :, :length] = states
+        return store
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write the states [R, A, 1, D] of the next token; returns the whole room."""
+        self.keys.index_copy_(2, self.column, key_states)
+        self.values.index_copy_(2, self.column, value_states)
+        return self.keys, self.values
+
+
+class FixedStep:
+    """One token for each of R rows; `cache` holds S tokens of each, of which `visible` are no padding."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        cache: DynamicCache,
+        visible: Bool[Tensor, "R S"],
+        positions: Int[Tensor, "R 1"],
+        last_positions: Int[Tensor, "R 1"],
+        further: int,
+    ) -> None:
+        (rows, length), device = visible.shape, positions.device
+        room = length + further + _WARM_UP
+        self.model, self.last_positions = model, last_positions
+        self.column = torch.tensor([length], device=device)
+        self.cache = block_cache(model.config)
+        self.cache.layers = [FixedLayer(layer, room, self.column) for layer in cache.layers]
+        self.visible = torch.zeros(rows, 1, 1, room, dtype=torch.bool, device=device)
+        self.visible[:, 0, 0, :length] = visible
+        self.positions = positions.clone()
+        self.ids = torch.zeros(rows, 1, dtype=torch.long, device=device)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        if device.type == "cuda":
+            self._record()
+
+    def __call__(self, drawn: Int[Tensor, "R"]) -> Float[Tensor, "R V"]:
+        """Feed one token per row and return the next token's logits; they are overwritten by the next call."""
+        self.ids.copy_(drawn[:, None])
+        if self.graph is None:
+            return self._step()
+        self.graph.replay()
+        return self.logits
+
+    def keep(self, rows: Int[Tensor, "K"], further: int) -> FixedStep:
+        """A step for these rows alone, with room for as many further tokens."""
+        length = int(self.column)
+        held = block_cache(self.model.config)
+        for own, layer in zip(held.layers, self.cache.layers):
+            own.update(layer.keys[rows, :, :length], layer.values[rows, :, :length])
+        visible = self.visible[rows, 0, 0, :length]
+        return FixedStep(self.model, held, visible, self.positions[rows], self.last_positions[rows], further)
+
+    def _step(self) -> Float[Tensor, "R V"]:
+        self.visible.index_fill_(3, self.column, True)
+        output = self.model(
+            input_ids=self.ids,
+            attention_mask=self.visible,
+            position_ids=self.positions,
+            past_key_values=self.cache,
+            use_cache=True,
+        )
+        self.column += 1
+        self.positions.copy_(torch.minimum(self.positions + 1, self.last_positions))
+        return output.logits[:, -1]
+
+    def _record(self) -> None:
+        """Run the step until it is warm, record it, and undo what it did: cache columns beyond the last are unseen.
+
+        Deterministic algorithms would sort the places that the cache is written at; here each is written once.
+        """
+        strict = torch.are_deterministic_algorithms_enabled()
+        only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+        torch.use_deterministic_algorithms(False)
+        try:
+            self._warm_up_and_capture()
+        finally:
+            torch.use_deterministic_algorithms(strict, warn_only=only_warns)
+
+    def _warm_up_and_capture(self) -> None:
+        state = (self.visible, self.column, self.positions)
+        before = [tensor.clone() for tensor in state]
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(_WARM_UP):
+                self._step()
+        torch.cuda.current_stream().wait_stream(aside)
+        for tensor, value in zip(state, before):
+            tensor.copy_(value)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.logits = self._step()
+
+
+def check_graphs(config: PreTrainedConfig, device: torch.device) -> None:
+    """Raise ValueError where decoding cannot be recorded."""
+    if device.type != "cuda":
+        raise ValueError(f"engine.cuda_graphs=true needs a GPU, the run is on {device}: set engine.cuda_graphs=false")
+    if not all(isinstance(layer, BlockLayer) for layer in block_cache(config).layers):
+        raise ValueError(
+            "engine.cuda_graphs=true needs a model whose layers all attend to the whole context, this one has sliding "
+            "windows or recurrences: set engine.cuda_graphs=false"
+        )

@@ -1,0 +1,1 @@
+"""From a rollout batch to an optimiser step, and the numbers of both."""

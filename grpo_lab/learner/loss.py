@@ -1,0 +1,107 @@
+"""The loss of one microbatch: importance -> surrogate -> correction -> kl, entropy -> aggregation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from grpo_lab.config.run_config import RunConfig
+from grpo_lab.tricks.base import NEGLIGIBLE
+from grpo_lab.tricks.convention import Scope
+from grpo_lab.tricks.surrogate import StepTokens, SurrogateInputs
+from grpo_lab.types import Batch, Float, LossOutput, Tensor
+
+
+def policy_loss(
+    run: RunConfig,
+    batch: Batch,
+    logprobs: Float[Tensor, "M T"],
+    entropy: Float[Tensor, "M T"],
+) -> LossOutput:
+    """Compose the run's tricks into the microbatch's share of the step's loss.
+
+    The correction weights multiply the surrogate only: a KL or entropy term is not an estimate under the
+    sampler, so weighting it would change its meaning.
+    """
+    mask, current = batch.loss_mask, logprobs.detach()
+    old = current if batch.old_logprobs is None else batch.old_logprobs
+    log_ratio = run.importance(logprobs, old, mask)
+    surrogate = run.surrogate(SurrogateInputs(logprobs, log_ratio, batch.advantages, mask, batch.marked))
+    token_loss, weights = surrogate.token_loss, torch.ones_like(current)
+    if batch.correction_weights is not None:
+        weights = batch.correction_weights
+        token_loss = token_loss * weights
+    kl_term = run.kl(logprobs, old, batch.ref_logprobs)
+    entropy_term = run.entropy(entropy, batch.entropy_coef)
+    loss = run.aggregation(token_loss + kl_term + entropy_term, mask, batch.totals)
+    with torch.no_grad():
+        moved = current - old  # learner now against learner before the updates
+        total = partial(_total, mask)
+        each = torch.ones_like(current)
+        sums = {
+            "tokens": mask.sum().to(torch.float64),
+            "entropy": total(entropy),
+            "ratio": total(moved.exp()),
+            "k3_old": total(moved.exp() - 1 - moved),
+            "surrogate_touched": total(surrogate.touched),
+            "surrogate_weight": total(surrogate.weight),
+            "correction_weight": total(weights),
+            "importance_touched": total(run.surrogate.uses_ratio & ((log_ratio - moved).abs() > NEGLIGIBLE)),
+            "drifted": total(moved.abs() > NEGLIGIBLE),
+            "kl_term": total(kl_term),
+            "kl_touched": total(kl_term != 0),
+            "entropy_term": total(entropy_term),
+            "entropy_touched": total(entropy_term != 0),
+            "weight": run.aggregation(each, mask, batch.totals).to(torch.float64),
+            "weight_of_original": run.aggregation(each, mask, batch.original_totals).to(torch.float64),
+        }
+        if batch.ref_logprobs is not None:
+            from_ref = batch.ref_logprobs - current
+            sums["k3_ref"] = total(from_ref.exp() - 1 - from_ref)
+    return LossOutput(loss, sums, surrogate.touched.detach() & mask)
+
+
+def _total(mask: Tensor, values: Tensor) -> Tensor:
+    return torch.where(mask, values.to(torch.float64), 0.0).sum()
+
+
+@torch.no_grad()
+def mark_tokens(
+    run: RunConfig,
+    batches: Sequence[Batch],
+    logprobs: Sequence[Tensor],
+    noise: Float[Tensor, "N T"],
+) -> list[Batch]:
+    """The microbatches of one optimiser step with the tokens the surrogate chooses over them marked.
+
+    `logprobs` are the learner's at this update, [M, T] each, and `noise` is one uniform number for each token of the
+    rollout batch. Tokens are handed over in the order of the rollouts, so the way the step is cut decides no tie.
+    """
+    scope = run.surrogate.mark_scope
+    if scope is None or not batches:
+        return list(batches)
+    if scope is Scope.microbatch and len(batches) > 1:
+        return [mark_tokens(run, [batch], [values], noise)[0] for batch, values in zip(batches, logprobs)]
+    parts, addresses = [], []
+    for batch, values in zip(batches, logprobs):
+        mask = batch.loss_mask
+        old = values if batch.old_logprobs is None else batch.old_logprobs
+        log_ratio = run.importance(values, old, mask)
+        parts.append(torch.stack([part[mask] for part in (values, log_ratio, batch.advantages.to(values.dtype))]))
+        rows, columns = mask.nonzero(as_tuple=True)
+        addresses.append(torch.stack([batch.rows.to(rows.device)[rows], columns]))
+    address = torch.cat(addresses, dim=1)
+    order = torch.argsort(address[0] * noise.shape[1] + address[1])
+    values, log_ratio, advantages = torch.cat(parts, dim=1)[:, order]
+    drawn = noise.to(address.device)[address[0, order], address[1, order]]
+    chosen = torch.empty_like(order, dtype=torch.bool)
+    chosen[order] = run.surrogate.mark(StepTokens(values, log_ratio, advantages, drawn.to(values.dtype)))
+    marked = []
+    for batch, part in zip(batches, chosen.split([part.shape[1] for part in parts])):
+        marks = torch.zeros_like(batch.loss_mask)
+        marks[batch.loss_mask] = part
+        marked.append(replace(batch, marked=marks))
+    return marked

@@ -1,0 +1,1 @@
+"""The learner's side of a model: weights, log-probs, microbatches, optimiser."""

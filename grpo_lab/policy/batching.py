@@ -1,0 +1,166 @@
+"""Rollouts and advantages -> the microbatches of one optimiser step.
+
+Counts are taken over the whole optimiser step before it is cut, so microbatches are a matter of memory
+and speed and never of the gradient. Rows are packed in their order (packing.py), or sorted by length and cut where
+padding would cost more than another forward pass; rows with no token in the loss are not forwarded at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from grpo_lab.policy.logprobs import mask_lengths, token_logprobs
+from grpo_lab.policy.packing import microbatch_rows, packed_rows
+from grpo_lab.tricks.denominator import Denominator
+from grpo_lab.tricks.precision import Precision
+from grpo_lab.types import Batch, Bool, Float, Microbatching, Rollouts, Tensor, Totals
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """What every row of a rollout batch brings to the loss, before it is cut into optimiser steps."""
+
+    rollouts: Rollouts
+    loss_mask: Bool[Tensor, "N T"]
+    advantages: Float[Tensor, "N T"]
+    old_logprobs: Float[Tensor, "N T"] | None
+    ref_logprobs: Float[Tensor, "N T"] | None
+    correction_weights: Float[Tensor, "N T"] | None
+    entropy_coef: float = 0.0
+
+
+def totals_of(counted: Bool[Tensor, "N T"], group_size: int, rows: Sequence[int], microbatches: int = 1) -> Totals:
+    """Counts over the optimiser step whose counted tokens are given, laid out for microbatch `rows`."""
+    row_tokens = counted.sum(dim=1)
+    problem_tokens = row_tokens.reshape(-1, group_size).sum(dim=1)
+    index = torch.tensor(rows)
+    return Totals(
+        num_tokens=int(row_tokens.sum()),
+        num_rows=int((row_tokens > 0).sum()),
+        num_problems=int((problem_tokens > 0).sum()),
+        num_microbatches=microbatches,
+        row_tokens=row_tokens[index],
+        problem_tokens=problem_tokens[index // group_size],
+    )
+
+
+def tokens_in_loss(inputs: StepInputs, problems: range) -> int:
+    """How many tokens the loss of the optimiser step over `problems` is of."""
+    size = inputs.rollouts.group_size
+    return int(inputs.loss_mask[problems.start * size : problems.stop * size].sum())
+
+
+def make_minibatch(
+    inputs: StepInputs,
+    problems: range,
+    denominator: Denominator,
+    microbatching: Microbatching,
+    only_signal: bool = False,
+) -> list[Batch]:
+    """The microbatches of the optimiser step over `problems`; [] if no token is left.
+
+    `only_signal` leaves out rows whose advantages are all 0. They keep their part in every count. Where no other row is
+    left, the shortest of them stays: its gradient of 0 is an update all the same, which Adam takes on momentum.
+    """
+    rollouts, size = inputs.rollouts, inputs.rollouts.group_size
+    step = slice(problems.start * size, problems.stop * size)
+    loss_mask = inputs.loss_mask[step]
+    counted = denominator.counted_tokens(rollouts.sampled_mask[step], loss_mask)
+    live, ends = loss_mask.any(dim=1).nonzero().squeeze(1).tolist(), mask_lengths(loss_mask)
+    if only_signal and live:
+        pulls = (loss_mask & (inputs.advantages[step] != 0)).any(dim=1).tolist()
+        live = [row for row in live if pulls[row]] or [min(live, key=ends.__getitem__)]
+    prompts = [rollouts.prompt_of_row(step.start + row) for row in live]
+    batches, groups = [], _microbatches(prompts, [ends[row] for row in live], microbatching)
+    for group in groups:
+        rows = [live[place] for place in group]
+        width = max(ends[row] for row in rows)
+        batches.append(
+            Batch(
+                rows=torch.tensor(rows) + step.start,
+                prompts=tuple(prompts[place] for place in group),
+                tokens=rollouts.tokens[step][rows, :width],
+                response_mask=rollouts.response_mask[step][rows, :width],
+                loss_mask=loss_mask[rows, :width],
+                advantages=inputs.advantages[step][rows, :width],
+                sampler_logprobs=rollouts.sampler_logprobs[step][rows, :width],
+                old_logprobs=_cut(inputs.old_logprobs, step, rows, width),
+                ref_logprobs=_cut(inputs.ref_logprobs, step, rows, width),
+                correction_weights=_cut(inputs.correction_weights, step, rows, width),
+                entropy_coef=inputs.entropy_coef,
+                totals=totals_of(counted, size, rows, len(groups)),
+                original_totals=totals_of(rollouts.sampled_mask[step], size, rows, len(groups)),
+            )
+        )
+    return batches
+
+
+def _microbatches(
+    prompts: Sequence[tuple[int, ...]], ends: Sequence[int], microbatching: Microbatching
+) -> list[list[int]]:
+    """Microbatches of rows whose responses end there, as places in `prompts`."""
+    if microbatching.packs:
+        return packed_rows(prompts, ends, microbatching)
+    return microbatch_rows([len(prompt) + end for prompt, end in zip(prompts, ends)], microbatching)
+
+
+def _cut(values: Tensor | None, step: slice, rows: list[int], width: int) -> Tensor | None:
+    return None if values is None else values[step][rows, :width]
+
+
+@torch.no_grad()
+def rollout_logprobs(
+    model: nn.Module,
+    rollouts: Rollouts,
+    temperature: float,
+    precision: Precision,
+    microbatching: Microbatching,
+    device: torch.device,
+    with_entropy: bool = True,
+) -> tuple[Float[Tensor, "N T"], Float[Tensor, "N T"] | None]:
+    """Log-prob and, if asked, entropy of every sampled token under `model`, no gradient, on the CPU; 0 elsewhere."""
+    scored = torch.zeros_like(rollouts.sampler_logprobs)
+    spread = torch.zeros_like(scored) if with_entropy else None
+    prompts = [rollouts.prompt_of_row(row) for row in range(rollouts.num_rows)]
+    ends = mask_lengths(rollouts.sampled_mask)
+    for rows in _microbatches(prompts, ends, microbatching):
+        width = max(ends[row] for row in rows)
+        logprobs, entropy = token_logprobs(
+            model,
+            [prompts[row] for row in rows],
+            rollouts.tokens[rows, :width].to(device),
+            rollouts.sampled_mask[rows, :width].to(device),
+            temperature,
+            precision,
+            with_entropy=with_entropy,
+            microbatching=microbatching,
+        )
+        scored[rows, :width] = logprobs.to("cpu", scored.dtype)
+        if with_entropy:
+            spread[rows, :width] = entropy.to("cpu", spread.dtype)
+    return scored, spread
+
+
+def on_device(batch: Batch, device: torch.device) -> Batch:
+    """The same microbatch with its tensors on `device`."""
+    if device.type == "cpu":
+        return batch
+
+    def move(value: object) -> object:
+        if isinstance(value, torch.Tensor):
+            return value.to(device, non_blocking=True)
+        if isinstance(value, Totals):
+            return Totals(**{name: move(part) for name, part in vars(value).items()})
+        return value
+
+    return Batch(**{name: move(value) for name, value in vars(batch).items()})
+
+
+def expand(advantages: Tensor, mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+    """Advantages of responses [P, G] or of tokens [N, T] -> of tokens, in the loss's precision; 0 outside `mask`."""
+    own = advantages if advantages.shape == mask.shape and mask.shape[1] > 1 else advantages.reshape(-1, 1)
+    return torch.where(mask, own, 0.0).to(torch.float32)

@@ -1,0 +1,207 @@
+"""A critic's weights and optimiser, and what one batch teaches it; tricks/critic.py says how it is made."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from grpo_lab.budget.ledger import Ledger, ModelFlops
+from grpo_lab.policy.batching import microbatch_rows
+from grpo_lab.policy.logprobs import mask_lengths, token_values
+from grpo_lab.policy.models import load_model
+from grpo_lab.policy.optim import Optimizer, UpdateReport
+from grpo_lab.tricks.base import NEGLIGIBLE
+from grpo_lab.tricks.critic import Critic
+from grpo_lab.tricks.precision import LmHead, Precision
+from grpo_lab.types import Bool, Float, Int, Microbatching, Rollouts, Tensor
+
+
+def open_critic(
+    plan: Critic,
+    folder: Path,
+    learner: nn.Module,
+    optimizer: Optimizer,
+    precision: Precision,
+    microbatching: Microbatching,
+    device: torch.device,
+    seed: int,
+) -> LiveCritic:
+    """A critic that begins at the base model in `folder`, or at the learner's own states, ready to learn."""
+    trunk = load_model(folder, LmHead.same).base_model.to(device) if plan.owns_trunk else learner.base_model
+    width = learner.get_input_embeddings().weight.shape[1]
+    head = nn.Linear(width, 1)
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(seed)
+        head.weight.copy_((2 * torch.rand(1, width, generator=generator) - 1) * plan.head_range)
+        head.bias.zero_()
+    own = replace(optimizer, learning_rate=plan.learning_rate, warmup_updates=plan.warmup_updates)
+    return LiveCritic(plan, trunk, head.to(device), own, precision, microbatching)
+
+
+@dataclass
+class Fit:
+    """What one batch taught the critic: sums over its tokens and updates."""
+
+    loss: float = 0.0
+    clipped: int = 0
+    tokens: int = 0
+    gradient_norm: float = 0.0
+    updates: int = 0
+
+    def add(self, report: UpdateReport) -> None:
+        """Count one optimiser step."""
+        self.gradient_norm += report.gradient_norm
+        self.updates += 1
+
+
+class LiveCritic:
+    """A critic's weights and optimiser."""
+
+    def __init__(
+        self,
+        plan: Critic,
+        trunk: nn.Module,
+        head: nn.Module,
+        optimizer: Optimizer,
+        precision: Precision,
+        microbatching: Microbatching,
+    ) -> None:
+        self.plan, self.trunk, self.head, self.precision, self.microbatching = (
+            plan,
+            trunk,
+            head,
+            precision,
+            microbatching,
+        )
+        self.recipe = optimizer
+        parameters = [*head.parameters(), *(trunk.parameters() if plan.owns_trunk else ())]
+        self.optimizer = optimizer.build(parameters)
+        self.updates = 0
+        self.cost = ModelFlops.of(trunk)  # the head's one row of weights is nothing beside it
+
+    def state(self) -> dict[str, Any]:
+        """Weights, optimiser and counter, for the checkpoint."""
+        return {
+            "head": self.head.state_dict(),
+            "trunk": self.trunk.state_dict() if self.plan.owns_trunk else None,
+            "optimizer": self.optimizer.state_dict(),
+            "updates": self.updates,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.head.load_state_dict(state["head"])
+        if state["trunk"] is not None:
+            self.trunk.load_state_dict(state["trunk"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.updates = state["updates"]
+
+    @torch.no_grad()
+    def values(self, rollouts: Rollouts, ledger: Ledger) -> Float[Tensor, "N T"]:
+        """The value of the state before each sampled token, on the CPU; 0 elsewhere."""
+        found = torch.zeros_like(rollouts.sampler_logprobs)
+        for rows in self._microbatches(rollouts, rollouts.sampled_mask, range(rollouts.num_rows)):
+            part = self._read(rollouts, rollouts.sampled_mask, rows)
+            found[rows, : part.shape[1]] = part.to("cpu", found.dtype)
+            ledger.scored(self.cost, *_sizes(rollouts, rows))
+        return found
+
+    def learn(
+        self,
+        rollouts: Rollouts,
+        mask: Bool[Tensor, "N T"],
+        old_values: Float[Tensor, "N T"],
+        targets: Float[Tensor, "N T"],
+        ledger: Ledger,
+    ) -> dict[str, float]:
+        """Fit the masked tokens' values to their targets; returns the step's critic metrics.
+
+        loss = mean over tokens of max((v - target)^2, (clip(v, old - value_clip, old + value_clip) - target)^2) / 2
+        """
+        fit, size = Fit(), rollouts.group_size
+        for part in self.plan.updates.split(len(rollouts.problems)):
+            rows = [row for row in range(part.start * size, part.stop * size) if bool(mask[row].any())]
+            tokens = int(mask[rows].sum()) if rows else 0
+            if not tokens:
+                continue
+            for chosen in self._microbatches(rollouts, mask, rows):
+                values = self._read(rollouts, mask, chosen)
+                width, device = values.shape[1], values.device
+                loss, clipped = self._loss(
+                    values,
+                    old_values[chosen, :width].to(device, values.dtype),
+                    targets[chosen, :width].to(device, values.dtype),
+                    mask[chosen, :width].to(device),
+                )
+                (loss / tokens).backward()
+                fit.loss, fit.clipped = fit.loss + float(loss.detach()), fit.clipped + int(clipped)
+                self._count(ledger, *_sizes(rollouts, chosen))
+            fit.tokens += tokens
+            if not math.isfinite(fit.loss):
+                raise FloatingPointError(f"the critic's loss is {fit.loss} at its update {self.updates}")
+            fit.add(self.recipe.step(self.optimizer, self.updates))
+            self.updates += 1
+        return self._metrics(fit, old_values[mask].double(), targets[mask].double())
+
+    def _count(self, ledger: Ledger, prompts: list[int], lengths: list[int]) -> None:
+        """Count one pass with gradient; a trunk that feels none of it is only read."""
+        if self.plan.owns_trunk:
+            ledger.trained(self.cost, prompts, lengths, 0)
+        else:
+            ledger.scored(self.cost, prompts, lengths)
+
+    def _loss(
+        self, values: Float[Tensor, "M T"], old: Tensor, targets: Tensor, mask: Bool[Tensor, "M T"]
+    ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+        """Summed loss of the masked tokens, and how many of them the clip decides."""
+        plain = (values - targets) ** 2
+        if self.plan.value_clip == 0:
+            return (plain * mask).sum() / 2, mask.new_zeros((), dtype=torch.long)
+        limit = self.plan.value_clip
+        held = (torch.clamp(values, old - limit, old + limit) - targets) ** 2
+        return (torch.maximum(plain, held) * mask).sum() / 2, ((held > plain) & mask).sum()
+
+    def _metrics(self, fit: Fit, old: Float[Tensor, "K"], targets: Float[Tensor, "K"]) -> dict[str, float]:
+        if not fit.updates:
+            return {}
+        spread = float(((targets - targets.mean()) ** 2).mean())
+        metrics = {
+            "critic/loss": fit.loss / fit.tokens,
+            "critic/clip_fraction": fit.clipped / fit.tokens,
+            "critic/gradient_norm": fit.gradient_norm / fit.updates,
+            "critic/value": float(old.mean()),
+            "critic/target": float(targets.mean()),
+        }
+        if spread > NEGLIGIBLE**2:  # equal targets differ by the rounding of advantage + value
+            metrics["critic/explained_variance"] = 1 - float(((targets - old) ** 2).mean()) / spread
+        return metrics
+
+    def _read(self, rollouts: Rollouts, mask: Bool[Tensor, "N T"], rows: list[int]) -> Float[Tensor, "M _"]:
+        width, device = max(mask_lengths(mask[rows])), next(self.head.parameters()).device
+        return token_values(
+            self._features,
+            self.head,
+            [rollouts.prompt_of_row(row) for row in rows],
+            rollouts.tokens[rows, :width].to(device),
+            mask[rows, :width].to(device),
+            self.precision,
+        )
+
+    def _features(self, ids: Int[Tensor, "M W"]) -> Float[Tensor, "M W H"]:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.plan.owns_trunk):
+            return self.trunk(input_ids=ids, use_cache=False).last_hidden_state
+
+    def _microbatches(self, rollouts: Rollouts, mask: Bool[Tensor, "N T"], rows: range | list[int]) -> list[list[int]]:
+        rows = [row for row in rows if bool(mask[row].any())]
+        ends = mask_lengths(mask)
+        lengths = [len(rollouts.prompt_of_row(row)) + ends[row] for row in rows]
+        return [[rows[place] for place in group] for group in microbatch_rows(lengths, self.microbatching)]
+
+
+def _sizes(rollouts: Rollouts, rows: list[int]) -> tuple[list[int], list[int]]:
+    return [len(rollouts.prompt_of_row(row)) for row in rows], rollouts.lengths[rows].tolist()

@@ -1,0 +1,32 @@
+"""Where a run computes, and what of torch its bits depend on."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from grpo_lab.config.run_config import RunConfig
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is the first CUDA device where there is one. Raises ValueError for a device that is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ValueError(f"device={name} is not supported: use cpu, cuda, cuda:<number> or auto")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"device={name}, but torch sees {torch.cuda.device_count()} CUDA devices: use device=cpu or device=auto"
+        )
+    return device
+
+
+def prepare_torch(run: RunConfig) -> torch.device:
+    """Fix what the bits of a result depend on: threads and deterministic kernels."""
+    torch.set_num_threads(run.threads)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Filling fresh memory with NaN finds kernels that read what nothing wrote, and costs up to a tenth of a step.
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    return choose_device(run.device)

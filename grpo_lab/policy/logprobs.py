@@ -1,0 +1,136 @@
+"""Log-probs of given tokens under the learner or the reference, and a critic's values of the states before them.
+
+`_lay_out`, and `pack` for rows without padding, are the only places of the package that shift by one: everywhere else
+column t of an [N, T] tensor is about response token t.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from grpo_lab.policy.models import widen
+from grpo_lab.policy.output_head import in_chunks, linear_head, of_logits
+from grpo_lab.policy.packing import PLAIN, pack, prepared
+from grpo_lab.tricks.precision import Precision
+from grpo_lab.types import Bool, Float, Int, Microbatching, Tensor
+
+
+def token_logprobs(
+    model: nn.Module,
+    prompts: Sequence[tuple[int, ...]],
+    tokens: Int[Tensor, "M T"],
+    mask: Bool[Tensor, "M T"],
+    temperature: float,
+    precision: Precision,
+    entropy_gradient: bool = False,
+    *,
+    with_entropy: bool = True,
+    microbatching: Microbatching = PLAIN,
+) -> tuple[Float[Tensor, "M T"], Float[Tensor, "M T"] | None]:
+    """Log-prob and entropy (nats) of each masked response token; 0 where the mask is False.
+
+    Both are of the whole softmax at `temperature`, the distribution the sampler drew from; None for an entropy that
+    was not asked for. `mask` must cover response tokens only. Rows are padded on the right, where a causal model
+    cannot see it, so no attention mask is needed and every row counts its positions from its own prompt; or packed,
+    where `microbatching` says so and the model was prepared for it. Only masked positions reach the output head.
+    """
+    place = mask.nonzero(as_tuple=True)
+    targets, asked = tokens[place], (temperature, with_entropy, entropy_gradient)
+    head = linear_head(model)
+    packs = microbatching.packs and prepared(model) and bool(mask.any())
+    layout = pack(prompts, tokens, mask, microbatching) if packs else _lay_out(prompts, tokens, mask)
+
+    def scores_of(states: Tensor) -> Tensor:
+        with _arithmetic(tokens.device, precision):
+            return head(states)
+
+    with _arithmetic(tokens.device, precision):
+        if head is not None:
+            hidden = layout.foreseeing(model.base_model(**layout.inputs()).last_hidden_state)
+        else:
+            scores = layout.scores(model)
+    if head is None:
+        picked, spread = of_logits(scores, targets, *asked)
+    else:
+        bound = microbatching.logits_per_chunk
+        positions = len(hidden) if bound is None else max(1, bound // head.weight.shape[0])
+        picked, spread = in_chunks(scores_of, hidden, targets, *asked, positions)
+    zeros = torch.zeros(tokens.shape, dtype=picked.dtype, device=tokens.device)
+    return zeros.index_put(place, picked), None if spread is None else zeros.index_put(place, spread)
+
+
+def token_values(
+    features: Callable[[Int[Tensor, "M W"]], Float[Tensor, "M W H"]],
+    head: nn.Module,
+    prompts: Sequence[tuple[int, ...]],
+    tokens: Int[Tensor, "M T"],
+    mask: Bool[Tensor, "M T"],
+    precision: Precision,
+) -> Float[Tensor, "M T"]:
+    """A critic's value of the state before each masked response token; 0 where the mask is False.
+
+    `features` gives a hidden state for each position of the padded sequences, `head` one number for each of them.
+    """
+    layout = _lay_out(prompts, tokens, mask)
+    with _arithmetic(tokens.device, precision):
+        hidden = layout.foreseeing(features(layout.ids))
+    values = head(widen(hidden)).squeeze(-1)
+    zeros = torch.zeros(tokens.shape, dtype=values.dtype, device=tokens.device)
+    return zeros.index_put((layout.rows, layout.columns), values)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Prompts and responses as one padded batch of W positions, and where in it each masked token is foreseen."""
+
+    ids: Int[Tensor, "M W"]
+    rows: Int[Tensor, "K"]
+    columns: Int[Tensor, "K"]
+    before: Int[Tensor, "K"]  # the position whose output is about the token: one before its own
+    first: int  # the first such position of any row
+
+    def inputs(self) -> dict[str, Any]:
+        """What to call a model with."""
+        return {"input_ids": self.ids, "use_cache": False}
+
+    def foreseeing(self, states: Float[Tensor, "M W H"]) -> Float[Tensor, "K H"]:
+        """The states whose output is about the masked tokens."""
+        return states[self.rows, self.before]
+
+    def scores(self, model: nn.Module) -> Float[Tensor, "K V"]:
+        """The model's own scores of the masked tokens."""
+        output = model(**self.inputs(), logits_to_keep=self.ids.shape[1] - self.first)
+        return output.logits[self.rows, self.before - self.first]
+
+
+def _lay_out(prompts: Sequence[tuple[int, ...]], tokens: Int[Tensor, "M T"], mask: Bool[Tensor, "M T"]) -> _Layout:
+    device = tokens.device
+    prompt_lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+    widths = [len(prompt) + length for prompt, length in zip(prompts, mask_lengths(mask))]
+    ids = torch.zeros(len(prompts), max(widths), dtype=torch.long)
+    host_tokens = tokens.cpu()
+    for row, (prompt, width) in enumerate(zip(prompts, widths)):
+        ids[row, : len(prompt)] = torch.tensor(prompt)
+        ids[row, len(prompt) : width] = host_tokens[row, : width - len(prompt)]
+    rows, columns = mask.nonzero(as_tuple=True)
+    # The shift by one: token t of the response is foreseen at position prompt + t - 1.
+    before = prompt_lengths[rows] + columns - 1
+    return _Layout(ids.to(device), rows, columns, before, int(prompt_lengths.min()) - 1)
+
+
+def _arithmetic(device: torch.device, precision: Precision) -> contextlib.AbstractContextManager:
+    if precision.dtype is torch.float32:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype=precision.dtype)
+
+
+def mask_lengths(mask: Bool[Tensor, "M T"]) -> list[int]:
+    """One plus the last True column of each row; 0 for an empty row."""
+    columns = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+    return (mask * columns).amax(dim=1).tolist()

@@ -1,0 +1,80 @@
+"""Models as transformers loads them, and the arithmetic of the head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from grpo_lab.tricks.precision import LmHead
+from grpo_lab.types import Tensor
+
+
+class Fp32Head(nn.Linear):
+    """An output head whose product is fp32 whatever the rest of the model computes in."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        with torch.autocast(input.device.type, enabled=False):
+            bias = None if self.bias is None else self.bias.float()
+            return F.linear(input.float(), self.weight.float(), bias)
+
+
+def load_model(folder: Path, lm_head: LmHead) -> nn.Module:
+    """The causal LM of `folder`: fp32 weights, on the CPU, in eval mode.
+
+    It stays in eval mode for training too: dropout would make learner and sampler different policies.
+    Sampling settings that came with the model are left out, since the run has its own and transformers
+    refuses to save some that it loads.
+    """
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    kept = model.generation_config
+    model.generation_config = GenerationConfig(
+        bos_token_id=kept.bos_token_id, eos_token_id=kept.eos_token_id, pad_token_id=kept.pad_token_id
+    )
+    head = model.get_output_embeddings()
+    if lm_head is LmHead.fp32 and type(head) is nn.Linear:
+        # Changing the class keeps the parameter, its name and its tie to the embedding.
+        head.__class__ = Fp32Head
+    return model.eval()
+
+
+def recompute_layers(model: nn.Module) -> None:
+    """Keep the input of each layer alone for the backward pass, which then computes the layer a second time.
+
+    transformers does this in train mode only, where a model's dropout would act too. Raises ValueError for a model
+    that does not say what its layers are.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ValueError(f"{type(model).__name__} has no layers to recompute: set gradient_checkpointing=false")
+    for layer in layers:
+        layer.forward = partial(_recomputed, layer.forward)
+
+
+def _recomputed(forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*inputs, **named)
+    return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False, **named)
+
+
+def round_weights(model: nn.Module, dtype: torch.dtype) -> None:
+    """Cast the parameters in place and leave the buffers alone.
+
+    A rotary embedding's frequencies are a buffer. Rounded to bfloat16, 0.7001 becomes 0.6992, which turns a
+    token a thousand positions along by almost a radian; inference engines keep them exact.
+    """
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+
+
+def widen(scores: Tensor) -> Tensor:
+    """At least fp32, so that a softmax never runs in half precision; float64 stays float64."""
+    return scores if scores.dtype is torch.float64 else scores.float()

@@ -1,0 +1,102 @@
+"""The optimiser: configuration, learning-rate warm-up, gradient clipping, and what an update did."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from grpo_lab.tricks.base import require, require_not_negative, require_positive
+from grpo_lab.types import Tensor
+
+
+@dataclass(frozen=True)
+class UpdateReport:
+    """Norms of one update over all parameters, and the learning rate it used.
+
+    A trick that scales the loss shows in `gradient_norm` (before clipping) even where Adam hides it
+    from `update_norm` (the length of the step the weights took).
+    """
+
+    gradient_norm: float
+    update_norm: float
+    learning_rate: float
+
+
+@dataclass(frozen=True)
+class Optimizer(ABC):
+    """How a gradient becomes an update."""
+
+    max_grad_norm: float
+
+    @abstractmethod
+    def build(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+        """A fresh torch optimiser over `parameters`."""
+
+    @abstractmethod
+    def step(self, optimizer: torch.optim.Optimizer, update: int) -> UpdateReport:
+        """Clip, apply update number `update` (0-based) and clear the gradients.
+
+        Raises FloatingPointError, before any weight moves, when the gradient is not finite.
+        """
+
+
+@dataclass(frozen=True)
+class Adamw(Optimizer):
+    """AdamW (arXiv:1711.05101) with a linear warm-up over `warmup_updates`, then a constant rate."""
+
+    learning_rate: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    warmup_updates: int
+
+    def __post_init__(self) -> None:
+        require_positive(self, "learning_rate", "eps", "max_grad_norm")
+        require_not_negative(self, "weight_decay", "warmup_updates")
+        for beta in ("beta1", "beta2"):
+            require(0 <= getattr(self, beta) < 1, self, beta, "in [0, 1)")
+
+    def build(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(
+            list(parameters),
+            lr=self.learning_rate,
+            betas=(self.beta1, self.beta2),
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+        )
+
+    def rate(self, update: int) -> float:
+        """The learning rate of update number `update`."""
+        return self.learning_rate * min(1.0, (update + 1) / max(self.warmup_updates, 1))
+
+    def step(self, optimizer: torch.optim.Optimizer, update: int) -> UpdateReport:
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        gradient_norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm))
+        if not torch.isfinite(torch.tensor(gradient_norm)):
+            raise FloatingPointError(f"the gradient's norm is {gradient_norm} at update {update}")
+        rate = self.rate(update)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        update_norm = self._update_norm(optimizer, parameters, rate)
+        optimizer.zero_grad(set_to_none=True)
+        return UpdateReport(gradient_norm, update_norm, rate)
+
+    def _update_norm(self, optimizer: torch.optim.Optimizer, parameters: list[Tensor], rate: float) -> float:
+        """The step's length, rebuilt from Adam's moments so that no copy of the weights is kept."""
+        total = 0.0
+        for parameter in parameters:
+            state = optimizer.state[parameter]
+            count = float(state["step"])
+            first = state["exp_avg"] / (1 - self.beta1**count)
+            second = (state["exp_avg_sq"] / (1 - self.beta2**count)).sqrt_()
+            direction = first / second.add_(self.eps)
+            if self.weight_decay:
+                before = (parameter.detach() + rate * direction) / (1 - rate * self.weight_decay)
+                direction = direction + self.weight_decay * before
+            total += float(direction.double().pow(2).sum())
+        return rate * total**0.5

@@ -1,0 +1,90 @@
+"""From hidden states to log-probs of given tokens, a bounded number of scores at a time.
+
+A row of scores is as wide as the vocabulary: for 4,096 positions and 152,000 tokens they take 2.5 GB in fp32, and
+their log-softmax and its gradient as much again. Here they are made in chunks of positions and thrown away, in the
+backward pass too, where each chunk is made a second time from its hidden states.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from grpo_lab.policy.models import widen
+from grpo_lab.types import Float, Int, Tensor
+
+# What architectures of transformers call a change of the scores after the head; each is idle at None, 0 or 1.
+_SCORE_CHANGES = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier", "logits_soft_cap")
+_linear: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+LogProbs = tuple[Float[Tensor, "K"], Float[Tensor, "K"] | None]
+
+
+def of_logits(
+    scores: Float[Tensor, "K V"],
+    targets: Int[Tensor, "K"],
+    temperature: float,
+    with_entropy: bool,
+    entropy_gradient: bool,
+) -> LogProbs:
+    """Log-prob of each target, and entropy in nats of the whole softmax at `temperature` where it is asked for."""
+    log_softmax = torch.log_softmax(widen(scores) / temperature, dim=-1)
+    picked = log_softmax.gather(1, targets[:, None]).squeeze(1)
+    if not with_entropy:
+        return picked, None
+    with contextlib.nullcontext() if entropy_gradient else torch.no_grad():
+        return picked, -(log_softmax.exp() * log_softmax).sum(dim=-1)
+
+
+def in_chunks(
+    scores_of: Callable[[Float[Tensor, "C H"]], Float[Tensor, "C V"]],
+    hidden: Float[Tensor, "K H"],
+    targets: Int[Tensor, "K"],
+    temperature: float,
+    with_entropy: bool,
+    entropy_gradient: bool,
+    positions: int,
+) -> LogProbs:
+    """`of_logits` of the head's scores, for at most `positions` hidden states at a time, forwards and backwards."""
+
+    def part(states: Tensor, wanted: Tensor) -> LogProbs:
+        return of_logits(scores_of(states), wanted, temperature, with_entropy, entropy_gradient)
+
+    if len(hidden) <= positions:
+        return part(hidden, targets)
+    parts = [
+        checkpoint(part, states, wanted, use_reentrant=False, preserve_rng_state=False)
+        for states, wanted in zip(hidden.split(positions), targets.split(positions))
+    ]
+    picked = torch.cat([one[0] for one in parts])
+    return picked, torch.cat([one[1] for one in parts]) if with_entropy else None
+
+
+def linear_head(model: nn.Module) -> nn.Linear | None:
+    """The output head of a model whose scores are that head of its body's last hidden states and nothing more.
+
+    None where the model does more to them (soft caps, scales) or has no such parts: its own forward must be asked
+    then. Beside what the configuration says, scores of a few tokens are compared bit for bit, once for each model.
+    """
+    if not isinstance(model, PreTrainedModel) or model.base_model is model:
+        return None
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Linear):
+        return None
+    if model not in _linear:
+        config = model.config.get_text_config(decoder=True)
+        changed = any(getattr(config, name, None) not in (None, 0, 1) for name in _SCORE_CHANGES)
+        _linear[model] = not changed and _is_whole(model, head)
+    return head if _linear[model] else None
+
+
+@torch.no_grad()
+def _is_whole(model: PreTrainedModel, head: nn.Linear) -> bool:
+    ids = torch.arange(min(4, head.weight.shape[0]), device=head.weight.device)[None]
+    states = model.base_model(input_ids=ids, use_cache=False)
+    return torch.equal(head(states.last_hidden_state), model(input_ids=ids, use_cache=False).logits)

@@ -1,0 +1,255 @@
+"""Rows of one forward pass laid out so that nothing is computed twice: no padding, and a shared prompt once.
+
+The tokens of a microbatch stand in one long row: each distinct prompt, then the responses to it. Everything that acts
+on each token alone, which is nearly all the arithmetic, runs on that row. Attention alone needs to know which tokens
+belong together: it gathers whole sequences into padded blocks of similar length, where a prompt's keys and values
+stand once for each of its responses, and puts its results back into the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from grpo_lab.types import Bool, Float, Int, Microbatching, Tensor
+
+NAME = "sdpa_packed"
+_LAYERS = {"full_attention", "sliding_attention"}
+_PROBE = ((1, 2, 0, 3), (2, 1)), (0, 0, 1), [[1, 3, 0, 2, 1], [2, 0, 1, 1, 3], [3, 1, 2, 2, 0]], [5, 2, 4]
+_prepared: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+
+
+PLAIN = Microbatching(microbatch_tokens=2**62, padding_tolerance_tokens=2**62)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Where attention finds the sequences of a packed row of S tokens.
+
+    `gathers` [R, W] are the places in the row of the tokens of R sequences of at most W tokens, one tensor for each
+    block; padding points at token 0. `back` are the places of the row's tokens in the flattened blocks, end to end.
+    """
+
+    gathers: tuple[Int[Tensor, "_ _"], ...]
+    back: Int[Tensor, "S"]
+
+
+@dataclass(frozen=True)
+class PackedRow:
+    """A microbatch as one row of S tokens, and the place in it whose output foresees each of K masked tokens."""
+
+    ids: Int[Tensor, "1 S"]
+    positions: Int[Tensor, "1 S"]
+    blocks: Blocks
+    before: Int[Tensor, "K"]
+
+    def inputs(self) -> dict[str, Any]:
+        """What to call a model with whose attention is `NAME`."""
+        # A mask of four dimensions is passed on as it is; without one a mask over all pairs of tokens would be made.
+        mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.ids.device)
+        return {
+            "input_ids": self.ids,
+            "position_ids": self.positions,
+            "attention_mask": mask,
+            "packed": self.blocks,
+            "use_cache": False,
+        }
+
+    def foreseeing(self, states: Float[Tensor, "1 S H"]) -> Float[Tensor, "K H"]:
+        """The states whose output is about the masked tokens."""
+        return states[0].index_select(0, self.before)
+
+    def scores(self, model: nn.Module) -> Float[Tensor, "K V"]:
+        """The model's own scores of the masked tokens."""
+        return model(**self.inputs(), logits_to_keep=self.before).logits[0]
+
+
+def microbatch_rows(lengths: Sequence[int], microbatching: Microbatching) -> list[list[int]]:
+    """Microbatching rows of these total lengths into microbatches of at most `microbatch_tokens` padded tokens.
+
+    A row longer than the budget gets a microbatch of its own. The order is by length, ties by index.
+    """
+    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+    groups: list[list[int]] = []
+    width = wasted = 0
+    for row in order:
+        padding = width - lengths[row]
+        fits = bool(groups) and (len(groups[-1]) + 1) * width <= microbatching.microbatch_tokens
+        if fits and wasted + padding <= microbatching.padding_tolerance_tokens:
+            groups[-1].append(row)
+            wasted += padding
+        else:
+            groups.append([row])
+            width, wasted = lengths[row], 0
+    return groups
+
+
+def packed_rows(
+    prompts: Sequence[tuple[int, ...]], responses: Sequence[int], microbatching: Microbatching
+) -> list[list[int]]:
+    """Microbatches of at most `microbatch_tokens` tokens where each counts a shared prompt once.
+
+    Rows keep their order, in which those that share a prompt are neighbours; within a microbatch any lengths meet.
+    """
+    groups: list[list[int]] = []
+    filled, last = 0, None
+    for row, (prompt, response) in enumerate(zip(prompts, responses)):
+        more = response + (0 if groups and prompt == last else len(prompt))
+        if groups and filled + more <= microbatching.microbatch_tokens:
+            groups[-1].append(row)
+            filled += more
+        else:
+            groups.append([row])
+            filled = len(prompt) + response
+        last = prompt
+    return groups
+
+
+def pack(
+    prompts: Sequence[tuple[int, ...]],
+    tokens: Int[Tensor, "M T"],
+    mask: Bool[Tensor, "M T"],
+    microbatching: Microbatching,
+) -> PackedRow:
+    """Lay out rows whose `mask` has a True entry somewhere; the masked tokens are in the order of `mask.nonzero()`.
+
+    A response's last masked token is foreseen and foresees nothing, so it is left out itself.
+    """
+    host_tokens, host_mask = tokens.cpu().numpy(), mask.cpu().numpy()
+    ends = np.where(host_mask.any(1), host_mask.shape[1] - host_mask[:, ::-1].argmax(1), 0)
+    parts, positions, before, starts = [], [], [], {}
+    filled, sequences, own = 0, [], []
+    for row, end in enumerate(ends.tolist()):
+        if not end:
+            continue
+        prompt, fresh = prompts[row], prompts[row] not in starts
+        if fresh:
+            starts[prompt] = filled
+            parts.append(np.asarray(prompt))
+            positions.append(np.arange(len(prompt)))
+            filled += len(prompt)
+        parts.append(host_tokens[row, : end - 1])
+        positions.append(np.arange(len(prompt), len(prompt) + end - 1))
+        shared = np.arange(starts[prompt], starts[prompt] + len(prompt))
+        sequences.append(np.concatenate([shared, np.arange(filled, filled + end - 1)]))
+        before.append(sequences[-1][len(prompt) - 1 + host_mask[row].nonzero()[0]])
+        own.append(0 if fresh else len(prompt))  # the first token whose result is taken from this sequence
+        filled += end - 1
+    blocks = _blocks(sequences, own, filled, microbatching, tokens.device)
+
+    def whole(values: list[np.ndarray]) -> Tensor:
+        return torch.from_numpy(np.concatenate(values).astype(np.int64))[None].to(tokens.device)
+
+    return PackedRow(whole(parts), whole(positions), blocks, whole(before)[0])
+
+
+def _blocks(
+    sequences: list[np.ndarray], own: list[int], size: int, microbatching: Microbatching, device: torch.device
+) -> Blocks:
+    """Sequences in blocks of similar length; token i of the row comes back from where it was gathered first."""
+    gathers, back, offset = [], np.zeros(size, dtype=np.int64), 0
+    for members in microbatch_rows(
+        [len(one) for one in sequences],
+        Microbatching(microbatching.microbatch_tokens, microbatching.padding_tolerance_tokens),
+    ):
+        width = max(len(sequences[member]) for member in members)
+        gather = np.zeros((len(members), width), dtype=np.int64)
+        for line, member in enumerate(members):
+            sequence, first = sequences[member], own[member]
+            gather[line, : len(sequence)] = sequence
+            back[sequence[first:]] = offset + line * width + np.arange(first, len(sequence))
+        gathers.append(torch.from_numpy(gather).to(device))
+        offset += gather.size
+    return Blocks(tuple(gathers), torch.from_numpy(back).to(device))
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Float[Tensor, "R A S D"],
+    key: Float[Tensor, "R B S D"],
+    value: Float[Tensor, "R B S E"],
+    attention_mask: Tensor | None,
+    packed: Blocks | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Float[Tensor, "R S A E"], None]:
+    """torch's attention over the sequences of one packed row; of R rows without `packed`, as it is."""
+    if packed is None:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, sliding_window=sliding_window, **kwargs
+        )
+    flat = [states[0].transpose(0, 1).flatten(1) for states in (query, key, value)]
+    results = []
+    for gather in packed.gathers:
+        lines, width = gather.shape
+        blocks = [
+            states.index_select(0, gather.flatten()).view(lines, width, whole.shape[1], -1).transpose(1, 2)
+            for states, whole in zip(flat, (query, key, value))
+        ]
+        mask = None
+        if sliding_window is not None and width > sliding_window:
+            apart = torch.arange(width, device=gather.device)[:, None] - torch.arange(width, device=gather.device)
+            mask = ((apart >= 0) & (apart < sliding_window))[None, None]
+        attended, _ = sdpa_attention_forward(module, *blocks, mask, **kwargs)
+        results.append(attended.reshape(lines * width, -1))
+    whole = torch.cat(results) if len(results) > 1 else results[0]
+    return whole.index_select(0, packed.back).view(1, query.shape[2], query.shape[1], -1), None
+
+
+def prepare(model: nn.Module) -> bool:
+    """Give the model the attention that packed rows need; False, and the model as it was, where it has no place for it.
+
+    What a model does between its tokens beside attention (a convolution, a recurrence) cannot be read off its
+    configuration, so its hidden states of a few short rows are compared with those of the rows one by one.
+    """
+    if prepared(model):
+        return True
+    if not isinstance(model, PreTrainedModel) or not model._supports_attention_backend:
+        return False
+    kinds = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ()
+    if model.config._attn_implementation != "sdpa" or not _LAYERS.issuperset(kinds):
+        return False
+    model.set_attn_implementation(NAME)
+    _prepared[model] = _agrees(model)
+    if not _prepared[model]:
+        model.set_attn_implementation("sdpa")
+    return _prepared[model]
+
+
+def prepared(model: nn.Module) -> bool:
+    """Whether the model's attention reads packed rows."""
+    return _prepared.get(model, False)
+
+
+@torch.no_grad()
+def _agrees(model: nn.Module) -> bool:
+    distinct, owners, responses, lengths = _PROBE
+    device = next(model.parameters()).device
+    prompts, tokens = [distinct[owner] for owner in owners], torch.tensor(responses)
+    mask = torch.arange(tokens.shape[1]) < torch.tensor(lengths)[:, None]
+    row = pack(prompts, tokens.to(device), mask.to(device), Microbatching(10**6, 1))
+    body = model.base_model
+    try:
+        packed = body(**row.inputs()).last_hidden_state[0, row.before]
+    except TypeError:  # a model that does not hand on what its attention is to know
+        return False
+    apart, largest, first = 0.0, 0.0, 0
+    for prompt, response, length in zip(prompts, responses, lengths):
+        alone = torch.tensor([[*prompt, *response[:length]]], device=device)
+        states = body(input_ids=alone, use_cache=False).last_hidden_state[0, len(prompt) - 1 : -1]
+        apart = max(apart, float((states - packed[first : first + length]).abs().max()))
+        largest, first = max(largest, float(states.abs().max())), first + length
+    return apart <= 1e-4 * largest
+
+
+AttentionInterface.register(NAME, packed_attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -1,0 +1,1 @@
+"""From problems to graded responses, under a schedule."""

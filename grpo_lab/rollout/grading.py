@@ -1,0 +1,166 @@
+"""Requests out, rollouts back: the border between problems and tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+import transformers
+
+from grpo_lab.seeding import token_uniforms
+from grpo_lab.tasks.base import Reward, Template
+from grpo_lab.tricks.reward_shaping import RewardShaping
+from grpo_lab.types import (
+    Completion,
+    Graded,
+    NoiseKey,
+    Problem,
+    Request,
+    Rollouts,
+    SamplingParams,
+    StopReason,
+    Tools,
+    to_groups,
+)
+
+
+def encode_prompts(
+    tokenizer: transformers.PreTrainedTokenizerBase, template: Template, problems: Sequence[Problem]
+) -> tuple[tuple[int, ...], ...]:
+    """Token ids of each problem's rendered prompt."""
+    return token_ids(tokenizer, [template.render(problem.question) for problem in problems])
+
+
+def token_ids(tokenizer: transformers.PreTrainedTokenizerBase, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Token ids of each text, nothing added around it. Raises ValueError for one that cannot be written in tokens."""
+    try:
+        return tuple(tuple(ids) for ids in tokenizer(list(texts), add_special_tokens=False)["input_ids"])
+    except Exception as error:  # the tokenizers library raises nothing narrower
+        shown = max(texts, key=len)
+        raise ValueError(
+            f"the tokenizer cannot write {shown!r} ({error}): use a template whose words the model's vocabulary has"
+        ) from error
+
+
+def group_requests(
+    problems: Sequence[Problem],
+    prompts: Sequence[tuple[int, ...]],
+    group_size: int,
+    params: SamplingParams,
+    seed: int,
+    stream: str,
+    step: int,
+) -> list[Request]:
+    """`group_size` requests per problem, problem-major, each with noise of its own."""
+    return [
+        Request(prompt, NoiseKey(seed, stream, step, problem.id, response), params)
+        for problem, prompt in zip(problems, prompts)
+        for response in range(group_size)
+    ]
+
+
+def to_rollouts(
+    problems: Sequence[Problem],
+    prompts: Sequence[tuple[int, ...]],
+    group_size: int,
+    completions: Sequence[Completion],
+) -> Rollouts:
+    """Pad completions on the right into one record, on the CPU."""
+    assert len(completions) == len(problems) * group_size, "one completion per problem and group member"
+    rows, width = len(completions), max(1, *(len(c.tokens) for c in completions))
+    tokens = torch.zeros(rows, width, dtype=torch.long)
+    mask, sampled = torch.zeros(rows, width, dtype=torch.bool), torch.zeros(rows, width, dtype=torch.bool)
+    logprobs = torch.zeros(rows, width)
+    versions = torch.zeros(rows, width, dtype=torch.long)
+    for row, completion in enumerate(completions):
+        length = len(completion.tokens)
+        tokens[row, :length] = torch.tensor(completion.tokens)
+        mask[row, :length] = True
+        sampled[row, :length] = torch.tensor(completion.sampled)
+        logprobs[row, :length] = torch.tensor(completion.logprobs)
+        versions[row, :length] = torch.tensor(completion.weight_versions)
+    return Rollouts(
+        problems=tuple(problems),
+        prompts=tuple(prompts),
+        group_size=group_size,
+        tokens=tokens,
+        response_mask=mask,
+        sampled_mask=sampled,
+        sampler_logprobs=logprobs,
+        weight_version=versions,
+        finished=torch.tensor([c.stop is StopReason.EOS for c in completions]),
+        looped=torch.tensor([c.stop is StopReason.REPETITION for c in completions]),
+    )
+
+
+def decode(tokenizer: transformers.PreTrainedTokenizerBase, rollouts: Rollouts) -> list[str]:
+    """The text of each row without the stop token that ended it.
+
+    Any other special token stays visible: a response with padding drawn in its middle must not read as
+    if it had been left out.
+    """
+    ends = (rollouts.lengths - rollouts.finished.long()).clamp(min=0).tolist()
+    ids = [row[:end] for row, end in zip(rollouts.tokens.tolist(), ends)]
+    return tokenizer.batch_decode(ids, skip_special_tokens=False)
+
+
+def token_texts(tokenizer: transformers.PreTrainedTokenizerBase, rollouts: Rollouts) -> list[list[str]]:
+    """The text of every real token of each row, its stop token included."""
+    seen = {token: tokenizer.decode([token]) for token in set(rollouts.tokens[rollouts.response_mask].tolist())}
+    ends = rollouts.lengths.tolist()
+    return [[seen[token] for token in row[:end]] for row, end in zip(rollouts.tokens.tolist(), ends)]
+
+
+def grade(rollouts: Rollouts, texts: Sequence[str], reward: Reward) -> Graded:
+    """The verifier's outcome of each row and the reward it is worth; every row counted and trained."""
+    finished = rollouts.finished.tolist()
+    outcome = torch.tensor(
+        [
+            reward(rollouts.problems[row // rollouts.group_size].answer, text, finished[row])
+            for row, text in enumerate(texts)
+        ],
+        dtype=torch.float64,
+    )
+    outcome = to_groups(outcome, rollouts.group_size)
+    value = reward.values(outcome)
+    everyone = torch.ones_like(outcome, dtype=torch.bool)
+    lengths_asked_for = [problem.target_length for problem in rollouts.problems]
+    return Graded(
+        outcome=outcome,
+        reward=value,
+        components={"outcome": value},
+        lengths=to_groups(rollouts.lengths, rollouts.group_size),
+        sampled_lengths=to_groups(rollouts.sampled_mask.sum(dim=1), rollouts.group_size),
+        truncated=to_groups(~rollouts.finished, rollouts.group_size),
+        counted=everyone,
+        trained=everyone,
+        target_length=None
+        if None in lengths_asked_for
+        else torch.tensor(lengths_asked_for)[:, None].expand(-1, rollouts.group_size),
+    )
+
+
+def tools_for(tokenizer: transformers.PreTrainedTokenizerBase) -> Tools:
+    """What a trick that generates may use: the run's tokenizer and its counter-based noise."""
+
+    def encode(text: str) -> tuple[int, ...]:
+        return token_ids(tokenizer, [text])[0]
+
+    return Tools(encode, uniform)
+
+
+def uniform(key: NoiseKey) -> float:
+    """The first uniform number of a key."""
+    return float(token_uniforms(key, 0, 1)[0])
+
+
+def with_target_length(shaping: RewardShaping, template: Template, problem: Problem, key: NoiseKey) -> Problem:
+    """The problem as it is asked: with a wanted length in its question where the reward shaping draws one."""
+    tokens = shaping.draw_target_length(uniform(replace(key, stream=f"{key.stream}/wish")))
+    return problem if tokens is None else asking(template, problem, tokens)
+
+
+def asking(template: Template, problem: Problem, tokens: int) -> Problem:
+    """The problem with a wish for that many tokens in its question."""
+    return replace(problem, question=template.asking_for(problem.question, tokens), target_length=tokens)

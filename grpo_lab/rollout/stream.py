@@ -1,0 +1,330 @@
+"""Stages 1 to 6 where responses grow all the time: a batch is the first groups to end, and syncs meet the rest midway.
+
+`Streamed` keeps the books: which groups grow, which have ended, how far generation may run ahead. `SimulatedStream`
+moves an engine of this process step by step in simulated time, so that where weights change is a function of the run;
+`LiveStream` takes what an engine in a process of its own has made in real time meanwhile.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from grpo_lab.budget.cost_model import SimulatedClock
+from grpo_lab.config.run_config import RunConfig
+from grpo_lab.engines.base import Stream
+from grpo_lab.engines.native_stream import NativeStream
+from grpo_lab.rollout.grading import tools_for
+from grpo_lab.rollout.groups import (
+    Spent,
+    StartedGroup,
+    completions_of,
+    graded,
+    group_from_state,
+    group_to_state,
+    requests_of,
+    start_group,
+)
+from grpo_lab.rollout.queue import RolloutBatch, RolloutQueue
+from grpo_lab.tricks.curriculum import Pool
+from grpo_lab.types import Completion, Exhausted, Groups, Request
+
+if TYPE_CHECKING:
+    from grpo_lab.run.state import RunState
+
+
+@dataclass
+class _Growing:
+    """A group on its way: what was asked of it, and what exists of each response, without what its stream holds."""
+
+    group: StartedGroup
+    parts: list[Completion | None]
+    ended: list[bool]
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """A group whose responses have all ended, and when the last of them did, in simulated time."""
+
+    group: StartedGroup
+    made: Groups
+    at: float
+
+
+class Streamed(RolloutQueue):
+    """The books of a stream of responses, whichever way it moves."""
+
+    stream: Stream
+
+    def __init__(self, run: RunConfig, bench: RunState) -> None:
+        super().__init__(run, bench)
+        self.stream = bench.session.open_stream()
+        self.tools = tools_for(bench.tokenizer)
+        self.growing: dict[int, _Growing] = {}  # by ticket; a response's key is ticket * group_size + its number
+        self.ready: list[_Whole] = []
+        self.thrown: list[_Whole] = []  # by the group filter, for the next batch
+        self.tickets = 0
+        self.in_training = 0  # groups
+        self.drawn = self.passed = 0  # problems, for the next batch
+        self.read_again: list[int] = []
+        self.ran_dry: Exhausted | None = None
+
+    @property
+    def wanted(self) -> int:
+        """Groups of a batch."""
+        return self.run.problems_per_step
+
+    def take(self) -> RolloutBatch:
+        self._admit()
+        while len(self.ready) < self.wanted:
+            self._refuse_to_throw_on()
+            if self.ran_dry is not None and not self.growing:
+                raise self.ran_dry
+            self._advance()
+        batch, self.ready = self.ready[: self.wanted], self.ready[self.wanted :]
+        whole = self.thrown + batch
+        self.in_training = len(batch)
+        delivery = RolloutBatch(
+            Groups.join([one.made for one in whole]),
+            tuple(range(len(self.thrown), len(whole))),
+            tuple(one.group.number for one in whole),
+            (self._spent(whole),),
+            self.passed / (self.drawn + self.passed) if self.passed else 0.0,
+            len(whole),
+            max(one.at for one in batch),
+        )
+        self.thrown, self.drawn, self.passed, self.read_again = [], 0, 0, []
+        delivery.count(self.bench)
+        self._while_training(delivery)
+        return delivery
+
+    @abstractmethod
+    def _advance(self) -> None:
+        """Let the stream go on until something has happened, and settle what has ended."""
+
+    @abstractmethod
+    def _while_training(self, delivery: RolloutBatch) -> None:
+        """What the stream does while the learner trains."""
+
+    def _admit(self) -> None:
+        """Begin further groups, as far ahead as the schedule allows and while problems can be drawn."""
+        self.ran_dry = None
+        bound = self.wanted * (self.run.schedule.ahead + 1)
+        progress = self.bench.ledger.spent(self.run.budget)
+        while len(self.growing) + len(self.ready) + self.in_training < bound:
+            try:
+                index = self._draw(progress)
+            except Exhausted as error:
+                self.ran_dry = error  # what grows may yet change what the curriculum thinks
+                return
+            group = start_group(self.run, self.bench, index, self.tickets // self.wanted, progress)
+            size = self.run.group_size
+            self.growing[self.tickets] = _Growing(group, [None] * size, [False] * size)
+            for member in range(size):
+                key = self.tickets * size + member
+                self.stream.add(key, self.request(key))
+            self.tickets += 1
+
+    def _draw(self, progress: float) -> int:
+        run, bench = self.run, self.bench
+        held = [one.group.index for one in (*self.growing.values(), *self.ready, *self.thrown)]
+        before = bench.memory.passed
+        pool = Pool(bench.difficulties, run.problems_per_step, run.seed, progress, bench.memory, frozenset(held))
+        (index,) = run.curriculum.draw(1, pool)
+        self.drawn += 1
+        self.passed += bench.memory.passed - before
+        return index
+
+    def request(self, key: int) -> Request:
+        """What the stream is asked for a response, behind what exists of it."""
+        ticket, member = divmod(key, self.run.group_size)
+        growing = self.growing[ticket]
+        asked, part = requests_of(self.run, growing.group)[member], growing.parts[member]
+        if part is None:
+            return self.run.truncation.begins(asked, self.tools)
+        if not any(part.injected):
+            asked = self.run.truncation.begins(asked, self.tools)
+        return replace(asked, prefix=part.tokens)
+
+    def _settle(self, key: int, completion: Completion) -> None:
+        """Take the end of a response into account, or go on behind what a trick puts in."""
+        ticket, member = divmod(key, self.run.group_size)
+        growing = self.growing[ticket]
+        part = growing.parts[member]
+        so_far = completion if part is None else part.continued(completion)
+        growing.parts[member] = so_far
+        asked = requests_of(self.run, growing.group)[member]
+        put_in = None if any(so_far.injected) else self.run.truncation.puts_in(asked, so_far, self.tools)
+        if put_in is not None:
+            growing.parts[member] = so_far.continued(put_in)
+            self.stream.add(key, self.request(key))
+            return
+        growing.ended[member] = True
+        if all(growing.ended):
+            del self.growing[ticket]
+            self._judge(growing)
+
+    def _judge(self, growing: _Growing) -> None:
+        """Grade a whole group, remember it, and keep it for a batch or throw it away."""
+        made = graded(self.run, self.bench, [growing.group], growing.parts)
+        self.bench.memory.note(torch.tensor(made.indices), made.graded.outcome, made.shaped.reward)
+        chosen = self.run.group_filter
+        whole = _Whole(growing.group, made, self.clock.sampler)
+        (self.ready if chosen.accepts(made.masked) else self.thrown).append(whole)
+
+    def _refuse_to_throw_on(self) -> None:
+        """Raise Exhausted once the group filter has thrown away more for one batch than it may."""
+        everything = [one.made for one in (*self.thrown, *self.ready)]
+        self.run.group_filter.check_thrown(everything, len(self.thrown), self.wanted)
+
+    def _spent(self, whole: list[_Whole]) -> Spent:
+        size = self.run.group_size
+        added = [one.made.rollouts.lengths.tolist() for one in whole]
+        injected = sum(int((one.made.rollouts.response_mask & ~one.made.rollouts.sampled_mask).sum()) for one in whole)
+        prompts = [len(one.group.prompt) for one in whole]
+        return Spent(prompts, [[0] * size for _ in whole], added, injected, 0, tuple(self.read_again))
+
+    def part(self, key: int) -> Completion | None:
+        """What exists of a response, for a checkpoint."""
+        ticket, member = divmod(key, self.run.group_size)
+        return self.growing[ticket].parts[member]
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "clock": self.clock.state(),
+            "tickets": self.tickets,
+            "counts": (self.drawn, self.passed),
+            "read_again": list(self.read_again),
+            "growing": {ticket: self._state_of(ticket) for ticket in self.growing},
+            "ready": [_whole_state(one) for one in self.ready],
+            "thrown": [_whole_state(one) for one in self.thrown],
+        }
+
+    def _state_of(self, ticket: int) -> dict[str, Any]:
+        one, size = self.growing[ticket], self.run.group_size
+        parts = [self.part(ticket * size + member) for member in range(size)]
+        existing = [part for part in parts if part is not None]
+        return {
+            "group": group_to_state(one.group.index, one.group.number, one.group.progress, existing),
+            "begun": [part is not None for part in parts],
+            "ended": list(one.ended),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        run, bench = self.run, self.bench
+        self.clock = SimulatedClock(**state["clock"])
+        self.tickets, self.read_again = state["tickets"], list(state["read_again"])
+        self.drawn, self.passed = state["counts"]
+        for ticket, kept in state["growing"].items():
+            left = group_from_state(run, bench, kept["group"])
+            parts = iter(left.done)
+            self.growing[ticket] = _Growing(
+                replace(left, done=()), [next(parts) if begun else None for begun in kept["begun"]], list(kept["ended"])
+            )
+        self.ready = [self._whole_of(kept) for kept in state["ready"]]
+        self.thrown = [self._whole_of(kept) for kept in state["thrown"]]
+
+    def _whole_of(self, kept: dict[str, Any]) -> _Whole:
+        group = group_from_state(self.run, self.bench, kept["group"])
+        return _Whole(replace(group, done=()), graded(self.run, self.bench, [group], group.done), kept["at"])
+
+    def open_keys(self) -> list[int]:
+        """Keys of the responses that have not ended."""
+        size = self.run.group_size
+        return [t * size + m for t, one in self.growing.items() for m, ended in enumerate(one.ended) if not ended]
+
+    def close(self) -> None:
+        """What grows ends with its session, which may be dead already."""
+
+
+def _whole_state(whole: _Whole) -> dict[str, Any]:
+    held = whole.group
+    group = group_to_state(held.index, held.number, held.progress, completions_of(whole.made.rollouts))
+    return {"group": group, "at": whole.at}
+
+
+class SimulatedStream(Streamed):
+    """The stream of an engine in this process, moved step by step in simulated time."""
+
+    stream: NativeStream
+
+    def _advance(self) -> None:
+        work = self.stream.step()
+        cost_model = self.run.cost_model
+        seconds = cost_model.decode_step + cost_model.decode_token * work.drawn + cost_model.reading(work.read)
+        self.clock.generate(seconds)
+        for key, completion in self.stream.take(wait=False):
+            self._settle(key, completion)
+        self._admit()
+
+    def _while_training(self, delivery: RolloutBatch) -> None:
+        ended = self._trained(delivery)
+        while self.clock.sampler < ended and self.stream.busy:
+            self._advance()
+
+    def sync(self) -> None:
+        self.in_training = 0
+        keeps = self.run.schedule.keeps_cache
+        if not keeps:
+            # Read with the next step, which counts the time; the ledger counts each text, shared or not.
+            self.read_again += self.stream.read_by_recomputing
+        self.bench.sync(lambda weights, version: self.stream.update_weights(weights, version, keeps))
+        began, pause = self.clock.learner, self.run.cost_model.sync
+        self.clock.learner = began + pause
+        self.clock.sampler = max(self.clock.sampler, began) + pause
+        self.prove()
+
+    def state(self) -> dict[str, Any]:
+        return super().state() | {"stream": self.stream.state(self.run.schedule.keeps_cache)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        super().load(state)
+        self.stream.load(state["stream"], {key: self.request(key) for key in self.open_keys()})
+
+
+class LiveStream(Streamed):
+    """The stream of an engine in a process of its own: real time, and therefore not the same twice."""
+
+    def __init__(self, run: RunConfig, bench: RunState) -> None:
+        super().__init__(run, bench)
+        self.partial: dict[int, Completion] = {}
+
+    def _advance(self) -> None:
+        for key, completion in self.stream.take(wait=True):
+            self._settle(key, completion)
+        self._admit()
+
+    def _while_training(self, delivery: RolloutBatch) -> None:
+        """It goes on by itself."""
+
+    def sync(self) -> None:
+        for key, completion in self.stream.take(wait=False):
+            self._settle(key, completion)
+        self.in_training = 0
+        keeps = self.run.schedule.keeps_cache
+        self.bench.sync(lambda weights, version: self.stream.update_weights(weights, version, keeps))
+        self.prove()
+        self._admit()
+
+    def state(self) -> dict[str, Any]:
+        self.partial = self.stream.partial()
+        return super().state()
+
+    def part(self, key: int) -> Completion | None:
+        held, drawn = super().part(key), self.partial.get(key)
+        if drawn is None or not drawn.tokens:
+            return held
+        return drawn if held is None else held.continued(drawn)
+
+    def load(self, state: dict[str, Any]) -> None:
+        super().load(state)
+        for key in self.open_keys():
+            self.stream.add(key, self.request(key))
+
+
+def open_stream(run: RunConfig, bench: RunState) -> Streamed:
+    """The stream that fits the run's engine."""
+    return (LiveStream if run.engine.overlaps else SimulatedStream)(run, bench)

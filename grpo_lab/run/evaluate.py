@@ -1,0 +1,136 @@
+"""Evaluation: four probes, two under the training protocol and two under one of their own; every answer kept.
+
+    probe              training problems, training protocol (has it learned what it trains on?)
+    heldout_training   held-out problems, training protocol and training verifier
+    heldout            the same held-out problems, evaluation protocol and independent verifier
+    downstream         harder problems and a larger budget, evaluation protocol
+
+The protocol differs between one pair of neighbours at a time, so that training reward minus downstream
+accuracy can be split into its causes. A question's noise depends on neither the step, the arm nor the
+protocol: the same question draws the same numbers at every checkpoint and in both held-out probes, which
+takes most sampling noise out of differences.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+import torch
+import transformers
+
+from grpo_lab.config.evaluation import Evaluation
+from grpo_lab.engines.base import EngineSession
+from grpo_lab.rollout.grading import decode, encode_prompts, grade, group_requests, to_rollouts, tools_for
+from grpo_lab.tasks.base import Reward, Template
+from grpo_lab.tricks.truncation import Truncation
+from grpo_lab.types import Float, Problem, Rollouts, SamplingParams, Tensor
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One probe: which questions, how answers are drawn and who grades them."""
+
+    name: str
+    split: str
+    problems: tuple[Problem, ...]
+    params: SamplingParams
+    verifier: Reward
+    truncation: Truncation | None = None  # the run's way of ending responses, where the protocol is that of training
+    measures_kl: bool = False  # whether its responses are a sample of the policy itself, at the training protocol
+
+
+# Log-probs of the sampled tokens [N, T] under the initial policy.
+InitialScore = Callable[[Rollouts], Float[Tensor, "N T"]]
+
+
+def evaluate(
+    suites: Sequence[Suite],
+    session: EngineSession,
+    tokenizer: transformers.PreTrainedTokenizerBase,
+    template: Template,
+    plan: Evaluation,
+    seed: int,
+    initial: InitialScore | None = None,
+) -> tuple[dict[str, float], pd.DataFrame]:
+    """Metrics of every suite, and one table row per suite, question and sample."""
+    tables, metrics = [], {}
+    for suite in suites:
+        rollouts, table = _answers(suite, session, tokenizer, template, plan.samples, seed)
+        metrics.update(_summary(suite.name, table, plan.pass_at))
+        if suite.measures_kl and initial is not None:
+            metrics[f"eval/{suite.name}/kl_initial"] = kl_of_responses(rollouts, initial(rollouts))
+        tables.append(table)
+    return metrics, pd.concat(tables, ignore_index=True)
+
+
+def _answers(
+    suite: Suite,
+    session: EngineSession,
+    tokenizer: transformers.PreTrainedTokenizerBase,
+    template: Template,
+    samples: int,
+    seed: int,
+) -> tuple[Rollouts, pd.DataFrame]:
+    prompts = encode_prompts(tokenizer, template, suite.problems)
+    requests = group_requests(suite.problems, prompts, samples, suite.params, seed, f"eval/{suite.split}", 0)
+    if suite.truncation is None:
+        completions = session.generate(requests)
+    else:
+        completions = suite.truncation.generate(session, requests, tools_for(tokenizer))
+    rollouts = to_rollouts(suite.problems, prompts, samples, completions)
+    texts = decode(tokenizer, rollouts)
+    graded = grade(rollouts, texts, suite.verifier)
+    asked = [problem for problem in suite.problems for _ in range(samples)]
+    table = pd.DataFrame(
+        {
+            "suite": suite.name,
+            "problem_id": [problem.id for problem in asked],
+            "difficulty": [problem.difficulty for problem in asked],
+            "sample": list(range(samples)) * len(suite.problems),
+            "outcome": graded.outcome.flatten().numpy(),
+            "length": graded.lengths.flatten().numpy(),
+            "truncated": graded.truncated.flatten().numpy(),
+            "wanted": [problem.target_length or 0 for problem in asked],
+            "question": [problem.question for problem in asked],
+            "answer": [problem.answer for problem in asked],
+            "text": texts,
+        }
+    )
+    return rollouts, table
+
+
+def kl_of_responses(rollouts: Rollouts, initial_logprobs: Float[Tensor, "N T"]) -> float:
+    """KL(policy || initial policy) in nats per response: the mean over responses of log pi - log pi_0.
+
+    Unbiased for responses that were drawn from the policy's whole softmax (top_p 1), and so a little negative at times
+    while the two are close; of responses cut by the budget it is the divergence up to there.
+    """
+    each = torch.where(rollouts.sampled_mask, rollouts.sampler_logprobs - initial_logprobs, 0.0)
+    return float(each.double().sum(dim=1).mean())
+
+
+def _summary(suite: str, table: pd.DataFrame, ks: Sequence[int]) -> Mapping[str, float]:
+    by_question = table.groupby("problem_id", sort=False)["outcome"]
+    means, right, drawn = by_question.mean(), by_question.sum(), by_question.count()
+    metrics = {
+        f"eval/{suite}/accuracy": float(means.mean()),
+        f"eval/{suite}/length": float(table["length"].mean()),
+        f"eval/{suite}/truncated": float(table["truncated"].mean()),
+    }
+    if len(means) > 1:
+        metrics[f"eval/{suite}/accuracy_se"] = float(means.std(ddof=1) / math.sqrt(len(means)))
+    for k in ks:
+        chances = [pass_at_k(int(n), int(c), k) for n, c in zip(drawn, right)]
+        metrics[f"eval/{suite}/pass_at_{k}"] = sum(chances) / len(chances)
+    return metrics
+
+
+def pass_at_k(samples: int, correct: int, k: int) -> float:
+    """Unbiased chance that at least one of k samples is right (Chen et al., arXiv:2107.03374).
+
+    1 - C(samples - correct, k) / C(samples, k), for k <= samples.
+    """
+    return 1 - math.comb(samples - correct, k) / math.comb(samples, k)

@@ -1,0 +1,187 @@
+"""Step 12 of the loop: what a finished step leaves in the log, when to evaluate and when to save."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from grpo_lab.budget.ledger import Ledger
+from grpo_lab.config.run_config import RunConfig
+from grpo_lab.policy.batching import rollout_logprobs
+from grpo_lab.run import checkpoint
+from grpo_lab.run.evaluate import InitialScore, evaluate
+from grpo_lab.run.state import RunState
+from grpo_lab.tracking.metrics import SUITES, check, is_touched
+from grpo_lab.tracking.mlflow_mirror import Tracking
+from grpo_lab.tracking.progress import RunProgress
+from grpo_lab.tracking.run_log import RunLog
+from grpo_lab.tracking.run_reader import parse_line
+from grpo_lab.tracking.whole import files_of, sealed
+from grpo_lab.types import Exhausted
+
+_MAX_IDLE_STEPS = 100
+
+
+@dataclass
+class Clock:
+    """Wall time of the stages of one step; only timing.jsonl and the ledger ever see it."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # or the stage that next waits for the card would be charged with this one's work
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - started
+
+
+@dataclass
+class Recorder:
+    """Step 12: puts a finished step into the log, evaluates and saves when due, and shows it."""
+
+    run: RunConfig
+    log: RunLog
+    progress: RunProgress
+    run_key: str
+    touched: dict[str, float] = field(default_factory=dict)
+    seconds_logging: float = 0.0  # of the step before: a line cannot hold the time its own writing takes
+    steps_without_update: int = 0
+
+    def record(self, bench: RunState, metrics: Mapping[str, float | int], clock: Clock) -> None:
+        """Write everything about the step that `bench.ledger` counts as the latest."""
+        run, ledger, step = self.run, bench.ledger, bench.ledger.steps
+        ledger.device_seconds += sum(clock.seconds.values())
+        share, numbers = ledger.spent(run.budget), dict(metrics)
+        speed = {}
+        if "generate" in clock.seconds:
+            generated = numbers["rollout/length"] * numbers["rollout/groups"] * run.group_size
+            speed["time/tokens_per_second"] = generated / sum(clock.seconds.values())
+        if step % run.evaluation.every == 0 or share >= 1:
+            with clock("evaluate"):
+                scores, answers = evaluate(
+                    bench.suites, bench.session, bench.tokenizer, run.template, run.evaluation, run.seed,
+                    self._initial_score(bench),
+                )  # fmt: skip
+                numbers |= scores | {"eval/probe/best_gap": bench.probe_gap(answers)}
+                self.log.write_table("eval", step, answers.assign(step=step))
+        for name, value in metrics.items():
+            if is_touched(name):
+                self.touched[name] = max(self.touched.get(name, 0.0), value)
+        idle = metrics.get("train/skipped_updates", 0) > 0 and metrics["train/updates"] == 0
+        self.steps_without_update = self.steps_without_update + 1 if idle else 0
+        numbers |= ledger.metrics()
+        timing = {f"time/{stage}": seconds for stage, seconds in clock.seconds.items()}
+        timing |= speed | {"time/log": self.seconds_logging}
+        started = time.perf_counter()
+        timing["budget/device_seconds"] = ledger.device_seconds
+        self.log.write_step(step, check(numbers), check(timing))
+        if step and (step % run.checkpoint_every == 0 or share >= 1):
+            self.save(bench, self.log.folder / "checkpoints")
+        self.seconds_logging = time.perf_counter() - started
+        self.progress.show(step, share, numbers, timing)
+        if share < 1:
+            self._refuse_to_idle()
+
+    def _refuse_to_idle(self) -> None:
+        """Raise Exhausted once nothing was trained for so long that nothing ever will be."""
+        if self.steps_without_update >= _MAX_IDLE_STEPS:
+            raise Exhausted(
+                f"{_MAX_IDLE_STEPS} steps in a row left no token to train on: every group was filtered or every "
+                "response masked. The policy may have solved or lost the task; loosen group_filter or truncation"
+            )
+
+    def _initial_score(self, bench: RunState) -> InitialScore | None:
+        run, initial = self.run, bench.initial
+        if initial is None:
+            return None
+        return lambda rollouts: rollout_logprobs(
+            initial, rollouts, run.engine.temperature, run.learner_precision, bench.microbatching, bench.device, False
+        )[0]
+
+    def keep_rollouts(self, step: int, table: pd.DataFrame) -> None:
+        """Keep the responses of a step's rollout batch."""
+        self.log.write_table("rollouts", step, table)
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go on with what `save` put into a checkpoint."""
+        self.touched |= state["touched"]
+        self.steps_without_update = state["steps_without_update"]
+
+    def save(self, bench: RunState, root: Path) -> Path:
+        """Checkpoint the run as it stands after its latest step."""
+        stamp = self.log.stamp()
+        state = bench.state(stamp["bytes"], self.run.reference.changes)
+        state |= {"touched": dict(self.touched), "steps_without_update": self.steps_without_update}
+        saved = checkpoint.save(root, bench.ledger.steps, bench.learner, bench.tokenizer, state, self.run_key, stamp)
+        checkpoint.prune(root, self.run.keep_checkpoints)
+        return saved
+
+
+@contextlib.contextmanager
+def mirrored(tracking: Tracking, folder: Path) -> Iterator[None]:
+    """Mirror the folder while the run lasts; leaves only after DONE or error.txt decided its status."""
+    mirror = tracking.mirror(folder)
+    mirror.start()
+    try:
+        yield
+    finally:
+        mirror.stop()
+
+
+@contextlib.contextmanager
+def failures_recorded(log: RunLog) -> Iterator[None]:
+    """Leave error.txt in the run's folder whatever ends the run, Ctrl-C included, and pass it on."""
+    try:
+        yield
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # a full disk must not hide what went wrong first
+            log.mark_error(error)
+        raise
+
+
+def summarise(log: RunLog, ledger: Ledger, inert: Sequence[str], described: Mapping[str, Any]) -> dict[str, Any]:
+    """What DONE says of a finished run: its first and last evaluation, its cost, and what was inert or is lost.
+
+    `described` is its run.json. `files` holds the digest of every file of the folder, and the whole that of itself.
+    """
+    path = log.folder / "metrics.jsonl"
+    rows = [parse_line(line, path)["metrics"] for line in path.read_bytes().splitlines()]
+    scores = [{k: v for k, v in row.items() if k.startswith("eval/")} for row in rows]
+    scores = [row for row in scores if row]
+    stamp = log.stamp()
+    summary = {
+        "run_key": described["run_key"],
+        "steps": ledger.steps,
+        "first": scores[0],
+        "last": scores[-1],
+        "budget": ledger.metrics(),
+        "inert": list(inert),
+        "warnings": described["warnings"],
+        "stretches": described["stretches"],
+        "lost": log.lost_tables(),
+        "files": files_of(log.folder, {"metrics.jsonl": stamp["sha256"], **stamp["tables"]}),
+    }
+    return sealed(summary)
+
+
+def verdict(folder: Path, done: Mapping[str, Any]) -> str:
+    """The summary of a finished run in words; `done` is its DONE."""
+    lines = [f"finished after {done['steps']} steps; accuracy before -> after:"]
+    width = max(map(len, SUITES.values()))
+    for suite, name in SUITES.items():
+        before, after = (done[when][f"eval/{suite}/accuracy"] for when in ("first", "last"))
+        lines.append(f"  {name:<{width}}  {before:.3f} -> {after:.3f}  ({after - before:+.3f})")
+    for change in done.get("stretches", ())[1:]:
+        lines.append(f"not of one code: resumed with changed code after step {change['from_step']}")
+    if lost := done.get("lost"):
+        lines.append(f"lost while it ran: {', '.join(lost)}")
+    return "\n".join([*lines, f"run folder: {folder}"])

@@ -1,0 +1,99 @@
+"""From where a run goes on: the newest checkpoint that is whole, if the code is still the one that began the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_lab.run import checkpoint
+from grpo_lab.tracking import provenance
+from grpo_lab.tracking.run_log import RunLog
+from grpo_lab.tracking.whole import AFRESH, check_manifest, trouble_with
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """Where a run begins or goes on.
+
+    `checkpoint` is the folder it loads, None for the base model, and `tables` the digests of the tables it keeps.
+    `stretches` say with which code what it keeps was made; `code` is today's where that is another, or the first.
+    `said` are lines for the user.
+    """
+
+    checkpoint: Path | None
+    step: int
+    tables: Mapping[str, str]
+    stretches: Sequence[Mapping[str, Any]]
+    code: Mapping[str, Any] | None
+    said: Sequence[str]
+
+    def all_stretches(self, environment: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """For run.json: after which step the code changed, and to what; the first begins with step 0.
+
+        `environment` is what provenance recorded of this attempt.
+        """
+        if self.code is None:
+            return list(self.stretches)
+        git = {name: (environment["git"] or {}).get(name) for name in ("commit", "dirty", "diff_sha256")}
+        return [*self.stretches, {"from_step": self.step, **self.code, **git}]
+
+
+def find_beginning(folder: Path, described: Mapping[str, Any], log: RunLog, changed_code: bool) -> Beginning:
+    """Where the run in `folder`, whose run.json is `described` ({} for a new one), goes on.
+
+    Raises ValueError, naming the files, where there are checkpoints and none can be used, where an evaluation that
+    is kept is damaged, and, unless `changed_code` allows it, where the code is not the one that made what is kept.
+    """
+    passed, manifest = [], None
+    for place in reversed(checkpoint.complete(folder / "checkpoints")):
+        try:
+            manifest = check_manifest(place, described.get("run_key", ""))
+            if trouble := log.differs(manifest["log"]):
+                raise ValueError(trouble)
+            break
+        except ValueError as error:
+            passed.append(str(error))
+            manifest = None
+    if manifest is None:
+        if passed:
+            raise ValueError(f"no checkpoint of this run can be used: {'; '.join(passed)}; {AFRESH}")
+        said = [] if log.empty else [f"{folder} has no checkpoint: the run begins again, at step 0"]
+        return Beginning(None, 0, {}, [], provenance.code(), said)
+    said = [f"{trouble}: an older checkpoint, {place.name}, is used" for trouble in passed]
+    for name, digest in manifest["log"]["tables"].items():
+        trouble = trouble_with(folder / name, digest)
+        if trouble is not None and name.startswith("eval/") and (folder / name).exists():
+            raise ValueError(f"{trouble}; restore it from a copy, or delete it, and DONE and the figures will say so")
+        said += [f"{trouble}: DONE and the figures will say so"] if trouble else []
+    step = manifest["step"]
+    # A checkpoint of step 0 keeps the evaluation before the first step.
+    kept = [stretch for stretch in described["stretches"] if stretch["from_step"] < max(step, 1)]
+    code = provenance.code()
+    if changes := _changes(kept[-1], code):
+        if not changed_code:
+            raise ValueError(
+                f"{folder} was made with other code, and would be of two kinds from step {step} on ({changes}): go "
+                f"back to {_called(kept[-1])}, with the source.diff that lies there, or say that you want this with "
+                "resume_with_changed_code=true; run.json, DONE and the figures will say it too"
+            )
+        said.append(f"the code is not the one this run was made with up to step {step}: {changes}")
+        return Beginning(place, step, manifest["log"]["tables"], kept, code, said)
+    return Beginning(place, step, manifest["log"]["tables"], kept, None, said)
+
+
+def _changes(stretch: Mapping[str, Any], code: Mapping[str, Any]) -> str:
+    """In which packages and sources the code of a stretch differs from today's; "" where it is the same."""
+    there, now = stretch["packages"], code["packages"]
+    names = sorted(name for name in there.keys() | now.keys() if there.get(name) != now.get(name))
+    words = [f"{name}: {there.get(name)} there, {now.get(name)} now" for name in names]
+    if stretch["sources"] != code["sources"]:
+        words.append("sources of grpo_lab or of plugins differ")
+    return ", ".join(words)
+
+
+def _called(stretch: Mapping[str, Any]) -> str:
+    if stretch["commit"] is None:
+        return "the version of grpo_lab that began it"
+    return f"commit {stretch['commit'][:12]}" + (" (with changes)" if stretch["dirty"] else "")

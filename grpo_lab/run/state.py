@@ -1,0 +1,302 @@
+"""What a run holds in its hands: data, learner, sampler, reference, optimiser; opened in this order.
+
+Cheap checks come before expensive loading: whatever can be wrong with the user's input is said before
+any weights are read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import nn
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from grpo_lab.budget.ledger import Ledger, ModelFlops
+from grpo_lab.config.run_config import RunConfig
+from grpo_lab.engines.base import EngineSession
+from grpo_lab.policy import packing
+from grpo_lab.policy.critic import LiveCritic, open_critic
+from grpo_lab.policy.model_folder import context_length, stop_token_ids
+from grpo_lab.policy.models import load_model, recompute_layers
+from grpo_lab.rollout.grading import asking, encode_prompts, tools_for, with_target_length
+from grpo_lab.rollout.queue import Queue, RolloutQueue
+from grpo_lab.rollout.stream import open_stream
+from grpo_lab.run import checkpoint
+from grpo_lab.run.evaluate import Suite
+from grpo_lab.tricks.curriculum import Memory
+from grpo_lab.types import Int, Microbatching, NoiseKey, Problem, SamplingParams, Tensor
+
+
+@dataclass
+class RunState:
+    """The live parts of one run.
+
+    `microbatching` is the run's, without packing where the model has no place for it.
+    `initial` is the policy before the first update, where evaluation asks how far the learner has gone from it.
+    `updates` and `ledger` count what has been done so far; `entropy_coef` is the entropy trick's state, `memory` what
+    is remembered of each training problem, `probe_best` the best outcome each probe question ever had.
+    """
+
+    device: torch.device
+    tokenizer: PreTrainedTokenizerBase
+    problems: tuple[Problem, ...]
+    difficulties: Int[Tensor, "S"]
+    suites: list[Suite]
+    learner: nn.Module
+    reference: nn.Module | None
+    initial: nn.Module | None
+    critic: LiveCritic | None
+    session: EngineSession
+    optimizer: torch.optim.Optimizer
+    model_flops: ModelFlops
+    ledger: Ledger
+    entropy_coef: float
+    memory: Memory
+    loss_scale: torch.amp.GradScaler
+    microbatching: Microbatching
+    unproven: bool = True  # whether the sampler has new weights that nothing has been compared under yet
+    probe_best: dict[int, float] = field(default_factory=dict)
+    updates: int = 0
+    log_position: int = 0
+    supply: RolloutQueue | None = None  # carries the schedule out, once training has begun
+    waiting: dict[str, Any] | None = None  # what a checkpoint says of its state
+
+    def sync(self, hand_over: Callable[[Iterable[tuple[str, Tensor]], int], None] | None = None) -> None:
+        """Give the sampler the learner's weights; its version is the number of updates behind them.
+
+        `hand_over` does it for a sampler that is in the middle of something.
+        """
+        (hand_over or self.session.update_weights)(self.learner.state_dict().items(), self.updates)
+        self.unproven = True
+
+    def open_queue(self, run: RunConfig) -> RolloutQueue:
+        """Begin to generate under the run's schedule, or go on from where a checkpoint left."""
+        self.supply = (open_stream if run.schedule.streams else Queue)(run, self)
+        if self.waiting is not None:
+            self.supply.load(self.waiting)
+        self.supply.prove()
+        return self.supply
+
+    def close(self) -> None:
+        """Stop generation and free the sampler."""
+        if self.supply is not None:
+            self.supply.close()
+        self.session.close()
+
+    def policy_learns(self, step: int) -> bool:
+        """Whether this step trains the policy, and not its critic alone."""
+        return self.critic is None or not self.critic.plan.policy_waits(step)
+
+    @torch.no_grad()
+    def refresh_reference(self, share: float) -> None:
+        """Mix that share of the learner's weights into the reference's."""
+        if self.reference is None or share == 0:
+            return
+        for own, learnt in zip(self.reference.parameters(), self.learner.parameters()):
+            own.lerp_(learnt, share)
+
+    def probe_gap(self, answers: pd.DataFrame) -> float:
+        """The best outcome each probe question ever had less its accuracy now, mean over questions."""
+        by_question = answers[answers["suite"] == "probe"].groupby("problem_id")["outcome"]
+        for question, best in by_question.max().items():
+            self.probe_best[int(question)] = max(self.probe_best.get(int(question), 0.0), float(best))
+        now = by_question.mean()
+        return float(sum(self.probe_best[int(question)] - float(mean) for question, mean in now.items()) / len(now))
+
+    def state(self, log_position: int, with_reference: bool) -> dict[str, Any]:
+        """What a checkpoint needs beside the learner's weights; noise is counter-based and has no state."""
+        kept = self.reference if with_reference else None
+        return {
+            "ledger": dict(vars(self.ledger)),
+            "updates": self.updates,
+            "entropy_coef": self.entropy_coef,
+            "optimizer": self.optimizer.state_dict(),
+            "log_position": log_position,
+            "reference": None if kept is None else kept.state_dict(),
+            "critic": None if self.critic is None else self.critic.state(),
+            "memory": self.memory.state(),
+            "probe_best": self.probe_best,
+            "loss_scale": self.loss_scale.state_dict(),
+            "supply": self.waiting if self.supply is None else self.supply.state(),
+        }
+
+
+def check_lengths(run: RunConfig, context: int | None, longest_prompt: int, whose: str = "the model's context") -> None:
+    """Raise ValueError where a prompt and its budget do not fit a context; None has no limit."""
+    budgets = {
+        "engine.max_tokens": run.engine.max_tokens,
+        "evaluation.max_tokens": run.evaluation.max_tokens,
+        "evaluation.downstream_max_tokens": run.evaluation.downstream_max_tokens,
+    }
+    for name, budget in budgets.items():
+        if context is not None and longest_prompt + budget > context:
+            raise ValueError(
+                f"{name}={budget} and a prompt of {longest_prompt} tokens exceed {whose} "
+                f"of {context} tokens: lower {name} to at most {context - longest_prompt}"
+            )
+
+
+def at_their_longest(
+    run: RunConfig, tokenizer: PreTrainedTokenizerBase, problems: tuple[Problem, ...]
+) -> tuple[Problem, ...]:
+    """The problems as they can be asked in training, each with the wish that takes the most tokens of a prompt."""
+    wishes = run.reward_shaping.asks_for
+    if not wishes:
+        return problems
+    tried = encode_prompts(tokenizer, run.template, [asking(run.template, problems[0], tokens) for tokens in wishes])
+    longest = max(range(len(wishes)), key=lambda place: len(tried[place]))
+    return tuple(asking(run.template, problem, wishes[longest]) for problem in problems)
+
+
+def make_suites(run: RunConfig) -> list[Suite]:
+    """The four probes of a run; ValueError where a split is smaller than what evaluation asks for.
+
+    Probe and held-out questions keep the training split's mix of difficulties: a mix of their own would be read as
+    a difference between training reward and accuracy that no policy has.
+    """
+    plan = run.evaluation
+    mix = Counter(problem.difficulty for problem in run.task.problems("train"))
+    heldout = _some(run, "heldout", plan.heldout_problems, mix)
+    probe = _some(run, "probe", plan.probe_problems, mix)
+    downstream = _some(run, "downstream", plan.downstream_problems, None)
+    protocol = SamplingParams(plan.max_tokens, plan.temperature, plan.top_p)
+    long = SamplingParams(plan.downstream_max_tokens, plan.temperature, plan.top_p)
+    return [
+        Suite("probe", "probe", probe, run.engine.params, run.reward, run.truncation),
+        Suite("heldout_training", "heldout", heldout, run.engine.params, run.reward, run.truncation, measures_kl=True),
+        Suite("heldout", "heldout", heldout, protocol, run.verifier),
+        Suite("downstream", "downstream", downstream, long, run.verifier),
+    ]
+
+
+def _some(run: RunConfig, split: str, number: int, mix: Counter[int] | None) -> tuple[Problem, ...]:
+    problems = [
+        with_target_length(
+            run.reward_shaping, run.template, problem, NoiseKey(run.seed, f"eval/{split}", 0, problem.id, 0)
+        )
+        for problem in run.task.problems(split)
+    ]
+    if len(problems) < number:
+        raise ValueError(
+            f"evaluation asks for {number} problems of split {split!r}, which has {len(problems)}: "
+            f"lower evaluation.{split}_problems or enlarge the task"
+        )
+    return with_mix(problems, number, mix or Counter(problem.difficulty for problem in problems))
+
+
+def with_mix(problems: Sequence[Problem], number: int, mix: Counter[int]) -> tuple[Problem, ...]:
+    """The first `number` problems whose difficulties come in the proportions of `mix`, in their given order.
+
+    Rounded by largest remainder, so that each difficulty is off by less than one problem; what a difficulty
+    lacks is filled with the first problems that are left.
+    """
+    exact = {level: number * count / mix.total() for level, count in sorted(mix.items())}
+    wanted = Counter({level: math.floor(share) for level, share in exact.items()})
+    by_remainder = sorted(exact, key=lambda level: wanted[level] - exact[level])
+    wanted.update(by_remainder[: number - wanted.total()])
+    chosen = set()
+    for index, problem in enumerate(problems):
+        if wanted[problem.difficulty] > 0:
+            wanted[problem.difficulty] -= 1
+            chosen.add(index)
+    left = (index for index in range(len(problems)) if index not in chosen)
+    chosen.update(islice(left, number - len(chosen)))
+    return tuple(problems[index] for index in sorted(chosen))
+
+
+def open_state(run: RunConfig, device: torch.device, resume_from: Path | None) -> RunState:
+    """Load everything a run needs, from the base model or from a checkpoint folder."""
+    problems = run.task.problems("train")
+    if len(problems) < run.problems_per_step:
+        raise ValueError(
+            f"problems_per_step={run.problems_per_step}, but the training split has {len(problems)} problems: "
+            "lower it or enlarge the task"
+        )
+    if len(problems) < (drawn := run.group_filter.at_once(run.problems_per_step)):
+        raise ValueError(
+            f"this group_filter draws {drawn} problems at once, but the training split has {len(problems)}: lower "
+            "group_filter.oversample or problems_per_step, or enlarge the task"
+        )
+    if len(problems) < (held := run.problems_per_step * (run.schedule.ahead + 1)) and run.schedule.streams:
+        raise ValueError(
+            f"this schedule has up to {held} different problems on their way at once, but the training split has "
+            f"{len(problems)}: lower schedule.max_lag or problems_per_step, or enlarge the task"
+        )
+    suites = make_suites(run)
+    if missing := run.engine.missing():
+        raise ValueError(missing)
+    check_lengths(run, run.model.known_context(), 1)
+    folder = run.model.resolve()
+    stop_token_ids(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    evaluated = tuple(problem for suite in suites for problem in suite.problems)
+    prompts = encode_prompts(tokenizer, run.template, at_their_longest(run, tokenizer, problems) + evaluated)
+    if not all(prompts):
+        raise ValueError("a prompt has no tokens: the template must render at least one token")
+    check_lengths(run, context_length(folder), max(map(len, prompts)))
+    check_lengths(run, run.engine.longest, max(map(len, prompts)), "engine.context")
+    run.truncation.check(tools_for(tokenizer))
+
+    learner = load_model(resume_from or folder, run.learner_precision.lm_head).to(device)
+    if run.gradient_checkpointing:
+        recompute_layers(learner)
+    reference = None
+    if run.kl.needs_reference:
+        reference = load_model(folder, run.learner_precision.lm_head).to(device).requires_grad_(False)
+    initial = None
+    if run.evaluation.initial_kl:
+        initial = reference  # the same weights, while the reference stays what it was
+        if reference is None or run.reference.changes:
+            initial = load_model(folder, run.learner_precision.lm_head).to(device).requires_grad_(False)
+    packs = run.packing and all(packing.prepare(model) for model in (learner, reference, initial) if model is not None)
+    critic = None
+    if run.baseline.needs_critic:
+        critic = open_critic(
+            run.critic, folder, learner, run.optimizer, run.learner_precision, run.microbatching, device, run.seed
+        )
+        if run.gradient_checkpointing and critic.plan.owns_trunk:
+            recompute_layers(critic.trunk)
+    bench = RunState(
+        device=device,
+        tokenizer=tokenizer,
+        problems=problems,
+        difficulties=torch.tensor([problem.difficulty for problem in problems]),
+        suites=suites,
+        learner=learner,
+        reference=reference,
+        initial=initial,
+        critic=critic,
+        session=run.engine.open(folder, run.sampler_precision, device),
+        optimizer=run.optimizer.build(learner.parameters()),
+        model_flops=ModelFlops.of(learner),
+        ledger=Ledger(),
+        entropy_coef=run.entropy.start,
+        memory=Memory.of(len(problems)),
+        loss_scale=torch.amp.GradScaler(device.type, enabled=run.learner_precision.scales_loss),
+        microbatching=replace(run.microbatching, packs=packs),
+    )
+    if resume_from is not None:
+        state = checkpoint.load_state(resume_from)
+        bench.ledger = Ledger(**state["ledger"])
+        bench.updates = state["updates"]
+        bench.entropy_coef = state["entropy_coef"]
+        bench.log_position = state["log_position"]
+        bench.optimizer.load_state_dict(state["optimizer"])
+        bench.memory = Memory(**state["memory"])
+        bench.probe_best = state["probe_best"]
+        bench.loss_scale.load_state_dict(state["loss_scale"])
+        bench.waiting = state["supply"]
+        if critic is not None:
+            critic.load_state(state["critic"])
+        if reference is not None and state["reference"] is not None:
+            reference.load_state_dict(state["reference"])
+    bench.sync()
+    return bench

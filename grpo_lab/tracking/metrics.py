@@ -1,0 +1,351 @@
+"""The registry of everything a run may log: one entry per metric, and no metric without an entry.
+
+Names are `<stage>/<quantity>`; a `*` in an entry stands for one path segment (a suite, a trick, a reward
+component). `budget/device_seconds` and `time/*` are times: they go to timing.jsonl, all others to
+metrics.jsonl, which holds no clock and is the same, bit for bit, however often a run is interrupted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+# The four probes of an evaluation in words; `evaluate.py` says what each is.
+SUITES = {
+    "probe": "training questions",
+    "heldout_training": "held-out, training protocol",
+    "heldout": "held-out, evaluation protocol",
+    "downstream": "downstream",
+}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What a logged number is: its unit, how it was reduced, and what it means."""
+
+    name: str
+    unit: str
+    reduction: str
+    meaning: str
+
+
+CLIP_FRACTION = "train/clip_fraction"
+
+REGISTRY: tuple[Metric, ...] = (
+    # Rewards before anything is filtered or masked, and what is left after.
+    Metric(
+        "reward/mean",
+        "reward",
+        "mean over all responses",
+        "shaped training reward of every group generated to its end, before any filter, without a kl penalty",
+    ),
+    Metric(
+        "reward/outcome",
+        "share",
+        "mean over all responses",
+        "the training verifier's word on every group generated to its end, before any filter",
+    ),
+    Metric("reward/component/*", "reward", "mean over all responses", "one named part of the reward"),
+    Metric(
+        "reward/in_loss_mean",
+        "reward",
+        "mean over trained responses",
+        "reward of what enters the loss, without a kl penalty",
+    ),
+    Metric("reward/in_loss_outcome", "share", "mean over trained responses", "outcome of what enters the loss"),
+    Metric("reward/in_loss_component/*", "reward", "mean over trained responses", "one named part of it"),
+    Metric("reward/group_std", "reward", "mean over groups", "standard deviation of rewards within a group, ddof 0"),
+    Metric("rollout/length", "tokens", "mean over all responses", "response length, end of text included"),
+    Metric("rollout/length_correct", "tokens", "mean over right responses", "their length; absent if there are none"),
+    Metric("rollout/length_wrong", "tokens", "mean over wrong responses", "their length; absent if there are none"),
+    Metric("rollout/truncated", "share", "mean over all responses", "responses cut by the budget"),
+    Metric("rollout/frac_zero_std", "share", "mean over groups", "groups whose outcomes are all equal"),
+    Metric(
+        "rollout/trained",
+        "share",
+        "mean over all responses",
+        "of all responses of finished groups, those that enter the loss",
+    ),
+    Metric("rollout/groups", "groups", "of the step", "whole groups generated, those a filter discarded included"),
+    Metric(
+        "rollout/repetition", "share", "mean over all responses", "runs of 6 tokens the response had written before"
+    ),
+    Metric("rollout/check_again", "share", "mean over all responses", "responses that go back over what they wrote"),
+    Metric("rollout/interrupted", "share", "mean over all responses", "responses that were forced to an answer"),
+    Metric("rollout/stopped", "share", "mean over all responses", "responses stopped for being sure for too long"),
+    Metric("rollout/pass_at_*", "share", "mean over groups", "unbiased chance that one of k responses is right"),
+    Metric(
+        "rollout/best_gap",
+        "reward",
+        "mean over groups",
+        "best reward a problem ever had - mean reward of its group: what exploration found and the policy does not do",
+    ),
+    Metric("target_length/mean", "tokens", "mean over all responses", "length that the prompts asked for"),
+    Metric("target_length/error", "tokens", "mean over all responses", "|length - length asked for|"),
+    Metric(
+        "target_length/slope",
+        "tokens/token",
+        "least squares over responses",
+        "length per length asked for; 1 follows it",
+    ),
+    Metric(
+        "rollout/staleness", "updates", "mean over sampled tokens", "learner's updates since the weights that drew it"
+    ),
+    Metric("rollout/staleness_max", "updates", "max over sampled tokens", "the oldest token's"),
+    Metric("staleness/*", "share", "mean over sampled tokens", "tokens that are so many updates old: a histogram"),
+    Metric("rollout/longest", "tokens", "max over all responses", "steps of decoding the step's responses took"),
+    Metric("advantage/mean", "advantage", "mean over trained responses", "mean advantage in the loss"),
+    Metric("advantage/absolute", "advantage", "mean over trained responses", "mean |advantage| in the loss"),
+    # The learner.
+    Metric("train/loss", "loss", "mean over updates", "the loss that was optimised"),
+    Metric("train/gradient_norm", "1", "mean over updates", "gradient norm before clipping"),
+    Metric("train/update_norm", "1", "mean over updates", "length of the weights' step"),
+    Metric("train/learning_rate", "1", "last update", "learning rate"),
+    Metric("train/updates", "updates", "sum", "optimiser steps taken"),
+    Metric("train/skipped_updates", "updates", "sum", "optimiser steps left out: no token was in the loss"),
+    Metric(
+        "train/read_share", "share", "mean over tokens of the loss", "tokens that were read, of which all means are"
+    ),
+    Metric("train/entropy", "nats", "mean over tokens of the loss", "entropy of the learner's next token"),
+    Metric("train/ratio", "1", "mean over tokens of the loss", "learner over old policy"),
+    Metric("train/approx_kl", "nats", "mean over tokens of the loss", "k3 estimate of KL(old || learner)"),
+    Metric("train/k3_ref", "nats", "mean over tokens of the loss", "k3 estimate of KL(learner || reference)"),
+    Metric("train/kl_term", "loss", "mean over tokens of the loss", "what the kl trick added per token"),
+    Metric("train/entropy_term", "loss", "mean over tokens of the loss", "what the entropy trick added per token"),
+    Metric("train/entropy_coef", "1", "of the step", "coefficient of the entropy term; negative while it waits"),
+    Metric("train/overflowed_updates", "updates", "sum", "optimiser steps left out: a scaled gradient overflowed"),
+    Metric("train/loss_scale", "1", "of the step", "what the loss was multiplied by, where half precision needs it"),
+    # Learner before the updates against sampler, over sampled tokens; where nothing asks for the log-probs of all
+    # of them, over those of the first update.
+    Metric("mismatch/absolute", "nats", "mean over sampled tokens", "|log-prob of learner - of sampler|"),
+    Metric("mismatch/max", "nats", "max over sampled tokens", "largest |log-prob of learner - of sampler|"),
+    Metric("mismatch/k1", "nats", "mean over sampled tokens", "k1 estimate of KL(sampler || learner)"),
+    Metric("mismatch/k3", "nats", "mean over sampled tokens", "k3 estimate of KL(sampler || learner)"),
+    Metric("mismatch/pearson", "1", "over sampled tokens", "correlation of the two probabilities"),
+    Metric("mismatch/ess", "share", "over sampled tokens", "effective sample size of token ratios"),
+    Metric("mismatch/ess_responses", "share", "over responses", "effective sample size of whole responses' ratios"),
+    Metric("mismatch/bounded", "share", "mean over sampled tokens", "weights that the correction's bounds decide"),
+    Metric("mismatch/rejected_responses", "share", "mean over responses", "responses the rejection takes out whole"),
+    Metric(
+        CLIP_FRACTION,
+        "share",
+        "mean over tokens of the loss",
+        "tokens whose gradient the surrogate changed: clipped, capped, gated or detached",
+    ),
+    Metric("touched/*", "share", "mean over rows or tokens", "what the trick on this axis changed"),
+    # What the tricks multiply the loss by: a hidden change of learning rate, which Adam undoes in part.
+    Metric("factor/scale", "1", "sum over trained responses", "|advantages| over |centred rewards|"),
+    Metric("factor/surrogate", "1", "mean over tokens of the loss", "weight on -advantage times grad log-prob"),
+    Metric("factor/correction", "1", "mean over tokens of the loss", "weight for the sampler not being the learner"),
+    Metric("factor/aggregation", "1", "mean over updates", "the loss if every token's loss were 1"),
+    Metric("factor/denominator", "1", "sum over updates", "the loss over what it were with original counts"),
+    # The critic, where the baseline has one.
+    Metric("critic/loss", "reward^2", "mean over tokens and updates", "half the squared error, clipped as configured"),
+    Metric("critic/clip_fraction", "share", "mean over tokens and updates", "tokens whose loss the value clip decides"),
+    Metric("critic/gradient_norm", "1", "mean over updates", "the critic's gradient norm before clipping"),
+    Metric("critic/value", "reward", "mean over tokens", "value before the step's updates"),
+    Metric("critic/target", "reward", "mean over tokens", "what it is fitted to: advantage + value"),
+    Metric("critic/explained_variance", "1", "one step", "1 - mean squared error / variance of the target"),
+    # Evaluation.
+    Metric("eval/*/accuracy", "share", "mean over questions and samples", "right answers"),
+    Metric("eval/*/accuracy_se", "share", "standard error over questions", "uncertainty of accuracy, one run"),
+    Metric("eval/*/pass_at_*", "share", "mean over questions", "unbiased chance that one of k samples is right"),
+    Metric(
+        "eval/probe/best_gap", "share", "mean over questions", "best outcome a question ever had - its accuracy now"
+    ),
+    Metric("eval/*/length", "tokens", "mean over questions and samples", "response length"),
+    Metric(
+        "eval/heldout_training/kl_initial",
+        "nats",
+        "mean over responses",
+        "log-prob of the response under the policy - under the initial policy: the KL between them",
+    ),
+    Metric("eval/*/truncated", "share", "mean over questions and samples", "responses cut by the suite's budget"),
+    # What was spent, cumulative.
+    Metric("budget/steps", "steps", "sum", "rollout batches trained"),
+    Metric("budget/prompts", "prompts", "sum", "prompts sampled from, before filtering"),
+    Metric("budget/completions", "responses", "sum", "responses generated, before filtering"),
+    Metric("budget/sampled_tokens", "tokens", "sum", "prompt and generated tokens, discarded ones included"),
+    Metric("budget/trained_tokens", "tokens", "sum", "tokens in the loss, once per update"),
+    Metric("budget/discarded_tokens", "tokens", "sum", "tokens of responses that never entered a loss"),
+    Metric("budget/estimation_tokens", "tokens", "sum", "generated only to estimate a value or a baseline"),
+    Metric("budget/flops", "flop", "sum", "generation, scoring and training, from the model's shape"),
+    Metric(
+        "budget/simulated_seconds", "s", "sum", "simulated time up to the end of the step's training (cost_model.py)"
+    ),
+    Metric("simulated/generating", "share", "of all simulated time", "how long the sampler was busy"),
+    Metric("simulated/training", "share", "of all simulated time", "how long the learner was busy"),
+    Metric("budget/device_seconds", "s", "sum", "wall time times devices, without evaluation and checkpoints"),
+    Metric("time/log", "s", "sum over the step", "writing the line before this one, a due checkpoint included"),
+    Metric("time/*", "s", "sum over the step", "wall time of one stage of the step"),
+    Metric("time/tokens_per_second", "tokens/s", "one step", "generated tokens over the whole step's wall time"),
+)
+
+
+# What analysis derives from a run's final values; a prediction may name these too.
+DERIVED: tuple[Metric, ...] = (
+    Metric("average/*/*", "of the metric", "mean over all steps", "a metric of every step over the whole budget"),
+    Metric("gap", "reward", "final value", "reward/in_loss_mean - eval/heldout_training/accuracy"),
+    Metric("overstatement", "share", "final value", "reward/in_loss_outcome - eval/heldout_training/accuracy"),
+    Metric("beyond_q_times_a", "share", "final value", "overstatement - q_times_a"),
+    Metric("q_times_a", "share", "final value", "held-out truncated share times accuracy of what finished"),
+)
+
+# What analysis derives from whole curves, per arm or per level, and what no prediction can name.
+DIVERGENCE: tuple[Metric, ...] = (
+    Metric(
+        "divergence/gap_change",
+        "pp",
+        "final value",
+        "gain of reward/outcome less gain of downstream accuracy, from step 0",
+    ),
+    Metric(
+        "divergence/transfer_slope",
+        "pp/pp",
+        "median over pairs of evaluations",
+        "downstream accuracy per reward/outcome",
+    ),
+    Metric(
+        "divergence/transfer_slope_early",
+        "pp/pp",
+        "median over pairs of evaluations",
+        "the same, first half of the budget",
+    ),
+    Metric(
+        "divergence/transfer_slope_late",
+        "pp/pp",
+        "median over pairs of evaluations",
+        "the same, second half of the budget",
+    ),
+    Metric("divergence/onset", "budget", "first of three evaluations", "budget from which the gap is surely above 0"),
+    Metric(
+        "divergence/onset_after_peak",
+        "budget",
+        "first of a run of evaluations",
+        "budget from which downstream accuracy is surely below its peak",
+    ),
+    Metric(
+        "divergence/post_peak_drop",
+        "pp",
+        "mean over halves of questions",
+        "best checkpoint less the last, where reward did not fall",
+    ),
+    Metric("divergence/selection_regret_last", "pp", "mean over halves of questions", "best checkpoint less the last"),
+    Metric(
+        "divergence/selection_regret_train_reward",
+        "pp",
+        "mean over halves of questions",
+        "best checkpoint less that of the highest reward/outcome",
+    ),
+    Metric(
+        "divergence/selection_regret_heldout",
+        "pp",
+        "mean over halves of questions",
+        "best checkpoint less that of the highest held-out accuracy",
+    ),
+    Metric(
+        "divergence/selection_optimism",
+        "pp",
+        "mean over halves of questions",
+        "best checkpoint on the questions that chose it less on the others",
+    ),
+    Metric(
+        "divergence/kl_a",
+        "pp/sqrt(nat)",
+        "least squares over evaluations",
+        "a of downstream gain = d (a - b ln d), d = sqrt(KL)",
+    ),
+    Metric(
+        "divergence/kl_b", "pp/sqrt(nat)", "least squares over evaluations", "b of the same; above 0 the curve turns"
+    ),
+    Metric(
+        "divergence/kl_peak", "sqrt(nat)", "from the fit", "distance at the top of that curve, if every run passed it"
+    ),
+    Metric("divergence/kl_peak_gain", "pp", "from the fit", "downstream gain there"),
+    Metric(
+        "divergence/waterfall_prompt_mix",
+        "pp",
+        "final value",
+        "part of the gap: training responses less fixed training questions",
+    ),
+    Metric(
+        "divergence/waterfall_memorisation", "pp", "final value", "part of the gap: training less held-out questions"
+    ),
+    Metric("divergence/waterfall_protocol", "pp", "final value", "part of the gap: training less evaluation protocol"),
+    Metric("divergence/waterfall_shift", "pp", "final value", "part of the gap: held-out less downstream questions"),
+    Metric("divergence/coverage_at_*", "pp", "final value", "change of downstream pass@k from step 0, k = all samples"),
+    Metric(
+        "divergence/coverage_crossover",
+        "samples",
+        "from the mean over seeds",
+        "smallest k at which the run is no better than step 0",
+    ),
+    Metric(
+        "divergence/beyond_correctness",
+        "share",
+        "final value",
+        "1 - change of reward/outcome over change of reward/mean",
+    ),
+    Metric(
+        "divergence/arm_regret",
+        "pp",
+        "mean over seeds left out",
+        "best arm less the arm of the highest reward/outcome, one level",
+    ),
+    Metric(
+        "divergence/arm_tau",
+        "1",
+        "over means of arms",
+        "Kendall's tau_b of reward/outcome and downstream accuracy, one level",
+    ),
+)
+
+
+@cache
+def find(name: str) -> Metric:
+    """The entry of a metric name; an exact entry wins over one with a star. KeyError if there is none."""
+    parts = name.split("/")
+    matches = [
+        entry
+        for entry in REGISTRY
+        if len(pattern := entry.name.split("/")) == len(parts)
+        and all(_fits(want, have) for want, have in zip(pattern, parts))
+    ]
+    if not matches:
+        raise KeyError(f"metric {name!r} has no entry in grpo_lab/tracking/metrics.py: add one with unit and meaning")
+    return min(matches, key=lambda entry: entry.name.count("*"))
+
+
+def _fits(pattern: str, part: str) -> bool:
+    if pattern.endswith("_*"):
+        return part.startswith(pattern[:-1]) and len(part) >= len(pattern)
+    return pattern in ("*", part)
+
+
+def is_known(name: str) -> bool:
+    """Whether a run logs such a metric or analysis derives it."""
+    if name.startswith("average/eval/"):  # evaluations are too few for an average over the run
+        return False
+    try:
+        find(name.removeprefix("average/"))
+    except KeyError:
+        return name in [metric.name for metric in DERIVED]
+    return True
+
+
+def touched_metric(axis: str) -> str:
+    """The metric that says what share of rows or tokens the trick on an axis changed; of the surrogate, what it clips."""
+    return CLIP_FRACTION if axis == "surrogate" else f"touched/{axis}"
+
+
+def is_touched(name: str) -> bool:
+    """Whether a metric is one that `touched_metric` names."""
+    return name == CLIP_FRACTION or name.startswith("touched/")
+
+
+def check(metrics: Mapping[str, float | int]) -> Mapping[str, float | int]:
+    """The same mapping, once every name is known to be registered."""
+    for name in metrics:
+        find(name)
+    return metrics

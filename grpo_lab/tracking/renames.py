@@ -1,0 +1,61 @@
+"""Names that older runs, saved data and declarations bear, and what they are called today.
+
+Whoever reads something that was kept reads it under today's names, so nothing that was recorded is lost to a rename.
+What is on disk stays as it was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+METRICS = {
+    "critic/clipped": "critic/clip_fraction",
+    "reward/kept_mean": "reward/in_loss_mean",
+    "reward/kept_outcome": "reward/in_loss_outcome",
+    "rollout/zero_signal": "rollout/frac_zero_std",
+    "time/score": "time/logprobs",
+    "touched/surrogate": "train/clip_fraction",
+    "train/k3_old": "train/approx_kl",
+    "wish/miss": "target_length/error",
+    "wish/slope": "target_length/slope",
+    "wish/tokens": "target_length/mean",
+}
+_METRIC_FAMILIES = {"reward/kept_component/": "reward/in_loss_component/"}
+# The first word of a dotted key of a configuration.
+KEYS = {
+    "pace": "cost_model",
+    "scores_per_chunk": "logits_per_chunk",
+    "split_cost_tokens": "padding_tolerance_tokens",
+}
+_FIELDS = {"template.wish": "template.target_length"}
+_AVERAGE = "average/"  # of a metric over all steps, which a prediction may name
+
+Value = TypeVar("Value")
+
+
+def metric_name(name: str) -> str:
+    """Today's name of a metric; a name that was never changed stays."""
+    if name.startswith(_AVERAGE):
+        return _AVERAGE + metric_name(name.removeprefix(_AVERAGE))
+    for old, new in _METRIC_FAMILIES.items():
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return METRICS.get(name, name)
+
+
+def config_key(key: str) -> str:
+    """Today's name of a dotted key of a configuration."""
+    key = _FIELDS.get(key, key)
+    first, dot, rest = key.partition(".")
+    return KEYS.get(first, first) + dot + rest
+
+
+def with_metric_names(numbers: Mapping[str, Value]) -> dict[str, Value]:
+    """The same values, each under today's name of its metric."""
+    return {metric_name(name): value for name, value in numbers.items()}
+
+
+def with_config_keys(config: Mapping[str, Value]) -> dict[str, Value]:
+    """The same values, each under today's name of its key."""
+    return {config_key(key): value for key, value in config.items()}
