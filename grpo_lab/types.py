@@ -310,7 +310,7 @@ class Groups:
             tuple(self.texts[place * size + member] for place in places for member in range(size)),
             self.graded.choose(places),
             self.shaped.choose(places),
-            self.microbatching.choose(places),
+            self.masked.choose(places),
         )
 
     @staticmethod
@@ -412,9 +412,9 @@ def to_groups(rows: Tensor, group_size: int) -> Tensor:
 class Microbatching:
     """How rows are cut into microbatches and laid out; it moves memory and time, never a gradient.
 
-    `microbatch_tokens` bounds the tokens of one forward pass, `padding_tolerance_tokens` is how many tokens of
-    padding cost as much as one more pass (one more block of attention where rows are packed): few on a CPU, more on a
-    GPU. `logits_per_chunk` bounds how many logits, positions times vocabulary, exist at a time; None for no bound. `packs`:
+    `microbatch_tokens` bounds the tokens of one forward pass, `padding_tolerance_tokens` is how many tokens of padding
+    cost as much as one more pass (one more block of attention where rows are packed): few on a CPU, more on a GPU.
+    `logits_per_chunk` bounds how many logits, positions times vocabulary, exist at a time; None for no bound. `packs`:
     lay rows out without padding and their shared prompts once.
     """
 

@@ -335,7 +335,7 @@ def is_known(name: str) -> bool:
 
 
 def touched_metric(axis: str) -> str:
-    """The metric that says what share of rows or tokens the trick on an axis changed; of the surrogate, what it clips."""
+    """The metric that says what share of rows or tokens the trick on an axis changed."""
     return CLIP_FRACTION if axis == "surrogate" else f"touched/{axis}"
 
 

@@ -67,15 +67,14 @@ class Credit:
 class Baseline(Trick, ABC):
     """Centres rewards; rows that are not counted come out as 0 and move no other row.
 
-    `group_relative`: needs other rows of the group. `centres`: what comes out has both metrics whatever the
-    rewards' own. `reads_outcome`: looks at the verifier's word and not at the shaped reward.
-    `scales_itself`: what comes out is an advantage already, and any scale would be a second one. `stretches`: is the
-    group's mean but for a factor.
-    `smallest_group`: how many rows a group needs for any advantage but 0. `handles_singletons`: by
-    convention, a group's only counted row keeps its raw reward. `per_token`: gives each token an advantage of its own.
-    `needs_critic`: reads a critic's values. `generates`: asks the policy for further responses, `continues`: from the middle of one.
-    `same_for_all`: subtracts one number from all rewards of the batch. `pays_to_go`: subtracts nothing but what was
-    charged before a token.
+    `group_relative`: needs other rows of the group. `centres`: what comes out has both metrics whatever the rewards'
+    own. `reads_outcome`: looks at the verifier's word and not at the shaped reward. `scales_itself`: what comes out is
+    an advantage already, and any scale would be a second one. `stretches`: is the group's mean but for a factor.
+    `smallest_group`: how many rows a group needs for any advantage but 0. `handles_singletons`: by convention, a
+    group's only counted row keeps its raw reward. `per_token`: gives each token an advantage of its own.
+    `needs_critic`: reads a critic's values. `generates`: asks the policy for further responses, `continues`: from the
+    middle of one. `same_for_all`: subtracts one number from all rewards of the batch. `pays_to_go`: subtracts nothing
+    but what was charged before a token.
     """
 
     group_relative: ClassVar[bool]
