@@ -83,7 +83,7 @@ class SimulatedClock:
             return {}
         return {"simulated/generating": self.generating / total, "simulated/training": self.training / total}
 
-    def state(self) -> dict[str, float]:
+    def to_state(self) -> dict[str, float]:
         return asdict(self)
 
 

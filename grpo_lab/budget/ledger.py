@@ -129,7 +129,7 @@ class Ledger:
             self.estimation_tokens += sum(ends)
             self.flops += cost.span(0, context) + sum(cost.span(context, context + length) for length in ends)
 
-    def scored(self, cost: ModelFlops, prompt_lengths: Sequence[int], lengths: Sequence[int]) -> None:
+    def forwarded(self, cost: ModelFlops, prompt_lengths: Sequence[int], lengths: Sequence[int]) -> None:
         """Count one forward pass without gradient over rows of these lengths."""
         self.flops += sum(cost.forward(p, n) for p, n in zip(prompt_lengths, lengths))
 

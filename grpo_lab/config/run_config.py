@@ -142,6 +142,29 @@ class RunConfig:
         return Microbatching(self.microbatch_tokens, self.padding_tolerance_tokens, self.logits_per_chunk, self.packing)
 
     @property
+    def needs_logprobs(self) -> bool:
+        """Whether anything asks for the learner's log-probs of the rollouts from before the updates.
+
+        With one on-policy update and nothing else that reads them, they are the learner's own and every ratio is 1.
+        """
+        below_the_ratio = self.old_policy.recomputes and (self.updates.number > 1 or self.kl.shapes_reward)
+        of_the_sampler = self.correction.needs_old_logprobs or self.rejection.needs_old_logprobs
+        return below_the_ratio or of_the_sampler or self.entropy.selects_tokens
+
+    @property
+    def skips_rows(self) -> bool:
+        """Whether rows whose advantages are all exactly 0 are left out of the training passes.
+
+        Such a row moves neither loss nor gradient unless one of the tricks named here reads it. What changes are the
+        log's means over tokens (entropy, ratio, touched shares): they are over the tokens that were read, whose share
+        of the loss is `train/read_share`. No update decision and no budget counter but `flops` changes.
+        """
+        in_the_loss = self.kl.needs_reference and not self.kl.shapes_reward
+        reads_them = in_the_loss or self.entropy.needs_gradient or self.surrogate.pulls_without_advantage
+        of_the_step = self.surrogate.mark_scope is not None or not self.aggregation.invariant
+        return self.skip_rows_without_signal and not (reads_them or of_the_step)
+
+    @property
     def rows_per_step(self) -> int:
         return self.problems_per_step * self.group_size
 

@@ -223,7 +223,7 @@ class NativeStream(Stream):
             return StopReason.LENGTH
         return None
 
-    def state(self, with_cache: bool) -> dict[str, Any]:
+    def to_state(self, with_cache: bool) -> dict[str, Any]:
         """What grows, without what was asked, in plain values; and the cache, where it cannot be computed anew."""
         cached = with_cache and len(self.mask) > 0
         return {
@@ -236,7 +236,7 @@ class NativeStream(Stream):
             "cache": [(one.keys.cpu(), one.values.cpu()) for one in self.cache.layers] if cached else None,
         }
 
-    def load(self, state: dict[str, Any], requests: Mapping[int, Request]) -> None:
+    def from_state(self, state: dict[str, Any], requests: Mapping[int, Request]) -> None:
         """Go on from what `state` gave; `requests` are what was asked under each key."""
         for kept in state["rows"]:
             self.add(kept["key"], requests[kept["key"]])

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.engines.base import EngineFailure
-from grpo_lab.learner.step_metrics import UpdateTally
 from grpo_lab.policy.batching import rollout_logprobs
 from grpo_lab.rollout.grading import encode_prompts, group_requests, to_rollouts
-from grpo_lab.tricks.correction import ratio
+from grpo_lab.rollout.queue import RolloutQueue
+from grpo_lab.run.state import RunState
+from grpo_lab.tricks.correction import Correction, ratio
 from grpo_lab.types import Bool, Float, Rollouts, Tensor
-
-if TYPE_CHECKING:
-    from grpo_lab.run.state import RunState
 
 _PROBED_PROBLEMS = 4  # a response each, of at most so many tokens: little beside a step
 _PROBED_TOKENS = 16
@@ -50,16 +47,16 @@ def mismatch_metrics(
 
 
 def bound_metrics(
-    run: RunConfig,
+    correction: Correction,
     learner_logprobs: Float[Tensor, "N T"],
     sampler_logprobs: Float[Tensor, "N T"],
     sampled_mask: Bool[Tensor, "N T"],
-    stays: Bool[Tensor, "N T"],
+    accepted_mask: Bool[Tensor, "N T"],
 ) -> dict[str, float]:
     """Shares of tokens whose weight the correction bounded, and of responses that the rejection took out whole."""
-    beyond = run.correction.beyond(learner_logprobs, sampler_logprobs, sampled_mask)
+    beyond = correction.beyond(learner_logprobs, sampler_logprobs, sampled_mask)
     real = sampled_mask.any(dim=1)
-    gone = ~(stays & sampled_mask).any(dim=1)
+    gone = ~(accepted_mask & sampled_mask).any(dim=1)
     return {
         "mismatch/bounded": float(beyond[sampled_mask].double().mean()) if real.any() else 0.0,
         "mismatch/rejected_responses": float(gone[real].double().mean()) if real.any() else 0.0,
@@ -70,39 +67,57 @@ def _effective_share(weights: Float[Tensor, "K"]) -> Tensor:
     return weights.sum() ** 2 / (weights.numel() * (weights**2).sum())
 
 
-def prove_sync(run: RunConfig, bench: RunState, tally: UpdateTally, rollouts: Rollouts) -> None:
+def check_last_sync(
+    run: RunConfig,
+    state: RunState,
+    rollouts: Rollouts,
+    learner_logprobs: Float[Tensor, "N T"],
+    read_mask: Bool[Tensor, "N T"],
+    version: int,
+) -> None:
     """Compare the first tokens since a sync with the learner they were copied from.
 
-    A sampler that silently keeps an old tensor draws from a policy that nobody trains.
+    `learner_logprobs` are of the tokens in `read_mask`, under weights of that version. A sampler that silently keeps
+    an old tensor draws from a policy that nobody trains.
     """
-    version = bench.updates - len(tally.reports)
-    if bench.unproven and (fresh := tally.read & (rollouts.weight_version == version)).any():
-        check_agreement(run, tally.logprobs, rollouts.sampler_logprobs, fresh, version)
-        bench.unproven = False
+    if state.unproven and (fresh := read_mask & (rollouts.weight_version == version)).any():
+        check_agreement(run, learner_logprobs, rollouts.sampler_logprobs, fresh, version)
+        state.unproven = False
 
 
-def probe_sync(run: RunConfig, bench: RunState) -> None:
+def sync_sampler(run: RunConfig, state: RunState, queue: RolloutQueue) -> None:
+    """Stage 11: give the sampler the learner's weights, and the reference its share of them."""
+    queue.sync(state.learner.state_dict().items(), state.updates)
+    state.unproven = True
+    probe_sync(run, state)
+    state.refresh_reference(run.reference.mixes(state.ledger.steps - 1))
+
+
+def probe_sync(run: RunConfig, state: RunState) -> None:
     """Draw a few short responses under weights that were just copied, and compare them with the learner at once.
 
     For schedules whose batches are older than the learner that reads them: there the comparison after a step would
-    find staleness and call it a failed sync. The responses enter no batch and no ledger.
+    find staleness and call it a failed sync. Other schedules are compared by `check_last_sync`, which costs nothing.
+    The responses enter no batch and no ledger.
     """
-    problems = bench.problems[:_PROBED_PROBLEMS]
-    prompts = encode_prompts(bench.tokenizer, run.template, problems)
+    if run.schedule.keeps_sampler_current:
+        return
+    problems = state.problems[:_PROBED_PROBLEMS]
+    prompts = encode_prompts(state.tokenizer, run.template, problems)
     params = replace(run.engine.params, max_tokens=min(_PROBED_TOKENS, run.engine.max_tokens))
-    requests = group_requests(problems, prompts, 1, params, run.seed, "agreement", bench.updates)
-    rollouts = to_rollouts(problems, prompts, 1, bench.session.generate(requests))
+    requests = group_requests(problems, prompts, 1, params, run.seed, "agreement", state.updates)
+    rollouts = to_rollouts(problems, prompts, 1, state.session.generate(requests))
     logprobs = rollout_logprobs(
-        bench.learner,
+        state.learner,
         rollouts,
         run.engine.temperature,
         run.learner_precision,
-        bench.microbatching,
-        bench.device,
+        state.microbatching,
+        state.device,
         with_entropy=False,
     )[0]
-    check_agreement(run, logprobs, rollouts.sampler_logprobs, rollouts.sampled_mask, bench.updates)
-    bench.unproven = False
+    check_agreement(run, logprobs, rollouts.sampler_logprobs, rollouts.sampled_mask, state.updates)
+    state.unproven = False
 
 
 def check_agreement(

@@ -1,65 +1,272 @@
-"""What the loop does with the learner: score rollouts, and take one optimiser step over its microbatches."""
+"""Stages 7 to 10: what the policies say of a rollout batch, its advantages, and the optimiser steps it is worth."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.learner.loss import mark_tokens, policy_loss
-from grpo_lab.learner.step_metrics import UpdateTally
-from grpo_lab.policy.batching import rollout_logprobs
+from grpo_lab.learner.mismatch import bound_metrics, check_last_sync
+from grpo_lab.policy.batching import StepInputs, expand, make_minibatch, on_device, rollout_logprobs, tokens_in_loss
 from grpo_lab.policy.logprobs import token_logprobs
+from grpo_lab.policy.optim import UpdateReport
+from grpo_lab.run.state import RunState
 from grpo_lab.seeding import rollout_uniforms
-from grpo_lab.types import Batch, Bool, Float, Graded, Rollouts, Tensor
+from grpo_lab.tracking.metrics import CLIP_FRACTION
+from grpo_lab.tricks.base import NEGLIGIBLE
+from grpo_lab.tricks.baseline import Credit, Estimator, rewards_by_token
+from grpo_lab.types import Batch, Bool, Float, Graded, Int, LossOutput, Rollouts, Tensor
 
-if TYPE_CHECKING:
-    from grpo_lab.run.state import RunState
 
+@dataclass(frozen=True)
+class BeforeUpdates:
+    """Stage 7: what the policies say of a rollout batch before its updates, and what then is in the loss.
 
-def needs_logprobs(run: RunConfig) -> bool:
-    """Whether anything asks for the learner's log-probs of the rollouts from before the updates.
-
-    With one on-policy update and nothing else that reads them, they are the learner's own and every ratio is 1.
+    `logprobs` and `entropy` are the learner's, `values` the critic's; None where nothing asks for them. `rejected` is
+    the record after rejection, `graded` also holds a kl penalty of the reward, whose share of each token is `charges`.
+    `accepted_mask` are the tokens that rejection leaves, `loss_mask` those of the loss. `metrics` say what the tricks
+    of this stage did.
     """
-    below_the_ratio = run.old_policy.recomputes and (run.updates.number > 1 or run.kl.shapes_reward)
-    of_the_sampler = run.correction.needs_old_logprobs or run.rejection.needs_old_logprobs
-    return below_the_ratio or of_the_sampler or run.entropy.selects_tokens
+
+    logprobs: Float[Tensor, "N T"] | None
+    entropy: Float[Tensor, "N T"] | None
+    old_logprobs: Float[Tensor, "N T"] | None
+    ref_logprobs: Float[Tensor, "N T"] | None
+    correction_weights: Float[Tensor, "N T"] | None
+    values: Float[Tensor, "N T"] | None
+    charges: Float[Tensor, "N T"]
+    rejected: Graded
+    graded: Graded
+    accepted_mask: Bool[Tensor, "N T"]
+    loss_mask: Bool[Tensor, "N T"]
+    metrics: Mapping[str, float]
 
 
-def skips_rows(run: RunConfig) -> bool:
-    """Whether rows whose advantages are all exactly 0 are left out of the training passes.
+@dataclass(frozen=True)
+class Advantages:
+    """Stage 8: what the baseline left of the rewards, and what the scale made of it.
 
-    Such a row moves neither loss nor gradient unless one of the tricks named here reads it. What changes are the
-    log's means over tokens (entropy, ratio, touched shares): they are over the tokens that were read, whose share of
-    the loss is `train/read_share`. No update decision and no budget counter but `flops` changes.
+    One number for each response [P, G], or for each token [N, T] where the baseline gives those.
     """
-    in_the_loss = run.kl.needs_reference and not run.kl.shapes_reward
-    reads_them = in_the_loss or run.entropy.needs_gradient or run.surrogate.pulls_without_advantage
-    of_the_step = run.surrogate.mark_scope is not None or not run.aggregation.invariant
-    return run.skip_rows_without_signal and not (reads_them or of_the_step)
+
+    centred: Tensor
+    scaled: Tensor
 
 
-def score(
-    run: RunConfig, bench: RunState, model: torch.nn.Module, rollouts: Rollouts, with_entropy: bool
-) -> tuple[Float[Tensor, "N T"], Float[Tensor, "N T"] | None]:
-    """Log-probs and, if asked, entropies of the sampled tokens, no gradient, in the learner's precision."""
-    prompts = [len(rollouts.prompt_of_row(row)) for row in range(rollouts.num_rows)]
-    bench.ledger.scored(bench.model_flops, prompts, rollouts.lengths.tolist())
-    return rollout_logprobs(
-        model, rollouts, run.engine.temperature, run.learner_precision, bench.microbatching, bench.device, with_entropy
+@dataclass
+class UpdateTally:
+    """Adds up what the updates of one step report.
+
+    `version` counts the updates before the step. `logprobs` are the learner's of the tokens in `read_mask`, as the
+    first update read them. `sums` are over tokens of the loss, `first` those of the first update alone. `in_loss`
+    counts tokens of the losses, read or not. `touched` are tokens the surrogate changed in any update; None where
+    the step's table is not kept. `loss_scale` is what the loss was multiplied by, where the precision needs it.
+    """
+
+    version: int
+    logprobs: Float[Tensor, "N T"]
+    read_mask: Bool[Tensor, "N T"]
+    touched: Bool[Tensor, "N T"] | None
+    losses: list[float] = field(default_factory=list)
+    reports: list[UpdateReport] = field(default_factory=list)
+    sums: dict[str, float] = field(default_factory=dict)
+    first: dict[str, float] = field(default_factory=dict)
+    critic: dict[str, float] = field(default_factory=dict)
+    skipped: int = 0
+    in_loss: int = 0
+    overflowed: int = 0  # updates left out because a gradient was not finite in the learner's half precision
+    loss_scale: float | None = None
+
+    @classmethod
+    def of(cls, inputs: StepInputs, version: int, keeps_touched: bool) -> UpdateTally:
+        """Nothing added up yet of a step on `inputs`."""
+        nothing = torch.zeros_like(inputs.loss_mask)
+        logprobs = torch.zeros_like(inputs.rollouts.sampler_logprobs)
+        return cls(version, logprobs, nothing, torch.zeros_like(nothing) if keeps_touched else None)
+
+    def keep_touched(self, rows: Int[Tensor, "M"], touched: Bool[Tensor, "M T"]) -> None:
+        """Remember which tokens of these rows of the rollouts the surrogate changed, where they are kept."""
+        if self.touched is not None:
+            self.touched[rows.cpu(), : touched.shape[1]] |= touched.cpu()
+
+    def keep_reading(self, rows: Int[Tensor, "M"], logprobs: Float[Tensor, "M T"], mask: Bool[Tensor, "M T"]) -> None:
+        """Remember what the learner says of the tokens of the first update, before it has moved."""
+        where = (rows.cpu(), slice(0, mask.shape[1]))
+        self.logprobs[where], self.read_mask[where] = logprobs.detach().cpu().to(self.logprobs.dtype), mask.cpu()
+
+    def add_outputs(self, outputs: Sequence[LossOutput], tokens: int) -> float:
+        """Count the microbatches of one update, whose loss is of that many tokens; returns the update's loss."""
+        self.in_loss += tokens
+        self.losses.append(sum(float(output.loss.detach()) for output in outputs))
+        for output in outputs:
+            for name, value in output.sums.items():
+                self.sums[name] = self.sums.get(name, 0.0) + float(value)
+        if len(self.losses) == 1:
+            self.first = dict(self.sums)
+        return self.losses[-1]
+
+    def mean(self, name: str) -> float:
+        """One of the sums, per token of the loss that was read."""
+        return self.sums[name] / self.sums["tokens"]
+
+    def metrics(self) -> dict[str, float]:
+        """The step's learner metrics; only the counts are there when every update was skipped."""
+        metrics = {
+            "train/updates": float(len(self.reports)),
+            "train/skipped_updates": float(self.skipped),
+        } | self.critic
+        metrics["train/overflowed_updates"] = float(self.overflowed)
+        if self.loss_scale is not None:
+            metrics["train/loss_scale"] = self.loss_scale
+        if not self.reports:
+            return metrics
+        number = len(self.reports)
+        per_token = {
+            "train/entropy": "entropy",
+            "train/ratio": "ratio",
+            "train/approx_kl": "k3_old",
+            "train/k3_ref": "k3_ref",
+            "train/kl_term": "kl_term",
+            "train/entropy_term": "entropy_term",
+            "touched/importance": "importance_touched",
+            CLIP_FRACTION: "surrogate_touched",
+            "touched/kl": "kl_touched",
+            "touched/entropy": "entropy_touched",
+            "factor/surrogate": "surrogate_weight",
+            "factor/correction": "correction_weight",
+        }
+        metrics |= {name: self.mean(key) for name, key in per_token.items() if key in self.sums}
+        denominator = self.sums["weight"] / self.sums["weight_of_original"]
+        # Before the learner has moved, its distance to the old policy is what that axis chose.
+        metrics["touched/old_policy"] = self.first["drifted"] / self.first["tokens"]
+        metrics["touched/denominator"] = float(abs(denominator - 1) > NEGLIGIBLE)
+        return metrics | {
+            "train/read_share": self.sums["tokens"] / self.in_loss,
+            "factor/aggregation": self.sums["weight"] / number,
+            "factor/denominator": denominator,
+            "train/loss": sum(self.losses) / number,
+            "train/gradient_norm": sum(r.gradient_norm for r in self.reports) / number,
+            "train/update_norm": sum(r.update_norm for r in self.reports) / number,
+            "train/learning_rate": self.reports[-1].learning_rate,
+        }
+
+
+def read_policies(run: RunConfig, state: RunState, filtered: Graded, rollouts: Rollouts) -> BeforeUpdates:
+    """Read the batch with the learner, the reference and the critic; correct, reject and charge by what they say.
+
+    `filtered` is what the group filter said of the batch.
+    """
+    sampled, sampler = rollouts.sampled_mask, rollouts.sampler_logprobs
+    logprobs = entropy = reference = weights = values = None
+    accepted, rejected, metrics = sampled, filtered, {}
+    if run.needs_logprobs:
+        logprobs, entropy = _batch_logprobs(run, state, state.learner, rollouts, run.entropy.selects_tokens)
+    old = run.old_policy(logprobs, sampler)
+    if state.reference is not None:
+        reference, _ = _batch_logprobs(run, state, state.reference, rollouts, with_entropy=False)
+    if logprobs is not None:
+        weights = run.correction(logprobs, sampler, sampled)
+        accepted = run.rejection(logprobs, sampler, sampled)
+        rejected = run.rejection.settle(filtered, accepted)
+        metrics = bound_metrics(run.correction, logprobs, sampler, sampled, accepted)
+    charges = run.kl.charges(old, reference, sampled)
+    graded = run.kl.shape(rejected, charges)
+    in_loss = sampled & accepted & graded.trained.flatten()[:, None] & state.policy_learns
+    chosen = in_loss if entropy is None else in_loss & run.entropy.keeps(entropy, sampled)
+    if state.critic is not None:
+        values = state.critic.values(rollouts, state.ledger)
+    metrics |= touched_tokens(sampled, weights, accepted, in_loss, chosen)
+    return BeforeUpdates(
+        logprobs, entropy, old, reference, weights, values, charges, rejected, graded, accepted, chosen, metrics
     )
 
 
-def scaled(run: RunConfig, centred: Tensor, graded: Graded, stays: Bool[Tensor, "N T"]) -> Tensor:
+def touched_tokens(
+    sampled: Bool[Tensor, "N T"],
+    weights: Float[Tensor, "N T"] | None,
+    accepted: Bool[Tensor, "N T"],
+    in_loss: Bool[Tensor, "N T"],
+    loss_mask: Bool[Tensor, "N T"],
+) -> dict[str, float]:
+    """The share of sampled tokens the correction reweighted and the rejection removed.
+
+    And, where it did, the share of what was in the loss before it that the entropy trick left out.
+    """
+    reweighted = 0.0 if weights is None else float(((weights[sampled] - 1).abs() > NEGLIGIBLE).double().mean())
+    metrics = {"touched/correction": reweighted, "touched/rejection": float((~accepted[sampled]).double().mean())}
+    if not torch.equal(in_loss, loss_mask):
+        metrics["touched/entropy"] = float((~loss_mask[in_loss]).double().mean())
+    return metrics
+
+
+def estimate_advantages(
+    run: RunConfig, before: BeforeUpdates, rollouts: Rollouts, continuations: Estimator
+) -> Advantages:
+    """Advantages by the run's baseline and scale; `continuations` is what baselines that generate ask."""
+    earned = rewards_by_token(before.graded.reward, before.charges, rollouts.sampled_mask)
+    centred = run.baseline.centre(before.graded, Credit(rollouts, earned, before.values, continuations))
+    return Advantages(centred, scaled(run, centred, before.graded, rollouts.sampled_mask & before.accepted_mask))
+
+
+def scaled(run: RunConfig, centred: Tensor, graded: Graded, accepted: Bool[Tensor, "N T"]) -> Tensor:
     """Advantages of what the baseline left: one a response [P, G], or one a token [N, T] where it gives those.
 
-    `stays`: tokens that the policy chose and no rejection threw out.
+    `accepted`: tokens that the policy chose and no rejection threw out.
     """
     if not run.baseline.per_token:
         return run.scale(centred, graded)
-    return run.scale.of_tokens(centred, stays & graded.counted.flatten()[:, None], graded)
+    return run.scale.of_tokens(centred, accepted & graded.counted.flatten()[:, None], graded)
+
+
+def make_inputs(rollouts: Rollouts, before: BeforeUpdates, advantages: Advantages, entropy_coef: float) -> StepInputs:
+    """Stage 9: what every row of the batch brings to the loss."""
+    return StepInputs(
+        rollouts, before.loss_mask, expand(advantages.scaled, before.loss_mask), before.old_logprobs,
+        before.ref_logprobs, before.correction_weights, entropy_coef,
+    )  # fmt: skip
+
+
+def train_on(
+    run: RunConfig, state: RunState, inputs: StepInputs, before: BeforeUpdates, advantages: Advantages
+) -> UpdateTally:
+    """Stage 10: the optimiser steps that a batch is worth, and the critic's; returns what they report."""
+    rollouts, step = inputs.rollouts, state.ledger.steps
+    tally = UpdateTally.of(inputs, state.updates, keeps_touched=step % run.rollouts_every == 0)
+    run.updates.begin(state.optimizer)
+    for number, part in enumerate(run.updates.split(run.problems_per_step)):
+        minibatch = make_minibatch(inputs, part, run.denominator, state.microbatching, run.skips_rows)
+        batches = [on_device(batch, state.device) for batch in minibatch]
+        noise = mark_noise(run, rollouts, step, number)
+        update(run, state, marked(run, state, batches, noise), tokens_in_loss(inputs, part), tally)
+    if state.critic is not None:
+        assert before.values is not None, "read_policies asks the critic"
+        learnt = rollouts.sampled_mask & before.graded.counted.flatten()[:, None]
+        targets = advantages.centred + before.values
+        tally.critic = state.critic.learn(rollouts, learnt, before.values, targets, state.ledger)
+    if before.logprobs is not None:  # of all sampled tokens, where the first update saw some of them
+        tally.logprobs, tally.read_mask = before.logprobs, rollouts.sampled_mask
+    check_last_sync(run, state, rollouts, tally.logprobs, tally.read_mask, tally.version)
+    state.ledger.discarded_tokens += int((rollouts.sampled_mask & ~before.loss_mask).sum())
+    state.ledger.steps += 1
+    if tally.reports:
+        state.entropy_coef = run.entropy.next_coef(state.entropy_coef, tally.mean("entropy"))
+    if run.learner_precision.scales_loss:
+        tally.loss_scale = state.loss_scale.get_scale()
+    return tally
+
+
+def _batch_logprobs(
+    run: RunConfig, state: RunState, model: torch.nn.Module, rollouts: Rollouts, with_entropy: bool
+) -> tuple[Float[Tensor, "N T"], Float[Tensor, "N T"] | None]:
+    """Log-probs and, if asked, entropies of the sampled tokens, no gradient, in the learner's precision."""
+    prompts = [len(rollouts.prompt_of_row(row)) for row in range(rollouts.num_rows)]
+    state.ledger.forwarded(state.model_flops, prompts, rollouts.lengths.tolist())
+    return rollout_logprobs(
+        model, rollouts, run.engine.temperature, run.learner_precision, state.microbatching, state.device, with_entropy
+    )
 
 
 def mark_noise(run: RunConfig, rollouts: Rollouts, step: int, number: int) -> Float[Tensor, "N T"] | None:
@@ -70,18 +277,18 @@ def mark_noise(run: RunConfig, rollouts: Rollouts, step: int, number: int) -> Fl
     return rollout_uniforms(rollouts, run.seed, f"mark/{again}" if again else "mark", step)
 
 
-def marked(run: RunConfig, bench: RunState, batches: list[Batch], noise: Float[Tensor, "N T"] | None) -> list[Batch]:
+def marked(run: RunConfig, state: RunState, batches: list[Batch], noise: Float[Tensor, "N T"] | None) -> list[Batch]:
     """The same microbatches; where the surrogate chooses among the step's tokens, after one more pass over them."""
     if noise is None:
         return batches
     with torch.no_grad():
-        logprobs = [_read(run, bench, batch, with_entropy=False)[0] for batch in batches]
+        logprobs = [_read(run, state, batch, with_entropy=False)[0] for batch in batches]
     for batch in batches:
-        bench.ledger.scored(bench.model_flops, *_sizes(batch))
+        state.ledger.forwarded(state.model_flops, *_sizes(batch))
     return mark_tokens(run, batches, logprobs, noise)
 
 
-def update(run: RunConfig, bench: RunState, batches: list[Batch], tokens: int, tally: UpdateTally) -> None:
+def update(run: RunConfig, state: RunState, batches: list[Batch], tokens: int, tally: UpdateTally) -> None:
     """One optimiser step over its microbatches, whose loss is of that many tokens; left out when it is of none.
 
     Raises FloatingPointError on a loss that is NaN or infinite, before the step that would have spread it.
@@ -91,47 +298,47 @@ def update(run: RunConfig, bench: RunState, batches: list[Batch], tokens: int, t
         return
     outputs, first = [], not tally.losses
     for batch in batches:
-        logprobs, entropy = _read(run, bench, batch, with_entropy=True)
+        logprobs, entropy = _read(run, state, batch, with_entropy=True)
         if first:
             tally.keep_reading(batch.rows, logprobs, batch.loss_mask)
         output = policy_loss(run, batch, logprobs, entropy)
-        bench.loss_scale.scale(output.loss).backward()
+        state.loss_scale.scale(output.loss).backward()
         outputs.append(output)
         tally.keep_touched(batch.rows, output.touched)
-        bench.ledger.trained(bench.model_flops, *_sizes(batch), 0)
-    bench.ledger.trained_tokens += tokens  # of rows that were left out too
+        state.ledger.trained(state.model_flops, *_sizes(batch), 0)
+    state.ledger.trained_tokens += tokens  # of rows that were left out too
     loss = tally.add_outputs(outputs, tokens)
     if not torch.isfinite(torch.tensor(loss)):
-        raise FloatingPointError(f"the loss is {loss} at update {bench.updates}")
-    if run.learner_precision.scales_loss and _overflows(bench):
+        raise FloatingPointError(f"the loss is {loss} at update {state.updates}")
+    if run.learner_precision.scales_loss and _overflows(state):
         tally.overflowed += 1
         return
-    tally.reports.append(run.optimizer.step(bench.optimizer, bench.updates))
-    bench.updates += 1
+    tally.reports.append(run.optimizer.step(state.optimizer, state.updates))
+    state.updates += 1
 
 
-def _overflows(bench: RunState) -> bool:
+def _overflows(state: RunState) -> bool:
     """Take the loss scale out of the gradients and adapt it; True, and no gradients, where one is not finite.
 
     Raises FloatingPointError where even a loss scaled down overflows: then it is not the scale.
     """
-    bench.loss_scale.unscale_(bench.optimizer)
-    gradients = [p.grad for group in bench.optimizer.param_groups for p in group["params"] if p.grad is not None]
+    state.loss_scale.unscale_(state.optimizer)
+    gradients = [p.grad for group in state.optimizer.param_groups for p in group["params"] if p.grad is not None]
     overflows = not all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
-    bench.loss_scale.update()
+    state.loss_scale.update()
     if overflows:
-        bench.optimizer.zero_grad(set_to_none=True)
-        if bench.loss_scale.get_scale() < 1e-3:
-            raise FloatingPointError(f"the gradient is not finite at update {bench.updates}, whatever the loss scale")
+        state.optimizer.zero_grad(set_to_none=True)
+        if state.loss_scale.get_scale() < 1e-3:
+            raise FloatingPointError(f"the gradient is not finite at update {state.updates}, whatever the loss scale")
     return overflows
 
 
 def _read(
-    run: RunConfig, bench: RunState, batch: Batch, with_entropy: bool
+    run: RunConfig, state: RunState, batch: Batch, with_entropy: bool
 ) -> tuple[Float[Tensor, "M T"], Float[Tensor, "M T"] | None]:
     """The learner's log-probs and, if asked, entropies of a microbatch."""
     return token_logprobs(
-        bench.learner,
+        state.learner,
         batch.prompts,
         batch.tokens,
         batch.loss_mask,
@@ -139,7 +346,7 @@ def _read(
         run.learner_precision,
         run.entropy.needs_gradient,
         with_entropy=with_entropy,
-        microbatching=bench.microbatching,
+        microbatching=state.microbatching,
     )
 
 

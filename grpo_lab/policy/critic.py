@@ -84,7 +84,7 @@ class LiveCritic:
         self.updates = 0
         self.cost = ModelFlops.of(trunk)  # the head's one row of weights is nothing beside it
 
-    def state(self) -> dict[str, Any]:
+    def to_state(self) -> dict[str, Any]:
         """Weights, optimiser and counter, for the checkpoint."""
         return {
             "head": self.head.state_dict(),
@@ -93,7 +93,7 @@ class LiveCritic:
             "updates": self.updates,
         }
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def from_state(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
         self.head.load_state_dict(state["head"])
         if state["trunk"] is not None:
@@ -108,7 +108,7 @@ class LiveCritic:
         for rows in self._microbatches(rollouts, rollouts.sampled_mask, range(rollouts.num_rows)):
             part = self._read(rollouts, rollouts.sampled_mask, rows)
             found[rows, : part.shape[1]] = part.to("cpu", found.dtype)
-            ledger.scored(self.cost, *_sizes(rollouts, rows))
+            ledger.forwarded(self.cost, *_sizes(rollouts, rows))
         return found
 
     def learn(
@@ -153,7 +153,7 @@ class LiveCritic:
         if self.plan.owns_trunk:
             ledger.trained(self.cost, prompts, lengths, 0)
         else:
-            ledger.scored(self.cost, prompts, lengths)
+            ledger.forwarded(self.cost, prompts, lengths)
 
     def _loss(
         self, values: Float[Tensor, "M T"], old: Tensor, targets: Tensor, mask: Bool[Tensor, "M T"]

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
+import transformers
 
+from grpo_lab.budget.ledger import Ledger, ModelFlops
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.rollout.grading import decode, grade, to_rollouts, tools_for
 from grpo_lab.tricks.baseline import State
-from grpo_lab.types import Bool, Completion, Float, NoiseKey, Request, Rollouts, Tensor
-
-if TYPE_CHECKING:
-    from grpo_lab.run.state import RunState
+from grpo_lab.types import Bool, Completion, Float, NoiseKey, Request, Rollouts, Sampler, Tensor
 
 
-class Ends:
+class Continuations:
     """Asks the policy that made a batch of rollouts how its states end; satisfies `baseline.Estimator`.
 
     The ends of a state are drawn under the training protocol, continue its tokens and share its prefilled context.
@@ -25,8 +23,18 @@ class Ends:
     the same numbers from the position on at which they begin.
     """
 
-    def __init__(self, run: RunConfig, bench: RunState, rollouts: Rollouts) -> None:
-        self.run, self.bench, self.rollouts, self.step = run, bench, rollouts, bench.ledger.steps
+    def __init__(
+        self,
+        run: RunConfig,
+        sampler: Sampler,
+        tokenizer: transformers.PreTrainedTokenizerBase,
+        ledger: Ledger,
+        model_flops: ModelFlops,
+        rollouts: Rollouts,
+    ) -> None:
+        self.run, self.sampler, self.tokenizer = run, sampler, tokenizer
+        self.ledger, self.model_flops = ledger, model_flops
+        self.rollouts, self.step = rollouts, ledger.steps
 
     def rewards(self, states: Sequence[State], samples: int, greedy: bool = False) -> Float[Tensor, "K S"]:
         """Shaped rewards of `samples` fresh ends of each of the K states, float64.
@@ -45,23 +53,22 @@ class Ends:
             for state in states
             for end in range(samples)
         ]
-        tools = tools_for(self.bench.tokenizer)
-        completions = run.truncation.generate(self.bench.session, requests, tools)
+        completions = run.truncation.generate(self.sampler, requests, tools_for(self.tokenizer))
         drawn = [len(completion.tokens) for completion in completions]
         contexts = [len(prompts[state.place]) + len(state.prefix) for state in states]
         ends = [drawn[place * samples : (place + 1) * samples] for place in range(len(states))]
-        self.bench.ledger.estimated(self.bench.model_flops, contexts, ends)
+        self.ledger.estimated(self.model_flops, contexts, ends)
         whole = [_after(request.prefix, completion) for request, completion in zip(requests, completions)]
         asked = [problems[state.place] for state in states]
         answers = to_rollouts(asked, [prompts[state.place] for state in states], samples, whole)
-        graded = grade(answers, decode(self.bench.tokenizer, answers), run.reward)
+        graded = grade(answers, decode(self.tokenizer, answers), run.reward)
         return run.reward_shaping(graded).reward
 
     def step_ends(self) -> Bool[Tensor, "N T"]:
         """Response tokens whose text holds what ends a step of the task's reasoning."""
         rollouts = self.rollouts
         used = set(rollouts.tokens[rollouts.response_mask].tolist())
-        ending = [token for token in used if self.run.task.step_end in self.bench.tokenizer.decode([token])]
+        ending = [token for token in used if self.run.task.step_end in self.tokenizer.decode([token])]
         return torch.isin(rollouts.tokens, torch.tensor(ending, dtype=torch.long)) & rollouts.response_mask
 
 

@@ -1,60 +1,48 @@
 """Stages 1 to 5 of a batch, as often as the group filter asks for more groups.
 
-`Rounds` works on a copy of what the run remembers, and the run takes the copy over once the batch is full. So a
+`Rounds` works on a copy of what the run remembers, and the queue takes the copy over once the batch is full. So a
 batch that cannot be filled leaves the run as it was before it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
-from grpo_lab.config.run_config import RunConfig
-from grpo_lab.rollout.grading import tools_for
-from grpo_lab.rollout.groups import (
-    Spent,
-    StartedGroup,
-    graded,
-    group_from_state,
-    group_to_state,
-    requests_of,
-    start_group,
-)
-from grpo_lab.tricks.curriculum import Pool
-from grpo_lab.types import Completion, Graded, Groups, Request, StopReason
-
-if TYPE_CHECKING:
-    from grpo_lab.run.state import RunState
+from grpo_lab.rollout.groups import GroupMaker, ProblemSource, Spent, StartedGroup, group_to_state
+from grpo_lab.tricks.curriculum import Memory
+from grpo_lab.types import Completion, Graded, Groups, Request, Sampler, StopReason
 
 
 class Rounds:
     """The groups of batch `number`, drawn at `progress` of the budget; satisfies `types.GroupSource`."""
 
-    def __init__(self, run: RunConfig, bench: RunState, number: int, progress: float) -> None:
-        self.run, self.bench, self.number, self.progress = run, bench, number, progress
-        self.memory = bench.memory.copy()
+    def __init__(
+        self, source: ProblemSource, maker: GroupMaker, sampler: Sampler, memory: Memory, number: int, progress: float
+    ) -> None:
+        self.source, self.maker, self.sampler = source, maker, sampler
+        self.number, self.progress = number, progress
+        self.memory = memory.copy()
         self.passed_before = self.memory.passed
         self.taken: frozenset[int] = frozenset()
         self.numbers: dict[int, int] = {}  # index of a problem -> the batch for which it was drawn
         self.drawn = 0
         self.put_aside = 0  # groups whose generation was cut off
         self.spent: list[Spent] = []
-        self.tools = tools_for(bench.tokenizer)
 
     def groups(self, number: int) -> Groups:
-        """Draw, generate, grade, shape and cut that many further problems."""
+        """Draw, generate, grade, shape and mask that many further problems."""
         fresh = self._fresh(self._draw(number))
         requests = self._requests(fresh)
-        completions = self.run.truncation.generate(self.bench.session, requests, self.tools)
+        completions = self.maker.generate(self.sampler, requests)
         self._count(fresh, completions)
-        return graded(self.run, self.bench, fresh, completions)
+        return self.maker.grade(fresh, completions)
 
     def race(self, number: int, wanted: int, accepts: Callable[[Graded], bool], keeps_partial: bool) -> Groups:
         """See `types.GroupSource.race`; what an earlier race left comes first, and only the rest is drawn."""
-        size = self.run.group_size
-        started = [group_from_state(self.run, self.bench, left) for left in self.memory.leftovers[:number]]
+        size = self.maker.group_size
+        started = [self.maker.from_state(left) for left in self.memory.leftovers[:number]]
         self.taken |= {group.index for group in started}
         self.numbers |= {group.index: group.number for group in started}
         self.memory.leftovers = self.memory.leftovers[number:]
@@ -71,7 +59,7 @@ class Rounds:
             if accepted < wanted and place not in finished and all(row in found for row in rows):
                 finished.append(place)
                 whole = started[place].whole([found[row] for row in rows])
-                accepted += accepts(graded(self.run, self.bench, [started[place]], whole).masked)
+                accepted += accepts(self.maker.grade([started[place]], whole).masked)
 
         def on_finish(row: int, completion: Completion) -> Sequence[int]:
             if accepted == wanted:  # ended in the very moment in which the race was over
@@ -83,7 +71,7 @@ class Rounds:
         for place in range(len(started)):
             settle(place)
         if accepted < wanted:
-            completions = self.run.truncation.generate(self.bench.session, requests, self.tools, on_finish)
+            completions = self.maker.generate(self.sampler, requests, on_finish)
         else:
             nothing = Completion((), (), (), StopReason.ABORTED)
             completions = [found.get(row, nothing) for row in range(len(requests))]
@@ -93,11 +81,11 @@ class Rounds:
             if place not in finished:
                 self._put_aside(group, whole[place], keeps_partial)
         ended = [started[place] for place in finished]
-        return graded(self.run, self.bench, ended, [c for place in finished for c in whole[place]])
+        return self.maker.grade(ended, [c for place in finished for c in whole[place]])
 
     def _ended_before(self, started: Sequence[StartedGroup]) -> dict[int, Completion]:
         """Rows of responses that had ended before their siblings were cut off: nothing is left to generate of them."""
-        size = self.run.group_size
+        size = self.maker.group_size
         return {
             place * size + member: Completion((), (), (), part.stop)
             for place, group in enumerate(started)
@@ -105,10 +93,10 @@ class Rounds:
             if part.stop is not StopReason.ABORTED
         }
 
-    def settle(self, made: Groups) -> None:
-        """Take the batch's groups into the run's memory, once it is full."""
+    def remember(self, made: Groups) -> Memory:
+        """What the run remembers after this batch, once it is full."""
         self.memory.note(torch.tensor(made.indices), made.graded.outcome, made.shaped.reward)
-        self.bench.memory = self.memory
+        return self.memory
 
     @property
     def passed_over(self) -> float:
@@ -123,23 +111,21 @@ class Rounds:
     def _draw(self, number: int) -> list[int]:
         if not number:
             return []
-        run, bench = self.run, self.bench
-        pool = Pool(bench.difficulties, run.problems_per_step, run.seed, self.progress, self.memory, self.taken)
-        drawn = run.curriculum.draw(number, pool)
+        drawn = self.source.draw(number, self.memory, self.progress, self.taken)
         self.taken |= set(drawn)
         self.numbers |= dict.fromkeys(drawn, self.number)
         self.drawn += number
         return drawn
 
     def _fresh(self, indices: Sequence[int]) -> list[StartedGroup]:
-        return [start_group(self.run, self.bench, index, self.number, self.progress) for index in indices]
+        return [self.maker.start(index, self.number, self.progress) for index in indices]
 
     def _requests(self, groups: Sequence[StartedGroup]) -> list[Request]:
-        return [request for group in groups for request in requests_of(self.run, group)]
+        return [request for group in groups for request in self.maker.requests(group)]
 
     def _count(self, groups: Sequence[StartedGroup], completions: Sequence[Completion]) -> None:
         """Note what was generated."""
-        size = self.run.group_size
+        size = self.maker.group_size
         lengths = [len(completion.tokens) for completion in completions]
         self.spent.append(
             Spent(

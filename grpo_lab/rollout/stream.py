@@ -1,6 +1,6 @@
 """Stages 1 to 6 where responses grow all the time: a batch is the first groups to end, and syncs meet the rest midway.
 
-`Streamed` keeps the books: which groups grow, which have ended, how far generation may run ahead. `SimulatedStream`
+`StreamQueue` keeps the books: which groups grow, which have ended, how far generation may run ahead. `SimulatedStream`
 moves an engine of this process step by step in simulated time, so that where weights change is a function of the run;
 `LiveStream` takes what an engine in a process of its own has made in real time meanwhile.
 """
@@ -8,32 +8,18 @@ moves an engine of this process step by step in simulated time, so that where we
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from grpo_lab.budget.cost_model import SimulatedClock
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.engines.base import Stream
 from grpo_lab.engines.native_stream import NativeStream
-from grpo_lab.rollout.grading import tools_for
-from grpo_lab.rollout.groups import (
-    Spent,
-    StartedGroup,
-    completions_of,
-    graded,
-    group_from_state,
-    group_to_state,
-    requests_of,
-    start_group,
-)
-from grpo_lab.rollout.queue import RolloutBatch, RolloutQueue
-from grpo_lab.tricks.curriculum import Pool
-from grpo_lab.types import Completion, Exhausted, Groups, Request
-
-if TYPE_CHECKING:
-    from grpo_lab.run.state import RunState
+from grpo_lab.rollout.groups import Spent, StartedGroup, completions_of, group_to_state
+from grpo_lab.rollout.queue import BatchQueue, RolloutBatch, RolloutQueue
+from grpo_lab.types import Completion, Exhausted, Groups, Request, Tensor
 
 
 @dataclass
@@ -54,15 +40,15 @@ class _Whole:
     at: float
 
 
-class Streamed(RolloutQueue):
+class StreamQueue(RolloutQueue):
     """The books of a stream of responses, whichever way it moves."""
 
     stream: Stream
 
-    def __init__(self, run: RunConfig, bench: RunState) -> None:
-        super().__init__(run, bench)
-        self.stream = bench.session.open_stream()
-        self.tools = tools_for(bench.tokenizer)
+    def __init__(self, run: RunConfig, *parts: Any) -> None:
+        super().__init__(run, *parts)
+        self.stream = self.session.open_stream()
+        self.tools = self.maker.tools
         self.growing: dict[int, _Growing] = {}  # by ticket; a response's key is ticket * group_size + its number
         self.ready: list[_Whole] = []
         self.thrown: list[_Whole] = []  # by the group filter, for the next batch
@@ -87,40 +73,41 @@ class Streamed(RolloutQueue):
         batch, self.ready = self.ready[: self.wanted], self.ready[self.wanted :]
         whole = self.thrown + batch
         self.in_training = len(batch)
-        delivery = RolloutBatch(
+        taken = RolloutBatch.of(
+            self.run.group_filter,
             Groups.join([one.made for one in whole]),
             tuple(range(len(self.thrown), len(whole))),
-            tuple(one.group.number for one in whole),
-            (self._spent(whole),),
-            self.passed / (self.drawn + self.passed) if self.passed else 0.0,
-            len(whole),
-            max(one.at for one in batch),
+            numbers=tuple(one.group.number for one in whole),
+            spent=(self._spent(whole),),
+            passed_over=self.passed / (self.drawn + self.passed) if self.passed else 0.0,
+            started=len(whole),
+            ready_at=max(one.at for one in batch),
         )
         self.thrown, self.drawn, self.passed, self.read_again = [], 0, 0, []
-        delivery.count(self.bench)
-        self._while_training(delivery)
-        return delivery
+        taken.count(self.ledger, self.model_flops)
+        self._while_training(taken)
+        return taken
 
     @abstractmethod
     def _advance(self) -> None:
         """Let the stream go on until something has happened, and settle what has ended."""
 
     @abstractmethod
-    def _while_training(self, delivery: RolloutBatch) -> None:
+    def _while_training(self, batch: RolloutBatch) -> None:
         """What the stream does while the learner trains."""
 
     def _admit(self) -> None:
         """Begin further groups, as far ahead as the schedule allows and while problems can be drawn."""
         self.ran_dry = None
         bound = self.wanted * (self.run.schedule.ahead + 1)
-        progress = self.bench.ledger.spent(self.run.budget)
+        progress = self.ledger.spent(self.run.budget)
         while len(self.growing) + len(self.ready) + self.in_training < bound:
             try:
                 index = self._draw(progress)
             except Exhausted as error:
                 self.ran_dry = error  # what grows may yet change what the curriculum thinks
                 return
-            group = start_group(self.run, self.bench, index, self.tickets // self.wanted, progress)
+            group = self.maker.start(index, self.tickets // self.wanted, progress)
             size = self.run.group_size
             self.growing[self.tickets] = _Growing(group, [None] * size, [False] * size)
             for member in range(size):
@@ -129,20 +116,18 @@ class Streamed(RolloutQueue):
             self.tickets += 1
 
     def _draw(self, progress: float) -> int:
-        run, bench = self.run, self.bench
         held = [one.group.index for one in (*self.growing.values(), *self.ready, *self.thrown)]
-        before = bench.memory.passed
-        pool = Pool(bench.difficulties, run.problems_per_step, run.seed, progress, bench.memory, frozenset(held))
-        (index,) = run.curriculum.draw(1, pool)
+        before = self.memory.passed
+        (index,) = self.source.draw(1, self.memory, progress, frozenset(held))
         self.drawn += 1
-        self.passed += bench.memory.passed - before
+        self.passed += self.memory.passed - before
         return index
 
     def request(self, key: int) -> Request:
         """What the stream is asked for a response, behind what exists of it."""
         ticket, member = divmod(key, self.run.group_size)
         growing = self.growing[ticket]
-        asked, part = requests_of(self.run, growing.group)[member], growing.parts[member]
+        asked, part = self.maker.requests(growing.group)[member], growing.parts[member]
         if part is None:
             return self.run.truncation.begins(asked, self.tools)
         if not any(part.injected):
@@ -156,7 +141,7 @@ class Streamed(RolloutQueue):
         part = growing.parts[member]
         so_far = completion if part is None else part.continued(completion)
         growing.parts[member] = so_far
-        asked = requests_of(self.run, growing.group)[member]
+        asked = self.maker.requests(growing.group)[member]
         put_in = None if any(so_far.injected) else self.run.truncation.puts_in(asked, so_far, self.tools)
         if put_in is not None:
             growing.parts[member] = so_far.continued(put_in)
@@ -169,8 +154,8 @@ class Streamed(RolloutQueue):
 
     def _judge(self, growing: _Growing) -> None:
         """Grade a whole group, remember it, and keep it for a batch or throw it away."""
-        made = graded(self.run, self.bench, [growing.group], growing.parts)
-        self.bench.memory.note(torch.tensor(made.indices), made.graded.outcome, made.shaped.reward)
+        made = self.maker.grade([growing.group], growing.parts)
+        self.memory.note(torch.tensor(made.indices), made.graded.outcome, made.shaped.reward)
         chosen = self.run.group_filter
         whole = _Whole(growing.group, made, self.clock.sampler)
         (self.ready if chosen.accepts(made.masked) else self.thrown).append(whole)
@@ -192,9 +177,8 @@ class Streamed(RolloutQueue):
         ticket, member = divmod(key, self.run.group_size)
         return self.growing[ticket].parts[member]
 
-    def state(self) -> dict[str, Any]:
-        return {
-            "clock": self.clock.state(),
+    def to_state(self) -> dict[str, Any]:
+        return super().to_state() | {
             "tickets": self.tickets,
             "counts": (self.drawn, self.passed),
             "read_again": list(self.read_again),
@@ -213,23 +197,24 @@ class Streamed(RolloutQueue):
             "ended": list(one.ended),
         }
 
-    def load(self, state: dict[str, Any]) -> None:
-        run, bench = self.run, self.bench
-        self.clock = SimulatedClock(**state["clock"])
+    def from_state(self, state: dict[str, Any]) -> None:
+        super().from_state(state)
         self.tickets, self.read_again = state["tickets"], list(state["read_again"])
         self.drawn, self.passed = state["counts"]
-        for ticket, kept in state["growing"].items():
-            left = group_from_state(run, bench, kept["group"])
+        for ticket, saved in state["growing"].items():
+            left = self.maker.from_state(saved["group"])
             parts = iter(left.done)
             self.growing[ticket] = _Growing(
-                replace(left, done=()), [next(parts) if begun else None for begun in kept["begun"]], list(kept["ended"])
+                replace(left, done=()),
+                [next(parts) if begun else None for begun in saved["begun"]],
+                list(saved["ended"]),
             )
-        self.ready = [self._whole_of(kept) for kept in state["ready"]]
-        self.thrown = [self._whole_of(kept) for kept in state["thrown"]]
+        self.ready = [self._whole_of(saved) for saved in state["ready"]]
+        self.thrown = [self._whole_of(saved) for saved in state["thrown"]]
 
-    def _whole_of(self, kept: dict[str, Any]) -> _Whole:
-        group = group_from_state(self.run, self.bench, kept["group"])
-        return _Whole(replace(group, done=()), graded(self.run, self.bench, [group], group.done), kept["at"])
+    def _whole_of(self, saved: dict[str, Any]) -> _Whole:
+        group = self.maker.from_state(saved["group"])
+        return _Whole(replace(group, done=()), self.maker.grade([group], group.done), saved["at"])
 
     def open_keys(self) -> list[int]:
         """Keys of the responses that have not ended."""
@@ -246,7 +231,7 @@ def _whole_state(whole: _Whole) -> dict[str, Any]:
     return {"group": group, "at": whole.at}
 
 
-class SimulatedStream(Streamed):
+class SimulatedStream(StreamQueue):
     """The stream of an engine in this process, moved step by step in simulated time."""
 
     stream: NativeStream
@@ -260,36 +245,35 @@ class SimulatedStream(Streamed):
             self._settle(key, completion)
         self._admit()
 
-    def _while_training(self, delivery: RolloutBatch) -> None:
-        ended = self._trained(delivery)
+    def _while_training(self, batch: RolloutBatch) -> None:
+        ended = self._trained(batch)
         while self.clock.sampler < ended and self.stream.busy:
             self._advance()
 
-    def sync(self) -> None:
+    def sync(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         self.in_training = 0
         keeps = self.run.schedule.keeps_cache
         if not keeps:
             # Read with the next step, which counts the time; the ledger counts each text, shared or not.
             self.read_again += self.stream.read_by_recomputing
-        self.bench.sync(lambda weights, version: self.stream.update_weights(weights, version, keeps))
+        self.stream.update_weights(weights, version, keeps)
         began, pause = self.clock.learner, self.run.cost_model.sync
         self.clock.learner = began + pause
         self.clock.sampler = max(self.clock.sampler, began) + pause
-        self.prove()
 
-    def state(self) -> dict[str, Any]:
-        return super().state() | {"stream": self.stream.state(self.run.schedule.keeps_cache)}
+    def to_state(self) -> dict[str, Any]:
+        return super().to_state() | {"stream": self.stream.to_state(self.run.schedule.keeps_cache)}
 
-    def load(self, state: dict[str, Any]) -> None:
-        super().load(state)
-        self.stream.load(state["stream"], {key: self.request(key) for key in self.open_keys()})
+    def from_state(self, state: dict[str, Any]) -> None:
+        super().from_state(state)
+        self.stream.from_state(state["stream"], {key: self.request(key) for key in self.open_keys()})
 
 
-class LiveStream(Streamed):
+class LiveStream(StreamQueue):
     """The stream of an engine in a process of its own: real time, and therefore not the same twice."""
 
-    def __init__(self, run: RunConfig, bench: RunState) -> None:
-        super().__init__(run, bench)
+    def __init__(self, run: RunConfig, *parts: Any) -> None:
+        super().__init__(run, *parts)
         self.partial: dict[int, Completion] = {}
 
     def _advance(self) -> None:
@@ -297,21 +281,20 @@ class LiveStream(Streamed):
             self._settle(key, completion)
         self._admit()
 
-    def _while_training(self, delivery: RolloutBatch) -> None:
+    def _while_training(self, batch: RolloutBatch) -> None:
         """It goes on by itself."""
 
-    def sync(self) -> None:
+    def sync(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         for key, completion in self.stream.take(wait=False):
             self._settle(key, completion)
         self.in_training = 0
         keeps = self.run.schedule.keeps_cache
-        self.bench.sync(lambda weights, version: self.stream.update_weights(weights, version, keeps))
-        self.prove()
+        self.stream.update_weights(weights, version, keeps)
         self._admit()
 
-    def state(self) -> dict[str, Any]:
+    def to_state(self) -> dict[str, Any]:
         self.partial = self.stream.partial()
-        return super().state()
+        return super().to_state()
 
     def part(self, key: int) -> Completion | None:
         held, drawn = super().part(key), self.partial.get(key)
@@ -319,12 +302,14 @@ class LiveStream(Streamed):
             return held
         return drawn if held is None else held.continued(drawn)
 
-    def load(self, state: dict[str, Any]) -> None:
-        super().load(state)
+    def from_state(self, state: dict[str, Any]) -> None:
+        super().from_state(state)
         for key in self.open_keys():
             self.stream.add(key, self.request(key))
 
 
-def open_stream(run: RunConfig, bench: RunState) -> Streamed:
-    """The stream that fits the run's engine."""
-    return (LiveStream if run.engine.overlaps else SimulatedStream)(run, bench)
+def open_queue(run: RunConfig, *parts: Any) -> RolloutQueue:
+    """The queue that fits the run's schedule and engine; `parts` are the further arguments of `RolloutQueue`."""
+    if not run.schedule.streams:
+        return BatchQueue(run, *parts)
+    return (LiveStream if run.engine.overlaps else SimulatedStream)(run, *parts)

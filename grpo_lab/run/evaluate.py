@@ -14,19 +14,30 @@ takes most sampling noise out of differences.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import pandas as pd
 import torch
 import transformers
 
 from grpo_lab.config.evaluation import Evaluation
+from grpo_lab.config.run_config import RunConfig
 from grpo_lab.engines.base import EngineSession
-from grpo_lab.rollout.grading import decode, encode_prompts, grade, group_requests, to_rollouts, tools_for
+from grpo_lab.rollout.grading import (
+    decode,
+    encode_prompts,
+    grade,
+    group_requests,
+    to_rollouts,
+    tools_for,
+    with_target_length,
+)
 from grpo_lab.tasks.base import Reward, Template
 from grpo_lab.tricks.truncation import Truncation
-from grpo_lab.types import Float, Problem, Rollouts, SamplingParams, Tensor
+from grpo_lab.types import Float, NoiseKey, Problem, Rollouts, SamplingParams, Tensor
 
 
 @dataclass(frozen=True)
@@ -42,8 +53,64 @@ class Suite:
     measures_kl: bool = False  # whether its responses are a sample of the policy itself, at the training protocol
 
 
+def make_suites(run: RunConfig) -> list[Suite]:
+    """The four probes of a run; ValueError where a split is smaller than what evaluation asks for.
+
+    Probe and held-out questions keep the training split's mix of difficulties: a mix of their own would be read as
+    a difference between training reward and accuracy that no policy has.
+    """
+    plan = run.evaluation
+    mix = Counter(problem.difficulty for problem in run.task.problems("train"))
+    heldout = _some(run, "heldout", plan.heldout_problems, mix)
+    probe = _some(run, "probe", plan.probe_problems, mix)
+    downstream = _some(run, "downstream", plan.downstream_problems, None)
+    protocol = SamplingParams(plan.max_tokens, plan.temperature, plan.top_p)
+    long = SamplingParams(plan.downstream_max_tokens, plan.temperature, plan.top_p)
+    return [
+        Suite("probe", "probe", probe, run.engine.params, run.reward, run.truncation),
+        Suite("heldout_training", "heldout", heldout, run.engine.params, run.reward, run.truncation, measures_kl=True),
+        Suite("heldout", "heldout", heldout, protocol, run.verifier),
+        Suite("downstream", "downstream", downstream, long, run.verifier),
+    ]
+
+
+def _some(run: RunConfig, split: str, number: int, mix: Counter[int] | None) -> tuple[Problem, ...]:
+    problems = [
+        with_target_length(
+            run.reward_shaping, run.template, problem, NoiseKey(run.seed, f"eval/{split}", 0, problem.id, 0)
+        )
+        for problem in run.task.problems(split)
+    ]
+    if len(problems) < number:
+        raise ValueError(
+            f"evaluation asks for {number} problems of split {split!r}, which has {len(problems)}: "
+            f"lower evaluation.{split}_problems or enlarge the task"
+        )
+    return with_mix(problems, number, mix or Counter(problem.difficulty for problem in problems))
+
+
+def with_mix(problems: Sequence[Problem], number: int, mix: Counter[int]) -> tuple[Problem, ...]:
+    """The first `number` problems whose difficulties come in the proportions of `mix`, in their given order.
+
+    Rounded by largest remainder, so that each difficulty is off by less than one problem; what a difficulty
+    lacks is filled with the first problems that are left.
+    """
+    exact = {level: number * count / mix.total() for level, count in sorted(mix.items())}
+    wanted = Counter({level: math.floor(share) for level, share in exact.items()})
+    by_remainder = sorted(exact, key=lambda level: wanted[level] - exact[level])
+    wanted.update(by_remainder[: number - wanted.total()])
+    chosen = set()
+    for index, problem in enumerate(problems):
+        if wanted[problem.difficulty] > 0:
+            wanted[problem.difficulty] -= 1
+            chosen.add(index)
+    left = (index for index in range(len(problems)) if index not in chosen)
+    chosen.update(islice(left, number - len(chosen)))
+    return tuple(problems[index] for index in sorted(chosen))
+
+
 # Log-probs of the sampled tokens [N, T] under the initial policy.
-InitialScore = Callable[[Rollouts], Float[Tensor, "N T"]]
+InitialLogprobs = Callable[[Rollouts], Float[Tensor, "N T"]]
 
 
 def evaluate(
@@ -53,7 +120,7 @@ def evaluate(
     template: Template,
     plan: Evaluation,
     seed: int,
-    initial: InitialScore | None = None,
+    initial: InitialLogprobs | None = None,
 ) -> tuple[dict[str, float], pd.DataFrame]:
     """Metrics of every suite, and one table row per suite, question and sample."""
     tables, metrics = [], {}

@@ -15,8 +15,9 @@ import torch
 from grpo_lab.budget.ledger import Ledger
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.policy.batching import rollout_logprobs
+from grpo_lab.rollout.queue import RolloutQueue
 from grpo_lab.run import checkpoint
-from grpo_lab.run.evaluate import InitialScore, evaluate
+from grpo_lab.run.evaluate import InitialLogprobs, evaluate
 from grpo_lab.run.state import RunState
 from grpo_lab.tracking.metrics import SUITES, check, is_touched
 from grpo_lab.tracking.mlflow_mirror import Tracking
@@ -56,9 +57,18 @@ class Recorder:
     seconds_logging: float = 0.0  # of the step before: a line cannot hold the time its own writing takes
     steps_without_update: int = 0
 
-    def record(self, bench: RunState, metrics: Mapping[str, float | int], clock: Clock) -> None:
-        """Write everything about the step that `bench.ledger` counts as the latest."""
-        run, ledger, step = self.run, bench.ledger, bench.ledger.steps
+    def record(
+        self,
+        state: RunState,
+        queue: RolloutQueue,
+        clock: Clock,
+        metrics: Mapping[str, float | int],
+        rollouts: pd.DataFrame | None = None,
+    ) -> None:
+        """Write everything about the step that the ledger counts as the latest; `rollouts` is its table, if kept."""
+        run, ledger, step = self.run, state.ledger, state.ledger.steps
+        if rollouts is not None:
+            self.log.write_table("rollouts", step, rollouts)
         ledger.device_seconds += sum(clock.seconds.values())
         share, numbers = ledger.spent(run.budget), dict(metrics)
         speed = {}
@@ -67,11 +77,11 @@ class Recorder:
             speed["time/tokens_per_second"] = generated / sum(clock.seconds.values())
         if step % run.evaluation.every == 0 or share >= 1:
             with clock("evaluate"):
-                scores, answers = evaluate(
-                    bench.suites, bench.session, bench.tokenizer, run.template, run.evaluation, run.seed,
-                    self._initial_score(bench),
+                accuracies, answers = evaluate(
+                    state.suites, state.session, state.tokenizer, run.template, run.evaluation, run.seed,
+                    self._initial_logprobs(state),
                 )  # fmt: skip
-                numbers |= scores | {"eval/probe/best_gap": bench.probe_gap(answers)}
+                numbers |= accuracies | {"eval/probe/best_gap": state.probe_gap(answers)}
                 self.log.write_table("eval", step, answers.assign(step=step))
         for name, value in metrics.items():
             if is_touched(name):
@@ -85,7 +95,7 @@ class Recorder:
         timing["budget/device_seconds"] = ledger.device_seconds
         self.log.write_step(step, check(numbers), check(timing))
         if step and (step % run.checkpoint_every == 0 or share >= 1):
-            self.save(bench, self.log.folder / "checkpoints")
+            self.save(state, queue, self.log.folder / "checkpoints")
         self.seconds_logging = time.perf_counter() - started
         self.progress.show(step, share, numbers, timing)
         if share < 1:
@@ -99,31 +109,27 @@ class Recorder:
                 "response masked. The policy may have solved or lost the task; loosen group_filter or truncation"
             )
 
-    def _initial_score(self, bench: RunState) -> InitialScore | None:
-        run, initial = self.run, bench.initial
+    def _initial_logprobs(self, state: RunState) -> InitialLogprobs | None:
+        run, initial = self.run, state.initial
         if initial is None:
             return None
         return lambda rollouts: rollout_logprobs(
-            initial, rollouts, run.engine.temperature, run.learner_precision, bench.microbatching, bench.device, False
+            initial, rollouts, run.engine.temperature, run.learner_precision, state.microbatching, state.device, False
         )[0]
 
-    def keep_rollouts(self, step: int, table: pd.DataFrame) -> None:
-        """Keep the responses of a step's rollout batch."""
-        self.log.write_table("rollouts", step, table)
-
-    def resume(self, state: Mapping[str, Any]) -> None:
+    def from_state(self, saved: Mapping[str, Any]) -> None:
         """Go on with what `save` put into a checkpoint."""
-        self.touched |= state["touched"]
-        self.steps_without_update = state["steps_without_update"]
+        self.touched |= saved["touched"]
+        self.steps_without_update = saved["steps_without_update"]
 
-    def save(self, bench: RunState, root: Path) -> Path:
+    def save(self, state: RunState, queue: RolloutQueue, root: Path) -> Path:
         """Checkpoint the run as it stands after its latest step."""
         stamp = self.log.stamp()
-        state = bench.state(stamp["bytes"], self.run.reference.changes)
-        state |= {"touched": dict(self.touched), "steps_without_update": self.steps_without_update}
-        saved = checkpoint.save(root, bench.ledger.steps, bench.learner, bench.tokenizer, state, self.run_key, stamp)
+        saved = state.to_state(stamp["bytes"], self.run.reference.changes) | {"queue": queue.to_state()}
+        saved |= {"touched": dict(self.touched), "steps_without_update": self.steps_without_update}
+        folder = checkpoint.save(root, state.ledger.steps, state.learner, state.tokenizer, saved, self.run_key, stamp)
         checkpoint.prune(root, self.run.keep_checkpoints)
-        return saved
+        return folder
 
 
 @contextlib.contextmanager
@@ -155,14 +161,14 @@ def summarise(log: RunLog, ledger: Ledger, inert: Sequence[str], described: Mapp
     """
     path = log.folder / "metrics.jsonl"
     rows = [parse_line(line, path)["metrics"] for line in path.read_bytes().splitlines()]
-    scores = [{k: v for k, v in row.items() if k.startswith("eval/")} for row in rows]
-    scores = [row for row in scores if row]
+    evaluations = [{k: v for k, v in row.items() if k.startswith("eval/")} for row in rows]
+    evaluations = [row for row in evaluations if row]
     stamp = log.stamp()
     summary = {
         "run_key": described["run_key"],
         "steps": ledger.steps,
-        "first": scores[0],
-        "last": scores[-1],
+        "first": evaluations[0],
+        "last": evaluations[-1],
         "budget": ledger.metrics(),
         "inert": list(inert),
         "warnings": described["warnings"],

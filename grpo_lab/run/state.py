@@ -1,4 +1,4 @@
-"""What a run holds in its hands: data, learner, sampler, reference, optimiser; opened in this order.
+"""What a run holds: data, learner, sampler, reference, optimiser; opened in this order.
 
 Cheap checks come before expensive loading: whatever can be wrong with the user's input is said before
 any weights are read.
@@ -6,11 +6,7 @@ any weights are read.
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,29 +22,24 @@ from grpo_lab.policy import packing
 from grpo_lab.policy.critic import LiveCritic, open_critic
 from grpo_lab.policy.model_folder import context_length, stop_token_ids
 from grpo_lab.policy.models import load_model, recompute_layers
-from grpo_lab.rollout.grading import asking, encode_prompts, tools_for, with_target_length
-from grpo_lab.rollout.queue import Queue, RolloutQueue
-from grpo_lab.rollout.stream import open_stream
-from grpo_lab.run import checkpoint
-from grpo_lab.run.evaluate import Suite
-from grpo_lab.tricks.curriculum import Memory
-from grpo_lab.types import Int, Microbatching, NoiseKey, Problem, SamplingParams, Tensor
+from grpo_lab.rollout.grading import asking, encode_prompts, tools_for
+from grpo_lab.run.evaluate import Suite, make_suites
+from grpo_lab.types import Microbatching, Problem
 
 
 @dataclass
 class RunState:
-    """The live parts of one run.
+    """What a run holds while it trains, beside the queue that generates for it.
 
     `microbatching` is the run's, without packing where the model has no place for it.
     `initial` is the policy before the first update, where evaluation asks how far the learner has gone from it.
-    `updates` and `ledger` count what has been done so far; `entropy_coef` is the entropy trick's state, `memory` what
-    is remembered of each training problem, `probe_best` the best outcome each probe question ever had.
+    `updates` and `ledger` count what has been done so far; `entropy_coef` is the entropy trick's state, `probe_best`
+    the best outcome each probe question ever had. `log_position` is the size of the log that belongs to a checkpoint.
     """
 
     device: torch.device
     tokenizer: PreTrainedTokenizerBase
     problems: tuple[Problem, ...]
-    difficulties: Int[Tensor, "S"]
     suites: list[Suite]
     learner: nn.Module
     reference: nn.Module | None
@@ -59,41 +50,17 @@ class RunState:
     model_flops: ModelFlops
     ledger: Ledger
     entropy_coef: float
-    memory: Memory
     loss_scale: torch.amp.GradScaler
     microbatching: Microbatching
     unproven: bool = True  # whether the sampler has new weights that nothing has been compared under yet
     probe_best: dict[int, float] = field(default_factory=dict)
     updates: int = 0
     log_position: int = 0
-    supply: RolloutQueue | None = None  # carries the schedule out, once training has begun
-    waiting: dict[str, Any] | None = None  # what a checkpoint says of its state
 
-    def sync(self, hand_over: Callable[[Iterable[tuple[str, Tensor]], int], None] | None = None) -> None:
-        """Give the sampler the learner's weights; its version is the number of updates behind them.
-
-        `hand_over` does it for a sampler that is in the middle of something.
-        """
-        (hand_over or self.session.update_weights)(self.learner.state_dict().items(), self.updates)
-        self.unproven = True
-
-    def open_queue(self, run: RunConfig) -> RolloutQueue:
-        """Begin to generate under the run's schedule, or go on from where a checkpoint left."""
-        self.supply = (open_stream if run.schedule.streams else Queue)(run, self)
-        if self.waiting is not None:
-            self.supply.load(self.waiting)
-        self.supply.prove()
-        return self.supply
-
-    def close(self) -> None:
-        """Stop generation and free the sampler."""
-        if self.supply is not None:
-            self.supply.close()
-        self.session.close()
-
-    def policy_learns(self, step: int) -> bool:
-        """Whether this step trains the policy, and not its critic alone."""
-        return self.critic is None or not self.critic.plan.policy_waits(step)
+    @property
+    def policy_learns(self) -> bool:
+        """Whether the step at hand trains the policy, and not its critic alone."""
+        return self.critic is None or not self.critic.plan.policy_waits(self.ledger.steps)
 
     @torch.no_grad()
     def refresh_reference(self, share: float) -> None:
@@ -111,22 +78,34 @@ class RunState:
         now = by_question.mean()
         return float(sum(self.probe_best[int(question)] - float(mean) for question, mean in now.items()) / len(now))
 
-    def state(self, log_position: int, with_reference: bool) -> dict[str, Any]:
+    def to_state(self, log_position: int, with_reference: bool) -> dict[str, Any]:
         """What a checkpoint needs beside the learner's weights; noise is counter-based and has no state."""
-        kept = self.reference if with_reference else None
+        reference = self.reference if with_reference else None
         return {
             "ledger": dict(vars(self.ledger)),
             "updates": self.updates,
             "entropy_coef": self.entropy_coef,
             "optimizer": self.optimizer.state_dict(),
             "log_position": log_position,
-            "reference": None if kept is None else kept.state_dict(),
-            "critic": None if self.critic is None else self.critic.state(),
-            "memory": self.memory.state(),
+            "reference": None if reference is None else reference.state_dict(),
+            "critic": None if self.critic is None else self.critic.to_state(),
             "probe_best": self.probe_best,
             "loss_scale": self.loss_scale.state_dict(),
-            "supply": self.waiting if self.supply is None else self.supply.state(),
         }
+
+    def from_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `to_state` gave, with the learner's weights loaded already."""
+        self.ledger = Ledger(**state["ledger"])
+        self.updates = state["updates"]
+        self.entropy_coef = state["entropy_coef"]
+        self.log_position = state["log_position"]
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.probe_best = state["probe_best"]
+        self.loss_scale.load_state_dict(state["loss_scale"])
+        if self.critic is not None:
+            self.critic.from_state(state["critic"])
+        if self.reference is not None and state["reference"] is not None:
+            self.reference.load_state_dict(state["reference"])
 
 
 def check_lengths(run: RunConfig, context: int | None, longest_prompt: int, whose: str = "the model's context") -> None:
@@ -156,64 +135,10 @@ def at_their_longest(
     return tuple(asking(run.template, problem, wishes[longest]) for problem in problems)
 
 
-def make_suites(run: RunConfig) -> list[Suite]:
-    """The four probes of a run; ValueError where a split is smaller than what evaluation asks for.
-
-    Probe and held-out questions keep the training split's mix of difficulties: a mix of their own would be read as
-    a difference between training reward and accuracy that no policy has.
-    """
-    plan = run.evaluation
-    mix = Counter(problem.difficulty for problem in run.task.problems("train"))
-    heldout = _some(run, "heldout", plan.heldout_problems, mix)
-    probe = _some(run, "probe", plan.probe_problems, mix)
-    downstream = _some(run, "downstream", plan.downstream_problems, None)
-    protocol = SamplingParams(plan.max_tokens, plan.temperature, plan.top_p)
-    long = SamplingParams(plan.downstream_max_tokens, plan.temperature, plan.top_p)
-    return [
-        Suite("probe", "probe", probe, run.engine.params, run.reward, run.truncation),
-        Suite("heldout_training", "heldout", heldout, run.engine.params, run.reward, run.truncation, measures_kl=True),
-        Suite("heldout", "heldout", heldout, protocol, run.verifier),
-        Suite("downstream", "downstream", downstream, long, run.verifier),
-    ]
-
-
-def _some(run: RunConfig, split: str, number: int, mix: Counter[int] | None) -> tuple[Problem, ...]:
-    problems = [
-        with_target_length(
-            run.reward_shaping, run.template, problem, NoiseKey(run.seed, f"eval/{split}", 0, problem.id, 0)
-        )
-        for problem in run.task.problems(split)
-    ]
-    if len(problems) < number:
-        raise ValueError(
-            f"evaluation asks for {number} problems of split {split!r}, which has {len(problems)}: "
-            f"lower evaluation.{split}_problems or enlarge the task"
-        )
-    return with_mix(problems, number, mix or Counter(problem.difficulty for problem in problems))
-
-
-def with_mix(problems: Sequence[Problem], number: int, mix: Counter[int]) -> tuple[Problem, ...]:
-    """The first `number` problems whose difficulties come in the proportions of `mix`, in their given order.
-
-    Rounded by largest remainder, so that each difficulty is off by less than one problem; what a difficulty
-    lacks is filled with the first problems that are left.
-    """
-    exact = {level: number * count / mix.total() for level, count in sorted(mix.items())}
-    wanted = Counter({level: math.floor(share) for level, share in exact.items()})
-    by_remainder = sorted(exact, key=lambda level: wanted[level] - exact[level])
-    wanted.update(by_remainder[: number - wanted.total()])
-    chosen = set()
-    for index, problem in enumerate(problems):
-        if wanted[problem.difficulty] > 0:
-            wanted[problem.difficulty] -= 1
-            chosen.add(index)
-    left = (index for index in range(len(problems)) if index not in chosen)
-    chosen.update(islice(left, number - len(chosen)))
-    return tuple(problems[index] for index in sorted(chosen))
-
-
-def open_state(run: RunConfig, device: torch.device, resume_from: Path | None) -> RunState:
-    """Load everything a run needs, from the base model or from a checkpoint folder."""
+def open_state(
+    run: RunConfig, device: torch.device, resume_from: Path | None = None, saved: dict[str, Any] | None = None
+) -> RunState:
+    """Load everything a run holds, from the base model or from a checkpoint folder and what is `saved` in it."""
     problems = run.task.problems("train")
     if len(problems) < run.problems_per_step:
         raise ValueError(
@@ -264,11 +189,10 @@ def open_state(run: RunConfig, device: torch.device, resume_from: Path | None) -
         )
         if run.gradient_checkpointing and critic.plan.owns_trunk:
             recompute_layers(critic.trunk)
-    bench = RunState(
+    state = RunState(
         device=device,
         tokenizer=tokenizer,
         problems=problems,
-        difficulties=torch.tensor([problem.difficulty for problem in problems]),
         suites=suites,
         learner=learner,
         reference=reference,
@@ -279,24 +203,10 @@ def open_state(run: RunConfig, device: torch.device, resume_from: Path | None) -
         model_flops=ModelFlops.of(learner),
         ledger=Ledger(),
         entropy_coef=run.entropy.start,
-        memory=Memory.of(len(problems)),
         loss_scale=torch.amp.GradScaler(device.type, enabled=run.learner_precision.scales_loss),
         microbatching=replace(run.microbatching, packs=packs),
     )
-    if resume_from is not None:
-        state = checkpoint.load_state(resume_from)
-        bench.ledger = Ledger(**state["ledger"])
-        bench.updates = state["updates"]
-        bench.entropy_coef = state["entropy_coef"]
-        bench.log_position = state["log_position"]
-        bench.optimizer.load_state_dict(state["optimizer"])
-        bench.memory = Memory(**state["memory"])
-        bench.probe_best = state["probe_best"]
-        bench.loss_scale.load_state_dict(state["loss_scale"])
-        bench.waiting = state["supply"]
-        if critic is not None:
-            critic.load_state(state["critic"])
-        if reference is not None and state["reference"] is not None:
-            reference.load_state_dict(state["reference"])
-    bench.sync()
-    return bench
+    if saved:
+        state.from_state(saved)
+    state.session.update_weights(learner.state_dict().items(), state.updates)
+    return state

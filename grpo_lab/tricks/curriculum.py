@@ -67,7 +67,7 @@ class Memory:
         self.last[problems] = outcome.mean(dim=1)
         self.best[problems] = torch.maximum(self.best[problems], reward.amax(dim=1))
 
-    def state(self) -> dict[str, Any]:
+    def to_state(self) -> dict[str, Any]:
         """Tensors and plain values only, for the checkpoint."""
         return {part.name: getattr(self, part.name) for part in fields(self)}
 
