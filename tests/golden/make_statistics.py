@@ -1,4 +1,4 @@
-"""Makes statistics.json: what rliable and statsmodels compute on fixed inputs, for tests/test_stats.py.
+"""Makes statistics.json: what rliable and statsmodels compute on fixed inputs, for tests/analysis/test_stats.py.
 
 rliable 1.2.0 needs pandas below 3 and arch below 8, so this runs in an environment of its own:
 

@@ -21,7 +21,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-PLACES = [str(place) for place in (ROOT, HERE.parent, HERE.parent / "benchmarks", HERE)]
+PLACES = [str(place) for place in (ROOT, HERE.parent / "shared", HERE.parent / "benchmarks", HERE)]
 
 Row = dict[str, Any]
 

@@ -52,7 +52,7 @@ class Fault:
     old: str
     new: str
     does: str
-    tests: tuple[str, ...]  # FILE::TEST below tests
+    tests: tuple[str, ...]  # FILE::TEST, the file in any folder of the tests
     equivalent: str = ""  # why it changes nothing that anyone could see, where it does not
 
     def about(self, word: str) -> bool:
@@ -105,8 +105,10 @@ def mistakes(faults: Sequence[Fault], root: Path = ROOT) -> list[str]:
             wrong.append("no test is named that should see it")
         for test in fault.tests:
             file, _, function = test.partition("::")
-            if function.partition("[")[0] not in functions_of(root / "tests" / file):
-                wrong.append(f"tests/{file} has no {function}")
+            if (place := file_of(file, root)) is None:
+                wrong.append(f"no folder of tests has a {file}")
+            elif function.partition("[")[0] not in functions_of(place):
+                wrong.append(f"{place.relative_to(root)} has no {function}")
         found += [f"{fault.name}: {what}" for what in wrong]
     return found
 
@@ -119,10 +121,21 @@ def is_python(text: str) -> bool:
 
 
 @cache
+def file_of(name: str, root: Path = ROOT) -> Path | None:
+    """The test file of this name, whichever folder of the tests it is in: no two have one name."""
+    return next((root / "tests").rglob(name), None)
+
+
+@cache
 def functions_of(path: Path) -> set[str]:
-    """Names of the functions of a module; none where there is no such file."""
-    body = ast.parse(path.read_text()).body if path.is_file() else []
-    return {node.name for node in body if isinstance(node, ast.FunctionDef)}
+    """Names of the functions of a module."""
+    return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
+
+
+def argument(test: str) -> str:
+    """A FILE::TEST of a list as pytest takes it."""
+    file, _, function = test.partition("::")
+    return f"{file_of(file) or file}::{function}"
 
 
 class Copy:
@@ -163,7 +176,7 @@ class Copy:
             "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         process = self.process = subprocess.Popen(
-            [sys.executable, "-c", RUN, package, *words, *(str(ROOT / "tests" / test) for test in tests)],
+            [sys.executable, "-c", RUN, package, *words, *map(argument, tests)],
             cwd=self.folder, env=environment, text=True, start_new_session=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip

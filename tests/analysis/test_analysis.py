@@ -610,7 +610,7 @@ def test_arms_that_mean_something_else_by_now_are_marked(planted: Callable[..., 
 
 
 def test_the_recorded_recipes_that_changed_are_marked() -> None:
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[2]
     changed = read_source(str(root / "nowhere"), "recipes", root / "analysis" / "data").changed
     assert set(changed) == {"deepseek_r1", "reinforce_pp", "open_r1", "dapo", "cispo", "kimi_k15"}
 

@@ -1802,7 +1802,7 @@ def test_uniform_walks_through_seven_problems_three_at_a_time() -> None:
 
 # --- verl ---------------------------------------------------------------------------------------------------
 
-CASES = json.loads((Path(__file__).parent / "golden" / "verl_reference.json").read_text())
+CASES = json.loads((Path(__file__).parents[1] / "golden" / "verl_reference.json").read_text())
 both_cases = pytest.mark.parametrize("case", CASES, ids=[f"seed{case['seed']}" for case in CASES])
 LOSSES = "policy_losses (advantages = group_mean / none)"
 

@@ -1,6 +1,6 @@
 """Seeded damage to run folders, and what becomes of a run that is started again on them.
 
-    python tests/damage.py [number] [seed]      300 damages unless told otherwise, and a table of what came of them
+    python tests/shared/damage.py [number] [seed]      300 damages unless told otherwise, and a table of their ends
 
 Every file of a run folder can be hit, at every stage of the run. A start then ends with the bits of a run that nothing
 happened to, or refuses in words that name a file that was hit; a table that is gone for good is named as well.

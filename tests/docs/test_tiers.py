@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 # What the other extras of pyproject.toml install, what comes along with them, and what has an environment of its own.
 EXTRAS = {
     "vllm", "psutil", "jupytext", "nbconvert", "nbclient", "ipykernel", "submitit", "ray", "trl", "math_verify",
@@ -29,7 +29,7 @@ class Without:
         return None if name.partition(".")[0] in {extras!r} else self.finder.find_spec(name, path, target)
 
 sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
-sys.path.insert(0, {folder!r})
+sys.path[:0] = {folders!r}
 failed = []
 for name in ["conftest", *{modules!r}]:
     try:
@@ -42,8 +42,9 @@ sys.exit("\\n".join(failed) or 0)
 
 def test_every_module_of_the_tests_is_collected_where_no_extra_is_installed() -> None:
     """A module that asks for an extra when it is imported fails `make test` for whoever has followed the README."""
-    modules = sorted(path.stem for path in Path(__file__).parent.glob("test_*.py"))
-    code = IMPORTED.format(extras=EXTRAS, folder=str(Path(__file__).parent), modules=modules)
+    modules = sorted((ROOT / "tests").rglob("test_*.py"))
+    folders = [str(ROOT / "tests"), str(ROOT / "tests" / "shared"), *sorted({str(path.parent) for path in modules})]
+    code = IMPORTED.format(extras=EXTRAS, folders=folders, modules=[path.stem for path in modules])
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
 

@@ -23,7 +23,7 @@ from grpo_lab.config.catalogue import (
 )
 from grpo_lab.config.run_config import conf_folder
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", *(ROOT / place / name for place, name in (
     ("experiments", "README.md"), ("experiments", "LOG.md"), ("conf", "README.md"), ("tests/benchmarks", "README.md"),

@@ -61,7 +61,7 @@ def read(path: Path) -> dict[str, Any]:
 
 @pytest.mark.extended
 def test_seeded_damages_end_in_the_undisturbed_bits_or_in_words_that_name_the_file(folders: dict[str, Path]) -> None:
-    """A short form of `python tests/damage.py`: every kind of damage at every stage."""
+    """A short form of `python tests/shared/damage.py`: every kind of damage at every stage."""
     with shapes_unchecked():
         came = {str(damage): outcome(damage, folders, 0) for damage in choose(folders, random.Random(0), 24)}
     assert {said: what for said, what in came.items() if what not in GOOD} == {}

@@ -593,7 +593,7 @@ def test_every_fact_of_a_rule_matters_and_belongs_to_an_axis_it_names(name: str)
 
 # --- facts --------------------------------------------------------------------------------------------------
 
-PACKAGE = Path(__file__).parent.parent / "grpo_lab"
+PACKAGE = Path(__file__).parents[2] / "grpo_lab"
 
 
 def declared_facts(base: type) -> set[str]:
@@ -800,7 +800,7 @@ IDLE_SETTINGS = {
 
 def test_every_rule_that_says_idle_is_tried_against_gradients() -> None:
     idle = {rule.name for rule in WARNINGS if rule.idles} | {"filter_hardly_acts"}
-    # what a run's reference becomes takes a run to see: tests/test_options_differ.py
+    # what a run's reference becomes takes a run to see: tests/tricks/test_options_differ.py
     assert set(IDLE_SETTINGS) == idle - {"reference_is_not_read"}
 
 

@@ -6,13 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import plant
 import pytest
 import yaml
 
 HERE = Path(__file__).parent
-sys.path.append(str(HERE / "mutants"))
-
-import plant  # noqa: E402
+PACKAGE = plant.ROOT / "grpo_lab"
 
 MIXES = {
     "name": "reset",
@@ -39,8 +38,8 @@ def test_every_fault_stands_once_in_the_code_and_every_test_that_should_see_it_e
         ({"old": "self.decay"}, "reset: its old text occurs 2 times in tricks/reference.py: it must occur once"),
         ({"new": "(step + 1 % self.every"}, "reset: new is no Python there"),
         ({"new": "((step+1) % self.every)"}, "reset: old and new are the same code"),
-        ({"tests": ["test_interventions.py::test_gone"]}, "reset: tests/test_interventions.py has no test_gone"),
-        ({"tests": ["test_gone.py::test_gone[a]"]}, "reset: tests/test_gone.py has no test_gone[a]"),
+        ({"tests": ["test_interventions.py::test_gone"]}, "reset: tests/tricks/test_interventions.py has no test_gone"),
+        ({"tests": ["test_gone.py::test_gone[a]"]}, "reset: no folder of tests has a test_gone.py"),
         ({"tests": []}, "reset: no test is named that should see it"),
     ],
 )
@@ -56,7 +55,7 @@ def test_a_name_stands_for_one_fault() -> None:
 def command(folder: Path, faults: list[dict], *words: str) -> subprocess.CompletedProcess[str]:
     (folder / "some.yaml").write_text(yaml.safe_dump(faults))
     return subprocess.run(
-        [sys.executable, str(HERE / "mutants" / "plant.py"), "--lists", str(folder), *words],
+        [sys.executable, str(HERE / "plant.py"), "--lists", str(folder), *words],
         capture_output=True, text=True, timeout=500,
     )  # fmt: skip
 
@@ -83,14 +82,14 @@ def test_a_hang_is_a_kill_and_leaves_no_process(tmp_path: Path) -> None:
     assert verdict.killed_by == "a hang: longer than 0.2 s" and verdict.as_it_should
     assert copy.process is None
     assert not any(lives_in(place, tmp_path) for place in Path("/proc").glob("[0-9]*/cwd"))
-    assert (tmp_path / "grpo_lab" / MIXES["file"]).read_text() == (HERE.parent / "grpo_lab" / MIXES["file"]).read_text()
+    assert (tmp_path / "grpo_lab" / MIXES["file"]).read_text() == (PACKAGE / MIXES["file"]).read_text()
 
 
 @pytest.mark.extended
 @pytest.mark.timeout(600)  # five processes that load torch
 def test_killed_and_surviving_faults_are_told_apart(tmp_path: Path) -> None:
     """The package that is imported is the copy, the tree stays as it was, and a survivor fails the command."""
-    source = (HERE.parent / "grpo_lab" / MIXES["file"]).read_bytes()
+    source = (PACKAGE / MIXES["file"]).read_bytes()
     alike = UNSEEN | {"name": "alike", "new": "return 1 - self.decay / 1", "equivalent": "a division by 1"}
     words = ("--workers", "1", "--table", str(tmp_path / "table.md"))
     done = command(tmp_path, [MIXES, UNSEEN, alike], *words)
@@ -102,6 +101,6 @@ def test_killed_and_surviving_faults_are_told_apart(tmp_path: Path) -> None:
         "equivalent: a division by 1",
     ]
     assert total == "3 planted, 1 killed, 2 survived, 1 of them said to be alike."
-    assert (HERE.parent / "grpo_lab" / MIXES["file"]).read_bytes() == source
+    assert (PACKAGE / MIXES["file"]).read_bytes() == source
     with pytest.raises(ValueError, match="without any fault every test must pass"):
         plant.Copy(tmp_path / "copy").check(["test_interventions.py::test_gone"])

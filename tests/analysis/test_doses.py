@@ -18,7 +18,7 @@ from grpo_lab.analysis.outcome import DOWNSTREAM, HELDOUT, final_values
 from grpo_lab.analysis.synthetic import Planted, synthetic_sweep
 from grpo_lab.config.design import read_design
 
-SAVED = Path(__file__).parent.parent / "analysis/data"
+SAVED = Path(__file__).parents[2] / "analysis/data"
 LAGS = {"lag_4": ["schedule=one_step_off", "schedule.lag=4"], "lag_0": ["schedule=one_step_off", "schedule.lag=0"]}
 LAGS |= {"lag_16": ["schedule.lag=16", "schedule=one_step_off"]}
 

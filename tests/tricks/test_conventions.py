@@ -198,7 +198,7 @@ def test_where_the_cut_matters_it_moves_the_gradient(convention: str, option: st
 
 # --- verl, by its own code ----------------------------------------------------------------------------------
 
-CASES = json.loads((Path(__file__).parent / "golden" / "verl_reference.json").read_text())
+CASES = json.loads((Path(__file__).parents[1] / "golden" / "verl_reference.json").read_text())
 both_cases = pytest.mark.parametrize("case", CASES, ids=[f"seed{case['seed']}" for case in CASES])
 LOSSES = "policy_losses (advantages = group_mean / none)"
 

@@ -10,16 +10,14 @@ import time
 from argparse import Namespace
 from pathlib import Path
 
+import findings
+import machine
 import pytest
+import repeat
+import run as driver
 
 HERE = Path(__file__).parent
-DRIVER = HERE / "gpu" / "run.py"
-sys.path.append(str(HERE / "gpu"))
-
-import findings  # noqa: E402
-import machine  # noqa: E402
-import repeat  # noqa: E402
-import run as driver  # noqa: E402
+DRIVER = HERE / "run.py"
 
 OPTIONS = Namespace(device="cpu", small=True, patience=1.0)
 # A part that finds one thing and then does what it is told.

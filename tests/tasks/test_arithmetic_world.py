@@ -29,7 +29,7 @@ from grpo_lab.tasks.card_base import CardBase
 from grpo_lab.tasks.verifiers import ExactAnswer, Lenient, Strict
 from grpo_lab.tasks.warm_start import ArithmeticBase, LocalModel, draw_example, encode_slice
 
-CONF = Path(__file__).parents[1] / "conf"
+CONF = Path(__file__).parents[2] / "conf"
 strict = Strict(correct=1.0, wrong=0.0)
 lenient = Lenient(correct=1.0, wrong=0.0)
 exact = ExactAnswer(correct=1.0, wrong=0.0)

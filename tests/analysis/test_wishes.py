@@ -21,7 +21,7 @@ from grpo_lab.analysis.load import SweepData, load_data, save_data
 from grpo_lab.analysis.outcome import final_values
 from grpo_lab.analysis.synthetic import Planted, synthetic_sweep, write_synthetic
 
-SAVED = Path(__file__).parent.parent / "analysis/data"
+SAVED = Path(__file__).parents[2] / "analysis/data"
 
 
 def asked(

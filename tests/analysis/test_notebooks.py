@@ -22,7 +22,7 @@ from grpo_lab.analysis import noise, one_trick, show
 from grpo_lab.analysis.outcome import DOWNSTREAM, Outcome, final_values
 from grpo_lab.analysis.synthetic import Planted, synthetic_sweep, write_synthetic
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 NOTEBOOKS = ("sweep_overview", "reward_against_eval", "one_trick", "scaling", "noise_floor")
 SMALL = {"seeds": (0, 1, 2, 3), "steps": 48, "every": 4, "questions": 64, "rows": 64}
 HELPS = Planted(tricks=("helps", "null"), training={"helps": 0.12}, downstream={"helps": 0.12}, **SMALL)

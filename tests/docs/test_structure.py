@@ -13,7 +13,7 @@ from grpo_lab.config.run_config import AXES, conf_folder, options, slot_types
 from grpo_lab.learner import step_metrics as step_metrics
 from grpo_lab.tracking.metrics import REGISTRY, find
 
-PACKAGE = Path(__file__).parent.parent / "grpo_lab"
+PACKAGE = Path(__file__).parents[2] / "grpo_lab"
 
 
 def imports_of(path: Path) -> set[str]:

@@ -21,7 +21,7 @@ from grpo_lab.config.run_config import AXES, ROOMS, conf_folder
 from grpo_lab.tricks.base import tied
 from grpo_lab.types import to_groups
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 # Where the whole of each package is loaded, and not its name alone.
 LARGE = {
     "torch": "torch._C",
@@ -158,7 +158,7 @@ def test_a_run_and_the_proof_for_a_card_need_none_of_these() -> None:
     code = (
         "import sys\n"
         f"sys.modules.update(dict.fromkeys({absent!r}))\n"
-        "sys.path[:0] = ['tests', 'tests/gpu', 'tests/benchmarks']\n"
+        "sys.path[:0] = ['tests/shared', 'tests/gpu', 'tests/benchmarks']\n"
         "import grpo_lab.loop, equal, speed, learn, many, one_of_many\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=200)

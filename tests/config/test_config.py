@@ -291,7 +291,7 @@ def test_a_recipe_is_the_published_row_on_every_axis(recipe: str) -> None:
 def test_recipes_never_set_a_convention() -> None:
     """Nor a room but the reward and the critic: another framework's numbers, another task or model are no method.
 
-    All count as the house does, then, which is the convention of the plain run: tests/test_conventions.py.
+    All count as the house does, then, which is the convention of the plain run: tests/tricks/test_conventions.py.
     """
     for recipe in option_names("recipe"):
         run, plain = run_of("world=arithmetic", f"recipe={recipe}"), run_of()

@@ -61,7 +61,7 @@ def formula(table: dict[str, Any], option: object) -> Any:
     """What stands under the option's name."""
     name = type(option).__name__
     if name not in table:
-        raise KeyError(f"the reference loop has no formula for {name}: write it in tests/reference_formulas.py")
+        raise KeyError(f"the reference loop has no formula for {name}: write it in tests/shared/reference_formulas.py")
     return table[name]
 
 

@@ -137,7 +137,7 @@ def test_new_entries_change_a_fingerprint_only_where_they_are_used() -> None:
 
 def test_recorded_fingerprints_still_hold() -> None:
     """Running a finished experiment again must not look like a new declaration."""
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[2]
     finished = ["overlong", "phantom", "interruption", "solved_prompts", "recipes"]
     for name in (*finished, "staleness", "mismatch", "mismatch_correction"):
         recorded = json.loads((root / "analysis/data" / f"{name}.json").read_text())["sweep"]["declared"][-1]

@@ -51,7 +51,7 @@ from grpo_lab.analysis.stats import (
     t_interval,
 )
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "statistics.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "statistics.json").read_text())
 SAME = 1e-10
 CHANCE = 1e-6  # of a noncentral t
 
