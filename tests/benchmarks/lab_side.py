@@ -12,7 +12,6 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,15 @@ import torch
 
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.run_config import RunConfig, to_run
-from grpo_lab.loop import train
+from grpo_lab.loop import open_run, train
 from grpo_lab.policy.device import prepare_torch
 from grpo_lab.rollout.grading import encode_prompts
-from grpo_lab.run.recorder import Clock, Recorder
-from grpo_lab.run.state import RunState, open_state
+from grpo_lab.rollout.groups import ProblemSource
+from grpo_lab.run.recorder import Recorder
+from grpo_lab.run.state import RunState
 from grpo_lab.tracking.progress import RunProgress
 from grpo_lab.tracking.run_log import RunLog
-from grpo_lab.tricks.curriculum import Memory, Pool
+from grpo_lab.tricks.curriculum import Memory
 
 PEAK_SIZES = (512, 1024, 2048)
 GPU_PEAK_SIZES = (4096, 8192)
@@ -47,8 +47,8 @@ class Stamped(Recorder):
     wall: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
 
-    def record(self, bench: RunState, signs: Mapping[str, float | int], clock: Clock) -> None:
-        super().record(bench, signs, clock)
+    def record(self, *step: Any) -> None:
+        super().record(*step)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self.wall.append(time.perf_counter())
@@ -83,9 +83,9 @@ def timed_run(steps: int, warmup: int, overrides: list[str]) -> dict[str, Any]:
     device = prepare_torch(run)
     with tempfile.TemporaryDirectory() as folder, RunLog(Path(folder)) as log, RunProgress("bench") as progress:
         progress.show = lambda *_: None  # the driver shows the progress
-        bench = open_state(run, device, None)
         recorder = Stamped(run, log, progress, "benchmark")
-        train(run, bench, recorder)
+        with open_run(run, device) as (state, queue, _):
+            train(run, state, queue, recorder)
         logged = {name: read(log.folder / f"{name}.jsonl", name) for name in ("metrics", "timing")}
     rows = []
     for step in range(warmup + 1, total + 1):
@@ -103,28 +103,25 @@ def timed_run(steps: int, warmup: int, overrides: list[str]) -> dict[str, Any]:
                 "flops": metrics["budget/flops"] - logged["metrics"][step - 1]["budget/flops"],
             }
         )
-    result = {"rows": rows, "setting": setting(run, bench, total), "threads": torch.get_num_threads()}
+    result = {"rows": rows, "setting": setting(run, state, total), "threads": torch.get_num_threads()}
     return result | ({"gpu_bytes": torch.cuda.max_memory_allocated()} if device.type == "cuda" else {})
 
 
-def setting(run: RunConfig, bench: RunState, total: int) -> dict[str, Any]:
+def setting(run: RunConfig, state: RunState, total: int) -> dict[str, Any]:
     """What the other side needs to do the same work: model, problems in order, and the numbers."""
-    memory = Memory.of(len(bench.problems))
+    memory, source = Memory.of(len(state.problems)), ProblemSource.of(run, state.problems)
     drawn = [
-        bench.problems[index]
+        state.problems[index]
         for step in range(total)
-        for index in run.curriculum.draw(
-            run.problems_per_step,
-            Pool(bench.difficulties, run.problems_per_step, run.seed, step / total, memory, frozenset()),
-        )
+        for index in source.draw(run.problems_per_step, memory, step / total, frozenset())
     ]
     optimizer = run.optimizer
     return {
-        "device": bench.device.type,
+        "device": state.device.type,
         "bf16": run.learner_precision.dtype is torch.bfloat16,
         "model": str(run.model.resolve()),
         "prompts": [run.template.render(problem.question) for problem in drawn],
-        "prompt_ids": [list(ids) for ids in encode_prompts(bench.tokenizer, run.template, drawn)],
+        "prompt_ids": [list(ids) for ids in encode_prompts(state.tokenizer, run.template, drawn)],
         "answers": [problem.answer for problem in drawn],
         "correct": run.reward.correct,
         "wrong": run.reward.wrong,

@@ -83,22 +83,22 @@ def test_half_precision_trains_under_a_loss_scale_that_resumes(tmp_path: Path, t
 
 def test_a_gradient_that_overflows_leaves_the_weights_and_halves_the_scale(tmp_path: Path, tiny_base: Path) -> None:
     run = to_run(compose_with_choices(["world=tiny", "tracking=none", *FP16])[0])
-    bench = open_state(run, CPU, None)
-    weight = next(iter(bench.learner.parameters()))
+    state = open_state(run, CPU, None)
+    weight = next(iter(state.learner.parameters()))
     for gradient, overflows in ((1.0, False), (torch.inf, True), (torch.nan, True)):
-        bench.loss_scale.scale(torch.zeros(()))  # the scale exists from its first use on
-        weight.grad = torch.full_like(weight, gradient) * bench.loss_scale.get_scale()
-        before = bench.loss_scale.get_scale()
-        assert _overflows(bench) == overflows
-        assert bench.loss_scale.get_scale() == (before / 2 if overflows else before)
+        state.loss_scale.scale(torch.zeros(()))  # the scale exists from its first use on
+        weight.grad = torch.full_like(weight, gradient) * state.loss_scale.get_scale()
+        before = state.loss_scale.get_scale()
+        assert _overflows(state) == overflows
+        assert state.loss_scale.get_scale() == (before / 2 if overflows else before)
         assert (weight.grad is None) == overflows
         if not overflows:
             assert torch.equal(weight.grad, torch.ones_like(weight)), "the scale is taken out"
-    bench.loss_scale.update(1e-4)
+    state.loss_scale.update(1e-4)
     weight.grad = torch.full_like(weight, torch.inf)
     with pytest.raises(FloatingPointError, match="whatever the loss scale"):
-        _overflows(bench)
-    bench.session.close()
+        _overflows(state)
+    state.session.close()
 
 
 def test_the_log_says_how_far_sampler_and_learner_are_apart(tmp_path: Path, tiny_base: Path) -> None:

@@ -23,8 +23,9 @@ from grpo_lab.engines.vllm_process import VllmProcess
 from grpo_lab.engines.vllm_session import VllmProcessSession
 from grpo_lab.rollout.queue import RolloutBatch
 from grpo_lab.rollout.rounds import Rounds
+from grpo_lab.rollout.stream import LiveStream
 from grpo_lab.run.checkpoint import latest, load_state
-from grpo_lab.run.state import RunState
+from grpo_lab.tricks.curriculum import Memory
 from grpo_lab.tricks.precision import Bf16, LmHead
 
 pytestmark = pytest.mark.vllm
@@ -114,16 +115,16 @@ LIVE = [
 def test_the_next_batch_is_drawn_while_the_learner_trains(tmp_path: Path, tiny_base: Path, monkeypatch) -> None:
     """For real, and with the tokens that the same schedule draws when nothing overlaps."""
     during = []
-    settle = Rounds.settle
+    remember = Rounds.remember
 
-    def seen(self: Rounds, made) -> None:
-        during.append((self.number, self.bench.ledger.steps, threading.current_thread().name))
-        settle(self, made)
+    def seen(self: Rounds, made) -> Memory:
+        during.append((self.number, threading.current_thread().name))
+        return remember(self, made)
 
-    monkeypatch.setattr(Rounds, "settle", seen)
+    monkeypatch.setattr(Rounds, "remember", seen)
     schedule = ("schedule=one_step_off", "schedule.lag=2", "budget.amount=6")
     live = run_in_process(tmp_path / "live", *LIVE, *schedule)
-    threads = {number: name for number, _, name in during}
+    threads = dict(during)
     assert "MainThread" in threads[0] and all("MainThread" not in threads[number] for number in range(1, 8))
     rows = [row["metrics"] for row in metrics_of(live)[1:]]
     assert [row["rollout/staleness_max"] for row in rows] == [0, 1, 2, 2, 2, 2]
@@ -142,16 +143,16 @@ def test_weights_meet_responses_midway_for_real_and_what_grows_is_saved(
         *LIVE, f"schedule={schedule}", "schedule.max_lag=2", "truncation=interrupt", "budget.amount=8",
         "checkpoint_every=4", "engine.max_rows=16", "rollouts_every=1",
     ]  # fmt: skip
-    count = RolloutBatch.count
+    take = LiveStream.take
 
-    def dies_in_step_six(self: RolloutBatch, bench: RunState) -> None:
-        if bench.ledger.steps == 5:
-            os.kill(bench.session.process.pid, signal.SIGKILL)
-            bench.session.process.join()
-            bench.session.check_alive()
-        count(self, bench)
+    def dies_in_step_six(self: LiveStream) -> RolloutBatch:
+        if self.ledger.steps == 5:
+            os.kill(self.session.process.pid, signal.SIGKILL)
+            self.session.process.join()
+            self.session.check_alive()
+        return take(self)
 
-    monkeypatch.setattr(RolloutBatch, "count", dies_in_step_six)
+    monkeypatch.setattr(LiveStream, "take", dies_in_step_six)
     with pytest.raises(EngineFailure, match="ended by signal 9"):
         run_in_process(tmp_path, *overrides)
     (folder,) = tmp_path.glob("run/seed=*")
@@ -162,7 +163,7 @@ def test_weights_meet_responses_midway_for_real_and_what_grows_is_saved(
         for place, part in zip([p for p, begun in enumerate(left["begun"]) if begun], left["group"]["responses"])
     }
     assert len(grown) >= 4 and all(grown.values())
-    monkeypatch.setattr(RolloutBatch, "count", count)
+    monkeypatch.setattr(LiveStream, "take", take)
     run_in_process(tmp_path, *overrides)
     rows = [row["metrics"] for row in metrics_of(folder)[1:]]
     assert len(rows) == 8 and max(row["rollout/staleness_max"] for row in rows) >= 1

@@ -5,11 +5,12 @@ python tests/gpu/one_of_many.py FOLDER INDEX OVERRIDE...
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from findings import ROOT
@@ -17,10 +18,9 @@ from lab_side import QUIET
 
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.run_config import to_run
-from grpo_lab.loop import train
+from grpo_lab.loop import open_run, train
 from grpo_lab.policy.device import prepare_torch
-from grpo_lab.run.recorder import Clock, Recorder
-from grpo_lab.run.state import RunState, open_state
+from grpo_lab.run.recorder import Recorder
 from grpo_lab.tracking.progress import RunProgress
 from grpo_lab.tracking.run_log import RunLog
 
@@ -36,8 +36,8 @@ class TakesTurns(Recorder):
     folder: Path = ROOT
     index: int = 0
 
-    def record(self, bench: RunState, signs: Mapping[str, float | int], clock: Clock) -> None:
-        super().record(bench, signs, clock)
+    def record(self, *step: Any) -> None:
+        super().record(*step)
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         with (self.folder / f"{self.index}.steps").open("a") as sink:
@@ -55,11 +55,9 @@ def main() -> None:
     device = prepare_torch(run)
     with RunLog(folder / f"run{index}") as log, RunProgress(f"run {index}") as progress:
         progress.show = lambda *_: None  # many.py counts the steps
-        bench = open_state(run, device, None)
-        try:
-            train(run, bench, TakesTurns(run, log, progress, "benchmark", folder=folder, index=index))
-        except Over:
-            bench.close()
+        recorder = TakesTurns(run, log, progress, "benchmark", folder=folder, index=index)
+        with open_run(run, device) as (state, queue, _), contextlib.suppress(Over):
+            train(run, state, queue, recorder)
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ def stages(work: Work, name: str, steps: int, *overrides: str) -> dict[str, Any]
     def seconds(stage: str) -> float:
         return median(row["stages"].get(stage, 0.0) for row in rows)
 
-    for stage in ("generate", "score", "train", "sync"):
+    for stage in ("generate", "logprobs", "train", "sync"):
         add(f"{name}: {stage}", seconds(stage), "s")
     step = median(row["wall"] for row in rows)
     add(f"{name}: the whole step", step, "s")

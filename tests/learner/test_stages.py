@@ -13,6 +13,7 @@ from test_reference_loop import CUT, LAGGED, PUT_IN, SHORT
 from torch import Tensor
 
 from grpo_lab import loop
+from grpo_lab.learner import update as learner
 from grpo_lab.policy.batching import StepInputs
 from grpo_lab.policy.critic import LiveCritic
 from grpo_lab.rollout.queue import RolloutBatch
@@ -33,7 +34,7 @@ def test_the_helper_takes_the_stages_as_the_loop_does(
     overrides: str, tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the loop cuts into updates is what the helper makes of the same rollouts, rewards and log-probs."""
-    made, score, values = loop.make_minibatch, loop.score, LiveCritic.values
+    made, read, values = learner.make_minibatch, learner.rollout_logprobs, LiveCritic.values
     count, train = RolloutBatch.count, loop.train
     steps: list[dict[str, Any]] = []
     runs = []
@@ -42,13 +43,13 @@ def test_the_helper_takes_the_stages_as_the_loop_does(
         runs.append(run)
         train(run, *rest)
 
-    def counting(delivery: RolloutBatch, bench: Any) -> None:
-        steps.append({"batch": delivery.batch, "scores": []})
-        count(delivery, bench)
+    def counting(batch: RolloutBatch, *ledger: Any) -> None:
+        steps.append({"batch": batch.groups, "logprobs": []})
+        count(batch, *ledger)
 
-    def scoring(*asked: Any, **named: Any) -> Any:
-        found = score(*asked, **named)
-        steps[-1]["scores"].append(found[0])
+    def reading(*asked: Any, **named: Any) -> Any:
+        found = read(*asked, **named)
+        steps[-1]["logprobs"].append(found[0])
         return found
 
     def valuing(critic: LiveCritic, *asked: Any) -> Tensor:
@@ -60,8 +61,8 @@ def test_the_helper_takes_the_stages_as_the_loop_does(
         return made(inputs, *rest)
 
     for owner, name, wrapper in (
-        (loop, "train", training), (RolloutBatch, "count", counting), (loop, "score", scoring),
-        (LiveCritic, "values", valuing), (loop, "make_minibatch", cutting),
+        (loop, "train", training), (RolloutBatch, "count", counting), (learner, "rollout_logprobs", reading),
+        (LiveCritic, "values", valuing), (learner, "make_minibatch", cutting),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, wrapper)
     run_in_process(tmp_path, *SHORT.split(), *overrides.split(), checked=0)
@@ -71,7 +72,7 @@ def test_the_helper_takes_the_stages_as_the_loop_does(
     monkeypatch.setattr(helpers, "critic_values", lambda rollouts: critics[id(rollouts)])
     thrown = 0
     for step in steps:
-        rollouts, (recomputed, reference) = step["batch"].rollouts, step["scores"]
+        rollouts, (recomputed, reference) = step["batch"].rollouts, step["logprobs"]
         scene = Scene(rollouts, step["batch"].graded, recomputed, recomputed, reference)
         ours, theirs = inputs_of(run, scene), step["inputs"]
         assert ours.loss_mask.equal(theirs.loss_mask)

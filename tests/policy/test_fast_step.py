@@ -16,8 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.run_config import to_run
-from grpo_lab.learner.step_metrics import UpdateTally
-from grpo_lab.learner.update import skips_rows
+from grpo_lab.learner.update import UpdateTally
 from grpo_lab.policy import packing
 from grpo_lab.policy.batching import make_minibatch
 from grpo_lab.policy.logprobs import token_logprobs
@@ -301,21 +300,22 @@ def test_rows_without_signal_leave_and_every_count_stays() -> None:
 
 
 def test_means_for_the_log_are_over_the_tokens_that_were_read() -> None:
-    tally = UpdateTally(sums={"tokens": 4.0, "entropy": 6.0}, in_loss=12)
+    nothing = torch.zeros(1, 1, dtype=torch.bool)
+    tally = UpdateTally(0, torch.zeros(1, 1), nothing, None, sums={"tokens": 4.0, "entropy": 6.0}, in_loss=12)
     assert tally.mean("entropy") == 1.5
 
 
 def test_who_reads_rows_without_signal() -> None:
     free = to_run(compose_config(["world=tiny", "tracking=none", "skip_rows_without_signal=true"]))
-    assert skips_rows(free) and not skips_rows(replace(free, skip_rows_without_signal=False))
+    assert free.skips_rows and not replace(free, skip_rows_without_signal=False).skips_rows
     for reader in (
         {"kl": K3Loss(0.1, 20.0)},
         {"entropy": Bonus(0.1)},
         {"surrogate": Kimi(0.1)},
         {"aggregation": TokenMean(Scope.microbatch)},
     ):
-        assert not skips_rows(replace(free, **reader)), reader
-    assert skips_rows(replace(free, kl=K1Reward(0.1))), "its charge is in the advantages"
+        assert not replace(free, **reader).skips_rows, reader
+    assert replace(free, kl=K1Reward(0.1)).skips_rows, "its charge is in the advantages"
 
 
 def test_a_run_that_leaves_them_out_learns_the_same_and_reads_less(tmp_path: Path, tiny_base: Path) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import assert_close, make_graded
+from helpers import assert_close, make_graded, queue_of
 from test_loop import WORLD, metrics_of, run_in_process, same_ending
 
 from grpo_lab.budget.ledger import Ledger, ModelFlops
@@ -28,7 +28,7 @@ from grpo_lab.config.run_config import RunConfig, conf_folder
 from grpo_lab.engines.base import EngineSession
 from grpo_lab.engines.native_session import NativeSession
 from grpo_lab.loop import start
-from grpo_lab.rollout.queue import RolloutBatch
+from grpo_lab.rollout.queue import RolloutBatch, RolloutQueue
 from grpo_lab.rollout.rounds import Rounds
 from grpo_lab.run.checkpoint import latest, load_state
 from grpo_lab.run.recorder import Recorder
@@ -92,22 +92,32 @@ class MadeUp(EngineSession):
 
 @dataclass
 class World:
-    """A run and its workbench, without the learning."""
+    """A run, what it holds and its queue, without the learning."""
 
     run: RunConfig
-    bench: RunState
+    state: RunState
+    queue: RolloutQueue
 
     def step(self, group_filter) -> tuple[Rounds, Collected]:
         """One step up to the filter."""
-        rounds = Rounds(self.run, self.bench, self.bench.ledger.steps, self.bench.ledger.spent(self.run.budget))
+        queue, ledger = self.queue, self.state.ledger
+        progress = ledger.spent(self.run.budget)
+        rounds = Rounds(queue.source, queue.maker, self.state.session, queue.memory, ledger.steps, progress)
         collected = group_filter.collect(rounds, self.run.problems_per_step)
-        rounds.settle(collected.made)
+        queue.memory = rounds.remember(collected.made)
         numbers = tuple(rounds.numbers[index] for index in collected.made.indices)
         started = rounds.started(collected.made)
-        RolloutBatch(
-            collected.made, collected.chosen, numbers, tuple(rounds.spent), rounds.passed_over, started, 0.0
-        ).count(self.bench)
-        self.bench.ledger.steps += 1
+        RolloutBatch.of(
+            group_filter,
+            collected.made,
+            collected.chosen,
+            numbers=numbers,
+            spent=tuple(rounds.spent),
+            passed_over=rounds.passed_over,
+            started=started,
+            ready_at=0.0,
+        ).count(ledger, self.state.model_flops)
+        ledger.steps += 1
         return rounds, collected
 
 
@@ -121,12 +131,12 @@ def world(make_run: Callable[..., RunConfig], tiny_base: Path) -> Iterator[Calla
 
     def build(right: Callable | None, length: Callable, *overrides: str) -> World:
         run = make_run("evaluation.initial_kl=false", *overrides)
-        bench = open_state(run, torch.device("cpu"), None)
+        state = open_state(run, torch.device("cpu"), None)
         if right is not None:
             run = replace(run, reward=LastDigit(1.0, 0.0))
-            zero, one = (bench.tokenizer.convert_tokens_to_ids(digit) for digit in "01")
-            bench.session = MadeUp((zero, one), bench.tokenizer.eos_token_id, right, length)
-        return World(run, bench)
+            zero, one = (state.tokenizer.convert_tokens_to_ids(digit) for digit in "01")
+            state.session = MadeUp((zero, one), state.tokenizer.eos_token_id, right, length)
+        return World(run, state, queue_of(run, state))
 
     yield build
 
@@ -181,8 +191,8 @@ def until_full(world: World, position: int) -> tuple[int, int]:
 
     Without rounds.py: the shuffled passes, and the sampler's outcomes of the problem at the step.
     """
-    run, bench = world.run, world.bench
-    size = len(bench.problems)
+    run, state = world.run, world.state
+    size = len(state.problems)
     asked: set[int] = set()
     found = 0
     while found < BATCH:
@@ -192,8 +202,8 @@ def until_full(world: World, position: int) -> tuple[int, int]:
         if index in asked:
             continue
         asked.add(index)
-        keys = [NoiseKey(run.seed, "train", bench.ledger.steps, bench.problems[index].id, row) for row in range(GROUP)]
-        found += len({bench.session.right(key) for key in keys}) == 2
+        keys = [NoiseKey(run.seed, "train", state.ledger.steps, state.problems[index].id, row) for row in range(GROUP)]
+        found += len({state.session.right(key) for key in keys}) == 2
     return len(asked), position
 
 
@@ -207,7 +217,7 @@ def test_active_sampling_generates_what_one_at_a_time_would_and_costs_one_over_t
     for _ in range(30):
         expected, position = until_full(there, position)
         _, collected = there.step(Active(Signal.outcome, 100))
-        assert collected.made.number == expected and there.bench.memory.looked == position
+        assert collected.made.number == expected and there.queue.memory.looked == position
         assert collected.chosen == tuple(has_signal(collected.made.masked, Signal.outcome)), "and none of them is lost"
         assert len(collected.chosen) == BATCH and collected.chosen[-1] == expected - 1
         assert len(set(collected.made.indices)) == expected, "no problem twice in a step"
@@ -229,7 +239,7 @@ def test_resampling_generates_whole_batches_until_one_is_full(world) -> None:
     for _ in range(30):
         needed, _ = until_full(there, position)
         _, collected = there.step(Resample(Signal.outcome, 100, oversample=1.0))
-        position = there.bench.memory.looked
+        position = there.queue.memory.looked
         assert collected.made.number == math.ceil(needed / BATCH) * BATCH
         assert collected.chosen == tuple(has_signal(collected.made.masked, Signal.outcome))[:BATCH]
         batches.append(collected.made.number // BATCH)
@@ -274,9 +284,9 @@ def test_the_bias_of_a_race_by_hand(world) -> None:
     total = 0.0
     for case in product((2, 3, 4), repeat=4):
         lengths[:] = case
-        there.bench.memory.looked = 0
-        ahead = np.random.Generator(np.random.Philox(key=[0, 0])).permutation(len(there.bench.problems))[:2]
-        order = [there.bench.problems[index].id for index in ahead]
+        there.queue.memory.looked = 0
+        ahead = np.random.Generator(np.random.Philox(key=[0, 0])).permutation(len(there.state.problems))[:2]
+        order = [there.state.problems[index].id for index in ahead]
         _, collected = there.step(race)
         total += float(collected.made.choose(collected.chosen).graded.lengths.double().mean()) - 1
     assert_close(total / 81, 142 / 81, 1e-12, "the mean accepted length")
@@ -308,13 +318,13 @@ def test_partial_responses_that_are_kept_take_the_length_bias_out(world, keeps_p
         batch = collected.made.choose(collected.chosen)
         trained += batch.graded.lengths.flatten().tolist()
         assert batch.number == 4 and len(set(collected.made.indices)) == collected.made.number
-        now = {left["index"] for left in there.bench.memory.leftovers}
-        assert now.isdisjoint(collected.made.indices) and len(now) == len(there.bench.memory.leftovers)
+        now = {left["index"] for left in there.queue.memory.leftovers}
+        assert now.isdisjoint(collected.made.indices) and len(now) == len(there.queue.memory.leftovers)
     error = DEVIATION / math.sqrt(len(trained))
     if keeps_partial:
         assert_close(np.mean(trained), MEAN, 4 * error, "the population's mean")
-        keys = {(request.noise.step, request.noise.problem) for request in there.bench.session.asked}
-        waiting = len(there.bench.memory.leftovers)
+        keys = {(request.noise.step, request.noise.problem) for request in there.state.session.asked}
+        waiting = len(there.queue.memory.leftovers)
         assert len(keys) == 50 * 4 + waiting <= 50 * 4 + 8, "what is begun is trained once, or still waits"
     else:
         expected = predicted_by_order_statistics(4, 8, 3)
@@ -329,21 +339,21 @@ def test_groups_that_end_at_once_are_not_lost_and_cost_nothing_later(world) -> N
     """
     there = world(one_right, always(3), "group_size=2", "problems_per_step=1")
     race = OversampleAbort(Signal.outcome, 1, oversample=3.0, keeps_partial=True)
-    ledger, session, memory = there.bench.ledger, there.bench.session, there.bench.memory
+    ledger, session, memory = there.state.ledger, there.state.session, there.queue.memory
     rounds, first = there.step(race)
     assert rounds.started(first.made) == 3 and first.made.number == 1
     prompts = sum(len(request.prompt) for request in session.asked[::2])
     assert (ledger.prompts, ledger.completions, ledger.sampled_tokens) == (3, 6, prompts + 18)
     spent = ledger.flops
-    left = [part["index"] for part in there.bench.memory.leftovers]
-    assert memory is not there.bench.memory and memory.leftovers == []
+    left = [part["index"] for part in there.queue.memory.leftovers]
+    assert memory is not there.queue.memory and memory.leftovers == []
     for place in (0, 1):
         _, collected = there.step(race)
         assert collected.made.indices == (left[place],) and session.calls == 1
         assert int(collected.made.rollouts.lengths.sum()) == 6
     assert (ledger.prompts, ledger.completions, ledger.sampled_tokens) == (3, 6, prompts + 18)
     assert ledger.flops == spent and ledger.discarded_tokens == 0
-    assert [part["responses"][0]["tokens"] for part in there.bench.memory.leftovers] == [[], []], "drawn, not begun"
+    assert [part["responses"][0]["tokens"] for part in there.queue.memory.leftovers] == [[], []], "drawn, not begun"
     _, collected = there.step(race)  # what was drawn in step 2 and not begun comes first
     assert session.calls == 2 and ledger.prompts == 6
 
@@ -366,18 +376,18 @@ def test_a_step_that_cannot_be_filled_leaves_everything_as_it_was(world) -> None
     there = world(one_right, uneven, "group_size=2", "problems_per_step=4")
     race = OversampleAbort(Signal.outcome, 2, oversample=2.0, keeps_partial=True)
     there.step(race)
-    before, ledger = there.bench.memory, dict(vars(there.bench.ledger))
+    before, ledger = there.queue.memory, dict(vars(there.state.ledger))
     tensors = {name: value.clone() for name, value in before.state().items() if isinstance(value, torch.Tensor)}
     assert before.leftovers
     for left in before.leftovers:  # what has ended already was right once
         unbegun = {"tokens": [], "logprobs": [], "versions": [], "stop": "aborted"}
         left["responses"] = [dict(unbegun) for _ in left["responses"]]
     plain = (before.looked, before.passed, [dict(left) for left in before.leftovers])
-    there.bench.session.right = lambda key: False
+    there.state.session.right = lambda key: False
     with pytest.raises(Exhausted, match=r"after 2 rounds of generation 0 of the 4 .* of 16 problems 0 were always "):
         there.step(race)
-    after = there.bench.memory
-    assert after is before and dict(vars(there.bench.ledger)) == ledger
+    after = there.queue.memory
+    assert after is before and dict(vars(there.state.ledger)) == ledger
     assert (after.looked, after.passed, after.leftovers) == plain
     assert all(torch.equal(value.nan_to_num(), getattr(after, name).nan_to_num()) for name, value in tensors.items())
 
@@ -401,7 +411,7 @@ def test_a_continued_response_says_what_it_would_have_said(world) -> None:
     cut: set[int] = set()
     went_on = 0
     for _ in range(5):
-        ahead = {left["index"]: left["step"] for left in there.bench.memory.leftovers if _tokens(left)}
+        ahead = {left["index"]: left["step"] for left in there.queue.memory.leftovers if _tokens(left)}
         _, collected = there.step(there.run.group_filter)
         rollouts = collected.made.rollouts
         rows = [row for place, index in enumerate(collected.made.indices) if index in ahead
@@ -414,7 +424,7 @@ def test_a_continued_response_says_what_it_would_have_said(world) -> None:
             )
             for row in rows
         ]
-        for row, whole in zip(rows, there.bench.session.generate(requests)):
+        for row, whole in zip(rows, there.state.session.generate(requests)):
             length = int(rollouts.lengths[row])
             assert tuple(rollouts.tokens[row, :length].tolist()) == whole.tokens
             assert bool(rollouts.finished[row]) == (whole.stop is StopReason.EOS)
@@ -430,9 +440,9 @@ def _tokens(left: dict) -> int:
 
 def test_old_tokens_keep_the_log_probs_and_the_version_of_the_weights_that_drew_them(world) -> None:
     there = world(None, always(0), *PARTIAL)
-    bench, mixed = there.bench, 0
+    state, mixed = there.state, 0
     for _ in range(5):
-        before = {left["index"]: left for left in bench.memory.leftovers}
+        before = {left["index"]: left for left in there.queue.memory.leftovers}
         _, collected = there.step(there.run.group_filter)
         rollouts = collected.made.rollouts
         for place, index in enumerate(collected.made.indices):
@@ -443,14 +453,14 @@ def test_old_tokens_keep_the_log_probs_and_the_version_of_the_weights_that_drew_
                 old = len(part["tokens"])
                 assert rollouts.tokens[row, :old].tolist() == part["tokens"]
                 assert torch.equal(rollouts.sampler_logprobs[row, :old], torch.tensor(part["logprobs"]))
-                assert versions[:old] == part.get("versions", []) and set(versions[old:]) <= {bench.updates}
-                assert all(version < bench.updates for version in versions[:old])
+                assert versions[:old] == part.get("versions", []) and set(versions[old:]) <= {state.updates}
+                assert all(version < state.updates for version in versions[:old])
                 mixed += 0 < old < length
         with torch.no_grad():
-            for weight in bench.learner.parameters():
+            for weight in state.learner.parameters():
                 weight.mul_(1.02)
-        bench.updates += 1
-        bench.sync()
+        state.updates += 1
+        state.session.update_weights(state.learner.state_dict().items(), state.updates)
     assert mixed >= 8
 
 
@@ -460,7 +470,7 @@ def test_what_waits_is_continued_before_anything_new_in_a_race_of_several_waves(
     waiting, longest = {}, 0
     for _ in range(6):
         there.step(there.run.group_filter)
-        now = {left["index"] for left in there.bench.memory.leftovers if _tokens(left)}
+        now = {left["index"] for left in there.queue.memory.leftovers if _tokens(left)}
         waiting = {index: waiting.get(index, 0) + 1 for index in now}
         longest = max(longest, *waiting.values(), 0)
     assert 1 <= longest <= 2
@@ -540,9 +550,9 @@ def after_a_line(step: int, die: Callable[[], None]) -> None:
     """Kill between the line of this step and whatever would come next."""
     record = Recorder.record
 
-    def recorded(self, bench, signs, clock):
-        record(self, bench, signs, clock)
-        if bench.ledger.steps == step:
+    def recorded(self, state, *rest):
+        record(self, state, *rest)
+        if state.ledger.steps == step:
             die()
 
     Recorder.record = recorded
@@ -550,14 +560,15 @@ def after_a_line(step: int, die: Callable[[], None]) -> None:
 
 def within_a_step(step: int, die: Callable[[], None]) -> None:
     """Kill once the groups of the step are there and remembered, before anything is learnt from them."""
-    settle = Rounds.settle
+    remember = Rounds.remember
 
-    def settled(self, made):
-        settle(self, made)
+    def remembered(self, made):
+        memory = remember(self, made)
         if self.number == step:
             die()
+        return memory
 
-    Rounds.settle = settled
+    Rounds.remember = remembered
 
 
 def test_a_killed_run_remembers_its_problems_and_its_partial_responses(tmp_path: Path) -> None:

@@ -11,19 +11,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import assert_close
+from helpers import assert_close, queue_of
 from test_loop import final_weights, metrics_of, run_in_process, same_ending, train_command
 from transformers import AutoModelForCausalLM
 
 from grpo_lab.budget.cost_model import CostModel, SimulatedClock, measure
+from grpo_lab.budget.ledger import Ledger, ModelFlops
 from grpo_lab.config.rules import IncompatibleRun, check_compatible
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.engines.base import EngineFailure
-from grpo_lab.learner.mismatch import probe_sync
+from grpo_lab.learner.mismatch import probe_sync, sync_sampler
 from grpo_lab.learner.step_metrics import staleness_metrics
 from grpo_lab.policy.batching import rollout_logprobs
-from grpo_lab.rollout.groups import group_from_state, group_to_state
-from grpo_lab.rollout.queue import RolloutBatch, training_seconds
+from grpo_lab.rollout.groups import GroupMaker, group_to_state
+from grpo_lab.rollout.queue import RolloutBatch, RolloutQueue, training_seconds
 from grpo_lab.run.state import RunState, open_state
 from grpo_lab.tricks.schedule import InFlight, Interruptible, OffPolicyK, OneStepOff, Sync
 from grpo_lab.types import Completion, Exhausted, StopReason
@@ -49,84 +50,86 @@ MIDWAY = ("cost_model.decode_step=0.01", "cost_model.decode_token=0", "cost_mode
 
 @pytest.fixture
 def opened(make_run: Callable[..., RunConfig], tiny_base: Path):
-    """opened("schedule=...") -> a run, its workbench and its supply."""
+    """opened("schedule=...") -> a run, what it holds and its queue."""
 
     def build(*overrides: str):
         run = make_run(*SMALL, *overrides)
-        bench = open_state(run, CPU, None)
-        return run, bench, bench.open_queue(run)
+        state = open_state(run, CPU, None)
+        queue = queue_of(run, state)
+        probe_sync(run, state)
+        return run, state, queue
 
     return build
 
 
-def step(bench: RunState, change: float = 0.0) -> RolloutBatch:
+def step(run: RunConfig, state: RunState, queue: RolloutQueue, change: float = 0.0) -> RolloutBatch:
     """Take a batch, change the learner as an update would, and sync."""
-    delivery = bench.supply.take()
-    generator = torch.Generator().manual_seed(bench.updates)
+    batch = queue.take()
+    generator = torch.Generator().manual_seed(state.updates)
     with torch.no_grad():
-        for parameter in bench.learner.parameters():
+        for parameter in state.learner.parameters():
             parameter.add_(change * torch.randn(parameter.shape, generator=generator))
-    bench.updates += 1
-    bench.ledger.steps += 1
-    bench.supply.sync()
-    return delivery
+    state.updates += 1
+    state.ledger.steps += 1
+    sync_sampler(run, state, queue)
+    return batch
 
 
-def learner_reads(run: RunConfig, bench: RunState, delivery: RolloutBatch) -> torch.Tensor:
-    rollouts = delivery.batch.rollouts
-    return rollout_logprobs(bench.learner, rollouts, 1.0, run.learner_precision, run.microbatching, CPU)[0]
+def learner_reads(run: RunConfig, state: RunState, batch: RolloutBatch) -> torch.Tensor:
+    rollouts = batch.rollouts
+    return rollout_logprobs(state.learner, rollouts, 1.0, run.learner_precision, run.microbatching, CPU)[0]
 
 
 @pytest.mark.parametrize("name", QUEUES)
 def test_a_batch_is_as_old_as_its_schedule_says(name: str, opened) -> None:
     overrides, ages = QUEUES[name]
-    run, bench, _ = opened(*overrides)
+    run, state, queue = opened(*overrides)
     history = []
     for number, age in enumerate(ages):
-        history.append({key: value.clone() for key, value in bench.learner.state_dict().items()})
-        delivery = step(bench, 1e-2)
-        rollouts = delivery.batch.rollouts
+        history.append({key: value.clone() for key, value in state.learner.state_dict().items()})
+        batch = step(run, state, queue, 1e-2)
+        rollouts = batch.rollouts
         assert set(rollouts.weight_version[rollouts.sampled_mask].tolist()) == {number - age}
         # and those weights, not a version number alone, drew it
-        now = {key: value.clone() for key, value in bench.learner.state_dict().items()}
-        bench.learner.load_state_dict(history[number - age])
-        read = learner_reads(run, bench, delivery)
-        bench.learner.load_state_dict(now)
+        now = {key: value.clone() for key, value in state.learner.state_dict().items()}
+        state.learner.load_state_dict(history[number - age])
+        read = learner_reads(run, state, batch)
+        state.learner.load_state_dict(now)
         assert_close(read, rollouts.sampler_logprobs, 1e-4, "log-probs under the weights of that version")
     assert run.schedule.ahead == max(ages) and run.schedule.keeps_sampler_current is (max(ages) == 0)
 
 
 def test_schedules_without_room_are_sync(opened) -> None:
     """Lag 0, k 1 and max_lag 0 train on the very tokens that Sync trains on."""
-    _, plain, _ = opened()
-    expected = [step(plain, 1e-2) for _ in range(4)]
+    plain = opened()
+    expected = [step(*plain, 1e-2) for _ in range(4)]
     for overrides in (
         ("schedule=one_step_off", "schedule.lag=0"),
         ("schedule=off_policy_k", "schedule.k=1"),
         ("schedule=interruptible", "schedule.max_lag=0"),
         ("schedule=in_flight", "schedule.max_lag=0"),
     ):
-        _, bench, _ = opened(*overrides)
+        run, state, queue = opened(*overrides)
         for number in range(4):
-            found = step(bench, 1e-2)
+            found = step(run, state, queue, 1e-2)
             # A stream takes groups as they end; which they are, and what they say, is the same.
-            order = [found.batch.indices.index(index) for index in expected[number].batch.indices]
-            same = found.batch.choose(order).rollouts
-            theirs = expected[number].batch.rollouts
+            order = [found.groups.indices.index(index) for index in expected[number].groups.indices]
+            same = found.groups.choose(order).rollouts
+            theirs = expected[number].rollouts
             assert torch.equal(same.tokens[:, : theirs.tokens.shape[1]], theirs.tokens), overrides
             assert torch.equal(same.weight_version[same.sampled_mask], theirs.weight_version[theirs.sampled_mask])
             assert_close(same.sampler_logprobs, theirs.sampler_logprobs, 1e-5, str(overrides))
-        assert bench.ledger.sampled_tokens == plain.ledger.sampled_tokens
+        assert state.ledger.sampled_tokens == plain[1].ledger.sampled_tokens
 
 
 @pytest.mark.parametrize("name", STREAMS)
 def test_weights_change_in_the_middle_of_responses(name: str, opened) -> None:
-    run, bench, supply = opened(*STREAMS[name], *MIDWAY)
+    run, state, queue = opened(*STREAMS[name], *MIDWAY)
     mixed, read_again = torch.zeros(0), 0
     for number in range(8):
-        delivery = step(bench, 1e-2)
-        read_again += sum(delivery.spent[0].read_again)
-        rollouts = delivery.batch.rollouts
+        batch = step(run, state, queue, 1e-2)
+        read_again += sum(batch.spent[0].read_again)
+        rollouts = batch.rollouts
         versions, mask = rollouts.weight_version, rollouts.sampled_mask
         assert (versions[mask] <= number).all()
         rises = (versions[:, 1:] >= versions[:, :-1]) | ~mask[:, 1:]
@@ -134,7 +137,7 @@ def test_weights_change_in_the_middle_of_responses(name: str, opened) -> None:
         first = versions[:, 0]
         last = torch.where(mask, versions, 0).amax(dim=1)
         mixed = torch.cat([mixed, (last > first).float()])
-        begun = len(supply.growing) + len(supply.ready)
+        begun = len(queue.growing) + len(queue.ready)
         assert begun == run.problems_per_step * run.schedule.max_lag, "the bound, less the batch that was trained on"
     assert 0.2 < float(mixed.mean()) <= 1, "some responses hold tokens of several versions"
     assert (read_again == 0) is run.schedule.keeps_cache, "only a cache that is computed anew costs something"
@@ -145,16 +148,16 @@ def test_generation_runs_as_far_ahead_as_areal_allows_and_no_farther(
     name: str, opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With B groups a batch, N of them begun, and i steps taken: floor((N - 1) / B) <= i + max_lag (2505.24298)."""
-    run, bench, supply = opened(*STREAMS[name], *MIDWAY)
-    admit, begun = supply._admit, []
+    run, state, queue = opened(*STREAMS[name], *MIDWAY)
+    admit, begun = queue._admit, []
 
     def admitting() -> None:
         admit()
-        begun.append((supply.tickets, bench.ledger.steps))
+        begun.append((queue.tickets, state.ledger.steps))
 
-    monkeypatch.setattr(supply, "_admit", admitting)
+    monkeypatch.setattr(queue, "_admit", admitting)
     for _ in range(5):
-        step(bench, 1e-2)
+        step(run, state, queue, 1e-2)
     batch, lag = run.problems_per_step, run.schedule.max_lag
     assert {steps for _, steps in begun} == set(range(5)), "groups were admitted in every step"
     for groups, steps in begun:
@@ -162,21 +165,21 @@ def test_generation_runs_as_far_ahead_as_areal_allows_and_no_farther(
         assert groups // batch > steps + lag, "and no place was left free"
 
 
-def pieces(bench: RunState, run: RunConfig, keeps_cache: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def pieces(state: RunState, run: RunConfig, keeps_cache: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Gaps to the old and to the new weights, of the tokens that a response got after a swap in its middle."""
     old = AutoModelForCausalLM.from_pretrained(run.model.resolve()).eval()
-    stream = bench.session.open_stream()
+    stream = state.session.open_stream()
 
-    for key, request in enumerate(asked(run, bench)):
+    for key, request in enumerate(asked(run, state)):
         stream.add(key, request)
     for _ in range(6):
         stream.step()
     with torch.no_grad():
         generator = torch.Generator().manual_seed(0)
-        for parameter in bench.learner.parameters():
+        for parameter in state.learner.parameters():
             parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
-    bench.updates = 1
-    bench.sync(lambda weights, version: stream.update_weights(weights, version, keeps_cache))
+    state.updates = 1
+    stream.update_weights(state.learner.state_dict().items(), 1, keeps_cache)
     found = {}
     while stream.busy:
         found |= dict(stream.take(wait=True))
@@ -186,9 +189,9 @@ def pieces(bench: RunState, run: RunConfig, keeps_cache: bool) -> tuple[torch.Te
     for key, completion in found.items():
         late = torch.tensor(completion.weight_versions) == 1
         assert late.tolist() == [place >= 6 for place in range(len(late))]
-        prompt = asked(run, bench)[key].prompt
+        prompt = asked(run, state)[key].prompt
         ids = torch.tensor([prompt + completion.tokens])
-        for name, model in (("old", old), ("new", bench.learner)):
+        for name, model in (("old", old), ("new", state.learner)):
             with torch.no_grad():
                 scores = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
             picked = scores.gather(1, ids[0, len(prompt) :, None]).squeeze(1)
@@ -196,21 +199,21 @@ def pieces(bench: RunState, run: RunConfig, keeps_cache: bool) -> tuple[torch.Te
     return torch.cat(gaps["old"]), torch.cat(gaps["new"])
 
 
-def asked(run: RunConfig, bench: RunState):
-    from grpo_lab.rollout.groups import requests_of, start_group
+def asked(run: RunConfig, state: RunState):
 
-    return [request for index in range(8) for request in requests_of(run, start_group(run, bench, index, 0, 0.0))]
+    maker = GroupMaker.of(run, state.problems, state.tokenizer)
+    return [request for index in range(8) for request in maker.requests(maker.start(index, 0, 0.0))]
 
 
 def test_a_cache_computed_anew_makes_the_rest_of_a_response_the_new_policy_s_own(opened) -> None:
-    run, bench, _ = opened("schedule=interruptible")
-    old, new = pieces(bench, run, keeps_cache=False)
+    run, state, _ = opened("schedule=interruptible")
+    old, new = pieces(state, run, keeps_cache=False)
     assert float(new.max()) < 1e-4 and float(old.mean()) > 0.1
 
 
 def test_a_cache_that_is_kept_makes_it_nobody_s(opened) -> None:
-    run, bench, _ = opened("schedule=in_flight")
-    old, new = pieces(bench, run, keeps_cache=True)
+    run, state, _ = opened("schedule=in_flight")
+    old, new = pieces(state, run, keeps_cache=True)
     assert float(new.mean()) > 0.01 and float(old.mean()) > 0.1
     assert float(new.mean()) < float(old.mean()), "the weights of the moment decide most"
 
@@ -242,10 +245,10 @@ def test_what_waits_and_grows_survives_an_interruption(name: str, tmp_path: Path
     monkey = pytest.MonkeyPatch()
     taken = RolloutBatch.count
 
-    def dies_in_step_five(self: RolloutBatch, bench: RunState) -> None:
-        if bench.ledger.steps == 4:
+    def dies_in_step_five(self: RolloutBatch, ledger: Ledger, model_flops: ModelFlops) -> None:
+        if ledger.steps == 4:
             raise KeyboardInterrupt
-        taken(self, bench)
+        taken(self, ledger, model_flops)
 
     monkey.setattr(RolloutBatch, "count", dies_in_step_five)
     with pytest.raises(KeyboardInterrupt):
@@ -262,10 +265,10 @@ def test_what_waits_and_grows_survives_an_interruption(name: str, tmp_path: Path
 def test_a_late_reward_goes_by_when_a_group_was_drawn(schedule: tuple[str, ...], opened) -> None:
     """However long it waits or grows, and also once a checkpoint has been read: all but its texts is made again."""
     late = ("reward_shaping=kimi_length_late", "reward_shaping.begins_at=0.1")
-    run, bench, supply = opened(*schedule, *late, "budget.amount=10")
+    run, state, queue = opened(*schedule, *late, "budget.amount=10")
     drawn, lags = [], []
     for now in range(5):
-        made = step(bench).made
+        made = step(run, state, queue).made
         drawn += made.graded.progress[:, 0].tolist()
         lags += [now / 10 - progress for progress in made.graded.progress[:, 0].tolist()]
         added = made.shaped.components["kimi_length"]
@@ -273,15 +276,15 @@ def test_a_late_reward_goes_by_when_a_group_was_drawn(schedule: tuple[str, ...],
         acts = (made.graded.progress[:, 0] >= 0.1) & (lengths.amax(dim=1) > lengths.amin(dim=1))
         assert ((added != 0).any(dim=1) == acts).all()
     assert 0 in drawn and max(drawn) >= 0.1 and min(lags) >= 0 and max(lags) > 0.1, "some were drawn long before"
-    before = list(supply.ready)
-    bench.waiting = supply.state()
-    again = bench.open_queue(run)
+    before = list(queue.ready)
+    again = queue_of(run, state)
+    again.from_state(queue.to_state())
     assert len(again.ready) == len(before) > 0
     for one, other in zip(before, again.ready):
         assert torch.equal(one.made.graded.progress, other.made.graded.progress)
         assert torch.equal(one.made.shaped.reward, other.made.shaped.reward)
     if schedule[0] == "schedule=in_flight":
-        assert [one.group.progress for one in supply.growing.values()] == [
+        assert [one.group.progress for one in queue.growing.values()] == [
             one.group.progress for one in again.growing.values()
         ]
 
@@ -290,24 +293,24 @@ def test_a_stream_goes_on_with_its_counts(opened) -> None:
     """What was drawn and passed over before a checkpoint, for groups without signal, is in the next step's share."""
     overrides = (*STREAMS["interruptible"], *MIDWAY, "group_filter=active", "curriculum=easy_to_hard",
                  "curriculum.start_share=0.1")  # fmt: skip
-    run, bench, supply = opened(*overrides)
-    while supply.state()["counts"][1] == 0:
-        step(bench)
-        assert bench.updates < 30
-    _, resumed, _ = opened(*overrides)
-    resumed.waiting = supply.state()
-    assert resumed.open_queue(run).state()["counts"] == resumed.waiting["counts"]
+    run, state, queue = opened(*overrides)
+    while queue.to_state()["counts"][1] == 0:
+        step(run, state, queue)
+        assert state.updates < 30
+    _, _, resumed = opened(*overrides)
+    resumed.from_state(queue.to_state())
+    assert resumed.to_state()["counts"] == queue.to_state()["counts"]
 
 
-def test_what_is_laid_down_is_taken_up_whole(opened) -> None:
+def test_a_group_written_down_is_read_whole(opened) -> None:
     """Every field of a response, what was put into it and the versions of its tokens too."""
-    run, bench, _ = opened()
+    _, _, queue = opened()
     whole = [
         Completion((5, 6, 7), (-0.5, 0.0, -0.25), (1, 1, 2), StopReason.ABORTED, (False, True, False)),
         Completion((8,), (-1.0,), (2,), StopReason.EOS),
     ]
     left = group_to_state(3, 7, 0.5, whole)
-    group = group_from_state(run, bench, left)
+    group = queue.maker.from_state(left)
     assert list(group.done) == whole and (group.index, group.number, group.progress) == (3, 7, 0.5)
 
 
@@ -322,14 +325,14 @@ def test_the_age_of_a_token_is_in_updates_before_the_step(
 
 
 def test_the_sampler_is_compared_with_the_learner_after_every_sync(opened) -> None:
-    run, bench, _ = opened("schedule=one_step_off")
-    step(bench, 1e-2)
-    assert not bench.unproven
+    run, state, queue = opened("schedule=one_step_off")
+    step(run, state, queue, 1e-2)
+    assert not state.unproven
     with torch.no_grad():  # a sampler that did not take one of its tensors
-        bench.session.model.get_output_embeddings().weight.mul_(1.5)
-    bench.unproven = True
+        state.session.model.get_output_embeddings().weight.mul_(1.5)
+    state.unproven = True
     with pytest.raises(EngineFailure, match="differ by"):
-        probe_sync(run, bench)
+        probe_sync(run, state)
 
 
 def test_simulated_time_by_hand() -> None:
@@ -358,12 +361,12 @@ def test_what_overlaps_takes_the_longer_of_the_two(opened) -> None:
     )
     rates = {}
     for name in ("sync", "one_step_off"):
-        _, bench, supply = opened(f"schedule={name}", *times, "cost_model.decode_step=0.01")
+        run, state, queue = opened(f"schedule={name}", *times, "cost_model.decode_step=0.01")
         begun, longest = [], []
         for _ in range(8):
-            delivery = step(bench)
-            begun.append(bench.ledger.simulated_seconds)
-            longest.append(0.01 * int(delivery.made.rollouts.lengths.max()))
+            batch = step(run, state, queue)
+            begun.append(state.ledger.simulated_seconds)
+            longest.append(0.01 * int(batch.made.rollouts.lengths.max()))
         rates[name] = begun
         if name == "sync":
             expected = torch.tensor(longest).cumsum(0) + 0.5 * torch.arange(1, 9)
@@ -371,14 +374,14 @@ def test_what_overlaps_takes_the_longer_of_the_two(opened) -> None:
             assert max(longest) < 0.5
             expected = longest[0] + 0.5 * torch.arange(1, 9)
         assert_close(torch.tensor(begun), expected, 1e-5, name)
-        signs = supply.metrics()
+        signs = queue.metrics()
         assert 0 < signs["simulated/generating"] < 1 and 0 < signs["simulated/training"] <= 1
     assert rates["one_step_off"][-1] < rates["sync"][-1]
 
 
 def test_training_time_counts_what_is_forwarded(opened) -> None:
-    run, _, supply = opened("kl=k3_loss", "updates=two_passes", "schedule=sync")
-    batch = supply.take().batch
+    run, _, queue = opened("kl=k3_loss", "updates=two_passes", "schedule=sync")
+    batch = queue.take()
     tokens = sum(len(batch.rollouts.prompt_of_row(row)) for row in range(batch.rollouts.num_rows))
     tokens += int(batch.rollouts.lengths.sum())
     cost_model = run.cost_model
@@ -436,23 +439,31 @@ def test_more_on_the_way_than_there_are_problems(make_run, tiny_base: Path) -> N
         open_state(run, CPU, None)
 
 
+def make_hopeless(queue: RolloutQueue) -> None:
+    """Give every training problem an answer that no response has."""
+    hopeless = tuple(replace(problem, answer="none of these") for problem in queue.maker.problems)
+    queue.maker = replace(queue.maker, problems=hopeless)
+
+
 def test_a_stream_that_never_fills_ends_with_a_message(opened) -> None:
-    _, bench, supply = opened("schedule=in_flight", "group_filter=active", "group_filter.max_rounds=2")
-    bench.problems = tuple(replace(problem, answer="none of these") for problem in bench.problems)
+    _, _, queue = opened("schedule=in_flight", "group_filter=active", "group_filter.max_rounds=2")
+    make_hopeless(queue)
     with pytest.raises(Exhausted, match="carry signal"):
-        supply.take()
+        queue.take()
 
 
 def test_a_batch_that_waits_is_trained_on_before_the_run_ends(opened) -> None:
-    _, bench, supply = opened("schedule=one_step_off", "group_filter=resample", "group_filter.max_rounds=2")
-    first = step(bench)
-    bench.problems = tuple(replace(problem, answer="none of these") for problem in bench.problems)
-    second = step(bench)  # it was drawn before its problems became hopeless; the third cannot be drawn
-    assert set(second.batch.rollouts.weight_version[:, 0].tolist()) == {0} and first is not second
+    run, state, queue = opened("schedule=one_step_off", "group_filter=resample", "group_filter.max_rounds=2")
+    first = step(run, state, queue)
+    make_hopeless(queue)
+    second = step(run, state, queue)  # it was drawn before its problems became hopeless; the third cannot be drawn
+    assert set(second.rollouts.weight_version[:, 0].tolist()) == {0} and first is not second
     with pytest.raises(Exhausted, match="carry signal"):
-        supply.take()
+        queue.take()
     with pytest.raises(Exhausted, match="carry signal"):
-        bench.open_queue(supply.run).take()  # and so it does when it is tried again
+        again = queue_of(run, state)
+        make_hopeless(again)
+        again.take()  # and so it does when it is tried again
 
 
 @pytest.mark.extended

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo_lab.run.evaluate import evaluate
-from grpo_lab.run.state import make_suites, open_state
+from grpo_lab.run.evaluate import evaluate, make_suites
+from grpo_lab.run.state import open_state
 
 # The evaluation protocol is that of training, but for its name.
 SAME = (
@@ -31,9 +31,9 @@ def test_each_probe_has_its_own_budget_and_verifier(make_run) -> None:
 
 def test_both_held_out_probes_draw_the_same_numbers_and_errors_are_of_questions(make_run, tiny_base: Path) -> None:
     run = make_run(*SAME)
-    bench = open_state(run, torch.device("cpu"), None)
-    metrics, table = evaluate(bench.suites, bench.session, bench.tokenizer, run.template, run.evaluation, run.seed)
-    bench.session.close()
+    state = open_state(run, torch.device("cpu"), None)
+    metrics, table = evaluate(state.suites, state.session, state.tokenizer, run.template, run.evaluation, run.seed)
+    state.session.close()
     trained, independent = (table[table["suite"] == name] for name in ("heldout_training", "heldout"))
     assert trained["text"].tolist() == independent["text"].tolist() and trained["text"].nunique() > 12
     rates = [independent["outcome"][independent["problem_id"] == one].mean() for one in set(independent["problem_id"])]

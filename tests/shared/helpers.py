@@ -31,6 +31,10 @@ from grpo_lab.config.run_config import RunConfig
 from grpo_lab.learner.loss import mark_tokens, policy_loss
 from grpo_lab.learner.update import scaled
 from grpo_lab.policy.batching import StepInputs, make_minibatch, totals_of
+from grpo_lab.rollout.continuations import Continuations
+from grpo_lab.rollout.queue import RolloutQueue
+from grpo_lab.rollout.stream import open_queue
+from grpo_lab.run.state import RunState
 from grpo_lab.seeding import rollout_uniforms
 from grpo_lab.tricks.aggregation import SequenceMean
 from grpo_lab.tricks.baseline import Baseline, Credit, GroupMean, State, rewards_by_token
@@ -450,3 +454,13 @@ def tiny_model(dtype: torch.dtype = F64, vocabulary: int = 13, seed: int = 0) ->
             if type(child).__name__ == "LlamaRMSNorm":
                 setattr(parent, name, nn.RMSNorm(16, eps=config.rms_norm_eps, dtype=dtype))
     return model
+
+
+def queue_of(run: RunConfig, state: RunState) -> RolloutQueue:
+    """The queue that generates for a run that is open."""
+    return open_queue(run, state.session, state.tokenizer, state.problems, state.ledger, state.model_flops)
+
+
+def continuations_of(run: RunConfig, state: RunState, rollouts: Rollouts) -> Continuations:
+    """What baselines that generate ask, in a run that is open."""
+    return Continuations(run, state.session, state.tokenizer, state.ledger, state.model_flops, rollouts)

@@ -164,8 +164,8 @@ class Reference:
 
     def credit(self, step: Step, rows: list[Response]) -> None:
         """Advantages of each token."""
-        run, bench = self.run, self.recording.bench
-        ends = bench.tokenizer(run.task.step_end, add_special_tokens=False)["input_ids"]
+        run, state = self.run, self.recording.state
+        ends = state.tokenizer(run.task.step_end, add_special_tokens=False)["input_ids"]
         given = Given(step.estimates, set(ends))
         formula(BASELINE, run.baseline)(run.baseline, rows, given)
         formula(SCALE, run.scale)(run.scale, rows)

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from grpo_lab import loop
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.engines import native_session
+from grpo_lab.learner import update as learner
 from grpo_lab.policy.critic import LiveCritic
 from grpo_lab.policy.optim import Adamw
-from grpo_lab.rollout.continuations import Ends
+from grpo_lab.rollout.continuations import Continuations
 from grpo_lab.rollout.queue import RolloutQueue
-from grpo_lab.run import state as workbench
+from grpo_lab.run import state as run_state
 from grpo_lab.run.state import RunState
 from grpo_lab.types import Batch, Groups
 
@@ -65,22 +66,22 @@ class Recording:
     """A run of the real loop. `versions` are the weights that the sampler was given, by their number."""
 
     run: RunConfig | None = None
-    bench: RunState | None = None
+    state: RunState | None = None
     steps: list[Step] = field(default_factory=list)
     versions: dict[int, Weights] = field(default_factory=dict)
 
     def note_sync(self) -> None:
-        self.versions[self.bench.updates] = copy_of(self.bench.learner)
+        self.versions[self.state.updates] = copy_of(self.state.learner)
 
     def begin_step(self, batch: Groups) -> None:
-        bench, critic = self.bench, self.bench.critic
+        state, critic = self.state, self.state.critic
         values = None if critic is None else copy_of(critic.trunk, critic.head)
-        self.steps.append(Step(bench.ledger.steps, batch, copy_of(bench.learner), values, bench.entropy_coef))
+        self.steps.append(Step(state.ledger.steps, batch, copy_of(state.learner), values, state.entropy_coef))
 
     def note_gradient(self, optimizer: torch.optim.Optimizer) -> None:
-        bench, step, critic = self.bench, self.steps[-1], self.bench.critic
-        if optimizer is bench.optimizer:
-            step.updates[-1].gradient = gradient_of(bench.learner)
+        state, step, critic = self.state, self.steps[-1], self.state.critic
+        if optimizer is state.optimizer:
+            step.updates[-1].gradient = gradient_of(state.learner)
         else:
             modules = (critic.trunk, critic.head)
             step.critic_updates.append(Update(copy_of(*modules), 0, gradient_of(*modules)))
@@ -98,7 +99,7 @@ def gradient_of(*modules: nn.Module) -> Weights:
 @contextlib.contextmanager
 def in_double_precision() -> Iterator[None]:
     """Within, fp32 models are opened in float64: what then differs from the reference is no matter of rounding."""
-    load, rounded, opened = workbench.load_model, native_session.round_weights, workbench.open_critic
+    load, rounded, opened = run_state.load_model, native_session.round_weights, run_state.open_critic
 
     def rounding(model: nn.Module, dtype: torch.dtype) -> None:
         rounded(model, torch.float64 if dtype is torch.float32 else dtype)
@@ -110,8 +111,8 @@ def in_double_precision() -> Iterator[None]:
         return critic
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(workbench, "load_model", lambda *asked: load(*asked).double())
-        patch.setattr(workbench, "open_critic", opening)
+        patch.setattr(run_state, "load_model", lambda *asked: load(*asked).double())
+        patch.setattr(run_state, "open_critic", opening)
         patch.setattr(native_session, "round_weights", rounding)
         yield
 
@@ -120,51 +121,51 @@ def in_double_precision() -> Iterator[None]:
 def recorded() -> Iterator[Recording]:
     """Within, the real loop notes what it does; the first run alone may be in it."""
     recording = Recording()
-    train, update, optimizer_step, rewards = loop.train, loop.update, Adamw.step, Ends.rewards
-    open_queue = RunState.open_queue
+    train, update, optimizer_step, rewards = loop.train, learner.update, Adamw.step, Continuations.rewards
+    open_queue = loop.open_queue
 
-    def training(run: RunConfig, bench: RunState, recorder: Any) -> None:
-        recording.run, recording.bench = run, bench
+    def training(run: RunConfig, state: RunState, queue: RolloutQueue, recorder: Any) -> None:
+        recording.run, recording.state = run, state
         recording.note_sync()
-        train(run, bench, recorder)
+        train(run, state, queue, recorder)
 
-    def supplying(bench: RunState, run: RunConfig) -> RolloutQueue:
-        supply = open_queue(bench, run)
-        take, sync = supply.take, supply.sync
+    def queueing(*parts: Any) -> RolloutQueue:
+        queue = open_queue(*parts)
+        take, sync = queue.take, queue.sync
 
         def taking() -> Any:
-            delivery = take()
-            recording.begin_step(delivery.batch)
-            return delivery
+            batch = take()
+            recording.begin_step(batch.groups)
+            return batch
 
-        def syncing() -> None:
-            sync()
+        def syncing(*weights: Any) -> None:
+            sync(*weights)
             recording.note_sync()
 
-        supply.take, supply.sync = taking, syncing
-        return supply
+        queue.take, queue.sync = taking, syncing
+        return queue
 
-    def updating(run: RunConfig, bench: RunState, batches: list[Batch], *rest: Any) -> None:
+    def updating(run: RunConfig, state: RunState, batches: list[Batch], *rest: Any) -> None:
         rows = sum(len(batch.rows) for batch in batches)
-        recording.steps[-1].updates.append(Update(copy_of(bench.learner), rows))
-        update(run, bench, batches, *rest)
+        recording.steps[-1].updates.append(Update(copy_of(state.learner), rows))
+        update(run, state, batches, *rest)
 
     def stepping(self: Adamw, optimizer: torch.optim.Optimizer, number: int) -> Any:
         recording.note_gradient(optimizer)
         return optimizer_step(self, optimizer, number)
 
-    def estimating(self: Ends, states: Any, samples: int, greedy: bool = False) -> Tensor:
+    def estimating(self: Continuations, states: Any, samples: int, greedy: bool = False) -> Tensor:
         found = rewards(self, states, samples, greedy)
-        worth = {(state.place, state.prefix): float(value) for state, value in zip(states, found.mean(dim=1))}
+        worth = {(asked.place, asked.prefix): float(value) for asked, value in zip(states, found.mean(dim=1))}
         recording.steps[-1].estimates |= worth
         return found
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "train", training)
-        patch.setattr(loop, "update", updating)
-        patch.setattr(RunState, "open_queue", supplying)
+        patch.setattr(learner, "update", updating)
+        patch.setattr(loop, "open_queue", queueing)
         patch.setattr(Adamw, "step", stepping)
-        patch.setattr(Ends, "rewards", estimating)
+        patch.setattr(Continuations, "rewards", estimating)
         yield recording
 
 

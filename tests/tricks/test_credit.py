@@ -19,7 +19,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from helpers import F64, assert_close, make_graded, make_rollouts, tiny_model
+from helpers import F64, assert_close, continuations_of, make_graded, make_rollouts, tiny_model
 from safetensors.torch import load_file
 from test_loop import metrics_of, run_in_process, same_ending, train_command
 from torch import Tensor, nn
@@ -31,7 +31,6 @@ from grpo_lab.engines.base import EngineSession
 from grpo_lab.policy.batching import expand
 from grpo_lab.policy.critic import LiveCritic, open_critic
 from grpo_lab.policy.optim import Adamw
-from grpo_lab.rollout.continuations import Ends
 from grpo_lab.rollout.grading import decode, grade, to_rollouts
 from grpo_lab.run.state import RunState, open_state
 from grpo_lab.seeding import token_uniforms
@@ -425,7 +424,7 @@ def test_a_critic_goes_on_from_its_state_with_the_same_bits(kind: type) -> None:
     fit_of(whole, rollouts, old, targets)
     fit_of(cut, rollouts, old, targets)
     resumed = live_critic(kind(**PLAN))
-    resumed.load_state(cut.state())
+    resumed.from_state(cut.to_state())
     assert resumed.updates == 4
     assert fit_of(whole, rollouts, old, targets) == fit_of(resumed, rollouts, old, targets)
     assert torch.equal(weights_of(whole), weights_of(resumed))
@@ -634,19 +633,19 @@ def pattern_noise(pattern: int) -> Callable[[NoiseKey, int], float]:
 
 @dataclass(frozen=True)
 class World:
-    """The run and its workbench with the table for an engine, and everything the table can say to the prompt."""
+    """The run and what it holds with the table for an engine, and everything the table can say to the prompt."""
 
     run: RunConfig
-    bench: RunState
+    state: RunState
     problems: tuple[Problem, ...]
 
     @property
     def ids(self) -> dict[str, int]:
-        return {symbol: self.bench.tokenizer.convert_tokens_to_ids(symbol) for symbol in ("?", *SYMBOLS)}
+        return {symbol: self.state.tokenizer.convert_tokens_to_ids(symbol) for symbol in ("?", *SYMBOLS)}
 
     def with_noise(self, uniform: Callable[[NoiseKey, int], float]) -> World:
         session = TableSession(self.ids, uniform)
-        return replace(self, bench=replace(self.bench, session=session, ledger=Ledger()))
+        return replace(self, state=replace(self.state, session=session, ledger=Ledger()))
 
     def batch(self, *responses: str) -> tuple[Rollouts, Graded]:
         """These responses, as many to each problem, with `.` for the end of text; graded by the real verifier."""
@@ -655,13 +654,13 @@ class World:
         how = {True: StopReason.EOS, False: StopReason.LENGTH}
         completions = [Completion(tuple(t), (0.0,) * len(t), (0,) * len(t), how[t[-1] == ids["<eos>"]]) for t in said]
         rollouts = to_rollouts(self.problems, [(ids["?"],)] * len(self.problems), size, completions)
-        return rollouts, grade(rollouts, decode(self.bench.tokenizer, rollouts), self.run.reward)
+        return rollouts, grade(rollouts, decode(self.state.tokenizer, rollouts), self.run.reward)
 
     def centred(self, baseline: Baseline, rollouts: Rollouts, graded: Graded, values: Tensor | None = None) -> Tensor:
         """What the baseline makes of the batch, through the real estimator; [N, T]."""
         charges = torch.zeros(rollouts.tokens.shape, dtype=F64)
         earned = rewards_by_token(graded.reward, charges, rollouts.sampled_mask)
-        ends = Ends(self.run, self.bench, rollouts)
+        ends = continuations_of(self.run, self.state, rollouts)
         centred = baseline.centre(graded, Credit(rollouts, earned, values, ends))
         return torch.where(rollouts.sampled_mask, centred if baseline.per_token else centred.reshape(-1, 1), 0.0)
 
@@ -767,7 +766,7 @@ def test_values_of_steps_by_hand_through_the_real_estimator(world: World) -> Non
     rows[0] = rows[2] = [0, 0, 0, 0]
     fewer = world.with_noise(pattern_noise(0))
     assert_close(fewer.centred(exact, rollouts, left_out) * 128, rows, 1e-10, "rows that are not counted get 0")
-    assert fewer.bench.ledger.completions == 2 * PATTERNS, "and their states are not asked for: the prompt and `1;`"
+    assert fewer.state.ledger.completions == 2 * PATTERNS, "and their states are not asked for: the prompt and `1;`"
     assert not world.centred(exact, rollouts, replace(graded, counted=torch.zeros(1, 5, dtype=torch.bool))).any()
 
 
@@ -777,7 +776,7 @@ def test_the_steps_of_a_response_add_up_to_its_reward_less_the_prompts_value(wor
     found = world.centred(MonteCarlo(2), rollouts, graded)
     begins = torch.tensor([[t == 0 or said[:t].endswith(";") for t in range(BUDGET)] for said in EVERYTHING])
     steps = torch.where(begins & rollouts.response_mask, found, 0.0).sum(dim=1)
-    prompt = Ends(world.run, world.bench, rollouts).rewards([State(0, ())], 2).mean()
+    prompt = continuations_of(world.run, world.state, rollouts).rewards([State(0, ())], 2).mean()
     assert_close(steps, graded.reward[0] - prompt, 1e-12, "telescoped")
     assert begins[:, 1:].any() and steps.unique().numel() == 2
 
@@ -793,7 +792,7 @@ def test_what_estimates_cost_is_counted_state_by_state(world: World) -> None:
 
     asked = world.with_noise(noise)
     asked.centred(MonteCarlo(3), rollouts, graded)
-    ledger, cost = asked.bench.ledger, asked.bench.model_flops
+    ledger, cost = asked.state.ledger, asked.state.model_flops
     assert ledger.completions == 2 * 3, "the prompt and `;`, however many responses pass through them"
     assert ledger.estimation_tokens == ledger.sampled_tokens == len(drawn)
     assert (ledger.prompts, ledger.trained_tokens, ledger.discarded_tokens) == (0, 0, 0)
@@ -806,11 +805,15 @@ def test_a_greedy_response_is_the_baseline_of_its_own_prompt(world: World) -> No
     """Most likely is `#1.`: right where the answer is 1, wrong where it is 11; three tokens and one end a prompt."""
     both = replace(world, problems=(Problem(7, "?", "1", 1), Problem(8, "?", "11", 2)))
     rollouts, graded = both.batch("#1.", "1.", "#11.", "#1.")
-    found = Greedy().centre(graded, Credit(rollouts, torch.zeros(4, 4), None, Ends(both.run, both.bench, rollouts)))
+    found = Greedy().centre(
+        graded, Credit(rollouts, torch.zeros(4, 4), None, continuations_of(both.run, both.state, rollouts))
+    )
     assert_close(found, [[1 - 1, 0 - 1], [1 - 0, 0 - 0]], 0.0, "R - R(greedy)")
-    assert (both.bench.ledger.completions, both.bench.ledger.estimation_tokens) == (2, 6)
+    assert (both.state.ledger.completions, both.state.ledger.estimation_tokens) == (2, 6)
     left_out = replace(graded, counted=torch.tensor([[True, False], [False, True]]))
-    again = Greedy().centre(left_out, Credit(rollouts, torch.zeros(4, 4), None, Ends(both.run, both.bench, rollouts)))
+    again = Greedy().centre(
+        left_out, Credit(rollouts, torch.zeros(4, 4), None, continuations_of(both.run, both.state, rollouts))
+    )
     assert_close(again, [[0, 0], [0, 0]], 0.0, "uncounted rows")
 
 
@@ -818,7 +821,7 @@ def test_estimates_are_of_the_shaped_reward(world: World) -> None:
     """The greedy `#1.` is right with three of four tokens: 1 less 3/4 of the ramp over the whole budget."""
     rollouts, _ = world.batch("#1.")
     run = replace(world.run, reward_shaping=SoftOverlong(BUDGET, BUDGET, 1.0, 1.0, -1.0))
-    assert Ends(run, world.bench, rollouts).rewards([State(0, ())], 1, greedy=True).tolist() == [[0.25]]
+    assert continuations_of(run, world.state, rollouts).rewards([State(0, ())], 1, greedy=True).tolist() == [[0.25]]
 
 
 @pytest.fixture(scope="module")
@@ -863,8 +866,8 @@ def test_values_from_counter_based_noise_average_to_the_exact_ones(world: World)
     found = torch.zeros(len(states), 1000, dtype=F64)
     asked = [State(0, tuple(world.ids[symbol] for symbol in said)) for said in states]
     for step in range(100):
-        world.bench.ledger.steps = step
-        found[:, step * 10 : step * 10 + 10] = Ends(world.run, world.bench, rollouts).rewards(asked, 10)
+        world.state.ledger.steps = step
+        found[:, step * 10 : step * 10 + 10] = continuations_of(world.run, world.state, rollouts).rewards(asked, 10)
     for said, mean in zip(states, found.mean(dim=1).tolist()):
         exact = exact_value(said)
         assert abs(mean - exact) <= 4 * math.sqrt(exact * (1 - exact) / 1000), f"V({said}): {mean}, {exact}"
@@ -917,7 +920,7 @@ def test_values_of_steps_take_variance_from_the_gradient(world: World, of_each_n
         for step in range(60):
             said = torch.multinomial(CHANCE, n, replacement=True, generator=generator).tolist()
             responses = [EVERYTHING[k] for k in said]
-            world.bench.ledger.steps = step
+            world.state.ledger.steps = step
             found = world.centred(option, *world.batch(*responses))
             drawn.append(policy_gradients(found, responses).mean(dim=0))
         sample = torch.stack(drawn)

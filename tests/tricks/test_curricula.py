@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import F64, assert_close
+from helpers import F64, assert_close, queue_of
 from test_filters import SMALL
 from test_loop import metrics_of, run_in_process
 
@@ -261,15 +261,16 @@ def test_a_curriculum_of_ones_own_needs_its_weights_alone(make_run, tiny_base: P
     run = replace(
         make_run("problems_per_step=8", "group_size=2", "evaluation.initial_kl=false"), curriculum=Forgotten(0.1)
     )
-    bench = open_state(run, torch.device("cpu"), None)
-    bench.memory.last[:300] = 1.0
-    rounds = Rounds(run, bench, 0, 0.0)
+    state = open_state(run, torch.device("cpu"), None)
+    queue = queue_of(run, state)
+    queue.memory.last[:300] = 1.0
+    rounds = Rounds(queue.source, queue.maker, state.session, queue.memory, 0, 0.0)
     made = rounds.groups(8)
-    rounds.settle(made)
+    queue.memory = rounds.remember(made)
     # 84 of 384 come with chance 1 and 300 with 0.1 / 1 = 0.1, so most that are looked at are passed over
     assert made.number == 8 and rounds.passed_over > 0
-    assert_close(rounds.passed_over, bench.memory.passed / bench.memory.looked, 1e-12, "of those whose turn came")
-    assert int(bench.memory.attempts.sum()) == 16
+    assert_close(rounds.passed_over, queue.memory.passed / queue.memory.looked, 1e-12, "of those whose turn came")
+    assert int(queue.memory.attempts.sum()) == 16
 
 
 class Mistaken(Forgotten):

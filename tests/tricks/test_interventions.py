@@ -23,8 +23,8 @@ from grpo_lab.learner.response_metrics import repetition, response_metrics, targ
 from grpo_lab.policy.batching import StepInputs, rollout_logprobs
 from grpo_lab.policy.models import load_model
 from grpo_lab.rollout.grading import asking, decode, encode_prompts, grade, to_rollouts, tools_for, with_target_length
-from grpo_lab.run.evaluate import evaluate, pass_at_k
-from grpo_lab.run.state import make_suites, open_state
+from grpo_lab.run.evaluate import evaluate, make_suites, pass_at_k
+from grpo_lab.run.state import open_state
 from grpo_lab.tasks.arithmetic import ArithmeticWorld, Plain
 from grpo_lab.tasks.base import Task
 from grpo_lab.tasks.verifiers import Strict
@@ -185,12 +185,12 @@ def test_only_the_training_protocol_interrupts_in_evaluation(tiny_base: Path, ma
     suites = make_suites(run)
     assert [suite.truncation for suite in suites] == [run.truncation, run.truncation, None, None]
     assert [suite.name for suite in suites] == ["probe", "heldout_training", "heldout", "downstream"]
-    bench = open_state(run, CPU, None)
-    _, table = evaluate(suites, bench.session, bench.tokenizer, run.template, run.evaluation, run.seed)
+    state = open_state(run, CPU, None)
+    _, table = evaluate(suites, state.session, state.tokenizer, run.template, run.evaluation, run.seed)
     mean = table.groupby("suite")["length"].mean()
     # The tiny base answers "#<number>" within 4 tokens of the mark; cuts are at 7 to 10 of 24 tokens.
     assert mean["heldout_training"] < 14 and mean["downstream"] > 14
-    bench.session.close()
+    state.session.close()
 
 
 # --- loops --------------------------------------------------------------------------------------------------
@@ -335,27 +335,27 @@ def test_shares_of_the_learner() -> None:
 
 
 def test_the_references_weights_are_those_numbers(make_run) -> None:
-    bench = open_state(make_run("kl=k3_loss", "reference=ema"), CPU, None)
-    assert bench.initial is not bench.reference, "the initial policy stays while the reference moves"
+    state = open_state(make_run("kl=k3_loss", "reference=ema"), CPU, None)
+    assert state.initial is not state.reference, "the initial policy stays while the reference moves"
     with torch.no_grad():
-        for own, learnt in zip(bench.reference.parameters(), bench.learner.parameters()):
+        for own, learnt in zip(state.reference.parameters(), state.learner.parameters()):
             own.fill_(1.0)
             learnt.fill_(3.0)
-    before = [own.clone() for own in bench.initial.parameters()]
-    bench.refresh_reference(0.0)
-    assert all((own == 1).all() for own in bench.reference.parameters())
-    bench.refresh_reference(0.25)  # .75 * 1 + .25 * 3 = 1.5
-    assert all((own == 1.5).all() for own in bench.reference.parameters())
-    bench.refresh_reference(0.25)  # .75 * 1.5 + .25 * 3 = 1.875
-    assert all((own == 1.875).all() for own in bench.reference.parameters())
+    before = [own.clone() for own in state.initial.parameters()]
+    state.refresh_reference(0.0)
+    assert all((own == 1).all() for own in state.reference.parameters())
+    state.refresh_reference(0.25)  # .75 * 1 + .25 * 3 = 1.5
+    assert all((own == 1.5).all() for own in state.reference.parameters())
+    state.refresh_reference(0.25)  # .75 * 1.5 + .25 * 3 = 1.875
+    assert all((own == 1.875).all() for own in state.reference.parameters())
     with torch.no_grad():
-        for learnt in bench.learner.parameters():
+        for learnt in state.learner.parameters():
             learnt.uniform_(-1, 1)
-    bench.refresh_reference(1.0)
-    for own, learnt in zip(bench.reference.parameters(), bench.learner.parameters()):
+    state.refresh_reference(1.0)
+    for own, learnt in zip(state.reference.parameters(), state.learner.parameters()):
         assert torch.equal(own, learnt.detach()) and own.data_ptr() != learnt.data_ptr()
-    assert all(torch.equal(own, old) for own, old in zip(bench.initial.parameters(), before))
-    bench.session.close()
+    assert all(torch.equal(own, old) for own, old in zip(state.initial.parameters(), before))
+    state.session.close()
 
 
 @pytest.mark.parametrize(
@@ -447,17 +447,17 @@ def test_signs_of_wishes_by_hand() -> None:
 
 
 def test_the_probes_best_gap_remembers(make_run) -> None:
-    bench = open_state(make_run(), CPU, None)
+    state = open_state(make_run(), CPU, None)
 
     def answers(*outcomes: float) -> pd.DataFrame:
         return pd.DataFrame({"suite": ["probe"] * 4 + ["heldout"], "problem_id": [1, 1, 2, 2, 1], "outcome": outcomes})
 
     # Question 1 is right in one of two samples, question 2 never: 1 - .5 and 0 - 0.
-    assert bench.probe_gap(answers(1, 0, 0, 0, 0)) == 0.25
+    assert state.probe_gap(answers(1, 0, 0, 0, 0)) == 0.25
     # Now question 2 always, question 1 never: 1 - 0 and 1 - 1. The held-out question is no part of it.
-    assert bench.probe_gap(answers(0, 0, 1, 1, 1)) == 0.5
-    assert bench.probe_gap(answers(1, 1, 1, 1, 0)) == 0 and bench.probe_best == {1: 1.0, 2: 1.0}
-    bench.session.close()
+    assert state.probe_gap(answers(0, 0, 1, 1, 1)) == 0.5
+    assert state.probe_gap(answers(1, 1, 1, 1, 0)) == 0 and state.probe_best == {1: 1.0, 2: 1.0}
+    state.session.close()
 
 
 # --- in a run -----------------------------------------------------------------------------------------------

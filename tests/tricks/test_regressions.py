@@ -34,8 +34,7 @@ from grpo_lab.config.rules import IncompatibleRun, broken_warnings, check_compat
 from grpo_lab.config.run_config import RunConfig, conf_folder, to_run
 from grpo_lab.policy.batching import expand, make_minibatch, rollout_logprobs
 from grpo_lab.rollout.grading import to_rollouts
-from grpo_lab.run.evaluate import pass_at_k
-from grpo_lab.run.state import make_suites, with_mix
+from grpo_lab.run.evaluate import make_suites, pass_at_k, with_mix
 from grpo_lab.tricks.aggregation import Constant, PromptMean, SequenceMean, SequenceSum, TokenMean
 from grpo_lab.tricks.baseline import BatchMean, GroupMean, LeaveOneOut, LengthWeighted, PassAtK, Weights
 from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Floor, Scope, Singleton, Width
