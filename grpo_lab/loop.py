@@ -96,7 +96,7 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
     """Run or resume what `config` says and return the run's folder. Raises ValueError for bad input."""
     run = to_run(config)
     warnings = check_compatible(run, choices)
-    device = prepare_torch(run)
+    device = prepare_torch(run.device, run.threads)
     folder = Path(run.runs_dir).expanduser().absolute() / name / f"seed={run.seed}"
     with RunLog(folder) as log, RunProgress(f"{name} seed {run.seed}") as progress:
         say = partial(progress.console.print, highlight=False, soft_wrap=True)

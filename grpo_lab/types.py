@@ -20,34 +20,40 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 
-try:
+# Annotations say what a tensor's axes are. Tests check them, and load torch first; a run does not look at them, and so
+# needs neither jaxtyping, nor torch before a model is loaded.
+if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
-except ModuleNotFoundError:
-
-    class _Unchecked:
-        """Takes the place of a shape that nobody checks."""
-
-        def __class_getitem__(cls, item: object) -> type:
-            return cls
-
-    Bool = Float = Int = _Unchecked
-
-if "torch._C" in sys.modules:
     from torch import Tensor
 else:
+    try:
+        from jaxtyping import Bool, Float, Int
+    except ModuleNotFoundError:
 
-    class _OnlyInAnnotations(type):
-        """Refuses to answer isinstance: it would say no of every tensor."""
+        class _Unchecked:
+            """Takes the place of a shape that nobody checks."""
 
-        def __instancecheck__(cls, value: object) -> bool:
-            raise TypeError("this Tensor stands for torch's in annotations alone; ask isinstance with torch.Tensor")
+            def __class_getitem__(cls, item: object) -> type:
+                return cls
 
-    class Tensor(metaclass=_OnlyInAnnotations):
-        """Takes the place of torch.Tensor in annotations while torch is not loaded."""
+        Bool = Float = Int = _Unchecked
+
+    if "torch._C" in sys.modules:
+        from torch import Tensor
+    else:
+
+        class _OnlyInAnnotations(type):
+            """Refuses to answer isinstance: it would say no of every tensor."""
+
+            def __instancecheck__(cls, value: object) -> bool:
+                raise TypeError("this Tensor stands for torch's in annotations alone; ask isinstance with torch.Tensor")
+
+        class Tensor(metaclass=_OnlyInAnnotations):
+            """Takes the place of torch.Tensor in annotations while torch is not loaded."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from grpo_lab.tricks.base import require, require_not_negative, require_positive
+from grpo_lab.tricks.base import require_field, require_not_negative, require_positive
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Evaluation:
             "max_tokens", "downstream_max_tokens",
         )  # fmt: skip
         require_not_negative(self, "temperature")
-        require(0 < self.top_p <= 1, self, "top_p", "in (0, 1]")
-        require(
+        require_field(0 < self.top_p <= 1, self, "top_p", "in (0, 1]")
+        require_field(
             all(1 <= k <= self.samples for k in self.pass_at), self, "pass_at", f"between 1 and samples={self.samples}"
         )

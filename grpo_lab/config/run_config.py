@@ -27,7 +27,7 @@ from grpo_lab.policy.optim import Optimizer
 from grpo_lab.tasks.base import Model, Reward, Task, Template
 from grpo_lab.tracking.mlflow_mirror import Tracking
 from grpo_lab.tricks.aggregation import Aggregation
-from grpo_lab.tricks.base import require, require_not_negative
+from grpo_lab.tricks.base import require_field, require_not_negative
 from grpo_lab.tricks.baseline import Baseline
 from grpo_lab.tricks.convention import Convention
 from grpo_lab.tricks.correction import Correction
@@ -135,7 +135,7 @@ class RunConfig:
             "problems_per_step", "group_size", "microbatch_tokens", "logits_per_chunk", "threads", "checkpoint_every",
             "keep_checkpoints", "rollouts_every",
         ):  # fmt: skip
-            require(getattr(self, field) >= 1, self, field, "at least 1")
+            require_field(getattr(self, field) >= 1, self, field, "at least 1")
 
     @property
     def microbatching(self) -> Microbatching:

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import torch
 
-from grpo_lab.tricks.base import require, require_positive
+from grpo_lab.tricks.base import require_field, require_positive
 from grpo_lab.tricks.precision import Precision
 from grpo_lab.types import Completion, OnFinish, Request, SamplingParams, StopReason, Tensor
 
@@ -108,7 +108,7 @@ class Engine(ABC):
 
     def __post_init__(self) -> None:
         require_positive(self, "max_tokens", "temperature")
-        require(0 < self.top_p <= 1, self, "top_p", "in (0, 1]")
+        require_field(0 < self.top_p <= 1, self, "top_p", "in (0, 1]")
 
     @property
     def params(self) -> SamplingParams:

@@ -17,7 +17,7 @@ import torch
 
 from grpo_lab.engines.base import Engine, EngineFailure
 from grpo_lab.seeding import request_seed
-from grpo_lab.tricks.base import require, require_positive
+from grpo_lab.tricks.base import require_field, require_positive
 from grpo_lab.tricks.precision import LmHead, Precision
 from grpo_lab.types import Completion, Request, StopReason
 
@@ -63,12 +63,14 @@ class VllmEngine(Engine):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive(self, "max_rows")
-        require(self.top_p == 1, self, "top_p", "1: vLLM gives log-probs of what top-p left, and not of the softmax")
-        require(self.context is None or self.context > 1, self, "context", "at least 2, or null")
-        require(self.cache_gib >= 0, self, "cache_gib", "0 or more")
-        require(0 < self.memory_share <= 1, self, "memory_share", "in (0, 1]")
+        require_field(
+            self.top_p == 1, self, "top_p", "1: vLLM gives log-probs of what top-p left, and not of the softmax"
+        )
+        require_field(self.context is None or self.context > 1, self, "context", "at least 2, or null")
+        require_field(self.cache_gib >= 0, self, "cache_gib", "0 or more")
+        require_field(0 < self.memory_share <= 1, self, "memory_share", "in (0, 1]")
         own = sorted(_OWN_ARGUMENTS & self.arguments.keys())
-        require(not own, self, "arguments", f"without {own}, which the run sets itself by other options")
+        require_field(not own, self, "arguments", f"without {own}, which the run sets itself by other options")
 
     @property
     def longest(self) -> int | None:

@@ -35,7 +35,7 @@ from grpo_lab.engines.vllm_common import (
 from grpo_lab.engines.vllm_session import VllmProcessSession
 from grpo_lab.engines.vllm_weights import FileTransfer, NcclTransfer, roomy_folder, taken_port
 from grpo_lab.policy.model_folder import stop_token_ids, weight_names
-from grpo_lab.tricks.base import require, require_positive
+from grpo_lab.tricks.base import require_field, require_positive
 from grpo_lab.tricks.precision import Precision
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ class VllmProcess(VllmEngine):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive(self, "threads")
-        require(self.device_index >= 0, self, "device_index", "0 or more")
-        require(self.port is None or 1024 <= self.port < 65536, self, "port", "from 1024 to 65535, or null")
+        require_field(self.device_index >= 0, self, "device_index", "0 or more")
+        require_field(self.port is None or 1024 <= self.port < 65536, self, "port", "from 1024 to 65535, or null")
 
     def missing(self) -> str | None:
         if said := super().missing():

@@ -6,8 +6,6 @@ import re
 
 import torch
 
-from grpo_lab.config.run_config import RunConfig
-
 
 def choose_device(name: str) -> torch.device:
     """`auto` is the first CUDA device where there is one. Raises ValueError for a device that is not there."""
@@ -23,10 +21,10 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def prepare_torch(run: RunConfig) -> torch.device:
-    """Fix what the bits of a result depend on: threads and deterministic kernels."""
-    torch.set_num_threads(run.threads)
+def prepare_torch(name: str, threads: int) -> torch.device:
+    """Fix what the bits of a result depend on, threads and deterministic kernels; returns the device of that name."""
+    torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True, warn_only=True)
     # Filling fresh memory with NaN finds kernels that read what nothing wrote, and costs up to a tenth of a step.
     torch.utils.deterministic.fill_uninitialized_memory = False
-    return choose_device(run.device)
+    return choose_device(name)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from grpo_lab.tricks.base import require, require_not_negative, require_positive
+from grpo_lab.tricks.base import require_field, require_not_negative, require_positive
 from grpo_lab.types import Tensor
 
 
@@ -58,7 +58,7 @@ class Adamw(Optimizer):
         require_positive(self, "learning_rate", "eps", "max_grad_norm")
         require_not_negative(self, "weight_decay", "warmup_updates")
         for beta in ("beta1", "beta2"):
-            require(0 <= getattr(self, beta) < 1, self, beta, "in [0, 1)")
+            require_field(0 <= getattr(self, beta) < 1, self, beta, "in [0, 1)")
 
     def build(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(

@@ -18,7 +18,8 @@ from typing import ClassVar
 
 import transformers
 
-from grpo_lab.tasks.base import Task, Template, require
+from grpo_lab.tasks.base import Task, Template
+from grpo_lab.tricks.base import require
 from grpo_lab.types import Problem
 
 FINAL = "#"

@@ -13,16 +13,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from grpo_lab.tricks.base import require
 from grpo_lab.types import Float, Problem, Tensor
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-
-def require(holds: bool, name: str, value: object, rule: str, remedy: str) -> None:
-    """Raise a ValueError that says which field broke which rule and what to do about it."""
-    if not holds:
-        raise ValueError(f"{name} must be {rule}, got {value}: {remedy}")
 
 
 @dataclass(frozen=True)

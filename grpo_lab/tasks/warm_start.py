@@ -20,7 +20,6 @@ from typing import ClassVar
 
 import torch
 import transformers
-from filelock import FileLock
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -34,8 +33,10 @@ from grpo_lab.tasks.arithmetic import (
     question_of,
     require_ranges,
 )
-from grpo_lab.tasks.base import Model, require
+from grpo_lab.tasks.base import Model
 from grpo_lab.tasks.verifiers import Strict
+from grpo_lab.tracking.files import locked
+from grpo_lab.tricks.base import require
 from grpo_lab.types import Tensor
 
 # Part of the cache key: raise it when this module's code changes what a recipe produces.
@@ -143,7 +144,7 @@ class ArithmeticBase(Model):
         if folder.exists():
             return folder
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{folder}.lock"):
+        with locked(folder.with_name(f"{folder.name}.lock"), wait_seconds=math.inf):
             if not folder.exists():
                 partial = folder.with_name(f"{folder.name}.partial")
                 shutil.rmtree(partial, ignore_errors=True)  # what a killed build left

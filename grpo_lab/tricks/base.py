@@ -37,28 +37,30 @@ def _number(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(getattr(value, "value", value))
 
 
-def require(condition: bool, owner: object, field: str, rule: str) -> None:
-    """Raise ValueError naming the class, the field, its value and the rule it breaks."""
-    if not condition:
-        value = getattr(owner, field)
-        raise ValueError(
-            f"{type(owner).__name__}.{field} must be {rule}, got {value!r}: "
-            "change this number in the config or on the command line"
-        )
+def require(holds: bool, name: str, value: object, rule: str, remedy: str) -> None:
+    """Raise ValueError that says which value broke which rule and what to do about it."""
+    if not holds:
+        raise ValueError(f"{name} must be {rule}, got {value}: {remedy}")
+
+
+def require_field(holds: bool, owner: object, field: str, rule: str) -> None:
+    """`require` of a field of an option, named after its class."""
+    name, value = f"{type(owner).__name__}.{field}", getattr(owner, field)
+    require(holds, name, repr(value), rule, "change this number in the config or on the command line")
 
 
 def require_positive(owner: object, *fields: str) -> None:
     """Every named field must be a finite number greater than zero."""
     for field in fields:
         value = getattr(owner, field)
-        require(math.isfinite(value) and value > 0, owner, field, "greater than 0")
+        require_field(math.isfinite(value) and value > 0, owner, field, "greater than 0")
 
 
 def require_not_negative(owner: object, *fields: str) -> None:
     """Every named field must be a finite number of at least zero."""
     for field in fields:
         value = getattr(owner, field)
-        require(math.isfinite(value) and value >= 0, owner, field, "at least 0")
+        require_field(math.isfinite(value) and value >= 0, owner, field, "at least 0")
 
 
 def tied(values: Float[Tensor, "P G"], counted: Bool[Tensor, "P G"]) -> Bool[Tensor, "P 1"]:

@@ -11,7 +11,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 
-from grpo_lab.tricks.base import Trick, counted_mean, require, require_positive, tied
+from grpo_lab.tricks.base import Trick, counted_mean, require_field, require_positive, tied
 from grpo_lab.tricks.convention import Singleton
 from grpo_lab.types import Bool, Float, Graded, Rollouts, Tensor
 
@@ -257,7 +257,7 @@ class PassAtK(Baseline):
     formula: ClassVar[str] = "mean over subsets of {k} that hold i of (max outcome - pass@{k}) / std"
 
     def __post_init__(self) -> None:
-        require(self.k >= 1, self, "k", "at least 1")
+        require_field(self.k >= 1, self, "k", "at least 1")
 
     @property
     def smallest_group(self) -> int:
@@ -414,7 +414,7 @@ class Gae(CreditBaseline):
 
     def __post_init__(self) -> None:
         for name in ("gamma", "lam"):
-            require(0 < getattr(self, name) <= 1, self, name, "in (0, 1]")
+            require_field(0 < getattr(self, name) <= 1, self, name, "in (0, 1]")
 
     def centre(self, graded: Graded, credit: Credit) -> Float[Tensor, "N T"]:
         assert credit.values is not None, "needs_critic makes the loop compute them"

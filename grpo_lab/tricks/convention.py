@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from grpo_lab.tricks.base import require, require_not_negative
+from grpo_lab.tricks.base import require_field, require_not_negative
 
 
 class Singleton(Enum):
@@ -92,6 +92,6 @@ class Convention:
     covariance_scope: Scope
 
     def __post_init__(self) -> None:
-        require(self.std_ddof in (0, 1), self, "std_ddof", "0 or 1")
-        require(self.batch_ddof in (0, 1), self, "batch_ddof", "0 or 1")
+        require_field(self.std_ddof in (0, 1), self, "std_ddof", "0 or 1")
+        require_field(self.batch_ddof in (0, 1), self, "batch_ddof", "0 or 1")
         require_not_negative(self, "std_eps", "batch_eps", "sequence_mean_eps")

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 
-from grpo_lab.tricks.base import Trick, require, require_not_negative, require_positive, row_mean
+from grpo_lab.tricks.base import Trick, require_field, require_not_negative, require_positive, row_mean
 from grpo_lab.types import Bool, Float, Tensor
 
 _LOG_LIMIT = 20.0  # nats; exp() overflows in fp32 beyond 88, and every bound has long been passed
@@ -65,8 +65,8 @@ def require_bounds(owner: object, low: str, high: str) -> None:
     """Two fields that bound a ratio and hold 1, where sampler and learner agree: 0 <= low <= 1 <= high, high finite."""
     require_not_negative(owner, low)
     require_positive(owner, high)
-    require(getattr(owner, low) <= 1, owner, low, "at most 1")
-    require(getattr(owner, high) >= 1, owner, high, "at least 1")
+    require_field(getattr(owner, low) <= 1, owner, low, "at most 1")
+    require_field(getattr(owner, high) >= 1, owner, high, "at least 1")
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class TisSequence(Correction):
 
     def __post_init__(self) -> None:
         require_positive(self, "cap")
-        require(self.cap >= 1, self, "cap", "at least 1")
+        require_field(self.cap >= 1, self, "cap", "at least 1")
 
     def ratios(self, log_ratio: Float[Tensor, "N T"], sampled_mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N #T"]:
         return ratio(log_ratio.sum(dim=1, keepdim=True))
@@ -149,7 +149,7 @@ class TisGeometric(Correction):
 
     def __post_init__(self) -> None:
         require_positive(self, "cap")
-        require(self.cap >= 1, self, "cap", "at least 1")
+        require_field(self.cap >= 1, self, "cap", "at least 1")
 
     def ratios(self, log_ratio: Float[Tensor, "N T"], sampled_mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N #T"]:
         return ratio(row_mean(log_ratio, sampled_mask))

@@ -6,7 +6,7 @@ from abc import ABC
 from dataclasses import dataclass
 from typing import ClassVar
 
-from grpo_lab.tricks.base import require, require_not_negative, require_positive
+from grpo_lab.tricks.base import require_field, require_not_negative, require_positive
 from grpo_lab.tricks.updates import Updates
 
 
@@ -27,7 +27,9 @@ class Critic(ABC):
     def __post_init__(self) -> None:
         require_positive(self, "learning_rate", "minibatches", "passes")
         require_not_negative(self, "warmup_updates", "value_clip", "head_range", "pretrain_steps")
-        require(self.pretrain_steps < 100, self, "pretrain_steps", "below 100: the policy would stand still for long")
+        require_field(
+            self.pretrain_steps < 100, self, "pretrain_steps", "below 100: the policy would stand still for long"
+        )
 
     @property
     def updates(self) -> Updates:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from grpo_lab.tricks.base import Trick, require
+from grpo_lab.tricks.base import Trick, require_field
 from grpo_lab.types import Bool, Exhausted, Float, Int, Tensor
 
 _MOST_PASSES = 10_000  # over the split in one draw; then its weights are taken for a mistake
@@ -197,7 +197,7 @@ class NoPositiveResampling(Curriculum):
     )
 
     def __post_init__(self) -> None:
-        require(0 < self.threshold <= 1, self, "threshold", "in (0, 1]")
+        require_field(0 < self.threshold <= 1, self, "threshold", "in (0, 1]")
 
     def weights(self, pool: Pool) -> Float[Tensor, "S"]:
         memory = pool.memory
@@ -235,8 +235,8 @@ class EasyToHard(Curriculum):
     formula: ClassVar[str] = "the easiest {start_share} of the problems, growing to all of them at {ramp} of the budget"
 
     def __post_init__(self) -> None:
-        require(0 < self.start_share <= 1, self, "start_share", "in (0, 1]")
-        require(0 < self.ramp <= 1, self, "ramp", "in (0, 1]")
+        require_field(0 < self.start_share <= 1, self, "start_share", "in (0, 1]")
+        require_field(0 < self.ramp <= 1, self, "ramp", "in (0, 1]")
 
     def weights(self, pool: Pool) -> Float[Tensor, "S"]:
         return _easiest(pool, self.start_share, self.ramp).to(torch.float64)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from grpo_lab.tricks.base import Trick, require, require_not_negative, require_positive
+from grpo_lab.tricks.base import Trick, require_field, require_not_negative, require_positive
 from grpo_lab.types import Bool, Float, Tensor
 
 
@@ -96,7 +96,7 @@ class Adaptive(Entropy):
 
     def __post_init__(self) -> None:
         require_positive(self, "target", "delta", "largest")
-        require(self.delta <= self.largest, self, "delta", f"at most `largest` ({self.largest:g})")
+        require_field(self.delta <= self.largest, self, "delta", f"at most `largest` ({self.largest:g})")
 
     def next_coef(self, coef: float, entropy: float) -> float:
         if entropy <= self.target:
@@ -124,7 +124,7 @@ class HighEntropyTokens(Entropy):
 
     def __post_init__(self) -> None:
         require_not_negative(self, "share")
-        require(0 < self.share <= 1, self, "share", "in (0, 1]")
+        require_field(0 < self.share <= 1, self, "share", "in (0, 1]")
 
     def keeps(self, entropy: Float[Tensor, "N T"], sampled_mask: Bool[Tensor, "N T"]) -> Bool[Tensor, "N T"]:
         sampled = entropy[sampled_mask]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import ClassVar
 
-from grpo_lab.tricks.base import Trick, require, require_positive, tied
+from grpo_lab.tricks.base import Trick, require_field, require_positive, tied
 from grpo_lab.types import Bool, Exhausted, Graded, Groups, GroupSource, Tensor
 
 
@@ -239,7 +239,7 @@ class OversampleAbort(Refill):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.oversample >= 1, self, "oversample", "at least 1")
+        require_field(self.oversample >= 1, self, "oversample", "at least 1")
 
     @property
     def races(self) -> bool:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from grpo_lab.tricks.base import Trick, require, require_positive
+from grpo_lab.tricks.base import Trick, require_field, require_positive
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Ema(Reference):
     formula: ClassVar[str] = "{decay} * reference + (1 - {decay}) * learner after each step"
 
     def __post_init__(self) -> None:
-        require(0 < self.decay < 1, self, "decay", "in (0, 1)")
+        require_field(0 < self.decay < 1, self, "decay", "in (0, 1)")
 
     def mixes(self, step: int) -> float:
         return 1 - self.decay

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from grpo_lab.tricks.base import Trick, require, require_not_negative, require_positive
+from grpo_lab.tricks.base import Trick, require_field, require_not_negative, require_positive
 from grpo_lab.types import Float, Graded, Tensor
 
 
@@ -77,8 +77,10 @@ class SoftOverlong(RewardShaping):
 
     def __post_init__(self) -> None:
         require_positive(self, "max_tokens", "cache_tokens", "factor")
-        require(self.cache_tokens <= self.max_tokens, self, "cache_tokens", f"at most the budget {self.max_tokens}")
-        require(self.correct > self.wrong, self, "correct", f"greater than `wrong` ({self.wrong:g})")
+        require_field(
+            self.cache_tokens <= self.max_tokens, self, "cache_tokens", f"at most the budget {self.max_tokens}"
+        )
+        require_field(self.correct > self.wrong, self, "correct", f"greater than `wrong` ({self.wrong:g})")
 
     @property
     def largest(self) -> float:
@@ -141,7 +143,7 @@ class KimiLength(RewardShaping):
 
     def __post_init__(self) -> None:
         require_positive(self, "coef")
-        require(0 <= self.begins_at < 1, self, "begins_at", "in [0, 1)")
+        require_field(0 <= self.begins_at < 1, self, "begins_at", "in [0, 1)")
 
     def lowest(self, correct: float, wrong: float) -> float:
         return min(wrong, correct) - self.coef / 2
@@ -177,7 +179,7 @@ class L1Exact(RewardShaping):
 
     def __post_init__(self) -> None:
         require_positive(self, "alpha", "shortest")
-        require(self.shortest <= self.longest, self, "longest", f"at least `shortest` ({self.shortest})")
+        require_field(self.shortest <= self.longest, self, "longest", f"at least `shortest` ({self.shortest})")
 
     @property
     def asks_for(self) -> range:
@@ -214,7 +216,7 @@ class L1Max(L1Exact):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_not_negative(self, "delta")
-        require(self.delta <= 1, self, "delta", "at most 1")
+        require_field(self.delta <= 1, self, "delta", "at most 1")
 
     def lowest(self, correct: float, wrong: float) -> float:
         return min(wrong, correct - 1)

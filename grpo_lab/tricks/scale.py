@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from grpo_lab.tricks.base import Trick, counted_mean, require, require_not_negative, tied
+from grpo_lab.tricks.base import Trick, counted_mean, require_field, require_not_negative, tied
 from grpo_lab.tricks.baseline import Weights
 from grpo_lab.tricks.convention import AlphaForm, Floor, Singleton
 from grpo_lab.types import Bool, Float, Graded, Tensor
@@ -98,7 +98,7 @@ class GroupStd(Scale):
     zeroes_tied: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require(self.ddof in (0, 1), self, "ddof", "0 or 1")
+        require_field(self.ddof in (0, 1), self, "ddof", "0 or 1")
         require_not_negative(self, "eps")
 
     @property
@@ -182,9 +182,9 @@ class BatchStd(Scale):
     scales_tokens: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require(self.ddof in (0, 1), self, "ddof", "0 or 1")
+        require_field(self.ddof in (0, 1), self, "ddof", "0 or 1")
         require_not_negative(self, "eps")
-        require(not (self.recentre and self.of is Deviation.raw), self, "recentre", "false where `of` is raw")
+        require_field(not (self.recentre and self.of is Deviation.raw), self, "recentre", "false where `of` is raw")
 
     @property
     def recentres(self) -> bool:
@@ -316,7 +316,7 @@ class SignWeighted(Scale):
 
     def __post_init__(self) -> None:
         require_not_negative(self, "positive", "negative")
-        require(self.positive + self.negative > 0, self, "positive", "greater than 0 where `negative` is 0")
+        require_field(self.positive + self.negative > 0, self, "positive", "greater than 0 where `negative` is 0")
 
     def __call__(self, centred: Float[Tensor, "P G"], graded: Graded) -> Float[Tensor, "P G"]:
         return torch.where(centred > 0, self.positive * centred, self.negative * centred)

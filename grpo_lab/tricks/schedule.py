@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from grpo_lab.tricks.base import Trick, require
+from grpo_lab.tricks.base import Trick, require_field
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class OneStepOff(Schedule):
     formula: ClassVar[str] = "batch s is drawn by the weights after max(0, s - {lag}) steps"
 
     def __post_init__(self) -> None:
-        require(self.lag >= 0, self, "lag", "at least 0")
+        require_field(self.lag >= 0, self, "lag", "at least 0")
 
     @property
     def ahead(self) -> int:
@@ -103,7 +103,7 @@ class OffPolicyK(Schedule):
     formula: ClassVar[str] = "batch s is drawn by the weights after {k} * floor(s / {k}) steps"
 
     def __post_init__(self) -> None:
-        require(self.k >= 1, self, "k", "at least 1")
+        require_field(self.k >= 1, self, "k", "at least 1")
 
     @property
     def overlaps(self) -> bool:
@@ -133,7 +133,7 @@ class Streaming(Schedule, ABC):
     streams: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require(self.max_lag >= 0, self, "max_lag", "at least 0")
+        require_field(self.max_lag >= 0, self, "max_lag", "at least 0")
 
     @property
     @abstractmethod

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from grpo_lab.tricks.base import NEGLIGIBLE, Trick, require, require_not_negative, require_positive, row_mean
+from grpo_lab.tricks.base import NEGLIGIBLE, Trick, require_field, require_not_negative, require_positive, row_mean
 from grpo_lab.tricks.convention import CapForm, Scope
 from grpo_lab.types import Bool, Float, Tensor
 
@@ -144,7 +144,9 @@ class DualClip(Surrogate):
 
     def __post_init__(self) -> None:
         require_positive(self, "clip_low", "clip_high", "bound")
-        require(self.bound > 1 + self.clip_high, self, "bound", f"greater than 1 + clip_high ({1 + self.clip_high:g})")
+        require_field(
+            self.bound > 1 + self.clip_high, self, "bound", f"greater than 1 + clip_high ({1 + self.clip_high:g})"
+        )
 
     @property
     def clip_width(self) -> float:
@@ -183,8 +185,8 @@ class Cispo(Surrogate):
 
     def __post_init__(self) -> None:
         require_positive(self, "cap")
-        require(0 <= self.clip_low <= 1, self, "clip_low", "in [0, 1]; 1 is no lower bound")
-        require(self.largest > 1 - self.clip_low, self, "cap", "above the lower bound of the weight")
+        require_field(0 <= self.clip_low <= 1, self, "clip_low", "in [0, 1]; 1 is no lower bound")
+        require_field(self.largest > 1 - self.clip_low, self, "cap", "above the lower bound of the weight")
 
     @property
     def largest(self) -> float:
@@ -413,8 +415,8 @@ class ClipCov(Surrogate):
 
     def __post_init__(self) -> None:
         require_positive(self, "clip_low", "clip_high", "share")
-        require(self.share <= 1, self, "share", "at most 1")
-        require(self.cov_low < self.cov_high, self, "cov_low", f"below cov_high ({self.cov_high:g})")
+        require_field(self.share <= 1, self, "share", "at most 1")
+        require_field(self.cov_low < self.cov_high, self, "cov_low", f"below cov_high ({self.cov_high:g})")
 
     @property
     def mark_scope(self) -> Scope:
@@ -454,7 +456,7 @@ class KlCov(Surrogate):
 
     def __post_init__(self) -> None:
         require_positive(self, "share", "coef")
-        require(self.share <= 1, self, "share", "at most 1")
+        require_field(self.share <= 1, self, "share", "at most 1")
 
     @property
     def mark_scope(self) -> Scope:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from grpo_lab.tricks.base import Trick, require, require_positive
+from grpo_lab.tricks.base import Trick, require_field, require_positive
 from grpo_lab.types import (
     Completion,
     Graded,
@@ -140,8 +140,10 @@ class Interrupt(Truncation):
 
     def __post_init__(self) -> None:
         require_positive(self, "earliest", "max_tokens")
-        require(self.earliest <= self.latest < 1, self, "latest", f"at least `earliest` ({self.earliest}) and below 1")
-        require(bool(self.phrase), self, "phrase", "a text that is put into the response")
+        require_field(
+            self.earliest <= self.latest < 1, self, "latest", f"at least `earliest` ({self.earliest}) and below 1"
+        )
+        require_field(bool(self.phrase), self, "phrase", "a text that is put into the response")
 
     def check(self, tools: Tools) -> None:
         tokens, last = len(tools.encode(self.phrase)), round(self.latest * self.max_tokens)
@@ -193,8 +195,8 @@ class RepetitionStop(Truncation):
 
     def __post_init__(self) -> None:
         require_positive(self, "max_tokens")
-        require(0 < self.share < 1, self, "share", "in (0, 1)")
-        require(0 < self.probability < 1, self, "probability", "in (0, 1)")
+        require_field(0 < self.share < 1, self, "share", "in (0, 1)")
+        require_field(0 < self.probability < 1, self, "probability", "in (0, 1)")
 
     def begins(self, request: Request, tools: Tools) -> Request:
         sure = SureRun(max(1, round(self.share * self.max_tokens)), self.probability)

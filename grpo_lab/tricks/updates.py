@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from grpo_lab.tricks.base import require
+from grpo_lab.tricks.base import require_field
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Updates:
     fresh_optimizer: bool
 
     def __post_init__(self) -> None:
-        require(self.minibatches >= 1, self, "minibatches", "at least 1")
-        require(self.passes >= 1, self, "passes", "at least 1")
+        require_field(self.minibatches >= 1, self, "minibatches", "at least 1")
+        require_field(self.passes >= 1, self, "passes", "at least 1")
 
     @property
     def number(self) -> int:

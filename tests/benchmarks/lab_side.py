@@ -80,7 +80,7 @@ def timed_run(steps: int, warmup: int, overrides: list[str]) -> dict[str, Any]:
     """Train `warmup + steps` steps and one more, whose record holds the last evaluation and is dropped."""
     total = warmup + steps
     run = to_run(compose_config([*overrides, *QUIET, "budget=steps", f"budget.amount={total + 1}"]))
-    device = prepare_torch(run)
+    device = prepare_torch(run.device, run.threads)
     with tempfile.TemporaryDirectory() as folder, RunLog(Path(folder)) as log, RunProgress("bench") as progress:
         progress.show = lambda *_: None  # the driver shows the progress
         recorder = Stamped(run, log, progress, "benchmark")

@@ -84,7 +84,7 @@ def generation(budget: int, rounds: int) -> dict[str, Any]:
     """Tokens per second of each side in each round; they take turns, on the same prompts."""
     fixed = ["world=arithmetic", f"engine.max_tokens={budget}", "tracking=none", "device=cpu"]
     native = to_run(compose_config(fixed))
-    prepare_torch(native)
+    prepare_torch(native.device, native.threads)
     sides = {"native": by_engine(native), "transformers": by_transformers(native)}
     if importlib.util.find_spec("vllm") is not None:
         sides["vllm"] = by_engine(to_run(compose_config([*fixed, "engine=vllm", "engine.max_rows=128"])))

@@ -217,7 +217,7 @@ def compare_graphs(found: Findings, bench: Bench) -> None:
 
 def parts(found: Findings, folder: Path) -> Iterator[tuple[str, Callable[[], None]]]:
     """What runs here while the whole runs are on their way."""
-    device = prepare_torch(composed(f"device={found.device}"))
+    device = prepare_torch(found.device, 1)
     yield "losses and gradients", lambda: losses(found)
     bench = Bench(talkative(folder / "talkative", found.small), device, found.small)
     yield "log-probs", lambda: compare_logprobs(found, bench)

@@ -52,7 +52,7 @@ def main() -> None:
     folder, index = Path(sys.argv[1]), int(sys.argv[2])
     overrides = [*sys.argv[3:], *QUIET, f"seed={index}", "budget=steps", "budget.amount=1000000"]
     run = to_run(compose_config(overrides))
-    device = prepare_torch(run)
+    device = prepare_torch(run.device, run.threads)
     with RunLog(folder / f"run{index}") as log, RunProgress(f"run {index}") as progress:
         progress.show = lambda *_: None  # many.py counts the steps
         recorder = TakesTurns(run, log, progress, "benchmark", folder=folder, index=index)

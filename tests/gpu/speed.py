@@ -144,7 +144,7 @@ def by_vllm(work: Work) -> None:
     run = to_run(compose_config(work.overrides("engine=vllm", "tracking=none", *room)))
     problems = list(run.task.problems("train")[: work.problems])
     prompts = encode_prompts(AutoTokenizer.from_pretrained(work.folder), run.template, problems)
-    session = run.engine.open(work.folder, run.sampler_precision, prepare_torch(run))
+    session = run.engine.open(work.folder, run.sampler_precision, prepare_torch(run.device, run.threads))
     for number in range(2):
         requests = group_requests(problems, prompts, work.group, run.engine.params, 0, "gpu", number)
         started = time.perf_counter()
