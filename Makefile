@@ -99,9 +99,11 @@ test-vllm: $(VLLM_STAMP) ## run the tests of both vLLM engines (adds vLLM's CPU 
 mutants: $(STAMP) ## plant small faults in copies of the package, one at a time, and say which test sees each (10 minutes on 2 idle cores)
 	@$(BIN)/python tests/mutants/plant.py $(ARGS)
 
-check: $(STAMP) ## lint and formatting
+check: $(STAMP) ## lint, formatting, types, and that imports go one way
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/pyright --pythonpath $(BIN)/python
 
 ui: $(STAMP) ## open MLflow on this machine over the runs of RUNS
 	@test -f '$(RUNS)/mlflow.db' || { echo "no $(RUNS)/mlflow.db yet: run make demo first, or say where the runs are with RUNS=..."; exit 1; }

@@ -53,11 +53,12 @@ def measure_cost_model(arguments: argparse.Namespace) -> None:
 
 
 def list_metrics(_: argparse.Namespace) -> None:
-    """Print the metric registry, and what analysis derives from it."""
-    from grpo_lab.tracking.metrics import DERIVED, DIVERGENCE, REGISTRY
+    """Print the metric registry, what TRL and verl call the same number, and what analysis derives from it."""
+    from grpo_lab.tracking.metrics import DERIVED, DIVERGENCE, PEERS, REGISTRY
 
     for metric in REGISTRY + DERIVED + DIVERGENCE:
-        print(f"{metric.name:<28} [{metric.unit}] {metric.reduction}: {metric.meaning}")
+        known_as = f"; {PEERS[metric.name]}" if metric.name in PEERS else ""
+        print(f"{metric.name:<28} [{metric.unit}] {metric.reduction}: {metric.meaning}{known_as}")
 
 
 def list_tricks(arguments: argparse.Namespace) -> None:
@@ -182,7 +183,7 @@ def main() -> None:
     measured = commands.add_parser("cost-model", help="seconds of simulated time, measured on runs, as overrides")
     measured.add_argument("folders", type=Path, nargs="+", metavar="RUN", help="a run's folder, of schedule=sync")
     measured.set_defaults(run=measure_cost_model)
-    commands.add_parser("metrics", help="list every metric with unit and meaning").set_defaults(run=list_metrics)
+    commands.add_parser("metrics", help="list every metric: unit, meaning, its name in TRL and verl").set_defaults(run=list_metrics)
     tricks = commands.add_parser("tricks", help="the axes and their options, one line each")
     tricks.add_argument("--markdown", action="store_true", help="axes and recipes as the tables of the documentation")
     tricks.set_defaults(run=list_tricks)

@@ -183,6 +183,36 @@ REGISTRY: tuple[Metric, ...] = (
 )
 
 
+# What TRL and verl call the nearest number they log; in brackets where theirs is another one.
+PEERS = {
+    "reward/mean": "TRL reward, verl critic/score/mean",
+    "reward/component/*": "TRL rewards/<function>/mean",
+    "rollout/length": "TRL completions/mean_length, verl response_length/mean",
+    "rollout/longest": "TRL completions/max_length, verl response_length/max",
+    "rollout/truncated": "TRL completions/clipped_ratio, verl response_length/clip_ratio",
+    "rollout/frac_zero_std": "TRL frac_reward_zero_std (of rewards, not of verifier outcomes)",
+    "train/loss": "TRL loss, verl actor/pg_loss (without kl and entropy)",
+    "train/gradient_norm": "TRL grad_norm, verl actor/grad_norm",
+    "train/learning_rate": "TRL learning_rate, verl actor/lr",
+    "train/entropy": "TRL entropy, verl actor/entropy",
+    "train/clip_fraction": "TRL clip_ratio/region_mean, verl actor/pg_clipfrac",
+    "train/approx_kl": "verl actor/ppo_kl (k1, not k3)",
+    "train/k3_ref": "TRL kl, verl actor/kl_loss",
+    "critic/loss": "verl critic/vf_loss",
+    "critic/clip_fraction": "verl critic/vf_clipfrac",
+    "critic/gradient_norm": "verl critic/grad_norm",
+    "critic/value": "verl critic/values/mean",
+    "critic/target": "verl critic/returns/mean",
+    "critic/explained_variance": "verl critic/vf_explained_var",
+    "mismatch/absolute": "TRL sampling/sampling_logp_difference/mean, verl training/rollout_probs_diff_mean (probs)",
+    "mismatch/max": "TRL sampling/sampling_logp_difference/max, verl training/rollout_probs_diff_max (probs)",
+    "mismatch/k1": "verl rollout_corr/kl",
+    "mismatch/k3": "verl rollout_corr/k3_kl",
+    "mismatch/ess": "verl rollout_corr/rollout_is_eff_sample_size (of bounded weights)",
+    "mismatch/rejected_responses": "verl rollout_corr/rollout_rs_seq_masked_fraction (with one token or more)",
+    "budget/sampled_tokens": "TRL num_tokens",
+}
+
 # What analysis derives from a run's final values; a prediction may name these too.
 DERIVED: tuple[Metric, ...] = (
     Metric("average/*/*", "of the metric", "mean over all steps", "a metric of every step over the whole budget"),
