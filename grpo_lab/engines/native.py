@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Native(Engine):
     """torch and transformers in this process; `max_rows` bounds how many responses decode together.
 
-    `cuda_graphs`: record the decoding step and replay it (graphs.py); a GPU alone can.
+    `cuda_graphs`: record the decoding step and replay it (native_graphs.py); a GPU alone can.
     """
 
     max_rows: int

@@ -162,5 +162,5 @@ def with_target_length(shaping: RewardShaping, template: Template, problem: Prob
 
 
 def asking(template: Template, problem: Problem, tokens: int) -> Problem:
-    """The problem with a wish for that many tokens in its question."""
+    """The problem, with a question that asks for that many tokens."""
     return replace(problem, question=template.asking_for(problem.question, tokens), target_length=tokens)

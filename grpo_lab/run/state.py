@@ -126,13 +126,13 @@ def check_lengths(run: RunConfig, context: int | None, longest_prompt: int, whos
 def at_their_longest(
     run: RunConfig, tokenizer: PreTrainedTokenizerBase, problems: tuple[Problem, ...]
 ) -> tuple[Problem, ...]:
-    """The problems as they can be asked in training, each with the wish that takes the most tokens of a prompt."""
-    wishes = run.reward_shaping.asks_for
-    if not wishes:
+    """The problems as they can be asked in training, each asking for the length that takes the most tokens of a prompt."""
+    lengths = run.reward_shaping.asks_for
+    if not lengths:
         return problems
-    tried = encode_prompts(tokenizer, run.template, [asking(run.template, problems[0], tokens) for tokens in wishes])
-    longest = max(range(len(wishes)), key=lambda place: len(tried[place]))
-    return tuple(asking(run.template, problem, wishes[longest]) for problem in problems)
+    tried = encode_prompts(tokenizer, run.template, [asking(run.template, problems[0], tokens) for tokens in lengths])
+    longest = max(range(len(lengths)), key=lambda place: len(tried[place]))
+    return tuple(asking(run.template, problem, lengths[longest]) for problem in problems)
 
 
 def open_state(

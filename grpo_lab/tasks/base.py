@@ -78,7 +78,7 @@ class Template(ABC):
             )
 
     def asking_for(self, question: str, tokens: int) -> str:
-        """The question together with the wish for a response of that many tokens."""
+        """The question, asking for a response of that many tokens."""
         return self.target_length.replace("{tokens}", str(tokens)).replace("{question}", question)
 
     @abstractmethod

@@ -102,7 +102,7 @@ class Baseline(Trick, ABC):
         """Reward minus baseline, float64."""
 
     def centre(self, graded: Graded, credit: Credit) -> Tensor:
-        """The same, for a baseline that may look at more than rewards (credit.py); [N, T] where `per_token`."""
+        """The same, for a baseline that may look at more than rewards; [N, T] where `per_token`."""
         return self(graded)
 
 

@@ -44,7 +44,7 @@ class Entropy(Trick, ABC):
 
 @dataclass(frozen=True)
 class NoEntropy(Entropy):
-    """No pressure: entropy is logged as a vital sign and left alone."""
+    """No pressure: entropy is logged and left alone."""
 
     touches_nothing: ClassVar[bool] = True
 

@@ -75,7 +75,7 @@ class Scale(Trick, ABC):
         self, centred: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], graded: Graded
     ) -> Float[Tensor, "N T"]:
         """The same of numbers that each token has for itself; 0 outside `mask`."""
-        raise TypeError(f"{type(self).__name__} scales one number a response; compat.py refuses it for tokens")
+        raise TypeError(f"{type(self).__name__} scales one number a response; a rule refuses it for tokens")
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ class GroupMean(Scale):
         return self.all_wrong is AllWrong.minus_one
 
     def __call__(self, centred: Float[Tensor, "P G"], graded: Graded) -> Float[Tensor, "P G"]:
-        assert bool((graded.reward[graded.counted] >= 0).all()), "compat.py refuses rewards that can be negative"
+        assert bool((graded.reward[graded.counted] >= 0).all()), "a rule refuses rewards that can be negative"
         mean = counted_mean(graded.reward, graded.counted)
         lost = -1.0 if self.all_wrong is AllWrong.minus_one else 0.0
         scaled = torch.where(mean > 0, centred / torch.where(mean > 0, mean, 1.0), lost)

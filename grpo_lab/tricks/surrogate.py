@@ -376,7 +376,7 @@ class Topr(Surrogate):
 
 # Nats. Two fp32 passes over one token differ by far less on average; in the arithmetic world the largest gap was 6e-5,
 # so a rare token is still pulled by rounding.
-_ROUNDING = 1e-5
+_COVARIANCE_ROUNDING = 1e-5
 
 
 def covariance(tokens: StepTokens) -> Float[Tensor, "K"]:
@@ -470,6 +470,6 @@ class KlCov(Surrogate):
     def __call__(self, tokens: SurrogateInputs) -> SurrogateLoss:
         assert tokens.marked is not None, "the step's tokens are marked before its loss"
         ratio = tokens.log_ratio.exp()
-        touched = tokens.marked & (tokens.log_ratio.abs() > _ROUNDING)
+        touched = tokens.marked & (tokens.log_ratio.abs() > _COVARIANCE_ROUNDING)
         penalty = torch.where(touched, self.coef * tokens.log_ratio.abs(), 0.0)
         return SurrogateLoss(-ratio * tokens.advantages + penalty, ratio.detach(), touched)

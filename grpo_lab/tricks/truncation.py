@@ -50,7 +50,7 @@ class Truncation(Trick, ABC):
 
         `on_finish` as in `Sampler.generate`; refused beside options that generate twice.
         """
-        assert on_finish is None or not self.generates_twice, "refusals.py refuses a race beside an interruption"
+        assert on_finish is None or not self.generates_twice, "a rule refuses a race beside an interruption"
         found = sampler.generate([self.begins(request, tools) for request in requests], on_finish)
         put_in = {
             place: further

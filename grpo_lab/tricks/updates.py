@@ -40,7 +40,7 @@ class Updates:
 
     def split(self, num_problems: int) -> Iterator[range]:
         """Ranges of problem indices, one per optimiser step, equal in size; each pass covers all problems."""
-        assert num_problems % self.minibatches == 0, "checked by compat.py before the run"
+        assert num_problems % self.minibatches == 0, "a rule checks it before the run"
         size = num_problems // self.minibatches
         for _ in range(self.passes):
             for start in range(0, num_problems, size):

@@ -156,7 +156,7 @@ def test_weights_meet_responses_midway_for_real_and_what_grows_is_saved(
     with pytest.raises(EngineFailure, match="ended by signal 9"):
         run_in_process(tmp_path, *overrides)
     (folder,) = tmp_path.glob("run/seed=*")
-    saved = load_state(latest(folder / "checkpoints"))["supply"]
+    saved = load_state(latest(folder / "checkpoints"))["queue"]
     grown = {
         (left["group"]["index"], place): part["logprobs"]
         for left in saved["growing"].values()

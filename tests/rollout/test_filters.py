@@ -507,7 +507,7 @@ def test_every_token_is_trained_discarded_or_waits(tmp_path: Path, monkeypatch, 
         "reward_shaping=soft_overlong", "truncation=mask_after", f"engine.max_rows={max_rows}", *SMALL,
     )  # fmt: skip
     last = metrics_of(folder)[-1]["metrics"]
-    memory = load_state(latest(folder / "checkpoints"))["memory"]
+    memory = load_state(latest(folder / "checkpoints"))["queue"]["memory"]
     waiting = sum(_tokens(left) for left in memory["leftovers"])
     assert last["budget/prompts"] == len(prompts) and last["budget/completions"] == len(responses)
     assert last["budget/sampled_tokens"] == sum(prompts.values()) + tokens[0]
@@ -584,7 +584,9 @@ def test_a_killed_run_remembers_its_problems_and_its_partial_responses(tmp_path:
     same_ending(whole, tmp_path / "killed" / "run" / "seed=0")
     rows = [row["metrics"] for row in metrics_of(whole)[1:]]
     assert max(row["touched/curriculum"] for row in rows) > 0 and max(row["rollout/staleness"] for row in rows) > 1
-    ours, theirs = (load_state(latest(f / "checkpoints"))["memory"] for f in (whole, tmp_path / "killed/run/seed=0"))
+    ours, theirs = (
+        load_state(latest(f / "checkpoints"))["queue"]["memory"] for f in (whole, tmp_path / "killed/run/seed=0")
+    )
     assert ours["leftovers"] == theirs["leftovers"] != [] and ours["looked"] == theirs["looked"]
     assert torch.equal(ours["attempts"], theirs["attempts"]) and int(ours["attempts"].max()) > 4
 

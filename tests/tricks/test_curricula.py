@@ -309,7 +309,7 @@ def test_a_run_that_has_solved_its_split_ends_saved_and_with_the_remedy(tmp_path
     said = (folder / "error.txt").read_text()
     assert "choose a larger or harder task, or raise curriculum.threshold" in said
     assert f"The run ends after step {len(rows) - 1}, saved in" in said and not (folder / "DONE").exists()
-    memory = load_state(latest(folder / "checkpoints"))["memory"]
+    memory = load_state(latest(folder / "checkpoints"))["queue"]["memory"]
     left = int((memory["right"] < 0.25 * memory["attempts"].clamp(min=1)).sum())
     assert latest(folder / "checkpoints").name == f"step={len(rows) - 1:06d}" and left < 16
     assert f"{left} can be taken: " in said and "were in this step" not in said
@@ -322,6 +322,6 @@ def test_a_curriculum_that_passed_nothing_over_is_inert(tmp_path: Path, option: 
     touched = [row["metrics"]["touched/curriculum"] for row in metrics_of(folder)[1:]]
     assert (touched[0] > 0) == acts
     assert ("curriculum" in json.loads((folder / "DONE").read_text())["inert"]) == (not acts)
-    memory = load_state(latest(folder / "checkpoints"))["memory"]
+    memory = load_state(latest(folder / "checkpoints"))["queue"]["memory"]
     passed = [16 * share / (1 - share) for share in touched]  # of each step, beside the 16 that were taken
     assert_close(sum(passed), memory["passed"], 1e-9, "touched is the share of those whose turn came")

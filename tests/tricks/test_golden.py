@@ -500,10 +500,10 @@ def test_l1_of_the_published_numbers() -> None:
 def test_a_wish_is_drawn_evenly_from_the_shortest_to_the_longest() -> None:
     shaping = L1Exact(alpha=0.03, shortest=8, longest=11)
     # 8 + floor(u * 4): a quarter of [0, 1) for each of 8, 9, 10, 11
-    drawn = [shaping.wish(u) for u in (0.0, 0.2499, 0.25, 0.4999, 0.5, 0.7499, 0.75, 0.9999)]
+    drawn = [shaping.draw_target_length(u) for u in (0.0, 0.2499, 0.25, 0.4999, 0.5, 0.7499, 0.75, 0.9999)]
     assert drawn == [8, 8, 9, 9, 10, 10, 11, 11]
-    assert L1Max(alpha=0.03, shortest=8, longest=8, delta=0.5).wish(0.9999) == 8
-    assert NoShaping().wish(0.5) is None and not NoShaping().asks_for
+    assert L1Max(alpha=0.03, shortest=8, longest=8, delta=0.5).draw_target_length(0.9999) == 8
+    assert NoShaping().draw_target_length(0.5) is None and not NoShaping().asks_for
 
 
 @pytest.mark.parametrize(

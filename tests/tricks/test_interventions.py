@@ -288,8 +288,8 @@ def test_the_published_numbers_of_l1_and_kimi() -> None:
 def test_a_wish_covers_its_range_and_is_of_the_prompt_alone(make_run) -> None:
     shaping = L1Exact(alpha=0.03, shortest=8, longest=12)
     # Five lengths, a fifth of [0, 1) each.
-    assert [shaping.wish(u) for u in (0.0, 0.199, 0.2, 0.999, 1 - 2**-53)] == [8, 8, 9, 12, 12]
-    assert shaping.asks_for == range(8, 13) and NoShaping().wish(0.5) is None and not NoShaping().asks_for
+    assert [shaping.draw_target_length(u) for u in (0.0, 0.199, 0.2, 0.999, 1 - 2**-53)] == [8, 8, 9, 12, 12]
+    assert shaping.asks_for == range(8, 13) and NoShaping().draw_target_length(0.5) is None and not NoShaping().asks_for
     template = make_run().template
     problem = Problem(7, "3+4?", "7", 2)
     asked = with_target_length(shaping, template, problem, NoiseKey(0, "train", 3, 7, 0))
@@ -428,7 +428,7 @@ def test_signs_of_responses_by_hand() -> None:
     assert signs["rollout/best_gap"] == pytest.approx(0.625)
     # 1 - C(3, 2) / C(4, 2) = 1 - 3/6 and 1 - C(2, 2) / C(4, 2) = 1 - 1/6; of four, one right is enough
     assert signs["rollout/pass_at_2"] == pytest.approx((1 / 2 + 5 / 6) / 2) and signs["rollout/pass_at_4"] == 1
-    assert "rollout/pass_at_8" not in signs and not [name for name in signs if name.startswith("wish/")]
+    assert "rollout/pass_at_8" not in signs and not [name for name in signs if name.startswith("target_length/")]
     assert pass_at_k(4, 0, 4) == 0
     assert any(mark in "Wait, I should double-check" for mark in Task.check_again)
 
@@ -535,5 +535,5 @@ def test_a_wish_of_another_wording_is_rendered_as_it_stands() -> None:
     asked = asking(template, Problem(1, "2+{tokens}?", "3", 1), 12)
     assert asked.question == "2+{tokens}? Think for 12 tokens." and asked.target_length == 12
     assert template.render(asked.question) == "[2+{tokens}? Think for 12 tokens.]"
-    with pytest.raises(ValueError, match=r"wish must be a text with \{tokens\} in it once"):
+    with pytest.raises(ValueError, match=r"target_length must be a text with \{tokens\} in it once"):
         Plain("x", "{question}", "{question}")
