@@ -126,7 +126,7 @@ def check_lengths(run: RunConfig, context: int | None, longest_prompt: int, whos
 def at_their_longest(
     run: RunConfig, tokenizer: PreTrainedTokenizerBase, problems: tuple[Problem, ...]
 ) -> tuple[Problem, ...]:
-    """The problems as they can be asked in training, each asking for the length that takes the most tokens of a prompt."""
+    """The problems as they can be asked in training, each with the target length that takes the most tokens."""
     lengths = run.reward_shaping.asks_for
     if not lengths:
         return problems

@@ -1,7 +1,8 @@
 """Schedule: which weights generate, and how far generation may run ahead of training.
 
-A schedule says how much is generated and when new weights arrive. rollout/queue.py and rollout/stream.py carry it out: in one
-process and in simulated time with an engine that is called, overlapping for real with one that has its own process.
+A schedule says how much is generated and when new weights arrive. rollout/queue.py and rollout/stream.py carry it
+out: in one process and in simulated time with an engine that is called, overlapping for real with one that has its own
+process.
 """
 
 from __future__ import annotations
