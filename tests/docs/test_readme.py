@@ -25,9 +25,11 @@ from grpo_lab.config.run_config import conf_folder
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-PAGES = [ROOT / "README.md", *(ROOT / place / name for place, name in (
-    ("experiments", "README.md"), ("experiments", "LOG.md"), ("conf", "README.md"), ("tests/benchmarks", "README.md"),
-))]  # fmt: skip
+CODE_PAGE = (ROOT / "grpo_lab" / "README.md").read_text()
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "experiments/LOG.md", "tests/benchmarks/README.md")),
+    *sorted(ROOT.glob("[a-z]*/README.md")),
+]
 
 
 def blocks(language: str) -> list[str]:
@@ -73,7 +75,7 @@ def test_every_training_command_runs(tmp_path: Path, command: str) -> None:
 
 
 def test_every_make_target_named_exists_and_help_lists_all() -> None:
-    named = set(re.findall(r"make ([a-z-]+)", README))
+    named = set(re.findall(r"\bmake ([a-z-]+)", README + (ROOT / "CONTRIBUTING.md").read_text()))
     shown = run(["make", "help"]).stdout
     targets = set(re.findall(r"^  make ([a-z-]+)", shown, flags=re.M))
     assert named <= targets
@@ -127,16 +129,32 @@ def test_a_new_option_shows_in_the_table(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_map_names_what_exists_and_misses_no_module() -> None:
-    text = (ROOT / "grpo_lab" / "README.md").read_text()
-    named = set(re.findall(r"[\w/]+\.py\b", text))
-    modules = {path.name for path in (ROOT / "grpo_lab").glob("*.py")} - {"__init__.py"}
-    assert {Path(name).name for name in named} == modules
-    for folder in re.findall(r"^(\w+/(?:\w+/)?) ", text, flags=re.M):
-        assert (ROOT / folder).is_dir(), folder
+    """Of tricks and analysis the folder alone: one has a module per axis, the other a page of its own."""
+    (tree,) = re.findall(r"```\n(types\.py .*?)```", CODE_PAGE, flags=re.S)
+    named: set[str] = set()
+    folder = ""
+    for line in tree.splitlines():
+        if not line.startswith(" "):
+            folder = line.split()[0] if line.split()[0].endswith("/") else ""
+        named |= {folder + name for name in re.findall(r"\b\w+\.py\b", line)}
+    package = ROOT / "grpo_lab"
+    modules = {path.relative_to(package).as_posix() for path in package.rglob("*.py") if path.name != "__init__.py"}
+    assert named <= modules
+    assert {name for name in modules - named if not name.startswith(("tricks/", "analysis/"))} == set()
+
+
+def test_the_walk_names_functions_that_exist() -> None:
+    """Each `file.py` of the page is there, and defines the `Class.function` that is named behind it."""
+    places = re.findall(r"`([\w/]+\.py)`(?: `([\w.]+)`)?", CODE_PAGE)
+    assert len([where for _, where in places if where]) > 20
+    for name, where in places:
+        text = (ROOT / "grpo_lab" / name).read_text()
+        for part in filter(None, where.split(".")):
+            assert re.search(rf"^\s*(?:def|class) {part}\b", text, flags=re.M), f"{name} has no {part}"
 
 
 def test_a_busy_reader_finishes_it() -> None:
-    assert len(README.split()) <= 1500
+    assert len(README.split()) <= 1500 and len(README.splitlines()) <= 130
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
