@@ -243,7 +243,7 @@ def test_the_ledger_of_one_step_counted_by_hand() -> None:
     spans = [(0, 3), (3, 5), (3, 7), (0, 5), (5, 6), (5, 11)]
     flops = sum(token_by_token(*span) for span in spans)
     assert ledger.flops == flops
-    ledger.scored(COST, [3, 5], [2, 6])
+    ledger.forwarded(COST, [3, 5], [2, 6])
     flops += token_by_token(0, 5) + token_by_token(0, 11)
     assert ledger.flops == flops
     # forward once, backward twice

@@ -377,7 +377,7 @@ def test_a_step_that_cannot_be_filled_leaves_everything_as_it_was(world) -> None
     race = OversampleAbort(Signal.outcome, 2, oversample=2.0, keeps_partial=True)
     there.step(race)
     before, ledger = there.queue.memory, dict(vars(there.state.ledger))
-    tensors = {name: value.clone() for name, value in before.state().items() if isinstance(value, torch.Tensor)}
+    tensors = {name: value.clone() for name, value in before.to_state().items() if isinstance(value, torch.Tensor)}
     assert before.leftovers
     for left in before.leftovers:  # what has ended already was right once
         unbegun = {"tokens": [], "logprobs": [], "versions": [], "stop": "aborted"}

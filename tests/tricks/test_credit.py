@@ -326,7 +326,7 @@ def test_microbatches_and_padding_do_not_move_a_critic(kind: type) -> None:
     plan = kind(**PLAN | {"value_clip": 0.3})
     found = []
     for cut in (Microbatching(10**9, 10**9), Microbatching(20, 192), Microbatching(1, 0)):
-        critic = live_critic(plan, microbatching=cut)
+        critic = live_critic(plan, cut=cut)
         begun = weights_of(critic)
         signs = fit_of(critic, rollouts, old, torch.where(mask, targets, 77.0), mask)
         assert critic.updates == 4 and float((weights_of(critic) - begun).abs().max()) > 1e-3
@@ -408,7 +408,7 @@ def test_a_value_head_leaves_the_policy_alone_and_costs_one_forward_pass() -> No
         moved = any(not torch.equal(p, was) for p, was in zip(critic.trunk.parameters(), before))
         assert moved == kind.owns_trunk and not any(p.grad is not None for p in critic.trunk.parameters())
         assert ledger.trained_tokens == 0, "these are the policy's"
-        assert (critic.state()["trunk"] is not None) == kind.owns_trunk
+        assert (critic.to_state()["trunk"] is not None) == kind.owns_trunk
         flops[kind] = ledger.flops
     cost = ModelFlops.of(tiny_model().base_model)
     live = [row for row in range(8) if bool(rollouts.sampled_mask[row].any())]
