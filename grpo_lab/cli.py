@@ -80,8 +80,7 @@ def explain_run(arguments: argparse.Namespace) -> None:
 
 def draw_figures(arguments: argparse.Namespace) -> None:
     """Rebuild the figures, tables and verdict of an experiment, and print the verdict and what to open."""
-    from grpo_lab.analysis.build import build
-    from grpo_lab.analysis.guide import what_to_open
+    from grpo_lab.analysis.build import build, what_to_open
 
     _require_folder(arguments.runs)
     saved = None if arguments.only_runs else arguments.data
@@ -116,7 +115,8 @@ def write_report(arguments: argparse.Namespace) -> None:
 def export_data(arguments: argparse.Namespace) -> None:
     """Save the logged numbers of an experiment as two files from which its figures can be rebuilt."""
     from grpo_lab.analysis.caveats import finished_cells
-    from grpo_lab.analysis.load import load_sweep, save_data
+    from grpo_lab.analysis.sources.run_folders import load_sweep
+    from grpo_lab.analysis.sources.saved_data import save_data
 
     _require_runs(arguments.runs)
     data = load_sweep(arguments.runs, arguments.name)

@@ -14,13 +14,13 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from planted_sweeps import Planted, synthetic_sweep
 
 from grpo_lab.analysis.figures import coverage, frontier, ranks, waterfall
 from grpo_lab.analysis.figures.scatter_labels import Box, place_labels
 from grpo_lab.analysis.figures.style import DPI, TINY, Drawn, house_style, wrapped, write_footer
-from grpo_lab.analysis.load import SweepData
-from grpo_lab.analysis.outcome import DOWNSTREAM, Outcome, final_values
-from grpo_lab.analysis.synthetic import Planted, synthetic_sweep
+from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues, final_values
+from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.tracking.sweep_record import SweepRecord
 
 AXIS = "budget/sampled_tokens"
@@ -35,15 +35,15 @@ def rng() -> np.random.Generator:
 
 def draw(kind: str, data: SweepData) -> Drawn | None:
     """One of the figures; the reason is there exactly where the figure is not."""
-    outcome = final_values(data)
+    finals = final_values(data)
     module, of_chance = {
         "ranks": (ranks, True),
         "waterfall": (waterfall, False),
         "frontier": (frontier, False),
         "coverage": (coverage, True),
     }[kind]
-    drawn = getattr(module, f"draw_{kind}")(data, outcome, *([rng()] if of_chance else []))
-    assert (drawn is None) == bool(module.missing(data, outcome))
+    drawn = getattr(module, f"draw_{kind}")(data, finals, *([rng()] if of_chance else []))
+    assert (drawn is None) == bool(module.missing(data, finals))
     return drawn
 
 
@@ -400,8 +400,8 @@ def test_what_is_missing_is_said_in_one_sentence() -> None:
 
 def test_a_sweep_without_evaluations_has_none_of_the_figures() -> None:
     data = sweep({(arm, 0): ten_steps((0.3, 0.6), {}) for arm in "ab"})
-    outcome = final_values(data)
-    reasons = {module.missing(data, outcome) for module in (ranks, waterfall, frontier, coverage)}
+    finals = final_values(data)
+    reasons = {module.missing(data, finals) for module in (ranks, waterfall, frontier, coverage)}
     assert reasons == {"no finished run was evaluated up to the common budget", f"{DOWNSTREAM} was not logged"}
     assert all(draw(kind, data) is None for kind in ("ranks", "waterfall", "frontier", "coverage"))
 
@@ -483,5 +483,5 @@ def test_arms_with_names_too_long_for_the_scatter_have_their_rank_there() -> Non
 
 
 def test_outcomes_at_another_budget_are_drawn_there(planted: SweepData) -> None:
-    outcome: Outcome = final_values(planted, "steps")
-    assert "from step 0 to 40 steps" in words(waterfall.draw_waterfall(planted, outcome).figure)
+    finals: FinalValues = final_values(planted, "steps")
+    assert "from step 0 to 40 steps" in words(waterfall.draw_waterfall(planted, finals).figure)

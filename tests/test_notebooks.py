@@ -17,10 +17,10 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from planted_sweeps import Planted, synthetic_sweep, write_synthetic
 
-from grpo_lab.analysis import noise, one_trick, show
-from grpo_lab.analysis.outcome import DOWNSTREAM, Outcome, final_values
-from grpo_lab.analysis.synthetic import Planted, synthetic_sweep, write_synthetic
+from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues, final_values
+from grpo_lab.analysis.notebooks import noise, one_trick, show
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = ("sweep_overview", "reward_against_eval", "one_trick", "scaling", "noise_floor")
@@ -119,7 +119,7 @@ def test_one_trick_at_every_equal_budget_what_it_touched_and_what_seeds_would_fi
     # All axes are spent alike in a synthetic sweep, so the effect is the same on all five.
     on_axes = line(said.split("at equal steps")[1].split("The sign")[0], "added to base")
     assert [tuple(map(float, found)) for found in re.findall(BRACKETS, on_axes)] == [effect] * 5
-    assert "No metric counts what helps touches." in said and "Figure synthetic_signs: " in said
+    assert "No metric counts what helps touches." in said and "Figure synthetic_step_metrics: " in said
     assert "+0 tokens [+0, +0]" in line(said, "response length, tokens")  # nothing was planted in it
     found = line(said.split("finds now")[1], "added to base")
     now, *more = [float(value) for value in re.findall(r" ([\d.]+) pp", found.split("]")[1])]
@@ -205,13 +205,13 @@ def test_the_saved_sweeps_say_nothing_of_asymptotes_they_do_not_show(printed: Ca
 # --- the numbers of the noise floor, by hand ----------------------------------------------------------------
 
 
-def outcome_of(values: dict[str, list[float]]) -> Outcome:
+def outcome_of(values: dict[str, list[float]]) -> FinalValues:
     rows = [
         {"level": "", "arm": arm, "seed": seed, "collapsed": False, DOWNSTREAM: value}
         for arm, own in values.items()
         for seed, value in enumerate(own)
     ]
-    return Outcome("sampled_tokens", 1000.0, pd.DataFrame(rows))
+    return FinalValues("sampled_tokens", 1000.0, pd.DataFrame(rows))
 
 
 def test_seed_noise_by_hand() -> None:
@@ -287,14 +287,19 @@ def test_a_notebook_shows_figures_and_tables(monkeypatch: pytest.MonkeyPatch) ->
         sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: "a kernel", display=fake, version_info=(9, 0))
     )
     data = synthetic_sweep(HELPS)
-    outcome = final_values(data)
-    show.show_table(show.finished_table(data, outcome))
+    finals = final_values(data)
+    show.show_table(show.finished_table(data, finals))
     show.show_text("*so*")
-    show.show_figure(one_trick.signs_of(data, outcome, "helps"))
+    show.show_figure(one_trick.signs_of(data, finals, "helps"))
     (_, table), markdown, (kind, image, width, words) = shown
     assert "<td>+helps</td>" in table and "<th>level</th>" not in table  # the sweep has one level
     assert markdown == ("markdown", "*so*")
-    assert kind == "image" and image.startswith(b"\x89PNG") and width > 500 and words.startswith("synthetic_signs: ")
+    assert (
+        kind == "image"
+        and image.startswith(b"\x89PNG")
+        and width > 500
+        and words.startswith("synthetic_step_metrics: ")
+    )
 
 
 def test_a_script_says_why_there_is_no_figure(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 import torch
 from helpers import make_rollouts
+from planted_sweeps import Planted, synthetic_sweep
 from rich.console import Console
 from test_loop import metrics_of, run_in_process
 
-from grpo_lab.analysis.load import SweepData
 from grpo_lab.analysis.report import reader_page
 from grpo_lab.analysis.report.reader import (
     Filter,
@@ -30,7 +30,7 @@ from grpo_lab.analysis.report.reader import (
     tokens_of,
 )
 from grpo_lab.analysis.report.reader_terminal import show_pair, show_run
-from grpo_lab.analysis.synthetic import Planted, synthetic_sweep
+from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.run.evaluate import kl_of_responses
 from grpo_lab.tracking.sweep_record import CellRecord, record_sweep
 
@@ -203,7 +203,7 @@ def test_what_is_not_there_is_said(runs: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def two(runs: Path) -> SweepData:
-    from grpo_lab.analysis.load import load_sweep
+    from grpo_lab.analysis.sources.run_folders import load_sweep
 
     return load_sweep(runs, "two", cache=False)
 

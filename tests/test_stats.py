@@ -13,31 +13,7 @@ import pandas as pd
 import pytest
 from scipy import integrate, stats
 
-from grpo_lab.analysis.multiplicity import (
-    benjamini_hochberg,
-    dunnett,
-    holm,
-    max_t_sign_flip,
-    paired_t_pvalue,
-)
-from grpo_lab.analysis.power import (
-    difference_sd,
-    minimum_detectable_effect,
-    power_of_t,
-    power_table,
-    questions_needed,
-    sd_interval,
-    seeds_needed,
-)
-from grpo_lab.analysis.resampling import (
-    crossed_bootstrap,
-    crossed_indices,
-    percentile_interval,
-    performance_profile,
-    question_bootstrap,
-    seed_cluster_bootstrap,
-)
-from grpo_lab.analysis.stats import (
+from grpo_lab.analysis.stats.intervals import (
     Interval,
     clustered_standard_error,
     crossed_t_interval,
@@ -49,6 +25,24 @@ from grpo_lab.analysis.stats import (
     sign_flip_test,
     standard_error,
     t_interval,
+)
+from grpo_lab.analysis.stats.multiplicity import benjamini_hochberg, dunnett, holm, max_t_sign_flip, paired_t_pvalue
+from grpo_lab.analysis.stats.power import (
+    difference_sd,
+    minimum_detectable_effect,
+    power_of_t,
+    power_table,
+    questions_needed,
+    sd_interval,
+    seeds_needed,
+)
+from grpo_lab.analysis.stats.resampling import (
+    crossed_bootstrap,
+    crossed_indices,
+    percentile_interval,
+    performance_profile,
+    question_bootstrap,
+    seed_cluster_bootstrap,
 )
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "statistics.json").read_text())

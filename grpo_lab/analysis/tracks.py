@@ -15,9 +15,8 @@ from functools import lru_cache
 import numpy as np
 import pandas as pd
 
-from grpo_lab.analysis.load import LABELS, SweepData
-from grpo_lab.analysis.outcome import Outcome
-from grpo_lab.analysis.table import run_arms
+from grpo_lab.analysis.final_values import FinalValues
+from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
 
 TRAILING = 0.05  # share of X, before an evaluation, over which training metrics are averaged
 TRAINING = {"reward": "reward/outcome", "shaped": "reward/mean", "kept": "reward/in_loss_mean"}
@@ -42,7 +41,7 @@ class Track:
     arm: str
     seed: int
     step: np.ndarray  # the evaluation's; at X the last one trained by then
-    x: np.ndarray  # budget, in the unit of the outcome's axis
+    x: np.ndarray  # budget, on the axis of the final values
     reward: np.ndarray  # Pc: share of all responses that the training verifier called right
     reward_se: np.ndarray
     shaped: np.ndarray  # P: the whole training reward, before any filter
@@ -59,23 +58,23 @@ class Track:
 
 
 @lru_cache(maxsize=4)  # nine figures and tables of a sweep ask for the same
-def tracks(data: SweepData, outcome: Outcome) -> tuple[Track, ...]:
-    """Every run that reached X = `outcome.budget`, in declared order, cut there; nothing is extrapolated.
+def tracks(data: SweepData, finals: FinalValues) -> tuple[Track, ...]:
+    """Every run that reached X = `finals.budget`, in declared order, cut there; nothing is extrapolated.
 
     A run that collapsed before X ends in no evaluation that could be compared, and is left out; so is one that was
     never evaluated.
     """
-    x = f"budget/{outcome.axis}"
+    x = f"budget/{finals.axis}"
     logged = data.counted_points.sort_values("step")
     runs = {labels: run[run[x].notna()] for labels, run in logged.groupby(LABELS, sort=False)}
     found = []
-    for level, arm in run_arms(data):
+    for level, arm in data.run_arms:
         for seed in sorted(seed for at, name, seed in runs if (at, name) == (level, arm)):
             run = runs[level, arm, seed]
             suites = [name for name in EVALUATED.values() if name in run]
             evaluated = run[run[suites].notna().any(axis=1)] if suites else run.iloc[:0]
-            if len(evaluated) and run[x].max() >= outcome.budget:
-                found.append(_track(level, arm, int(seed), run, evaluated, x, outcome.budget))
+            if len(evaluated) and run[x].max() >= finals.budget:
+                found.append(_track(level, arm, int(seed), run, evaluated, x, finals.budget))
     return tuple(found)
 
 
@@ -160,7 +159,7 @@ class Answers:
     lean: np.ndarray
 
     @property
-    def outcome(self) -> np.ndarray:
+    def accuracy(self) -> np.ndarray:
         """[S, K, Q]: the share of a question's samples that were right; its mean over Q is the suite's accuracy."""
         return self.at_evaluations(self.correct / self.samples)
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from grpo_lab.analysis.load import SweepData
-from grpo_lab.analysis.outcome import Outcome
+from grpo_lab.analysis.final_values import FinalValues
+from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.tracks import EVALUATED, KL, TRAINING, Track
 
 NO_TRACKS = "no finished run was evaluated up to the common budget"
@@ -20,9 +20,9 @@ def not_logged(found: Sequence[Track], names: Sequence[str]) -> str:
     return f"{' and '.join(absent)} {'was' if len(absent) == 1 else 'were'} not logged" if absent else ""
 
 
-def collapse_note(data: SweepData, outcome: Outcome) -> str:
+def collapse_note(data: SweepData, finals: FinalValues) -> str:
     """Which runs collapsed before the common budget and are no part of a figure of tracks; empty where none did."""
-    lost = outcome.values[outcome.values["collapsed"]].groupby(["level", "arm"], sort=False).size()
+    lost = finals.values[finals.values["collapsed"]].groupby(["level", "arm"], sort=False).size()
     if lost.empty:
         return ""
     factor = f" at {data.design.factor} = " if data.design and data.design.factor else ""

@@ -22,7 +22,7 @@ from grpo_lab.analysis.figures.style import (
     write_footer,
     write_heading,
 )
-from grpo_lab.analysis.load import SweepData
+from grpo_lab.analysis.sources.sweep_data import SweepData
 
 # Where a run that collapsed ends.
 CROSS = {"linestyle": "", "marker": "X", "markersize": 6.5, "markeredgecolor": "white", "markeredgewidth": 0.6}

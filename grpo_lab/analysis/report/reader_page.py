@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from grpo_lab.analysis.load import SweepData
 from grpo_lab.analysis.report.reader import LEGEND, components, read_rollouts, rollout_steps, tokens_of
+from grpo_lab.analysis.sources.sweep_data import SweepData
 
 PROBLEMS = 6  # of a step, whole groups
 STEPS = 4  # kept steps of a run: the first, the last and those between at equal distances
