@@ -218,7 +218,7 @@ def _lacking(data: SweepData) -> list[str]:
     """Evaluations and rewards that some arms logged and others did not: those cannot be compared on them."""
     points = data.finished_points
     compared = [name for name in points.columns if name.startswith(("eval/", "reward/")) and "/component/" not in name]
-    compared = [name for name in compared if "/kept_component/" not in name]
+    compared = [name for name in compared if "/in_loss_component/" not in name]
     has = points[compared].notna().groupby([points["level"], points["arm"]], sort=False).any()
     lines = []
     for name in compared:
