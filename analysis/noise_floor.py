@@ -49,7 +49,7 @@ show_table(noise.seeds_for(planned), decimals=0)
 
 # %%
 answers = noise.asked(data, finals, SUITE)
-nothing = f"Answers to single {SUITE} questions were not kept with these numbers: nothing is said of questions."
+nothing = f"Answers to single {SUITE} questions were not saved with these numbers: nothing is said of questions."
 show_table(noise.question_noise(data, answers), otherwise=nothing)
 
 # %% [markdown]

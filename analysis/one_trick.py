@@ -52,15 +52,15 @@ show_table(budgets)
 show_lines("\n".join(flips) or "The sign of no estimate depends on what is held equal.")
 
 # %% [markdown]
-# ## What it touched, and the vital numbers
+# ## What it touched, and the step metrics
 #
 # A trick that touched nothing in a run cannot have done anything in it. The numbers show by which way an effect came:
 # by entropy, by length, by truncation, by updates that clip.
 
 # %%
 show_table(one_trick.touched(data, finals, trick), otherwise=f"No metric counts what {trick} touches.")
-show_table(one_trick.effect_rows(one_trick.effects_of(data, finals, trick, one_trick.sign_metrics(data))))
-show_figure(one_trick.signs_of(data, finals, trick))
+show_table(one_trick.effect_rows(one_trick.effects_of(data, finals, trick, one_trick.logged_step_metrics(data))))
+show_figure(one_trick.step_metrics_of(data, finals, trick))
 
 # %% [markdown]
 # ## What more seeds would resolve

@@ -160,7 +160,7 @@ def _add_rollouts(commands: argparse._SubParsersAction) -> None:
         "--against", metavar="ARM", help="beside it: an arm (same seed) or a run folder; pairs of which either passes"
     )
     rollouts.add_argument("--step", type=int, help="the step whose responses to show (default: the last kept)")
-    for name, words in (("correct", "right"), ("truncated", "cut by the budget"), ("in-loss", "in the loss")):
+    for name, words in (("correct", "right"), ("truncated", "truncated by the budget"), ("in-loss", "in the loss")):
         rollouts.add_argument(
             f"--{name}", action=argparse.BooleanOptionalAction, help=f"only responses that are, or are not, {words}"
         )

@@ -675,7 +675,7 @@ def test_the_commands_need_neither_torch_nor_mlflow(planted: Callable[..., Sweep
     listed = (tmp_path / "analysis/figures/planted_files.txt").read_text().splitlines()
     paths = [line for line in listed if not line.startswith("no ")]
     assert all((tmp_path / path).exists() for path in paths) and "analysis/figures/planted_verdict.txt" in paths
-    assert listed[-1] == "no planted_coverage: the answers to the downstream questions were not kept"
+    assert listed[-1] == "no planted_coverage: the answers to the downstream questions were not saved"
     without = len(listed) - len(paths)
     more = f"{len(paths)} files in all, {without} figures not drawn"
     assert files == f"{more}: analysis/figures/planted_files.txt"

@@ -18,10 +18,10 @@ from grpo_lab.analysis.divergence.table import divergence_table
 from grpo_lab.analysis.figures import curves, phase, step_metrics
 from grpo_lab.analysis.figures.curves import curve_numbers, draw_curves
 from grpo_lab.analysis.figures.direct_labels import looks, spread
-from grpo_lab.analysis.figures.phase import draw_phase, phase_numbers
+from grpo_lab.analysis.figures.phase import draw_phase
 from grpo_lab.analysis.figures.seed_lines import points_each, seed_lines, thinned
 from grpo_lab.analysis.figures.small_multiples import arranged, name_lines
-from grpo_lab.analysis.figures.step_metrics import draw_step_metrics, own_axes, step_metric_numbers
+from grpo_lab.analysis.figures.step_metrics import draw_step_metrics, own_axes
 from grpo_lab.analysis.figures.style import Drawn, save
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, final_values
 from grpo_lab.analysis.sources.sweep_data import SweepData
@@ -287,7 +287,7 @@ def test_what_an_arm_touches_is_what_its_own_overrides_name() -> None:
     points.loc[points["arm"] == "+a", "touched/truncation"] = 0.2
     data = replace(data, points=points)
     assert own_axes(data) == {"base": [], "+a": ["touched/truncation"], "+b": ["touched/kl"], "+c": []}
-    own = step_metric_numbers(data, final_values(data)).query("series == 'touched/own' and part == 'mean'")
+    own = draw_step_metrics(data, final_values(data)).numbers.query("series == 'touched/own' and part == 'mean'")
     assert own.groupby("arm")["value"].mean().to_dict() == pytest.approx({"+a": 0.2, "+b": 0.4})
 
 
@@ -336,7 +336,7 @@ def test_arms_have_looks_of_their_own() -> None:
 
 def test_the_path_is_that_of_the_planted_truths(fall: SweepData) -> None:
     finals = final_values(fall)
-    numbers = phase_numbers(fall, finals)
+    numbers = draw_phase(fall, finals).numbers
     path = numbers.query("arm == '+hurts' and part == 'path'")
     assert path["budget"].tolist() == [20_000.0 * k for k in range(21)] and set(path["n"]) == {5}
     end = path.iloc[-1]

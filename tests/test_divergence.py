@@ -19,11 +19,10 @@ from grpo_lab.analysis.divergence.measures import (
     crossover,
     drop_after_peak,
     gap,
-    gap_curve,
     kl_frontier,
     kl_peak,
     onset,
-    pass_at_k,
+    pass_chances,
     sustained,
     transfer_slope,
     transfer_slopes,
@@ -90,7 +89,7 @@ def answered(arm: str, seed: int, step: int, correct: Sequence[int], n: int = 1,
 def track(x: Sequence[float], reward: Sequence[float], downstream: Sequence[float], **others: Sequence[float]) -> Track:
     """One run at given evaluations, every other array NaN."""
     arrays = {"reward": reward, "downstream": downstream, **others}
-    names = ("reward_se", "shaped", "shaped_se", "kept", "kept_se", "probe", "heldout_training", "heldout", "kl")
+    names = ("reward_se", "shaped", "shaped_se", "probe", "heldout_training", "heldout", "kl")
     empty = {name: np.full(len(x), math.nan) for name in names}
     given = {name: np.array(values, dtype=float) for name, values in arrays.items()}
     step = np.arange(len(x))
@@ -115,7 +114,6 @@ def test_training_reward_is_the_mean_over_the_last_twentieth_of_the_budget() -> 
     # 5% of X = 40,000 are two steps: (0.19 + 0.20) / 2 at step 20; at step 0 the first step's value.
     np.testing.assert_allclose(first.reward, [0.01, 0.195, 0.395], atol=EXACT)
     np.testing.assert_allclose(first.shaped, [0.02, 0.390, 0.790], atol=EXACT)
-    np.testing.assert_allclose(first.kept, [0.11, 0.295, 0.495], atol=EXACT)
     # Neighbouring steps differ by 0.01: noise of a step sqrt(0.01^2 / 2), and of the mean of two that over sqrt(2).
     np.testing.assert_allclose(first.reward_se, [0.01 / math.sqrt(2), 0.005, 0.005], atol=EXACT)
     assert first.x.tolist() == [0.0, 20_000.0, 40_000.0] and first.step.tolist() == [0, 20, 40]
@@ -183,10 +181,6 @@ def test_answers_agree_with_the_accuracies_that_were_logged() -> None:
 def test_the_gap_is_what_reward_gained_over_accuracy() -> None:
     first = track([0, 1, 2], [0.3, 0.5, 0.7], [0.2, 0.3, 0.25])
     np.testing.assert_allclose(gap(first), [0.0, 0.1, 0.35], atol=EXACT)  # (0.7 - 0.3) - (0.25 - 0.2)
-    second = track([0, 1, 2], [0.3, 0.5, 0.7], [0.2, 0.3, 0.35])
-    grid, intervals = gap_curve([first, second])
-    assert grid.tolist() == [0.0, 1.0, 2.0] and [one.n for one in intervals] == [2, 2, 2]
-    assert intervals[-1].mean == pytest.approx(0.3, abs=EXACT)  # (0.35 + 0.25) / 2
 
 
 def test_the_transfer_slope_is_the_median_of_all_pairs() -> None:
@@ -398,8 +392,8 @@ def test_the_share_beyond_correctness() -> None:
 def test_pass_at_k_by_hand() -> None:
     samples, correct = np.full(4, 4), np.array([0, 1, 2, 4])
     # 1 - C(4 - c, 2) / C(4, 2) = 1 - 6/6, 1 - 3/6, 1 - 1/6, 1.
-    np.testing.assert_allclose(pass_at_k(samples, correct, 2), [0, 1 / 2, 5 / 6, 1], atol=EXACT)
-    np.testing.assert_allclose(pass_at_k(samples, correct, 1), correct / 4, atol=EXACT)
+    np.testing.assert_allclose(pass_chances(samples, correct, 2), [0, 1 / 2, 5 / 6, 1], atol=EXACT)
+    np.testing.assert_allclose(pass_chances(samples, correct, 1), correct / 4, atol=EXACT)
 
 
 def test_coverage_is_lost_where_answers_narrow() -> None:
@@ -489,11 +483,11 @@ def test_what_was_not_logged_or_kept_is_said_in_words() -> None:
     bare = replace(data, points=left, answers=data.answers.iloc[:0])
     table = divergence_table(bare, final_values(bare), generator()).set_index("metric")
     notes = table["note"].rename(lambda name: name.removeprefix("divergence/"))
-    assert notes["post_peak_drop"] == notes["selection_regret_heldout"] == "answers were not kept"
+    assert notes["post_peak_drop"] == notes["selection_regret_heldout"] == "answers were not saved"
     assert notes["kl_a"] == notes["kl_peak"] == "KL was not logged"
     assert notes["waterfall_prompt_mix"] == "eval/probe/accuracy was not logged"
     assert notes["beyond_correctness"] == "reward/mean was not logged"
-    assert notes["coverage_crossover"] == "answers were not kept" and "divergence/arm_regret" not in table.index
+    assert notes["coverage_crossover"] == "answers were not saved" and "divergence/arm_regret" not in table.index
     full = divergence_table(data, final_values(data), generator()).set_index("metric")
     assert full.loc["divergence/coverage_at_1", "note"] == "one sample a question says nothing of coverage"
     without = replace(data, points=data.points.drop(columns="eval/heldout/accuracy"))
@@ -502,7 +496,7 @@ def test_what_was_not_logged_or_kept_is_said_in_words() -> None:
 
 
 def frontier_sweep(slopes: Sequence[float]) -> SweepData:
-    """A run for every b, along d (0.08 - b ln d) up to d = 3, without noise; answers were not kept."""
+    """A run for every b, along d (0.08 - b ln d) up to d = 3, without noise; answers were not saved."""
     runs = {}
     for seed, b in enumerate(slopes):
         scores = {0: {"downstream": 0.2}}

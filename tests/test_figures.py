@@ -387,7 +387,7 @@ def test_what_is_missing_is_said_in_one_sentence() -> None:
         ("ranks", alone, "fewer than two arms have a final training reward and downstream accuracy"),
         ("ranks", apart, "no seed has both of every arm"),
         ("frontier", alone, "eval/heldout_training/kl_initial was not logged"),
-        ("coverage", alone, "the answers to the downstream questions were not kept"),
+        ("coverage", alone, "the answers to the downstream questions were not saved"),
         ("coverage", once, "the downstream questions were answered once each, and pass@k needs two samples or more"),
     ]
     for kind, data, reason in cases:

@@ -191,7 +191,7 @@ def test_saved_numbers_without_runs_and_without_answers(
     said = printed("noise_floor", EXP="recipes", RUNS="nowhere")
     assert said.startswith(f"recipes, from saved data, {cells} finished cells.")
     assert show.NO_ANSWERS in said and "t over seeds" not in said
-    assert "Answers to single downstream questions were not kept" in said
+    assert "Answers to single downstream questions were not saved" in said
     assert re.search(r"downstream accuracy +[\d.]+ \[", said)
 
 

@@ -25,7 +25,6 @@ from grpo_lab.analysis.scaling.sigmoid import (
     fit_curve,
     last_slope,
     refusal,
-    sweep_cut,
 )
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.tracking.sweep_record import SweepRecord
@@ -82,11 +81,8 @@ def test_points_below_the_cut_are_left_out() -> None:
     compute = evaluations(4.0, 20)
     accuracy = TRUE.at(compute) + 0.1 * (compute < 1)
     assert fit_curve(compute, accuracy, 0.3, first=1.0).sigmoid.asymptote == pytest.approx(0.65, abs=1e-4)
-    table = sweep_cut(compute, accuracy, 0.3, [0.0, 1.0, 3.5]).set_index("first")
-    assert table["n"].tolist() == [20, 16, 3]  # 0.2 to 4 in steps of 0.2
-    assert abs(table.loc[0.0, "asymptote"] - 0.65) > 0.005
-    assert table.loc[1.0, "asymptote"] == pytest.approx(0.65, abs=1e-4)
-    assert table.loc[3.5, "refused"] == "3 of the 5 evaluations a fit needs" and np.isnan(table.loc[3.5, "low"])
+    assert abs(fit_curve(compute, accuracy, 0.3).sigmoid.asymptote - 0.65) > 0.005
+    assert refusal(compute, accuracy, first=3.5) == "3 of the 5 evaluations a fit needs"
 
 
 def test_autocorrelation_by_hand() -> None:

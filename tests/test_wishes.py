@@ -140,7 +140,7 @@ def test_a_sweep_without_target_lengths_says_why_there_is_no_figure() -> None:
     assert draw(plain) is None
     assert target_lengths.missing(plain, final_values(plain)) == "no arm asks for a length in its prompts"
     bare = replace(data, answers=data.answers.iloc[:0])
-    reason = "the answers to the held-out questions of the training protocol were not kept"
+    reason = "the answers to the held-out questions of the training protocol were not saved"
     assert draw(bare) is None and target_lengths.missing(bare, final_values(bare)) == reason
     untrained = replace(data, answers=data.answers[data.answers["step"] == 0])
     reason = "no run that asks for a length was evaluated after its start"

@@ -204,14 +204,14 @@ def _holes(points: pd.DataFrame, metrics: Iterable[str]) -> dict[str, tuple[int,
 def _unended(data: SweepData, metrics: Iterable[str]) -> dict[str, tuple[int, pd.Index]]:
     """Accuracies -> how many, and which, finished runs lack them at their last evaluation: they have no final value."""
     points = data.finished_points
-    scores = [name for name in metrics if name.startswith("eval/") and name.endswith("/accuracy")]
-    if not scores:
+    accuracies = [name for name in metrics if name.startswith("eval/") and name.endswith("/accuracy")]
+    if not accuracies:
         return {}
-    evaluated = points[points[scores].notna().any(axis=1)]
-    last = evaluated.loc[evaluated.groupby(LABELS, sort=False)["step"].idxmax()].set_index(LABELS)[scores]
-    logged = points[scores].notna().groupby([points[name] for name in LABELS], sort=False).any()
+    evaluated = points[points[accuracies].notna().any(axis=1)]
+    last = evaluated.loc[evaluated.groupby(LABELS, sort=False)["step"].idxmax()].set_index(LABELS)[accuracies]
+    logged = points[accuracies].notna().groupby([points[name] for name in LABELS], sort=False).any()
     without = logged & ~last.notna().reindex(logged.index, fill_value=False)
-    return {name: (int(without[name].sum()), logged.index[without[name]]) for name in scores if without[name].any()}
+    return {name: (int(without[name].sum()), logged.index[without[name]]) for name in accuracies if without[name].any()}
 
 
 def _lacking(data: SweepData) -> list[str]:
@@ -257,13 +257,13 @@ def _protocols(data: SweepData) -> list[str]:
     if (by_level == 1).all():
         return [
             f"Not evaluated alike: the levels of {data.design.factor if data.design else 'the sweep'}, in task, "
-            "template, evaluation, verifier, wished lengths or (training protocol) how responses end. Differences "
+            "template, evaluation, verifier, target lengths or (training protocol) how responses end. Differences "
             "between levels are not of training alone; arms at one level are evaluated alike."
         ]
     others = known[known["protocol"] != counts.index[0]]
     named = _listed(f"{place(data, row.level, row.arm)} seed {row.seed}" for row in others.itertuples())
     return [
-        f"Not evaluated alike: task, template, evaluation, verifier, wished lengths or (training protocol) how "
+        f"Not evaluated alike: task, template, evaluation, verifier, target lengths or (training protocol) how "
         f"responses are ended differ for {len(others)} of {len(known)} runs ({named}); differences to them are not of "
         "the arms alone."
     ]

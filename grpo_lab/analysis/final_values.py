@@ -11,8 +11,8 @@ judged by its survivors. By the rule `zero` it counts with accuracy and reward 0
 other metrics; by the rule `last` with what it last had in every metric.
 
 Theory beside which overstatement is read: let q be the truncated share and a the accuracy of the responses that are
-not cut. An arm that masks cut rows sees a in its loss and deploys (1 - q) a, so it overstates by q a; an arm that
-trains on them overstates by 0.
+not truncated. An arm that masks truncated rows sees a in its loss and deploys (1 - q) a, so it overstates by q a; an
+arm that trains on them overstates by 0.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ GAP, OVERSTATEMENT, MASKED_SHARE, BEYOND = "gap", "overstatement", "q_times_a", 
 
 # What is reported of every arm, in this order, and what to call it.
 QUANTITIES = {
-    REWARD: "reward as seen (kept responses)",
+    REWARD: "reward in the loss",
     "reward/mean": "reward of all responses",
     HELDOUT: "held-out accuracy, training protocol",
-    GAP: "reward as seen - held-out accuracy, training protocol",
+    GAP: "reward in the loss - held-out accuracy, training protocol",
     "eval/heldout/accuracy": "held-out accuracy, evaluation protocol",
     DOWNSTREAM: "downstream accuracy",
     f"{AVERAGE}{TRUNCATED}": "truncated share, training, whole run",
@@ -51,7 +51,7 @@ QUANTITIES = {
     "eval/heldout_training/truncated": "truncated share, held-out, training protocol",
     "eval/downstream/truncated": "truncated share, downstream",
     "rollout/length": "response length, tokens",
-    OVERSTATEMENT: "overstatement (outcome as seen - held-out accuracy, training protocol)",
+    OVERSTATEMENT: "overstatement (outcome in the loss - held-out accuracy, training protocol)",
     MASKED_SHARE: "q a, the overstatement that masking predicts",
     BEYOND: "overstatement - q a",
 }
@@ -201,8 +201,8 @@ def _collapsed(run: pd.DataFrame, x: str, budget: float, rule: Collapsed) -> dic
             last = float(seen.iloc[-1]) if len(seen) else math.nan
         never = seen.empty and (name.startswith("eval/") or end > 0)  # not of this run's metrics at all
         if rule is Collapsed.zero:
-            scored = name.startswith("reward/") or name.endswith("/accuracy") or "/pass_at_" in name
-            last = 0.0 if scored and not never else math.nan
+            rated = name.startswith("reward/") or name.endswith("/accuracy") or "/pass_at_" in name
+            last = 0.0 if rated and not never else math.nan
         final[name] = last
         if not name.startswith("eval/"):
             before = own.get(f"{AVERAGE}{name}", math.nan)

@@ -19,7 +19,7 @@ from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
 
 TRAILING = 0.05  # share of X, before an evaluation, over which training metrics are averaged
-TRAINING = {"reward": "reward/outcome", "shaped": "reward/mean", "kept": "reward/in_loss_mean"}
+TRAINING = {"reward": "reward/outcome", "shaped": "reward/mean"}
 EVALUATED = {
     "probe": "eval/probe/accuracy",
     "heldout_training": "eval/heldout_training/accuracy",
@@ -46,8 +46,6 @@ class Track:
     reward_se: np.ndarray
     shaped: np.ndarray  # P: the whole training reward, before any filter
     shaped_se: np.ndarray
-    kept: np.ndarray  # as the loss saw it
-    kept_se: np.ndarray
     probe: np.ndarray  # T': training questions, training protocol
     heldout_training: np.ndarray  # V': held-out questions, training protocol
     heldout: np.ndarray  # V: the same, evaluation protocol
@@ -59,7 +57,7 @@ class Track:
 
 @lru_cache(maxsize=4)  # nine figures and tables of a sweep ask for the same
 def tracks(data: SweepData, finals: FinalValues) -> tuple[Track, ...]:
-    """Every run that reached X = `finals.budget`, in declared order, cut there; nothing is extrapolated.
+    """Every run that reached X = `finals.budget`, in declared order, up to there; nothing is extrapolated.
 
     A run that collapsed before X ends in no evaluation that could be compared, and is left out; so is one that was
     never evaluated.
@@ -171,14 +169,14 @@ class Answers:
 
 
 def answers_of(data: SweepData, cell: Sequence[Track], suite: str) -> Answers | None:
-    """The answers of one cell's runs to a suite; None where those of a shared evaluation were not kept.
+    """The answers of one cell's runs to a suite; None where those of a shared evaluation were not saved.
 
     Raises ValueError where the runs were not asked the same questions.
     """
     level, arm = cell[0].level, cell[0].arm
-    kept = data.answers
-    kept = kept[(kept["suite"] == suite) & (kept["arm"] == arm) & (kept["level"] == level)]
-    by_step = {labels: rows.sort_values("question") for labels, rows in kept.groupby(["seed", "step"])}
+    own = data.answers
+    own = own[(own["suite"] == suite) & (own["arm"] == arm) & (own["level"] == level)]
+    by_step = {labels: rows.sort_values("question") for labels, rows in own.groupby(["seed", "step"])}
     tables = []
     for track, where in zip(cell, shared(cell)):
         wanted = [*track.step[where][:-1].tolist(), *track.around]

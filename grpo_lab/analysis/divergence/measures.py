@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special, stats
+from scipy import stats
 
-from grpo_lab.analysis.stats.intervals import CONFIDENCE, Interval, t_interval
+from grpo_lab.analysis.stats.intervals import CONFIDENCE
 from grpo_lab.analysis.tracks import Answers, Track, on_grid
+from grpo_lab.tracking.metrics import pass_at_k
 
 RUN = 3  # evaluations in a row that make an onset
 NOT_DETECTED, TOO_FEW = "not detected", "too few evaluations"
@@ -40,12 +41,6 @@ def gap(track: Track) -> np.ndarray:
     and a gentler protocol gain less from the same learning; `waterfall` says how much of it is what.
     """
     return change(track.reward) - change(track.downstream)
-
-
-def gap_curve(cell: Sequence[Track]) -> tuple[np.ndarray, list[Interval]]:
-    """The gap over a cell's seeds on their common grid: budgets [K], and t intervals."""
-    grid, values = on_grid(cell, [gap(track) for track in cell])
-    return grid, [t_interval(column.tolist()) for column in values.T]
 
 
 def transfer_slope(reward: np.ndarray, downstream: np.ndarray) -> float:
@@ -211,15 +206,17 @@ def beyond_correctness(track: Track) -> float:
     return 1 - float(change(track.reward)[-1]) / moved
 
 
-def pass_at_k(samples: np.ndarray, correct: np.ndarray, k: int) -> np.ndarray:
-    """The unbiased chance that one of k samples is right, 1 - C(n - c, k) / C(n, k), of c right in n >= k."""
-    return 1 - special.comb(samples - correct, k) / special.comb(samples, k)
+def pass_chances(samples: np.ndarray, correct: np.ndarray, k: int) -> np.ndarray:
+    """`pass_at_k` for arrays of any shape: `correct` right answers in `samples`, each at least k."""
+    pairs, place = np.unique(np.stack([samples.ravel(), correct.ravel()]), axis=1, return_inverse=True)
+    chances = np.array([pass_at_k(int(number), int(right), k) for number, right in pairs.T])
+    return chances[place.ravel()].reshape(samples.shape)
 
 
 def coverage(answers: Answers) -> np.ndarray:
     """[S, n, Q]: the change of pass@k from the base model to the end of the run, for k from 1 to the n samples."""
     number = int(answers.samples.min())
-    chances = [pass_at_k(answers.samples, answers.correct, k) for k in range(1, number + 1)]
+    chances = [pass_chances(answers.samples, answers.correct, k) for k in range(1, number + 1)]
     evaluated = [answers.at_evaluations(chance) for chance in chances]  # n times [S, K, Q]
     return np.stack([chance[:, -1] - chance[:, 0] for chance in evaluated], axis=1)
 

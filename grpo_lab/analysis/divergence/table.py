@@ -37,7 +37,7 @@ from grpo_lab.analysis.stats.resampling import crossed_bootstrap
 from grpo_lab.analysis.tracks import EVALUATED, KL, TRAINING, Answers, Track, answers_of, cells, shared, tracks
 
 PREFIX = "divergence/"
-NOT_KEPT = "answers were not kept"
+NOT_SAVED = "answers were not saved"
 RESAMPLES = 2000  # of seeds and questions
 _LOGGED = TRAINING | EVALUATED | {"kl": KL}
 _SUITE = "downstream"
@@ -137,7 +137,7 @@ def _choice_rows(
     """What stopping at the end, or at the checkpoint that a rule picks, costs against the best one."""
     if answers is None or len(answers.question) < 2:
         for name in ("post_peak_drop", *(f"selection_regret_{rule}" for rule in _REGRETS), "selection_optimism"):
-            why = NOT_KEPT if answers is None else "one question has no halves"
+            why = NOT_SAVED if answers is None else "one question has no halves"
             yield Row(PREFIX + name, "pp", note=why)
         return
     accuracies, split = answers.accuracy, halves[len(answers.question)]
@@ -219,7 +219,7 @@ def _part_rows(cell: Sequence[Track]) -> Iterator[Row]:
 
 def _coverage_rows(answers: Answers | None, rng: np.random.Generator) -> Iterator[Row]:
     """The change of pass@k at the largest k, and the k from which the base model is as good."""
-    crossing = Row(PREFIX + "coverage_crossover", "samples", note=NOT_KEPT)
+    crossing = Row(PREFIX + "coverage_crossover", "samples", note=NOT_SAVED)
     if answers is None:
         yield crossing
         return

@@ -62,7 +62,7 @@ class TrickEffect:
     @property
     def resolved(self) -> bool:
         """Whether the 95% interval excludes 0."""
-        return self.interval.low > 0 or self.interval.high < 0
+        return not self.interval.contains(0)
 
 
 @dataclass(frozen=True)
@@ -231,8 +231,8 @@ def effects_on_axes(data: SweepData, metrics: Sequence[str], axes: Iterable[str]
     arms spend it at different speed, the budgets of two axes are different moments of a run.
     """
     named = {f"budget/{axis}" for axis in axes} | {metric.removeprefix(AVERAGE) for metric in metrics}
-    kept = [name for name in data.points if name in named or name in (*LABELS, "step", *_PARTS)]
-    lean = replace(data, points=data.points[kept])
+    needed = [name for name in data.points if name in named or name in (*LABELS, "step", *_PARTS)]
+    lean = replace(data, points=data.points[needed])
     by_axis = {axis: final_values(lean, axis) for axis in logged_axes(lean, axes)}
     return {axis: AtBudget(finals, trick_effects(data, finals, metrics)) for axis, finals in by_axis.items()}
 

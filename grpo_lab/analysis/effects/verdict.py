@@ -173,7 +173,7 @@ def _counts(found: Sequence[Interval]) -> str:
 
 
 def _overstatements(data: SweepData, finals: FinalValues) -> list[str]:
-    """Arms that mask cut responses beside q a; the others, for which theory says 0, show what else differs."""
+    """Arms that mask truncated responses beside q a; the others, for which theory says 0, show what else differs."""
     masking, others = [], []
     for level, arm in data.run_arms:
         measured, theory = (finals.interval(level, arm, name) for name in (OVERSTATEMENT, MASKED_SHARE))
@@ -187,10 +187,10 @@ def _overstatements(data: SweepData, finals: FinalValues) -> list[str]:
     if not masking:
         return []
     return [
-        "How much the training reward promises beyond what the policy keeps",
+        "How far the training outcome overstates held-out accuracy",
         "  Measured: the share of right answers among the responses in the loss, less held-out accuracy, both under",
-        "  the training protocol. Masking leaves responses that the budget cut out of the loss: with a share q of them",
-        "  and an accuracy a of the others, it should be q a too high; in arms without a mask, not at all (0).",
+        "  the training protocol. Masking takes truncated responses out of the loss: with a share q of them and an",
+        "  accuracy a of the others, it should be q a too high; in arms without a mask, not at all (0).",
         *masking,
         *others,
     ]

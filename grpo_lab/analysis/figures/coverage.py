@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
-from grpo_lab.analysis.divergence.measures import coverage, crossover, pass_at_k
+from grpo_lab.analysis.divergence.measures import coverage, crossover, pass_chances
 from grpo_lab.analysis.figures.kind import FigureKind, seeded
 from grpo_lab.analysis.figures.omissions import NO_TRACKS, collapse_note
 from grpo_lab.analysis.figures.small_multiples import (
@@ -57,7 +57,7 @@ class Sampled:
     def passes(self) -> dict[str, np.ndarray]:
         """pass@k of the base model and of the end of the run, and the change, each [S, n, Q] for k from 1 to n."""
         answers, ks = self.answers, range(1, self.samples + 1)
-        base = np.stack([pass_at_k(answers.samples[:, 0], answers.correct[:, 0], k) for k in ks], axis=1)
+        base = np.stack([pass_chances(answers.samples[:, 0], answers.correct[:, 0], k) for k in ks], axis=1)
         changes = coverage(answers)
         return {"base": base, "final": base + changes, "change": changes}
 
@@ -80,7 +80,7 @@ def missing(data: SweepData, finals: FinalValues) -> str:
     if not by_cell:
         return NO_TRACKS
     if all(answers_of(data, cell, SUITE) is None for cell in by_cell.values()):
-        return f"the answers to the {SUITE} questions were not kept"
+        return f"the answers to the {SUITE} questions were not saved"
     return f"the {SUITE} questions were answered once each, and pass@k needs two samples or more"
 
 

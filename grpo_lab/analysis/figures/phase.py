@@ -88,16 +88,12 @@ def missing(data: SweepData, finals: FinalValues) -> str:
     return "no run has training reward and downstream accuracy at two evaluations up to X"
 
 
-def phase_numbers(data: SweepData, finals: FinalValues) -> pd.DataFrame:
+def _numbers(paths: Mapping[Cell, _Path]) -> pd.DataFrame:
     """Every number the figure shows, six decimals.
 
     `part` is "path" (the mean over n seeds at an evaluation, `budget` in the unit of the axis), "seed" (a run's own),
     "final" (the standard errors at X, in reward and downstream) or the name of a transfer slope (in value, low, high).
     """
-    return _numbers(_paths(data, finals))
-
-
-def _numbers(paths: Mapping[Cell, _Path]) -> pd.DataFrame:
     rows: list[dict[str, object]] = []
     for (level, arm), path in paths.items():
         labels = {"level": level, "arm": arm}

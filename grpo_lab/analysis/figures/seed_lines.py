@@ -121,8 +121,8 @@ def thinned(xs: np.ndarray, values: np.ndarray, points: int) -> tuple[np.ndarray
     stretches = list(itertools.pairwise(edges))
     lowest = [start + int(values[start:end].argmin()) for start, end in stretches]
     highest = [start + int(values[start:end].argmax()) for start, end in stretches]
-    kept = np.unique([0, len(xs) - 1, *lowest, *highest])
-    return xs[kept], values[kept]
+    chosen = np.unique([0, len(xs) - 1, *lowest, *highest])
+    return xs[chosen], values[chosen]
 
 
 def as_columns(interval: Interval) -> dict[str, float | int]:

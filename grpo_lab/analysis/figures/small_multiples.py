@@ -74,7 +74,7 @@ def small_multiples(
 ) -> Grid:
     """An empty figure with a panel for every arm of `cells` at every level of them.
 
-    `legend` and `foot` are inches kept free under the heading and over the footer, `panel` a panel's height. `over`
+    `legend` and `foot` are inches left free under the heading and over the footer, `panel` a panel's height. `over`
     holds the lines written over a panel, under the arm's name; `labels` are those of the x axes and the y axes.
     """
     arms = [arm for arm in data.arms if arm in {arm for _, arm in cells}]

@@ -122,16 +122,12 @@ def _gather(data: SweepData, finals: FinalValues) -> _Gathered:
     return replace(gathered, metrics=[shown for shown in logged if shown not in zero], zero=zero)
 
 
-def step_metric_numbers(data: SweepData, finals: FinalValues) -> pd.DataFrame:
+def _numbers(gathered: _Gathered, control: str, budget: float) -> pd.DataFrame:
     """Every number the figure shows, values with six significant digits.
 
-    `part` is "mean" (over seeds, with the t interval in low and high, of n seeds), and of the arms in colour "seed" (a
-    run's own points, of long runs only the lowest and highest of every stretch) and "stop" (where a run collapsed).
+    `part` is "mean" (over n seeds, with the t interval in low and high). Arms in colour also have "seed" (a run's own
+    points; of long runs only the lowest and highest of every stretch) and "stop" (where a run collapsed).
     """
-    return _numbers(_gather(data, finals), data.control, finals.budget)
-
-
-def _numbers(gathered: _Gathered, control: str, budget: float) -> pd.DataFrame:
     rows: list[dict[str, object]] = []
     coloured: list[tuple[dict[str, object], StepMetric, Sequence[Line]]] = []
     for shown in gathered.metrics:

@@ -62,20 +62,20 @@ class Asked:
 
 def asked_lengths(data: SweepData, finals: FinalValues) -> dict[Cell, list[Asked]]:
     """What can be drawn, by (level, arm)."""
-    kept = data.answers[(data.answers["suite"] == SUITE) & (data.answers["wanted"] > 0)]
+    answers = data.answers[(data.answers["suite"] == SUITE) & (data.answers["wanted"] > 0)]
     found: dict[Cell, list[Asked]] = {}
     for cell, runs in cells(tracks(data, finals)).items():
-        own = kept[(kept["level"] == cell[0]) & (kept["arm"] == cell[1])]
+        own = answers[(answers["level"] == cell[0]) & (answers["arm"] == cell[1])]
         asked = [run for run in (_asked(own, track) for track in runs) if run is not None]
         if asked:
             found[cell] = asked
     return found
 
 
-def _asked(kept: pd.DataFrame, track: Track) -> Asked | None:
-    """One run's answers; None where it was not evaluated after its start, or where its answers were not kept."""
+def _asked(answers: pd.DataFrame, track: Track) -> Asked | None:
+    """One run's answers; None where it was not evaluated after its start, or where its answers were not saved."""
     last = track.around[0]
-    own = kept[kept["seed"] == track.seed]
+    own = answers[answers["seed"] == track.seed]
     tables = {when: own[own["step"] == step] for when, step in zip(WHENS, (0, last))}
     if last == 0 or any(table.empty for table in tables.values()):
         return None
@@ -100,10 +100,10 @@ def missing(data: SweepData, finals: FinalValues) -> str:
         return ""
     if not tracks(data, finals):
         return NO_TRACKS
-    kept = data.answers[data.answers["suite"] == SUITE]
-    if kept.empty:
-        return "the answers to the held-out questions of the training protocol were not kept"
-    if not (kept["wanted"] > 0).any():
+    answers = data.answers[data.answers["suite"] == SUITE]
+    if answers.empty:
+        return "the answers to the held-out questions of the training protocol were not saved"
+    if not (answers["wanted"] > 0).any():
         return "no arm asks for a length in its prompts"
     return "no run that asks for a length was evaluated after its start"
 

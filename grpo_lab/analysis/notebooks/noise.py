@@ -60,10 +60,10 @@ def seed_noise(data: SweepData, finals: FinalValues, metrics: Sequence[str] = ME
 
     so that arms may differ in their means, and are taken to scatter alike.
     """
-    kept = finals.values[~finals.values["collapsed"]]
+    ended = finals.values[~finals.values["collapsed"]]
     found = []
     for level in data.levels:
-        here = kept[kept["level"] == level]
+        here = ended[ended["level"] == level]
         for metric in (metric for metric in metrics if metric in here):
             table = PP * here.pivot(index="seed", columns="arm", values=metric).dropna(axis="columns", how="all")
             if not table.empty:
@@ -144,17 +144,18 @@ class Asked:
     """What the runs of one cell answered to Q questions, seeds as rows.
 
     `at_budget` is the share of right samples at X, `last` at the last evaluation up to it, which no straight line
-    smooths; `luck` the variance of one sample about its question's own chance there, NaN with one sample each.
+    smooths; `answer_variance` is the variance of one sample about its question's own chance there. It is
+    NaN with one sample each.
     """
 
     at_budget: pd.DataFrame
     last: pd.DataFrame
     samples: int
-    luck: float
+    answer_variance: float
 
 
 def asked(data: SweepData, finals: FinalValues, suite: str) -> dict[tuple[str, str], Asked]:
-    """The answers to a suite by (level, arm), of the cells whose answers were kept."""
+    """The answers to a suite by (level, arm), of the cells whose answers were saved."""
     found = {}
     for labels, cell in cells(tracks(data, finals)).items():
         answers = answers_of(data, cell, suite)
@@ -167,8 +168,9 @@ def asked(data: SweepData, finals: FinalValues, suite: str) -> dict[tuple[str, s
             for shares in (answers.accuracy[:, -1], right / number)
         )
         # An unbiased estimate of p (1 - p) from n samples of a question.
-        luck = float(np.mean(right * (number - right) / (number * (number - 1)))) if number.min() > 1 else math.nan
-        found[labels] = Asked(at_budget, last, int(number.min()), luck)
+        several = number.min() > 1
+        answer_variance = float(np.mean(right * (number - right) / (number * (number - 1)))) if several else math.nan
+        found[labels] = Asked(at_budget, last, int(number.min()), answer_variance)
     return found
 
 
@@ -186,7 +188,7 @@ def question_noise(
         count = own.last.shape[1]
         row = {"level": level, "arm": arm, "questions": count, "samples": own.samples}
         row["run"] = PP * float(np.mean([standard_error(shares) for shares in own.last.to_numpy()]))
-        row["sampling"] = PP * math.sqrt(own.luck / own.samples / count)
+        row["sampling"] = PP * math.sqrt(own.answer_variance / own.samples / count)
         control = found.get((level, data.control))
         pairs = [] if arm == data.control or control is None else (own.last - control.last).dropna().to_numpy()
         if len(pairs):

@@ -11,7 +11,7 @@ import pandas as pd
 
 from grpo_lab.analysis.effects.contrast_plan import CONDITIONAL
 from grpo_lab.analysis.effects.contrasts import TRAINING_REWARD, TrickEffect, effects_on_axes, sign_flips, trick_effects
-from grpo_lab.analysis.figures.step_metrics import SIGNS, draw_step_metrics, missing, own_axes
+from grpo_lab.analysis.figures.step_metrics import STEP_METRICS, draw_step_metrics, missing, own_axes
 from grpo_lab.analysis.figures.style import Drawn
 from grpo_lab.analysis.final_values import AVERAGE, DOWNSTREAM, FinalValues
 from grpo_lab.analysis.metric_names import change_text, level_text, title
@@ -103,14 +103,14 @@ def _single(effect: TrickEffect, seed: int) -> str:
     return change_text(Interval(effect.differences[seed], math.nan, math.nan, 1), effect.metric)
 
 
-def sign_metrics(data: SweepData) -> list[str]:
-    """The vital signs that were logged and are not 0 throughout."""
-    logged = [sign.metric for sign in SIGNS if sign.metric in data.points]
+def logged_step_metrics(data: SweepData) -> list[str]:
+    """The step metrics that were logged and are not 0 throughout."""
+    logged = [shown.metric for shown in STEP_METRICS if shown.metric in data.points]
     return [name for name in logged if np.nansum(np.abs(data.finished_points[name])) > 0]
 
 
-def signs_of(data: SweepData, finals: FinalValues, trick: str) -> Drawn | str:
-    """The figure of the vital signs with the control and the arms that the trick's contrasts compare, or why not."""
+def step_metrics_of(data: SweepData, finals: FinalValues, trick: str) -> Drawn | str:
+    """The figure of step metrics with the control and the arms that the trick's contrasts compare, or why not."""
     compared = _of(trick, trick_effects(data, finals, [DOWNSTREAM, TRAINING_REWARD]))
     arms = {data.control, *(arm for effect in compared for arm in effect.contrast.weights)}
     tables = {name: getattr(data, name) for name in ("runs", "points", "answers")}

@@ -24,7 +24,7 @@ from grpo_lab.analysis.sources.read import read_source
 from grpo_lab.analysis.sources.sweep_data import SweepData
 
 REPOSITORY = Path(__file__).parents[2]
-NO_ANSWERS = "answers to single questions were not kept with these numbers; what needs them says so below"
+NO_ANSWERS = "answers to single questions were not saved with these numbers; what needs them says so below"
 _DPI = 150
 _CHARACTERS = 110  # that fit into a line of a notebook's page
 
@@ -41,7 +41,7 @@ def chosen_sweep() -> SweepData:
 
 
 def introduction(data: SweepData, finals: FinalValues) -> str:
-    """Which sweep this is, where its numbers come from, what is compared with what, and whether answers were kept."""
+    """Which sweep this is, where its numbers come from, what is compared with what, and whether answers were saved."""
     question = f"\n{data.design.question}" if data.design else ""
     arms = f"{len(data.arms)} arms" + (f" at {len(data.levels)} levels" if len(data.levels) > 1 else "")
     answers = NO_ANSWERS

@@ -82,7 +82,7 @@ def panel_data(data: SweepData, finals: FinalValues, others: Mapping[str, FinalV
 
 
 def panel_metrics(data: SweepData) -> list[str]:
-    """The metrics that can be drawn: the four main ones, vital signs, and those the design names, where logged."""
+    """The metrics that can be drawn: the four main ones, step metrics, and those the design names, where logged."""
     points = data.counted_points
     named = [data.design.primary, *(one.metric for one in data.design.predictions)] if data.design else []
     named += [*data.design.columns] if data.design else []
@@ -117,8 +117,8 @@ def other_axes(data: SweepData, finals: FinalValues) -> dict[str, FinalValues]:
     same = proportional(data, finals.axis)
     named = [data.design.primary, *(one.metric for one in data.design.predictions)] if data.design else []
     wanted = {*panel_metrics(data), *_FOR_DERIVED, *(name.removeprefix(AVERAGE) for name in named)}
-    kept = [name for name in data.points.columns if name in wanted or name.startswith("budget/")]
-    slim = replace(data, points=data.points[[*LABELS, "step", *kept]])
+    chosen = [name for name in data.points.columns if name in wanted or name.startswith("budget/")]
+    slim = replace(data, points=data.points[[*LABELS, "step", *chosen]])
     names = [name for name in AXES if name != finals.axis and name not in same and _complete(data.counted_points, name)]
     return {name: final_values(slim, name) for name in names}
 
@@ -318,7 +318,7 @@ def numbers(values: Iterable[float], digits: int = DIGITS) -> list[float | int |
 
 
 def rounded(value: float | int, digits: int = DIGITS) -> float | int | None:
-    """A number cut to significant digits, as an int where that is shorter; None for what is not finite."""
+    """A number with so many significant digits, as an int where that is shorter; None for what is not finite."""
     if not math.isfinite(value):
         return None
     short = float(f"{value:.{digits}g}")

@@ -245,8 +245,8 @@ def _refused(curves: Mapping[int | None, Curve], first: float) -> str:
         return "; ".join(f"{words}{_of(number, len(curves))}" for words, number in found.items())
     if len(curves) < SEEDS:
         return ""
-    kept = [(compute >= first) & (compute > 0) for compute, _ in curves.values()]
-    slopes = t_interval([last_slope(x[on], y[on]) for (x, y), on in zip(curves.values(), kept)])
+    used = [(compute >= first) & (compute > 0) for compute, _ in curves.values()]
+    slopes = t_interval([last_slope(x[on], y[on]) for (x, y), on in zip(curves.values(), used)])
     return "the curve falls at its end, over seeds" if slopes.high < 0 else ""
 
 

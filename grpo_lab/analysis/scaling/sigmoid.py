@@ -32,12 +32,10 @@ sd .04 in 80% and 70%.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import pandas as pd
 from scipy import optimize, special
 
 from grpo_lab.analysis.stats.intervals import CONFIDENCE, Interval
@@ -158,10 +156,10 @@ def refusal(compute: np.ndarray, accuracy: np.ndarray, first: float = 0.0, of: i
     0.5% / 0.5% with white noise, 1.4% / 6.9% with AR(1) noise of .7; a fall by .1 over the last third is seen in 25% /
     100% and 54% / 98%.
     """
-    kept = (compute > 0) & (compute >= first)
-    if kept.sum() < LEAST:
-        return f"{kept.sum()} of the {LEAST} evaluations a fit needs"
-    if _falls(compute[kept], accuracy[kept], 1 - FALL_ALARMS / of):
+    used = (compute > 0) & (compute >= first)
+    if used.sum() < LEAST:
+        return f"{used.sum()} of the {LEAST} evaluations a fit needs"
+    if _falls(compute[used], accuracy[used], 1 - FALL_ALARMS / of):
         return "the curve falls at its end"
     return ""
 
@@ -205,8 +203,8 @@ def fit_curve(
     reason = refusal(compute, accuracy, first, of)
     if reason:
         raise ValueError(f"no sigmoid fits: {reason}; use `refusal` to ask before, or evaluate more often")
-    kept = (compute > 0) & (compute >= first)
-    compute, accuracy = compute[kept], accuracy[kept]
+    used = (compute > 0) & (compute >= first)
+    compute, accuracy = compute[used], accuracy[used]
     ln_compute, rise, box = np.log(compute), accuracy - start, _box(compute)
     gains = (-start, 1.0 - start) if asymptote is None else (asymptote - start, asymptote - start)
 
@@ -269,23 +267,6 @@ def _profile(fit: CurveFit, limit: float) -> Profile:
     return Profile(asymptote, midpoint, interval(fit.sigmoid.exponent, exponents, exponents), start, members)
 
 
-def sweep_cut(compute: np.ndarray, accuracy: np.ndarray, start: float, cuts: Sequence[float]) -> pd.DataFrame:
-    """The fit for every smallest compute in `cuts`, a row each: how far A, C_mid and B depend on it.
-
-    `n` counts the evaluations left; where too few are, `refused` says so and the numbers are NaN.
-    """
-    rows = []
-    for first in cuts:
-        row = {"first": first, "n": int(((compute > 0) & (compute >= first)).sum())}
-        row["refused"] = refusal(compute, accuracy, first)
-        if not row["refused"]:
-            fit = fit_curve(compute, accuracy, start, first)
-            row |= {name: getattr(fit.sigmoid, name) for name in ("asymptote", "midpoint", "exponent")}
-            row |= {"low": fit.profile.asymptote.low, "high": fit.profile.asymptote.high}
-        rows.append(row)
-    return pd.DataFrame(rows, columns=["first", "n", "asymptote", "low", "high", "midpoint", "exponent", "refused"])
-
-
 @dataclass(frozen=True)
 class Extrapolation:
     """What a fit to the beginning of a curve says of the rest of it; arrays over the points held back."""
@@ -316,9 +297,9 @@ def area(compute: np.ndarray, accuracy: np.ndarray, low: float, high: float) -> 
 
     NaN where the curve does not span [low, high] or that is empty.
     """
-    kept = compute > 0
-    ln_compute, values = np.log(compute[kept]), accuracy[kept]
-    if not 0 < low < high or ln_compute.size == 0 or not compute[kept][0] <= low < high <= compute[-1]:
+    used = compute > 0
+    ln_compute, values = np.log(compute[used]), accuracy[used]
+    if not 0 < low < high or ln_compute.size == 0 or not compute[used][0] <= low < high <= compute[-1]:
         return math.nan
     ends = np.log([low, high])
     inner = (ln_compute > ends[0]) & (ln_compute < ends[1])
@@ -332,8 +313,8 @@ def compute_to_reach(compute: np.ndarray, accuracy: np.ndarray, target: float) -
     Straight lines in ln compute between evaluations. A curve that is there at its first evaluation after the start
     counts with that evaluation's compute, which is then an upper bound. The last evaluation alone is no crossing.
     """
-    kept = compute > 0
-    compute, accuracy = compute[kept], accuracy[kept]
+    used = compute > 0
+    compute, accuracy = compute[used], accuracy[used]
     above = accuracy >= target
     held = np.flatnonzero(above[:-1] & above[1:])
     if held.size == 0:

@@ -9,25 +9,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 COLUMNS = ["step", "suite", "question", "difficulty", "n", "correct", "wanted", "tokens"]
-ADDED = ("wanted", "tokens")  # of them, those that earlier versions did not keep; 0 there
+ADDED = ("wanted", "tokens")  # of them, those that earlier versions did not save; 0 there
 _READ = ["step", "suite", "problem_id", "difficulty", "outcome"]
-_READ_WHERE_KEPT = ["wanted", "length"]
+_READ_WHERE_SAVED = ["wanted", "length"]
 
 
 def read_answers(folder: Path) -> pd.DataFrame:
     """Every evaluated question of the run in `folder`: `n` samples, of which `correct` were right.
 
     Columns are step, suite, question (its id within the split), difficulty, n, correct, wanted (the length that the
-    question asked for, 0 for none) and tokens (of all n samples together). No row where the run kept no answers.
+    question asked for, 0 for none) and tokens (of all n samples together). No row where the run saved no answers.
     Raises ValueError, naming the file, where one is not a table of answers.
     """
     parts = []
     for path in sorted((folder / "eval").glob("step=*.parquet")):
         try:
             # ParquetFile leaves out a column that is not there; select names it.
-            table = pq.ParquetFile(path).read(columns=[*_READ, *_READ_WHERE_KEPT])
-            kept = [name for name in _READ_WHERE_KEPT if name in table.column_names]
-            parts.append(table.select([*_READ, *kept]))
+            table = pq.ParquetFile(path).read(columns=[*_READ, *_READ_WHERE_SAVED])
+            also = [name for name in _READ_WHERE_SAVED if name in table.column_names]
+            parts.append(table.select([*_READ, *also]))
         except (OSError, ValueError, KeyError) as error:
             raise ValueError(
                 f"{path} is no table of answers ({error}): it was edited, or the disk fails; restore it from a copy, "
@@ -36,7 +36,7 @@ def read_answers(folder: Path) -> pd.DataFrame:
     if not parts:
         return pd.DataFrame(columns=COLUMNS)
     table = pa.concat_tables(parts, promote_options="permissive").to_pandas()
-    table = table.assign(**{name: 0 for name in _READ_WHERE_KEPT if name not in table}).fillna(
+    table = table.assign(**{name: 0 for name in _READ_WHERE_SAVED if name not in table}).fillna(
         {"wanted": 0, "length": 0}
     )
     of_question = table.groupby(_READ[:-1], sort=False)

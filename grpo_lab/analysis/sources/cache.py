@@ -80,7 +80,7 @@ def look_of(folder: Path) -> dict[str, list[int]]:
 
 
 class Cache:
-    """The tables of a sweep's runs, kept in `folder`; None keeps nothing.
+    """The tables of a sweep's runs, saved in `folder`; None saves nothing.
 
     A file that is damaged, or that other code than this wrote, counts as none. Any number of processes may read and
     write it at once: it is replaced whole, and each that parsed something writes all that it read.
@@ -88,14 +88,14 @@ class Cache:
 
     def __init__(self, folder: Path | None) -> None:
         self._path = None if folder is None else folder / FILE
-        self._kept = {} if self._path is None else _load(self._path)
+        self._saved = {} if self._path is None else _load(self._path)
         self._read: dict[str, tuple[dict[str, list[int]], RunTables]] = {}
         self._news = False
 
     def tables(self, name: str, folder: Path) -> RunTables:
-        """The tables of the run in `folder`, which is kept under `name`. Raises what `read_tables` raises."""
+        """The tables of the run in `folder`, which is saved under `name`. Raises what `read_tables` raises."""
         look = look_of(folder)  # first: what is written while the run is parsed makes it look new the next time
-        before = self._kept.get(name)
+        before = self._saved.get(name)
         if before is not None and before[0] == look:
             found = before[1]
         else:
@@ -104,14 +104,14 @@ class Cache:
         return found
 
     def save(self) -> None:
-        """Keep all that was read, if any of it was parsed; where that cannot be written, nothing is kept."""
+        """Save all that was read, if any of it was parsed; nothing where the folder cannot be written."""
         if self._path is None or not self._news:
             return
         try:
             atomic_write(self._path, _packed(self._read))
         except (OSError, ValueError, TypeError) as error:
             # A folder of somebody else, a full disk, or runs whose ids of questions are of two kinds.
-            logger.info("nothing was kept in %s: %s", self._path, error)
+            logger.info("nothing was saved in %s: %s", self._path, error)
 
 
 def _packed(read: dict[str, tuple[dict[str, list[int]], RunTables]]) -> bytes:

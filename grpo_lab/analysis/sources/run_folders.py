@@ -25,7 +25,7 @@ _HOW_OFTEN = ("evaluation.every", "evaluation.initial_kl")
 def load_sweep(runs_dir: Path, name: str, cache: bool = True) -> SweepData:
     """Read a sweep from its run folders. Raises ValueError where runs_dir holds no such sweep.
 
-    What was read is kept beside the sweep's record and read again only for runs whose files changed since;
+    What was read is saved beside the sweep's record and read again only for runs whose files changed since;
     `cache=False` neither reads nor writes that.
     """
     folder = sweep_folder(runs_dir, name)
@@ -38,14 +38,14 @@ def load_sweep(runs_dir: Path, name: str, cache: bool = True) -> SweepData:
 
 
 def read_cells(runs_dir: Path, cells: Sequence[CellRecord], cache: Path | None) -> list[CellData]:
-    """Every cell, from its run folder or, where that did not change, from the folder `cache`; None keeps nothing."""
-    kept = Cache(cache)
-    found = [_read_cell(runs_dir, cell, kept) for cell in cells]
-    kept.save()
+    """Every cell, from its run folder or, where that did not change, from the folder `cache`; None saves nothing."""
+    cached = Cache(cache)
+    found = [_read_cell(runs_dir, cell, cached) for cell in cells]
+    cached.save()
     return found
 
 
-def _read_cell(runs_dir: Path, cell: CellRecord, kept: Cache) -> CellData:
+def _read_cell(runs_dir: Path, cell: CellRecord, cached: Cache) -> CellData:
     folder = runs_dir / cell.folder
     labels = {"level": cell.level, "arm": cell.arm, "seed": cell.seed}
     row = labels | {"folder": cell.folder, "status": run_status(folder), "problem": "", "collapsed": False}
@@ -58,7 +58,7 @@ def _read_cell(runs_dir: Path, cell: CellRecord, kept: Cache) -> CellData:
             row |= {name: run[name] for name in ("run_key", "commit", "dirty")}
             row["protocol"], settings = protocol_of(run.get("config", {})), settings_of(run)
             row["changed_code"] = changes_of_code(run)
-            tables = kept.tables(cell.folder, folder)
+            tables = cached.tables(cell.folder, folder)
             points, answers = tables.points, tables.answers
             row["lost"] = lost_evaluations(folder, points)
         if row["status"] == "done":
@@ -102,12 +102,12 @@ def changes_of_code(described: Mapping[str, Any]) -> str:
 
 
 def lost_evaluations(folder: Path, points: pd.DataFrame) -> str:
-    """The steps at which a run logged accuracies and whose table of answers is not there; "" where none was kept."""
+    """The steps at which a run logged accuracies and whose table of answers is not there; "" where none was saved."""
     done = _read_json(folder / "DONE") if (folder / "DONE").exists() else {}
     if not (folder / "eval").is_dir() and "files" not in done:
         return ""
-    scores = [name for name in points.columns if name.startswith("eval/") and name.endswith("/accuracy")]
-    evaluated = points.loc[points[scores].notna().any(axis=1), "step"] if scores else []
+    accuracies = [name for name in points.columns if name.startswith("eval/") and name.endswith("/accuracy")]
+    evaluated = points.loc[points[accuracies].notna().any(axis=1), "step"] if accuracies else []
     return ", ".join(str(step) for step in evaluated if not (folder / "eval" / f"step={step:06d}.parquet").exists())
 
 

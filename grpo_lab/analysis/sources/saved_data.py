@@ -74,18 +74,18 @@ def load_data(folder: Path, name: str) -> SweepData:
         raise ValueError(f"no data of {name!r} in {folder}; {there}")
     raw = _read_json(described)
     for path in (table, answers):
-        written = raw.get("sha256", {}).get(path.name)  # earlier versions kept none
+        written = raw.get("sha256", {}).get(path.name)  # earlier versions saved none
         if written is not None and not (path.exists() and _digest(path) == written):
             what = "is not what was saved" if path.exists() else "is missing"
             raise ValueError(f"{path} {what}: {_SAVE_AGAIN}")
     try:
         cells = [CellRecord(**cell) for cell in raw["sweep"]["cells"]]
         record = SweepRecord(**{**raw["sweep"], "cells": cells})
-        kept = pd.read_parquet(answers) if answers.exists() else None
+        answered = pd.read_parquet(answers) if answers.exists() else None
         settings = {
             (entry["level"], entry["arm"]): with_config_keys(entry["settings"]) for entry in raw.get("settings", ())
         }
-        return sweep_data(record, raw["runs"], pd.read_parquet(table), kept, "saved data", settings)
+        return sweep_data(record, raw["runs"], pd.read_parquet(table), answered, "saved data", settings)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{described} and the tables beside it cannot be read ({error!r}): {_SAVE_AGAIN}") from error
 

@@ -31,7 +31,7 @@ class SweepData:
     evaluation table is gone, likewise). `points` has one row per logged step of every readable cell: level, arm,
     seed, step and the metrics, NaN where one was not logged. `answers` has one row per cell, evaluation, suite and
     question: level, arm, seed, step, suite, question, difficulty, n (samples), correct, wanted (the length that the
-    question asked for, 0 for none) and tokens (of all samples); none where they were not kept. `source` says in words
+    question asked for, 0 for none) and tokens (of all samples); none where they were not saved. `source` says in words
     where all come from, and `notice`, where it is not empty, that these are not the runs that were asked for.
     `settings` holds by (level, arm) the options and numbers in which arms differ; it is empty for data that were
     saved without. `changed` says of arms what they compute otherwise since these runs were declared.

@@ -9,15 +9,12 @@ the family belongs beside the p-values.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
-import pandas as pd
 from scipy import stats
 
-from grpo_lab.analysis.stats.intervals import CONFIDENCE, Numbers, share_at_least, sign_flip_sums
+from grpo_lab.analysis.stats.intervals import CONFIDENCE, Numbers
 
-FEWEST_SEEDS = 6  # 2 / 2^5 = .0625: five seeds cannot reach .05
 ALPHA = round(1 - CONFIDENCE, 9)  # what an adjusted p must be below to resolve a sign
 _ROUNDING = 1e-9  # of the mean: a standard error below it is that of sums of equal numbers
 
@@ -59,59 +56,6 @@ def benjamini_hochberg(p_values: Numbers) -> np.ndarray:
     depend positively on each other, such as arms that share a control. Raises ValueError for what is no p.
     """
     return stats.false_discovery_control(_probabilities(p_values), method="bh")
-
-
-def dunnett(
-    arms: Mapping[str, Numbers],
-    control: Numbers,
-    rng: np.random.Generator,
-    confidence: float = CONFIDENCE,
-) -> pd.DataFrame:
-    """Every arm against one control, unpaired: Dunnett's p-values and simultaneous intervals, one row per arm.
-
-    Columns: arm, difference, low, high, p, n. The intervals hold together with the given confidence, for normal values
-    of equal variance. For arms that do not share seeds with the control: where they do, the pairing is lost, and with
-    it power; use `max_t_sign_flip`, or Holm over `paired_t_pvalue`. The p-values are integrals computed with `rng`,
-    good to about three digits. Coverage of three intervals together: 95 to 97% with 3, 5 and 10 values (500 experiments
-    each). Raises ValueError where an arm or the control has fewer than 2 values.
-    """
-    sizes = [len(values) for values in (*arms.values(), control)]
-    if not arms or min(sizes) < 2:
-        raise ValueError(f"arms and control have {sizes} values: give at least one arm, and each 2 values or more")
-    # scipy before 1.15 knows the generator under this name only.
-    result = stats.dunnett(*arms.values(), control=control, random_state=rng)
-    bounds = result.confidence_interval(confidence)
-    return pd.DataFrame(
-        {
-            "arm": list(arms),
-            "difference": [float(np.mean(values) - np.mean(control)) for values in arms.values()],
-            "low": bounds.low,
-            "high": bounds.high,
-            "p": result.pvalue,
-            "n": sizes[:-1],
-        }
-    )
-
-
-def max_t_sign_flip(differences: np.ndarray) -> np.ndarray:
-    """Adjusted exact p-values [k] of k arms against one control, from differences [seeds, k] paired by seed.
-
-    Signs are flipped for a whole seed at once, so that what the arms share through the control stays shared; the p of
-    an arm is the share of the 2^n patterns in which the greatest |t| over the arms reaches that arm's |t|. Holds the
-    chance of any false finding where no arm differs, with less loss than Holm the more the arms have in common.
-    Raises ValueError for fewer than 6 seeds, which cannot reach .05, or more than 20.
-    """
-    n = len(differences)
-    if n < FEWEST_SEEDS:
-        raise ValueError(
-            f"{n} seeds cannot give p < .05 ({2.0 ** (1 - n):.4f} at least): run {FEWEST_SEEDS}, or use holm"
-        )
-    sums = sign_flip_sums(np.asarray(differences, dtype=float))
-    squares = (differences**2).sum(axis=0)
-    # sum^2 / sum of squares grows with |t| alike in every arm, and is n, not infinite, where all differences are equal.
-    strength = np.divide(sums**2, squares, out=np.zeros_like(sums), where=squares > 0)
-    greatest = strength.max(axis=1)
-    return np.array([share_at_least(greatest, observed) for observed in strength[0]])
 
 
 def _probabilities(p_values: Numbers) -> np.ndarray:

@@ -9,9 +9,7 @@ a paired one; `difference_sd` gives the second from the first. A deviation from 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
-import pandas as pd
 from scipy import optimize, stats
 
 from grpo_lab.analysis.stats.intervals import CONFIDENCE, Interval
@@ -121,27 +119,6 @@ def questions_needed(
     quantiles = stats.norm.isf(alpha / 2) + stats.norm.isf(1 - power)
     variance = difference_variance + treated_variance / treated_samples + control_variance / control_samples
     return math.ceil(quantiles**2 * variance / effect**2)
-
-
-def power_table(
-    sd: float | int,
-    effects: Sequence[float | int],
-    correlations: Sequence[float | int] = (0.5, 0.8),
-    power: float = POWER,
-    alpha: float = ALPHA,
-) -> pd.DataFrame:
-    """Seeds per arm for each effect: unpaired, and paired by seed at each correlation of the two arms over seeds.
-
-    `sd` is one arm's deviation over seeds. One row per effect, columns `effect`, `unpaired`, `paired, correlation r`.
-    """
-    rows = []
-    for effect in effects:
-        row = {"effect": effect, "unpaired": seeds_needed(effect, sd, power, alpha, paired=False)}
-        for correlation in correlations:
-            by_seed = difference_sd(sd, correlation)
-            row[f"paired, correlation {correlation:g}"] = seeds_needed(effect, by_seed, power, alpha)
-        rows.append(row)
-    return pd.DataFrame(rows, columns=None if rows else ["effect", "unpaired"])
 
 
 def _check_power(power: float, alpha: float) -> None:

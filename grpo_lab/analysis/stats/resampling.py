@@ -15,7 +15,6 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import pandas as pd
 
 from grpo_lab.analysis.stats.intervals import CONFIDENCE, Interval, Numbers, seeds_by_questions
 
@@ -110,37 +109,6 @@ def seed_cluster_bootstrap(
     """
     draws = rng.integers(0, num_seeds, (repetitions, num_seeds))
     return np.array([statistic(draw) for draw in draws], dtype=float)
-
-
-def performance_profile(
-    scores: np.ndarray,
-    thresholds: Numbers,
-    rng: np.random.Generator,
-    repetitions: int = REPETITIONS,
-    confidence: float = CONFIDENCE,
-) -> pd.DataFrame:
-    """The share of an arm's scores [runs, tasks] above each threshold (arXiv:2108.13264), one row per threshold.
-
-    Columns: threshold, share, low, high (percentiles over resamples of whole runs, for each threshold on its own; NaN
-    for one run) and n, the number of runs. The band falls short of 95%, in the tails most: over 5 tasks that correlate
-    .7, with 3, 5 and 10 runs it covers 73, 85 and 92% where half of the scores are above, 55, 73 and 83% where a tenth
-    or nine tenths are. Raises ValueError for scores of another shape.
-    """
-    if scores.ndim != 2 or not scores.size:
-        raise ValueError(f"scores have the shape {scores.shape}: give one row per run, one column per task")
-    limits, n = np.asarray(thresholds, dtype=float), len(scores)
-    shares = (scores[:, :, None] > limits).mean(axis=1)  # [runs, thresholds]
-    replicates = seed_cluster_bootstrap(lambda runs: shares[runs].mean(axis=0), n, rng, repetitions)
-    bands = [percentile_interval(math.nan, column, n, confidence) for column in replicates.T]
-    return pd.DataFrame(
-        {
-            "threshold": limits,
-            "share": shares.mean(axis=0),
-            "low": [band.low for band in bands],
-            "high": [band.high for band in bands],
-            "n": n,
-        }
-    )
 
 
 def _blocks(repetitions: int) -> list[int]:
