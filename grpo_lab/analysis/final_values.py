@@ -1,16 +1,18 @@
-"""Final values: what every finished run came to at one common budget, by a rule fixed before the first run.
+"""Final values: one number per run and metric, at one budget that all finished runs reached.
 
-X is the smallest final budget over the finished runs of the sweep, on the axis the design declares. A metric logged
-at every step counts with its mean over the steps with 0.8 X < x <= X (or with the last step up to X, where steps are
-longer than that); a metric logged at evaluations only counts with the value at X of the straight line between the
-run's own evaluations around it. Nothing is extrapolated. `average/<metric>` is the mean of a metric of every step over
-all of 0 < x <= X: what the run went through, where the final value is what it came to.
+The budget is X, the smallest final budget over the finished runs, on the axis that the design declares.
 
-A run that stopped on a loss that was not finite before X has collapsed, and is a result: left out, an arm would be
-judged by its survivors. By the rule `zero` it counts with accuracy and reward 0 from its end on, and not at all in
-other metrics; by the rule `last` with what it last had in every metric.
+    metric logged         its final value
+    at every step         the mean over the steps with 0.8 X < x <= X; the last step up to X where steps are longer
+    at evaluations only   the value at X of the straight line between the run's own evaluations around X
 
-Theory beside which overstatement is read: let q be the truncated share and a the accuracy of the responses that are
+Nothing is extrapolated. `average/<metric>` is the mean of a metric of every step over the whole run, 0 < x <= X.
+
+A run that stopped before X on a loss that was not finite has collapsed. It is a result, and it counts: without it, an
+arm would be judged by the runs that survived. By the rule `zero` its accuracy and reward are 0 from its end on, and it
+has no other metrics; by the rule `last` every metric keeps the last value it had.
+
+Theory beside the measured overstatement: let q be the truncated share and a the accuracy of the responses that are
 not truncated. An arm that masks truncated rows sees a in its loss and deploys (1 - q) a, so it overstates by q a; an
 arm that trains on them overstates by 0.
 """
@@ -61,9 +63,9 @@ QUANTITIES = {
 class FinalValues:
     """The final values of a sweep.
 
-    `values` has one row per run that counts, finished or collapsed: level, arm, seed, masks (whether the run took cut
-    rows out of its loss anywhere, by its own data), filters (whether groups left its batch), collapsed (before X), and
-    every metric, derived ones included, NaN where it cannot be had.
+    `values` has one row per run that counts, finished or collapsed, with level, arm, seed and every metric, derived
+    ones included; NaN where there is none. `masks` says whether the run took truncated rows out of its loss at any
+    step, `filters` whether groups left its batch, `collapsed` whether it collapsed before X.
     """
 
     axis: str
@@ -79,7 +81,7 @@ class FinalValues:
 
     @property
     def rule(self) -> str:
-        """The rule in one sentence, for whoever reads a figure."""
+        """How final values are taken, in one sentence for readers of a figure."""
         rule = (
             f"Final values at X = {self.at}, the smallest final budget of the finished runs: metrics of every step "
             f"are means over {1 - WINDOW:g} X < x <= X, metrics of evaluations are interpolated linearly at X"
@@ -130,7 +132,7 @@ def budget_axis(data: SweepData) -> str:
 
 
 def final_values(data: SweepData, axis: str | None = None) -> FinalValues:
-    """Apply the rule above to every run that counts, on the declared budget axis or another entry of budget/*.
+    """The final values of a sweep, on the declared budget axis or on another entry of budget/*.
 
     Raises ValueError where none is finished or none logged the axis.
     """
@@ -189,7 +191,7 @@ def _mean(values: np.ndarray) -> float:
 
 
 def _collapsed(run: pd.DataFrame, x: str, budget: float, rule: Collapsed) -> dict[str, float]:
-    """What a run counts for that ended before the budget with a loss that was not finite."""
+    """The final values of a run that collapsed before the budget."""
     end = float(run[x].max()) if run[x].notna().any() else 0.0
     lived = end / budget
     own = _final(run, x, end) if end > 0 else {}

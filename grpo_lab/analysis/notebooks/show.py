@@ -23,7 +23,7 @@ from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.read import read_source
 from grpo_lab.analysis.sources.sweep_data import SweepData
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 NO_ANSWERS = "answers to single questions were not saved with these numbers; what needs them says so below"
 _DPI = 150
 _CHARACTERS = 110  # that fit into a line of a notebook's page

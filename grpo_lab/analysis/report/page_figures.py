@@ -29,8 +29,9 @@ def figures_section(figures: Sequence[Drawn], missing: Mapping[str, str], name: 
 
 
 def _read(figure: str, sweep: str) -> tuple[str, str]:
-    """Title and how to read it."""
-    return next((kind.title, kind.how_to_read) for kind in FIGURES if kind.name(sweep) == figure)
+    """Title and how to read it; only the name of a figure that is not registered."""
+    known = {kind.name(sweep): (kind.title, kind.how_to_read) for kind in FIGURES}
+    return known.get(figure, (figure, ""))
 
 
 def _figure(drawn: Drawn, name: str) -> str:

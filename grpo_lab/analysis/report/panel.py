@@ -55,7 +55,7 @@ def panel_data(data: SweepData, finals: FinalValues, others: Mapping[str, FinalV
     metrics = panel_metrics(data)
     places = [(level, arm) for level in data.levels for arm in data.arms]
     logged = _arrays(data, [*metrics, *(f"budget/{axis}" for axis in by_axis)])
-    finals = {axis: _by_cell(result) for axis, result in by_axis.items()}
+    by_cell = {axis: _by_cell(result) for axis, result in by_axis.items()}
     return {
         "sweep": data.record.name,
         "control": data.control,
@@ -69,7 +69,7 @@ def panel_data(data: SweepData, finals: FinalValues, others: Mapping[str, FinalV
         "metrics": [_metric(name) for name in metrics],
         "cells": [
             _cell(data, level, arm, logged[level, arm], by_axis, metrics)
-            | {"final": {axis: _finals(of, level, arm, data.control, metrics) for axis, of in finals.items()}}
+            | {"final": {axis: _finals(of, level, arm, data.control, metrics) for axis, of in by_cell.items()}}
             for level, arm in places
             if (level, arm) in logged
         ],

@@ -1,4 +1,4 @@
-"""The tables of a run as they were last read: its files are parsed again only after they changed.
+"""Parsed tables of runs, so that the files of a run are parsed again only after they changed.
 
 One file holds the points and the answers of all runs of a sweep, because one large parquet is read about eight times
 as fast as sixty small ones. With it, a sweep of sixty runs of 1,000 steps, 60 metrics and ten evaluations is loaded in

@@ -25,11 +25,11 @@ _UNDECLARED = {"fingerprint": "unknown", "at": "unknown", "cells_started_before"
 def load_mlflow(uri: str, name: str, runs_dir: Path | None = None) -> SweepData:
     """The sweep `name` from the MLflow store it was mirrored to; the same numbers as from its run folders.
 
-    `uri` is sqlite:////path/mlflow.db, read without MLflow and also while runs write to it, or http://host:port.
-    MLflow holds no answers to single questions: they come from a run's folder where this machine has it, below
-    `runs_dir` or where the run was written, and are left out otherwise. It holds no value that is not finite
-    either. Of a run or a sweep that is there twice the newest counts, which `source` says. Raises ValueError for a
-    store that cannot be read, and, with a list of what there is, for one without this sweep.
+    `uri` is http://host:port or sqlite:////path/mlflow.db; a sqlite file is read without the MLflow package, also while
+    runs write to it. MLflow holds no answers to single questions. They are read from a run's folder where this machine
+    has it, below `runs_dir` or where the run was written, and are left out otherwise. MLflow holds no value that is not
+    finite either. Of a run or sweep that is there twice the newest counts, and `source` says so. Raises ValueError for
+    a store that cannot be read, and for one without this sweep, listing those it has.
     """
     with open_store(uri) as store:
         parents, runs = _find(store, uri, name)

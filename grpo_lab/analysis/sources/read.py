@@ -1,4 +1,4 @@
-"""A sweep from wherever it is: a folder of runs, saved data, or the MLflow store it was mirrored to."""
+"""One entry for every source of a sweep: a folder of runs, saved data, or the MLflow store it was mirrored to."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ RUNS = "runs"  # the folder of runs unless another is named
 
 
 def read_source(source: str, name: str, data_folder: Path | None) -> SweepData:
-    """The sweep `name` from a folder of runs or an MLflow URI, or from saved data with more finished cells.
+    """The sweep `name` from `source`, or from saved data where those hold more finished cells.
 
-    `source` is a path, or sqlite:////path/mlflow.db, or http://host:port; `data_folder` is what `save_data` wrote
-    to (None: never looked at). A demonstration of a part must not replace the figures of the whole, so the
-    richer one counts, the source among equals; `SweepData.source` names both, and `notice` says that saved numbers
-    stand in for the source. Raises ValueError that lists the sweeps which are there.
+    `source` is a folder of runs, or sqlite:////path/mlflow.db, or http://host:port. `data_folder` is where `save_data`
+    wrote; None looks at no saved data. The one with more finished cells is read, and of equals the source, so that a
+    demonstration of a few cells never replaces the figures of all. `SweepData.source` names both; `notice` says so
+    where saved data stand in. Raises ValueError that lists the sweeps which are there.
     """
     saved = saved_names(data_folder) if data_folder else []
     if "://" in source:
@@ -71,10 +71,10 @@ def _why_not(source: str, name: str, finished: Sequence[int]) -> str:
 
 
 def tidy(data: SweepData) -> pd.DataFrame:
-    """One row per logged number: run, level, arm, seed, step, key and value, with the step's budget beside it.
+    """The long table for plots of your own: one row per logged number, ordered by run, step and key.
 
-    `run` is the run's folder. The budget's metrics are columns (budget/sampled_tokens and so on) and no rows; what
-    was not logged, or was not a number, has no row. Rows are ordered by run, step and key.
+    Columns: run (its folder), level, arm, seed, step, key (the metric), value, and a column for each entry of budget/*.
+    What was not logged, or was not a number, has no row.
     """
     budgets = [name for name in data.points.columns if name.startswith("budget/")]
     keys = [name for name in data.points.columns if name not in (*LABELS, "step", *budgets)]

@@ -1,4 +1,4 @@
-"""A sweep from its run folders, the record of what was run."""
+"""A sweep from its run folders, which are the record of what was run."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _HOW_OFTEN = ("evaluation.every", "evaluation.initial_kl")
 def load_sweep(runs_dir: Path, name: str, cache: bool = True) -> SweepData:
     """Read a sweep from its run folders. Raises ValueError where runs_dir holds no such sweep.
 
-    What was read is saved beside the sweep's record and read again only for runs whose files changed since;
-    `cache=False` neither reads nor writes that.
+    The parsed tables are saved beside the sweep's record; a run is parsed again only where its files changed.
+    `cache=False` neither reads nor writes them.
     """
     folder = sweep_folder(runs_dir, name)
     record = read_sweep(folder)
@@ -38,7 +38,7 @@ def load_sweep(runs_dir: Path, name: str, cache: bool = True) -> SweepData:
 
 
 def read_cells(runs_dir: Path, cells: Sequence[CellRecord], cache: Path | None) -> list[CellData]:
-    """Every cell, from its run folder or, where that did not change, from the folder `cache`; None saves nothing."""
+    """Every cell, from its run folder, or from the folder `cache` where nothing changed; None caches nothing."""
     cached = Cache(cache)
     found = [_read_cell(runs_dir, cell, cached) for cell in cells]
     cached.save()

@@ -66,7 +66,7 @@ def _to_parquet(table: pd.DataFrame, path: Path) -> None:
 
 
 def load_data(folder: Path, name: str) -> SweepData:
-    """What `save_data` wrote. Raises ValueError, naming what is there, where it wrote nothing of this name."""
+    """Read what `save_data` wrote. Raises ValueError where there is none of this name, listing those there are."""
     table, answers, described = _data_files(folder, name)
     if not (table.exists() and described.exists()):
         known = saved_names(folder)

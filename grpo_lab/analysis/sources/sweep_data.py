@@ -1,4 +1,4 @@
-"""A sweep as tables of runs, logged steps and answers, from run folders or from a saved copy."""
+"""A sweep as three tables: its runs, what they logged at every step, and what they answered."""
 
 from __future__ import annotations
 
@@ -22,19 +22,25 @@ _ADDED = {"collapsed": False, "protocol": None, "changed_code": "", "lost": ""}
 
 @dataclass(frozen=True, eq=False)
 class SweepData:
-    """All that analysis knows of a sweep.
+    """All that analysis knows of a sweep; the tables share the columns level, arm and seed.
 
-    `runs` has one row per recorded cell: level, arm, seed, folder, status (done, failed, partial, new, or unreadable,
-    with the reason in `problem`), run_key, mlflow_run_id, commit, dirty, inert (axes, from DONE), collapsed (whether
-    it stopped on a loss that was not finite), protocol (a hash of what is asked of the model and how it is graded),
-    changed_code (the steps after which it was resumed with changed code, "50, 100") and lost (the steps whose
-    evaluation table is gone, likewise). `points` has one row per logged step of every readable cell: level, arm,
-    seed, step and the metrics, NaN where one was not logged. `answers` has one row per cell, evaluation, suite and
-    question: level, arm, seed, step, suite, question, difficulty, n (samples), correct, wanted (the length that the
-    question asked for, 0 for none) and tokens (of all samples); none where they were not saved. `source` says in words
-    where all come from, and `notice`, where it is not empty, that these are not the runs that were asked for.
-    `settings` holds by (level, arm) the options and numbers in which arms differ; it is empty for data that were
-    saved without. `changed` says of arms what they compute otherwise since these runs were declared.
+    `runs`: one row per recorded cell. Its columns, beside run_key, mlflow_run_id, folder, commit and dirty:
+
+        status        done, failed, partial, new or unreadable; `problem` says why
+        inert         the axes whose option changed nothing in the whole run
+        collapsed     whether the run stopped on a loss that was not finite
+        protocol      a hash of what the model is asked and of how answers are graded
+        changed_code  the steps after which it was resumed with changed code, such as "50, 100"
+        lost          the steps whose table of evaluated answers is gone, written likewise
+
+    `points`: one row per logged step of every readable cell, with `step` and the metrics; NaN where one was not logged.
+
+    `answers`: one row per cell, evaluation (step), suite and question. Columns are difficulty, n (samples), correct,
+    wanted (the target length in the prompt, 0 for none) and tokens (of all n samples). No rows where none were saved.
+
+    `source` says in words where the tables come from. A `notice` that is not empty says that they are of other runs
+    than those that were asked for. `settings` maps (level, arm) to the options and numbers in which arms differ; older
+    saved data have none. `changed` maps an arm to what it computes otherwise since these runs were declared.
     """
 
     record: SweepRecord
@@ -64,7 +70,7 @@ class SweepData:
 
     @property
     def counted_points(self) -> pd.DataFrame:
-        """The rows of `points` that belong to them."""
+        """The rows of `points` that belong to counted runs."""
         return self.points.merge(self.counted[LABELS], on=LABELS)
 
     @property
@@ -102,7 +108,7 @@ class SweepData:
         return [(level, arm) for level in self.levels for arm in self.arms if (level, arm) in counted]
 
     def contents(self, arm: str) -> frozenset[str]:
-        """The tricks an arm switches on; without a declaration, the overrides that the first arm does not have."""
+        """The tricks of an arm; without a declaration, the overrides that the first arm does not have."""
         if self.design is not None:
             return self.design.contents(arm) if arm in self.design.arms else frozenset({arm})
         return _words(arm) - _words(self.control)
@@ -119,7 +125,7 @@ class SweepData:
         return len(set(here["seed"]) | set(self.design.seeds if declared else ()))
 
     def seeds_finished(self, level: str, arm: str) -> int:
-        """How many of them are done."""
+        """How many seeds of an arm at a level are done."""
         done = self.finished
         return int(((done["level"] == level) & (done["arm"] == arm)).sum())
 
@@ -131,7 +137,7 @@ def _words(arm: str) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class CellData:
-    """One cell as it was read: its row of `runs`, its rows of `points` and of `answers`, without labels."""
+    """One cell: its row of `runs`, and its rows of `points` and `answers` without level, arm and seed."""
 
     row: dict[str, Any]
     points: pd.DataFrame
@@ -140,7 +146,7 @@ class CellData:
 
 
 def assemble(record: SweepRecord, cells: Sequence[CellData], source: str) -> SweepData:
-    """One sweep of cells that were read from anywhere."""
+    """Join the tables of cells, read from anywhere, to one sweep."""
     tables: dict[str, list[pd.DataFrame]] = {"points": [], "answers": []}
     for cell in cells:
         labels = {name: cell.row[name] for name in LABELS}

@@ -1,8 +1,9 @@
-"""Intervals, standard errors and summaries in closed form; `resampling` holds the bootstraps.
+"""Intervals and standard errors in closed form; `resampling` holds the bootstraps.
 
-Which uncertainty is which: other seeds on the same questions is a Student t interval over one number per seed
-(`t_interval`, `paired_difference`), the default everywhere; other seeds and other questions is `crossed_t_interval`;
-one run on other questions is a standard error over questions, or `resampling.question_bootstrap`.
+    asked                                     answered by
+    other seeds, the same questions           `t_interval`, `paired_difference`: the default everywhere
+    other seeds and other questions           `crossed_t_interval`
+    one run, other questions                  `standard_error`, or `resampling.question_bootstrap`
 
 Every docstring says how often its nominal 95% held the truth. Unless it says otherwise, in 500 to 3,000 simulated
 experiments per setting (so +-.4 to 1 pp) with 3, 5 and 10 seeds and 64, 128 and 500 questions: 1 to 16 right-or-wrong
@@ -49,7 +50,7 @@ class Interval:
         return f"{mean} [{low}, {high}]"
 
     def contains(self, value: float | int) -> bool:
-        """Whether the data leave the value possible; without bounds (n < 2) nothing is excluded."""
+        """Whether the interval includes the value; an interval without bounds (n < 2) includes every value."""
         return not (value < self.low or value > self.high)
 
 
@@ -59,9 +60,9 @@ def t_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Inter
     Coverage for n = 3, 5 and 10 seeds, on the questions asked: 94 to 96% of an arm's accuracy and of a difference
     paired by seed. In 200,000 experiments of n = 3 and n = 5 bare numbers: 95% for normal values and for shares of 128
     answers whose rate itself varies between seeds, 97% for differences of two skewed (exponential) values, 88% for
-    strongly skewed values on their own. It is not about other questions: of what an arm would score on those it covers
-    36 to 93%, the less the more seeds there are; a paired difference, in which most of a question's luck cancels, 92
-    to 96%.
+    strongly skewed values on their own. It is not about other questions: the accuracy on other questions is
+    covered in 36 to 93%, the less the more seeds there are. A paired difference, in which most of the noise of a
+    question cancels, is covered in 92 to 96%.
     """
     n = len(values)
     if n == 0:
@@ -90,8 +91,8 @@ def crossed_t_interval(values: np.ndarray, confidence: float = CONFIDENCE) -> In
 
         variance of the mean = (MS_seeds + MS_questions - MS_rest) / (S Q)
 
-    and Satterthwaite's degrees of freedom. Works on paired differences [S, Q] as on scores. Coverage for 3, 5 and 10
-    seeds: 92 to 97% of an arm's accuracy, 94 to 99% of a difference. Raises ValueError for fewer than 2 questions or
+    and Satterthwaite's degrees of freedom. Works on accuracies and on their paired differences. Coverage for 3, 5 and
+    10 seeds: 92 to 97% of an arm's accuracy, 94 to 99% of a difference. Raises ValueError for fewer than 2 questions or
     a missing one; the bounds are NaN for one seed.
     """
     seeds, questions = seeds_by_questions(values)

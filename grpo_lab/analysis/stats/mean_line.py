@@ -1,4 +1,4 @@
-"""The mean over seeds of curves that were measured at different places."""
+"""The mean over seeds of curves whose points lie at different budgets."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from scipy import stats
 from grpo_lab.analysis.stats.intervals import CONFIDENCE, Interval
 
 SMOOTHING = 0.05  # share of X over which the running mean of a metric of every step goes
-
-
 GRID = 51  # points on which the seeds of an arm are averaged
 
 
 def mean_line(
     seeds: Sequence[tuple[np.ndarray, np.ndarray]], budget: float, evaluations: bool, points: int = GRID
 ) -> list[tuple[float, Interval]]:
-    """The mean over seeds (x and values of each) on one grid, which ends where the shortest seed or X does.
+    """The mean over seeds, given x and values of each, with its t interval, on one grid.
 
-    A metric of every step counts with its running mean, at so many `points`. Empty where no stretch is common to all.
+    The grid ends at X = `budget`, or with the shortest seed. Evaluations are averaged where they lie on average; a
+    metric of every step is smoothed by a running mean first, at so many `points`. Empty where the seeds share no
+    stretch.
     """
     if not seeds:
         return []

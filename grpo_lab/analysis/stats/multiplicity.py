@@ -1,9 +1,8 @@
-"""p-values when several arms are compared with one control, and what to do about their number.
+"""p-values of paired differences, and their correction for how many there are.
 
-Confirmatory families, the predictions declared before the first run: `holm` (or `max_t_sign_flip` from 6 seeds on),
-which bounds the chance of even one false finding. Screening many tricks for those worth a closer look:
-`benjamini_hochberg`, which bounds the expected share of false findings among the findings. In either case the size of
-the family belongs beside the p-values.
+Predictions that were declared before the first run are confirmatory: `holm` bounds the chance of even one false
+finding. A look through many tricks is a screening: `benjamini_hochberg` bounds the expected share of false findings
+among the findings. Say the size of the family beside the p-values in both cases.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ _ROUNDING = 1e-9  # of the mean: a standard error below it is that of sums of eq
 
 
 def paired_t_pvalue(differences: Numbers) -> float:
-    """Two-sided p of Student's t for no difference; below .05 exactly where the 95% t interval excludes 0.
+    """Two-sided p of Student's paired t test; below .05 exactly where the 95% t interval excludes 0.
 
-    NaN for fewer than 2 differences; 1 where all are 0. Where all are the same other number, t has no scatter to judge
-    by and would say 0: the p is then that of the exact sign-flip test, 2 / 2^n, since coarse scores agree by chance.
+    NaN for fewer than 2 differences, 1 where all are 0. Where all are the same other number, t would say 0 for lack of
+    scatter, though coarse accuracies agree by chance: p is then 2 / 2^n, that of the exact sign-flip test.
     """
     values = np.asarray(differences, dtype=float)
     n = len(values)

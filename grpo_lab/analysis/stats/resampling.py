@@ -1,8 +1,8 @@
-"""Bootstraps that keep together what belongs together: whole seeds, and the same questions for every seed.
+"""Bootstraps over whole seeds, and over questions that are the same for every seed.
 
-A training seed gives one checkpoint, which answers every suite: its luck is shared by all of them. So seeds are
-resampled whole, never one by one per suite: with 5 seeds whose scores correlate .7 between 5 suites, a 95% interval of
-their mean covers 60% when seeds are drawn for each suite apart, 83% when they are drawn whole.
+A training seed gives one checkpoint, which answers every suite, so a good seed is good on all of them. Seeds are
+therefore resampled whole. With 5 seeds whose accuracies correlate .7 between 5 suites, a 95% interval of their mean
+covers 60% when seeds are drawn for each suite apart, and 83% when they are drawn whole.
 
 That is still not 95%: 3 to 10 seeds are few to draw from. A mean over seeds gets `stats.t_interval`; the bootstraps
 over seeds are for statistics that have no such formula, and are shown beside their coverage. The experiments behind
@@ -44,9 +44,9 @@ def question_bootstrap(
 ) -> Interval:
     """Percentile interval of one run's mean over questions [Q]: this checkpoint, other questions like these.
 
-    Give one run's scores, or the differences of two runs that answered the same questions. Coverage: 93 to 95% with
+    Give one run's accuracies, or the differences of two runs that answered the same questions. Coverage: 93 to 95% with
     32 to 128 questions, 95% with 500; where only one answer in ten is right, or wrong, 92 to 94% with 64 and 89 to 90%
-    with 32. Where every question scores the same it has no width, and says nothing.
+    with 32. Where every question has the same accuracy the interval has no width, and says nothing.
     """
     values = np.asarray(per_question, dtype=float)
     n = len(values)
@@ -76,8 +76,8 @@ def crossed_bootstrap(
 ) -> Interval:
     """Percentile interval of the mean of `values` [S, Q] over other seeds and other questions; n counts seeds.
 
-    Whole seeds and whole questions are resampled independently. Give scores of one arm, or differences paired by seed
-    and question. Its variance counts the noise of single answers three times and the luck of S seeds (S - 1) / S
+    Whole seeds and whole questions are resampled independently. Give accuracies of one arm, or differences paired by
+    seed and question. Its variance counts the noise of single answers three times and that of S seeds (S - 1) / S
     times, so its coverage depends on which is larger: 93 to 98% of an arm's accuracy and 97 to 100% of a paired
     difference with 1 to 4 answers a question, but 92 to 93% and 87 to 91% with 16 answers to each of 500 questions, 3
     or 5 seeds and 3 pp between seeds. For a mean `stats.crossed_t_interval` errs less; drawing serves any statistic.
