@@ -129,12 +129,14 @@ def test_nan_infinity_and_missing_metrics_are_named(stopped: SweepData) -> None:
     points.loc[(points["arm"] == "base") & (points["step"] == 7), "train/entropy"] = math.nan
     points.loc[(points["arm"] == "base") & (points["step"] == 9), "mismatch/k3"] = np.inf
     points.loc[points["arm"] == "+trick", DOWNSTREAM] = math.nan
+    for of in ("component", "in_loss_component"):  # a part of the reward that only one arm has is no lack of the others
+        points[f"reward/{of}/bonus"] = np.where(points["arm"] == "+trick", 0.1, math.nan)
     changed = replace(stopped, points=points)
     finals = final_values(changed)
     lines = caveats(changed, finals)
     assert "Infinite values: mismatch/k3 (3); a mean over them is infinite, and no interval is given." in lines
     assert any("left out there: train/entropy (3 steps: " in line for line in lines)
-    assert f"No {DOWNSTREAM}: +trick; not compared on it." in lines
+    assert f"No {DOWNSTREAM}: +trick; not compared on it." in lines and not any("bonus" in line for line in lines)
     assert finals.difference("", "+trick", "base", DOWNSTREAM).n == 0
 
 

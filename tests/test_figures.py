@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import itertools
 import math
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -16,7 +18,10 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from planted_sweeps import Planted, synthetic_sweep
 
+from grpo_lab.analysis import figures
 from grpo_lab.analysis.figures import coverage, frontier, ranks, waterfall
+from grpo_lab.analysis.figures.kind import FigureKind
+from grpo_lab.analysis.figures.registry import FIGURES
 from grpo_lab.analysis.figures.scatter_labels import Box, place_labels
 from grpo_lab.analysis.figures.style import DPI, TINY, Drawn, house_style, wrapped, write_footer
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues, final_values
@@ -372,6 +377,34 @@ def test_bands_of_one_seed_come_from_its_questions() -> None:
     # Changes by question are +50 and -25: resampled means lie between them and reach both.
     assert change.loc[1, ["low", "value", "high"]].tolist() == pytest.approx([-25, 12.5, 50])
     assert change.loc[1, "n"] == 1 and "resampled questions" in drawn.bands and "t interval" not in drawn.bands
+
+
+# --- every figure -------------------------------------------------------------------------------------------
+
+
+def test_every_module_with_a_figure_is_registered_once() -> None:
+    names = [module.name for module in pkgutil.iter_modules(figures.__path__)]
+    modules = [importlib.import_module(f"{figures.__name__}.{name}") for name in names]
+    made = [module.FIGURE for module in modules if hasattr(module, "FIGURE")]
+    assert {kind.suffix for kind in made} == {kind.suffix for kind in FIGURES} and len(made) == len(FIGURES)
+    assert all(kind.title and kind.how_to_read.endswith(".") for kind in FIGURES)
+
+
+@pytest.mark.parametrize("kind", FIGURES, ids=lambda kind: kind.suffix or "first")
+def test_a_figure_is_drawn_or_says_why_not(kind: FigureKind) -> None:
+    """On a planted sweep, and on two arms that logged nothing but a reward."""
+    planted = synthetic_sweep(Planted(tricks=("helps", "hurts"), seeds=(0, 1, 2), steps=20, every=4, questions=8))
+    bare = sweep({(arm, 0): ten_steps((0.3, 0.6), {}) for arm in "ab"})
+    found = 0
+    for data in (planted, bare):
+        finals = final_values(data)
+        drawn, reason = kind.draw(data, finals), kind.missing(data, finals)
+        assert (drawn is None) == bool(reason) and not reason.endswith(".")
+        if drawn is not None:
+            found += 1
+            assert drawn.name == kind.name(data.record.name) and len(drawn.numbers) and drawn.bands
+            assert drawn.numbers.equals(kind.draw(data, finals).numbers), "the same data give the same numbers"
+    assert found or kind.suffix in ("doses", "target_lengths"), "these two ask for another design, and have own tests"
 
 
 # --- what cannot be drawn -----------------------------------------------------------------------------------

@@ -268,7 +268,7 @@ def test_the_luck_of_drawing_answers_is_counted_from_the_answers() -> None:
     found = noise.asked(data, final_values(data), "downstream")
     rows = data.answers.query("arm == '+t' and suite == 'downstream' and step == 8")
     # With 2 samples, c (2 - c) / (2 * 1) is 1/2 where one of both is right, and 0 elsewhere.
-    assert found["", "+t"].luck == pytest.approx((rows["correct"] == 1).mean() / 2)
+    assert found["", "+t"].answer_variance == pytest.approx((rows["correct"] == 1).mean() / 2)
     assert found["", "+t"].last.to_numpy().mean() == pytest.approx(rows["correct"].sum() / rows["n"].sum())
 
 
@@ -290,7 +290,7 @@ def test_a_notebook_shows_figures_and_tables(monkeypatch: pytest.MonkeyPatch) ->
     finals = final_values(data)
     show.show_table(show.finished_table(data, finals))
     show.show_text("*so*")
-    show.show_figure(one_trick.signs_of(data, finals, "helps"))
+    show.show_figure(one_trick.step_metrics_of(data, finals, "helps"))
     (_, table), markdown, (kind, image, width, words) = shown
     assert "<td>+helps</td>" in table and "<th>level</th>" not in table  # the sweep has one level
     assert markdown == ("markdown", "*so*")

@@ -34,7 +34,6 @@ from grpo_lab.analysis.stats.resampling import (
     crossed_bootstrap,
     crossed_indices,
     percentile_interval,
-    performance_profile,
     question_bootstrap,
     seed_cluster_bootstrap,
 )
@@ -239,7 +238,6 @@ def test_the_same_generator_gives_the_same_bits() -> None:
     for draw in (
         lambda rng: question_bootstrap(values[0], rng, 300),
         lambda rng: crossed_bootstrap(values, rng, 300),
-        lambda rng: performance_profile(values, [0.5], rng, 300).to_dict(),
         lambda rng: seed_cluster_bootstrap(lambda seeds: values[seeds].mean(), 5, rng, 300).tolist(),
     ):
         assert draw(rng_of(16)) == draw(rng_of(16)) != draw(rng_of(17))

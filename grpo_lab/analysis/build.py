@@ -33,8 +33,11 @@ REPORTS = Path("analysis/reports")
 
 @dataclass(frozen=True)
 class Built:
-    """What `build` made: where the data came from, the verdict in words, every file, and the figures that this sweep
-    cannot have with the reason. `listing` is a file that lists both; `notice` says that other runs were asked for."""
+    """What `build` made.
+
+    `source` says where the data came from, and `notice`, where not empty, that other runs were asked for. `paths` are
+    all files; `missing` says by name why this sweep cannot have a figure; `listing` is a file that lists both.
+    """
 
     source: str
     notice: str

@@ -1,4 +1,4 @@
-"""What a reader must know before believing a sweep's numbers: what is missing, and what was not alike."""
+"""What a reader must know before believing a sweep's numbers: what is missing, and where runs were not alike."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNEQUAL = 1.1  # a run that spent this many times X has a tail that no comparis
 
 
 def caveats(data: SweepData, finals: FinalValues) -> list[str]:
-    """Every sentence of this kind about a sweep, the declaration first; details of a sentence are indented."""
+    """Every caveat of a sweep, one sentence each, the declaration first; lines of detail are indented."""
     parts = (
         _declaration(data),
         finished_cells(data),
@@ -30,7 +30,7 @@ def caveats(data: SweepData, finals: FinalValues) -> list[str]:
 
 
 def notes(data: SweepData, finals: FinalValues) -> list[str]:
-    """What must stand on every figure: runs that are missing or collapsed, and runs that are not alike."""
+    """The caveats that stand under every figure: runs that are missing, collapsed or not alike."""
     planned = sum(data.seeds_planned(level, arm) for level in data.levels for arm in data.arms)
     done = len(data.finished)
     lines = [f"{done} of {planned} planned runs are finished."] if done < planned else []
@@ -274,9 +274,9 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def comparison(data: SweepData) -> list[str]:
-    """The settings in which arms differ, who has which, and what no difference between the arms can be read as.
+    """The settings in which arms differ, with each arm's value, and a warning where arms differ in more than one.
 
-    For sweeps that declared nothing: a design says itself what its arms change. None where no run says what it is.
+    For sweeps that declared nothing, since a design says what its arms change. Empty where runs recorded no settings.
     """
     if not data.settings or len(data.settings) < 2:
         return []

@@ -1,8 +1,8 @@
 """Training reward beside the evaluations: every run as arrays at its evaluations, and its answers by question.
 
-A training metric at an evaluation is its mean over the steps of the last 5% of the budget X before it. It lags by
-half of that, so while reward still rises it is read a little low. At step 0 it is the first step's value, whose
-rollouts the initial weights drew; that is one batch, and its noise is in every later change from step 0.
+A training metric at an evaluation is its mean over the steps of the last 5% of the budget X before it. While reward
+rises, that mean is a little low, since it lags by half of its window. At step 0 it is the value of the first step,
+whose rollouts come from the initial weights. That is one batch, and its noise is in every change from step 0.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ KL = "eval/heldout_training/kl_initial"
 class Track:
     """One run at its K evaluations up to X; every array is [K], NaN where a metric was not logged.
 
-    The last point is X itself: where no evaluation is exactly there, the straight line between the evaluations
-    around it, whose steps are `around`, with the weight `lean` on the second.
+    The last point is X itself. Where no evaluation lies exactly there, its values are on the straight line between the
+    two evaluations around X: `around` holds their steps, `lean` the weight of the second.
     """
 
     level: str
@@ -59,8 +59,7 @@ class Track:
 def tracks(data: SweepData, finals: FinalValues) -> tuple[Track, ...]:
     """Every run that reached X = `finals.budget`, in declared order, up to there; nothing is extrapolated.
 
-    A run that collapsed before X ends in no evaluation that could be compared, and is left out; so is one that was
-    never evaluated.
+    Runs that collapsed before X, or were never evaluated, are left out: they have no evaluation to compare.
     """
     x = f"budget/{finals.axis}"
     logged = data.counted_points.sort_values("step")
@@ -125,18 +124,18 @@ def _trailing(
 
 
 def shared(cell: Sequence[Track]) -> list[np.ndarray]:
-    """For each run of a cell, where in its arrays the evaluations lie that all runs have, and its last point.
+    """For each run of a cell, the places in its arrays of the evaluations that all runs have, and of its last point.
 
-    Evaluations are the same where their step is.
+    Two evaluations are the same where their steps are.
     """
     common = set.intersection(*(set(track.step[:-1].tolist()) for track in cell))
     return [np.array([*np.flatnonzero(np.isin(t.step[:-1], list(common))), len(t.step) - 1]) for t in cell]
 
 
 def on_grid(cell: Sequence[Track], values: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """One grid [K] for a cell, and the runs' values on it [S, K] by straight lines between their own evaluations.
+    """One grid [K] for a cell, and on it the values of its runs [S, K], interpolated between their own evaluations.
 
-    The grid is where the shared evaluations lie on average; `values` holds an array [own K] for each track.
+    The grid is the mean budget of every shared evaluation; `values` holds an array [own K] for each track.
     """
     grid = np.mean([track.x[where] for track, where in zip(cell, shared(cell))], axis=0)
     return grid, np.array([np.interp(grid, track.x, own) for track, own in zip(cell, values)])

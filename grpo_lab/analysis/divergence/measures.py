@@ -1,7 +1,7 @@
-"""Whether training reward and downstream accuracy part, when, and why: measures of one run or of a cell's runs.
+"""Measures of divergence: whether training reward and downstream accuracy part, when, and why.
 
-Accuracies and rewards are shares here, and in the table of `divergence_table` percentage points. E is downstream
-accuracy, Pc the correctness part of training reward over all responses, before any filter or mask.
+E is downstream accuracy. Pc is the share of all training responses that are right, before any filter or mask. Both are
+shares here, and percentage points in `table.divergence_table`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def change(values: np.ndarray) -> np.ndarray:
 
 
 def gap(track: Track) -> np.ndarray:
-    """How much more of the training reward's correctness than of downstream accuracy was gained, [K], share.
+    """How much more Pc gained than E since step 0, [K], share: G_k = (Pc_k - Pc_0) - (E_k - E_0).
 
-    G_k = (Pc_k - Pc_0) - (E_k - E_0). Pc_0 is one batch: its noise, about a tenth of a share for 16 prompts of 8
-    responses, is in every G_k of a run, and only more seeds average it out. A gap is no harm yet: harder questions
-    and a gentler protocol gain less from the same learning; `waterfall` says how much of it is what.
+    Pc_0 is one batch. Its noise, about a tenth of a share for 16 prompts of 8 responses, is in every G_k of a run, and
+    only more seeds average it out. A gap is no harm yet, since harder questions gain less from the same learning;
+    `waterfall` splits it into its parts.
     """
     return change(track.reward) - change(track.downstream)
 
@@ -57,7 +57,7 @@ def transfer_slope(reward: np.ndarray, downstream: np.ndarray) -> float:
 
 
 def transfer_slopes(track: Track) -> dict[str, float]:
-    """The slope over the whole run, and over the checkpoints in the first and in the second half of the budget."""
+    """The slope over the whole run (""), over the first half of the budget (_early) and over the second (_late)."""
     half = track.x[-1] / 2
     parts = {"": np.ones(len(track.x), bool), "_early": track.x <= half, "_late": track.x >= half}
     return {name: transfer_slope(track.reward[here], track.downstream[here]) for name, here in parts.items()}
@@ -65,10 +65,10 @@ def transfer_slopes(track: Track) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Onset:
-    """Where a rise began: the budget of the first evaluation of a run of them, or NaN and why not.
+    """The budget `x` at which a rise began, or NaN and the reason in `note`.
 
-    `low` and `high` are the range of it and of what leaving out each seed in turn gives, where that finds one; NaN for
-    fewer than four seeds. It is no confidence interval, and no onset is known better than evaluations are apart.
+    `low` and `high` are the range of the onsets found with all seeds and with each seed left out in turn; NaN for fewer
+    than four seeds. That is no confidence interval. No onset is known better than the distance of two evaluations.
     """
 
     x: float
@@ -79,10 +79,10 @@ class Onset:
 
 
 def sustained(values: np.ndarray, run: int = RUN) -> np.ndarray:
-    """First evaluation of `run` in a row, step 0 not counted, at which the mean over seeds is surely above 0.
+    """The first of `run` evaluations in a row, after step 0, at which the mean over seeds is surely above 0.
 
-    `values` is [..., S, K]; surely: the lower end of the one-sided 95% t interval over seeds. Returns [...], -1 for
-    none.
+    Surely means that the one-sided 95% t interval over seeds lies above 0. `values` is [..., S, K]; returns the index
+    of the evaluation, [...], and -1 for none.
     """
     seeds = values.shape[-2]
     error = values.std(axis=-2, ddof=1) / math.sqrt(seeds)
@@ -96,7 +96,7 @@ def sustained(values: np.ndarray, run: int = RUN) -> np.ndarray:
 
 
 def onset(x: np.ndarray, values: np.ndarray, run: int = RUN) -> Onset:
-    """When `values` [S, K] rose above 0 to stay for `run` evaluations, at budgets x [K].
+    """The onset: from where `values` [S, K], at budgets x [K], are surely above 0 for `run` evaluations in a row.
 
     False alarms, simulated for 5 seeds with 5, 10 and 40 evaluations after step 0 and noise of autocorrelation 0.5:
     0.5%, 1.4% and 5.8% where step 0 has no noise, 1.3%, 3.2% and 10% where it has as much as the others, 3.4%, 5.0%
@@ -123,10 +123,10 @@ def onset(x: np.ndarray, values: np.ndarray, run: int = RUN) -> Onset:
 
 
 def onsets(cell: Sequence[Track]) -> dict[str, Onset]:
-    """Since when the gap is open ("onset") and downstream accuracy below its best ("onset_after_peak").
+    """The onset of the gap ("onset"), and of the fall of downstream accuracy from its best ("onset_after_peak").
 
-    Of the runs of one arm that lack no value; empty where every one lacks some. A peak is looked for at every
-    evaluation, so with many of them only a longer run keeps false alarms at 5%.
+    Runs of one arm that lack a value are left out; empty where every run lacks one. A peak is looked for at every
+    evaluation, so with many evaluations the fall must last longer to keep false alarms at 5%.
     """
     whole = [track for track in cell if np.isfinite(gap(track)).all()]
     if not whole:

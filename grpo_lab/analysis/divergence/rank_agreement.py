@@ -1,4 +1,4 @@
-"""The final values by which arms are ranked: which arms and seeds can be compared, and which were left out."""
+"""Whether training reward ranks the arms as downstream accuracy does, and what choosing by reward costs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RANKED = {"reward": "reward/outcome", "downstream": DOWNSTREAM}
 
 
 @dataclass(frozen=True)
-class Level:
+class RankedArms:
     """The final values of a level's arms in the seeds that all of them have, shares, [S, A].
 
     They are those of `FinalValues`, so a run that collapsed counts by the declared rule. `note` says which arms and how
@@ -39,9 +39,9 @@ class Level:
         return rankdata(-means, method="min")
 
 
-def rankable(data: SweepData, finals: FinalValues) -> tuple[dict[str, Level], dict[str, str]]:
+def rankable(data: SweepData, finals: FinalValues) -> tuple[dict[str, RankedArms], dict[str, str]]:
     """The levels whose arms can be ranked, and of the others why they cannot."""
-    found: dict[str, Level] = {}
+    found: dict[str, RankedArms] = {}
     reasons: dict[str, str] = {}
     for level in dict.fromkeys(finals.values["level"]):
         here = finals.values[finals.values["level"] == level]
@@ -61,7 +61,7 @@ def rankable(data: SweepData, finals: FinalValues) -> tuple[dict[str, Level], di
             reasons[level] = alone if len(left) < 2 else "no seed has both of every arm"
             continue
         tables = [np.array([[values[arm][name][seed] for arm in left] for seed in seeds]) for name in RANKED]
-        found[level] = Level(left, seeds, *tables, _note(arms, left, set(here["seed"]), seeds))
+        found[level] = RankedArms(left, seeds, *tables, _note(arms, left, set(here["seed"]), seeds))
     return found, reasons
 
 

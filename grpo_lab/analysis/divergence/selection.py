@@ -1,4 +1,4 @@
-"""What choosing a checkpoint or an arm costs, chosen on one half of the evidence and measured on the other.
+"""What choosing a checkpoint costs, chosen on one half of the questions and measured on the other.
 
 The best of several noisy numbers is too good: the best of 5, 10, 20 or 40 equal checkpoints looks 1.16, 1.54, 1.87 or
 2.16 standard errors of sampling better than it is. So the best checkpoint is always picked on a random half A of

@@ -1,4 +1,4 @@
-"""Every measure of divergence of a sweep in one table: a row per arm and measure, words where there is no number."""
+"""Every measure of divergence of a sweep in one table, with the reason in words where there is no number."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from grpo_lab.analysis.divergence.measures import (
     transfer_slopes,
     waterfall,
 )
-from grpo_lab.analysis.divergence.rank_agreement import Level, arm_agreement, rankable
+from grpo_lab.analysis.divergence.rank_agreement import RankedArms, arm_agreement, rankable
 from grpo_lab.analysis.divergence.selection import (
     Measured,
     post_peak_drop,
@@ -110,7 +110,7 @@ def _absent(cell: Sequence[Track], *names: str) -> str:
 
 
 def _curve_rows(cell: Sequence[Track], finals: FinalValues) -> Iterator[Row]:
-    """How far the curves parted, how one moved with the other, and since when."""
+    """The gap, the transfer slopes and the onsets."""
     absent = _absent(cell, "reward", "downstream")
     collapsed = finals.collapsed(cell[0].level, cell[0].arm)
     note = absent or (f"{collapsed} collapsed before X, left out" if collapsed else "")
@@ -134,7 +134,7 @@ def _curve_rows(cell: Sequence[Track], finals: FinalValues) -> Iterator[Row]:
 def _choice_rows(
     cell: Sequence[Track], answers: Answers | None, halves: dict[int, np.ndarray], rng: np.random.Generator
 ) -> Iterator[Row]:
-    """What stopping at the end, or at the checkpoint that a rule picks, costs against the best one."""
+    """What it costs to stop at the end, or at the checkpoint that a rule picks, instead of at the best one."""
     if answers is None or len(answers.question) < 2:
         for name in ("post_peak_drop", *(f"selection_regret_{rule}" for rule in _REGRETS), "selection_optimism"):
             why = NOT_SAVED if answers is None else "one question has no halves"
@@ -244,7 +244,7 @@ def _coverage_rows(answers: Answers | None, rng: np.random.Generator) -> Iterato
     yield replace(crossing, value=float(found), low=low, high=high, n=seeds, note=note)
 
 
-def _arm_rows(here: Level | None, why_not: str, rng: np.random.Generator) -> Iterator[Row]:
+def _arm_rows(here: RankedArms | None, why_not: str, rng: np.random.Generator) -> Iterator[Row]:
     """Whether training reward ranks the arms of a level as downstream accuracy does."""
     names = {"arm_regret": "pp", "arm_tau": "1"}
     if here is None or len(here.seeds) < 2:

@@ -1,7 +1,7 @@
-"""Which contrasts a sweep has: wherever arms differ by one trick alone, one rule for every design.
+"""Which contrasts a sweep has: one wherever two arms differ by one trick alone, by the same rule for every design.
 
-A contrast is a weighted sum of arms of one level. Its sign is that of having the trick: left out of the whole, a trick
-counts with the whole less the arm without it. Kinds:
+A contrast is a weighted sum of arms of one level. It is always the value with the trick less the value without it, also
+for a trick that was left out of the whole. Kinds:
 
     added        control + t less control
     left_out     everything less everything but t
@@ -28,9 +28,9 @@ KINDS = (*CONDITIONAL, "main", "interaction", "whole")
 
 @dataclass(frozen=True)
 class Contrast:
-    """What is compared: arms of one level with their weights, and in words in which context the trick stands.
+    """The weights of some arms of one level; `context` says in words with what the trick is combined.
 
-    `having` are those of the arms that have the trick (both tricks, of a pair).
+    `having` are the arms that have the trick; in a contrast of a pair, both tricks.
     """
 
     level: str
@@ -55,13 +55,13 @@ def planned_contrasts(data: SweepData) -> list[Contrast]:
 
 
 def is_ladder(data: SweepData) -> bool:
-    """Whether every arm holds all tricks of the one before it: then a trick is met in one context only."""
+    """Whether every arm holds all tricks of the arm before it, so that each trick has one context only."""
     rungs = sorted(_cells(data), key=len)
     return len(rungs) > 2 and all(lower < upper for lower, upper in itertools.pairwise(rungs))
 
 
 def order_warning(data: SweepData) -> str:
-    """What must be said beside the increments of a ladder; nothing for other designs."""
+    """The warning beside the increments of a ladder; empty for other designs."""
     if not is_ladder(data):
         return ""
     rungs = sorted(_cells(data), key=len)
@@ -73,7 +73,7 @@ def order_warning(data: SweepData) -> str:
 
 
 def not_run(data: SweepData, finals: FinalValues) -> list[Contrast]:
-    """The contrasts for which no seed has a final value in all of their arms, and which are therefore absent."""
+    """The contrasts without an effect, because no seed has a final value in all of their arms."""
     seeds = {place: set(rows["seed"]) for place, rows in finals.values.groupby(["level", "arm"])}
     return [
         contrast

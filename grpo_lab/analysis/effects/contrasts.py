@@ -1,11 +1,11 @@
-"""The effect of every trick on every metric, seed by seed, at one budget or at several; tables of them.
+"""The effect of every trick on every metric, paired by seed, at one budget or at several; tables of them.
 
 `contrast_plan` says which contrasts a sweep has. An effect is a contrast over the seeds that all of its arms have, with
-Student's t. Contrasts that share an arm share its luck: where the control's seeds were lucky, every trick added to it
+Student's t. Contrasts that share an arm share its noise: where the control's seeds were good, every trick added to it
 looks worse.
 
-Families: all effects of one kind on one metric, over all levels. The declared primary metric is confirmatory and
-adjusted by Holm; every other metric is a screening, by Benjamini and Hochberg. Intervals are single ones.
+A family of tests is all effects of one kind on one metric, over all levels. On the declared primary metric p is
+adjusted by Holm (confirmatory), on every other by Benjamini and Hochberg (screening). Intervals are not adjusted.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _PARTS = (REWARD, HELDOUT, "reward/in_loss_outcome", "eval/heldout_training/trun
 class TrickEffect:
     """A contrast on one metric, in the metric's unit, over n seeds that all of its arms have.
 
-    p is of the paired t test, NaN for one pair; p_adjusted within a family of `family` tests by `correction`. `mde` is
-    the smallest true effect that n pairs of this scatter would have found with 80% power. Collapsed runs are counted in
-    the arms that have the trick and in those that do not.
+    `p` is of the paired t test, NaN for one pair; `p_adjusted` is p adjusted by `correction` over `family` tests.
+    `mde` is the smallest true effect that n pairs with this scatter find with 80% power. `collapsed_with` counts the
+    collapsed runs in arms that have the trick, `collapsed_without` those in the other arms.
     """
 
     contrast: Contrast
@@ -69,7 +69,7 @@ class TrickEffect:
 class Disagreement:
     """A trick that raises training reward and lowers downstream accuracy, or the reverse.
 
-    `resolved` where both intervals exclude 0; else only the estimates lie on different sides.
+    `resolved` says that both intervals exclude 0. Otherwise only the estimates have opposite signs.
     """
 
     reward: TrickEffect
@@ -94,10 +94,9 @@ def effect_metrics(data: SweepData) -> list[str]:
 
 
 def trick_effects(data: SweepData, finals: FinalValues, metrics: Iterable[str] | None = None) -> list[TrickEffect]:
-    """Every contrast on every metric (those of `effect_metrics` unless named), where at least one seed has it.
+    """Every contrast on every metric (those of `effect_metrics` unless named) for which at least one seed has values.
 
-    p-values are adjusted within their family. Shaped reward `reward/mean` and reward as the loss sees it
-    `reward/in_loss_mean` are there for the asking.
+    p-values are adjusted within their family.
     """
     primary = data.design.primary if data.design else None
     planned = planned_contrasts(data)
@@ -170,8 +169,8 @@ def _adjusted(effects: Sequence[TrickEffect], correction: str) -> list[TrickEffe
 def disagreements(effects: Iterable[TrickEffect], reward: str = TRAINING_REWARD) -> list[Disagreement]:
     """The tricks whose effects on training reward and on downstream accuracy have opposite signs, resolved ones first.
 
-    Interactions are no effects of a trick and are left out. Intervals are single ones, not adjusted: both must
-    exclude 0, on opposite sides, which chance does once in 800 contrasts of nothing where the two are independent.
+    Interactions are not effects of one trick and are left out. Intervals are not adjusted for their number: two
+    independent ones exclude 0 on opposite sides by chance in one of 800 contrasts without any effect.
     """
     found = []
     by_metric: dict[str, list[TrickEffect]] = {reward: [], DOWNSTREAM: []}
@@ -191,7 +190,7 @@ def disagreements(effects: Iterable[TrickEffect], reward: str = TRAINING_REWARD)
 
 @dataclass(frozen=True)
 class AtBudget:
-    """The final values at one matched budget, and the effects by them."""
+    """The final values at one equal budget, and the effects computed from them."""
 
     finals: FinalValues
     effects: list[TrickEffect]
@@ -199,9 +198,9 @@ class AtBudget:
 
 @dataclass(frozen=True)
 class AxisFlip:
-    """A contrast whose estimate lies above 0 at some matched budgets and below 0 at others.
+    """A contrast whose estimate is above 0 at some equal budgets and below 0 at others.
 
-    `resolved` where the interval excludes 0 on both sides; else the flip is within noise.
+    `resolved` says that some interval lies above 0 and some other below. Otherwise the flip is within noise.
     """
 
     contrast: Contrast
@@ -225,10 +224,10 @@ def logged_axes(data: SweepData, axes: Iterable[str] = AXES) -> list[str]:
 
 
 def effects_on_axes(data: SweepData, metrics: Sequence[str], axes: Iterable[str] = AXES) -> dict[str, AtBudget]:
-    """The same contrasts at equal steps, tokens, operations and seconds: by axis, of those that were logged.
+    """The same contrasts at equal steps, tokens, operations and seconds, by axis, for the axes that were logged.
 
-    On every axis the budget is the smallest final one over the finished runs, so that nothing is extrapolated; where
-    arms spend it at different speed, the budgets of two axes are different moments of a run.
+    On each axis the budget is the smallest final one over the finished runs, so nothing is extrapolated. Where arms
+    spend a budget at different speeds, equal budgets on two axes are different moments of a run.
     """
     named = {f"budget/{axis}" for axis in axes} | {metric.removeprefix(AVERAGE) for metric in metrics}
     needed = [name for name in data.points if name in named or name in (*LABELS, "step", *_PARTS)]
@@ -259,11 +258,11 @@ def sign_flips(on_axes: Mapping[str, AtBudget]) -> list[AxisFlip]:
 
 
 def effects_table(data: SweepData, finals: FinalValues) -> pd.DataFrame:
-    """One row per contrast and metric, in the metric's unit; contrasts that were not run have none.
+    """One row per contrast and metric, in the metric's unit; contrasts that were not run have no row.
 
-    `family` is the number of tests that `p_adjusted` accounts for, `minimum_detectable` the effect that so many pairs
-    of this scatter find with 80% power, `n_collapsed_with` and `_without` count the collapsed runs of the arms that
-    have the trick and of those that do not.
+    `family` is the number of tests that `p_adjusted` accounts for. `minimum_detectable` is the effect that so many
+    pairs with this scatter find with 80% power. `n_collapsed_with` and `n_collapsed_without` count the collapsed runs
+    of arms that have the trick and of arms that do not.
     """
     rows = []
     for effect in trick_effects(data, finals):

@@ -1,4 +1,4 @@
-"""The first table: final values of every arm, and their differences to the control, as CSV rows and as Markdown."""
+"""Final values of every arm and their differences to the control, as CSV rows and as Markdown."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def effect_table(data: SweepData, finals: FinalValues) -> pd.DataFrame:
 
 
 def markdown(data: SweepData, finals: FinalValues) -> str:
-    """Both halves of the table for humans, with what the brackets mean."""
+    """Final values and differences as two Markdown tables, with what the brackets mean."""
     control = data.control
 
     def final(level: str, arm: str, metric: str) -> str:

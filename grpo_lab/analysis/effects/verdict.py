@@ -18,10 +18,10 @@ from grpo_lab.tracking.metrics import SUITES
 
 @dataclass(frozen=True)
 class Judgement:
-    """A prediction beside the difference, paired by seed, to its reference (level and arm).
+    """A prediction, and the measured difference to its reference (level and arm), paired by seed.
 
-    `seeds` are those that both have. `p` is of the paired t test, `holm` adjusted over a family of `family`
-    predictions; both are NaN for fewer than two seeds. `word` is supported, contradicted, not resolved or not run.
+    `seeds` are the seeds that both have. `p` is of the paired t test, `holm` is p adjusted over `family` predictions;
+    both are NaN for fewer than two seeds. `word` is supported, contradicted, not resolved or not run.
     """
 
     prediction: Prediction
@@ -35,10 +35,10 @@ class Judgement:
 
 
 def judge(data: SweepData, finals: FinalValues) -> list[Judgement]:
-    """Every declared prediction: the word follows from the sign of its difference and from p after Holm.
+    """Judge every declared prediction by the sign of its difference and by p after Holm's correction.
 
-    The family are the predictions of the part of the design that was asked for, and others that have data. One that
-    cannot be judged yet counts with p = 1, so that what it brings later takes no word back.
+    The family holds the predictions of the part of the design that was asked for, and all others that have data. One
+    without data yet counts with p = 1, so that its data never take back a word that was given before.
     """
     predictions = data.design.predictions if data.design else ()
     compared = []
@@ -86,7 +86,7 @@ def _net_of_control(data: SweepData, finals: FinalValues, judgement: Judgement) 
 
 
 def meaning(judgements: Sequence[Judgement]) -> str:
-    """What the words say, for whoever reads them."""
+    """What supported, contradicted and not resolved mean, in words for readers."""
     if not judgements:
         return "No single prediction was declared, so nothing is judged."
     family = judgements[0].family
@@ -110,7 +110,7 @@ def claim(data: SweepData, judgement: Judgement) -> str:
 
 
 def verdict_text(data: SweepData, finals: FinalValues) -> str:
-    """Question, predictions, overstatement beside theory, and what a reader must know before believing it."""
+    """The question, each prediction with its word, overstatement beside theory, and the caveats."""
     known = caveats(data, finals)
     parts = [
         _predictions(data, finals) if data.design else compared_arms(data, finals),
@@ -147,7 +147,7 @@ def _predictions(data: SweepData, finals: FinalValues) -> list[str]:
 
 
 def compared_arms(data: SweepData, finals: FinalValues) -> list[str]:
-    """A table of the arms of a sweep that declared nothing, and what else than their names tells them apart."""
+    """For a sweep that declared nothing: a table of its arms, and the settings in which they differ."""
     metrics = [metric for metric in EVALUATED if metric in finals.values]
     rows = [["arm", "n", *(SUITES[metric.split("/")[1]] for metric in metrics)]]
     for level, arm in data.run_arms:

@@ -148,7 +148,7 @@ def missing(data: SweepData, finals: FinalValues) -> str:
 
 
 def draw_budgets(data: SweepData, finals: FinalValues) -> Drawn | None:
-    """The figure `<sweep>_budgets`; None where `missing` says why. `finals` is that on the declared axis."""
+    """The figure `<sweep>_budgets`; None where `missing` says why. `finals` are those on the declared axis."""
     if len(logged_axes(data, LOOKS)) < 2:
         return None
     shown = shown_on_axes(data)

@@ -1,4 +1,4 @@
-"""The seventh figure: where accuracy would end, by a sigmoid in the budget, one panel per arm and level."""
+"""Where accuracy would end with more budget, by a fitted sigmoid; one panel per arm and level."""
 
 from __future__ import annotations
 

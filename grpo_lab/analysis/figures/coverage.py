@@ -1,4 +1,4 @@
-"""The tenth figure: pass@k at the end of training beside the base model's, one panel per arm and level.
+"""pass@k at the end of training beside the base model's, one panel per arm and level.
 
 pass@k is the chance that one of k samples of a question is right, without bias from n >= k samples: 1 - C(n - c, k) /
 C(n, k), of c right. Training may raise it for one sample and lower it for many, where it makes sure of what the base

@@ -1,4 +1,4 @@
-"""The first figure: training reward against downstream accuracy over the budget, one panel per arm and level."""
+"""Training reward and the evaluations over the budget, one panel per arm and level: the first figure of a sweep."""
 
 from __future__ import annotations
 

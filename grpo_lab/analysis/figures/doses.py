@@ -1,4 +1,4 @@
-"""The twelfth figure: where arms differ in one number alone, what comes of how large it is.
+"""Final values over the one number in which the arms differ.
 
 A panel for training outcome, held-out and downstream accuracy, a line for each level of the design's factor. The
 values stand at equal distances, since what is swept is mostly doubled.
@@ -81,7 +81,9 @@ def missing(data: SweepData, finals: FinalValues) -> str:
     counted = set(finals.values["arm"])
     if sum(arm in counted for arm in found.values) < FEWEST:
         return f"fewer than {FEWEST} of its values have a finished run"
-    return "" if any(metric in finals.values for metric in PANELS) else "no run logged an finals or an accuracy"
+    return (
+        "" if any(metric in finals.values for metric in PANELS) else "no run logged a training outcome or an accuracy"
+    )
 
 
 def dose_numbers(data: SweepData, finals: FinalValues, found: Dose) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""The second figure: how far every arm is from the control, paired by seed, one panel per metric and level."""
+"""The difference of every arm to the control, paired by seed; one panel per metric and level."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sixth figure: what training gained over the distance from the initial policy, one panel per arm and level.
+"""Gain over the distance from the initial policy, one panel per arm and level.
 
 Distance is d = sqrt(KL), KL in nats per response; a gain is fitted by d (a - b ln d) for every run on its own
 (arXiv:2210.10760). Where b is above 0 each further step of distance gains less, and past d* = exp(a / b - 1) it

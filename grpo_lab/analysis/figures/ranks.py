@@ -1,4 +1,4 @@
-"""The fourth figure: whether training reward ranks the arms as downstream accuracy does, one row per level.
+"""Whether training reward ranks the arms as downstream accuracy does, one row per level.
 
 Left, final training reward against final downstream accuracy, arm by arm; right, the rank of every arm by either.
 Only seeds that every arm has enter, so that no arm is ahead by its seeds.
@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from grpo_lab.analysis.divergence.rank_agreement import Level, arm_agreement, rankable
+from grpo_lab.analysis.divergence.rank_agreement import RankedArms, arm_agreement, rankable
 from grpo_lab.analysis.figures.kind import FigureKind, seeded
 from grpo_lab.analysis.figures.scatter_labels import Box, place_labels
 from grpo_lab.analysis.figures.small_multiples import WIDTH, legend_height, name_lines, write_legend
@@ -59,7 +59,7 @@ def missing(data: SweepData, finals: FinalValues) -> str:
     return "" if found else "; ".join(dict.fromkeys(reasons.values()))
 
 
-def rank_numbers(found: Mapping[str, Level], rng: np.random.Generator) -> pd.DataFrame:
+def rank_numbers(found: Mapping[str, RankedArms], rng: np.random.Generator) -> pd.DataFrame:
     """Every number the figure shows, six decimals.
 
     `part` is "seed" (of an arm: final training reward Pc and downstream accuracy E, both in percent), "mean" (over n
@@ -268,7 +268,7 @@ def _legend(used: set[str], declared: bool) -> list[tuple[Line2D, str]]:
 
 
 def _footer(
-    data: SweepData, finals: FinalValues, marks: str, found: Mapping[str, Level], reasons: Mapping[str, str]
+    data: SweepData, finals: FinalValues, marks: str, found: Mapping[str, RankedArms], reasons: Mapping[str, str]
 ) -> str:
     long = any(len(name_lines(arm, _NAME, TINY)) > _LINES for here in found.values() for arm in here.arms)
     parts = [

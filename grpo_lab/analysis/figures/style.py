@@ -1,4 +1,4 @@
-"""How figures look and how they are written: one style, and four files each that say what was drawn from what."""
+"""How figures look, and how they are written: a picture, its numbers and their sources in four files."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure, exactly the numbers in it, and what its bands or bars mean; `below` inches of notes hang under it."""
+    """A figure, all numbers in it, and what its bands or bars mean in words; notes take `below` inches under it."""
 
     name: str
     figure: Figure

@@ -1,4 +1,4 @@
-"""The fifth figure: what the gap between training reward and downstream accuracy consists of, arm by arm.
+"""The parts of the gap between training reward and downstream accuracy, arm by arm.
 
 Between the training responses and the downstream answers lie three probes, each one step further from training. What
 a step loses from step 0 to the end is a part of the gap; the four parts add up to it.

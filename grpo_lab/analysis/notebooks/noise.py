@@ -1,6 +1,6 @@
-"""How much moves where nothing was changed: over seeds, over questions, and the effects too small to be seen for it.
+"""How far runs of one arm differ by seed and by questions, and which effects are too small to be seen for it.
 
-All accuracies are in percentage points here. Runs that collapsed are left out: they are a result, and no noise.
+All accuracies are in percentage points here. Runs that collapsed are left out: they are a result, not noise.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Everything a sweep says of one trick, as tables of words: its effects, what it touched, and what seeds could find."""
+"""One trick in depth, as tables: its effects, what it touched, and what more seeds could find."""
 
 from __future__ import annotations
 

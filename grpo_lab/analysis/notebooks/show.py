@@ -1,7 +1,7 @@
-"""What the notebooks share: the sweep they are about, and how they show things, in a notebook and from a script alike.
+"""What the notebooks share: which sweep they show, and how to show tables and figures in Jupyter and in a script.
 
-A notebook of analysis/ is a Python script. Run as a script it prints its tables, and of its figures only what they
-are; run by Jupyter it shows figures, and tables as tables. It saves nothing in either case.
+A notebook of analysis/ is a Python script. Jupyter shows its tables and figures; as a script it prints its tables, and
+of a figure its name and what its marks mean. It saves nothing in either case.
 """
 
 from __future__ import annotations

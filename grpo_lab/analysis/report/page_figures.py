@@ -29,9 +29,10 @@ def figures_section(figures: Sequence[Drawn], missing: Mapping[str, str], name: 
 
 
 def _read(figure: str, sweep: str) -> tuple[str, str]:
-    """Title and how to read it; only the name of a figure that is not registered."""
+    """Title and how to read it; a figure that is not registered has its name as its title."""
     known = {kind.name(sweep): (kind.title, kind.how_to_read) for kind in FIGURES}
-    return known.get(figure, (figure, ""))
+    plain = figure.removeprefix(f"{sweep}_").replace("_", " ")
+    return known.get(figure, (plain, ""))
 
 
 def _figure(drawn: Drawn, name: str) -> str:

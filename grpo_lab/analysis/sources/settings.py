@@ -33,7 +33,7 @@ def settings_of(described: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differing(by_place: Mapping[Place, Settings]) -> dict[Place, dict[str, Any]]:
-    """Of the settings of every arm those in which some arm differs from another, and STEPS."""
+    """The settings of every arm, reduced to those in which some arms differ, and STEPS."""
     known = {place: settings for place, settings in by_place.items() if settings}
     keys = list(dict.fromkeys(key for settings in known.values() for key in settings))
     apart = [key for key in keys if len({repr(settings.get(key)) for settings in known.values()}) > 1]
@@ -43,10 +43,10 @@ def differing(by_place: Mapping[Place, Settings]) -> dict[Place, dict[str, Any]]
 
 
 def differences(here: Settings, control: Settings) -> list[str]:
-    """What one arm has otherwise than another: slots whose option differs, and numbers of a common option.
+    """The settings in which two arms differ: slots with another option, and other numbers of the same option.
 
-    Numbers of one name that are the same number in both arms, such as a budget and what is derived from it, are one
-    difference: `aggregation.max_tokens = engine.max_tokens`.
+    A number and those derived from it (equal name, equal values in both arms) are one difference, such as
+    `aggregation.max_tokens = engine.max_tokens`.
     """
     apart = [key for key in dict.fromkeys([*here, *control]) if here.get(key) != control.get(key) and key != STEPS]
     slots = [key for key in apart if "." not in key]
