@@ -7,8 +7,11 @@ import io
 import itertools
 import math
 import pkgutil
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,7 +26,7 @@ from grpo_lab.analysis.figures import coverage, frontier, ranks, waterfall
 from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.registry import FIGURES
 from grpo_lab.analysis.figures.scatter_labels import Box, place_labels
-from grpo_lab.analysis.figures.style import DPI, TINY, Drawn, house_style, wrapped, write_footer
+from grpo_lab.analysis.figures.style import DPI, TINY, Drawn, house_style, save, wrapped, write_footer
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues, final_values
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.tracking.sweep_record import SweepRecord
@@ -406,6 +409,25 @@ def test_a_figure_is_drawn_or_says_why_not(kind: FigureKind) -> None:
             assert drawn.name == kind.name(data.record.name) and len(drawn.numbers) and drawn.bands
             assert drawn.numbers.equals(kind.draw(data, finals).numbers), "the same data give the same numbers"
     assert found or kind.suffix in ("doses", "target_lengths"), "these two ask for another design, and have own tests"
+
+
+def test_the_figure_of_the_documentation_is_one(tmp_path: Path) -> None:
+    """The block under "Draw one more figure", as a module of its own."""
+    readme = (Path(figures.__file__).parents[3] / "analysis" / "README.md").read_text()
+    (block,) = (block for block in re.findall(r"```python\n(.*?)```", readme, flags=re.S) if "FIGURE" in block)
+    made: dict[str, Any] = {}
+    exec(block, made)
+    kind: FigureKind = made["FIGURE"]
+    planted = synthetic_sweep(Planted(tricks=("helps",), seeds=(0, 1), steps=12, every=4, questions=8))
+    finals = final_values(planted)
+    drawn = kind.draw(planted, finals)
+    assert drawn.name == kind.name("synthetic") == "synthetic_lengths" and set(drawn.numbers["arm"]) == set(
+        planted.arms
+    )
+    assert [path.suffix for path in save(drawn, tmp_path, {})] == [".svg", ".png", ".csv", ".json"]
+    bare = replace(planted, points=planted.points.drop(columns="rollout/length"))
+    assert kind.draw(bare, final_values(bare)) is None
+    assert kind.missing(bare, final_values(bare)) == "rollout/length not logged"
 
 
 # --- what cannot be drawn -----------------------------------------------------------------------------------
