@@ -15,7 +15,6 @@ from grpo_lab.analysis.divergence.table import divergence_table
 from grpo_lab.analysis.effects.contrasts import effects_markdown, effects_table
 from grpo_lab.analysis.effects.table import effect_table, markdown
 from grpo_lab.analysis.effects.verdict import judge, verdict_text
-from grpo_lab.analysis.figures.kind import SEED
 from grpo_lab.analysis.figures.registry import draw_all
 from grpo_lab.analysis.figures.style import save
 from grpo_lab.analysis.final_values import FinalValues, final_values
@@ -24,6 +23,7 @@ from grpo_lab.analysis.report.reader_page import rollouts_section
 from grpo_lab.analysis.scaling.fits import fit_sweep, scaling_table
 from grpo_lab.analysis.sources.read import RUNS, read_source
 from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.resampling import SEED
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.files import atomic_write
 

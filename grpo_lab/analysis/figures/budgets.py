@@ -21,8 +21,7 @@ from grpo_lab.analysis.effects.contrasts import (
     logged_axes,
     sign_flips,
 )
-from grpo_lab.analysis.figures.forest import BEYOND
-from grpo_lab.analysis.figures.forest_rows import PP, shown_kinds
+from grpo_lab.analysis.figures.forest_rows import BEYOND, PP, shown_kinds
 from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.style import (
     BLACK,

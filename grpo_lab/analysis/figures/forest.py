@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.effects.contrast_plan import Contrast, is_ladder, not_run, order_warning, planned_contrasts
 from grpo_lab.analysis.effects.contrasts import SCREENING, Disagreement, TrickEffect
-from grpo_lab.analysis.figures.forest_rows import PP, Row, forest_numbers, forest_rows, noise_band, shown_kinds
+from grpo_lab.analysis.figures.forest_rows import BEYOND, PP, Row, forest_numbers, forest_rows, noise_band, shown_kinds
 from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.style import (
     BLACK,
@@ -47,7 +47,6 @@ TITLES = {
 }
 BARS = "mark and bar: mean of the differences paired by seed and its 95% t interval; dots: single seeds"
 BARS_OF_ONE = "mark: the difference of one pair of runs; one pair has no interval"
-BEYOND = "; arrowhead: it goes on beyond the panel"
 _EFFECT, _GAP = 0.27, 0.11  # inches: the two lines of an effect, and between two tricks
 _BETWEEN, _ENTRY = 0.3, 2.6  # between two levels, an entry of the legend
 _MAIN, _SECOND = 3.4, 1.5  # inches: the panel of the effects, the one of the interactions
@@ -86,7 +85,7 @@ def draw_forest(data: SweepData, finals: FinalValues) -> Drawn | None:
     heading = "What every trick does to downstream accuracy, and to training reward"
     drawn = [effect for row in rows for effect in (*row.effects, *row.rewards.values())]
     limit, beside = _limit(drawn), [row.beside for row in rows if row.beside]
-    bars += BEYOND if _is_cut(drawn) or (beside and _is_cut(beside)) else ""
+    bars += BEYOND if _leaves_axis(drawn) or (beside and _leaves_axis(beside)) else ""
     footer = wrapped(_footer(data, finals, rows, ends, bars), width - 0.2, TINY)
     heights = {level: sum(_height(row) for row in rows if row.level == level) for level in levels}
     entries = _entries(rows, effects, bool(numbers["part"].eq("band").any()), is_ladder(data))
@@ -134,7 +133,7 @@ def _limit(effects: Sequence[TrickEffect]) -> float:
     return PP * 1.08 * max(min(max(bounds, default=measured), 1.6 * measured), 0.005)
 
 
-def _is_cut(effects: Sequence[TrickEffect]) -> bool:
+def _leaves_axis(effects: Sequence[TrickEffect]) -> bool:
     limit = _limit(effects) / PP
     return any(-effect.interval.low > limit or effect.interval.high > limit for effect in effects)
 

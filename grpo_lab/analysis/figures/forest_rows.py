@@ -16,6 +16,7 @@ from grpo_lab.analysis.stats.power import difference_sd, minimum_detectable_effe
 from grpo_lab.config.design import Kind
 
 PP = 100  # percentage points in one
+BEYOND = "; arrowhead: it goes on beyond the panel"
 
 
 @dataclass(frozen=True)

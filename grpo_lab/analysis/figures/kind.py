@@ -10,8 +10,7 @@ import numpy as np
 from grpo_lab.analysis.figures.style import Drawn
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
-
-SEED = 0  # of every resampling, so that the same data give the same bytes
+from grpo_lab.analysis.stats.resampling import SEED
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ from grpo_lab.analysis.report.page_tables import provenance_section, tables_sect
 from grpo_lab.analysis.report.page_verdict import verdict_section
 from grpo_lab.analysis.report.panel import other_axes, panel_data
 from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.resampling import SEED
 
 ASSETS = Path(__file__).parent / "assets"
-SEED = 0  # of the resampling in the divergence table, so that the same data give the same page
 
 
 def report_html(

@@ -18,6 +18,7 @@ import numpy as np
 
 from grpo_lab.analysis.stats.intervals import CONFIDENCE, Interval, Numbers, seeds_by_questions
 
+SEED = 0  # of every resampling in figures, tables and reports, so that the same data give the same bytes
 REPETITIONS = 10_000
 BLOCK = 1_000  # repetitions held in memory at once
 
