@@ -1,4 +1,4 @@
-"""What to call a metric in a sentence, a table or a figure."""
+"""What to call a metric in a sentence, a table or a figure, and how to write its numbers with their unit."""
 
 from __future__ import annotations
 

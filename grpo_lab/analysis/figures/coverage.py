@@ -1,8 +1,8 @@
 """pass@k at the end of training beside the base model's, one panel per arm and level.
 
-pass@k is the chance that one of k samples of a question is right, without bias from n >= k samples: 1 - C(n - c, k) /
-C(n, k), of c right. Training may raise it for one sample and lower it for many, where it makes sure of what the base
-model could do already and forgets the rest.
+pass@k is the chance that one of k samples of a question is right, estimated without bias from n >= k samples of which c
+are right: 1 - C(n - c, k) / C(n, k). Training may raise it at k = 1 and lower it at large k: the policy is then sure of
+what the base model could do already, and has lost the rest.
 """
 
 from __future__ import annotations

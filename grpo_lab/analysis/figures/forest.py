@@ -1,4 +1,4 @@
-"""What every trick does to downstream accuracy, beside what it does to training reward: one row per trick."""
+"""The effect of every trick on downstream accuracy, beside its effect on training reward: one row per trick."""
 
 from __future__ import annotations
 

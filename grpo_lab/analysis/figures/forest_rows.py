@@ -1,4 +1,4 @@
-"""What the forest figure shows: the rows, the band of what could not be found, and the numbers as a table."""
+"""The rows of the forest figure, its band of effects too small to be found, and its numbers as a table."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Row:
 
 
 def shown_kinds(data: SweepData) -> tuple[str, ...]:
-    """Of a two-sided design both sides; of any other with all combinations the main effects; else every context."""
+    """Kinds of contrasts shown: both sides of a two-sided design, main effects of a full one, else every context."""
     if data.design is not None and data.design.kind is Kind.two_sided:
         return "added", "left_out"
     main = any(contrast.kind == "main" for contrast in planned_contrasts(data))
@@ -71,8 +71,8 @@ def forest_rows(data: SweepData, finals: FinalValues) -> list[Row]:
 def noise_band(data: SweepData, finals: FinalValues, level: str, pairs: int) -> float:
     """The smallest true effect on downstream accuracy that `pairs` pairs find with 80% power, share; NaN for too few.
 
-    From the scatter of the control's own seeds, as if those of another arm had nothing in common with them: what the
-    sweep could have seen before anything is known of a trick.
+    It takes the scatter of the control's seeds, and no correlation with the seeds of another arm: what the sweep could
+    have found, before anything is known of a trick.
     """
     control = finals.of(level, data.control, DOWNSTREAM)
     if len(control) < 2 or pairs < 2:

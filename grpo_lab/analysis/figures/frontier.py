@@ -1,9 +1,9 @@
 """Gain over the distance from the initial policy, one panel per arm and level.
 
-Distance is d = sqrt(KL), KL in nats per response; a gain is fitted by d (a - b ln d) for every run on its own
-(arXiv:2210.10760). Where b is above 0 each further step of distance gains less, and past d* = exp(a / b - 1) it
-costs. The curve goes as far as was observed; between the initial policy and the first evaluation, where only its form
-speaks, it is drawn thin, and a top there is not marked.
+Distance is d = sqrt(KL), KL in nats per response; the gain of every run is fitted by d (a - b ln d) (arXiv:2210.10760).
+Where b is above 0, each further step of distance gains less, and beyond d* = exp(a / b - 1) accuracy falls. The curve
+ends with the largest observed distance. Below the first evaluation it is drawn thin, and a top there is not marked,
+since no number supports its form.
 """
 
 from __future__ import annotations

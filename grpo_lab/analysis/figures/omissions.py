@@ -15,13 +15,13 @@ _LOGGED = TRAINING | EVALUATED | {"kl": KL}
 
 
 def not_logged(found: Sequence[Track], names: Sequence[str]) -> str:
-    """Which of these arrays of a track hold nothing in any of the runs, by metric; empty where some run has each."""
+    """Which of these metrics no run logged, as a sentence part; empty where each was logged by some run."""
     absent = [_LOGGED[name] for name in names if all(np.isnan(getattr(track, name)).all() for track in found)]
     return f"{' and '.join(absent)} {'was' if len(absent) == 1 else 'were'} not logged" if absent else ""
 
 
 def collapse_note(data: SweepData, finals: FinalValues) -> str:
-    """Which runs collapsed before the common budget and are no part of a figure of tracks; empty where none did."""
+    """Which runs are left out because they collapsed before the common budget; empty where none did."""
     lost = finals.values[finals.values["collapsed"]].groupby(["level", "arm"], sort=False).size()
     if lost.empty:
         return ""

@@ -1,4 +1,4 @@
-"""Downstream accuracy against training reward, without time on an axis: a path per arm, coloured by the budget."""
+"""Downstream accuracy against training reward: a path per arm, coloured by the budget."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def rank_numbers(found: Mapping[str, RankedArms], rng: np.random.Generator) -> p
 
     `part` is "seed" (of an arm: final training reward Pc and downstream accuracy E, both in percent), "mean" (over n
     seeds, with t intervals and the arm's ranks), and, for a level, "regret" and "tau" (in `value`, `low` and `high`;
-    the regret in percentage points), as `selection.arm_agreement` has them.
+    the regret in percentage points), as `rank_agreement.arm_agreement` gives them.
     """
     rows = []
     for level, here in found.items():

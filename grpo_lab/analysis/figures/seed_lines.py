@@ -1,4 +1,4 @@
-"""Lines over seeds: every run's own values of a metric, their mean where all runs have some, and what is missing."""
+"""A metric over the budget, one line per run, with the values that are missing told in sentences."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Lines:
-    """Every finished or collapsed run's lines of some metrics, and in `shortfalls` what they lack, in sentences."""
+    """The lines of some metrics of every finished or collapsed run; `shortfalls` says in sentences what they lack."""
 
     by_metric: Mapping[str, Mapping[Cell, Sequence[Line]]]
     shortfalls: Sequence[str]
@@ -48,7 +48,7 @@ class Lines:
 
 
 def seed_lines(data: SweepData, finals: FinalValues, metrics: Sequence[str]) -> Lines:
-    """The lines of some metrics over `finals.axis`; values that are not finite or not there are left out and told."""
+    """The lines of some metrics over `finals.axis`; missing values, and values not finite, are left out and told."""
     x = f"budget/{finals.axis}"
     suites = [name for name in data.points if name.startswith("eval/") and name.endswith("/accuracy")]
     logged = [metric for metric in dict.fromkeys(metrics) if metric in data.points]
@@ -106,9 +106,9 @@ def named_runs(runs: Sequence[tuple[str, str, int]]) -> str:
 
 
 def points_each(lines: int, others: int = 0, fewest: int = 36) -> int:
-    """How many points a thin line keeps where a figure has so many of them, and `others` points that all stay.
+    """How many points each of so many thin lines may have, beside `others` points that all stay.
 
-    A file must open, and a panel is small.
+    It bounds the size of a figure's file; a panel is too small to show more.
     """
     return int(np.clip((_POINTS - others) // max(lines, 1), fewest, _MOST))
 
@@ -126,10 +126,10 @@ def thinned(xs: np.ndarray, values: np.ndarray, points: int) -> tuple[np.ndarray
 
 
 def as_columns(interval: Interval) -> dict[str, float | int]:
-    """An interval as the columns of a table of what is drawn."""
+    """An interval as columns of a table of drawn numbers."""
     return {"value": interval.mean, "low": interval.low, "high": interval.high, "n": interval.n}
 
 
 def as_table(rows: Sequence[Mapping[str, object]], names: Sequence[str]) -> pd.DataFrame:
-    """Rows of what is drawn with these columns, rounded to six decimals."""
+    """Rows of drawn numbers as a table with these columns, rounded to six decimals."""
     return pd.DataFrame(rows, columns=list(names)).astype({"seed": "Int64", "n": "Int64"}).round(6)

@@ -1,4 +1,4 @@
-"""One panel per arm and level on shared axes, eight inches wide: where everything goes, for figures of that kind."""
+"""The layout of figures with one panel per arm and level on shared axes, eight inches wide."""
 
 from __future__ import annotations
 

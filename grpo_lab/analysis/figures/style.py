@@ -99,7 +99,7 @@ def house_style(name: str) -> Iterator[None]:
 
 
 def wrapped(text: str, inches: float, size: float, bold: bool = False) -> list[str]:
-    """The text in lines that fit a width; at least one. One without spaces may be wider."""
+    """The text in lines that fit a width, at least one line; a word that is too long stays whole."""
     most = int(inches / (_CHARACTER * size * (_BOLD if bold else 1.0)))
     lines = textwrap.wrap(text, most)
     while most > 1 and any(" " in line and _measured(line, size, bold) > inches + _SPARE for line in lines):

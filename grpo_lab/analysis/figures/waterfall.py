@@ -1,7 +1,7 @@
 """The parts of the gap between training reward and downstream accuracy, arm by arm.
 
-Between the training responses and the downstream answers lie three probes, each one step further from training. What
-a step loses from step 0 to the end is a part of the gap; the four parts add up to it.
+Three probes lie between training responses and downstream answers, each one step further from training. The accuracy
+that a step loses from step 0 to X is a part of the gap; the four parts add up to it.
 """
 
 from __future__ import annotations

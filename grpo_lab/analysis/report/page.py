@@ -1,7 +1,7 @@
 """The report of a sweep as one HTML file that needs nothing else: verdict, switches, figures, tables, provenance.
 
-The page makes no request of any kind, and says so to the browser by its content security policy: figures are inside
-as data URIs, style and script too. `panel` holds the numbers behind the switches, `assets/panel.js` what they do.
+The page makes no request of any kind, and its content security policy forbids any. Figures, style and script are inside
+it. `panel` holds the numbers behind the switches, `assets/panel.js` what they do.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def report_html(
     sections: Mapping[str, str] | None = None,
     divergence: pd.DataFrame | None = None,
 ) -> str:
-    """The whole page; `missing` says of figures that could not be drawn why not.
+    """The whole page; `missing` maps the name of a figure that could not be drawn to the reason.
 
-    `sections` maps the heading of a further section to its HTML, which is trusted; `divergence` is the table of
-    `divergence_table`, computed here where it is not given.
+    `sections` maps the heading of a further section to its HTML, which is trusted. `divergence` is the result of
+    `divergence_table`, which is computed here where it is not given.
     """
     if divergence is None:
         divergence = divergence_table(data, finals, np.random.default_rng(SEED))

@@ -1,4 +1,4 @@
-"""Numbers and tables of the report: how to write an interval with its unit, how to escape text."""
+"""HTML of the report: tables, lists and paragraphs of escaped text."""
 
 from __future__ import annotations
 

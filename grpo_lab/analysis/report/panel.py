@@ -1,9 +1,8 @@
-"""The numbers behind the report's toggles: every combination of tricks that was run, as curves and in words.
+"""The numbers behind the switches of the report: every combination of tricks that was run, as curves and in words.
 
-Metrics of every step are drawn as `curves` draws them: bold the mean over seeds of running means over 5% of the
-budget, with its 95% t interval; thin the single seeds, averaged no further than one point of the grid reaches. A run
-that collapsed ends where it stopped; from there on the mean is over fewer seeds, and `n` says so. Nothing is
-extrapolated and no combination is made up: a cell is here only if runs of it are.
+A metric of every step is drawn as in the first figure. The bold line is the mean over seeds of running means over 5% of
+the budget, with its 95% t interval; thin lines are single seeds. A run that collapsed ends where it stopped. From there
+on the mean is over fewer seeds, and `n` says so. Nothing is extrapolated, and a combination without runs is not shown.
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ _FOR_DERIVED = ("reward/in_loss_outcome", "eval/heldout_training/truncated", "to
 def panel_data(data: SweepData, finals: FinalValues, others: Mapping[str, FinalValues] | None = None) -> dict[str, Any]:
     """Everything the panel shows, as JSON values; `others` are `other_axes(data, finals)`, if they are known.
 
-    `groups` are the switches (one option) and choices (several options of one override key), `plain` what the control
-    switches on, `cells` the combinations that were run with their curves by axis and metric, `waiting` those that were
-    declared and have no run that counts. Numbers have four digits; a missing one is null.
+    `groups` holds the switches (one option) and choices (several options of one override key), `plain` the tricks of
+    the control, `cells` the combinations that were run, with their curves by axis and metric, and `waiting` those that
+    were declared and have no run that counts. Numbers have four digits; a missing one is null.
     """
     by_axis = {finals.axis: finals} | dict(other_axes(data, finals) if others is None else others)
     metrics = panel_metrics(data)
@@ -94,7 +93,7 @@ def panel_metrics(data: SweepData) -> list[str]:
 
 
 def proportional(data: SweepData, axis: str) -> dict[str, str]:
-    """Budget axes of which another is a multiple in every run, so that curves on both look alike: axis -> that one."""
+    """Budget axes that are a fixed multiple of another axis in every run, mapped to that axis: curves look alike."""
     points = data.counted_points
     known = [name for name in dict.fromkeys([axis, *AXES]) if _complete(points, name)]
     same: dict[str, str] = {}

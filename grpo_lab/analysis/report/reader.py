@@ -1,4 +1,4 @@
-"""Training responses, read one by one: what was asked and said, and what each token was worth to the loss."""
+"""Training responses, read one by one: the prompt, the response, and the advantage of every token in the loss."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ _WHITE = (255, 255, 255)
 
 @dataclass(frozen=True)
 class Token:
-    """One token of a response: what it says, its advantage in the loss, and whether it was in the loss, had its
-    gradient changed by the surrogate (clipped), and was chosen by the policy (and not injected)."""
+    """One token of a response: its text, its advantage in the loss, and three facts.
+
+    Whether it was in the loss, whether the surrogate changed its gradient (clipped), and whether the policy sampled it;
+    a token that was injected was not sampled.
+    """
 
     text: str
     advantage: float
