@@ -1,14 +1,13 @@
 """What choosing a checkpoint costs, chosen on one half of the questions and measured on the other.
 
-The best of several noisy numbers is too good: the best of 5, 10, 20 or 40 equal checkpoints looks 1.16, 1.54, 1.87 or
-2.16 standard errors of sampling better than it is. So the best checkpoint is always picked on a random half A of
-the questions and measured on the other half B, averaged over many halves and over A and B swapped, and the best arm is
-picked on all other seeds and measured on the one left out. A difference measured like this is 0 on average where
-there is nothing to choose. It is cautious: half of the questions pick worse than all of them would.
+The best of several noisy numbers looks better than it is: the best of 5, 10, 20 or 40 equal checkpoints by 1.16, 1.54,
+1.87 or 2.16 standard errors of sampling. So the best checkpoint is picked on a random half A of the questions and
+measured on the other half B, averaged over many halves and over A and B swapped. A difference measured like this is 0
+on average where there is nothing to choose. It is cautious, since half of the questions pick worse than all of them.
 
 Everything is computed for each seed, with a t interval over seeds, which speaks of other seeds and these questions.
-Beside it goes `stats.crossed_bootstrap` of `contributions`, which resamples questions too and takes the picks as
-they were. `halves` are [R, Q], true where a question is in A; `accuracy` is [K, Q], one run.
+Beside it stands `stats.resampling.crossed_bootstrap` of `contributions`, which resamples questions too and keeps the
+picks. `halves` are [R, Q], true where a question is in A; `accuracy` is [K, Q], one run.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ def question_halves(questions: int, rng: np.random.Generator, number: int = HALV
 def post_peak_drop(accuracy: np.ndarray, reward: np.ndarray, halves: np.ndarray) -> Measured:
     """How far the run fell from its best checkpoint to its end, over splits where reward did not fall with it.
 
-    E^B at the k that is best on A, less E^B at the end, where reward[end] >= reward[k]: a run that loses reward and
-    accuracy together does not diverge. `reward` is [K].
+    E^B at the k that is best on A, less E^B at the end, over splits with reward[end] >= reward[k]. Where reward and
+    accuracy fall together the run does not diverge. `reward` is [K].
     """
     sides = _sides(halves)
     best = _best(accuracy, sides)
@@ -59,9 +58,9 @@ def post_peak_drop(accuracy: np.ndarray, reward: np.ndarray, halves: np.ndarray)
 
 
 def selection_regret(accuracy: np.ndarray, chosen: int, halves: np.ndarray) -> Measured:
-    """What a rule that picked checkpoint `chosen` gave away: E^B at the k that is best on A, less E^B there.
+    """What a rule that picked checkpoint `chosen` gave away: E^B at the k that is best on A, less E^B at `chosen`.
 
-    Negative where the rule found what half of the questions could not.
+    Negative where the rule picked better than half of the questions did.
     """
     sides = _sides(halves)
     return _measure(accuracy, sides, _best(accuracy, sides), chosen, np.ones(len(sides), dtype=bool))
@@ -70,8 +69,7 @@ def selection_regret(accuracy: np.ndarray, chosen: int, halves: np.ndarray) -> M
 def selection_optimism(accuracy: np.ndarray, halves: np.ndarray) -> float:
     """How much too good the best checkpoint looks on the questions that chose it: E^A less E^B at the k best on A.
 
-    For half of the questions; picking on all of them flatters by about 1 / sqrt(2) of it. Halves that picked it have
-    no regret left to measure: the rule and the oracle are one.
+    It holds for half of the questions; a choice on all of them flatters by about 1 / sqrt(2) of it.
     """
     sides = _sides(halves)
     best = _best(accuracy, sides)

@@ -31,9 +31,9 @@ METRICS = (*EVALUATED.values(), TRAINING["reward"])
 class SeedNoise:
     """What the seed does to one metric at one level, percentage points.
 
-    `control` is the deviation of the control's final values over its seeds, `pooled` that of all arms, `paired` that
-    of a difference of two arms paired by seed; each with its chi-square interval, NaN where too few runs are there.
-    `correlation` is that of two arms over seeds: what pairing gains.
+    Three standard deviations over seeds, each with its chi-square interval, NaN for too few runs: `control` of the
+    control's final values, `pooled` of all arms, `paired` of the difference of two arms paired by seed. `correlation`
+    is that of two arms over seeds; the larger it is, the more pairing gains.
     """
 
     level: str
@@ -52,7 +52,7 @@ class SeedNoise:
 
 
 def seed_noise(data: SweepData, finals: FinalValues, metrics: Sequence[str] = METRICS) -> list[SeedNoise]:
-    """By level and metric, of those that were logged, which must be shares; over the seeds that every arm has.
+    """The noise of every level and logged metric, which must be a share, over the seeds that every arm has.
 
     With MS_seeds and MS_rest, the mean squares of a table of A arms by S seeds without replication,
 
@@ -143,7 +143,7 @@ def seeds_for(found: Sequence[SeedNoise], effects: Sequence[float | int] = EFFEC
 class Asked:
     """What the runs of one cell answered to Q questions, seeds as rows.
 
-    `at_budget` is the share of right samples at X, `last` at the last evaluation up to it, which no straight line
+    `at_budget` is the share of right samples at X, `last` that at the last evaluation up to X, which no interpolation
     smooths; `answer_variance` is the variance of one sample about its question's own chance there. It is
     NaN with one sample each.
     """
@@ -179,9 +179,9 @@ def question_noise(
 ) -> pd.DataFrame:
     """By level and arm: the error (pp) that the choice of questions leaves one run with, seeds averaged.
 
-    `run` is the standard error of one run over questions, `sampling` the part of it that drawing answers has, which
-    more samples a question shrink; `difference` that of the arm less the control, asked the same questions. Then the
-    questions that effects (pp) between two single checkpoints need for 80% power, with so many samples each.
+    `run` is the standard error of one run over questions. `sampling` is its part from sampling answers, which shrinks
+    with more samples a question. `difference` is the standard error of the arm less the control on the same questions.
+    The last columns are the questions that effects (pp) between two single checkpoints need for 80% power.
     """
     rows = []
     for (level, arm), own in found.items():

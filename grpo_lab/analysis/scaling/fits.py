@@ -1,13 +1,13 @@
 """Sigmoids of a whole sweep: asymptote, midpoint and exponent of every arm, or why they cannot be had.
 
-Every seed is fitted on its own, and the interval of A (and of ln C_mid and B) is Student's t over seeds; with fewer
-than three seeds it is the profile of the one curve, or of the mean of two (sigmoid.py), and says nothing of other
-seeds. The asymptote is called identified only where its interval stays below 1 and clear of the start, the largest
-compute is at least twice the midpoint, and no fit ended at the edge of what was searched. A curve that falls at its
-end is not fitted at all: no sigmoid does that.
+Every seed is fitted on its own, and the interval of A (and of ln C_mid and B) is Student's t over seeds. With fewer
+than three seeds it is the profile of the one curve, or of the mean of two (sigmoid.py), and says nothing of others. The
+asymptote is called identified only where its interval stays below 1 and clear of the start, the largest compute is at
+least twice the midpoint, and no fit ended at the edge of the search. A curve that falls at its end is not fitted.
 
-Measured on 600 arms a number, planted and with noise as in sigmoid.py, the same truth in every seed; "covers" is of A
-by the interval over 3 / 5 seeds, its width the mean one with white noise, "silent" how often A is not identified:
+Each number of the table is of 600 simulated arms with noise as in sigmoid.py, the same truth in every seed, and 3 / 5
+seeds. "Covers" is how often the interval holds A, "width" its mean width with white noise, "silent" how often A is not
+identified:
 
     evaluations  C_max / C_mid  covers, white  covers, AR(1) .7  width         silent, white  silent, AR(1) .7
     40           0.5            .84 / .92      .83 / .92         1.14 / .63    1.00 / 1.00    1.00 / 1.00
@@ -62,11 +62,11 @@ Curve = tuple[np.ndarray, np.ndarray]  # compute, ascending and with the start a
 class CellFit:
     """The sigmoid of one arm at one level.
 
-    `curves` holds every run's evaluations by seed, `start` the mean of their starts; `fits` holds the sigmoids: of
-    every seed by seed, or with fewer than three seeds one of their mean under None; none where `refused` says why.
-    `span` (two computes) is where the area is taken, `target` the accuracy whose compute is asked, NaN for none.
-    `collapsed` counts the arm's runs that stopped on a loss that was not finite: they have no curve, and where there
-    are any nothing is estimated of the others alone.
+    `curves` holds every run's evaluations by seed, `start` the mean of their starts. `fits` holds one sigmoid per seed;
+    with fewer than three seeds, one sigmoid of their mean under None. It is empty where `refused` gives a reason.
+    `span` holds the two computes between which the area is taken. `target` is the accuracy whose compute is reported,
+    NaN for none. `collapsed` counts the arm's collapsed runs, which have no curve. Where there are any, nothing is
+    estimated, since the others alone would be a selection.
     """
 
     level: str
@@ -81,12 +81,12 @@ class CellFit:
 
     @property
     def kind(self) -> str:
-        """What the intervals are; empty without a fit."""
+        """The method of the intervals; empty without a fit."""
         return "" if not self.fits else OF_CURVE if None in self.fits else OVER_SEEDS
 
     @property
     def evaluations(self) -> int:
-        """After the start, of the run that has fewest."""
+        """The number of evaluations after the start, of the run that has fewest."""
         return min(int((compute > 0).sum()) for compute, _ in self.curves.values())
 
     @property
@@ -96,7 +96,7 @@ class CellFit:
 
     @cached_property
     def asymptote(self) -> Interval:
-        """A; `n` counts seeds, or evaluations where the interval is a profile. So do the next two."""
+        """A; `n` counts seeds, or evaluations where the interval is a profile, here and in the next two."""
         if self.kind == OF_CURVE:
             return self.fits[None].profile.asymptote
         return t_interval([fit.sigmoid.asymptote for fit in self.fits.values()])
@@ -142,10 +142,10 @@ class CellFit:
 
     @cached_property
     def extrapolation(self) -> tuple[Interval, float, float]:
-        """What fits up to half of the compute say of the rest, over seeds.
+        """How well fits to the first half of the compute predict the second, over seeds.
 
-        Mean of observed less predicted with its t interval, mean absolute error, and the share of the evaluations
-        within the profile bands; NaN (n = 0) where a seed has too few evaluations up to there.
+        Mean error (observed less predicted) with its t interval, mean absolute error, and the share of evaluations
+        within the profile bands; NaN (n = 0) where a seed has too few evaluations in the first half.
         """
         if self.refused:
             return NONE, math.nan, math.nan
@@ -158,13 +158,13 @@ class CellFit:
 
     @cached_property
     def area(self) -> Interval:
-        """Mean accuracy over ln compute within `span`; no sigmoid is asked."""
+        """Mean accuracy over ln compute within `span`; it needs no sigmoid."""
         areas = [area(*curve, *self.span) for curve in self.curves.values()]
         return NONE if self.collapsed or np.isnan(areas).any() else t_interval(areas)
 
     @cached_property
     def reached(self) -> list[float]:
-        """The compute at which each seed reaches `target`, of those that do; no sigmoid is asked."""
+        """The compute at which each seed that reaches `target` does so; it needs no sigmoid."""
         found = [compute_to_reach(*curve, self.target) for curve in self.curves.values()]
         return [compute for compute in found if compute is not None]
 
@@ -212,9 +212,9 @@ def fit_cell(
 ) -> CellFit:
     """Fit the runs of one arm (seed -> compute and accuracy, the start at compute 0 included).
 
-    R_0 of a run is its own start, though all evaluate one model: an R_0 that they shared would put its noise into every
-    A alike, and the interval over seeds would not see it. Points below the compute `first` are left out of the fits
-    only. Raises ValueError where a run was not evaluated before training.
+    R_0 of a run is its own evaluation before training, though all runs evaluate the same model there. The noise of one
+    shared R_0 would be in every A alike, and the interval over seeds would miss it. Only the fits leave out points
+    below the compute `first`. Raises ValueError where a run was not evaluated before training.
     """
     if not all(compute[0] == 0 for compute, _ in curves.values()):
         raise ValueError(
@@ -255,9 +255,9 @@ def fit_sweep(
 ) -> list[CellFit]:
     """Fit `eval/<suite>/accuracy` over the budget for every (level, arm) whose finished runs have it.
 
-    The area is taken, at every level, from the latest first evaluation of its runs to the earliest last one.
-    `target`, unless given, is the start plus 90% of what the control gains by X. Points below the compute `first`
-    are left out of the fits only. Raises ValueError where a run was not evaluated before training.
+    The area of a level is taken from the latest first evaluation of its runs to the earliest last one. The default
+    `target` is the start plus 90% of the control's gain by X. Only the fits leave out points below the compute `first`.
+    Raises ValueError where a run was not evaluated before training.
     """
     points = data.finished_points
     cells = {labels: _curves(points, *labels, suite, finals.axis) for labels in data.run_arms}
@@ -296,7 +296,8 @@ def _target(control: Mapping[int, Curve], budget: float) -> float:
 def scaling_table(cells: Sequence[CellFit]) -> pd.DataFrame:
     """One row per cell: counts, A, C_mid and B, `identified` with `reasons`, extrapolation, area, compute to reach.
 
-    `_low` and `_high` are 95% intervals, of the `kind` named there for the three parameters and t over seeds else.
+    Columns that end in `_low` and `_high` are 95% intervals: of the three parameters by the method in `kind`, of all
+    others t over seeds.
     """
     rows = []
     for cell in cells:
@@ -317,8 +318,9 @@ def scaling_table(cells: Sequence[CellFit]) -> pd.DataFrame:
 class Comparison:
     """Two arms as ScaleRL compares them: A first, and B only where A agrees.
 
-    `asymptote` and `exponent` are differences (arm less control) paired by seed; `shared` is the A at which both were
-    fitted again for the exponents, NaN with an empty `exponent` where the As differ or `reason` forbids the comparison.
+    `asymptote` and `exponent` are differences (arm less control) paired by seed. For the exponents both arms are fitted
+    again with one common A, `shared`. Where the As differ, or `reason` forbids a comparison, `shared` is NaN and
+    `exponent` is empty.
     """
 
     level: str

@@ -151,10 +151,10 @@ def corrected_autocorrelation(residuals: np.ndarray, parameters: int) -> float:
 def refusal(compute: np.ndarray, accuracy: np.ndarray, first: float = 0.0, of: int = 1) -> str:
     """Why no sigmoid can be fitted to the points with compute > 0 and >= first; empty where one can.
 
-    A curve falls at its end where the interval of its last slope lies below 0, at 99%, or of `of` curves that are
-    asked together at 1 - 1% / of. Measured for one curve of 10 / 40 evaluations of sd .01: false alarms on a plateau
-    0.5% / 0.5% with white noise, 1.4% / 6.9% with AR(1) noise of .7; a fall by .1 over the last third is seen in 25% /
-    100% and 54% / 98%.
+    A curve falls at its end where the 99% interval of its last slope lies below 0. Of `of` curves that are judged
+    together, the interval of each is at 1 - 1% / of. Measured for one curve of 10 / 40 evaluations of sd .01: false
+    alarms on a plateau 0.5% / 0.5% with white noise, 1.4% / 6.9% with AR(1) noise of .7; a fall by .1 over the last
+    third is seen in 25% / 100% and 54% / 98%.
     """
     used = (compute > 0) & (compute >= first)
     if used.sum() < LEAST:

@@ -64,9 +64,9 @@ def read_tables(folder: Path) -> RunTables:
 
 
 def look_of(folder: Path) -> dict[str, list[int]]:
-    """Size and modification time of the files a run's tables come from; any change to them changes it.
+    """Size and modification time of the files a run's tables come from, to see whether any has changed.
 
-    The evaluations count together: their number, their bytes and the newest of their times.
+    Of the evaluations: their number, their bytes and the newest of their times.
     """
     seen = {}
     for name in _WATCHED:
@@ -82,8 +82,8 @@ def look_of(folder: Path) -> dict[str, list[int]]:
 class Cache:
     """The tables of a sweep's runs, saved in `folder`; None saves nothing.
 
-    A file that is damaged, or that other code than this wrote, counts as none. Any number of processes may read and
-    write it at once: it is replaced whole, and each that parsed something writes all that it read.
+    A file that is damaged, or that other code wrote, is ignored. Any number of processes may read and write it at once:
+    it is replaced whole, and each process that parsed something writes all that it read.
     """
 
     def __init__(self, folder: Path | None) -> None:

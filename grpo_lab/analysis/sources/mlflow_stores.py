@@ -1,7 +1,7 @@
-"""What a mirror put into MLflow, read back: straight from a sqlite database, or through MLflow from anything else.
+"""Reading what was mirrored to MLflow: a sqlite database with SQL, any other store through MLflow's client.
 
-A database is opened read-only and read with SQL, which needs no MLflow, is many times faster than its client, and may
-be done while runs write.
+A sqlite database is opened read-only. SQL needs no MLflow, is many times faster than its client, and works while runs
+write.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class MirroredRun:
 
 
 class Store(ABC):
-    """What is read of a store, runs and experiments that were deleted left out."""
+    """What analysis reads from a store; deleted runs and experiments are left out."""
 
     @abstractmethod
     def tagged(self, name: str, value: str | None = None) -> list[MirroredRun]:
@@ -64,7 +64,7 @@ class Store(ABC):
 
     @abstractmethod
     def artifacts(self, runs: Sequence[MirroredRun], name: str) -> list[bytes | None]:
-        """For each run the content of one of its files; None where this machine does not get at it."""
+        """For each run the content of one of its files; None where this machine cannot reach it."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""In which options and numbers the arms of a sweep differ, by what their runs were composed of."""
+"""The options and numbers in which the arms of a sweep differ, from the composition of their runs."""
 
 from __future__ import annotations
 
