@@ -19,7 +19,7 @@ import pytest
 from grpo_lab.analysis.build import Built, build, what_to_open
 from grpo_lab.analysis.caveats import caveats, notes
 from grpo_lab.analysis.effects.table import effect_table, markdown
-from grpo_lab.analysis.effects.verdict import judge, p_text, verdict_text
+from grpo_lab.analysis.effects.verdict import judge, verdict_text
 from grpo_lab.analysis.figures.curves import curve_numbers, draw_curves
 from grpo_lab.analysis.figures.effects import draw_effects, effect_numbers
 from grpo_lab.analysis.final_values import (
@@ -39,6 +39,7 @@ from grpo_lab.analysis.sources.settings import differences
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import paired_difference, t_interval
 from grpo_lab.analysis.stats.mean_line import mean_line, running_mean
+from grpo_lab.analysis.stats.multiplicity import p_text
 from grpo_lab.config.design import Part, read_design
 from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.run_log import RunLog

@@ -22,7 +22,7 @@ from grpo_lab.analysis.effects.contrast_plan import KINDS, Contrast, not_run, or
 from grpo_lab.analysis.final_values import AVERAGE, DOWNSTREAM, HELDOUT, QUANTITIES, REWARD, FinalValues, final_values
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
 from grpo_lab.analysis.stats.intervals import Interval, t_interval
-from grpo_lab.analysis.stats.multiplicity import benjamini_hochberg, holm, paired_t_pvalue
+from grpo_lab.analysis.stats.multiplicity import benjamini_hochberg, holm, p_text, paired_t_pvalue
 from grpo_lab.analysis.stats.power import minimum_detectable_effect
 from grpo_lab.analysis.tracks import EVALUATED, TRAINING
 
@@ -305,8 +305,7 @@ def _cell(effect: TrickEffect | None) -> str:
         return "-"
     if math.isnan(effect.p_adjusted):
         return effect.interval.text("+")
-    p = f"p {effect.p_adjusted:.3f}" if effect.p_adjusted >= 0.001 else "p < 0.001"
-    return f"{effect.interval.text('+')}, {p}"
+    return f"{effect.interval.text('+')}, {p_text(effect.p_adjusted, ' ')}"
 
 
 def _key(effects: Sequence[TrickEffect]) -> str:

@@ -11,7 +11,7 @@ from grpo_lab.analysis.final_values import BEYOND, EVALUATED, MASKED_SHARE, OVER
 from grpo_lab.analysis.metric_names import in_words
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import Interval, paired_difference, seed_differences, t_interval
-from grpo_lab.analysis.stats.multiplicity import ALPHA, holm, paired_t_pvalue
+from grpo_lab.analysis.stats.multiplicity import ALPHA, holm, p_text, paired_t_pvalue
 from grpo_lab.config.design import Design, Direction, Prediction
 from grpo_lab.tracking.metrics import SUITES
 
@@ -95,11 +95,6 @@ def meaning(judgements: Sequence[Judgement]) -> str:
         f"Supported: the difference has the predicted sign and its p{adjusted} is below {ALPHA:g}. "
         "Contradicted: the same with the opposite sign. Not resolved: neither."
     )
-
-
-def p_text(p: float) -> str:
-    """`p < 0.001` or `p = 0.013`."""
-    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
 def claim(data: SweepData, judgement: Judgement) -> str:

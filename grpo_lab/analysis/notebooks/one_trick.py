@@ -17,6 +17,7 @@ from grpo_lab.analysis.final_values import AVERAGE, DOWNSTREAM, FinalValues
 from grpo_lab.analysis.metric_names import change_text, level_text, title
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import Interval
+from grpo_lab.analysis.stats.multiplicity import p_text
 from grpo_lab.analysis.stats.power import minimum_detectable_effect
 
 SEEDS = (3, 5, 10, 20, 40)
@@ -71,7 +72,7 @@ def effect_rows(effects: Iterable[TrickEffect]) -> pd.DataFrame:
 def _effect(effect: TrickEffect) -> str:
     said = change_text(effect.interval, effect.metric)
     if not math.isnan(effect.p_adjusted):
-        said += ", p < 0.001" if effect.p_adjusted < 0.001 else f", p {effect.p_adjusted:.3f}"
+        said += f", {p_text(effect.p_adjusted, ' ')}"
     if effect.collapsed_with or effect.collapsed_without:
         said += f"; {effect.collapsed_with} collapsed with it, {effect.collapsed_without} without"
     return said

@@ -57,6 +57,11 @@ def benjamini_hochberg(p_values: Numbers) -> np.ndarray:
     return stats.false_discovery_control(_probabilities(p_values), method="bh")
 
 
+def p_text(p: float, equals: str = " = ") -> str:
+    """`p < 0.001` or `p = 0.013`."""
+    return "p < 0.001" if p < 0.001 else f"p{equals}{p:.3f}"
+
+
 def _probabilities(p_values: Numbers) -> np.ndarray:
     p = np.asarray(p_values, dtype=float)
     if not ((p >= 0) & (p <= 1)).all():
