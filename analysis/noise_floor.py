@@ -8,14 +8,14 @@
 # %%
 import numpy as np
 
-from grpo_lab.analysis import noise
-from grpo_lab.analysis.outcome import DOWNSTREAM, final_values
-from grpo_lab.analysis.show import chosen_sweep, introduction, show_lines, show_table
+from grpo_lab.analysis.final_values import DOWNSTREAM, final_values
+from grpo_lab.analysis.notebooks import noise
+from grpo_lab.analysis.notebooks.show import chosen_sweep, introduction, show_lines, show_table
 
 SUITE = "downstream"
 data = chosen_sweep()
-outcome = final_values(data)
-show_lines(introduction(data, outcome))
+finals = final_values(data)
+show_lines(introduction(data, finals))
 
 # %% [markdown]
 # ## Between seeds
@@ -25,7 +25,7 @@ show_lines(introduction(data, outcome))
 # itself known roughly: the brackets are its 95% intervals. Runs that collapsed are left out.
 
 # %%
-deviations = noise.seed_noise(data, outcome)
+deviations = noise.seed_noise(data, finals)
 show_table(noise.seed_noise_table(deviations))
 
 # %% [markdown]
@@ -48,8 +48,8 @@ show_table(noise.seeds_for(planned), decimals=0)
 # questions both get right or wrong alike. More seeds do not make up for few questions.
 
 # %%
-answers = noise.asked(data, outcome, SUITE)
-nothing = f"Answers to single {SUITE} questions were not kept with these numbers: nothing is said of questions."
+answers = noise.asked(data, finals, SUITE)
+nothing = f"Answers to single {SUITE} questions were not saved with these numbers: nothing is said of questions."
 show_table(noise.question_noise(data, answers), otherwise=nothing)
 
 # %% [markdown]

@@ -9,16 +9,16 @@
 # %%
 import os
 
-from grpo_lab.analysis import one_trick
 from grpo_lab.analysis.figures import forest
-from grpo_lab.analysis.outcome import DOWNSTREAM, final_values
-from grpo_lab.analysis.show import chosen_sweep, introduction, show_figure, show_lines, show_table
+from grpo_lab.analysis.final_values import DOWNSTREAM, final_values
+from grpo_lab.analysis.notebooks import one_trick
+from grpo_lab.analysis.notebooks.show import chosen_sweep, introduction, show_figure, show_lines, show_table
 
 data = chosen_sweep()
-outcome = final_values(data)
+finals = final_values(data)
 trick = one_trick.chosen_trick(data, os.environ.get("TRICK", ""))
 primary = data.design.primary if data.design else DOWNSTREAM
-show_lines(f"{introduction(data, outcome)}\n\nThe trick: {trick}, one of {', '.join(data.tricks)}.")
+show_lines(f"{introduction(data, finals)}\n\nThe trick: {trick}, one of {', '.join(data.tricks)}.")
 
 # %% [markdown]
 # ## Its effect, alone and inside the whole
@@ -28,9 +28,9 @@ show_lines(f"{introduction(data, outcome)}\n\nThe trick: {trick}, one of {', '.j
 # the number of contrasts of one kind on one metric, all tricks included.
 
 # %%
-effects = one_trick.effects_of(data, outcome, trick)
+effects = one_trick.effects_of(data, finals, trick)
 show_table(one_trick.effect_rows(effects))
-show_figure(forest.draw_forest(data, outcome) or "no two arms that ran differ by one trick alone")
+show_figure(forest.draw_forest(data, finals) or "no two arms that ran differ by one trick alone")
 
 # %% [markdown]
 # ## Seed by seed
@@ -52,15 +52,15 @@ show_table(budgets)
 show_lines("\n".join(flips) or "The sign of no estimate depends on what is held equal.")
 
 # %% [markdown]
-# ## What it touched, and the vital numbers
+# ## What it touched, and the step metrics
 #
 # A trick that touched nothing in a run cannot have done anything in it. The numbers show by which way an effect came:
 # by entropy, by length, by truncation, by updates that clip.
 
 # %%
-show_table(one_trick.touched(data, outcome, trick), otherwise=f"No metric counts what {trick} touches.")
-show_table(one_trick.effect_rows(one_trick.effects_of(data, outcome, trick, one_trick.sign_metrics(data))))
-show_figure(one_trick.signs_of(data, outcome, trick))
+show_table(one_trick.touched(data, finals, trick), otherwise=f"No metric counts what {trick} touches.")
+show_table(one_trick.effect_rows(one_trick.effects_of(data, finals, trick, one_trick.logged_step_metrics(data))))
+show_figure(one_trick.step_metrics_of(data, finals, trick))
 
 # %% [markdown]
 # ## What more seeds would resolve

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from grpo_lab.analysis.stats import t_interval
+from grpo_lab.analysis.stats.intervals import t_interval
 from grpo_lab.tasks.arithmetic import answer_mode
 from grpo_lab.tracking.sweep_record import read_sweep, sweep_folder
 

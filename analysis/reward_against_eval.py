@@ -8,16 +8,16 @@
 # %%
 import numpy as np
 
-from grpo_lab.analysis.divergence_table import divergence_table
+from grpo_lab.analysis.divergence.table import divergence_table
 from grpo_lab.analysis.figures import coverage, frontier, phase, ranks, waterfall
 from grpo_lab.analysis.figures.curves import draw_curves
-from grpo_lab.analysis.outcome import final_values
-from grpo_lab.analysis.show import chosen_sweep, introduction, show_figure, show_lines, show_measures
+from grpo_lab.analysis.final_values import final_values
+from grpo_lab.analysis.notebooks.show import chosen_sweep, introduction, show_figure, show_lines, show_measures
 
 data = chosen_sweep()
-outcome = final_values(data)
-divergence = divergence_table(data, outcome, np.random.default_rng(0))
-show_lines(introduction(data, outcome))
+finals = final_values(data)
+divergence = divergence_table(data, finals, np.random.default_rng(0))
+show_lines(introduction(data, finals))
 
 # %% [markdown]
 # ## How far, and since when
@@ -29,7 +29,7 @@ show_lines(introduction(data, outcome))
 
 # %%
 show_measures(divergence, "gap_change", "onset", "onset_after_peak")
-show_figure(draw_curves(data, outcome) or "no run logged training reward or an evaluation")
+show_figure(draw_curves(data, finals) or "no run logged training reward or an evaluation")
 
 # %% [markdown]
 # ## How much of a gain in reward arrives downstream
@@ -40,7 +40,7 @@ show_figure(draw_curves(data, outcome) or "no run logged training reward or an e
 
 # %%
 show_measures(divergence, "transfer_slope", "transfer_slope_early", "transfer_slope_late")
-show_figure(phase.draw_phase(data, outcome) or phase.missing(data, outcome))
+show_figure(phase.draw_phase(data, finals) or phase.missing(data, finals))
 
 # %% [markdown]
 # ## Why
@@ -53,7 +53,7 @@ show_figure(phase.draw_phase(data, outcome) or phase.missing(data, outcome))
 # %%
 parts = [f"waterfall_{part}" for part in ("prompt_mix", "memorisation", "protocol", "shift")]
 show_measures(divergence, *parts, "beyond_correctness")
-show_figure(waterfall.draw_waterfall(data, outcome) or waterfall.missing(data, outcome))
+show_figure(waterfall.draw_waterfall(data, finals) or waterfall.missing(data, finals))
 
 # %% [markdown]
 # ## What choosing a checkpoint costs
@@ -75,7 +75,7 @@ show_measures(divergence, "post_peak_drop", *rules, "selection_optimism")
 
 # %%
 show_measures(divergence, "arm_regret", "arm_tau")
-show_figure(ranks.draw_ranks(data, outcome, np.random.default_rng(0)) or ranks.missing(data, outcome))
+show_figure(ranks.draw_ranks(data, finals, np.random.default_rng(0)) or ranks.missing(data, finals))
 
 # %% [markdown]
 # ## Further from the base model, and more samples of it
@@ -87,5 +87,5 @@ show_figure(ranks.draw_ranks(data, outcome, np.random.default_rng(0)) or ranks.m
 # %%
 samples = [name.removeprefix("divergence/") for name in divergence["metric"].unique() if "coverage_at" in name]
 show_measures(divergence, "kl_a", "kl_b", "kl_peak", *samples, "coverage_crossover")
-show_figure(frontier.draw_frontier(data, outcome) or frontier.missing(data, outcome))
-show_figure(coverage.draw_coverage(data, outcome, np.random.default_rng(0)) or coverage.missing(data, outcome))
+show_figure(frontier.draw_frontier(data, finals) or frontier.missing(data, finals))
+show_figure(coverage.draw_coverage(data, finals, np.random.default_rng(0)) or coverage.missing(data, finals))

@@ -7,16 +7,16 @@
 
 # %%
 from grpo_lab.analysis.figures.ceiling import draw_ceiling
-from grpo_lab.analysis.outcome import final_values
-from grpo_lab.analysis.scaling import compare, fit_sweep, scaling_table
-from grpo_lab.analysis.show import chosen_sweep, introduction, show_figure, show_lines, show_table
+from grpo_lab.analysis.final_values import final_values
+from grpo_lab.analysis.notebooks.show import chosen_sweep, introduction, show_figure, show_lines, show_table
+from grpo_lab.analysis.scaling.fits import compare, fit_sweep, scaling_table
 
 SUITE = "heldout"  # ScaleRL fits held-out questions of the training distribution
 data = chosen_sweep()
-outcome = final_values(data)
-cells = fit_sweep(data, outcome, SUITE)
+finals = final_values(data)
+cells = fit_sweep(data, finals, SUITE)
 table = scaling_table(cells)
-show_lines(introduction(data, outcome))
+show_lines(introduction(data, finals))
 
 # %% [markdown]
 # ## The asymptote, or why there is none
@@ -28,7 +28,7 @@ show_lines(introduction(data, outcome))
 # %%
 asymptotes = [f"{cell.level} {cell.arm}: {cell.text()}".strip() for cell in cells]
 show_lines("\n".join(asymptotes) or f"No finished run was evaluated on {SUITE}.")
-show_figure(draw_ceiling(data, outcome) or "no run was evaluated after its start")
+show_figure(draw_ceiling(data, finals) or "no run was evaluated after its start")
 
 # %% [markdown]
 # ## The parameters

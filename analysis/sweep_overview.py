@@ -6,11 +6,13 @@
 # MLflow store (default `runs`); the saved numbers in `analysis/data` are used where they hold more.
 
 # %%
-from grpo_lab.analysis.contrasts import effects_markdown
+from grpo_lab.analysis.effects.contrasts import effects_markdown
+from grpo_lab.analysis.effects.table import markdown
+from grpo_lab.analysis.effects.verdict import verdict_text
 from grpo_lab.analysis.figures.curves import draw_curves
 from grpo_lab.analysis.figures.effects import draw_effects
-from grpo_lab.analysis.outcome import final_values
-from grpo_lab.analysis.show import (
+from grpo_lab.analysis.final_values import final_values
+from grpo_lab.analysis.notebooks.show import (
     chosen_sweep,
     finished_table,
     introduction,
@@ -19,12 +21,10 @@ from grpo_lab.analysis.show import (
     show_table,
     show_text,
 )
-from grpo_lab.analysis.table import markdown
-from grpo_lab.analysis.verdict import verdict_text
 
 data = chosen_sweep()
-outcome = final_values(data)
-show_lines(introduction(data, outcome))
+finals = final_values(data)
+show_lines(introduction(data, finals))
 
 # %% [markdown]
 # ## What finished
@@ -33,7 +33,7 @@ show_lines(introduction(data, outcome))
 # is never dropped. Arms with fewer seeds than planned are compared on the seeds they share with the control.
 
 # %%
-show_table(finished_table(data, outcome))
+show_table(finished_table(data, finals))
 
 # %% [markdown]
 # ## The verdict, and what to know beside it
@@ -42,7 +42,7 @@ show_table(finished_table(data, outcome))
 # *contradicted* where that is below 0.05, *not resolved* where it is not. Caveats stand below.
 
 # %%
-show_lines(verdict_text(data, outcome))
+show_lines(verdict_text(data, finals))
 
 # %% [markdown]
 # ## Final values
@@ -51,7 +51,7 @@ show_lines(verdict_text(data, outcome))
 # Read the second table first: a difference paired by seed leaves out the luck that arms share.
 
 # %%
-show_text(markdown(data, outcome))
+show_text(markdown(data, finals))
 
 # %% [markdown]
 # ## What every trick adds
@@ -60,7 +60,7 @@ show_text(markdown(data, outcome))
 # number of contrasts of a kind; the brackets do not.
 
 # %%
-show_text(effects_markdown(data, outcome))
+show_text(effects_markdown(data, finals))
 
 # %% [markdown]
 # ## Over the budget
@@ -69,5 +69,5 @@ show_text(effects_markdown(data, outcome))
 # is evaluated; `reward_against_eval.py` takes that apart.
 
 # %%
-show_figure(draw_curves(data, outcome) or "no run logged training reward or an evaluation")
-show_figure(draw_effects(data, outcome) or "no arm shares a seed with the control")
+show_figure(draw_curves(data, finals) or "no run logged training reward or an evaluation")
+show_figure(draw_effects(data, finals) or "no arm shares a seed with the control")

@@ -81,8 +81,7 @@ def explain_run(arguments: argparse.Namespace) -> None:
 
 def draw_figures(arguments: argparse.Namespace) -> None:
     """Rebuild the figures, tables and verdict of an experiment, and print the verdict and what to open."""
-    from grpo_lab.analysis.build import build
-    from grpo_lab.analysis.guide import what_to_open
+    from grpo_lab.analysis.build import build, what_to_open
 
     _require_folder(arguments.runs)
     saved = None if arguments.only_runs else arguments.data
@@ -117,7 +116,8 @@ def write_report(arguments: argparse.Namespace) -> None:
 def export_data(arguments: argparse.Namespace) -> None:
     """Save the logged numbers of an experiment as two files from which its figures can be rebuilt."""
     from grpo_lab.analysis.caveats import finished_cells
-    from grpo_lab.analysis.load import load_sweep, save_data
+    from grpo_lab.analysis.sources.run_folders import load_sweep
+    from grpo_lab.analysis.sources.saved_data import save_data
 
     _require_runs(arguments.runs)
     data = load_sweep(arguments.runs, arguments.name)
@@ -161,7 +161,7 @@ def _add_rollouts(commands: argparse._SubParsersAction) -> None:
         "--against", metavar="ARM", help="beside it: an arm (same seed) or a run folder; pairs of which either passes"
     )
     rollouts.add_argument("--step", type=int, help="the step whose responses to show (default: the last kept)")
-    for name, words in (("correct", "right"), ("truncated", "cut by the budget"), ("in-loss", "in the loss")):
+    for name, words in (("correct", "right"), ("truncated", "truncated by the budget"), ("in-loss", "in the loss")):
         rollouts.add_argument(
             f"--{name}", action=argparse.BooleanOptionalAction, help=f"only responses that are, or are not, {words}"
         )

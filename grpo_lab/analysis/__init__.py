@@ -1,5 +1,5 @@
-"""From run folders to figures, tables and a verdict, without torch and without MLflow.
+"""From runs to figures, tables and a verdict, without torch.
 
-`load` reads a sweep or its saved data, `outcome` turns runs into final values, `stats` holds the two intervals,
-`table` and `verdict` say them in numbers and words, `curves` and `effects` draw them, `build` makes all of it.
+Imports go one way: `stats` and `sources`, then `final_values` (with `tracks`, `caveats` and `metric_names`), then
+`effects`, `divergence` and `scaling`, then `figures`, `report`, and last `build`, the entry of the commands.
 """

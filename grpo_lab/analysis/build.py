@@ -3,74 +3,41 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from grpo_lab.analysis.caveats import notes
-from grpo_lab.analysis.contrasts import effects_markdown, effects_table
-from grpo_lab.analysis.divergence_table import divergence_table
-from grpo_lab.analysis.figures import (
-    budgets,
-    ceiling,
-    coverage,
-    curves,
-    doses,
-    effects,
-    forest,
-    frontier,
-    phase,
-    ranks,
-    signs,
-    waterfall,
-    wishes,
-)
-from grpo_lab.analysis.figures.style import Drawn, save, with_notes
-from grpo_lab.analysis.load import SweepData
-from grpo_lab.analysis.outcome import Outcome, final_values
+from grpo_lab.analysis.divergence.table import divergence_table
+from grpo_lab.analysis.effects.contrasts import effects_markdown, effects_table
+from grpo_lab.analysis.effects.table import effect_table, markdown
+from grpo_lab.analysis.effects.verdict import judge, verdict_text
+from grpo_lab.analysis.figures.registry import draw_all
+from grpo_lab.analysis.figures.style import save
+from grpo_lab.analysis.final_values import FinalValues, final_values
 from grpo_lab.analysis.report.page import report_html
 from grpo_lab.analysis.report.reader_page import rollouts_section
-from grpo_lab.analysis.scaling import fit_sweep, scaling_table
-from grpo_lab.analysis.sources import read_source
-from grpo_lab.analysis.table import effect_table, markdown
-from grpo_lab.analysis.verdict import judge, verdict_text
+from grpo_lab.analysis.scaling.fits import fit_sweep, scaling_table
+from grpo_lab.analysis.sources.read import RUNS, read_source
+from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.resampling import SEED
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.files import atomic_write
 
 FIGURES = Path("analysis/figures")
 REPORTS = Path("analysis/reports")
-SEED = 0  # of every resampling, so that the same data give the same bytes
-
-
-def _seeded(draw: Callable[..., Drawn | None]) -> Callable[[SweepData, Outcome], Drawn | None]:
-    return lambda data, outcome: draw(data, outcome, np.random.default_rng(SEED))
-
-
-# What follows the sweep's name in a figure's -> how it is drawn, and why it could not be; in the order of reading.
-_ALL = {
-    "": (curves.draw_curves, curves.missing),
-    "signs": (signs.draw_step_metrics, signs.missing),
-    "phase": (phase.draw_phase, phase.missing),
-    "forest": (forest.draw_forest, forest.missing),
-    "effects": (effects.draw_effects, effects.missing),
-    "doses": (doses.draw_doses, doses.missing),
-    "ranks": (_seeded(ranks.draw_ranks), ranks.missing),
-    "waterfall": (waterfall.draw_waterfall, waterfall.missing),
-    "frontier": (frontier.draw_frontier, frontier.missing),
-    "ceiling": (ceiling.draw_ceiling, ceiling.missing),
-    "budgets": (budgets.draw_budgets, budgets.missing),
-    "wishes": (wishes.draw_wishes, wishes.missing),
-    "coverage": (_seeded(coverage.draw_coverage), coverage.missing),
-}
 
 
 @dataclass(frozen=True)
 class Built:
-    """What `build` made: where the data came from, the verdict in words, every file, and the figures that this sweep
-    cannot have with the reason. `listing` is a file that lists both; `notice` says that other runs were asked for."""
+    """What `build` made.
+
+    `source` says where the data came from, and `notice`, where not empty, that other runs were asked for. `paths` are
+    all files; `missing` says by name why this sweep cannot have a figure; `listing` is a file that lists both.
+    """
 
     source: str
     notice: str
@@ -78,19 +45,6 @@ class Built:
     paths: list[Path]
     missing: dict[str, str]
     listing: Path
-
-
-def draw_all(data: SweepData, outcome: Outcome) -> tuple[list[Drawn], dict[str, str]]:
-    """Every figure of a sweep, with what must be known of all of them; and by name, why it cannot have the others."""
-    drawn, missing = [], {}
-    said = notes(data, outcome)
-    for name, (draw, why_not) in _ALL.items():
-        figure = draw(data, outcome)
-        if figure is None:
-            missing["_".join(filter(None, (data.record.name, name)))] = why_not(data, outcome)
-        else:
-            drawn.append(with_notes(figure, said))
-    return drawn, missing
 
 
 def build(name: str, source: str, data_folder: Path | None, output: Path | None, command: Sequence[str]) -> Built:
@@ -102,19 +56,19 @@ def build(name: str, source: str, data_folder: Path | None, output: Path | None,
     """
     data = read_source(source, name, data_folder)
     output = output or (FIGURES if data.design or "://" in source else Path(source) / "figures")
-    outcome = final_values(data)
-    sources = describe_sources(data, outcome, command)
-    drawn, missing = draw_all(data, outcome)
+    finals = final_values(data)
+    sources = describe_sources(data, finals, command)
+    drawn, missing = draw_all(data, finals)
     paths = [path for figure in drawn for path in save(figure, output, sources)]
-    verdict = verdict_text(data, outcome)
-    divergence = divergence_table(data, outcome, np.random.default_rng(SEED))
+    verdict = verdict_text(data, finals)
+    divergence = divergence_table(data, finals, np.random.default_rng(SEED))
     texts = {
-        f"{name}_table.csv": effect_table(data, outcome).to_csv(index=False),
-        f"{name}_table.md": markdown(data, outcome),
-        f"{name}_tricks.csv": effects_table(data, outcome).to_csv(index=False),
-        f"{name}_tricks.md": effects_markdown(data, outcome),
+        f"{name}_table.csv": effect_table(data, finals).to_csv(index=False),
+        f"{name}_table.md": markdown(data, finals),
+        f"{name}_tricks.csv": effects_table(data, finals).to_csv(index=False),
+        f"{name}_tricks.md": effects_markdown(data, finals),
         f"{name}_divergence.csv": divergence.to_csv(index=False),
-        f"{name}_scaling.csv": scaling_table(fit_sweep(data, outcome)).to_csv(index=False),
+        f"{name}_scaling.csv": scaling_table(fit_sweep(data, finals)).to_csv(index=False),
         f"{name}_verdict.txt": verdict,
     }
     for file, text in texts.items():
@@ -136,11 +90,11 @@ def build_report(
     Raises ValueError as `build` does.
     """
     data = read_source(source, name, data_folder)
-    outcome = final_values(data)
-    drawn, missing = draw_all(data, outcome)
-    divergence = divergence_table(data, outcome, np.random.default_rng(SEED))
+    finals = final_values(data)
+    drawn, missing = draw_all(data, finals)
+    divergence = divergence_table(data, finals, np.random.default_rng(SEED))
     responses = rollouts_section(data, None if "://" in source else Path(source))
-    page = report_html(data, outcome, drawn, missing, command, {"Training responses": responses}, divergence)
+    page = report_html(data, finals, drawn, missing, command, {"Training responses": responses}, divergence)
     path = (output or REPORTS) / f"{name}.html"
     atomic_write(path, page)
     return path, data.notice
@@ -151,7 +105,7 @@ def _number(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def describe_sources(data: SweepData, outcome: Outcome, command: Sequence[str]) -> dict[str, Any]:
+def describe_sources(data: SweepData, finals: FinalValues, command: Sequence[str]) -> dict[str, Any]:
     """What a figure was made from, as JSON values: runs, code, declaration, rules and judgements."""
     record = data.record
     runs = data.runs[["level", "arm", "seed", "run_key", "mlflow_run_id", "folder", "status", "commit", "dirty"]]
@@ -168,7 +122,7 @@ def describe_sources(data: SweepData, outcome: Outcome, command: Sequence[str]) 
         "runs": runs.astype(object).where(runs.notna(), None).to_dict("records"),
         "run_commits": sorted({commit for commit in data.finished["commit"] if commit}),
         "drawn_by": {"commit": provenance.commit(), "command": list(command)},
-        "final_values": {"rule": outcome.rule, "axis": outcome.axis, "X": outcome.budget},
+        "final_values": {"rule": finals.rule, "axis": finals.axis, "X": finals.budget},
         "control": data.control,
         "judgements": [
             {
@@ -180,6 +134,54 @@ def describe_sources(data: SweepData, outcome: Outcome, command: Sequence[str]) 
                 "p_holm": _number(judgement.holm),
                 "family": judgement.family,
             }
-            for judgement in judge(data, outcome)
+            for judgement in judge(data, finals)
         ],
     }
+
+
+DATA = Path("analysis/data")
+
+
+def what_to_open(
+    built: Built, name: str, runs: str, data: Path | None = DATA, to: Path | None = None, program: str = "grpo-lab"
+) -> list[str]:
+    """Three lines, and one that says where the list of all files is.
+
+    `runs` is what the figures were asked of, `data` where saved numbers were looked for (None: nowhere), `to` the
+    folder that was asked for, `program` how this command is called here.
+    """
+    pictures = [path for path in built.paths if path.suffix == ".png"]
+    figure = str(pictures[0]) if pictures else "none could be drawn"
+    more = f"{len(built.paths)} files in all" + (
+        f", {len(built.missing)} figure{'s' * (len(built.missing) > 1)} not drawn" if built.missing else ""
+    )
+    return [
+        f"figure  {figure}",
+        f"report  {_report(name, runs, data, to, program)}",
+        f"MLflow  {_mlflow(runs)}",
+        f"{more}: {built.listing}",
+    ]
+
+
+def _report(name: str, runs: str, data: Path | None, to: Path | None, program: str) -> str:
+    """The command that writes the report from the same numbers."""
+    if data == DATA and to is None:
+        return " ".join(["make report", f"EXP={shlex.quote(name)}", *_chosen(runs)])
+    words = [program, "report", name, "--runs", runs]
+    words += ["--only-runs"] if data is None else ["--data", str(data)] if data != DATA else []
+    return shlex.join([*words, *(["--to", str(to)] if to else [])])
+
+
+def _chosen(runs: str) -> list[str]:
+    return [] if runs == RUNS else [f"RUNS={shlex.quote(runs)}"]
+
+
+def _mlflow(runs: str) -> str:
+    if runs.startswith("http"):
+        return runs
+    store = Path(runs.removeprefix("sqlite:///")) if "://" in runs else Path(runs) / "mlflow.db"
+    if not store.exists():
+        return f"nothing to open: there is no {store}"
+    if store.name != "mlflow.db":
+        return shlex.join(["mlflow", "ui", "--backend-store-uri", runs])
+    return " ".join(["make ui", *_chosen(str(store.parent))])

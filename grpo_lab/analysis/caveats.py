@@ -1,41 +1,41 @@
-"""What a reader must know before believing a sweep's numbers: what is missing, and what was not alike."""
+"""What a reader must know before believing a sweep's numbers: what is missing, and where runs were not alike."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import pandas as pd
 
-from grpo_lab.analysis.load import LABELS, SweepData
-from grpo_lab.analysis.outcome import Outcome
-from grpo_lab.analysis.settings import undeclared_steps
+from grpo_lab.analysis.final_values import FinalValues
+from grpo_lab.analysis.sources.settings import SAME, STEPS, Place, differences
+from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
 from grpo_lab.config.design import Collapsed
 
 _FEW = 3  # runs, named where something is wrong with no more than these
 _UNEQUAL = 1.1  # a run that spent this many times X has a tail that no comparison sees
 
 
-def caveats(data: SweepData, outcome: Outcome) -> list[str]:
-    """Every sentence of this kind about a sweep, the declaration first; details of a sentence are indented."""
+def caveats(data: SweepData, finals: FinalValues) -> list[str]:
+    """Every caveat of a sweep, one sentence each, the declaration first; lines of detail are indented."""
     parts = (
         _declaration(data),
         finished_cells(data),
-        _collapsed(data, outcome),
-        _lengths(data, outcome),
+        _collapsed(data, finals),
+        _lengths(data, finals),
         _not_finite(data),
     )
     said = [*(line for part in parts for line in part), *_lacking(data), *_untimed(data), *_inert(data), *_code(data)]
     return [*said, *_lost(data), *_protocols(data), *undeclared_steps(data), *_changed(data)]
 
 
-def notes(data: SweepData, outcome: Outcome) -> list[str]:
-    """What must stand on every figure: runs that are missing or collapsed, and runs that are not alike."""
+def notes(data: SweepData, finals: FinalValues) -> list[str]:
+    """The caveats that stand under every figure: runs that are missing, collapsed or not alike."""
     planned = sum(data.seeds_planned(level, arm) for level in data.levels for arm in data.arms)
     done = len(data.finished)
     lines = [f"{done} of {planned} planned runs are finished."] if done < planned else []
     infinite = [line for line in _not_finite(data) if line.startswith("Infinite") or "at their end" in line]
-    lines += [*_collapsed(data, outcome)[:1], *_lengths(data, outcome), *infinite, *_lacking(data), *_code(data)]
+    lines += [*_collapsed(data, finals)[:1], *_lengths(data, finals), *infinite, *_lacking(data), *_code(data)]
     return [*lines, *_lost(data), *_protocols(data), *_changed(data)]
 
 
@@ -140,29 +140,29 @@ def _lost(data: SweepData) -> list[str]:
     return [f"{len(lost)} runs have lost evaluation tables: {named}; what is said of single questions is without them."]
 
 
-def _collapsed(data: SweepData, outcome: Outcome) -> list[str]:
+def _collapsed(data: SweepData, finals: FinalValues) -> list[str]:
     """Runs that stopped on a loss that was not finite, and what they count for."""
-    here = outcome.values[outcome.values["collapsed"]]
+    here = finals.values[finals.values["collapsed"]]
     if here.empty:
         return []
-    as_what = "accuracy and reward 0 from there on" if outcome.collapsed_as is Collapsed.zero else "what they last had"
-    lines = [f"Collapsed before X: {len(here)} of {len(outcome.values)} runs, counted with {as_what}."]
+    as_what = "accuracy and reward 0 from there on" if finals.collapsed_as is Collapsed.zero else "what they last had"
+    lines = [f"Collapsed before X: {len(here)} of {len(finals.values)} runs, counted with {as_what}."]
     for (level, arm), runs in here.groupby(["level", "arm"], sort=False):
         seeds = _listed(str(seed) for seed in runs["seed"])
-        of = len(outcome.values[(outcome.values["level"] == level) & (outcome.values["arm"] == arm)])
+        of = len(finals.values[(finals.values["level"] == level) & (finals.values["arm"] == arm)])
         lines.append(f"  {place(data, level, arm)}: {len(runs)} of {of} (seed {seeds})")
     return lines
 
 
-def _lengths(data: SweepData, outcome: Outcome) -> list[str]:
+def _lengths(data: SweepData, finals: FinalValues) -> list[str]:
     """Runs that went on well beyond the budget up to which all are compared."""
-    ends = data.finished_points.groupby(LABELS, sort=False)[f"budget/{outcome.axis}"].max()
-    longer = ends[ends > _UNEQUAL * outcome.budget]
+    ends = data.finished_points.groupby(LABELS, sort=False)[f"budget/{finals.axis}"].max()
+    longer = ends[ends > _UNEQUAL * finals.budget]
     if longer.empty:
         return []
     return [
-        f"Unequal lengths: {len(longer)} of {len(ends)} finished runs went beyond {outcome.at}, the longest to "
-        f"{float(longer.max() / outcome.budget):.2f} times that; what lies beyond is in no final value."
+        f"Unequal lengths: {len(longer)} of {len(ends)} finished runs went beyond {finals.at}, the longest to "
+        f"{float(longer.max() / finals.budget):.2f} times that; what lies beyond is in no final value."
     ]
 
 
@@ -204,21 +204,21 @@ def _holes(points: pd.DataFrame, metrics: Iterable[str]) -> dict[str, tuple[int,
 def _unended(data: SweepData, metrics: Iterable[str]) -> dict[str, tuple[int, pd.Index]]:
     """Accuracies -> how many, and which, finished runs lack them at their last evaluation: they have no final value."""
     points = data.finished_points
-    scores = [name for name in metrics if name.startswith("eval/") and name.endswith("/accuracy")]
-    if not scores:
+    accuracies = [name for name in metrics if name.startswith("eval/") and name.endswith("/accuracy")]
+    if not accuracies:
         return {}
-    evaluated = points[points[scores].notna().any(axis=1)]
-    last = evaluated.loc[evaluated.groupby(LABELS, sort=False)["step"].idxmax()].set_index(LABELS)[scores]
-    logged = points[scores].notna().groupby([points[name] for name in LABELS], sort=False).any()
+    evaluated = points[points[accuracies].notna().any(axis=1)]
+    last = evaluated.loc[evaluated.groupby(LABELS, sort=False)["step"].idxmax()].set_index(LABELS)[accuracies]
+    logged = points[accuracies].notna().groupby([points[name] for name in LABELS], sort=False).any()
     without = logged & ~last.notna().reindex(logged.index, fill_value=False)
-    return {name: (int(without[name].sum()), logged.index[without[name]]) for name in scores if without[name].any()}
+    return {name: (int(without[name].sum()), logged.index[without[name]]) for name in accuracies if without[name].any()}
 
 
 def _lacking(data: SweepData) -> list[str]:
     """Evaluations and rewards that some arms logged and others did not: those cannot be compared on them."""
     points = data.finished_points
     compared = [name for name in points.columns if name.startswith(("eval/", "reward/")) and "/component/" not in name]
-    compared = [name for name in compared if "/kept_component/" not in name]
+    compared = [name for name in compared if "/in_loss_component/" not in name]
     has = points[compared].notna().groupby([points["level"], points["arm"]], sort=False).any()
     lines = []
     for name in compared:
@@ -257,13 +257,13 @@ def _protocols(data: SweepData) -> list[str]:
     if (by_level == 1).all():
         return [
             f"Not evaluated alike: the levels of {data.design.factor if data.design else 'the sweep'}, in task, "
-            "template, evaluation, verifier, wished lengths or (training protocol) how responses end. Differences "
+            "template, evaluation, verifier, target lengths or (training protocol) how responses end. Differences "
             "between levels are not of training alone; arms at one level are evaluated alike."
         ]
     others = known[known["protocol"] != counts.index[0]]
     named = _listed(f"{place(data, row.level, row.arm)} seed {row.seed}" for row in others.itertuples())
     return [
-        f"Not evaluated alike: task, template, evaluation, verifier, wished lengths or (training protocol) how "
+        f"Not evaluated alike: task, template, evaluation, verifier, target lengths or (training protocol) how "
         f"responses are ended differ for {len(others)} of {len(known)} runs ({named}); differences to them are not of "
         "the arms alone."
     ]
@@ -271,3 +271,66 @@ def _protocols(data: SweepData) -> list[str]:
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(names)
+
+
+def comparison(data: SweepData) -> list[str]:
+    """The settings in which arms differ, with each arm's value, and a warning where arms differ in more than one.
+
+    For sweeps that declared nothing, since a design says what its arms change. Empty where runs recorded no settings.
+    """
+    if not data.settings or len(data.settings) < 2:
+        return []
+    control = _control_of(data)
+    apart = {place: differences(settings, data.settings[control]) for place, settings in data.settings.items()}
+    keys = list(dict.fromkeys(key for own in apart.values() for key in own))
+    lines = [f"Settings in which the arms differ: {len(keys)}."]
+    for key in keys:
+        holders: dict[str, list[str]] = {}
+        for place, settings in data.settings.items():
+            holders.setdefault(str(settings.get(key.split(SAME)[0], "not there")), []).append(name_of(place))
+        lines.append(f"  {key}: {'; '.join(f'{value} in {_listed(names)}' for value, names in holders.items())}")
+    mixed = [f"{name_of(place)} in {len(own)} ({_listed(own)})" for place, own in apart.items() if len(own) > 1]
+    if mixed:
+        lines.append(
+            f"WARNING: some arms differ from {name_of(control)} in more than one setting, so that no difference to it "
+            f"is the doing of one of them: {'; '.join(mixed)}."
+        )
+    return lines + _steps_apart({name_of(place): settings.get(STEPS) for place, settings in data.settings.items()})
+
+
+def undeclared_steps(data: SweepData) -> list[str]:
+    """Arms of a design that take another number of optimiser steps than their control, and did not declare it."""
+    if data.design is None:
+        return []
+    lines = []
+    for (level, arm), settings in data.settings.items():
+        control = data.settings.get((level, data.control), {})
+        declared = any(word.startswith("updates") for word in data.design.arms.get(arm, ()))
+        steps, others = settings.get(STEPS), control.get(STEPS)
+        if not declared and None not in (steps, others) and steps != others:
+            lines += _steps_apart({name_of((level, arm)): steps, data.control: others})
+    return lines
+
+
+def _steps_apart(steps: Mapping[str, int | None]) -> list[str]:
+    known = {name: number for name, number in steps.items() if number is not None}
+    if len(set(known.values())) < 2:
+        return []
+    by_number: dict[int, list[str]] = {}
+    for name, number in known.items():
+        by_number.setdefault(number, []).append(name)
+    said = "; ".join(f"{number} in {_listed(names)}" for number, names in by_number.items())
+    return [
+        f"WARNING: optimiser steps on a batch differ: {said}. More steps alone can make such a difference; set updates "
+        "to the same option in every arm to take that away."
+    ]
+
+
+def _control_of(data: SweepData) -> Place:
+    return next((place for place in data.settings if place[1] == data.control), next(iter(data.settings)))
+
+
+def name_of(place: Place) -> str:
+    """An arm, with its level where it has one."""
+    level, arm = place
+    return f"{arm} at {level}" if level else arm

@@ -1,8 +1,8 @@
 """Training reward beside the evaluations: every run as arrays at its evaluations, and its answers by question.
 
-A training metric at an evaluation is its mean over the steps of the last 5% of the budget X before it. It lags by
-half of that, so while reward still rises it is read a little low. At step 0 it is the first step's value, whose
-rollouts the initial weights drew; that is one batch, and its noise is in every later change from step 0.
+A training metric at an evaluation is its mean over the steps of the last 5% of the budget X before it. While reward
+rises, that mean is a little low, since it lags by half of its window. At step 0 it is the value of the first step,
+whose rollouts come from the initial weights. That is one batch, and its noise is in every change from step 0.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from functools import lru_cache
 import numpy as np
 import pandas as pd
 
-from grpo_lab.analysis.load import LABELS, SweepData
-from grpo_lab.analysis.outcome import Outcome
-from grpo_lab.analysis.table import run_arms
+from grpo_lab.analysis.final_values import FinalValues
+from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
 
 TRAILING = 0.05  # share of X, before an evaluation, over which training metrics are averaged
-TRAINING = {"reward": "reward/outcome", "shaped": "reward/mean", "kept": "reward/in_loss_mean"}
+TRAINING = {"reward": "reward/outcome", "shaped": "reward/mean"}
 EVALUATED = {
     "probe": "eval/probe/accuracy",
     "heldout_training": "eval/heldout_training/accuracy",
@@ -34,21 +33,19 @@ KL = "eval/heldout_training/kl_initial"
 class Track:
     """One run at its K evaluations up to X; every array is [K], NaN where a metric was not logged.
 
-    The last point is X itself: where no evaluation is exactly there, the straight line between the evaluations
-    around it, whose steps are `around`, with the weight `lean` on the second.
+    The last point is X itself. Where no evaluation lies exactly there, its values are on the straight line between the
+    two evaluations around X: `around` holds their steps, `lean` the weight of the second.
     """
 
     level: str
     arm: str
     seed: int
     step: np.ndarray  # the evaluation's; at X the last one trained by then
-    x: np.ndarray  # budget, in the unit of the outcome's axis
+    x: np.ndarray  # budget, on the axis of the final values
     reward: np.ndarray  # Pc: share of all responses that the training verifier called right
     reward_se: np.ndarray
     shaped: np.ndarray  # P: the whole training reward, before any filter
     shaped_se: np.ndarray
-    kept: np.ndarray  # as the loss saw it
-    kept_se: np.ndarray
     probe: np.ndarray  # T': training questions, training protocol
     heldout_training: np.ndarray  # V': held-out questions, training protocol
     heldout: np.ndarray  # V: the same, evaluation protocol
@@ -59,23 +56,22 @@ class Track:
 
 
 @lru_cache(maxsize=4)  # nine figures and tables of a sweep ask for the same
-def tracks(data: SweepData, outcome: Outcome) -> tuple[Track, ...]:
-    """Every run that reached X = `outcome.budget`, in declared order, cut there; nothing is extrapolated.
+def tracks(data: SweepData, finals: FinalValues) -> tuple[Track, ...]:
+    """Every run that reached X = `finals.budget`, in declared order, up to there; nothing is extrapolated.
 
-    A run that collapsed before X ends in no evaluation that could be compared, and is left out; so is one that was
-    never evaluated.
+    Runs that collapsed before X, or were never evaluated, are left out: they have no evaluation to compare.
     """
-    x = f"budget/{outcome.axis}"
+    x = f"budget/{finals.axis}"
     logged = data.counted_points.sort_values("step")
     runs = {labels: run[run[x].notna()] for labels, run in logged.groupby(LABELS, sort=False)}
     found = []
-    for level, arm in run_arms(data):
+    for level, arm in data.run_arms:
         for seed in sorted(seed for at, name, seed in runs if (at, name) == (level, arm)):
             run = runs[level, arm, seed]
             suites = [name for name in EVALUATED.values() if name in run]
             evaluated = run[run[suites].notna().any(axis=1)] if suites else run.iloc[:0]
-            if len(evaluated) and run[x].max() >= outcome.budget:
-                found.append(_track(level, arm, int(seed), run, evaluated, x, outcome.budget))
+            if len(evaluated) and run[x].max() >= finals.budget:
+                found.append(_track(level, arm, int(seed), run, evaluated, x, finals.budget))
     return tuple(found)
 
 
@@ -128,18 +124,18 @@ def _trailing(
 
 
 def shared(cell: Sequence[Track]) -> list[np.ndarray]:
-    """For each run of a cell, where in its arrays the evaluations lie that all runs have, and its last point.
+    """For each run of a cell, the places in its arrays of the evaluations that all runs have, and of its last point.
 
-    Evaluations are the same where their step is.
+    Two evaluations are the same where their steps are.
     """
     common = set.intersection(*(set(track.step[:-1].tolist()) for track in cell))
     return [np.array([*np.flatnonzero(np.isin(t.step[:-1], list(common))), len(t.step) - 1]) for t in cell]
 
 
 def on_grid(cell: Sequence[Track], values: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """One grid [K] for a cell, and the runs' values on it [S, K] by straight lines between their own evaluations.
+    """One grid [K] for a cell, and on it the values of its runs [S, K], interpolated between their own evaluations.
 
-    The grid is where the shared evaluations lie on average; `values` holds an array [own K] for each track.
+    The grid is the mean budget of every shared evaluation; `values` holds an array [own K] for each track.
     """
     grid = np.mean([track.x[where] for track, where in zip(cell, shared(cell))], axis=0)
     return grid, np.array([np.interp(grid, track.x, own) for track, own in zip(cell, values)])
@@ -160,7 +156,7 @@ class Answers:
     lean: np.ndarray
 
     @property
-    def outcome(self) -> np.ndarray:
+    def accuracy(self) -> np.ndarray:
         """[S, K, Q]: the share of a question's samples that were right; its mean over Q is the suite's accuracy."""
         return self.at_evaluations(self.correct / self.samples)
 
@@ -172,14 +168,14 @@ class Answers:
 
 
 def answers_of(data: SweepData, cell: Sequence[Track], suite: str) -> Answers | None:
-    """The answers of one cell's runs to a suite; None where those of a shared evaluation were not kept.
+    """The answers of one cell's runs to a suite; None where those of a shared evaluation were not saved.
 
     Raises ValueError where the runs were not asked the same questions.
     """
     level, arm = cell[0].level, cell[0].arm
-    kept = data.answers
-    kept = kept[(kept["suite"] == suite) & (kept["arm"] == arm) & (kept["level"] == level)]
-    by_step = {labels: rows.sort_values("question") for labels, rows in kept.groupby(["seed", "step"])}
+    own = data.answers
+    own = own[(own["suite"] == suite) & (own["arm"] == arm) & (own["level"] == level)]
+    by_step = {labels: rows.sort_values("question") for labels, rows in own.groupby(["seed", "step"])}
     tables = []
     for track, where in zip(cell, shared(cell)):
         wanted = [*track.step[where][:-1].tolist(), *track.around]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from grpo_lab.run.evaluate import pass_at_k
+from grpo_lab.tracking.metrics import pass_at_k
 from grpo_lab.types import Float, Graded, Groups, Tensor
 
 NGRAM = 6  # tokens; a repetition is a run of this many that the response has written before

@@ -36,6 +36,7 @@ from grpo_lab.rollout.grading import (
     with_target_length,
 )
 from grpo_lab.tasks.base import Reward, Template
+from grpo_lab.tracking.metrics import pass_at_k
 from grpo_lab.tricks.truncation import Truncation
 from grpo_lab.types import Float, NoiseKey, Problem, Rollouts, SamplingParams, Tensor
 
@@ -193,11 +194,3 @@ def _summary(suite: str, table: pd.DataFrame, ks: Sequence[int]) -> Mapping[str,
         chances = [pass_at_k(int(n), int(c), k) for n, c in zip(drawn, right)]
         metrics[f"eval/{suite}/pass_at_{k}"] = sum(chances) / len(chances)
     return metrics
-
-
-def pass_at_k(samples: int, correct: int, k: int) -> float:
-    """Unbiased chance that at least one of k samples is right (Chen et al., arXiv:2107.03374).
-
-    1 - C(samples - correct, k) / C(samples, k), for k <= samples.
-    """
-    return 1 - math.comb(samples - correct, k) / math.comb(samples, k)

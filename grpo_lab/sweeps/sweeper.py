@@ -160,9 +160,9 @@ def _report(name: str, cells: Sequence[Cell], returns: Sequence[JobReturn]) -> N
 
 def _show_arms(runs_dir: Path, name: str) -> None:
     """Print what the arms of a finished sweep came to; one that declared nothing is judged by nobody else."""
-    from grpo_lab.analysis.load import load_sweep
-    from grpo_lab.analysis.outcome import final_values
-    from grpo_lab.analysis.verdict import compared_arms
+    from grpo_lab.analysis.effects.verdict import compared_arms
+    from grpo_lab.analysis.final_values import final_values
+    from grpo_lab.analysis.sources.run_folders import load_sweep
 
     data = load_sweep(runs_dir, name)
     print("", *compared_arms(data, final_values(data)), "", sep="\n", flush=True)

@@ -7,6 +7,7 @@ metrics.jsonl, which holds no clock and is the same, bit for bit, however often 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -379,3 +380,11 @@ def check(metrics: Mapping[str, float | int]) -> Mapping[str, float | int]:
     for name in metrics:
         find(name)
     return metrics
+
+
+def pass_at_k(samples: int, correct: int, k: int) -> float:
+    """Unbiased chance that at least one of k samples is right (Chen et al., arXiv:2107.03374).
+
+    1 - C(samples - correct, k) / C(samples, k), for k <= samples.
+    """
+    return 1 - math.comb(samples - correct, k) / math.comb(samples, k)

@@ -16,19 +16,30 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from grpo_lab.analysis.build import Built, build
+from grpo_lab.analysis.build import Built, build, what_to_open
 from grpo_lab.analysis.caveats import caveats, notes
-from grpo_lab.analysis.figures.curves import curve_numbers, draw_curves, mean_line, running_mean
+from grpo_lab.analysis.effects.table import effect_table, markdown
+from grpo_lab.analysis.effects.verdict import judge, verdict_text
+from grpo_lab.analysis.figures.curves import curve_numbers, draw_curves
 from grpo_lab.analysis.figures.effects import draw_effects, effect_numbers
-from grpo_lab.analysis.guide import what_to_open
-from grpo_lab.analysis.load import SweepData, load_data, load_sweep, save_data
-from grpo_lab.analysis.outcome import DOWNSTREAM, GAP, HELDOUT, MASKED_SHARE, OVERSTATEMENT, final_values, interpolate
+from grpo_lab.analysis.final_values import (
+    DOWNSTREAM,
+    GAP,
+    HELDOUT,
+    MASKED_SHARE,
+    OVERSTATEMENT,
+    final_values,
+    interpolate,
+)
 from grpo_lab.analysis.report.page_verdict import verdict_section
-from grpo_lab.analysis.settings import differences
-from grpo_lab.analysis.sources import read_source
-from grpo_lab.analysis.stats import paired_difference, t_interval
-from grpo_lab.analysis.table import effect_table, markdown
-from grpo_lab.analysis.verdict import judge, p_text, verdict_text
+from grpo_lab.analysis.sources.read import read_source
+from grpo_lab.analysis.sources.run_folders import load_sweep
+from grpo_lab.analysis.sources.saved_data import load_data, save_data
+from grpo_lab.analysis.sources.settings import differences
+from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.intervals import paired_difference, t_interval
+from grpo_lab.analysis.stats.mean_line import mean_line, running_mean
+from grpo_lab.analysis.stats.multiplicity import p_text
 from grpo_lab.config.design import Part, read_design
 from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.run_log import RunLog
@@ -186,12 +197,12 @@ def test_the_rule_of_final_values_by_hand(tmp_path: Path) -> None:
     declare(tmp_path, [cell("score", 0), cell("score", 1)], design())
     write_run(tmp_path / "score/seed=0", long)
     write_run(tmp_path / "score/seed=1", short)
-    outcome = final_values(load_sweep(tmp_path, "planted"))
-    assert (outcome.budget, outcome.axis) == (95.0, "sampled_tokens")
+    finals = final_values(load_sweep(tmp_path, "planted"))
+    assert (finals.budget, finals.axis) == (95.0, "sampled_tokens")
     # 0.8 X = 76 is left out: steps 8 and 9 of the long run, the steps at 77 and 95 of the short one
-    assert outcome.of("", "score", "rollout/truncated").to_dict() == {0: 8.5, 1: 1.5}
+    assert finals.of("", "score", "rollout/truncated").to_dict() == {0: 8.5, 1: 1.5}
     # 95 lies nine tenths of the way from the evaluation at 50 to that at 100
-    assert outcome.of("", "score", HELDOUT).to_dict() == pytest.approx({0: 0.5 + 0.9 * 0.2, 1: 0.6})
+    assert finals.of("", "score", HELDOUT).to_dict() == pytest.approx({0: 0.5 + 0.9 * 0.2, 1: 0.6})
 
 
 def test_interpolation_stays_inside() -> None:
@@ -204,9 +215,9 @@ def test_an_evaluation_that_ends_before_x_counts_for_nothing(tmp_path: Path) -> 
     rows = rows_at([0, 50, 100], {"rollout/truncated": [0.5, 0.25]}, {0: {HELDOUT: 0.1}, 1: {HELDOUT: 0.9}})
     declare(tmp_path, [cell("score", 0)], design())
     write_run(tmp_path / "score/seed=0", rows)
-    outcome = final_values(load_sweep(tmp_path, "planted"))
-    assert outcome.of("", "score", HELDOUT).empty and outcome.interval("", "score", HELDOUT).n == 0
-    assert outcome.of("", "score", "rollout/truncated").to_dict() == {0: 0.25}
+    finals = final_values(load_sweep(tmp_path, "planted"))
+    assert finals.of("", "score", HELDOUT).empty and finals.interval("", "score", HELDOUT).n == 0
+    assert finals.of("", "score", "rollout/truncated").to_dict() == {0: 0.25}
 
 
 def test_overstatement_and_q_a_by_hand_and_masking_from_the_data(tmp_path: Path) -> None:
@@ -215,22 +226,22 @@ def test_overstatement_and_q_a_by_hand_and_masking_from_the_data(tmp_path: Path)
     declare(tmp_path, [cell("score", 0), cell("mask", 0)], design())
     write_run(tmp_path / "score/seed=0", rows_at([0, 50, 100], {**signs, "touched/truncation": [0.0, 0.0]}, scores))
     write_run(tmp_path / "mask/seed=0", rows_at([0, 50, 100], {**signs, "touched/truncation": [0.1, 0.0]}, scores))
-    outcome = final_values(load_sweep(tmp_path, "planted"))
-    assert outcome.masks("", "mask") and not outcome.masks("", "score")
-    assert outcome.interval("", "mask", GAP).mean == pytest.approx(0.1)
-    assert outcome.interval("", "mask", OVERSTATEMENT).mean == pytest.approx(0.2)
+    finals = final_values(load_sweep(tmp_path, "planted"))
+    assert finals.masks("", "mask") and not finals.masks("", "score")
+    assert finals.interval("", "mask", GAP).mean == pytest.approx(0.1)
+    assert finals.interval("", "mask", OVERSTATEMENT).mean == pytest.approx(0.2)
     # q = 1/4 and (1 - q) a = 0.6: a = 0.8, q a = 0.2
-    assert outcome.interval("", "mask", MASKED_SHARE).mean == pytest.approx(0.2)
+    assert finals.interval("", "mask", MASKED_SHARE).mean == pytest.approx(0.2)
 
 
 def test_a_planted_effect_is_recovered_and_a_null_is_not(planted: Callable[..., SweepData]) -> None:
-    outcome = final_values(planted(("score", "mask", "soft")))
-    found = outcome.difference("", "mask", "score", "rollout/truncated")
+    finals = final_values(planted(("score", "mask", "soft")))
+    found = finals.difference("", "mask", "score", "rollout/truncated")
     assert found.n == 3 and found.low > 0 and found.mean == pytest.approx(0.1, abs=0.005)
-    null = outcome.difference("", "soft", "score", "rollout/truncated")
+    null = finals.difference("", "soft", "score", "rollout/truncated")
     assert null.low < 0 < null.high
     # Pairing removes the noise that a seed gives to both arms.
-    alone = outcome.interval("", "mask", "rollout/truncated")
+    alone = finals.interval("", "mask", "rollout/truncated")
     assert found.high - found.low < 0.5 * (alone.high - alone.low)
 
 
@@ -259,21 +270,21 @@ def ragged(tmp_path: Path) -> SweepData:
 
 
 def test_runs_that_reached_x_count_and_all_others_are_named(ragged: SweepData) -> None:
-    outcome = final_values(ragged)
-    table = effect_table(ragged, outcome).set_index(["arm", "metric"])
+    finals = final_values(ragged)
+    table = effect_table(ragged, finals).set_index(["arm", "metric"])
     score, mask = (table.loc[(arm, "rollout/truncated")] for arm in ("score", "mask"))
     assert (score["n"], score["n_finished"], score["n_planned"]) == (5, 5, 7)
     # The run that failed on its last step had reached X: what it logged by then counts.
     assert (mask["n"], mask["n_finished"], mask["n_planned"], mask["n_pairs"]) == (3, 2, 7, 3)
     assert pd.isna(score["difference"]) and mask["difference"] == pytest.approx(0.1, abs=0.01)
-    text = verdict_text(ragged, outcome)
+    text = verdict_text(ragged, finals)
     assert "Finished cells: 7 of 21 planned." in text  # 7 seeds of 3 declared arms
     assert "failed: mask seed 2: FloatingPointError: the loss is nan at update 7" in text
     assert "unfinished: mask seed 3" in text
     assert "unreadable: mask seed 5: ValueError" in text and "has a line that is not JSON" in text
     assert "not started: 1 of score, 2 of mask, 7 of soft" in text
     assert "Inert: surrogate changed nothing of the loss in every finished run." in text
-    footer = draw_curves(ragged, outcome).figure.texts[-1].get_text()
+    footer = draw_curves(ragged, finals).figure.texts[-1].get_text()
     assert "Not run: soft." in footer.replace("\n", " ")
 
 
@@ -295,15 +306,15 @@ def test_the_words_of_a_verdict(planted: Callable[..., SweepData]) -> None:
         {**ABOVE, "metric": "rollout/truncatd"},
     ]
     data = planted(node=design(predictions))
-    outcome = final_values(data)
-    words = [judgement.word for judgement in judge(data, outcome)]
+    finals = final_values(data)
+    words = [judgement.word for judgement in judge(data, finals)]
     assert words == ["supported", "contradicted", "not resolved", "not run", "supported", "not run"]
-    text = verdict_text(data, outcome)
+    text = verdict_text(data, finals)
     assert text.startswith(QUESTION)
-    found = outcome.difference("", "mask", "score", "rollout/truncated").text("+")
+    found = finals.difference("", "mask", "score", "rollout/truncated").text("+")
     said = "supported: mask is above score on truncated share, training (the metric that decides)"
     # Five of the six are of arms that could run, and count; the arm `soft` has no run, but was asked for.
-    adjusted = judge(data, outcome)[0].holm
+    adjusted = judge(data, finals)[0].holm
     assert f"{said}\n    difference {found}, n = 3, Holm {p_text(adjusted)}\n" in text
     assert "adjusted by Holm for 6 predictions, is below 0.05" in text
     assert "not run: 2 of 6 predictions" in text and "truncatd" not in text
@@ -346,14 +357,14 @@ def test_a_prediction_may_compare_an_arm_with_itself_at_another_level(tmp_path: 
     for one in cells:
         write_run(tmp_path / one.folder, planted_rows("mask", one.seed, effect=effects[one.level]))
     data = load_sweep(tmp_path, "planted")
-    outcome = final_values(data)
-    across, within = judge(data, outcome)
+    finals = final_values(data)
+    across, within = judge(data, finals)
     # Equal differences have no scatter for t: three of them cannot be told from chance, p = 2 / 2^3.
     assert (across.word, across.p, across.difference.mean) == ("not resolved", 0.25, pytest.approx(0.15, abs=1e-9))
     assert within.word == "not run"  # the control never ran
     said = "mask at aggregation=sequence_mean is above mask at aggregation=constant on truncated share, training"
-    assert said in verdict_text(data, outcome)
-    assert draw_effects(data, outcome) is None
+    assert said in verdict_text(data, finals)
+    assert draw_effects(data, finals) is None
 
 
 def test_a_late_declaration_is_called_late(tmp_path: Path) -> None:
@@ -395,10 +406,10 @@ def test_arms_of_a_sweep_that_declared_nothing_are_tabled_with_what_tells_them_a
         ),
         rate=composed({"scale": "group_std"}, **{"optimizer.learning_rate": 2e-4}),
     )
-    outcome = final_values(data)
-    text = verdict_text(data, outcome)
-    control, mask = (outcome.interval("", arm, HELDOUT).text() for arm in ("score", "mask"))
-    apart = outcome.difference("", "mask", "score", HELDOUT).text("+")
+    finals = final_values(data)
+    text = verdict_text(data, finals)
+    control, mask = (finals.interval("", arm, HELDOUT).text() for arm in ("score", "mask"))
+    apart = finals.difference("", "mask", "score", HELDOUT).text("+")
     rows = {line.strip().split("  ")[0]: line.split() for line in text.splitlines() if "[" in line}
     assert " ".join(rows["score"]).startswith(f"score 2 {control} ")
     assert " ".join(rows["mask"]).startswith(f"mask 2 {mask} ")
@@ -410,7 +421,7 @@ def test_arms_of_a_sweep_that_declared_nothing_are_tabled_with_what_tells_them_a
     assert "  optimizer.learning_rate: 0.0001 in score, mask; 0.0002 in rate\n" in text
     assert "differ from score in more than one setting" in text and "mask in 2 (scale, updates).\n" in text
     assert "WARNING: optimiser steps on a batch differ: 4 in score, rate; 1 in mask." in text
-    section = verdict_section(data, outcome, {}, None)
+    section = verdict_section(data, finals, {}, None)
     assert "Settings in which the arms differ: 3.<ul><li>scale: group_std in score, rate; none in mask</li>" in section
     save_data(data, tmp_path / "data")
     assert load_data(tmp_path / "data", "planted").settings == data.settings
@@ -472,9 +483,9 @@ def test_the_csv_holds_exactly_what_is_drawn(planted: Callable[..., SweepData], 
     data = planted()
     built = build("planted", str(tmp_path), tmp_path, tmp_path / "out", ["figures"])
     assert built.paths[0] == tmp_path / "out/planted.svg" and all(path.stat().st_size for path in built.paths)
-    outcome = final_values(data)
+    finals = final_values(data)
     csv = pd.read_csv(tmp_path / "out/planted.csv", keep_default_na=False, na_values=[""])
-    figure = draw_curves(data, outcome).figure
+    figure = draw_curves(data, finals).figure
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["score", "mask"]
     for arm, axes in zip(("score", "mask"), figure.axes):
         lines = {line.get_label(): line for line in axes.lines}
@@ -486,7 +497,7 @@ def test_the_csv_holds_exactly_what_is_drawn(planted: Callable[..., SweepData], 
         assert sum(len(line.get_xdata()) for line in axes.lines if line.get_linewidth() == 0.5) == len(raw)
         assert "n = 3\nG -" in {text.get_text() for text in axes.texts}  # these runs logged no outcomes
     effects = pd.read_csv(tmp_path / "out/planted_effects.csv")
-    drawn = draw_effects(data, outcome).figure
+    drawn = draw_effects(data, finals).figure
     marks = [line.get_xdata()[0] for axes in drawn.axes for line in axes.lines if line.get_label() == "mask"]
     assert marks == effects[effects["part"] == "mean"]["value"].tolist()
 
@@ -527,13 +538,13 @@ def test_the_running_mean_by_hand() -> None:
 
 def test_one_level_two_arms_one_seed(planted: Callable[..., SweepData]) -> None:
     data = planted(seeds=(0,))
-    outcome = final_values(data)
-    curves, effects = draw_curves(data, outcome), draw_effects(data, outcome)
+    finals = final_values(data)
+    curves, effects = draw_curves(data, finals), draw_effects(data, finals)
     assert not any(axes.collections for axes in curves.figure.axes)  # no band
     assert "one seed has no interval" in curves.bands and "no interval" in effects.bands
     assert "n = 1 of 3 seeds, no interval" in curves.figure.axes[0].texts[0].get_text()
-    means = curve_numbers(data, outcome).query("part == 'mean'")
-    assert means["low"].isna().all() and effect_numbers(data, outcome)["low"].isna().all()
+    means = curve_numbers(data, finals).query("part == 'mean'")
+    assert means["low"].isna().all() and effect_numbers(data, finals)["low"].isna().all()
 
 
 def test_a_plain_sweep_is_drawn_against_its_first_arm(tmp_path: Path) -> None:
@@ -542,9 +553,9 @@ def test_a_plain_sweep_is_drawn_against_its_first_arm(tmp_path: Path) -> None:
     for one in cells:
         write_run(tmp_path / one.folder, planted_rows(one.arm, one.seed))
     data = load_sweep(tmp_path, "truncation=score,mask")
-    outcome = final_values(data)
-    assert "nothing was declared, so nothing is judged; score is the control" in verdict_text(data, outcome)
-    effects = draw_effects(data, outcome)
+    finals = final_values(data)
+    assert "nothing was declared, so nothing is judged; score is the control" in verdict_text(data, finals)
+    effects = draw_effects(data, finals)
     assert (effects.name, set(effects.numbers["arm"])) == ("truncation=score,mask_effects", {"mask"})
     assert "score is the sweep's first arm" in effects.figure.texts[-1].get_text().replace("\n", " ")
 
@@ -557,33 +568,33 @@ def test_a_run_that_never_trained_on_anything_is_counted_out(tmp_path: Path) -> 
     write_run(tmp_path / "mask/seed=0", rows)
     write_run(tmp_path / "mask/seed=1", planted_rows("mask", 1))
     data = load_sweep(tmp_path, "planted")
-    outcome = final_values(data)
-    table = effect_table(data, outcome).set_index("metric")
+    finals = final_values(data)
+    table = effect_table(data, finals).set_index("metric")
     assert (table.loc["reward/in_loss_mean", "n"], table.loc[HELDOUT, "n"]) == (1, 2)
-    means = curve_numbers(data, outcome).query("part == 'mean'")
+    means = curve_numbers(data, finals).query("part == 'mean'")
     assert means.groupby("series")["n"].max().to_dict()["reward/in_loss_mean"] == 1
 
 
 def test_the_markdown_table(planted: Callable[..., SweepData]) -> None:
     data = planted()
-    outcome = final_values(data)
-    text = markdown(data, outcome)
-    cut = outcome.interval("", "mask", "rollout/truncated")
-    assert f"| mask | 3 / 3 | {outcome.interval('', 'mask', 'reward/in_loss_mean').text()} |" in text
+    finals = final_values(data)
+    text = markdown(data, finals)
+    cut = finals.interval("", "mask", "rollout/truncated")
+    assert f"| mask | 3 / 3 | {finals.interval('', 'mask', 'reward/in_loss_mean').text()} |" in text
     assert f"{cut.mean:.3f} [{cut.low:.3f}, {cut.high:.3f}]" in text
-    assert outcome.difference("", "mask", "score", "rollout/truncated").text("+") in text
+    assert finals.difference("", "mask", "score", "rollout/truncated").text("+") in text
     assert text.count("| score |") == 1 and "paired by seed" in text
 
 
 def test_an_experiment_may_name_the_columns_of_its_table(planted: Callable[..., SweepData]) -> None:
     node = design(columns=["rollout/length", "touched/truncation"])
     data = planted(node=node)
-    outcome = final_values(data)
-    text = markdown(data, outcome)
+    finals = final_values(data)
+    text = markdown(data, finals)
     assert "| arm | n finished / planned | response length, tokens | touched/truncation |" in text
-    assert "touched/truncation" in set(effect_table(data, outcome)["metric"])
+    assert "touched/truncation" in set(effect_table(data, finals)["metric"])
     plain = replace(data, design=read_design(design()))
-    assert "touched/truncation" not in set(effect_table(plain, outcome)["metric"])
+    assert "touched/truncation" not in set(effect_table(plain, finals)["metric"])
     assert read_design(node).fingerprint() == read_design(design()).fingerprint(), "columns decide nothing"
 
 
@@ -600,12 +611,12 @@ def test_arms_that_mean_something_else_by_now_are_marked(planted: Callable[..., 
         return read_source(str(tmp_path / "nowhere"), "planted", folder)
 
     marked = read()
-    text, outcome = markdown(marked, final_values(marked)), final_values(marked)
+    text, finals = markdown(marked, final_values(marked)), final_values(marked)
     said = "Changed since these runs, and not run again (marked \u2020 in tables): mask (it masks more)."
     assert text.count("| mask \u2020 |") == 2 and "| score |" in text and said in text
-    assert said in caveats(marked, outcome) and said in notes(marked, outcome)
+    assert said in caveats(marked, finals) and said in notes(marked, finals)
     anew = read(since="2001-01-01T00:00:00Z")  # declared after the change
-    assert not anew.changed and "\u2020" not in markdown(anew, outcome)
+    assert not anew.changed and "\u2020" not in markdown(anew, finals)
     assert marked.design.fingerprint() == read_design(design(changes=[])).fingerprint(), "a mark declares nothing"
 
 
@@ -665,7 +676,7 @@ def test_the_commands_need_neither_torch_nor_mlflow(planted: Callable[..., Sweep
     listed = (tmp_path / "analysis/figures/planted_files.txt").read_text().splitlines()
     paths = [line for line in listed if not line.startswith("no ")]
     assert all((tmp_path / path).exists() for path in paths) and "analysis/figures/planted_verdict.txt" in paths
-    assert listed[-1] == "no planted_coverage: the answers to the downstream questions were not kept"
+    assert listed[-1] == "no planted_coverage: the answers to the downstream questions were not saved"
     without = len(listed) - len(paths)
     more = f"{len(paths)} files in all, {without} figures not drawn"
     assert files == f"{more}: analysis/figures/planted_files.txt"

@@ -12,13 +12,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from planted_sweeps import Planted, synthetic_sweep
 
 from grpo_lab.analysis.build import build, build_report
 from grpo_lab.analysis.caveats import _protocols, caveats
-from grpo_lab.analysis.load import SweepData, load_data, save_data
-from grpo_lab.analysis.outcome import DOWNSTREAM, HELDOUT, final_values
-from grpo_lab.analysis.synthetic import Planted, synthetic_sweep
-from grpo_lab.analysis.verdict import verdict_text
+from grpo_lab.analysis.effects.verdict import verdict_text
+from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, final_values
+from grpo_lab.analysis.sources.saved_data import load_data, save_data
+from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.config.design import Collapsed
 
 STOPPED = Planted(tricks=("trick",), seeds=(0, 1, 2), steps=40, every=10, collapse={("+trick", 1): 0.5})
@@ -39,31 +40,31 @@ def points_of(data: SweepData, arm: str, seed: int) -> pd.DataFrame:
 
 
 def test_zero_counts_nothing_from_the_end_on(stopped: SweepData) -> None:
-    outcome = final_values(stopped)
-    assert outcome.budget == 160_000  # of the finished runs: the stopped one does not cut the others short
+    finals = final_values(stopped)
+    assert finals.budget == 160_000  # of the finished runs: the stopped one does not cut the others short
     for metric in (HELDOUT, DOWNSTREAM, "reward/outcome", "eval/heldout/accuracy"):
-        values = outcome.of("", "+trick", metric)
+        values = finals.of("", "+trick", metric)
         assert values[1] == 0.0 and values[0] > 0.2 and values[2] > 0.2, metric
-    assert set(outcome.of("", "+trick", "train/entropy").index) == {0, 2}  # no accuracy: not known, and not zero
+    assert set(finals.of("", "+trick", "train/entropy").index) == {0, 2}  # no accuracy: not known, and not zero
     # Half of the run had its own average, the other half counts 0.
     lived = points_of(stopped, "+trick", 1).query("step > 0")["reward/outcome"].mean()
-    assert outcome.of("", "+trick", "average/reward/outcome")[1] == pytest.approx(0.5 * lived)
+    assert finals.of("", "+trick", "average/reward/outcome")[1] == pytest.approx(0.5 * lived)
     own = points_of(stopped, "+trick", 1).query("step > 0")["train/entropy"].mean()
-    assert outcome.of("", "+trick", "average/train/entropy")[1] == pytest.approx(own)
-    assert outcome.collapsed("", "+trick") == 1 and outcome.collapsed("", "base") == 0
-    assert "1 runs that collapsed before X count with accuracy and reward 0" in outcome.rule
+    assert finals.of("", "+trick", "average/train/entropy")[1] == pytest.approx(own)
+    assert finals.collapsed("", "+trick") == 1 and finals.collapsed("", "base") == 0
+    assert "1 runs that collapsed before X count with accuracy and reward 0" in finals.rule
 
 
 def test_last_carries_what_there_was(stopped: SweepData) -> None:
-    outcome = final_values(with_rule(stopped, Collapsed.last))
+    finals = final_values(with_rule(stopped, Collapsed.last))
     run = points_of(stopped, "+trick", 1)
-    assert outcome.of("", "+trick", DOWNSTREAM)[1] == run[DOWNSTREAM].dropna().iloc[-1]
+    assert finals.of("", "+trick", DOWNSTREAM)[1] == run[DOWNSTREAM].dropna().iloc[-1]
     # 20 steps of 4,000 tokens: the last fifth of what it lived is steps 17 to 20
     last = run[run["step"] > 16]["train/entropy"].mean()
-    assert outcome.of("", "+trick", "train/entropy")[1] == pytest.approx(last)
+    assert finals.of("", "+trick", "train/entropy")[1] == pytest.approx(last)
     own = run.query("step > 0")["train/entropy"].mean()
-    assert outcome.of("", "+trick", "average/train/entropy")[1] == pytest.approx(0.5 * own + 0.5 * last)
-    assert "count with what they last had" in outcome.rule
+    assert finals.of("", "+trick", "average/train/entropy")[1] == pytest.approx(0.5 * own + 0.5 * last)
+    assert "count with what they last had" in finals.rule
 
 
 def test_leaving_the_collapsed_run_out_would_flatter_its_arm(stopped: SweepData) -> None:
@@ -75,9 +76,9 @@ def test_leaving_the_collapsed_run_out_would_flatter_its_arm(stopped: SweepData)
 
 def test_a_run_that_stopped_beyond_x_counts_as_it_was(stopped: SweepData) -> None:
     cut = stopped.points[(stopped.points["step"] <= 20) | (stopped.points["arm"] != "base")]
-    outcome = final_values(replace(stopped, points=cut))
-    assert outcome.budget == 80_000 and not outcome.values["collapsed"].any()
-    assert outcome.of("", "+trick", DOWNSTREAM)[1] > 0.2
+    finals = final_values(replace(stopped, points=cut))
+    assert finals.budget == 80_000 and not finals.values["collapsed"].any()
+    assert finals.of("", "+trick", DOWNSTREAM)[1] > 0.2
 
 
 def test_a_run_that_never_made_a_step_still_counts(stopped: SweepData) -> None:
@@ -128,13 +129,15 @@ def test_nan_infinity_and_missing_metrics_are_named(stopped: SweepData) -> None:
     points.loc[(points["arm"] == "base") & (points["step"] == 7), "train/entropy"] = math.nan
     points.loc[(points["arm"] == "base") & (points["step"] == 9), "mismatch/k3"] = np.inf
     points.loc[points["arm"] == "+trick", DOWNSTREAM] = math.nan
+    for of in ("component", "in_loss_component"):  # a part of the reward that only one arm has is no lack of the others
+        points[f"reward/{of}/bonus"] = np.where(points["arm"] == "+trick", 0.1, math.nan)
     changed = replace(stopped, points=points)
-    outcome = final_values(changed)
-    lines = caveats(changed, outcome)
+    finals = final_values(changed)
+    lines = caveats(changed, finals)
     assert "Infinite values: mismatch/k3 (3); a mean over them is infinite, and no interval is given." in lines
     assert any("left out there: train/entropy (3 steps: " in line for line in lines)
-    assert f"No {DOWNSTREAM}: +trick; not compared on it." in lines
-    assert outcome.difference("", "+trick", "base", DOWNSTREAM).n == 0
+    assert f"No {DOWNSTREAM}: +trick; not compared on it." in lines and not any("bonus" in line for line in lines)
+    assert finals.difference("", "+trick", "base", DOWNSTREAM).n == 0
 
 
 @pytest.mark.extended
@@ -234,10 +237,10 @@ def test_a_forced_answer_is_no_mask_and_a_filter_has_no_theory_of_overstatement(
             "touched/group_filter": (arm == "+filter") * 0.4,
         }
     )
-    outcome = final_values(replace(data, points=points))
-    assert [outcome.masks("", f"+{name}") for name in tricks] == [False, True, False]
-    assert [outcome.filters("", f"+{name}") for name in tricks] == [False, False, True]
-    text = verdict_text(data, outcome)
+    finals = final_values(replace(data, points=points))
+    assert [finals.masks("", f"+{name}") for name in tricks] == [False, True, False]
+    assert [finals.filters("", f"+{name}") for name in tricks] == [False, False, True]
+    text = verdict_text(data, finals)
     theory = {line.split(":")[0].strip(): line for line in text.splitlines() if "theory" in line and ":" in line}
     assert "theory q a" in theory["+mask"] and "theory 0" in theory["+interrupt"]
     assert "no theory" in theory["+filter"] and "theory 0" not in theory["+filter"]

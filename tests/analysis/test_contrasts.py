@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from planted_sweeps import Planted, synthetic_sweep
 from scipy import stats as scipy_stats
 
-from grpo_lab.analysis.contrast_plan import not_run, order_warning, planned_contrasts
-from grpo_lab.analysis.contrasts import (
+from grpo_lab.analysis.effects.contrast_plan import not_run, order_warning, planned_contrasts
+from grpo_lab.analysis.effects.contrasts import (
     HOLM,
     SCREENING,
     TRAINING_REWARD,
@@ -31,9 +32,8 @@ from grpo_lab.analysis.figures.budgets import missing as missing_budgets
 from grpo_lab.analysis.figures.forest import draw_forest
 from grpo_lab.analysis.figures.forest import missing as missing_forest
 from grpo_lab.analysis.figures.forest_rows import noise_band
-from grpo_lab.analysis.load import SweepData
-from grpo_lab.analysis.outcome import DOWNSTREAM, HELDOUT, Outcome, final_values
-from grpo_lab.analysis.synthetic import Planted, synthetic_sweep
+from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, FinalValues, final_values
+from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.config.design import read_design
 from grpo_lab.tracking.sweep_record import SweepRecord
 
@@ -60,14 +60,14 @@ def sweep(kind: str, tricks: Sequence[str], seeds: Sequence[int] = (0, 1, 2), **
 
 def outcome_of(
     values: Mapping[str, Sequence[float]], metric: str = DOWNSTREAM, level: str = "", **others: Mapping
-) -> Outcome:
+) -> FinalValues:
     """Final values by arm, of seeds 0, 1, ...; NaN where a run lacks it. `others` maps a metric to the same."""
     rows = []
     for arm, of_seeds in values.items():
         for seed, value in enumerate(of_seeds):
             more = {name: of_arms[arm][seed] for name, of_arms in others.items()}
             rows.append({"level": level, "arm": arm, "seed": seed, "collapsed": False, metric: value, **more})
-    return Outcome("sampled_tokens", 1000.0, pd.DataFrame(rows))
+    return FinalValues("sampled_tokens", 1000.0, pd.DataFrame(rows))
 
 
 def plan(data: SweepData) -> dict[tuple[str, str, str], dict[str, float]]:
@@ -240,14 +240,14 @@ def test_both_sides_of_a_trick_and_their_difference_by_hand() -> None:
     """full .9 .8, -a .5 .6: left out .4 .2. base .1 .1, +a .2 .4: added .1 .3. Interaction .3 -.1, mean .1."""
     values = {"base": [0.1, 0.1], "full": [0.9, 0.8], "+a": [0.2, 0.4], "-a": [0.5, 0.6]}
     data = sweep("two_sided", "abcd", seeds=(0, 1))
-    outcome = outcome_of(values)
-    found = by_name(trick_effects(data, outcome, [DOWNSTREAM]))
+    finals = outcome_of(values)
+    found = by_name(trick_effects(data, finals, [DOWNSTREAM]))
     assert set(found) == {("a", "added"), ("a", "left_out"), ("a", "interaction"), ("full", "whole")}
     for kind, differences in {"added": [0.1, 0.3], "left_out": [0.4, 0.2], "interaction": [0.3, -0.1]}.items():
         assert np.allclose(list(found["a", kind].differences.values()), differences, rtol=0, atol=EXACT)
     # The arms of b, c and d were not run: 3 tricks x (added, left out, interaction).
-    assert len(not_run(data, outcome)) == 9
-    assert not_run(data, outcome)[0].name == "b (added to base)"
+    assert len(not_run(data, finals)) == 9
+    assert not_run(data, finals)[0].name == "b (added to base)"
 
 
 def test_increments_of_a_ladder_by_hand() -> None:
@@ -299,8 +299,8 @@ def test_families_are_the_effects_of_one_kind_on_one_metric() -> None:
     """
     tricks, ps = "abcd", (0.01, 0.02, 0.04, 0.5)
     same = {"base": [0.0] * 3} | {f"+{trick}": with_p(p) for trick, p in zip(tricks, ps)}
-    outcome = outcome_of(same, **{HELDOUT: same})
-    effects = trick_effects(sweep("add_one", tricks), outcome)
+    finals = outcome_of(same, **{HELDOUT: same})
+    effects = trick_effects(sweep("add_one", tricks), finals)
     expected = {DOWNSTREAM: (HOLM, [0.04, 0.06, 0.08, 0.5]), HELDOUT: (SCREENING, [0.04, 0.04, 0.16 / 3, 0.5])}
     for metric, (correction, adjusted) in expected.items():
         own = [effect for effect in effects if effect.metric == metric]
@@ -313,16 +313,16 @@ def test_levels_share_a_family_and_kinds_do_not() -> None:
     data = sweep("arms", (), **HANDMADE)
     numbers = {arm: list(np.random.default_rng(i).normal(size=3)) for i, arm in enumerate(data.arms)}
     both = [outcome_of(numbers, level=level).values for level in ("one", "two")]
-    outcome = Outcome("sampled_tokens", 1.0, pd.concat(both, ignore_index=True))
-    sizes = {e.contrast.kind: e.family for e in trick_effects(data, outcome, [DOWNSTREAM])}
+    finals = FinalValues("sampled_tokens", 1.0, pd.concat(both, ignore_index=True))
+    sizes = {e.contrast.kind: e.family for e in trick_effects(data, finals, [DOWNSTREAM])}
     assert sizes == {"added": 6, "given": 4, "interaction": 2, "whole": 2}
 
 
 def test_nothing_is_confirmatory_that_was_not_declared() -> None:
     data = sweep("add_one", "a")
     undeclared = replace(data, design=None, runs=data.runs.replace({"arm": {"base": "p=1", "+a": "p=1,q=1"}}))
-    outcome = outcome_of({"p=1": [0.1, 0.2, 0.4], "p=1,q=1": [0.2, 0.2, 0.2]})
-    (effect,) = trick_effects(undeclared, outcome)
+    finals = outcome_of({"p=1": [0.1, 0.2, 0.4], "p=1,q=1": [0.2, 0.2, 0.2]})
+    (effect,) = trick_effects(undeclared, finals)
     assert (effect.contrast.name, effect.correction) == ("q=1 (added to p=1)", SCREENING)
 
 
@@ -339,13 +339,13 @@ UP = {"helps": 0.08, "hurts": 0.10, ("helps", "hurts"): -0.08}
 
 
 @pytest.fixture(scope="module")
-def planted() -> tuple[SweepData, Outcome]:
+def planted() -> tuple[SweepData, FinalValues]:
     """`hurts` raises training reward and lowers downstream accuracy; alone more than beside `helps`."""
     data = synthetic_sweep(Planted(training=UP, downstream=DOWN, every=20, steps=40, seeds=tuple(range(6))))
     return data, final_values(data)
 
 
-def test_planted_effects_and_interactions_are_found_and_nulls_are_not(planted: tuple[SweepData, Outcome]) -> None:
+def test_planted_effects_and_interactions_are_found_and_nulls_are_not(planted: tuple[SweepData, FinalValues]) -> None:
     effects = by_name([e for e in trick_effects(*planted, [DOWNSTREAM]) if e.contrast.kind != "given"])
     truths = {
         ("helps", "added"): 0.10,
@@ -369,7 +369,7 @@ def test_planted_effects_and_interactions_are_found_and_nulls_are_not(planted: t
     assert all(effects["null", kind].p_adjusted > 0.05 for kind in ("added", "left_out", "interaction", "main"))
 
 
-def test_reward_and_downstream_disagree_where_it_was_planted(planted: tuple[SweepData, Outcome]) -> None:
+def test_reward_and_downstream_disagree_where_it_was_planted(planted: tuple[SweepData, FinalValues]) -> None:
     found = disagreements(trick_effects(*planted))
     sure = [one.downstream.contrast.name for one in found if one.resolved]
     assert "hurts (added to base)" in sure and not any(name.startswith(("helps", "null")) for name in sure)
@@ -403,7 +403,7 @@ def test_the_null_is_covered_at_the_nominal_rate() -> None:
     noise = 0.02 * rng.standard_normal((5, sweeps))[rows["seed"]] + 0.03 * rng.standard_normal((len(rows), sweeps))
     names = [f"null{number}" for number in range(sweeps)]
     values = pd.concat([rows, pd.DataFrame(noise, columns=names)], axis=1)
-    effects = trick_effects(data, Outcome("sampled_tokens", 1.0, values), names)
+    effects = trick_effects(data, FinalValues("sampled_tokens", 1.0, values), names)
     covered = np.mean([effect.interval.contains(0) for effect in effects])
     assert 0.93 < covered < 0.97
     found = pd.Series([effect.p_adjusted < 0.05 for effect in effects]).groupby([e.metric for e in effects]).any()
@@ -414,13 +414,13 @@ def test_a_collapsed_run_counts_and_is_counted() -> None:
     """+helps of seed 1 collapses: accuracy 0 there, so its difference is minus base's accuracy."""
     planted = Planted(tricks=("helps", "null"), kind="add_one", seeds=(0, 1), collapse={("+helps", 1): 0.5}, **SMALL)
     data = synthetic_sweep(planted)
-    outcome = final_values(data)
-    found = by_name(trick_effects(data, outcome, [DOWNSTREAM]))
+    finals = final_values(data)
+    found = by_name(trick_effects(data, finals, [DOWNSTREAM]))
     helps, null = found["helps", "added"], found["null", "added"]
-    assert math.isclose(helps.differences[1], -outcome.of("", "base", DOWNSTREAM)[1], abs_tol=EXACT)
+    assert math.isclose(helps.differences[1], -finals.of("", "base", DOWNSTREAM)[1], abs_tol=EXACT)
     assert (helps.collapsed_with, helps.collapsed_without) == (1, 0)
     assert (null.collapsed_with, null.collapsed_without) == (0, 0)
-    assert "n = 2, 1 collapsed" in words_of(draw_forest(data, outcome).figure)
+    assert "n = 2, 1 collapsed" in words_of(draw_forest(data, finals).figure)
 
 
 # --- budget axes ----------------------------------------------------------------------------------------------
@@ -443,7 +443,7 @@ def test_an_effect_that_depends_on_the_axis_is_called_so(costly: SweepData) -> N
     on_axes = effects_on_axes(costly, [DOWNSTREAM])
     assert list(on_axes) == ["steps", "sampled_tokens", "trained_tokens", "flops"]  # seconds were not logged
     # The smallest final budget: 60 steps of 4,000 tokens at 1e7 flops a token, which only the others end with.
-    assert on_axes["flops"].outcome.budget == 60 * 4000 * 1e7
+    assert on_axes["flops"].finals.budget == 60 * 4000 * 1e7
     effects = {axis: by_name(at.effects)["helps", "added"] for axis, at in on_axes.items()}
     assert math.isclose(effects["steps"].interval.mean, 0.06, abs_tol=0.02)
     # At equal flops +helps is at a third of its way. By the sigmoid of `rise`, 1.5 and .5: .3 + .36 x .4766 there,
@@ -462,7 +462,7 @@ def test_what_overlapping_saves_shows_at_equal_simulated_seconds(costly: SweepDa
     seconds = costly.points["budget/steps"] * np.where(costly.points["arm"] == "+null", 0.5, 1.0)
     data = replace(costly, points=costly.points.assign(**{"budget/simulated_seconds": seconds}))
     on_axes = effects_on_axes(data, [DOWNSTREAM])
-    assert list(on_axes)[-1] == "simulated_seconds" and on_axes["simulated_seconds"].outcome.budget == 30
+    assert list(on_axes)[-1] == "simulated_seconds" and on_axes["simulated_seconds"].finals.budget == 30
     effects = {axis: by_name(at.effects)["null", "added"].interval.mean for axis, at in on_axes.items()}
     half = (1 + 0.5**1.5) / (1 + (0.5 / 0.5) ** 1.5)
     assert math.isclose(effects["simulated_seconds"] - effects["steps"], 0.3 - 0.3 * half, abs_tol=0.02)
@@ -500,9 +500,9 @@ def test_the_budget_figure_draws_what_its_numbers_say(costly: SweepData) -> None
 def test_one_axis_is_nothing_to_compare(costly: SweepData) -> None:
     only = [name for name in costly.points if not name.startswith("budget/") or name == "budget/sampled_tokens"]
     data = replace(costly, points=costly.points[only])
-    outcome = final_values(data)
-    assert draw_budgets(data, outcome) is None
-    assert "only 1 budget axis" in missing_budgets(data, outcome) and missing_budgets(costly, outcome) == ""
+    finals = final_values(data)
+    assert draw_budgets(data, finals) is None
+    assert "only 1 budget axis" in missing_budgets(data, finals) and missing_budgets(costly, finals) == ""
 
 
 # --- tables and the forest ------------------------------------------------------------------------------------
@@ -517,7 +517,7 @@ def words_of(figure: Any) -> str:
     return "\n".join(texts)
 
 
-def test_the_table_has_every_contrast_and_says_its_family(planted: tuple[SweepData, Outcome]) -> None:
+def test_the_table_has_every_contrast_and_says_its_family(planted: tuple[SweepData, FinalValues]) -> None:
     table = effects_table(*planted)
     assert len(table) == 5 * (3 + 3 + 6 + 3 + 3 + 1)  # five metrics; three tricks two-sided are a whole factorial
     row = table[(table["trick"] == "hurts") & (table["kind"] == "added") & (table["metric"] == DOWNSTREAM)].iloc[0]
@@ -540,7 +540,7 @@ def test_the_markdown_says_what_was_not_run_and_that_order_matters() -> None:
     assert alone == "No two arms that ran differ by one trick alone.\n"
 
 
-def test_the_forest_draws_what_its_numbers_say(planted: tuple[SweepData, Outcome]) -> None:
+def test_the_forest_draws_what_its_numbers_say(planted: tuple[SweepData, FinalValues]) -> None:
     drawn = draw_forest(*planted)
     assert drawn.name == "synthetic_forest"
     main, second = drawn.figure.axes
@@ -567,13 +567,13 @@ def test_the_forest_draws_what_its_numbers_say(planted: tuple[SweepData, Outcome
 def test_the_noise_band_by_hand() -> None:
     """Control .1 .2 .3: sd .1, so differences of arms that share nothing deviate by .1 sqrt 2; 80% power of 3 pairs."""
     data = sweep("add_one", "a")
-    outcome = outcome_of({"base": [0.1, 0.2, 0.3], "+a": [0.1, 0.1, 0.1]})
-    end = noise_band(data, outcome, "", 3)
+    finals = outcome_of({"base": [0.1, 0.2, 0.3], "+a": [0.1, 0.1, 0.1]})
+    end = noise_band(data, finals, "", 3)
     distance = end / (0.1 * math.sqrt(2)) * math.sqrt(3)
     critical = scipy_stats.t.ppf(0.975, 2)
     power = scipy_stats.nct.sf(critical, 2, distance) + scipy_stats.nct.sf(critical, 2, -distance)
     assert math.isclose(power, 0.8, abs_tol=1e-6)
-    assert math.isnan(noise_band(data, outcome, "", 1))
+    assert math.isnan(noise_band(data, finals, "", 1))
 
 
 def test_many_tricks_one_pair_and_no_interval() -> None:
@@ -602,8 +602,8 @@ def test_a_sweep_that_is_half_done_is_drawn_as_far_as_it_went() -> None:
     first = {"base": [0.1, 0.2, 0.3], "+a": [0.1, 0.3, 0.5], "full": [0.4, 0.5, 0.5], "-a": [0.2, 0.1, 0.2]}
     second = {"base": [0.1, 0.2, 0.3], "+a": [0.1, 0.3, 0.5]}
     parts = [outcome_of(first, level="one").values, outcome_of(second, level="two").values]
-    outcome = Outcome("sampled_tokens", 1.0, pd.concat(parts, ignore_index=True))
-    drawn = draw_forest(data, outcome)
+    finals = FinalValues("sampled_tokens", 1.0, pd.concat(parts, ignore_index=True))
+    drawn = draw_forest(data, finals)
     means = drawn.numbers[drawn.numbers["part"] == "mean"]
     assert list(zip(means["level"], means["kind"])) == [
         ("one", "added"), ("one", "left_out"), ("one", "interaction"), ("two", "added")
@@ -626,8 +626,8 @@ def test_a_factorial_shows_main_effects_then_pairs() -> None:
 
 def test_arms_that_no_single_trick_tells_apart_have_no_forest() -> None:
     arms = {"control": "x", "arms": {"x": [], "y": ["p=1", "q=1"]}}
-    data, outcome = sweep("arms", (), **arms), outcome_of({"x": [0.1, 0.2, 0.3], "y": [0.2, 0.2, 0.2]})
-    assert draw_forest(data, outcome) is None
-    assert missing_forest(data, outcome) == "no two of its arms differ by exactly one trick"
-    (effect,) = trick_effects(data, outcome)
+    data, finals = sweep("arms", (), **arms), outcome_of({"x": [0.1, 0.2, 0.3], "y": [0.2, 0.2, 0.2]})
+    assert draw_forest(data, finals) is None
+    assert missing_forest(data, finals) == "no two of its arms differ by exactly one trick"
+    (effect,) = trick_effects(data, finals)
     assert effect.contrast.kind == "whole"

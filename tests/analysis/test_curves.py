@@ -1,4 +1,4 @@
-"""The curves, the vital signs under them and the phase plot: what is drawn, counted, left out and told."""
+"""The curves, the step metrics under them and the phase plot: what is drawn, counted, left out and told."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
+from planted_sweeps import Planted, synthetic_sweep
 
-from grpo_lab.analysis.divergence_table import divergence_table
-from grpo_lab.analysis.figures import curves, phase, signs
+from grpo_lab.analysis.divergence.table import divergence_table
+from grpo_lab.analysis.figures import curves, phase, step_metrics
 from grpo_lab.analysis.figures.curves import curve_numbers, draw_curves
 from grpo_lab.analysis.figures.direct_labels import looks, spread
-from grpo_lab.analysis.figures.phase import draw_phase, phase_numbers
-from grpo_lab.analysis.figures.seed_lines import mean_line, points_each, seed_lines, thinned
-from grpo_lab.analysis.figures.signs import draw_step_metrics, own_axes, sign_numbers
+from grpo_lab.analysis.figures.phase import draw_phase
+from grpo_lab.analysis.figures.seed_lines import points_each, seed_lines, thinned
 from grpo_lab.analysis.figures.small_multiples import arranged, name_lines
+from grpo_lab.analysis.figures.step_metrics import draw_step_metrics, own_axes
 from grpo_lab.analysis.figures.style import Drawn, save
-from grpo_lab.analysis.load import SweepData
-from grpo_lab.analysis.outcome import DOWNSTREAM, HELDOUT, final_values
-from grpo_lab.analysis.synthetic import Planted, synthetic_sweep
+from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, final_values
+from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.mean_line import mean_line
 from grpo_lab.config.design import read_design
 
 PC, KEPT = "reward/outcome", "reward/in_loss_mean"
@@ -131,14 +132,14 @@ def test_many_runs_with_something_missing_are_counted(fall: SweepData) -> None:
 
 
 def test_the_mark_stands_where_downstream_began_to_fall(fall: SweepData) -> None:
-    outcome = final_values(fall)
-    marks = curve_numbers(fall, outcome).query("part == 'onset' and series == 'divergence/onset_after_peak'")
+    finals = final_values(fall)
+    marks = curve_numbers(fall, finals).query("part == 'onset' and series == 'divergence/onset_after_peak'")
     assert marks["arm"].tolist() == ["+hurts"]
     # The fall begins at half of 400,000 tokens; an evaluation is 20,000 tokens long.
     assert 200_000 < marks["x"].iloc[0] <= 280_000
-    peak = curve_numbers(fall, outcome).query("part == 'peak' and arm == '+hurts'").iloc[0]
+    peak = curve_numbers(fall, finals).query("part == 'peak' and arm == '+hurts'").iloc[0]
     assert peak["series"] == DOWNSTREAM and abs(peak["x"] - 200_000) <= 40_000
-    panel = draw_curves(fall, outcome).figure.axes[1]
+    panel = draw_curves(fall, finals).figure.axes[1]
     assert panel.get_title(loc="left") == "+hurts"
     lines = {line.get_label(): line for line in panel.lines}
     assert set(lines["divergence/onset_after_peak"].get_xdata()) == {marks["x"].iloc[0]}
@@ -146,9 +147,9 @@ def test_the_mark_stands_where_downstream_began_to_fall(fall: SweepData) -> None
 
 
 def test_the_marks_and_the_gap_are_those_of_the_table(fall: SweepData) -> None:
-    outcome = final_values(fall)
-    table = divergence_table(fall, outcome, np.random.default_rng(0)).set_index(["arm", "metric"])
-    drawn = curve_numbers(fall, outcome).query("part in ('onset', 'final')")
+    finals = final_values(fall)
+    table = divergence_table(fall, finals, np.random.default_rng(0)).set_index(["arm", "metric"])
+    drawn = curve_numbers(fall, finals).query("part in ('onset', 'final')")
     assert len(drawn) >= 6
     for row in drawn.itertuples():
         there = table.loc[row.arm, row.series]
@@ -160,8 +161,8 @@ def test_the_marks_and_the_gap_are_those_of_the_table(fall: SweepData) -> None:
 
 
 def test_a_collapsed_run_is_drawn_to_where_it_stopped_and_not_averaged(fall: SweepData) -> None:
-    outcome = final_values(fall)
-    numbers = curve_numbers(fall, outcome).query("arm == '+null'")
+    finals = final_values(fall)
+    numbers = curve_numbers(fall, finals).query("arm == '+null'")
     stops = numbers[numbers["part"] == "stop"].set_index("series")
     assert set(stops["seed"]) == {2} and set(stops.index) == {PC, HELDOUT, DOWNSTREAM}
     assert set(stops["x"]) == {160_000}  # 40 of 100 steps of 4,000 tokens
@@ -172,7 +173,7 @@ def test_a_collapsed_run_is_drawn_to_where_it_stopped_and_not_averaged(fall: Swe
     others = numbers[(numbers["part"] == "seed") & (numbers["series"] == DOWNSTREAM) & (numbers["seed"] != 2)]
     start = means[(means["series"] == DOWNSTREAM) & (means["x"] == 0)]["value"].iloc[0]
     assert start == pytest.approx(others[others["x"] == 0]["value"].mean(), abs=2e-6)
-    drawn = draw_curves(fall, outcome)
+    drawn = draw_curves(fall, finals)
     assert "n = 4 of 5 seeds, 1 collapsed" in texts(drawn.figure)
     assert "Means leave out the runs that collapsed before X." in footer(drawn)
     crosses = [line for line in drawn.figure.axes[2].lines if line.get_marker() == "X" and len(line.get_xdata())]
@@ -183,15 +184,15 @@ def test_a_collapsed_run_is_drawn_to_where_it_stopped_and_not_averaged(fall: Swe
 def test_an_arm_of_which_every_run_collapsed_is_drawn_without_a_mean() -> None:
     planted = Planted(tricks=("a",), kind="add_one", seeds=(0, 1), steps=40, collapse={("+a", 0): 0.5, ("+a", 1): 0.3})
     data = synthetic_sweep(planted)
-    outcome = final_values(data)
-    numbers = curve_numbers(data, outcome).query("arm == '+a'")
+    finals = final_values(data)
+    numbers = curve_numbers(data, finals).query("arm == '+a'")
     assert set(numbers["part"]) == {"seed", "stop", "final"} and numbers.query("part == 'final'")["n"].iloc[0] == 0
-    drawn = draw_curves(data, outcome)
+    drawn = draw_curves(data, finals)
     assert "n = 0 of 2 seeds, 2 collapsed\nG -" in texts(drawn.figure) and "Not run" not in footer(drawn)
-    strip = draw_step_metrics(data, outcome)
+    strip = draw_step_metrics(data, finals)
     assert "+a" in {text.get_text() for text in strip.figure.axes[0].texts}
-    assert set(draw_phase(data, outcome).numbers["arm"]) == {"base"}
-    assert "Not drawn: +a." in footer(draw_phase(data, outcome))
+    assert set(draw_phase(data, finals).numbers["arm"]) == {"base"}
+    assert "Not drawn: +a." in footer(draw_phase(data, finals))
 
 
 def test_reward_as_the_loss_sees_it_is_drawn_only_where_it_is_another(fall: SweepData) -> None:
@@ -228,11 +229,11 @@ def test_runs_that_go_beyond_x_are_drawn_but_not_averaged() -> None:
     data = synthetic_sweep(Planted(tricks=("a",), kind="add_one", seeds=(0, 1), steps=50))
     short = data.points[(data.points["seed"] == 1) | (data.points["step"] <= 40)]
     cut = replace(data, points=short.reset_index(drop=True))
-    outcome = final_values(cut)
-    assert outcome.budget == 160_000
-    numbers = curve_numbers(cut, outcome)
+    finals = final_values(cut)
+    assert finals.budget == 160_000
+    numbers = curve_numbers(cut, finals)
     assert numbers.query("part == 'mean'")["x"].max() == 160_000 < numbers.query("part == 'seed'")["x"].max()
-    assert "Grey line: X, from where on not every run goes." in footer(draw_curves(cut, outcome))
+    assert "Grey line: X, from where on not every run goes." in footer(draw_curves(cut, finals))
     assert "Grey line" not in footer(draw_curves(data, final_values(data)))
 
 
@@ -249,22 +250,22 @@ def test_too_few_evaluations_or_seeds_show_no_onset() -> None:
 # ---- figure 9
 
 
-def test_the_strip_shows_the_signs_and_says_which_are_zero(fall: SweepData) -> None:
-    outcome = final_values(fall)
-    drawn = draw_step_metrics(fall, outcome)
-    assert drawn.name == "synthetic_signs" and signs.missing(fall, outcome) == ""
+def test_the_strip_shows_step_metrics_and_says_which_are_zero(fall: SweepData) -> None:
+    finals = final_values(fall)
+    drawn = draw_step_metrics(fall, finals)
+    assert drawn.name == "synthetic_step_metrics" and step_metrics.missing(fall, finals) == ""
     titles = [axes.get_title(loc="left") for axes in drawn.figure.axes if axes.get_visible()]
     assert titles[:2] == ["entropy, nats a token", "KL from the initial policy, nats a response"]
     assert "train/approx_kl" not in set(drawn.numbers["series"])  # it only stands in where runs lack the other
     assert drawn.numbers.query("series == 'mismatch/k3' and part == 'mean'")["value"].unique().tolist() == [1e-9]
     assert "n: base 5, +hurts 5, +null 4." in footer(drawn) and "Cross: a run collapsed" in footer(drawn)
     quiet = changed(fall, fall.points["step"] > 0, "train/clip_fraction", 0.0)
-    assert "0 throughout: clipped." in footer(draw_step_metrics(quiet, outcome))
+    assert "0 throughout: clipped." in footer(draw_step_metrics(quiet, finals))
 
 
 def test_the_strip_has_the_budget_axis_of_the_curves(fall: SweepData) -> None:
-    outcome = final_values(fall)
-    above, below = draw_curves(fall, outcome).figure, draw_step_metrics(fall, outcome).figure
+    finals = final_values(fall)
+    above, below = draw_curves(fall, finals).figure, draw_step_metrics(fall, finals).figure
     assert above.axes[0].get_xlim() == below.axes[0].get_xlim()
     assert above.texts[1].get_text() == below.texts[1].get_text() == "sampled tokens (thousands)"
 
@@ -286,7 +287,7 @@ def test_what_an_arm_touches_is_what_its_own_overrides_name() -> None:
     points.loc[points["arm"] == "+a", "touched/truncation"] = 0.2
     data = replace(data, points=points)
     assert own_axes(data) == {"base": [], "+a": ["touched/truncation"], "+b": ["touched/kl"], "+c": []}
-    own = sign_numbers(data, final_values(data)).query("series == 'touched/own' and part == 'mean'")
+    own = draw_step_metrics(data, final_values(data)).numbers.query("series == 'touched/own' and part == 'mean'")
     assert own.groupby("arm")["value"].mean().to_dict() == pytest.approx({"+a": 0.2, "+b": 0.4})
 
 
@@ -301,7 +302,7 @@ def test_of_many_arms_the_control_and_the_furthest_are_in_colour() -> None:
     assert set(length.query("part == 'mean'")["arm"]) == set(data.arms)
     axes = next(axes for axes in drawn.figure.axes if axes.get_title(loc="left").startswith("response length"))
     assert {text.get_text() for text in axes.texts} == {"base", *far}
-    assert "In colour: base and, for each sign, the 5 arms that end furthest from it." in footer(drawn)
+    assert "In colour: base and, for each metric, the 5 arms that end furthest from it." in footer(drawn)
 
 
 def test_a_sign_that_differs_by_decades_is_drawn_so(fall: SweepData) -> None:
@@ -334,8 +335,8 @@ def test_arms_have_looks_of_their_own() -> None:
 
 
 def test_the_path_is_that_of_the_planted_truths(fall: SweepData) -> None:
-    outcome = final_values(fall)
-    numbers = phase_numbers(fall, outcome)
+    finals = final_values(fall)
+    numbers = draw_phase(fall, finals).numbers
     path = numbers.query("arm == '+hurts' and part == 'path'")
     assert path["budget"].tolist() == [20_000.0 * k for k in range(21)] and set(path["n"]) == {5}
     end = path.iloc[-1]
@@ -351,9 +352,9 @@ def test_the_path_is_that_of_the_planted_truths(fall: SweepData) -> None:
 
 
 def test_the_phase_plot_shows_the_numbers_on_axes_of_equal_shares(fall: SweepData) -> None:
-    outcome = final_values(fall)
-    drawn = draw_phase(fall, outcome)
-    assert drawn.name == "synthetic_phase" and phase.missing(fall, outcome) == ""
+    finals = final_values(fall)
+    drawn = draw_phase(fall, finals)
+    assert drawn.name == "synthetic_phase" and phase.missing(fall, finals) == ""
     axes = drawn.figure.axes[1]
     assert axes.get_title(loc="left") == "+hurts"
     width, height = axes.get_position().size * drawn.figure.get_size_inches()
@@ -371,14 +372,14 @@ def test_the_phase_plot_shows_the_numbers_on_axes_of_equal_shares(fall: SweepDat
 
 def test_a_sweep_without_outcomes_has_no_phase_plot(fall: SweepData) -> None:
     bare = replace(fall, points=fall.points.drop(columns=[PC]))
-    outcome = final_values(bare)
-    assert draw_phase(bare, outcome) is None and phase.missing(bare, outcome) == "reward/outcome not logged"
+    finals = final_values(bare)
+    assert draw_phase(bare, finals) is None and phase.missing(bare, finals) == "reward/outcome not logged"
     budgets = ["level", "arm", "seed", "step", *(name for name in fall.points if name.startswith("budget/"))]
     empty = replace(fall, points=fall.points[budgets])
-    outcome = final_values(empty)
-    assert draw_curves(empty, outcome) is None and "reward/outcome" in curves.missing(empty, outcome)
-    assert draw_step_metrics(empty, outcome) is None and "vital sign" in signs.missing(empty, outcome)
-    assert phase.missing(empty, outcome) == "reward/outcome and eval/downstream/accuracy not logged"
+    finals = final_values(empty)
+    assert draw_curves(empty, finals) is None and "reward/outcome" in curves.missing(empty, finals)
+    assert draw_step_metrics(empty, finals) is None and "step metric" in step_metrics.missing(empty, finals)
+    assert phase.missing(empty, finals) == "reward/outcome and eval/downstream/accuracy not logged"
 
 
 def test_a_run_that_lacks_a_value_has_no_path_and_is_named(fall: SweepData) -> None:
@@ -417,8 +418,8 @@ def test_the_files_of_many_runs_stay_small_and_are_the_same_twice(draw: Callable
     """Long runs and many of them give files that a browser and a repository take."""
     planted = Planted(tricks=tuple("abc"), kind="add_one", steps=400, every=50, questions=8, samples=1)
     data = synthetic_sweep(planted)
-    outcome = final_values(data)
-    first, again = (save(draw(data, outcome), tmp_path / place, {}) for place in "ab")
+    finals = final_values(data)
+    first, again = (save(draw(data, finals), tmp_path / place, {}) for place in "ab")
     assert first[0].stat().st_size < 400_000 and first[2].stat().st_size < 500_000
     lines = pd.read_csv(first[2]).query("part == 'seed'")
     assert lines.groupby([name for name in ("arm", "series", "seed") if name in lines]).size().max() <= 200

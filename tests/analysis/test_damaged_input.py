@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from planted_sweeps import Planted, write_synthetic
 
 from grpo_lab import cli
 from grpo_lab.analysis import build
-from grpo_lab.analysis.load import load_data, load_sweep, save_data
-from grpo_lab.analysis.synthetic import Planted, write_synthetic
+from grpo_lab.analysis.sources.run_folders import load_sweep
+from grpo_lab.analysis.sources.saved_data import load_data, save_data
 
 PLANTED = Planted(
     tricks=("helps",),

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from scipy import stats as scipy_stats
 
-from grpo_lab.analysis.divergence import (
+from grpo_lab.analysis.divergence.measures import (
     NOT_DETECTED,
     TOO_FEW,
     beyond_correctness,
@@ -19,27 +19,20 @@ from grpo_lab.analysis.divergence import (
     crossover,
     drop_after_peak,
     gap,
-    gap_curve,
     kl_frontier,
     kl_peak,
     onset,
-    pass_at_k,
+    pass_chances,
     sustained,
     transfer_slope,
     transfer_slopes,
     waterfall,
 )
-from grpo_lab.analysis.divergence_table import divergence_table
-from grpo_lab.analysis.load import SweepData
-from grpo_lab.analysis.outcome import Outcome, final_values
-from grpo_lab.analysis.selection import (
-    arm_agreement,
-    kendall_tau,
-    post_peak_drop,
-    question_halves,
-    selection_optimism,
-    selection_regret,
-)
+from grpo_lab.analysis.divergence.rank_agreement import arm_agreement, kendall_tau
+from grpo_lab.analysis.divergence.selection import post_peak_drop, question_halves, selection_optimism, selection_regret
+from grpo_lab.analysis.divergence.table import divergence_table
+from grpo_lab.analysis.final_values import FinalValues, final_values
+from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.tracks import Answers, Track, answers_of, cells, on_grid, shared, tracks
 from grpo_lab.tracking.sweep_record import SweepRecord
 
@@ -96,7 +89,7 @@ def answered(arm: str, seed: int, step: int, correct: Sequence[int], n: int = 1,
 def track(x: Sequence[float], reward: Sequence[float], downstream: Sequence[float], **others: Sequence[float]) -> Track:
     """One run at given evaluations, every other array NaN."""
     arrays = {"reward": reward, "downstream": downstream, **others}
-    names = ("reward_se", "shaped", "shaped_se", "kept", "kept_se", "probe", "heldout_training", "heldout", "kl")
+    names = ("reward_se", "shaped", "shaped_se", "probe", "heldout_training", "heldout", "kl")
     empty = {name: np.full(len(x), math.nan) for name in names}
     given = {name: np.array(values, dtype=float) for name, values in arrays.items()}
     step = np.arange(len(x))
@@ -121,7 +114,6 @@ def test_training_reward_is_the_mean_over_the_last_twentieth_of_the_budget() -> 
     # 5% of X = 40,000 are two steps: (0.19 + 0.20) / 2 at step 20; at step 0 the first step's value.
     np.testing.assert_allclose(first.reward, [0.01, 0.195, 0.395], atol=EXACT)
     np.testing.assert_allclose(first.shaped, [0.02, 0.390, 0.790], atol=EXACT)
-    np.testing.assert_allclose(first.kept, [0.11, 0.295, 0.495], atol=EXACT)
     # Neighbouring steps differ by 0.01: noise of a step sqrt(0.01^2 / 2), and of the mean of two that over sqrt(2).
     np.testing.assert_allclose(first.reward_se, [0.01 / math.sqrt(2), 0.005, 0.005], atol=EXACT)
     assert first.x.tolist() == [0.0, 20_000.0, 40_000.0] and first.step.tolist() == [0, 20, 40]
@@ -131,23 +123,23 @@ def test_training_reward_is_the_mean_over_the_last_twentieth_of_the_budget() -> 
 
 def test_a_run_is_cut_at_the_budget_on_the_line_between_its_evaluations() -> None:
     data = two_runs()
-    outcome = final_values(data)
-    second = tracks(data, outcome)[1]
+    finals = final_values(data)
+    second = tracks(data, finals)[1]
     # 40,000 lies 18/22 of the way from 22,000 to 44,000; 36 steps fit, of which 35 and 36 lie after 38,000.
     assert second.x.tolist() == [0.0, 22_000.0, 40_000.0] and second.step.tolist() == [0, 20, 36]
     assert second.downstream[-1] == pytest.approx(0.3 + 0.4 * 18 / 22, abs=EXACT)
     assert second.reward[-1] == pytest.approx(0.355, abs=EXACT)
     assert second.around == (20, 40) and second.lean == pytest.approx(18 / 22, abs=EXACT)
-    assert second.downstream[-1] == pytest.approx(outcome.of("", "a", "eval/downstream/accuracy")[1], abs=EXACT)
+    assert second.downstream[-1] == pytest.approx(finals.of("", "a", "eval/downstream/accuracy")[1], abs=EXACT)
 
 
 def test_a_run_that_ended_before_the_budget_is_no_track() -> None:
     runs = {("a", seed): steps_of(RISING[:length], {0: {"downstream": 0.2}}) for seed, length in ((0, 40), (1, 10))}
     data = sweep(runs, collapsed=[("a", 1)])
-    outcome = final_values(data)
-    assert outcome.collapsed("", "a") == 1
-    assert [one.seed for one in tracks(data, outcome)] == [0]
-    table = divergence_table(data, outcome, generator()).set_index("metric")
+    finals = final_values(data)
+    assert finals.collapsed("", "a") == 1
+    assert [one.seed for one in tracks(data, finals)] == [0]
+    table = divergence_table(data, finals, generator()).set_index("metric")
     assert table.loc["divergence/gap_change", "note"] == "1 collapsed before X, left out"
 
 
@@ -171,10 +163,10 @@ def test_answers_agree_with_the_accuracies_that_were_logged() -> None:
     data = sweep(runs, kept)
     cell = tracks(data, final_values(data))
     answers = answers_of(data, cell, "downstream")
-    assert answers is not None and answers.outcome.shape == (2, 3, 3)
-    np.testing.assert_allclose(answers.outcome.mean(axis=-1), [one.downstream for one in cell], atol=EXACT)
+    assert answers is not None and answers.accuracy.shape == (2, 3, 3)
+    np.testing.assert_allclose(answers.accuracy.mean(axis=-1), [one.downstream for one in cell], atol=EXACT)
     # Question 0 of run 1 goes from wrong to right between 22,000 and 44,000; X is 18/22 of the way.
-    assert answers.outcome[1, -1].tolist() == pytest.approx([18 / 22, 1.0, 4 / 22], abs=EXACT)
+    assert answers.accuracy[1, -1].tolist() == pytest.approx([18 / 22, 1.0, 4 / 22], abs=EXACT)
     assert answers.step.tolist() == [[0, 20, 40], [0, 20, 36]]
     assert answers_of(data, cell, "heldout") is None
     assert answers_of(replace(data, answers=data.answers[data.answers["step"] < 40]), cell, "downstream") is None
@@ -189,10 +181,6 @@ def test_answers_agree_with_the_accuracies_that_were_logged() -> None:
 def test_the_gap_is_what_reward_gained_over_accuracy() -> None:
     first = track([0, 1, 2], [0.3, 0.5, 0.7], [0.2, 0.3, 0.25])
     np.testing.assert_allclose(gap(first), [0.0, 0.1, 0.35], atol=EXACT)  # (0.7 - 0.3) - (0.25 - 0.2)
-    second = track([0, 1, 2], [0.3, 0.5, 0.7], [0.2, 0.3, 0.35])
-    grid, intervals = gap_curve([first, second])
-    assert grid.tolist() == [0.0, 1.0, 2.0] and [one.n for one in intervals] == [2, 2, 2]
-    assert intervals[-1].mean == pytest.approx(0.3, abs=EXACT)  # (0.35 + 0.25) / 2
 
 
 def test_the_transfer_slope_is_the_median_of_all_pairs() -> None:
@@ -301,8 +289,8 @@ def test_regret_is_what_the_rule_gave_away() -> None:
 
 
 def test_contributions_average_to_the_value() -> None:
-    outcome = generator(1).random((6, 31))
-    one = selection_regret(outcome, 5, question_halves(31, generator(2)))
+    accuracy = generator(1).random((6, 31))
+    one = selection_regret(accuracy, 5, question_halves(31, generator(2)))
     assert one.contributions.mean() == pytest.approx(one.value, abs=EXACT)
 
 
@@ -314,11 +302,11 @@ def test_where_all_checkpoints_are_equal_nothing_is_lost_and_the_best_one_flatte
     halves = question_halves(100, rng, number=20)
     regrets, drops, naive, optimism = [], [], [], []
     for _ in range(experiments):
-        outcome = (rng.random((10, 100)) < chance).astype(float)
-        regrets.append(selection_regret(outcome, 9, halves).value)
-        drops.append(post_peak_drop(outcome, np.arange(10.0), halves).value)
-        naive.append(outcome.mean(axis=1).max() - chance.mean())
-        optimism.append(selection_optimism(outcome, halves))
+        accuracy = (rng.random((10, 100)) < chance).astype(float)
+        regrets.append(selection_regret(accuracy, 9, halves).value)
+        drops.append(post_peak_drop(accuracy, np.arange(10.0), halves).value)
+        naive.append(accuracy.mean(axis=1).max() - chance.mean())
+        optimism.append(selection_optimism(accuracy, halves))
     noise = 4 * np.std(regrets) / math.sqrt(experiments)
     assert abs(np.mean(regrets)) < noise < 0.4 * error
     assert np.mean(drops) == pytest.approx(np.mean(regrets), abs=EXACT)  # reward rose throughout: every split counts
@@ -404,8 +392,8 @@ def test_the_share_beyond_correctness() -> None:
 def test_pass_at_k_by_hand() -> None:
     samples, correct = np.full(4, 4), np.array([0, 1, 2, 4])
     # 1 - C(4 - c, 2) / C(4, 2) = 1 - 6/6, 1 - 3/6, 1 - 1/6, 1.
-    np.testing.assert_allclose(pass_at_k(samples, correct, 2), [0, 1 / 2, 5 / 6, 1], atol=EXACT)
-    np.testing.assert_allclose(pass_at_k(samples, correct, 1), correct / 4, atol=EXACT)
+    np.testing.assert_allclose(pass_chances(samples, correct, 2), [0, 1 / 2, 5 / 6, 1], atol=EXACT)
+    np.testing.assert_allclose(pass_chances(samples, correct, 1), correct / 4, atol=EXACT)
 
 
 def test_coverage_is_lost_where_answers_narrow() -> None:
@@ -450,13 +438,13 @@ def planted_sweep(samples: int = 4, arms: Sequence[str] = ("good", "bad"), seeds
 
 
 @pytest.fixture(scope="module")
-def planted() -> tuple[SweepData, Outcome, pd.DataFrame]:
+def planted() -> tuple[SweepData, FinalValues, pd.DataFrame]:
     data = planted_sweep()
-    outcome = final_values(data)
-    return data, outcome, divergence_table(data, outcome, generator()).set_index(["arm", "metric"])
+    finals = final_values(data)
+    return data, finals, divergence_table(data, finals, generator()).set_index(["arm", "metric"])
 
 
-def test_the_table_finds_what_was_planted(planted: tuple[SweepData, Outcome, pd.DataFrame]) -> None:
+def test_the_table_finds_what_was_planted(planted: tuple[SweepData, FinalValues, pd.DataFrame]) -> None:
     table = planted[2].rename(index=lambda name: name.removeprefix("divergence/"), level="metric")
     bad, good = table.loc["bad"], table.loc["good"]
     assert bad.loc["gap_change", "low"] < 30.0 < bad.loc["gap_change", "high"] and bad.loc["gap_change", "low"] > 20
@@ -478,10 +466,10 @@ def test_the_table_finds_what_was_planted(planted: tuple[SweepData, Outcome, pd.
 
 
 def test_the_table_is_the_same_every_time_and_has_one_row_per_measure(
-    planted: tuple[SweepData, Outcome, pd.DataFrame],
+    planted: tuple[SweepData, FinalValues, pd.DataFrame],
 ) -> None:
-    data, outcome, table = planted
-    again = divergence_table(data, outcome, generator()).set_index(["arm", "metric"])
+    data, finals, table = planted
+    again = divergence_table(data, finals, generator()).set_index(["arm", "metric"])
     pd.testing.assert_frame_equal(again, table)
     assert not table.index.has_duplicates
     assert set(table.loc["good"].index) == set(table.loc["bad"].index)
@@ -495,11 +483,11 @@ def test_what_was_not_logged_or_kept_is_said_in_words() -> None:
     bare = replace(data, points=left, answers=data.answers.iloc[:0])
     table = divergence_table(bare, final_values(bare), generator()).set_index("metric")
     notes = table["note"].rename(lambda name: name.removeprefix("divergence/"))
-    assert notes["post_peak_drop"] == notes["selection_regret_heldout"] == "answers were not kept"
+    assert notes["post_peak_drop"] == notes["selection_regret_heldout"] == "answers were not saved"
     assert notes["kl_a"] == notes["kl_peak"] == "KL was not logged"
     assert notes["waterfall_prompt_mix"] == "eval/probe/accuracy was not logged"
     assert notes["beyond_correctness"] == "reward/mean was not logged"
-    assert notes["coverage_crossover"] == "answers were not kept" and "divergence/arm_regret" not in table.index
+    assert notes["coverage_crossover"] == "answers were not saved" and "divergence/arm_regret" not in table.index
     full = divergence_table(data, final_values(data), generator()).set_index("metric")
     assert full.loc["divergence/coverage_at_1", "note"] == "one sample a question says nothing of coverage"
     without = replace(data, points=data.points.drop(columns="eval/heldout/accuracy"))
@@ -508,7 +496,7 @@ def test_what_was_not_logged_or_kept_is_said_in_words() -> None:
 
 
 def frontier_sweep(slopes: Sequence[float]) -> SweepData:
-    """A run for every b, along d (0.08 - b ln d) up to d = 3, without noise; answers were not kept."""
+    """A run for every b, along d (0.08 - b ln d) up to d = 3, without noise; answers were not saved."""
     runs = {}
     for seed, b in enumerate(slopes):
         scores = {0: {"downstream": 0.2}}

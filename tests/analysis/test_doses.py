@@ -8,14 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from planted_sweeps import Planted, synthetic_sweep
 from test_figures import overlapping, words
 
 from grpo_lab.analysis.build import draw_all
 from grpo_lab.analysis.figures import doses
-from grpo_lab.analysis.figures.signs import draw_step_metrics
-from grpo_lab.analysis.load import SweepData, load_data
-from grpo_lab.analysis.outcome import DOWNSTREAM, HELDOUT, final_values
-from grpo_lab.analysis.synthetic import Planted, synthetic_sweep
+from grpo_lab.analysis.figures.step_metrics import draw_step_metrics
+from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, final_values
+from grpo_lab.analysis.sources.saved_data import load_data
+from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.config.design import read_design
 
 SAVED = Path(__file__).parents[2] / "analysis/data"
@@ -54,19 +55,19 @@ def test_the_arms_of_one_number_in_its_order() -> None:
 )
 def test_other_arms_make_no_curve(third: list[str]) -> None:
     data = swept(LAGS | {"lag_16": third})
-    outcome = final_values(data)
-    assert doses.dose(data) is None and doses.draw_doses(data, outcome) is None
-    assert "one number" in doses.missing(data, outcome)
+    finals = final_values(data)
+    assert doses.dose(data) is None and doses.draw_doses(data, finals) is None
+    assert "one number" in doses.missing(data, finals)
 
 
 def test_the_numbers_are_the_outcomes_in_percent() -> None:
     data = swept(LAGS)
-    outcome = final_values(data)
-    table = doses.dose_numbers(data, outcome, doses.dose(data))
+    finals = final_values(data)
+    table = doses.dose_numbers(data, finals, doses.dose(data))
     for metric in (HELDOUT, DOWNSTREAM):
         for arm, x in (("lag_0", 0), ("lag_4", 4), ("lag_16", 16)):
             own = table[(table["metric"] == metric) & (table["arm"] == arm)]
-            mean, wanted = own[own["part"] == "mean"].iloc[0], outcome.interval("", arm, metric)
+            mean, wanted = own[own["part"] == "mean"].iloc[0], finals.interval("", arm, metric)
             assert set(own["x"]) == {x} and (own["part"] == "seed").sum() == mean["n"] == 3
             for name, value in (("value", wanted.mean), ("low", wanted.low), ("high", wanted.high)):
                 assert mean[name] == pytest.approx(100 * value, abs=1e-5)
@@ -112,7 +113,7 @@ def test_a_sweep_of_a_number_has_the_figure_beside_the_others() -> None:
 
 
 def test_titles_of_many_narrow_panels_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The vital signs of four levels side by side."""
+    """Step metrics of four levels side by side."""
     data = load_data(SAVED, "staleness")
     assert len(data.levels) == 4
     assert not overlapping(draw_step_metrics(data, final_values(data)).figure, monkeypatch)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import itertools
 import math
+import pkgutil
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,13 +19,16 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from planted_sweeps import Planted, synthetic_sweep
 
+from grpo_lab.analysis import figures
 from grpo_lab.analysis.figures import coverage, frontier, ranks, waterfall
+from grpo_lab.analysis.figures.kind import FigureKind
+from grpo_lab.analysis.figures.registry import FIGURES
 from grpo_lab.analysis.figures.scatter_labels import Box, place_labels
-from grpo_lab.analysis.figures.style import DPI, TINY, Drawn, house_style, wrapped, write_footer
-from grpo_lab.analysis.load import SweepData
-from grpo_lab.analysis.outcome import DOWNSTREAM, Outcome, final_values
-from grpo_lab.analysis.synthetic import Planted, synthetic_sweep
+from grpo_lab.analysis.figures.style import DPI, TINY, Drawn, house_style, save, wrapped, write_footer
+from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues, final_values
+from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.tracking.sweep_record import SweepRecord
 
 AXIS = "budget/sampled_tokens"
@@ -35,15 +43,15 @@ def rng() -> np.random.Generator:
 
 def draw(kind: str, data: SweepData) -> Drawn | None:
     """One of the figures; the reason is there exactly where the figure is not."""
-    outcome = final_values(data)
+    finals = final_values(data)
     module, of_chance = {
         "ranks": (ranks, True),
         "waterfall": (waterfall, False),
         "frontier": (frontier, False),
         "coverage": (coverage, True),
     }[kind]
-    drawn = getattr(module, f"draw_{kind}")(data, outcome, *([rng()] if of_chance else []))
-    assert (drawn is None) == bool(module.missing(data, outcome))
+    drawn = getattr(module, f"draw_{kind}")(data, finals, *([rng()] if of_chance else []))
+    assert (drawn is None) == bool(module.missing(data, finals))
     return drawn
 
 
@@ -374,6 +382,54 @@ def test_bands_of_one_seed_come_from_its_questions() -> None:
     assert change.loc[1, "n"] == 1 and "resampled questions" in drawn.bands and "t interval" not in drawn.bands
 
 
+# --- every figure -------------------------------------------------------------------------------------------
+
+
+def test_every_module_with_a_figure_is_registered_once() -> None:
+    names = [module.name for module in pkgutil.iter_modules(figures.__path__)]
+    modules = [importlib.import_module(f"{figures.__name__}.{name}") for name in names]
+    made = [module.FIGURE for module in modules if hasattr(module, "FIGURE")]
+    assert {kind.suffix for kind in made} == {kind.suffix for kind in FIGURES} and len(made) == len(FIGURES)
+    assert all(kind.title and kind.how_to_read.endswith(".") for kind in FIGURES)
+
+
+@pytest.mark.parametrize("kind", FIGURES, ids=lambda kind: kind.suffix or "first")
+def test_a_figure_is_drawn_or_says_why_not(kind: FigureKind) -> None:
+    """On a planted sweep, and on the same one with nothing logged but a reward."""
+    planted = synthetic_sweep(Planted(tricks=("helps", "hurts"), seeds=(0, 1, 2), steps=20, every=4, questions=8))
+    logged = ["level", "arm", "seed", "step", AXIS, "reward/outcome"]
+    bare = replace(planted, points=planted.points[logged], answers=planted.answers.iloc[:0])
+    found = 0
+    for data in (planted, bare):
+        finals = final_values(data)
+        drawn, reason = kind.draw(data, finals), kind.missing(data, finals)
+        assert (drawn is None) == bool(reason) and not reason.endswith(".")
+        if drawn is not None:
+            found += 1
+            assert drawn.name == kind.name(data.record.name) and len(drawn.numbers) and drawn.bands
+            assert drawn.numbers.equals(kind.draw(data, finals).numbers), "the same data give the same numbers"
+    assert found or kind.suffix in ("doses", "target_lengths"), "these two ask for another design, and have own tests"
+
+
+def test_the_figure_of_the_documentation_is_one(tmp_path: Path) -> None:
+    """The block under "Draw one more figure", as a module of its own."""
+    readme = (Path(figures.__file__).parents[3] / "analysis" / "README.md").read_text()
+    (block,) = (block for block in re.findall(r"```python\n(.*?)```", readme, flags=re.S) if "FIGURE" in block)
+    made: dict[str, Any] = {}
+    exec(block, made)
+    kind: FigureKind = made["FIGURE"]
+    planted = synthetic_sweep(Planted(tricks=("helps",), seeds=(0, 1), steps=12, every=4, questions=8))
+    finals = final_values(planted)
+    drawn = kind.draw(planted, finals)
+    assert drawn.name == kind.name("synthetic") == "synthetic_lengths" and set(drawn.numbers["arm"]) == set(
+        planted.arms
+    )
+    assert [path.suffix for path in save(drawn, tmp_path, {})] == [".svg", ".png", ".csv", ".json"]
+    bare = replace(planted, points=planted.points.drop(columns="rollout/length"))
+    assert kind.draw(bare, final_values(bare)) is None
+    assert kind.missing(bare, final_values(bare)) == "rollout/length not logged"
+
+
 # --- what cannot be drawn -----------------------------------------------------------------------------------
 
 
@@ -387,7 +443,7 @@ def test_what_is_missing_is_said_in_one_sentence() -> None:
         ("ranks", alone, "fewer than two arms have a final training reward and downstream accuracy"),
         ("ranks", apart, "no seed has both of every arm"),
         ("frontier", alone, "eval/heldout_training/kl_initial was not logged"),
-        ("coverage", alone, "the answers to the downstream questions were not kept"),
+        ("coverage", alone, "the answers to the downstream questions were not saved"),
         ("coverage", once, "the downstream questions were answered once each, and pass@k needs two samples or more"),
     ]
     for kind, data, reason in cases:
@@ -400,8 +456,8 @@ def test_what_is_missing_is_said_in_one_sentence() -> None:
 
 def test_a_sweep_without_evaluations_has_none_of_the_figures() -> None:
     data = sweep({(arm, 0): ten_steps((0.3, 0.6), {}) for arm in "ab"})
-    outcome = final_values(data)
-    reasons = {module.missing(data, outcome) for module in (ranks, waterfall, frontier, coverage)}
+    finals = final_values(data)
+    reasons = {module.missing(data, finals) for module in (ranks, waterfall, frontier, coverage)}
     assert reasons == {"no finished run was evaluated up to the common budget", f"{DOWNSTREAM} was not logged"}
     assert all(draw(kind, data) is None for kind in ("ranks", "waterfall", "frontier", "coverage"))
 
@@ -483,5 +539,5 @@ def test_arms_with_names_too_long_for_the_scatter_have_their_rank_there() -> Non
 
 
 def test_outcomes_at_another_budget_are_drawn_there(planted: SweepData) -> None:
-    outcome: Outcome = final_values(planted, "steps")
-    assert "from step 0 to 40 steps" in words(waterfall.draw_waterfall(planted, outcome).figure)
+    finals: FinalValues = final_values(planted, "steps")
+    assert "from step 0 to 40 steps" in words(waterfall.draw_waterfall(planted, finals).figure)

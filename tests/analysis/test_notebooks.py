@@ -17,10 +17,10 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from planted_sweeps import Planted, synthetic_sweep, write_synthetic
 
-from grpo_lab.analysis import noise, one_trick, show
-from grpo_lab.analysis.outcome import DOWNSTREAM, Outcome, final_values
-from grpo_lab.analysis.synthetic import Planted, synthetic_sweep, write_synthetic
+from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues, final_values
+from grpo_lab.analysis.notebooks import noise, one_trick, show
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = ("sweep_overview", "reward_against_eval", "one_trick", "scaling", "noise_floor")
@@ -119,7 +119,7 @@ def test_one_trick_at_every_equal_budget_what_it_touched_and_what_seeds_would_fi
     # All axes are spent alike in a synthetic sweep, so the effect is the same on all five.
     on_axes = line(said.split("at equal steps")[1].split("The sign")[0], "added to base")
     assert [tuple(map(float, found)) for found in re.findall(BRACKETS, on_axes)] == [effect] * 5
-    assert "No metric counts what helps touches." in said and "Figure synthetic_signs: " in said
+    assert "No metric counts what helps touches." in said and "Figure synthetic_step_metrics: " in said
     assert "+0 tokens [+0, +0]" in line(said, "response length, tokens")  # nothing was planted in it
     found = line(said.split("finds now")[1], "added to base")
     now, *more = [float(value) for value in re.findall(r" ([\d.]+) pp", found.split("]")[1])]
@@ -191,7 +191,7 @@ def test_saved_numbers_without_runs_and_without_answers(
     said = printed("noise_floor", EXP="recipes", RUNS="nowhere")
     assert said.startswith(f"recipes, from saved data, {cells} finished cells.")
     assert show.NO_ANSWERS in said and "t over seeds" not in said
-    assert "Answers to single downstream questions were not kept" in said
+    assert "Answers to single downstream questions were not saved" in said
     assert re.search(r"downstream accuracy +[\d.]+ \[", said)
 
 
@@ -205,13 +205,13 @@ def test_the_saved_sweeps_say_nothing_of_asymptotes_they_do_not_show(printed: Ca
 # --- the numbers of the noise floor, by hand ----------------------------------------------------------------
 
 
-def outcome_of(values: dict[str, list[float]]) -> Outcome:
+def outcome_of(values: dict[str, list[float]]) -> FinalValues:
     rows = [
         {"level": "", "arm": arm, "seed": seed, "collapsed": False, DOWNSTREAM: value}
         for arm, own in values.items()
         for seed, value in enumerate(own)
     ]
-    return Outcome("sampled_tokens", 1000.0, pd.DataFrame(rows))
+    return FinalValues("sampled_tokens", 1000.0, pd.DataFrame(rows))
 
 
 def test_seed_noise_by_hand() -> None:
@@ -268,7 +268,7 @@ def test_the_luck_of_drawing_answers_is_counted_from_the_answers() -> None:
     found = noise.asked(data, final_values(data), "downstream")
     rows = data.answers.query("arm == '+t' and suite == 'downstream' and step == 8")
     # With 2 samples, c (2 - c) / (2 * 1) is 1/2 where one of both is right, and 0 elsewhere.
-    assert found["", "+t"].luck == pytest.approx((rows["correct"] == 1).mean() / 2)
+    assert found["", "+t"].answer_variance == pytest.approx((rows["correct"] == 1).mean() / 2)
     assert found["", "+t"].last.to_numpy().mean() == pytest.approx(rows["correct"].sum() / rows["n"].sum())
 
 
@@ -287,14 +287,19 @@ def test_a_notebook_shows_figures_and_tables(monkeypatch: pytest.MonkeyPatch) ->
         sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: "a kernel", display=fake, version_info=(9, 0))
     )
     data = synthetic_sweep(HELPS)
-    outcome = final_values(data)
-    show.show_table(show.finished_table(data, outcome))
+    finals = final_values(data)
+    show.show_table(show.finished_table(data, finals))
     show.show_text("*so*")
-    show.show_figure(one_trick.signs_of(data, outcome, "helps"))
+    show.show_figure(one_trick.step_metrics_of(data, finals, "helps"))
     (_, table), markdown, (kind, image, width, words) = shown
     assert "<td>+helps</td>" in table and "<th>level</th>" not in table  # the sweep has one level
     assert markdown == ("markdown", "*so*")
-    assert kind == "image" and image.startswith(b"\x89PNG") and width > 500 and words.startswith("synthetic_signs: ")
+    assert (
+        kind == "image"
+        and image.startswith(b"\x89PNG")
+        and width > 500
+        and words.startswith("synthetic_step_metrics: ")
+    )
 
 
 def test_a_script_says_why_there_is_no_figure(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,15 +9,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from planted_sweeps import Planted, synthetic_sweep, write_synthetic
 from scipy import stats as scipy_stats
 
-from grpo_lab.analysis.contrasts import TRAINING_REWARD, TrickEffect, trick_effects
-from grpo_lab.analysis.divergence_table import divergence_table
-from grpo_lab.analysis.load import SweepData, load_sweep
-from grpo_lab.analysis.outcome import DOWNSTREAM, HELDOUT, final_values
-from grpo_lab.analysis.scaling import fit_sweep
-from grpo_lab.analysis.synthetic import Planted, synthetic_sweep, write_synthetic
-from grpo_lab.analysis.verdict import judge, verdict_text
+from grpo_lab.analysis.divergence.table import divergence_table
+from grpo_lab.analysis.effects.contrasts import TRAINING_REWARD, TrickEffect, trick_effects
+from grpo_lab.analysis.effects.verdict import judge, verdict_text
+from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, final_values
+from grpo_lab.analysis.scaling.fits import fit_sweep
+from grpo_lab.analysis.sources.run_folders import load_sweep
+from grpo_lab.analysis.sources.sweep_data import SweepData
 
 SMALL = {"steps": 40, "every": 4, "questions": 64, "samples": 1}
 TRUTH = Planted(

@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 import torch
 from helpers import make_rollouts
+from planted_sweeps import Planted, synthetic_sweep
 from rich.console import Console
 from test_loop import metrics_of, run_in_process
 
-from grpo_lab.analysis.load import SweepData
 from grpo_lab.analysis.report import reader_page
 from grpo_lab.analysis.report.reader import (
     Filter,
@@ -30,7 +30,7 @@ from grpo_lab.analysis.report.reader import (
     tokens_of,
 )
 from grpo_lab.analysis.report.reader_terminal import show_pair, show_run
-from grpo_lab.analysis.synthetic import Planted, synthetic_sweep
+from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.run.evaluate import kl_of_responses
 from grpo_lab.tracking.sweep_record import CellRecord, record_sweep
 
@@ -115,7 +115,7 @@ def test_the_facts_of_a_response() -> None:
         "right; reward 0.75 (outcome +1, soft_overlong -0.25); advantage +0.500; 3 tokens; 1 tokens masked; 1 clipped"
     )
     cut = facts(row_of(outcome=0.0, truncated=True, trained=False, counted=False))
-    assert cut.startswith("wrong") and "cut by the budget; not in the loss; not in the group's statistics" in cut
+    assert cut.startswith("wrong") and "truncated; not in the loss; not in the group's statistics" in cut
 
 
 def test_colours_say_sign_and_size() -> None:
@@ -167,7 +167,7 @@ def test_the_terminal_shows_a_run_and_a_pair(runs: Path) -> None:
     passed = show_run(screen, runs / "clipped/seed=0", 1, Filter(truncated=True), 2)
     said = screen.export_text()
     assert passed > 2 and said.count("not in the loss") == 2 + 1  # twice of a response, once in the legend
-    assert f"{passed} of " in said and f"more with --limit {passed}" in said and "kept: 1, 3" in said
+    assert f"{passed} of " in said and f"more with --limit {passed}" in said and "saved: 1, 3" in said
     screen = console()
     pairs = show_pair(screen, runs / "plain/seed=0", runs / "clipped/seed=0", None, Filter(), 1)
     said = screen.export_text()
@@ -184,12 +184,12 @@ def test_what_is_not_there_is_said(runs: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=message.replace("(", r"\(").replace(")", r"\)")):
             find_run(name, runs, arm, None, seed)
-    with pytest.raises(ValueError, match="kept no responses of step 2: steps 1, 3 are there"):
+    with pytest.raises(ValueError, match="saved no responses of step 2: steps 1, 3 are there"):
         read_rollouts(runs / "plain/seed=0", 2)
     with pytest.raises(ValueError, match="is one run: --arm, --level and --seed choose among the runs of a sweep"):
         find_run(str(runs / "plain/seed=0"), runs, "plain", None, None)
     (tmp_path / "bare").mkdir()
-    with pytest.raises(ValueError, match="kept no responses: rollouts_every sets after how many steps"):
+    with pytest.raises(ValueError, match="saved no responses: rollouts_every sets after how many steps"):
         read_rollouts(tmp_path / "bare")
     copy = tmp_path / "run"
     shutil.copytree(runs / "plain/seed=0/rollouts", copy / "rollouts")
@@ -203,7 +203,7 @@ def test_what_is_not_there_is_said(runs: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def two(runs: Path) -> SweepData:
-    from grpo_lab.analysis.load import load_sweep
+    from grpo_lab.analysis.sources.run_folders import load_sweep
 
     return load_sweep(runs, "two", cache=False)
 

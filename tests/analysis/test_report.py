@@ -17,16 +17,17 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
+from planted_sweeps import Planted, synthetic_sweep, write_synthetic
 
+from grpo_lab.analysis.effects.verdict import judge, verdict_text
 from grpo_lab.analysis.figures.effects import draw_effects
 from grpo_lab.analysis.figures.style import Drawn
-from grpo_lab.analysis.load import SweepData
-from grpo_lab.analysis.names import in_words, title
-from grpo_lab.analysis.outcome import DOWNSTREAM, Outcome, final_values
+from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues, final_values
+from grpo_lab.analysis.metric_names import change_text, in_words, level_text, title, unit
 from grpo_lab.analysis.report.page import ASSETS, embedded_json, report_html
 from grpo_lab.analysis.report.page_figures import LARGEST_SVG, figures_section, image_uri
 from grpo_lab.analysis.report.page_verdict import verdict_section
-from grpo_lab.analysis.report.page_words import Html, change_text, escaped, items, level_text, table, unit
+from grpo_lab.analysis.report.page_words import Html, escaped, items, table
 from grpo_lab.analysis.report.panel import (
     POINTS,
     evaluation_curve,
@@ -37,9 +38,8 @@ from grpo_lab.analysis.report.panel import (
     rounded,
     step_curve,
 )
-from grpo_lab.analysis.stats import Interval, paired_difference, t_interval
-from grpo_lab.analysis.synthetic import Planted, synthetic_sweep, write_synthetic
-from grpo_lab.analysis.verdict import judge, verdict_text
+from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.intervals import Interval, paired_difference, t_interval
 from grpo_lab.config.design import read_design
 
 SMALL = {"steps": 20, "every": 5, "questions": 16, "seeds": (0, 1, 2)}
@@ -52,20 +52,20 @@ def sweep(**planted: Any) -> SweepData:
 
 
 @pytest.fixture(scope="module")
-def two_sided() -> tuple[SweepData, Outcome, dict[str, Any]]:
+def two_sided() -> tuple[SweepData, FinalValues, dict[str, Any]]:
     """base, three tricks alone, full, and full without each; one run of +helps collapses at 30% of the budget."""
     data = sweep(downstream={"helps": 0.2}, collapse={("+helps", 1): 0.3})
-    outcome = final_values(data)
-    return data, outcome, panel_data(data, outcome)
+    finals = final_values(data)
+    return data, finals, panel_data(data, finals)
 
 
 @pytest.fixture(scope="module")
 def page() -> str:
     data = sweep(tricks=("helps", "null"), downstream={"helps": 0.2})
-    outcome = final_values(data)
-    drawn = draw_effects(data, outcome)
+    finals = final_values(data)
+    drawn = draw_effects(data, finals)
     missing = {"synthetic_frontier": "no run logged the KL divergence"}
-    return report_html(data, outcome, [drawn], missing, ["grpo-lab", "report", "synthetic"], {"More": "<p>here</p>"})
+    return report_html(data, finals, [drawn], missing, ["grpo-lab", "report", "synthetic"], {"More": "<p>here</p>"})
 
 
 def renamed(data: SweepData, **changes: Any) -> SweepData:
@@ -158,7 +158,7 @@ def test_numbers_have_four_digits(value: float, expected: float | int | None) ->
 # ---- the panel
 
 
-def test_the_panel_has_every_arm_that_was_run(two_sided: tuple[SweepData, Outcome, dict[str, Any]]) -> None:
+def test_the_panel_has_every_arm_that_was_run(two_sided: tuple[SweepData, FinalValues, dict[str, Any]]) -> None:
     data, _, panel = two_sided
     assert [cell["arm"] for cell in panel["cells"]] == data.arms and panel["waiting"] == []
     contents = {cell["arm"]: cell["on"] for cell in panel["cells"]}
@@ -169,24 +169,24 @@ def test_the_panel_has_every_arm_that_was_run(two_sided: tuple[SweepData, Outcom
     assert counts["+helps"] == (2, 3, 1) and counts["full"] == (3, 3, 0)
 
 
-def test_curves_and_words_are_those_of_the_outcome(two_sided: tuple[SweepData, Outcome, dict[str, Any]]) -> None:
-    _, outcome, panel = two_sided
+def test_curves_and_words_are_those_of_the_outcome(two_sided: tuple[SweepData, FinalValues, dict[str, Any]]) -> None:
+    _, finals, panel = two_sided
     cell = next(cell for cell in panel["cells"] if cell["arm"] == "full")
     axis = panel["axes"][0]
     assert (axis["name"], axis["budget"]) == ("sampled_tokens", 80_000)
     own, difference, pairs = cell["final"]["sampled_tokens"][DOWNSTREAM]
-    assert own == outcome.interval("", "full", DOWNSTREAM).text() and pairs == 3
-    assert difference == change_text(outcome.difference("", "full", "base", DOWNSTREAM), DOWNSTREAM)
+    assert own == finals.interval("", "full", DOWNSTREAM).text() and pairs == 3
+    assert difference == change_text(finals.difference("", "full", "base", DOWNSTREAM), DOWNSTREAM)
     curve = cell["curves"]["sampled_tokens"][DOWNSTREAM]
     assert curve["x"] == [0, 20_000, 40_000, 60_000, 80_000]
-    final = t_interval(outcome.of("", "full", DOWNSTREAM).tolist())
+    final = t_interval(finals.of("", "full", DOWNSTREAM).tolist())
     ends = (curve["mean"][-1], curve["low"][-1], curve["high"][-1])
     assert ends == (rounded(final.mean), rounded(final.low), rounded(final.high))
     assert all(len(one["mean"]) <= POINTS for metrics in cell["curves"].values() for one in metrics.values())
 
 
 def test_a_collapsed_run_is_counted_and_stops_in_the_panel(
-    two_sided: tuple[SweepData, Outcome, dict[str, Any]],
+    two_sided: tuple[SweepData, FinalValues, dict[str, Any]],
 ) -> None:
     _, _, panel = two_sided
     curve = next(cell for cell in panel["cells"] if cell["arm"] == "+helps")["curves"]["sampled_tokens"][
@@ -213,16 +213,16 @@ def test_axes_that_are_multiples_of_another_are_named_and_not_repeated() -> None
     tokens = data.points["budget/sampled_tokens"]
     points = data.points.assign(**{"budget/flops": tokens**2, "budget/simulated_seconds": tokens**1.5})
     data = replace(data, points=points)
-    outcome = final_values(data)
-    others = other_axes(data, outcome)
+    finals = final_values(data)
+    others = other_axes(data, finals)
     assert list(others) == ["flops", "simulated_seconds"] and others["flops"].budget == 80_000.0**2
-    panel = panel_data(data, outcome, others)
+    panel = panel_data(data, finals, others)
     assert [axis["name"] for axis in panel["axes"]] == ["sampled_tokens", "flops", "simulated_seconds"]
     assert panel["alike"]["steps"] == "sampled_tokens" and "flops" not in panel["alike"]
     assert set(panel["cells"][0]["curves"]) == {"sampled_tokens", "flops", "simulated_seconds"}
 
 
-def test_a_kind_has_a_switch_for_each_trick(two_sided: tuple[SweepData, Outcome, dict[str, Any]]) -> None:
+def test_a_kind_has_a_switch_for_each_trick(two_sided: tuple[SweepData, FinalValues, dict[str, Any]]) -> None:
     _, _, panel = two_sided
     assert [group["key"] for group in panel["groups"]] == ["helps", "hurts", "null"]
     assert panel["groups"][0]["options"] == [{"trick": "helps", "label": "on"}]
@@ -374,10 +374,10 @@ def test_the_page_has_its_sections_in_order(page: str) -> None:
 
 def test_the_same_data_give_the_same_page(page: str) -> None:
     data = sweep(tricks=("helps", "null"), downstream={"helps": 0.2})
-    outcome = final_values(data)
+    finals = final_values(data)
     missing = {"synthetic_frontier": "no run logged the KL divergence"}
-    drawn, more = draw_effects(data, outcome), {"More": "<p>here</p>"}
-    assert report_html(data, outcome, [drawn], missing, ["grpo-lab", "report", "synthetic"], more) == page
+    drawn, more = draw_effects(data, finals), {"More": "<p>here</p>"}
+    assert report_html(data, finals, [drawn], missing, ["grpo-lab", "report", "synthetic"], more) == page
 
 
 def test_the_report_is_written_from_run_folders(tmp_path: Path) -> None:
@@ -396,12 +396,12 @@ def test_the_report_is_written_from_run_folders(tmp_path: Path) -> None:
 def test_predictions_are_judged_with_seeds_collapses_and_holm() -> None:
     planted = {"downstream": {"helps": 0.3, "hurts": -0.2}, "collapse": {("+hurts", 1): 0.5}}
     data = sweep(tricks=("helps", "hurts"), kind="factorial", **planted)
-    outcome = final_values(data)
-    first, second = judge(data, outcome)
+    finals = final_values(data)
+    first, second = judge(data, finals)
     small, large = sorted([first.p, second.p])
     # Holm, two tests: the smaller is doubled, the larger stays unless the first is larger by then
     assert sorted([first.holm, second.holm]) == pytest.approx([min(2 * small, 1), max(2 * small, large)])
-    text = re.sub(r"<[^>]+>", " ", verdict_section(data, outcome, {}, None))
+    text = re.sub(r"<[^>]+>", " ", verdict_section(data, finals, {}, None))
     assert "supported +helps is above base on downstream accuracy (the metric that decides)" in " ".join(text.split())
     assert "3 of 3 pairs of seeds (0, 1, 2)" in text and "Collapsed: 1 of 3 runs of +hurts, 0 of 3 runs of base" in text
     assert "Holm-adjusted over 2 predictions" in text
@@ -411,22 +411,22 @@ def test_predictions_are_judged_with_seeds_collapses_and_holm() -> None:
 def test_what_is_lost_to_the_number_of_predictions_is_said() -> None:
     """Three seeds differ by 4, 5 and 6 pp: p = .013, and with four predictions of nothing beside it .065."""
     data = sweep(tricks=("x", "y", "z", "w", "v"), kind="add_one", downstream=dict.fromkeys("xyzwv", 0.1))
-    outcome = final_values(data)
-    values = outcome.values.copy()
+    finals = final_values(data)
+    values = finals.values.copy()
     values[DOWNSTREAM] = 0.5
     values.loc[values["arm"] == "+x", DOWNSTREAM] += 0.01 * (values["seed"] + 4)
-    outcome = replace(outcome, values=values)
+    finals = replace(finals, values=values)
     # t = 5 / (1 / sqrt 3), t^2 = 75, with 2 degrees of freedom: p = 1 - t / sqrt(t^2 + 2) = 0.01307, times 5 = 0.0654
-    first = judge(data, outcome)[0]
+    first = judge(data, finals)[0]
     assert (first.p, first.holm) == pytest.approx((1 - math.sqrt(75 / 77), 5 - 5 * math.sqrt(75 / 77)), rel=1e-9)
     assert first.difference.low > 0 and (first.word, first.family) == ("not resolved", 5)
-    section = verdict_section(data, outcome, {}, None)
+    section = verdict_section(data, finals, {}, None)
     assert "Of 5 predictions: 5 not resolved." in section and "adjusted by Holm for 5 predictions, is below" in section
     assert "p = .013; Holm-adjusted over 5 predictions p = .065, so not resolved once" in section
-    assert "not resolved: +x is above base" in verdict_text(data, outcome)
+    assert "not resolved: +x is above base" in verdict_text(data, finals)
     from grpo_lab.analysis.build import describe_sources
 
-    sidecar = describe_sources(data, outcome, ["figures"])["judgements"][0]
+    sidecar = describe_sources(data, finals, ["figures"])["judgements"][0]
     assert (sidecar["word"], sidecar["p"], sidecar["p_holm"]) == ("not resolved", first.p, first.holm)
 
 
@@ -434,10 +434,10 @@ def test_a_late_declaration_and_a_prediction_without_runs_are_said() -> None:
     data = sweep(tricks=("helps",), downstream={"helps": 0.1}, seeds=(0,))
     declared = [{"fingerprint": "f", "at": "then", "cells_started_before": 3}]
     data = replace(data, record=replace(data.record, declared=declared))
-    outcome = final_values(data)
-    (judgement,) = judge(data, outcome)
+    finals = final_values(data)
+    (judgement,) = judge(data, finals)
     assert (judgement.word, math.isnan(judgement.p), math.isnan(judgement.holm)) == ("not run", True, True)
-    text = verdict_section(data, outcome, {}, None)
+    text = verdict_section(data, finals, {}, None)
     assert "DECLARED AFTER 3 of its cells had been started" in text
     assert "Of 1 prediction: 1 not run." in text and "no interval, so not judged" in text
 
@@ -445,10 +445,10 @@ def test_a_late_declaration_and_a_prediction_without_runs_are_said() -> None:
 def test_a_sign_that_flips_on_another_axis_is_said() -> None:
     """+helps ends 0.1 above base at equal tokens, but at equal steps base has had more of the budget."""
     data = sweep(tricks=("helps",), downstream={"helps": 0.1})
-    outcome = final_values(data)
-    values = outcome.values.copy()
+    finals = final_values(data)
+    values = finals.values.copy()
     values.loc[values["arm"] == "+helps", DOWNSTREAM] -= 0.5
-    section = verdict_section(data, outcome, {"steps": replace(outcome, values=values), "flops": outcome}, None)
+    section = verdict_section(data, finals, {"steps": replace(finals, values=values), "flops": finals}, None)
     there = paired_difference(
         values[values["arm"] == "+helps"].set_index("seed")[DOWNSTREAM],
         values[values["arm"] == "base"].set_index("seed")[DOWNSTREAM],
@@ -528,7 +528,7 @@ def in_node(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any
 
 
 InNode = Callable[[dict[str, Any], str], Any]
-TwoSided = tuple[SweepData, Outcome, dict[str, Any]]
+TwoSided = tuple[SweepData, FinalValues, dict[str, Any]]
 
 
 @needs_node

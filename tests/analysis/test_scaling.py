@@ -13,10 +13,9 @@ from scipy import stats
 
 from grpo_lab.analysis.figures.ceiling import ceiling_numbers, draw_ceiling
 from grpo_lab.analysis.figures.style import save
-from grpo_lab.analysis.load import SweepData
-from grpo_lab.analysis.outcome import final_values
-from grpo_lab.analysis.scaling import OF_CURVE, OVER_SEEDS, CellFit, compare, fit_cell, fit_sweep, scaling_table
-from grpo_lab.analysis.sigmoid import (
+from grpo_lab.analysis.final_values import final_values
+from grpo_lab.analysis.scaling.fits import OF_CURVE, OVER_SEEDS, CellFit, compare, fit_cell, fit_sweep, scaling_table
+from grpo_lab.analysis.scaling.sigmoid import (
     LEAST,
     Sigmoid,
     area,
@@ -26,8 +25,8 @@ from grpo_lab.analysis.sigmoid import (
     fit_curve,
     last_slope,
     refusal,
-    sweep_cut,
 )
+from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.tracking.sweep_record import SweepRecord
 
 TRUE = Sigmoid(0.3, 0.65, 1.0, 1.7)  # compute in units of the midpoint
@@ -82,11 +81,8 @@ def test_points_below_the_cut_are_left_out() -> None:
     compute = evaluations(4.0, 20)
     accuracy = TRUE.at(compute) + 0.1 * (compute < 1)
     assert fit_curve(compute, accuracy, 0.3, first=1.0).sigmoid.asymptote == pytest.approx(0.65, abs=1e-4)
-    table = sweep_cut(compute, accuracy, 0.3, [0.0, 1.0, 3.5]).set_index("first")
-    assert table["n"].tolist() == [20, 16, 3]  # 0.2 to 4 in steps of 0.2
-    assert abs(table.loc[0.0, "asymptote"] - 0.65) > 0.005
-    assert table.loc[1.0, "asymptote"] == pytest.approx(0.65, abs=1e-4)
-    assert table.loc[3.5, "refused"] == "3 of the 5 evaluations a fit needs" and np.isnan(table.loc[3.5, "low"])
+    assert abs(fit_curve(compute, accuracy, 0.3).sigmoid.asymptote - 0.65) > 0.005
+    assert refusal(compute, accuracy, first=3.5) == "3 of the 5 evaluations a fit needs"
 
 
 def test_autocorrelation_by_hand() -> None:
@@ -355,13 +351,13 @@ def test_a_sweep_finds_what_was_planted_in_every_arm() -> None:
 
 def test_span_target_and_suite_are_those_of_the_level() -> None:
     data = sweep({"slow": SLOW}, levels=("one", "two"))
-    outcome = final_values(data)
-    cells = fit_sweep(data, outcome, target=0.4, first=5e5)
+    finals = final_values(data)
+    cells = fit_sweep(data, finals, target=0.4, first=5e5)
     assert [(one.level, one.target) for one in cells] == [("one", 0.4), ("two", 0.4)]
     assert cells[0].span == pytest.approx((1.02 * 4e6 / 20, 4e6))  # seed 2 starts last, seed 0 ends first
     # 2e5, 4e5 are cut; the model-free numbers keep them.
     assert [len(fit.compute) for fit in cells[0].fits.values()] == [18] * 3 and cells[0].evaluations == 20
-    assert fit_sweep(data, outcome, suite="downstream") == []
+    assert fit_sweep(data, finals, suite="downstream") == []
 
 
 def test_runs_that_collapsed_leave_their_arm_unfitted() -> None:
@@ -391,10 +387,10 @@ def test_arms_are_compared_by_a_first_and_by_b_where_a_agrees() -> None:
 
 def test_the_figure_holds_what_was_fitted(tmp_path: Path) -> None:
     data = sweep({"slow": SLOW, "early": Sigmoid(0.3, 0.8, 6e6, 1.7)})
-    outcome = final_values(data)
-    drawn = draw_ceiling(data, outcome)
+    finals = final_values(data)
+    drawn = draw_ceiling(data, finals)
     assert drawn is not None and drawn.name == "planted_ceiling" and "t interval" in drawn.bands
-    slow, early = fit_sweep(data, outcome)
+    slow, early = fit_sweep(data, finals)
     parts = dict(list(drawn.numbers[drawn.numbers["arm"] == "slow"].groupby("part")))
     assert parts["asymptote"]["value"].item() == pytest.approx(slow.asymptote.mean, abs=1e-6)
     assert parts["asymptote"]["n"].item() == 3 and parts["asymptote"]["note"].item() == ""
@@ -405,7 +401,7 @@ def test_the_figure_holds_what_was_fitted(tmp_path: Path) -> None:
     assert note == "; ".join(early.reasons) != ""
     written = [text.get_text() for axes in drawn.figure.axes for text in axes.texts]
     assert any("not identified" in text for text in written) and sum("n = 3" in text for text in written) == 2
-    again = draw_ceiling(data, outcome)
+    again = draw_ceiling(data, finals)
     assert again is not None
     first = [path.read_bytes() for path in save(drawn, tmp_path / "a", {})]
     assert first == [path.read_bytes() for path in save(again, tmp_path / "b", {})]

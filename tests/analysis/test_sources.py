@@ -18,12 +18,15 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers import free_port, mlflow_server
+from planted_sweeps import Planted, write_synthetic
 
-from grpo_lab.analysis import cache
-from grpo_lab.analysis.load import SweepData, load_sweep, save_data
-from grpo_lab.analysis.mlflow_stores import shown
-from grpo_lab.analysis.sources import load_mlflow, read_source, tidy
-from grpo_lab.analysis.synthetic import Planted, write_synthetic
+from grpo_lab.analysis.sources import cache
+from grpo_lab.analysis.sources.mlflow_runs import load_mlflow
+from grpo_lab.analysis.sources.mlflow_stores import shown
+from grpo_lab.analysis.sources.read import read_source, tidy
+from grpo_lab.analysis.sources.run_folders import load_sweep
+from grpo_lab.analysis.sources.saved_data import save_data
+from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.mlflow_mirror import sync_all
 from grpo_lab.tracking.run_log import RunLog
@@ -338,8 +341,8 @@ class Refuse:
             raise ImportError(name + " was imported")
 sys.meta_path.insert(0, Refuse())
 from grpo_lab.analysis.figures.effects import draw_effects
-from grpo_lab.analysis.outcome import final_values
-from grpo_lab.analysis.sources import read_source
+from grpo_lab.analysis.final_values import final_values
+from grpo_lab.analysis.sources.read import read_source
 data = read_source(sys.argv[1], "small", None)
 drawn = draw_effects(data, final_values(data))
 drawn.figure.savefig(sys.argv[2])

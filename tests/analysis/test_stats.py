@@ -13,42 +13,29 @@ import pandas as pd
 import pytest
 from scipy import integrate, stats
 
-from grpo_lab.analysis.multiplicity import (
-    benjamini_hochberg,
-    dunnett,
-    holm,
-    max_t_sign_flip,
-    paired_t_pvalue,
+from grpo_lab.analysis.stats.intervals import (
+    Interval,
+    crossed_t_interval,
+    paired_difference,
+    seed_differences,
+    standard_error,
+    t_interval,
 )
-from grpo_lab.analysis.power import (
+from grpo_lab.analysis.stats.multiplicity import benjamini_hochberg, holm, paired_t_pvalue
+from grpo_lab.analysis.stats.power import (
     difference_sd,
     minimum_detectable_effect,
     power_of_t,
-    power_table,
     questions_needed,
     sd_interval,
     seeds_needed,
 )
-from grpo_lab.analysis.resampling import (
+from grpo_lab.analysis.stats.resampling import (
     crossed_bootstrap,
     crossed_indices,
     percentile_interval,
-    performance_profile,
     question_bootstrap,
     seed_cluster_bootstrap,
-)
-from grpo_lab.analysis.stats import (
-    Interval,
-    clustered_standard_error,
-    crossed_t_interval,
-    iqm,
-    paired_difference,
-    paired_standard_error,
-    probability_of_improvement,
-    seed_differences,
-    sign_flip_test,
-    standard_error,
-    t_interval,
 )
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "statistics.json").read_text())
@@ -251,7 +238,6 @@ def test_the_same_generator_gives_the_same_bits() -> None:
     for draw in (
         lambda rng: question_bootstrap(values[0], rng, 300),
         lambda rng: crossed_bootstrap(values, rng, 300),
-        lambda rng: performance_profile(values, [0.5], rng, 300).to_dict(),
         lambda rng: seed_cluster_bootstrap(lambda seeds: values[seeds].mean(), 5, rng, 300).tolist(),
     ):
         assert draw(rng_of(16)) == draw(rng_of(16)) != draw(rng_of(17))
@@ -260,73 +246,15 @@ def test_the_same_generator_gives_the_same_bits() -> None:
 def test_standard_errors_by_hand() -> None:
     # 0, 0, 1, 1: deviations +-.5, sum of squares 1; 1 / (4 * 3) = 1/12
     assert standard_error([0.0, 0.0, 1.0, 1.0]) == pytest.approx(math.sqrt(1 / 12), abs=SAME)
-    # clusters of equal answers: each has 2 pairs (i, j) and (j, i) of .25, over 2 clusters 1; / 16
-    clustered = clustered_standard_error([0.0, 0.0, 1.0, 1.0], ["a", "a", "b", "b"])
-    assert clustered == pytest.approx(math.sqrt(1 / 12 + 1 / 16), abs=SAME)
-    # clusters of one right and one wrong answer know more than they seem to: the pairs are -.25
-    clustered = clustered_standard_error([0.0, 0.0, 1.0, 1.0], [0, 1, 0, 1])
-    assert clustered == pytest.approx(math.sqrt(1 / 12 - 1 / 16), abs=SAME)
-    # differences 1, 0, 0, 1: as above
-    assert paired_standard_error([1, 0, 1, 1], [0, 0, 1, 0]) == pytest.approx(math.sqrt(1 / 12), abs=SAME)
     assert math.isnan(standard_error([1.0]))
 
 
 @pytest.mark.parametrize("case", GOLDEN["clustered"], ids=["equal clusters", "unequal clusters"])
-def test_clustered_standard_errors_against_a_robust_regression(case) -> None:
-    values, clusters = np.array(case["values"]), np.array(case["clusters"])
-    n, number = len(values), len(set(case["clusters"]))
-    assert standard_error(values) == pytest.approx(case["standard_error"], abs=SAME)
-    # the regression divides the squares by n where SE^2 divides by n - 1: they differ by squares / (n^2 (n - 1))
-    squares = ((values - values.mean()) ** 2).sum()
-    uncorrected = clustered_standard_error(values, clusters) ** 2 - squares / (n**2 * (n - 1))
-    assert math.sqrt(uncorrected) == pytest.approx(case["robust"], abs=SAME)
-    factor = number / (number - 1)  # (n - 1) / (n - k) is 1 for a constant alone
-    assert math.sqrt(uncorrected * factor) == pytest.approx(case["robust_corrected"], abs=SAME)
-    alone = clustered_standard_error(values, np.arange(n))
-    assert alone == pytest.approx(standard_error(values), abs=SAME)
+def test_the_standard_error_is_that_of_a_regression_on_a_constant(case) -> None:
+    assert standard_error(case["values"]) == pytest.approx(case["standard_error"], abs=SAME)
 
 
-def test_what_has_no_standard_error_is_refused() -> None:
-    with pytest.raises(ValueError, match="2 clusters or more"):
-        clustered_standard_error([0.0, 1.0], ["a", "a"])
-    with pytest.raises(ValueError, match="label every value"):
-        clustered_standard_error([0.0, 1.0], ["a", "b", "c"])
-    with pytest.raises(ValueError, match="keep those that both runs answered"):
-        paired_standard_error([0.0, 1.0], [1.0])
-
-
-# --- over runs and tasks ------------------------------------------------------------------------------------
-
-rliable_cases = pytest.mark.parametrize("case", GOLDEN["rliable"], ids=["5x4", "3x1", "10x5", "7x3"])
-
-
-@rliable_cases
-def test_summaries_are_those_of_rliable(case) -> None:
-    treated, control = np.array(case["treated"]), np.array(case["control"])
-    assert iqm(treated) == pytest.approx(case["iqm"], abs=SAME)
-    assert probability_of_improvement(treated, control) == pytest.approx(case["probability_of_improvement"], abs=SAME)
-    profile = performance_profile(treated, case["thresholds"], rng_of(18), 20)
-    assert profile["share"].tolist() == pytest.approx(case["profile"], abs=SAME)
-    assert profile["threshold"].tolist() == case["thresholds"] and set(profile["n"]) == {len(treated)}
-
-
-def test_summaries_by_hand() -> None:
-    # of 8 values the 2 smallest and the 2 largest go: (3 + 4 + 5 + 6) / 4
-    assert iqm(np.array([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 80.0]])) == 4.5
-    # 2 beats 1, loses to 3; 3 beats 1, ties 3: (1 + 0 + 1 + 1/2) / 4
-    assert probability_of_improvement(np.array([2.0, 3.0]), np.array([1.0, 3.0])) == 0.625
-    with pytest.raises(ValueError, match="the same tasks"):
-        probability_of_improvement(np.zeros((3, 2)), np.zeros((3, 4)))
-
-
-def test_the_band_of_a_profile_resamples_whole_runs() -> None:
-    # Run 0 is above on both tasks, run 1 on none: whole runs give shares 0, 1/2 or 1, a quarter of them 0.
-    profile = performance_profile(np.array([[1.0, 1.0], [0.0, 0.0]]), [0.5], rng_of(19), 400)
-    assert profile.loc[0, ["share", "low", "high"]].tolist() == [0.5, 0.0, 1.0]
-    lone = performance_profile(np.array([[1.0, 0.0]]), [0.5], rng_of(19), 20)
-    assert lone.loc[0, "share"] == 0.5 and math.isnan(lone.loc[0, "low"])
-    with pytest.raises(ValueError, match="one row per run"):
-        performance_profile(np.zeros(4), [0.5], rng_of(19))
+# --- over seeds and arms ---------------------------------------------------------------------------------------
 
 
 def test_a_statistic_over_arms_sees_whole_seeds() -> None:
@@ -361,50 +289,7 @@ def test_whole_seeds_where_one_checkpoint_answers_every_suite() -> None:
     assert_covers(hits["t"], 0.91, 0.985)
 
 
-# --- exact tests and many comparisons -----------------------------------------------------------------------
-
-
-def test_five_seeds_cannot_reach_five_percent() -> None:
-    result = sign_flip_test([1.0, 2.0, 3.0, 4.0, 5.0])
-    assert (result.p, result.smallest, result.n) == (2 / 32, 2 / 32, 5)
-    assert sign_flip_test([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).p == 2 / 64
-
-
-def test_sign_flips_by_hand() -> None:
-    # 1, 2, -4: sums of +-1 +-2 +-4 with |sum| >= |-1|: all 8, since the odd sums 1, 3, 5, 7 come with both signs
-    assert sign_flip_test([1.0, 2.0, -4.0]).p == 1
-    # 1, 2, 4, -1: sum 6; |sum| >= 6 has 1+2+4-1, 1+2+4+1, -1+2+4+1 and their mirrors: 6 of 16
-    assert sign_flip_test([1.0, 2.0, 4.0, -1.0]).p == 6 / 16
-    assert sign_flip_test([0.0, 0.0]).p == 1
-
-
-@pytest.mark.parametrize(
-    "hundredths", [(10, 20, 30, -10, 20, -30, 10), (7, 7, -7, 7, 7, 7), (3, -1, 4, 1, -5, 9, 2, 6)]
-)
-def test_sign_flips_that_tie_but_for_rounding(hundredths: tuple[int, ...]) -> None:
-    """Against whole numbers, in which equal sums are equal."""
-    patterns = np.array(list(product((1, -1), repeat=len(hundredths))))
-    expected = np.mean(np.abs(patterns @ hundredths) >= abs(sum(hundredths)))
-    assert sign_flip_test([value / 100 for value in hundredths]).p == expected
-
-
-@pytest.mark.parametrize("n", [6, 9])
-def test_sign_flips_against_scipy(n: int) -> None:
-    differences = rng_of(23, n).normal(0.5, 1, n)
-    scipys = stats.permutation_test(
-        (differences, np.zeros(n)), lambda x, y: abs(np.mean(x - y)), permutation_type="samples", alternative="greater"
-    )
-    assert sign_flip_test(differences).p == pytest.approx(scipys.pvalue, abs=SAME)
-
-
-def test_sign_flips_that_cannot_be_tried_are_refused() -> None:
-    assert sign_flip_test([1.0] * 20).p == 2.0**-19
-    with pytest.raises(ValueError, match="use paired_t_pvalue"):
-        sign_flip_test([1.0] * 21)
-    with pytest.raises(ValueError, match="0 differences"):
-        sign_flip_test([])
-    with pytest.raises(ValueError, match="a difference is missing"):
-        sign_flip_test([1.0, math.nan])
+# --- many comparisons --------------------------------------------------------------------------------------
 
 
 def test_the_paired_p_agrees_with_the_interval_and_with_scipy() -> None:
@@ -437,67 +322,17 @@ def test_adjusted_p_values_by_hand() -> None:
             adjust(wrong)
 
 
-def test_dunnett_of_one_arm_is_the_pooled_t_test() -> None:
-    arm, control = rng_of(25).normal(0.62, 0.02, 5), rng_of(26).normal(0.6, 0.02, 5)
-    table = dunnett({"clip": arm.tolist()}, control.tolist(), rng_of(27))
-    plain = stats.ttest_ind(arm, control)
-    bounds = plain.confidence_interval()
-    assert table["p"][0] == pytest.approx(plain.pvalue, abs=1e-3)
-    assert [table["low"][0], table["high"][0]] == pytest.approx([bounds.low, bounds.high], abs=1e-3)
-    assert (table["arm"][0], table["n"][0]) == ("clip", 5)
-    assert table["difference"][0] == pytest.approx(arm.mean() - control.mean(), abs=SAME)
-
-
-def test_dunnett_asks_less_than_bonferroni_and_more_than_no_correction() -> None:
-    arms = {name: rng_of(28, i).normal(0.6 + 0.02 * i, 0.02, 6).tolist() for i, name in enumerate("abc")}
-    control = rng_of(29).normal(0.6, 0.02, 6).tolist()
-    table = dunnett(arms, control, rng_of(30))
-    pooled = math.sqrt(np.mean([np.var(values, ddof=1) for values in (*arms.values(), control)]))
-    error = pooled * math.sqrt(2 / 6)
-    single = 2 * stats.t.sf(np.abs(table["difference"]) / error, 20)
-    assert (table["p"] > single).all() and (table["p"] < np.minimum(3 * single, 1) + 1e-3).all()
-    half = (table["high"] - table["low"]) / 2 / error
-    assert ((half > stats.t.ppf(0.975, 20)) & (half < stats.t.ppf(1 - 0.025 / 3, 20) + 0.01)).all()
-    assert table.equals(dunnett(arms, control, rng_of(30)))
-    with pytest.raises(ValueError, match="2 values or more"):
-        dunnett({"a": [0.5]}, control, rng_of(30))
-
-
-def test_max_t_of_one_arm_and_of_arms_that_are_one() -> None:
-    differences = rng_of(31).normal(0.5, 1, (7, 1))
-    alone = max_t_sign_flip(differences)
-    assert alone.tolist() == [sign_flip_test(differences[:, 0]).p]
-    # copies in other units cost nothing, where Holm would charge their number
-    assert max_t_sign_flip(differences * [1.0, 10.0, -3.0]).tolist() == pytest.approx([alone[0]] * 3, abs=SAME)
-
-
-def test_max_t_against_all_patterns_tried_one_by_one() -> None:
-    differences = rng_of(32).normal([0.9, 0.1, 0.0], 1, (6, 3))
-
-    def strengths(values: np.ndarray) -> np.ndarray:
-        return np.abs(values.mean(axis=0) / values.std(axis=0, ddof=1))
-
-    greatest = [strengths(differences * np.array(signs)[:, None]).max() for signs in product((1, -1), repeat=6)]
-    expected = [np.mean(np.array(greatest) >= seen - 1e-9) for seen in strengths(differences)]
-    assert max_t_sign_flip(differences).tolist() == pytest.approx(expected, abs=SAME)
-    assert max_t_sign_flip(np.zeros((6, 2))).tolist() == [1, 1]
-    with pytest.raises(ValueError, match="5 seeds cannot give"):
-        max_t_sign_flip(differences[:5])
-
-
 def test_what_is_declared_against_a_shared_control_is_rarely_found_by_chance() -> None:
     """Four arms that do nothing: one or more findings in 5% of sweeps or fewer; 600 sweeps, deviation .9 pp."""
-    found: dict[str, list[bool]] = {"none": [], "holm": [], "max_t": []}
+    found: dict[str, list[bool]] = {"none": [], "holm": []}
     for i in range(600):
         scores = rng_of(33, i).standard_normal((7, 5))
         differences = scores[:, 1:] - scores[:, :1]
         p = [paired_t_pvalue(column) for column in differences.T]
         found["none"].append(min(p) < 0.05)
         found["holm"].append(holm(p).min() < 0.05)
-        found["max_t"].append(max_t_sign_flip(differences).min() < 0.05)
     assert np.mean(found["none"]) > 0.1
     assert np.mean(found["holm"]) < 0.08
-    assert 0.01 < np.mean(found["max_t"]) < 0.085
 
 
 # --- power --------------------------------------------------------------------------------------------------
@@ -555,17 +390,6 @@ def test_a_detectable_effect_has_the_power_asked_for() -> None:
     for n, power, paired in product((2, 5, 10), (0.5, 0.8, 0.95), (True, False)):
         effect = minimum_detectable_effect(0.02, n, power, 0.05, paired)
         assert power_of_t(effect, 0.02, n, paired) == pytest.approx(power, abs=CHANCE)
-
-
-def test_the_table_of_seeds() -> None:
-    """Seeds per arm for 80% power, effects of 1, 2 and 3 pp where one arm's seeds deviate by 1 pp, and 1 pp by 2 pp."""
-    columns = ["unpaired", "paired, correlation 0.5", "paired, correlation 0.8"]
-    table = power_table(1.0, [1, 2, 3])
-    assert table["effect"].tolist() == [1, 2, 3]
-    assert table[columns].to_numpy().tolist() == [[17, 10, 6], [6, 5, 4], [4, 4, 3]]
-    assert power_table(2.0, [1])[columns].to_numpy().tolist() == [[64, 34, 15]]
-    assert seeds_needed(100, 1.0) == 2  # no t test has fewer
-    assert power_table(0.01, [0.02], [0.0]).to_numpy().tolist() == [[0.02, 6, seeds_needed(2, math.sqrt(2))]]
 
 
 def test_the_simulated_power_of_the_interval_that_is_reported() -> None:

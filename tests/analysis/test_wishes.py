@@ -10,16 +10,17 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from planted_sweeps import Planted, synthetic_sweep, write_synthetic
 from test_figures import AXIS, overlapping, sweep, ten_steps, words
 from test_loop import run_in_process
 
-from grpo_lab.analysis.answers import COLUMNS, read_answers
 from grpo_lab.analysis.build import draw_all
-from grpo_lab.analysis.figures import wishes
+from grpo_lab.analysis.figures import target_lengths
 from grpo_lab.analysis.figures.style import Drawn
-from grpo_lab.analysis.load import SweepData, load_data, save_data
-from grpo_lab.analysis.outcome import final_values
-from grpo_lab.analysis.synthetic import Planted, synthetic_sweep, write_synthetic
+from grpo_lab.analysis.final_values import final_values
+from grpo_lab.analysis.sources.answers import COLUMNS, read_answers
+from grpo_lab.analysis.sources.saved_data import load_data, save_data
+from grpo_lab.analysis.sources.sweep_data import SweepData
 
 SAVED = Path(__file__).parents[2] / "analysis/data"
 
@@ -27,7 +28,7 @@ SAVED = Path(__file__).parents[2] / "analysis/data"
 def asked(
     arm: str, seed: int, step: int, wanted: Sequence[int], lengths: Sequence[float], correct: Sequence[int], n: int = 2
 ) -> pd.DataFrame:
-    """Answers to one question for each wish; `lengths` are means over its n samples."""
+    """Answers to one question for each target length; `lengths` are means over its n samples."""
     fixed = {"level": "", "arm": arm, "seed": seed, "step": step, "suite": "heldout_training", "difficulty": 1, "n": n}
     table = {"question": np.arange(len(wanted)), "wanted": wanted, "correct": correct}
     return pd.DataFrame(table | {"tokens": (n * np.array(lengths)).astype(int)}).assign(**fixed)
@@ -52,13 +53,13 @@ def two_arms(seeds: Sequence[int] = (0, 1)) -> SweepData:
 
 def draw(data: SweepData) -> Drawn | None:
     """The figure; the reason is there exactly where the figure is not."""
-    outcome = final_values(data)
-    drawn = wishes.draw_wishes(data, outcome)
-    assert (drawn is None) == bool(wishes.missing(data, outcome))
+    finals = final_values(data)
+    drawn = target_lengths.draw_target_lengths(data, finals)
+    assert (drawn is None) == bool(target_lengths.missing(data, finals))
     return drawn
 
 
-def test_wishes_by_hand() -> None:
+def test_target_lengths_by_hand() -> None:
     drawn = draw(two_arms())
     numbers = drawn.numbers.set_index(["arm", "when", "series", "part"]).sort_index()
     assert set(drawn.numbers["arm"]) == {"a"} and set(drawn.numbers["when"]) == {"start", "end"}
@@ -74,7 +75,7 @@ def test_wishes_by_hand() -> None:
     # Of two samples: 0, (1 + 2) / 4 and 2 / 2; then 0, 4 / 4 and 2 / 2
     shares = numbers.loc[("a", "end", "accuracy", "seed")].groupby("seed")["value"].agg(list).to_dict()
     assert shares == {0: [0, 75, 100], 1: [0, 100, 100]}
-    # Wishes less their mean: -10, 0, 0, 10. Seed 0: (-10 * 12 + 10 * 28) / 200; seed 1: (-100 + 300) / 200
+    # Target lengths less their mean: -10, 0, 0, 10. Seed 0: (-10 * 12 + 10 * 28) / 200; seed 1: (-100 + 300) / 200
     slopes = numbers.loc[("a", "end", "slope")]
     assert slopes.loc[["seed"], "value"].tolist() == [0.8, 1.0] and slopes.loc[["mean"], "value"].tolist() == [0.9]
     assert numbers.loc[("a", "start", "slope", "mean"), "value"] == 0
@@ -116,7 +117,7 @@ def test_many_lengths_are_put_into_six_bins_that_hold_all_of_them() -> None:
 
 def test_a_single_length_for_all_has_no_slope() -> None:
     table = pd.DataFrame({"wanted": [12.0, 12.0], "length": [3.0, 9.0], "accuracy": [0.0, 0.0]})
-    assert math.isnan(wishes.slope_of(table))
+    assert math.isnan(target_lengths.slope_of(table))
 
 
 def test_the_last_evaluation_is_the_one_at_or_before_the_common_budget() -> None:
@@ -133,23 +134,23 @@ def test_the_last_evaluation_is_the_one_at_or_before_the_common_budget() -> None
     assert set(numbers["seed"].dropna()) == {1}
 
 
-def test_a_sweep_without_wishes_says_why_there_is_no_figure() -> None:
+def test_a_sweep_without_target_lengths_says_why_there_is_no_figure() -> None:
     data = two_arms()
     plain = replace(data, answers=data.answers[data.answers["wanted"] == 0])
     assert draw(plain) is None
-    assert wishes.missing(plain, final_values(plain)) == "no arm asks for a length in its prompts"
+    assert target_lengths.missing(plain, final_values(plain)) == "no arm asks for a length in its prompts"
     bare = replace(data, answers=data.answers.iloc[:0])
-    reason = "the answers to the held-out questions of the training protocol were not kept"
-    assert draw(bare) is None and wishes.missing(bare, final_values(bare)) == reason
+    reason = "the answers to the held-out questions of the training protocol were not saved"
+    assert draw(bare) is None and target_lengths.missing(bare, final_values(bare)) == reason
     untrained = replace(data, answers=data.answers[data.answers["step"] == 0])
     reason = "no run that asks for a length was evaluated after its start"
-    assert draw(untrained) is None and wishes.missing(untrained, final_values(untrained)) == reason
+    assert draw(untrained) is None and target_lengths.missing(untrained, final_values(untrained)) == reason
     never = sweep({("a", 0): ten_steps((0.3, 0.6), {})})
     never = replace(never, answers=data.answers)
-    assert wishes.missing(never, final_values(never)) == "no finished run was evaluated up to the common budget"
+    assert target_lengths.missing(never, final_values(never)) == "no finished run was evaluated up to the common budget"
     planted = synthetic_sweep(Planted(tricks=("helps",), seeds=(0, 1), steps=8, every=4, questions=8))
     _, missing = draw_all(planted, final_values(planted))
-    assert missing["synthetic_wishes"] == "no arm asks for a length in its prompts"
+    assert missing["synthetic_target_lengths"] == "no arm asks for a length in its prompts"
 
 
 def test_nothing_overlaps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,10 +215,10 @@ def test_saved_data_of_earlier_versions_load_and_give_the_other_figures(name: st
     data = load_data(SAVED, name)
     kept = pd.read_parquet(SAVED / f"{name}.answers.parquet")
     pd.testing.assert_frame_equal(data.answers[kept.columns.tolist()], kept)
-    outcome = final_values(data)
+    finals = final_values(data)
     if "wanted" not in kept:
         assert (data.answers["wanted"] == 0).all()
-        assert wishes.missing(data, outcome) == "no arm asks for a length in its prompts"
+        assert target_lengths.missing(data, finals) == "no arm asks for a length in its prompts"
     save_data(data, tmp_path)
     again = load_data(tmp_path, name)
     pd.testing.assert_frame_equal(again.answers, data.answers)

@@ -18,8 +18,8 @@ from helpers import shapes_unchecked
 from test_structure import PACKAGE
 
 from grpo_lab.analysis.caveats import caveats, notes
-from grpo_lab.analysis.load import load_sweep
-from grpo_lab.analysis.outcome import final_values
+from grpo_lab.analysis.final_values import final_values
+from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.tracking.sweep_record import CellRecord, record_sweep
@@ -348,7 +348,7 @@ def test_code_is_what_a_run_reads_and_nothing_else(tmp_path: Path) -> None:
         return done.stdout
 
     before = sources()
-    for name in ("cli.py", "README.md", "config/design.py", "sweeps/board.py"):
+    for name in ("cli.py", "README.md", "analysis/build.py", "config/design.py", "sweeps/board.py"):
         (package / name).write_text((package / name).read_text() + "\n# changed\n")
     (tmp_path / "test_it.py").write_text("")
     assert sources() == before

@@ -25,9 +25,9 @@ from mlflow import MlflowClient
 from processes import alive, children_of, command_of
 from rich.console import Console
 
-from grpo_lab.analysis.load import load_sweep
-from grpo_lab.analysis.outcome import final_values
-from grpo_lab.analysis.verdict import compared_arms
+from grpo_lab.analysis.effects.verdict import compared_arms
+from grpo_lab.analysis.final_values import final_values
+from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.run_config import conf_folder
 from grpo_lab.loop import start

@@ -1,1 +1,1 @@
-"""One module per figure, and what they share: style, panels, labels."""
+"""One module per figure. `registry` lists them; `kind` says what a figure must have."""

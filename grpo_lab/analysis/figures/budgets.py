@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from grpo_lab.analysis.contrast_plan import Contrast, order_warning
-from grpo_lab.analysis.contrasts import (
+from grpo_lab.analysis.effects.contrast_plan import Contrast, order_warning
+from grpo_lab.analysis.effects.contrasts import (
     AtBudget,
     AxisFlip,
     TrickEffect,
@@ -21,8 +21,8 @@ from grpo_lab.analysis.contrasts import (
     logged_axes,
     sign_flips,
 )
-from grpo_lab.analysis.figures.forest import BEYOND
-from grpo_lab.analysis.figures.forest_rows import PP, shown_kinds
+from grpo_lab.analysis.figures.forest_rows import BEYOND, PP, shown_kinds
+from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.style import (
     BLACK,
     BLUE,
@@ -41,8 +41,8 @@ from grpo_lab.analysis.figures.style import (
     write_footer,
     write_heading,
 )
-from grpo_lab.analysis.load import SweepData
-from grpo_lab.analysis.outcome import AVERAGE, DOWNSTREAM, QUANTITIES, Outcome
+from grpo_lab.analysis.final_values import AVERAGE, DOWNSTREAM, QUANTITIES, FinalValues
+from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.tracking.metrics import find, is_known
 
 # Colour and mark of every axis; the three that style.py has no name for are of the same palette.
@@ -119,7 +119,7 @@ def budget_numbers(shown: Shown) -> pd.DataFrame:
                 mean, scale = effect.interval, scale_of(metric)
                 row = {"level": contrast.level, "trick": contrast.trick, "kind": contrast.kind}
                 row |= {"context": contrast.context, "metric": metric, "axis": axis}
-                row |= {"budget": shown.on_axes[axis].outcome.budget, "value": scale * mean.mean}
+                row |= {"budget": shown.on_axes[axis].finals.budget, "value": scale * mean.mean}
                 row |= {"low": scale * mean.low, "high": scale * mean.high, "n": mean.n}
                 table.append(row | {"flip": "" if flip is None else "resolved" if flip.resolved else "within noise"})
     names = ["level", "trick", "kind", "context", "metric", "axis", "budget", "value", "low", "high", "n", "flip"]
@@ -138,7 +138,7 @@ def unit_of(metric: str) -> str:
     return "percentage points" if unit == "share" else unit
 
 
-def missing(data: SweepData, outcome: Outcome) -> str:
+def missing(data: SweepData, finals: FinalValues) -> str:
     """Why there is no such figure; empty where there is one."""
     axes = logged_axes(data, LOOKS)
     if len(axes) < 2:
@@ -146,8 +146,8 @@ def missing(data: SweepData, outcome: Outcome) -> str:
     return "" if shown_on_axes(data).rows else "no two arms that ran share a level and a seed"
 
 
-def draw_budgets(data: SweepData, outcome: Outcome) -> Drawn | None:
-    """The figure `<sweep>_budgets`; None where `missing` says why. `outcome` is that on the declared axis."""
+def draw_budgets(data: SweepData, finals: FinalValues) -> Drawn | None:
+    """The figure `<sweep>_budgets`; None where `missing` says why. `finals` are those on the declared axis."""
     if len(logged_axes(data, LOOKS)) < 2:
         return None
     shown = shown_on_axes(data)
@@ -167,7 +167,7 @@ def draw_budgets(data: SweepData, outcome: Outcome) -> Drawn | None:
     ends = numbers["metric"].map(limits)
     bars += BEYOND if ((numbers["high"] > ends) | (-numbers["low"] > ends)).any() else ""
     footer = wrapped(_footer(data, shown, bars), width - 0.2, TINY)
-    entries = [_entry(axis, at.outcome, axis == outcome.axis) for axis, at in shown.on_axes.items()]
+    entries = [_entry(axis, at.finals, axis == finals.axis) for axis, at in shown.on_axes.items()]
     columns = max(1, int(width / _ENTRY))
     row_height = _BAR * len(shown.on_axes) + _GAP
     titles = {metric: wrapped(f"{QUANTITIES.get(metric, metric)}", panel, BODY) for metric in shown.metrics}
@@ -255,10 +255,10 @@ def _limit(shown: Shown, metric: str, contrasts: Sequence[Contrast]) -> float:
     return 1.08 * scale_of(metric) * (min(max(bounds, default=measured), 1.6 * measured) or 1 / scale_of(metric))
 
 
-def _entry(axis: str, outcome: Outcome, declared: bool) -> tuple[Line2D, str]:
+def _entry(axis: str, finals: FinalValues, declared: bool) -> tuple[Line2D, str]:
     colour, mark = LOOKS[axis]
-    exact = 1000 <= outcome.budget < 1e9
-    amount = outcome.at if exact else f"{outcome.budget:.4g} {axis.replace('_', ' ')}"
+    exact = 1000 <= finals.budget < 1e9
+    amount = finals.at if exact else f"{finals.budget:.4g} {axis.replace('_', ' ')}"
     line = Line2D([], [], color=colour, marker=mark, linewidth=1.4, markersize=4)
     return line, f"at {amount}" + (" (declared)" if declared else "")
 
@@ -288,3 +288,15 @@ def _flipped(data: SweepData, shown: Shown, resolved: bool) -> str:
             where = f" at {factor} = {level}" if factor else ""
             by_metric.setdefault(metric, []).append((flip.contrast.trick if alike else flip.contrast.name) + where)
     return "; ".join(f"on {QUANTITIES.get(metric, metric)} {', '.join(names)}" for metric, names in by_metric.items())
+
+
+FIGURE = FigureKind(
+    "budgets",
+    draw_budgets,
+    missing,
+    title="The same comparison at other equal budgets",
+    how_to_read=(
+        "Each contrast at equal steps, tokens, operations and seconds. Where intervals lie on both sides of "
+        "the line, the answer depends on what is held equal."
+    ),
+)

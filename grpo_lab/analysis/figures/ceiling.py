@@ -1,4 +1,4 @@
-"""The seventh figure: where accuracy would end, by a sigmoid in the budget, one panel per arm and level."""
+"""Where accuracy would end with more budget, by a fitted sigmoid; one panel per arm and level."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from grpo_lab.analysis.figures.curves import mean_line
+from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.style import (
     BLACK,
     BLUE,
@@ -32,9 +32,10 @@ from grpo_lab.analysis.figures.style import (
     write_footer,
     write_heading,
 )
-from grpo_lab.analysis.load import SweepData
-from grpo_lab.analysis.outcome import Outcome
-from grpo_lab.analysis.scaling import OF_CURVE, CellFit, fit_sweep
+from grpo_lab.analysis.final_values import FinalValues
+from grpo_lab.analysis.scaling.fits import OF_CURVE, CellFit, fit_sweep
+from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.mean_line import mean_line
 
 BEYOND = 4.0  # times the largest budget: how far the sigmoid is drawn
 _MARK = 1.45  # times that again: where the asymptote is
@@ -76,18 +77,18 @@ def ceiling_numbers(cells: Sequence[CellFit]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=names).astype({"seed": "Int64", "n": "Int64"}).round(6)
 
 
-def missing(data: SweepData, outcome: Outcome) -> str:
+def missing(data: SweepData, finals: FinalValues) -> str:
     """Why there is no such figure; empty where there is one."""
-    evaluated = any(cell.evaluations for cell in fit_sweep(data, outcome))
+    evaluated = any(cell.evaluations for cell in fit_sweep(data, finals))
     return "" if evaluated else "no finished run was evaluated on held-out problems after its start"
 
 
-def draw_ceiling(data: SweepData, outcome: Outcome) -> Drawn | None:
+def draw_ceiling(data: SweepData, finals: FinalValues) -> Drawn | None:
     """The figure `<sweep>_ceiling`; None where no run was evaluated after its start.
 
     Arms are columns, levels rows, many arms take several rows a level; the axes are shared.
     """
-    cells = [cell for cell in fit_sweep(data, outcome) if cell.evaluations]
+    cells = [cell for cell in fit_sweep(data, finals) if cell.evaluations]
     if not cells:
         return None
     numbers = ceiling_numbers(cells)
@@ -116,7 +117,7 @@ def draw_ceiling(data: SweepData, outcome: Outcome) -> Drawn | None:
         place = {"left": _LEFT / width, "right": 1 - _RIGHT / width, "top": 1 - top / height, "bottom": bottom / height}
         place |= {"wspace": 0.1, "hspace": between / _PANEL}
         panels = figure.subplots(len(rows), columns, sharex=True, sharey=True, squeeze=False, gridspec_kw=place)
-        label = _scale(panels[0, 0], numbers, cells, outcome)
+        label = _scale(panels[0, 0], numbers, cells, finals)
         for position, ((level, of_row), row) in enumerate(zip(rows, panels)):
             for column, axes in enumerate(row[len(of_row) :], len(of_row)):
                 axes.set_visible(False)
@@ -135,7 +136,7 @@ def draw_ceiling(data: SweepData, outcome: Outcome) -> Drawn | None:
     return Drawn(name, figure, numbers, bands)
 
 
-def _scale(axes: Axes, numbers: pd.DataFrame, cells: Sequence[CellFit], outcome: Outcome) -> str:
+def _scale(axes: Axes, numbers: pd.DataFrame, cells: Sequence[CellFit], finals: FinalValues) -> str:
     """Limits and ticks of all panels, which share them; returns the label of the budget."""
     seen = numbers[numbers["part"].isin(["start", "seed"])]
     # Upper ends of A are shown whole, up to 1; lower ends below anything measured do not set the axes.
@@ -144,7 +145,7 @@ def _scale(axes: Axes, numbers: pd.DataFrame, cells: Sequence[CellFit], outcome:
     first, last = seen["x"].min() / 1.3, BEYOND * max(cell.largest for cell in cells)
     axes.set_xscale("log")
     axes.set_xlim(first, last * _MARK**2)
-    label, formatter = budget_label(outcome.axis, outcome.budget)
+    label, formatter = budget_label(finals.axis, finals.budget)
     axes.xaxis.set_major_locator(FixedLocator(_ticks(first, last)))
     axes.xaxis.set_major_formatter(formatter)
     axes.xaxis.set_minor_locator(NullLocator())
@@ -248,3 +249,16 @@ def _footer(data: SweepData, bands: str, arms: Sequence[str], levels: Sequence[s
         f"Not drawn: {', '.join(absent)}." if absent else "",
     ]
     return " ".join(filter(None, parts))
+
+
+FIGURE = FigureKind(
+    "ceiling",
+    draw_ceiling,
+    missing,
+    title="Ceiling and efficiency",
+    how_to_read=(
+        "Held-out accuracy (evaluation protocol) over the budget, logarithmic, with a fitted sigmoid: solid "
+        "where it was observed, dotted where it is extrapolated. An open interval says that the asymptote is "
+        "not identified."
+    ),
+)

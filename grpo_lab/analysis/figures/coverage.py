@@ -1,8 +1,8 @@
-"""The tenth figure: pass@k at the end of training beside the base model's, one panel per arm and level.
+"""pass@k at the end of training beside the base model's, one panel per arm and level.
 
-pass@k is the chance that one of k samples of a question is right, without bias from n >= k samples: 1 - C(n - c, k) /
-C(n, k), of c right. Training may raise it for one sample and lower it for many, where it makes sure of what the base
-model could do already and forgets the rest.
+pass@k is the chance that one of k samples of a question is right, estimated without bias from n >= k samples of which c
+are right: 1 - C(n - c, k) / C(n, k). Training may raise it at k = 1 and lower it at large k: the policy is then sure of
+what the base model could do already, and has lost the rest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
-from grpo_lab.analysis.divergence import coverage, crossover, pass_at_k
+from grpo_lab.analysis.divergence.measures import coverage, crossover, pass_chances
+from grpo_lab.analysis.figures.kind import FigureKind, seeded
 from grpo_lab.analysis.figures.omissions import NO_TRACKS, collapse_note
 from grpo_lab.analysis.figures.small_multiples import (
     legend_height,
@@ -28,10 +29,10 @@ from grpo_lab.analysis.figures.small_multiples import (
     write_legend,
 )
 from grpo_lab.analysis.figures.style import BLACK, GREEN, GREY, SMALL, Drawn, house_style, wrapped
-from grpo_lab.analysis.load import SweepData
-from grpo_lab.analysis.outcome import Outcome
-from grpo_lab.analysis.resampling import question_bootstrap
-from grpo_lab.analysis.stats import t_interval
+from grpo_lab.analysis.final_values import FinalValues
+from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.intervals import t_interval
+from grpo_lab.analysis.stats.resampling import question_bootstrap
 from grpo_lab.analysis.tracks import Answers, answers_of, cells, tracks
 
 SUITE = "downstream"
@@ -56,30 +57,30 @@ class Sampled:
     def passes(self) -> dict[str, np.ndarray]:
         """pass@k of the base model and of the end of the run, and the change, each [S, n, Q] for k from 1 to n."""
         answers, ks = self.answers, range(1, self.samples + 1)
-        base = np.stack([pass_at_k(answers.samples[:, 0], answers.correct[:, 0], k) for k in ks], axis=1)
+        base = np.stack([pass_chances(answers.samples[:, 0], answers.correct[:, 0], k) for k in ks], axis=1)
         changes = coverage(answers)
         return {"base": base, "final": base + changes, "change": changes}
 
 
-def sampled(data: SweepData, outcome: Outcome) -> dict[tuple[str, str], Sampled]:
+def sampled(data: SweepData, finals: FinalValues) -> dict[tuple[str, str], Sampled]:
     """What can be drawn, by (level, arm)."""
     found = {}
-    for labels, cell in cells(tracks(data, outcome)).items():
+    for labels, cell in cells(tracks(data, finals)).items():
         answers = answers_of(data, cell, SUITE)
         if answers is not None and answers.samples.min() > 1:
             found[labels] = Sampled([track.seed for track in cell], answers)
     return found
 
 
-def missing(data: SweepData, outcome: Outcome) -> str:
+def missing(data: SweepData, finals: FinalValues) -> str:
     """Why the figure cannot be drawn, in one sentence; empty where it can."""
-    if sampled(data, outcome):
+    if sampled(data, finals):
         return ""
-    by_cell = cells(tracks(data, outcome))
+    by_cell = cells(tracks(data, finals))
     if not by_cell:
         return NO_TRACKS
     if all(answers_of(data, cell, SUITE) is None for cell in by_cell.values()):
-        return f"the answers to the {SUITE} questions were not kept"
+        return f"the answers to the {SUITE} questions were not saved"
     return f"the {SUITE} questions were answered once each, and pass@k needs two samples or more"
 
 
@@ -110,9 +111,9 @@ def coverage_numbers(found: Mapping[tuple[str, str], Sampled], rng: np.random.Ge
     return pd.DataFrame(rows, columns=names).astype({"seed": "Int64", "n": "Int64"}).round(6)
 
 
-def draw_coverage(data: SweepData, outcome: Outcome, rng: np.random.Generator) -> Drawn | None:
+def draw_coverage(data: SweepData, finals: FinalValues, rng: np.random.Generator) -> Drawn | None:
     """The figure `<sweep>_coverage`; None, for the reason that `missing` gives, where questions have one sample."""
-    found = sampled(data, outcome)
+    found = sampled(data, finals)
     if not found:
         return None
     numbers = coverage_numbers(found, rng)
@@ -120,7 +121,7 @@ def draw_coverage(data: SweepData, outcome: Outcome, rng: np.random.Generator) -
     bands = _bands(numbers)
     heading = f"{data.record.name}: are questions lost that more samples of the untrained model would solve?"
     entries = _legend(bool((numbers["series"] == "crossover").any()))
-    over, footer = _over(data, outcome, numbers), _footer(data, found, outcome, bands)
+    over, footer = _over(data, finals, numbers), _footer(data, found, finals, bands)
     with house_style(name):
         legend = legend_height(len(entries), len(entries))
         grid = small_multiples(data, list(found), heading, legend, over, _PANEL, _LABELS, footer)
@@ -175,14 +176,14 @@ def _legend(crossed: bool) -> list[tuple[Artist, str]]:
     return entries
 
 
-def _over(data: SweepData, outcome: Outcome, numbers: pd.DataFrame) -> dict[tuple[str, str], list[str]]:
+def _over(data: SweepData, finals: FinalValues, numbers: pd.DataFrame) -> dict[tuple[str, str], list[str]]:
     """The lines over each panel: seeds, the change for one sample and for the most, and the crossover."""
     inches = panel_width(list(dict.fromkeys(numbers["arm"])))
     over = {}
     for (level, arm), own in numbers.groupby(["level", "arm"], sort=False):
         means = own[(own["series"] == "change") & (own["part"] == "mean")]
         n, most = int(means["n"].iloc[0]), int(means["k"].max())
-        seeds = seeds_text(n, data.seeds_planned(level, arm), outcome.collapsed(level, arm))
+        seeds = seeds_text(n, data.seeds_planned(level, arm), finals.collapsed(level, arm))
         lines = [seeds.removesuffix(", no interval")]  # one seed has that of its questions
         for row in (means.iloc[0], means.iloc[-1]):
             lines.append(f"pass@{row['k']} {row['value']:+.1f} pp")
@@ -201,14 +202,26 @@ def _bands(numbers: pd.DataFrame) -> str:
     return f"bold: mean over seeds; band: {', or '.join(kinds)}; thin: single seeds"
 
 
-def _footer(data: SweepData, found: Mapping[tuple[str, str], Sampled], outcome: Outcome, bands: str) -> str:
+def _footer(data: SweepData, found: Mapping[tuple[str, str], Sampled], finals: FinalValues, bands: str) -> str:
     questions = " or ".join(str(number) for number in sorted({len(cell.answers.question) for cell in found.values()}))
     samples = " or ".join(str(number) for number in sorted({cell.samples for cell in found.values()}))
     parts = [
         f"{bands[0].upper()}{bands[1:]}.",
         "Over a panel: the change from step 0, paired by seed, with an interval of the same kind. "
         "Crossover: the fewest samples with which the untrained model is as good, by the mean over seeds alone. "
-        f"{questions} {SUITE} questions with {samples} samples each; training ends at {outcome.at}.",
-        collapse_note(data, outcome),
+        f"{questions} {SUITE} questions with {samples} samples each; training ends at {finals.at}.",
+        collapse_note(data, finals),
     ]
     return " ".join(filter(None, parts))
+
+
+FIGURE = FigureKind(
+    "coverage",
+    seeded(draw_coverage),
+    missing,
+    title="pass@k against the base model",
+    how_to_read=(
+        "Chance that one of k samples is right, in percent, before and after training. Above the base model "
+        "at k = 1 and below it at large k is a policy that became sure of what the base could do already."
+    ),
+)

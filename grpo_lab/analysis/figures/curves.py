@@ -1,4 +1,4 @@
-"""The first figure: training reward against downstream accuracy over the budget, one panel per arm and level."""
+"""Training reward and the evaluations over the budget, one panel per arm and level: the first figure of a sweep."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from grpo_lab.analysis.divergence import RUN, TOO_FEW, Onset, gap, onsets
+from grpo_lab.analysis.divergence.measures import RUN, TOO_FEW, Onset, gap, onsets
+from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.seed_lines import (
-    SMOOTHING,
     Cell,
     Line,
     Lines,
     as_columns,
     as_table,
-    mean_line,
     points_each,
-    running_mean,
     seed_lines,
     thinned,
 )
@@ -46,9 +44,10 @@ from grpo_lab.analysis.figures.style import (
     house_style,
     wrapped,
 )
-from grpo_lab.analysis.load import SweepData
-from grpo_lab.analysis.outcome import DOWNSTREAM, HELDOUT, REWARD, Outcome
-from grpo_lab.analysis.stats import Interval, t_interval
+from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, REWARD, FinalValues
+from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.intervals import Interval, t_interval
+from grpo_lab.analysis.stats.mean_line import SMOOTHING, mean_line, running_mean
 from grpo_lab.analysis.tracks import Track, cells, tracks
 
 __all__ = ["SERIES", "curve_numbers", "draw_curves", "mean_line", "running_mean"]
@@ -106,7 +105,7 @@ class _Gathered:
     thinned: bool
 
 
-def curve_numbers(data: SweepData, outcome: Outcome) -> pd.DataFrame:
+def curve_numbers(data: SweepData, finals: FinalValues) -> pd.DataFrame:
     """Every number the figure shows, six decimals.
 
     `part` is "seed" (a run's own points, of long runs only the lowest and highest of every stretch), "stop" (the last
@@ -114,19 +113,19 @@ def curve_numbers(data: SweepData, outcome: Outcome) -> pd.DataFrame:
     mean that ends before X), "peak" (the highest mean), "onset" (x, with the range of it in low and high) or "final"
     (the gap change at X, in percentage points, written over a panel).
     """
-    return _numbers(_gather(data, outcome), outcome)
+    return _numbers(_gather(data, finals), finals)
 
 
-def _gather(data: SweepData, outcome: Outcome) -> _Gathered:
-    lines = seed_lines(data, outcome, [series.metric for series in SERIES])
-    by_cell = cells(tracks(data, outcome))
+def _gather(data: SweepData, finals: FinalValues) -> _Gathered:
+    lines = seed_lines(data, finals, [series.metric for series in SERIES])
+    by_cell = cells(tracks(data, finals))
     known = {}
     for level, arm in ((level, arm) for level in data.levels for arm in data.arms if (level, arm) in lines.cells):
         cell = by_cell.get((level, arm), [])
         reached = {line.seed for series in SERIES for line in lines.of(series.metric, (level, arm)) if line.reached}
         gaps = [float(100 * gap(track)[-1]) for track in cell]
         change = t_interval([value for value in gaps if np.isfinite(value)])
-        shown, collapsed = _shown(lines, (level, arm)), outcome.collapsed(level, arm)
+        shown, collapsed = _shown(lines, (level, arm)), finals.collapsed(level, arm)
         known[level, arm] = _Cell(shown, change, _onsets(cell), len(reached), collapsed)
     drawn = [(s, line) for cell, here in known.items() for s in here.series for line in lines.of(s.metric, cell)]
     lengths = [len(line.x) for series, line in drawn if not series.marker]
@@ -154,18 +153,18 @@ def _alike(one: Line, other: Line) -> bool:
     return bool(one.seed == other.seed and len(common) and same)
 
 
-def _numbers(gathered: _Gathered, outcome: Outcome) -> pd.DataFrame:
+def _numbers(gathered: _Gathered, finals: FinalValues) -> pd.DataFrame:
     rows: list[dict[str, object]] = []
     for (level, arm), here in gathered.cells.items():
         labels = {"level": level, "arm": arm}
         for series in here.series:
             own = gathered.lines.of(series.metric, (level, arm))
-            rows += _series_rows(labels | {"series": series.metric}, series, own, outcome.budget, gathered.points)
+            rows += _series_rows(labels | {"series": series.metric}, series, own, finals.budget, gathered.points)
         for name, found in here.onsets.items():
             if np.isfinite(found.x):
                 ends = {"x": found.x, "low": found.low, "high": found.high, "n": found.n}
                 rows.append(labels | {"series": name, "part": "onset"} | ends)
-        rows.append(labels | {"series": GAP_CHANGE, "part": "final", "x": outcome.budget} | as_columns(here.gap))
+        rows.append(labels | {"series": GAP_CHANGE, "part": "final", "x": finals.budget} | as_columns(here.gap))
     return as_table(rows, ["level", "arm", "series", "part", "seed", "x", "value", "low", "high", "n"])
 
 
@@ -188,19 +187,19 @@ def _series_rows(
     return rows
 
 
-def missing(data: SweepData, outcome: Outcome) -> str:
+def missing(data: SweepData, finals: FinalValues) -> str:
     """Why there is no figure; empty where there is one."""
     named = ", ".join(series.metric for series in SERIES)
-    return "" if _gather(data, outcome).cells else f"no run logged any of {named}"
+    return "" if _gather(data, finals).cells else f"no run logged any of {named}"
 
 
-def draw_curves(data: SweepData, outcome: Outcome) -> Drawn | None:
+def draw_curves(data: SweepData, finals: FinalValues) -> Drawn | None:
     """The figure `<sweep>`: arms as columns, levels as rows, many arms in several rows a level; axes shared.
 
     None where `missing` says why.
     """
-    gathered = _gather(data, outcome)
-    known, numbers = gathered.cells, _numbers(gathered, outcome)
+    gathered = _gather(data, finals)
+    known, numbers = gathered.cells, _numbers(gathered, finals)
     if not known:
         return None
     heading = data.design.question if data.design else data.record.name
@@ -209,7 +208,7 @@ def draw_curves(data: SweepData, outcome: Outcome) -> Drawn | None:
     over = {cell: _over(data, cell, here, panel_width(arms)) for cell, here in known.items()}
     entries = _legend(numbers)
     rows = len(arranged(arms)) * len({level for level, _ in known})
-    label, formatter = budget_label(outcome.axis, outcome.budget)
+    label, formatter = budget_label(finals.axis, finals.budget)
     with house_style(data.record.name):
         grid = small_multiples(
             data,
@@ -219,13 +218,13 @@ def draw_curves(data: SweepData, outcome: Outcome) -> Drawn | None:
             over,
             panel=2.1 if rows <= 2 else 1.3,
             labels=(label, "share of responses, reward"),
-            footer=_footer(data, outcome, bands, gathered, numbers),
+            footer=_footer(data, finals, bands, gathered, numbers),
         )
         write_legend(grid.figure, heading, entries)
         drawn = numbers[numbers["part"] == "seed"]
         longest = drawn["x"].max()
         for (level, arm), axes in grid.panels.items():
-            _panel(axes, numbers[(numbers["level"] == level) & (numbers["arm"] == arm)], outcome.budget, longest)
+            _panel(axes, numbers[(numbers["level"] == level) & (numbers["arm"] == arm)], finals.budget, longest)
         # Bands of two seeds are wider than anything measured: the axes are those of the runs.
         some = next(iter(grid.panels.values()))
         some.set_ylim(min(0.0, drawn["value"].min()) - 0.02, max(1.0, drawn["value"].max()) + 0.02)
@@ -306,7 +305,7 @@ def _bands(known: Mapping[Cell, _Cell], thin: bool) -> str:
     return f"bold: mean over seeds, {smooth}; band: its 95% t interval; thin: single seeds {logged}"
 
 
-def _footer(data: SweepData, outcome: Outcome, bands: str, gathered: _Gathered, numbers: pd.DataFrame) -> str:
+def _footer(data: SweepData, finals: FinalValues, bands: str, gathered: _Gathered, numbers: pd.DataFrame) -> str:
     known = gathered.cells
     factor = data.design.factor if data.design else ""
     absent = [arm for arm in data.arms if arm not in {arm for _, arm in known}]
@@ -314,12 +313,12 @@ def _footer(data: SweepData, outcome: Outcome, bands: str, gathered: _Gathered, 
     parts_drawn, longest = set(numbers["part"]), numbers.loc[numbers["part"] == "seed", "x"].max()
     parts = [
         f"{bands[0].upper()}{bands[1:]}.",
-        f"G: how much more Pc than E was gained from step 0 to X = {outcome.at}, percentage points.",
+        f"G: how much more Pc than E was gained from step 0 to X = {finals.at}, percentage points.",
         "Ring: picked on these data, so a little too high." if "peak" in parts_drawn else "",
         _onset_text(known, "onset" in parts_drawn),
         "Bar: a mean ends with the shortest of its seeds." if "end" in parts_drawn else "",
         "Means leave out the runs that collapsed before X." if any(here.collapsed for here in known.values()) else "",
-        "Grey line: X, from where on not every run goes." if longest > 1.02 * outcome.budget else "",
+        "Grey line: X, from where on not every run goes." if longest > 1.02 * finals.budget else "",
         *gathered.lines.shortfalls,
         f"Not run: {', '.join(absent)}." if absent else "",
     ]
@@ -337,3 +336,15 @@ def _onset_text(known: Mapping[Cell, _Cell], drawn: bool) -> str:
     )
     text = text if drawn else "No onset was detected, of a gap or of a fall."
     return f"{text} Not tested: {', '.join(dict.fromkeys(untested))}." if untested else text
+
+
+FIGURE = FigureKind(
+    "",
+    draw_curves,
+    missing,
+    title="Training reward against evaluations",
+    how_to_read=(
+        "One panel per arm, over the budget. Lines that run apart after the mark of the onset are divergence; "
+        "a downstream line that falls beside a rising reward is harm."
+    ),
+)

@@ -33,7 +33,7 @@ def label_ends(
 ) -> None:
     """Write the names (in lines) right of the axes, beside where their lines end, moved apart where they would overlap.
 
-    To be called when the scale and the limits of the axes stand.
+    Call it after the scale and the limits of the axes are set.
     """
     width, height = axes.get_position().size * axes.get_figure().get_size_inches()
     to_axes = axes.transScale + axes.transLimits
@@ -57,10 +57,10 @@ def label_ends(
 
 
 def spread(wanted: Sequence[float], sizes: Sequence[float]) -> list[float]:
-    """Middles of intervals of these sizes that do not overlap, near the wanted ones, which rise; within 0 to 1.
+    """Middles of intervals of these sizes, as near as possible to the wanted ones, that do not overlap within 0 to 1.
 
-    Intervals that touch move together, as a block around the mean of what its members want. Where all together are
-    longer than 1, they start at 0.
+    `wanted` rises. Intervals that touch move together, as a block around the mean of its members' wanted middles. Where
+    all together are longer than 1, they start at 0.
     """
     blocks: list[list[int]] = []
     for index in range(len(wanted)):

@@ -1,4 +1,4 @@
-"""The twelfth figure: where arms differ in one number alone, what comes of how large it is.
+"""Final values over the one number in which the arms differ.
 
 A panel for training outcome, held-out and downstream accuracy, a line for each level of the design's factor. The
 values stand at equal distances, since what is swept is mostly doubled.
@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from grpo_lab.analysis.figures.direct_labels import looks
+from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.omissions import collapse_note
 from grpo_lab.analysis.figures.seed_lines import as_columns, as_table
 from grpo_lab.analysis.figures.small_multiples import WIDTH, legend_height, write_legend
@@ -30,8 +31,8 @@ from grpo_lab.analysis.figures.style import (
     write_footer,
     write_heading,
 )
-from grpo_lab.analysis.load import SweepData
-from grpo_lab.analysis.outcome import DOWNSTREAM, HELDOUT, Outcome
+from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, FinalValues
+from grpo_lab.analysis.sources.sweep_data import SweepData
 
 OUTCOME = "reward/outcome"
 PANELS = {
@@ -72,18 +73,20 @@ def dose(data: SweepData) -> Dose | None:
     return Dose(key, dict(sorted(values.items(), key=lambda item: item[1])))
 
 
-def missing(data: SweepData, outcome: Outcome) -> str:
+def missing(data: SweepData, finals: FinalValues) -> str:
     """Why the figure cannot be drawn, in one sentence; empty where it can."""
     found = dose(data)
     if found is None:
         return f"the arms are not {FEWEST} or more values of one number"
-    counted = set(outcome.values["arm"])
+    counted = set(finals.values["arm"])
     if sum(arm in counted for arm in found.values) < FEWEST:
         return f"fewer than {FEWEST} of its values have a finished run"
-    return "" if any(metric in outcome.values for metric in PANELS) else "no run logged an outcome or an accuracy"
+    return (
+        "" if any(metric in finals.values for metric in PANELS) else "no run logged a training outcome or an accuracy"
+    )
 
 
-def dose_numbers(data: SweepData, outcome: Outcome, found: Dose) -> pd.DataFrame:
+def dose_numbers(data: SweepData, finals: FinalValues, found: Dose) -> pd.DataFrame:
     """Every number the figure shows, in percent, six decimals.
 
     `x` is the arm's value of the number, not rounded. `part` is "seed" (one run) or "mean" (over n seeds, with the t
@@ -91,25 +94,25 @@ def dose_numbers(data: SweepData, outcome: Outcome, found: Dose) -> pd.DataFrame
     """
     rows: list[dict[str, object]] = []
     for level in data.levels:
-        for metric in (name for name in PANELS if name in outcome.values):
+        for metric in (name for name in PANELS if name in finals.values):
             for arm, x in found.values.items():
                 labels = {"level": level, "metric": metric, "arm": arm, "x": x}
-                own = 100 * outcome.of(level, arm, metric)
+                own = 100 * finals.of(level, arm, metric)
                 rows += [labels | {"part": "seed", "seed": seed, "value": value} for seed, value in own.items()]
                 if len(own):
-                    shown = as_columns(outcome.interval(level, arm, metric))
+                    shown = as_columns(finals.interval(level, arm, metric))
                     shares = {name: 100 * shown[name] for name in ("value", "low", "high")}
                     rows.append(labels | {"part": "mean"} | shown | shares)
     table = as_table(rows, ["level", "metric", "arm", "x", "part", "seed", "value", "low", "high", "n"])
     return table.assign(x=table["arm"].map(found.values))
 
 
-def draw_doses(data: SweepData, outcome: Outcome) -> Drawn | None:
+def draw_doses(data: SweepData, finals: FinalValues) -> Drawn | None:
     """The figure `<sweep>_doses`; None, for the reason that `missing` gives, where arms are no values of a number."""
     found = dose(data)
-    if found is None or missing(data, outcome):
+    if found is None or missing(data, finals):
         return None
-    numbers = dose_numbers(data, outcome, found)
+    numbers = dose_numbers(data, finals, found)
     name, factor = f"{data.record.name}_doses", data.design.factor if data.design else ""
     heading = f"{data.record.name}: what comes of {found.key}"
     bands = _BANDS if numbers.loc[numbers["part"] == "mean", "n"].max() > 1 else _NO_BANDS
@@ -119,8 +122,8 @@ def draw_doses(data: SweepData, outcome: Outcome) -> Drawn | None:
         (Line2D([], [], color=look[level][0], linestyle=look[level][1], marker="o"), f"{factor} = {level}")
         for level in (levels if len(levels) > 1 else ())
     ]
-    said = f"{bands[0].upper()}{bands[1:]}. Final values at {outcome.at}. An interval may end below what is drawn."
-    parts = [said, collapse_note(data, outcome)]
+    said = f"{bands[0].upper()}{bands[1:]}. Final values at {finals.at}. An interval may end below what is drawn."
+    parts = [said, collapse_note(data, finals)]
     footer = wrapped(" ".join(filter(None, parts)), WIDTH - 0.2, TINY)
     metrics = [metric for metric in PANELS if (numbers["metric"] == metric).any()]
     # In inches, from the top: heading, legend, panels, the label of their axis, footer.
@@ -159,3 +162,16 @@ def _panel(axes: Axes, numbers: pd.DataFrame, found: Dose, look: Mapping[str, tu
     highest = axes.get_ylim()[1]
     axes.set_ylim(-0.03 * highest, highest)  # a mark at 0 is whole
     axes.spines[["top", "right"]].set_visible(False)
+
+
+FIGURE = FigureKind(
+    "doses",
+    draw_doses,
+    missing,
+    title="What comes of a number",
+    how_to_read=(
+        "Training outcome, held-out accuracy (training protocol) and downstream accuracy over the number in "
+        "which the arms differ, a line for each level. Where the first stays up and the others fall, the run "
+        "does not see what happens to it."
+    ),
+)

@@ -1,4 +1,4 @@
-"""The second figure: how far every arm is from the control, paired by seed, one panel per metric and level."""
+"""The difference of every arm to the control, paired by seed; one panel per metric and level."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.style import (
     BLACK,
     BLUE,
@@ -27,9 +28,8 @@ from grpo_lab.analysis.figures.style import (
     write_footer,
     write_heading,
 )
-from grpo_lab.analysis.load import SweepData
-from grpo_lab.analysis.outcome import DOWNSTREAM, HELDOUT, OVERSTATEMENT, QUANTITIES, TRUNCATED, Outcome
-from grpo_lab.analysis.table import run_arms
+from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, OVERSTATEMENT, QUANTITIES, TRUNCATED, FinalValues
+from grpo_lab.analysis.sources.sweep_data import SweepData
 
 PANELS = {TRUNCATED: BLACK, HELDOUT: BLUE, DOWNSTREAM: GREEN, OVERSTATEMENT: VERMILLION}
 BARS = "mark: mean of the differences paired by seed; bar: its 95% t interval; dots: single seeds"
@@ -43,7 +43,7 @@ def shown_metrics(data: SweepData) -> dict[str, str]:
     return {primary: PANELS.get(primary, BLACK)} | PANELS
 
 
-def effect_numbers(data: SweepData, outcome: Outcome) -> pd.DataFrame:
+def effect_numbers(data: SweepData, finals: FinalValues) -> pd.DataFrame:
     """Every number the figure shows, six decimals; no row where no arm shares a seed with its control.
 
     `part` is "seed" or "mean", the latter with the t interval in low and high and the number of pairs in n.
@@ -55,13 +55,13 @@ def effect_numbers(data: SweepData, outcome: Outcome) -> pd.DataFrame:
         if not prediction.against
     }
     rows = []
-    for level, arm in run_arms(data):
+    for level, arm in data.run_arms:
         for metric in shown_metrics(data) if arm != data.control else ():
-            mean = outcome.difference(level, arm, data.control, metric)
+            mean = finals.difference(level, arm, data.control, metric)
             if mean.n == 0:
                 continue
             row = {"level": level, "arm": arm, "metric": metric, "predicted": predictions.get((level, arm, metric), "")}
-            seeds = outcome.differences(level, arm, data.control, metric)
+            seeds = finals.differences(level, arm, data.control, metric)
             rows += [row | {"part": "seed", "seed": seed, "value": value} for seed, value in seeds.items()]
             ends = {"value": mean.mean, "low": mean.low, "high": mean.high, "n": mean.n}
             rows.append(row | {"part": "mean"} | ends)
@@ -69,14 +69,14 @@ def effect_numbers(data: SweepData, outcome: Outcome) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=names).astype({"seed": "Int64", "n": "Int64"}).round(6)
 
 
-def missing(data: SweepData, outcome: Outcome) -> str:
+def missing(data: SweepData, finals: FinalValues) -> str:
     """Why there is no such figure; empty where there is one."""
-    return f"no arm shares a seed with {data.control}" if effect_numbers(data, outcome).empty else ""
+    return f"no arm shares a seed with {data.control}" if effect_numbers(data, finals).empty else ""
 
 
-def draw_effects(data: SweepData, outcome: Outcome) -> Drawn | None:
+def draw_effects(data: SweepData, finals: FinalValues) -> Drawn | None:
     """The figure `<sweep>_effects`; None where no arm shares a seed with the control."""
-    numbers = effect_numbers(data, outcome)
+    numbers = effect_numbers(data, finals)
     if numbers.empty:
         return None
     name = f"{data.record.name}_effects"
@@ -89,7 +89,7 @@ def draw_effects(data: SweepData, outcome: Outcome) -> Drawn | None:
     # In inches, from the top: heading, titles of the metrics, the rows of every level, ticks and footer.
     left = 0.2 + text_width(max(arms, key=len), BODY) + (0.35 if factor else 0.0)
     width = max(8.0, left + 1.5 * len(colours))
-    footer = wrapped(_footer(data, outcome, numbers, bars), width - 0.2, TINY)
+    footer = wrapped(_footer(data, finals, numbers, bars), width - 0.2, TINY)
     titles = {
         metric: wrapped(QUANTITIES.get(metric, metric), (width - left) / len(colours) - 0.15, BODY)
         for metric in colours
@@ -143,10 +143,22 @@ def _panel(axes: Axes, numbers: pd.DataFrame, arms: Sequence[str], pairs: pd.Ser
     axes.spines[["top", "right", "left"]].set_visible(False)
 
 
-def _footer(data: SweepData, outcome: Outcome, numbers: pd.DataFrame, bars: str) -> str:
+def _footer(data: SweepData, finals: FinalValues, numbers: pd.DataFrame, bars: str) -> str:
     parts = [
-        f"{bars[0].upper()}{bars[1:]}. Final values at {outcome.at}.",
+        f"{bars[0].upper()}{bars[1:]}. Final values at {finals.at}.",
         "Arrow: the direction that was predicted." if numbers["predicted"].any() else "",
         "" if data.design else f"Nothing was declared: {data.control} is the sweep's first arm.",
     ]
     return " ".join(filter(None, parts))
+
+
+FIGURE = FigureKind(
+    "effects",
+    draw_effects,
+    missing,
+    title="Difference of every arm to the control",
+    how_to_read=(
+        "One row per arm, one column per metric; right of the line the arm has more of it. An interval that "
+        "crosses the line leaves the sign open."
+    ),
+)

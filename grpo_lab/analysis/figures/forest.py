@@ -1,4 +1,4 @@
-"""What every trick does to downstream accuracy, beside what it does to training reward: one row per trick."""
+"""The effect of every trick on downstream accuracy, beside its effect on training reward: one row per trick."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from grpo_lab.analysis.contrast_plan import Contrast, is_ladder, not_run, order_warning, planned_contrasts
-from grpo_lab.analysis.contrasts import SCREENING, Disagreement, TrickEffect
-from grpo_lab.analysis.figures.forest_rows import PP, Row, forest_numbers, forest_rows, noise_band, shown_kinds
+from grpo_lab.analysis.effects.contrast_plan import Contrast, is_ladder, not_run, order_warning, planned_contrasts
+from grpo_lab.analysis.effects.contrasts import SCREENING, Disagreement, TrickEffect
+from grpo_lab.analysis.figures.forest_rows import BEYOND, PP, Row, forest_numbers, forest_rows, noise_band, shown_kinds
+from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.style import (
     BLACK,
     BODY,
@@ -32,9 +33,9 @@ from grpo_lab.analysis.figures.style import (
     write_footer,
     write_heading,
 )
-from grpo_lab.analysis.load import SweepData
-from grpo_lab.analysis.outcome import DOWNSTREAM, Outcome
-from grpo_lab.analysis.stats import Interval
+from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
+from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.intervals import Interval
 
 MARKERS = {"added": "D", "left_out": "s", "given": "^", "main": "o", "interaction": "P"}
 TITLES = {
@@ -46,7 +47,6 @@ TITLES = {
 }
 BARS = "mark and bar: mean of the differences paired by seed and its 95% t interval; dots: single seeds"
 BARS_OF_ONE = "mark: the difference of one pair of runs; one pair has no interval"
-BEYOND = "; arrowhead: it goes on beyond the panel"
 _EFFECT, _GAP = 0.27, 0.11  # inches: the two lines of an effect, and between two tricks
 _BETWEEN, _ENTRY = 0.3, 2.6  # between two levels, an entry of the legend
 _MAIN, _SECOND = 3.4, 1.5  # inches: the panel of the effects, the one of the interactions
@@ -54,23 +54,23 @@ _TINT, _EDGE = 0.25, 0.02  # how opaque an effect is coloured whose signs disagr
 _UPPER, _LOWER = 0.66, 0.22  # where its two lines are, from its foot
 
 
-def missing(data: SweepData, outcome: Outcome) -> str:
+def missing(data: SweepData, finals: FinalValues) -> str:
     """Why there is no such figure; empty where there is one."""
     if not any(contrast.kind != "whole" for contrast in planned_contrasts(data)):
         return "no two of its arms differ by exactly one trick"
-    return "" if forest_rows(data, outcome) else "no two arms that ran and share a seed differ by exactly one trick"
+    return "" if forest_rows(data, finals) else "no two arms that ran and share a seed differ by exactly one trick"
 
 
-def draw_forest(data: SweepData, outcome: Outcome) -> Drawn | None:
+def draw_forest(data: SweepData, finals: FinalValues) -> Drawn | None:
     """The figure `<sweep>_forest`; None where `missing` says why."""
-    rows = forest_rows(data, outcome)
+    rows = forest_rows(data, finals)
     if not rows:
         return None
     name = f"{data.record.name}_forest"
     levels = [level for level in data.levels if any(row.level == level for row in rows)]
     effects = [effect for row in rows for effect in row.effects]
     pairs = max(effect.n_pairs for effect in effects)
-    ends = {level: noise_band(data, outcome, level, pairs) for level in levels}
+    ends = {level: noise_band(data, finals, level, pairs) for level in levels}
     numbers = forest_numbers(rows, {level: end for level, end in ends.items() if not math.isnan(end)})
     bars = BARS if pairs > 1 else BARS_OF_ONE
     second = any(row.beside for row in rows)
@@ -85,8 +85,8 @@ def draw_forest(data: SweepData, outcome: Outcome) -> Drawn | None:
     heading = "What every trick does to downstream accuracy, and to training reward"
     drawn = [effect for row in rows for effect in (*row.effects, *row.rewards.values())]
     limit, beside = _limit(drawn), [row.beside for row in rows if row.beside]
-    bars += BEYOND if _is_cut(drawn) or (beside and _is_cut(beside)) else ""
-    footer = wrapped(_footer(data, outcome, rows, ends, bars), width - 0.2, TINY)
+    bars += BEYOND if _leaves_axis(drawn) or (beside and _leaves_axis(beside)) else ""
+    footer = wrapped(_footer(data, finals, rows, ends, bars), width - 0.2, TINY)
     heights = {level: sum(_height(row) for row in rows if row.level == level) for level in levels}
     entries = _entries(rows, effects, bool(numbers["part"].eq("band").any()), is_ladder(data))
     columns = max(1, int(width / _ENTRY))
@@ -133,7 +133,7 @@ def _limit(effects: Sequence[TrickEffect]) -> float:
     return PP * 1.08 * max(min(max(bounds, default=measured), 1.6 * measured), 0.005)
 
 
-def _is_cut(effects: Sequence[TrickEffect]) -> bool:
+def _leaves_axis(effects: Sequence[TrickEffect]) -> bool:
     limit = _limit(effects) / PP
     return any(-effect.interval.low > limit or effect.interval.high > limit for effect in effects)
 
@@ -272,17 +272,17 @@ def _legend(figure: Figure, heading: float, entries: Sequence[tuple[Artist, str]
     figure.legend(*zip(*entries), ncols=columns, **place, **look)
 
 
-def _footer(data: SweepData, outcome: Outcome, rows: Sequence[Row], ends: dict[str, float], bars: str) -> str:
+def _footer(data: SweepData, finals: FinalValues, rows: Sequence[Row], ends: dict[str, float], bars: str) -> str:
     parts = [
-        f"{bars[0].upper()}{bars[1:]}. Final values at {outcome.at}.",
+        f"{bars[0].upper()}{bars[1:]}. Final values at {finals.at}.",
         "Numbers: downstream, percentage points, with pairs of runs.",
         _stars(rows),
-        _band(data, outcome, rows, ends),
+        _band(data, finals, rows, ends),
         _apart(data, rows),
         order_warning(data),
     ]
     kinds = (*shown_kinds(data), "interaction")
-    absent = dict.fromkeys(_place(data, contrast) for contrast in not_run(data, outcome) if contrast.kind in kinds)
+    absent = dict.fromkeys(_place(data, contrast) for contrast in not_run(data, finals) if contrast.kind in kinds)
     parts.append(f"Not run: {', '.join(absent)}." if absent else "")
     return " ".join(filter(None, parts))
 
@@ -299,11 +299,11 @@ def _stars(rows: Sequence[Row]) -> str:
     return f"*: p < .05 after {how}{screening} over all effects of the kind ({families})."
 
 
-def _band(data: SweepData, outcome: Outcome, rows: Sequence[Row], ends: dict[str, float]) -> str:
+def _band(data: SweepData, finals: FinalValues, rows: Sequence[Row], ends: dict[str, float]) -> str:
     if all(math.isnan(end) for end in ends.values()):
         return ""
     pairs = max(effect.n_pairs for row in rows for effect in row.effects)
-    seeds = " or ".join(map(str, sorted({len(outcome.of(level, data.control, DOWNSTREAM)) for level in ends})))
+    seeds = " or ".join(map(str, sorted({len(finals.of(level, data.control, DOWNSTREAM)) for level in ends})))
     return (
         f"Grey: true effects that {pairs} pairs would miss more than one time in five, if arms scattered as the "
         f"{seeds} seeds of {data.control} do and pairing took nothing of it; a rough guide."
@@ -336,3 +336,16 @@ def _both(found: Disagreement) -> str:
 def _place(data: SweepData, contrast: Contrast, short: bool = False) -> str:
     level = f" at {data.design.factor} = {contrast.level}" if data.design and data.design.factor else ""
     return f"{contrast.trick}{'' if short else ' ' + contrast.context}{level}"
+
+
+FIGURE = FigureKind(
+    "forest",
+    draw_forest,
+    missing,
+    title="Effect of every trick",
+    how_to_read=(
+        "One row per trick and context, percentage points, paired by seed. Inside the shaded band an effect "
+        "is smaller than so many seeds can find; rows where reward and downstream accuracy disagree in sign "
+        "are marked."
+    ),
+)

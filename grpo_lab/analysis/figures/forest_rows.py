@@ -1,4 +1,4 @@
-"""What the forest figure shows: the rows, the band of what could not be found, and the numbers as a table."""
+"""The rows of the forest figure, its band of effects too small to be found, and its numbers as a table."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from grpo_lab.analysis.contrast_plan import CONDITIONAL, planned_contrasts
-from grpo_lab.analysis.contrasts import TRAINING_REWARD, Disagreement, TrickEffect, disagreements, trick_effects
-from grpo_lab.analysis.load import SweepData
-from grpo_lab.analysis.outcome import DOWNSTREAM, Outcome
-from grpo_lab.analysis.power import difference_sd, minimum_detectable_effect
+from grpo_lab.analysis.effects.contrast_plan import CONDITIONAL, planned_contrasts
+from grpo_lab.analysis.effects.contrasts import TRAINING_REWARD, Disagreement, TrickEffect, disagreements, trick_effects
+from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
+from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.power import difference_sd, minimum_detectable_effect
 from grpo_lab.config.design import Kind
 
 PP = 100  # percentage points in one
+BEYOND = "; arrowhead: it goes on beyond the panel"
 
 
 @dataclass(frozen=True)
@@ -36,16 +37,16 @@ class Row:
 
 
 def shown_kinds(data: SweepData) -> tuple[str, ...]:
-    """Of a two-sided design both sides; of any other with all combinations the main effects; else every context."""
+    """Kinds of contrasts shown: both sides of a two-sided design, main effects of a full one, else every context."""
     if data.design is not None and data.design.kind is Kind.two_sided:
         return "added", "left_out"
     main = any(contrast.kind == "main" for contrast in planned_contrasts(data))
     return ("main",) if main else CONDITIONAL
 
 
-def forest_rows(data: SweepData, outcome: Outcome) -> list[Row]:
+def forest_rows(data: SweepData, finals: FinalValues) -> list[Row]:
     """What the figure shows, from the top: tricks in the kinds of `shown_kinds`, then pairs of tricks."""
-    effects = trick_effects(data, outcome, [DOWNSTREAM, TRAINING_REWARD])
+    effects = trick_effects(data, finals, [DOWNSTREAM, TRAINING_REWARD])
     on = {metric: [e for e in effects if e.metric == metric] for metric in (DOWNSTREAM, TRAINING_REWARD)}
     kinds = shown_kinds(data)
     split = {(d.reward.contrast.level, d.reward.contrast.name): d for d in disagreements(effects)}
@@ -67,13 +68,13 @@ def forest_rows(data: SweepData, outcome: Outcome) -> list[Row]:
     return rows
 
 
-def noise_band(data: SweepData, outcome: Outcome, level: str, pairs: int) -> float:
+def noise_band(data: SweepData, finals: FinalValues, level: str, pairs: int) -> float:
     """The smallest true effect on downstream accuracy that `pairs` pairs find with 80% power, share; NaN for too few.
 
-    From the scatter of the control's own seeds, as if those of another arm had nothing in common with them: what the
-    sweep could have seen before anything is known of a trick.
+    It takes the scatter of the control's seeds, and no correlation with the seeds of another arm: what the sweep could
+    have found, before anything is known of a trick.
     """
-    control = outcome.of(level, data.control, DOWNSTREAM)
+    control = finals.of(level, data.control, DOWNSTREAM)
     if len(control) < 2 or pairs < 2:
         return math.nan
     return minimum_detectable_effect(difference_sd(float(control.std()), 0), pairs)

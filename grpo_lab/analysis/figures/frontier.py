@@ -1,9 +1,9 @@
-"""The sixth figure: what training gained over the distance from the initial policy, one panel per arm and level.
+"""Gain over the distance from the initial policy, one panel per arm and level.
 
-Distance is d = sqrt(KL), KL in nats per response; a gain is fitted by d (a - b ln d) for every run on its own
-(arXiv:2210.10760). Where b is above 0 each further step of distance gains less, and past d* = exp(a / b - 1) it
-costs. The curve goes as far as was observed; between the initial policy and the first evaluation, where only its form
-speaks, it is drawn thin, and a top there is not marked.
+Distance is d = sqrt(KL), KL in nats per response; the gain of every run is fitted by d (a - b ln d) (arXiv:2210.10760).
+Where b is above 0, each further step of distance gains less, and beyond d* = exp(a / b - 1) accuracy falls. The curve
+ends with the largest observed distance. Below the first evaluation it is drawn thin, and a top there is not marked,
+since no number supports its form.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from grpo_lab.analysis.divergence import change, kl_frontier, kl_peak
+from grpo_lab.analysis.divergence.measures import change, kl_frontier, kl_peak
+from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.omissions import NO_TRACKS, collapse_note, not_logged
 from grpo_lab.analysis.figures.small_multiples import (
     legend_height,
@@ -28,9 +29,9 @@ from grpo_lab.analysis.figures.small_multiples import (
     write_legend,
 )
 from grpo_lab.analysis.figures.style import BLACK, GREEN, GREY, SMALL, VERMILLION, Drawn, house_style, wrapped
-from grpo_lab.analysis.load import SweepData
-from grpo_lab.analysis.outcome import Outcome
-from grpo_lab.analysis.stats import Interval, t_interval
+from grpo_lab.analysis.final_values import FinalValues
+from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.intervals import Interval, t_interval
 from grpo_lab.analysis.tracks import Track, cells, tracks
 
 LEAD, GRID = 9, 21  # points of a fitted curve, before the first evaluation and after it
@@ -94,29 +95,29 @@ def _columns(interval: Interval) -> dict[str, float | int]:
     return {"value": interval.mean, "low": interval.low, "high": interval.high, "n": interval.n}
 
 
-def missing(data: SweepData, outcome: Outcome) -> str:
+def missing(data: SweepData, finals: FinalValues) -> str:
     """Why the figure cannot be drawn, in one sentence; empty where it can."""
-    found = tracks(data, outcome)
+    found = tracks(data, finals)
     if not found:
         return NO_TRACKS
-    if measured(data, outcome):
+    if measured(data, finals):
         return ""
     return not_logged(found, _NEEDED) or "no run was evaluated after step 0 with all it needs"
 
 
-def measured(data: SweepData, outcome: Outcome) -> dict[tuple[str, str], list[Track]]:
+def measured(data: SweepData, finals: FinalValues) -> dict[tuple[str, str], list[Track]]:
     """The runs of each cell that logged everything the figure needs."""
     found = [
         track
-        for track in tracks(data, outcome)
+        for track in tracks(data, finals)
         if len(track.x) > 1 and not any(np.isnan(getattr(track, name)).any() for name in _NEEDED)
     ]
     return cells(found)
 
 
-def draw_frontier(data: SweepData, outcome: Outcome) -> Drawn | None:
+def draw_frontier(data: SweepData, finals: FinalValues) -> Drawn | None:
     """The figure `<sweep>_frontier`; None, for the reason that `missing` gives, where KL was not logged."""
-    found = measured(data, outcome)
+    found = measured(data, finals)
     if not found:
         return None
     numbers = frontier_numbers(found)
@@ -132,10 +133,10 @@ def draw_frontier(data: SweepData, outcome: Outcome) -> Drawn | None:
     by_cell = {cell: numbers[(numbers["level"] == cell[0]) & (numbers["arm"] == cell[1])] for cell in found}
     inches = panel_width(list(dict.fromkeys(numbers["arm"])))
     over = {
-        cell: [part for line in _lines(data, outcome, own, *cell) for part in wrapped(line, inches + 0.1, SMALL)]
+        cell: [part for line in _lines(data, finals, own, *cell) for part in wrapped(line, inches + 0.1, SMALL)]
         for cell, own in by_cell.items()
     }
-    footer = _footer(data, outcome, bands, single)
+    footer = _footer(data, finals, bands, single)
     with house_style(name):
         legend = legend_height(len(entries), len(entries))
         grid = small_multiples(data, list(found), heading, legend, over, _PANEL, _LABELS, footer)
@@ -169,11 +170,11 @@ def _panel(axes: Axes, numbers: pd.DataFrame) -> None:
             axes.plot([top.x_low, top.x_high], [top.value] * 2, color=BLACK, linewidth=1.0)
 
 
-def _lines(data: SweepData, outcome: Outcome, numbers: pd.DataFrame, level: str, arm: str) -> list[str]:
+def _lines(data: SweepData, finals: FinalValues, numbers: pd.DataFrame, level: str, arm: str) -> list[str]:
     """What stands over a panel: seeds, a, b, and whether the gain turned."""
     own = numbers[numbers["series"] == "downstream"].set_index("part")
     n = int(own.loc[["seed"], "seed"].nunique())
-    lines = [seeds_text(n, data.seeds_planned(level, arm), outcome.collapsed(level, arm))]
+    lines = [seeds_text(n, data.seeds_planned(level, arm), finals.collapsed(level, arm))]
     if "a" not in own.index:
         return [*lines, "too few evaluations to fit"]
     for name in ("a", "b"):
@@ -214,7 +215,7 @@ def _legend(top: bool) -> list[tuple[Artist, str]]:
     return entries
 
 
-def _footer(data: SweepData, outcome: Outcome, bands: str, single: bool) -> str:
+def _footer(data: SweepData, finals: FinalValues, bands: str, single: bool) -> str:
     parts = [
         f"{bands[0].upper()}{bands[1:]}.",
         "Pc: share of all training responses that were right, before any filter. "
@@ -224,7 +225,19 @@ def _footer(data: SweepData, outcome: Outcome, bands: str, single: bool) -> str:
         if single
         else f'"{NOT_SEEN}": the interval of b reaches 0, which does not rule it out. '
         f'"{LOSES}": the band of the downstream curve lies below 0.',
-        f"Evaluations up to {outcome.at}.",
-        collapse_note(data, outcome),
+        f"Evaluations up to {finals.at}.",
+        collapse_note(data, finals),
     ]
     return " ".join(filter(None, parts))
+
+
+FIGURE = FigureKind(
+    "frontier",
+    draw_frontier,
+    missing,
+    title="Gain over the distance from the initial policy",
+    how_to_read=(
+        "x is the square root of the KL divergence (nats per response), y the gain in percentage points. "
+        "Beyond the top of the fitted curve, going further costs."
+    ),
+)

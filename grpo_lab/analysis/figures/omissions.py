@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from grpo_lab.analysis.load import SweepData
-from grpo_lab.analysis.outcome import Outcome
+from grpo_lab.analysis.final_values import FinalValues
+from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.tracks import EVALUATED, KL, TRAINING, Track
 
 NO_TRACKS = "no finished run was evaluated up to the common budget"
@@ -15,14 +15,14 @@ _LOGGED = TRAINING | EVALUATED | {"kl": KL}
 
 
 def not_logged(found: Sequence[Track], names: Sequence[str]) -> str:
-    """Which of these arrays of a track hold nothing in any of the runs, by metric; empty where some run has each."""
+    """Which of these metrics no run logged, as a sentence part; empty where each was logged by some run."""
     absent = [_LOGGED[name] for name in names if all(np.isnan(getattr(track, name)).all() for track in found)]
     return f"{' and '.join(absent)} {'was' if len(absent) == 1 else 'were'} not logged" if absent else ""
 
 
-def collapse_note(data: SweepData, outcome: Outcome) -> str:
-    """Which runs collapsed before the common budget and are no part of a figure of tracks; empty where none did."""
-    lost = outcome.values[outcome.values["collapsed"]].groupby(["level", "arm"], sort=False).size()
+def collapse_note(data: SweepData, finals: FinalValues) -> str:
+    """Which runs are left out because they collapsed before the common budget; empty where none did."""
+    lost = finals.values[finals.values["collapsed"]].groupby(["level", "arm"], sort=False).size()
     if lost.empty:
         return ""
     factor = f" at {data.design.factor} = " if data.design and data.design.factor else ""

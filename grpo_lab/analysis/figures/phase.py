@@ -1,4 +1,4 @@
-"""Downstream accuracy against training reward, without time on an axis: a path per arm, coloured by the budget."""
+"""Downstream accuracy against training reward: a path per arm, coloured by the budget."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.lines import Line2D
 
-from grpo_lab.analysis.divergence import transfer_slopes
+from grpo_lab.analysis.divergence.measures import transfer_slopes
+from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.seed_lines import Cell, as_table, named_runs
 from grpo_lab.analysis.figures.small_multiples import (
     Grid,
@@ -25,9 +26,9 @@ from grpo_lab.analysis.figures.small_multiples import (
     write_legend,
 )
 from grpo_lab.analysis.figures.style import BLACK, BODY, SMALL, Drawn, budget_label, house_style, wrapped
-from grpo_lab.analysis.load import SweepData
-from grpo_lab.analysis.outcome import DOWNSTREAM, Outcome
-from grpo_lab.analysis.stats import Interval, t_interval
+from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
+from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.intervals import Interval, t_interval
 from grpo_lab.analysis.tracks import TRAINING, Track, cells, on_grid, tracks
 
 COLOURS = "viridis"  # which the colour-blind read as an order, as grey does
@@ -50,10 +51,10 @@ class _Path:
     slopes: Mapping[str, Interval]
 
 
-def _paths(data: SweepData, outcome: Outcome) -> dict[Cell, _Path]:
+def _paths(data: SweepData, finals: FinalValues) -> dict[Cell, _Path]:
     """Every arm with a run that has both metrics at two evaluations or more; runs that lack one somewhere are out."""
     found = {}
-    for key, cell in cells(tracks(data, outcome)).items():
+    for key, cell in cells(tracks(data, finals)).items():
         whole = [track for track in cell if _whole(track)]
         if not whole:
             continue
@@ -77,9 +78,9 @@ def _whole(run: Track) -> bool:
     return bool(np.isfinite(run.reward + run.downstream).all())
 
 
-def missing(data: SweepData, outcome: Outcome) -> str:
+def missing(data: SweepData, finals: FinalValues) -> str:
     """Why there is no figure; empty where there is one."""
-    if _paths(data, outcome):
+    if _paths(data, finals):
         return ""
     lacking = [name for name in (TRAINING["reward"], DOWNSTREAM) if name not in data.finished_points]
     if lacking:
@@ -87,16 +88,12 @@ def missing(data: SweepData, outcome: Outcome) -> str:
     return "no run has training reward and downstream accuracy at two evaluations up to X"
 
 
-def phase_numbers(data: SweepData, outcome: Outcome) -> pd.DataFrame:
+def _numbers(paths: Mapping[Cell, _Path]) -> pd.DataFrame:
     """Every number the figure shows, six decimals.
 
     `part` is "path" (the mean over n seeds at an evaluation, `budget` in the unit of the axis), "seed" (a run's own),
     "final" (the standard errors at X, in reward and downstream) or the name of a transfer slope (in value, low, high).
     """
-    return _numbers(_paths(data, outcome))
-
-
-def _numbers(paths: Mapping[Cell, _Path]) -> pd.DataFrame:
     rows: list[dict[str, object]] = []
     for (level, arm), path in paths.items():
         labels = {"level": level, "arm": arm}
@@ -117,12 +114,12 @@ def _numbers(paths: Mapping[Cell, _Path]) -> pd.DataFrame:
     return as_table(rows, names)
 
 
-def draw_phase(data: SweepData, outcome: Outcome) -> Drawn | None:
+def draw_phase(data: SweepData, finals: FinalValues) -> Drawn | None:
     """The figure `<sweep>_phase`: a panel per arm (and level), the other arms of the level in grey behind.
 
     None where `missing` says why.
     """
-    paths = _paths(data, outcome)
+    paths = _paths(data, finals)
     if not paths:
         return None
     numbers, name = _numbers(paths), f"{data.record.name}_phase"
@@ -130,7 +127,7 @@ def draw_phase(data: SweepData, outcome: Outcome) -> Drawn | None:
     heading = "Does downstream accuracy rise with training reward?"
     inches = panel_width(arms)
     halves = _halves(paths)
-    over = {cell: _over(data, outcome, cell, path, halves, inches) for cell, path in paths.items()}
+    over = {cell: _over(data, finals, cell, path, halves, inches) for cell, path in paths.items()}
     entries = [
         (Line2D([], [], color=BLACK, linestyle=":", linewidth=1.0), "slope 1 from the start: E gains as much as Pc"),
         (Line2D([], [], color=_GHOST, linewidth=1.2), "the other arms"),
@@ -144,18 +141,18 @@ def draw_phase(data: SweepData, outcome: Outcome) -> Drawn | None:
             over,
             panel=min(inches, 2.1),
             labels=("training reward, right of all responses (Pc)", "downstream accuracy (E)"),
-            footer=_footer(data, outcome, paths),
+            footer=_footer(data, finals, paths),
             foot=_FOOT,
         )
         write_legend(grid.figure, heading, entries)
-        colours = Normalize(0, outcome.budget)
+        colours = Normalize(0, finals.budget)
         for (level, arm), axes in grid.panels.items():
             others = numbers[(numbers["level"] == level) & (numbers["arm"] != arm) & (numbers["part"] == "path")]
             for _, path in others.groupby("arm"):
                 axes.plot(path["reward"], path["downstream"], color=_GHOST, linewidth=0.8, zorder=1, label="ghost")
             _panel(axes, numbers[(numbers["level"] == level) & (numbers["arm"] == arm)], colours)
         _limits(list(grid.panels.values()), numbers, min(inches, 2.1) / inches)
-        _colour_bar(grid, colours, outcome)
+        _colour_bar(grid, colours, finals)
     return Drawn(name, grid.figure, numbers, BANDS)
 
 
@@ -165,10 +162,10 @@ def _halves(paths: Mapping[Cell, _Path]) -> list[str]:
 
 
 def _over(
-    data: SweepData, outcome: Outcome, cell: Cell, path: _Path, halves: Sequence[str], inches: float
+    data: SweepData, finals: FinalValues, cell: Cell, path: _Path, halves: Sequence[str], inches: float
 ) -> list[str]:
     """What is written over a panel: the number of seeds, and the slopes."""
-    count = seeds_text(len(path.runs), data.seeds_planned(*cell), outcome.collapsed(*cell))
+    count = seeds_text(len(path.runs), data.seeds_planned(*cell), finals.collapsed(*cell))
     slopes = [slope_text(SLOPES[name].strip("_"), path.slopes[name], len(path.runs)) for name in halves]
     return [*wrapped(count, inches, SMALL), *slopes]
 
@@ -235,13 +232,13 @@ def _limits(panels: Sequence[Axes], numbers: pd.DataFrame, shape: float) -> None
         axes.set_ylim(middle["downstream"] - shape * span / 2, middle["downstream"] + shape * span / 2)
 
 
-def _colour_bar(grid: Grid, colours: Normalize, outcome: Outcome) -> None:
+def _colour_bar(grid: Grid, colours: Normalize, finals: FinalValues) -> None:
     height = grid.figure.get_size_inches()[1]
     place = (0.3, (grid.label - 0.32) / height, 0.4, 0.09 / height)
     bar = grid.figure.colorbar(
         ScalarMappable(colours, COLOURS), cax=grid.figure.add_axes(place), orientation="horizontal"
     )
-    label, formatter = budget_label(outcome.axis, outcome.budget)
+    label, formatter = budget_label(finals.axis, finals.budget)
     bar.ax.xaxis.set_major_formatter(formatter)
     bar.ax.tick_params(labelsize=SMALL, length=2)
     bar.outline.set_visible(False)
@@ -249,12 +246,12 @@ def _colour_bar(grid: Grid, colours: Normalize, outcome: Outcome) -> None:
     bar.ax.annotate(label, (0, 0.5), va="center", fontsize=BODY, **beside)
 
 
-def _footer(data: SweepData, outcome: Outcome, paths: Mapping[Cell, _Path]) -> str:
+def _footer(data: SweepData, finals: FinalValues, paths: Mapping[Cell, _Path]) -> str:
     few = any(path.slopes[name].n < len(path.runs) for path in paths.values() for name in SLOPES)
-    lacking = [(run.level, run.arm, run.seed) for run in tracks(data, outcome) if not _whole(run)]
+    lacking = [(run.level, run.arm, run.seed) for run in tracks(data, finals) if not _whole(run)]
     left_out = [arm for arm in data.arms if arm not in {arm for _, arm in paths}]
     parts = [
-        f"Path: mean over seeds from step 0 (dot) to X = {outcome.at}; cross: standard errors over seeds at X; thin: "
+        f"Path: mean over seeds from step 0 (dot) to X = {finals.at}; cross: standard errors over seeds at X; thin: "
         "single seeds. Pc is the mean over the last 5% of the budget before an evaluation, at step 0 that of the first "
         "batch. Slopes of E on Pc over the first and the second half of the budget: Theil-Sen within a run, then mean "
         "and 95% t interval over seeds. Under the diagonal, less is gained downstream than in training; a path that "
@@ -266,3 +263,15 @@ def _footer(data: SweepData, outcome: Outcome, paths: Mapping[Cell, _Path]) -> s
         f"Not drawn: {', '.join(left_out)}." if left_out else "",
     ]
     return " ".join(filter(None, parts))
+
+
+FIGURE = FigureKind(
+    "phase",
+    draw_phase,
+    missing,
+    title="Reward against downstream accuracy",
+    how_to_read=(
+        "One path per arm, from the base model on; along the diagonal both gain alike, a path that bends down "
+        "or to the right gains reward that downstream accuracy does not show."
+    ),
+)

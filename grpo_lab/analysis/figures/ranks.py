@@ -1,4 +1,4 @@
-"""The fourth figure: whether training reward ranks the arms as downstream accuracy does, one row per level.
+"""Whether training reward ranks the arms as downstream accuracy does, one row per level.
 
 Left, final training reward against final downstream accuracy, arm by arm; right, the rank of every arm by either.
 Only seeds that every arm has enter, so that no arm is ahead by its seeds.
@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from grpo_lab.analysis.agreement import Level, rankable
+from grpo_lab.analysis.divergence.rank_agreement import RankedArms, arm_agreement, rankable
+from grpo_lab.analysis.figures.kind import FigureKind, seeded
 from grpo_lab.analysis.figures.scatter_labels import Box, place_labels
 from grpo_lab.analysis.figures.small_multiples import WIDTH, legend_height, name_lines, write_legend
 from grpo_lab.analysis.figures.style import (
@@ -37,10 +38,9 @@ from grpo_lab.analysis.figures.style import (
     write_footer,
     write_heading,
 )
-from grpo_lab.analysis.load import SweepData
-from grpo_lab.analysis.outcome import Outcome
-from grpo_lab.analysis.selection import arm_agreement
-from grpo_lab.analysis.stats import t_interval
+from grpo_lab.analysis.final_values import FinalValues
+from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.intervals import t_interval
 
 AXES = {"reward": "training reward", "downstream": "downstream accuracy"}
 MARKS = "mark: mean over the seeds that every arm has; cross: its 95% t intervals, cut at the edge; dots: seeds"
@@ -53,18 +53,18 @@ _LINES = 2  # of a name, at most, in the scatter
 _RANK, _VALUE, _ASIDE = 0.19, 0.5, 0.56  # inches from such a line to the ends of a rank and of a value, and to a name
 
 
-def missing(data: SweepData, outcome: Outcome) -> str:
+def missing(data: SweepData, finals: FinalValues) -> str:
     """Why the figure cannot be drawn, in one sentence; empty where it can."""
-    found, reasons = rankable(data, outcome)
+    found, reasons = rankable(data, finals)
     return "" if found else "; ".join(dict.fromkeys(reasons.values()))
 
 
-def rank_numbers(found: Mapping[str, Level], rng: np.random.Generator) -> pd.DataFrame:
+def rank_numbers(found: Mapping[str, RankedArms], rng: np.random.Generator) -> pd.DataFrame:
     """Every number the figure shows, six decimals.
 
     `part` is "seed" (of an arm: final training reward Pc and downstream accuracy E, both in percent), "mean" (over n
     seeds, with t intervals and the arm's ranks), and, for a level, "regret" and "tau" (in `value`, `low` and `high`;
-    the regret in percentage points), as `selection.arm_agreement` has them.
+    the regret in percentage points), as `rank_agreement.arm_agreement` gives them.
     """
     rows = []
     for level, here in found.items():
@@ -94,9 +94,9 @@ def rank_numbers(found: Mapping[str, Level], rng: np.random.Generator) -> pd.Dat
     return table.astype({"seed": "Int64", "n": "Int64", "reward_rank": "Int64", "downstream_rank": "Int64"}).round(6)
 
 
-def draw_ranks(data: SweepData, outcome: Outcome, rng: np.random.Generator) -> Drawn | None:
+def draw_ranks(data: SweepData, finals: FinalValues, rng: np.random.Generator) -> Drawn | None:
     """The figure `<sweep>_ranks`; None, for the reason that `missing` gives, where arms cannot be ranked."""
-    found, reasons = rankable(data, outcome)
+    found, reasons = rankable(data, finals)
     if not found:
         return None
     numbers = rank_numbers(found, rng)
@@ -107,7 +107,7 @@ def draw_ranks(data: SweepData, outcome: Outcome, rng: np.random.Generator) -> D
     colours = {level: _colours(numbers[numbers["level"] == level], data.control) for level in found}
     legend = _legend({colour for own in colours.values() for colour in own.values()}, data.design is not None)
     # In inches, from the top: heading, legend, then titles, panels and labels of every level, then the footer.
-    footer = wrapped(_footer(data, outcome, marks, found, reasons), WIDTH - 0.2, TINY)
+    footer = wrapped(_footer(data, finals, marks, found, reasons), WIDTH - 0.2, TINY)
     lines = max(sum(len(names[arm]) + 0.5 for arm in here.arms) for here in found.values())
     panel = max(_LEAST, _LINE * lines)
     row = _OVER + panel + _UNDER
@@ -268,7 +268,7 @@ def _legend(used: set[str], declared: bool) -> list[tuple[Line2D, str]]:
 
 
 def _footer(
-    data: SweepData, outcome: Outcome, marks: str, found: Mapping[str, Level], reasons: Mapping[str, str]
+    data: SweepData, finals: FinalValues, marks: str, found: Mapping[str, RankedArms], reasons: Mapping[str, str]
 ) -> str:
     long = any(len(name_lines(arm, _NAME, TINY)) > _LINES for here in found.values() for arm in here.arms)
     parts = [
@@ -278,7 +278,7 @@ def _footer(
         "other seeds and measured on the one left out, 95% t interval; tau_b: 95% percentiles over resampled seeds. "
         "Training reward: share of all responses that were right, before any filter, over the last fifth of the "
         "budget. "
-        f"Both at {outcome.at}.",
+        f"Both at {finals.at}.",
         *(f"{here.note[0].upper()}{here.note[1:]}." for here in found.values() if here.note),
     ]
     absent = [level for level in data.levels if level not in found]
@@ -287,3 +287,15 @@ def _footer(
             f"Not drawn: {data.design.factor} = {', '.join(absent)} ({'; '.join(dict.fromkeys(reasons.values()))})."
         )
     return " ".join(filter(None, parts))
+
+
+FIGURE = FigureKind(
+    "ranks",
+    seeded(draw_ranks),
+    missing,
+    title="Do reward and downstream accuracy rank arms alike?",
+    how_to_read=(
+        "Arms by their final training reward against their final downstream accuracy. Crossing lines are arms "
+        "that the reward would have chosen wrongly."
+    ),
+)

@@ -39,9 +39,9 @@ def place_labels(
 ) -> list[Box]:
     """A box for the name of every point; points, sizes (width, height) and the panel's size are in inches.
 
-    Each name in turn, those with the most neighbours first, takes the cheapest of its places given where the others
-    are; a few rounds of that settle. Free places near the mark cost least; to cover one of the small `dots` costs a
-    little, to cover a name, a mark or a leading line, or to leave the panel, far more.
+    In a few rounds each name, those with the most neighbours first, takes its cheapest place while the others stay.
+    A free place near the mark costs least. Covering one of the small `dots` costs a little; covering a name, a mark or
+    a leading line, or leaving the panel, costs far more.
     """
     at = np.array(points, dtype=float)
     near = [(np.hypot(*(at - point).T) < 0.6).sum() for point in at]

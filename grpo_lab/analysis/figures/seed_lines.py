@@ -1,22 +1,18 @@
-"""Lines over seeds: every run's own values of a metric, their mean where all runs have some, and what is missing."""
+"""A metric over the budget, one line per run, with the values that are missing told in sentences."""
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
-from grpo_lab.analysis.load import LABELS, SweepData
-from grpo_lab.analysis.outcome import Outcome
-from grpo_lab.analysis.stats import CONFIDENCE, Interval
+from grpo_lab.analysis.final_values import FinalValues
+from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
+from grpo_lab.analysis.stats.intervals import Interval
 
-SMOOTHING = 0.05  # share of X over which the running mean of a metric of every step goes
-GRID = 51  # points on which the seeds of an arm are averaged
 _NAMED = 4  # arms that a sentence about missing values names one by one
 _POINTS, _MOST = 4000, 200  # of all thin lines of a figure, and of one of them
 
@@ -28,7 +24,7 @@ class Line:
     """One run's finite values of one metric, in the order of its steps."""
 
     seed: int
-    x: np.ndarray  # budget, in the unit of the outcome's axis
+    x: np.ndarray  # budget, on the axis of the final values
     value: np.ndarray
     reached: bool  # the run came to X, so it is in means over seeds
     stopped: bool  # it collapsed, and its last value is where
@@ -36,7 +32,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Lines:
-    """Every finished or collapsed run's lines of some metrics, and in `shortfalls` what they lack, in sentences."""
+    """The lines of some metrics of every finished or collapsed run; `shortfalls` says in sentences what they lack."""
 
     by_metric: Mapping[str, Mapping[Cell, Sequence[Line]]]
     shortfalls: Sequence[str]
@@ -51,9 +47,9 @@ class Lines:
         return list(dict.fromkeys(cell for lines in self.by_metric.values() for cell in lines))
 
 
-def seed_lines(data: SweepData, outcome: Outcome, metrics: Sequence[str]) -> Lines:
-    """The lines of some metrics over `outcome.axis`; values that are not finite or not there are left out and told."""
-    x = f"budget/{outcome.axis}"
+def seed_lines(data: SweepData, finals: FinalValues, metrics: Sequence[str]) -> Lines:
+    """The lines of some metrics over `finals.axis`; missing values, and values not finite, are left out and told."""
+    x = f"budget/{finals.axis}"
     suites = [name for name in data.points if name.startswith("eval/") and name.endswith("/accuracy")]
     logged = [metric for metric in dict.fromkeys(metrics) if metric in data.points]
     columns = list(dict.fromkeys([*LABELS, "step", x, *suites, *logged]))
@@ -63,7 +59,7 @@ def seed_lines(data: SweepData, outcome: Outcome, metrics: Sequence[str]) -> Lin
     for (level, arm, seed), run in points.groupby(LABELS):
         at = run[x].to_numpy()
         evaluated = run[suites].notna().any(axis=1).to_numpy()
-        reached, stopped = bool(np.nanmax(at, initial=0) >= outcome.budget), bool(run["collapsed"].iloc[0])
+        reached, stopped = bool(np.nanmax(at, initial=0) >= finals.budget), bool(run["collapsed"].iloc[0])
         for metric in logged:
             values = run[metric].to_numpy()
             finite = np.isfinite(values) & np.isfinite(at)
@@ -109,50 +105,10 @@ def named_runs(runs: Sequence[tuple[str, str, int]]) -> str:
     return "; ".join(named)
 
 
-def mean_line(
-    seeds: Sequence[tuple[np.ndarray, np.ndarray]], budget: float, evaluations: bool, points: int = GRID
-) -> list[tuple[float, Interval]]:
-    """The mean over seeds (x and values of each) on one grid, which ends where the shortest seed or X does.
-
-    A metric of every step counts with its running mean, at so many `points`. Empty where no stretch is common to all.
-    """
-    if not seeds:
-        return []
-    first, last = max(xs[0] for xs, _ in seeds), min(budget, *(xs[-1] for xs, _ in seeds))
-    if last < first:
-        return []
-    if evaluations:
-        grid = _evaluation_grid([xs for xs, _ in seeds], first, last)
-    else:
-        grid = np.linspace(first, last, points)
-        seeds = [(xs, running_mean(xs, values, SMOOTHING * budget)) for xs, values in seeds]
-    on_grid = np.array([np.interp(grid, xs, values) for xs, values in seeds])
-    n, mean = len(on_grid), on_grid.mean(axis=0)
-    half = np.full(len(grid), math.nan)
-    if n > 1:
-        half = stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * on_grid.std(axis=0, ddof=1) / math.sqrt(n)
-    return [(float(at), Interval(float(m), float(m - h), float(m + h), n)) for at, m, h in zip(grid, mean, half)]
-
-
-def _evaluation_grid(seeds: Sequence[np.ndarray], first: float, last: float) -> np.ndarray:
-    """Where evaluations lie on average over seeds, from `first` to `last`, both included."""
-    number = min(map(len, seeds))
-    centres = np.mean([xs[:number] for xs in seeds], axis=0)
-    return np.unique([first, *centres[(centres > first) & (centres < last)], last])
-
-
-def running_mean(xs: np.ndarray, values: np.ndarray, width: float) -> np.ndarray:
-    """At every point, the mean of the points within half a width of it; at the ends, of those there are."""
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    low = np.searchsorted(xs, xs - width / 2, side="left")
-    high = np.searchsorted(xs, xs + width / 2, side="right")
-    return (sums[high] - sums[low]) / (high - low)
-
-
 def points_each(lines: int, others: int = 0, fewest: int = 36) -> int:
-    """How many points a thin line keeps where a figure has so many of them, and `others` points that all stay.
+    """How many points each of so many thin lines may have, beside `others` points that all stay.
 
-    A file must open, and a panel is small.
+    It bounds the size of a figure's file; a panel is too small to show more.
     """
     return int(np.clip((_POINTS - others) // max(lines, 1), fewest, _MOST))
 
@@ -165,15 +121,15 @@ def thinned(xs: np.ndarray, values: np.ndarray, points: int) -> tuple[np.ndarray
     stretches = list(itertools.pairwise(edges))
     lowest = [start + int(values[start:end].argmin()) for start, end in stretches]
     highest = [start + int(values[start:end].argmax()) for start, end in stretches]
-    kept = np.unique([0, len(xs) - 1, *lowest, *highest])
-    return xs[kept], values[kept]
+    chosen = np.unique([0, len(xs) - 1, *lowest, *highest])
+    return xs[chosen], values[chosen]
 
 
 def as_columns(interval: Interval) -> dict[str, float | int]:
-    """An interval as the columns of a table of what is drawn."""
+    """An interval as columns of a table of drawn numbers."""
     return {"value": interval.mean, "low": interval.low, "high": interval.high, "n": interval.n}
 
 
 def as_table(rows: Sequence[Mapping[str, object]], names: Sequence[str]) -> pd.DataFrame:
-    """Rows of what is drawn with these columns, rounded to six decimals."""
+    """Rows of drawn numbers as a table with these columns, rounded to six decimals."""
     return pd.DataFrame(rows, columns=list(names)).astype({"seed": "Int64", "n": "Int64"}).round(6)

@@ -1,4 +1,4 @@
-"""One panel per arm and level on shared axes, eight inches wide: where everything goes, for figures of that kind."""
+"""The layout of figures with one panel per arm and level on shared axes, eight inches wide."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from grpo_lab.analysis.figures.style import (
     write_footer,
     write_heading,
 )
-from grpo_lab.analysis.load import SweepData
+from grpo_lab.analysis.sources.sweep_data import SweepData
 
 # Where a run that collapsed ends.
 CROSS = {"linestyle": "", "marker": "X", "markersize": 6.5, "markeredgecolor": "white", "markeredgewidth": 0.6}
@@ -74,7 +74,7 @@ def small_multiples(
 ) -> Grid:
     """An empty figure with a panel for every arm of `cells` at every level of them.
 
-    `legend` and `foot` are inches kept free under the heading and over the footer, `panel` a panel's height. `over`
+    `legend` and `foot` are inches left free under the heading and over the footer, `panel` a panel's height. `over`
     holds the lines written over a panel, under the arm's name; `labels` are those of the x axes and the y axes.
     """
     arms = [arm for arm in data.arms if arm in {arm for _, arm in cells}]

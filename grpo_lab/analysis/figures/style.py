@@ -1,4 +1,4 @@
-"""How figures look and how they are written: one style, and four files each that say what was drawn from what."""
+"""How figures look, and how they are written: a picture, its numbers and their sources in four files."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure, exactly the numbers in it, and what its bands or bars mean; `below` inches of notes hang under it."""
+    """A figure, all numbers in it, and what its bands or bars mean in words; notes take `below` inches under it."""
 
     name: str
     figure: Figure
@@ -99,7 +99,7 @@ def house_style(name: str) -> Iterator[None]:
 
 
 def wrapped(text: str, inches: float, size: float, bold: bool = False) -> list[str]:
-    """The text in lines that fit a width; at least one. One without spaces may be wider."""
+    """The text in lines that fit a width, at least one line; a word that is too long stays whole."""
     most = int(inches / (_CHARACTER * size * (_BOLD if bold else 1.0)))
     lines = textwrap.wrap(text, most)
     while most > 1 and any(" " in line and _measured(line, size, bold) > inches + _SPARE for line in lines):

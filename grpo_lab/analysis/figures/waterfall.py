@@ -1,7 +1,7 @@
-"""The fifth figure: what the gap between training reward and downstream accuracy consists of, arm by arm.
+"""The parts of the gap between training reward and downstream accuracy, arm by arm.
 
-Between the training responses and the downstream answers lie three probes, each one step further from training. What
-a step loses from step 0 to the end is a part of the gap; the four parts add up to it.
+Three probes lie between training responses and downstream answers, each one step further from training. The accuracy
+that a step loses from step 0 to X is a part of the gap; the four parts add up to it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from grpo_lab.analysis.divergence import WATERFALL, gap, waterfall
+from grpo_lab.analysis.divergence.measures import WATERFALL, gap, waterfall
+from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.omissions import NO_TRACKS, collapse_note, not_logged
 from grpo_lab.analysis.figures.small_multiples import WIDTH, legend_height, name_lines, seeds_text, write_legend
 from grpo_lab.analysis.figures.style import (
@@ -34,9 +35,9 @@ from grpo_lab.analysis.figures.style import (
     write_footer,
     write_heading,
 )
-from grpo_lab.analysis.load import SweepData
-from grpo_lab.analysis.outcome import Outcome
-from grpo_lab.analysis.stats import t_interval
+from grpo_lab.analysis.final_values import FinalValues
+from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.intervals import t_interval
 from grpo_lab.analysis.tracks import Track, cells, tracks
 
 # Colour of each part, on which black lines show, and what it is: the change on the first less that on the second.
@@ -75,30 +76,30 @@ def waterfall_numbers(found: Mapping[tuple[str, str], Sequence[Track]]) -> pd.Da
     return pd.DataFrame(rows, columns=names).round(6)
 
 
-def missing(data: SweepData, outcome: Outcome) -> str:
+def missing(data: SweepData, finals: FinalValues) -> str:
     """Why the figure cannot be drawn, in one sentence; empty where it can."""
-    found = tracks(data, outcome)
+    found = tracks(data, finals)
     if not found:
         return NO_TRACKS
-    if decomposed(data, outcome):
+    if decomposed(data, finals):
         return ""
     return not_logged(found, _NEEDED) or "no run logged all the probes that the parts need"
 
 
-def decomposed(data: SweepData, outcome: Outcome) -> dict[tuple[str, str], list[Track]]:
+def decomposed(data: SweepData, finals: FinalValues) -> dict[tuple[str, str], list[Track]]:
     """The runs of each (level, arm) that have every probe at step 0 and at X."""
     return cells(
         [
             track
-            for track in tracks(data, outcome)
+            for track in tracks(data, finals)
             if not any(pd.isna(getattr(track, name)[[0, -1]]).any() for name in _NEEDED)
         ]
     )
 
 
-def draw_waterfall(data: SweepData, outcome: Outcome) -> Drawn | None:
+def draw_waterfall(data: SweepData, finals: FinalValues) -> Drawn | None:
     """The figure `<sweep>_waterfall`; None, for the reason that `missing` gives, where a probe was not logged."""
-    found = decomposed(data, outcome)
+    found = decomposed(data, finals)
     if not found:
         return None
     numbers = waterfall_numbers(found)
@@ -109,12 +110,12 @@ def draw_waterfall(data: SweepData, outcome: Outcome) -> Drawn | None:
     most = max(map(len, rows.values()))
     factor = data.design.factor if data.design else ""
     # In inches, from the top: heading, legend, a panel for every level, ticks, label and footer.
-    names = _names(data, outcome, found)
+    names = _names(data, finals, found)
     longest = max((line for lines in names.values() for line in lines), key=len)
     left = 0.25 + text_width(longest, BODY) + (0.35 if factor else 0.0)
     row = max((len(PARTS) + 1) * _LANE + _APART, max(map(len, names.values())) * SMALL * LINE + 0.04)
     limits, cut = _limits(numbers)
-    footer = wrapped(_footer(data, outcome, f"{bars}{', cut at the edge' if cut else ''}"), WIDTH - 0.2, TINY)
+    footer = wrapped(_footer(data, finals, f"{bars}{', cut at the edge' if cut else ''}"), WIDTH - 0.2, TINY)
     legend = _legend()
     legend_at = heading_height(heading, WIDTH)
     top = legend_at + legend_height(len(legend), 1) + 0.05
@@ -142,12 +143,12 @@ def draw_waterfall(data: SweepData, outcome: Outcome) -> Drawn | None:
 
 
 def _names(
-    data: SweepData, outcome: Outcome, found: Mapping[tuple[str, str], Sequence[Track]]
+    data: SweepData, finals: FinalValues, found: Mapping[tuple[str, str], Sequence[Track]]
 ) -> dict[tuple[str, str], list[str]]:
     """Each arm's name and its seeds, in the lines in which they stand beside its bars."""
     names = {}
     for (level, arm), cell in found.items():
-        seeds = seeds_text(len(cell), data.seeds_planned(level, arm), outcome.collapsed(level, arm))
+        seeds = seeds_text(len(cell), data.seeds_planned(level, arm), finals.collapsed(level, arm))
         names[level, arm] = [*name_lines(arm, _NAME, SMALL), *wrapped(seeds, _NAME, SMALL)]
     return names
 
@@ -192,11 +193,23 @@ def _legend() -> list[tuple[Artist, str]]:
     return [*entries, (total, "total, the gap: training reward less downstream accuracy")]
 
 
-def _footer(data: SweepData, outcome: Outcome, bars: str) -> str:
+def _footer(data: SweepData, finals: FinalValues, bars: str) -> str:
     parts = [
-        f"{bars[0].upper()}{bars[1:]}. Every part is a change from step 0 to {outcome.at}; to the right, "
+        f"{bars[0].upper()}{bars[1:]}. Every part is a change from step 0 to {finals.at}; to the right, "
         "the first gained more than the second. Training reward: share of all responses that were right, before any "
         "filter; its step 0 is the first batch.",
-        collapse_note(data, outcome),
+        collapse_note(data, finals),
     ]
     return " ".join(filter(None, parts))
+
+
+FIGURE = FigureKind(
+    "waterfall",
+    draw_waterfall,
+    missing,
+    title="What the gap consists of",
+    how_to_read=(
+        "One bar per arm, percentage points: which training prompts were drawn, memorisation, protocol, and "
+        "the shift to harder questions add up to the gap change."
+    ),
+)

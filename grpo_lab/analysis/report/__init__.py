@@ -1,1 +1,1 @@
-"""A sweep on one page, and the reader of training responses."""
+"""The report of a sweep as one offline page, and the reader of training responses."""

@@ -1,7 +1,7 @@
 """The report of a sweep as one HTML file that needs nothing else: verdict, switches, figures, tables, provenance.
 
-The page makes no request of any kind, and says so to the browser by its content security policy: figures are inside
-as data URIs, style and script too. `panel` holds the numbers behind the switches, `assets/panel.js` what they do.
+The page makes no request of any kind, and its content security policy forbids any. Figures, style and script are inside
+it. `panel` holds the numbers behind the switches, `assets/panel.js` what they do.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from string import Template
 import numpy as np
 import pandas as pd
 
-from grpo_lab.analysis.divergence_table import divergence_table
+from grpo_lab.analysis.divergence.table import divergence_table
 from grpo_lab.analysis.figures.style import Drawn
-from grpo_lab.analysis.load import SweepData
-from grpo_lab.analysis.outcome import Outcome
+from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.report.page_figures import figures_section
 from grpo_lab.analysis.report.page_tables import provenance_section, tables_section
 from grpo_lab.analysis.report.page_verdict import verdict_section
 from grpo_lab.analysis.report.panel import other_axes, panel_data
+from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.resampling import SEED
 
 ASSETS = Path(__file__).parent / "assets"
-SEED = 0  # of the resampling in the divergence table, so that the same data give the same page
 
 
 def report_html(
     data: SweepData,
-    outcome: Outcome,
+    finals: FinalValues,
     figures: Sequence[Drawn],
     missing: Mapping[str, str],
     command: Sequence[str],
     sections: Mapping[str, str] | None = None,
     divergence: pd.DataFrame | None = None,
 ) -> str:
-    """The whole page; `missing` says of figures that could not be drawn why not.
+    """The whole page; `missing` maps the name of a figure that could not be drawn to the reason.
 
-    `sections` maps the heading of a further section to its HTML, which is trusted; `divergence` is the table of
-    `divergence_table`, computed here where it is not given.
+    `sections` maps the heading of a further section to its HTML, which is trusted. `divergence` is the result of
+    `divergence_table`, which is computed here where it is not given.
     """
     if divergence is None:
-        divergence = divergence_table(data, outcome, np.random.default_rng(SEED))
-    others = other_axes(data, outcome)
+        divergence = divergence_table(data, finals, np.random.default_rng(SEED))
+    others = other_axes(data, finals)
     name = data.record.name
     question = data.design.question if data.design else f"What did the arms of {name} do?"
     more = {heading: f"section-{number}" for number, heading in enumerate(sections or {}, start=1)}
@@ -55,12 +55,12 @@ def report_html(
         "source": html.escape(data.source),
         "question": html.escape(question),
         "navigation": _navigation(more),
-        "verdict": verdict_section(data, outcome, others, divergence),
+        "verdict": verdict_section(data, finals, others, divergence),
         "figures": figures_section(figures, missing, name),
-        "tables": tables_section(data, outcome, divergence),
+        "tables": tables_section(data, finals, divergence),
         "sections": "\n".join(_section(heading, more[heading], text) for heading, text in (sections or {}).items()),
         "provenance": provenance_section(data, command),
-        "data": embedded_json(panel_data(data, outcome, others)),
+        "data": embedded_json(panel_data(data, finals, others)),
         "style": (ASSETS / "page.css").read_text(encoding="utf-8"),
         "script": (ASSETS / "panel.js").read_text(encoding="utf-8"),
     }

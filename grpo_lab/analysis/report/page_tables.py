@@ -11,20 +11,20 @@ from importlib import metadata
 import pandas as pd
 
 from grpo_lab.analysis.caveats import place
-from grpo_lab.analysis.load import SweepData
-from grpo_lab.analysis.names import title
-from grpo_lab.analysis.outcome import Outcome
-from grpo_lab.analysis.report.page_words import Html, change_text, escaped, folded, level_text, paragraph, table
-from grpo_lab.analysis.table import columns, run_arms
+from grpo_lab.analysis.effects.table import columns
+from grpo_lab.analysis.final_values import FinalValues
+from grpo_lab.analysis.metric_names import change_text, level_text, title
+from grpo_lab.analysis.report.page_words import Html, escaped, folded, paragraph, table
+from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.tracking import provenance
 
 PACKAGES = ("grpo-lab", "numpy", "scipy", "pandas", "matplotlib", "seaborn")
 
 
-def tables_section(data: SweepData, outcome: Outcome, divergence: pd.DataFrame | None) -> Html:
+def tables_section(data: SweepData, finals: FinalValues, divergence: pd.DataFrame | None) -> Html:
     """Final values, their differences to the control, and the whole divergence table."""
     name = data.record.name
-    parts = [paragraph(f"{outcome.rule}."), _finals(data, outcome), _differences(data, outcome)]
+    parts = [paragraph(f"{finals.rule}."), _finals(data, finals), _differences(data, finals)]
     if divergence is not None and not divergence.empty:
         parts.append(folded("Every measure of divergence", _divergence(data, divergence)))
     files = ", ".join(f"{name}_{what}" for what in ("table.csv", "tricks.csv", "divergence.csv", "verdict.txt"))
@@ -32,44 +32,44 @@ def tables_section(data: SweepData, outcome: Outcome, divergence: pd.DataFrame |
     return Html("\n".join(parts))
 
 
-def _shown(data: SweepData, outcome: Outcome) -> list[str]:
+def _shown(data: SweepData, finals: FinalValues) -> list[str]:
     named = [data.design.primary, *(one.metric for one in data.design.predictions)] if data.design else []
-    return [metric for metric in dict.fromkeys([*named, *columns(data)]) if metric in outcome.values]
+    return [metric for metric in dict.fromkeys([*named, *columns(data)]) if metric in finals.values]
 
 
-def _counted(data: SweepData, outcome: Outcome, level: str, arm: str) -> str:
-    collapsed = outcome.collapsed(level, arm)
+def _counted(data: SweepData, finals: FinalValues, level: str, arm: str) -> str:
+    collapsed = finals.collapsed(level, arm)
     fallen = f", {collapsed} collapsed" if collapsed else ""
     return f"{data.seeds_finished(level, arm)} / {data.seeds_planned(level, arm)}{fallen}"
 
 
-def _finals(data: SweepData, outcome: Outcome) -> Html:
-    shown = _shown(data, outcome)
+def _finals(data: SweepData, finals: FinalValues) -> Html:
+    shown = _shown(data, finals)
     lines = [
         [
             place(data, level, arm),
-            _counted(data, outcome, level, arm),
-            *(level_text(outcome.interval(level, arm, metric), metric) for metric in shown),
+            _counted(data, finals, level, arm),
+            *(level_text(finals.interval(level, arm, metric), metric) for metric in shown),
         ]
-        for level, arm in run_arms(data)
+        for level, arm in data.run_arms
     ]
     head = ["arm", "n finished / planned", *map(title, shown)]
-    return table(head, lines, f"Final values at {outcome.at}; brackets: 95% t interval over seeds")
+    return table(head, lines, f"Final values at {finals.at}; brackets: 95% t interval over seeds")
 
 
-def _differences(data: SweepData, outcome: Outcome) -> Html:
-    shown = _shown(data, outcome)
+def _differences(data: SweepData, finals: FinalValues) -> Html:
+    shown = _shown(data, finals)
     lines = []
-    for level, arm in run_arms(data):
+    for level, arm in data.run_arms:
         if arm == data.control:
             continue
-        found = [outcome.difference(level, arm, data.control, metric) for metric in shown]
+        found = [finals.difference(level, arm, data.control, metric) for metric in shown]
         pairs = ", ".join(dict.fromkeys(str(one.n) for one in found))
         lines.append([place(data, level, arm), pairs, *map(change_text, found, shown)])
     if not lines:
         return Html("")
     head = ["arm", "pairs", *map(title, shown)]
-    return table(head, lines, f"Differences to {data.control} at {outcome.at}, paired by seed")
+    return table(head, lines, f"Differences to {data.control} at {finals.at}, paired by seed")
 
 
 def _divergence(data: SweepData, divergence: pd.DataFrame) -> Html:

@@ -7,17 +7,23 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from grpo_lab.analysis.caveats import caveats, place
-from grpo_lab.analysis.contrast_plan import order_warning
-from grpo_lab.analysis.contrasts import AtBudget, Disagreement, TrickEffect, disagreements, sign_flips, trick_effects
-from grpo_lab.analysis.load import SweepData
-from grpo_lab.analysis.multiplicity import ALPHA
-from grpo_lab.analysis.names import CORRECTNESS, title
-from grpo_lab.analysis.outcome import DOWNSTREAM, Outcome
-from grpo_lab.analysis.report.page_words import Html, change_text, escaped, folded, items, paragraph, table
-from grpo_lab.analysis.settings import comparison
-from grpo_lab.analysis.stats import seed_differences, t_interval
-from grpo_lab.analysis.verdict import Judgement, claim, judge, meaning
+from grpo_lab.analysis.caveats import caveats, comparison, place
+from grpo_lab.analysis.effects.contrast_plan import order_warning
+from grpo_lab.analysis.effects.contrasts import (
+    AtBudget,
+    Disagreement,
+    TrickEffect,
+    disagreements,
+    sign_flips,
+    trick_effects,
+)
+from grpo_lab.analysis.effects.verdict import Judgement, claim, judge, meaning
+from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
+from grpo_lab.analysis.metric_names import CORRECTNESS, change_text, title
+from grpo_lab.analysis.report.page_words import Html, escaped, folded, items, paragraph, table
+from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.intervals import seed_differences, t_interval
+from grpo_lab.analysis.stats.multiplicity import ALPHA
 
 WORDS = ("supported", "contradicted", "not resolved", "not run")
 # The columns of the divergence headline: measure -> what to call it. The first three are always there.
@@ -32,26 +38,26 @@ HEADLINE = {
 
 
 def verdict_section(
-    data: SweepData, outcome: Outcome, others: Mapping[str, Outcome], divergence: pd.DataFrame | None
+    data: SweepData, finals: FinalValues, others: Mapping[str, FinalValues], divergence: pd.DataFrame | None
 ) -> Html:
     """Question, predictions, divergence, effects of tricks and caveats; `divergence` is `divergence_table`'s."""
-    judgements = judge(data, outcome)
+    judgements = judge(data, finals)
     parts = [
-        _summary(data, outcome, judgements),
-        _predictions(data, outcome, others, judgements),
-        _divergence(data, outcome, divergence),
-        _tricks(data, outcome, others),
+        _summary(data, finals, judgements),
+        _predictions(data, finals, others, judgements),
+        _divergence(data, finals, divergence),
+        _tricks(data, finals, others),
         Html("<h3>Caveats</h3>"),
-        items(caveats(data, outcome)),
+        items(caveats(data, finals)),
     ]
     return Html("\n".join(parts))
 
 
-def _summary(data: SweepData, outcome: Outcome, judgements: Sequence[Judgement]) -> Html:
+def _summary(data: SweepData, finals: FinalValues, judgements: Sequence[Judgement]) -> Html:
     if data.design is None:
         said = f"Nothing was declared, so nothing is judged; {data.control} is the control."
         apart = items(comparison(data))
-        return Html(f"{paragraph(said, 'lead')}{apart}{paragraph(f'{outcome.rule}.', 'small')}")
+        return Html(f"{paragraph(said, 'lead')}{apart}{paragraph(f'{finals.rule}.', 'small')}")
     counts = {word: sum(judgement.word == word for judgement in judgements) for word in WORDS}
     tally = ", ".join(f"{number} {word}" for word, number in counts.items() if number) or "no prediction was declared"
     of = (
@@ -66,8 +72,8 @@ def _summary(data: SweepData, outcome: Outcome, judgements: Sequence[Judgement])
     rule = (
         f"{meaning(judgements)} "
         f"{when}, {len(data.record.declared)} declaration{'s' * (len(data.record.declared) > 1)} in all. "
-        f"{outcome.rule}. Brackets: 95% t interval of differences paired by seed. The decisive budget axis is "
-        f"{outcome.axis.replace('_', ' ')}; differences of shares are in percentage points (pp)."
+        f"{finals.rule}. Brackets: 95% t interval of differences paired by seed. The decisive budget axis is "
+        f"{finals.axis.replace('_', ' ')}; differences of shares are in percentage points (pp)."
     )
     parts = [paragraph(of, "lead"), paragraph(rule, "small")]
     return Html("".join([*parts, folded("What was expected, in words", paragraph(data.design.prediction))]))
@@ -77,19 +83,19 @@ def _summary(data: SweepData, outcome: Outcome, judgements: Sequence[Judgement])
 
 
 def _predictions(
-    data: SweepData, outcome: Outcome, others: Mapping[str, Outcome], judgements: Sequence[Judgement]
+    data: SweepData, finals: FinalValues, others: Mapping[str, FinalValues], judgements: Sequence[Judgement]
 ) -> Html:
-    cards = [_card(data, outcome, others, one) for one in judgements]
+    cards = [_card(data, finals, others, one) for one in judgements]
     return Html(f'<ul class="cards">{"".join(cards)}</ul>' if cards else "")
 
 
-def _card(data: SweepData, outcome: Outcome, others: Mapping[str, Outcome], judgement: Judgement) -> str:
+def _card(data: SweepData, finals: FinalValues, others: Mapping[str, FinalValues], judgement: Judgement) -> str:
     prediction = judgement.prediction
     main = " (the metric that decides)" if prediction.metric == data.design.primary else ""
     named = escaped(f"{title(prediction.metric)}{main}")
     effect = change_text(judgement.difference, prediction.metric) if judgement.difference.n else "no pair of seeds yet"
-    lines = _evidence(data, outcome, judgement)
-    lines += _on_other_axes(outcome, others, judgement) + _untouched(data, judgement)
+    lines = _evidence(data, finals, judgement)
+    lines += _on_other_axes(finals, others, judgement) + _untouched(data, judgement)
     word = judgement.word
     return (
         f'<li class="card {word.replace(" ", "-")}"><p class="said"><span class="word">{word}</span> '
@@ -98,13 +104,13 @@ def _card(data: SweepData, outcome: Outcome, others: Mapping[str, Outcome], judg
     )
 
 
-def _evidence(data: SweepData, outcome: Outcome, judgement: Judgement) -> list[str]:
+def _evidence(data: SweepData, finals: FinalValues, judgement: Judgement) -> list[str]:
     """Seeds, collapsed runs, and p before and after counting how many predictions there were."""
     prediction = judgement.prediction
     seeds = list(map(str, judgement.seeds))
     planned = data.seeds_planned(prediction.level, prediction.arm)
     fallen = [
-        f"{outcome.collapsed(*cell)} of {len(outcome.of(*cell, prediction.metric))} runs of {place(data, *cell)}"
+        f"{finals.collapsed(*cell)} of {len(finals.of(*cell, prediction.metric))} runs of {place(data, *cell)}"
         for cell in ((prediction.level, prediction.arm), judgement.reference)
     ]
     few = "; no interval, so not judged" if len(seeds) == 1 else ""
@@ -122,7 +128,7 @@ def _p(value: float) -> str:
     return "p < .001" if value < 0.001 else f"p = {value:.3f}".replace("0.", ".")
 
 
-def _on_other_axes(outcome: Outcome, others: Mapping[str, Outcome], judgement: Judgement) -> list[str]:
+def _on_other_axes(finals: FinalValues, others: Mapping[str, FinalValues], judgement: Judgement) -> list[str]:
     """Whether the sign survives when arms are compared at another equal budget."""
     prediction, same, flipped = judgement.prediction, [], []
     if judgement.difference.n == 0 or judgement.difference.mean == 0:
@@ -153,7 +159,7 @@ def _untouched(data: SweepData, judgement: Judgement) -> list[str]:
 # --- divergence ---------------------------------------------------------------------------------------------
 
 
-def _divergence(data: SweepData, outcome: Outcome, divergence: pd.DataFrame | None) -> Html:
+def _divergence(data: SweepData, finals: FinalValues, divergence: pd.DataFrame | None) -> Html:
     head = "<h3>Does the training reward part from downstream accuracy?</h3>"
     if divergence is None or divergence.empty:
         return Html(f"{head}{paragraph('No run of this sweep was evaluated, so this cannot be said.')}")
@@ -163,7 +169,7 @@ def _divergence(data: SweepData, outcome: Outcome, divergence: pd.DataFrame | No
     shown = {name: words for name, words in HEADLINE.items() if name in known}
     by_arm = {cell: arm.set_index("metric") for cell, arm in here.groupby(["level", "arm"], sort=False)}
     lines = [
-        [place(data, *cell), _seeds(outcome, cell, arm), *(_measure(arm.loc[name]) for name in shown)]
+        [place(data, *cell), _seeds(finals, cell, arm), *(_measure(arm.loc[name]) for name in shown)]
         for cell, arm in by_arm.items()
     ]
     said = [_opened(data, by_arm), *_ranked(data, rows[rows["arm"] == ""])]
@@ -183,8 +189,8 @@ def _divergence(data: SweepData, outcome: Outcome, divergence: pd.DataFrame | No
     return Html(f"{head}{''.join(paragraph(line) for line in said)}{grid}{paragraph(explained, 'small')}")
 
 
-def _seeds(outcome: Outcome, cell: tuple[str, str], arm: pd.DataFrame) -> str:
-    collapsed = outcome.collapsed(*cell)
+def _seeds(finals: FinalValues, cell: tuple[str, str], arm: pd.DataFrame) -> str:
+    collapsed = finals.collapsed(*cell)
     return f"{arm['n'].max()}{f', {collapsed} collapsed left out' if collapsed else ''}"
 
 
@@ -237,11 +243,11 @@ def _ranked(data: SweepData, rows: pd.DataFrame) -> list[str]:
 # --- tricks -------------------------------------------------------------------------------------------------
 
 
-def _tricks(data: SweepData, outcome: Outcome, others: Mapping[str, Outcome]) -> Html:
+def _tricks(data: SweepData, finals: FinalValues, others: Mapping[str, FinalValues]) -> Html:
     """Every contrast of the design on downstream accuracy and training reward, and where the two disagree."""
     primary = [data.design.primary] if data.design else []
-    metrics = [name for name in dict.fromkeys([*primary, DOWNSTREAM, CORRECTNESS]) if name in outcome.values]
-    effects = trick_effects(data, outcome, metrics)
+    metrics = [name for name in dict.fromkeys([*primary, DOWNSTREAM, CORRECTNESS]) if name in finals.values]
+    effects = trick_effects(data, finals, metrics)
     head = "<h3>What does each trick do, alone and in company?</h3>"
     if not effects:
         return Html(f"{head}{paragraph('No two arms that ran differ by one trick alone.')}")
@@ -252,13 +258,13 @@ def _tricks(data: SweepData, outcome: Outcome, others: Mapping[str, Outcome]) ->
         [*_named(data, by_metric), *(_effect(by_metric.get(name)) for name in metrics)] for by_metric in rows.values()
     ]
     columns = ["trick", "where", "pairs", "collapsed with / without", *map(title, metrics)]
-    grid = table(columns, lines, f"Effects of tricks at {outcome.at}, paired by seed")
+    grid = table(columns, lines, f"Effects of tricks at {finals.at}, paired by seed")
     apart = disagreements(effects)
     sure = [_disagreement(data, one) for one in apart if one.resolved]
     sure = sure or ["No trick surely moved training reward and downstream accuracy in opposite directions."]
     rest = [_disagreement(data, one) for one in apart if not one.resolved]
     on_axes = {axis: AtBudget(result, trick_effects(data, result, metrics)) for axis, result in others.items()}
-    on_axes[outcome.axis] = AtBudget(outcome, effects)
+    on_axes[finals.axis] = AtBudget(finals, effects)
     flips = [f"Depends on the budget axis, {title(flip.metric)}: {flip.text}." for flip in sign_flips(on_axes)]
     explained = (
         "95% t intervals, each on its own. p is adjusted within all effects of one kind on one metric, by Holm on the "

@@ -1,9 +1,8 @@
-"""The numbers behind the report's toggles: every combination of tricks that was run, as curves and in words.
+"""The numbers behind the switches of the report: every combination of tricks that was run, as curves and in words.
 
-Metrics of every step are drawn as `curves` draws them: bold the mean over seeds of running means over 5% of the
-budget, with its 95% t interval; thin the single seeds, averaged no further than one point of the grid reaches. A run
-that collapsed ends where it stopped; from there on the mean is over fewer seeds, and `n` says so. Nothing is
-extrapolated and no combination is made up: a cell is here only if runs of it are.
+A metric of every step is drawn as in the first figure. The bold line is the mean over seeds of running means over 5% of
+the budget, with its 95% t interval; thin lines are single seeds. A run that collapsed ends where it stopped. From there
+on the mean is over fewer seeds, and `n` says so. Nothing is extrapolated, and a combination without runs is not shown.
 """
 
 from __future__ import annotations
@@ -18,12 +17,11 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from grpo_lab.analysis.figures.curves import SMOOTHING, running_mean
-from grpo_lab.analysis.load import LABELS, SweepData
-from grpo_lab.analysis.names import CORRECTNESS, title
-from grpo_lab.analysis.outcome import AVERAGE, DOWNSTREAM, HELDOUT, REWARD, TRUNCATED, Outcome, final_values
-from grpo_lab.analysis.report.page_words import change_text, level_text, unit
-from grpo_lab.analysis.stats import CONFIDENCE, seed_differences, t_interval
+from grpo_lab.analysis.final_values import AVERAGE, DOWNSTREAM, HELDOUT, REWARD, TRUNCATED, FinalValues, final_values
+from grpo_lab.analysis.metric_names import CORRECTNESS, change_text, level_text, title, unit
+from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
+from grpo_lab.analysis.stats.intervals import CONFIDENCE, seed_differences, t_interval
+from grpo_lab.analysis.stats.mean_line import SMOOTHING, running_mean
 from grpo_lab.config.design import Collapsed
 from grpo_lab.tracking.metrics import find, is_touched
 
@@ -45,18 +43,18 @@ DIGITS, THIN_DIGITS = 4, 3  # significant ones, of a mean and of a single seed o
 _FOR_DERIVED = ("reward/in_loss_outcome", "eval/heldout_training/truncated", "touched/truncation")
 
 
-def panel_data(data: SweepData, outcome: Outcome, others: Mapping[str, Outcome] | None = None) -> dict[str, Any]:
-    """Everything the panel shows, as JSON values; `others` are `other_axes(data, outcome)`, if they are known.
+def panel_data(data: SweepData, finals: FinalValues, others: Mapping[str, FinalValues] | None = None) -> dict[str, Any]:
+    """Everything the panel shows, as JSON values; `others` are `other_axes(data, finals)`, if they are known.
 
-    `groups` are the switches (one option) and choices (several options of one override key), `plain` what the control
-    switches on, `cells` the combinations that were run with their curves by axis and metric, `waiting` those that were
-    declared and have no run that counts. Numbers have four digits; a missing one is null.
+    `groups` holds the switches (one option) and choices (several options of one override key), `plain` the tricks of
+    the control, `cells` the combinations that were run, with their curves by axis and metric, and `waiting` those that
+    were declared and have no run that counts. Numbers have four digits; a missing one is null.
     """
-    by_axis = {outcome.axis: outcome} | dict(other_axes(data, outcome) if others is None else others)
+    by_axis = {finals.axis: finals} | dict(other_axes(data, finals) if others is None else others)
     metrics = panel_metrics(data)
     places = [(level, arm) for level in data.levels for arm in data.arms]
     logged = _arrays(data, [*metrics, *(f"budget/{axis}" for axis in by_axis)])
-    finals = {axis: _by_cell(result) for axis, result in by_axis.items()}
+    by_cell = {axis: _by_cell(result) for axis, result in by_axis.items()}
     return {
         "sweep": data.record.name,
         "control": data.control,
@@ -66,11 +64,11 @@ def panel_data(data: SweepData, outcome: Outcome, others: Mapping[str, Outcome] 
         "plain": sorted(data.contents(data.control)),
         "groups": groups(data),
         "axes": [_axis(name, result) for name, result in by_axis.items()],
-        "alike": {name: alike for name, alike in proportional(data, outcome.axis).items() if name not in by_axis},
+        "alike": {name: alike for name, alike in proportional(data, finals.axis).items() if name not in by_axis},
         "metrics": [_metric(name) for name in metrics],
         "cells": [
             _cell(data, level, arm, logged[level, arm], by_axis, metrics)
-            | {"final": {axis: _finals(of, level, arm, data.control, metrics) for axis, of in finals.items()}}
+            | {"final": {axis: _finals(of, level, arm, data.control, metrics) for axis, of in by_cell.items()}}
             for level, arm in places
             if (level, arm) in logged
         ],
@@ -83,7 +81,7 @@ def panel_data(data: SweepData, outcome: Outcome, others: Mapping[str, Outcome] 
 
 
 def panel_metrics(data: SweepData) -> list[str]:
-    """The metrics that can be drawn: the four main ones, vital signs, and those the design names, where logged."""
+    """The metrics that can be drawn: the four main ones, step metrics, and those the design names, where logged."""
     points = data.counted_points
     named = [data.design.primary, *(one.metric for one in data.design.predictions)] if data.design else []
     named += [*data.design.columns] if data.design else []
@@ -95,7 +93,7 @@ def panel_metrics(data: SweepData) -> list[str]:
 
 
 def proportional(data: SweepData, axis: str) -> dict[str, str]:
-    """Budget axes of which another is a multiple in every run, so that curves on both look alike: axis -> that one."""
+    """Budget axes that are a fixed multiple of another axis in every run, mapped to that axis: curves look alike."""
     points = data.counted_points
     known = [name for name in dict.fromkeys([axis, *AXES]) if _complete(points, name)]
     same: dict[str, str] = {}
@@ -113,16 +111,14 @@ def _complete(points: pd.DataFrame, axis: str) -> bool:
     return name in points and bool(np.isfinite(points[name]).all() and points[name].max() > 0)
 
 
-def other_axes(data: SweepData, outcome: Outcome) -> dict[str, Outcome]:
+def other_axes(data: SweepData, finals: FinalValues) -> dict[str, FinalValues]:
     """Final values on the other budget axes that every run logged, of the metrics that the report compares."""
-    same = proportional(data, outcome.axis)
+    same = proportional(data, finals.axis)
     named = [data.design.primary, *(one.metric for one in data.design.predictions)] if data.design else []
     wanted = {*panel_metrics(data), *_FOR_DERIVED, *(name.removeprefix(AVERAGE) for name in named)}
-    kept = [name for name in data.points.columns if name in wanted or name.startswith("budget/")]
-    slim = replace(data, points=data.points[[*LABELS, "step", *kept]])
-    names = [
-        name for name in AXES if name != outcome.axis and name not in same and _complete(data.counted_points, name)
-    ]
+    chosen = [name for name in data.points.columns if name in wanted or name.startswith("budget/")]
+    slim = replace(data, points=data.points[[*LABELS, "step", *chosen]])
+    names = [name for name in AXES if name != finals.axis and name not in same and _complete(data.counted_points, name)]
     return {name: final_values(slim, name) for name in names}
 
 
@@ -158,11 +154,11 @@ def _plain(data: SweepData, key: str) -> str:
     return f"plain ({chosen[0]})" if chosen and f"{key}={chosen[0]}" not in data.contents(data.control) else "plain"
 
 
-def _axis(name: str, outcome: Outcome) -> dict[str, Any]:
+def _axis(name: str, finals: FinalValues) -> dict[str, Any]:
     words = name.replace("_", " ")
     inside = find(f"budget/{name}").unit
     label = words if inside in words else f"{words} ({inside})"
-    return {"name": name, "label": label, "budget": rounded(outcome.budget), "at": outcome.at}
+    return {"name": name, "label": label, "budget": rounded(finals.budget), "at": finals.at}
 
 
 def _metric(name: str) -> dict[str, Any]:
@@ -181,8 +177,8 @@ def _arrays(data: SweepData, names: list[str]) -> dict[tuple[str, str], dict[int
     return found
 
 
-def _by_cell(outcome: Outcome) -> dict[tuple[str, str], pd.DataFrame]:
-    return {cell: rows.set_index("seed") for cell, rows in outcome.values.groupby(["level", "arm"], sort=False)}
+def _by_cell(finals: FinalValues) -> dict[tuple[str, str], pd.DataFrame]:
+    return {cell: rows.set_index("seed") for cell, rows in finals.values.groupby(["level", "arm"], sort=False)}
 
 
 def _cell(
@@ -190,16 +186,16 @@ def _cell(
     level: str,
     arm: str,
     logged: Mapping[int, Mapping[str, np.ndarray]],
-    by_axis: Mapping[str, Outcome],
+    by_axis: Mapping[str, FinalValues],
     metrics: list[str],
 ) -> dict[str, Any]:
     here = data.counted[(data.counted["level"] == level) & (data.counted["arm"] == arm)]
     finished = here.loc[here["status"] == "done", "seed"].tolist()
     curves: dict[str, dict[str, Any]] = {}
     declared = next(iter(by_axis))
-    for axis, outcome in by_axis.items():
+    for axis, finals in by_axis.items():
         points = POINTS if axis == declared else FEWER_POINTS
-        drawn = {metric: _curve(logged, metric, axis, outcome.budget, finished, points) for metric in metrics}
+        drawn = {metric: _curve(logged, metric, axis, finals.budget, finished, points) for metric in metrics}
         curves[axis] = {metric: curve for metric, curve in drawn.items() if curve is not None}
     return {
         "level": level,
@@ -321,7 +317,7 @@ def numbers(values: Iterable[float], digits: int = DIGITS) -> list[float | int |
 
 
 def rounded(value: float | int, digits: int = DIGITS) -> float | int | None:
-    """A number cut to significant digits, as an int where that is shorter; None for what is not finite."""
+    """A number with so many significant digits, as an int where that is shorter; None for what is not finite."""
     if not math.isfinite(value):
         return None
     short = float(f"{value:.{digits}g}")

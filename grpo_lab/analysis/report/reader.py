@@ -1,4 +1,4 @@
-"""Training responses, read one by one: what was asked and said, and what each token was worth to the loss."""
+"""Training responses, read one by one: the prompt, the response, and the advantage of every token in the loss."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ _WHITE = (255, 255, 255)
 
 @dataclass(frozen=True)
 class Token:
-    """One token of a response: what it says, its advantage in the loss, and whether it was in the loss, had its
-    gradient changed by the surrogate (clipped), and was chosen by the policy (and not injected)."""
+    """One token of a response: its text, its advantage in the loss, and three facts.
+
+    Whether it was in the loss, whether the surrogate changed its gradient (clipped), and whether the policy sampled it;
+    a token that was injected was not sampled.
+    """
 
     text: str
     advantage: float
@@ -87,26 +90,26 @@ def find_run(name: str, runs_dir: Path, arm: str | None, level: str | None, seed
         if fits and rollout_steps(Path(runs_dir) / cell.folder):
             return Path(runs_dir) / cell.folder
     chosen = ", ".join(f"{key} {value!r}" for key, value in asked.items() if value is not None)
-    raise ValueError(f"no run of {name} with {chosen or 'any arm'} has kept rollouts yet")
+    raise ValueError(f"no run of {name} with {chosen or 'any arm'} has saved rollouts yet")
 
 
 def rollout_steps(folder: Path) -> list[int]:
-    """The steps whose responses a run kept."""
+    """The steps whose responses a run saved."""
     names = (re.fullmatch(r"step=(\d+)", path.stem) for path in (folder / "rollouts").glob("step=*.parquet"))
     return sorted(int(name.group(1)) for name in names if name)
 
 
 def read_rollouts(folder: Path, step: int | None = None) -> pd.DataFrame:
-    """Every response of a kept step, by default the last; a column `step` is added.
+    """Every response of a saved step, by default the last; a column `step` is added.
 
-    Raises ValueError, naming the steps there are, where the run kept none of that step.
+    Raises ValueError, naming the steps there are, where the run saved none of that step.
     """
     steps = rollout_steps(folder)
     if not steps:
-        raise ValueError(f"{folder} kept no responses: rollouts_every sets after how many steps a run does")
+        raise ValueError(f"{folder} saved no responses: rollouts_every sets after how many steps a run does")
     step = steps[-1] if step is None else step
     if step not in steps:
-        raise ValueError(f"{folder} kept no responses of step {step}: steps {', '.join(map(str, steps))} are there")
+        raise ValueError(f"{folder} saved no responses of step {step}: steps {', '.join(map(str, steps))} are there")
     path = folder / "rollouts" / f"step={step:06d}.parquet"
     try:
         table = pd.read_parquet(path).assign(step=step)
@@ -119,7 +122,7 @@ def read_rollouts(folder: Path, step: int | None = None) -> pd.DataFrame:
 
 
 def tokens_of(row: Mapping[str, Any]) -> list[Token]:
-    """A response token by token; of runs that kept no tokens, one piece with the response's own advantage."""
+    """A response token by token; of runs that saved no tokens, one piece with the response's own advantage."""
     if "tokens" not in row:
         trained = bool(row["trained"])
         return [Token(str(row["text"]), float(row["advantage"]) if trained else 0.0, trained, False, True)]
@@ -175,11 +178,11 @@ def shade(advantage: float, scale: float) -> str:
 
 
 def facts(row: Mapping[str, Any]) -> str:
-    """One line: outcome, reward and its parts, advantage, length, and whether it was cut or left out."""
+    """One line: outcome, reward and its parts, advantage, length, whether truncated, whether in the loss."""
     parts = ", ".join(f"{name} {value + 0.0:+.3g}" for name, value in components(row).items())
     words = ["right" if row["outcome"] == 1 else "wrong", f"reward {row['reward']:.3g} ({parts})"]
     words += [f"advantage {row['advantage']:+.3f}", f"{row['length']} tokens"]
-    words += ["cut by the budget"] if row["truncated"] else []
+    words += ["truncated"] if row["truncated"] else []
     words += [] if row["trained"] else ["not in the loss"]
     words += [] if row["counted"] else ["not in the group's statistics"]
     if "tokens" in row:

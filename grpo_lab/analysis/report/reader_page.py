@@ -9,11 +9,11 @@ from typing import Any
 
 import pandas as pd
 
-from grpo_lab.analysis.load import SweepData
 from grpo_lab.analysis.report.reader import LEGEND, components, read_rollouts, rollout_steps, tokens_of
+from grpo_lab.analysis.sources.sweep_data import SweepData
 
 PROBLEMS = 6  # of a step, whole groups
-STEPS = 4  # kept steps of a run: the first, the last and those between at equal distances
+STEPS = 4  # saved steps of a run: the first, the last and those between at equal distances
 TOKENS = 600  # of a response; what lies between its first and last tokens beyond that is left out and said
 _ASSETS = Path(__file__).parent / "assets"
 
@@ -42,13 +42,13 @@ def _collect(data: SweepData, runs_dir: Path) -> list[dict[str, Any]]:
     counts = seeds.value_counts()
     seed = int(counts.index[counts == counts.max()].min())  # the seed most arms have, the smallest of equals
     runs = list(data.finished[data.finished["seed"] == seed].itertuples())
-    kept = {row.folder: rollout_steps(runs_dir / row.folder) for row in runs}
+    saved = {row.folder: rollout_steps(runs_dir / row.folder) for row in runs}
     # The same steps of every arm, so that any two can stand side by side, and the last of each.
-    common = _spread(sorted(set.intersection(*map(set, filter(None, kept.values()))))) if any(kept.values()) else []
+    common = _spread(sorted(set.intersection(*map(set, filter(None, saved.values()))))) if any(saved.values()) else []
     responses = []
     for row in runs:
         folder = runs_dir / row.folder
-        for step in sorted({*common, *kept[row.folder][-1:]} & set(kept[row.folder])):
+        for step in sorted({*common, *saved[row.folder][-1:]} & set(saved[row.folder])):
             table = read_rollouts(folder, step)
             shown = table[table["problem_id"].isin(table["problem_id"].unique()[:PROBLEMS])]
             responses += [_response(row.level, row.arm, seed, entry) for entry in shown.to_dict("records")]

@@ -41,11 +41,11 @@ def show_run(console: Console, folder: Path, step: int | None, chosen: Filter, l
 def show_pair(console: Console, left: Path, right: Path, step: int | None, chosen: Filter, limit: int) -> int:
     """Print responses of two runs side by side where either passes; returns the number of pairs that passed.
 
-    Without a step, the last that both kept. Raises ValueError where they share none, or no prompt at that step.
+    Without a step, the last that both saved. Raises ValueError where they share none, or no prompt at that step.
     """
     common = sorted(set(rollout_steps(left)) & set(rollout_steps(right)))
     if step is None and not common:
-        raise ValueError(f"{left} and {right} kept no step in common")
+        raise ValueError(f"{left} and {right} saved no step in common")
     tables = [read_rollouts(folder, common[-1] if step is None else step) for folder in (left, right)]
     passed = [set(map(tuple, chosen(table)[["problem_id", "response"]].to_numpy())) for table in tables]
     pairs = [
@@ -71,9 +71,9 @@ def show_pair(console: Console, left: Path, right: Path, step: int | None, chose
 
 def _head(console: Console, folder: Path, table: pd.DataFrame, legend: bool = True) -> None:
     steps = ", ".join(map(str, rollout_steps(folder)))
-    console.print(f"{folder}  step {table['step'].iloc[0]} (kept: {steps})", highlight=False, soft_wrap=True)
+    console.print(f"{folder}  step {table['step'].iloc[0]} (saved: {steps})", highlight=False, soft_wrap=True)
     if legend:
-        note = LEGEND if "tokens" in table else f"{LEGEND}. This run kept no tokens: whole responses are coloured"
+        note = LEGEND if "tokens" in table else f"{LEGEND}. This run saved no tokens: whole responses are coloured"
         console.print(note, style="dim", highlight=False)
 
 

@@ -30,9 +30,9 @@
   function textOf(row, scale) {
     const box = element("p", "rollout-text");
     const advantages = row.advantages.flatMap(([value, count]) => Array(count).fill(value));
-    const cut = row.left_out ? Math.floor(row.tokens.length * 0.75) : -1;
+    const gap = row.left_out ? Math.floor(row.tokens.length * 0.75) : -1;
     row.tokens.forEach((token, index) => {
-      if (index === cut) box.append(element("em", "masked", ` [${row.left_out} tokens left out] `));
+      if (index === gap) box.append(element("em", "masked", ` [${row.left_out} tokens left out] `));
       const inLoss = row.flags.in_loss[index] === "1";
       const span = element("span", "", token);
       if (inLoss) span.style.background = shade(advantages[index], scale);
@@ -54,12 +54,12 @@
       `reward ${row.reward} (${parts.join(", ")})`,
       `advantage ${row.advantage}`,
       `${row.length} tokens`,
-      row.truncated ? "cut by the budget" : "",
+      row.truncated ? "truncated" : "",
       row.trained ? "" : "not in the loss",
       row.counted ? "" : "not in the group's statistics",
       masked && row.trained && !row.whole ? `${masked} tokens masked` : "",
       clipped ? `${clipped} clipped` : "",
-      row.whole ? "tokens were not kept" : "",
+      row.whole ? "tokens were not saved" : "",
     ].filter(Boolean).join("; ");
   }
 

@@ -1,0 +1,261 @@
+"""Every measure of divergence of a sweep in one table, with the reason in words where there is no number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from grpo_lab.analysis.divergence.measures import (
+    WATERFALL,
+    beyond_correctness,
+    change,
+    coverage,
+    crossover,
+    gap,
+    kl_frontier,
+    kl_peak,
+    onsets,
+    transfer_slopes,
+    waterfall,
+)
+from grpo_lab.analysis.divergence.rank_agreement import RankedArms, arm_agreement, rankable
+from grpo_lab.analysis.divergence.selection import (
+    Measured,
+    post_peak_drop,
+    question_halves,
+    selection_optimism,
+    selection_regret,
+)
+from grpo_lab.analysis.final_values import FinalValues
+from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.intervals import t_interval
+from grpo_lab.analysis.stats.resampling import crossed_bootstrap
+from grpo_lab.analysis.tracks import EVALUATED, KL, TRAINING, Answers, Track, answers_of, cells, shared, tracks
+
+PREFIX = "divergence/"
+NOT_SAVED = "answers were not saved"
+RESAMPLES = 2000  # of seeds and questions
+_LOGGED = TRAINING | EVALUATED | {"kl": KL}
+_SUITE = "downstream"
+_REGRETS = ("last", "train_reward", "heldout")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measure of one arm; NaN where it cannot be had, with the reason in `note`."""
+
+    metric: str
+    unit: str
+    value: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    n: int = 0
+    note: str = ""
+    crossed_low: float = math.nan
+    crossed_high: float = math.nan
+
+
+def divergence_table(data: SweepData, finals: FinalValues, rng: np.random.Generator) -> pd.DataFrame:
+    """One row per level, arm and measure; what ranks the arms of a level has the arm "".
+
+    Columns: level, arm, metric, unit, value, low, high, n, note, crossed_low and crossed_high. `low` and `high` are a
+    95% t interval over n seeds; for an onset and a crossover the range over leaving out each seed, for arm_tau
+    percentiles over resampled seeds. The crossed ones are percentiles over resampled seeds and questions, for what is
+    measured by question. Differences of accuracies are in percentage points (pp).
+
+    Coverage where questions are new too, simulated for the drop after the peak (200 questions, 2 samples, 12
+    evaluations): the t interval 90% to 93% for 3 seeds, 88% to 94% for 5, 78% to 93% for 10, since more seeds sharpen
+    what knows nothing of questions; the crossed one 94% to 98%, 96% to 99% and 96% to 99%.
+    """
+    by_cell = cells(tracks(data, finals))
+    rankings, reasons = rankable(data, finals)
+    halves: dict[int, np.ndarray] = {}
+    rows: list[dict[str, object]] = []
+    for level in dict.fromkeys(level for level, _ in by_cell):
+        arms = {arm: cell for (at, arm), cell in by_cell.items() if at == level}
+        for arm, cell in arms.items():
+            answers = answers_of(data, cell, _SUITE)
+            if answers is not None and len(answers.question) not in halves and len(answers.question) > 1:
+                halves[len(answers.question)] = question_halves(len(answers.question), rng)
+            measured = [
+                *_curve_rows(cell, finals),
+                *_choice_rows(cell, answers, halves, rng),
+                *_kl_rows(cell),
+                *_part_rows(cell),
+                *_coverage_rows(answers, rng),
+            ]
+            rows += [{"level": level, "arm": arm} | asdict(row) for row in measured]
+        if len(arms) > 1:
+            ranked = _arm_rows(rankings.get(level), reasons.get(level, ""), rng)
+            rows += [{"level": level, "arm": ""} | asdict(row) for row in ranked]
+    names = ["level", "arm", "metric", "unit", "value", "low", "high", "n", "note", "crossed_low", "crossed_high"]
+    return pd.DataFrame(rows, columns=names)
+
+
+def _over_seeds(name: str, values: Sequence[float], unit: str = "pp", note: str = "") -> Row:
+    """Mean and t interval of one number per seed, those that are NaN left out; pp are shares times 100."""
+    scale = 100 if unit.startswith("pp") and unit != "pp/pp" else 1
+    own = t_interval([scale * value for value in values if not math.isnan(value)])
+    return Row(PREFIX + name, unit, own.mean, own.low, own.high, own.n, note)
+
+
+def _absent(cell: Sequence[Track], *names: str) -> str:
+    """Which of these metrics no run of the cell logged, in words."""
+    missing = [_LOGGED[name] for name in names if all(np.isnan(getattr(track, name)).all() for track in cell)]
+    return ", ".join(f"{metric} was not logged" for metric in missing)
+
+
+def _curve_rows(cell: Sequence[Track], finals: FinalValues) -> Iterator[Row]:
+    """The gap, the transfer slopes and the onsets."""
+    absent = _absent(cell, "reward", "downstream")
+    collapsed = finals.collapsed(cell[0].level, cell[0].arm)
+    note = absent or (f"{collapsed} collapsed before X, left out" if collapsed else "")
+    yield _over_seeds("gap_change", [gap(track)[-1] for track in cell], note=note)
+    slopes = [transfer_slopes(track) for track in cell]
+    for part in slopes[0]:
+        row = _over_seeds(f"transfer_slope{part}", [slope[part] for slope in slopes], "pp/pp")
+        why = absent or "fewer than three evaluations with different reward"
+        yield row if row.n else replace(row, note=why)
+    axis = finals.axis.replace("_", " ")
+    found = onsets(cell)
+    for name in ("onset", "onset_after_peak"):
+        if name not in found:
+            yield Row(PREFIX + name, axis, note=absent or "every run lacks an evaluation")
+            continue
+        at = found[name]
+        lacking = f"; {len(cell) - at.n} runs that lack an evaluation left out" if at.n < len(cell) else ""
+        yield Row(PREFIX + name, axis, at.x, at.low, at.high, at.n, at.note + lacking)
+
+
+def _choice_rows(
+    cell: Sequence[Track], answers: Answers | None, halves: dict[int, np.ndarray], rng: np.random.Generator
+) -> Iterator[Row]:
+    """What it costs to stop at the end, or at the checkpoint that a rule picks, instead of at the best one."""
+    if answers is None or len(answers.question) < 2:
+        for name in ("post_peak_drop", *(f"selection_regret_{rule}" for rule in _REGRETS), "selection_optimism"):
+            why = NOT_SAVED if answers is None else "one question has no halves"
+            yield Row(PREFIX + name, "pp", note=why)
+        return
+    accuracies, split = answers.accuracy, halves[len(answers.question)]
+    own = [(track.reward[where], track.heldout[where]) for track, where in zip(cell, shared(cell))]
+    drops = [post_peak_drop(accuracy, reward, split) for accuracy, (reward, _) in zip(accuracies, own)]
+    held = np.mean([drop.held for drop in drops])
+    absent = {"train_reward": _absent(cell, "reward"), "heldout": _absent(cell, "heldout")}
+    note = absent["train_reward"] or f"reward had not fallen since the peak in {held:.0%} of splits"
+    yield _by_question("post_peak_drop", drops, rng, note)
+    picks = {
+        "last": [len(reward) - 1 for reward, _ in own],
+        "train_reward": [int(np.argmax(reward)) for reward, _ in own],
+        "heldout": [int(np.argmax(heldout)) for _, heldout in own],
+    }
+    for rule, chosen in picks.items():
+        if why := absent.get(rule):
+            yield Row(f"{PREFIX}selection_regret_{rule}", "pp", note=why)
+            continue
+        regrets = [selection_regret(accuracy, pick, split) for accuracy, pick in zip(accuracies, chosen)]
+        yield _by_question(f"selection_regret_{rule}", regrets, rng)
+    yield _over_seeds("selection_optimism", [selection_optimism(accuracy, split) for accuracy in accuracies])
+
+
+def _by_question(name: str, runs: Sequence[Measured], rng: np.random.Generator, note: str = "") -> Row:
+    row = _over_seeds(name, [run.value for run in runs], note=note)
+    by_question = np.array([run.contributions for run in runs if run.held])
+    return row if len(by_question) < 2 else _with_crossed(row, 100 * by_question, rng)
+
+
+def _with_crossed(row: Row, by_question: np.ndarray, rng: np.random.Generator) -> Row:
+    crossed = crossed_bootstrap(by_question, rng, RESAMPLES)
+    return replace(row, crossed_low=crossed.low, crossed_high=crossed.high)
+
+
+def _kl_rows(cell: Sequence[Track]) -> Iterator[Row]:
+    """The frontier of downstream gain over distance from the initial policy, and its top."""
+    names = {"kl_a": "pp/sqrt(nat)", "kl_b": "pp/sqrt(nat)", "kl_peak": "sqrt(nat)", "kl_peak_gain": "pp"}
+    if _absent(cell, "kl"):
+        yield from (Row(PREFIX + name, unit, note="KL was not logged") for name, unit in names.items())
+        return
+    fits = [kl_frontier(track.kl, change(track.downstream)) for track in cell]
+    a, b = (_over_seeds(name, values, "pp/sqrt(nat)") for name, values in zip(("kl_a", "kl_b"), zip(*fits)))
+    if not a.n:
+        yield from (Row(PREFIX + name, unit, note="too few evaluations") for name, unit in names.items())
+        return
+    yield a
+    yield b if b.low > 0 else replace(b, note=_flat_note(cell))
+    tops = [_seen_top(track, *fit) for fit, track in zip(fits, cell)]
+    found = sum(not math.isnan(top) for top, _ in tops)
+    for name, values in zip(("kl_peak", "kl_peak_gain"), zip(*tops)):
+        if found == len(cell):
+            yield _over_seeds(name, values, names[name])
+        else:  # the seeds that turned are no sample of all
+            note = f"the top is not among what was evaluated in {len(cell) - found} of {len(cell)} runs"
+            yield Row(PREFIX + name, names[name], note=note)
+
+
+def _seen_top(track: Track, a: float, b: float) -> tuple[float, float]:
+    """Distance and gain at the top of a fit; NaN where no evaluation lies on both of its sides."""
+    distances = np.sqrt(np.maximum(track.kl, 0.0))
+    top, gain = kl_peak(a, b, float(distances.max()))
+    return (top, gain) if top >= distances[1:].min(initial=math.inf) else (math.nan, math.nan)
+
+
+def _flat_note(cell: Sequence[Track]) -> str:
+    """What a curve that does not turn means: that it only fell is not that nothing was lost."""
+    end = t_interval([change(track.downstream)[-1] for track in cell])
+    return "no top, and it ends below the start" if end.high < 0 else "no over-optimisation seen"
+
+
+def _part_rows(cell: Sequence[Track]) -> Iterator[Row]:
+    """What the gap consists of, and how much of the reward's change was never correctness."""
+    parts = [waterfall(track) for track in cell]
+    for name, ends in WATERFALL.items():
+        yield _over_seeds(f"waterfall_{name}", [part[name][-1] for part in parts], note=_absent(cell, *ends))
+    beyond = _over_seeds("beyond_correctness", [beyond_correctness(track) for track in cell], "share")
+    yield beyond if beyond.n else replace(beyond, note=_absent(cell, "shaped") or "training reward does not move")
+
+
+def _coverage_rows(answers: Answers | None, rng: np.random.Generator) -> Iterator[Row]:
+    """The change of pass@k at the largest k, and the k from which the base model is as good."""
+    crossing = Row(PREFIX + "coverage_crossover", "samples", note=NOT_SAVED)
+    if answers is None:
+        yield crossing
+        return
+    by_question = coverage(answers)
+    seeds, number, _ = by_question.shape
+    changes = by_question.mean(axis=-1)
+    single = "one sample a question says nothing of coverage" if number == 1 else ""
+    row = _over_seeds(f"coverage_at_{number}", changes[:, -1].tolist(), note=single)
+    alone = seeds < 2 or len(answers.question) < 2
+    yield row if alone else _with_crossed(row, 100 * by_question[:, -1], rng)
+    found = crossover(changes)
+    if single or found is None:
+        yield replace(crossing, n=seeds, note=single or f"none up to {number}")
+        return
+    if seeds < 4:
+        yield replace(crossing, value=float(found), n=seeds, note="")
+        return
+    again = [crossover(np.delete(changes, seed, axis=0)) for seed in range(seeds)]
+    known = [k for k in again if k is not None]
+    low, high = float(min([found, *known])), float(max([found, *known]))
+    note = f"found in {len(known)} of {seeds} with a seed left out"
+    yield replace(crossing, value=float(found), low=low, high=high, n=seeds, note=note)
+
+
+def _arm_rows(here: RankedArms | None, why_not: str, rng: np.random.Generator) -> Iterator[Row]:
+    """Whether training reward ranks the arms of a level as downstream accuracy does."""
+    names = {"arm_regret": "pp", "arm_tau": "1"}
+    if here is None or len(here.seeds) < 2:
+        why = why_not or "fewer than two seeds have every arm"
+        yield from (Row(PREFIX + name, unit, note=why) for name, unit in names.items())
+        return
+    found = arm_agreement(here.reward, here.downstream, rng)
+    one = found.regret
+    same = "one arm is best by both, whichever seed is left out" if math.isnan(one.low) else ""
+    note = "; ".join(filter(None, (same, here.note)))
+    yield Row(PREFIX + "arm_regret", "pp", 100 * one.mean, 100 * one.low, 100 * one.high, one.n, note)
+    tau = found.tau
+    note = "; ".join(filter(None, (f"{len(here.arms)} arms", here.note)))
+    yield Row(PREFIX + "arm_tau", "1", tau.mean, tau.low, tau.high, tau.n, note)

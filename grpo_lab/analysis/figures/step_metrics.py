@@ -1,0 +1,363 @@
+"""Step metrics under the first figure: entropy, KL, length and the like over the same budget, a panel for each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
+
+from grpo_lab.analysis.figures.direct_labels import LEADER, label_ends, looks
+from grpo_lab.analysis.figures.kind import FigureKind
+from grpo_lab.analysis.figures.seed_lines import Cell, Line, Lines, as_columns, points_each, seed_lines, thinned
+from grpo_lab.analysis.figures.small_multiples import CROSS, WIDTH, name_lines
+from grpo_lab.analysis.figures.style import (
+    BODY,
+    LINE,
+    SMALL,
+    TINY,
+    Drawn,
+    budget_label,
+    heading_height,
+    house_style,
+    text_width,
+    wrapped,
+    write_footer,
+    write_heading,
+)
+from grpo_lab.analysis.final_values import TRUNCATED, FinalValues
+from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.mean_line import SMOOTHING, mean_line
+from grpo_lab.analysis.tracks import KL
+from grpo_lab.tracking.metrics import is_touched, touched_metric
+
+OWN = "touched/own"  # the largest share that an arm's own tricks touch
+ALL_COLOURED = 8  # with more arms, only the control and the furthest from it are
+FURTHEST = 5
+_FAINT = "#C4C4C4"
+_POINTS, _FEWEST = 26, 12  # of a mean, and at least of a thin line
+_LOGARITHMIC = " (log above {:g})"
+_LEFT, _RIGHT, _BETWEEN, _OVER = 0.56, 0.06, 0.58, 0.36  # inches; the last between rows, for titles
+
+
+@dataclass(frozen=True)
+class StepMetric:
+    """One panel: a metric, what it is called, and whether arms may differ by decades."""
+
+    metric: str
+    title: str
+    decades: bool = False
+
+
+STEP_METRICS = (
+    StepMetric("train/entropy", "entropy, nats a token", True),
+    StepMetric(KL, "KL from the initial policy, nats a response"),
+    StepMetric("train/approx_kl", "KL from the old policy (k3), nats a token", True),
+    StepMetric("rollout/length", "response length, tokens"),
+    StepMetric(TRUNCATED, "truncated, share of responses"),
+    StepMetric("rollout/frac_zero_std", "without signal, share of groups"),
+    StepMetric("train/clip_fraction", "clipped, share of tokens"),
+    StepMetric("mismatch/k3", "sampler mismatch (k3), nats a token", True),
+    StepMetric(OWN, "touched by the arm's own tricks, largest share"),
+)
+
+
+def own_axes(data: SweepData) -> dict[str, list[str]]:
+    """For every arm the touched/* that belong to its own tricks.
+
+    Those its overrides name; where they name none, as a recipe's name does, those that it touches and the control
+    never does.
+    """
+    tricks = data.design.tricks if data.design else {}
+    touched = [name for name in data.points if is_touched(name)]
+    most = data.counted_points.groupby("arm")[touched].max().reindex(data.arms).fillna(0.0)
+    found = {}
+    for arm in data.arms:
+        words = [word for trick in sorted(data.contents(arm)) for word in tricks.get(trick, (trick,))]
+        named = {touched_metric(word.lstrip("+").partition("=")[0].partition(".")[0]) for word in words}
+        if words and not named & set(touched):
+            named = {name for name in touched if most.loc[arm, name] > 0 and not most.loc[data.control, name] > 0}
+        found[arm] = [name for name in touched if name in named]
+    return found
+
+
+def missing(data: SweepData, finals: FinalValues) -> str:
+    """Why there is no figure; empty where there is one."""
+    return "" if _gather(data, finals).metrics else "no run logged a step metric that is not 0 throughout"
+
+
+@dataclass(frozen=True)
+class _Gathered:
+    lines: Lines
+    own: Lines
+    metrics: Sequence[StepMetric]  # with a value other than 0
+    zero: Sequence[StepMetric]
+    cells: Sequence[Cell]  # in declared order
+
+    def of(self, shown: StepMetric, cell: Cell) -> Sequence[Line]:
+        return (self.own if shown.metric == OWN else self.lines).of(shown.metric, cell)
+
+
+def _gather(data: SweepData, finals: FinalValues) -> _Gathered:
+    # The KL of an update stands in for the one from the initial policy, which older runs did not log.
+    left_out = "train/approx_kl" if KL in data.points else KL
+    metrics = [shown for shown in STEP_METRICS if shown.metric != left_out]
+    lines = seed_lines(data, finals, [shown.metric for shown in metrics if shown.metric != OWN])
+    own = pd.Series(math.nan, index=data.points.index)
+    for arm, names in own_axes(data).items():
+        here = data.points["arm"] == arm
+        own[here] = data.points.loc[here, names].max(axis=1) if names else math.nan
+    with_own = replace(data, points=data.points.copy().assign(**{OWN: own}))  # in one piece, or pandas warns
+    owns = seed_lines(with_own, finals, [OWN])  # its shortfalls are no news: some arms have no tricks
+    found = {*lines.cells, *owns.cells}
+    cells = [(level, arm) for level in data.levels for arm in data.arms if (level, arm) in found]
+    gathered = _Gathered(lines, owns, metrics, (), cells)
+    logged = [shown for shown in metrics if any(gathered.of(shown, cell) for cell in cells)]
+    zero = [s for s in logged if not any(np.any(line.value) for cell in cells for line in gathered.of(s, cell))]
+    return replace(gathered, metrics=[shown for shown in logged if shown not in zero], zero=zero)
+
+
+def _numbers(gathered: _Gathered, control: str, budget: float) -> pd.DataFrame:
+    """Every number the figure shows, values with six significant digits.
+
+    `part` is "mean" (over n seeds, with the t interval in low and high). Arms in colour also have "seed" (a run's own
+    points; of long runs only the lowest and highest of every stretch) and "stop" (where a run collapsed).
+    """
+    rows: list[dict[str, object]] = []
+    coloured: list[tuple[dict[str, object], StepMetric, Sequence[Line]]] = []
+    for shown in gathered.metrics:
+        for level in dict.fromkeys(level for level, _ in gathered.cells):
+            ends = {}
+            for arm in (arm for at, arm in gathered.cells if at == level):
+                labels = {"level": level, "arm": arm, "series": shown.metric}
+                own = [(line.x, line.value) for line in gathered.of(shown, (level, arm)) if line.reached]
+                mean = mean_line(own, budget, shown.metric.startswith("eval/"), _POINTS)
+                rows += [{**labels, "part": "mean", "x": x} | as_columns(interval) for x, interval in mean]
+                if gathered.of(shown, (level, arm)):
+                    ends[arm] = mean[-1][1].mean if mean else math.nan
+            for arm in _coloured(ends, control):
+                labels = {"level": level, "arm": arm, "series": shown.metric}
+                coloured.append((labels, shown, gathered.of(shown, (level, arm))))
+    points = points_each(sum(len(lines) for *_, lines in coloured), fewest=_FEWEST)
+    for labels, _, lines in coloured:
+        for line in lines:
+            xs, values = thinned(line.x, line.value, points)
+            rows += [{**labels, "part": "seed", "seed": line.seed, "x": x, "value": y} for x, y in zip(xs, values)]
+            if line.stopped:
+                rows.append({**labels, "part": "stop", "seed": line.seed, "x": xs[-1], "value": values[-1]})
+    names = ["level", "arm", "series", "part", "seed", "x", "value", "low", "high", "n"]
+    table = pd.DataFrame(rows, columns=names).astype({"seed": "Int64", "n": "Int64"}).round({"x": 6})
+    for name in ("value", "low", "high"):  # a mismatch of 1e-9 has no six decimals
+        table[name] = [float(f"{value:.6g}") for value in table[name]]
+    return table
+
+
+def _coloured(ends: Mapping[str, float], control: str) -> list[str]:
+    """Which of these arms get colours, by where their means end: all, or the control and the furthest from it.
+
+    An arm of which every run collapsed has no mean (NaN), and is as far as can be.
+    """
+    if len(ends) <= ALL_COLOURED:
+        return list(ends)
+    middle = ends.get(control, math.nan)
+    middle = float(np.nanmedian(list(ends.values()))) if math.isnan(middle) else middle
+    distance = {arm: math.inf if math.isnan(end) else abs(end - middle) for arm, end in ends.items()}
+    far = sorted((arm for arm in ends if arm != control), key=lambda arm: -distance[arm])
+    return [arm for arm in ends if arm == control or arm in far[:FURTHEST]]
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where everything goes, in inches."""
+
+    rows: int
+    columns: int
+    panel: tuple[float, float]  # width and height
+    aside: float  # right of every panel, for the labels
+    over: float  # over every panel, for lines of its title beyond the first
+    top: float
+    bottom: float
+
+    @property
+    def height(self) -> float:
+        return self.top + self.bottom + self.panel[1] * self.rows + (_OVER + self.over) * (self.rows - 1)
+
+    def title(self, words: str) -> str:
+        """In lines as wide as a panel with its labels."""
+        return "\n".join(wrapped(words, self.panel[0] + self.aside, SMALL))
+
+    def place(self) -> dict[str, float]:
+        """The keywords of a grid of panels."""
+        place = {"left": _LEFT / WIDTH, "right": 1 - (_RIGHT + self.aside) / WIDTH}
+        place |= {"top": 1 - self.top / self.height, "bottom": self.bottom / self.height}
+        wide, high = self.panel
+        return place | {"wspace": (_BETWEEN + self.aside) / wide, "hspace": (_OVER + self.over) / high}
+
+
+def _layout(metrics: Sequence[StepMetric], levels: int, arms: Sequence[str], top: float, bottom: float) -> _Layout:
+    columns = levels if levels > 1 else 2
+    column = (WIDTH - _LEFT - _RIGHT - _BETWEEN * (columns - 1)) / columns
+    # Names get the room of the longest of them, but a third of the column at most.
+    aside = min(LEADER + 1.3 * max(text_width(arm, TINY) for arm in arms), column / 3)
+    lines = sorted((len(name_lines(arm, aside - LEADER, TINY)) for arm in arms), reverse=True)
+    panel = (column - aside, max(0.95, sum(lines[:ALL_COLOURED]) * TINY * 1.2 / 72))
+    words = [shown.title + (_LOGARITHMIC.format(1e-5) if shown.decades else "") for shown in metrics]
+    over = (max(len(wrapped(title, column, SMALL)) for title in words) - 1) * SMALL * LINE
+    top += 0.28 + over + (0.2 if levels > 1 else 0.0)
+    return _Layout(math.ceil(len(metrics) * levels / columns), columns, panel, aside, over, top, bottom)
+
+
+def draw_step_metrics(data: SweepData, finals: FinalValues) -> Drawn | None:
+    """The figure `<sweep>_step_metrics`: a panel per metric and level, a line per arm; None as `missing` says."""
+    gathered = _gather(data, finals)
+    if not gathered.metrics:
+        return None
+    numbers = _numbers(gathered, data.control, finals.budget)
+    levels = list(dict.fromkeys(level for level, _ in gathered.cells))
+    arms = list(dict.fromkeys(arm for _, arm in gathered.cells))
+    name, heading = (
+        f"{data.record.name}_step_metrics",
+        f"Step metrics of {data.record.name}: what may explain the curves",
+    )
+    bands = _bands(numbers)
+    footer = wrapped(_footer(data, finals, gathered, bands), WIDTH - 0.2, TINY)
+    below = 0.6 + len(footer) * TINY * LINE
+    layout = _layout(gathered.metrics, len(levels), arms, heading_height(heading, WIDTH), below)
+    look, named = looks(data.arms, data.control), {arm: name_lines(arm, layout.aside - LEADER, TINY) for arm in arms}
+    with house_style(name):
+        figure = Figure(figsize=(WIDTH, layout.height))
+        write_heading(figure, heading)
+        label, formatter = budget_label(finals.axis, finals.budget)
+        figure.text(0.5, (below - 0.36) / layout.height, label, ha="center", va="center", fontsize=BODY)
+        write_footer(figure, footer)
+        size = (layout.rows, layout.columns)
+        panels = figure.subplots(*size, sharex=True, squeeze=False, gridspec_kw=layout.place())
+        drawn = [(axes, shown, level) for axes, (shown, level) in zip(panels.flat, _order(gathered, levels))]
+        for axes, shown, level in drawn:
+            _panel(axes, _of(numbers, shown, level), look)
+        for shown in gathered.metrics:
+            own = [axes for axes, of, _ in drawn if of is shown]
+            _scale(own, numbers[numbers["series"] == shown.metric], shown, layout)
+        for axes, shown, level in drawn:
+            label_ends(axes, _ends(_of(numbers, shown, level)), named, look)
+        for axes in panels.flat[len(drawn) :]:
+            axes.set_visible(False)
+            panels[-2, -1].tick_params(labelbottom=True)
+        if len(levels) > 1:
+            _name_levels(panels[0].tolist(), data, levels, layout)
+        panels[0, 0].set_xlim(0, 1.02 * numbers["x"].max())
+        panels[0, 0].xaxis.set_major_formatter(formatter)
+    return Drawn(name, figure, numbers, bands)
+
+
+def _order(gathered: _Gathered, levels: Sequence[str]) -> list[tuple[StepMetric, str]]:
+    return [(shown, level) for shown in gathered.metrics for level in levels]
+
+
+def _of(numbers: pd.DataFrame, shown: StepMetric, level: str) -> pd.DataFrame:
+    return numbers[(numbers["level"] == level) & (numbers["series"] == shown.metric)]
+
+
+def _ends(numbers: pd.DataFrame) -> dict[str, tuple[float, float]]:
+    """Where the means of the arms in colour end, or the last of its runs where all collapsed."""
+    coloured = set(numbers.loc[numbers["part"] == "seed", "arm"])
+    found = {}
+    for part in ("stop", "mean"):
+        last = numbers[numbers["part"] == part].groupby("arm", sort=False)[["x", "value"]].last()
+        found |= {arm: (row.x, row.value) for arm, row in zip(last.index, last.itertuples()) if arm in coloured}
+    return found
+
+
+def _panel(axes: Axes, numbers: pd.DataFrame, look: Mapping[str, tuple[str, str]]) -> None:
+    coloured = set(numbers.loc[numbers["part"] == "seed", "arm"])
+    for arm, own in sorted(numbers.groupby("arm"), key=lambda group: group[0] in coloured):
+        colour, dashes = look[arm] if arm in coloured else (_FAINT, "-")
+        mean = own[own["part"] == "mean"]
+        axes.plot(mean["x"], mean["value"], dashes, color=colour, linewidth=1.5 if arm in coloured else 0.8, label=arm)
+        if arm in coloured and (mean["n"] > 1).any():
+            axes.fill_between(mean["x"], mean["low"], mean["high"], color=colour, alpha=0.1, linewidth=0)
+        stops = own[own["part"] == "stop"]
+        for seed, run in own[own["part"] == "seed"].groupby("seed"):
+            alpha = 0.9 if seed in set(stops["seed"]) else 0.2
+            axes.plot(run["x"], run["value"], color=colour, linewidth=0.4, alpha=alpha, label="seed")
+        axes.plot(stops["x"], stops["value"], color=colour, **CROSS | {"markersize": 5})
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _scale(panels: Sequence[Axes], numbers: pd.DataFrame, shown: StepMetric, layout: _Layout) -> None:
+    """One y axis for all levels of a metric, as wide as the runs; bands of two seeds would be wider than that."""
+    low, high = float(numbers["value"].min()), float(numbers["value"].max())
+    means = numbers.loc[numbers["part"] == "mean", "value"]
+    usual = float(f"{means[means > 0].median():.0e}")
+    decades = shown.decades and means.max() > 30 * usual
+    for axes in panels:
+        title = shown.title
+        if decades:
+            # Linear around 0, since many arms may have none of it.
+            axes.set_yscale("symlog", linthresh=usual, linscale=0.5)
+            axes.set_ylim(min(0.0, low), 1.5 * high)
+            first = math.ceil(math.log10(2 * usual))
+            powers = [10.0**power for power in range(first, math.floor(math.log10(1.5 * high)) + 1)]
+            axes.yaxis.set_major_locator(FixedLocator([0.0, *powers]))
+            title += _LOGARITHMIC.format(usual)
+        else:
+            floor = low - 0.1 * (high - low) if high > low > 0.4 * high else min(0.0, 1.05 * low)
+            axes.set_ylim(floor, high + 0.05 * (high - floor))
+            axes.yaxis.set_major_locator(MaxNLocator(4))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
+        axes.set_title(layout.title(title), fontsize=SMALL, loc="left", pad=4)
+
+
+def _name_levels(panels: Sequence[Axes], data: SweepData, levels: Sequence[str], layout: _Layout) -> None:
+    factor = data.design.factor if data.design else ""
+    for axes, level in zip(panels, levels):
+        words = f"{factor} = {level}" if factor else level
+        place = {"xytext": (0, 19 + 72 * layout.over), "xycoords": "axes fraction", "textcoords": "offset points"}
+        axes.annotate(words, (0, 1), fontsize=BODY, fontweight="bold", **place)
+
+
+def _bands(numbers: pd.DataFrame) -> str:
+    smooth = f"metrics of every step as running means over {SMOOTHING:.0%} of the budget"
+    thin = "single seeds as logged, of long runs the lowest and highest of every stretch"
+    if not (numbers["n"] > 1).any():
+        return f"bold: the one run of an arm, {smooth}; thin: the same run as logged; one seed has no interval"
+    return f"bold: mean over seeds, {smooth}; band: its 95% t interval; thin: {thin}"
+
+
+def _footer(data: SweepData, finals: FinalValues, gathered: _Gathered, bands: str) -> str:
+    counts = {cell: data.seeds_finished(*cell) for cell in gathered.cells}
+    if len(set(counts.values())) == 1:
+        n = next(iter(counts.values()))
+        seeds = f"n = {n} seed{'s' if n > 1 else ''} an arm."
+    else:
+        named = [f"{arm}{f' at {level}' if level else ''} {n}" for (level, arm), n in counts.items()]
+        seeds = f"n: {', '.join(named)}."
+    few = len({arm for _, arm in gathered.cells}) <= ALL_COLOURED
+    parts = [
+        f"{bands[0].upper()}{bands[1:]}. {seeds}",
+        ""
+        if few
+        else f"In colour: {data.control} and, for each metric, the {FURTHEST} arms that end furthest from it.",
+        "Cross: a run collapsed; means leave it out." if any(finals.collapsed(*cell) for cell in counts) else "",
+        f"0 throughout: {', '.join(shown.title.partition(',')[0] for shown in gathered.zero)}."
+        if gathered.zero
+        else "",
+        *gathered.lines.shortfalls,
+    ]
+    return " ".join(filter(None, parts))
+
+
+FIGURE = FigureKind(
+    "step_metrics",
+    draw_step_metrics,
+    missing,
+    title="Step metrics",
+    how_to_read=(
+        "Entropy, KL, length, truncation and the like over the budget, a panel for each: why an arm did what it did."
+    ),
+)

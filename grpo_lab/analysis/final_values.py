@@ -1,0 +1,233 @@
+"""Final values: one number per run and metric, at one budget that all finished runs reached.
+
+The budget is X, the smallest final budget over the finished runs, on the axis that the design declares.
+
+    metric logged         its final value
+    at every step         the mean over the steps with 0.8 X < x <= X; the last step up to X where steps are longer
+    at evaluations only   the value at X of the straight line between the run's own evaluations around X
+
+Nothing is extrapolated. `average/<metric>` is the mean of a metric of every step over the whole run, 0 < x <= X.
+
+A run that stopped before X on a loss that was not finite has collapsed. It is a result, and it counts: without it, an
+arm would be judged by the runs that survived. By the rule `zero` its accuracy and reward are 0 from its end on, and it
+has no other metrics; by the rule `last` every metric keeps the last value it had.
+
+Theory beside the measured overstatement: let q be the truncated share and a the accuracy of the responses that are
+not truncated. An arm that masks truncated rows sees a in its loss and deploys (1 - q) a, so it overstates by q a; an
+arm that trains on them overstates by 0.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
+from grpo_lab.analysis.stats.intervals import Interval, paired_difference, seed_differences, t_interval
+from grpo_lab.config.design import Collapsed
+
+WINDOW = 0.2  # share of X, at its end, over which a metric of every step is averaged
+DEFAULT_AXIS = "sampled_tokens"  # of a sweep that declares none
+
+REWARD = "reward/in_loss_mean"
+HELDOUT = "eval/heldout_training/accuracy"
+DOWNSTREAM = "eval/downstream/accuracy"
+TRUNCATED = "rollout/truncated"
+EVALUATED = (HELDOUT, "eval/heldout/accuracy", DOWNSTREAM)
+AVERAGE = "average/"  # before a metric of every step
+GAP, OVERSTATEMENT, MASKED_SHARE, BEYOND = "gap", "overstatement", "q_times_a", "beyond_q_times_a"
+
+# What is reported of every arm, in this order, and what to call it.
+QUANTITIES = {
+    REWARD: "reward in the loss",
+    "reward/mean": "reward of all responses",
+    HELDOUT: "held-out accuracy, training protocol",
+    GAP: "reward in the loss - held-out accuracy, training protocol",
+    "eval/heldout/accuracy": "held-out accuracy, evaluation protocol",
+    DOWNSTREAM: "downstream accuracy",
+    f"{AVERAGE}{TRUNCATED}": "truncated share, training, whole run",
+    TRUNCATED: "truncated share, training",
+    "eval/heldout_training/truncated": "truncated share, held-out, training protocol",
+    "eval/downstream/truncated": "truncated share, downstream",
+    "rollout/length": "response length, tokens",
+    OVERSTATEMENT: "overstatement (outcome in the loss - held-out accuracy, training protocol)",
+    MASKED_SHARE: "q a, the overstatement that masking predicts",
+    BEYOND: "overstatement - q a",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class FinalValues:
+    """The final values of a sweep.
+
+    `values` has one row per run that counts, finished or collapsed, with level, arm, seed and every metric, derived
+    ones included; NaN where there is none. `masks` says whether the run took truncated rows out of its loss at any
+    step, `filters` whether groups left its batch, `collapsed` whether it collapsed before X.
+    """
+
+    axis: str
+    budget: float  # X, in the axis's unit
+    values: pd.DataFrame
+    collapsed_as: Collapsed = Collapsed.zero
+
+    @property
+    def at(self) -> str:
+        """X in words."""
+        amount = f"{self.budget:,.0f}" if self.budget >= 1000 else f"{self.budget:g}"
+        return f"{amount} {self.axis.replace('_', ' ')}"
+
+    @property
+    def rule(self) -> str:
+        """How final values are taken, in one sentence for readers of a figure."""
+        rule = (
+            f"Final values at X = {self.at}, the smallest final budget of the finished runs: metrics of every step "
+            f"are means over {1 - WINDOW:g} X < x <= X, metrics of evaluations are interpolated linearly at X"
+        )
+        if not self.values["collapsed"].any():
+            return rule
+        as_what = "accuracy and reward 0" if self.collapsed_as is Collapsed.zero else "what they last had"
+        return f"{rule}; {int(self.values['collapsed'].sum())} runs that collapsed before X count with {as_what}"
+
+    def collapsed(self, level: str, arm: str) -> int:
+        """How many runs of an arm collapsed before X."""
+        here = (self.values["level"] == level) & (self.values["arm"] == arm)
+        return int(self.values.loc[here, "collapsed"].sum())
+
+    def of(self, level: str, arm: str, metric: str) -> pd.Series:
+        """One metric of one arm by seed, without the runs that lack it."""
+        if metric not in self.values:
+            return pd.Series(dtype=float)
+        here = self.values[(self.values["level"] == level) & (self.values["arm"] == arm)]
+        return here.set_index("seed")[metric].dropna()
+
+    def interval(self, level: str, arm: str, metric: str) -> Interval:
+        """Mean over the arm's seeds."""
+        return t_interval(self.of(level, arm, metric).tolist())
+
+    def difference(self, level: str, arm: str, control: str, metric: str) -> Interval:
+        """Arm less control, paired by seed."""
+        return paired_difference(self.of(level, arm, metric), self.of(level, control, metric))
+
+    def differences(self, level: str, arm: str, control: str, metric: str) -> pd.Series:
+        """Arm less control for each seed that has both."""
+        return seed_differences(self.of(level, arm, metric), self.of(level, control, metric))
+
+    def masks(self, level: str, arm: str) -> bool:
+        """Whether any run of the arm masked truncated rows."""
+        here = self.values[(self.values["level"] == level) & (self.values["arm"] == arm)]
+        return bool(here["masks"].any())
+
+    def filters(self, level: str, arm: str) -> bool:
+        """Whether groups left the batch of any run of the arm, or never came into it."""
+        here = self.values[(self.values["level"] == level) & (self.values["arm"] == arm)]
+        return bool(here["filters"].any())
+
+
+def budget_axis(data: SweepData) -> str:
+    """The entry of budget/* on which the arms of the sweep are compared."""
+    return data.design.axis if data.design else DEFAULT_AXIS
+
+
+def final_values(data: SweepData, axis: str | None = None) -> FinalValues:
+    """The final values of a sweep, on the declared budget axis or on another entry of budget/*.
+
+    Raises ValueError where none is finished or none logged the axis.
+    """
+    if data.finished.empty:
+        counts = ", ".join(f"{number} {status}" for status, number in data.runs["status"].value_counts().items())
+        raise ValueError(
+            f"no cell of {data.record.name} is finished ({counts or 'it has no cells'}): "
+            "start the sweep's command again, and draw when some are"
+        )
+    axis = axis or budget_axis(data)
+    x = f"budget/{axis}"
+    points = data.counted_points
+    if x not in points or data.finished_points[x].isna().all():
+        raise ValueError(f"no finished run of {data.record.name} logged {x}: design.axis must name a budget of a run")
+    budget = float(data.finished_points.groupby(LABELS, sort=False)[x].max().min())
+    stopped = set(data.runs.loc[data.runs["collapsed"], LABELS].itertuples(index=False, name=None))
+    rows = []
+    for labels, run in points.groupby(LABELS, sort=False):
+        short = labels in stopped and not run[x].max() >= budget
+        final = _collapsed(run, x, budget, data.collapsed_as) if short else _final(run, x, budget)
+        marks = {"masks": _masked(run), "filters": bool((_column(run, "touched/group_filter") > 0).any())}
+        rows.append({**dict(zip(LABELS, labels)), **final, **marks, "collapsed": short})
+    return FinalValues(axis, budget, pd.DataFrame(rows), data.collapsed_as)
+
+
+def _column(run: pd.DataFrame, name: str) -> pd.Series:
+    return run[name].fillna(0.0) if name in run else pd.Series(0.0, index=run.index)
+
+
+def _masked(run: pd.DataFrame) -> bool:
+    """Whether the truncation option took rows out of the loss; one it ended in its own way is no row it took out."""
+    ended = _column(run, "rollout/interrupted") + _column(run, "rollout/stopped")
+    return bool((_column(run, "touched/truncation") - ended > 1e-9).any())
+
+
+def _final(run: pd.DataFrame, x: str, budget: float) -> dict[str, float]:
+    at = run[x].to_numpy()
+    until = (at > 0) & (at <= budget)
+    window = until & (at > (1 - WINDOW) * budget)
+    if not window.any() and until.any():  # steps longer than the window: the last one
+        window[np.flatnonzero(until)[-1]] = True
+    final = {}
+    for name in (name for name in run.columns if name not in (*LABELS, "step")):
+        values = run[name].to_numpy()
+        logged = ~np.isnan(values)
+        if name.startswith("eval/"):
+            final[name] = interpolate(at[logged], values[logged], budget)
+        else:
+            final[name] = _mean(values[window & logged])
+            final[f"{AVERAGE}{name}"] = _mean(values[until & logged])
+    return final | _derived(final)
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if len(values) else math.nan
+
+
+def _collapsed(run: pd.DataFrame, x: str, budget: float, rule: Collapsed) -> dict[str, float]:
+    """The final values of a run that collapsed before the budget."""
+    end = float(run[x].max()) if run[x].notna().any() else 0.0
+    lived = end / budget
+    own = _final(run, x, end) if end > 0 else {}
+    final = {}
+    for name in (name for name in run.columns if name not in (*LABELS, "step")):
+        seen = run[name].dropna()
+        last = own.get(name, math.nan)
+        if name.startswith("eval/"):
+            last = float(seen.iloc[-1]) if len(seen) else math.nan
+        never = seen.empty and (name.startswith("eval/") or end > 0)  # not of this run's metrics at all
+        if rule is Collapsed.zero:
+            rated = name.startswith("reward/") or name.endswith("/accuracy") or "/pass_at_" in name
+            last = 0.0 if rated and not never else math.nan
+        final[name] = last
+        if not name.startswith("eval/"):
+            before = own.get(f"{AVERAGE}{name}", math.nan)
+            rest = before if math.isnan(last) else last  # a metric that ended has the average it had
+            final[f"{AVERAGE}{name}"] = lived * before + (1 - lived) * rest if end > 0 else last
+    return final | _derived(final)
+
+
+def interpolate(xs: np.ndarray, values: np.ndarray, at: float) -> float:
+    """The value at `at` of the straight line between the points around it; NaN outside of the points."""
+    if len(xs) == 0 or not xs[0] <= at <= xs[-1]:
+        return math.nan
+    return float(np.interp(at, xs, values))
+
+
+def _derived(final: dict[str, float]) -> dict[str, float]:
+    deployed = final.get(HELDOUT, math.nan)
+    q = final.get("eval/heldout_training/truncated", math.nan)
+    masked = q * deployed / (1 - q) if q < 1 else math.nan
+    overstatement = final.get("reward/in_loss_outcome", math.nan) - deployed
+    return {
+        GAP: final.get(REWARD, math.nan) - deployed,
+        OVERSTATEMENT: overstatement,
+        MASKED_SHARE: masked,
+        BEYOND: overstatement - masked,
+    }

@@ -1,0 +1,91 @@
+"""What to call a metric in a sentence, a table or a figure, and how to write its numbers with their unit."""
+
+from __future__ import annotations
+
+import math
+
+from grpo_lab.analysis.final_values import AVERAGE, QUANTITIES, REWARD
+from grpo_lab.analysis.stats.intervals import Interval
+from grpo_lab.tracking.metrics import DERIVED, SUITES, find, is_known
+
+CORRECTNESS = "reward/outcome"
+_NAMES = QUANTITIES | {
+    CORRECTNESS: "training reward, correctness of all responses",
+    REWARD: "training reward as the loss sees it",
+    "train/entropy": "policy entropy in training",
+    "rollout/frac_zero_std": "share of groups whose responses are all right or all wrong",
+    "mismatch/absolute": "log-prob gap between sampler and learner",
+    "mismatch/ess_responses": "effective sample size of the responses' weights",
+    "mismatch/rejected_responses": "share of responses that the rejection takes out",
+}
+
+
+def title(metric: str) -> str:
+    """What to call a metric: in words where there are some, otherwise its name."""
+    if metric in _NAMES:
+        return _NAMES[metric]
+    if metric.startswith(AVERAGE):
+        return f"{title(metric.removeprefix(AVERAGE))}, mean over the run"
+    stage, _, rest = metric.partition("/")
+    if stage == "eval":
+        suite, _, quantity = rest.partition("/")
+        return f"{SUITES.get(suite, suite.replace('_', ' '))}: {quantity.replace('_', ' ')}"
+    return metric
+
+
+def in_words(metric: str) -> str:
+    """The title, and for a metric without one its name with what the registry says it means."""
+    plain = metric.removeprefix(AVERAGE)
+    bare = title(plain) == plain and is_known(plain)
+    return f"{title(metric)} ({find(plain).meaning})" if bare else title(metric)
+
+
+_DERIVED = {metric.name: metric.unit for metric in DERIVED}
+
+
+_PLAIN = ("1", "loss", "advantage")  # units that say nothing beside a number
+
+
+def unit(metric: str) -> str:
+    """The unit of a metric, also of one that analysis derives."""
+    metric = metric.removeprefix(AVERAGE)
+    return _DERIVED[metric] if metric in _DERIVED else find(metric).unit
+
+
+def level_text(interval: Interval, metric: str) -> str:
+    """A value with its interval, such as `0.693 [0.681, 0.705]` or `23.4 [22.9, 23.9] tokens`."""
+    if unit(metric) in ("share", "reward"):
+        return interval.text()
+    return _written(interval, "", unit(metric))
+
+
+def change_text(interval: Interval, metric: str) -> str:
+    """A difference with its interval; shares in percentage points, such as `-3.4 pp [-5.2, -1.6]`."""
+    if unit(metric) != "share":
+        return _written(interval, "+", unit(metric))
+    points = Interval(100 * interval.mean, 100 * interval.low, 100 * interval.high, interval.n)
+    return _written(points, "+", "pp", decimals=1)
+
+
+def _written(interval: Interval, sign: str, name: str, decimals: int | None = None) -> str:
+    if interval.n == 0 or math.isnan(interval.mean):
+        return "-"
+    numbers = [interval.mean, interval.low, interval.high]
+    if decimals is None:
+        decimals = _decimals(max(abs(number) for number in numbers if not math.isnan(number)))
+    mean, low, high = (number_text(number, decimals, sign) for number in numbers)
+    name = "" if name in _PLAIN else f" {name}"
+    return f"{mean}{name}" if math.isnan(interval.low) else f"{mean}{name} [{low}, {high}]"
+
+
+def _decimals(largest: float) -> int:
+    """So that the largest of some numbers shows three digits; -1 where that takes a power of ten."""
+    if largest == 0:
+        return 0
+    places = 2 - math.floor(math.log10(largest))
+    return max(places, 0) if -5 < places < 7 else -1
+
+
+def number_text(number: float | int, decimals: int, sign: str = "") -> str:
+    """A number with so many decimals, thousands separated; with a power of ten for -1."""
+    return f"{number:{sign}.2e}" if decimals < 0 else f"{number:{sign},.{decimals}f}"

@@ -1,0 +1,196 @@
+"""A sweep from the MLflow store it was mirrored to; the same numbers as from its run folders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from grpo_lab.analysis.sources.answers import COLUMNS, read_answers
+from grpo_lab.analysis.sources.mlflow_stores import MirroredRun, Store, open_store, shown
+from grpo_lab.analysis.sources.run_folders import changes_of_code, lost_evaluations, protocol_of
+from grpo_lab.analysis.sources.settings import settings_of
+from grpo_lab.analysis.sources.sweep_data import CellData, SweepData, assemble
+from grpo_lab.tracking.sweep_record import FILE, CellRecord, SweepRecord
+
+_STATUS = {"FINISHED": "done", "FAILED": "failed", "KILLED": "partial"}
+_UNTOLD = "MLflow does not say why: the run's error.txt is not among its files"
+_UNDECLARED = {"fingerprint": "unknown", "at": "unknown", "cells_started_before": 0}
+
+
+def load_mlflow(uri: str, name: str, runs_dir: Path | None = None) -> SweepData:
+    """The sweep `name` from the MLflow store it was mirrored to; the same numbers as from its run folders.
+
+    `uri` is http://host:port or sqlite:////path/mlflow.db; a sqlite file is read without the MLflow package, also while
+    runs write to it. MLflow holds no answers to single questions. They are read from a run's folder where this machine
+    has it, below `runs_dir` or where the run was written, and are left out otherwise. MLflow holds no value that is not
+    finite either. Of a run or sweep that is there twice the newest counts, and `source` says so. Raises ValueError for
+    a store that cannot be read, and for one without this sweep, listing those it has.
+    """
+    with open_store(uri) as store:
+        parents, runs = _find(store, uri, name)
+        record = _record(store, name, parents, runs)
+        chosen, notes = _chosen(record, runs)
+        there = [run for run in chosen if run is not None]
+        read = _Read(
+            points=dict(zip([run.run_id for run in there], store.points(there))),
+            described=_files(store, there, "run.json"),
+            errors=_files(store, [run for run in there if run.status in ("FAILED", "KILLED")], "error.txt"),
+        )
+    cells = [_cell(cell, run, read, runs_dir) for cell, run in zip(record.cells, chosen)]
+    if len({parent.tags.get("run_key") for parent in parents}) > 1:
+        notes.append("the newest of several sweeps of this name")
+    if record.design is None:
+        notes.append("without what was declared")
+    if answered := sum(len(cell.answers) > 0 for cell in cells):
+        notes.append(f"answers from {answered} run folders")
+    return assemble(record, cells, ", ".join([shown(uri), *notes]))
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What was read of the runs, by MLflow's id: points, run.json, and error.txt of those that did not finish."""
+
+    points: Mapping[str, pd.DataFrame]
+    described: Mapping[str, bytes | None]
+    errors: Mapping[str, bytes | None]
+
+
+def _files(store: Store, runs: Sequence[MirroredRun], name: str) -> dict[str, bytes | None]:
+    return dict(zip([run.run_id for run in runs], store.artifacts(runs, name)))
+
+
+def _find(store: Store, uri: str, name: str) -> tuple[list[MirroredRun], list[MirroredRun]]:
+    """The MLflow runs of every sweep of this name, the newest first, and the runs of the newest one's cells."""
+    everything = store.tagged("kind", "sweep")
+    parents = [parent for parent in everything if parent.tags.get("sweep", parent.tags.get("mlflow.runName")) == name]
+    parents.sort(key=lambda parent: parent.age, reverse=True)
+    # Mirrored from two machines at once, a sweep can have two runs of its one key, each with some of its cells.
+    same = [parent for parent in parents if parent.tags.get("run_key") == parents[0].tags.get("run_key")]
+    runs = [run for parent in same for run in store.tagged("mlflow.parentRunId", parent.run_id)]
+    if not parents:
+        # Cells that were mirrored where the sweep's own folder was not.
+        runs = store.tagged("sweep", name)
+    if not parents and not runs:
+        known = {run.tags["sweep"] for run in store.tagged("sweep")} | {
+            parent.tags.get("mlflow.runName", "") for parent in everything
+        }
+        there = f"there are: {', '.join(sorted(known - {''}))}" if known - {""} else "no sweep was mirrored there yet"
+        raise ValueError(f"no sweep {name!r} in {shown(uri)}; {there}")
+    return parents, sorted(runs, key=lambda run: run.age)
+
+
+def _record(store: Store, name: str, parents: Sequence[MirroredRun], runs: Sequence[MirroredRun]) -> SweepRecord:
+    """The sweep's record: a file of its MLflow run, or of its folder on this machine, or what its runs' tags tell."""
+    parent = parents[0] if parents else None
+    if parent is not None:
+        (sent,) = store.artifacts([parent], FILE)
+        here = _content(Path(parent.tags["folder"]), FILE) if "folder" in parent.tags else None
+        for raw in (_json(sent), _json(here)):
+            if raw.get("key") == parent.tags["run_key"]:
+                return SweepRecord(**{**raw, "cells": [CellRecord(**cell) for cell in raw["cells"]]})
+    tags = parent.tags if parent else {}
+    cells = {
+        _labels(run): CellRecord(*_labels(run), folder=run.tags.get("folder", run.run_id))
+        for run in sorted(runs, key=lambda run: (run.tags.get("arm") != tags.get("control"), run.age))
+    }
+    return SweepRecord(
+        name=name,
+        key=tags.get("run_key", ""),
+        design=None,
+        declared=[json.loads(tags["declared"]) if "declared" in tags else _UNDECLARED],
+        command=[],
+        commit=tags.get("commit"),
+        tracking=None,
+        cells=list(cells.values()),
+    )
+
+
+def _labels(run: MirroredRun) -> tuple[str, str, int]:
+    """Arm, level and seed, as a CellRecord begins with; a label that was empty has no tag."""
+    return run.tags.get("arm", ""), run.tags.get("level", ""), int(run.tags.get("seed", -1))
+
+
+def _chosen(record: SweepRecord, runs: Sequence[MirroredRun]) -> tuple[list[MirroredRun | None], list[str]]:
+    """For each cell the newest of its runs, which are sorted from old to new, and what is to be said about that."""
+    chosen: list[MirroredRun | None] = []
+    by_folder = [[run for run in runs if _is_in(run, cell.folder)] for cell in record.cells]
+    belong, twice = {run.run_id for own in by_folder for run in own}, 0
+    for cell, own in zip(record.cells, by_folder):
+        # A run whose folder has another name by now is known by its labels.
+        own = own or [
+            run for run in runs if run.run_id not in belong and _labels(run) == (cell.arm, cell.level, cell.seed)
+        ]
+        chosen.append(own[-1] if own else None)
+        belong |= {run.run_id for run in own}
+        twice += len(own) > 1
+    notes = [f"cells with more than one run: {twice} (the newest counts)"] if twice else []
+    if others := len(runs) - len(belong):
+        notes.append(f"runs of no cell of the declaration as it is: {others}")
+    return chosen, notes
+
+
+def _is_in(run: MirroredRun, folder: str) -> bool:
+    here = run.tags.get("folder", "")
+    return here == folder or here.endswith(f"/{folder}")
+
+
+def _cell(cell: CellRecord, run: MirroredRun | None, read: _Read, runs_dir: Path | None) -> CellData:
+    row: dict[str, Any] = {"level": cell.level, "arm": cell.arm, "seed": cell.seed, "folder": cell.folder}
+    row |= {"status": "new", "problem": "", "collapsed": False, "run_key": None, "mlflow_run_id": None}
+    row |= {"commit": None, "dirty": None, "inert": [], "protocol": None, "changed_code": "", "lost": ""}
+    empty = pd.DataFrame(columns=COLUMNS)
+    if run is None:
+        return CellData(row, pd.DataFrame(), empty)
+    tags = run.tags
+    row |= {"status": _STATUS.get(run.status, "partial"), "run_key": tags.get("run_key"), "mlflow_run_id": run.run_id}
+    row |= {"commit": tags.get("commit"), "dirty": {"true": True, "false": False}.get(tags.get("dirty", ""))}
+    folder = _folder_here(run, cell, runs_dir)
+    described = _json(read.described[run.run_id]) or _json(_content(folder, "run.json"))
+    row["protocol"], row["changed_code"] = protocol_of(described.get("config", {})), changes_of_code(described)
+    if row["status"] == "done":
+        row["inert"] = [] if tags.get("inert", "nothing") == "nothing" else tags["inert"].split(", ")
+    elif run.status in ("FAILED", "KILLED"):
+        error = read.errors[run.run_id] or _content(folder, "error.txt") or b""
+        row |= _ending(run.status, error.decode(errors="replace").partition("\n")[0])
+    try:
+        answers = empty if folder is None else read_answers(folder)
+        row["lost"] = "" if folder is None else lost_evaluations(folder, read.points[run.run_id])
+    except ValueError as error:
+        row |= {"status": "unreadable", "problem": f"{type(error).__name__}: {error}", "collapsed": False}
+        return CellData(row, pd.DataFrame(), empty)
+    return CellData(row, read.points[run.run_id], answers, settings_of(described))
+
+
+def _ending(status: str, problem: str) -> dict[str, Any]:
+    """Problem and collapse of a run that did not finish, from the first line of its error.txt ("" if unknown)."""
+    if status == "KILLED":
+        return {"problem": "interrupted" if problem.startswith("KeyboardInterrupt") else ""}
+    return {"problem": problem or _UNTOLD, "collapsed": problem.startswith("FloatingPointError")}
+
+
+def _folder_here(run: MirroredRun, cell: CellRecord, runs_dir: Path | None) -> Path | None:
+    """The folder of the very run an MLflow run mirrors, where this machine has it."""
+    places = [] if runs_dir is None else [runs_dir / cell.folder]
+    places += [Path(run.tags["folder"])] if "folder" in run.tags else []
+    for place in places:
+        if _json(_content(place, "run.json")).get("run_key", "") == run.tags.get("run_key"):
+            return place
+    return None
+
+
+def _content(folder: Path | None, name: str) -> bytes | None:
+    path = None if folder is None else folder / name
+    return path.read_bytes() if path is not None and path.is_file() else None
+
+
+def _json(content: bytes | None) -> dict[str, Any]:
+    """A file's object; an empty one where the file is not there, or is being written at this moment."""
+    try:
+        return json.loads(content or b"{}")
+    except ValueError:
+        return {}

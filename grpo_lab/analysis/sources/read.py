@@ -1,0 +1,88 @@
+"""One entry for every source of a sweep: a folder of runs, saved data, or the MLflow store it was mirrored to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from grpo_lab.analysis.sources.mlflow_runs import load_mlflow
+from grpo_lab.analysis.sources.mlflow_stores import shown
+from grpo_lab.analysis.sources.run_folders import load_sweep, recorded_names
+from grpo_lab.analysis.sources.saved_data import load_data, saved_names
+from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
+from grpo_lab.config.design import load_design
+
+RUNS = "runs"  # the folder of runs unless another is named
+
+
+def read_source(source: str, name: str, data_folder: Path | None) -> SweepData:
+    """The sweep `name` from `source`, or from saved data where those hold more finished cells.
+
+    `source` is a folder of runs, or sqlite:////path/mlflow.db, or http://host:port. `data_folder` is where `save_data`
+    wrote; None looks at no saved data. The one with more finished cells is read, and of equals the source, so that a
+    demonstration of a few cells never replaces the figures of all. `SweepData.source` names both; `notice` says so
+    where saved data stand in. Raises ValueError that lists the sweeps which are there.
+    """
+    saved = saved_names(data_folder) if data_folder else []
+    if "://" in source:
+        found = [load_mlflow(source, name)]
+    else:
+        recorded = recorded_names(Path(source))
+        found = [load_sweep(Path(source), name)] if name in recorded else []
+    if data_folder and name in saved:
+        found.append(load_data(data_folder, name))
+    if not found:
+        raise ValueError(
+            f"there is no sweep {name!r}: {source} has {', '.join(recorded) or 'none'}"
+            + (f"; saved data in {data_folder} has {', '.join(saved) or 'none'}" if data_folder else "")
+        )
+    chosen = max(found, key=lambda data: len(data.finished))  # the first of equals
+    others = [f"{data.source} have {len(data.finished)}" for data in found if data is not chosen]
+    named = ", ".join([f"{chosen.source}, {len(chosen.finished)} finished cells", *others])
+    notice = ""
+    if data_folder and name in saved and chosen is found[-1]:
+        here = [len(data.finished) for data in found[:-1]]
+        notice = f"{_why_not(source, name, here)}: these are the {len(chosen.finished)} cells saved in {data_folder}."
+    return replace(chosen, source=named, notice=notice, changed=_changed_since(chosen, data_folder))
+
+
+def _changed_since(data: SweepData, data_folder: Path | None) -> dict[str, str]:
+    """Arm -> what it computes otherwise since the runs were declared, as the experiment's own file says."""
+    if data.design is None or data_folder is None:
+        return {}
+    path = Path(data_folder).resolve().parents[1] / "experiments" / f"{data.record.name}.yaml"
+    made = data.record.declared[-1]["at"]
+    changes = load_design(path).changes if path.exists() else ()
+    return {arm: change.what for change in changes if made < change.since for arm in change.arms}
+
+
+def _why_not(source: str, name: str, finished: Sequence[int]) -> str:
+    """Why saved numbers stand in for a source, of which `finished` says how many cells it has, if it has the sweep."""
+    asked = shown(source) if "://" in source else source
+    if finished:
+        return f"{asked} has {finished[0]} finished runs of {name}"
+    if "://" not in source and not Path(source).is_dir():
+        return f"There is no folder {source}"
+    return f"{asked} has no runs of {name}"
+
+
+def tidy(data: SweepData) -> pd.DataFrame:
+    """The long table for plots of your own: one row per logged number, ordered by run, step and key.
+
+    Columns: run (its folder), level, arm, seed, step, key (the metric), value, and a column for each entry of budget/*.
+    What was not logged, or was not a number, has no row.
+    """
+    budgets = [name for name in data.points.columns if name.startswith("budget/")]
+    keys = [name for name in data.points.columns if name not in (*LABELS, "step", *budgets)]
+    folders = data.runs[[*LABELS, "folder"]].rename(columns={"folder": "run"})
+    points = data.points.merge(folders, on=LABELS, how="left")
+    values = points[keys].to_numpy(dtype=float)
+    row, column = np.nonzero(~np.isnan(values))
+    long = points[["run", *LABELS, "step"]].take(row).reset_index(drop=True)
+    long["key"] = pd.Index(keys, dtype="str").take(column)
+    long["value"] = values[row, column]
+    return pd.concat([long, points[budgets].take(row).reset_index(drop=True)], axis=1)

@@ -1,0 +1,134 @@
+"""A sweep from its run folders, which are the record of what was run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from grpo_lab.analysis.sources.answers import COLUMNS
+from grpo_lab.analysis.sources.cache import Cache
+from grpo_lab.analysis.sources.settings import settings_of
+from grpo_lab.analysis.sources.sweep_data import CellData, SweepData, assemble
+from grpo_lab.tracking.run_reader import run_status, was_interrupted
+from grpo_lab.tracking.sweep_record import FILE, CellRecord, read_sweep, sweep_folder
+from grpo_lab.tracking.whole import read_json
+
+# What decides how often is asked, not what.
+_HOW_OFTEN = ("evaluation.every", "evaluation.initial_kl")
+
+
+def load_sweep(runs_dir: Path, name: str, cache: bool = True) -> SweepData:
+    """Read a sweep from its run folders. Raises ValueError where runs_dir holds no such sweep.
+
+    The parsed tables are saved beside the sweep's record; a run is parsed again only where its files changed.
+    `cache=False` neither reads nor writes them.
+    """
+    folder = sweep_folder(runs_dir, name)
+    record = read_sweep(folder)
+    cells = read_cells(Path(runs_dir), record.cells, folder / "cache" if cache else None)
+    try:
+        return assemble(record, cells, "run folders")
+    except ValueError as error:
+        raise ValueError(f"{folder / FILE}: {error}") from error
+
+
+def read_cells(runs_dir: Path, cells: Sequence[CellRecord], cache: Path | None) -> list[CellData]:
+    """Every cell, from its run folder, or from the folder `cache` where nothing changed; None caches nothing."""
+    cached = Cache(cache)
+    found = [_read_cell(runs_dir, cell, cached) for cell in cells]
+    cached.save()
+    return found
+
+
+def _read_cell(runs_dir: Path, cell: CellRecord, cached: Cache) -> CellData:
+    folder = runs_dir / cell.folder
+    labels = {"level": cell.level, "arm": cell.arm, "seed": cell.seed}
+    row = labels | {"folder": cell.folder, "status": run_status(folder), "problem": "", "collapsed": False}
+    row |= {"run_key": None, "mlflow_run_id": None, "commit": None, "dirty": None, "inert": [], "protocol": None}
+    row |= {"changed_code": "", "lost": ""}
+    points, answers, settings = pd.DataFrame(), pd.DataFrame(columns=COLUMNS), {}
+    try:
+        if row["status"] != "new":
+            run = _read_json(folder / "run.json")
+            row |= {name: run[name] for name in ("run_key", "commit", "dirty")}
+            row["protocol"], settings = protocol_of(run.get("config", {})), settings_of(run)
+            row["changed_code"] = changes_of_code(run)
+            tables = cached.tables(cell.folder, folder)
+            points, answers = tables.points, tables.answers
+            row["lost"] = lost_evaluations(folder, points)
+        if row["status"] == "done":
+            done = _read_json(folder / "DONE")
+            row["inert"] = list(done["inert"])
+            _require_whole(folder / "metrics.jsonl", points, done)
+        if row["status"] == "failed":
+            row["problem"] = (folder / "error.txt").read_text(errors="replace").partition("\n")[0]
+            row["collapsed"] = row["problem"].startswith("FloatingPointError")
+            if was_interrupted(folder):
+                row |= {"status": "partial", "problem": "interrupted"}
+        if (folder / "mirror.json").exists():
+            row["mlflow_run_id"] = _read_json(folder / "mirror.json").get("mlflow_run_id")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        said = str(error)
+        if isinstance(error, OSError) and error.filename:
+            said = f"{error.filename} ({error.strerror}): restore it from a copy"
+        elif str(folder) not in said:
+            said = f"a file of {folder} was edited ({said}): restore it from a copy"
+        row |= {"status": "unreadable", "problem": f"{type(error).__name__}: {said}", "collapsed": False}
+        return CellData(row, pd.DataFrame(), pd.DataFrame(columns=COLUMNS))
+    return CellData(row, points, answers, settings)
+
+
+def _require_whole(path: Path, points: pd.DataFrame, done: Mapping[str, Any]) -> None:
+    """Raise ValueError where the metrics of a finished run do not end as DONE says: lines were lost, or exchanged."""
+    last = int(points["step"].max()) if len(points) else None
+    remedy = "restore it from a copy, or run the cell again in another folder"
+    if last is None or last != done.get("steps", last):
+        ends = "has no step" if last is None else f"ends at step {last}"
+        raise ValueError(f"{path} {ends}, and the run has finished after {done.get('steps', 'some')}; {remedy}")
+    for name, value in done.get("last", {}).items():
+        logged = points[name].dropna() if name in points else points["step"].head(0)
+        if logged.empty or (logged.iloc[-1] != value and value is not None):
+            raise ValueError(f"{path} does not end with the {name} of {value} that DONE says; {remedy}")
+
+
+def changes_of_code(described: Mapping[str, Any]) -> str:
+    """The steps after which a run was resumed with changed code, from its run.json."""
+    return ", ".join(str(stretch["from_step"]) for stretch in described.get("stretches", ())[1:])
+
+
+def lost_evaluations(folder: Path, points: pd.DataFrame) -> str:
+    """The steps at which a run logged accuracies and whose table of answers is not there; "" where none was saved."""
+    done = _read_json(folder / "DONE") if (folder / "DONE").exists() else {}
+    if not (folder / "eval").is_dir() and "files" not in done:
+        return ""
+    accuracies = [name for name in points.columns if name.startswith("eval/") and name.endswith("/accuracy")]
+    evaluated = points.loc[points[accuracies].notna().any(axis=1), "step"] if accuracies else []
+    return ", ".join(str(step) for step in evaluated if not (folder / "eval" / f"step={step:06d}.parquet").exists())
+
+
+def protocol_of(config: Mapping[str, Any]) -> str | None:
+    """Twelve hexadecimal digits of what a run is asked and how its evaluations are graded; None for an empty config.
+
+    Two runs that differ here were not evaluated alike, and are not to be compared.
+    """
+    if not config:
+        return None
+    # The last three are options that end responses in their own way, or write a wanted length into the questions.
+    rooms = ("task.", "template.", "evaluation.", "verifier.", "truncation.", "reward_shaping.shortest")
+    rooms += ("reward_shaping.longest",)
+    asked = {key: value for key, value in config.items() if key.startswith(rooms) and key not in _HOW_OFTEN}
+    return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return read_json(path, "restore it from a copy")
+
+
+def recorded_names(runs_dir: Path) -> list[str]:
+    """The sweeps recorded in a folder of runs."""
+    return sorted(path.parent.name for path in (Path(runs_dir) / "sweeps").glob(f"*/{FILE}"))

@@ -1,0 +1,108 @@
+"""A saved sweep: two tables and a description that hold enough for every figure."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+from pyarrow import parquet
+
+from grpo_lab.analysis.sources.sweep_data import SweepData, sweep_data
+from grpo_lab.tracking.files import write_json, write_whole
+from grpo_lab.tracking.renames import with_config_keys
+from grpo_lab.tracking.sweep_record import CellRecord, SweepRecord
+from grpo_lab.tracking.whole import read_json
+
+_SAVE_AGAIN = "restore it from a copy, or save the data again with `grpo-lab data`"
+
+
+def save_data(data: SweepData, folder: Path) -> list[Path]:
+    """Write `<name>.parquet` (every logged number), `<name>.answers.parquet` (every evaluated question) and
+    `<name>.json` (record and cells): enough for every figure.
+
+    All are replaced whole; the same data give the same bytes. Raises ValueError where that would lose finished
+    cells, RunFolderError where it cannot write.
+    """
+    table, answers, described = _data_files(folder, data.record.name)
+    if data.record.name in saved_names(folder):
+        saved = len(load_data(folder, data.record.name).finished)
+        if saved > len(data.finished):
+            raise ValueError(
+                f"{table} holds {saved} finished cells, these runs {len(data.finished)}: finish the sweep, or save "
+                "to another folder with --to"
+            )
+    write_whole(table, lambda path: _to_parquet(data.points, path))
+    write_whole(answers, lambda path: _to_parquet(data.answers, path))
+    runs = data.runs.astype(object).where(data.runs.notna(), None)
+    # Where this machine keeps its MLflow store means nothing on another.
+    record = asdict(replace(data.record, tracking=None))
+    settings = [{"level": level, "arm": arm, "settings": own} for (level, arm), own in data.settings.items()]
+    content = {"sweep": record, "runs": runs.to_dict("records"), "settings": settings}
+    content["sha256"] = {path.name: _digest(path) for path in (table, answers)}
+    write_json(described, content, sort=False)
+    return [table, answers, described]
+
+
+def _to_parquet(table: pd.DataFrame, path: Path) -> None:
+    """As small as it gets without losing a bit: the bytes of floats apart by their place, everything else once.
+
+    Statistics of columns and pandas' own description of them would be a tenth of a file; nothing here reads them.
+    """
+    floats = [str(name) for name in table.select_dtypes("float").columns]
+    parquet.write_table(
+        pa.Table.from_pandas(table, preserve_index=False).replace_schema_metadata(None),
+        path,
+        compression="zstd",
+        compression_level=19,
+        column_encoding=dict.fromkeys(floats, "BYTE_STREAM_SPLIT"),
+        use_dictionary=[str(name) for name in table.columns if name not in floats],
+        write_statistics=False,
+        store_schema=False,
+    )
+
+
+def load_data(folder: Path, name: str) -> SweepData:
+    """Read what `save_data` wrote. Raises ValueError where there is none of this name, listing those there are."""
+    table, answers, described = _data_files(folder, name)
+    if not (table.exists() and described.exists()):
+        known = saved_names(folder)
+        there = f"there are: {', '.join(known)}" if known else "no data was saved there yet"
+        raise ValueError(f"no data of {name!r} in {folder}; {there}")
+    raw = _read_json(described)
+    for path in (table, answers):
+        written = raw.get("sha256", {}).get(path.name)  # earlier versions saved none
+        if written is not None and not (path.exists() and _digest(path) == written):
+            what = "is not what was saved" if path.exists() else "is missing"
+            raise ValueError(f"{path} {what}: {_SAVE_AGAIN}")
+    try:
+        cells = [CellRecord(**cell) for cell in raw["sweep"]["cells"]]
+        record = SweepRecord(**{**raw["sweep"], "cells": cells})
+        answered = pd.read_parquet(answers) if answers.exists() else None
+        settings = {
+            (entry["level"], entry["arm"]): with_config_keys(entry["settings"]) for entry in raw.get("settings", ())
+        }
+        return sweep_data(record, raw["runs"], pd.read_parquet(table), answered, "saved data", settings)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{described} and the tables beside it cannot be read ({error!r}): {_SAVE_AGAIN}") from error
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def saved_names(folder: Path) -> list[str]:
+    """The sweeps whose data `save_data` wrote into a folder."""
+    return sorted(path.stem for path in folder.glob("*.parquet") if path.with_suffix(".json").exists())
+
+
+def _data_files(folder: Path, name: str) -> tuple[Path, Path, Path]:
+    # A name may hold dots (budget.amount=10), which with_suffix would take for the suffix.
+    return folder / f"{name}.parquet", folder / f"{name}.answers.parquet", folder / f"{name}.json"
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return read_json(path, "restore it from a copy")

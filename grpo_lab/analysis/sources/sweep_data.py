@@ -1,0 +1,183 @@
+"""A sweep as three tables: its runs, what they logged at every step, and what they answered."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from grpo_lab.analysis.sources.answers import ADDED, COLUMNS
+from grpo_lab.analysis.sources.settings import Place, Settings, differing
+from grpo_lab.config.design import Collapsed, Design, read_design
+from grpo_lab.tracking.renames import metric_name
+from grpo_lab.tracking.sweep_record import SweepRecord
+
+LABELS = ["level", "arm", "seed"]
+# Columns of `runs` that data saved by earlier versions lack.
+_ADDED = {"collapsed": False, "protocol": None, "changed_code": "", "lost": ""}
+
+
+@dataclass(frozen=True, eq=False)
+class SweepData:
+    """All that analysis knows of a sweep; the tables share the columns level, arm and seed.
+
+    `runs`: one row per recorded cell. Its columns, beside run_key, mlflow_run_id, folder, commit and dirty:
+
+        status        done, failed, partial, new or unreadable; `problem` says why
+        inert         the axes whose option changed nothing in the whole run
+        collapsed     whether the run stopped on a loss that was not finite
+        protocol      a hash of what the model is asked and of how answers are graded
+        changed_code  the steps after which it was resumed with changed code, such as "50, 100"
+        lost          the steps whose table of evaluated answers is gone, written likewise
+
+    `points`: one row per logged step of every readable cell, with `step` and the metrics; NaN where one was not logged.
+
+    `answers`: one row per cell, evaluation (step), suite and question. Columns are difficulty, n (samples), correct,
+    wanted (the target length in the prompt, 0 for none) and tokens (of all n samples). No rows where none were saved.
+
+    `source` says in words where the tables come from. A `notice` that is not empty says that they are of other runs
+    than those that were asked for. `settings` maps (level, arm) to the options and numbers in which arms differ; older
+    saved data have none. `changed` maps an arm to what it computes otherwise since these runs were declared.
+    """
+
+    record: SweepRecord
+    design: Design | None
+    runs: pd.DataFrame
+    points: pd.DataFrame
+    answers: pd.DataFrame
+    source: str
+    settings: Mapping[Place, Settings] = field(default_factory=dict)
+    notice: str = ""
+    changed: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def finished(self) -> pd.DataFrame:
+        """The rows of `runs` that are done."""
+        return self.runs[self.runs["status"] == "done"]
+
+    @property
+    def finished_points(self) -> pd.DataFrame:
+        """The rows of `points` that belong to finished runs."""
+        return self.points.merge(self.finished[LABELS], on=LABELS)
+
+    @property
+    def counted(self) -> pd.DataFrame:
+        """The rows of `runs` that final values count: finished ones, and those that collapsed."""
+        return self.runs[(self.runs["status"] == "done") | self.runs["collapsed"]]
+
+    @property
+    def counted_points(self) -> pd.DataFrame:
+        """The rows of `points` that belong to counted runs."""
+        return self.points.merge(self.counted[LABELS], on=LABELS)
+
+    @property
+    def arms(self) -> list[str]:
+        """Every arm: the control, the others as the sweep started them, then those it did not."""
+        declared = [self.design.control, *self.runs["arm"], *self.design.arms] if self.design else self.runs["arm"]
+        return list(dict.fromkeys(declared))
+
+    @property
+    def levels(self) -> list[str]:
+        """Every level, as the sweep started them, then those it did not."""
+        return list(dict.fromkeys([*self.runs["level"], *(self.design.levels if self.design else ())]))
+
+    @property
+    def control(self) -> str:
+        """The arm the others are compared with: the declared one, or the first of a sweep that declared none."""
+        return self.design.control if self.design else self.arms[0]
+
+    @property
+    def collapsed_as(self) -> Collapsed:
+        """The rule by which collapsed runs count: the declared one, or zero."""
+        return self.design.collapsed if self.design else Collapsed.zero
+
+    @property
+    def tricks(self) -> list[str]:
+        """Every trick that some arm switches on, in the order of the declaration."""
+        if self.design and self.design.tricks:
+            return list(self.design.tricks)
+        return list(dict.fromkeys(trick for arm in self.arms for trick in sorted(self.contents(arm))))
+
+    @property
+    def run_arms(self) -> list[tuple[str, str]]:
+        """(level, arm) of everything with at least one run that counts, finished or collapsed, in declared order."""
+        counted = set(self.counted[["level", "arm"]].itertuples(index=False, name=None))
+        return [(level, arm) for level in self.levels for arm in self.arms if (level, arm) in counted]
+
+    def contents(self, arm: str) -> frozenset[str]:
+        """The tricks of an arm; without a declaration, the overrides that the first arm does not have."""
+        if self.design is not None:
+            return self.design.contents(arm) if arm in self.design.arms else frozenset({arm})
+        return _words(arm) - _words(self.control)
+
+    def collapsed(self, level: str, arm: str) -> int:
+        """How many of an arm's runs stopped on a loss that was not finite."""
+        here = (self.runs["level"] == level) & (self.runs["arm"] == arm)
+        return int(self.runs.loc[here, "collapsed"].sum())
+
+    def seeds_planned(self, level: str, arm: str) -> int:
+        """How many seeds were declared or recorded for an arm at a level."""
+        here = self.runs[(self.runs["level"] == level) & (self.runs["arm"] == arm)]
+        declared = self.design is not None and arm in self.design.arms and level in self.design.levels
+        return len(set(here["seed"]) | set(self.design.seeds if declared else ()))
+
+    def seeds_finished(self, level: str, arm: str) -> int:
+        """How many seeds of an arm at a level are done."""
+        done = self.finished
+        return int(((done["level"] == level) & (done["arm"] == arm)).sum())
+
+
+def _words(arm: str) -> frozenset[str]:
+    """The overrides in the name of an arm that was not declared; a value may hold commas of its own."""
+    return frozenset(re.split(r",(?=[\w./@+~]+=)", arm))
+
+
+@dataclass(frozen=True)
+class CellData:
+    """One cell: its row of `runs`, and its rows of `points` and `answers` without level, arm and seed."""
+
+    row: dict[str, Any]
+    points: pd.DataFrame
+    answers: pd.DataFrame
+    settings: Settings = field(default_factory=dict)
+
+
+def assemble(record: SweepRecord, cells: Sequence[CellData], source: str) -> SweepData:
+    """Join the tables of cells, read from anywhere, to one sweep."""
+    tables: dict[str, list[pd.DataFrame]] = {"points": [], "answers": []}
+    for cell in cells:
+        labels = {name: cell.row[name] for name in LABELS}
+        for name, parts in tables.items():
+            table = getattr(cell, name)
+            if len(table):
+                parts.append(table.copy().assign(**labels))  # a copy in one piece: columns come cheaply to it
+    points = pd.concat(tables["points"], ignore_index=True) if tables["points"] else None
+    answers = pd.concat(tables["answers"], ignore_index=True) if tables["answers"] else None
+    settings: dict[Place, Settings] = {}
+    for cell in cells:
+        if cell.settings:
+            settings.setdefault((cell.row["level"], cell.row["arm"]), cell.settings)
+    return sweep_data(record, [cell.row for cell in cells], points, answers, source, differing(settings))
+
+
+def sweep_data(
+    record: SweepRecord,
+    cells: Sequence[Mapping[str, Any]],
+    points: pd.DataFrame | None,
+    answers: pd.DataFrame | None,
+    source: str,
+    settings: Mapping[Place, Settings],
+) -> SweepData:
+    design = None if record.design is None else read_design(record.design)
+    points = pd.DataFrame(columns=[*LABELS, "step"]) if points is None else points.rename(columns=metric_name)
+    answers = pd.DataFrame(columns=[*LABELS, *COLUMNS]) if answers is None else answers
+    answers = answers.assign(**{name: 0 for name in ADDED if name not in answers})
+    metrics = sorted(set(points.columns) - {*LABELS, "step"})
+    points = points[[*LABELS, "step", *metrics]].astype(dict.fromkeys(metrics, float))
+    runs = pd.DataFrame(list(cells))
+    runs = runs.assign(**{name: default for name, default in _ADDED.items() if name not in runs})
+    runs, answers = runs.astype({"collapsed": bool}), answers[[*LABELS, *COLUMNS]]
+    return SweepData(record, design, runs, points, answers, source, settings)

@@ -1,0 +1,138 @@
+"""Intervals and standard errors in closed form; `resampling` holds the bootstraps.
+
+    asked                                     answered by
+    other seeds, the same questions           `t_interval`, `paired_difference`: the default everywhere
+    other seeds and other questions           `crossed_t_interval`
+    one run, other questions                  `standard_error`, or `resampling.question_bootstrap`
+
+Every docstring says how often its nominal 95% held the truth. Unless it says otherwise, in 500 to 3,000 simulated
+experiments per setting (so +-.4 to 1 pp) with 3, 5 and 10 seeds and 64, 128 and 500 questions: 1 to 16 right-or-wrong
+answers a question; difficulty uniform, or mostly near 0 and 1 (beta .5, .5); seeds that deviate by 1 to 3 pp, by .5
+logits more on every single question, and correlate .8 between arms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+CONFIDENCE = 0.95
+SMALL = 0.002  # below it three decimals would leave one digit, and two significant ones are shown
+Numbers = Sequence[float | int] | np.ndarray | pd.Series
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate from n seeds (or questions) with a confidence interval.
+
+    low and high are NaN for n = 1, all three numbers are for n = 0.
+    """
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+    def text(self, sign: str = "") -> str:
+        """`0.693 [0.681, 0.705]`; `sign="+"` writes the sign of positive numbers too."""
+        if self.n == 0:
+            return "-"
+        if self.n == 1:
+            return f"{self.mean:{sign}.3f}"
+        numbers = (self.mean, self.low, self.high)
+        form = ".2g" if 0 < max(map(abs, numbers)) < SMALL else ".3f"
+        mean, low, high = (format(number, sign + form) for number in numbers)
+        return f"{mean} [{low}, {high}]"
+
+    def contains(self, value: float | int) -> bool:
+        """Whether the interval includes the value; an interval without bounds (n < 2) includes every value."""
+        return not (value < self.low or value > self.high)
+
+
+def t_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
+    """Student's t interval of the mean of independent values.
+
+    Coverage for n = 3, 5 and 10 seeds, on the questions asked: 94 to 96% of an arm's accuracy and of a difference
+    paired by seed. In 200,000 experiments of n = 3 and n = 5 bare numbers: 95% for normal values and for shares of 128
+    answers whose rate itself varies between seeds, 97% for differences of two skewed (exponential) values, 88% for
+    strongly skewed values on their own. It is not about other questions: the accuracy on other questions is
+    covered in 36 to 93%, the less the more seeds there are. A paired difference, in which most of the noise of a
+    question cancels, is covered in 92 to 96%.
+    """
+    n = len(values)
+    if n == 0:
+        return Interval(math.nan, math.nan, math.nan, 0)
+    mean = float(np.mean(values))
+    if n == 1:
+        return Interval(mean, math.nan, math.nan, 1)
+    half = float(stats.t.ppf((1 + confidence) / 2, n - 1) * np.std(values, ddof=1) / math.sqrt(n))
+    return Interval(mean, mean - half, mean + half, n)
+
+
+def paired_difference(treated: pd.Series, control: pd.Series) -> Interval:
+    """Treated less control, paired by seed (the index of both), over the seeds for which both have a value."""
+    return t_interval(seed_differences(treated, control).tolist())
+
+
+def seed_differences(treated: pd.Series, control: pd.Series) -> pd.Series:
+    """Treated less control for each seed that has both, in the order of the seeds."""
+    return (treated - control).dropna().sort_index()
+
+
+def crossed_t_interval(values: np.ndarray, confidence: float = CONFIDENCE) -> Interval:
+    """The mean over other seeds and other questions, from `values` [S, Q]: one number per seed and question.
+
+    In a two-way table without replication, with the mean squares of seeds, of questions and of what is left,
+
+        variance of the mean = (MS_seeds + MS_questions - MS_rest) / (S Q)
+
+    and Satterthwaite's degrees of freedom. Works on accuracies and on their paired differences. Coverage for 3, 5 and
+    10 seeds: 92 to 97% of an arm's accuracy, 94 to 99% of a difference. Raises ValueError for fewer than 2 questions or
+    a missing one; the bounds are NaN for one seed.
+    """
+    seeds, questions = seeds_by_questions(values)
+    mean = float(np.mean(values))
+    if seeds == 1:
+        return Interval(mean, math.nan, math.nan, 1)
+    of_seeds, of_questions = values.mean(axis=1), values.mean(axis=0)
+    rest = values - of_seeds[:, None] - of_questions + mean
+    freedom = np.array([seeds - 1, questions - 1, (seeds - 1) * (questions - 1)])
+    squares = [questions * of_seeds.var() * seeds, seeds * of_questions.var() * questions, (rest**2).sum()]
+    mean_squares = np.array(squares) / freedom
+    # By chance the difference may fall below its parts, and Satterthwaite's number below the fewest degrees.
+    variance = max(mean_squares[0] + mean_squares[1] - mean_squares[2], *mean_squares)
+    if variance == 0:
+        return Interval(mean, mean, mean, seeds)
+    degrees = max(variance**2 / (mean_squares**2 / freedom).sum(), freedom.min())
+    half = float(stats.t.ppf((1 + confidence) / 2, degrees) * math.sqrt(variance / (seeds * questions)))
+    return Interval(mean, mean - half, mean + half, seeds)
+
+
+def seeds_by_questions(values: np.ndarray) -> tuple[int, int]:
+    """The shape of a table [S, Q] without holes. Raises ValueError for any other."""
+    if values.ndim != 2 or values.shape[0] < 1 or values.shape[1] < 2:
+        raise ValueError(f"values have the shape {values.shape}: give one row per seed, at least two questions a row")
+    if np.isnan(values).any():
+        raise ValueError("some seed lacks some question: keep the questions that every seed answered")
+    return values.shape
+
+
+# --- standard errors over questions -------------------------------------------------------------------------
+
+
+def standard_error(values: Numbers) -> float:
+    """Of the mean of one run over questions, in the values' unit; each value is a question's mean over its samples.
+
+    sqrt(sum_q (x_q - mean)^2 / (n (n - 1)))          (arXiv:2411.00640)
+
+    It holds both the choice of questions and the sampling of answers, not the training seed. Mean +- 1.96 of it covers
+    94 to 95% from 32 questions on; where only one answer in ten is right, or wrong, 93 to 94% with 128 questions, 92
+    to 93% with 64 and 89% with 32. NaN for fewer than 2 questions.
+    """
+    n = len(values)
+    return float(np.std(np.asarray(values), ddof=1) / math.sqrt(n)) if n > 1 else math.nan

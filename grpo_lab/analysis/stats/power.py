@@ -1,0 +1,126 @@
+"""How many seeds or questions an effect needs, and which effect a sweep of a given size could have found.
+
+Two-sided t tests throughout, effects and deviations in one unit (say, points of accuracy). `sd` is the deviation of the
+numbers that enter the test: of one arm's values over seeds for an unpaired comparison, of the differences by seed for
+a paired one; `difference_sd` gives the second from the first. A deviation from 3 or 5 pilot seeds is itself rough:
+`sd_interval` says how rough, and planning with its upper bound is the careful choice.
+"""
+
+from __future__ import annotations
+
+import math
+
+from scipy import optimize, stats
+
+from grpo_lab.analysis.stats.intervals import CONFIDENCE, Interval
+
+POWER = 0.8
+ALPHA = 0.05
+MOST_SEEDS = 100_000
+
+
+def difference_sd(sd: float | int, correlation: float | int) -> float:
+    """The deviation of differences paired by seed, of two arms that each deviate by `sd` and correlate over seeds."""
+    if not -1 <= correlation < 1:
+        raise ValueError(f"a correlation of {correlation} leaves nothing to plan for: give one from -1 to below 1")
+    return sd * math.sqrt(2 * (1 - correlation))
+
+
+def sd_interval(sd: float | int, n: int, confidence: float = CONFIDENCE) -> Interval:
+    """Chi-square interval of a standard deviation estimated from n normal values; no bounds for n = 1.
+
+    Covers 95% with n = 3, 5 and 10 for normal values (20,000 experiments), 91, 88 and 84% for heavy tails (Laplace).
+    """
+    if n < 2:
+        return Interval(float(sd), math.nan, math.nan, n)
+    tail, freedom = (1 - confidence) / 2, n - 1
+    low, high = (sd * math.sqrt(freedom / stats.chi2.ppf(share, freedom)) for share in (1 - tail, tail))
+    return Interval(float(sd), float(low), float(high), n)
+
+
+def power_of_t(effect: float | int, sd: float | int, n: int, paired: bool = True, alpha: float = ALPHA) -> float:
+    """The chance that a two-sided t test with n seeds (per arm) finds a true effect, in either direction.
+
+    Paired: n differences of deviation `sd`. Unpaired: two arms of n seeds, each of deviation `sd`. Noncentral t.
+    Raises ValueError for fewer than 2 seeds or a deviation that is not above 0.
+    """
+    if n < 2 or sd <= 0:
+        raise ValueError(f"n = {n}, sd = {sd}: a test needs 2 seeds or more, and a deviation above 0")
+    freedom = n - 1 if paired else 2 * n - 2
+    distance = effect / sd * math.sqrt(n if paired else n / 2)
+    critical = stats.t.isf(alpha / 2, freedom)
+    # The far tail is asked for as the near tail of the mirrored effect: scipy's nct.cdf gives NaN there.
+    right, wrong = (float(stats.nct.sf(critical, freedom, side)) for side in (distance, -distance))
+    return right + wrong
+
+
+def minimum_detectable_effect(
+    sd: float | int, n: int, power: float = POWER, alpha: float = ALPHA, paired: bool = True
+) -> float:
+    """The smallest true effect that a test with n seeds (per arm) finds with the given power, in sd's unit.
+
+    Raises ValueError for a power that is not between alpha and 1, and as `power_of_t`.
+    """
+    _check_power(power, alpha)
+
+    def lacking(effect: float) -> float:
+        return power_of_t(effect, 1, n, paired, alpha) - power
+
+    beyond = 1.0
+    while lacking(beyond) < 0:
+        beyond *= 2
+    return float(sd) * float(optimize.brentq(lacking, 0, beyond, xtol=1e-12))
+
+
+def seeds_needed(
+    effect: float | int, sd: float | int, power: float = POWER, alpha: float = ALPHA, paired: bool = True
+) -> int:
+    """The fewest seeds (per arm) with which a test finds a true effect with the given power; at least 2.
+
+    Raises ValueError for an effect of 0 or one that needs more than 100,000 seeds, and as `power_of_t`.
+    """
+    _check_power(power, alpha)
+    few, enough = 1, 2
+    while power_of_t(effect, sd, enough, paired, alpha) < power:
+        if enough == MOST_SEEDS:
+            raise ValueError(f"an effect of {effect} at sd {sd} needs over {MOST_SEEDS:,} seeds: look for a larger one")
+        few, enough = enough, min(2 * enough, MOST_SEEDS)
+    while enough - few > 1:
+        middle = (few + enough) // 2
+        if power_of_t(effect, sd, middle, paired, alpha) < power:
+            few = middle
+        else:
+            enough = middle
+    return enough
+
+
+def questions_needed(
+    effect: float | int,
+    difference_variance: float | int,
+    treated_variance: float | int = 0,
+    treated_samples: int = 1,
+    control_variance: float | int = 0,
+    control_samples: int = 1,
+    power: float = POWER,
+    alpha: float = ALPHA,
+) -> int:
+    """Questions on which the difference of two checkpoints is found with the given power, both asked the same ones.
+
+    n = (z_{alpha/2} + z_beta)^2 (omega^2 + s_A^2 / K_A + s_B^2 / K_B) / effect^2          (arXiv:2411.00640)
+
+    omega^2 = `difference_variance`, over questions, of the difference of the two success rates; s^2 the variance of
+    one answer about its question's rate, averaged over questions (E[p (1 - p)] of right or wrong), K the answers
+    sampled per question. More answers shrink only the last two terms. Normal quantiles: for tens of questions or more.
+    Raises ValueError for an effect of 0.
+    """
+    _check_power(power, alpha)
+    if effect == 0:
+        raise ValueError("no number of questions finds an effect of 0: give the smallest effect that matters")
+    quantiles = stats.norm.isf(alpha / 2) + stats.norm.isf(1 - power)
+    variance = difference_variance + treated_variance / treated_samples + control_variance / control_samples
+    return math.ceil(quantiles**2 * variance / effect**2)
+
+
+def _check_power(power: float, alpha: float) -> None:
+    if not 0 < alpha < power < 1:
+        raise ValueError(f"power {power}, alpha {alpha}: give 0 < alpha < power < 1")

@@ -1,0 +1,124 @@
+"""Bootstraps over whole seeds, and over questions that are the same for every seed.
+
+A training seed gives one checkpoint, which answers every suite, so a good seed is good on all of them. Seeds are
+therefore resampled whole. With 5 seeds whose accuracies correlate .7 between 5 suites, a 95% interval of their mean
+covers 60% when seeds are drawn for each suite apart, and 83% when they are drawn whole.
+
+That is still not 95%: 3 to 10 seeds are few to draw from. A mean over seeds gets `stats.t_interval`; the bootstraps
+over seeds are for statistics that have no such formula, and are shown beside their coverage. The experiments behind
+the figures in the docstrings are described in `stats`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from grpo_lab.analysis.stats.intervals import CONFIDENCE, Interval, Numbers, seeds_by_questions
+
+SEED = 0  # of every resampling in figures, tables and reports, so that the same data give the same bytes
+REPETITIONS = 10_000
+BLOCK = 1_000  # repetitions held in memory at once
+
+
+def percentile_interval(estimate: float, replicates: np.ndarray, n: int, confidence: float = CONFIDENCE) -> Interval:
+    """The middle `confidence` of bootstrap replicates around an estimate from n units; no bounds for n = 1.
+
+    Over whole seeds a nominal 95% covers 73 to 77% of means with n = 3, 82 to 85% with n = 5 and 89 to 91% with n = 10;
+    of interquartile means 76, 85 and 91%. Over questions see `question_bootstrap`.
+
+    A NaN among the replicates (a statistic that some resample leaves undefined) makes both bounds NaN.
+    """
+    if n < 2:
+        return Interval(estimate, math.nan, math.nan, n)
+    low, high = np.quantile(replicates, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return Interval(estimate, float(low), float(high), n)
+
+
+def question_bootstrap(
+    per_question: Numbers,
+    rng: np.random.Generator,
+    repetitions: int = REPETITIONS,
+    confidence: float = CONFIDENCE,
+) -> Interval:
+    """Percentile interval of one run's mean over questions [Q]: this checkpoint, other questions like these.
+
+    Give one run's accuracies, or the differences of two runs that answered the same questions. Coverage: 93 to 95% with
+    32 to 128 questions, 95% with 500; where only one answer in ten is right, or wrong, 92 to 94% with 64 and 89 to 90%
+    with 32. Where every question has the same accuracy the interval has no width, and says nothing.
+    """
+    values = np.asarray(per_question, dtype=float)
+    n = len(values)
+    if n == 0:
+        return Interval(math.nan, math.nan, math.nan, 0)
+    means = [values[rng.integers(0, n, (size, n))].mean(axis=1) for size in _blocks(repetitions)]
+    return percentile_interval(float(values.mean()), np.concatenate(means), n, confidence)
+
+
+def crossed_indices(
+    num_seeds: int, num_questions: int, rng: np.random.Generator, repetitions: int = REPETITIONS
+) -> tuple[np.ndarray, np.ndarray]:
+    """Seeds [R, S] and questions [R, Q] of R resamples, drawn with replacement and independently of each other.
+
+    Resample r of a table [S, Q] is `table[np.ix_(seeds[r], questions[r])]`: every seed keeps the same questions. Use
+    the same pair for every arm and every quantity that enters one statistic.
+    """
+    seeds = rng.integers(0, num_seeds, (repetitions, num_seeds), dtype=np.int32)
+    return seeds, rng.integers(0, num_questions, (repetitions, num_questions), dtype=np.int32)
+
+
+def crossed_bootstrap(
+    values: np.ndarray,
+    rng: np.random.Generator,
+    repetitions: int = REPETITIONS,
+    confidence: float = CONFIDENCE,
+) -> Interval:
+    """Percentile interval of the mean of `values` [S, Q] over other seeds and other questions; n counts seeds.
+
+    Whole seeds and whole questions are resampled independently. Give accuracies of one arm, or differences paired by
+    seed and question. Its variance counts the noise of single answers three times and that of S seeds (S - 1) / S
+    times, so its coverage depends on which is larger: 93 to 98% of an arm's accuracy and 97 to 100% of a paired
+    difference with 1 to 4 answers a question, but 92 to 93% and 87 to 91% with 16 answers to each of 500 questions, 3
+    or 5 seeds and 3 pp between seeds. For a mean `stats.crossed_t_interval` errs less; drawing serves any statistic.
+    Raises ValueError where a seed lacks a question.
+    """
+    num_seeds, num_questions = seeds_by_questions(values)
+    seeds, questions = crossed_indices(num_seeds, num_questions, rng, repetitions)
+    means = []
+    for size in _blocks(repetitions):
+        start = BLOCK * len(means)
+        here, asked = seeds[start : start + size], questions[start : start + size]
+        per_seed = _counts(asked, num_questions) @ values.T / num_questions  # [block, S]
+        means.append(np.take_along_axis(per_seed, here, axis=1).mean(axis=1))
+    return percentile_interval(float(values.mean()), np.concatenate(means), num_seeds, confidence)
+
+
+def seed_cluster_bootstrap(
+    statistic: Callable[[np.ndarray], float | int | np.ndarray],
+    num_seeds: int,
+    rng: np.random.Generator,
+    repetitions: int = REPETITIONS,
+) -> np.ndarray:
+    """Replicates [R] (or [R, ...]) of a statistic over resamples of whole seeds, all arms and suites together.
+
+    `statistic` takes the positions of S seeds, drawn with replacement, and computes what it likes from everything
+    that belongs to them. `percentile_interval` makes an interval of the replicates, and says how far it falls short
+    with few seeds. A statistic that picks a best arm or checkpoint is biased in every resample as it is in the data:
+    cross-fit it inside `statistic`.
+    """
+    draws = rng.integers(0, num_seeds, (repetitions, num_seeds))
+    return np.array([statistic(draw) for draw in draws], dtype=float)
+
+
+def _blocks(repetitions: int) -> list[int]:
+    """The sizes of the blocks in which so many repetitions are computed."""
+    return [min(BLOCK, repetitions - start) for start in range(0, repetitions, BLOCK)]
+
+
+def _counts(draws: np.ndarray, size: int) -> np.ndarray:
+    """How often each of `size` units stands in each row of draws [R, *]: [R, size]."""
+    rows = len(draws)
+    places = draws + size * np.arange(rows)[:, None]
+    return np.bincount(places.ravel(), minlength=rows * size).reshape(rows, size).astype(float)
