@@ -13,7 +13,7 @@ import pytest
 import torch
 from helpers import make_rollouts
 from rich.console import Console
-from test_loop import metrics_of, run_in_process
+from short_runs import metrics_of, run_in_process
 
 from grpo_lab.analysis.load import SweepData
 from grpo_lab.analysis.report import reader_page

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from short_runs import run_in_process
 from test_figures import AXIS, overlapping, sweep, ten_steps, words
-from test_loop import run_in_process
 
 from grpo_lab.analysis.answers import COLUMNS, read_answers
 from grpo_lab.analysis.build import draw_all

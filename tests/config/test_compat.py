@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from compositions import CHOICES, run_of, samples
 from helpers import (
     F64,
     Endings,
@@ -28,7 +29,6 @@ from helpers import (
     shapes_unchecked,
 )
 from hydra import compose, initialize_config_dir
-from test_config import CHOICES, run_of, samples
 
 from grpo_lab.config.rules import ERRORS, WARNINGS, IncompatibleRun, broken_errors, broken_warnings, check_compatible
 from grpo_lab.config.run_config import AXES, RunConfig, conf_folder, slot_types, to_run

@@ -7,51 +7,26 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
-from helpers import composed
+from compositions import CHOICES, RECIPES, option_names, run_of, samples
 from omegaconf import OmegaConf
 
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.rules import IncompatibleRun, check_compatible
-from grpo_lab.config.run_config import AXES, ROOMS, RunConfig, conf_folder, options, slot_types, snake_case, to_run
+from grpo_lab.config.run_config import AXES, ROOMS, conf_folder, options, slot_types, snake_case, to_run
 from grpo_lab.config.run_name import run_name
 from grpo_lab.tricks.baseline import Weights
 from grpo_lab.tricks.convention import AlphaForm, Width
 from grpo_lab.tricks.group_filter import Signal
 from grpo_lab.tricks.scale import AllWrong, Deviation
 
-
-def option_names(group: str) -> list[str]:
-    return sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
-
-
-CHOICES = {axis: option_names(axis) for axis in AXES}
 SINGLES = [(axis, option) for axis in AXES for option in CHOICES[axis]]
 # Options that the plain run refuses, and what they need beside them.
 NEEDS = {("baseline", name): "scale=none" for name in ("pass_at_k", "gae", "gae_orz", "monte_carlo", "return_to_go")}
 # The rooms a method is made of beside the axes.
 OWN_ROOMS = ("reward", "critic", "optimizer")
-
-
-@cache
-def run_of(*overrides: str) -> RunConfig:
-    return to_run(composed(*overrides)[0])
-
-
-@cache
-def samples() -> dict[str, dict[str, Any]]:
-    """The live object of every option of every axis, composed as many at a time as there are axes."""
-    found: dict[str, dict[str, Any]] = {axis: {} for axis in AXES}
-    for number in range(max(map(len, CHOICES.values()))):
-        row = {axis: names[number % len(names)] for axis, names in CHOICES.items()}
-        run = run_of(*(f"{axis}={option}" for axis, option in row.items()))
-        for axis, option in row.items():
-            found[axis][option] = getattr(run, axis)
-    return found
 
 
 @pytest.mark.parametrize("axis,option", SINGLES)
@@ -66,7 +41,7 @@ def test_every_option_composes_into_its_class(axis: str, option: str) -> None:
 
 
 @pytest.mark.extended  # in one of them below, at every change
-@pytest.mark.parametrize("recipe", option_names("recipe"))
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_composes_in_every_world(recipe: str) -> None:
     for world in option_names("world"):
         check_compatible(run_of(f"world={world}", f"recipe={recipe}"))
@@ -265,7 +240,7 @@ ABSENT = {
 
 
 def test_every_recipe_has_its_row_here() -> None:
-    assert set(option_names("recipe")) == set(ROWS) == set(NUMBERS)
+    assert set(RECIPES) == set(ROWS) == set(NUMBERS)
 
 
 @pytest.mark.parametrize("recipe", ROWS)
@@ -293,13 +268,13 @@ def test_recipes_never_set_a_convention() -> None:
 
     All count as the house does, then, which is the convention of the plain run: tests/tricks/test_conventions.py.
     """
-    for recipe in option_names("recipe"):
+    for recipe in RECIPES:
         run, plain = run_of("world=arithmetic", f"recipe={recipe}"), run_of()
         assert [room for room in ROOMS if room not in OWN_ROOMS and getattr(run, room) != getattr(plain, room)] == []
         assert "convention" not in (conf_folder() / "recipe" / f"{recipe}.yaml").read_text()
 
 
-@pytest.mark.parametrize("recipe", [name for name in option_names("recipe") if name != "plain"])
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if name != "plain"])
 def test_a_recipe_says_what_is_left_out_with_a_reason_and_what_is_unverified(recipe: str) -> None:
     lines = (conf_folder() / "recipe" / f"{recipe}.yaml").read_text().splitlines()
     for kind, known in (("left out", ABSENT), ("unverified", OPEN)):

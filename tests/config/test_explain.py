@@ -12,8 +12,8 @@ from pathlib import Path
 
 import mlflow
 import pytest
+from compositions import RECIPES, samples
 from helpers import composed
-from test_config import samples
 
 from grpo_lab.config import catalogue
 from grpo_lab.config.explain import explain, formula, inert_lines, nearest_recipe
@@ -28,7 +28,6 @@ SAID = (
     "truncation", "reward_shaping", "group_filter", "old_policy", "correction", "rejection", "baseline", "scale",
     "importance", "surrogate", "aggregation", "denominator", "kl", "entropy", "curriculum", "reference",
 )  # fmt: skip
-RECIPES = sorted(path.stem for path in (conf_folder() / "recipe").glob("*.yaml"))
 
 
 def explained(*overrides: str) -> str:

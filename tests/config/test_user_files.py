@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from test_bad_input import command_line
+from short_runs import command_line
 
 from grpo_lab.config import run_config as config
 from grpo_lab.config.catalogue import option_text

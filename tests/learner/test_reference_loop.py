@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 import torch
+from compositions import RECIPES
 from reference_loop import Reference
 from reference_recording import Recording, furthest, in_double_precision, norm, recorded
-from test_loop import RECIPES, run_in_process
+from short_runs import run_in_process
 
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.run_config import conf_folder, options, slot_types, to_run

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from damage import GOOD, choose, compare, outcome, prepare, run
 from helpers import shapes_unchecked
-from test_structure import PACKAGE, imports_of
+from package_imports import PACKAGE, imports_of
 
 from grpo_lab.analysis.caveats import caveats, notes
 from grpo_lab.analysis.load import load_sweep

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import F64, assert_close
-from test_filters import SMALL
-from test_loop import metrics_of, run_in_process
+from short_runs import SMALL, metrics_of, run_in_process
 
 from grpo_lab.rollout.rounds import Rounds
 from grpo_lab.run.checkpoint import latest, load_state

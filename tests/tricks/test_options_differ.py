@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import F64, Scene, inputs_of, loss_and_gradient, make_graded, make_rollouts, make_run
-from test_loop import final_weights, metrics_of, run_in_process
+from short_runs import final_weights, metrics_of, run_in_process
 from torch import Tensor
 
 from grpo_lab.config.run_config import conf_folder, options, slot_types
