@@ -44,9 +44,10 @@ class Entropy(Trick, ABC):
 
 @dataclass(frozen=True)
 class NoEntropy(Entropy):
-    """No pressure: entropy is logged as a vital sign and left alone."""
+    """No pressure: entropy is logged and left alone."""
 
     touches_nothing: ClassVar[bool] = True
+    formula: ClassVar[str] = "0"
 
     def __call__(self, entropy: Float[Tensor, "M T"], coef: float) -> Float[Tensor, "M T"]:
         return torch.zeros_like(entropy)

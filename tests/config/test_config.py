@@ -398,6 +398,7 @@ def test_a_users_own_trick_is_found_before_composition(tmp_path: Path) -> None:
         "class HalfMark(Baseline):\n"
         "    mark: float\n"
         "    group_relative = False\n"
+        "    formula = 'R - {mark}'\n"
         "    def __call__(self, graded):\n"
         "        return graded.reward - self.mark\n"
     )

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -250,6 +251,8 @@ class Forgotten(Curriculum):
     """What somebody else may write: problems whose latest group was below their best one, and new ones."""
 
     floor: float
+
+    formula: ClassVar[str] = "P(i) proportional to {floor} + 1 - the share of right responses in its latest group"
 
     def weights(self, pool: Pool) -> torch.Tensor:
         last = pool.memory.last
