@@ -1,7 +1,7 @@
 """The options that there are, as live objects with the numbers of their files, and what the tests ask of a new one.
 
-A new option is asked for one test: a file of its own, `test_<option>.py` in some folder of the tests, where its class is
-built and gives numbers worked out by hand. Lists of options, and of what must stand for each, leave such options out.
+A new option is asked for one test: a file of its own, `test_<option>.py` in some folder of the tests, where its class
+is built and gives numbers worked out by hand. Lists of options leave such options out.
 """
 
 from __future__ import annotations
