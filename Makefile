@@ -18,7 +18,7 @@ SMOLLM2 := .bench/smollm2-135m
 NOTEBOOKS := sweep_overview reward_against_eval one_trick scaling noise_floor
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm base demo sweep recipes data figures report notebooks test test-all test-vllm mutants check ui bench gpu clean
+.PHONY: help setup setup-vllm base demo sweep recipes data figures report notebooks docs test test-all test-vllm mutants check ui bench gpu clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -82,6 +82,9 @@ notebooks: $(NOTEBOOK_STAMP) ## execute the notebooks of analysis/ on the sweep 
 		$(NBCONVERT) --to html --HTMLExporter.require_js_url= --HTMLExporter.mathjax_url= "$$made.ipynb" || exit 1; \
 		echo "$$made.html"; \
 	done
+
+docs: $(STAMP) ## write axes, options, papers and recipes into the tables of conf/README.md, and their numbers into README.md
+	@$(BIN)/grpo-lab docs
 
 # worksteal: a core that has nothing left takes half of what another still has, so all end together and files need no
 # order; tests of one file stay together but for what is stolen. Those of vLLM share a session that is dear to open.

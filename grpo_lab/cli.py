@@ -62,12 +62,24 @@ def list_metrics(_: argparse.Namespace) -> None:
 
 
 def list_tricks(arguments: argparse.Namespace) -> None:
-    """Print axes and options, one line each, or the tables that README.md and experiments/README.md hold."""
+    """Print axes and options, one line each, or the tables that conf/README.md holds."""
     bootstrap()
     from grpo_lab.config.catalogue import ingredients_table, papers_table, recipes_table, tricks_list, tricks_table
 
     tables = (tricks_table, papers_table, recipes_table, ingredients_table)
     print("\n\n".join(table() for table in tables) if arguments.markdown else tricks_list())
+
+
+def write_docs(_: argparse.Namespace) -> None:
+    """Write the tables that the code makes into the pages that hold them, and print which of them have changed."""
+    bootstrap()
+    from grpo_lab.config.catalogue import documented
+
+    for path, text in documented().items():
+        changed = path.read_text() != text
+        if changed:
+            path.write_text(text)
+        print(f"{path}: {'written' if changed else 'up to date'}")
 
 
 def explain_run(arguments: argparse.Namespace) -> None:
@@ -189,6 +201,8 @@ def main() -> None:
     tricks = commands.add_parser("tricks", help="the axes and their options, one line each")
     tricks.add_argument("--markdown", action="store_true", help="axes and recipes as the tables of the documentation")
     tricks.set_defaults(run=list_tricks)
+    docs = commands.add_parser("docs", help="write the tables of tricks and recipes into the pages of a checkout")
+    docs.set_defaults(run=write_docs)
     explained = commands.add_parser("explain", help="the loss that overrides choose, as a formula; rules, papers")
     explained.add_argument("overrides", nargs="*", help="Hydra overrides, for example recipe=dr_grpo kl=k3_loss")
     explained.set_defaults(run=explain_run)

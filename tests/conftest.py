@@ -16,7 +16,7 @@ import torch
 from grpo_lab.config.hydra_setup import bootstrap, compose_config
 from grpo_lab.config.run_config import RunConfig, to_run
 
-pytest.register_assert_rewrite("sampler_contract")
+pytest.register_assert_rewrite("sampler_contract", "short_runs")
 bootstrap()
 torch.set_num_threads(1)
 

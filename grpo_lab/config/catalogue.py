@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -73,13 +74,14 @@ def option_text(slot: str, option: str) -> str:
     return ""
 
 
-def axes() -> list[Axis]:
-    """Every trick axis, in the order in which a batch meets them, and the critic."""
+def axes(folders: Sequence[Path] | None = None) -> list[Axis]:
+    """Every trick axis, in the order in which a batch meets them, and the critic; with the user's own options, unless
+    `folders` names where to look."""
     plain = plain_options()
     found = []
     for axis in _SHOWN:
         question = (sys.modules[slot_types()[axis].__module__].__doc__ or "").splitlines()[0].partition(": ")[2]
-        files = [path for folder in _folders() for path in (folder / axis).glob("*.yaml")]
+        files = [path for folder in folders or _folders() for path in (folder / axis).glob("*.yaml")]
         files.sort(key=lambda path: (path.stem != plain[axis], path.stem))
         options = []
         for path in files:
@@ -99,9 +101,9 @@ def tricks_list() -> str:
 
 
 def tricks_table() -> str:
-    """The axes and their options as a markdown table."""
+    """The axes and their options as a markdown table, without the user's own."""
     lines = ["| axis | what it decides | options, the plain one first |", "|---|---|---|"]
-    for axis in axes():
+    for axis in axes([conf_folder()]):
         lines.append(f"| {axis.name} | {axis.question} | {', '.join(option.name for option in axis.options)} |")
     return "\n".join(lines)
 
@@ -165,3 +167,49 @@ def ingredients_table() -> str:
         cells = (name, there, "; ".join(gaps.left_out), "; ".join(gaps.unverified))
         lines.append(f"| {' | '.join(cell or '-' for cell in cells)} |")
     return "\n".join(lines)
+
+
+# What README.md says of how much there is; the words between the numbers may be wrapped.
+_COUNTED = re.compile(r"\d+(\s+options\s+on\s+)\d+(\s+axes,\s+and\s+)\d+(\s+papers'\s+methods)")
+
+
+def documented() -> dict[Path, str]:
+    """Each page with tables that the code makes, or numbers of options: its path, and its text as it should be now.
+
+    A table stands where the beginning of its first line is. Raises ValueError for a page that is missing,
+    or has no such line.
+    """
+    root = conf_folder().parent
+    pages = {root / "README.md": _with_counts, root / "conf" / "README.md": _with_tables}
+    for path in pages:
+        if not path.is_file():
+            raise ValueError(f"there is no {path}: the pages are written in a checkout of the repository")
+    return {path: written(path) for path, written in pages.items()}
+
+
+def _with_counts(path: Path) -> str:
+    found = axes([conf_folder()])
+    counts = sum(len(axis.options) for axis in found), len(found), len(recipe_overrides())
+    text, places = _COUNTED.subn("{}\\g<1>{}\\g<2>{}\\g<3>".format(*counts), path.read_text())
+    if not places:
+        raise ValueError(
+            f"{path} does not count what there is: write `1 options on 1 axes, and 1 papers' methods` into it"
+        )
+    return text
+
+
+def _with_tables(path: Path) -> str:
+    lines = path.read_text().splitlines()
+    tables = {
+        "| axis | what ": tricks_table,
+        "| trick or recipe | ": papers_table,
+        "| recipe | there ": ingredients_table,
+        "| recipe | curriculum ": recipes_table,
+    }
+    for beginning, table in tables.items():
+        start = next((number for number, line in enumerate(lines) if line.startswith(beginning)), None)
+        if start is None:
+            raise ValueError(f"{path} has no table that begins with `{beginning}`: write this where it should stand")
+        end = next((number for number in range(start, len(lines)) if not lines[number].startswith("|")), len(lines))
+        lines[start:end] = table().splitlines()
+    return "\n".join(lines) + "\n"

@@ -27,7 +27,7 @@ from grpo_lab.policy.optim import Optimizer
 from grpo_lab.tasks.base import Model, Reward, Task, Template
 from grpo_lab.tracking.mlflow_mirror import Tracking
 from grpo_lab.tricks.aggregation import Aggregation
-from grpo_lab.tricks.base import require_field, require_not_negative
+from grpo_lab.tricks.base import Trick, formula_fault, require_field, require_not_negative
 from grpo_lab.tricks.baseline import Baseline
 from grpo_lab.tricks.convention import Convention
 from grpo_lab.tricks.correction import Correction
@@ -201,20 +201,28 @@ def options(base: type) -> dict[str, type]:
 
 
 def register() -> None:
-    """Store the schemas of RunConfig and of every option; called again after user modules are imported."""
+    """Store the schemas of RunConfig and of every option; called again after user modules are imported.
+
+    Raises ValueError for a class that cannot be an option, with its place and what to write.
+    """
     store = ConfigStore.instance()
     for slot, base in slot_types().items():
         for name, cls in options(base).items():
             try:
                 node = _writable(cls)
             except OmegaConfBaseException as error:
-                where = f"{inspect.getsourcefile(cls)} line {inspect.getsourcelines(cls)[1]}"
                 raise ValueError(
-                    f"{cls.__name__} at {where} cannot be an option ({str(error).splitlines()[0]}): a field of an "
+                    f"{_place(cls)} cannot be an option ({str(error).splitlines()[0]}): a field of an "
                     "option is a number, a string, an Enum, a dataclass, or a list or dict of these"
                 ) from error
+            if issubclass(cls, Trick) and (fault := formula_fault(cls)):
+                raise ValueError(f"{_place(cls)} {fault}")
             store.store(group=f"schema/{slot}", name=name, node=node)
     store.store(group="schema", name="run", node=_writable(RunConfig))
+
+
+def _place(cls: type) -> str:
+    return f"{cls.__name__} at {inspect.getsourcefile(cls)} line {inspect.getsourcelines(cls)[1]}"
 
 
 @cache

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields, is_dataclass
+from string import Formatter
 from typing import ClassVar
 
 import torch
@@ -17,20 +19,40 @@ class Trick:
     """An option on an axis.
 
     `touches_nothing` marks the option that by its definition changes no row and no token: no mask, no penalty,
-    no clip. `formula` is what the option computes, in the symbols of `explain.py`, with its fields in braces.
+    no clip. `formula` is what the option computes, in the symbols that `grpo-lab explain` prints: a field's name in
+    braces stands for its number, and a brace to be printed is written twice. Every option has one.
     """
 
     touches_nothing: ClassVar[bool] = False
-    formula: ClassVar[str] = ""
+    formula: ClassVar[str]
 
     def written(self) -> str:
-        """The formula with this object's numbers in it; of a class that has none, its name and what it says it does."""
-        if not self.formula:
-            named, said = type(self).__name__, (type(self).__doc__ or "").partition("\n")[0]
-            # A dataclass without a docstring has its signature for one.
-            known = "" if said.startswith(f"{named}(") else said
-            return ", ".join(filter(None, [f"written by no formula: {named}", known]))
+        """The formula with this object's numbers in it."""
         return self.formula.format(**{name: _number(value) for name, value in vars(self).items()})
+
+
+def formula_fault(cls: type[Trick]) -> str:
+    """What is wrong with the formula of an option and how to mend it; "" where it can be printed."""
+    text = getattr(cls, "formula", "")
+    if not text:
+        return (
+            'has no formula: write `formula: ClassVar[str] = "..."` in the class, what it computes in the symbols of '
+            "`grpo-lab explain`, with its fields in braces"
+        )
+    if not isinstance(text, str):  # a property: it is written with the numbers of the object
+        return ""
+    try:
+        named = {name for _, name, _, _ in Formatter().parse(text) if name is not None}
+    except ValueError as error:
+        return f"has a formula that cannot be printed ({error}): write a brace that is to be printed twice"
+    known = [field.name for field in fields(cls)] if is_dataclass(cls) else []
+    if unknown := sorted(named - set(known)):
+        there = f"its fields are {', '.join(known)}" if known else "it has no fields"
+        return (
+            f"has {{{unknown[0]}}} in its formula, which is no field of it ({there}): correct the name, or write a "
+            "brace that is to be printed twice"
+        )
+    return ""
 
 
 def _number(value: object) -> str:

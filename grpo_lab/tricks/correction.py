@@ -74,6 +74,7 @@ class NoCorrection(Correction):
     """Trust the sampler: every weight is 1."""
 
     touches_nothing: ClassVar[bool] = True
+    formula: ClassVar[str] = "1"
     needs_old_logprobs: ClassVar[bool] = False
 
     def ratios(self, log_ratio: Float[Tensor, "N T"], sampled_mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N #T"]:

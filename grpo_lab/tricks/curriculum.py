@@ -165,6 +165,7 @@ class Uniform(Curriculum):
     """Walk through the training split in a fresh random order each pass."""
 
     touches_nothing: ClassVar[bool] = True
+    formula: ClassVar[str] = "each problem once a pass, in a random order"
 
     def weights(self, pool: Pool) -> Float[Tensor, "S"]:
         return torch.ones(pool.size, dtype=torch.float64)

@@ -47,6 +47,7 @@ class NoEntropy(Entropy):
     """No pressure: entropy is logged and left alone."""
 
     touches_nothing: ClassVar[bool] = True
+    formula: ClassVar[str] = "0"
 
     def __call__(self, entropy: Float[Tensor, "M T"], coef: float) -> Float[Tensor, "M T"]:
         return torch.zeros_like(entropy)

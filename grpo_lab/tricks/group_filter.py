@@ -88,6 +88,7 @@ class Keep(GroupFilter):
     """Train on every group; one without signal gives no gradient but stays in the denominators."""
 
     touches_nothing: ClassVar[bool] = True
+    formula: ClassVar[str] = "every group stays"
     removes_rows: ClassVar[bool] = False
 
 

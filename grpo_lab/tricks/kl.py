@@ -6,7 +6,6 @@ values k1 and k3 are unbiased; as losses they have other gradients than as value
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,7 +16,7 @@ from grpo_lab.types import Bool, Float, Graded, Tensor, to_groups
 
 
 @dataclass(frozen=True)
-class Kl(Trick, ABC):
+class Kl(Trick):
     """A penalty per token, added to the token's loss and aggregated with it, or a part of the reward.
 
     `needs_reference`: the loop scores the rollouts with the reference. `shapes_reward`: acts through `shape`, before
@@ -29,14 +28,21 @@ class Kl(Trick, ABC):
     shapes_reward: ClassVar[bool] = False
     reads_old: ClassVar[bool] = False
 
-    @abstractmethod
     def __call__(
         self,
         logprobs: Float[Tensor, "M T"],
         old_logprobs: Float[Tensor, "M T"],
         ref_logprobs: Float[Tensor, "M T"] | None,
     ) -> Float[Tensor, "M T"]:
-        """Coefficient times estimate, with gradient through `logprobs`."""
+        """What each token adds to the loss, with gradient through `logprobs`: `penalty`, where there is a tie in it."""
+        if self.shapes_reward or not self.needs_reference:
+            return torch.zeros_like(logprobs)
+        assert ref_logprobs is not None, "needs_reference makes the loop compute them"
+        return self.penalty(logprobs - old_logprobs, logprobs - ref_logprobs)
+
+    def penalty(self, above_old: Float[Tensor, "M T"], above_ref: Float[Tensor, "M T"]) -> Float[Tensor, "M T"]:
+        """Coefficient times estimate, from how far a token's log-prob is above the old one and the reference's."""
+        raise NotImplementedError(f"{type(self).__name__} has no penalty: define it, or set shapes_reward")
 
     def charges(
         self,
@@ -57,15 +63,8 @@ class NoKl(Kl):
     """No tie to the reference, which is then never loaded."""
 
     touches_nothing: ClassVar[bool] = True
+    formula: ClassVar[str] = "0"
     needs_reference: ClassVar[bool] = False
-
-    def __call__(
-        self,
-        logprobs: Float[Tensor, "M T"],
-        old_logprobs: Float[Tensor, "M T"],
-        ref_logprobs: Float[Tensor, "M T"] | None,
-    ) -> Float[Tensor, "M T"]:
-        return torch.zeros_like(logprobs)
 
 
 @dataclass(frozen=True)
@@ -101,14 +100,6 @@ class K1Reward(Kl):
     def shape(self, graded: Graded, charges: Float[Tensor, "N T"]) -> Graded:
         return graded.with_component("k1", to_groups(charges.sum(dim=1), graded.reward.shape[1]))
 
-    def __call__(
-        self,
-        logprobs: Float[Tensor, "M T"],
-        old_logprobs: Float[Tensor, "M T"],
-        ref_logprobs: Float[Tensor, "M T"] | None,
-    ) -> Float[Tensor, "M T"]:
-        return torch.zeros_like(logprobs)
-
 
 @dataclass(frozen=True)
 class K2Loss(Kl):
@@ -126,14 +117,8 @@ class K2Loss(Kl):
     def __post_init__(self) -> None:
         require_positive(self, "kl_coef")
 
-    def __call__(
-        self,
-        logprobs: Float[Tensor, "M T"],
-        old_logprobs: Float[Tensor, "M T"],
-        ref_logprobs: Float[Tensor, "M T"] | None,
-    ) -> Float[Tensor, "M T"]:
-        assert ref_logprobs is not None, "needs_reference makes the loop compute them"
-        return self.kl_coef / 2 * (logprobs - ref_logprobs) ** 2
+    def penalty(self, above_old: Float[Tensor, "M T"], above_ref: Float[Tensor, "M T"]) -> Float[Tensor, "M T"]:
+        return self.kl_coef / 2 * above_ref**2
 
 
 @dataclass(frozen=True)
@@ -155,14 +140,8 @@ class K3Loss(Kl):
     def __post_init__(self) -> None:
         require_positive(self, "kl_coef", "log_ratio_limit")
 
-    def __call__(
-        self,
-        logprobs: Float[Tensor, "M T"],
-        old_logprobs: Float[Tensor, "M T"],
-        ref_logprobs: Float[Tensor, "M T"] | None,
-    ) -> Float[Tensor, "M T"]:
-        assert ref_logprobs is not None, "needs_reference makes the loop compute them"
-        log_x = (ref_logprobs - logprobs).clamp(-self.log_ratio_limit, self.log_ratio_limit)
+    def penalty(self, above_old: Float[Tensor, "M T"], above_ref: Float[Tensor, "M T"]) -> Float[Tensor, "M T"]:
+        log_x = (-above_ref).clamp(-self.log_ratio_limit, self.log_ratio_limit)
         return self.kl_coef * (log_x.exp() - log_x - 1)
 
 
@@ -186,11 +165,6 @@ class K3Unbiased(Kl):
     def __post_init__(self) -> None:
         require_positive(self, "kl_coef", "log_ratio_limit")
 
-    def __call__(
-        self,
-        logprobs: Float[Tensor, "M T"],
-        old_logprobs: Float[Tensor, "M T"],
-        ref_logprobs: Float[Tensor, "M T"] | None,
-    ) -> Float[Tensor, "M T"]:
-        ratio = (logprobs - old_logprobs).clamp(-self.log_ratio_limit, self.log_ratio_limit).exp()
-        return ratio * K3Loss(self.kl_coef, self.log_ratio_limit)(logprobs, old_logprobs, ref_logprobs)
+    def penalty(self, above_old: Float[Tensor, "M T"], above_ref: Float[Tensor, "M T"]) -> Float[Tensor, "M T"]:
+        ratio = above_old.clamp(-self.log_ratio_limit, self.log_ratio_limit).exp()
+        return ratio * K3Loss(self.kl_coef, self.log_ratio_limit).penalty(above_old, above_ref)

@@ -28,6 +28,7 @@ class Frozen(Reference):
     """The policy at step 0, for ever."""
 
     touches_nothing: ClassVar[bool] = True
+    formula: ClassVar[str] = "the policy at step 0"
     changes: ClassVar[bool] = False
 
     def mixes(self, step: int) -> float:

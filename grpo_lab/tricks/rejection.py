@@ -66,6 +66,7 @@ class NoRejection(Rejection):
     """Every sampled token stays."""
 
     touches_nothing: ClassVar[bool] = True
+    formula: ClassVar[str] = "every sampled token stays"
     needs_old_logprobs: ClassVar[bool] = False
     removes_rows: ClassVar[bool] = False
 

@@ -45,6 +45,7 @@ class NoShaping(RewardShaping):
     """The reward is the outcome's reward and nothing else."""
 
     touches_nothing: ClassVar[bool] = True
+    formula: ClassVar[str] = "0"
 
     def lowest(self, correct: float, wrong: float) -> float:
         return wrong

@@ -78,6 +78,7 @@ class Score(Truncation):
     """
 
     touches_nothing: ClassVar[bool] = True
+    formula: ClassVar[str] = "truncated rows: in the loss and in the statistics, as any other"
 
 
 @dataclass(frozen=True)

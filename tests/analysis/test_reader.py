@@ -14,7 +14,7 @@ import torch
 from helpers import make_rollouts
 from planted_sweeps import Planted, synthetic_sweep
 from rich.console import Console
-from test_loop import metrics_of, run_in_process
+from short_runs import metrics_of, run_in_process
 
 from grpo_lab.analysis.report import reader_page
 from grpo_lab.analysis.report.reader import (

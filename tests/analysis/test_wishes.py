@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from planted_sweeps import Planted, synthetic_sweep, write_synthetic
+from short_runs import run_in_process
 from test_figures import AXIS, overlapping, sweep, ten_steps, words
-from test_loop import run_in_process
 
 from grpo_lab.analysis.build import draw_all
 from grpo_lab.analysis.figures import target_lengths

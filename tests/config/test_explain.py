@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import mlflow
 import pytest
+from compositions import RECIPES, samples
 from helpers import composed
-from test_config import samples
 
 from grpo_lab.config import catalogue
 from grpo_lab.config.explain import explain, formula, inert_lines, nearest_recipe
@@ -21,14 +19,12 @@ from grpo_lab.config.hydra_setup import compose_with_choices
 from grpo_lab.config.rules import check_compatible
 from grpo_lab.config.run_config import AXES, conf_folder, options, slot_types, to_run
 from grpo_lab.loop import start
-from grpo_lab.tricks.base import Trick
 
 # The axes whose classes make up the loss; the others say in one line what they are.
 SAID = (
     "truncation", "reward_shaping", "group_filter", "old_policy", "correction", "rejection", "baseline", "scale",
     "importance", "surrogate", "aggregation", "denominator", "kl", "entropy", "curriculum", "reference",
 )  # fmt: skip
-RECIPES = sorted(path.stem for path in (conf_folder() / "recipe").glob("*.yaml"))
 
 
 def explained(*overrides: str) -> str:
@@ -153,10 +149,10 @@ def numbers_in(config_node: object) -> set[str]:
 
 
 @pytest.mark.parametrize("axis", SAID)
-def test_every_option_that_acts_writes_a_formula_with_its_own_numbers(axis: str) -> None:
+def test_every_option_writes_a_formula_with_its_own_numbers(axis: str) -> None:
     for option, trick in samples()[axis].items():
         text = trick.written()
-        assert text or trick.touches_nothing, option
+        assert text, option
         assert not re.search(r"<\w|\bNone\b|[{]\w+[}]", text), text
         silent = {"20", "1e-06", "0"} if axis in ("importance", "kl", "scale", "aggregation") else set()
         assert all(number in text for number in numbers_in(trick) - silent), (option, text)
@@ -206,42 +202,6 @@ def test_an_option_whose_file_only_hydra_knows_is_explained_by_its_class() -> No
     config, choices = compose_with_choices(["truncation=mask_after"])
     text = explain(to_run(config), config, choices | {"truncation": "somewhere_else"})
     assert "truncation=somewhere_else: Leave truncated rows in the group statistics" in text
-
-
-def test_a_users_trick_without_a_formula_is_named_in_the_explanation(tmp_path: Path) -> None:
-    """A module on PYTHONPATH and its YAML file, whose class says only in its docstring what it does."""
-    (tmp_path / "quiet_tricks.py").write_text(
-        "from dataclasses import dataclass\n"
-        "from grpo_lab.tricks.baseline import Baseline\n\n"
-        "@dataclass(frozen=True)\n"
-        "class HalfMark(Baseline):\n"
-        '    """Subtract half a mark.\n\n    And nothing else."""\n\n'
-        "    mark: float\n"
-        "    group_relative = False\n"
-        "    def __call__(self, graded):\n"
-        "        return graded.reward - self.mark\n"
-    )
-    (tmp_path / "baseline").mkdir()
-    yaml = "defaults:\n  - /schema/baseline/half_mark@_here_\n  - _self_\nmark: 0.5\n"
-    (tmp_path / "baseline" / "half_mark.yaml").write_text(yaml)
-    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, "-m", "grpo_lab.cli", "explain", "plugins=[quiet_tricks]", "baseline=half_mark"],
-        env={**os.environ, "PYTHONPATH": path, "GRPO_LAB_CONFIG_PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "     C = written by no formula: HalfMark, Subtract half a mark.\n" in done.stdout
-
-
-def test_a_trick_that_says_nothing_of_itself_is_named() -> None:
-    @dataclass(frozen=True)
-    class Silent(Trick):
-        mark: float
-
-    assert Silent(0.5).written() == "written by no formula: Silent"
 
 
 def test_only_what_somebody_chose_is_said_to_have_changed_nothing() -> None:

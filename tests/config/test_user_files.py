@@ -7,9 +7,10 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
-from test_bad_input import command_line
+from short_runs import command_line
 
 from grpo_lab.config import run_config as config
 from grpo_lab.config.catalogue import option_text
@@ -18,6 +19,7 @@ from grpo_lab.config.help import answer
 from grpo_lab.config.hydra_setup import bootstrap, compose_config
 from grpo_lab.config.run_config import conf_folder, to_run
 from grpo_lab.config.user_files import DEEPEST, LARGEST, MOST_FILES, check_user_files, check_yaml, import_plugin
+from grpo_lab.tricks.base import Trick, formula_fault
 
 # Nine of nine of nine ...: 9 ** 12 entries in 12 lines
 BOMB = "\n".join(
@@ -187,3 +189,52 @@ def test_a_class_that_can_be_no_option_is_named_with_file_and_line(monkeypatch: 
         ValueError, match=rf"Mine at {__file__} line \d+ cannot be an option \(Unexpected type.*complex"
     ):
         config.register()
+
+
+PLUGIN = """
+from dataclasses import dataclass
+from grpo_lab.tricks.baseline import Baseline
+
+@dataclass(frozen=True)
+class HalfMark(Baseline):
+    mark: float
+    group_relative = False
+    def __call__(self, graded):
+        return graded.reward - self.mark
+"""
+
+
+def test_a_plugin_whose_trick_has_no_formula_is_refused_before_a_model_loads(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    done = command_line("plugins=[mine]", "world=tiny", env={"PYTHONPATH": path})
+    assert done.returncode == 1 and done.stderr.startswith(
+        f"error: HalfMark at {tmp_path}/mine.py line 5 has no formula: write `formula: ClassVar[str] = "
+    ), done.stderr
+
+
+@pytest.mark.parametrize(
+    "formula,said",
+    [
+        ("", "has no formula: write"),
+        ("R - {half}", "has {half} in its formula, which is no field of it (its fields are mark): correct the name"),
+        ("R - mean_{g without i}(R)", "has {g without i} in its formula, which is no field of it"),
+        ("R - {mark", "has a formula that cannot be printed (expected '}' before end of string): write a brace"),
+    ],
+)
+def test_a_formula_that_cannot_be_printed_is_refused_with_a_remedy(formula: str, said: str) -> None:
+    @dataclass(frozen=True)
+    class Half(Trick):
+        mark: float
+
+    Half.formula = formula
+    assert formula_fault(Half).startswith(said)
+
+
+def test_braces_that_are_printed_are_no_fields() -> None:
+    @dataclass(frozen=True)
+    class Half(Trick):
+        mark: float
+        formula: ClassVar[str] = "R - {mark} * mean_{{g without i}}(R)"
+
+    assert formula_fault(Half) == "" and Half(0.5).written() == "R - 0.5 * mean_{g without i}(R)"

@@ -15,6 +15,7 @@ import pytest
 
 from grpo_lab.config.catalogue import (
     axes,
+    documented,
     ingredients_table,
     papers_table,
     recipe_overrides,
@@ -84,7 +85,7 @@ def test_every_make_target_named_exists_and_help_lists_all() -> None:
 
 
 def test_the_example_trick_works_as_written(tmp_path: Path) -> None:
-    (code,), (yaml,) = blocks("python"), blocks("yaml")
+    (code, hand), (yaml,) = blocks("python"), blocks("yaml")
     (tmp_path / "example_trick.py").write_text(code)
     (tmp_path / "conf" / "baseline").mkdir(parents=True)
     (tmp_path / "conf" / "baseline" / "group_median.yaml").write_text(yaml)
@@ -96,26 +97,39 @@ def test_the_example_trick_works_as_written(tmp_path: Path) -> None:
         PYTHONPATH=str(tmp_path),
         GRPO_LAB_CONFIG_PATH=str(tmp_path / "conf"),
     )  # fmt: skip
-    said = "rewards 1, 0, 0 give advantages 1, 0, 0"
-    assert said in README
-    hand = (
-        "import torch, example_trick as e; from grpo_lab.types import Graded;"
-        "r = torch.tensor([[1., 0., 0.]], dtype=torch.float64); yes = torch.ones(1, 3, dtype=torch.bool);"
-        "n = torch.ones(1, 3, dtype=torch.long);"
-        "print(e.GroupMedian()(Graded(r, r, {'outcome': r}, n, n, ~yes, yes, yes)).tolist())"
-    )
-    assert run([sys.executable, "-c", hand], PYTHONPATH=str(tmp_path)).stdout.strip() == "[[1.0, 0.0, 0.0]]"
+    (tmp_path / "test_example.py").write_text(hand.replace("grpo_lab.tricks.baseline", "example_trick"))
+    path = os.pathsep.join([str(tmp_path), str(ROOT / "tests" / "shared")])
+    run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(tmp_path / "test_example.py")], PYTHONPATH=path)
 
 
-def test_the_tables_of_tricks_and_recipes_are_what_the_code_holds() -> None:
-    text = (ROOT / "conf" / "README.md").read_text()
-    for table in (tricks_table(), papers_table(), recipes_table(), ingredients_table()):
-        assert table in text, "print it with `grpo-lab tricks --markdown` and put it into conf/README.md"
-
-
-def test_readme_counts_what_there_is() -> None:
+def test_the_tables_and_numbers_of_tricks_are_what_make_docs_writes() -> None:
+    assert [path for path, text in documented().items() if path.read_text() != text] == [], "run `make docs`"
+    pages = "\n".join(documented().values())
+    assert all(table() in pages for table in (tricks_table, papers_table, recipes_table, ingredients_table))
     counted = sum(len(axis.options) for axis in axes())
-    assert f"{counted} options on {len(axes())} axes, and {len(recipe_overrides())} papers' methods" in README
+    counts = f"{counted} options on {len(axes())} axes, and {len(recipe_overrides())} papers' methods"
+    assert counts in " ".join(pages.split())
+
+
+def test_tables_are_written_in_their_places_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(conf_folder(), tmp_path / "conf")
+    monkeypatch.setattr("grpo_lab.config.catalogue.conf_folder", lambda: tmp_path / "conf")
+    readme, page = tmp_path / "README.md", tmp_path / "conf" / "README.md"
+    whole = page.read_text()
+    page.write_text(re.sub(r"^\| (curriculum|80/20|dapo) \|.*\n", "", whole, flags=re.M))
+    readme.write_text("It has 1 options on 2\naxes, and 3 papers' methods, and 4 words.\n")
+    written = documented()
+    assert written[page] == whole != page.read_text()
+    assert re.fullmatch(r"It has \d+ options on 21\naxes, and \d+ papers' methods, and 4 words.\n", written[readme])
+    page.write_text("no table\n")
+    with pytest.raises(ValueError, match=r"has no table that begins with `\| axis \| what `: write this where"):
+        documented()
+    readme.write_text("no numbers\n")
+    with pytest.raises(ValueError, match=r"does not count what there is: write `1 options on"):
+        documented()
+    page.unlink()
+    with pytest.raises(ValueError, match=r"there is no .*conf/README.md: the pages are written in a checkout"):
+        documented()
 
 
 def test_a_new_option_shows_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +168,7 @@ def test_the_walk_names_functions_that_exist() -> None:
 
 
 def test_a_busy_reader_finishes_it() -> None:
-    assert len(README.split()) <= 1500 and len(README.splitlines()) <= 130
+    assert len(README.split()) <= 1500 and len(README.splitlines()) <= 135
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from helpers import PACKAGE
 
 from grpo_lab.config.run_config import AXES, conf_folder, options, slot_types
 from grpo_lab.learner import step_metrics as step_metrics
 from grpo_lab.tracking.metrics import REGISTRY, find
-
-PACKAGE = Path(__file__).parents[2] / "grpo_lab"
 
 
 def files_under(folder: str) -> list[Path]:

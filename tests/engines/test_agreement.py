@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_engine import CPU
-from test_loop import final_weights, metrics_of, run_in_process, same_ending
+from sampling import CPU
+from short_runs import final_weights, metrics_of, run_in_process, same_ending
 
 from grpo_lab.config.hydra_setup import compose_with_choices
 from grpo_lab.config.run_config import to_run

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from helpers import assert_close
+from sampling import CPU, FP32, learner_logprobs, requests_of
 from transformers import AutoTokenizer, DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -17,49 +17,17 @@ from grpo_lab.engines.native_attention import decode_attention, shared_keys_atte
 from grpo_lab.engines.native_cache import BLOCK, BlockLayer, block_cache, keep_rows
 from grpo_lab.engines.native_graphs import check_graphs
 from grpo_lab.engines.native_session import NativeSession, draw
-from grpo_lab.policy.logprobs import token_logprobs
 from grpo_lab.policy.model_folder import stop_token_ids
 from grpo_lab.policy.models import load_model
 from grpo_lab.rollout.grading import decode, to_rollouts
 from grpo_lab.tasks.verifiers import ExactAnswer, Strict
-from grpo_lab.tricks.precision import Bf16, Fp32, LmHead
+from grpo_lab.tricks.precision import Bf16, LmHead
 from grpo_lab.types import Completion, NoiseKey, Problem, Request, SamplingParams, StopReason, SureRun
-
-CPU = torch.device("cpu")
-FP32 = Fp32(LmHead.same, 1e-3)
-
-
-def requests_of(folder: Path, rows: int = 48, params: SamplingParams | None = None, step: int = 0) -> list[Request]:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    questions = ["3+4?", "9+8+7?", "1+1+1?", "5+6?"]
-    params = params or SamplingParams(max_tokens=24, temperature=1.0, top_p=1.0)
-    return [
-        Request(
-            tuple(tokenizer(questions[row % 4], add_special_tokens=False)["input_ids"]),
-            NoiseKey(0, "test", step, row % 4, row // 4),
-            params,
-        )
-        for row in range(rows)
-    ]
 
 
 @pytest.fixture
 def session(tiny_base: Path) -> NativeSession:
     return Native(24, 1.0, 1.0, max_rows=512).open(tiny_base, FP32, CPU)
-
-
-def learner_logprobs(
-    learner: Path | torch.nn.Module,
-    requests: Sequence[Request],
-    completions: Sequence[Completion],
-    temperature: float = 1.0,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Learner's and sampler's log-probs of the same tokens, [N, T] each."""
-    model = load_model(learner, LmHead.same) if isinstance(learner, Path) else learner
-    problems = tuple(Problem(i, "", "", 1) for i in range(len(requests)))
-    rollouts = to_rollouts(problems, tuple(r.prompt + r.prefix for r in requests), 1, completions)
-    scored, _ = token_logprobs(model, rollouts.prompts, rollouts.tokens, rollouts.sampled_mask, temperature, FP32)
-    return scored, rollouts.sampler_logprobs
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from sampler_contract import (
+    SMALL,
     check_agreement,
     check_headless_weights,
     check_neighbours,
@@ -20,8 +21,9 @@ from sampler_contract import (
     check_prefixes,
     check_sure_stop,
     check_watcher,
+    engine,
 )
-from test_engine import CPU, FP32, requests_of
+from sampling import CPU, FP32, requests_of
 
 from grpo_lab.config.hydra_setup import compose_with_choices
 from grpo_lab.config.run_config import to_run
@@ -34,14 +36,6 @@ from grpo_lab.run.state import open_state
 from grpo_lab.seeding import request_seed
 from grpo_lab.tricks.precision import LmHead
 from grpo_lab.types import NoiseKey
-
-# the smallest block of the cache on a CPU, and as few tokens a step as rows
-SMALL = {"block_size": 32, "max_num_batched_tokens": 512}
-
-
-def engine(**changed: object) -> Vllm:
-    run = to_run(compose_with_choices(["world=tiny", "tracking=none", "engine=vllm", "engine.cache_gib=0.25"])[0])
-    return replace(run.engine, max_tokens=24, context=128, **changed)
 
 
 @pytest.fixture(scope="module")

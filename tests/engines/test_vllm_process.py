@@ -22,6 +22,7 @@ import pytest
 import torch
 from processes import alive, children_of, descendants_of, name_of
 from sampler_contract import (
+    SMALL,
     check_agreement,
     check_headless_weights,
     check_neighbours,
@@ -31,8 +32,7 @@ from sampler_contract import (
     check_sure_stop,
     check_watcher,
 )
-from test_engine import CPU, FP32, learner_logprobs, requests_of
-from test_vllm import SMALL
+from sampling import CPU, FP32, learner_logprobs, requests_of
 
 from grpo_lab.config.hydra_setup import compose_with_choices
 from grpo_lab.config.run_config import to_run

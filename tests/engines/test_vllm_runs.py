@@ -11,9 +11,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from test_engine import CPU, FP32, learner_logprobs, requests_of
-from test_loop import metrics_of, run_in_process, same_ending
-from test_vllm import SMALL, engine
+from sampler_contract import SMALL, engine
+from sampling import CPU, FP32, learner_logprobs, requests_of
+from short_runs import metrics_of, run_in_process, same_ending
 
 from grpo_lab.config.hydra_setup import compose_with_choices
 from grpo_lab.config.run_config import to_run

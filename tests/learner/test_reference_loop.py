@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 import torch
+from compositions import RECIPES, listed
 from reference_loop import Reference
 from reference_recording import Recording, furthest, in_double_precision, norm, recorded
-from test_loop import RECIPES, run_in_process
+from short_runs import run_in_process
 
 from grpo_lab.config.hydra_setup import compose_config
-from grpo_lab.config.run_config import conf_folder, options, slot_types, to_run
+from grpo_lab.config.run_config import conf_folder, snake_case, to_run
 
 EXACT = 1e-5  # of a gradient's norm, and nats; models in float64, the rest as the loop has it
 SINGLE = 1e-4  # the same in fp32, where 2e-5 was seen
@@ -287,7 +288,7 @@ FORMULAS = """
 
 
 def test_no_option_of_the_loss_is_without_a_case() -> None:
-    """What comes new on these axes is compared with its formula too."""
+    """A new option with a test of its own may have one: it asks for its formula in tests/shared."""
     conf = conf_folder()
     files = [conf / "config.yaml", *(conf / "recipe" / f"{recipe}.yaml" for recipe in RECIPES)]
     lines = [line for file in files for line in re.findall(r"- (?:override /)?(\w+: \w+)", file.read_text())]
@@ -297,5 +298,5 @@ def test_no_option_of_the_loss_is_without_a_case() -> None:
         chosen = {override.partition("=")[2] for override in named if override.startswith(f"{axis}=")}
         texts = [(conf / axis / f"{name}.yaml").read_text() for name in chosen]
         covered = {found for text in texts for found in re.findall(rf"/schema/{axis}/(\w+)@", text)}
-        known = {name for name, kind in options(slot_types()[axis]).items() if kind.__module__.startswith("grpo_lab.")}
+        known = {snake_case(kind.__name__) for kind in listed(axis)}
         assert covered >= known, f"{axis}: {known - covered} has no case here"

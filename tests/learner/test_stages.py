@@ -8,7 +8,7 @@ from typing import Any
 import helpers
 import pytest
 from helpers import Scene, assert_close, inputs_of
-from test_loop import run_in_process
+from short_runs import run_in_process
 from test_reference_loop import CUT, LAGGED, PUT_IN, SHORT
 from torch import Tensor
 

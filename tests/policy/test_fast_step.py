@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from helpers import assert_close, inputs_of, make_run, random_scene, tiny_model
-from test_loop import final_weights, metrics_of, run_in_process
+from short_runs import final_weights, metrics_of, run_in_process
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves

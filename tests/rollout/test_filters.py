@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import assert_close, make_graded, queue_of
-from test_loop import WORLD, metrics_of, run_in_process, same_ending
+from short_runs import SMALL, WORLD, metrics_of, run_in_process, same_ending
 
 from grpo_lab.budget.ledger import Ledger, ModelFlops
 from grpo_lab.config.hydra_setup import compose_with_choices
@@ -479,8 +479,6 @@ def test_what_waits_is_continued_before_anything_new_in_a_race_of_several_waves(
 # --- real runs --------------------------------------------------------------------------------------------------
 
 FILTERS = sorted(path.stem for path in (conf_folder() / "group_filter").glob("*.yaml"))
-SMALL = ["evaluation=brief", "evaluation.initial_kl=false", "evaluation.probe_problems=16", "evaluation.every=1000"]
-SMALL += ["evaluation.heldout_problems=16", "evaluation.downstream_problems=16", "optimizer.learning_rate=1e-3"]
 
 
 @pytest.mark.parametrize("name,max_rows", [*((name, 512) for name in FILTERS), ("oversample_abort_partial", 24)])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import assert_close, queue_of
-from test_loop import final_weights, metrics_of, run_in_process, same_ending, train_command
+from short_runs import final_weights, metrics_of, run_in_process, same_ending, train_command
 from transformers import AutoModelForCausalLM
 
 from grpo_lab.budget.cost_model import CostModel, SimulatedClock, measure

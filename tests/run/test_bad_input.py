@@ -6,26 +6,14 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from short_runs import WORLD, command_line
 from transformers import AutoTokenizer, BertConfig
 
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.loop import start
-
-WORLD = ["world=tiny", "tracking=none"]
-
-
-def command_line(*overrides: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "grpo_lab.train", *overrides],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env={**os.environ, **(env or {})},
-    )
 
 
 def start_with(folder: Path, *overrides: str) -> Path:

@@ -14,8 +14,7 @@ from typing import Any
 import grimp
 import pytest
 from damage import GOOD, choose, compare, outcome, prepare, run
-from helpers import shapes_unchecked
-from test_structure import PACKAGE
+from helpers import PACKAGE, shapes_unchecked
 
 from grpo_lab.analysis.caveats import caveats, notes
 from grpo_lab.analysis.final_values import final_values

@@ -6,83 +6,23 @@ import json
 import shutil
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
-import jaxtyping
 import pandas as pd
 import pytest
 import torch
 import transformers
+from compositions import RECIPES
 from helpers import hear_interrupts
-from safetensors.torch import load_file
+from short_runs import (
+    metrics_of,
+    run_in_process,
+    same_ending,
+    train_command,
+)
 
-from grpo_lab.config.hydra_setup import compose_with_choices
-from grpo_lab.config.run_config import conf_folder
-from grpo_lab.loop import start
-from grpo_lab.tracking.run_log import RunLog
-
-WORLD = ["world=tiny", "tracking=none"]
-
-
-@contextmanager
-def shapes_checked_for(steps: int) -> Iterator[None]:
-    """Shapes are checked during the first steps of a run; what comes later repeats them in half the time."""
-    write, before = RunLog.write_step, jaxtyping.config.jaxtyping_disable
-
-    def counted(log: RunLog, step: int, *arguments: Any, **named: Any) -> None:
-        left.append(step)
-        if len(left) > steps:
-            jaxtyping.config.update("jaxtyping_disable", True)
-        write(log, step, *arguments, **named)
-
-    left: list[int] = []
-    RunLog.write_step = counted
-    try:
-        yield
-    finally:
-        RunLog.write_step = write
-        jaxtyping.config.update("jaxtyping_disable", before)
-
-
-def run_in_process(folder: Path, *overrides: str, name: str = "run", checked: int = 2) -> Path:
-    """One run through the real entry below Hydra's command line; returns the run folder.
-
-    `checked`: after how many lines of the log, the first of them before any step, shapes are checked no more.
-    """
-    config, choices = compose_with_choices([*WORLD, f"runs_dir={folder}", *overrides])
-    with shapes_checked_for(checked):
-        return start(config, name, choices, ["test"])
-
-
-def train_command(folder: Path, *overrides: str) -> list[str]:
-    return [sys.executable, "-m", "grpo_lab.train", *WORLD, f"runs_dir={folder}", *overrides]
-
-
-def metrics_of(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def final_weights(folder: Path) -> dict[str, torch.Tensor]:
-    newest = max((folder / "checkpoints").iterdir())
-    return load_file(newest / "model.safetensors")
-
-
-def same_ending(one: Path, other: Path) -> None:
-    """Same bytes of metrics, same bits of weights, same answers."""
-    assert (one / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
-    ours, theirs = final_weights(one), final_weights(other)
-    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
-    for table in (one / "eval").iterdir():
-        pd.testing.assert_frame_equal(pd.read_parquet(table), pd.read_parquet(other / "eval" / table.name))
-
-
-RECIPES = sorted(path.stem for path in (conf_folder() / "recipe").glob("*.yaml"))
 # The shortest way through the loop; test_reference_loop.py sees every update of the longer ones.
 AT_EVERY_CHANGE = ("plain",)
 

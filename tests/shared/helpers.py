@@ -53,6 +53,7 @@ from grpo_lab.tricks.surrogate import Ppo
 from grpo_lab.tricks.truncation import Score
 from grpo_lab.types import Batch, Graded, Microbatching, Problem, Rollouts, to_groups
 
+PACKAGE = Path(__file__).parents[2] / "grpo_lab"
 F64 = torch.float64
 ONE_MICROBATCH = 10**9
 

@@ -7,12 +7,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_engine import learner_logprobs, requests_of
+from sampling import learner_logprobs, requests_of
 
+from grpo_lab.config.hydra_setup import compose_with_choices
+from grpo_lab.config.run_config import to_run
 from grpo_lab.engines.base import EngineSession
+from grpo_lab.engines.vllm import Vllm
 from grpo_lab.policy.models import load_model
 from grpo_lab.tricks.precision import LmHead
 from grpo_lab.types import Completion, StopReason, SureRun
+
+# the smallest block of the cache on a CPU, and as few tokens a step as rows
+SMALL = {"block_size": 32, "max_num_batched_tokens": 512}
+
+
+def engine(**changed: object) -> Vllm:
+    run = to_run(compose_with_choices(["world=tiny", "tracking=none", "engine=vllm", "engine.cache_gib=0.25"])[0])
+    return replace(run.engine, max_tokens=24, context=128, **changed)
 
 
 def check_agreement(session: EngineSession, base: Path, temperature: float) -> None:

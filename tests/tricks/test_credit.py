@@ -21,7 +21,7 @@ import pytest
 import torch
 from helpers import F64, assert_close, continuations_of, make_graded, make_rollouts, tiny_model
 from safetensors.torch import load_file
-from test_loop import metrics_of, run_in_process, same_ending, train_command
+from short_runs import metrics_of, run_in_process, same_ending, train_command
 from torch import Tensor, nn
 
 from grpo_lab.budget.ledger import Ledger, ModelFlops

@@ -7,13 +7,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 from helpers import F64, assert_close, queue_of
-from test_filters import SMALL
-from test_loop import metrics_of, run_in_process
+from short_runs import SMALL, metrics_of, run_in_process
 
 from grpo_lab.rollout.rounds import Rounds
 from grpo_lab.run.checkpoint import latest, load_state
@@ -251,6 +251,8 @@ class Forgotten(Curriculum):
     """What somebody else may write: problems whose latest group was below their best one, and new ones."""
 
     floor: float
+
+    formula: ClassVar[str] = "P(i) proportional to {floor} + 1 - the share of right responses in its latest group"
 
     def weights(self, pool: Pool) -> torch.Tensor:
         last = pool.memory.last

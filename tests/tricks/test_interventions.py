@@ -13,8 +13,8 @@ import pytest
 import torch
 from helpers import F64, assert_close, loss_and_gradient, make_graded, make_rollouts
 from helpers import make_run as loss_run
-from test_engine import CPU, FP32, requests_of
-from test_loop import metrics_of, run_in_process, same_ending
+from sampling import CPU, FP32, requests_of
+from short_runs import metrics_of, run_in_process, same_ending
 from transformers import AutoTokenizer
 
 from grpo_lab.engines.native import Native

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from compositions import listed, option_names, samples, with_own_test
 from helpers import F64, Scene, inputs_of, loss_and_gradient, make_graded, make_rollouts, make_run
-from test_loop import final_weights, metrics_of, run_in_process
+from short_runs import final_weights, metrics_of, run_in_process
 from torch import Tensor
 
-from grpo_lab.config.run_config import conf_folder, options, slot_types
 from grpo_lab.policy.batching import make_minibatch
 from grpo_lab.tricks.aggregation import Constant, PromptMean, SequenceMean, SequenceSum, TokenMean
 from grpo_lab.tricks.baseline import (
@@ -41,7 +41,7 @@ from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Floor, Sco
 from grpo_lab.tricks.correction import Icepop, Mis, NoCorrection, TisGeometric, TisSequence, TisToken
 from grpo_lab.tricks.denominator import Original, Survivors
 from grpo_lab.tricks.entropy import Adaptive, Bonus, HighEntropyTokens, NoEntropy
-from grpo_lab.tricks.group_filter import Active, Drop, Keep, OversampleAbort, Resample, Signal
+from grpo_lab.tricks.group_filter import Drop, Keep, Signal
 from grpo_lab.tricks.importance import Sequence, SequenceProduct, SequenceToken, Token
 from grpo_lab.tricks.kl import K1Reward, K2Loss, K3Loss, K3Unbiased, NoKl
 from grpo_lab.tricks.old_policy import Recomputed, Sampler
@@ -76,7 +76,7 @@ from grpo_lab.tricks.surrogate import (
     Sapo,
     Topr,
 )
-from grpo_lab.tricks.truncation import Interrupt, MaskAfter, MaskBefore, RepetitionStop, Score
+from grpo_lab.tricks.truncation import MaskAfter, MaskBefore, Score
 from grpo_lab.types import Microbatching
 
 OPTIONS = {
@@ -294,11 +294,6 @@ INSTEAD = {
     "scale": {"baseline": GroupMean(Singleton.raw), "reward_shaping": SoftOverlongCorrectOnly(6, 4, 0.5, 1.0, -1.0)},
     "old_policy": {"correction": NoCorrection()},
 }
-# What they do is done before there is a batch.
-WHILE_GENERATING: dict[str, set[type]] = {
-    "truncation": {Interrupt, RepetitionStop},
-    "group_filter": {Resample, Active, OversampleAbort},
-}
 MICROBATCH_TOKENS = 24
 ENTROPIES = (2.2, 0.9)  # mean nats of the two steps before this one
 
@@ -334,12 +329,25 @@ def gradient(axis: str, option: object) -> Tensor:
     return loss_and_gradient(run, inputs, scene.logprobs, MICROBATCH_TOKENS)[1]
 
 
+def acts_in_the_batch(kind: type) -> bool:
+    """Whether what an option does is still to be done when there is a batch."""
+    return not (getattr(kind, "intervenes", False) or getattr(kind, "refills", False))
+
+
 def test_every_option_of_the_loss_is_compared() -> None:
     assert OPTIONS.keys() == vars(make_run()).keys(), "the slots of the loss"
     for axis, compared in OPTIONS.items():
-        named = {type(option) for option in compared}
-        assert named | WHILE_GENERATING.get(axis, set()) == set(options(slot_types()[axis]).values()), axis
-        assert named.isdisjoint(WHILE_GENERATING.get(axis, set())), axis
+        assert {type(option) for option in compared} == set(filter(acts_in_the_batch, listed(axis))), axis
+
+
+@pytest.mark.parametrize("axis", OPTIONS)
+def test_an_option_that_is_not_listed_is_none_of_these_either(axis: str) -> None:
+    """With the numbers of its file; one that does nothing with them on this batch gets others in the list above."""
+    for name, option in samples()[axis].items():
+        if type(option) in with_own_test(axis) and acts_in_the_batch(type(option)):
+            for other in OPTIONS[axis]:
+                gap = (gradient(axis, option) - gradient(axis, other)).abs().max()
+                assert gap > 1e-4 or type(other) is type(option), f"{name} is {other}"
 
 
 def test_the_batch_is_cut_into_several_microbatches() -> None:
@@ -403,7 +411,8 @@ IN_RUNS = {
 @pytest.mark.parametrize("axis", IN_RUNS)
 def test_two_options_that_act_while_generating_train_two_policies(axis: str, tmp_path: Path, tiny_base: Path) -> None:
     background, choices = IN_RUNS[axis]
-    assert {choice.split()[0] for choice in choices} == {path.stem for path in (conf_folder() / axis).glob("*.yaml")}
+    names = {choice.split()[0] for choice in choices}
+    choices = (*choices, *(name for name in option_names(axis) if name not in names))
     ends = {}
     for place, choice in enumerate(choices):
         folder = run_in_process(tmp_path / str(place), *background.split(), *f"{axis}={choice}".split())
