@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("grpo_lab", "conf", "tests", "experiments", ".ci", "Makefile", "README.md", "pyproject.toml")
+PARTS = ("grpo_lab", "conf", "tests", "experiments", ".ci", "Makefile", "README.md", "CONTRIBUTING.md", "LICENSE",
+         "pyproject.toml")  # fmt: skip
 # What lists options or counts them; the extended test runs all that knows options.
 LISTINGS = (
     "tests/docs/test_structure.py", "tests/docs/test_readme.py", "tests/config/test_config.py",
@@ -64,7 +65,7 @@ class TrimmedMean(Baseline):
     formula: ClassVar[str] = "R - mean_g(R without the lowest and the highest {share})"
 
     def __post_init__(self) -> None:
-        require(0 <= self.share < 0.5, self, "share", "at least 0 and below 0.5")
+        require_field(0 <= self.share < 0.5, self, "share", "at least 0 and below 0.5")
 
     def __call__(self, graded: Graded) -> Float[Tensor, "P G"]:
         number = graded.counted.sum(dim=1, keepdim=True)
