@@ -122,10 +122,9 @@ class Interrupt(Truncation):
 
     cut ~ U{earliest * max_tokens .. latest * max_tokens};  unfinished after `cut` tokens, it goes on behind `phrase`
 
-    Differs from Score: nearly every response comes to an answer, so few rows are truncated and the outcome of a long
-    one says something. The injected tokens are context and never trained; the row is tagged as interrupted. One that
-    the budget ends all the same is a truncated response. Is Score where the budget has no room for the phrase and a
-    token.
+    Differs from Score: nearly every response comes to an answer, so few rows are truncated. The injected tokens are
+    context and never trained; the row is tagged as interrupted. One that the budget ends all the same is truncated.
+    Is Score where the budget has no room for the phrase and a token.
     """
 
     earliest: float  # share of the budget before an interruption, at least
