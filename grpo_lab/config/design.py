@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 
 from grpo_lab.config.user_files import check_yaml
 from grpo_lab.tracking.metrics import is_known
-from grpo_lab.tracking.renames import metric_name
+from grpo_lab.tracking.renames import first_metric_name, metric_name
 
 
 class Direction(Enum):
@@ -119,14 +119,17 @@ class Design:
     def fingerprint(self) -> str:
         """Sixteen hexadecimal digits of everything that was declared; running a part of it declares the same.
 
-        What a declaration did not use is left out, so that a new kind of entry does not make old declarations new.
+        What a declaration did not use is left out, and metrics stand under the names they first had, so that neither a
+        new kind of entry nor a rename makes old declarations new.
         """
         left_out = ("part", "parts", "columns", "changes")
         declared = {name: value for name, value in asdict(self).items() if name not in left_out}
         unused = {"kind": Kind.arms, "tricks": {}, "collapsed": Collapsed.zero}
         declared = {name: value for name, value in declared.items() if name not in unused or value != unused[name]}
+        declared["primary"] = first_metric_name(self.primary)
         declared["predictions"] = [
             {name: value for name, value in prediction.items() if name != "reference" or value}
+            | {"metric": first_metric_name(prediction["metric"])}
             for prediction in declared["predictions"]
         ]
         text = json.dumps(declared, sort_keys=True, default=lambda value: value.value)

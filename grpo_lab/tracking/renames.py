@@ -44,6 +44,16 @@ def metric_name(name: str) -> str:
     return METRICS.get(name, name)
 
 
+def first_metric_name(name: str) -> str:
+    """The name that a metric had first, by which declarations are told apart; undoes `metric_name`."""
+    if name.startswith(_AVERAGE):
+        return _AVERAGE + first_metric_name(name.removeprefix(_AVERAGE))
+    for old, new in _METRIC_FAMILIES.items():
+        if name.startswith(new):
+            return old + name.removeprefix(new)
+    return next((old for old, new in METRICS.items() if new == name), name)
+
+
 def config_key(key: str) -> str:
     """Today's name of a dotted key of a configuration."""
     key = _FIELDS.get(key, key)

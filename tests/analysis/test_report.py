@@ -422,7 +422,7 @@ def test_what_is_lost_to_the_number_of_predictions_is_said() -> None:
     assert first.difference.low > 0 and (first.word, first.family) == ("not resolved", 5)
     section = verdict_section(data, finals, {}, None)
     assert "Of 5 predictions: 5 not resolved." in section and "adjusted by Holm for 5 predictions, is below" in section
-    assert "p = .013; Holm-adjusted over 5 predictions p = .065, so not resolved once" in section
+    assert "p = 0.013; Holm-adjusted over 5 predictions p = 0.065, so not resolved once" in section
     assert "not resolved: +x is above base" in verdict_text(data, finals)
     from grpo_lab.analysis.build import describe_sources
 

@@ -1,4 +1,4 @@
-"""Length against the length asked for: hand numbers, data of earlier versions, and how the figure looks."""
+"""Response length against the target length: hand numbers, data of earlier versions, and how the figure looks."""
 
 from __future__ import annotations
 

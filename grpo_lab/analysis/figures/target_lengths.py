@@ -200,7 +200,7 @@ def draw_target_lengths(data: SweepData, finals: FinalValues) -> Drawn | None:
                 at = (0, 5 + index * SMALL * LINE * 72)
                 row[0].annotate(line, (0, 1), at, color=colour, fontsize=SMALL, fontweight="bold", **shift)
         _scale(panels[0].tolist(), numbers)
-        label = "length asked for (tokens)"
+        label = "target length (tokens)"
         figure.text(0.5, (bottom - 0.36) / height, label, ha="center", va="center", fontsize=BODY)
     return Drawn(name, figure, numbers, bands)
 

@@ -23,7 +23,7 @@ from grpo_lab.analysis.metric_names import CORRECTNESS, change_text, title
 from grpo_lab.analysis.report.page_words import Html, escaped, folded, items, paragraph, table
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import seed_differences, t_interval
-from grpo_lab.analysis.stats.multiplicity import ALPHA
+from grpo_lab.analysis.stats.multiplicity import ALPHA, p_text
 
 WORDS = ("supported", "contradicted", "not resolved", "not run")
 # The columns of the divergence headline: measure -> what to call it. The first three are always there.
@@ -118,14 +118,10 @@ def _evidence(data: SweepData, finals: FinalValues, judgement: Judgement) -> lis
     lines.append(f"Collapsed: {', '.join(fallen)}.")
     if not math.isnan(judgement.p):
         lost = judgement.p < ALPHA <= judgement.holm
-        after = f"; Holm-adjusted over {judgement.family} predictions {_p(judgement.holm)}"
+        after = f"; Holm-adjusted over {judgement.family} predictions {p_text(judgement.holm)}"
         after += ", so not resolved once their number counts" if lost else ""
-        lines.append(f"{_p(judgement.p)}{after if judgement.family > 1 else ''}.")
+        lines.append(f"{p_text(judgement.p)}{after if judgement.family > 1 else ''}.")
     return lines
-
-
-def _p(value: float) -> str:
-    return "p < .001" if value < 0.001 else f"p = {value:.3f}".replace("0.", ".")
 
 
 def _on_other_axes(finals: FinalValues, others: Mapping[str, FinalValues], judgement: Judgement) -> list[str]:
@@ -294,7 +290,7 @@ def _named(data: SweepData, by_metric: Mapping[str, TrickEffect]) -> list[str]:
 def _effect(effect: TrickEffect | None) -> str:
     if effect is None:
         return "-"
-    p = "" if math.isnan(effect.p_adjusted) else f", {_p(effect.p_adjusted)}"
+    p = "" if math.isnan(effect.p_adjusted) else f", {p_text(effect.p_adjusted)}"
     return f"{change_text(effect.interval, effect.metric)}{p}"
 
 
@@ -302,7 +298,7 @@ def _disagreement(data: SweepData, found: Disagreement) -> Html:
     """Opposite signs in one sentence; bold where both are sure."""
     up, down = ("raises", "lowers") if found.reward.interval.mean > 0 else ("lowers", "raises")
     contrast = found.reward.contrast
-    adjusted = f"adjusted {_p(found.reward.p_adjusted)} and {_p(found.downstream.p_adjusted)}"
+    adjusted = f"adjusted {p_text(found.reward.p_adjusted)} and {p_text(found.downstream.p_adjusted)}"
     sure = f"both intervals exclude 0; {adjusted}" if found.resolved else "within noise"
     text = escaped(
         f"{place(data, contrast.level, contrast.name)} {up} training reward "
