@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from compositions import option_names
 from helpers import (
     F64,
     ONE_MICROBATCH,
@@ -20,17 +19,16 @@ from helpers import (
     inputs_of,
     loss_and_gradient,
     make_graded,
-    make_rollouts,
     random_scene,
     step_of,
 )
 from torch import Tensor
+from verl_cases import CASES, LOSSES, both_cases, graded_of, tensor, verl_inputs
 
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.rules import WARNINGS, check_compatible
 from grpo_lab.config.run_config import RunConfig, conf_folder, to_run
 from grpo_lab.learner.loss import policy_loss
-from grpo_lab.policy.batching import StepInputs
 from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Convention, Floor, Scope, Singleton, Width
 
 EXACT = 1e-12
@@ -38,10 +36,6 @@ PRINTED = 5e-3  # two decimals
 VERL = 1e-8
 TWO_OF_EIGHT = [[1, 0, 0, 0, 1, 0, 0, 0]]
 PRESETS = ("verl", "trl", "trl_bnpo", "open_instruct", "nemo_rl", "openrlhf")
-
-
-def names_in(group: str) -> list[str]:
-    return sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
 
 
 # Composing takes half a second, so the n-th options of these axes are composed together and taken apart again.
@@ -91,7 +85,7 @@ def test_options_composed_together_are_those_composed_alone() -> None:
 
 
 def test_these_are_all_the_presets() -> None:
-    assert set(names_in("convention")) == {*PRESETS, "house"}
+    assert set(option_names("convention")) == {*PRESETS, "house"}
 
 
 # --- house --------------------------------------------------------------------------------------------------
@@ -171,7 +165,8 @@ def gradient_of(run: RunConfig, microbatch_tokens: int, padding: int = 0) -> Ten
 
 
 @pytest.mark.parametrize(
-    "option", [f"aggregation={name}" for name in names_in("aggregation")] + ["surrogate=clip_cov", "surrogate=kl_cov"]
+    "option",
+    [f"aggregation={name}" for name in option_names("aggregation")] + ["surrogate=clip_cov", "surrogate=kl_cov"],
 )
 def test_under_house_no_cut_and_no_padding_moves_a_gradient(option: str) -> None:
     run = run_under("house", option)
@@ -198,9 +193,6 @@ def test_where_the_cut_matters_it_moves_the_gradient(convention: str, option: st
 
 # --- verl, by its own code ----------------------------------------------------------------------------------
 
-CASES = json.loads((Path(__file__).parents[1] / "golden" / "verl_reference.json").read_text())
-both_cases = pytest.mark.parametrize("case", CASES, ids=[f"seed{case['seed']}" for case in CASES])
-LOSSES = "policy_losses (advantages = group_mean / none)"
 
 ADVANTAGES = {
     "group_mean / group_std ddof=1 eps=1e-6": (),
@@ -228,27 +220,6 @@ POLICY_LOSSES = {
     "sapo tau_pos=1 tau_neg=1.05 | sequence_mean": ("surrogate=sapo",),
     "gmpo log-clip .4 | sequence_mean": ("surrogate=gmpo",),
 }
-
-
-def tensor(case: dict, name: str) -> Tensor:
-    return torch.tensor(case[name], dtype=F64)
-
-
-def graded_of(case: dict):
-    groups = case["problems"], case["group_size"]
-    lengths = tensor(case, "response_mask").sum(dim=1).long()
-    return make_graded(tensor(case, "rewards").reshape(groups).tolist(), lengths=lengths.reshape(groups).tolist())
-
-
-def verl_inputs(case: dict) -> StepInputs:
-    """The step of a case, with verl's advantages of a group mean."""
-    lengths = tensor(case, "response_mask").sum(dim=1).long().tolist()
-    sampler = tensor(case, "sampler_logprobs")
-    rollouts = make_rollouts(lengths, case["group_size"], width=case["tokens"], sampler=sampler)
-    assert torch.equal(rollouts.sampled_mask, tensor(case, "response_mask").bool())
-    advantages = torch.tensor(case["advantages"]["group_mean / none"], dtype=F64)[:, None]
-    spread = torch.where(rollouts.sampled_mask, advantages, 0.0)
-    return StepInputs(rollouts, rollouts.sampled_mask, spread, tensor(case, "old_logprobs"), None, None)
 
 
 def test_every_number_of_the_reference_is_asked_for() -> None:
@@ -413,7 +384,7 @@ def test_the_alpha_of_verl_depends_on_how_rewards_are_labelled() -> None:
             assert_close(got[0, 0], right, EXACT, f"{convention}: one group, and it has signal")
 
 
-@pytest.mark.parametrize("convention", names_in("convention"))
+@pytest.mark.parametrize("convention", option_names("convention"))
 def test_equal_rewards_give_exactly_nothing_whatever_the_eps(convention: str) -> None:
     """In fp32 the mean of twelve times .7 is not .7, and an eps of 1e-9 makes advantages near 1 of the difference."""
     values = torch.tensor([0.7] * 12)

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from itertools import combinations, product
 
+import loss_options
 import pytest
 import torch
 from helpers import (
@@ -21,6 +22,7 @@ from helpers import (
     run_scene,
     step_of,
 )
+from loss_options import AGGREGATIONS, CORRECTIONS
 from omegaconf import OmegaConf
 from torch import Tensor
 
@@ -70,21 +72,7 @@ from grpo_lab.tricks.truncation import MaskAfter, MaskBefore, Score
 
 EXACT = 1e-12
 SURROGATES = (Ppo(0.2, 0.2), Ppo(0.2, 0.28), Reinforce())
-EVERY_SURROGATE = (
-    *SURROGATES,
-    DualClip(0.2, 0.2, 1.5),
-    Cispo(1.2, 1.0, CapForm.absolute),
-    Cispo(0.2, 0.2, CapForm.one_plus),
-    Sapo(1.0, 1.05),
-    Gmpo(0.2, 0.2),
-    Dppo(Divergence.tv, 0.05, 1.3),
-    Dppo(Divergence.kl, 0.01, 20.0),
-    Kimi(0.1),
-    Topr(),
-    ClipCov(0.2, 0.2, 0.3, 0.02, 5.0, Scope.step),
-    KlCov(0.3, 1.0, Scope.step),
-)
-AGGREGATIONS = (SequenceMean(0.0), TokenMean(Scope.step), PromptMean(), Constant(6, Width.budget), SequenceSum())
+EVERY_SURROGATE = (Ppo(0.2, 0.2), *loss_options.SURROGATES)
 by_aggregation = pytest.mark.parametrize("aggregation", AGGREGATIONS, ids=repr)
 by_surrogate = pytest.mark.parametrize("surrogate", SURROGATES, ids=repr)
 SCENE = random_scene(0, 3, 4, 6)
@@ -755,10 +743,7 @@ def test_overlong_shaping_is_none_below_its_start() -> None:
 # --- correction and rejection -------------------------------------------------------------------------------
 
 
-CORRECTIONS = (TisToken(1.5, 0.7), TisSequence(1.5), TisGeometric(1.2), Mis(0.5, 1.5), Icepop(0.7, 1.4))
-
-
-@pytest.mark.parametrize("correction", CORRECTIONS, ids=repr)
+@pytest.mark.parametrize("correction", CORRECTIONS[1:], ids=repr)
 def test_no_correction_weighs_where_the_sampler_is_the_learner(correction) -> None:
     scene = replace(SCENE, rollouts=replace(SCENE.rollouts, sampler_logprobs=SCENE.old_logprobs))
     assert_same(run_scene(scene, correction=correction), run_scene(scene), "sampler is the old policy")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
-from pathlib import Path
 from statistics import fmean, pstdev
 
 import pytest
@@ -26,7 +24,9 @@ from helpers import (
     make_run,
     step_of,
 )
+from loss_options import IMPORTANCES, SURROGATES
 from torch import Tensor, nn
+from verl_cases import LOSSES, both_cases, graded_of, tensor, verl_inputs
 
 from grpo_lab.config.run_config import AXES, snake_case
 from grpo_lab.learner.loss import policy_loss
@@ -1011,22 +1011,14 @@ def test_covariance_is_over_the_whole_step(scope, microbatch_tokens, penalised) 
     assert_close(gradient, plain + 0.35 * torch.tensor(penalised, dtype=F64), EXACT, "gradient")
 
 
-SURROGATES = (
-    Ppo(0.2, 0.28), DualClip(0.2, 0.2, 1.5), Cispo(1.3, 0.2, CapForm.absolute), Reinforce(), Sapo(1.0, 1.05),
-    Gmpo(0.3, 0.3), Dppo(Divergence.tv, 0.05, 1.5), Dppo(Divergence.kl, 0.01, 1.5), Kimi(0.4), Topr(),
-    ClipCov(0.2, 0.2, 0.2, -5.0, 5.0, Scope.step), KlCov(0.2, 0.6, Scope.step),
-)  # fmt: skip
-
-
 def test_every_surrogate_is_in_the_list_of_the_tests_below() -> None:
     assert {type(surrogate) for surrogate in SURROGATES} == listed("surrogate")
 
 
-IMPORTANCES = (Token(20.0), Sequence(20.0), SequenceToken(20.0), SequenceProduct(20.0))
 WITH_RATIO = [
     (surrogate, importance)
     for surrogate in SURROGATES
-    for importance in IMPORTANCES
+    for importance in (Token(20.0), *IMPORTANCES)
     if importance.per_token or not (surrogate.needs_token_ratio or surrogate.mark_scope is not None)
 ]
 
@@ -1793,29 +1785,6 @@ def test_uniform_walks_through_seven_problems_three_at_a_time() -> None:
 
 
 # --- verl ---------------------------------------------------------------------------------------------------
-
-CASES = json.loads((Path(__file__).parents[1] / "golden" / "verl_reference.json").read_text())
-both_cases = pytest.mark.parametrize("case", CASES, ids=[f"seed{case['seed']}" for case in CASES])
-LOSSES = "policy_losses (advantages = group_mean / none)"
-
-
-def tensor(case: dict, name: str) -> Tensor:
-    return torch.tensor(case[name], dtype=F64)
-
-
-def graded_of(case: dict):
-    groups = case["problems"], case["group_size"]
-    return make_graded(tensor(case, "rewards").reshape(groups).tolist())
-
-
-def verl_inputs(case: dict) -> StepInputs:
-    lengths = tensor(case, "response_mask").sum(dim=1).long().tolist()
-    sampler = tensor(case, "sampler_logprobs")
-    rollouts = make_rollouts(lengths, case["group_size"], width=case["tokens"], sampler=sampler)
-    assert torch.equal(rollouts.sampled_mask, tensor(case, "response_mask").bool())
-    advantages = advantages_of(graded_of(case)).reshape(-1, 1)
-    spread = torch.where(rollouts.sampled_mask, advantages, 0.0)
-    return StepInputs(rollouts, rollouts.sampled_mask, spread, tensor(case, "old_logprobs"), None, None)
 
 
 @both_cases

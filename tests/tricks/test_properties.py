@@ -32,13 +32,26 @@ from helpers import (
 )
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from loss_options import (
+    AGGREGATIONS,
+    BASELINES,
+    CORRECTIONS,
+    DENOMINATORS,
+    ENTROPIES,
+    IMPORTANCES,
+    KLS,
+    REJECTIONS,
+    SCALES,
+    SURROGATES,
+    label,
+)
 from torch import Tensor
 
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.learner.loss import mark_tokens, policy_loss
 from grpo_lab.policy.batching import StepInputs, make_minibatch
 from grpo_lab.policy.logprobs import token_logprobs
-from grpo_lab.tricks.aggregation import Constant, PromptMean, SequenceMean, SequenceSum, TokenMean
+from grpo_lab.tricks.aggregation import Constant, PromptMean, TokenMean
 from grpo_lab.tricks.baseline import (
     BatchMean,
     Gae,
@@ -49,43 +62,24 @@ from grpo_lab.tricks.baseline import (
     PassAtK,
     Weights,
 )
-from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Floor, Scope, Singleton, Width
-from grpo_lab.tricks.correction import Icepop, Mis, NoCorrection, TisGeometric, TisSequence, TisToken
+from grpo_lab.tricks.convention import AlphaForm, BoundForm, Floor, Scope, Singleton, Width
+from grpo_lab.tricks.correction import NoCorrection, TisToken
 from grpo_lab.tricks.denominator import Original, Survivors
-from grpo_lab.tricks.entropy import Bonus, HighEntropyTokens
-from grpo_lab.tricks.importance import Sequence, SequenceProduct, SequenceToken
-from grpo_lab.tricks.kl import K1Reward, K2Loss, K3Loss, K3Unbiased, NoKl
+from grpo_lab.tricks.kl import K3Loss
 from grpo_lab.tricks.old_policy import Sampler
 from grpo_lab.tricks.precision import Fp32, LmHead
 from grpo_lab.tricks.rejection import (
     NoRejection,
-    SequenceMaxK2,
-    SequenceMaxK3,
-    SequenceMeanK1,
-    SequenceMeanK2,
-    SequenceMeanK3,
-    SequenceSumK1,
-    SequenceSumK2,
-    SequenceSumK3,
     TokenK1,
     TokenK2,
-    TokenK3,
 )
-from grpo_lab.tricks.scale import AllWrong, BatchStd, Deviation, GroupStd, InformativeShare, NoScale, SignWeighted
+from grpo_lab.tricks.scale import BatchStd, Deviation, GroupStd, InformativeShare, NoScale, SignWeighted
 from grpo_lab.tricks.scale import GroupMean as MaxRl
 from grpo_lab.tricks.surrogate import (
-    Cispo,
     ClipCov,
-    Divergence,
-    Dppo,
-    DualClip,
-    Gmpo,
-    Kimi,
     KlCov,
     Ppo,
     Reinforce,
-    Sapo,
-    Topr,
 )
 from grpo_lab.tricks.truncation import MaskAfter
 from grpo_lab.types import Microbatching
@@ -93,83 +87,9 @@ from grpo_lab.types import Microbatching
 TOLERANCE = 1e-10
 
 
-def label(option: object) -> str:
-    """Class and numbers, short enough for the name of a test."""
-    return f"{type(option).__name__}({', '.join(str(getattr(v, 'value', v)) for v in vars(option).values())})"
+# --- the losses ---------------------------------------------------------------------------------------------
 
-
-# --- the options: numbers with which each one acts on the scenes of these tests -----------------------------
-
-BASELINES = (
-    GroupMean(Singleton.zero),
-    GroupMean(Singleton.raw),
-    LeaveOneOut(Singleton.zero),
-    LeaveOneOut(Singleton.raw),
-    NoBaseline(),
-    BatchMean(Weights.rows),
-    BatchMean(Weights.tokens),
-    LengthWeighted(Singleton.zero),
-    PassAtK(1),
-    PassAtK(2),
-)
-SCALES = (
-    NoScale(),
-    GroupStd(0, 1e-6, False, Singleton.zero),
-    GroupStd(1, 1e-6, False, Singleton.zero),
-    GroupStd(1, 1e-6, True, Singleton.zero),
-    GroupStd(0, 1e-6, False, Singleton.raw),
-    BatchStd(Deviation.centred, Weights.rows, False, 0, 1e-6, Floor.added),
-    BatchStd(Deviation.raw, Weights.rows, False, 1, 1e-4, Floor.added),
-    BatchStd(Deviation.centred, Weights.tokens, True, 1, 1e-8, Floor.in_variance),
-    MaxRl(AllWrong.zero),
-    MaxRl(AllWrong.minus_one),
-    InformativeShare(AlphaForm.informative_groups),
-    InformativeShare(AlphaForm.nonzero_rewards),
-    SignWeighted(0.1, 1.0),
-)
 ADVANTAGES = list(product(BASELINES, SCALES))
-STEP = Scope.step
-SURROGATES = (
-    Ppo(0.2, 0.28),
-    DualClip(0.2, 0.2, 1.3),
-    Cispo(1.1, 1.0, CapForm.absolute),
-    Cispo(0.2, 0.2, CapForm.one_plus),
-    Reinforce(),
-    Sapo(1.0, 1.05),
-    Gmpo(0.2, 0.2),
-    Dppo(Divergence.tv, 0.05, 1.3),
-    Dppo(Divergence.kl, 0.01, 20.0),
-    Kimi(0.1),
-    Topr(),
-    ClipCov(0.2, 0.2, 0.3, 0.02, 5.0, STEP),
-    KlCov(0.3, 1.0, STEP),
-)
-IMPORTANCES = (Sequence(20.0), SequenceToken(20.0), SequenceProduct(20.0))
-AGGREGATIONS = (SequenceMean(0.0), TokenMean(STEP), PromptMean(), Constant(6, Width.budget), SequenceSum())
-DENOMINATORS = (Original(), Survivors())
-REJECTIONS = (
-    TokenK1(False, 0.7, 1.4, BoundForm.ratio),
-    TokenK2(False, 0.05),
-    TokenK3(False, 0.05),
-    SequenceSumK1(False, 0.6, 1.6, BoundForm.inverse),
-    SequenceSumK2(False, 0.15),
-    SequenceSumK3(False, 0.15),
-    SequenceMeanK1(False, 0.8, 1.2, BoundForm.ratio),
-    SequenceMeanK2(False, 0.06),
-    SequenceMeanK3(False, 0.06),
-    SequenceMaxK2(False, 0.2),
-    SequenceMaxK3(False, 0.2),
-)
-CORRECTIONS = (
-    NoCorrection(),
-    TisToken(1.5, 0.7),
-    TisSequence(1.5),
-    TisGeometric(1.2),
-    Mis(0.5, 1.5),
-    Icepop(0.7, 1.4),
-)
-KLS = (NoKl(), K1Reward(0.1), K2Loss(0.1), K3Unbiased(0.1, 20.0))
-ENTROPIES = (Bonus(0.05), HighEntropyTokens(0.5))
 
 
 def loss_run(surrogate, aggregation, denominator, **others) -> RunConfig:
@@ -578,7 +498,7 @@ def step_covariance(inputs: StepInputs, scene: Scene) -> Tensor:
 @examples(25)
 @given(seeds, st.integers(1, 3), st.integers(2, 4), st.integers(1, 40), st.integers(0, 4))
 def test_what_is_marked_depends_on_no_cut_and_no_padding(surrogate, seed, problems, size, budget, padding) -> None:
-    run = loss_run(surrogate, TokenMean(STEP), Survivors())
+    run = loss_run(surrogate, TokenMean(Scope.step), Survivors())
     scenes = [random_scene(seed, problems, size, 5), random_scene(seed, problems, size, 5, padding=padding, junk=-3.0)]
     narrow, wide = ((scene, inputs_of(run, scene)) for scene in scenes)
     whole = marks_of(run, *reversed(narrow), ONE_MICROBATCH, range(problems))
@@ -591,7 +511,10 @@ def test_what_is_marked_depends_on_no_cut_and_no_padding(surrogate, seed, proble
 @examples(25)
 @given(seeds, st.sampled_from([0.01, 0.1, 0.3, 1.0]))
 def test_kl_cov_marks_its_share_of_the_largest_covariances(seed, share) -> None:
-    run, scene = loss_run(KlCov(share, 1.0, STEP), TokenMean(STEP), Survivors()), random_scene(seed, 3, 3, 5)
+    run, scene = (
+        loss_run(KlCov(share, 1.0, Scope.step), TokenMean(Scope.step), Survivors()),
+        random_scene(seed, 3, 3, 5),
+    )
     inputs = inputs_of(run, scene)
     assume(inputs.loss_mask.any())
     found, value = marks_of(run, inputs, scene, 20, range(3)), step_covariance(inputs, scene)
@@ -603,8 +526,8 @@ def test_kl_cov_marks_its_share_of_the_largest_covariances(seed, share) -> None:
 @examples(25)
 @given(seeds, st.sampled_from([0.01, 0.1, 0.3, 1.0]))
 def test_clip_cov_draws_its_share_of_the_open_tokens_by_their_noise(seed, share) -> None:
-    surrogate = ClipCov(0.2, 0.2, share, 0.05, 0.4, STEP)
-    run, scene = loss_run(surrogate, TokenMean(STEP), Survivors()), random_scene(seed, 3, 3, 5)
+    surrogate = ClipCov(0.2, 0.2, share, 0.05, 0.4, Scope.step)
+    run, scene = loss_run(surrogate, TokenMean(Scope.step), Survivors()), random_scene(seed, 3, 3, 5)
     inputs, noise = inputs_of(run, scene), noise_of(scene.rollouts)
     assume(inputs.loss_mask.any())
     found, value = marks_of(run, inputs, scene, 20, range(3)), step_covariance(inputs, scene)
@@ -621,7 +544,7 @@ def test_clip_cov_draws_its_share_of_the_open_tokens_by_their_noise(seed, share)
 @examples(15)
 @given(seeds)
 def test_a_step_marks_by_its_own_problems_alone(surrogate, seed) -> None:
-    run, scene = loss_run(surrogate, TokenMean(STEP), Survivors()), random_scene(seed, 3, 3, 5)
+    run, scene = loss_run(surrogate, TokenMean(Scope.step), Survivors()), random_scene(seed, 3, 3, 5)
     inputs = inputs_of(run, scene)
     other = replace(scene, logprobs=torch.cat([scene.logprobs[:3] - 4.0, scene.logprobs[3:]]))
     one, two = (marks_of(run, inputs, given_scene, 20, range(1, 3)) for given_scene in (scene, other))
@@ -685,7 +608,7 @@ def test_a_padded_width_does_depend_on_the_padding() -> None:
 @examples(3)
 @given(seeds, st.integers(1, 40))
 def test_the_sums_for_the_log_add_up_over_microbatches(surrogate, seed, budget) -> None:
-    run, scene = loss_run(surrogate, TokenMean(STEP), Survivors()), random_scene(seed, 2, 4, 5)
+    run, scene = loss_run(surrogate, TokenMean(Scope.step), Survivors()), random_scene(seed, 2, 4, 5)
     inputs, reports = inputs_of(run, scene), []
     for tokens in (ONE_MICROBATCH, budget):
         sums = {}

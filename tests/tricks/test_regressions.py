@@ -6,11 +6,11 @@ import math
 import re
 from collections import Counter
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pytest
 import torch
+from compositions import run_of
 from helpers import (
     F64,
     advantages_of,
@@ -31,7 +31,7 @@ from omegaconf import OmegaConf
 
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.rules import IncompatibleRun, broken_warnings, check_compatible
-from grpo_lab.config.run_config import RunConfig, conf_folder, to_run
+from grpo_lab.config.run_config import conf_folder, to_run
 from grpo_lab.policy.batching import expand, make_minibatch, rollout_logprobs
 from grpo_lab.rollout.grading import to_rollouts
 from grpo_lab.run.evaluate import make_suites, pass_at_k, with_mix
@@ -60,11 +60,6 @@ by_aggregation = pytest.mark.parametrize("aggregation", AGGREGATIONS, ids=repr)
 
 def flat(rows: int, width: int, value: float = -1.0) -> torch.Tensor:
     return torch.full((rows, width), value, dtype=F64)
-
-
-@cache
-def composed(*overrides: str) -> RunConfig:
-    return to_run(compose_config(list(overrides)))
 
 
 # --- advantages ---------------------------------------------------------------------------------------------
@@ -535,14 +530,14 @@ def gradient_at(surrogate, ratio: float, advantage: float, importance=None) -> f
 
 
 def warned(*overrides: str) -> str:
-    return "\n".join(check_compatible(composed(*overrides)))
+    return "\n".join(check_compatible(run_of(*overrides)))
 
 
 def test_a_cap_of_a_fifth_is_plain_reinforce_at_a_fifth_and_said_so() -> None:
     """TRL CISPO: the default epsilon_high of 0.2 was an absolute cap, so every weight was 0.2."""
     for ratio in (0.7, 1.0, 3.0):
         assert_close(gradient_at(Cispo(0.2, 1.0, CapForm.absolute), ratio, 1.0), -0.2, EXACT, "every weight")
-    assert "loss_is_scaled" in {rule.name for rule in broken_warnings(composed("surrogate=cispo", "surrogate.cap=.2"))}
+    assert "loss_is_scaled" in {rule.name for rule in broken_warnings(run_of("surrogate=cispo", "surrogate.cap=.2"))}
     assert "lowers the learning rate" in warned("surrogate=cispo", "surrogate.cap=0.2")
     assert "lowers the learning rate" not in warned("surrogate=cispo")
 
@@ -559,7 +554,7 @@ def test_the_four_readings_of_the_cispo_cap_have_names() -> None:
     for surrogate, weights in readings.items():
         for ratio, weight in zip((0.5, 1.1, 9.0), weights):
             assert_close(gradient_at(surrogate, ratio, 1.0), -weight, EXACT, f"{surrogate} at {ratio}")
-    assert (composed("surrogate=cispo").surrogate.largest, composed("surrogate=cispo").surrogate.clip_low) == (5, 1)
+    assert (run_of("surrogate=cispo").surrogate.largest, run_of("surrogate=cispo").surrogate.clip_low) == (5, 1)
 
 
 def test_clamping_a_weight_is_not_zeroing_it() -> None:
@@ -573,7 +568,7 @@ def test_clamping_a_weight_is_not_zeroing_it() -> None:
 
 def test_the_clip_of_a_response_ratio_is_as_narrow_as_that_ratio_moves() -> None:
     """GSPO in verl, TRL and SkyRL: the widths stayed at 0.2, which the mean of many logs never reaches."""
-    surrogate = composed("recipe=gspo").surrogate
+    surrogate = run_of("recipe=gspo").surrogate
     lengths, importance = [100], Sequence(20.0)
     inputs = step_of(lengths, [1.0], 1, old_logprobs=flat(1, 100, -1.0))
     drifted = flat(1, 100, -1.0 + 1e-3)  # each token by a thousandth
@@ -597,8 +592,8 @@ def test_sapo_has_slope_one_at_ratio_one_for_both_signs() -> None:
 
 def test_dppo_weighs_a_detached_ratio_and_has_a_cap_of_its_own() -> None:
     """verl DPPO: its large threshold came from clip_ratio_c, 3 by default; SkyRL and prime-rl leave the ratio live."""
-    surrogate = composed("surrogate=dppo").surrogate
-    assert surrogate.cap == 20.0 and composed("surrogate=dual_clip").surrogate.bound == 3.0
+    surrogate = run_of("surrogate=dppo").surrogate
+    assert surrogate.cap == 20.0 and run_of("surrogate=dual_clip").surrogate.bound == 3.0
     # exp(-4) times 8 is .147, a move of .128 within .2: nothing is cut
     assert_close(gradient_at(surrogate, 8.0, 1.0), -8.0, 1e-9, "beyond 3, below 20")
     # with the ratio live the gradient of r * A * logp would hold r * (1 + logp)
@@ -656,7 +651,7 @@ def test_no_aggregation_moves_the_tokens_of_high_covariance(surrogate, aggregati
 
 def test_covariances_reach_the_published_bounds_with_the_advantages_as_they_are() -> None:
     """SkyRL clip_cov: with divided advantages its clip fraction was 0 for every loss_reduction."""
-    shipped = composed("surrogate=clip_cov").surrogate
+    shipped = run_of("surrogate=clip_cov").surrogate
     logprobs, advantages = torch.tensor([-4.0, -0.1] * 50, dtype=F64), torch.tensor([-1.0, 1.0] * 50, dtype=F64)
     # each covariance is 1.95 * 1
     zero = torch.zeros(100, dtype=F64)
@@ -698,7 +693,7 @@ def test_the_bounds_of_k1_are_on_the_ratio_they_name() -> None:
         rejection = TokenK1(rejected_in_statistics=False, low=0.1, high=1.2, bounds=form)
         assert rejection(old, sampler, torch.ones(1, 3, dtype=torch.bool)).tolist() == [expected], form
     for name in ("token_k1", "sequence_sum_k1", "sequence_mean_k1"):
-        assert composed(f"rejection={name}").rejection.bounds is BoundForm.ratio
+        assert run_of(f"rejection={name}").rejection.bounds is BoundForm.ratio
 
 
 def test_a_product_of_ratios_takes_long_responses_out_first_and_a_mean_does_not() -> None:
