@@ -183,7 +183,9 @@ def main() -> None:
     measured = commands.add_parser("cost-model", help="seconds of simulated time, measured on runs, as overrides")
     measured.add_argument("folders", type=Path, nargs="+", metavar="RUN", help="a run's folder, of schedule=sync")
     measured.set_defaults(run=measure_cost_model)
-    commands.add_parser("metrics", help="list every metric: unit, meaning, its name in TRL and verl").set_defaults(run=list_metrics)
+    commands.add_parser("metrics", help="list every metric: unit, meaning, its name in TRL and verl").set_defaults(
+        run=list_metrics
+    )
     tricks = commands.add_parser("tricks", help="the axes and their options, one line each")
     tricks.add_argument("--markdown", action="store_true", help="axes and recipes as the tables of the documentation")
     tricks.set_defaults(run=list_tricks)

@@ -141,6 +141,13 @@ def already_ended(request: Request, stop_ids: Collection[int]) -> Completion | N
     return None
 
 
+def all_ended(results: Sequence[Completion | None]) -> list[Completion]:
+    """The completions of a call once every request has one."""
+    ended = [completion for completion in results if completion is not None]
+    assert len(ended) == len(results), "a request was left without an end"
+    return ended
+
+
 def check_names(unlike: Collection[str]) -> None:
     """Raise ValueError where learner and sampler do not have the same named weights."""
     if unlike:

@@ -1,3 +1,5 @@
+# pyright: reportMissingImports=false
+# vLLM is an installation of its own, and not there where types are checked.
 """What both vLLM engines share: their fields and arguments, one response as it grows, and the words of an error."""
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from grpo_lab.tricks.precision import LmHead, Precision
 from grpo_lab.types import Completion, Request, StopReason
 
 if TYPE_CHECKING:
-    from vllm import SamplingParams
     from vllm.outputs import RequestOutput
+    from vllm.sampling_params import SamplingParams
 
 # Environment variables for the process of an engine that has one.
 TRAINER = "GRPO_LAB_TRAINER"  # the pid of the process that opened it
@@ -190,8 +192,7 @@ def last_error(shared: Path) -> str | None:
 
 def vllm_params(request: Request, stop_ids: Collection[int], by_token: bool) -> SamplingParams:
     """A request's settings in vLLM's words; `by_token` hands each token over as it is drawn, which costs time."""
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     params = request.params
     return SamplingParams(
