@@ -102,6 +102,7 @@ class Engine(ABC):
     max_tokens: int  # the generation budget: response tokens, end of text included
     temperature: float
     top_p: float
+    max_rows: int  # responses that decode together
 
     streams: ClassVar[bool] = False  # whether its sessions open streams
     overlaps: ClassVar[bool] = False  # whether it generates in a process of its own, while this one trains
@@ -109,6 +110,7 @@ class Engine(ABC):
     def __post_init__(self) -> None:
         require_positive(self, "max_tokens", "temperature")
         require_field(0 < self.top_p <= 1, self, "top_p", "in (0, 1]")
+        require_positive(self, "max_rows")
 
     @property
     def params(self) -> SamplingParams:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from grpo_lab.engines.base import Engine
-from grpo_lab.tricks.base import require_positive
 from grpo_lab.tricks.precision import Precision
 
 if TYPE_CHECKING:
@@ -18,19 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Native(Engine):
-    """torch and transformers in this process; `max_rows` bounds how many responses decode together.
+    """torch and transformers in this process.
 
     `cuda_graphs`: record the decoding step and replay it (graphs.py); a GPU alone can.
     """
 
-    max_rows: int
     cuda_graphs: bool = False
 
     streams: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive(self, "max_rows")
 
     def open(self, folder: Path, precision: Precision, device: torch.device) -> NativeSession:
         from grpo_lab.engines.native_session import open_session

@@ -19,7 +19,7 @@ import torch
 
 from grpo_lab.engines.base import Engine, EngineFailure
 from grpo_lab.seeding import request_seed
-from grpo_lab.tricks.base import require_field, require_positive
+from grpo_lab.tricks.base import require_field
 from grpo_lab.tricks.precision import LmHead, Precision
 from grpo_lab.types import Completion, Request, StopReason
 
@@ -52,7 +52,6 @@ class VllmEngine(Engine):
     `prefix_caching` is set and they fill a block of the cache.
     """
 
-    max_rows: int  # responses that decode together
     context: int | None  # prompt and response, tokens; None takes the model's own
     cache_gib: float  # memory of the paged cache; 0 on a GPU: what `memory_share` leaves
     memory_share: float  # of a GPU, weights and cache together
@@ -64,7 +63,6 @@ class VllmEngine(Engine):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(self, "max_rows")
         require_field(
             self.top_p == 1, self, "top_p", "1: vLLM gives log-probs of what top-p left, and not of the softmax"
         )
