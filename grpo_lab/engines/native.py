@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Native(Engine):
-    """torch and transformers in this process.
+    """torch and transformers in this process; `max_rows` bounds how many responses decode together.
 
     `cuda_graphs`: record the decoding step and replay it (graphs.py); a GPU alone can.
     """

@@ -91,6 +91,5 @@ def keep_rows(cache: Cache, keep: Bool[Tensor, "R"]) -> Int[Tensor, "K"]:
         if isinstance(layer, BlockLayer):
             layer.fill_gaps(gaps, movers, rows)
         else:
-            # Every layer that transformers makes can, but its abstract ones do not say so.
-            layer.batch_select_indices(order)  # pyright: ignore[reportAttributeAccessIssue] as said
+            layer.batch_select_indices(order)  # pyright: ignore[reportAttributeAccessIssue] its mixins do not declare it
     return order

@@ -82,7 +82,7 @@ class VllmProcess(VllmEngine):
 
     def open(self, folder: Path, precision: Precision, device: torch.device) -> VllmProcessSession:
         on_gpu = device.type == "cuda"
-        port = self.port if on_gpu else None  # by NCCL, which is from card to card
+        port = self.port if on_gpu else None  # NCCL sends from card to card
         if port is not None and (device.index or 0) == self.device_index:
             raise ValueError(
                 f"engine.device_index={self.device_index} is the learner's card, and NCCL takes one side a card: give "

@@ -54,7 +54,7 @@ class _Row:
         self.ended.put((self.key, self.grown.completion(reason)))
 
     def leave(self) -> None:
-        """Let nothing follow what vLLM draws any longer, unless it is who follows it that says so."""
+        """Cancel the task that follows the request, unless it is that task which calls."""
         if self.following is not None and self.following is not asyncio.current_task():
             self.following.cancel()
 

@@ -125,7 +125,7 @@ def _design(config: DictConfig) -> Design | None:
 
 
 def _declared(config: DictConfig) -> Any:
-    """The entry `design` in plain values, as it was written."""
+    """The entry `design` in plain values, with what it refers to in place."""
     return OmegaConf.to_container(config.design, resolve=True)
 
 

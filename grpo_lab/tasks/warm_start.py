@@ -323,8 +323,7 @@ def measure(
     problems = [draw_addends(rng, "train", *ranges) for _ in range(recipe.report_problems)]
     questions = [question_of(addends) for addends in problems]
     prompts = tokenizer(questions, padding=True, return_tensors="pt").to(model.device)
-    # transformers asks more attributes of a model that generates than it declares of its own models.
-    generated = model.generate(  # pyright: ignore[reportAttributeAccessIssue] as said
+    generated = model.generate(  # pyright: ignore[reportAttributeAccessIssue] it asks more of self than Llama declares
         input_ids=prompts["input_ids"],
         attention_mask=prompts["attention_mask"],
         max_new_tokens=recipe.report_max_tokens,
