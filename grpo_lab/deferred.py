@@ -25,13 +25,18 @@ class _Deferred(ModuleType):
         spec = self.__spec__
         assert spec is not None and isinstance(spec.loader, _Later)
         if sys.modules.get(spec.name) is self:
-            self.__class__ = ModuleType
-            self.__path__ = spec.submodule_search_locations
+            _turn_into(ModuleType, self)
+            vars(self)["__path__"] = spec.submodule_search_locations
             self.__loader__ = spec.loader = spec.loader.own
             spec.loader.exec_module(self)
             if sys.modules[spec.name] is not self:  # transformers replaces itself while it loads
-                self.__class__ = _Replaced
+                _turn_into(_Replaced, self)
         return getattr(sys.modules[spec.name], name)
+
+
+def _turn_into(kind: type[ModuleType], module: ModuleType) -> None:
+    """Make a module that exists one of another kind, which Python allows of modules."""
+    module.__class__ = kind
 
 
 class _Replaced(ModuleType):
@@ -52,7 +57,7 @@ class _Later(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         del module.__path__  # `import torch.nn` asks for it, and so loads the package first
-        module.__class__ = _Deferred
+        _turn_into(_Deferred, module)
 
 
 class _Finder(MetaPathFinder):

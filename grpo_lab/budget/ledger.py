@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 
 import torch
+import transformers
 
 from grpo_lab.tricks.base import require_positive
 
@@ -51,15 +52,15 @@ class ModelFlops:
     attention: int  # 4 * layers * width of the heads, per token and per token of its context
 
     @classmethod
-    def of(cls, model: torch.nn.Module) -> ModelFlops:
-        """Read the counts off a transformers causal LM."""
+    def of(cls, model: transformers.PreTrainedModel) -> ModelFlops:
+        """Read the counts off a causal LM, or off what it is without its head."""
         config = model.config.get_text_config(decoder=True)
+        weights = ((module, getattr(module, "weight", None)) for module in model.modules())
         matrices = sum(
-            module.weight.numel()
-            for module in model.modules()
-            if hasattr(module, "weight") and getattr(module.weight, "ndim", 0) == 2
-            and not isinstance(module, torch.nn.Embedding)
-        )  # fmt: skip
+            weight.numel()
+            for module, weight in weights
+            if isinstance(weight, torch.Tensor) and weight.ndim == 2 and not isinstance(module, torch.nn.Embedding)
+        )
         heads = getattr(config, "num_attention_heads", 0)
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // max(heads, 1)
         return cls(matrices, 4 * config.num_hidden_layers * heads * head_dim)

@@ -15,7 +15,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from grpo_lab.config.user_files import check_yaml
 from grpo_lab.tracking.metrics import is_known
@@ -152,8 +152,10 @@ class Design:
         return Part(part.arms or tuple(self.arms), part.levels or tuple(self.levels), part.seeds or self.seeds)
 
 
-def read_design(node: Mapping[str, Any]) -> Design:
+def read_design(node: Any) -> Design:
     """A Design from the `design` node of an experiment. Raises ValueError that names the key and a remedy."""
+    if not isinstance(node, Mapping):
+        raise ValueError(f"design must hold entries (name, question, arms and others), got {node!r}: see experiments/")
     node = {name: value for name, value in node.items() if value is not None}
     known = {field.name for field in fields(Design)}
     if unknown := sorted(set(node) - known):
@@ -346,7 +348,7 @@ def load_design(path: Path) -> Design:
         known = sorted(file.stem for file in path.parent.glob("*.yaml"))
         raise ValueError(f"there is no experiment {path.stem!r}: choose from {', '.join(known)}")
     check_yaml(path)
-    declared = OmegaConf.load(path).get("design")
-    if declared is None:
+    declared = OmegaConf.load(path)
+    if not isinstance(declared, DictConfig) or (design := declared.get("design")) is None:
         raise ValueError(f"{path} declares nothing: it has no entry `design`")
-    return read_design(OmegaConf.to_container(declared, resolve=True))
+    return read_design(OmegaConf.to_container(design, resolve=True))

@@ -152,6 +152,7 @@ def _numbers_changed(choices: Mapping[str, str], config: DictConfig) -> list[str
         text = option_text(slot, choices.get(slot, plain_options()[slot]))
         written: dict[str, Any] = yaml.safe_load(text) if text else {}
         held = OmegaConf.to_container(config[slot], resolve=False, enum_to_str=True)
+        assert isinstance(held, dict), "what stands on an axis has fields"
         for field, value in written.items():
             if field in held and held[field] != value:
                 found.append(f"{slot}.{field}={held[field]} for {value}")

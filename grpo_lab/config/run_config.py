@@ -282,6 +282,7 @@ def unresolved(config: DictConfig, error: InterpolationResolutionError) -> str:
 def flat(config: DictConfig | dict, prefix: str = "") -> dict[str, Any]:
     """Dotted key -> value of a config, for MLflow's parameters and for run identity."""
     plain = OmegaConf.to_container(config, resolve=True, enum_to_str=True) if OmegaConf.is_config(config) else config
+    assert isinstance(plain, dict), "a mapping stays one"
     result: dict[str, Any] = {}
     for key, value in plain.items():
         if isinstance(value, dict):

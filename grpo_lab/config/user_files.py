@@ -111,6 +111,7 @@ def _count(path: Path) -> None:
 
 
 def _at(path: Path, event: yaml.Event) -> str:
+    assert event.start_mark is not None, "an event that was parsed has a place"
     return f"{path} line {event.start_mark.line + 1}"
 
 

@@ -102,6 +102,7 @@ class Engine(ABC):
     max_tokens: int  # the generation budget: response tokens, end of text included
     temperature: float
     top_p: float
+    max_rows: int  # responses that decode together
 
     streams: ClassVar[bool] = False  # whether its sessions open streams
     overlaps: ClassVar[bool] = False  # whether it generates in a process of its own, while this one trains
@@ -109,6 +110,7 @@ class Engine(ABC):
     def __post_init__(self) -> None:
         require_positive(self, "max_tokens", "temperature")
         require_field(0 < self.top_p <= 1, self, "top_p", "in (0, 1]")
+        require_positive(self, "max_rows")
 
     @property
     def params(self) -> SamplingParams:
@@ -139,6 +141,13 @@ def already_ended(request: Request, stop_ids: Collection[int]) -> Completion | N
     if len(request.prefix) >= request.params.max_tokens:
         return Completion((), (), (), StopReason.LENGTH)
     return None
+
+
+def all_ended(results: Sequence[Completion | None]) -> list[Completion]:
+    """The completions of a call once every request has one."""
+    ended = [completion for completion in results if completion is not None]
+    assert len(ended) == len(results), "a request was left without an end"
+    return ended
 
 
 def check_names(unlike: Collection[str]) -> None:

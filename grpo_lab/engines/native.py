@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from grpo_lab.engines.base import Engine
-from grpo_lab.tricks.base import require_positive
 from grpo_lab.tricks.precision import Precision
 
 if TYPE_CHECKING:
@@ -23,14 +22,9 @@ class Native(Engine):
     `cuda_graphs`: record the decoding step and replay it (native_graphs.py); a GPU alone can.
     """
 
-    max_rows: int
     cuda_graphs: bool = False
 
     streams: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive(self, "max_rows")
 
     def open(self, folder: Path, precision: Precision, device: torch.device) -> NativeSession:
         from grpo_lab.engines.native_session import open_session

@@ -33,7 +33,7 @@ class BlockLayer(DynamicLayer):
         if not self.storage or end > self.storage[0].shape[-2]:
             self.storage = [
                 self._room(states, held, length, end)
-                for states, held in ((key_states, self.keys), (value_states, self.values))
+                for states, held in zip((key_states, value_states), keys_and_values(self))
             ]
         rows = key_states.shape[0]
         for store, states in zip(self.storage, (key_states, value_states)):
@@ -56,8 +56,9 @@ class BlockLayer(DynamicLayer):
 
     def fill_gaps(self, gaps: Int[Tensor, "K"], movers: Int[Tensor, "K"], rows: int) -> None:
         """Keep the first `rows` rows, after row movers[i] has taken the place of row gaps[i]."""
-        self.keys[gaps], self.values[gaps] = self.keys[movers], self.values[movers]
-        self.keys, self.values = self.keys[:rows], self.values[:rows]
+        keys, values = keys_and_values(self)
+        keys[gaps], values[gaps] = keys[movers], values[movers]
+        self.keys, self.values = keys[:rows], values[:rows]
 
 
 def block_cache(config: PreTrainedConfig) -> DynamicCache:
@@ -65,6 +66,19 @@ def block_cache(config: PreTrainedConfig) -> DynamicCache:
     cache = DynamicCache(config=config)
     cache.layers = [BlockLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
+
+
+def whole_text_layers(cache: Cache) -> list[DynamicLayer]:
+    """The layers of a cache that all attend to the whole text; its caller has turned others away."""
+    layers = [layer for layer in cache.layers if isinstance(layer, DynamicLayer)]
+    assert len(layers) == len(cache.layers), "layers that forget were let in"
+    return layers
+
+
+def keys_and_values(layer: DynamicLayer) -> tuple[Tensor, Tensor]:
+    """What a layer holds, [R, A, S, D] each; transformers gives None for a layer that was not written to."""
+    assert layer.keys is not None and layer.values is not None, "nothing was written to the layer yet"
+    return layer.keys, layer.values
 
 
 def keep_rows(cache: Cache, keep: Bool[Tensor, "R"]) -> Int[Tensor, "K"]:
@@ -77,5 +91,5 @@ def keep_rows(cache: Cache, keep: Bool[Tensor, "R"]) -> Int[Tensor, "K"]:
         if isinstance(layer, BlockLayer):
             layer.fill_gaps(gaps, movers, rows)
         else:
-            layer.batch_select_indices(order)
+            layer.batch_select_indices(order)  # pyright: ignore[reportAttributeAccessIssue] its mixins do not declare it
     return order

@@ -10,11 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
-from transformers import DynamicCache, PreTrainedConfig
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from grpo_lab.engines.native_cache import BlockLayer, block_cache
+from grpo_lab.engines.native_cache import BlockLayer, block_cache, keys_and_values, whole_text_layers
 from grpo_lab.types import Bool, Float, Int, Tensor
 
 _WARM_UP = 2  # steps that kernels need to choose their algorithms before they are recorded
@@ -23,11 +22,15 @@ _WARM_UP = 2  # steps that kernels need to choose their algorithms before they a
 class FixedLayer(DynamicLayer):
     """Keys and values [R, A, C, D] of one layer with room for C tokens, written at a place that is a tensor."""
 
+    keys: Tensor
+    values: Tensor
+
     def __init__(self, held: DynamicLayer, room: int, column: Int[Tensor, "1"]) -> None:
         super().__init__()
         self.column = column
-        self.lazy_initialization(held.keys, held.values)
-        self.keys, self.values = (self._with_room(states, room) for states in (held.keys, held.values))
+        keys, values = keys_and_values(held)
+        self.lazy_initialization(keys, values)
+        self.keys, self.values = self._with_room(keys, room), self._with_room(values, room)
 
     @staticmethod
     def _with_room(states: Tensor, room: int) -> Tensor:
@@ -48,7 +51,7 @@ class FixedStep:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: PreTrainedModel,
         cache: DynamicCache,
         visible: Bool[Tensor, "R S"],
         positions: Int[Tensor, "R 1"],
@@ -60,7 +63,7 @@ class FixedStep:
         self.model, self.last_positions = model, last_positions
         self.column = torch.tensor([length], device=device)
         self.cache = block_cache(model.config)
-        self.cache.layers = [FixedLayer(layer, room, self.column) for layer in cache.layers]
+        self.cache.layers[:] = [FixedLayer(layer, room, self.column) for layer in whole_text_layers(cache)]
         self.visible = torch.zeros(rows, 1, 1, room, dtype=torch.bool, device=device)
         self.visible[:, 0, 0, :length] = visible
         self.positions = positions.clone()
@@ -81,8 +84,9 @@ class FixedStep:
         """A step for these rows alone, with room for as many further tokens."""
         length = int(self.column)
         held = block_cache(self.model.config)
-        for own, layer in zip(held.layers, self.cache.layers):
-            own.update(layer.keys[rows, :, :length], layer.values[rows, :, :length])
+        for own, layer in zip(whole_text_layers(held), whole_text_layers(self.cache)):
+            keys, values = keys_and_values(layer)
+            own.update(keys[rows, :, :length], values[rows, :, :length])
         visible = self.visible[rows, 0, 0, :length]
         return FixedStep(self.model, held, visible, self.positions[rows], self.last_positions[rows], further)
 

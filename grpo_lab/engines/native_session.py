@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from grpo_lab.engines.base import EngineSession, already_ended, check_names
+from grpo_lab.engines.base import EngineSession, all_ended, already_ended, check_names
 from grpo_lab.engines.native import Native
 from grpo_lab.engines.native_attention import use_decode_attention
 from grpo_lab.engines.native_cache import block_cache, keep_rows
 from grpo_lab.engines.native_graphs import FixedStep, check_graphs
 from grpo_lab.policy.model_folder import stop_token_ids
-from grpo_lab.policy.models import load_model, round_weights, widen
+from grpo_lab.policy.models import load_model, moved, round_weights, widen
 from grpo_lab.seeding import token_uniforms
 from grpo_lab.tricks.precision import LmHead, Precision
 from grpo_lab.types import Completion, Float, Int, OnFinish, Request, StopReason, Tensor
@@ -41,20 +41,21 @@ def open_session(engine: Native, folder: Path, precision: Precision, device: tor
         check_graphs(model.config, device)
     if precision.lm_head is LmHead.fp32:
         head = model.get_output_embeddings()
+        assert head is not None, "a causal LM has an output head"
         # A tied head shares the embedding's tensor; its fp32 twin needs storage of its own.
         exact = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
         round_weights(model, precision.dtype)
         head.weight = exact
     else:
         round_weights(model, precision.dtype)
-    return NativeSession(model.to(device), stop_token_ids(folder), engine.max_rows, engine.cuda_graphs)
+    return NativeSession(moved(model, device), stop_token_ids(folder), engine.max_rows, engine.cuda_graphs)
 
 
 class NativeSession(EngineSession):
     """The sampler's copy of the model, and one call of `generate` at a time."""
 
     def __init__(
-        self, model: torch.nn.Module, stop_ids: frozenset[int], max_rows: int, fixed_shapes: bool = False
+        self, model: PreTrainedModel, stop_ids: frozenset[int], max_rows: int, fixed_shapes: bool = False
     ) -> None:
         self.model, self.fixed_shapes = model, fixed_shapes
         use_decode_attention(model)
@@ -97,7 +98,7 @@ class NativeSession(EngineSession):
                 _Wave(self, [requests[i] for i in wave], wave).run(results, aborted, on_finish)
         for index in aborted:
             results[index] = results[index] or Completion((), (), (), StopReason.ABORTED)
-        return results
+        return all_ended(results)
 
 
 class _Wave:

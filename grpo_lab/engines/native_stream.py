@@ -20,6 +20,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from grpo_lab.engines.base import Stream, already_ended
+from grpo_lab.engines.native_cache import keys_and_values, whole_text_layers
 from grpo_lab.engines.native_session import draw, read_texts
 from grpo_lab.seeding import token_uniforms
 from grpo_lab.types import Completion, Float, Request, StopReason, Tensor
@@ -145,13 +146,13 @@ class NativeStream(Stream):
 
     def _join(self, own: DynamicCache, mask: Tensor) -> None:
         """Put rows behind those of the cache, both padded on the left to one width."""
-        if not len(self.mask):
+        if self.cache is None or not len(self.mask):
             self.cache, self.mask = own, mask
             return
         width = max(self.mask.shape[1], mask.shape[1])
-        for layer, new in zip(self.cache.layers, own.layers):
+        for layer, new in zip(whole_text_layers(self.cache), whole_text_layers(own)):
             if layer.get_seq_length() == 0 and new.get_seq_length() > 0:
-                layer.lazy_initialization(new.keys, new.values)
+                layer.lazy_initialization(*keys_and_values(new))
             filled = new if new.get_seq_length() > 0 else layer
             for name in ("keys", "values") if width else ():
                 like = getattr(filled, name)
@@ -204,13 +205,15 @@ class NativeStream(Stream):
             self._forget()
             return
         places = torch.tensor(kept, device=self.session.device)
+        assert self.cache is not None, "rows that have drawn a token have a cache"
         self.cache.batch_select_indices(places)
         self.mask = self.mask[places]
         unused = int((self.mask.sum(dim=0) > 0).int().argmax())
         if unused:
             self.mask = self.mask[:, unused:]
-            for layer in self.cache.layers:
-                layer.keys, layer.values = layer.keys[:, :, unused:], layer.values[:, :, unused:]
+            for layer in whole_text_layers(self.cache):
+                keys, values = keys_and_values(layer)
+                layer.keys, layer.values = keys[:, :, unused:], values[:, :, unused:]
 
     def _reason(self, row: _Row) -> StopReason | None:
         """Why this row has ended; None while it has not."""
@@ -225,15 +228,15 @@ class NativeStream(Stream):
 
     def to_state(self, with_cache: bool) -> dict[str, Any]:
         """What grows, without what was asked, in plain values; and the cache, where it cannot be computed anew."""
-        cached = with_cache and len(self.mask) > 0
+        cached = self.cache if with_cache and len(self.mask) > 0 else None
         return {
             "rows": [
                 {name: getattr(row, name) for name in ("key", "tokens", "logprobs", "versions", "sure_for")}
                 for row in (*self.rows, *self.waiting)
             ],
             "placed": len(self.rows),
-            "mask": self.mask.cpu().clone() if cached else None,
-            "cache": [(one.keys.cpu(), one.values.cpu()) for one in self.cache.layers] if cached else None,
+            "mask": None if cached is None else self.mask.cpu().clone(),
+            "cache": None if cached is None else [_on_cpu(layer) for layer in whole_text_layers(cached)],
         }
 
     def from_state(self, state: dict[str, Any], requests: Mapping[int, Request]) -> None:
@@ -249,9 +252,14 @@ class NativeStream(Stream):
             device = self.session.device
             self.mask = state["mask"].to(device)
             self.cache = DynamicCache(config=self.session.model.config)
-            for layer, (keys, values) in zip(self.cache.layers, state["cache"]):
+            for layer, (keys, values) in zip(whole_text_layers(self.cache), state["cache"]):
                 layer.lazy_initialization(keys.to(device), values.to(device))
                 layer.keys, layer.values = keys.to(device), values.to(device)
+
+
+def _on_cpu(layer: DynamicLayer) -> tuple[Tensor, Tensor]:
+    keys, values = keys_and_values(layer)
+    return keys.cpu(), values.cpu()
 
 
 def _widened(part: Tensor | None, rows: int, like: Float[Tensor, "_ H _ D"], width: int) -> Float[Tensor, "R H W D"]:

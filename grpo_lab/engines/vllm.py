@@ -1,3 +1,5 @@
+# pyright: reportMissingImports=false
+# vLLM is an installation of its own, and not there where types are checked.
 """The vLLM engine: continuous batching and a paged cache, in this process, on CPU or GPU.
 
 vLLM is imported when a session opens, never before: it takes seconds to import, is a large installation of its own and
@@ -31,7 +33,7 @@ from grpo_lab.tricks.precision import Precision
 from grpo_lab.types import Completion, OnFinish, Request, StopReason, Tensor
 
 if TYPE_CHECKING:
-    from vllm import LLM
+    from vllm.entrypoints.llm import LLM
     from vllm.outputs import RequestOutput
 
 
@@ -61,7 +63,7 @@ class Vllm(VllmEngine):
 def _load(arguments: dict[str, Any]) -> LLM:
     """Build vLLM's model. Raises ValueError with a remedy for what a user can change."""
     try:
-        from vllm import LLM
+        from vllm.entrypoints.llm import LLM
 
         return LLM(**arguments)
     except Exception as error:
@@ -165,13 +167,14 @@ class _Call:
             return
         if not output.finished:
             self.session.engine.abort_request([str(index)])
-        self._settle(index, reason, results)
+        completion = self._settle(index, reason, results)
         if self.on_finish is not None:
-            for other in self.on_finish(index, results[index]):
+            for other in self.on_finish(index, completion):
                 if other in self.open:
                     self.session.engine.abort_request([str(other)])
                     self._settle(other, StopReason.ABORTED, results)
 
-    def _settle(self, index: int, reason: StopReason, results: list[Completion | None]) -> None:
+    def _settle(self, index: int, reason: StopReason, results: list[Completion | None]) -> Completion:
         self.open.discard(index)
-        results[index] = self.grown[index].completion(reason)
+        results[index] = completion = self.grown[index].completion(reason)
+        return completion

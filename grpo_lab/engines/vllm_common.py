@@ -1,3 +1,5 @@
+# pyright: reportMissingImports=false
+# vLLM is an installation of its own, and not there where types are checked.
 """What both vLLM engines share: their fields and arguments, one response as it grows, and the words of an error."""
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ import torch
 
 from grpo_lab.engines.base import Engine, EngineFailure
 from grpo_lab.seeding import request_seed
-from grpo_lab.tricks.base import require_field, require_positive
+from grpo_lab.tricks.base import require_field
 from grpo_lab.tricks.precision import LmHead, Precision
 from grpo_lab.types import Completion, Request, StopReason
 
 if TYPE_CHECKING:
-    from vllm import SamplingParams
     from vllm.outputs import RequestOutput
+    from vllm.sampling_params import SamplingParams
 
 # Environment variables for the process of an engine that has one.
 TRAINER = "GRPO_LAB_TRAINER"  # the pid of the process that opened it
@@ -50,7 +52,6 @@ class VllmEngine(Engine):
     `prefix_caching` is set and they fill a block of the cache.
     """
 
-    max_rows: int  # responses that decode together
     context: int | None  # prompt and response, tokens; None takes the model's own
     cache_gib: float  # memory of the paged cache; 0 on a GPU: what `memory_share` leaves
     memory_share: float  # of a GPU, weights and cache together
@@ -62,7 +63,6 @@ class VllmEngine(Engine):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(self, "max_rows")
         require_field(
             self.top_p == 1, self, "top_p", "1: vLLM gives log-probs of what top-p left, and not of the softmax"
         )
@@ -190,8 +190,7 @@ def last_error(shared: Path) -> str | None:
 
 def vllm_params(request: Request, stop_ids: Collection[int], by_token: bool) -> SamplingParams:
     """A request's settings in vLLM's words; `by_token` hands each token over as it is drawn, which costs time."""
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     params = request.params
     return SamplingParams(

@@ -1,3 +1,5 @@
+# pyright: reportMissingImports=false
+# vLLM is an installation of its own, and not there where types are checked.
 """The vLLM engine in a process of its own: it draws while the learner trains, on another CPU core or another card.
 
 vLLM's `AsyncLLM` stands between: its front runs in a thread of this process, its core, with the model, in the other.
@@ -13,7 +15,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,8 +82,8 @@ class VllmProcess(VllmEngine):
 
     def open(self, folder: Path, precision: Precision, device: torch.device) -> VllmProcessSession:
         on_gpu = device.type == "cuda"
-        by_nccl = on_gpu and self.port is not None
-        if by_nccl and (device.index or 0) == self.device_index:
+        port = self.port if on_gpu else None  # NCCL sends from card to card
+        if port is not None and (device.index or 0) == self.device_index:
             raise ValueError(
                 f"engine.device_index={self.device_index} is the learner's card, and NCCL takes one side a card: give "
                 "the engine another card, or engine.port=null, which sends weights by a file"
@@ -101,15 +103,15 @@ class VllmProcess(VllmEngine):
                 main_left_alone(),
             ):
                 session = VllmProcessSession(
-                    _start(arguments, by_nccl, shared), stop_token_ids(folder), weight_names(folder), shared
+                    _start(arguments, port is not None, shared), stop_token_ids(folder), weight_names(folder), shared
                 )
         except BaseException:
             shutil.rmtree(shared, ignore_errors=True)
             raise
         try:
-            if by_nccl:
+            if port is not None:
                 workers = session.engine.vllm_config.parallel_config.world_size
-                session.transfer = NcclTransfer(session.remote, device, self.port, workers)
+                session.transfer = NcclTransfer(session.remote, device, port, workers)
             else:
                 session.transfer = FileTransfer(session.remote, shared)
         except BaseException:
@@ -154,7 +156,7 @@ def interrupts_heard() -> Iterator[None]:
         for engine in engines:
             engine.kill()
 
-    before = {}
+    before: dict[int, Callable[[int, FrameType | None], Any]] = {}
     if threading.current_thread() is threading.main_thread():
         handled = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         before = {number: handler for number, handler in handled.items() if callable(handler)}
@@ -186,7 +188,7 @@ def main_left_alone() -> Iterator[None]:
 def _start(arguments: dict[str, Any], by_nccl: bool, shared: Path) -> AsyncLLM:
     """Start the engine's process. Raises ValueError with a remedy for what a user can change."""
     try:
-        from vllm import envs
+        import vllm.envs as envs
         from vllm.config import WeightTransferConfig
         from vllm.config.logging import LoggingConfig
         from vllm.engine.arg_utils import AsyncEngineArgs

@@ -1,3 +1,5 @@
+# pyright: reportMissingImports=false
+# vLLM is an installation of its own, and not there where types are checked.
 """A live vLLM in another process: what was asked of it, what has come of each, and the weights it has.
 
 The front of vLLM's `AsyncLLM` runs on an event loop in a thread of its own; methods with `in_loop` in their names run
@@ -20,7 +22,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_lab.engines.base import EngineFailure, EngineSession, Stream, already_ended, check_names
+from grpo_lab.engines.base import EngineFailure, EngineSession, Stream, all_ended, already_ended, check_names
 from grpo_lab.engines.vllm_common import Growing, failure, last_error, vllm_params
 from grpo_lab.engines.vllm_weights import Transfer
 from grpo_lab.types import Completion, OnFinish, Request, StopReason, Tensor
@@ -50,6 +52,11 @@ class _Row:
     def settle(self, reason: StopReason) -> None:
         self.reason = reason
         self.ended.put((self.key, self.grown.completion(reason)))
+
+    def leave(self) -> None:
+        """Cancel the task that follows the request, unless it is that task which calls."""
+        if self.following is not None and self.following is not asyncio.current_task():
+            self.following.cancel()
 
 
 class VllmProcessSession(EngineSession):
@@ -96,7 +103,7 @@ class VllmProcessSession(EngineSession):
             if stream.rows and self.broken is None:  # an error, or Ctrl-C
                 with contextlib.suppress(EngineFailure):  # Ctrl-C may have reached the other process, too
                     stream.drain()  # or the engine would draw them beside the next call's
-        return results
+        return all_ended(results)
 
     def open_stream(self) -> VllmStream:
         return VllmStream(self, by_token=True)
@@ -206,6 +213,7 @@ class VllmProcessSession(EngineSession):
         row.following = asyncio.create_task(self._in_loop_follow(row))
 
     async def _in_loop_follow(self, row: _Row) -> None:
+        assert row.outputs is not None, "it was handed over"
         try:
             while row.name in self.rows:
                 self._in_loop_grow(row, await row.outputs.get())
@@ -219,13 +227,12 @@ class VllmProcessSession(EngineSession):
         if not output.finished:
             row.ending = asyncio.create_task(self.engine.abort(row.name))
         del self.rows[row.name]
-        if row.following is not asyncio.current_task():
-            row.following.cancel()
+        row.leave()
         row.settle(reason)
 
     async def _in_loop_collect(self) -> None:
         """Take what the engine has drawn so far to the last token; vLLM's front may be behind what it has received."""
-        from vllm import envs
+        import vllm.envs as envs
 
         while not self.engine.engine_core.outputs_queue.empty():
             await asyncio.sleep(0)
@@ -233,7 +240,7 @@ class VllmProcessSession(EngineSession):
         for _ in range(1 + math.ceil(len(self.rows) / envs.VLLM_V1_OUTPUT_PROC_CHUNK_SIZE)):
             await asyncio.sleep(0)
         for row in list(self.rows.values()):
-            if (output := row.outputs.get_nowait()) is not None:
+            if row.outputs is not None and (output := row.outputs.get_nowait()) is not None:
                 self._in_loop_grow(row, output)
 
     async def _in_loop_pause(self, keeps_cache: bool) -> None:
@@ -254,7 +261,7 @@ class VllmProcessSession(EngineSession):
 
     async def _in_loop_stop(self, rows: Sequence[_Row]) -> None:
         for row in rows:
-            row.following.cancel()
+            row.leave()
             del self.rows[row.name]
         await self.engine.abort([row.name for row in rows])
 

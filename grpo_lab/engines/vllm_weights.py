@@ -1,3 +1,5 @@
+# pyright: reportMissingImports=false
+# vLLM is an installation of its own, and not there where types are checked.
 """How the learner's weights reach an engine in another process: through a file, or from card to card by NCCL."""
 
 from __future__ import annotations

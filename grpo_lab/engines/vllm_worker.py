@@ -10,10 +10,10 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
+import psutil  # pyright: ignore[reportMissingModuleSource] vLLM brings it
 from safetensors import safe_open
 
 from grpo_lab.engines.vllm_common import FOLDER, LOG, SHOWN, TRAINER
@@ -24,6 +24,8 @@ _LOOK_SECONDS = 1.0
 
 class WeightReader:
     """Methods that vLLM's worker gets."""
+
+    reload_weights: Callable[..., None]  # the worker's own
 
     def read_weights(self, path: str) -> None:
         """Take over the weights of a file that `write_weights` wrote."""

@@ -58,7 +58,7 @@ def reward_metrics(made: Groups, graded: Graded) -> dict[str, float]:
     """Rewards of every whole group that was generated, and of what enters the loss (`graded`)."""
     shaped = made.shaped
     mean = shaped.reward.mean(dim=1, keepdim=True)
-    metrics = {
+    metrics: dict[str, Tensor | float] = {
         "reward/mean": shaped.reward.mean(),
         "reward/outcome": shaped.outcome.mean(),
         "reward/group_std": (shaped.reward - mean).pow(2).mean(dim=1).sqrt().mean(),
@@ -90,7 +90,10 @@ _AGES = {"0": (0, 0), "1": (1, 1), "2": (2, 2), "3_4": (3, 4), "5_8": (5, 8), "9
 
 def staleness_metrics(ages: Int[Tensor, "K"]) -> dict[str, float]:
     """Ages of the sampled tokens in updates: their mean, their maximum, and shares that are a histogram."""
-    metrics = {"rollout/staleness": ages.double().mean(), "rollout/staleness_max": ages.max()}
+    metrics: dict[str, Tensor | float] = {
+        "rollout/staleness": ages.double().mean(),
+        "rollout/staleness_max": ages.max(),
+    }
     for name, (low, high) in _AGES.items():
         metrics[f"staleness/{name}"] = _share((ages >= low) & (ages <= (ages.max() if high is None else high)))
     return {name: float(value) for name, value in metrics.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -42,7 +42,7 @@ class BeforeUpdates:
     graded: Graded
     accepted_mask: Bool[Tensor, "N T"]
     loss_mask: Bool[Tensor, "N T"]
-    metrics: Mapping[str, float]
+    metrics: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -301,6 +301,7 @@ def update(run: RunConfig, state: RunState, batches: list[Batch], tokens: int, t
         logprobs, entropy = _read(run, state, batch, with_entropy=True)
         if first:
             tally.keep_reading(batch.rows, logprobs, batch.loss_mask)
+        assert entropy is not None, "it was asked for"
         output = policy_loss(run, batch, logprobs, entropy)
         state.loss_scale.scale(output.loss).backward()
         outputs.append(output)

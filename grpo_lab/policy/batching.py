@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -140,7 +141,8 @@ def rollout_logprobs(
             microbatching=microbatching,
         )
         scored[rows, :width] = logprobs.to("cpu", scored.dtype)
-        if with_entropy:
+        if spread is not None:
+            assert entropy is not None, "token_logprobs gives the entropy that it is asked for"
             spread[rows, :width] = entropy.to("cpu", spread.dtype)
     return scored, spread
 
@@ -150,7 +152,7 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
     if device.type == "cpu":
         return batch
 
-    def move(value: object) -> object:
+    def move(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return value.to(device, non_blocking=True)
         if isinstance(value, Totals):

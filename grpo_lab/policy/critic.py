@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from grpo_lab.budget.ledger import Ledger, ModelFlops
 from grpo_lab.policy.batching import microbatch_rows
 from grpo_lab.policy.logprobs import mask_lengths, token_values
-from grpo_lab.policy.models import load_model
+from grpo_lab.policy.models import load_model, moved
 from grpo_lab.policy.optim import Optimizer, UpdateReport
 from grpo_lab.tricks.base import NEGLIGIBLE
 from grpo_lab.tricks.critic import Critic
@@ -24,7 +25,7 @@ from grpo_lab.types import Bool, Float, Int, Microbatching, Rollouts, Tensor
 def open_critic(
     plan: Critic,
     folder: Path,
-    learner: nn.Module,
+    learner: PreTrainedModel,
     optimizer: Optimizer,
     precision: Precision,
     microbatching: Microbatching,
@@ -32,8 +33,12 @@ def open_critic(
     seed: int,
 ) -> LiveCritic:
     """A critic that begins at the base model in `folder`, or at the learner's own states, ready to learn."""
-    trunk = load_model(folder, LmHead.same).base_model.to(device) if plan.owns_trunk else learner.base_model
-    width = learner.get_input_embeddings().weight.shape[1]
+    trunk = (load_model(folder, LmHead.same) if plan.owns_trunk else learner).base_model
+    assert isinstance(trunk, PreTrainedModel), "what a causal LM is without its head"
+    trunk = moved(trunk, device)  # the learner's is there already
+    table = learner.get_input_embeddings().weight
+    assert isinstance(table, torch.Tensor), "an embedding's weight is its table"
+    width = table.shape[1]
     head = nn.Linear(width, 1)
     with torch.no_grad():
         generator = torch.Generator().manual_seed(seed)
@@ -65,7 +70,7 @@ class LiveCritic:
     def __init__(
         self,
         plan: Critic,
-        trunk: nn.Module,
+        trunk: PreTrainedModel,
         head: nn.Module,
         optimizer: Optimizer,
         precision: Precision,

@@ -26,5 +26,6 @@ def prepare_torch(name: str, threads: int) -> torch.device:
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True, warn_only=True)
     # Filling fresh memory with NaN finds kernels that read what nothing wrote, and costs up to a tenth of a step.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    deterministic = torch.utils.deterministic
+    deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue] torch adds it late
     return choose_device(name)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from grpo_lab.policy.models import widen
 from grpo_lab.policy.output_head import in_chunks, linear_head, of_logits
@@ -46,18 +47,19 @@ def token_logprobs(
     packs = microbatching.packs and prepared(model) and bool(mask.any())
     layout = pack(prompts, tokens, mask, microbatching) if packs else _lay_out(prompts, tokens, mask)
 
-    def scores_of(states: Tensor) -> Tensor:
-        with _arithmetic(tokens.device, precision):
-            return head(states)
-
-    with _arithmetic(tokens.device, precision):
-        if head is not None:
-            hidden = layout.foreseeing(model.base_model(**layout.inputs()).last_hidden_state)
-        else:
-            scores = layout.scores(model)
     if head is None:
+        with _arithmetic(tokens.device, precision):
+            scores = layout.scores(model)
         picked, spread = of_logits(scores, targets, *asked)
     else:
+        assert isinstance(model, PreTrainedModel), "linear_head knows the heads of no others"
+
+        def scores_of(states: Tensor) -> Tensor:
+            with _arithmetic(tokens.device, precision):
+                return head(states)
+
+        with _arithmetic(tokens.device, precision):
+            hidden = layout.foreseeing(model.base_model(**layout.inputs()).last_hidden_state)
         bound = microbatching.logits_per_chunk
         positions = len(hidden) if bound is None else max(1, bound // head.weight.shape[0])
         picked, spread = in_chunks(scores_of, hidden, targets, *asked, positions)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from grpo_lab.tricks.precision import LmHead
@@ -27,7 +27,7 @@ class Fp32Head(nn.Linear):
             return F.linear(input.float(), self.weight.float(), bias)
 
 
-def load_model(folder: Path, lm_head: LmHead) -> nn.Module:
+def load_model(folder: Path, lm_head: LmHead) -> PreTrainedModel:
     """The causal LM of `folder`: fp32 weights, on the CPU, in eval mode.
 
     It stays in eval mode for training too: dropout would make learner and sampler different policies.
@@ -44,6 +44,11 @@ def load_model(folder: Path, lm_head: LmHead) -> nn.Module:
         # Changing the class keeps the parameter, its name and its tie to the embedding.
         head.__class__ = Fp32Head
     return model.eval()
+
+
+def moved(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
+    """The model itself, its weights and buffers on that device."""
+    return model.to(device)  # pyright: ignore[reportArgumentType] transformers wraps `to` in a way that hides its self
 
 
 def recompute_layers(model: nn.Module) -> None:

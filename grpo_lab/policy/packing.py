@@ -191,15 +191,15 @@ def packed_attention(
     results = []
     for gather in packed.gathers:
         lines, width = gather.shape
-        blocks = [
+        queries, keys, values = (
             states.index_select(0, gather.flatten()).view(lines, width, whole.shape[1], -1).transpose(1, 2)
             for states, whole in zip(flat, (query, key, value))
-        ]
+        )
         mask = None
         if sliding_window is not None and width > sliding_window:
             apart = torch.arange(width, device=gather.device)[:, None] - torch.arange(width, device=gather.device)
             mask = ((apart >= 0) & (apart < sliding_window))[None, None]
-        attended, _ = sdpa_attention_forward(module, *blocks, mask, **kwargs)
+        attended, _ = sdpa_attention_forward(module, queries, keys, values, mask, **kwargs)
         results.append(attended.reshape(lines * width, -1))
     whole = torch.cat(results) if len(results) > 1 else results[0]
     return whole.index_select(0, packed.back).view(1, query.shape[2], query.shape[1], -1), None
@@ -231,7 +231,7 @@ def prepared(model: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def _agrees(model: nn.Module) -> bool:
+def _agrees(model: PreTrainedModel) -> bool:
     distinct, owners, responses, lengths = _PROBE
     device = next(model.parameters()).device
     prompts, tokens = [distinct[owner] for owner in owners], torch.tensor(responses)

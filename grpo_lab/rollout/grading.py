@@ -105,9 +105,16 @@ def decode(tokenizer: transformers.PreTrainedTokenizerBase, rollouts: Rollouts) 
     return tokenizer.batch_decode(ids, skip_special_tokens=False)
 
 
+def text_of(tokenizer: transformers.PreTrainedTokenizerBase, ids: list[int]) -> str:
+    """The text of one list of token ids, special tokens included."""
+    text = tokenizer.decode(ids)
+    assert isinstance(text, str), "a list of lists would give a list"
+    return text
+
+
 def token_texts(tokenizer: transformers.PreTrainedTokenizerBase, rollouts: Rollouts) -> list[list[str]]:
     """The text of every real token of each row, its stop token included."""
-    seen = {token: tokenizer.decode([token]) for token in set(rollouts.tokens[rollouts.response_mask].tolist())}
+    seen = {token: text_of(tokenizer, [token]) for token in set(rollouts.tokens[rollouts.response_mask].tolist())}
     ends = rollouts.lengths.tolist()
     return [[seen[token] for token in row[:end]] for row, end in zip(rollouts.tokens.tolist(), ends)]
 

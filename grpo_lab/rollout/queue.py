@@ -69,6 +69,7 @@ class RolloutBatch:
     def to_state(self) -> dict[str, Any]:
         """Plain values for a checkpoint: the texts, from which all the rest follows."""
         made, size = self.made, self.made.rollouts.group_size
+        assert made.graded.progress is not None, "what is drawn for training has a progress"
         responses, progress = completions_of(made.rollouts), made.graded.progress[:, 0].tolist()
         groups = [
             group_to_state(index, number, progress[place], responses[place * size : (place + 1) * size])

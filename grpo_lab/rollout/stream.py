@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from grpo_lab.config.run_config import RunConfig
-from grpo_lab.engines.base import Stream
+from grpo_lab.engines.base import Stream, all_ended
 from grpo_lab.engines.native_stream import NativeStream
 from grpo_lab.rollout.groups import Spent, StartedGroup, completions_of, group_to_state
 from grpo_lab.rollout.queue import BatchQueue, RolloutBatch, RolloutQueue
@@ -154,7 +154,7 @@ class StreamQueue(RolloutQueue):
 
     def _judge(self, growing: _Growing) -> None:
         """Grade a whole group, remember it, and keep it for a batch or throw it away."""
-        made = self.maker.grade([growing.group], growing.parts)
+        made = self.maker.grade([growing.group], all_ended(growing.parts))
         self.memory.note(torch.tensor(made.indices), made.graded.outcome, made.shaped.reward)
         chosen = self.run.group_filter
         whole = _Whole(growing.group, made, self.clock.sampler)

@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_lab.tracking.files import RunFolderError, write_json
 from grpo_lab.tracking.whole import MANIFEST, sealed
@@ -30,7 +29,7 @@ _NAME = re.compile(r"step=(\d+)")
 def save(
     root: Path,
     step: int,
-    model: nn.Module,
+    model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     state: Mapping[str, Any],
     run_key: str,

@@ -12,8 +12,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from torch import nn
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_lab.budget.ledger import Ledger, ModelFlops
 from grpo_lab.config.run_config import RunConfig
@@ -21,7 +20,7 @@ from grpo_lab.engines.base import EngineSession
 from grpo_lab.policy import packing
 from grpo_lab.policy.critic import LiveCritic, open_critic
 from grpo_lab.policy.model_folder import context_length, stop_token_ids
-from grpo_lab.policy.models import load_model, recompute_layers
+from grpo_lab.policy.models import load_model, moved, recompute_layers
 from grpo_lab.rollout.grading import asking, encode_prompts, tools_for
 from grpo_lab.run.evaluate import Suite, make_suites
 from grpo_lab.types import Microbatching, Problem
@@ -41,9 +40,9 @@ class RunState:
     tokenizer: PreTrainedTokenizerBase
     problems: tuple[Problem, ...]
     suites: list[Suite]
-    learner: nn.Module
-    reference: nn.Module | None
-    initial: nn.Module | None
+    learner: PreTrainedModel
+    reference: PreTrainedModel | None
+    initial: PreTrainedModel | None
     critic: LiveCritic | None
     session: EngineSession
     optimizer: torch.optim.Optimizer
@@ -73,10 +72,11 @@ class RunState:
     def probe_gap(self, answers: pd.DataFrame) -> float:
         """The best outcome each probe question ever had less its accuracy now, mean over questions."""
         by_question = answers[answers["suite"] == "probe"].groupby("problem_id")["outcome"]
-        for question, best in by_question.max().items():
-            self.probe_best[int(question)] = max(self.probe_best.get(int(question), 0.0), float(best))
-        now = by_question.mean()
-        return float(sum(self.probe_best[int(question)] - float(mean) for question, mean in now.items()) / len(now))
+        best, now = by_question.max(), by_question.mean()
+        for question, outcome in zip(best.index.tolist(), best.tolist()):
+            self.probe_best[question] = max(self.probe_best.get(question, 0.0), float(outcome))
+        means = zip(now.index.tolist(), now.tolist())
+        return float(sum(self.probe_best[question] - mean for question, mean in means) / len(now))
 
     def to_state(self, log_position: int, with_reference: bool) -> dict[str, Any]:
         """What a checkpoint needs beside the learner's weights; noise is counter-based and has no state."""
@@ -170,17 +170,17 @@ def open_state(
     check_lengths(run, run.engine.longest, max(map(len, prompts)), "engine.context")
     run.truncation.check(tools_for(tokenizer))
 
-    learner = load_model(resume_from or folder, run.learner_precision.lm_head).to(device)
+    learner = moved(load_model(resume_from or folder, run.learner_precision.lm_head), device)
     if run.gradient_checkpointing:
         recompute_layers(learner)
     reference = None
     if run.kl.needs_reference:
-        reference = load_model(folder, run.learner_precision.lm_head).to(device).requires_grad_(False)
+        reference = moved(load_model(folder, run.learner_precision.lm_head), device).requires_grad_(False)
     initial = None
     if run.evaluation.initial_kl:
         initial = reference  # the same weights, while the reference stays what it was
         if reference is None or run.reference.changes:
-            initial = load_model(folder, run.learner_precision.lm_head).to(device).requires_grad_(False)
+            initial = moved(load_model(folder, run.learner_precision.lm_head), device).requires_grad_(False)
     packs = run.packing and all(packing.prepare(model) for model in (learner, reference, initial) if model is not None)
     critic = None
     if run.baseline.needs_critic:

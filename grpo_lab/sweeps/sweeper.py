@@ -89,7 +89,7 @@ def run_sweep(
         name,
         [cell.record() for cell in cells],
         None if design is None else folders_of(design, arguments),
-        None if design is None else OmegaConf.to_container(config.design, resolve=True),
+        None if design is None else _declared(config),
         "" if design is None else design.fingerprint(),
         ["python", "-m", "grpo_lab.train", *sys.argv[1:]],
         provenance.commit(),
@@ -116,13 +116,17 @@ def run_sweep(
 
 
 def _design(config: DictConfig) -> Design | None:
-    node = config.get("design")
-    if node is None:
+    if config.get("design") is None:
         return None
     try:
-        return read_design(OmegaConf.to_container(node, resolve=True))
+        return read_design(_declared(config))
     except InterpolationResolutionError as error:
         raise ValueError(unresolved(config, error)) from error
+
+
+def _declared(config: DictConfig) -> Any:
+    """The entry `design` in plain values, with what it refers to in place."""
+    return OmegaConf.to_container(config.design, resolve=True)
 
 
 def _say_whose(console: Console, name: str, finished: Sequence[Cell]) -> None:

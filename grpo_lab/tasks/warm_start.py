@@ -195,20 +195,28 @@ def encode_slice(tokenizer: transformers.PreTrainedTokenizerFast, examples: Sequ
     Causal attention never looks right, so padding there needs no mask; only the response and its end
     of text carry a label.
     """
+    end, padding = ending_ids(tokenizer)
     prompts = tokenizer([example.question for example in examples])["input_ids"]
     responses = tokenizer([example.response for example in examples])["input_ids"]
     rows = [
-        prompt + response + [tokenizer.eos_token_id] * example.finished
+        prompt + response + [end] * example.finished
         for prompt, response, example in zip(prompts, responses, examples, strict=True)
     ]
     longest = max(map(len, rows))
-    tokens = torch.full((len(rows), longest), tokenizer.pad_token_id)
+    tokens = torch.full((len(rows), longest), padding)
     labels = torch.full((len(rows), longest), _IGNORED)
     for index, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
         tokens[index, : len(row)] = torch.tensor(row)
         # The label of a position is the token after it.
         labels[index, len(prompt) - 1 : len(row) - 1] = torch.tensor(row[len(prompt) :])
     return tokens, labels
+
+
+def ending_ids(tokenizer: transformers.PreTrainedTokenizerFast) -> tuple[int, int]:
+    """The ids of the end of text and of padding."""
+    end, padding = tokenizer.eos_token_id, tokenizer.pad_token_id
+    assert isinstance(end, int) and isinstance(padding, int), "build_tokenizer gives it both"
+    return end, padding
 
 
 def learning_rate_at(recipe: ArithmeticBase, step: int) -> float:
@@ -221,6 +229,7 @@ def learning_rate_at(recipe: ArithmeticBase, step: int) -> float:
 
 def architecture(recipe: ArithmeticBase, tokenizer: transformers.PreTrainedTokenizerFast) -> transformers.LlamaConfig:
     """The recipe's numbers under the names that `transformers` gives them."""
+    end, padding = ending_ids(tokenizer)
     return transformers.LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=recipe.hidden_size,
@@ -234,8 +243,8 @@ def architecture(recipe: ArithmeticBase, tokenizer: transformers.PreTrainedToken
         initializer_range=recipe.init_std,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=end,
+        pad_token_id=padding,
     )
 
 
@@ -243,7 +252,9 @@ def train(recipe: ArithmeticBase, tokenizer: transformers.PreTrainedTokenizerFas
     """Supervised warm-start; the caller owns the random state and the number of threads."""
     torch.manual_seed(recipe.seed)
     rng = Random(recipe.seed)
-    model = transformers.LlamaForCausalLM(architecture(recipe, tokenizer)).to(recipe.place).train()
+    model = transformers.LlamaForCausalLM(architecture(recipe, tokenizer))
+    model.to(recipe.place)  # pyright: ignore[reportArgumentType] transformers wraps `to` in a way that hides its self
+    model.train()
     optimizer = torch.optim.AdamW(
         model.parameters(),
         lr=recipe.learning_rate,
@@ -312,7 +323,7 @@ def measure(
     problems = [draw_addends(rng, "train", *ranges) for _ in range(recipe.report_problems)]
     questions = [question_of(addends) for addends in problems]
     prompts = tokenizer(questions, padding=True, return_tensors="pt").to(model.device)
-    generated = model.generate(
+    generated = model.generate(  # pyright: ignore[reportAttributeAccessIssue] it asks more of self than Llama declares
         input_ids=prompts["input_ids"],
         attention_mask=prompts["attention_mask"],
         max_new_tokens=recipe.report_max_tokens,
@@ -327,6 +338,7 @@ def measure(
         finished = tokenizer.eos_token_id in row
         response = row[: row.index(tokenizer.eos_token_id)] if finished else row
         text = tokenizer.decode(response)
+        assert isinstance(text, str), "a list of lists would give a list"
         counts["tokens"] += len(response) + finished
         counts["correct"] += int(verifier(str(sum(addends)), text, finished))
         counts["truncated"] += not finished

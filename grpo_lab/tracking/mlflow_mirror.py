@@ -214,12 +214,13 @@ def _sync_parent(folder: Path, uri: str | None) -> SyncReport:
         record = read_sweep(folder)
     except (OSError, ValueError, TypeError) as error:
         return SyncReport(folder, 0, None, "UNKNOWN", f"its sweep.json cannot be read ({first_line(error)})")
-    tracking = record.tracking or {"uri": None, "experiment": "grpo_lab"}
-    place = uri or tracking["uri"]
+    tracking = record.tracking
+    place = uri or (tracking["uri"] if tracking else None)
     status = sweep_status(folder, record)
     if place is None:
         return SyncReport(folder, 0, None, status)
     try:
-        return SyncReport(folder, 0, sync_sweep(folder, place, tracking["experiment"]), status)
+        experiment = tracking["experiment"] if tracking else "grpo_lab"
+        return SyncReport(folder, 0, sync_sweep(folder, place, experiment), status)
     except Exception as error:
         return SyncReport(folder, 0, None, "UNKNOWN", f"MLflow at {place} did not take it: {first_line(error)}")

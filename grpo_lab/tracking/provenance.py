@@ -85,8 +85,8 @@ def code() -> dict[str, Any]:
         module = importlib.import_module(name)  # bootstrap has imported it
         for folder in map(Path, getattr(module, "__path__", ())):
             files |= {f"{name}:{path.relative_to(folder).as_posix()}": path for path in folder.rglob("*.py")}
-        if getattr(module, "__file__", None):
-            files[name] = Path(module.__file__)
+        if file := getattr(module, "__file__", None):
+            files[name] = Path(file)
     digest = hashlib.sha256()
     for name, path in sorted(files.items()):
         digest.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())

@@ -105,10 +105,12 @@ class RunLog:
         return descriptor
 
     def _read_last_step(self) -> int:
-        if self._last_step is None:
+        last = self._last_step
+        if last is None:
             lines = (self.folder / "metrics.jsonl").read_bytes().splitlines()
-            self._last_step = parse_line(lines[-1], self.folder / "metrics.jsonl")["step"] if lines else -1
-        return self._last_step
+            last = int(parse_line(lines[-1], self.folder / "metrics.jsonl")["step"]) if lines else -1
+            self._last_step = last
+        return last
 
     def write_step(self, step: int, metrics: Mapping[str, float | int], timing: Mapping[str, float | int]) -> None:
         """Append one step: `metrics` are functions of the run alone, `timing` holds everything with a clock.

@@ -99,11 +99,14 @@ class CellSweeper(Sweeper):
     def sweep(self, arguments: List[str]) -> Any:  # noqa: UP006
         from grpo_lab.sweeps.sweeper import ends_in_words, run_sweep
 
+        context, config, launcher = self.hydra_context, self.config, self.launcher
+        assert context is not None and config is not None and launcher is not None, "Hydra calls setup first"
+
         def compose(overrides: Sequence[str]) -> DictConfig:
-            return self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
+            return context.config_loader.load_sweep_config(config, list(overrides))
 
         with ends_in_words():
-            return run_sweep(self.config, arguments, compose, self.launcher, self.dry_run)
+            return run_sweep(config, arguments, compose, launcher, self.dry_run)
 
 
 class LocalLauncher(Launcher):
