@@ -64,7 +64,7 @@ class TrimmedMean(Baseline):
     formula: ClassVar[str] = "R - mean_g(R without the lowest and the highest {share})"
 
     def __post_init__(self) -> None:
-        require_positive(self, "share")
+        require(0 <= self.share < 0.5, self, "share", "at least 0 and below 0.5")
 
     def __call__(self, graded: Graded) -> Float[Tensor, "P G"]:
         number = graded.counted.sum(dim=1, keepdim=True)
