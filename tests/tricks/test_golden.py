@@ -1442,7 +1442,7 @@ class Kind:
     slope: float
     worth: float
     length: int = 1
-    cut: bool = False
+    truncated: bool = False
 
 
 def expected_ascent(kinds, truncation, aggregation, denominator, size: int = 8, **advantage) -> float:
@@ -1457,7 +1457,7 @@ def expected_ascent(kinds, truncation, aggregation, denominator, size: int = 8, 
         graded = make_graded(
             [[kind.worth for kind in rows]],
             lengths=[[kind.length for kind in rows]],
-            truncated=[[kind.cut for kind in rows]],
+            truncated=[[kind.truncated for kind in rows]],
         )
         rollouts = make_rollouts([kind.length for kind in rows], size)
         cut = run.truncation(graded)
@@ -1483,7 +1483,7 @@ def truncation_pressure(
     kinds = (
         Kind((1 - q) * a, -1 / (1 - q), 1.0, lengths["right"]),
         Kind((1 - q) * (1 - a), -1 / (1 - q), 0.0, lengths["wrong"]),
-        Kind(q, 1 / q, cut_reward, lengths["cut"], microbatching=True),
+        Kind(q, 1 / q, cut_reward, lengths["cut"], truncated=True),
     )
     return expected_ascent(kinds, truncation, aggregation, denominator)
 
@@ -1534,7 +1534,7 @@ def ascent_of_finishing(truncation, guesses: float) -> float:
         Kind(g * (1 - lucky), 0.0, 0.0),
         Kind((1 - g) * f * right, 1 / f, 1.0),
         Kind((1 - g) * f * (1 - right), 1 / f, 0.0),
-        Kind((1 - g) * (1 - f), -1 / (1 - f), 0.0, microbatching=True),
+        Kind((1 - g) * (1 - f), -1 / (1 - f), 0.0, truncated=True),
     )
     return expected_ascent(kinds, truncation, SequenceSum(), Original())
 
@@ -1550,7 +1550,7 @@ def test_masking_before_teaches_to_finish_only_as_far_as_that_raises_accuracy() 
     kinds = (
         Kind(finished * a, 1 / a, 1.0),
         Kind(finished * (1 - a), -1 / (1 - a), 0.0),
-        Kind(1 - finished, 0, 0, microbatching=True),
+        Kind(1 - finished, 0, 0, truncated=True),
     )
     pressure_on_a = expected_ascent(kinds, MaskBefore(), SequenceSum(), Original())
     assert_close(ascent_of_finishing(MaskBefore(), g), pressure_on_a * raises, 1e-12, "through accuracy alone")
