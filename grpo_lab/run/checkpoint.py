@@ -82,7 +82,10 @@ def latest(root: Path) -> Path | None:
 
 def load_state(folder: Path) -> dict[str, Any]:
     """The state saved beside the weights; tensors and plain values only."""
-    return torch.load(folder / "state.pt", weights_only=True, map_location="cpu")
+    state = torch.load(folder / "state.pt", weights_only=True, map_location="cpu")
+    if "queue" not in state:  # earlier versions called it supply, and kept what is remembered of problems beside it
+        state["queue"] = state.pop("supply") | {"memory": state.pop("memory")}
+    return state
 
 
 def prune(root: Path, keep: int) -> None:

@@ -26,6 +26,7 @@ from omegaconf import OmegaConf
 
 from grpo_lab import loop
 from grpo_lab.config.hydra_setup import bootstrap, compose_with_choices
+from grpo_lab.learner import update as learner
 from grpo_lab.tracking.files import RunFolderError
 from grpo_lab.tracking.run_log import RunLog
 
@@ -69,7 +70,7 @@ def cut_short(after: int) -> Iterator[None]:
 @contextlib.contextmanager
 def not_finite(update: int) -> Iterator[None]:
     """Within, the loss of an update (the first is 1) is not finite."""
-    real, done = loop.update, Counter[str]()
+    real, done = learner.update, Counter[str]()
 
     def failing(*arguments: Any) -> None:
         done["updates"] += 1
@@ -77,7 +78,7 @@ def not_finite(update: int) -> Iterator[None]:
             raise FloatingPointError("the loss is nan")
         real(*arguments)
 
-    with mock.patch.object(loop, "update", failing), contextlib.suppress(FloatingPointError):
+    with mock.patch.object(learner, "update", failing), contextlib.suppress(FloatingPointError):
         yield
 
 
