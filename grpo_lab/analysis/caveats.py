@@ -10,6 +10,7 @@ import pandas as pd
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.settings import SAME, STEPS, Place, differences
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
+from grpo_lab.analysis.table_rows import groups_of, rows_of
 from grpo_lab.config.design import Collapsed
 
 _FEW = 3  # runs, named where something is wrong with no more than these
@@ -61,7 +62,7 @@ def finished_cells(data: SweepData) -> list[str]:
     planned = sum(data.seeds_planned(level, arm) for level, arm in places)
     lines = [f"Finished cells: {len(data.finished)} of {planned} planned."]
     for status, word in (("failed", "failed"), ("partial", "unfinished"), ("unreadable", "unreadable")):
-        for row in data.runs[data.runs["status"] == status].itertuples():
+        for row in rows_of(data.runs[data.runs["status"] == status]):
             reason = f": {row.problem}" if row.problem else ""
             lines.append(f"  {word}: {place(data, row.level, row.arm)} seed {row.seed}{reason}")
     started = data.runs[data.runs["status"] != "new"].groupby(["level", "arm"]).size()
@@ -113,7 +114,7 @@ def _code(data: SweepData) -> list[str]:
     if len(resumed):
         named = _listed(
             f"{place(data, row.level, row.arm)} seed {row.seed} (after step {row.changed_code})"
-            for row in resumed.itertuples()
+            for row in rows_of(resumed)
         )
         lines.append(f"{len(resumed)} runs were resumed with changed code, and are of no one code: {named}.")
     return lines
@@ -134,7 +135,7 @@ def _changed(data: SweepData) -> list[str]:
 def _lost(data: SweepData) -> list[str]:
     """Evaluations whose answers are gone, though their means were logged."""
     lost = data.counted[data.counted["lost"] != ""]
-    named = _listed(f"{place(data, row.level, row.arm)} seed {row.seed} (step {row.lost})" for row in lost.itertuples())
+    named = _listed(f"{place(data, row.level, row.arm)} seed {row.seed} (step {row.lost})" for row in rows_of(lost))
     if not named:
         return []
     return [f"{len(lost)} runs have lost evaluation tables: {named}; what is said of single questions is without them."]
@@ -147,7 +148,7 @@ def _collapsed(data: SweepData, finals: FinalValues) -> list[str]:
         return []
     as_what = "accuracy and reward 0 from there on" if finals.collapsed_as is Collapsed.zero else "what they last had"
     lines = [f"Collapsed before X: {len(here)} of {len(finals.values)} runs, counted with {as_what}."]
-    for (level, arm), runs in here.groupby(["level", "arm"], sort=False):
+    for (level, arm), runs in groups_of(here, ["level", "arm"], sort=False):
         seeds = _listed(str(seed) for seed in runs["seed"])
         of = len(finals.values[(finals.values["level"] == level) & (finals.values["arm"] == arm)])
         lines.append(f"  {place(data, level, arm)}: {len(runs)} of {of} (seed {seeds})")
@@ -261,7 +262,7 @@ def _protocols(data: SweepData) -> list[str]:
             "between levels are not of training alone; arms at one level are evaluated alike."
         ]
     others = known[known["protocol"] != counts.index[0]]
-    named = _listed(f"{place(data, row.level, row.arm)} seed {row.seed}" for row in others.itertuples())
+    named = _listed(f"{place(data, row.level, row.arm)} seed {row.seed}" for row in rows_of(others))
     return [
         f"Not evaluated alike: task, template, evaluation, verifier, target lengths or (training protocol) how "
         f"responses are ended differ for {len(others)} of {len(known)} runs ({named}); differences to them are not of "

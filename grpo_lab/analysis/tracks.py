@@ -17,6 +17,7 @@ import pandas as pd
 
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
+from grpo_lab.analysis.table_rows import groups_of
 
 TRAILING = 0.05  # share of X, before an evaluation, over which training metrics are averaged
 TRAINING = {"reward": "reward/outcome", "shaped": "reward/mean"}
@@ -63,7 +64,7 @@ def tracks(data: SweepData, finals: FinalValues) -> tuple[Track, ...]:
     """
     x = f"budget/{finals.axis}"
     logged = data.counted_points.sort_values("step")
-    runs = {labels: run[run[x].notna()] for labels, run in logged.groupby(LABELS, sort=False)}
+    runs = {labels: run[run[x].notna()] for labels, run in groups_of(logged, LABELS, sort=False)}
     found = []
     for level, arm in data.run_arms:
         for seed in sorted(seed for at, name, seed in runs if (at, name) == (level, arm)):

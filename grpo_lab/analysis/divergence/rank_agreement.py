@@ -60,8 +60,10 @@ def rankable(data: SweepData, finals: FinalValues) -> tuple[dict[str, RankedArms
             alone = "fewer than two arms have a final training reward and downstream accuracy"
             reasons[level] = alone if len(left) < 2 else "no seed has both of every arm"
             continue
-        tables = [np.array([[values[arm][name][seed] for arm in left] for seed in seeds]) for name in RANKED]
-        found[level] = RankedArms(left, seeds, *tables, _note(arms, left, set(here["seed"]), seeds))
+        reward, downstream = (
+            np.array([[values[arm][name][seed] for arm in left] for seed in seeds]) for name in RANKED
+        )
+        found[level] = RankedArms(left, seeds, reward, downstream, _note(arms, left, set(here["seed"]), seeds))
     return found, reasons
 
 

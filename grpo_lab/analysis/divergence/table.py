@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -74,7 +75,7 @@ def divergence_table(data: SweepData, finals: FinalValues, rng: np.random.Genera
     by_cell = cells(tracks(data, finals))
     rankings, reasons = rankable(data, finals)
     halves: dict[int, np.ndarray] = {}
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for level in dict.fromkeys(level for level, _ in by_cell):
         arms = {arm: cell for (at, arm), cell in by_cell.items() if at == level}
         for arm, cell in arms.items():

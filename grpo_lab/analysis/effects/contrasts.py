@@ -24,6 +24,7 @@ from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
 from grpo_lab.analysis.stats.intervals import Interval, t_interval
 from grpo_lab.analysis.stats.multiplicity import benjamini_hochberg, holm, p_text, paired_t_pvalue
 from grpo_lab.analysis.stats.power import minimum_detectable_effect
+from grpo_lab.analysis.table_rows import groups_of
 from grpo_lab.analysis.tracks import EVALUATED, TRAINING
 
 AXES = ("steps", "sampled_tokens", "trained_tokens", "flops", "simulated_seconds", "device_seconds")
@@ -100,7 +101,7 @@ def trick_effects(data: SweepData, finals: FinalValues, metrics: Iterable[str] |
     """
     primary = data.design.primary if data.design else None
     planned = planned_contrasts(data)
-    collapsed = finals.values.groupby(["level", "arm"])["collapsed"].sum().to_dict()
+    collapsed = {cell: int(runs["collapsed"].sum()) for cell, runs in groups_of(finals.values, ["level", "arm"])}
     found = []
     for metric in dict.fromkeys(effect_metrics(data) if metrics is None else metrics):
         final = _by_seed(finals, metric)
@@ -125,14 +126,14 @@ def _effect(
     contrast: Contrast,
     metric: str,
     final: Mapping[tuple[str, str], Mapping[int, float]],
-    of_arms: Mapping[tuple[str, str], float | int],
+    of_arms: Mapping[tuple[str, str], int],
 ) -> TrickEffect:
     arms = [(final.get((contrast.level, arm), {}), weight) for arm, weight in contrast.weights.items()]
     seeds = sorted(set.intersection(*(set(by_seed) for by_seed, _ in arms)))
     values = [sum(weight * by_seed[seed] for by_seed, weight in arms) for seed in seeds]
     n = len(values)
     mde = float(np.std(values, ddof=1)) * _unit_mde(n) if n > 1 else math.nan
-    collapsed = {arm: int(of_arms.get((contrast.level, arm), 0)) for arm in contrast.weights}
+    collapsed = {arm: of_arms.get((contrast.level, arm), 0) for arm in contrast.weights}
     having = sum(number for arm, number in collapsed.items() if arm in contrast.having)
     return TrickEffect(
         contrast=contrast,

@@ -40,7 +40,9 @@ def judge(data: SweepData, finals: FinalValues) -> list[Judgement]:
     The family holds the predictions of the part of the design that was asked for, and all others that have data. One
     without data yet counts with p = 1, so that its data never take back a word that was given before.
     """
-    predictions = data.design.predictions if data.design else ()
+    if data.design is None:
+        return []
+    predictions = data.design.predictions
     compared = []
     for prediction in predictions:
         level, arm, metric = prediction.level, prediction.arm, prediction.metric
@@ -108,21 +110,21 @@ def verdict_text(data: SweepData, finals: FinalValues) -> str:
     """The question, each prediction with its word, overstatement beside theory, and the caveats."""
     known = caveats(data, finals)
     parts = [
-        _predictions(data, finals) if data.design else compared_arms(data, finals),
+        _predictions(data, data.design, finals) if data.design else compared_arms(data, finals),
         _overstatements(data, finals),
         ["What to know before believing this", *(f"  {line}" for line in known)] if known else [],
     ]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
-def _predictions(data: SweepData, finals: FinalValues) -> list[str]:
+def _predictions(data: SweepData, design: Design, finals: FinalValues) -> list[str]:
     judgements = judge(data, finals)
-    lines = [data.design.question, "", f"What was predicted, and what came out. The control is {data.control}."]
+    lines = [design.question, "", f"What was predicted, and what came out. The control is {data.control}."]
     for judgement in judgements:
         if judgement.word == "not run":
             continue
         prediction, difference = judgement.prediction, judgement.difference
-        main = " (the metric that decides)" if prediction.metric == data.design.primary else ""
+        main = " (the metric that decides)" if prediction.metric == design.primary else ""
         lines.append(f"  {judgement.word}: {claim(data, judgement)} on {in_words(prediction.metric)}{main}")
         measured = f"difference {difference.text('+')}, n = {difference.n}, Holm {p_text(judgement.holm)}"
         if prediction.against:

@@ -36,6 +36,7 @@ from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.scaling.fits import OF_CURVE, CellFit, fit_sweep
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.mean_line import mean_line
+from grpo_lab.analysis.table_rows import records_of
 
 BEYOND = 4.0  # times the largest budget: how far the sigmoid is drawn
 _MARK = 1.45  # times that again: where the asymptote is
@@ -64,13 +65,13 @@ def ceiling_numbers(cells: Sequence[CellFit]) -> pd.DataFrame:
             rows += [labels | {"part": "mean", "x": x, "value": value.mean} for x, value in mean]
         if cell.fits:
             first = min(x[0] for x, _ in after.values())
-            for part, ends in {
+            for part, (low, high) in {
                 "fit": (first, cell.largest),
                 "extrapolated": (cell.largest, BEYOND * cell.largest),
             }.items():
-                grid = np.geomspace(*ends, 41)
+                grid = np.geomspace(low, high, 41)
                 line = cell.predicted(grid).assign(x=grid, part=part, **labels)
-                rows += line.to_dict("records")
+                rows += records_of(line)
         found = {"value": cell.asymptote.mean, "low": cell.asymptote.low, "high": cell.asymptote.high}
         rows.append(labels | found | {"part": "asymptote", "note": "; ".join(cell.reasons)})
     names = ["level", "arm", "part", "seed", "x", "value", "low", "high", "n", "note"]

@@ -33,6 +33,7 @@ from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import t_interval
 from grpo_lab.analysis.stats.resampling import question_bootstrap
+from grpo_lab.analysis.table_rows import groups_of
 from grpo_lab.analysis.tracks import Answers, answers_of, cells, tracks
 
 SUITE = "downstream"
@@ -180,7 +181,7 @@ def _over(data: SweepData, finals: FinalValues, numbers: pd.DataFrame) -> dict[t
     """The lines over each panel: seeds, the change for one sample and for the most, and the crossover."""
     inches = panel_width(list(dict.fromkeys(numbers["arm"])))
     over = {}
-    for (level, arm), own in numbers.groupby(["level", "arm"], sort=False):
+    for (level, arm), own in groups_of(numbers, ["level", "arm"], sort=False):
         means = own[(own["series"] == "change") & (own["part"] == "mean")]
         n, most = int(means["n"].iloc[0]), int(means["k"].max())
         seeds = seeds_text(n, data.seeds_planned(level, arm), finals.collapsed(level, arm))

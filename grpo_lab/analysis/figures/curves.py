@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -39,6 +40,7 @@ from grpo_lab.analysis.figures.style import (
     GREEN,
     SMALL,
     VERMILLION,
+    Dashes,
     Drawn,
     budget_label,
     house_style,
@@ -48,6 +50,7 @@ from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, REWARD, FinalVal
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import Interval, t_interval
 from grpo_lab.analysis.stats.mean_line import SMOOTHING, mean_line, running_mean
+from grpo_lab.analysis.table_rows import rows_of
 from grpo_lab.analysis.tracks import Track, cells, tracks
 
 __all__ = ["SERIES", "curve_numbers", "draw_curves", "mean_line", "running_mean"]
@@ -60,7 +63,13 @@ _ONSETS = {
     OPENS: (BLACK, (0, (4, 4)), "G is above 0 (onset)"),
     FALLS: (GREEN, (4, (4, 4)), "E is below its best (onset)"),
 }
-_PEAK = {"linestyle": "", "marker": "o", "markersize": 8, "markerfacecolor": "none", "markeredgecolor": GREEN}
+_PEAK: dict[str, Any] = {
+    "linestyle": "",
+    "marker": "o",
+    "markersize": 8,
+    "markerfacecolor": "none",
+    "markeredgecolor": GREEN,
+}
 _TOO_FEW = ("too few seeds", TOO_FEW)
 _NONE = Onset(math.nan, math.nan, math.nan, 0, TOO_FEW)
 
@@ -72,7 +81,7 @@ class Series:
     metric: str
     title: str
     colour: str
-    dashes: str
+    dashes: Dashes
     marker: str = ""  # evaluations have one, metrics of every step none
 
 
@@ -154,7 +163,7 @@ def _alike(one: Line, other: Line) -> bool:
 
 
 def _numbers(gathered: _Gathered, finals: FinalValues) -> pd.DataFrame:
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for (level, arm), here in gathered.cells.items():
         labels = {"level": level, "arm": arm}
         for series in here.series:
@@ -169,9 +178,9 @@ def _numbers(gathered: _Gathered, finals: FinalValues) -> pd.DataFrame:
 
 
 def _series_rows(
-    labels: Mapping[str, object], series: Series, lines: Sequence[Line], budget: float, points: int
-) -> list[dict[str, object]]:
-    rows: list[dict[str, object]] = []
+    labels: Mapping[str, Any], series: Series, lines: Sequence[Line], budget: float, points: int
+) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
     for line in lines:
         xs, values = (line.x, line.value) if series.marker else thinned(line.x, line.value, points)
         rows += [{**labels, "part": "seed", "seed": line.seed, "x": x, "value": y} for x, y in zip(xs, values)]
@@ -252,20 +261,20 @@ def gap_text(change: Interval) -> str:
 def _panel(axes: Axes, numbers: pd.DataFrame, budget: float, longest: float) -> None:
     if longest > 1.02 * budget:
         axes.axvline(budget, color="#C8C8C8", linewidth=0.8, label="X")
-    for row in numbers[numbers["part"] == "onset"].itertuples():
+    for row in rows_of(numbers[numbers["part"] == "onset"]):
         colour, dashes, _ = _ONSETS[row.series]
         axes.axvline(row.x, color=colour, linestyle=dashes, linewidth=1.0, label=row.series)
     for series in SERIES:
         own = numbers[numbers["series"] == series.metric]
         seeds, stops = own["seed"].nunique(), own[own["part"] == "stop"]
         for seed, run in own[own["part"] == "seed"].groupby("seed"):
-            look = {"linewidth": 0.5, "alpha": 0.4 / seeds**0.5}
+            look: dict[str, Any] = {"linewidth": 0.5, "alpha": 0.4 / seeds**0.5}
             if seed in set(stops["seed"]):
                 look = {"linewidth": 0.9, "alpha": 0.9}
             axes.plot(run["x"], run["value"], color=series.colour, label="seed", **look)
         axes.plot(stops["x"], stops["value"], color=series.colour, zorder=4, clip_on=False, **CROSS)
         mean = own[own["part"] == "mean"]
-        style = {"color": series.colour, "linewidth": 1.7, "marker": series.marker}
+        style: dict[str, Any] = {"color": series.colour, "linewidth": 1.7, "marker": series.marker}
         style["markersize"] = 3.4 if len(mean) <= 10 else 2.2
         axes.plot(mean["x"], mean["value"], series.dashes, label=series.metric, **style)
         if (mean["n"] > 1).any():
@@ -278,7 +287,7 @@ def _panel(axes: Axes, numbers: pd.DataFrame, budget: float, longest: float) -> 
 
 def _legend(numbers: pd.DataFrame) -> list[tuple[Artist, str]]:
     drawn, parts = set(numbers["series"]), set(numbers["part"])
-    style = {"markersize": 4, "linewidth": 1.7}
+    style: dict[str, Any] = {"markersize": 4, "linewidth": 1.7}
     entries: list[tuple[Artist, str]] = [
         (Line2D([], [], color=s.colour, linestyle=s.dashes, marker=s.marker, **style), s.title)
         for s in SERIES

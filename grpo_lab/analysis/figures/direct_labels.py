@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from grpo_lab.analysis.figures.style import BLACK, BLUE, GREEN, TINY, VERMILLION
+from grpo_lab.analysis.figures.style import BLACK, BLUE, GREEN, TINY, VERMILLION, Dashes
 
 LEADER = 0.16  # inches between the end of a line and its name
 # The rest of the palette, beside the control's black; its yellow is too light for a line.
 _COLOURS = (BLUE, VERMILLION, GREEN, "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31")
-_DASHES = ("-", "--", ":", "-.")
+_DASHES: tuple[Dashes, ...] = ("-", "--", ":", "-.")
 
 
-def looks(arms: Sequence[str], control: str) -> dict[str, tuple[str, str]]:
+def looks(arms: Sequence[str], control: str) -> dict[str, tuple[str, Dashes]]:
     """Colour and dashes of every arm: black for the control, one colour for `+x` and `-x`, then dashes as well."""
     colours = list(dict.fromkeys(arm.lstrip("+-") for arm in arms if arm != control))
-    found: dict[str, tuple[str, str]] = {control: (BLACK, "-")}
+    found: dict[str, tuple[str, Dashes]] = {control: (BLACK, "-")}
     for arm in (arm for arm in arms if arm != control):
         colour = _COLOURS[colours.index(arm.lstrip("+-")) % len(_COLOURS)]
         before = sum(1 for other, _ in found.values() if other == colour)
@@ -35,7 +36,9 @@ def label_ends(
 
     Call it after the scale and the limits of the axes are set.
     """
-    width, height = axes.get_position().size * axes.get_figure().get_size_inches()
+    figure = axes.get_figure()
+    assert isinstance(figure, Figure)  # panels stand in a figure itself, never in a part of one
+    width, height = axes.get_position().size * figure.get_size_inches()
     to_axes = axes.transScale + axes.transLimits
     at = {arm: float(to_axes.transform(end)[1]) for arm, end in ends.items()}
     order = sorted(at, key=lambda arm: at[arm])

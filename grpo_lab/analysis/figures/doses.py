@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -24,6 +25,7 @@ from grpo_lab.analysis.figures.style import (
     BODY,
     LINE,
     TINY,
+    Dashes,
     Drawn,
     heading_height,
     house_style,
@@ -58,7 +60,7 @@ class Dose:
 def dose(data: SweepData) -> Dose | None:
     """What the arms differ in; None unless it is one override, a number, with `FEWEST` values or more."""
     arms = data.design.arms if data.design else {}
-    settings = {arm: dict(word.lstrip("+").partition("=")[::2] for word in words) for arm, words in arms.items()}
+    settings = {arm: dict(_override(word) for word in words) for arm, words in arms.items()}
     keys = {key for words in settings.values() for key in words}
     differing = [key for key in keys if len({words.get(key) for words in settings.values()}) > 1]
     if len(differing) != 1:
@@ -71,6 +73,11 @@ def dose(data: SweepData) -> Dose | None:
     if len(set(values.values())) < max(FEWEST, len(values)) or not all(map(math.isfinite, values.values())):
         return None
     return Dose(key, dict(sorted(values.items(), key=lambda item: item[1])))
+
+
+def _override(word: str) -> tuple[str, str]:
+    key, _, value = word.lstrip("+").partition("=")
+    return key, value
 
 
 def missing(data: SweepData, finals: FinalValues) -> str:
@@ -92,7 +99,7 @@ def dose_numbers(data: SweepData, finals: FinalValues, found: Dose) -> pd.DataFr
     `x` is the arm's value of the number, not rounded. `part` is "seed" (one run) or "mean" (over n seeds, with the t
     interval in low and high).
     """
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for level in data.levels:
         for metric in (name for name in PANELS if name in finals.values):
             for arm, x in found.values.items():
@@ -146,7 +153,7 @@ def draw_doses(data: SweepData, finals: FinalValues) -> Drawn | None:
     return Drawn(name, figure, numbers, bands)
 
 
-def _panel(axes: Axes, numbers: pd.DataFrame, found: Dose, look: Mapping[str, tuple[str, str]]) -> None:
+def _panel(axes: Axes, numbers: pd.DataFrame, found: Dose, look: Mapping[str, tuple[str, Dashes]]) -> None:
     places = {arm: place for place, arm in enumerate(found.values)}
     for number, (level, (colour, dashes)) in enumerate(look.items()):
         own = numbers[numbers["level"] == level]

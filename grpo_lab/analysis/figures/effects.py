@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -30,6 +31,7 @@ from grpo_lab.analysis.figures.style import (
 )
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, OVERSTATEMENT, QUANTITIES, TRUNCATED, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.table_rows import rows_of
 
 PANELS = {TRUNCATED: BLACK, HELDOUT: BLUE, DOWNSTREAM: GREEN, OVERSTATEMENT: VERMILLION}
 BARS = "mark: mean of the differences paired by seed; bar: its 95% t interval; dots: single seeds"
@@ -120,15 +122,15 @@ def draw_effects(data: SweepData, finals: FinalValues) -> Drawn | None:
 
 def _panel(axes: Axes, numbers: pd.DataFrame, arms: Sequence[str], pairs: pd.Series, colour: str) -> None:
     axes.axvline(0, color=GREY, linewidth=1.0)
-    for row in numbers[numbers["part"] == "seed"].itertuples():
+    for row in rows_of(numbers[numbers["part"] == "seed"]):
         y = arms.index(row.arm) + 0.22
         axes.plot(row.value, y, "o", color=colour, alpha=0.3, markersize=3.2, markeredgewidth=0)
-    for row in numbers[numbers["part"] == "mean"].itertuples():
+    for row in rows_of(numbers[numbers["part"] == "mean"]):
         y = arms.index(row.arm)
         if row.n > 1:
             axes.plot([row.low, row.high], [y, y], color=colour, linewidth=1.8, solid_capstyle="butt")
         axes.plot(row.value, y, "D", color=colour, markersize=4.6, label=row.arm)
-        aside = {"textcoords": "offset points", "ha": "center", "va": "center", "color": GREY}
+        aside: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "center", "color": GREY}
         if row.predicted:
             arrow, shift = ("→", 8) if row.predicted == "above" else ("←", -8)
             axes.annotate(arrow, (0, y), xytext=(shift, 8), fontsize=BODY, **aside)

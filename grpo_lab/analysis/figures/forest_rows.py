@@ -63,7 +63,8 @@ def forest_rows(data: SweepData, finals: FinalValues) -> list[Row]:
                 continue
             names = [(level, effect.contrast.name) for effect in shown]
             beside = next((e for e in own if e.contrast.kind == "interaction"), None) if single else None
-            seen, apart = ({name[1]: of[name] for name in names if name in of} for of in (rewards, split))
+            seen = {name[1]: rewards[name] for name in names if name in rewards}
+            apart = {name[1]: split[name] for name in names if name in split}
             rows.append(Row(level, trick, shown, seen, beside, apart))
     return rows
 

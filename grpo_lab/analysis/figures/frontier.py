@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -32,6 +33,7 @@ from grpo_lab.analysis.figures.style import BLACK, GREEN, GREY, SMALL, VERMILLIO
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import Interval, t_interval
+from grpo_lab.analysis.table_rows import row_at, rows_of
 from grpo_lab.analysis.tracks import Track, cells, tracks
 
 LEAD, GRID = 9, 21  # points of a fitted curve, before the first evaluation and after it
@@ -69,7 +71,7 @@ def _distance(track: Track) -> np.ndarray:
     return np.sqrt(np.maximum(track.kl, 0.0))
 
 
-def _fitted(cell: Sequence[Track], gains: Sequence[np.ndarray]) -> Iterator[dict[str, object]]:
+def _fitted(cell: Sequence[Track], gains: Sequence[np.ndarray]) -> Iterator[dict[str, Any]]:
     """The rows of the fits of one series, those runs left out that have too few evaluations."""
     fits = [(track, *kl_frontier(track.kl, gain)) for track, gain in zip(cell, gains)]
     fits = [fit for fit in fits if not math.isnan(fit[1])]
@@ -164,7 +166,7 @@ def _panel(axes: Axes, numbers: pd.DataFrame) -> None:
         axes.plot(curve["x"], curve["value"], dashes, color=colour, linewidth=1.8, label=series)
         if (curve["n"] > 1).any():
             axes.fill_between(curve["x"], curve["low"], curve["high"], color=colour, alpha=0.15, linewidth=0)
-    for top in numbers[(numbers["series"] == "downstream") & (numbers["part"] == "top")].itertuples():
+    for top in rows_of(numbers[(numbers["series"] == "downstream") & (numbers["part"] == "top")]):
         axes.plot(top.x, top.value, "*", color=BLACK, markersize=7.0, label="top")
         if top.n > 1:
             axes.plot([top.x_low, top.x_high], [top.value] * 2, color=BLACK, linewidth=1.0)
@@ -178,24 +180,25 @@ def _lines(data: SweepData, finals: FinalValues, numbers: pd.DataFrame, level: s
     if "a" not in own.index:
         return [*lines, "too few evaluations to fit"]
     for name in ("a", "b"):
-        row = own.loc[name]
+        row = row_at(own, name)
         digits = "+.0f" if np.nanmax(np.abs(row[["value", "low", "high"]].astype(float))) >= 100 else "+.1f"
         bounds = f" [{row['low']:{digits}}, {row['high']:{digits}}]" if row["n"] > 1 else ""
         lines.append(f"{name} = {row['value']:{digits}}{bounds}" + (f" (n = {row['n']})" if row["n"] != n else ""))
     if (own.loc[["curve"], "high"] < 0).all():
         return [*lines, LOSES]
-    if own.loc["b", "n"] > 1 and not own.loc["b", "low"] > 0:
+    b = row_at(own, "b")
+    if b["n"] > 1 and not b["low"] > 0:
         return [*lines, NOT_SEEN]
     if "top" not in own.index:
         return [*lines, _where_top(own)]
-    top = own.loc["top"]
+    top = row_at(own, "top")
     bounds = f" [{top['x_low']:.2f}, {top['x_high']:.2f}]" if top["n"] > 1 else ""
     return [*lines, f"d* = {top['x']:.2f}{bounds}"]
 
 
 def _where_top(own: pd.DataFrame) -> str:
     """Why no top is marked, from the mean fit."""
-    a, b, seen = own.loc["a", "value"], own.loc["b", "value"], own.loc[["curve"], "x"]
+    a, b, seen = row_at(own, "a")["value"], row_at(own, "b")["value"], own.loc[["curve"], "x"]
     if not b > 0:
         return "the fit has no top"
     top = math.exp(min(a / b - 1, 99.0))

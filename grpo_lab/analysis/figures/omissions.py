@@ -8,6 +8,7 @@ import numpy as np
 
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.table_rows import groups_of
 from grpo_lab.analysis.tracks import EVALUATED, KL, TRAINING, Track
 
 NO_TRACKS = "no finished run was evaluated up to the common budget"
@@ -22,9 +23,10 @@ def not_logged(found: Sequence[Track], names: Sequence[str]) -> str:
 
 def collapse_note(data: SweepData, finals: FinalValues) -> str:
     """Which runs are left out because they collapsed before the common budget; empty where none did."""
-    lost = finals.values[finals.values["collapsed"]].groupby(["level", "arm"], sort=False).size()
+    lost = finals.values[finals.values["collapsed"]]
     if lost.empty:
         return ""
     factor = f" at {data.design.factor} = " if data.design and data.design.factor else ""
-    named = ", ".join(f"{number} of {arm}{factor}{level}" for (level, arm), number in lost.items())
+    counted = groups_of(lost, ["level", "arm"], sort=False)
+    named = ", ".join(f"{len(runs)} of {arm}{factor}{level}" for (level, arm), runs in counted)
     return f"Collapsed before that, with no evaluation to compare, and left out: {named}."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -63,14 +64,15 @@ def _paths(data: SweepData, finals: FinalValues) -> dict[Cell, _Path]:
         if len(x) < 2:
             continue
         n = len(whole)
-        ends = (reward[:, -1], downstream[:, -1])
-        errors = tuple(float(end.std(ddof=1)) / math.sqrt(n) if n > 1 else math.nan for end in ends)
+        first, second = (
+            float(end.std(ddof=1)) / math.sqrt(n) if n > 1 else math.nan for end in (reward[:, -1], downstream[:, -1])
+        )
         each = [transfer_slopes(track) for track in whole]
         slopes = {
             name: t_interval([slope[half] for slope in each if not math.isnan(slope[half])])
             for name, half in SLOPES.items()
         }
-        found[key] = _Path(x, reward.mean(axis=0), downstream.mean(axis=0), errors, whole, slopes)
+        found[key] = _Path(x, reward.mean(axis=0), downstream.mean(axis=0), (first, second), whole, slopes)
     return found
 
 
@@ -94,7 +96,7 @@ def _numbers(paths: Mapping[Cell, _Path]) -> pd.DataFrame:
     `part` is "path" (the mean over n seeds at an evaluation, `budget` in the unit of the axis), "seed" (a run's own),
     "final" (the standard errors at X, in reward and downstream) or the name of a transfer slope (in value, low, high).
     """
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for (level, arm), path in paths.items():
         labels = {"level": level, "arm": arm}
         n = len(path.runs)

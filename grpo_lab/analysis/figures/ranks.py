@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -41,6 +42,7 @@ from grpo_lab.analysis.figures.style import (
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import t_interval
+from grpo_lab.analysis.table_rows import rows_of
 
 AXES = {"reward": "training reward", "downstream": "downstream accuracy"}
 MARKS = "mark: mean over the seeds that every arm has; cross: its 95% t intervals, cut at the edge; dots: seeds"
@@ -140,7 +142,7 @@ def _colours(numbers: pd.DataFrame, control: str) -> dict[str, str]:
     """Arm -> its colour: the first by reward, the first by accuracy, both at once, the control, the others."""
     means = numbers[numbers["part"] == "mean"]
     colours = {}
-    for row in means.itertuples():
+    for row in rows_of(means):
         first = (row.reward_rank == 1, row.downstream_rank == 1)
         named = {(True, True): BLUE, (True, False): VERMILLION, (False, True): GREEN}
         colours[row.arm] = named.get(first, BLACK if row.arm == control else GREY)
@@ -159,7 +161,7 @@ def _title(axes: Axes, numbers: pd.DataFrame, seeds: int) -> None:
     bounds = "" if np.isnan(tau["low"]) else f" [{tau['low']:+.2f}, {tau['high']:+.2f}]"
     agreement = "undefined, all arms are equal" if np.isnan(tau["value"]) else f"{tau['value']:+.2f}{bounds}"
     second = f"n = {seeds} seed{'s' if seeds > 1 else ''}, Kendall's tau_b {agreement}"
-    place = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom"}
+    place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom"}
     axes.annotate(words, (0, 1), xytext=(0, 4 + SMALL * 1.45), fontsize=BODY, fontweight="bold", **place)
     axes.annotate(second, (0, 1), xytext=(0, 4), fontsize=SMALL, **place)
 
@@ -176,10 +178,10 @@ def _scatter(
     limits = [_limits(numbers[name].dropna(), 0.08) for name in AXES]
     axes.set_xlim(limits[0])
     axes.set_ylim(limits[1])
-    for row in seeds.itertuples():
-        look = {"markersize": 2.4, "alpha": 0.35, "markeredgewidth": 0}
+    for row in rows_of(seeds):
+        look: dict[str, Any] = {"markersize": 2.4, "alpha": 0.35, "markeredgewidth": 0}
         axes.plot(row.reward, row.downstream, "o", color=colours[row.arm], **look)
-    for row in means.itertuples():
+    for row in rows_of(means):
         colour = colours[row.arm]
         look = {"color": _FAINT, "linewidth": 0.6} if colour == GREY else {"color": colour, "linewidth": 0.8}
         if row.n > 1:
@@ -232,7 +234,7 @@ def _slopes(
     means = numbers[numbers["part"] == "mean"].reset_index(drop=True)
     half = _SLOPE / inches / 2
     places = {name: means[f"{name}_rank"].astype(int).argsort(kind="stable").argsort() for name in AXES}
-    for index, row in means.iterrows():
+    for index, (_, row) in enumerate(means.iterrows()):
         colour = colours[row["arm"]]
         ys = [int(places[name][index]) for name in AXES]
         look = {"color": colour, "linewidth": 2.0} if colour != GREY else {"color": GREY, "linewidth": 0.9}

@@ -12,6 +12,7 @@ import pandas as pd
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
 from grpo_lab.analysis.stats.intervals import Interval
+from grpo_lab.analysis.table_rows import groups_of
 
 _NAMED = 4  # arms that a sentence about missing values names one by one
 _POINTS, _MOST = 4000, 200  # of all thin lines of a figure, and of one of them
@@ -50,13 +51,13 @@ class Lines:
 def seed_lines(data: SweepData, finals: FinalValues, metrics: Sequence[str]) -> Lines:
     """The lines of some metrics over `finals.axis`; missing values, and values not finite, are left out and told."""
     x = f"budget/{finals.axis}"
-    suites = [name for name in data.points if name.startswith("eval/") and name.endswith("/accuracy")]
+    suites = [name for name in data.points.columns if name.startswith("eval/") and name.endswith("/accuracy")]
     logged = [metric for metric in dict.fromkeys(metrics) if metric in data.points]
     columns = list(dict.fromkeys([*LABELS, "step", x, *suites, *logged]))
     points = data.points[columns].merge(data.counted[[*LABELS, "collapsed"]], on=LABELS).sort_values("step")
     by_metric: dict[str, dict[Cell, list[Line]]] = {metric: {} for metric in metrics}
     short: dict[str, dict[tuple[str, str, int], tuple[int, int]]] = {metric: {} for metric in metrics}
-    for (level, arm, seed), run in points.groupby(LABELS):
+    for (level, arm, seed), run in groups_of(points, LABELS):
         at = run[x].to_numpy()
         evaluated = run[suites].notna().any(axis=1).to_numpy()
         reached, stopped = bool(np.nanmax(at, initial=0) >= finals.budget), bool(run["collapsed"].iloc[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -25,7 +26,13 @@ from grpo_lab.analysis.figures.style import (
 from grpo_lab.analysis.sources.sweep_data import SweepData
 
 # Where a run that collapsed ends.
-CROSS = {"linestyle": "", "marker": "X", "markersize": 6.5, "markeredgecolor": "white", "markeredgewidth": 0.6}
+CROSS: dict[str, Any] = {
+    "linestyle": "",
+    "marker": "X",
+    "markersize": 6.5,
+    "markeredgecolor": "white",
+    "markeredgewidth": 0.6,
+}
 WIDTH = 8.0  # inches, as wide as a page
 MOST = 5  # panels side by side
 _LEFT, _RIGHT, _GAP = 0.74, 0.1, 0.13  # inches; the last between two panels of a row

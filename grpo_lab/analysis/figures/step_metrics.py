@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -33,6 +34,7 @@ from grpo_lab.analysis.figures.style import (
 from grpo_lab.analysis.final_values import TRUNCATED, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.mean_line import SMOOTHING, mean_line
+from grpo_lab.analysis.table_rows import groups_of, row_at, rows_of
 from grpo_lab.analysis.tracks import KL
 from grpo_lab.tracking.metrics import is_touched, touched_metric
 
@@ -74,14 +76,15 @@ def own_axes(data: SweepData) -> dict[str, list[str]]:
     never does.
     """
     tricks = data.design.tricks if data.design else {}
-    touched = [name for name in data.points if is_touched(name)]
+    touched = [name for name in data.points.columns if is_touched(name)]
     most = data.counted_points.groupby("arm")[touched].max().reindex(data.arms).fillna(0.0)
     found = {}
     for arm in data.arms:
         words = [word for trick in sorted(data.contents(arm)) for word in tricks.get(trick, (trick,))]
         named = {touched_metric(word.lstrip("+").partition("=")[0].partition(".")[0]) for word in words}
         if words and not named & set(touched):
-            named = {name for name in touched if most.loc[arm, name] > 0 and not most.loc[data.control, name] > 0}
+            here, plain = row_at(most, arm), row_at(most, data.control)
+            named = {name for name in touched if here[name] > 0 and not plain[name] > 0}
         found[arm] = [name for name in touched if name in named]
     return found
 
@@ -128,8 +131,8 @@ def _numbers(gathered: _Gathered, control: str, budget: float) -> pd.DataFrame:
     `part` is "mean" (over n seeds, with the t interval in low and high). Arms in colour also have "seed" (a run's own
     points; of long runs only the lowest and highest of every stretch) and "stop" (where a run collapsed).
     """
-    rows: list[dict[str, object]] = []
-    coloured: list[tuple[dict[str, object], StepMetric, Sequence[Line]]] = []
+    rows: list[dict[str, Any]] = []
+    coloured: list[tuple[dict[str, Any], StepMetric, Sequence[Line]]] = []
     for shown in gathered.metrics:
         for level in dict.fromkeys(level for level, _ in gathered.cells):
             ends = {}
@@ -269,13 +272,14 @@ def _ends(numbers: pd.DataFrame) -> dict[str, tuple[float, float]]:
     found = {}
     for part in ("stop", "mean"):
         last = numbers[numbers["part"] == part].groupby("arm", sort=False)[["x", "value"]].last()
-        found |= {arm: (row.x, row.value) for arm, row in zip(last.index, last.itertuples()) if arm in coloured}
+        found |= {arm: (row.x, row.value) for arm, row in zip(last.index, rows_of(last)) if arm in coloured}
     return found
 
 
 def _panel(axes: Axes, numbers: pd.DataFrame, look: Mapping[str, tuple[str, str]]) -> None:
     coloured = set(numbers.loc[numbers["part"] == "seed", "arm"])
-    for arm, own in sorted(numbers.groupby("arm"), key=lambda group: group[0] in coloured):
+    cross: dict[str, Any] = CROSS | {"markersize": 5}
+    for arm, own in sorted(groups_of(numbers, "arm"), key=lambda group: group[0] in coloured):
         colour, dashes = look[arm] if arm in coloured else (_FAINT, "-")
         mean = own[own["part"] == "mean"]
         axes.plot(mean["x"], mean["value"], dashes, color=colour, linewidth=1.5 if arm in coloured else 0.8, label=arm)
@@ -285,7 +289,7 @@ def _panel(axes: Axes, numbers: pd.DataFrame, look: Mapping[str, tuple[str, str]
         for seed, run in own[own["part"] == "seed"].groupby("seed"):
             alpha = 0.9 if seed in set(stops["seed"]) else 0.2
             axes.plot(run["x"], run["value"], color=colour, linewidth=0.4, alpha=alpha, label="seed")
-        axes.plot(stops["x"], stops["value"], color=colour, **CROSS | {"markersize": 5})
+        axes.plot(stops["x"], stops["value"], color=colour, **cross)
     axes.spines[["top", "right"]].set_visible(False)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 import pandas as pd
@@ -35,6 +35,8 @@ LINE = 1.45 / 72  # inches a line of text takes, for each point of its size
 _CHARACTER = 0.0077  # inches a character takes on average, for each point of its size
 _BOLD = 1.12  # times as much, when bold
 _SPARE = 0.05  # inches that a line may be wider than asked for: every text has more room than that beside it
+
+Dashes = Literal["-", "--", ":", "-."]  # of a line
 
 _SETTINGS = {
     "font.family": "sans-serif",
@@ -73,7 +75,7 @@ class Drawn:
         with house_style(self.name):
             width, height = self.figure.get_size_inches()
             # Without a date, and with ids from the name.
-            only = {"metadata": {"Date": None}} if kind == "svg" else {"dpi": dpi}
+            only: dict[str, Any] = {"metadata": {"Date": None}} if kind == "svg" else {"dpi": dpi}
             if self.below:
                 only["bbox_inches"] = Bbox([[0.0, -self.below], [width, height]])
             self.figure.savefig(place, format=kind, **only)
@@ -94,7 +96,9 @@ def with_notes(drawn: Drawn, notes: Sequence[str]) -> Drawn:
 @contextlib.contextmanager
 def house_style(name: str) -> Iterator[None]:
     """Draw and save inside of this. `name` seeds the ids in SVG files, so that a rebuild gives the same bytes."""
-    with matplotlib.rc_context({**sns.axes_style("ticks"), **_SETTINGS, "svg.hashsalt": name}):
+    # Any: the stubs of matplotlib list every key that rc may have.
+    settings: dict[Any, Any] = {**sns.axes_style("ticks"), **_SETTINGS, "svg.hashsalt": name}
+    with matplotlib.rc_context(settings):
         yield
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -38,6 +39,7 @@ from grpo_lab.analysis.figures.style import (
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import t_interval
+from grpo_lab.analysis.table_rows import row_at
 from grpo_lab.analysis.tracks import Track, cells, tracks
 
 SUITE = "heldout_training"
@@ -123,13 +125,13 @@ def target_length_numbers(found: Mapping[Cell, Sequence[Asked]]) -> pd.DataFrame
     x) or "mean" (over the n seeds that have some, with the t interval in low and high).
     """
     edges = _edges(found)
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for (level, arm), runs in found.items():
         for when in WHENS:
             labels = {"level": level, "arm": arm, "when": when}
             binned = {run.seed: _binned(run.answers[when], edges) for run in runs}
             for place in range(len(edges) - 1):
-                here = {seed: table.loc[place] for seed, table in binned.items() if place in table.index}
+                here = {seed: row_at(table, place) for seed, table in binned.items() if place in table.index}
                 x = {"x": np.mean([row["wanted"] for row in here.values()])} if here else {}
                 for series in QUANTITIES if here else ():
                     values = {seed: float(row[series]) for seed, row in here.items()}
@@ -138,7 +140,7 @@ def target_length_numbers(found: Mapping[Cell, Sequence[Asked]]) -> pd.DataFrame
     return as_table(rows, ["level", "arm", "when", "series", "part", "x", "seed", "value", "low", "high", "n"])
 
 
-def _of_seeds(labels: dict[str, object], values: Mapping[int, float]) -> Iterator[dict[str, object]]:
+def _of_seeds(labels: dict[str, Any], values: Mapping[int, float]) -> Iterator[dict[str, Any]]:
     for seed, value in values.items():
         yield labels | {"part": "seed", "seed": seed, "value": value}
     yield labels | {"part": "mean"} | as_columns(t_interval(list(values.values())))
@@ -247,10 +249,11 @@ def _over(data: SweepData, finals: FinalValues, numbers: pd.DataFrame, row: Sequ
     for level, arm in row:
         own = numbers[(numbers["level"] == level) & (numbers["arm"] == arm) & (numbers["series"] == "slope")]
         own = own[own["part"] == "mean"].set_index("when")
-        end, n = own.loc["end"], int(own.loc["end", "n"])
+        end = row_at(own, "end")
+        n = int(end["n"])
         bounds = f" [{end['low']:.2f}, {end['high']:.2f}]" if n > 1 else ""
         seeds = seeds_text(n, data.seeds_planned(level, arm), finals.collapsed(level, arm))
-        before, after = (round(float(own.loc[when, "value"]), 2) + 0.0 for when in WHENS)  # no -0.00
+        before, after = (round(float(row_at(own, when)["value"]), 2) + 0.0 for when in WHENS)  # no -0.00
         line = f"{arm}: slope {before:.2f} at step 0, {after:.2f}{bounds} at the end; {seeds}"
         lines += [(arm, part) for part in wrapped(line, WIDTH - _LEFT - _RIGHT, SMALL, bold=True)]
     return lines

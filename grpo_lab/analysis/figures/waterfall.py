@@ -38,6 +38,7 @@ from grpo_lab.analysis.figures.style import (
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import t_interval
+from grpo_lab.analysis.table_rows import rows_of
 from grpo_lab.analysis.tracks import Track, cells, tracks
 
 # Colour of each part, on which black lines show, and what it is: the change on the first less that on the second.
@@ -168,7 +169,7 @@ def _panel(axes: Axes, numbers: pd.DataFrame, arms: Sequence[str], most: int, la
     """Arms down the axis, one apart; each has a lane for every part and one for the total."""
     axes.axvline(0, color=GREY, linewidth=1.0)
     lanes = {part: (index - len(PARTS) / 2) * lane for index, part in enumerate([*PARTS, TOTAL])}
-    for row in numbers.itertuples():
+    for row in rows_of(numbers):
         y = arms.index(row.arm) + lanes[row.part]
         end = row.start + row.value
         if row.part == TOTAL:

@@ -197,7 +197,7 @@ def question_noise(
             row |= {f"questions for {size} pp": questions_needed(size / PP, variance) for size in effects}
         rows.append(row)
     table = pd.DataFrame(rows)
-    return table.astype({name: "Int64" for name in table if name.startswith("questions for")})
+    return table.astype({name: "Int64" for name in table.columns if name.startswith("questions for")})
 
 
 def three_intervals(data: SweepData, found: Mapping[tuple[str, str], Asked], rng: np.random.Generator) -> pd.DataFrame:

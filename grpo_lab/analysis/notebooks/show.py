@@ -22,6 +22,7 @@ from grpo_lab.analysis.figures.style import Drawn
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.read import read_source
 from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.table_rows import rows_of
 
 REPOSITORY = Path(__file__).parents[3]
 NO_ANSWERS = "answers to single questions were not saved with these numbers; what needs them says so below"
@@ -76,8 +77,8 @@ def show_measures(divergence: pd.DataFrame, *names: str) -> None:
     """
     chosen = divergence[divergence["metric"].isin([f"{PREFIX}{name}" for name in names])]
     known = chosen.groupby("metric")["value"].transform("count") > 0
-    rows: dict[tuple[str, str], dict[str, object]] = {}
-    for row in chosen[known].itertuples():
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows_of(chosen[known]):
         place = rows.setdefault((row.level, row.arm), {"level": row.level, "arm": row.arm or "all arms"})
         place[f"{_words(row.metric)}, {row.unit}"] = _measure(row)
         place["n"] = max(row.n, place.pop("n", 0))
@@ -134,12 +135,12 @@ def show_table(table: pd.DataFrame, decimals: int = 2, otherwise: str = "") -> N
     if "level" in table and not table["level"].any():
         table = table.drop(columns="level")
 
-    def written(value: object) -> str:
+    def written(value: Any) -> str:
         if pd.isna(value):
             return ""
         if not isinstance(value, Real) or isinstance(value, bool):
             return str(value)
-        return f"{value:,.{0 if isinstance(value, Integral) or abs(value) >= 1000 else decimals}f}"
+        return f"{value:,.{0 if isinstance(value, Integral) or abs(float(value)) >= 1000 else decimals}f}"
 
     words, display = table.map(written), _display()
     if display is None:

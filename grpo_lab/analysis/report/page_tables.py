@@ -7,6 +7,7 @@ import platform
 import shlex
 from collections.abc import Mapping, Sequence
 from importlib import metadata
+from typing import Any
 
 import pandas as pd
 
@@ -16,6 +17,7 @@ from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.metric_names import change_text, level_text, title
 from grpo_lab.analysis.report.page_words import Html, escaped, folded, paragraph, table
 from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.table_rows import rows_of
 from grpo_lab.tracking import provenance
 
 PACKAGES = ("grpo-lab", "numpy", "scipy", "pandas", "matplotlib", "seaborn")
@@ -75,7 +77,7 @@ def _differences(data: SweepData, finals: FinalValues) -> Html:
 def _divergence(data: SweepData, divergence: pd.DataFrame) -> Html:
     """Measures as rows, arms as columns; where there is no number, the reason."""
     arms = list(dict.fromkeys(divergence[["level", "arm"]].itertuples(index=False, name=None)))
-    of = {(row.level, row.arm, row.metric): row for row in divergence.itertuples()}
+    of = {(row.level, row.arm, row.metric): row for row in rows_of(divergence)}
     measures = dict(divergence[["metric", "unit"]].drop_duplicates("metric").itertuples(index=False, name=None))
     lines = [
         [
@@ -89,7 +91,7 @@ def _divergence(data: SweepData, divergence: pd.DataFrame) -> Html:
     return table(["measure", *names], lines, caption)
 
 
-def _measure(row: object) -> str:
+def _measure(row: Any) -> str:
     if row is None:
         return ""
     note = f" ({row.note})" if row.note else ""
@@ -161,7 +163,7 @@ def _runs(data: SweepData) -> Html:
             row.protocol or "-",
             row.folder,
         ]
-        for row in data.runs.astype(object).where(data.runs.notna(), None).itertuples()
+        for row in rows_of(data.runs.astype(object).where(data.runs.notna(), None))
     ]
     head = ["run", "status", "run key", "MLflow run", "commit", "evaluation protocol", "folder"]
     return table(head, lines, f"Runs of {data.record.name}")

@@ -24,6 +24,7 @@ from grpo_lab.analysis.report.page_words import Html, escaped, folded, items, pa
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import seed_differences, t_interval
 from grpo_lab.analysis.stats.multiplicity import ALPHA, p_text
+from grpo_lab.analysis.table_rows import groups_of, row_at
 
 WORDS = ("supported", "contradicted", "not resolved", "not run")
 # The columns of the divergence headline: measure -> what to call it. The first three are always there.
@@ -91,6 +92,7 @@ def _predictions(
 
 def _card(data: SweepData, finals: FinalValues, others: Mapping[str, FinalValues], judgement: Judgement) -> str:
     prediction = judgement.prediction
+    assert data.design is not None  # a judgement is of a declared prediction
     main = " (the metric that decides)" if prediction.metric == data.design.primary else ""
     named = escaped(f"{title(prediction.metric)}{main}")
     effect = change_text(judgement.difference, prediction.metric) if judgement.difference.n else "no pair of seeds yet"
@@ -144,6 +146,7 @@ def _on_other_axes(finals: FinalValues, others: Mapping[str, FinalValues], judge
 def _untouched(data: SweepData, judgement: Judgement) -> list[str]:
     """Axes that the predicted arm sets and that touched nothing in its runs."""
     prediction = judgement.prediction
+    assert data.design is not None  # a judgement is of a declared prediction
     words = [*data.design.arms[prediction.arm], *data.design.levels[prediction.level]]
     keys = {word.partition("=")[0] for word in words}
     done = data.finished[(data.finished["level"] == prediction.level) & (data.finished["arm"] == prediction.arm)]
@@ -163,9 +166,9 @@ def _divergence(data: SweepData, finals: FinalValues, divergence: pd.DataFrame |
     here = rows[rows["arm"] != ""]
     known = set(here.loc[here["value"].notna(), "metric"]) | set(list(HEADLINE)[:3])
     shown = {name: words for name, words in HEADLINE.items() if name in known}
-    by_arm = {cell: arm.set_index("metric") for cell, arm in here.groupby(["level", "arm"], sort=False)}
+    by_arm = {cell: arm.set_index("metric") for cell, arm in groups_of(here, ["level", "arm"], sort=False)}
     lines = [
-        [place(data, *cell), _seeds(finals, cell, arm), *(_measure(arm.loc[name]) for name in shown)]
+        [place(data, *cell), _seeds(finals, cell, arm), *(_measure(row_at(arm, name)) for name in shown)]
         for cell, arm in by_arm.items()
     ]
     said = [_opened(data, by_arm), *_ranked(data, rows[rows["arm"] == ""])]
@@ -205,7 +208,8 @@ def _opened(data: SweepData, by_arm: Mapping[tuple[str, str], pd.DataFrame]) -> 
     """Which arms' gaps, and drops after the peak, are surely above zero."""
     parts = []
     for name, words in (("gap_change", "the gap grew"), ("post_peak_drop", "downstream accuracy fell after its peak")):
-        measured = {cell: arm.loc[name] for cell, arm in by_arm.items() if name in arm.index and arm.loc[name, "n"] > 1}
+        found = {cell: row_at(arm, name) for cell, arm in by_arm.items() if name in arm.index}
+        measured = {cell: row for cell, row in found.items() if row["n"] > 1}
         sure = [place(data, *cell) for cell, row in measured.items() if row["low"] > 0]
         if not measured:
             parts.append(f"whether {words} cannot be said of any arm")
@@ -222,10 +226,10 @@ def _ranked(data: SweepData, rows: pd.DataFrame) -> list[str]:
     lines = []
     for level, here in rows.groupby("level", sort=False):
         named = here.set_index("metric")
-        if "arm_regret" not in named.index or math.isnan(named.loc["arm_regret", "value"]):
+        if "arm_regret" not in named.index or math.isnan(row_at(named, "arm_regret")["value"]):
             continue
         where = f" at {data.design.factor}={level}" if data.design and data.design.factor else ""
-        regret, tau = named.loc["arm_regret"], named.loc["arm_tau"]
+        regret, tau = row_at(named, "arm_regret"), row_at(named, "arm_tau")
         note = f" ({regret['note']})" if regret["note"] else ""
         sure = "Not resolved: " if regret["low"] < 0 < regret["high"] else ""
         lines.append(

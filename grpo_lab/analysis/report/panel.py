@@ -22,6 +22,7 @@ from grpo_lab.analysis.metric_names import CORRECTNESS, change_text, level_text,
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
 from grpo_lab.analysis.stats.intervals import CONFIDENCE, seed_differences, t_interval
 from grpo_lab.analysis.stats.mean_line import SMOOTHING, running_mean
+from grpo_lab.analysis.table_rows import groups_of
 from grpo_lab.config.design import Collapsed
 from grpo_lab.tracking.metrics import find, is_touched
 
@@ -172,13 +173,13 @@ def _arrays(data: SweepData, names: list[str]) -> dict[tuple[str, str], dict[int
     """Cell -> seed -> metric -> its values at every logged step."""
     points = data.counted_points.sort_values("step")
     found: dict[tuple[str, str], dict[int, dict[str, np.ndarray]]] = {}
-    for (level, arm, seed), run in points[[*LABELS, *names]].groupby(LABELS, sort=False):
+    for (level, arm, seed), run in groups_of(points[[*LABELS, *names]], LABELS, sort=False):
         found.setdefault((level, arm), {})[int(seed)] = {name: run[name].to_numpy(float) for name in names}
     return found
 
 
 def _by_cell(finals: FinalValues) -> dict[tuple[str, str], pd.DataFrame]:
-    return {cell: rows.set_index("seed") for cell, rows in finals.values.groupby(["level", "arm"], sort=False)}
+    return {cell: rows.set_index("seed") for cell, rows in groups_of(finals.values, ["level", "arm"], sort=False)}
 
 
 def _cell(

@@ -12,6 +12,7 @@ import pandas as pd
 from rich.text import Text
 
 from grpo_lab.analysis.figures.style import BLUE, VERMILLION
+from grpo_lab.analysis.table_rows import records_of
 from grpo_lab.tracking.sweep_record import FILE, read_sweep, sweep_folder
 from grpo_lab.tracking.whole import AFRESH, read_json
 
@@ -148,8 +149,8 @@ def paired(left: pd.DataFrame, right: pd.DataFrame) -> Iterator[tuple[dict[str, 
     Raises ValueError where the two share no prompt at this step (other seeds, other curricula).
     """
     keys = ["problem_id", "response"]
-    others = {tuple(row[key] for key in keys): row for row in right.to_dict("records")}
-    pairs = [(row, others[at]) for row in left.to_dict("records") if (at := tuple(row[key] for key in keys)) in others]
+    others = {tuple(row[key] for key in keys): row for row in records_of(right)}
+    pairs = [(row, others[at]) for row in records_of(left) if (at := tuple(row[key] for key in keys)) in others]
     if not pairs and len(left) and len(right):
         raise ValueError(
             "the two runs drew no common prompt at this step: compare runs of the same seed and the same curriculum"

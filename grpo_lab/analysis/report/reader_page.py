@@ -11,6 +11,7 @@ import pandas as pd
 
 from grpo_lab.analysis.report.reader import LEGEND, components, read_rollouts, rollout_steps, tokens_of
 from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.table_rows import records_of, rows_of
 
 PROBLEMS = 6  # of a step, whole groups
 STEPS = 4  # saved steps of a run: the first, the last and those between at equal distances
@@ -41,7 +42,7 @@ def _collect(data: SweepData, runs_dir: Path) -> list[dict[str, Any]]:
         return []
     counts = seeds.value_counts()
     seed = int(counts.index[counts == counts.max()].min())  # the seed most arms have, the smallest of equals
-    runs = list(data.finished[data.finished["seed"] == seed].itertuples())
+    runs = list(rows_of(data.finished[data.finished["seed"] == seed]))
     saved = {row.folder: rollout_steps(runs_dir / row.folder) for row in runs}
     # The same steps of every arm, so that any two can stand side by side, and the last of each.
     common = _spread(sorted(set.intersection(*map(set, filter(None, saved.values()))))) if any(saved.values()) else []
@@ -51,7 +52,7 @@ def _collect(data: SweepData, runs_dir: Path) -> list[dict[str, Any]]:
         for step in sorted({*common, *saved[row.folder][-1:]} & set(saved[row.folder])):
             table = read_rollouts(folder, step)
             shown = table[table["problem_id"].isin(table["problem_id"].unique()[:PROBLEMS])]
-            responses += [_response(row.level, row.arm, seed, entry) for entry in shown.to_dict("records")]
+            responses += [_response(row.level, row.arm, seed, entry) for entry in records_of(shown)]
     return responses
 
 

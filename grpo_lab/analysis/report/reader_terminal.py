@@ -24,6 +24,7 @@ from grpo_lab.analysis.report.reader import (
     scale_of,
     seed_of,
 )
+from grpo_lab.analysis.table_rows import records_of
 
 
 def show_run(console: Console, folder: Path, step: int | None, chosen: Filter, limit: int) -> int:
@@ -32,7 +33,7 @@ def show_run(console: Console, folder: Path, step: int | None, chosen: Filter, l
     passed = chosen(table)
     _head(console, folder, table)
     scale = scale_of(table)
-    for row in passed.head(limit).to_dict("records"):
+    for row in records_of(passed.head(limit)):
         console.print(Panel(_body(row, scale), title=_title(row), title_align="left"))
     _foot(console, len(passed), len(table), limit)
     return len(passed)

@@ -48,6 +48,7 @@ from grpo_lab.analysis.scaling.sigmoid import (
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import Interval, t_interval
 from grpo_lab.analysis.stats.mean_line import mean_line
+from grpo_lab.analysis.table_rows import groups_of
 
 SEEDS = 3  # from which on the interval is over seeds
 SHARE = 0.9  # of the control's gain: the level whose compute is reported
@@ -149,8 +150,9 @@ class CellFit:
         """
         if self.refused:
             return NONE, math.nan, math.nan
-        checks = [extrapolate(*curve, float(curve[1][0])) for curve in self.curves.values()]
-        if None in checks:
+        tried = [extrapolate(*curve, float(curve[1][0])) for curve in self.curves.values()]
+        checks = [check for check in tried if check is not None]
+        if len(checks) < len(tried):
             return NONE, math.nan, math.nan
         absolute = float(np.mean([np.abs(check.error).mean() for check in checks]))
         inside = float(np.mean([check.inside.mean() for check in checks]))
@@ -221,7 +223,7 @@ def fit_cell(
             f"a run of {arm!r} has no evaluation at step 0, which is R_0: evaluate the model it starts from"
         )
     start = float(np.mean([accuracy[0] for _, accuracy in curves.values()]))
-    fitted = dict(curves) if len(curves) >= SEEDS else {None: _mean_curve(list(curves.values()))}
+    fitted: dict[int | None, Curve] = {**curves} if len(curves) >= SEEDS else {None: _mean_curve(list(curves.values()))}
     refused = f"{collapsed} of {len(curves) + collapsed} runs collapsed" if collapsed else _refused(fitted, first)
     fits = (
         {}
@@ -276,7 +278,7 @@ def _curves(points: pd.DataFrame, level: str, arm: str, suite: str, axis: str) -
     if metric not in points:
         return {}
     here = points[(points["level"] == level) & (points["arm"] == arm) & points[metric].notna()].sort_values(x)
-    return {int(seed): (run[x].to_numpy(), run[metric].to_numpy()) for seed, run in here.groupby("seed")}
+    return {int(seed): (run[x].to_numpy(), run[metric].to_numpy()) for seed, run in groups_of(here, "seed")}
 
 
 def _span(computes: Sequence[np.ndarray]) -> tuple[float, float]:

@@ -218,7 +218,8 @@ def fit_curve(
     gain = np.clip(products / norms, *gains)
     best = int(np.argmin(gain**2 * norms - 2 * gain * products))
     begin = np.array([grid[0][best], grid[1][best]])
-    found = optimize.least_squares(lambda at: project(at)[0], begin, bounds=box.T, x_scale=np.array([0.1, 0.1])).x
+    bounds = (box[:, 0], box[:, 1])
+    found = optimize.least_squares(lambda at: project(at)[0], begin, bounds=bounds, x_scale=np.array([0.1, 0.1])).x
     fitted = start + project(found)[1]
     sigmoid = Sigmoid(start, fitted, math.exp(found[1]), math.exp(found[0]))
     return CurveFit(compute, accuracy, sigmoid, _edges(found, box, fitted if asymptote is None else 0.5))

@@ -53,13 +53,14 @@ def _to_parquet(table: pd.DataFrame, path: Path) -> None:
     Statistics of columns and pandas' own description of them would be a tenth of a file; nothing here reads them.
     """
     floats = [str(name) for name in table.select_dtypes("float").columns]
+    others = [str(name) for name in table.columns if name not in floats]
     parquet.write_table(
         pa.Table.from_pandas(table, preserve_index=False).replace_schema_metadata(None),
         path,
         compression="zstd",
         compression_level=19,
         column_encoding=dict.fromkeys(floats, "BYTE_STREAM_SPLIT"),
-        use_dictionary=[str(name) for name in table.columns if name not in floats],
+        use_dictionary=others,  # pyright: ignore[reportArgumentType] its stubs forget that columns can be named
         write_statistics=False,
         store_schema=False,
     )

@@ -121,8 +121,9 @@ class SweepData:
     def seeds_planned(self, level: str, arm: str) -> int:
         """How many seeds were declared or recorded for an arm at a level."""
         here = self.runs[(self.runs["level"] == level) & (self.runs["arm"] == arm)]
-        declared = self.design is not None and arm in self.design.arms and level in self.design.levels
-        return len(set(here["seed"]) | set(self.design.seeds if declared else ()))
+        design = self.design
+        declared = design.seeds if design and arm in design.arms and level in design.levels else ()
+        return len(set(here["seed"]) | set(declared))
 
     def seeds_finished(self, level: str, arm: str) -> int:
         """How many seeds of an arm at a level are done."""
