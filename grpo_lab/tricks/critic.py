@@ -1,4 +1,4 @@
-"""The critic: a learned value of each state, with its own optimiser, minibatches and warm-up."""
+"""Critic: a learned value of each state, with its own optimiser, minibatches and warm-up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Denominator: whether rows and tokens that left the loss still count below the fraction line."""
+"""Denominator: whether rows and tokens that left the loss still count in its denominator."""
 
 from __future__ import annotations
 
