@@ -83,7 +83,7 @@ class Score(Truncation):
 
 @dataclass(frozen=True)
 class MaskAfter(Truncation):
-    """Keep truncated rows in the group statistics but not in the loss (DAPO code, arXiv:2503.14476).
+    """Leave truncated rows in the group statistics but out of the loss (DAPO code, arXiv:2503.14476).
 
     trained = trained & ~truncated
 
@@ -165,10 +165,9 @@ class Interrupt(Truncation):
         return Completion(phrase, zeros, (version,) * len(phrase), so_far.stop, everywhere)
 
     def _cut(self, request: Request, tools: Tools) -> int:
-        """The number of tokens after which this response is interrupted, drawn from its noise key.
+        """Interrupt after this many tokens, drawn from the noise key and so the same in all runs of one seed.
 
-        All runs of one seed draw the same number. It is the whole budget if there is no room for the phrase and one
-        more token.
+        It is the whole budget if there is no room for the phrase and one more token.
         """
         drawn = tools.uniform(replace(request.noise, stream=f"{request.noise.stream}/interrupt"))
         first, last = round(self.earliest * self.max_tokens), round(self.latest * self.max_tokens)
