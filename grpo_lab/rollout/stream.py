@@ -254,7 +254,7 @@ class SimulatedStream(StreamQueue):
         self.in_training = 0
         keeps = self.run.schedule.keeps_cache
         if not keeps:
-            # Read again (prefilled) in the next step, which counts the time. The ledger counts each text, shared or not.
+            # Read again in the next step, which counts the time. The ledger counts each text, shared or not.
             self.read_again += self.stream.read_by_recomputing
         self.stream.update_weights(weights, version, keeps)
         began, pause = self.clock.learner, self.run.cost_model.sync

@@ -170,7 +170,7 @@ class NoBaseline(Baseline):
     """Subtract nothing: the advantage is the reward itself (REINFORCE, Williams 1992).
 
     Unbiased, with high variance. With rewards 0 and 1 only right answers have a gradient. Groups without signal
-    still have one.
+    have one too.
     """
 
     touches_nothing: ClassVar[bool] = True

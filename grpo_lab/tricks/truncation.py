@@ -122,9 +122,9 @@ class Interrupt(Truncation):
 
     cut ~ U{earliest * max_tokens .. latest * max_tokens};  unfinished after `cut` tokens, it goes on behind `phrase`
 
-    Differs from Score: nearly every response reaches an answer, so few rows are truncated. The injected tokens are
-    context and never in the loss; the row is marked as interrupted. A response that still reaches the budget is
-    truncated. If the budget has no room for the phrase and one more token, the option is Score.
+    Differs from Score: nearly every response reaches an answer, so few rows are truncated. Injected tokens are context
+    and never in the loss; the row counts as interrupted. A response that still reaches the budget is truncated. Is
+    Score if the budget has no room for the phrase and one more token.
     """
 
     earliest: float  # earliest interruption, as a share of the budget
@@ -165,10 +165,7 @@ class Interrupt(Truncation):
         return Completion(phrase, zeros, (version,) * len(phrase), so_far.stop, everywhere)
 
     def _cut(self, request: Request, tools: Tools) -> int:
-        """Interrupt after this many tokens, drawn from the noise key and so the same in all runs of one seed.
-
-        It is the whole budget if there is no room for the phrase and one more token.
-        """
+        """After how many tokens to interrupt, by the noise key; the whole budget if the phrase and a token do not fit."""
         drawn = tools.uniform(replace(request.noise, stream=f"{request.noise.stream}/interrupt"))
         first, last = round(self.earliest * self.max_tokens), round(self.latest * self.max_tokens)
         after, phrase = max(1, first + int(drawn * (last - first + 1))), len(tools.encode(self.phrase))
