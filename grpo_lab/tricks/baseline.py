@@ -293,7 +293,7 @@ def rewards_by_token(
 
 @dataclass(frozen=True)
 class CreditBaseline(Baseline, ABC):
-    """A baseline that needs a `Credit` beside the graded batch."""
+    """A baseline that needs a `Credit` in addition to the graded batch."""
 
     group_relative: ClassVar[bool] = False
 

@@ -1,4 +1,4 @@
-"""Convention: numerical choices that are nobody's trick, one record so that every option agrees on them."""
+"""Convention: numerical choices that belong to no trick, in one record so that all options use the same."""
 
 from __future__ import annotations
 

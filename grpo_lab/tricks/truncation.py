@@ -165,7 +165,7 @@ class Interrupt(Truncation):
         return Completion(phrase, zeros, (version,) * len(phrase), so_far.stop, everywhere)
 
     def _cut(self, request: Request, tools: Tools) -> int:
-        """After how many tokens to interrupt, by the noise key; the whole budget if the phrase and a token do not fit."""
+        """After how many tokens to interrupt, by the noise key; the whole budget if phrase and token do not fit."""
         drawn = tools.uniform(replace(request.noise, stream=f"{request.noise.stream}/interrupt"))
         first, last = round(self.earliest * self.max_tokens), round(self.latest * self.max_tokens)
         after, phrase = max(1, first + int(drawn * (last - first + 1))), len(tools.encode(self.phrase))
