@@ -1,7 +1,7 @@
 """The training loop.
 
-`train` reads top to bottom: twelve numbered stages. The first six, which may run ahead of the rest, are the queue's;
-each of the others is one call. No option is named here; one that is switched off is a class that does
+`train` reads top to bottom in twelve numbered stages. The queue carries out the first six, which may run ahead of
+training. Each other stage is one call. No option is named here: an option that is switched off is a class that does
 nothing.
 """
 
@@ -44,7 +44,7 @@ from grpo_lab.types import Exhausted
 def train(run: RunConfig, state: RunState, queue: RolloutQueue, recorder: Recorder) -> None:
     """Train until the budget is spent.
 
-    Raises FloatingPointError on NaN or Inf, before the update that would have spread it, and Exhausted where nothing
+    Raises FloatingPointError on NaN or Inf, before the optimiser step that would use it, and Exhausted when nothing
     is left to train on.
     """
     if state.log_position == 0:
@@ -52,8 +52,8 @@ def train(run: RunConfig, state: RunState, queue: RolloutQueue, recorder: Record
     while state.ledger.spent(run.budget) < 1:
         clock = Clock()
         with clock("generate"):
-            # 1 draw problems, 2 generate, 3 grade, 4 shape, 5 truncation, 6 filter or refill: as far ahead as the
-            # schedule says
+            # 1 draw problems, 2 generate, 3 grade, 4 shape, 5 truncation, 6 filter or refill: as far ahead of training
+            # as the schedule allows
             batch = queue.take()
         with clock("logprobs"):
             # 7 log-probs of the old and the reference policy; correction, rejection, kl in the reward
@@ -79,7 +79,7 @@ def train(run: RunConfig, state: RunState, queue: RolloutQueue, recorder: Record
 def open_run(
     run: RunConfig, device: torch.device, resume_from: Path | None = None
 ) -> Iterator[tuple[RunState, RolloutQueue, dict[str, Any]]]:
-    """What a run holds, the queue that generates for it, and what the checkpoint to go on from says; {} without one."""
+    """The run state, the rollout queue, and the contents of the checkpoint `resume_from` ({} without one)."""
     saved = {} if resume_from is None else checkpoint.load_state(resume_from)
     with contextlib.ExitStack() as opened:
         state = open_state(run, device, resume_from, saved)
@@ -93,7 +93,7 @@ def open_run(
 
 
 def start(config: DictConfig, name: str, choices: Mapping[str, str], command: list[str]) -> Path:
-    """Run or resume what `config` says and return the run's folder. Raises ValueError for bad input."""
+    """Start or resume the run that `config` describes; returns its folder. Raises ValueError for bad input."""
     run = to_run(config)
     warnings = check_compatible(run, choices)
     device = prepare_torch(run.device, run.threads)

@@ -1,8 +1,8 @@
-"""Counter-based noise: every random number is a function of what it is for, never of what came before.
+"""Counter-based noise: every random number is a function of its key, never of numbers drawn before it.
 
-The uniform number of a token depends on (seed, stream, step, problem, response, position) alone. So the
-batch around a response, its order, compaction, microbatches and a restart do not change its noise, and
-arms of one seed share it (common random numbers). The generator is NumPy's Philox, a counter-based one.
+The uniform number of a token depends only on (seed, stream, step, problem, response, position). So batch
+composition and order, compaction, microbatching and resuming do not change it, and runs with the same seed share it
+(common random numbers). The generator is NumPy's counter-based Philox.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def stream_id(stream: str) -> int:
 def token_uniforms(key: NoiseKey, start: int, stop: int) -> np.ndarray:
     """Uniform numbers in [0, 1) of positions start..stop-1 of one response, float64 [stop - start]."""
     first_block = start // _DOUBLES_PER_BLOCK
-    # As uint64: from a plain list NumPy would make float64, which drops the low bits of a stream's number.
+    # uint64, because NumPy would convert a plain list to float64, which drops the low bits of a stream's number.
     philox = np.random.Philox(
         key=np.array([key.seed, stream_id(key.stream)], dtype=np.uint64),
         counter=np.array([first_block, key.response, key.problem, key.step], dtype=np.uint64),
@@ -35,7 +35,7 @@ def token_uniforms(key: NoiseKey, start: int, stop: int) -> np.ndarray:
 
 
 def request_seed(key: NoiseKey, start: int) -> int:
-    """A seed of 63 bits for an engine that draws a response by its own generator, from position `start` on."""
+    """A 63-bit seed for an engine that samples a response with its own generator, from position `start` on."""
     named = f"{key.seed}/{key.stream}/{key.step}/{key.problem}/{key.response}/{start}"
     return stream_id(named) >> 1
 

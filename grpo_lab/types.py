@@ -10,8 +10,8 @@ Shape letters, used in every signature of the package:
     S  problems of the training split
 
 Rows are problem-major everywhere, so [N] <-> [P, G] is a reshape and no record keeps a dictionary of
-groups. Rows never leave a record: they are masked, and only `batching.py` gathers what is trained.
-Column t of every [N, T] tensor is about `tokens[:, t]`.
+groups. Rows never leave a record: they are masked. Only `batching.py` gathers the rows that are trained on.
+Column t of every [N, T] tensor describes the token `tokens[:, t]`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 
-# Annotations say what a tensor's axes are. Tests check them, and load torch first; a run does not look at them, and so
-# needs neither jaxtyping, nor torch before a model is loaded.
+# Annotations name the axes of each tensor. Tests load torch first and check them. A run ignores them, so it does not
+# need jaxtyping, and loads torch only when it loads a model.
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
@@ -35,7 +35,7 @@ else:
     except ModuleNotFoundError:
 
         class _Unchecked:
-            """Takes the place of a shape that nobody checks."""
+            """Stands in for a shape annotation when jaxtyping is not installed."""
 
             def __class_getitem__(cls, item: object) -> type:
                 return cls
@@ -47,13 +47,13 @@ else:
     else:
 
         class _OnlyInAnnotations(type):
-            """Refuses to answer isinstance: it would say no of every tensor."""
+            """Makes isinstance raise, because the answer would be False for every tensor."""
 
             def __instancecheck__(cls, value: object) -> bool:
                 raise TypeError("this Tensor stands for torch's in annotations alone; ask isinstance with torch.Tensor")
 
         class Tensor(metaclass=_OnlyInAnnotations):
-            """Takes the place of torch.Tensor in annotations while torch is not loaded."""
+            """Stands in for torch.Tensor in annotations while torch is not loaded."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class Problem:
     """One question with its right answer.
 
     `id` is stable across runs and unique over all splits of a task: the sampling noise, the
-    curriculum and the per-question results refer to it. `target_length` is the response length that the
-    question asks for, None where it asks for none.
+    curriculum and the per-question results refer to it. `target_length` is the response length in tokens
+    that the question asks for, or None.
     """
 
     id: int
@@ -73,14 +73,15 @@ class Problem:
 
 
 class Exhausted(ValueError):
-    """There is nothing left to train on: a world that is solved, a curriculum run dry, a filter that never fills.
+    """Raised when nothing is left to train on.
 
-    The run ends with its state saved; the message says what ran out and what to change.
+    The task is solved, the curriculum has too few problems left, or the group filter never fills a batch. The run
+    saves its state and ends. The message says what ran out and what to change.
     """
 
 
 class StopReason(str, Enum):
-    """Why a response ended: its own end of text, the token budget, a loop, or an abort from outside."""
+    """Why a response ended: end-of-text token, token budget, repetition stop, or an abort by the caller."""
 
     EOS = "eos"
     LENGTH = "length"
@@ -90,7 +91,7 @@ class StopReason(str, Enum):
 
 @dataclass(frozen=True)
 class NoiseKey:
-    """Names one response's noise; its token at position t reads uniform number t of this key."""
+    """Identifies the random numbers of one response: the token at position t uses uniform number t of this key."""
 
     seed: int
     stream: str
@@ -101,7 +102,7 @@ class NoiseKey:
 
 @dataclass(frozen=True)
 class SureRun:
-    """Stop a response after this many consecutive tokens that were each drawn with more than this probability."""
+    """Stop a response after `tokens` consecutive sampled tokens, each of probability above `probability`."""
 
     tokens: int
     probability: float
@@ -109,7 +110,7 @@ class SureRun:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How one response is drawn. `max_tokens` counts response tokens, a given prefix included."""
+    """How one response is sampled. `max_tokens` counts response tokens, including a given prefix."""
 
     max_tokens: int
     temperature: float
@@ -119,10 +120,10 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class Request:
-    """One response to generate: token ids in, never text, so nothing is tokenised twice.
+    """One response to generate, given as token ids and never as text, so nothing is tokenised twice.
 
-    `prefix` holds response tokens that exist already (a partial response to continue, or injected
-    text); noise positions count from the first token of the response, the prefix included.
+    `prefix` holds response tokens that exist already: a partial response to continue, or injected text. Noise
+    positions count from the first response token, so the prefix is included.
     """
 
     prompt: tuple[int, ...]
@@ -133,11 +134,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Completion:
-    """What the engine drew after `prefix`: ids, log-probs under the sampling distribution's
-    untruncated softmax at the request's temperature, and the weights that made each token.
+    """The tokens that the engine generated after `prefix`.
 
-    `injected` marks tokens that a trick put in and the policy did not choose, their log-prob being 0; empty
-    where there are none."""
+    `logprobs` are from the softmax at the request's temperature, before top-p truncation. `weight_versions` names the
+    weights that sampled each token. `injected` marks tokens that a trick injected; their log-prob is 0. It is empty
+    when no token was injected."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -147,11 +148,11 @@ class Completion:
 
     @property
     def sampled(self) -> tuple[bool, ...]:
-        """Which tokens the policy chose."""
+        """True for each sampled token, False for each injected one."""
         return tuple(not put_in for put_in in self.injected) or (True,) * len(self.tokens)
 
     def continued(self, further: Completion) -> Completion:
-        """This completion and what was drawn after it, as one."""
+        """This completion followed by `further`, as one completion."""
         injected = tuple(not chosen for chosen in self.sampled + further.sampled)
         return Completion(
             self.tokens + further.tokens,
@@ -167,7 +168,7 @@ OnFinish = Callable[[int, Completion], Iterable[int]]
 
 @dataclass(frozen=True)
 class Tools:
-    """What a trick that generates may use beside the sampler: token ids of a text, and one uniform number of a key."""
+    """Functions for tricks that generate: text to token ids, and one uniform number in [0, 1) per key."""
 
     encode: Callable[[str], tuple[int, ...]]
     uniform: Callable[[NoiseKey], float]
@@ -175,11 +176,13 @@ class Tools:
 
 @runtime_checkable
 class Sampler(Protocol):
-    """What a trick that generates may ask of an engine."""
+    """The part of an engine that a trick may call."""
 
     def generate(self, requests: Sequence[Request], on_finish: OnFinish | None = None) -> list[Completion]:
-        """One completion per request, in order. `on_finish(i, completion)` is called when request i
-        ends and returns indices of requests to abort; those come back partial, marked ABORTED."""
+        """One completion per request, in order.
+
+        `on_finish(i, completion)` is called when request i ends, and returns indices of requests to abort. Aborted
+        requests return their partial completion, marked ABORTED."""
         ...
 
 
@@ -187,9 +190,9 @@ class Sampler(Protocol):
 class Rollouts:
     """G responses to each of P problems, as tokens.
 
-    `response_mask` is True on every real response token, `sampled_mask` only where the policy chose
-    the token (injected text is real but not sampled; padding is neither). `finished` is True where
-    the response ended with its own end of text, `looped` where it was stopped for repeating itself.
+    `response_mask` is True on every response token, `sampled_mask` on sampled tokens only. Injected tokens are in
+    the first and not in the second; padding is in neither. `finished` is True where the response ended with an
+    end-of-text token, `looped` where it was stopped for repeating itself.
     """
 
     problems: tuple[Problem, ...]
@@ -213,14 +216,14 @@ class Rollouts:
 
     @property
     def interrupted(self) -> Bool[Tensor, "N"]:
-        """Rows into which text was injected."""
+        """Rows that contain injected tokens."""
         return (self.response_mask & ~self.sampled_mask).any(dim=1)
 
     def prompt_of_row(self, row: int) -> tuple[int, ...]:
         return self.prompts[row // self.group_size]
 
     def choose(self, places: Sequence[int]) -> Rollouts:
-        """The groups at these places, in this order."""
+        """The groups at positions `places`, in this order."""
         size = self.group_size
         rows = torch.tensor([place * size + member for place in places for member in range(size)], dtype=torch.long)
         return replace(
@@ -232,7 +235,7 @@ class Rollouts:
 
     @staticmethod
     def join(parts: Sequence[Rollouts]) -> Rollouts:
-        """Groups of the same size one after another, padded to the width of the widest."""
+        """Concatenate groups of the same size, padded to the widest T."""
         width = max(part.tokens.shape[1] for part in parts)
 
         def widened(tensor: Tensor) -> Tensor:
@@ -252,14 +255,13 @@ def _tensor_fields(record: Rollouts | Graded) -> list[str]:
 
 @dataclass(frozen=True)
 class Graded:
-    """What the verifier and the reward tricks say of each response.
+    """Verifier outcome, reward and masks of each response.
 
-    `outcome` is the verifier's word, 0 or 1, and is never shaped. `reward` is the sum of the named
-    `components`. `counted` rows enter group and batch statistics, `trained` rows enter the loss: the
-    two masks are separate so that "masked before" and "masked after" the statistics differ by one bit. `target_length`
-    is the length that the prompt asked for, None where prompts ask for none. `lengths` are whole responses;
-    `sampled_lengths` are the tokens of them that the policy chose and no rejection threw out. `progress` is the share
-    of the budget that was spent when the group was drawn, None outside training.
+    `outcome` is the verifier outcome, 0 or 1, and is never shaped. `reward` is the sum of the named
+    `components`. `counted` rows enter group and batch statistics, `trained` rows enter the loss. Two masks let a
+    trick mask a row before or after the statistics. `target_length` is the length that the prompt asked for, or
+    None. `lengths` count all response tokens; `sampled_lengths` count sampled tokens that rejection left in.
+    `progress` is the share of the budget spent when the problem was drawn, None outside training.
     """
 
     outcome: Float[Tensor, "P G"]
@@ -274,29 +276,29 @@ class Graded:
     progress: Float[Tensor, "P G"] | None = None
 
     def choose(self, places: Sequence[int]) -> Graded:
-        """The groups at these places, in this order."""
+        """The groups at positions `places`, in this order."""
         index = torch.tensor(list(places), dtype=torch.long)
         named = {name: values[index] for name, values in self.components.items()}
         return replace(self, components=named, **{name: getattr(self, name)[index] for name in _tensor_fields(self)})
 
     @staticmethod
     def join(parts: Sequence[Graded]) -> Graded:
-        """Groups of the same size and components one after another."""
+        """Concatenate groups of the same size and with the same components."""
         named = {name: torch.cat([part.components[name] for part in parts]) for name in parts[0].components}
         tensors = {name: torch.cat([getattr(part, name) for part in parts]) for name in _tensor_fields(parts[0])}
         return replace(parts[0], components=named, **tensors)
 
     def with_component(self, name: str, values: Float[Tensor, "P G"]) -> Graded:
-        """A copy in which `values` is one more named part of the reward."""
+        """A copy with `values` added to the reward as component `name`."""
         assert name not in self.components, f"component {name} was added twice"
         return replace(self, reward=self.reward + values, components={**self.components, name: values})
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Whole groups as they were generated, graded, shaped and masked: what a group filter chooses from."""
+    """Whole groups after each of stages 2 to 5: generated, graded, shaped, masked. A group filter chooses from them."""
 
-    indices: tuple[int, ...]  # of the problems in the training split
+    indices: tuple[int, ...]  # positions of the problems in the training split
     rollouts: Rollouts
     texts: tuple[str, ...]  # [N]
     graded: Graded
@@ -308,7 +310,7 @@ class Groups:
         return len(self.indices)
 
     def choose(self, places: Sequence[int]) -> Groups:
-        """The groups at these places, in this order."""
+        """The groups at positions `places`, in this order."""
         size = self.rollouts.group_size
         return Groups(
             tuple(self.indices[place] for place in places),
@@ -321,7 +323,7 @@ class Groups:
 
     @staticmethod
     def join(parts: Sequence[Groups]) -> Groups:
-        """Groups of several rounds one after another."""
+        """Concatenate the groups of several rounds."""
         if len(parts) == 1:
             return parts[0]
         return Groups(
@@ -336,28 +338,29 @@ class Groups:
 
 @runtime_checkable
 class GroupSource(Protocol):
-    """What a filter that refills may ask for. No problem comes twice within a step."""
+    """Where a filter that refills gets further groups. No problem comes twice within a step."""
 
     def groups(self, number: int) -> Groups:
-        """That many further problems with all their responses. Raises Exhausted where too few are left."""
+        """`number` further problems with all their responses. Raises Exhausted when too few are left."""
         ...
 
     def race(self, number: int, wanted: int, accepts: Callable[[Graded], bool], keeps_partial: bool) -> Groups:
         """Start `number` problems and stop all generation once `wanted` finished groups were accepted.
 
-        `accepts` sees each group [1, G] when its last response ends. Returns the groups that finished, in the order
-        in which they did. What was cut off is kept for the next race, which takes it up first, or thrown away.
+        `accepts` gets each group [1, G] when its last response ends. Returns the finished groups in the order in
+        which they finished. With `keeps_partial` the next race continues the unfinished groups first; otherwise they
+        are thrown away.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Global counts of one optimiser step, after the denominator trick chose which rows count.
+    """Counts over one whole optimiser step, after the denominator trick chose which rows count.
 
-    Every aggregation divides by these and never by a count of the microbatch, which is why the split
-    into microbatches, padding and ranks cannot move a gradient. `row_tokens` and `problem_tokens` are
-    laid out per row of the microbatch, but each entry is the count over the whole optimiser step.
+    Aggregations divide by these and not by counts of the microbatch, so microbatching and padding cannot change a
+    gradient. `row_tokens` and `problem_tokens` have one entry per row of the microbatch, but each entry is a count
+    over the whole optimiser step.
     """
 
     num_tokens: int
@@ -370,13 +373,12 @@ class Totals:
 
 @dataclass(frozen=True)
 class Batch:
-    """The rows of one microbatch, as the loss may read them.
+    """The inputs of the loss for one microbatch.
 
-    `old_logprobs` is None where the old policy is the learner itself at this very update; the loss then
-    takes the learner's own log-probs, detached, and every ratio is exactly 1. `rows` says which row of the
-    rollouts each row is. `totals` are the counts the loss is divided by, `original_totals` those it would be
-    divided by had nothing left it. `marked` are the tokens a surrogate chose over the whole optimiser step,
-    None until it has.
+    `old_logprobs` is None when the old policy is the learner at this same update. The loss then uses the
+    learner's own detached log-probs, and every ratio is exactly 1. `rows` holds each row's index in the rollouts.
+    The loss is divided by `totals`; `original_totals` also count rows and tokens that left the loss. `marked` are
+    the tokens that `Surrogate.mark` chose over the whole optimiser step, None before that.
     """
 
     rows: Int[Tensor, "M"]
@@ -397,10 +399,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class LossOutput:
-    """The differentiable share of the step's loss that this microbatch carries, and sums for the log.
+    """One microbatch's share of the step's loss, with gradient, and sums for the log.
 
-    `sums` are over tokens of the loss and additive over microbatches: the loop adds them all and divides
-    once, by their entry "tokens". `touched` are the tokens of the loss whose gradient the surrogate changed.
+    `sums` are over tokens in the loss. They are added over all microbatches and then divided once, by their entry
+    "tokens". `touched` are the tokens in the loss whose gradient the surrogate changed.
     """
 
     loss: Float[Tensor, ""]
@@ -416,12 +418,12 @@ def to_groups(rows: Tensor, group_size: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Microbatching:
-    """How rows are cut into microbatches and laid out; it moves memory and time, never a gradient.
+    """How rows are split into microbatches and laid out. It changes memory and time, never a gradient.
 
-    `microbatch_tokens` bounds the tokens of one forward pass, `padding_tolerance_tokens` is how many tokens of padding
-    cost as much as one more pass (one more block of attention where rows are packed): few on a CPU, more on a GPU.
-    `logits_per_chunk` bounds how many logits, positions times vocabulary, exist at a time; None for no bound. `packs`:
-    lay rows out without padding and their shared prompts once.
+    `microbatch_tokens` bounds the tokens of one forward pass. `padding_tolerance_tokens` is how many padding tokens
+    cost as much as one more pass, or one more attention block where rows are packed: few on a CPU, more on a GPU.
+    `logits_per_chunk` bounds how many logits (positions times vocabulary) exist at a time; None for no bound.
+    `packs` lays rows out without padding and each shared prompt once.
     """
 
     microbatch_tokens: int

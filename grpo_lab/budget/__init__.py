@@ -1,1 +1,1 @@
-"""What a run spends: counted, and in simulated time."""
+"""What a run spends: counters, and simulated time."""

@@ -1,9 +1,9 @@
-"""Simulated time: how long generation, training and a sync would take, and what overlaps with what.
+"""Simulated time: how long generation, training and a sync would take, and which of them overlap.
 
-A schedule that overlaps generation with training saves time that a single process cannot save. So every run keeps a
-second clock that is no clock: a function of the lengths of its responses and of six numbers that can be measured. It
-tells what a schedule is worth in time beside what its staleness costs in learning, and in streaming schedules it
-decides under which weights a token is drawn.
+A schedule that overlaps generation with training saves time that a single process cannot save. So every run also
+keeps simulated time, a function of its response lengths and of six measurable numbers. It shows how much time a
+schedule saves, to compare with what its staleness costs in learning. In streaming schedules it decides which weights
+sample a token.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ _SHORTEST = 1e-9  # seconds: a fit may find that something costs nothing
 
 @dataclass(frozen=True)
 class CostModel:
-    """Seconds that things take on a sampler and on a learner which do not share a device."""
+    """Seconds per operation of a sampler and a learner that do not share a device."""
 
-    decode_step: float  # one step of decoding, however many responses take part in it
-    decode_token: float  # and for each of them
-    read_token: float  # a token that is read and not drawn: prompts, caches computed anew, log-probs of given text
-    train_token: float  # a token of a forward and backward pass
+    decode_step: float  # one decoding step, whatever the number of responses in it
+    decode_token: float  # each response in a decoding step
+    read_token: float  # a token that is read and not sampled: prompts, recomputed KV caches, log-probs of given text
+    train_token: float  # a token in a forward and backward pass
     update: float  # an optimiser step
-    sync: float  # the weights from learner to sampler, during which both wait
+    sync: float  # copying the weights from learner to sampler, while both wait
 
     def __post_init__(self) -> None:
         require_not_negative(self, "decode_token", "read_token", "update", "sync")
         require_positive(self, "decode_step", "train_token")
 
     def decoding(self, lengths: Sequence[int], slots: int) -> float:
-        """Responses of these lengths, started in this order as soon as one of `slots` places is free."""
+        """Seconds to decode responses of these lengths, started in this order whenever one of `slots` slots is free."""
         ends: list[int] = []
         for length in lengths:
             begins = 0 if len(ends) < slots else heapq.heappop(ends)
@@ -47,17 +47,17 @@ class CostModel:
         return self.decode_step * max(ends, default=0) + self.decode_token * sum(lengths)
 
     def reading(self, tokens: int) -> float:
-        """Tokens that are read once."""
+        """Seconds to read this many tokens once."""
         return self.read_token * tokens
 
     def training(self, tokens: int, updates: int) -> float:
-        """Tokens of forward and backward passes, and the optimiser steps they end in."""
+        """Seconds for forward and backward passes over `tokens` tokens and for `updates` optimiser steps."""
         return self.train_token * tokens + self.update * updates
 
 
 @dataclass
 class SimulatedClock:
-    """Until when sampler and learner are busy, and for how long each of them was; checkpointed with the run."""
+    """When sampler and learner become free, and how long each has worked, in seconds. Saved in checkpoints."""
 
     sampler: float = 0.0
     learner: float = 0.0
@@ -65,19 +65,19 @@ class SimulatedClock:
     training: float = 0.0
 
     def generate(self, seconds: float, not_before: float = 0.0) -> float:
-        """The sampler works for so long, from the moment on at which it may; returns when it has ended."""
+        """Let the sampler work for `seconds`, starting no earlier than `not_before`; returns when it ends."""
         self.sampler = max(self.sampler, not_before) + seconds
         self.generating += seconds
         return self.sampler
 
     def train(self, seconds: float, not_before: float) -> float:
-        """The same for the learner."""
+        """Let the learner work for `seconds`, starting no earlier than `not_before`; returns when it ends."""
         self.learner = max(self.learner, not_before) + seconds
         self.training += seconds
         return self.learner
 
     def metrics(self) -> dict[str, float]:
-        """Shares of all time so far that the sampler generated and the learner trained; {} before anything."""
+        """Shares of the time so far in which the sampler generated and the learner trained; {} at time 0."""
         total = max(self.sampler, self.learner)
         if total == 0:
             return {}
@@ -89,7 +89,7 @@ class SimulatedClock:
 
 @dataclass(frozen=True)
 class Measured:
-    """A cost model fitted to runs, and how far it is from their own times: mean |error| of a step, as a share."""
+    """A cost model fitted to runs. The errors are the mean |relative error| of a step's fitted time."""
 
     cost_model: CostModel
     steps: int
@@ -98,14 +98,13 @@ class Measured:
 
 
 def measure(folders: Sequence[Path]) -> Measured:
-    """The cost model of finished or running runs whose sampler kept current, from the times of their steps.
+    """Fit the cost model to the step times of runs, finished or not, whose sampler always had the latest weights.
 
-    Non-negative least squares, in shares of what was seen, of the time a step generated over its decoding steps and
-    tokens, and of the time it trained over its tokens and updates. What a step costs and what a response in it costs
-    are told apart where batches differ in size: give runs of several `problems_per_step`. Generation and training are
-    each taken as they were, on whatever they shared; a token that is read is taken to cost a third of one that is
-    trained on, as forward passes do. Raises ValueError where a run has fewer than 10 steps with times, or where its
-    generation ran ahead of training.
+    Non-negative least squares on relative errors. Generation time is fitted by decoding steps and tokens, training
+    time by tokens and updates. `decode_step` and `decode_token` can only be separated if batches differ in size, so
+    give runs of several `problems_per_step`. Generation and training times are used as measured, even if both shared a
+    device. A read token is assumed to cost a third of a trained one, as a forward pass does. Raises ValueError if a run
+    has fewer than 10 steps with times, or if its generation ran ahead of training.
     """
     table = np.concatenate([_times(folder) for folder in folders])
     generated, took = table[:, 4], table[:, 5]
@@ -121,14 +120,14 @@ def measure(folders: Sequence[Path]) -> Measured:
 
 
 def _fit(what: Float[np.ndarray, "S C"], seconds: Float[np.ndarray, "S"]) -> list[float]:
-    """What one unit of each column costs, none less than nothing; a step that took long has no more say than others."""
+    """Seconds per unit of each column, none negative. Relative errors, so long steps weigh as much as short ones."""
     from scipy.optimize import nnls
 
     return nnls(what / seconds[:, None], np.ones_like(seconds))[0].tolist()
 
 
 def _times(folder: Path) -> Float[np.ndarray, "S 7"]:
-    """Of each step: decoding steps, tokens drawn, tokens trained on, updates, and seconds to generate, train, sync."""
+    """Per step: decoding steps, sampled tokens, trained tokens, updates, and seconds to generate, train and sync."""
     config, rows, before = OmegaConf.load(folder / "config.yaml"), [], 0
     for record in read_steps(folder):
         numbers, times = record.metrics, record.timing
@@ -146,4 +145,4 @@ def _times(folder: Path) -> Float[np.ndarray, "S 7"]:
             raise ValueError(f"{folder} generated ahead, and not in the step that is timed: give one of schedule=sync")
     if len(rows) < 10:
         raise ValueError(f"{folder} has {len(rows)} steps with times, and 10 are needed: train it for longer")
-    return np.array(rows[2:])  # the first steps warm caches up
+    return np.array(rows[2:])  # the first two steps only warm caches up

@@ -1,4 +1,4 @@
-"""The budget ledger: what a run has spent, on every axis, and when its budget is used up."""
+"""The budget ledger: what a run has spent on each budget axis, and when its budget is used up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from grpo_lab.tricks.base import require_positive
 
 
 class BudgetAxis(Enum):
-    """The quantity a run ends by; device_seconds depends on the machine, all others do not."""
+    """The quantity that ends a run. Only device_seconds depends on the machine."""
 
     steps = "steps"
     prompts = "prompts"
@@ -44,8 +44,8 @@ class Budget:
 class ModelFlops:
     """Floating point operations of one model: 2 per weight and token, plus attention.
 
-    `weights` counts weights that enter matrix products: the embedding table is looked up, not
-    multiplied, while the output head is multiplied even when it is tied to the table.
+    `weights` counts weights in matrix products. The embedding table is looked up and not multiplied, so it does not
+    count; the output head counts, even when it is tied to the table.
     """
 
     weights: int
@@ -53,7 +53,7 @@ class ModelFlops:
 
     @classmethod
     def of(cls, model: transformers.PreTrainedModel) -> ModelFlops:
-        """Read the counts off a causal LM, or off what it is without its head."""
+        """The counts of a transformers causal LM."""
         config = model.config.get_text_config(decoder=True)
         weights = ((module, getattr(module, "weight", None)) for module in model.modules())
         matrices = sum(
@@ -70,7 +70,7 @@ class ModelFlops:
         return self.span(0, prompt_length + response_length)
 
     def span(self, start: int, stop: int) -> int:
-        """Forward operations of the tokens at positions start..stop-1, each attending to all before it."""
+        """Forward operations for the tokens at positions start..stop-1, each attending to all tokens before it."""
         contexts = (stop * (stop + 1) - start * (start + 1)) // 2
         return 2 * self.weights * (stop - start) + self.attention * contexts
 
@@ -79,13 +79,13 @@ class ModelFlops:
 class Ledger:
     """Cumulative counters, checkpointed with the run.
 
-    `sampled_tokens` are prompt tokens (once per group) plus every token that the policy drew; `trained_tokens` are
-    tokens in the loss, once per update they take part in; `discarded_tokens` are tokens that were drawn and never
-    entered a loss, `estimation_tokens` those generated only to estimate a value or a baseline. With one pass over a
-    batch  sampled = prompts + trained + discarded + estimation + what waits to be continued.  `device_seconds` is
-    wall time times devices, evaluation and checkpoints excluded; being a time it is logged apart from the others, while
-    `simulated_seconds` (cost_model.py) is a function of the run like all the rest.
-    `flops` are those of whole rows: what packing saves or recomputed layers cost is a matter of the machine.
+    `sampled_tokens` are prompt tokens (once per group) plus all sampled tokens. `trained_tokens` are tokens in the
+    loss, once per update. `discarded_tokens` are sampled tokens that never entered a loss. `estimation_tokens` are
+    tokens generated only to estimate a value or a baseline. With one pass over a batch
+    sampled = prompts + trained + discarded + estimation + partial responses that wait to be continued.
+    `device_seconds` is wall time times devices, without evaluation and checkpoints. It is the only counter that is not
+    a function of the run, so it is logged separately; `simulated_seconds` (cost_model.py) is one.
+    `flops` count whole rows: savings by packing and recomputed layers depend on the machine and are ignored.
     """
 
     steps: int = 0
@@ -107,11 +107,12 @@ class Ledger:
         before: Sequence[Sequence[int]],
         injected: int = 0,
     ) -> None:
-        """Count responses: prompt lengths [P], tokens that were added and tokens there were before [P][G].
+        """Count one call of the sampler.
 
-        A prompt and a response count when their first token is drawn, and never again. A prompt is read once for its
-        group in each call; a response that goes on is read again up to where it was cut. One that got no token was
-        stopped before its turn came, and cost nothing. `injected` of the added tokens were put in and not drawn.
+        `prompt_lengths` is [P]. `lengths` and `before` are each response's tokens added and tokens before the call
+        [P][G]. A prompt and a response count once, when their first token is sampled. Each call prefills a prompt once
+        for its group, and a continued response up to where it stopped. A response without new tokens was aborted
+        before its turn and cost nothing. `injected` of the added tokens were injected and not sampled.
         """
         self.sampled_tokens -= injected
         for prompt, group, parts in zip(prompt_lengths, lengths, before):
@@ -123,7 +124,7 @@ class Ledger:
             self.flops += sum(cost.span(prompt, prompt + part + new) for new, part in zip(group, parts) if new)
 
     def estimated(self, cost: ModelFlops, contexts: Sequence[int], lengths: Sequence[Sequence[int]]) -> None:
-        """Count fresh ends of states, for an estimate: context lengths [K], each read once, and drawn tokens [K][S]."""
+        """Count continuations for an estimate: context lengths [K], each prefilled once, and new tokens [K][S]."""
         for context, ends in zip(contexts, lengths):
             self.completions += len(ends)
             self.sampled_tokens += sum(ends)
@@ -131,18 +132,18 @@ class Ledger:
             self.flops += cost.span(0, context) + sum(cost.span(context, context + length) for length in ends)
 
     def forwarded(self, cost: ModelFlops, prompt_lengths: Sequence[int], lengths: Sequence[int]) -> None:
-        """Count one forward pass without gradient over rows of these lengths."""
+        """Count one forward pass without gradient over rows with these lengths."""
         self.flops += sum(cost.forward(p, n) for p, n in zip(prompt_lengths, lengths))
 
     def trained(self, cost: ModelFlops, prompt_lengths: Sequence[int], lengths: Sequence[int], tokens: int) -> None:
-        """Count one forward and backward pass; the backward pass costs two forward passes."""
+        """Count one forward and backward pass with `tokens` tokens in the loss. A backward pass costs two forwards."""
         self.trained_tokens += tokens
         self.flops += 3 * sum(cost.forward(p, n) for p, n in zip(prompt_lengths, lengths))
 
     def spent(self, budget: Budget) -> float:
-        """The share of the budget that is used, 1 or more when the run must end."""
+        """The share of the budget that is spent; the run ends at 1 or more."""
         return getattr(self, budget.axis.value) / budget.amount
 
     def metrics(self) -> dict[str, int | float]:
-        """The counters that are a function of the run alone, under their metric names."""
+        """All counters except device_seconds, under their metric names."""
         return {f"budget/{name}": value for name, value in asdict(self).items() if name != "device_seconds"}

@@ -1,1 +1,1 @@
-"""From a rollout batch to an optimiser step, and the numbers of both."""
+"""Stages 7 to 10: from a rollout batch to optimiser steps, and the metrics of a step."""

@@ -23,8 +23,8 @@ def policy_loss(
 ) -> LossOutput:
     """Compose the run's tricks into the microbatch's share of the step's loss.
 
-    The correction weights multiply the surrogate only: a KL or entropy term is not an estimate under the
-    sampler, so weighting it would change its meaning.
+    The correction weights multiply the surrogate only. A KL or entropy term is not an estimate under the
+    sampler, so a weight would change its meaning.
     """
     mask, current = batch.loss_mask, logprobs.detach()
     old = current if batch.old_logprobs is None else batch.old_logprobs
@@ -38,7 +38,7 @@ def policy_loss(
     entropy_term = run.entropy(entropy, batch.entropy_coef)
     loss = run.aggregation(token_loss + kl_term + entropy_term, mask, batch.totals)
     with torch.no_grad():
-        moved = current - old  # learner now against learner before the updates
+        moved = current - old  # log-ratio of the learner now to the old policy
         total = partial(_total, mask)
         each = torch.ones_like(current)
         sums = {
@@ -75,10 +75,10 @@ def mark_tokens(
     logprobs: Sequence[Tensor],
     noise: Float[Tensor, "N T"],
 ) -> list[Batch]:
-    """The microbatches of one optimiser step with the tokens the surrogate chooses over them marked.
+    """The microbatches of one optimiser step, with `marked` set to the tokens that the surrogate chooses.
 
-    `logprobs` are the learner's at this update, [M, T] each, and `noise` is one uniform number for each token of the
-    rollout batch. Tokens are handed over in the order of the rollouts, so the way the step is cut decides no tie.
+    `logprobs` are the learner's at this update, [M, T] each. `noise` is one uniform number per token of the rollout
+    batch. The surrogate gets the tokens in the order of the rollouts, so microbatching decides no tie.
     """
     scope = run.surrogate.mark_scope
     if scope is None or not batches:

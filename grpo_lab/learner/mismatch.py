@@ -1,4 +1,4 @@
-"""Sampler against learner: how far their log-probs of the same tokens are apart, and whether they may be."""
+"""Sampler against learner: how much their log-probs of the same tokens differ, and when that is an error."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from grpo_lab.run.state import RunState
 from grpo_lab.tricks.correction import Correction, ratio
 from grpo_lab.types import Bool, Float, Rollouts, Tensor
 
-_PROBED_PROBLEMS = 4  # a response each, of at most so many tokens: little beside a step
+_PROBED_PROBLEMS = 4  # one response each, of at most _PROBED_TOKENS tokens: cheap compared with a step
 _PROBED_TOKENS = 16
 
 
 def mismatch_metrics(
     learner_logprobs: Float[Tensor, "N T"], sampler_logprobs: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"]
 ) -> dict[str, float]:
-    """What the learner before the updates and the sampler say of the masked tokens; {} where there are none.
+    """Difference of learner (before the updates) and sampler on the tokens in `mask`; {} when there are none.
 
     With d = learner - sampler, in nats: k1 = mean(-d) and k3 = mean(exp(d) - 1 - d) estimate KL(sampler || learner).
-    The effective sample size is (sum w)^2 / (n sum w^2), as a share of the n weights: w = exp(d) of tokens, and exp of
-    the sum over a response. Pearson's correlation is of probabilities, and left out where either side has only one.
+    The effective sample size is (sum w)^2 / (n sum w^2), as a share of the n weights. w = exp(d) per token, and
+    exp(sum of d) per response. Pearson's correlation is between probabilities; it is left out when either side is
+    constant.
     """
     if not mask.any():
         return {}
@@ -53,7 +54,7 @@ def bound_metrics(
     sampled_mask: Bool[Tensor, "N T"],
     accepted_mask: Bool[Tensor, "N T"],
 ) -> dict[str, float]:
-    """Shares of tokens whose weight the correction bounded, and of responses that the rejection took out whole."""
+    """Share of tokens whose weight the correction bounded, and share of responses that were rejected entirely."""
     beyond = correction.beyond(learner_logprobs, sampler_logprobs, sampled_mask)
     real = sampled_mask.any(dim=1)
     gone = ~(accepted_mask & sampled_mask).any(dim=1)
@@ -75,10 +76,10 @@ def check_last_sync(
     read_mask: Bool[Tensor, "N T"],
     version: int,
 ) -> None:
-    """Compare the first tokens since a sync with the learner they were copied from.
+    """Compare sampler and learner on the first tokens sampled after a weight sync.
 
-    `learner_logprobs` are of the tokens in `read_mask`, under weights of that version. A sampler that silently keeps
-    an old tensor draws from a policy that nobody trains.
+    `learner_logprobs` are those of the tokens in `read_mask`, under the weights of `version`. This catches a sampler
+    that silently keeps an old tensor and so samples from another policy than the learner's.
     """
     if state.unproven and (fresh := read_mask & (rollouts.weight_version == version)).any():
         check_agreement(run, learner_logprobs, rollouts.sampler_logprobs, fresh, version)
@@ -94,11 +95,11 @@ def sync_sampler(run: RunConfig, state: RunState, queue: RolloutQueue) -> None:
 
 
 def probe_sync(run: RunConfig, state: RunState) -> None:
-    """Draw a few short responses under weights that were just copied, and compare them with the learner at once.
+    """Sample a few short responses right after a weight sync, and compare sampler and learner on them.
 
-    For schedules whose batches are older than the learner that reads them: there the comparison after a step would
-    find staleness and call it a failed sync. Other schedules are compared by `check_last_sync`, which costs nothing.
-    The responses enter no batch and no ledger.
+    Only for schedules whose batches are older than the learner. There a comparison after the step would take
+    staleness for a failed sync. Other schedules use `check_last_sync`, which costs nothing. The responses enter no
+    batch and no ledger.
     """
     if run.schedule.keeps_sampler_current:
         return
@@ -127,9 +128,9 @@ def check_agreement(
     mask: Bool[Tensor, "N T"],
     version: int,
 ) -> None:
-    """Raise EngineFailure where two copies of the same weights disagree by more than their arithmetic explains.
+    """Raise EngineFailure if sampler and learner with the same weights differ by more than rounding explains.
 
-    `mask` are tokens that the sampler drew with weights of that version, under which the learner read them too.
+    `mask` are tokens that the sampler generated with weights `version`; the learner's log-probs use the same weights.
     """
     apart = float((learner_logprobs - sampler_logprobs)[mask].abs().double().mean())
     allowed = max(run.learner_precision.agreement, run.sampler_precision.agreement)

@@ -1,4 +1,4 @@
-"""What the responses of a step look like: loops, second thoughts, lengths that were asked for, and coverage."""
+"""Metrics of a step's responses: repetition, self-checks, target lengths and pass@k."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from grpo_lab.tracking.metrics import pass_at_k
 from grpo_lab.types import Float, Graded, Groups, Tensor
 
-NGRAM = 6  # tokens; a repetition is a run of this many that the response has written before
+NGRAM = 6  # tokens; an n-gram is a repetition if it occurred earlier in the response
 
 
 def response_metrics(made: Groups, check_again: Sequence[str], best: Float[Tensor, "S"]) -> dict[str, float]:
-    """Signs of every whole group of a step; `best` is the highest reward each training problem ever had."""
+    """Response metrics over all whole groups of a step. `best` is each training problem's highest reward so far."""
     rollouts, shaped = made.rollouts, made.shaped
     tokens, lengths = rollouts.tokens.tolist(), rollouts.lengths.tolist()
     repeated = [repetition(row[:length]) for row, length in zip(tokens, lengths)]
@@ -33,7 +33,7 @@ def response_metrics(made: Groups, check_again: Sequence[str], best: Float[Tenso
 
 
 def repetition(tokens: Sequence[int]) -> float:
-    """The share of a response's runs of 6 tokens that it had written before; 0 for one that is shorter."""
+    """The share of a response's 6-grams that occurred earlier in it; 0 for a response shorter than 6 tokens."""
     number = len(tokens) - NGRAM + 1
     if number <= 0:
         return 0.0
@@ -41,7 +41,7 @@ def repetition(tokens: Sequence[int]) -> float:
 
 
 def target_length_metrics(graded: Graded) -> dict[str, float]:
-    """How well lengths follow those that the prompts asked for; nothing where none was."""
+    """How well response lengths follow the target lengths of the prompts; {} without target lengths."""
     if graded.target_length is None:
         return {}
     wanted, lengths = graded.target_length.double().flatten(), graded.lengths.double().flatten()

@@ -1,4 +1,4 @@
-"""The numbers of one training step, from the records its stages passed on."""
+"""The metrics of one training step, computed from the records of its stages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from grpo_lab.tricks.base import NEGLIGIBLE, Trick
 from grpo_lab.tricks.group_filter import Signal, without_signal
 from grpo_lab.types import Bool, Graded, Groups, Int, Tensor
 
-# The axes whose options can turn out to have touched nothing.
+# The axes whose options may touch nothing in a run, and are then reported as inert.
 TOUCHING_AXES = (
     "curriculum", "truncation", "reward_shaping", "group_filter", "old_policy", "correction", "rejection", "baseline",
     "scale", "importance", "surrogate", "denominator", "kl", "entropy",
@@ -31,7 +31,7 @@ TOUCHING_AXES = (
 
 @dataclass(frozen=True)
 class FinishedStep:
-    """What the stages of one step passed on, in the order of the loop."""
+    """The records of one step's stages, in the order of the loop."""
 
     batch: RolloutBatch
     before: BeforeUpdates
@@ -41,7 +41,7 @@ class FinishedStep:
 
 
 def step_metrics(run: RunConfig, queue: RolloutQueue, step: FinishedStep) -> dict[str, float]:
-    """Every number of a step that its stages decide, under its name in the registry."""
+    """All metrics of a step that follow from its stages, under their names in the registry."""
     batch, before, tally = step.batch, step.before, step.tally
     rollouts, made = batch.rollouts, batch.made
     metrics = reward_metrics(made, before.graded) | advantage_metrics(step) | tally.metrics() | touched_rows(step)
@@ -55,7 +55,7 @@ def step_metrics(run: RunConfig, queue: RolloutQueue, step: FinishedStep) -> dic
 
 
 def reward_metrics(made: Groups, graded: Graded) -> dict[str, float]:
-    """Rewards of every whole group that was generated, and of what enters the loss (`graded`)."""
+    """Rewards of all whole groups that were generated, and of the rows in the loss (`graded`)."""
     shaped = made.shaped
     mean = shaped.reward.mean(dim=1, keepdim=True)
     metrics: dict[str, Tensor | float] = {
@@ -75,7 +75,7 @@ def reward_metrics(made: Groups, graded: Graded) -> dict[str, float]:
         if rows.any():
             metrics[f"rollout/length_{name}"] = shaped.lengths[rows].double().mean()
     if graded.trained.any():
-        # A KL penalty is a part of what the loss sees and no part of how good the responses are.
+        # Without a KL penalty in the reward, which says nothing about how good the responses are.
         metrics["reward/in_loss_mean"] = sum(
             graded.components[name][graded.trained].mean() for name in shaped.components
         )
@@ -89,7 +89,7 @@ _AGES = {"0": (0, 0), "1": (1, 1), "2": (2, 2), "3_4": (3, 4), "5_8": (5, 8), "9
 
 
 def staleness_metrics(ages: Int[Tensor, "K"]) -> dict[str, float]:
-    """Ages of the sampled tokens in updates: their mean, their maximum, and shares that are a histogram."""
+    """Mean and maximum age of the sampled tokens, in updates, and the share of tokens in each age bin."""
     metrics: dict[str, Tensor | float] = {
         "rollout/staleness": ages.double().mean(),
         "rollout/staleness_max": ages.max(),
@@ -100,7 +100,7 @@ def staleness_metrics(ages: Int[Tensor, "K"]) -> dict[str, float]:
 
 
 def advantage_metrics(step: FinishedStep) -> dict[str, float]:
-    """Mean and mean magnitude of the advantages that enter the loss, and the factor the scale put on them."""
+    """Mean and mean magnitude of the advantages in the loss, and the factor by which the scale changed them."""
     trained, advantages = step.before.graded.trained, step.advantages
     in_loss = trained if advantages.scaled.shape == trained.shape else step.before.loss_mask
     chosen, centred = advantages.scaled[in_loss], advantages.centred[in_loss]
@@ -122,7 +122,7 @@ def _share(rows: Tensor) -> float:
 
 
 def _share_moved(before: Tensor, after: Tensor, entries: Tensor) -> float:
-    """The share of `entries` whose value is another one than before, beyond what eps and rounding do."""
+    """The share of `entries` whose value changed by more than eps and rounding explain."""
     if not entries.any():
         return 0.0
     gap = (after - before).abs()[entries]
@@ -130,7 +130,7 @@ def _share_moved(before: Tensor, after: Tensor, entries: Tensor) -> float:
 
 
 def touched_rows(step: FinishedStep) -> dict[str, float]:
-    """The share of rows that the tricks on rewards, masks and advantages changed; of tokens where those are theirs."""
+    """The share of rows (of tokens, for per-token advantages) that tricks on rewards, masks and advantages changed."""
     batch, graded, centred = step.batch, step.before.graded, step.advantages.centred
     made = batch.made
     ended = (made.rollouts.interrupted | made.rollouts.looped).reshape(made.masked.trained.shape)
@@ -145,15 +145,15 @@ def touched_rows(step: FinishedStep) -> dict[str, float]:
         "touched/baseline": _share_moved(reward, centred, entries),
         "touched/scale": _share_moved(centred, step.advantages.scaled, entries),
     }
-    if graded is not step.before.rejected:  # a KL penalty in the reward; one in the loss is counted by its tokens
+    if graded is not step.before.rejected:  # a KL penalty in the reward; one in the loss is counted per token
         metrics["touched/kl"] = _share(_changed(step.before.rejected, graded))
     return metrics
 
 
 def inert_axes(run: RunConfig, touched: dict[str, float]) -> list[str]:
-    """Axes whose option is switched on and touched nothing in the whole run; `touched` holds maxima.
+    """Axes whose option is switched on and touched nothing in the whole run; `touched` holds maxima over steps.
 
-    Among them those that a rule knows to be idle: a reward that is shaped and never read was touched in vain.
+    This includes options that a rule knows to be idle, such as a shaped reward that nothing reads.
     """
     on = [axis for axis in TOUCHING_AXES if not _trick(run, axis).touches_nothing]
     idle = {rule.axes[0] for rule in broken_warnings(run) if rule.idles}
@@ -165,10 +165,10 @@ def _trick(run: RunConfig, axis: str) -> Trick:
 
 
 def rollout_table(tokenizer: transformers.PreTrainedTokenizerBase, step: FinishedStep) -> pd.DataFrame | None:
-    """One row per response: what was asked, what was said, what it and each of its tokens was worth.
+    """One row per response: question, response, reward, advantage, and the values of its tokens.
 
-    None in a step whose table is not graded. `token_clipped` are the tokens of the loss whose gradient the surrogate
-    changed in any update of the step. The advantage of a response whose tokens have their own is their mean.
+    None in a step whose table is not saved. `token_clipped` are the tokens in the loss whose gradient the surrogate
+    changed in any update of the step. With per-token advantages, a response's advantage is their mean.
     """
     clipped, graded, advantages = step.tally.touched, step.before.graded, step.advantages.scaled
     if clipped is None:
@@ -210,5 +210,5 @@ def rollout_table(tokenizer: transformers.PreTrainedTokenizerBase, step: Finishe
 
 
 def _ragged(values: Tensor, lengths: Int[Tensor, "N"]) -> list[np.ndarray]:
-    """The real tokens of each row."""
+    """The values of each row without padding."""
     return [row[:length] for row, length in zip(values.cpu().numpy(), lengths.tolist())]

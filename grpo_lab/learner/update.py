@@ -1,4 +1,4 @@
-"""Stages 7 to 10: what the policies say of a rollout batch, its advantages, and the optimiser steps it is worth."""
+"""Stages 7 to 10: log-probs of a rollout batch, its advantages, and its optimiser steps."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from grpo_lab.types import Batch, Bool, Float, Graded, Int, LossOutput, Rollouts
 
 @dataclass(frozen=True)
 class BeforeUpdates:
-    """Stage 7: what the policies say of a rollout batch before its updates, and what then is in the loss.
+    """Stage 7: log-probs, values and masks of a rollout batch before its updates.
 
-    `logprobs` and `entropy` are the learner's, `values` the critic's; None where nothing asks for them. `rejected` is
-    the record after rejection, `graded` also holds a kl penalty of the reward, whose share of each token is `charges`.
-    `accepted_mask` are the tokens that rejection leaves, `loss_mask` those of the loss. `metrics` say what the tricks
-    of this stage did.
+    `logprobs` and `entropy` are the learner's, `values` the critic's; each is None when nothing needs it. `rejected`
+    is the record after rejection. `graded` also has the KL penalty in its reward, and `charges` is that penalty per
+    token. `accepted_mask` are the tokens that rejection left in, `loss_mask` the tokens in the loss. `metrics`
+    describe what the tricks of this stage did.
     """
 
     logprobs: Float[Tensor, "N T"] | None
@@ -47,9 +47,9 @@ class BeforeUpdates:
 
 @dataclass(frozen=True)
 class Advantages:
-    """Stage 8: what the baseline left of the rewards, and what the scale made of it.
+    """Stage 8: rewards minus the baseline (`centred`), and the advantages after the scale (`scaled`).
 
-    One number for each response [P, G], or for each token [N, T] where the baseline gives those.
+    One number per response [P, G], or per token [N, T] if the baseline is per token.
     """
 
     centred: Tensor
@@ -58,12 +58,13 @@ class Advantages:
 
 @dataclass
 class UpdateTally:
-    """Adds up what the updates of one step report.
+    """Accumulates the results of one step's updates.
 
-    `version` counts the updates before the step. `logprobs` are the learner's of the tokens in `read_mask`, as the
-    first update read them. `sums` are over tokens of the loss, `first` those of the first update alone. `in_loss`
-    counts tokens of the losses, read or not. `touched` are tokens the surrogate changed in any update; None where
-    the step's table is not kept. `loss_scale` is what the loss was multiplied by, where the precision needs it.
+    `version` is the number of updates before the step. `logprobs` are the learner's log-probs, in the first update,
+    of the tokens in `read_mask`. `sums` are over tokens in the loss of all updates, `first` of the first update only.
+    `in_loss` counts tokens in the losses, including rows that were skipped in the forward pass. `touched` are tokens
+    that the surrogate changed in any update; None if the step's table is not saved. `loss_scale` is the factor on the
+    loss; None if the precision needs none.
     """
 
     version: int
@@ -77,28 +78,28 @@ class UpdateTally:
     critic: dict[str, float] = field(default_factory=dict)
     skipped: int = 0
     in_loss: int = 0
-    overflowed: int = 0  # updates left out because a gradient was not finite in the learner's half precision
+    overflowed: int = 0  # updates skipped because a gradient was not finite in the learner's half precision
     loss_scale: float | None = None
 
     @classmethod
     def of(cls, inputs: StepInputs, version: int, keeps_touched: bool) -> UpdateTally:
-        """Nothing added up yet of a step on `inputs`."""
+        """An empty tally for a step on `inputs`."""
         nothing = torch.zeros_like(inputs.loss_mask)
         logprobs = torch.zeros_like(inputs.rollouts.sampler_logprobs)
         return cls(version, logprobs, nothing, torch.zeros_like(nothing) if keeps_touched else None)
 
     def keep_touched(self, rows: Int[Tensor, "M"], touched: Bool[Tensor, "M T"]) -> None:
-        """Remember which tokens of these rows of the rollouts the surrogate changed, where they are kept."""
+        """Record which tokens in `rows` of the rollouts the surrogate changed, if the step's table is saved."""
         if self.touched is not None:
             self.touched[rows.cpu(), : touched.shape[1]] |= touched.cpu()
 
     def keep_reading(self, rows: Int[Tensor, "M"], logprobs: Float[Tensor, "M T"], mask: Bool[Tensor, "M T"]) -> None:
-        """Remember what the learner says of the tokens of the first update, before it has moved."""
+        """Record the learner's log-probs in the first update, before its weights have changed."""
         where = (rows.cpu(), slice(0, mask.shape[1]))
         self.logprobs[where], self.read_mask[where] = logprobs.detach().cpu().to(self.logprobs.dtype), mask.cpu()
 
     def add_outputs(self, outputs: Sequence[LossOutput], tokens: int) -> float:
-        """Count the microbatches of one update, whose loss is of that many tokens; returns the update's loss."""
+        """Add the microbatches of one update with `tokens` tokens in its loss; returns the update's loss."""
         self.in_loss += tokens
         self.losses.append(sum(float(output.loss.detach()) for output in outputs))
         for output in outputs:
@@ -109,11 +110,11 @@ class UpdateTally:
         return self.losses[-1]
 
     def mean(self, name: str) -> float:
-        """One of the sums, per token of the loss that was read."""
+        """One of `sums`, per token in the loss that went through the learner."""
         return self.sums[name] / self.sums["tokens"]
 
     def metrics(self) -> dict[str, float]:
-        """The step's learner metrics; only the counts are there when every update was skipped."""
+        """The step's learner metrics; only the counts if every update was skipped."""
         metrics = {
             "train/updates": float(len(self.reports)),
             "train/skipped_updates": float(self.skipped),
@@ -140,7 +141,7 @@ class UpdateTally:
         }
         metrics |= {name: self.mean(key) for name, key in per_token.items() if key in self.sums}
         denominator = self.sums["weight"] / self.sums["weight_of_original"]
-        # Before the learner has moved, its distance to the old policy is what that axis chose.
+        # The learner has not changed yet, so any distance to the old policy comes from the old_policy axis.
         metrics["touched/old_policy"] = self.first["drifted"] / self.first["tokens"]
         metrics["touched/denominator"] = float(abs(denominator - 1) > NEGLIGIBLE)
         return metrics | {
@@ -155,9 +156,9 @@ class UpdateTally:
 
 
 def read_policies(run: RunConfig, state: RunState, filtered: Graded, rollouts: Rollouts) -> BeforeUpdates:
-    """Read the batch with the learner, the reference and the critic; correct, reject and charge by what they say.
+    """Stage 7: run learner, reference and critic over the batch, then apply correction, rejection and reward KL.
 
-    `filtered` is what the group filter said of the batch.
+    `filtered` is the batch's record after the group filter.
     """
     sampled, sampler = rollouts.sampled_mask, rollouts.sampler_logprobs
     logprobs = entropy = reference = weights = values = None
@@ -191,9 +192,9 @@ def touched_tokens(
     in_loss: Bool[Tensor, "N T"],
     loss_mask: Bool[Tensor, "N T"],
 ) -> dict[str, float]:
-    """The share of sampled tokens the correction reweighted and the rejection removed.
+    """The share of sampled tokens that the correction reweighted, and the share that the rejection removed.
 
-    And, where it did, the share of what was in the loss before it that the entropy trick left out.
+    If the entropy trick removed tokens, also their share of the tokens that were in the loss before.
     """
     reweighted = 0.0 if weights is None else float(((weights[sampled] - 1).abs() > NEGLIGIBLE).double().mean())
     metrics = {"touched/correction": reweighted, "touched/rejection": float((~accepted[sampled]).double().mean())}
@@ -205,16 +206,16 @@ def touched_tokens(
 def estimate_advantages(
     run: RunConfig, before: BeforeUpdates, rollouts: Rollouts, continuations: Estimator
 ) -> Advantages:
-    """Advantages by the run's baseline and scale; `continuations` is what baselines that generate ask."""
+    """Stage 8: advantages by the run's baseline and scale; baselines that generate use `continuations`."""
     earned = rewards_by_token(before.graded.reward, before.charges, rollouts.sampled_mask)
     centred = run.baseline.centre(before.graded, Credit(rollouts, earned, before.values, continuations))
     return Advantages(centred, scaled(run, centred, before.graded, rollouts.sampled_mask & before.accepted_mask))
 
 
 def scaled(run: RunConfig, centred: Tensor, graded: Graded, accepted: Bool[Tensor, "N T"]) -> Tensor:
-    """Advantages of what the baseline left: one a response [P, G], or one a token [N, T] where it gives those.
+    """Advantages from centred rewards, one per response [P, G] or per token [N, T], as the baseline is.
 
-    `accepted`: tokens that the policy chose and no rejection threw out.
+    `accepted` are the sampled tokens that rejection left in.
     """
     if not run.baseline.per_token:
         return run.scale(centred, graded)
@@ -222,7 +223,7 @@ def scaled(run: RunConfig, centred: Tensor, graded: Graded, accepted: Bool[Tenso
 
 
 def make_inputs(rollouts: Rollouts, before: BeforeUpdates, advantages: Advantages, entropy_coef: float) -> StepInputs:
-    """Stage 9: what every row of the batch brings to the loss."""
+    """Stage 9: the inputs of the loss for all rows of the batch."""
     return StepInputs(
         rollouts, before.loss_mask, expand(advantages.scaled, before.loss_mask), before.old_logprobs,
         before.ref_logprobs, before.correction_weights, entropy_coef,
@@ -232,7 +233,7 @@ def make_inputs(rollouts: Rollouts, before: BeforeUpdates, advantages: Advantage
 def train_on(
     run: RunConfig, state: RunState, inputs: StepInputs, before: BeforeUpdates, advantages: Advantages
 ) -> UpdateTally:
-    """Stage 10: the optimiser steps that a batch is worth, and the critic's; returns what they report."""
+    """Stage 10: all optimiser steps of policy and critic on one batch."""
     rollouts, step = inputs.rollouts, state.ledger.steps
     tally = UpdateTally.of(inputs, state.updates, keeps_touched=step % run.rollouts_every == 0)
     run.updates.begin(state.optimizer)
@@ -246,7 +247,7 @@ def train_on(
         learnt = rollouts.sampled_mask & before.graded.counted.flatten()[:, None]
         targets = advantages.centred + before.values
         tally.critic = state.critic.learn(rollouts, learnt, before.values, targets, state.ledger)
-    if before.logprobs is not None:  # of all sampled tokens, where the first update saw some of them
+    if before.logprobs is not None:  # these cover all sampled tokens, the first update only some of them
         tally.logprobs, tally.read_mask = before.logprobs, rollouts.sampled_mask
     check_last_sync(run, state, rollouts, tally.logprobs, tally.read_mask, tally.version)
     state.ledger.discarded_tokens += int((rollouts.sampled_mask & ~before.loss_mask).sum())
@@ -261,7 +262,7 @@ def train_on(
 def _batch_logprobs(
     run: RunConfig, state: RunState, model: torch.nn.Module, rollouts: Rollouts, with_entropy: bool
 ) -> tuple[Float[Tensor, "N T"], Float[Tensor, "N T"] | None]:
-    """Log-probs and, if asked, entropies of the sampled tokens, no gradient, in the learner's precision."""
+    """Log-probs and, if asked, entropies of the sampled tokens, without gradient, in the learner's precision."""
     prompts = [len(rollouts.prompt_of_row(row)) for row in range(rollouts.num_rows)]
     state.ledger.forwarded(state.model_flops, prompts, rollouts.lengths.tolist())
     return rollout_logprobs(
@@ -270,7 +271,7 @@ def _batch_logprobs(
 
 
 def mark_noise(run: RunConfig, rollouts: Rollouts, step: int, number: int) -> Float[Tensor, "N T"] | None:
-    """One uniform number a token where the surrogate chooses among tokens, drawn anew for each pass over the batch."""
+    """One uniform number per token, new for each pass over the batch; None if the surrogate marks no tokens."""
     if run.surrogate.mark_scope is None:
         return None
     again = number // run.updates.minibatches
@@ -278,7 +279,7 @@ def mark_noise(run: RunConfig, rollouts: Rollouts, step: int, number: int) -> Fl
 
 
 def marked(run: RunConfig, state: RunState, batches: list[Batch], noise: Float[Tensor, "N T"] | None) -> list[Batch]:
-    """The same microbatches; where the surrogate chooses among the step's tokens, after one more pass over them."""
+    """The microbatches with `marked` set, which costs one more forward pass. Unchanged if `noise` is None."""
     if noise is None:
         return batches
     with torch.no_grad():
@@ -289,9 +290,9 @@ def marked(run: RunConfig, state: RunState, batches: list[Batch], noise: Float[T
 
 
 def update(run: RunConfig, state: RunState, batches: list[Batch], tokens: int, tally: UpdateTally) -> None:
-    """One optimiser step over its microbatches, whose loss is of that many tokens; left out when it is of none.
+    """One optimiser step over its microbatches, with `tokens` tokens in the loss. Skipped without microbatches.
 
-    Raises FloatingPointError on a loss that is NaN or infinite, before the step that would have spread it.
+    Raises FloatingPointError if the loss is NaN or infinite, before the optimiser step.
     """
     if not batches:
         tally.skipped += 1
@@ -307,7 +308,7 @@ def update(run: RunConfig, state: RunState, batches: list[Batch], tokens: int, t
         outputs.append(output)
         tally.keep_touched(batch.rows, output.touched)
         state.ledger.trained(state.model_flops, *_sizes(batch), 0)
-    state.ledger.trained_tokens += tokens  # of rows that were left out too
+    state.ledger.trained_tokens += tokens  # including rows that were skipped in the forward pass
     loss = tally.add_outputs(outputs, tokens)
     if not torch.isfinite(torch.tensor(loss)):
         raise FloatingPointError(f"the loss is {loss} at update {state.updates}")
@@ -319,9 +320,9 @@ def update(run: RunConfig, state: RunState, batches: list[Batch], tokens: int, t
 
 
 def _overflows(state: RunState) -> bool:
-    """Take the loss scale out of the gradients and adapt it; True, and no gradients, where one is not finite.
+    """Unscale the gradients and adapt the loss scale. Returns True and clears the gradients if one is not finite.
 
-    Raises FloatingPointError where even a loss scaled down overflows: then it is not the scale.
+    Raises FloatingPointError if gradients still overflow at a loss scale below 1e-3: then the scale is not the cause.
     """
     state.loss_scale.unscale_(state.optimizer)
     gradients = [p.grad for group in state.optimizer.param_groups for p in group["params"] if p.grad is not None]

@@ -1,1 +1,1 @@
-"""From problems to graded responses, under a schedule."""
+"""Stages 1 to 6: from problems to graded rollout batches, under a schedule."""

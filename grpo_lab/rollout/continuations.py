@@ -1,4 +1,4 @@
-"""Fresh ends of given states, graded and shaped: what baselines that generate ask for."""
+"""Sampled continuations of partial responses, graded and shaped, for baselines that generate."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from grpo_lab.types import Bool, Completion, Float, NoiseKey, Request, Rollouts,
 
 
 class Continuations:
-    """Asks the policy that made a batch of rollouts how its states end; satisfies `baseline.Estimator`.
+    """Continues partial responses with the policy that generated the rollouts; implements `baseline.Estimator`.
 
-    The ends of a state are drawn under the training protocol, continue its tokens and share its prefilled context.
-    Their noise is a function of the step, the problem and the number of the end, so two states of one problem draw
-    the same numbers from the position on at which they begin.
+    Continuations use the training run's sampling parameters. Those of one state share its prefilled context. Their
+    noise is a function of the step, the problem, the continuation's number and the token position. So two states of
+    one problem use the same random numbers at the same positions.
     """
 
     def __init__(
@@ -37,9 +37,9 @@ class Continuations:
         self.rollouts, self.step = rollouts, ledger.steps
 
     def rewards(self, states: Sequence[State], samples: int, greedy: bool = False) -> Float[Tensor, "K S"]:
-        """Shaped rewards of `samples` fresh ends of each of the K states, float64.
+        """Shaped rewards of `samples` continuations of each of the K states, float64.
 
-        An end that the budget cuts counts with its reward, also where `truncation` masks such rows of the batch.
+        A truncated continuation counts with its reward, even where `truncation` masks truncated rows of the batch.
         """
         run, problems, prompts = self.run, self.rollouts.problems, self.rollouts.prompts
         params = replace(run.engine.params, temperature=0.0, top_p=1.0) if greedy else run.engine.params
@@ -65,7 +65,7 @@ class Continuations:
         return run.reward_shaping(graded).reward
 
     def step_ends(self) -> Bool[Tensor, "N T"]:
-        """Response tokens whose text holds what ends a step of the task's reasoning."""
+        """True on response tokens whose text contains the task's `step_end`."""
         rollouts = self.rollouts
         used = set(rollouts.tokens[rollouts.response_mask].tolist())
         ending = [token for token in used if self.run.task.step_end in self.tokenizer.decode([token])]
@@ -73,6 +73,6 @@ class Continuations:
 
 
 def _after(prefix: tuple[int, ...], completion: Completion) -> Completion:
-    """The whole response, of which only the end was drawn."""
+    """The whole response: `prefix` followed by the sampled continuation."""
     before = Completion(prefix, (0.0,) * len(prefix), (0,) * len(prefix), completion.stop)
     return before.continued(completion)

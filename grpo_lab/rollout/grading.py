@@ -1,4 +1,4 @@
-"""Requests out, rollouts back: the border between problems and tokens."""
+"""Builds requests from problems, and graded rollouts from completions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def encode_prompts(
 
 
 def token_ids(tokenizer: transformers.PreTrainedTokenizerBase, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Token ids of each text, nothing added around it. Raises ValueError for one that cannot be written in tokens."""
+    """Token ids of each text, without special tokens. Raises ValueError for a text the tokenizer cannot encode."""
     try:
         return tuple(tuple(ids) for ids in tokenizer(list(texts), add_special_tokens=False)["input_ids"])
     except Exception as error:  # the tokenizers library raises nothing narrower
@@ -52,7 +52,7 @@ def group_requests(
     stream: str,
     step: int,
 ) -> list[Request]:
-    """`group_size` requests per problem, problem-major, each with noise of its own."""
+    """`group_size` requests per problem, problem-major, each with its own noise."""
     return [
         Request(prompt, NoiseKey(seed, stream, step, problem.id, response), params)
         for problem, prompt in zip(problems, prompts)
@@ -66,7 +66,7 @@ def to_rollouts(
     group_size: int,
     completions: Sequence[Completion],
 ) -> Rollouts:
-    """Pad completions on the right into one record, on the CPU."""
+    """Completions as one record on the CPU, padded on the right."""
     assert len(completions) == len(problems) * group_size, "one completion per problem and group member"
     rows, width = len(completions), max(1, *(len(c.tokens) for c in completions))
     tokens = torch.zeros(rows, width, dtype=torch.long)
@@ -97,8 +97,7 @@ def to_rollouts(
 def decode(tokenizer: transformers.PreTrainedTokenizerBase, rollouts: Rollouts) -> list[str]:
     """The text of each row without the stop token that ended it.
 
-    Any other special token stays visible: a response with padding drawn in its middle must not read as
-    if it had been left out.
+    Other special tokens stay in the text, so that a padding token sampled in mid-response remains visible.
     """
     ends = (rollouts.lengths - rollouts.finished.long()).clamp(min=0).tolist()
     ids = [row[:end] for row, end in zip(rollouts.tokens.tolist(), ends)]
@@ -113,14 +112,14 @@ def text_of(tokenizer: transformers.PreTrainedTokenizerBase, ids: list[int]) -> 
 
 
 def token_texts(tokenizer: transformers.PreTrainedTokenizerBase, rollouts: Rollouts) -> list[list[str]]:
-    """The text of every real token of each row, its stop token included."""
+    """The text of every response token of each row, including the stop token."""
     seen = {token: text_of(tokenizer, [token]) for token in set(rollouts.tokens[rollouts.response_mask].tolist())}
     ends = rollouts.lengths.tolist()
     return [[seen[token] for token in row[:end]] for row, end in zip(rollouts.tokens.tolist(), ends)]
 
 
 def grade(rollouts: Rollouts, texts: Sequence[str], reward: Reward) -> Graded:
-    """The verifier's outcome of each row and the reward it is worth; every row counted and trained."""
+    """The verifier outcome of each row and its reward; every row is counted and trained."""
     finished = rollouts.finished.tolist()
     outcome = torch.tensor(
         [
@@ -149,7 +148,7 @@ def grade(rollouts: Rollouts, texts: Sequence[str], reward: Reward) -> Graded:
 
 
 def tools_for(tokenizer: transformers.PreTrainedTokenizerBase) -> Tools:
-    """What a trick that generates may use: the run's tokenizer and its counter-based noise."""
+    """The run's tokenizer and its counter-based noise, for tricks that generate."""
 
     def encode(text: str) -> tuple[int, ...]:
         return token_ids(tokenizer, [text])[0]
@@ -163,11 +162,11 @@ def uniform(key: NoiseKey) -> float:
 
 
 def with_target_length(shaping: RewardShaping, template: Template, problem: Problem, key: NoiseKey) -> Problem:
-    """The problem as it is asked: with a wanted length in its question where the reward shaping draws one."""
+    """The problem, with a target length in its question if the reward shaping draws one."""
     tokens = shaping.draw_target_length(uniform(replace(key, stream=f"{key.stream}/wish")))
     return problem if tokens is None else asking(template, problem, tokens)
 
 
 def asking(template: Template, problem: Problem, tokens: int) -> Problem:
-    """The problem, with a question that asks for that many tokens."""
+    """The problem, with a question that asks for a response of `tokens` tokens."""
     return replace(problem, question=template.asking_for(problem.question, tokens), target_length=tokens)

@@ -1,4 +1,4 @@
-"""One problem's responses on their way: asked for, graded together, and written down in plain values between."""
+"""One problem's group of responses: requested, graded together, and saved as plain values while unfinished."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ from grpo_lab.types import (
 
 @dataclass(frozen=True)
 class StartedGroup:
-    """One problem on its way: what is asked of it, and what exists of each response already; () for nothing."""
+    """One problem whose responses are being generated; `done` holds the partial responses, () if there are none."""
 
     index: int  # of the problem in the training split
     problem: Problem
     prompt: tuple[int, ...]
-    number: int  # of the batch for which it was drawn: its noise goes on with that number
-    progress: float  # share of the budget that was spent when it was drawn
+    number: int  # of the batch for which the problem was drawn; it stays in the noise key when generation continues
+    progress: float  # share of the budget spent when the problem was drawn
     done: tuple[Completion, ...]
 
     def whole(self, further: Sequence[Completion]) -> list[Completion]:
-        """What existed of each response and what was drawn after it, as one."""
+        """Each partial response followed by its completion in `further`."""
         if not self.done:
             return list(further)
         return [part.continued(end) for part, end in zip(self.done, further)]
@@ -60,9 +60,11 @@ class StartedGroup:
 
 @dataclass
 class Spent:
-    """One call of the sampler: prompt lengths [P], tokens that existed and tokens that were added of each response
-    [P][G], how many of the added were put in by a trick, and how many tokens were thrown away with their group.
-    `read_again` are the lengths of texts that were read once more because new weights arrived under them."""
+    """Token counts of one call of the sampler, for the ledger and the cost model.
+
+    `prompts` are prompt lengths [P]. `before` and `added` are response tokens that existed before the call and that
+    the call added [P][G]; `injected` of the added ones were injected by a trick. `discarded` tokens were thrown away
+    with their group. `read_again` are the lengths of texts that were prefilled again after a weight sync."""
 
     prompts: list[int]
     before: list[list[int]]
@@ -83,14 +85,14 @@ class ProblemSource:
 
     @classmethod
     def of(cls, run: RunConfig, problems: Sequence[Problem]) -> ProblemSource:
-        """The source of `run` over its training split."""
+        """The source for `run`, whose training split is `problems`."""
         difficulties = torch.tensor([problem.difficulty for problem in problems])
         return cls(run.curriculum, difficulties, run.problems_per_step, run.seed)
 
     def draw(self, number: int, memory: Memory, progress: float, taken: frozenset[int]) -> list[int]:
-        """Indices of the next problems, none of them in `taken`; moves the memory's place in the stream.
+        """Indices of the next `number` problems, none of them in `taken`. Advances the memory's stream position.
 
-        Raises Exhausted where too few are left.
+        Raises Exhausted when too few are left.
         """
         pool = Pool(self.difficulties, self.problems_per_step, self.seed, progress, memory, taken)
         return self.curriculum.draw(number, pool)
@@ -98,7 +100,7 @@ class ProblemSource:
 
 @dataclass(frozen=True)
 class GroupMaker:
-    """Stages 2 to 5: asks for the responses to a problem, and grades, shapes and masks them as one group."""
+    """Stages 2 to 5: generates the responses to a problem, and grades, shapes and masks them as one group."""
 
     problems: tuple[Problem, ...]  # of the training split
     tokenizer: transformers.PreTrainedTokenizerBase
@@ -114,7 +116,7 @@ class GroupMaker:
     def of(
         cls, run: RunConfig, problems: tuple[Problem, ...], tokenizer: transformers.PreTrainedTokenizerBase
     ) -> GroupMaker:
-        """The maker of `run`, whose model reads with `tokenizer`."""
+        """The maker for `run`, whose model uses `tokenizer`."""
         return cls(
             problems, tokenizer, run.template, run.reward, run.reward_shaping, run.truncation, run.engine.params,
             run.group_size, run.seed,
@@ -122,11 +124,11 @@ class GroupMaker:
 
     @property
     def tools(self) -> Tools:
-        """What a trick that generates may use beside the sampler."""
+        """Functions for tricks that generate."""
         return tools_for(self.tokenizer)
 
     def start(self, index: int, number: int, progress: float, done: tuple[Completion, ...] = ()) -> StartedGroup:
-        """The group of the problem at `index` of the training split, drawn for batch `number`, at `progress`."""
+        """The group of problem `index` of the training split, drawn for batch `number` at `progress` of the budget."""
         problem = self.problems[index]
         key = NoiseKey(self.seed, "train", number, problem.id, 0)
         problem = with_target_length(self.reward_shaping, self.template, problem, key)
@@ -134,7 +136,7 @@ class GroupMaker:
         return StartedGroup(index, problem, prompt, number, progress, done)
 
     def requests(self, group: StartedGroup) -> list[Request]:
-        """One request for each of the group's responses, behind what exists of it."""
+        """One request for each response of the group, with its partial response as the prefix."""
         fresh = group_requests(
             [group.problem], [group.prompt], self.group_size, self.params, self.seed, "train", group.number
         )
@@ -145,11 +147,11 @@ class GroupMaker:
     def generate(
         self, sampler: Sampler, requests: Sequence[Request], on_finish: OnFinish | None = None
     ) -> list[Completion]:
-        """One completion per request, drawn in the way in which this run ends responses."""
+        """One completion per request, generated under the run's truncation option."""
         return self.truncation.generate(sampler, requests, self.tools, on_finish)
 
     def grade(self, groups: Sequence[StartedGroup], completions: Sequence[Completion]) -> Groups:
-        """Whole responses [P * G] graded, shaped and masked."""
+        """Grade, shape and mask whole responses [P * G]."""
         problems = [group.problem for group in groups]
         rollouts = to_rollouts(problems, [group.prompt for group in groups], self.group_size, completions)
         texts = decode(self.tokenizer, rollouts)
@@ -160,7 +162,7 @@ class GroupMaker:
         return Groups(indices, rollouts, tuple(texts), graded, shaped, self.truncation(shaped))
 
     def from_state(self, state: dict[str, Any]) -> StartedGroup:
-        """The group that `group_to_state` wrote down, to go on with."""
+        """The group that `group_to_state` saved, to continue generating."""
         done = tuple(
             Completion(
                 tuple(part["tokens"]),
@@ -175,7 +177,7 @@ class GroupMaker:
 
 
 def group_to_state(index: int, number: int, progress: float, responses: Sequence[Completion]) -> dict[str, Any]:
-    """What exists of the responses of a group, in plain values that a checkpoint can hold."""
+    """A group's responses so far, as plain values for a checkpoint."""
     return {
         "index": index,
         "step": number,
@@ -194,7 +196,7 @@ def group_to_state(index: int, number: int, progress: float, responses: Sequence
 
 
 def completions_of(rollouts: Rollouts) -> list[Completion]:
-    """The responses of a record as the engine gave them."""
+    """The responses of `rollouts`, one completion per row."""
     found = []
     for row, length in enumerate(rollouts.lengths.tolist()):
         stop = StopReason.EOS if rollouts.finished[row] else StopReason.LENGTH

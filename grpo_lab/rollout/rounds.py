@@ -1,7 +1,7 @@
-"""Stages 1 to 5 of a batch, as often as the group filter asks for more groups.
+"""Stages 1 to 5 of a batch, repeated while the group filter asks for more groups.
 
-`Rounds` works on a copy of what the run remembers, and the queue takes the copy over once the batch is full. So a
-batch that cannot be filled leaves the run as it was before it.
+`Rounds` works on a copy of the run's memory, and the queue adopts the copy once the batch is full. So a batch that
+cannot be filled leaves the run unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from grpo_lab.types import Completion, Graded, Groups, Request, Sampler, StopRea
 
 
 class Rounds:
-    """The groups of batch `number`, drawn at `progress` of the budget; satisfies `types.GroupSource`."""
+    """Generates the groups of batch `number`, drawn at `progress` of the budget; implements `types.GroupSource`."""
 
     def __init__(
         self, source: ProblemSource, maker: GroupMaker, sampler: Sampler, memory: Memory, number: int, progress: float
@@ -28,11 +28,11 @@ class Rounds:
         self.taken: frozenset[int] = frozenset()
         self.numbers: dict[int, int] = {}  # index of a problem -> the batch for which it was drawn
         self.drawn = 0
-        self.put_aside = 0  # groups whose generation was cut off
+        self.put_aside = 0  # groups whose generation was aborted
         self.spent: list[Spent] = []
 
     def groups(self, number: int) -> Groups:
-        """Draw, generate, grade, shape and mask that many further problems."""
+        """Draw `number` further problems and generate, grade, shape and mask their groups."""
         fresh = self._fresh(self._draw(number))
         requests = self._requests(fresh)
         completions = self.maker.generate(self.sampler, requests)
@@ -40,7 +40,7 @@ class Rounds:
         return self.maker.grade(fresh, completions)
 
     def race(self, number: int, wanted: int, accepts: Callable[[Graded], bool], keeps_partial: bool) -> Groups:
-        """See `types.GroupSource.race`; what an earlier race left comes first, and only the rest is drawn."""
+        """See `types.GroupSource.race`. Leftovers of earlier races come first; the remaining problems are drawn."""
         size = self.maker.group_size
         started = [self.maker.from_state(left) for left in self.memory.leftovers[:number]]
         self.taken |= {group.index for group in started}
@@ -49,11 +49,11 @@ class Rounds:
         started += self._fresh(self._draw(number - len(started)))
         requests = self._requests(started)
         found = self._ended_before(started)
-        finished: list[int] = []  # places of groups in the order in which they ended
+        finished: list[int] = []  # positions of groups, in the order in which they finished
         accepted = 0
 
         def settle(place: int) -> None:
-            """Take a group into account if its last response has ended."""
+            """Grade a group if its last response has ended, and count it if it is accepted."""
             nonlocal accepted
             rows = range(place * size, (place + 1) * size)
             if accepted < wanted and place not in finished and all(row in found for row in rows):
@@ -62,7 +62,7 @@ class Rounds:
                 accepted += accepts(self.maker.grade([started[place]], whole).masked)
 
         def on_finish(row: int, completion: Completion) -> Sequence[int]:
-            if accepted == wanted:  # ended in the very moment in which the race was over
+            if accepted == wanted:  # ended in the same decoding step in which the race was decided
                 return ()
             found[row] = completion
             settle(row // size)
@@ -84,7 +84,7 @@ class Rounds:
         return self.maker.grade(ended, [c for place in finished for c in whole[place]])
 
     def _ended_before(self, started: Sequence[StartedGroup]) -> dict[int, Completion]:
-        """Rows of responses that had ended before their siblings were cut off: nothing is left to generate of them."""
+        """Rows of leftover groups whose response had ended before the group was aborted; they need no generation."""
         size = self.maker.group_size
         return {
             place * size + member: Completion((), (), (), part.stop)
@@ -94,18 +94,18 @@ class Rounds:
         }
 
     def remember(self, made: Groups) -> Memory:
-        """What the run remembers after this batch, once it is full."""
+        """The run's memory after this full batch."""
         self.memory.note(torch.tensor(made.indices), made.graded.outcome, made.shaped.reward)
         return self.memory
 
     @property
     def passed_over(self) -> float:
-        """Share of the problems whose turn came that the curriculum did not take."""
+        """Share of the problems reached in the stream that the curriculum skipped."""
         passed = self.memory.passed - self.passed_before
         return passed / (self.drawn + passed) if passed else 0.0
 
     def started(self, made: Groups) -> int:
-        """Groups whose generation began or went on: those that were made, and those that were cut off."""
+        """Groups whose generation was started or continued: the finished and the aborted ones."""
         return made.number + self.put_aside
 
     def _draw(self, number: int) -> list[int]:
@@ -124,7 +124,7 @@ class Rounds:
         return [request for group in groups for request in self.maker.requests(group)]
 
     def _count(self, groups: Sequence[StartedGroup], completions: Sequence[Completion]) -> None:
-        """Note what was generated."""
+        """Record the token counts of one call of the sampler."""
         size = self.maker.group_size
         lengths = [len(completion.tokens) for completion in completions]
         self.spent.append(

@@ -1,8 +1,8 @@
-"""Stages 1 to 6 where responses grow all the time: a batch is the first groups to end, and syncs meet the rest midway.
+"""Stages 1 to 6 with continuous generation: a batch is the first groups to finish, and syncs interrupt the others.
 
-`StreamQueue` keeps the books: which groups grow, which have ended, how far generation may run ahead. `SimulatedStream`
-moves an engine of this process step by step in simulated time, so that where weights change is a function of the run;
-`LiveStream` takes what an engine in a process of its own has made in real time meanwhile.
+`StreamQueue` tracks which groups are growing or finished and how far generation may run ahead. `SimulatedStream` runs
+an in-process engine step by step in simulated time, so weights change at reproducible tokens. `LiveStream` takes what
+an engine in another process generated in real time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from grpo_lab.types import Completion, Exhausted, Groups, Request, Tensor
 
 @dataclass
 class _Growing:
-    """A group on its way: what was asked of it, and what exists of each response, without what its stream holds."""
+    """An unfinished group. `parts` holds each response so far, without the tokens that are still in the stream."""
 
     group: StartedGroup
     parts: list[Completion | None]
@@ -33,7 +33,7 @@ class _Growing:
 
 @dataclass(frozen=True)
 class _Whole:
-    """A group whose responses have all ended, and when the last of them did, in simulated time."""
+    """A finished group; `at` is when its last response ended, in simulated seconds."""
 
     group: StartedGroup
     made: Groups
@@ -41,7 +41,7 @@ class _Whole:
 
 
 class StreamQueue(RolloutQueue):
-    """The books of a stream of responses, whichever way it moves."""
+    """The shared part of both streaming queues: the groups and the limit on running ahead."""
 
     stream: Stream
 
@@ -60,7 +60,7 @@ class StreamQueue(RolloutQueue):
 
     @property
     def wanted(self) -> int:
-        """Groups of a batch."""
+        """Groups per batch."""
         return self.run.problems_per_step
 
     def take(self) -> RolloutBatch:
@@ -90,14 +90,14 @@ class StreamQueue(RolloutQueue):
 
     @abstractmethod
     def _advance(self) -> None:
-        """Let the stream go on until something has happened, and settle what has ended."""
+        """Run the stream until it reports something, and settle the responses that ended."""
 
     @abstractmethod
     def _while_training(self, batch: RolloutBatch) -> None:
-        """What the stream does while the learner trains."""
+        """Run the stream while the learner trains."""
 
     def _admit(self) -> None:
-        """Begin further groups, as far ahead as the schedule allows and while problems can be drawn."""
+        """Start further groups, as far ahead as the schedule allows and while problems can be drawn."""
         self.ran_dry = None
         bound = self.wanted * (self.run.schedule.ahead + 1)
         progress = self.ledger.spent(self.run.budget)
@@ -105,7 +105,7 @@ class StreamQueue(RolloutQueue):
             try:
                 index = self._draw(progress)
             except Exhausted as error:
-                self.ran_dry = error  # what grows may yet change what the curriculum thinks
+                self.ran_dry = error  # results of growing groups may still change the curriculum's choice
                 return
             group = self.maker.start(index, self.tickets // self.wanted, progress)
             size = self.run.group_size
@@ -124,7 +124,7 @@ class StreamQueue(RolloutQueue):
         return index
 
     def request(self, key: int) -> Request:
-        """What the stream is asked for a response, behind what exists of it."""
+        """The request for response `key`, with its partial response as the prefix."""
         ticket, member = divmod(key, self.run.group_size)
         growing = self.growing[ticket]
         asked, part = self.maker.requests(growing.group)[member], growing.parts[member]
@@ -135,7 +135,7 @@ class StreamQueue(RolloutQueue):
         return replace(asked, prefix=part.tokens)
 
     def _settle(self, key: int, completion: Completion) -> None:
-        """Take the end of a response into account, or go on behind what a trick puts in."""
+        """Record that a response ended, or continue it after the text that the truncation option injects."""
         ticket, member = divmod(key, self.run.group_size)
         growing = self.growing[ticket]
         part = growing.parts[member]
@@ -153,7 +153,7 @@ class StreamQueue(RolloutQueue):
             self._judge(growing)
 
     def _judge(self, growing: _Growing) -> None:
-        """Grade a whole group, remember it, and keep it for a batch or throw it away."""
+        """Grade a whole group, note it in memory, and keep it for a batch or throw it away."""
         made = self.maker.grade([growing.group], all_ended(growing.parts))
         self.memory.note(torch.tensor(made.indices), made.graded.outcome, made.shaped.reward)
         chosen = self.run.group_filter
@@ -161,7 +161,7 @@ class StreamQueue(RolloutQueue):
         (self.ready if chosen.accepts(made.masked) else self.thrown).append(whole)
 
     def _refuse_to_throw_on(self) -> None:
-        """Raise Exhausted once the group filter has thrown away more for one batch than it may."""
+        """Raise Exhausted once the group filter has thrown away more groups for one batch than it may."""
         everything = [one.made for one in (*self.thrown, *self.ready)]
         self.run.group_filter.check_thrown(everything, len(self.thrown), self.wanted)
 
@@ -173,7 +173,7 @@ class StreamQueue(RolloutQueue):
         return Spent(prompts, [[0] * size for _ in whole], added, injected, 0, tuple(self.read_again))
 
     def part(self, key: int) -> Completion | None:
-        """What exists of a response, for a checkpoint."""
+        """The tokens of a response so far, for a checkpoint; None if there are none."""
         ticket, member = divmod(key, self.run.group_size)
         return self.growing[ticket].parts[member]
 
@@ -217,12 +217,12 @@ class StreamQueue(RolloutQueue):
         return _Whole(replace(group, done=()), self.maker.grade([group], group.done), saved["at"])
 
     def open_keys(self) -> list[int]:
-        """Keys of the responses that have not ended."""
+        """Keys of the unfinished responses."""
         size = self.run.group_size
         return [t * size + m for t, one in self.growing.items() for m, ended in enumerate(one.ended) if not ended]
 
     def close(self) -> None:
-        """What grows ends with its session, which may be dead already."""
+        """Do nothing: unfinished responses end with the session, which may be dead already."""
 
 
 def _whole_state(whole: _Whole) -> dict[str, Any]:
@@ -232,7 +232,7 @@ def _whole_state(whole: _Whole) -> dict[str, Any]:
 
 
 class SimulatedStream(StreamQueue):
-    """The stream of an engine in this process, moved step by step in simulated time."""
+    """The stream of an in-process engine, run step by step in simulated time."""
 
     stream: NativeStream
 
@@ -254,7 +254,7 @@ class SimulatedStream(StreamQueue):
         self.in_training = 0
         keeps = self.run.schedule.keeps_cache
         if not keeps:
-            # Read with the next step, which counts the time; the ledger counts each text, shared or not.
+            # Read again in the next step, which counts the time. The ledger counts each text, shared or not.
             self.read_again += self.stream.read_by_recomputing
         self.stream.update_weights(weights, version, keeps)
         began, pause = self.clock.learner, self.run.cost_model.sync
@@ -270,7 +270,7 @@ class SimulatedStream(StreamQueue):
 
 
 class LiveStream(StreamQueue):
-    """The stream of an engine in a process of its own: real time, and therefore not the same twice."""
+    """The stream of an engine in its own process. It runs in real time, so runs are not reproducible."""
 
     def __init__(self, run: RunConfig, *parts: Any) -> None:
         super().__init__(run, *parts)
@@ -282,7 +282,7 @@ class LiveStream(StreamQueue):
         self._admit()
 
     def _while_training(self, batch: RolloutBatch) -> None:
-        """It goes on by itself."""
+        """Do nothing: the engine's process generates by itself."""
 
     def sync(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         for key, completion in self.stream.take(wait=False):
@@ -309,7 +309,7 @@ class LiveStream(StreamQueue):
 
 
 def open_queue(run: RunConfig, *parts: Any) -> RolloutQueue:
-    """The queue that fits the run's schedule and engine; `parts` are the further arguments of `RolloutQueue`."""
+    """The queue for the run's schedule and engine. `parts` are the other arguments of `RolloutQueue`."""
     if not run.schedule.streams:
         return BatchQueue(run, *parts)
     return (LiveStream if run.engine.overlaps else SimulatedStream)(run, *parts)

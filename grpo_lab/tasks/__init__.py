@@ -1,1 +1,1 @@
-"""Where problems, their wording, their verifiers and the models that answer them come from."""
+"""Tasks, prompt templates, verifiers and base models."""

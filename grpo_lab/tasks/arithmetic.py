@@ -27,13 +27,13 @@ CHECK_AGAIN = "~"
 PAD, EOS = "<pad>", "<eos>"
 SYMBOLS = "0123456789+=;?" + FINAL + CHECK_AGAIN
 
-# Ids of one split start here, so that a split can grow without moving the ids of another.
+# The first id of each split, so that a split can grow without changing the ids of another.
 _FIRST_ID = {"train": 0, "heldout": 1_000_000, "downstream": 2_000_000}
 _MAX_SIZE = 1_000_000
-# One in eight multisets of addends belongs to each of these; all others may be trained on.
+# Each of these splits gets one in eight multisets of addends; all others may be trained on.
 _NUM_BUCKETS = 8
 _SPLIT_OF_BUCKET = {0: "heldout", 1: "downstream"}
-# A draw that finds nothing new this many times in a row means that the split is exhausted.
+# After this many draws in a row without a new problem the split counts as exhausted.
 _MAX_FRUITLESS_DRAWS = 20_000
 
 
@@ -45,8 +45,8 @@ def question_of(addends: Sequence[int]) -> str:
 def split_of(addends: Sequence[int]) -> str:
     """The only split in which these addends, in any order, may appear: train, heldout or downstream.
 
-    Decided by a hash of the sorted addends, so that splits of any range and size are disjoint, and
-    a held-out problem is not a training problem with its addends in another order.
+    A hash of the sorted addends decides. So splits of any range and size are disjoint, and no held-out problem is a
+    training problem with its addends in another order.
     """
     digest = hashlib.sha256(",".join(map(str, sorted(addends))).encode()).digest()
     return _SPLIT_OF_BUCKET.get(digest[0] % _NUM_BUCKETS, "train")
@@ -57,7 +57,7 @@ def draw_addends(
 ) -> list[int]:
     """Random addends that belong to `split`; both ends of each range are included.
 
-    Ranges in which no problem belongs to `split` are a ValueError.
+    Raises ValueError if no problem in these ranges belongs to `split`.
     """
     for _ in range(_MAX_FRUITLESS_DRAWS):
         count = rng.randint(addends_min, addends_max)
@@ -73,8 +73,8 @@ def draw_addends(
 def careful_steps(rng: Random, addends: Sequence[int], slip_rate: float, slip_spread: int) -> tuple[str, int]:
     """`[7, 15, 8]` -> (`7+15=22;22+8=30;`, 30).
 
-    Each sum is wrong with probability `slip_rate`, by at most `slip_spread` and never below zero. A
-    slip is carried on, as in a written calculation.
+    Each sum is wrong with probability `slip_rate`, by at most `slip_spread`, and never below zero. Later steps
+    continue from the wrong sum, as in a written calculation.
     """
     total, steps = addends[0], ""
     for addend in addends[1:]:
@@ -88,14 +88,14 @@ def careful_steps(rng: Random, addends: Sequence[int], slip_rate: float, slip_sp
 
 
 def answer_mode(text: str) -> str:
-    """Which way of answering a response took: "guess" (no steps), "ramble" (checks again), "careful"."""
+    """The mode of a response: "guess" (no steps), "ramble" (checks again) or "careful"."""
     if CHECK_AGAIN in text:
         return "ramble"
     return "guess" if text.startswith(FINAL) else "careful"
 
 
 def require_ranges(owner: object, prefix: str) -> None:
-    """Raise a ValueError unless `owner`'s ranges of addends and numbers, named with `prefix`, are usable."""
+    """Raise ValueError unless the ranges of addends and numbers in `owner`'s fields with `prefix` are valid."""
     for quantity, least, reason in (
         ("addends", 2, "a sum needs two addends"),
         ("number", 0, "the grammar has no minus sign"),
@@ -108,9 +108,9 @@ def require_ranges(owner: object, prefix: str) -> None:
 
 
 def build_tokenizer(max_length: int) -> transformers.PreTrainedTokenizerFast:
-    """One token per character, an end of text and padding; nothing is added around a text.
+    """A tokenizer with one token per character, plus end of text and padding. It adds no special tokens to a text.
 
-    `max_length` is what the tokenizer reports as `model_max_length`, in tokens.
+    `max_length` becomes its `model_max_length`, in tokens.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
@@ -130,7 +130,7 @@ def build_tokenizer(max_length: int) -> transformers.PreTrainedTokenizerFast:
 
 @dataclass(frozen=True)
 class ArithmeticWorld(Task):
-    """Sums of addends drawn from a seed; nothing is read from a file.
+    """Sums of addends generated from a seed; no file is read.
 
     `train`, its subset `probe` and `heldout` share one range, `downstream` has its own. Difficulty is
     the number of addends. Every split has its own random stream, and a larger split begins with the
@@ -170,7 +170,7 @@ class ArithmeticWorld(Task):
         )
 
     def problems(self, split: str) -> tuple[Problem, ...]:
-        """See `Task.problems`. A split that asks for more questions than exist is a ValueError."""
+        """See `Task.problems`. Raises ValueError if a split needs more questions than exist."""
         self.require_split(split)
         source = "train" if split == "probe" else split
         drawn = self._draw(source, getattr(self, f"{split}_size"))
@@ -202,7 +202,7 @@ class ArithmeticWorld(Task):
 
 @dataclass(frozen=True)
 class Plain(Template):
-    """The question set into a pattern, whose `{question}` is replaced and whose rest is kept."""
+    """The pattern with `{question}` replaced by the question."""
 
     pattern: str
 

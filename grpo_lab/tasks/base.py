@@ -1,7 +1,7 @@
-"""The four things a run needs from outside the loop: problems, wording, a verifier and a model.
+"""The four things that a run needs from outside the loop: problems, a prompt template, a verifier and a model.
 
-Each class is its own configuration. A subclass is a frozen dataclass whose fields are simple types
-without defaults: the YAML that selects it is the only home of its numbers.
+Each class is its own configuration. A subclass is a frozen dataclass whose fields are simple types without defaults:
+its numbers stand only in the YAML that selects it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Task(ABC):
     """A source of problems, divided into four splits.
 
-    train       what the curriculum draws from
+    train       the problems that the curriculum draws from
     probe       a fixed set of training problems, asked again at every evaluation
     heldout     the same kind of problem, never trained on
     downstream  harder problems, asked with a larger token budget
@@ -34,13 +34,13 @@ class Task(ABC):
     """
 
     splits: ClassVar[tuple[str, ...]] = ("train", "probe", "heldout", "downstream")
-    step_end: ClassVar[str] = "\n"  # what ends a step of the reasoning
-    # Texts by which a response goes back over what it has written.
+    step_end: ClassVar[str] = "\n"  # the text that ends a reasoning step
+    # Texts that show that a response checks its own work.
     check_again: ClassVar[tuple[str, ...]] = ("Wait", "wait", "check again", "double-check", "Recheck", "recheck")
 
     @abstractmethod
     def problems(self, split: str) -> tuple[Problem, ...]:
-        """The problems of one split, in a fixed order. An unknown split is a ValueError."""
+        """The problems of one split, in a fixed order. Raises ValueError for an unknown split."""
 
     def load(self, split: str) -> Dataset:
         """The same problems as a table: columns id, question, answer and difficulty."""
@@ -49,17 +49,17 @@ class Task(ABC):
         return Dataset.from_list([asdict(problem) for problem in self.problems(split)])
 
     def require_split(self, split: str) -> None:
-        """Raise a ValueError unless `split` is one of the four names."""
+        """Raise ValueError unless `split` is one of the four names."""
         require(split in self.splits, "split", repr(split), f"one of {self.splits}", "use one of them")
 
 
 @dataclass(frozen=True)
 class Template(ABC):
-    """The form in which a question reaches the model, and the wording of what tricks say to it.
+    """How a question becomes a prompt, and the texts that tricks add.
 
-    `interruption` is put into a response that must come to its answer, and belongs to the response from there on;
-    `target_length` is a question that asks for a length, with `{question}` and `{tokens}` in it. For a chat model
-    that thinks between tags: "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
+    `interruption` is injected into a response to force its answer, and becomes part of the response. `target_length`
+    is a question that asks for a length, and contains `{question}` and `{tokens}`. For a chat model that thinks
+    between tags: "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
     (ScaleRL, arXiv:2510.13786) and "{question} Think for {tokens} tokens." (L1, arXiv:2503.04697).
     """
 
@@ -78,20 +78,20 @@ class Template(ABC):
             )
 
     def asking_for(self, question: str, tokens: int) -> str:
-        """The question, asking for a response of that many tokens."""
+        """The question, asking for a response of `tokens` tokens."""
         return self.target_length.replace("{tokens}", str(tokens)).replace("{question}", question)
 
     @abstractmethod
     def render(self, question: str) -> str:
-        """The prompt as text; the tokenizer adds nothing to it."""
+        """The prompt as text; the tokenizer adds no special tokens to it."""
 
 
 @dataclass(frozen=True)
 class Reward(ABC):
-    """A verifier, and what its two verdicts are worth in training.
+    """A verifier, and the training rewards for its two outcomes.
 
-    The outcome is always 0 or 1. `correct` and `wrong` are the rewards that stand for it, so that
-    rewards of -1 and 1 are a choice of numbers and leave every accuracy as it is.
+    The outcome is always 0 or 1. `correct` and `wrong` are the rewards for 1 and 0. So rewards of -1 and 1 are only a
+    choice of numbers and do not change any accuracy.
     """
 
     correct: float
@@ -110,8 +110,8 @@ class Reward(ABC):
     def __call__(self, answer: str, text: str, finished: bool) -> float:
         """The outcome of one response, 0.0 or 1.0.
 
-        `answer` is the problem's right answer, `text` the decoded response without its end of text,
-        and `finished` says whether the response ended by itself rather than by the token budget.
+        `answer` is the problem's right answer, `text` the decoded response without its end-of-text token. `finished`
+        is False for a truncated response.
         """
 
     def values(self, outcome: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -121,12 +121,12 @@ class Reward(ABC):
 
 @dataclass(frozen=True)
 class Model(ABC):
-    """A causal language model with its tokenizer, as a folder that `from_pretrained` can read."""
+    """A causal language model with its tokenizer, as a folder for `from_pretrained`."""
 
     def known_context(self) -> int | None:
-        """The context length in tokens where it is known before the model is built; otherwise None."""
+        """The context length in tokens if it is known before the model is built, else None."""
         return None
 
     @abstractmethod
     def resolve(self) -> Path:
-        """The folder, built first when it has to be. A folder that cannot serve is a ValueError."""
+        """The folder, built first if necessary. Raises ValueError for an unusable folder."""

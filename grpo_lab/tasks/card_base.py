@@ -1,4 +1,4 @@
-"""The arithmetic base built on a card: sizes that would take a CPU many minutes."""
+"""The arithmetic base model built on a GPU, for sizes that would take a CPU many minutes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from grpo_lab.tricks.base import require
 
 @dataclass(frozen=True)
 class CardBase(ArithmeticBase):
-    """The same recipe, computed on `device`, which is a part of its name: each kind of device has bits of its own."""
+    """The recipe of ArithmeticBase on `device`. The device is part of the cache key, since results differ in bits."""
 
     device: str
 

@@ -1,4 +1,4 @@
-"""Verifiers of the arithmetic world: one to train on, a proxy that can be gamed, one to evaluate with."""
+"""Verifiers of the arithmetic world: one for training, a proxy that can be gamed, one for evaluation."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _WHOLE_NUMBER = re.compile(r"[0-9]+")
 
 @dataclass(frozen=True)
 class Strict(Reward):
-    """1 if the response ended by itself and the number after its last `#` is the answer.
+    """1 if the response is not truncated and the number after its last `#` is the answer.
 
-    The number must run to the end of the text and be spelled like the answer: `#33;` and `#033` are
+    The number must extend to the end of the text and be spelled like the answer: `#33;` and `#033` are
     wrong when the answer is 33.
     """
 
@@ -26,11 +26,10 @@ class Strict(Reward):
 
 @dataclass(frozen=True)
 class Lenient(Reward):
-    """1 if the answer stands anywhere in the text as a whole number, finished or not.
+    """1 if the answer occurs anywhere in the text as a whole number, truncated or not.
 
-    Differs from Strict, which reads one number: here a response may name as many as it likes, and a
-    response cut by the budget still counts. A policy trained on this proxy can raise its reward while
-    its strict accuracy falls.
+    Differs from Strict, which reads one number: here a response may contain many numbers, and a truncated response
+    may be right. A policy trained on this proxy can raise its reward while its strict accuracy falls.
     """
 
     def __call__(self, answer: str, text: str, finished: bool) -> float:
@@ -39,10 +38,10 @@ class Lenient(Reward):
 
 @dataclass(frozen=True)
 class ExactAnswer(Reward):
-    """The evaluation's verifier: reads the last clause of the grammar backwards, digit by digit.
+    """The verifier for evaluation. It reads the final number backwards, digit by digit.
 
-    Agrees with Strict on every text, by another road: no pattern, and none of Strict's code. A fault
-    in one of them therefore shows as a gap between the training outcome and the evaluation.
+    Agrees with Strict on every text, but shares no code with it and uses no regular expression. So a bug in one of
+    them shows as a gap between training outcome and evaluation.
     """
 
     def __call__(self, answer: str, text: str, finished: bool) -> float:

@@ -1,7 +1,7 @@
-"""Base models: the arithmetic one, built from a recipe and cached, and a folder of the user's own.
+"""Base models: the arithmetic one, built from a recipe and cached, or the user's own folder.
 
-The arithmetic base is a small Llama that has read generated answers in three modes (guess, careful,
-rambling). Supervised text is all it has seen; which mode pays off is left for RL to find out.
+The arithmetic base is a small Llama trained by supervision on generated answers in three modes (guess, careful,
+rambling). RL then finds out which mode pays off.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _IGNORED = -100  # the label of a token that carries no loss
 
 @dataclass(frozen=True)
 class Example:
-    """A generated answer. Without `finished` its text was cut, and no end of text is taught."""
+    """A generated answer. If not `finished`, its text was truncated, and no end-of-text token is trained on."""
 
     question: str
     response: str
@@ -58,14 +58,14 @@ class Example:
 class ArithmeticBase(Model):
     """A small Llama, warm-started on generated answers to training problems.
 
-    Everything that shapes the weights is a field, so the folder is named by a hash of the fields. The
-    bits are the same for the same `threads` on the same machine and libraries.
+    Everything that affects the weights is a field, and a hash of the fields names the folder. The weights are
+    bitwise reproducible with the same `threads`, machine and libraries.
     """
 
     place: ClassVar[str] = "cpu"  # the device it is built on
 
     seed: int
-    threads: int  # CPU threads while building, whatever the process uses otherwise
+    threads: int  # CPU threads while building; the process may use another number otherwise
     # architecture
     hidden_size: int
     num_layers: int
@@ -75,7 +75,7 @@ class ArithmeticBase(Model):
     max_positions: int
     rope_theta: float
     init_std: float
-    # problems it reads about: a share of harder ones, so that more addends are not unheard of
+    # problems to train on, with a share of harder ones so that it has seen more addends
     addends_min: int
     addends_max: int
     number_min: int
@@ -85,19 +85,19 @@ class ArithmeticBase(Model):
     hard_addends_max: int
     hard_number_min: int
     hard_number_max: int
-    # how they are answered; what the two shares leave over is rambling
+    # shares of answer modes; the rest is rambling
     guess_share: float
     careful_share: float
     guess_spread: int  # a guess is off by at most this
     slip_rate: float  # probability that one step's sum is wrong
     slip_spread: int  # a slip is off by at most this
     check_again: float  # probability of one more "check again", each time
-    ramble_max_tokens: int  # rambling text is cut here
+    ramble_max_tokens: int  # rambling text is truncated at this length
     # optimisation
-    careful_first: float  # share of the steps that read careful answers only
+    careful_first: float  # share of the steps, at the start, that train on careful answers only
     steps: int
     batch_size: int
-    slices: int  # parts of equal size, sorted by length, in which a batch is computed
+    slices: int  # parts of equal size, sorted by length, into which a batch is split
     learning_rate: float
     warmup: float  # share of the steps
     weight_decay: float
@@ -115,7 +115,7 @@ class ArithmeticBase(Model):
             share = getattr(self, name)
             require(0 <= share <= 1, name, share, "between 0 and 1", "it is a share")
         for field in fields(self):
-            # A seed may be anything, and the ranges of numbers have been checked.
+            # A seed may be any number, and the ranges of numbers have been checked.
             if field.type == "int" and field.name != "seed" and "number_" not in field.name:
                 value = getattr(self, field.name)
                 require(value >= 1, field.name, value, "at least 1", "nothing can be built without it")
@@ -137,8 +137,8 @@ class ArithmeticBase(Model):
     def resolve(self) -> Path:
         """The cached folder of this recipe: weights, tokenizer, recipe.json and report.json.
 
-        Built on first use. Processes that ask at the same time wait for the one that builds, and a
-        build that is interrupted leaves nothing behind that could be taken for a model.
+        Built on first use. Other processes that need it wait for the one that builds. An interrupted build leaves
+        nothing that could be taken for a model.
         """
         folder = cache_root() / "base" / self.key()
         if folder.exists():
@@ -147,14 +147,14 @@ class ArithmeticBase(Model):
         with locked(folder.with_name(f"{folder.name}.lock"), wait_seconds=math.inf):
             if not folder.exists():
                 partial = folder.with_name(f"{folder.name}.partial")
-                shutil.rmtree(partial, ignore_errors=True)  # what a killed build left
+                shutil.rmtree(partial, ignore_errors=True)  # left by a killed build
                 partial.mkdir()
                 build(self, partial)
                 os.replace(partial, folder)
         return folder
 
     def key(self) -> str:
-        """Sixteen hexadecimal digits that name the recipe and the code that follows it."""
+        """Cache key of the recipe and its code version, 16 hexadecimal digits."""
         recipe = json.dumps({"code_version": CODE_VERSION, **asdict(self)}, sort_keys=True)
         return hashlib.sha256(recipe.encode()).hexdigest()[:16]
 
@@ -167,7 +167,7 @@ def cache_root() -> Path:
 
 
 def draw_example(recipe: ArithmeticBase, rng: Random, careful_only: bool) -> Example:
-    """One problem from the training buckets and one way to answer it."""
+    """One problem from the training buckets and one answer to it."""
     hard = "hard_" if rng.random() < recipe.hard_share else ""
     names = ("addends_min", "addends_max", "number_min", "number_max")
     addends = draw_addends(rng, "train", *(getattr(recipe, hard + name) for name in names))
@@ -192,8 +192,8 @@ def draw_example(recipe: ArithmeticBase, rng: Random, careful_only: bool) -> Exa
 def encode_slice(tokenizer: transformers.PreTrainedTokenizerFast, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
     """Token ids and next-token labels, both int64 [examples, longest], padded on the right.
 
-    Causal attention never looks right, so padding there needs no mask; only the response and its end
-    of text carry a label.
+    Causal attention never looks right, so padding there needs no mask. Only the response and its end of text have
+    labels.
     """
     end, padding = ending_ids(tokenizer)
     prompts = tokenizer([example.question for example in examples])["input_ids"]
@@ -220,7 +220,7 @@ def ending_ids(tokenizer: transformers.PreTrainedTokenizerFast) -> tuple[int, in
 
 
 def learning_rate_at(recipe: ArithmeticBase, step: int) -> float:
-    """Linear warm-up, then half a cosine down to zero."""
+    """Learning rate at `step`: linear warm-up, then half a cosine down to zero."""
     warmup_steps = max(1, round(recipe.warmup * recipe.steps))
     rising = (step + 1) / warmup_steps
     falling = 0.5 * (1 + math.cos(math.pi * step / recipe.steps))
@@ -228,7 +228,7 @@ def learning_rate_at(recipe: ArithmeticBase, step: int) -> float:
 
 
 def architecture(recipe: ArithmeticBase, tokenizer: transformers.PreTrainedTokenizerFast) -> transformers.LlamaConfig:
-    """The recipe's numbers under the names that `transformers` gives them."""
+    """The recipe's architecture as a `transformers` configuration."""
     end, padding = ending_ids(tokenizer)
     return transformers.LlamaConfig(
         vocab_size=len(tokenizer),
@@ -249,7 +249,7 @@ def architecture(recipe: ArithmeticBase, tokenizer: transformers.PreTrainedToken
 
 
 def train(recipe: ArithmeticBase, tokenizer: transformers.PreTrainedTokenizerFast) -> transformers.LlamaForCausalLM:
-    """Supervised warm-start; the caller owns the random state and the number of threads."""
+    """Supervised training from random weights. The caller handles the random state and the number of threads."""
     torch.manual_seed(recipe.seed)
     rng = Random(recipe.seed)
     model = transformers.LlamaForCausalLM(architecture(recipe, tokenizer))
@@ -288,7 +288,7 @@ def _step(
 ) -> float:
     """One optimiser step over the whole batch, computed in slices of similar length.
 
-    Every slice divides by the batch's number of labels, so slicing saves padding and changes nothing.
+    Every slice divides by the batch's number of labels, so slicing saves padding and does not change the gradient.
     """
     by_length = sorted(examples, key=lambda example: len(example.question) + len(example.response))
     size = recipe.batch_size // recipe.slices
@@ -312,11 +312,10 @@ def _step(
 def measure(
     recipe: ArithmeticBase, model: transformers.LlamaForCausalLM, tokenizer: transformers.PreTrainedTokenizerFast
 ) -> dict[str, float]:
-    """Where RL starts: accuracy, truncated share and modes of one sampled answer a problem.
+    """The starting point of RL: accuracy, truncated share and mode shares, from one sampled answer per problem.
 
-    Temperature 1, `report_problems` fresh training problems, at most `report_max_tokens` tokens each.
-    Shares are of all answers, `mean_tokens` counts the end of text, accuracies count a cut answer as
-    wrong.
+    Temperature 1, `report_problems` problems drawn anew from the training buckets, at most `report_max_tokens` tokens
+    each. Shares are of all answers. `mean_tokens` counts the end of text. A truncated answer is wrong.
     """
     rng = Random(f"{recipe.seed}/report")
     ranges = (recipe.addends_min, recipe.addends_max, recipe.number_min, recipe.number_max)
@@ -353,7 +352,7 @@ def measure(
 
 
 def build(recipe: ArithmeticBase, folder: Path) -> None:
-    """Train, measure and write the model into `folder`; the caller's random state and threads stay as they were."""
+    """Train and measure the model and write it into `folder`. Restores the caller's random state and threads."""
     tokenizer = build_tokenizer(recipe.max_positions)
     threads = torch.get_num_threads()
     torch.set_num_threads(recipe.threads)
@@ -375,12 +374,12 @@ def build(recipe: ArithmeticBase, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class LocalModel(Model):
-    """A folder of the user's own, checked before anything is loaded from it."""
+    """The user's own model folder, checked before anything is loaded from it."""
 
     path: str
 
     def resolve(self) -> Path:
-        """The folder itself, or a ValueError that says what it lacks; weights are not read."""
+        """The folder itself. Raises ValueError that says what is missing; weights are not read."""
         folder = Path(self.path).expanduser()
         remedy = "give the folder that save_pretrained wrote"
         require(folder.is_dir(), "path", self.path, "an existing folder", remedy)
@@ -402,7 +401,7 @@ class LocalModel(Model):
     def _load_tokenizer(self, folder: Path) -> transformers.PreTrainedTokenizerBase:
         try:
             return transformers.AutoTokenizer.from_pretrained(folder)
-        # What a broken tokenizer raises depends on its kind, and all of it means the same here.
+        # The exception of a broken tokenizer depends on its kind; all mean the same here.
         except Exception as error:
             raise ValueError(
                 f"path must be a model with a tokenizer, got {self.path}: "

@@ -1,8 +1,8 @@
 """Aggregation: how the losses of tokens add up to the loss of an optimiser step.
 
-"Token-level loss" means four different things in four frameworks, so the word is not used here: each
-option names its own denominator. All divide by `Totals`, counts of the whole optimiser step, unless a convention
-of another framework asks for what a microbatch holds.
+"Token-level loss" means four different things in four frameworks, so the word is not used here: each option names
+its own denominator. All divide by `Totals`, the counts of the whole optimiser step, unless a convention of another
+framework asks for the counts of a microbatch.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from grpo_lab.types import Bool, Float, Tensor, Totals
 class Aggregation(Trick, ABC):
     """Sums the masked token losses of a microbatch into its share of the step's loss.
 
-    `rows_weigh_alike`: a response's weight does not grow with its length. `sums_rows`: the tokens of a response
-    add up, whatever their number. `invariant`: the way a step is cut and padded moves nothing.
+    `rows_weigh_alike`: a response's weight does not grow with its length. `sums_rows`: a response's token losses are
+    summed and not divided by its length. `invariant`: microbatching and padding do not change the loss.
     """
 
     rows_weigh_alike: ClassVar[bool] = False
@@ -35,7 +35,7 @@ class Aggregation(Trick, ABC):
     def __call__(
         self, token_loss: Float[Tensor, "M T"], loss_mask: Bool[Tensor, "M T"], totals: Totals
     ) -> Float[Tensor, ""]:
-        """The microbatch's share; shares of all microbatches add up to the step's loss."""
+        """The microbatch's share of the loss; the shares of all microbatches add up to the step's loss."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class SequenceMean(Aggregation):
     loss = sum_i (sum_t mask * token_loss / (row_tokens_i + eps)) / num_rows
 
     A token of a long response weighs less than one of a short response, so long wrong answers are
-    punished less per token. `eps` is 0 but for matching verl, which adds 1e-8 to the count.
+    punished less per token. `eps` is 0 except to match verl, which adds 1e-8 to the count.
     """
 
     eps: float  # tokens
@@ -74,8 +74,8 @@ class TokenMean(Aggregation):
     loss = sum(mask * token_loss) / num_tokens
 
     Differs from SequenceMean: every token of the step weighs the same, so long responses count more. With
-    `scope: microbatch` each microbatch divides by its own count and the microbatches are averaged: a token's
-    weight then depends on how the step is cut, which is what TRL's "bnpo" does and nothing else should.
+    `scope: microbatch` each microbatch divides by its own count, and the microbatches are averaged. A token's weight
+    then depends on the microbatching; use it only to match TRL's "bnpo".
     """
 
     scope: Scope
@@ -120,10 +120,9 @@ class Constant(Aggregation):
 
     loss = sum(mask * token_loss) / (num_rows * max_tokens)          (Dr. GRPO, arXiv:2503.20783)
 
-    Differs from SequenceMean, where a token weighs less the longer its response is. Here a token weighs
-    the same everywhere, and a change of mean length is a change of step size. The constant is the
-    generation budget, not the width a batch happens to be padded to; `width: padded` is verl's fallback,
-    under which the same data padded to twice the width has half the loss.
+    Differs from SequenceMean, where a token weighs less the longer its response is. Here all tokens weigh the
+    same, and the step size grows with the mean length. The constant is the generation budget, not the padded
+    width of the batch. `width: padded` is verl's fallback: the same data padded to twice the width has half the loss.
     """
 
     max_tokens: int  # the run's generation budget, response tokens
@@ -156,8 +155,8 @@ class SequenceSum(Aggregation):
 
     loss = sum(mask * token_loss) / num_rows
 
-    Differs from Constant by the factor max_tokens: the gradient of the whole response's log-probability,
-    in other units of learning rate.
+    Differs from Constant by the factor max_tokens: the gradient is that of the whole response's log-prob, and
+    learning rates are not comparable.
     """
 
     sums_rows: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""What every axis shares: range checks that name the field, the value and the remedy, and the tie rule."""
+"""Shared by all axes: the base class, range checks of fields, and statistics over masked rows."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ import torch
 
 from grpo_lab.types import Bool, Float, Tensor
 
-# Two numbers closer than this are one number computed in two ways.
+# A smaller difference between two numbers is taken for rounding.
 NEGLIGIBLE = 1e-4
 
 
 class Trick:
     """An option on an axis.
 
-    `touches_nothing` marks the option that by its definition changes no row and no token: no mask, no penalty,
-    no clip. `formula` is what the option computes, in the symbols that `grpo-lab explain` prints: a field's name in
-    braces stands for its number, and a brace to be printed is written twice. Every option has one.
+    `touches_nothing` marks the option that by definition changes no row and no token: no mask, no penalty, no clip.
+    `formula` is what the option computes, in the symbols that `grpo-lab explain` prints. Every option has one. A
+    field's name in braces is replaced by its number; write a brace twice to print it.
     """
 
     touches_nothing: ClassVar[bool] = False
     formula: ClassVar[str]
 
     def written(self) -> str:
-        """The formula with this object's numbers in it."""
+        """The formula with this object's numbers filled in."""
         return self.formula.format(**{name: _number(value) for name, value in vars(self).items()})
 
 
 def formula_fault(cls: type[Trick]) -> str:
-    """What is wrong with the formula of an option and how to mend it; "" where it can be printed."""
+    """What is wrong with an option's formula and how to fix it; "" when it can be printed."""
     text = getattr(cls, "formula", "")
     if not text:
         return (
             'has no formula: write `formula: ClassVar[str] = "..."` in the class, what it computes in the symbols of '
             "`grpo-lab explain`, with its fields in braces"
         )
-    if not isinstance(text, str):  # a property: it is written with the numbers of the object
+    if not isinstance(text, str):  # a property, which needs an object to be read
         return ""
     try:
         named = {name for _, name, _, _ in Formatter().parse(text) if name is not None}
@@ -60,13 +60,13 @@ def _number(value: object) -> str:
 
 
 def require(holds: bool, name: str, value: object, rule: str, remedy: str) -> None:
-    """Raise ValueError that says which value broke which rule and what to do about it."""
+    """Unless `holds`, raise ValueError that names the value, the rule it breaks and the remedy."""
     if not holds:
         raise ValueError(f"{name} must be {rule}, got {value}: {remedy}")
 
 
 def require_field(holds: bool, owner: object, field: str, rule: str) -> None:
-    """`require` of a field of an option, named after its class."""
+    """`require` for a field of an option; the message names its class."""
     name, value = f"{type(owner).__name__}.{field}", getattr(owner, field)
     require(holds, name, repr(value), rule, "change this number in the config or on the command line")
 
@@ -86,11 +86,10 @@ def require_not_negative(owner: object, *fields: str) -> None:
 
 
 def tied(values: Float[Tensor, "P G"], counted: Bool[Tensor, "P G"]) -> Bool[Tensor, "P 1"]:
-    """True for groups whose counted values are all equal, or that count no row at all.
+    """True for groups whose counted values are all equal, or that have no counted row.
 
-    Comparing the largest with the smallest value is exact, where a standard deviation of equal numbers
-    is not: in fp32 eight rewards of 0.9 have a deviation near 6e-8, which an eps of 1e-9 turns into
-    advantages of 0.9.
+    The largest value is compared with the smallest, which is exact. A standard deviation of equal numbers is not:
+    in fp32 eight rewards of 0.9 have a deviation near 6e-8, and an eps of 1e-9 turns that into advantages of 0.9.
     """
     largest = torch.where(counted, values, -torch.inf).amax(dim=1, keepdim=True)
     smallest = torch.where(counted, values, torch.inf).amin(dim=1, keepdim=True)
@@ -98,11 +97,11 @@ def tied(values: Float[Tensor, "P G"], counted: Bool[Tensor, "P G"]) -> Bool[Ten
 
 
 def counted_mean(values: Float[Tensor, "P G"], counted: Bool[Tensor, "P G"]) -> Float[Tensor, "P 1"]:
-    """Mean over the counted rows of each group; 0 for a group that counts none."""
+    """Mean over the counted rows of each group; 0 for a group without counted rows."""
     number = counted.sum(dim=1, keepdim=True)
     return (values * counted).sum(dim=1, keepdim=True) / number.clamp(min=1)
 
 
 def row_mean(values: Float[Tensor, "M T"], mask: Bool[Tensor, "M T"]) -> Float[Tensor, "M 1"]:
-    """Mean over the masked tokens of each row; 0 for a row without any."""
+    """Mean over the tokens where `mask` is True, per row; 0 for a row without such tokens."""
     return torch.where(mask, values, 0.0).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)

@@ -17,20 +17,20 @@ from grpo_lab.types import Bool, Float, Graded, Rollouts, Tensor
 
 
 class Weights(Enum):
-    """Who counts once in a statistic: every row, or every token that the policy chose and no rejection threw out."""
+    """What counts once in a statistic: each row, or each sampled token that rejection left in."""
 
     rows = "rows"
     tokens = "tokens"
 
     def of(self, graded: Graded) -> Float[Tensor, "P G"]:
-        """The weight of each row, 0 where it is not counted."""
+        """The weight of each row; 0 for rows that are not counted."""
         weights = graded.sampled_lengths if self is Weights.tokens else torch.ones_like(graded.sampled_lengths)
         return (weights * graded.counted).to(graded.reward.dtype)
 
 
 @dataclass(frozen=True)
 class State:
-    """A point of a response: the place of its problem in the batch, and the response's tokens so far."""
+    """A partial response: the index of its problem in the batch, and the tokens so far."""
 
     place: int
     prefix: tuple[int, ...]
@@ -38,23 +38,23 @@ class State:
 
 @runtime_checkable
 class Estimator(Protocol):
-    """What a baseline that generates may ask of the policy that made the rollouts."""
+    """Samples continuations from the policy that generated the rollouts, for baselines that need them."""
 
     def rewards(self, states: Sequence[State], samples: int, greedy: bool = False) -> Float[Tensor, "K S"]:
-        """Shaped rewards of `samples` fresh ends of each of the K states, float64."""
+        """Shaped rewards of `samples` continuations of each of the K states, float64."""
         ...
 
     def step_ends(self) -> Bool[Tensor, "N T"]:
-        """Response tokens after which a step of the reasoning is over."""
+        """True on response tokens that end a reasoning step."""
         ...
 
 
 @dataclass(frozen=True)
 class Credit:
-    """One batch as a baseline may look at it beside the rewards of whole responses.
+    """What a baseline may read of a batch besides the rewards of whole responses.
 
-    `token_rewards` add up to the row's reward: charges of single tokens where they fell, the rest at the last sampled
-    token. `values` are the critic's, of the state before each token; None where no critic is needed.
+    `token_rewards` add up to the row's reward: a KL charge stands at its own token, the rest at the last sampled
+    token. `values` are the critic's estimates for the state before each token; None without a critic.
     """
 
     rollouts: Rollouts
@@ -65,16 +65,16 @@ class Credit:
 
 @dataclass(frozen=True)
 class Baseline(Trick, ABC):
-    """Centres rewards; rows that are not counted come out as 0 and move no other row.
+    """Subtracts a baseline from rewards. Rows that are not counted get 0 and do not affect other rows.
 
-    `group_relative`: needs other rows of the group. `centres`: what comes out has both metrics whatever the rewards'
-    own. `reads_outcome`: looks at the verifier's word and not at the shaped reward. `scales_itself`: what comes out is
-    an advantage already, and any scale would be a second one. `stretches`: is the group's mean but for a factor.
-    `smallest_group`: how many rows a group needs for any advantage but 0. `handles_singletons`: by convention, a
-    group's only counted row keeps its raw reward. `per_token`: gives each token an advantage of its own.
-    `needs_critic`: reads a critic's values. `generates`: asks the policy for further responses, `continues`: from the
-    middle of one. `same_for_all`: subtracts one number from all rewards of the batch. `pays_to_go`: subtracts nothing
-    but what was charged before a token.
+    `group_relative`: needs other rows of the group. `centres`: the result has both signs, whatever the signs of the
+    rewards. `reads_outcome`: reads the verifier outcome, not the shaped reward. `scales_itself`: the result is already
+    scaled, so a scale would be the second one. `stretches`: equals the group mean up to a factor. `smallest_group`:
+    rows a group needs for an advantage other than 0. `handles_singletons`: a group's only counted row keeps its raw
+    reward (a convention). `per_token`: gives each token its own advantage. `needs_critic`: reads a critic's values.
+    `generates`: samples further responses. `continues`: samples from the middle of a response. `same_for_all`:
+    subtracts one number from all rewards of the batch. `pays_to_go`: leaves out of a token's reward only what was
+    charged before that token.
     """
 
     group_relative: ClassVar[bool]
@@ -102,12 +102,12 @@ class Baseline(Trick, ABC):
         """Reward minus baseline, float64."""
 
     def centre(self, graded: Graded, credit: Credit) -> Tensor:
-        """The same, for a baseline that may look at more than rewards; [N, T] where `per_token`."""
+        """Reward minus baseline, for a baseline that reads more than rewards; [N, T] where `per_token`."""
         return self(graded)
 
 
 def _centre(centred: Float[Tensor, "P G"], graded: Graded, singleton: Singleton) -> Float[Tensor, "P G"]:
-    """`centred` on counted rows; exactly 0 where the group is tied, unless a lone row keeps its raw reward."""
+    """`centred` on counted rows, exactly 0 in tied groups. With `Singleton.raw` a lone row keeps its raw reward."""
     if singleton is Singleton.raw:
         alone = graded.counted.sum(dim=1, keepdim=True) == 1
         centred = torch.where(alone, graded.reward, centred)
@@ -121,7 +121,7 @@ class GroupMean(Baseline):
 
     centred = reward - mean_g(reward), over counted rows; exactly 0 when the group is tied
 
-    The mean holds the row itself, which scales the expected gradient by (G - 1)/G. A group with one
+    The mean includes the row itself, which scales the expected gradient by (G - 1)/G. A group with one
     counted row gets 0.
     """
 
@@ -144,7 +144,7 @@ class LeaveOneOut(Baseline):
 
     centred_i = reward_i - sum_{j != i} reward_j / (n - 1) = n/(n - 1) * (reward_i - mean_g(reward))
 
-    Differs from GroupMean by the factor n/(n - 1), n being the counted rows: the row no longer stands in
+    Differs from GroupMean by the factor n/(n - 1), where n is the number of counted rows. The row is not part of
     its own baseline, so the estimate is unbiased. A group with one counted row gets 0.
     """
 
@@ -169,8 +169,8 @@ class LeaveOneOut(Baseline):
 class NoBaseline(Baseline):
     """Subtract nothing: the advantage is the reward itself (REINFORCE, Williams 1992).
 
-    Unbiased and of high variance: with rewards of 0 and 1 only right answers push. Groups without
-    signal still carry gradient here.
+    Unbiased, with high variance. With rewards 0 and 1 only right answers have a gradient. Groups without signal
+    have one too.
     """
 
     touches_nothing: ClassVar[bool] = True
@@ -189,9 +189,9 @@ class BatchMean(Baseline):
 
     centred = reward - sum(weight * reward) / sum(weight), over the counted rows of all groups
 
-    Differs from GroupMean: a prompt's difficulty stays in the advantage, so a right answer to an easy prompt
-    is worth as much as one to a hard prompt, and groups need only one response. `by` is what counts once: a
-    row, or a token as in verl. A batch whose rewards are all equal gets exactly 0.
+    Differs from GroupMean: a prompt's difficulty stays in the advantage. A right answer to an easy prompt is worth
+    as much as one to a hard prompt, and a group may have a single response. `by` is what counts once: a row, or a
+    token as in verl. A batch whose rewards are all equal gets exactly 0.
     """
 
     by: Weights
@@ -211,12 +211,12 @@ class BatchMean(Baseline):
 class LengthWeighted(Baseline):
     """Subtract the group's mean reward weighted by length (OPO, arXiv:2505.23585).
 
-    centred = reward - sum_j(length_j * reward_j) / sum_j(length_j), over counted rows of the group, a length being the
-    number of tokens that the policy chose and no rejection threw out
+    centred = reward - sum_j(length_j * reward_j) / sum_j(length_j), over counted rows of the group
 
-    The baseline of least variance if a response's squared gradient norm grows with its length. Differs from
-    GroupMean: the advantages of a group add up to 0 only once each is weighted by its length. Holds the row
-    itself, so it is biased as every inclusive mean is. A tied group, or one of a single row, gets 0.
+    A length counts the sampled tokens that rejection left in. This baseline has the least variance if a response's
+    squared gradient norm grows with its length. Differs from GroupMean: a group's advantages add up to 0 only when
+    each is weighted by its length. The mean includes the row itself, so it is biased. A tied group, or one with a
+    single row, gets 0.
     """
 
     singleton: Singleton
@@ -236,17 +236,16 @@ class LengthWeighted(Baseline):
 
 @dataclass(frozen=True)
 class PassAtK(Baseline):
-    """Advantage of a response for the chance that one of k is right (Pass@k training, arXiv:2508.10751).
+    """Advantage for pass@k, the chance that one of k responses is right (Pass@k training, arXiv:2508.10751).
 
     mean  = 1 - C(wrong, k) / C(n, k);  sigma = sqrt(mean * (1 - mean))
     right = (1 - mean) / sigma
     wrong = (1 - mean - C(wrong - 1, k - 1) / C(n - 1, k - 1)) / sigma
 
-    Each response gets the mean standardised best outcome of all subsets of k that hold it. Differs from
-    GroupMean with GroupStd, which it is at k = 1: a group in which every subset has a right answer
-    (wrong < k) gets 0, so easy prompts stop pushing. Reads the outcome, over the n counted rows; a group with
-    no more than k of them gets 0, having one subset at most. verl's `grpo_passk` is another thing: it pays the
-    best response alone.
+    A response gets the standardised best outcome of a subset of k, averaged over all subsets that contain it. At
+    k = 1 this is GroupMean with GroupStd. Differs from them: a group in which every subset has a right answer
+    (wrong < k) gets 0, so easy prompts have no gradient. Reads the outcomes of the n counted rows; a group with
+    n <= k has at most one subset and gets 0. verl's `grpo_passk` differs: it rewards only the best response.
     """
 
     k: int
@@ -271,7 +270,7 @@ class PassAtK(Baseline):
         return torch.where(graded.counted, torch.where(right, worth[:, :1], worth[:, 1:]), 0.0)
 
     def _pair(self, number: int, wrong: int) -> tuple[float, float]:
-        """What a right and a wrong response are worth in a group of `number` with `wrong` wrong ones."""
+        """Advantages of a right and of a wrong response in a group of `number` responses, `wrong` of them wrong."""
         k = self.k
         if wrong < k or wrong == number:
             return 0.0, 0.0
@@ -283,7 +282,7 @@ class PassAtK(Baseline):
 def rewards_by_token(
     reward: Float[Tensor, "P G"], charges: Float[Tensor, "N T"], sampled_mask: Bool[Tensor, "N T"]
 ) -> Float[Tensor, "N T"]:
-    """The row's reward without its charges at its last sampled token, and the charges at theirs; float64."""
+    """Each charge at its own token, and the row's reward without its charges at its last sampled token; float64."""
     charges = torch.where(sampled_mask, charges.to(reward.dtype), 0.0)
     columns = torch.arange(1, sampled_mask.shape[1] + 1)
     last = (sampled_mask * columns).amax(dim=1) - 1
@@ -294,7 +293,7 @@ def rewards_by_token(
 
 @dataclass(frozen=True)
 class CreditBaseline(Baseline, ABC):
-    """A baseline that needs a `Credit` beside the graded batch."""
+    """A baseline that needs a `Credit` in addition to the graded batch."""
 
     group_relative: ClassVar[bool] = False
 
@@ -312,9 +311,9 @@ class Greedy(CreditBaseline):
 
     centred = reward - reward(greedy response to the same prompt)
 
-    Unbiased, as the greedy response does not depend on the sampled one, and needs no group. Costs one more response a
-    prompt, counted in `budget/estimation_tokens`. With rewards 0 and 1 only half of the samples push: the wrong ones,
-    with -1, where the greedy response is right, and the right ones, with 1, where it is wrong.
+    Unbiased, since the greedy response does not depend on the sampled one. Needs no group. Costs one more response
+    per prompt, counted in `budget/estimation_tokens`. With rewards 0 and 1 a sample has a gradient only where it
+    differs from the greedy response: -1 for a wrong one if greedy is right, 1 for a right one if greedy is wrong.
     """
 
     generates: ClassVar[bool] = True
@@ -328,14 +327,14 @@ class Greedy(CreditBaseline):
 
 @dataclass(frozen=True)
 class MonteCarlo(CreditBaseline):
-    """Value each step of a response by fresh ends of it (VinePPO, arXiv:2410.01679).
+    """Value each reasoning step by sampled continuations of the response (VinePPO, arXiv:2410.01679).
 
     V(s) = mean reward of `continuations` ends sampled from s;  s_0 the prompt, s_j where step j of the reasoning ends
     advantage of the tokens of step j = V(s_{j+1}) - V(s_j), and of the last step reward - V(s_last)
 
-    Unbiased where a critic is not, at the price of `continuations` responses for every step, counted in
-    `budget/estimation_tokens`. The advantages of a response add up, step by step, to reward - V(s_0). Differs: a state
-    that several responses pass through is valued once, so their estimates share its noise.
+    Unbiased, unlike a critic. Costs `continuations` responses per step, counted in `budget/estimation_tokens`. The
+    advantages of a response's steps add up to reward - V(s_0). Differs: a state that several responses share is
+    valued once, so their estimates share its noise.
     """
 
     continuations: int
@@ -352,7 +351,7 @@ class MonteCarlo(CreditBaseline):
         rollouts, size = credit.rollouts, credit.rollouts.group_size
         lengths, tokens, ends = rollouts.lengths.tolist(), rollouts.tokens.tolist(), credit.estimator.step_ends()
         rows = graded.counted.flatten().nonzero().flatten().tolist()
-        starts = {}  # row -> where its steps begin; one that ends with the response begins no further step
+        starts = {}  # row -> where its steps begin; the end of the last step begins no further one
         for row in rows:
             after = (ends[row].nonzero().flatten() + 1).tolist()
             starts[row] = [0, *(start for start in after if start < lengths[row])]
@@ -374,13 +373,13 @@ class MonteCarlo(CreditBaseline):
 
 @dataclass(frozen=True)
 class ReturnToGo(CreditBaseline):
-    """Pay each token what is earned from it on, and subtract nothing (REINFORCE++, arXiv:2501.03262).
+    """Give each token the rewards from itself onwards, and subtract nothing (REINFORCE++, arXiv:2501.03262).
 
     return_t = sum_{s >= t} r_s;  with k1 in the reward, reward - kl_coef * sum_{s >= t} (old_logprob_s - ref_logprob_s)
 
-    Differs from BatchMean: a token is charged for the drift of what comes after it and not for that of what came
-    before, on which it has no influence. It is Gae with gamma and lam 1 and a critic that says 0. The paper's whitening
-    over the batch is the scale's: batch_std_tokens. Tokens the policy did not choose earn nothing.
+    Differs from BatchMean: a token is charged for the KL of itself and later tokens, not for earlier tokens, which it
+    cannot influence. Equals Gae with gamma = lam = 1 and a critic that outputs 0. The paper's whitening over the
+    batch is a scale here: batch_std_tokens. Injected tokens get 0.
     """
 
     per_token: ClassVar[bool] = True
@@ -399,10 +398,9 @@ class Gae(CreditBaseline):
 
     delta_t = r_t + gamma V(s_{t+1}) - V(s_t);  advantage_t = sum_l (gamma lam)^l delta_{t+l}
 
-    With gamma = lam = 1 it is what is still earned less V(s_t). Tokens the policy did not choose are passed through:
-    value and sum are carried over them. A response that the budget cut is not bootstrapped: it ends with what it
-    earned.
-    The critic's target is advantage + value, before any whitening.
+    With gamma = lam = 1 it is the sum of rewards from t on, minus V(s_t). Injected tokens are skipped: the next value
+    and the sum carry over them. A truncated response is not bootstrapped: its return ends with its own rewards. The
+    critic's target is advantage + value, before any whitening.
     """
 
     gamma: float
@@ -425,7 +423,7 @@ class Gae(CreditBaseline):
 def advantage_estimates(
     rewards: Float[Tensor, "N T"], values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], gamma: float, lam: float
 ) -> Float[Tensor, "N T"]:
-    """Gae over the masked tokens of each row, 0 elsewhere, in the precision of `rewards`."""
+    """Gae over the tokens in `mask` of each row, 0 elsewhere, in the precision of `rewards`."""
     values, advantages = values.to(rewards.dtype), torch.zeros_like(rewards)
     next_value = following = rewards.new_zeros(rewards.shape[0])
     for t in reversed(range(rewards.shape[1])):

@@ -1,4 +1,4 @@
-"""Convention: numerical choices that are nobody's trick, one record so that every option agrees on them."""
+"""Convention: numerical choices that belong to no trick, in one record so that all options use the same."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from grpo_lab.tricks.base import require_field, require_not_negative
 
 
 class Singleton(Enum):
-    """The advantage of a group's only counted row: nothing to compare it with, or its raw reward (verl)."""
+    """The advantage of a group's only counted row: 0, or its raw reward (verl)."""
 
     zero = "zero"
     raw = "raw"
 
 
 class AlphaForm(Enum):
-    """GPG's alpha: groups over groups with signal, or rows over rows whose reward is not 0 (verl)."""
+    """GPG's alpha: groups / groups with signal, or rows / rows with a nonzero reward (verl)."""
 
     informative_groups = "informative_groups"
     nonzero_rewards = "nonzero_rewards"
@@ -30,7 +30,7 @@ class CapForm(Enum):
 
 
 class BoundForm(Enum):
-    """What a k1 rejection's bounds are on: the ratio old / sampler, or by verl's sign its inverse."""
+    """What the bounds of a k1 rejection apply to: the ratio old / sampler, or its inverse (verl)."""
 
     ratio = "ratio"
     inverse = "inverse"
@@ -44,7 +44,7 @@ class Width(Enum):
 
 
 class Floor(Enum):
-    """What keeps a deviation over the batch from 0: an eps added to it or to its variance, or a least variance."""
+    """What keeps a batch standard deviation above 0: eps added to it or to its variance, or a least variance."""
 
     added = "added"
     in_variance = "in_variance"
@@ -52,7 +52,7 @@ class Floor(Enum):
 
 
 class Scope(Enum):
-    """Over which tokens a statistic is taken: those of the optimiser step, or of each microbatch (verl)."""
+    """The tokens of a statistic: all of the optimiser step, or those of each microbatch (verl)."""
 
     step = "step"
     microbatch = "microbatch"
@@ -60,20 +60,20 @@ class Scope(Enum):
 
 @dataclass(frozen=True)
 class Convention:
-    """How the laboratory counts where frameworks differ; options read it through interpolation.
+    """Numerical choices on which frameworks differ; options read them through interpolation.
 
-    The presets beside `house` are for matching a past run of another framework and are never a default. One
-    thing no preset changes: a group whose counted rewards are equal has advantages of exactly 0, where the
-    frameworks let rounding and eps decide.
+    Presets other than `house` are for matching a past run of another framework and are never a default. No preset
+    changes this: a group whose counted rewards are equal has advantages of exactly 0. In other frameworks rounding
+    and eps decide there.
 
     `std_ddof`: 0 divides a group's squared deviations by n, 1 by n - 1 (Bessel; TRL and verl).
     `std_eps`: added to a group's standard deviation before dividing by it, in reward units.
-    `std_leave_one_out`: the deviation of a row is that of the other rows of its group (NeMo-RL).
-    `batch_ddof`, `batch_eps`: the same two for deviations over the batch.
-    `batch_floor`: whether that eps is added to the deviation, to the variance (verl's whitening) or is the least
-    variance (OpenRLHF's).
+    `std_leave_one_out`: a row is divided by the standard deviation of its group's other rows (NeMo-RL).
+    `batch_ddof`, `batch_eps`: the same as the two `std_` fields, for standard deviations over the batch.
+    `batch_floor`: whether `batch_eps` is added to the deviation, added to the variance (verl's whitening), or a floor
+    on the variance (OpenRLHF).
     `sequence_mean_eps`: added to a response's token count in sequence_mean, in tokens (verl).
-    `token_mean_scope`: microbatch makes token_mean depend on how the step is cut (TRL's "bnpo").
+    `token_mean_scope`: `microbatch` makes token_mean depend on the microbatching (TRL's "bnpo").
     """
 
     std_ddof: int

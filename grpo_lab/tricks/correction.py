@@ -1,7 +1,7 @@
 """Correction: a weight for the sampler not being the learner.
 
-Below, rho_t = old_t / sampler_t: the probability of a token under the learner before the updates over the one it was
-sampled with. Every weight is a constant to the gradient.
+Below, rho_t = old_t / sampler_t: a token's probability under the learner before the updates, divided by its
+probability under the sampler. No weight carries gradient.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ import torch
 from grpo_lab.tricks.base import Trick, require_field, require_not_negative, require_positive, row_mean
 from grpo_lab.types import Bool, Float, Tensor
 
-_LOG_LIMIT = 20.0  # nats; exp() overflows in fp32 beyond 88, and every bound has long been passed
+_LOG_LIMIT = 20.0  # nats; far beyond every bound, and exp() overflows in fp32 only beyond 88
 
 
 @dataclass(frozen=True)
 class Correction(Trick, ABC):
     """Weights each token's surrogate loss; the weight carries no gradient.
 
-    An option says what the ratio is of, and what becomes of one beyond its bounds.
+    An option defines whether the ratio is per token or per row, and what happens to a ratio beyond its bounds.
     """
 
     needs_old_logprobs: ClassVar[bool] = True
 
     @abstractmethod
     def ratios(self, log_ratio: Float[Tensor, "N T"], sampled_mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N #T"]:
-        """Learner over sampler, of each token or of the row; `log_ratio` is 0 where the mask is False."""
+        """Learner / sampler, per token or per row. `log_ratio` is 0 where the mask is False."""
 
     @abstractmethod
     def bounded(self, ratios: Float[Tensor, "N #T"]) -> Float[Tensor, "N #T"]:
-        """The weight that stands for each ratio."""
+        """The weight for each ratio."""
 
     def __call__(
         self,
@@ -41,7 +41,7 @@ class Correction(Trick, ABC):
         sampler_logprobs: Float[Tensor, "N T"],
         sampled_mask: Bool[Tensor, "N T"],
     ) -> Float[Tensor, "N T"]:
-        """Weights of the surrogate, 1 where nothing is corrected."""
+        """Weights for the surrogate; 1 on tokens outside `sampled_mask`."""
         log_ratio = torch.where(sampled_mask, old_logprobs - sampler_logprobs, 0.0)
         return torch.where(sampled_mask, self.bounded(self.ratios(log_ratio, sampled_mask)), 1.0)
 
@@ -51,18 +51,18 @@ class Correction(Trick, ABC):
         sampler_logprobs: Float[Tensor, "N T"],
         sampled_mask: Bool[Tensor, "N T"],
     ) -> Bool[Tensor, "N T"]:
-        """Sampled tokens whose ratio lies beyond the bounds, and whose weight is therefore another."""
+        """Sampled tokens whose ratio is beyond the bounds, so that their weight is not the ratio."""
         ratios = self.ratios(torch.where(sampled_mask, old_logprobs - sampler_logprobs, 0.0), sampled_mask)
         return sampled_mask & (self.bounded(ratios) != ratios)
 
 
 def ratio(log_ratio: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-    """exp of a log-ratio that is kept where exp is finite."""
+    """exp of a log-ratio that is clamped so that exp is finite."""
     return log_ratio.clamp(-_LOG_LIMIT, _LOG_LIMIT).exp()
 
 
 def require_bounds(owner: object, low: str, high: str) -> None:
-    """Two fields that bound a ratio and hold 1, where sampler and learner agree: 0 <= low <= 1 <= high, high finite."""
+    """Check the bounds on a ratio: 0 <= low <= 1 <= high, high finite. At ratio 1 sampler and learner agree."""
     require_not_negative(owner, low)
     require_positive(owner, high)
     require_field(getattr(owner, low) <= 1, owner, low, "at most 1")
@@ -90,9 +90,9 @@ class TisToken(Correction):
 
     weight_t = clip(rho_t, floor, cap)
 
-    With a floor of 0 one-sided: small ratios stay small, large ones stop at `cap`, so the expected weight is at
-    most 1. Differs from NoCorrection only where sampler and learner disagree; with equal weights and numerics
-    it is 1 up to rounding.
+    With floor 0 it is one-sided: small ratios stay small, large ones stop at `cap`, so the expected weight is at
+    most 1. Differs from NoCorrection only where sampler and learner disagree. With equal weights and numerics every
+    weight is 1 up to rounding.
     """
 
     cap: float
@@ -112,12 +112,12 @@ class TisToken(Correction):
 
 @dataclass(frozen=True)
 class TisSequence(Correction):
-    """Truncated importance sampling with the response's own ratio, a product (verl and TRL's "sequence").
+    """Truncated importance sampling with the product of a response's token ratios (verl and TRL's "sequence").
 
     weight_i = min(prod_t rho_t, cap), on every token of the row
 
-    The ratio that makes the estimate of a whole response unbiased up to `cap`. A product grows with length: a
-    mismatch of 1.1 a token is 2.6 after 10 tokens and 13,780 after 100, so long rows sit at the cap or near 0.
+    This ratio makes the estimate for whole responses unbiased up to `cap`. The product grows with length: a mismatch
+    of 1.1 per token is 2.6 after 10 tokens and 13,780 after 100, so long rows sit at the cap or near 0.
     """
 
     cap: float
@@ -137,11 +137,11 @@ class TisSequence(Correction):
 
 @dataclass(frozen=True)
 class TisGeometric(Correction):
-    """The same with the geometric mean of the tokens' ratios (ms-swift's "sequence").
+    """Truncated importance sampling with the geometric mean of a response's token ratios (ms-swift's "sequence").
 
     weight_i = min((prod_t rho_t)^(1 / tokens), cap), on every token of the row
 
-    Differs from TisSequence: free of length, and no longer an importance weight, so a bias stays.
+    Differs from TisSequence: does not grow with length. It is no importance weight, so a bias remains.
     """
 
     cap: float
@@ -165,8 +165,8 @@ class Mis(Correction):
 
     weight_i = prod_t rho_t where it lies in [low, high], otherwise 0, on every token of the row
 
-    Differs from TisSequence: a response beyond the bounds leaves instead of staying at the cap. Its tokens still
-    count in the denominators; to let them leave those and the statistics too, reject instead.
+    Differs from TisSequence: a response beyond the bounds gets weight 0 instead of `cap`. Its tokens still count in
+    the denominators and the statistics; to remove them there too, use the rejection axis.
     """
 
     low: float
@@ -190,7 +190,7 @@ class Icepop(Correction):
 
     weight_t = rho_t where it lies in [low, high], otherwise 0
 
-    Differs from TisToken: a token beyond the bounds leaves instead of staying at the cap, on both sides.
+    Differs from TisToken: a token beyond either bound gets weight 0 instead of the bound.
     """
 
     low: float

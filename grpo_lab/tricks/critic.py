@@ -1,4 +1,4 @@
-"""The critic: a learned value of each state, with an optimiser, minibatches and a warm-up of its own."""
+"""Critic: a learned value of each state, with its own optimiser, minibatches and warm-up."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from grpo_lab.tricks.updates import Updates
 
 @dataclass(frozen=True)
 class Critic(ABC):
-    """How the value function is made and trained; used where the baseline needs one."""
+    """How the value function is built and trained. Used when the baseline needs one."""
 
     learning_rate: float
-    warmup_updates: int  # of its learning rate, linear
+    warmup_updates: int  # linear warm-up of its learning rate
     minibatches: int  # optimiser steps for each rollout batch
     passes: int  # over each rollout batch
-    value_clip: float  # how far from its old value a value may be drawn in one batch, reward units; 0 for any
-    head_range: float  # the head's weights begin uniform in +-this; 0 begins with the value 0 everywhere
-    pretrain_steps: int  # first steps in which the critic learns and the policy does not
+    value_clip: float  # how far a value may move from its old value in one batch, reward units; 0 for no limit
+    head_range: float  # the head's weights start uniform in +-this; at 0 every value starts at 0
+    pretrain_steps: int  # number of first steps in which only the critic is trained
 
-    owns_trunk: ClassVar[bool]  # whether its gradient goes into what makes its hidden states
+    owns_trunk: ClassVar[bool]  # whether its gradient trains the model that computes its hidden states
 
     def __post_init__(self) -> None:
         require_positive(self, "learning_rate", "minibatches", "passes")
@@ -36,23 +36,23 @@ class Critic(ABC):
         return Updates(self.minibatches, self.passes, fresh_optimizer=False)
 
     def policy_waits(self, step: int) -> bool:
-        """Whether step `step` (from 0) trains the critic alone."""
+        """Whether step `step` (from 0) trains only the critic."""
         return step < self.pretrain_steps
 
 
 @dataclass(frozen=True)
 class SeparateModel(Critic):
-    """A model of its own, beginning as a copy of the policy (PPO for language models; Open-Reasoner-Zero)."""
+    """A separate model that starts as a copy of the policy (PPO for language models; Open-Reasoner-Zero)."""
 
     owns_trunk: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
 class ValueHead(Critic):
-    """One linear layer on the policy's hidden states, which feel no gradient of it.
+    """One linear layer on the policy's hidden states, without gradient into them.
 
-    Differs from SeparateModel: no second model in memory and a forward pass less, for a critic that can only read what
-    the policy's states happen to say, and whose inputs move with every policy update.
+    Differs from SeparateModel: no second model in memory and one forward pass less. In return the critic cannot train
+    its features, and they change with every policy update.
     """
 
     owns_trunk: ClassVar[bool] = False

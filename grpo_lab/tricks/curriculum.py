@@ -1,9 +1,9 @@
 """Curriculum: which prompts come next, and what a run remembers of its training problems.
 
-Every option walks the same endless stream: shuffled passes over the training split, each a permutation drawn from
-(seed, pass). An option says how likely a problem is to be taken when its turn comes; one that takes all of them is
-plain uniform sampling. So arms of one seed meet the problems in the same order, whatever they leave out, and a
-resumed run needs no more than its place in the stream.
+Every option walks the same endless stream: passes over the training split, each shuffled by (seed, pass). An option
+sets the probability that a problem is taken when its turn comes; taking all of them is uniform sampling. So runs
+with the same seed meet the problems in the same order, whatever they skip. A resumed run only needs its position in
+the stream.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ import torch
 from grpo_lab.tricks.base import Trick, require_field
 from grpo_lab.types import Bool, Exhausted, Float, Int, Tensor
 
-_MOST_PASSES = 10_000  # over the split in one draw; then its weights are taken for a mistake
+_MOST_PASSES = 10_000  # over the split in one draw; needing more is treated as a mistake in the weights
 
 
 @dataclass
 class Memory:
-    """What a run remembers of each training problem; the one mutable record, checkpointed with the run.
+    """Results of each training problem so far. Mutable, and saved in checkpoints.
 
-    `looked` counts places of the stream that were looked at, `passed` those of them that the curriculum passed over.
-    `last` is NaN, and `best` -inf, before a problem's first group. `leftovers` are groups whose generation was cut
-    off, as plain values.
+    `looked` is the position in the stream, `passed` the number of problems that the curriculum skipped there. Before
+    a problem's first group `last` is NaN and `best` is -inf. `leftovers` are groups whose generation was aborted, as
+    plain values.
     """
 
-    attempts: Int[Tensor, "S"]  # graded responses
-    right: Float[Tensor, "S"]  # of them right
+    attempts: Int[Tensor, "S"]  # number of graded responses
+    right: Float[Tensor, "S"]  # number of right responses
     last: Float[Tensor, "S"]  # pass rate of the latest group
-    best: Float[Tensor, "S"]  # highest reward any response ever had
+    best: Float[Tensor, "S"]  # highest reward of any response so far
     looked: int = 0
     passed: int = 0
     leftovers: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
     def of(cls, size: int) -> Memory:
-        """Nothing remembered yet of a training split of `size` problems."""
+        """An empty memory for a training split of `size` problems."""
         nothing = torch.zeros(size, dtype=torch.float64)
         return cls(
             torch.zeros(size, dtype=torch.long),
@@ -52,16 +52,16 @@ class Memory:
 
     @property
     def pass_rate(self) -> Float[Tensor, "S"]:
-        """Right responses over all responses so far; 0 for a problem that was never asked."""
+        """Share of right responses so far; 0 for a problem that was never asked."""
         return self.right / self.attempts.clamp(min=1)
 
     def copy(self) -> Memory:
-        """A copy that shares nothing that `note` changes."""
+        """A copy; `note` on the copy does not change the original."""
         own = {name: value.clone() for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
         return replace(self, leftovers=list(self.leftovers), **own)
 
     def note(self, problems: Int[Tensor, "P"], outcome: Float[Tensor, "P G"], reward: Float[Tensor, "P G"]) -> None:
-        """Take graded groups into account; no problem twice in one call."""
+        """Add the results of graded groups. No problem may appear twice in one call."""
         self.attempts[problems] += outcome.shape[1]
         self.right[problems] += outcome.sum(dim=1)
         self.last[problems] = outcome.mean(dim=1)
@@ -74,14 +74,14 @@ class Memory:
 
 @dataclass(frozen=True)
 class Pool:
-    """What a draw may look at: the training split, how far the run is, and what it remembers."""
+    """The inputs of a draw: the training split, the run's progress and its memory."""
 
     difficulties: Int[Tensor, "S"]
-    batch: int  # problems of a step; each pass over the split is cut into whole batches
+    batch: int  # problems per step; each pass over the split covers whole batches only
     seed: int
-    progress: float  # share of the budget that is spent
+    progress: float  # share of the budget spent
     memory: Memory
-    taken: frozenset[int]  # problems drawn in this step already
+    taken: frozenset[int]  # problems already drawn in this step
 
     @property
     def size(self) -> int:
@@ -96,14 +96,15 @@ class Curriculum(Trick, ABC):
 
     @abstractmethod
     def weights(self, pool: Pool) -> Float[Tensor, "S"]:
-        """How likely each problem is to be taken when its turn comes, up to a common factor; 0 for not at all."""
+        """Relative probability that each problem is taken when its turn comes; 0 for never."""
 
     def draw(self, number: int, pool: Pool) -> list[int]:
-        """The next `number` problems as indices into the training split, none of them drawn in this step already.
+        """The next `number` problems as indices into the training split, without those already drawn in this step.
 
-        Moves the memory's place in the stream. A problem is taken with its weight over the largest one, by a uniform
-        number of its place in the stream. The few problems left over at the end of a pass wait for the next one.
-        Raises Exhausted where fewer than `number` problems can be taken at all, ValueError for weights that are none.
+        Advances the memory's position in the stream. A problem is taken with probability weight / largest weight; the
+        uniform number for this belongs to its position in the stream. Problems beyond the last whole batch of a pass
+        are left out of that pass. Raises Exhausted if fewer than `number` problems can be taken, and ValueError for
+        weights that are negative or not finite.
         """
         chances = _chances(self, number, pool)
         usable = pool.size // pool.batch * pool.batch or pool.size
@@ -131,7 +132,7 @@ class Curriculum(Trick, ABC):
 
 
 def _chances(curriculum: Curriculum, number: int, pool: Pool) -> list[float]:
-    """How likely each problem is taken when its turn comes, once it is sure that `number` can be found."""
+    """Probability that each problem is taken when its turn comes. Raises Exhausted if fewer than `number` can be."""
     weights = curriculum.weights(pool).clone()
     if not bool((weights.isfinite() & (weights >= 0)).all()):
         raise ValueError(
@@ -155,14 +156,14 @@ def _refilling(pool: Pool) -> str:
 
 
 def _shuffled(pool: Pool, round_: int) -> tuple[list[int], list[float]]:
-    """One pass over the split: its order, and a uniform number for each place."""
+    """One pass over the split: its order, and a uniform number for each position."""
     generator = np.random.Generator(np.random.Philox(key=np.array([pool.seed, round_], dtype=np.uint64)))
     return generator.permutation(pool.size).tolist(), generator.random(pool.size).tolist()
 
 
 @dataclass(frozen=True)
 class Uniform(Curriculum):
-    """Walk through the training split in a fresh random order each pass."""
+    """Go through the training split in a new random order each pass."""
 
     touches_nothing: ClassVar[bool] = True
     formula: ClassVar[str] = "each problem once a pass, in a random order"
@@ -172,7 +173,7 @@ class Uniform(Curriculum):
 
 
 class Record(Enum):
-    """What of a problem's past decides: all its responses, or those of its latest group."""
+    """Which responses to a problem decide: all so far, or those of its latest group."""
 
     history = "history"
     last_group = "last_group"
@@ -180,13 +181,13 @@ class Record(Enum):
 
 @dataclass(frozen=True)
 class NoPositiveResampling(Curriculum):
-    """Never ask again what the policy can do (ScaleRL, arXiv:2510.13786).
+    """Stop asking problems that the policy solves (ScaleRL, arXiv:2510.13786).
 
     taken when its turn comes unless pass rate >= threshold
 
-    A problem that left is not asked and so never comes back, though the policy may forget it. `by: history` counts all
-    its responses so far (ScaleRL, 0.9); `last_group` its latest group only (open-instruct, 0.875), which is noisy: at a
-    pass rate of 0.8 half of all groups of 8 have 7 or 8 right.
+    A removed problem is never asked again, even if the policy forgets it. `by: history` counts all its responses so
+    far (ScaleRL, 0.9). `last_group` counts only its latest group (open-instruct, 0.875), which is noisy: at a pass
+    rate of 0.8 half of all groups of 8 have 7 or 8 right.
     """
 
     threshold: float
@@ -207,25 +208,25 @@ class NoPositiveResampling(Curriculum):
 
 
 def _easiest(pool: Pool, start_share: float, ramp: float) -> Bool[Tensor, "S"]:
-    """The easiest share of the split by its own labels, ties by index; grows from `start_share` to all of it."""
+    """True for the easiest share of the split by difficulty label, ties by index. It grows from `start_share` to 1."""
     share = min(1.0, start_share + (1 - start_share) * pool.progress / ramp)
     easiest = torch.argsort(pool.difficulties, stable=True)[: max(pool.batch, round(share * pool.size))]
     return torch.zeros(pool.size, dtype=torch.bool).index_fill(0, easiest, True)
 
 
 def _unsolved(memory: Memory) -> Float[Tensor, "S"]:
-    """1 - pass rate over all responses; 1 for a problem that was never asked."""
+    """1 - pass rate over all responses so far; 1 for a problem that was never asked."""
     return 1 - memory.pass_rate
 
 
 @dataclass(frozen=True)
 class EasyToHard(Curriculum):
-    """Begin with the easiest problems and add harder ones (Kimi k1.5, arXiv:2501.12599).
+    """Start with the easiest problems and add harder ones (Kimi k1.5, arXiv:2501.12599).
 
     pool = the easiest  start_share + (1 - start_share) * min(1, progress / ramp)  of the split
 
-    By the difficulty labels of the task; within the pool as Uniform. `progress` is the spent share of the budget, so
-    the schedule is the same on every budget axis. From `ramp` on it is Uniform.
+    Difficulty is the task's label; within the pool it samples like Uniform. `progress` is the share of the budget
+    spent, so the option works on every budget axis. From `ramp` on it is Uniform.
     """
 
     remedy: ClassVar[str] = "raise curriculum.start_share, enlarge the task's training split or lower problems_per_step"
@@ -245,13 +246,12 @@ class EasyToHard(Curriculum):
 
 @dataclass(frozen=True)
 class Prioritized(Curriculum):
-    """Ask a problem the more often the less it is solved (Kimi k1.5, arXiv:2501.12599).
+    """Ask problems with a low pass rate more often (Kimi k1.5, arXiv:2501.12599).
 
     P(i) proportional to 1 - s_i, with s_i the share of right responses so far
 
-    Differs: the paper draws from that distribution; here the shuffled stream is thinned, a problem being passed over
-    with probability 1 - (1 - s_i) / max_j (1 - s_j), so that over a pass the frequencies are the same and no problem
-    comes twice within it.
+    Differs: the paper samples from that distribution. Here the shuffled stream skips a problem with probability
+    1 - (1 - s_i) / max_j (1 - s_j). Frequencies over a pass are the same, and no problem comes twice within a pass.
     """
 
     formula: ClassVar[str] = "P(i) proportional to 1 - s_i, s_i the share of right responses so far"
@@ -263,7 +263,7 @@ class Prioritized(Curriculum):
 
 @dataclass(frozen=True)
 class Kimi(EasyToHard):
-    """Both curricula of Kimi k1.5 (arXiv:2501.12599): easy problems first, and among them those not yet solved.
+    """Both curricula of Kimi k1.5 (arXiv:2501.12599): easy problems first, and among them those of low pass rate.
 
     P(i) proportional to 1 - s_i within EasyToHard's pool
     """

@@ -1,4 +1,4 @@
-"""Denominator: whether rows and tokens that left the loss still count below the fraction line."""
+"""Denominator: whether rows and tokens that left the loss still count in its denominator."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Denominator(Trick, ABC):
 
 @dataclass(frozen=True)
 class Original(Denominator):
-    """Count every sampled token, also of rows that left: a masked batch takes a smaller step.
+    """Count every sampled token, including rows that left the loss, so a masked batch takes a smaller step.
 
-    NeMo-RL and OpenRLHF divide so. Only this choice keeps each remaining row's weight what it was.
+    As in NeMo-RL and OpenRLHF. Only this option keeps the weight of each remaining row unchanged.
     """
 
     touches_nothing: ClassVar[bool] = True
@@ -38,10 +38,10 @@ class Original(Denominator):
 
 @dataclass(frozen=True)
 class Survivors(Denominator):
-    """Count only what is in the loss: removing rows makes each remaining row weigh more (ScaleRL).
+    """Count only tokens in the loss, so each remaining row weighs more when rows are removed (ScaleRL).
 
-    Differs from Original by the factor 1 / (share that survived), a hidden change of step size that
-    AdamW partly undoes; the log's gradient norm and update norm show it.
+    Differs from Original by the factor 1 / (share left in the loss). This hidden change of step size is partly undone
+    by AdamW; the logged gradient norm and update norm show it.
     """
 
     survivors_only: ClassVar[bool] = True

@@ -14,11 +14,11 @@ from grpo_lab.types import Bool, Float, Tensor
 
 @dataclass(frozen=True)
 class Entropy(Trick, ABC):
-    """A term per token, added to the token's loss and aggregated with it, or a choice of tokens by entropy.
+    """A term added to each token's loss and aggregated with it, or a selection of tokens by entropy.
 
-    The coefficient of the term is state: it begins at `start`, `next_coef` moves it once a step, and the checkpoint
-    keeps it. `needs_gradient`: the term's gradient goes through the entropy. `selects_tokens`: acts through
-    `keeps`, and needs the entropies of the rollouts.
+    The term's coefficient is state: it starts at `start`, `next_coef` updates it once per step, and checkpoints save
+    it. `needs_gradient`: the term's gradient goes through the entropy. `selects_tokens`: acts through `keeps`, and
+    needs the entropies of the rollouts.
     """
 
     needs_gradient: ClassVar[bool] = False
@@ -39,12 +39,12 @@ class Entropy(Trick, ABC):
 
     @abstractmethod
     def __call__(self, entropy: Float[Tensor, "M T"], coef: float) -> Float[Tensor, "M T"]:
-        """The term from the token's entropy in nats; with gradient where `needs_gradient`."""
+        """The loss term from each token's entropy in nats; with gradient where `needs_gradient`."""
 
 
 @dataclass(frozen=True)
 class NoEntropy(Entropy):
-    """No pressure: entropy is logged and left alone."""
+    """No entropy term; entropy is only logged."""
 
     touches_nothing: ClassVar[bool] = True
     formula: ClassVar[str] = "0"
@@ -78,14 +78,14 @@ class Bonus(Entropy):
 
 @dataclass(frozen=True)
 class Adaptive(Entropy):
-    """A bonus that grows while entropy is at or below a target and shrinks above it (Skywork-OR1, arXiv:2505.22312).
+    """A bonus that grows while entropy is at most a target and shrinks above it (Skywork-OR1, arXiv:2505.22312).
 
     coef_{k+1} = clip(coef_k +- delta, 0, largest), + where the step's mean entropy was at or below target
     term       = -coef * entropy where the last step's entropy was at or below target, otherwise 0
 
-    Differs from Bonus: nothing is paid for entropy that is there anyway. Inert as long as it stays above target.
-    Differs from TRL: the coefficient moves once a rollout batch, not once an update. What is stored between steps is
-    the coefficient with a minus sign while the gate is shut.
+    Differs from Bonus: entropy above the target earns nothing. Inert as long as entropy stays above it. Differs from
+    TRL: the coefficient changes once per rollout batch, not once per update. The stored coefficient is negative while
+    the term is switched off.
     """
 
     target: float  # nats
@@ -110,12 +110,12 @@ class Adaptive(Entropy):
 
 @dataclass(frozen=True)
 class HighEntropyTokens(Entropy):
-    """Learn only from the tokens at which the policy was undecided ("80/20", arXiv:2506.01939).
+    """Train only on the tokens of highest entropy ("80/20", arXiv:2506.01939).
 
     keep_t = entropy_t >= the (1 - share) quantile of the entropies of the rollout batch's sampled tokens
 
-    Under `denominator: original` the tokens that left still count below the fraction line, as in the paper. Differs:
-    the entropies are those of the policy before the updates, so that all minibatches share one threshold.
+    Under `denominator: original` the removed tokens still count in the denominator, as in the paper. Differs: the
+    entropies are those of the policy before the updates, so all minibatches share one threshold.
     """
 
     share: float

@@ -20,19 +20,19 @@ class Signal(Enum):
 
 
 def without_signal(graded: Graded, signal: Signal) -> Bool[Tensor, "P 1"]:
-    """Groups whose counted rows all have the same outcome (or the same shaped reward)."""
+    """True for groups whose counted rows all have the same outcome (or the same shaped reward)."""
     values = graded.outcome if signal is Signal.outcome else graded.reward
     return tied(values, graded.counted)
 
 
 def has_signal(graded: Graded, signal: Signal) -> list[int]:
-    """Places of the groups that carry signal."""
+    """Positions of the groups that carry signal."""
     return (~without_signal(graded, signal)).flatten().nonzero().flatten().tolist()
 
 
 @dataclass(frozen=True)
 class Collected:
-    """The whole groups a step generated, and the places among them of those it goes on with."""
+    """All whole groups that a step generated, and the positions of those that form its batch."""
 
     made: Groups
     chosen: tuple[int, ...]
@@ -40,11 +40,11 @@ class Collected:
 
 @dataclass(frozen=True)
 class GroupFilter(Trick, ABC):
-    """Decides whether groups without signal stay in the batch, and whether others are generated in their place.
+    """Decides whether groups without signal stay in the batch, and whether others are generated to replace them.
 
-    `removes_rows`: groups may leave the batch, or may never come into it. `refills`: others take their place, so
-    every group of the batch carries signal. `races`: who ends first decides what is trained on. `carries_over`: a
-    response may hold tokens of older weights.
+    `removes_rows`: groups may leave the batch or never enter it. `refills`: others replace them, so every group of the
+    batch carries signal. `races`: the groups that finish first are trained on. `carries_over`: a response may contain
+    tokens sampled by older weights.
     """
 
     removes_rows: ClassVar[bool]
@@ -64,11 +64,11 @@ class GroupFilter(Trick, ABC):
         return False
 
     def at_once(self, number: int) -> int:
-        """How many problems one round for a batch of `number` groups may draw."""
+        """The largest number of problems that one round for a batch of `number` groups draws."""
         return number
 
     def collect(self, source: GroupSource, number: int) -> Collected:
-        """`number` groups to train on, and whatever else was generated for them."""
+        """Generate `number` groups to train on; the result also holds other groups generated on the way."""
         return Collected(source.groups(number), tuple(range(number)))
 
     def accepts(self, group: Graded) -> bool:
@@ -76,16 +76,16 @@ class GroupFilter(Trick, ABC):
         return True
 
     def check_thrown(self, made: Sequence[Groups], thrown: int, number: int) -> None:
-        """Raise Exhausted where `thrown` of all `made` for one batch of `number` are more than may be."""
+        """Raise Exhausted if `thrown` of the groups `made` for a batch of `number` groups exceed the allowed number."""
 
     def __call__(self, graded: Graded) -> Graded:
-        """The record with the rows of filtered groups masked."""
+        """The record with the rows of removed groups masked."""
         return graded
 
 
 @dataclass(frozen=True)
 class Keep(GroupFilter):
-    """Train on every group; one without signal gives no gradient but stays in the denominators."""
+    """Train on every group. A group without signal gives no gradient but stays in the denominators."""
 
     touches_nothing: ClassVar[bool] = True
     formula: ClassVar[str] = "every group stays"
@@ -94,13 +94,13 @@ class Keep(GroupFilter):
 
 @dataclass(frozen=True)
 class Drop(GroupFilter):
-    """Take groups without signal out of the batch (ScaleRL, arXiv:2510.13786).
+    """Remove groups without signal from the batch (ScaleRL, arXiv:2510.13786).
 
     counted = counted & has_signal;  trained = trained & has_signal
 
     Differs from Keep only in batch-wide statistics and, with `denominator: survivors`, in the step size,
-    which grows by 1 / (share with signal). With `signal: reward` a shaped reward keeps all-wrong groups
-    alive, and a group standard deviation blows their differences up to unit size.
+    which grows by 1 / (share with signal). With `signal: reward` a shaped reward can keep all-wrong groups in the
+    batch, and a group standard deviation scales their small differences up to unit size.
     """
 
     signal: Signal
@@ -121,9 +121,9 @@ class Drop(GroupFilter):
 class Refill(GroupFilter, ABC):
     """Generate until the batch is full of groups that carry signal.
 
-    The batch then holds as many groups as ever, and a step costs 1 / (share with signal) times the generation. What is
-    kept is conditioned on having signal: its mean outcome is pulled to 1/2, so read the reward of all responses.
-    Raises Exhausted when `max_rounds` rounds were not enough.
+    The batch size stays the same, and a step generates 1 / (share with signal) times as much. The batch is conditioned
+    on having signal, which pulls its mean outcome towards 1/2. So read the reward of all generated responses. Raises
+    Exhausted when `max_rounds` rounds were not enough.
     """
 
     signal: Signal
@@ -161,10 +161,10 @@ class Refill(GroupFilter, ABC):
 
     @abstractmethod
     def round(self, source: GroupSource, number: int, missing: int) -> Groups:
-        """One more round of generation for a batch of `number` groups of which `missing` are not there yet."""
+        """One more round of generation for a batch of `number` groups, of which `missing` are still missing."""
 
     def _never_fills(self, made: Groups, found: int, number: int) -> Exhausted:
-        """What to raise where all the groups `made` were not enough, `found` of them with signal."""
+        """The error to raise when the groups `made`, `found` of them with signal, were not enough."""
         rate = made.graded.outcome.mean(dim=1)
         right, wrong = int((rate == 1).sum()), int((rate == 0).sum())
         return Exhausted(
@@ -181,8 +181,8 @@ class Resample(Refill):
 
     each round: oversample * problems_per_step further problems;  batch = the first problems_per_step with signal
 
-    Differs from Drop: the batch never shrinks, and the price is generation. What the last round brought too many is
-    thrown away. verl draws three times the batch at once; more in a round means fewer rounds and more thrown away.
+    Differs from Drop: the batch never shrinks, and more is generated. Surplus groups of the last round are thrown
+    away. verl draws three times the batch at once; larger rounds mean fewer rounds and more groups thrown away.
     """
 
     oversample: float
@@ -206,9 +206,9 @@ class Active(Refill):
 
     each round: as many further problems as the batch still lacks
 
-    Differs from Resample: nothing is thrown away but groups without signal, for more and smaller rounds. Differs from
-    the paper: there a queue that never empties replaces each group as it ends; here the replacements of a round
-    start together, which trains on the same groups and decodes them in smaller batches.
+    Differs from Resample: only groups without signal are thrown away, and there are more and smaller rounds. Differs
+    from the paper: there a queue replaces each group as it ends. Here the replacements of a round start together,
+    which trains on the same groups and decodes them in smaller batches.
     """
 
     formula: ClassVar[str] = "each group of one and the same {signal} is replaced by a further problem"
@@ -219,15 +219,15 @@ class Active(Refill):
 
 @dataclass(frozen=True)
 class OversampleAbort(Refill):
-    """Start more problems than needed and stop when enough groups with signal have ended (slime).
+    """Start more problems than needed and stop when enough groups with signal have finished (slime).
 
     each round: start oversample * problems_per_step problems; abort what is unfinished once the batch is full
 
-    Differs from Resample: the groups that end first are taken, and those are the short ones, so the batch's responses
-    are shorter than the policy's. `keeps_partial` takes cut responses up again in the next step instead of throwing
-    them away, which takes that bias out and leaves tokens of older weights in a response. Only what decodes together
-    races: an `engine.max_rows` below oversample * problems_per_step * group_size takes the race out, and the bias with
-    it. Differs from slime: a further round starts when the last one has ended, not while it still runs.
+    Differs from Resample: the groups that finish first are taken, so the batch's responses are shorter than the
+    policy's. `keeps_partial` continues aborted responses in the next step instead of throwing them away. That removes
+    the bias, but a response may then contain tokens sampled by older weights. Only responses decoded together race: an
+    `engine.max_rows` below oversample * problems_per_step * group_size removes the race and its bias. Differs from
+    slime: a further round starts when the last one has ended, not while it still runs.
     """
 
     oversample: float

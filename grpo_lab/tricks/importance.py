@@ -1,4 +1,4 @@
-"""Importance: the ratio of what."""
+"""Importance: which ratio of learner to old policy the surrogate reads."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from grpo_lab.types import Bool, Float, Tensor
 class Importance(Trick, ABC):
     """Turns log-probs of learner and old policy into the log-ratio the surrogate reads.
 
-    Differs from the papers: every option limits the log-ratio, since exp() of it overflows in fp32 beyond 88; at
-    a limit of 20 every trust region has long cut the token off. `per_token`: the ratio is each token's own.
-    `averages`: it is a mean over the response's tokens. `sequence_level`: it moves with every token of the row.
+    Differs from the papers: every option limits the log-ratio, since exp() of it overflows in fp32 beyond 88. A limit
+    of 20 is far outside every trust region. `per_token`: each token has its own ratio. `averages`: the log-ratio is a
+    mean over the response's tokens. `sequence_level`: the ratio has a gradient through every token of the row.
     """
 
     log_ratio_limit: float  # nats
@@ -66,9 +66,9 @@ class Sequence(Importance):
 
     log_ratio_t = mean over the row's loss tokens of (logprob - old_logprob), the same for all t
 
-    Differs from Token: a response is cut or kept whole, and a mean of many logs moves little, so clip widths
-    are near 4e-4. Weighing rows by length (token_mean, constant) would weigh this ratio by length too; GSPO
-    uses sequence_mean. A row with one token has Token's ratio.
+    Differs from Token: a response is clipped as a whole, and a mean of many log-ratios changes little, so clip widths
+    are near 4e-4. An aggregation that weights rows by length (token_mean, constant) weights this ratio by length too;
+    GSPO uses sequence_mean. A row with one token has Token's ratio.
     """
 
     averages: ClassVar[bool] = True
@@ -87,12 +87,12 @@ class Sequence(Importance):
 
 @dataclass(frozen=True)
 class SequenceToken(Importance):
-    """The response's ratio as a value, each token's own gradient (GSPO-token, arXiv:2507.18071).
+    """The value of Sequence's ratio, with each token's own gradient (GSPO-token, arXiv:2507.18071).
 
     log_ratio_t = sg(mean over the row's loss tokens of (logprob - old_logprob)) + logprob_t - sg(logprob_t)
 
-    Equal to Sequence, value and gradient, where the advantage and the loss mask are the same for every token
-    of a row; made for advantages that differ within a response. verl's "gspo" is this form.
+    Equal to Sequence in value and gradient if advantage and loss mask are the same for every token of a row. Made for
+    advantages that differ within a response. verl's "gspo" is this form.
     """
 
     averages: ClassVar[bool] = True
@@ -110,14 +110,14 @@ class SequenceToken(Importance):
 
 @dataclass(frozen=True)
 class SequenceProduct(Importance):
-    """The product of a response's ratios as a value, each token's own gradient (TOPR, arXiv:2503.14286).
+    """The value of the product of a response's ratios, with each token's own gradient (TOPR, arXiv:2503.14286).
 
     log_ratio_t = sg(sum over the row's loss tokens of (logprob - old_logprob)) + logprob_t - sg(logprob_t)
 
     The unbiased weight of a response, pi(o) / pi_old(o); with sequence_sum the gradient is that of the product itself.
-    Differs from Sequence: without the mean a small drift of every token grows with the length, to 2.6 over 10 tokens of
-    ratio 1.1 and to 13,780 over 100, so a bound on it is a bound on length too. ScaleRL (arXiv:2510.13786) writes
-    GSPO's ratio this way. A row with one token has Token's ratio.
+    Differs from Sequence: without the mean, a small drift per token grows with the length. With ratio 1.1 per token the
+    product is 2.6 over 10 tokens and 13,780 over 100, so a bound on it also bounds the length. ScaleRL
+    (arXiv:2510.13786) writes GSPO's ratio this way. A row with one token has Token's ratio.
     """
 
     formula: ClassVar[str] = "sg(exp(sum_t(logp - old))) * exp(logp - sg(logp))"

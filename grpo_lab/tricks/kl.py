@@ -1,7 +1,8 @@
-"""KL: the tie to the reference policy.
+"""KL: the penalty for moving away from the reference policy.
 
 With x = ref / pi, Schulman's estimates of KL(pi || ref) are k1 = -log x, k2 = (log x)^2 / 2 and k3 = x - log x - 1. As
-values k1 and k3 are unbiased; as losses they have other gradients than as values, so each option says its own.
+values k1 and k3 are unbiased. The gradient of an estimate is in general not that of KL(pi || ref), so each option
+states its own.
 """
 
 from __future__ import annotations
@@ -17,11 +18,10 @@ from grpo_lab.types import Bool, Float, Graded, Tensor, to_groups
 
 @dataclass(frozen=True)
 class Kl(Trick):
-    """A penalty per token, added to the token's loss and aggregated with it, or a part of the reward.
+    """A penalty added to each token's loss and aggregated with it, or a component of the reward.
 
-    `needs_reference`: the loop scores the rollouts with the reference. `shapes_reward`: acts through `shape`, before
-    the group statistics, and needs the old policy's log-probs there.
-    `reads_old`: is another one where the old policy is.
+    `needs_reference`: needs the reference's log-probs of the rollouts. `shapes_reward`: acts through `shape`, before
+    the group statistics, and needs the old policy's log-probs there. `reads_old`: depends on the old policy.
     """
 
     needs_reference: ClassVar[bool] = True
@@ -34,14 +34,14 @@ class Kl(Trick):
         old_logprobs: Float[Tensor, "M T"],
         ref_logprobs: Float[Tensor, "M T"] | None,
     ) -> Float[Tensor, "M T"]:
-        """What each token adds to the loss, with gradient through `logprobs`: `penalty`, where there is a tie in it."""
+        """What each token adds to the loss, with gradient through `logprobs`; 0 if the penalty is in the reward."""
         if self.shapes_reward or not self.needs_reference:
             return torch.zeros_like(logprobs)
         assert ref_logprobs is not None, "needs_reference makes the loop compute them"
         return self.penalty(logprobs - old_logprobs, logprobs - ref_logprobs)
 
     def penalty(self, above_old: Float[Tensor, "M T"], above_ref: Float[Tensor, "M T"]) -> Float[Tensor, "M T"]:
-        """Coefficient times estimate, from how far a token's log-prob is above the old one and the reference's."""
+        """Coefficient times estimate, given log-prob minus old log-prob and log-prob minus reference log-prob."""
         raise NotImplementedError(f"{type(self).__name__} has no penalty: define it, or set shapes_reward")
 
     def charges(
@@ -50,17 +50,17 @@ class Kl(Trick):
         ref_logprobs: Float[Tensor, "N T"] | None,
         sampled_mask: Bool[Tensor, "N T"],
     ) -> Float[Tensor, "N T"]:
-        """What the reward is charged for each token, at most about 0, float64; nothing unless `shapes_reward`."""
+        """What each token adds to the reward, negative on average, float64; 0 unless `shapes_reward`."""
         return torch.zeros(sampled_mask.shape, dtype=torch.float64)
 
     def shape(self, graded: Graded, charges: Float[Tensor, "N T"]) -> Graded:
-        """The record with its responses' charges in its reward; as it is, unless `shapes_reward`."""
+        """The record with each response's charges added to its reward; unchanged unless `shapes_reward`."""
         return graded
 
 
 @dataclass(frozen=True)
 class NoKl(Kl):
-    """No tie to the reference, which is then never loaded."""
+    """No KL penalty. The reference is never loaded."""
 
     touches_nothing: ClassVar[bool] = True
     formula: ClassVar[str] = "0"
@@ -69,13 +69,13 @@ class NoKl(Kl):
 
 @dataclass(frozen=True)
 class K1Reward(Kl):
-    """Schulman's k1 as a part of the reward (RLHF; RLOO, arXiv:2402.14740; REINFORCE++, arXiv:2501.03262).
+    """Schulman's k1 as a component of the reward (RLHF; RLOO, arXiv:2402.14740; REINFORCE++, arXiv:2501.03262).
 
     reward_i = reward_i - kl_coef * sum_t (old_logprob_t - ref_logprob_t), before any group statistic
 
-    The policy gradient of this reward is the right gradient of the reverse KL(pi || ref), which k1 as a loss does not
-    have: its expected gradient is 0. A long response is charged for every token, and all its tokens bear the sum, as in
-    RLOO, unless the baseline gives each token an advantage of its own: gae, and return_to_go, which is REINFORCE++'s.
+    The policy gradient of this reward is the gradient of the reverse KL(pi || ref). As a loss, k1 has an expected
+    gradient of 0. A response is charged for every token, and all its tokens share the sum, as in RLOO. A per-token
+    baseline instead charges each token for itself and later ones: gae, and return_to_go as in REINFORCE++.
     """
 
     kl_coef: float
@@ -127,8 +127,8 @@ class K3Loss(Kl):
 
     x = ref / pi;  penalty = kl_coef * (x - log x - 1)
 
-    Never negative and, as a value under the learner's own samples, unbiased for KL(pi || ref). As a loss
-    its expected gradient is that of the forward KL(ref || pi), not of the reverse one.
+    Never negative. As a value on the learner's own samples it is unbiased for KL(pi || ref). As a loss its expected
+    gradient is that of the forward KL(ref || pi), not of the reverse one.
     Differs: the log-ratio is limited to +-log_ratio_limit, since exp() of it overflows in fp32 beyond 88.
     """
 
@@ -147,13 +147,13 @@ class K3Loss(Kl):
 
 @dataclass(frozen=True)
 class K3Unbiased(Kl):
-    """k3 weighted by the token's importance ratio, gradient through both (DeepSeek-V3.2).
+    """k3 weighted by the token's importance ratio, with gradient through both (DeepSeek-V3.2).
 
     penalty = kl_coef * (pi / old) * (x - log x - 1),  x = ref / pi
 
-    Differs from K3Loss: an expectation over the old policy's samples becomes one over the learner's, so value and
-    gradient are those of the reverse KL(pi || ref), off-policy too. The ratio is each token's own, whatever
-    the importance axis says.
+    Differs from K3Loss: the ratio turns an expectation over the old policy's samples into one over the learner's. So
+    value and gradient are those of the reverse KL(pi || ref), off-policy too. The ratio is always per token, whatever
+    the importance axis is.
     """
 
     kl_coef: float

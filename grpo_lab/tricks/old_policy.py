@@ -1,4 +1,4 @@
-"""Old policy: whose log-probs stand below the importance ratio."""
+"""Old policy: which policy's log-probs are the denominator of the importance ratio."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from grpo_lab.types import Float, Tensor
 
 @dataclass(frozen=True)
 class OldPolicy(Trick, ABC):
-    """Chooses the denominator of the ratio the surrogate reads."""
+    """Chooses the denominator of the ratio that the surrogate reads."""
 
     recomputes: ClassVar[bool]
 
@@ -20,9 +20,9 @@ class OldPolicy(Trick, ABC):
     def __call__(
         self, recomputed: Float[Tensor, "N T"] | None, sampler_logprobs: Float[Tensor, "N T"]
     ) -> Float[Tensor, "N T"] | None:
-        """Log-probs of the old policy; None where it is the learner at the very update.
+        """Log-probs of the old policy; None when the old policy is the learner at the same update.
 
-        `recomputed` are the learner's own from before the first update, None where no one needs them.
+        `recomputed` are the learner's log-probs before the first update, None when nothing needs them.
         """
 
 
@@ -30,9 +30,8 @@ class OldPolicy(Trick, ABC):
 class Recomputed(OldPolicy):
     """The learner itself, before the first update on these rollouts (decoupled PPO, arXiv:2505.24298).
 
-    Needs one forward pass without gradient per rollout batch. The loop leaves that pass out where its
-    result is known: with one on-policy update, and nothing else that reads them, the old policy is the learner
-    and the ratio is exactly 1.
+    Needs one forward pass without gradient per rollout batch. The loop skips that pass with one on-policy update if
+    nothing else needs these log-probs: the old policy is then the learner, and the ratio is exactly 1.
     """
 
     touches_nothing: ClassVar[bool] = True
@@ -47,10 +46,10 @@ class Recomputed(OldPolicy):
 
 @dataclass(frozen=True)
 class Sampler(OldPolicy):
-    """The policy that generated, with its own numerics and weights (verl's bypass mode; ScaleRL, arXiv:2510.13786).
+    """The sampler, with its own numerics and weights (verl's bypass mode; ScaleRL, arXiv:2510.13786).
 
-    Differs from Recomputed: no forward pass, two policies instead of three, and one ratio that holds both how far
-    the learner has moved and how far the sampler was from it. A correction would count the latter twice.
+    Differs from Recomputed: no forward pass, and two policies instead of three. One ratio contains both the learner's
+    updates and the mismatch of sampler and learner. A correction would count the mismatch twice.
     """
 
     recomputes: ClassVar[bool] = False

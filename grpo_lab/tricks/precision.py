@@ -21,18 +21,18 @@ class LmHead(Enum):
 
 @dataclass(frozen=True)
 class Precision(ABC):
-    """The data type of matrix products; master weights and log-probs are fp32 in every option.
+    """The data type of matrix products. Master weights and log-probs are fp32 in every option.
 
-    `agreement` is how far two engines with the same weights may be apart in this arithmetic, nats a token in the mean;
-    beyond it a run stops.
+    `agreement` is the largest allowed mean difference in log-prob, in nats per token, between sampler and learner with
+    the same weights. A run stops beyond it.
     """
 
     lm_head: LmHead
     agreement: float
 
-    dtype_name: ClassVar[str]  # of torch
-    rounds: ClassVar[bool]  # whether sampler and learner can differ by rounding that matters
-    scales_loss: ClassVar[bool] = False  # whether small gradients vanish in this type unless the loss is scaled up
+    dtype_name: ClassVar[str]  # the torch name
+    rounds: ClassVar[bool]  # whether rounding can make sampler and learner differ by an amount that matters
+    scales_loss: ClassVar[bool] = False  # whether small gradients underflow in this type unless the loss is scaled up
 
     def __post_init__(self) -> None:
         require_positive(self, "agreement")
@@ -44,7 +44,7 @@ class Precision(ABC):
 
 @dataclass(frozen=True)
 class Fp32(Precision):
-    """Single precision everywhere: sampler and learner agree to about 1e-6 nats a token."""
+    """Single precision everywhere: sampler and learner agree to about 1e-6 nats per token."""
 
     dtype_name: ClassVar[str] = "float32"
     rounds: ClassVar[bool] = False
@@ -55,8 +55,8 @@ class Bf16(Precision):
     """bfloat16: 8 bits of mantissa, the range of fp32.
 
     As learner precision: fp32 master weights, matrix products under autocast. As sampler precision: the
-    weights themselves are rounded to bfloat16, as inference engines hold them. `lm_head: fp32` keeps the
-    output head in fp32, which removed most of the mismatch in MiniMax-M1 (arXiv:2506.13585).
+    weights are rounded to bfloat16, as in inference engines. `lm_head: fp32` keeps the output head in fp32, which
+    removed most of the mismatch in MiniMax-M1 (arXiv:2506.13585).
     """
 
     dtype_name: ClassVar[str] = "bfloat16"
@@ -67,10 +67,10 @@ class Bf16(Precision):
 class Fp16(Precision):
     """float16: 11 bits of mantissa, and numbers from 6e-8 to 65,504.
 
-    Eight times finer than bfloat16, so sampler and learner agree better where both use it (arXiv:2510.26788). As
-    learner precision: matrix products under autocast, the loss scaled up so that small gradients do not vanish
-    (torch.amp.GradScaler with its own settings); an update whose gradient overflows is left out and the scale halved.
-    As sampler precision: the weights are rounded.
+    Eight times finer than bfloat16, so sampler and learner agree better if both use it (arXiv:2510.26788). As learner
+    precision: matrix products under autocast, and the loss is scaled up so that small gradients do not underflow
+    (torch.amp.GradScaler with its default settings). An update whose gradient overflows is skipped and the scale
+    halved. As sampler precision: the weights are rounded to float16.
     """
 
     dtype_name: ClassVar[str] = "float16"

@@ -1,4 +1,4 @@
-"""Reference: what the KL tie is tied to."""
+"""Reference: which policy the KL penalty compares the learner with."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from grpo_lab.tricks.base import Trick, require_field, require_positive
 
 @dataclass(frozen=True)
 class Reference(Trick, ABC):
-    """Decides how much of the learner the reference policy takes in, and when."""
+    """Decides when the reference policy takes in the learner's weights, and how much of them."""
 
-    changes: ClassVar[bool] = True  # whether it ever does, so that a checkpoint has to hold it
+    changes: ClassVar[bool] = True  # whether the reference ever changes, so that checkpoints must save it
 
     @abstractmethod
     def mixes(self, step: int) -> float:
-        """The share of the learner's weights in the reference's new ones once step `step` (from 0) is trained.
+        """The learner's share in the reference's new weights after step `step` (from 0).
 
-        reference = (1 - share) * reference + share * learner; 0 leaves it, 1 makes it a copy
+        reference = (1 - share) * reference + share * learner; 0 changes nothing, 1 copies the learner
         """
 
 
 @dataclass(frozen=True)
 class Frozen(Reference):
-    """The policy at step 0, for ever."""
+    """The policy at step 0, unchanged for the whole run."""
 
     touches_nothing: ClassVar[bool] = True
     formula: ClassVar[str] = "the policy at step 0"
@@ -37,10 +37,10 @@ class Frozen(Reference):
 
 @dataclass(frozen=True)
 class Reset(Reference):
-    """Make the reference a copy of the learner every so many steps (TR-DPO's hard update, arXiv:2404.09656).
+    """Copy the learner into the reference every `every` steps (TR-DPO's hard update, arXiv:2404.09656).
 
-    Differs from Frozen: the tie bounds how far the policy goes within a period, not over the run, so that a KL penalty
-    slows learning down without holding it back. ProRL (arXiv:2505.24864) does it when the validation score stalls.
+    Differs from Frozen: the KL penalty limits how far the policy moves within a period, not over the whole run. So it
+    slows learning down but does not stop it. ProRL (arXiv:2505.24864) resets when the validation metric stalls.
     """
 
     every: int  # steps
@@ -56,11 +56,11 @@ class Reset(Reference):
 
 @dataclass(frozen=True)
 class Ema(Reference):
-    """Let the reference follow the learner as an exponential moving average (TR-DPO's soft update, arXiv:2404.09656).
+    """The reference is an exponential moving average of the learner (TR-DPO's soft update, arXiv:2404.09656).
 
     reference = decay * reference + (1 - decay) * learner, after each step
 
-    Lags 1 / (1 - decay) steps behind. At 0 it is the learner, at 1 it is Frozen; both are refused.
+    Lags 1 / (1 - decay) steps behind. At decay 0 it is the learner, at decay 1 it is Frozen; both are refused.
     """
 
     decay: float

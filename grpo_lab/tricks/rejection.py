@@ -1,9 +1,9 @@
 """Rejection: which rows or tokens leave because the sampler is not the learner.
 
-Below, rho = old / sampler, token by token: learner before the updates over sampler. Its three estimates of the
-divergence are k1 = -log rho, k2 = (log rho)^2 / 2 and k3 = rho - 1 - log rho. An option's name says over what the
-estimate is taken (each token, the sum, the mean or the largest of a response) and which one it is. For k1 the bounds
-are on the ratio itself: `sequence_mean_k1` keeps responses whose geometric mean ratio lies in [low, high].
+Below, rho = old / sampler per token: the learner before the updates over the sampler. Three estimates of their
+divergence are k1 = -log rho, k2 = (log rho)^2 / 2 and k3 = rho - 1 - log rho. An option's name says how an estimate
+is reduced (each token, or the sum, mean or largest of a response) and which estimate it is. For k1 the bounds are on
+the ratio itself: `sequence_mean_k1` keeps responses whose geometric mean ratio lies in [low, high].
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from grpo_lab.types import Bool, Float, Graded, Tensor, to_groups
 
 
 def each_token(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N T"]:
-    """The values as they are."""
+    """The values unchanged."""
     return values
 
 
 def row_sum(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N T"]:
-    """The sum over a row's tokens, on each of them."""
+    """The sum over a row's tokens, at each of them."""
     return torch.where(mask, values, 0.0).sum(dim=1, keepdim=True).expand_as(values)
 
 
 def whole_mean(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N T"]:
-    """The mean over a row's tokens, on each of them."""
+    """The mean over a row's tokens, at each of them."""
     return row_mean(values, mask).expand_as(values)
 
 
 def row_largest(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N T"]:
-    """The largest value of a row's tokens, on each of them."""
+    """The largest value of a row's tokens, at each of them."""
     return torch.where(mask, values, -torch.inf).amax(dim=1, keepdim=True).expand_as(values)
 
 
@@ -54,10 +54,10 @@ class Rejection(Trick, ABC):
         sampler_logprobs: Float[Tensor, "N T"],
         sampled_mask: Bool[Tensor, "N T"],
     ) -> Bool[Tensor, "N T"]:
-        """True on the tokens that stay."""
+        """True on the tokens that stay in the loss."""
 
     def settle(self, graded: Graded, stays: Bool[Tensor, "N T"]) -> Graded:
-        """The record without the tokens that do not stay, and without the rows of which none does."""
+        """The record without rejected tokens, and without rows whose tokens are all rejected."""
         return graded
 
 
@@ -81,11 +81,11 @@ class NoRejection(Rejection):
 
 @dataclass(frozen=True)
 class Bounded(Rejection, ABC):
-    """What the options share: a statistic of log rho, a bound on it, and whether rejected rows are still counted.
+    """Base of the options: a statistic of log rho, a bound on it, and whether rejected rows are still counted.
 
-    `rejected_in_statistics`: false takes a row that left out of its group's and the batch's statistics as well, so that
-    its reward moves no sibling; true leaves it there, as verl, TRL and NeMo-RL do. Where tokens are what counts once,
-    one that left counts nowhere.
+    `rejected_in_statistics`: false also removes a rejected row from group and batch statistics, so its reward does not
+    affect other rows. True leaves it there, as verl, TRL and NeMo-RL do. In statistics weighted by tokens a rejected
+    token never counts.
     """
 
     rejected_in_statistics: bool
@@ -93,7 +93,7 @@ class Bounded(Rejection, ABC):
     @staticmethod
     @abstractmethod
     def reduce(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N T"]:
-        """A token's value, or what stands for its whole row."""
+        """Each token's value, or one value for its whole row."""
 
     def settle(self, graded: Graded, stays: Bool[Tensor, "N T"]) -> Graded:
         left = ~to_groups(stays.any(dim=1), graded.reward.shape[1])
@@ -104,10 +104,10 @@ class Bounded(Rejection, ABC):
 
 @dataclass(frozen=True)
 class RatioBounds(Bounded, ABC):
-    """Options on k1: what stays has low <= exp(reduced log rho) <= high; 0 and a large number switch one off.
+    """Options on k1: keep low <= exp(reduced log rho) <= high. A low of 0 or a very large high switches that bound off.
 
-    `bounds: inverse` reads them as verl's code does, on the inverse ratio: 0.1 and 1.2 then keep a ratio of 5 and
-    reject one of 0.5. With low = 1 / high the two are one.
+    `bounds: inverse` applies the bounds to the inverse ratio, as verl's code does: 0.1 and 1.2 then keep a ratio of 5
+    and reject one of 0.5. With low = 1 / high both forms are the same.
     """
 
     low: float
@@ -137,7 +137,7 @@ class RatioBounds(Bounded, ABC):
 
 @dataclass(frozen=True)
 class UpperBound(Bounded, ABC):
-    """Options on k2 and k3, which are never negative: what stays has a reduced estimate of at most `bound` nats."""
+    """Options on k2 and k3, which are never negative: keep a reduced estimate of at most `bound` nats."""
 
     bound: float
 
@@ -179,7 +179,7 @@ class K3Bound(UpperBound, ABC):
 
 @dataclass(frozen=True)
 class TokenK1(RatioBounds):
-    """Tokens whose ratio lies within bounds stay, the others leave one by one (verl "token_k1")."""
+    """Keep tokens whose ratio is within the bounds (verl "token_k1")."""
 
     of_log_rho: ClassVar[str] = "{}"
     reduce = staticmethod(each_token)
@@ -187,7 +187,7 @@ class TokenK1(RatioBounds):
 
 @dataclass(frozen=True)
 class TokenK2(K2Bound):
-    """Tokens whose squared log-ratio is small stay (verl "token_k2")."""
+    """Keep tokens whose squared log-ratio is small (verl "token_k2")."""
 
     formula: ClassVar[str] = "(prox - sampler)^2 / 2 <= {bound}"
     reduce = staticmethod(each_token)
@@ -195,7 +195,7 @@ class TokenK2(K2Bound):
 
 @dataclass(frozen=True)
 class TokenK3(K3Bound):
-    """Tokens whose k3 is small stay (verl "token_k3"); k3 grows faster for ratios above 1."""
+    """Keep tokens whose k3 is small (verl "token_k3"); k3 grows faster for ratios above 1."""
 
     formula: ClassVar[str] = "k3(prox, sampler) <= {bound}"
     reduce = staticmethod(each_token)
@@ -203,7 +203,7 @@ class TokenK3(K3Bound):
 
 @dataclass(frozen=True)
 class SequenceSumK1(RatioBounds):
-    """Responses whose ratio, a product, lies within bounds stay (verl "seq_sum_k1"): long ones leave first."""
+    """Keep responses whose product of ratios is within the bounds (verl "seq_sum_k1"); long ones leave first."""
 
     of_log_rho: ClassVar[str] = "sum_t({})"
     reduce = staticmethod(row_sum)
@@ -211,7 +211,7 @@ class SequenceSumK1(RatioBounds):
 
 @dataclass(frozen=True)
 class SequenceSumK2(K2Bound):
-    """Responses whose summed squared log-ratios are small stay (verl "seq_sum_k2")."""
+    """Keep responses whose sum of squared log-ratios is small (verl "seq_sum_k2")."""
 
     formula: ClassVar[str] = "sum_t((prox - sampler)^2 / 2) <= {bound}"
     reduce = staticmethod(row_sum)
@@ -219,7 +219,7 @@ class SequenceSumK2(K2Bound):
 
 @dataclass(frozen=True)
 class SequenceSumK3(K3Bound):
-    """Responses whose summed k3 is small stay (verl "seq_sum_k3")."""
+    """Keep responses whose summed k3 is small (verl "seq_sum_k3")."""
 
     formula: ClassVar[str] = "sum_t(k3(prox, sampler)) <= {bound}"
     reduce = staticmethod(row_sum)
@@ -227,7 +227,7 @@ class SequenceSumK3(K3Bound):
 
 @dataclass(frozen=True)
 class SequenceMeanK1(RatioBounds):
-    """Responses whose geometric mean ratio lies within bounds stay ("geometric" in verl, OpenRLHF, SkyRL)."""
+    """Keep responses whose geometric mean ratio is within the bounds ("geometric" in verl, OpenRLHF, SkyRL)."""
 
     of_log_rho: ClassVar[str] = "mean_t({})"
     reduce = staticmethod(whole_mean)
@@ -235,7 +235,7 @@ class SequenceMeanK1(RatioBounds):
 
 @dataclass(frozen=True)
 class SequenceMeanK2(K2Bound):
-    """Responses whose mean squared log-ratio is small stay (verl "seq_mean_k2")."""
+    """Keep responses whose mean squared log-ratio is small (verl "seq_mean_k2")."""
 
     formula: ClassVar[str] = "mean_t((prox - sampler)^2 / 2) <= {bound}"
     reduce = staticmethod(whole_mean)
@@ -243,7 +243,7 @@ class SequenceMeanK2(K2Bound):
 
 @dataclass(frozen=True)
 class SequenceMeanK3(K3Bound):
-    """Responses whose mean k3 is small stay (verl "seq_mean_k3"); free of the metrics k1 lets cancel."""
+    """Keep responses whose mean k3 is small (verl "seq_mean_k3"); unlike in k1, opposite signs do not cancel."""
 
     formula: ClassVar[str] = "mean_t(k3(prox, sampler)) <= {bound}"
     reduce = staticmethod(whole_mean)
@@ -251,7 +251,7 @@ class SequenceMeanK3(K3Bound):
 
 @dataclass(frozen=True)
 class SequenceMaxK2(K2Bound):
-    """Responses no token of which has a large squared log-ratio stay (verl "seq_max_k2")."""
+    """Keep responses without any token of large squared log-ratio (verl "seq_max_k2")."""
 
     formula: ClassVar[str] = "max_t((prox - sampler)^2 / 2) <= {bound}"
     reduce = staticmethod(row_largest)
@@ -259,7 +259,7 @@ class SequenceMaxK2(K2Bound):
 
 @dataclass(frozen=True)
 class SequenceMaxK3(K3Bound):
-    """Responses no token of which has a large k3 stay (verl "seq_max_k3")."""
+    """Keep responses without any token of large k3 (verl "seq_max_k3")."""
 
     formula: ClassVar[str] = "max_t(k3(prox, sampler)) <= {bound}"
     reduce = staticmethod(row_largest)

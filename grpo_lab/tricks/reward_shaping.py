@@ -1,4 +1,4 @@
-"""Reward shaping: what is added to the outcome's reward."""
+"""Reward shaping: what is added to the reward of the verifier outcome."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from grpo_lab.types import Float, Graded, Tensor
 
 @dataclass(frozen=True)
 class RewardShaping(Trick, ABC):
-    """Adds named components to the reward and leaves the outcome alone.
+    """Adds named components to the reward. The verifier outcome stays unchanged.
 
     `group_relative`: compares a response with others of its group.
     """
@@ -24,16 +24,16 @@ class RewardShaping(Trick, ABC):
 
     @property
     def asks_for(self) -> range:
-        """The response lengths, in tokens, that a prompt may ask for; empty where prompts ask for none."""
+        """The target lengths, in tokens, that a prompt may ask for; empty if prompts ask for none."""
         return range(0)
 
     def draw_target_length(self, drawn: float) -> int | None:
-        """The length of them that a prompt asks for; None for none. `drawn` is uniform in [0, 1)."""
+        """The target length for one prompt, or None. `drawn` is a uniform number in [0, 1)."""
         return self.asks_for[int(drawn * len(self.asks_for))] if self.asks_for else None
 
     @abstractmethod
     def lowest(self, correct: float, wrong: float) -> float:
-        """The lowest reward that can come out where the verifier's are `correct` and `wrong`."""
+        """The lowest possible shaped reward when the verifier's rewards are `correct` and `wrong`."""
 
     @abstractmethod
     def __call__(self, graded: Graded) -> Graded:
@@ -42,7 +42,7 @@ class RewardShaping(Trick, ABC):
 
 @dataclass(frozen=True)
 class NoShaping(RewardShaping):
-    """The reward is the outcome's reward and nothing else."""
+    """The reward is that of the verifier outcome, with nothing added."""
 
     touches_nothing: ClassVar[bool] = True
     formula: ClassVar[str] = "0"
@@ -61,16 +61,16 @@ class SoftOverlong(RewardShaping):
     start   = max_tokens - cache_tokens
     penalty = -factor * (correct - wrong) / 2 * clip((length - start) / cache_tokens, 0, 1)
 
-    Every response is punished, right or wrong, so a truncated wrong one ends below a short wrong one.
-    Inert when no response is longer than `start`. The largest penalty is counted in halves of what parts a right answer
-    from a wrong one, which is 1 for DAPO's rewards of -1 and 1: a factor means the same under rewards of 0 and 1.
+    Right and wrong responses are both punished, so a truncated wrong one gets less than a short wrong one. Inert when
+    no response is longer than `start`. The unit of `factor` is (correct - wrong) / 2, which is 1 for DAPO's rewards
+    of -1 and 1. So a factor means the same with rewards of 0 and 1.
     """
 
     max_tokens: int  # the run's generation budget, response tokens
     cache_tokens: int  # width of the ramp, response tokens
-    factor: float  # the largest penalty, in halves of the distance between a right and a wrong answer
+    factor: float  # the largest penalty, in units of (correct - wrong) / 2
     correct: float  # the verifier's reward of a right answer
-    wrong: float  # and of a wrong one
+    wrong: float  # the verifier's reward of a wrong answer
 
     formula: ClassVar[str] = (
         "-{factor} * ({correct} - {wrong}) / 2 * clip((n_i - ({max_tokens} - {cache_tokens})) / {cache_tokens}, 0, 1)"
@@ -95,7 +95,7 @@ class SoftOverlong(RewardShaping):
         return graded.with_component("soft_overlong", self.penalty(graded))
 
     def penalty(self, graded: Graded) -> Float[Tensor, "P G"]:
-        """What each response's length costs it, at most 0."""
+        """The penalty on each response's length, at most 0."""
         start = self.max_tokens - self.cache_tokens
         ramp = (graded.lengths.to(graded.reward.dtype) - start) / self.cache_tokens
         return -self.largest * ramp.clamp(0, 1)
@@ -103,12 +103,12 @@ class SoftOverlong(RewardShaping):
 
 @dataclass(frozen=True)
 class SoftOverlongCorrectOnly(SoftOverlong):
-    """The same ramp on right answers alone (ScaleRL, arXiv:2510.13786, eq. 9).
+    """SoftOverlong's ramp on right answers only (ScaleRL, arXiv:2510.13786, eq. 9).
 
     penalty = SoftOverlong's where the outcome is 1, otherwise 0
 
-    Differs from SoftOverlong: an all-wrong group stays tied, so its lengths become no signal. With a factor below 2,
-    right and long is still better than wrong.
+    Differs from SoftOverlong: an all-wrong group stays tied, so its lengths give no signal. With a factor below 2 a
+    long right answer still gets more than a wrong one.
     """
 
     formula: ClassVar[str] = SoftOverlong.formula + " where right"
@@ -122,14 +122,14 @@ class SoftOverlongCorrectOnly(SoftOverlong):
 
 @dataclass(frozen=True)
 class KimiLength(RewardShaping):
-    """Short right answers gain, long wrong ones lose, relative to the group (Kimi k1.5, arXiv:2501.12599).
+    """Reward short right answers and punish long responses, relative to the group (Kimi k1.5, arXiv:2501.12599).
 
     lambda = 0.5 - (length - shortest_g) / (longest_g - shortest_g)
     added  = coef * lambda where right, coef * min(0, lambda) where wrong, 0 where all lengths are equal
 
-    Differs from SoftOverlong: there is no threshold, every group is pushed towards its shortest response. Early
-    in training that stalls accuracy, which is why the paper trains without it first and with all of it from then on:
-    nothing is added to groups that were drawn before `begins_at` of the budget was spent.
+    Differs from SoftOverlong: there is no threshold; every group is pushed towards its shortest response. Early in
+    training that stalls accuracy, so the paper starts without it and later adds it in full. Groups drawn before
+    `begins_at` of the budget was spent get nothing.
     """
 
     coef: float
@@ -163,18 +163,18 @@ class KimiLength(RewardShaping):
 
 @dataclass(frozen=True)
 class L1Exact(RewardShaping):
-    """Ask for a length in the prompt and pay for hitting it (LCPO-Exact of L1, arXiv:2503.04697).
+    """Ask for a length in the prompt and punish the distance from it (LCPO-Exact of L1, arXiv:2503.04697).
 
     n_gold ~ U{shortest..longest}, one for all responses of a prompt, written into it
     penalty = -alpha * |n_gold - length|, for right and wrong answers alike
 
-    The policy learns to think for as long as it is asked to, so one model serves every budget. Evaluation asks for
-    lengths too. The step's `target_length/slope` says whether lengths follow.
+    The policy learns to respond at the length that the prompt asks for, so one model serves every budget. Evaluation
+    prompts ask for lengths too. The metric `target_length/slope` shows whether lengths follow.
     """
 
     alpha: float  # reward per token
-    shortest: int  # tokens a prompt may ask for, at least
-    longest: int  # and at most
+    shortest: int  # smallest target length, tokens
+    longest: int  # largest target length, tokens
 
     formula: ClassVar[str] = "-{alpha} * |n_gold - n_i|, n_gold of {shortest}..{longest} in the prompt"
 
@@ -193,22 +193,22 @@ class L1Exact(RewardShaping):
         return graded.with_component("l1_exact", -self.alpha * self._left(graded).abs())
 
     def _left(self, graded: Graded) -> Float[Tensor, "P G"]:
-        """Tokens that were asked for and not written; negative beyond."""
+        """Target length minus response length, in tokens; negative if the response is longer."""
         assert graded.target_length is not None, "the loop writes the target length into every prompt"
         return (graded.target_length - graded.lengths).to(graded.reward.dtype)
 
 
 @dataclass(frozen=True)
 class L1Max(L1Exact):
-    """Ask for a length and pay right answers for staying below it (LCPO-Max of L1, arXiv:2503.04697).
+    """Ask for a length and reward right answers for staying below it (LCPO-Max of L1, arXiv:2503.04697).
 
     reward = right * clip(alpha * (n_gold - length) + delta, 0, 1)
 
-    Written as what is added to a right answer's reward of 1: right * (clip(...) - 1). Differs from L1Exact: it
-    multiplies, so wrong answers feel no pressure on length, and a short right answer is not punished.
+    Here it is a component added to a right answer's reward of 1: right * (clip(...) - 1). Differs from L1Exact: it
+    multiplies, so length does not matter for wrong answers, and a short right answer is not punished.
     """
 
-    delta: float  # reward of a right answer of exactly the length that was asked for
+    delta: float  # reward of a right answer of exactly the target length
 
     formula: ClassVar[str] = (
         "right * (clip({alpha} * (n_gold - n_i) + {delta}, 0, 1) - 1), n_gold of {shortest}..{longest} in the prompt"

@@ -16,7 +16,7 @@ from grpo_lab.types import Bool, Float, Graded, Tensor
 
 
 class Deviation(Enum):
-    """Whose deviation over the batch: that of the centred rewards (ScaleRL), or of the raw ones (TRL, Lite PPO)."""
+    """Standard deviation over the batch of the centred rewards (ScaleRL), or of the raw ones (TRL, Lite PPO)."""
 
     centred = "centred"
     raw = "raw"
@@ -33,12 +33,12 @@ class AllWrong(Enum):
 class Scale(Trick, ABC):
     """Turns centred rewards into advantages.
 
-    `group_relative`: needs other rows of the group. `needs_rewards_from_zero`: a negative reward turns its
-    metrics around. `splits_signs`: does nothing where no reward is negative. `reads_batch`: a
-    group that leaves moves the advantages of others. `pays_for_signal`: makes up for groups without signal.
-    `recentres`: subtracts one number for the whole batch. `divides_by_centred`: by the deviation of what the baseline
-    left. `moves_zeros`: a row centred at 0 may get an advantage. `scales_tokens`: `of_tokens` can be asked too.
-    `zeroes_tied`: gives a group of equal rewards no advantage, whatever the baseline left.
+    `group_relative`: needs other rows of the group. `needs_rewards_from_zero`: a negative reward would flip signs of
+    advantages. `splits_signs`: made for centred rewards of both signs. `reads_batch`: removing a group changes the
+    advantages of others. `pays_for_signal`: compensates for groups without signal. `recentres`: subtracts one number
+    for the whole batch. `divides_by_centred`: divides by the deviation of the centred rewards. `moves_zeros`: a row
+    with centred reward 0 may get an advantage. `scales_tokens`: implements `of_tokens`. `zeroes_tied`: gives a group
+    of equal rewards advantage 0, whatever the baseline.
     """
 
     needs_rewards_from_zero: ClassVar[bool] = False
@@ -74,7 +74,7 @@ class Scale(Trick, ABC):
     def of_tokens(
         self, centred: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], graded: Graded
     ) -> Float[Tensor, "N T"]:
-        """The same of numbers that each token has for itself; 0 outside `mask`."""
+        """Advantages from per-token centred rewards; 0 outside `mask`."""
         raise TypeError(f"{type(self).__name__} scales one number a response; a rule refuses it for tokens")
 
 
@@ -84,10 +84,10 @@ class GroupStd(Scale):
 
     advantage = centred / (std_g(reward) + eps), over counted rows; 0 when the group is tied
 
-    Weights a prompt of pass rate p by about 1/sqrt(p(1 - p)), bounded by sqrt(G - 1): very easy and very
-    hard prompts count more. `ddof` 0 is the population formula, 1 Bessel's, which TRL and verl use.
-    `leave_one_out` is NeMo-RL's: the deviation of the other rows, no division where that is 0, so the only
-    right answer of a group stays small. A lone row's `raw` reward (verl) is divided by 1 + eps.
+    Weights a prompt of pass rate p by about 1/sqrt(p(1 - p)), bounded by sqrt(G - 1): very easy and very hard prompts
+    count more. `ddof` 0 is the population formula; 1 is Bessel's, as in TRL and verl. `leave_one_out` is NeMo-RL's:
+    divide by the deviation of the other rows, and not at all where it is 0, so a group's only right answer stays
+    small. A lone row's `raw` reward (verl) is divided by 1 + eps.
     """
 
     ddof: int
@@ -119,20 +119,20 @@ class GroupStd(Scale):
         if self.leave_one_out:
             # Without row i, the squares around the mean of the others lose i's own and the shift it caused.
             others = squares - deviations**2 * number / (number - 1).clamp(min=1)
-            squares = torch.where(others > 1e-12 * squares, others, 0.0)  # what is left of equal rewards is rounding
+            squares = torch.where(others > 1e-12 * squares, others, 0.0)  # for equal rewards the rest is only rounding
             number = number - 1
         std = torch.sqrt(squares / (number - self.ddof).clamp(min=1))
         scaled = torch.where(std > 0, centred / (std + self.eps), centred)
         if self.singleton is Singleton.raw:
             alone = counted.sum(dim=1, keepdim=True) == 1
             return torch.where(alone, centred / (1 + self.eps), torch.where(tied(reward, counted), 0.0, scaled))
-        # A tied group has nothing to standardise; leaving it to eps would let rounding decide.
+        # In a tied group rounding and eps would decide the result.
         return torch.where(tied(reward, counted), 0.0, scaled)
 
 
 @dataclass(frozen=True)
 class NoScale(Scale):
-    """Use the centred reward as it is (Dr. GRPO, arXiv:2503.20783): every prompt weighs the same."""
+    """Use the centred reward unchanged (Dr. GRPO, arXiv:2503.20783): every prompt weighs the same."""
 
     touches_nothing: ClassVar[bool] = True
     scales_tokens: ClassVar[bool] = True
@@ -165,10 +165,10 @@ class BatchStd(Scale):
 
     advantage = centred / (std_batch(x) + eps)      x = centred or raw rewards, each row or token counting once
 
-    Differs from GroupStd: every prompt keeps its share of signal, and only the step size is normalised.
-    `recentre` subtracts the batch's mean first, which is whitening as verl writes it; with token weights
-    that mean is not 0 even for group-centred rewards, so rows of tied groups get an advantage too. A batch
-    whose values are all equal gets 0. REINFORCE++ is arXiv:2501.03262, Lite PPO 2508.08221, ScaleRL 2510.13786.
+    Differs from GroupStd: every prompt keeps its share of signal, and only the step size is normalised. `recentre`
+    subtracts the batch mean first, as in verl's whitening. With token weights that mean is not 0 even for
+    group-centred rewards, so rows of tied groups get an advantage too. A batch whose values are all equal gets 0.
+    REINFORCE++ is arXiv:2501.03262, Lite PPO 2508.08221, ScaleRL 2510.13786.
     """
 
     of: Deviation
@@ -215,7 +215,7 @@ class BatchStd(Scale):
 
 
 def _divided(scale: BatchStd, centred: Tensor, values: Tensor, weights: Tensor, counted: Tensor) -> Tensor:
-    """`centred` over the weighted deviation of `values`; 0 where nothing is counted or all values are equal."""
+    """`centred` divided by the weighted deviation of `values`; 0 where not counted, or if all values are equal."""
     mean = (weights * values).sum() / weights.sum().clamp(min=1)
     variance = (weights * (values - mean) ** 2).sum() / (weights.sum() - scale.ddof).clamp(min=1)
     divisor = _FLOORED[scale.floor](variance, scale.eps)
@@ -230,10 +230,10 @@ class GroupMean(Scale):
 
     advantage = centred / mean_g(reward), over counted rows; 0 when the group's mean is 0
 
-    With rewards 0 and 1 the expected gradient of a prompt of pass rate p is weighted by
-    (1 - (1 - p)^(G - 1)) / p, towards the likelihood's 1/p: hard prompts count more, easy ones do not.
-    `all_wrong: minus_one` gives -1 to the rows of an all-wrong group, which raises the order to G. Refuses
-    negative rewards, under which a right answer of a mostly wrong group would be punished.
+    With rewards 0 and 1 the expected gradient of a prompt of pass rate p has weight (1 - (1 - p)^(G - 1)) / p. This
+    approaches the 1/p of maximum likelihood: hard prompts count more, easy ones do not. `all_wrong: minus_one` gives
+    -1 to the rows of an all-wrong group, which raises the order to G. Negative rewards are refused, because a right
+    answer in a mostly wrong group would be punished.
     """
 
     all_wrong: AllWrong
@@ -266,9 +266,9 @@ class InformativeShare(Scale):
 
     advantage = alpha * centred;  alpha = groups / groups whose counted rewards are not all equal
 
-    Undoes how groups without signal shrink the step: the factor grows as prompts are solved or lost. In a batch
-    without any signal alpha is 1. `nonzero_rewards` is verl's alpha, rows over rows whose reward is not 0: it
-    follows accuracy instead of signal, and with rewards of -1 and 1 is always 1.
+    Compensates for the smaller step that groups without signal cause: the factor grows as prompts become all right or
+    all wrong. In a batch without any signal alpha is 1. `nonzero_rewards` is verl's alpha, rows / rows whose reward is
+    not 0. It follows accuracy instead of signal, and is always 1 with rewards of -1 and 1.
     """
 
     alpha: AlphaForm
@@ -300,12 +300,12 @@ class InformativeShare(Scale):
 
 @dataclass(frozen=True)
 class SignWeighted(Scale):
-    """Weigh positive and negative rewards apart (PSR, NSR and W-REINFORCE, arXiv:2506.01347).
+    """Weight positive and negative rewards separately (PSR, NSR and W-REINFORCE, arXiv:2506.01347).
 
     advantage = centred * (positive if centred > 0 else negative)
 
-    Made for rewards of -1 and 1 without a baseline. (1, 0) learns from right answers only and narrows,
-    (0, 1) from wrong answers only and keeps pass@k, (0.1, 1) is the paper's mixture.
+    Made for rewards of -1 and 1 without a baseline. (positive, negative) = (1, 0) learns from right answers only and
+    narrows the policy; (0, 1) learns from wrong answers only and keeps pass@k; (0.1, 1) is the paper's mixture.
     """
 
     positive: float

@@ -1,8 +1,7 @@
 """Schedule: which weights generate, and how far generation may run ahead of training.
 
-A schedule says how much is generated and when new weights arrive. rollout/queue.py and rollout/stream.py carry it
-out: in one process and in simulated time with an engine that is called, overlapping for real with one that has its own
-process.
+A schedule decides how much is generated and when new weights arrive. rollout/queue.py and rollout/stream.py carry it
+out. With an in-process engine overlap exists only in simulated time; with an engine in its own process it is real.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from grpo_lab.tricks.base import Trick, require_field
 class Schedule(Trick, ABC):
     """How many batches are generated before which step, or how far a stream of responses may run ahead.
 
-    A response's staleness is how many updates the learner has taken since the weights that drew a token. `streams`:
-    responses go on growing while the learner trains, and new weights reach them in their middle. `keeps_cache`: what
-    such a response has cached of its text under older weights stays.
+    A token's staleness is the number of learner updates since the weights that sampled it. `streams`: responses
+    continue while the learner trains, and new weights arrive in mid-response. `keeps_cache`: such a response keeps
+    its KV cache from older weights.
     """
 
     streams: ClassVar[bool] = False
@@ -32,26 +31,26 @@ class Schedule(Trick, ABC):
     @property
     @abstractmethod
     def ahead(self) -> int:
-        """For how many steps at most a batch may wait, whole or in part, while the learner trains on others."""
+        """The largest number of steps that a whole or partial batch may wait while the learner trains on others."""
 
     @property
     def keeps_sampler_current(self) -> bool:
-        """Whether every token is drawn by the learner's latest weights."""
+        """Whether every token is sampled by the learner's latest weights."""
         return self.ahead == 0
 
     @property
     def overlaps(self) -> bool:
-        """Whether generation goes on while the learner trains."""
+        """Whether generation runs while the learner trains."""
         return not self.keeps_sampler_current
 
     def batches_due(self, ready: int) -> int:
-        """Whole batches to generate with the weights of this moment, where `ready` are waiting before a step."""
+        """How many whole batches to generate with the current weights when `ready` batches are waiting."""
         return self.ahead + 1 - ready
 
 
 @dataclass(frozen=True)
 class Sync(Schedule):
-    """Generate with the weights of the last update, always.
+    """Always generate with the weights of the last update.
 
     Sampler and learner differ only in numerics and within the minibatches of one step. One of the two always waits.
     """
@@ -70,9 +69,9 @@ class OneStepOff(Schedule):
 
     batch s is drawn by the weights after step max(0, s - lag)
 
-    Differs from Sync: generation and training overlap, and with `updates: one` every token of a batch is exactly
-    `lag` updates old, once the first `lag` steps are over. The name is that of lag 1; a larger one keeps more batches
-    waiting, which is how staleness alone is varied. With lag 0 it is Sync.
+    Differs from Sync: generation and training overlap. With `updates: one` every token is exactly `lag` updates old
+    after the first `lag` steps. The name is for lag 1. A larger lag keeps more batches waiting, which varies only the
+    staleness. With lag 0 it is Sync.
     """
 
     lag: int  # steps
@@ -93,10 +92,10 @@ class OffPolicyK(Schedule):
 
     batch s is drawn by the weights after step k * floor(s / k)
 
-    Differs from OneStepOff: a batch's age goes 0, 1, .. k - 1 and round again, and sampler and learner take turns, so
-    nothing overlaps. Differs from `updates` with k minibatches: each step has a whole batch of its own, with its own
-    group and batch statistics, and the old policy, where it is recomputed, is the learner before that step; with
-    `old_policy: sampler` the ratio is against the weights that generated, as in the paper. With k 1 it is Sync.
+    Differs from OneStepOff: a batch's age cycles through 0, 1, .. k - 1, and sampler and learner take turns, so nothing
+    overlaps. Differs from `updates` with k minibatches: each step has its own whole batch with its own statistics. A
+    recomputed old policy is the learner before that step. With `old_policy: sampler` the ratio is against the weights
+    that generated, as in the paper. With k 1 it is Sync.
     """
 
     k: int
@@ -120,12 +119,12 @@ class OffPolicyK(Schedule):
 
 @dataclass(frozen=True)
 class Streaming(Schedule, ABC):
-    """Responses grow all the time; a batch is the first `problems_per_step` groups to end, and their order decides.
+    """Responses continue while the learner trains; a batch is the first `problems_per_step` groups to finish.
 
     groups begun and not yet trained on <= problems_per_step * (max_lag + 1)
 
-    The bound is AReaL's (arXiv:2505.24298): a group begun under version i belongs to step i + max_lag at the latest,
-    if groups were trained on in the order in which they began. A long response that others overtake gets older.
+    The bound is AReaL's (arXiv:2505.24298). If groups were trained on in the order in which they began, a group begun
+    under version i would belong to step i + max_lag at the latest. A long response that others overtake gets older.
     With max_lag 0 it is Sync.
     """
 
@@ -139,7 +138,7 @@ class Streaming(Schedule, ABC):
     @property
     @abstractmethod
     def keeps_cache(self) -> bool:
-        """Whether the cache of older weights stays."""
+        """Whether responses keep their KV cache from older weights."""
 
     @property
     def ahead(self) -> int:
@@ -148,12 +147,12 @@ class Streaming(Schedule, ABC):
 
 @dataclass(frozen=True)
 class Interruptible(Streaming):
-    """New weights interrupt responses, which are read again and go on (AReaL, arXiv:2505.24298).
+    """New weights interrupt responses, which are prefilled again and continue (AReaL, arXiv:2505.24298).
 
     token t of a response | text before it ~ the weights of the moment, its cache computed anew under them
 
-    Differs from OneStepOff: one response may hold tokens of several versions, each exactly from the policy of its
-    version, at the price of reading what exists once more at every sync.
+    Differs from OneStepOff: one response may contain tokens of several versions, each sampled exactly from the policy
+    of its version. Every sync costs one more prefill of the unfinished responses.
     """
 
     formula: ClassVar[str] = "tokens of the latest weights, the cache recomputed; at most {max_lag} batches ahead"
@@ -165,12 +164,12 @@ class Interruptible(Streaming):
 
 @dataclass(frozen=True)
 class InFlight(Streaming):
-    """New weights arrive in the middle of responses, which go on at once (PipelineRL, arXiv:2509.19128).
+    """New weights arrive in mid-response, and responses continue at once (PipelineRL, arXiv:2509.19128).
 
     token t of a response | text before it ~ the weights of the moment over a cache of older weights
 
-    Differs from Interruptible: nothing is read again, and the distribution of a token is that of no single policy:
-    sampler log-probs are of what was really drawn, and the learner's of the whole text under one set of weights.
+    Differs from Interruptible: nothing is prefilled again, so a token's distribution belongs to no single policy. The
+    sampler's log-probs are those of the actual sampling; the learner's are of the whole text under one set of weights.
     """
 
     formula: ClassVar[str] = "tokens of the latest weights over the cache as it is; at most {max_lag} batches ahead"

@@ -16,9 +16,10 @@ from grpo_lab.types import Bool, Float, Tensor
 
 @dataclass(frozen=True)
 class SurrogateInputs:
-    """What a surrogate reads of a microbatch; entries outside `loss_mask` mean nothing.
+    """What a surrogate reads of a microbatch; entries outside `loss_mask` are meaningless.
 
-    `log_ratio` is the importance's, with gradient, as `logprobs` are. `marked` holds what `mark` chose.
+    `logprobs` and `log_ratio` carry gradient; the importance axis computes `log_ratio`. `marked` are the tokens that
+    `Surrogate.mark` chose.
     """
 
     logprobs: Float[Tensor, "M T"]
@@ -30,7 +31,7 @@ class SurrogateInputs:
 
 @dataclass(frozen=True)
 class SurrogateLoss:
-    """The loss of each token; what multiplies -A * grad logprob in it; the tokens the trust region changed."""
+    """`token_loss` per token; `weight` multiplies -A * grad logprob in it; `touched`: changed by the trust region."""
 
     token_loss: Float[Tensor, "M T"]
     weight: Float[Tensor, "M T"]
@@ -39,9 +40,9 @@ class SurrogateLoss:
 
 @dataclass(frozen=True)
 class StepTokens:
-    """Every token of an optimiser step's loss, flattened: what a statistic over the step reads.
+    """All tokens in the loss of one optimiser step, flattened, for statistics over the step.
 
-    `noise` is one uniform number a token, a function of seed, step, problem, response and position alone.
+    `noise` is one uniform number per token, a function of seed, step, problem, response and position only.
     """
 
     logprobs: Float[Tensor, "K"]
@@ -52,12 +53,12 @@ class StepTokens:
 
 @dataclass(frozen=True)
 class Surrogate(Trick, ABC):
-    """The policy loss of one token; minimised.
+    """The policy loss per token, to be minimised.
 
-    `uses_ratio`: reads the ratio at all. `needs_drift`: is the plain policy gradient where every ratio is 1.
-    `needs_token_ratio`: has a meaning only for each token's own ratio. `sequence_level`: every token of a row
-    carries the row's loss. `squares_rows`: its terms have to be summed over a row. `pulls_without_advantage`:
-    moves tokens of advantage 0 too. `mark_scope`: over which tokens `mark` chooses, None if it does not.
+    `uses_ratio`: reads the ratio. `needs_drift`: is the plain policy gradient where every ratio is 1.
+    `needs_token_ratio`: only valid with per-token ratios. `sequence_level`: every token of a row carries the row's
+    loss. `squares_rows`: its terms must be summed over a row. `pulls_without_advantage`: moves tokens with advantage
+    0 too. `mark_scope`: the tokens among which `mark` chooses; None if it chooses none.
     """
 
     uses_ratio: ClassVar[bool] = True
@@ -73,12 +74,12 @@ class Surrogate(Trick, ABC):
 
     @property
     def weight_at_ratio_one(self) -> float:
-        """What multiplies the whole loss on-policy."""
+        """The weight of every token when all ratios are 1."""
         return 1.0
 
     @property
     def clip_width(self) -> float | None:
-        """The narrower side of a clip on the ratio; None without one."""
+        """The narrower side of the clip on the ratio; None without a clip."""
         return None
 
     @abstractmethod
@@ -86,24 +87,24 @@ class Surrogate(Trick, ABC):
         """Per-token loss before any weight, penalty or aggregation."""
 
     def mark(self, tokens: StepTokens) -> Bool[Tensor, "K"]:
-        """The tokens that `marked` is to hold; asked once per optimiser step, without gradient."""
+        """Choose the tokens for `marked`. Called without gradient, once per optimiser step (or microbatch)."""
         raise TypeError(f"{type(self).__name__} chooses no tokens: its mark_scope is None")
 
 
 def beyond(ratio: Float[Tensor, "*n"], advantages: Float[Tensor, "*n"], low: float, high: float) -> Bool[Tensor, "*n"]:
-    """Tokens outside [low, high] on the side their advantage pushes them to: PPO takes their gradient away."""
+    """Tokens outside [low, high] on the side their advantage pushes them to. PPO removes their gradient."""
     return ((advantages > 0) & (ratio > high)) | ((advantages < 0) & (ratio < low))
 
 
 @dataclass(frozen=True)
 class Ppo(Surrogate):
-    """The clipped surrogate of PPO (arXiv:1707.06347); with clip_high > clip_low DAPO's clip-higher.
+    """The clipped surrogate of PPO (arXiv:1707.06347). With clip_high > clip_low it is DAPO's clip-higher.
 
     loss = -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A)
 
-    A token beyond the bound its advantage pushes it towards loses its whole gradient. DAPO
-    (arXiv:2503.14476) raises the upper bound, since 1 + clip_high is also the most a rare token can gain
-    in one step. Inert with one on-policy update: every ratio is 1.
+    A token loses its whole gradient once its ratio is beyond the bound on the side its advantage pushes it to. DAPO
+    (arXiv:2503.14476) raises the upper bound because 1 + clip_high limits how much a rare token can gain per step.
+    Inert with one on-policy update: every ratio is 1.
     """
 
     clip_low: float
@@ -132,8 +133,8 @@ class DualClip(Surrogate):
 
     loss = Ppo's, and for A < 0 at most -bound * A
 
-    Differs from Ppo: a wrong token whose ratio has grown beyond `bound` loses its gradient, where Ppo would
-    let its loss grow without limit.
+    Differs from Ppo: a token with A < 0 loses its gradient once its ratio exceeds `bound`. In Ppo its loss grows
+    without limit.
     """
 
     clip_low: float
@@ -164,14 +165,14 @@ class DualClip(Surrogate):
 
 @dataclass(frozen=True)
 class Cispo(Surrogate):
-    """A bounded weight on the policy gradient that cuts no token off (MiniMax-M1, arXiv:2506.13585, eq. 4).
+    """A bounded weight on the policy gradient that zeroes no token's gradient (MiniMax-M1, arXiv:2506.13585, eq. 4).
 
     loss = -sg(clip(ratio, 1 - clip_low, cap)) * A * logprob
 
     Differs from Ppo: a token beyond the bound keeps its gradient, at the bounded weight. `cap` bounds the
-    weight itself; with `cap_form: one_plus` it is 1 + cap. `clip_low: 1` is no lower bound. A cap below 1 scales
-    the whole loss, so that REINFORCE at a lower rate is all that is left (TRL's own default of 0.2 does that).
-    ScaleRL takes the ratio against the sampler: old_policy=sampler.
+    weight itself; with `cap_form: one_plus` the bound is 1 + cap. `clip_low: 1` means no lower bound. A cap below 1
+    scales the whole loss: what is left is REINFORCE at a lower rate, as with TRL's default of 0.2. ScaleRL takes the
+    ratio against the sampler: old_policy=sampler.
     """
 
     cap: float
@@ -209,7 +210,7 @@ class Reinforce(Surrogate):
 
     loss = -A * logprob
 
-    Differs from Ppo: off-policy tokens are neither reweighted nor cut. On-policy the gradients agree.
+    Differs from Ppo: off-policy tokens are neither reweighted nor clipped. On-policy the gradients agree.
     """
 
     touches_nothing: ClassVar[bool] = True
@@ -224,7 +225,7 @@ class Reinforce(Surrogate):
 
 @dataclass(frozen=True)
 class Sapo(Surrogate):
-    """A smooth gate in the place of the clip (SAPO, arXiv:2511.20347).
+    """A smooth gate instead of the clip (SAPO, arXiv:2511.20347).
 
     loss = -(4 / tau) * sigmoid(tau * (ratio - 1)) * A,  tau by the sign of A
 
@@ -258,8 +259,8 @@ class Gmpo(Surrogate):
 
     loss_i = -A_i * exp(mean_t(log of the clipped ratio_t))         clip in log space, +-clip
 
-    Every token carries its row's loss, so that sequence_mean is the paper's average over responses. Differs
-    from Ppo: one extreme ratio moves the response's weight by its share only; from GSPO: the clip is on tokens.
+    Every token carries its row's loss, so sequence_mean gives the paper's average over responses. Differs from Ppo:
+    one extreme ratio changes the response's weight only by its share. Differs from GSPO: the clip is per token.
     """
 
     clip_low: float  # nats
@@ -282,7 +283,7 @@ class Gmpo(Surrogate):
 
 
 class Divergence(Enum):
-    """How far a token's probability may move: total variation or KL, of token against no token."""
+    """How the change of a token's probability p is measured: total variation or KL of (p, 1 - p)."""
 
     tv = "tv"
     kl = "kl"
@@ -295,8 +296,8 @@ class Dppo(Surrogate):
     loss = -sg(min(ratio, cap) * keep) * A * logprob
     keep = False where A pushes on and divergence(old, pi) > delta;  tv: |pi - old|, kl: KL of two Bernoullis
 
-    Differs from Ppo: a rare token may multiply its probability as long as it gains little mass, a frequent
-    one is stopped at a small ratio. The paper's anchor is the sampler: old_policy=sampler.
+    Differs from Ppo: a rare token may multiply its probability as long as it gains little probability mass, and a
+    frequent token is stopped at a small ratio. The paper's old policy is the sampler: old_policy=sampler.
     """
 
     divergence: Divergence
@@ -331,9 +332,9 @@ class Kimi(Surrogate):
 
     loss_i = -A_i * logprob(response) + tau / 2 * (log-ratio of the response)^2
 
-    The square is of the response's summed log-ratio, not the sum of the tokens' squares, which on a long
-    response with a small drift is smaller by orders of magnitude. Each token carries its own log-ratio times
-    the response's, so that sequence_sum adds up to the formula. The old policy is the paper's pi_i.
+    The response's summed log-ratio is squared. A sum of squared token log-ratios would be smaller by orders of
+    magnitude on long responses with small drift. Each token carries its own log-ratio times the response's, so
+    sequence_sum adds up to the formula. The old policy is the paper's pi_i.
     """
 
     tau: float
@@ -356,13 +357,13 @@ class Kimi(Surrogate):
 
 @dataclass(frozen=True)
 class Topr(Surrogate):
-    """Right answers as they are, wrong ones with a weight of at most 1 (TOPR, arXiv:2503.14286).
+    """Weight 1 for right answers, and the ratio, at most 1, for wrong ones (TOPR, arXiv:2503.14286).
 
     loss = -sg(weight) * A * logprob;  weight = 1 if A > 0 else clip(ratio, 0, 1)
 
-    Differs from Ppo: off-policy right answers are learned from like demonstrations, and a wrong answer the
-    policy has already left pushes less and less. The ratio is the run's importance; the paper's is that of the whole
-    response, importance=sequence_product. Right and wrong are the metrics of A, the reward less the baseline.
+    Differs from Ppo: off-policy right answers are learned like demonstrations, and a wrong answer loses weight as the
+    policy makes it less likely. The importance axis defines the ratio; the paper uses the whole response's,
+    importance=sequence_product. Right and wrong mean A > 0 and A < 0.
     """
 
     formula: ClassVar[str] = "-sg(1 if A > 0 else min(r, 1)) * A * logp"
@@ -374,30 +375,30 @@ class Topr(Surrogate):
         return SurrogateLoss(-weight * tokens.advantages * tokens.logprobs, weight, touched)
 
 
-# Nats. Two fp32 passes over one token differ by far less on average; in the arithmetic world the largest gap was 6e-5,
-# so a rare token is still pulled by rounding.
+# Nats. Two fp32 passes over one token differ by far less on average. The largest gap in the arithmetic world was 6e-5,
+# so a few tokens still get a penalty that is only rounding.
 _COVARIANCE_ROUNDING = 1e-5
 
 
 def covariance(tokens: StepTokens) -> Float[Tensor, "K"]:
-    """(logprob - mean logprob) * (A - mean A) of each token, means over all the tokens given."""
+    """(logprob - mean logprob) * (A - mean A) of each token, with means over all given tokens."""
     return (tokens.logprobs - tokens.logprobs.mean()) * (tokens.advantages - tokens.advantages.mean())
 
 
 def number_of(share: float, total: int) -> int:
-    """How many tokens a share is: rounded down, and at least one, as in the released code."""
+    """The number of tokens in a share: rounded down, at least one, as in the released code."""
     return min(total, max(1, int(share * total)))
 
 
 @dataclass(frozen=True)
 class ClipCov(Surrogate):
-    """PPO that also takes the gradient of a few tokens of high covariance (Clip-Cov, arXiv:2505.22617).
+    """PPO that also removes the gradient of a few tokens with high covariance (Clip-Cov, arXiv:2505.22617).
 
     loss = Ppo's, detached on a random `share` of the step's tokens, drawn among those Ppo leaves alone and
     whose covariance lies in (cov_low, cov_high)
 
-    Acts on-policy too, unlike every clip. The covariance is over the whole optimiser step and the draw is
-    counter-based, so microbatches do not move it. Inert while no covariance reaches cov_low.
+    Acts on-policy too, unlike a clip. The covariance is over the whole optimiser step and the draw is
+    counter-based, so microbatching does not change it. Inert while no covariance exceeds cov_low.
     """
 
     clip_low: float
@@ -443,8 +444,8 @@ class KlCov(Surrogate):
 
     loss = -ratio * A, plus coef * |log ratio| on the `share` of the step's tokens of largest covariance
 
-    No clip. With one on-policy update every log-ratio is 0 and the penalty has no gradient: inert there. Differs: a
-    log-ratio below 1e-5 nats is taken for rounding and not punished, since the slope of |x| knows no small x.
+    No clip. Inert with one on-policy update: every log-ratio is 0 and the penalty has no gradient. Differs: a
+    log-ratio below 1e-5 nats is taken for rounding and not penalised, since |x| has the same slope for every small x.
     """
 
     share: float

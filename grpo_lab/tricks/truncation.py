@@ -1,4 +1,4 @@
-"""Truncation: what a truncated response, one that the token budget ended, counts for."""
+"""Truncation: how a truncated response, one that the token budget ended, counts."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from grpo_lab.types import (
 
 @dataclass(frozen=True)
 class Truncation(Trick, ABC):
-    """Sets the `counted` and `trained` bits of truncated rows, and may end a response in its own way.
+    """Sets the `counted` and `trained` masks of truncated rows, and may change how a response ends.
 
-    `intervenes`: how a response goes on depends on more than its text so far. `generates_twice`: asks the sampler again
-    for what it has begun.
+    `intervenes`: how a response continues depends on more than its text so far. `generates_twice`: calls the sampler a
+    second time to continue responses.
     """
 
     removes_rows: ClassVar[bool] = False
@@ -36,19 +36,19 @@ class Truncation(Trick, ABC):
         """Raise ValueError where the run's tokenizer cannot do what this option needs."""
 
     def begins(self, request: Request, tools: Tools) -> Request:
-        """What the sampler is asked first for the response to `request`."""
+        """The first request to the sampler for the response to `request`."""
         return request
 
     def puts_in(self, request: Request, so_far: Completion, tools: Tools) -> Completion | None:
-        """Text behind which the response goes on instead of ending as it has; None where it has ended."""
+        """The tokens to inject, after which the response continues; None if the response is over."""
         return None
 
     def generate(
         self, sampler: Sampler, requests: Sequence[Request], tools: Tools, on_finish: OnFinish | None = None
     ) -> list[Completion]:
-        """What the sampler says to these requests, under this option's way of ending responses.
+        """One completion per request, ended in this option's way.
 
-        `on_finish` as in `Sampler.generate`; refused beside options that generate twice.
+        `on_finish` is as in `Sampler.generate`; options that generate twice refuse it.
         """
         assert on_finish is None or not self.generates_twice, "a rule refuses a race beside an interruption"
         found = sampler.generate([self.begins(request, tools) for request in requests], on_finish)
@@ -65,16 +65,16 @@ class Truncation(Trick, ABC):
         return found
 
     def __call__(self, graded: Graded) -> Graded:
-        """The record with its row masks set; rewards stay as they are."""
+        """The record with its row masks set; rewards are unchanged."""
         return graded
 
 
 @dataclass(frozen=True)
 class Score(Truncation):
-    """A truncated response is a wrong response: it is counted and trained like any other.
+    """A truncated response is a wrong response, counted and trained like any other.
 
-    With q the truncated share, a the accuracy of finished responses and r_T the truncated reward, the
-    on-policy, mean-centred pressure on q is (a - r_T)(G - 1)/G under a length-free denominator.
+    Let q be the truncated share, a the accuracy of finished responses and r_T the reward of truncated ones. On-policy
+    and mean-centred, the pressure on q is (a - r_T)(G - 1)/G under a length-free denominator.
     """
 
     touches_nothing: ClassVar[bool] = True
@@ -87,8 +87,8 @@ class MaskAfter(Truncation):
 
     trained = trained & ~truncated
 
-    Differs from Score: the pressure against truncation is weaker by the factor q, because only the
-    siblings' advantages still feel the truncated rows. The rows in the loss then have a positive mean advantage.
+    Differs from Score: the pressure against truncation is weaker by the factor q, because truncated rows only act on
+    the advantages of other rows of the group. The rows in the loss have a positive mean advantage.
     """
 
     removes_rows: ClassVar[bool] = True
@@ -100,12 +100,12 @@ class MaskAfter(Truncation):
 
 @dataclass(frozen=True)
 class MaskBefore(Truncation):
-    """Take truncated rows out of the group statistics and of the loss (Skywork-OR1, arXiv:2505.22312).
+    """Remove truncated rows from the group statistics and from the loss (Skywork-OR1, arXiv:2505.22312).
 
     counted = counted & ~truncated;  trained = trained & ~truncated
 
-    Differs from MaskAfter: the siblings never see the truncated rows, so under a length-free denominator there
-    is no pressure on truncation at all. A group with one row left gets advantage 0.
+    Differs from MaskAfter: truncated rows do not affect the other rows, so under a length-free denominator there is
+    no pressure on truncation at all. A group with one row left gets advantage 0.
     """
 
     removes_rows: ClassVar[bool] = True
@@ -122,14 +122,14 @@ class Interrupt(Truncation):
 
     cut ~ U{earliest * max_tokens .. latest * max_tokens};  unfinished after `cut` tokens, it goes on behind `phrase`
 
-    Differs from Score: nearly every response comes to an answer, so few rows are truncated. The injected tokens are
-    context and never trained; the row is tagged as interrupted. One that the budget ends all the same is truncated.
-    Is Score where the budget has no room for the phrase and a token.
+    Differs from Score: nearly every response reaches an answer, so few rows are truncated. Injected tokens are context
+    and never in the loss; the row counts as interrupted. A response that still reaches the budget is truncated. Is
+    Score if the budget has no room for the phrase and one more token.
     """
 
-    earliest: float  # share of the budget before an interruption, at least
-    latest: float  # and at most
-    phrase: str  # what is put in
+    earliest: float  # earliest interruption, as a share of the budget
+    latest: float  # latest interruption, as a share of the budget
+    phrase: str  # the injected text
     max_tokens: int  # the run's generation budget, response tokens
 
     intervenes: ClassVar[bool] = True
@@ -165,10 +165,7 @@ class Interrupt(Truncation):
         return Completion(phrase, zeros, (version,) * len(phrase), so_far.stop, everywhere)
 
     def _cut(self, request: Request, tools: Tools) -> int:
-        """After how many tokens this response is interrupted: by a number of its own noise, shared by all arms.
-
-        Its whole budget where that has no room for the phrase and one token of an answer.
-        """
+        """After how many tokens to interrupt, by the noise key; the whole budget if phrase and token do not fit."""
         drawn = tools.uniform(replace(request.noise, stream=f"{request.noise.stream}/interrupt"))
         first, last = round(self.earliest * self.max_tokens), round(self.latest * self.max_tokens)
         after, phrase = max(1, first + int(drawn * (last - first + 1))), len(tools.encode(self.phrase))
@@ -177,13 +174,13 @@ class Interrupt(Truncation):
 
 @dataclass(frozen=True)
 class RepetitionStop(Truncation):
-    """Stop a response that has been sure of itself for too long (MiniMax-M1, arXiv:2506.13585).
+    """Stop a response after too many high-probability tokens in a row (MiniMax-M1, arXiv:2506.13585).
 
     stop after  share * max_tokens  consecutive tokens that were each drawn with probability > `probability`
 
-    A loop is certain of every token, so this saves its generation. The row counts as truncated, that is as wrong.
-    Differs from Score only in when such a row ends. A policy that is sure of long right answers loses them too, which
-    happens once entropy is low: look at `rollout/stopped`.
+    In a loop every token is near certain, so this saves generating the rest of it. The row counts as truncated, so as
+    wrong. Differs from Score only in when such a row ends. Once entropy is low it also stops long right answers: watch
+    `rollout/stopped`.
     """
 
     share: float  # of the budget

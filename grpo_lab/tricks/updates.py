@@ -12,12 +12,12 @@ from grpo_lab.tricks.base import require_field
 
 @dataclass(frozen=True)
 class Updates:
-    """Go `passes` times over a rollout batch, each time in `minibatches` optimiser steps, groups kept whole.
+    """Make `passes` passes over a rollout batch, each in `minibatches` optimiser steps. Groups are never split.
 
-    With one update the learner is the old policy, every ratio is 1 and no clip can act; with more, the later ones
-    are off-policy and a trust region has work to do. `passes` is the mu of GRPO and TRL's `num_iterations`.
-    `fresh_optimizer` forgets the optimiser's moments before each rollout batch, as Kimi k1.5 (arXiv:2501.12599) does,
-    whose old policy becomes the reference of a new problem each time; its warm-up is not begun again.
+    With one update the learner is the old policy, every ratio is 1 and no clip can act. With more, later updates are
+    off-policy and the trust region acts. `passes` is the mu of GRPO and TRL's `num_iterations`. `fresh_optimizer`
+    resets the optimiser's moments before each rollout batch, as Kimi k1.5 (arXiv:2501.12599) does; there each batch
+    starts a new optimisation problem with the old policy as reference. The learning rate warm-up does not restart.
     """
 
     minibatches: int
@@ -30,11 +30,11 @@ class Updates:
 
     @property
     def number(self) -> int:
-        """Optimiser steps for each rollout batch."""
+        """Optimiser steps per rollout batch."""
         return self.minibatches * self.passes
 
     def begin(self, optimizer: torch.optim.Optimizer) -> None:
-        """Make the optimiser ready for a rollout batch."""
+        """Prepare the optimiser for a rollout batch."""
         if self.fresh_optimizer:
             optimizer.state.clear()
 
