@@ -1,8 +1,8 @@
 """The registry of everything a run may log: one entry per metric, and no metric without an entry.
 
 Names are `<stage>/<quantity>`; a `*` in an entry stands for one path segment (a suite, a trick, a reward
-component). `budget/device_seconds` and `time/*` are times: they go to timing.jsonl, all others to
-metrics.jsonl, which holds no clock and is the same, bit for bit, however often a run is interrupted.
+component). `budget/device_seconds` and `time/*` are times and go to timing.jsonl. All others go to
+metrics.jsonl, which holds no clock, so it is bit for bit the same however often a run is interrupted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-# The four probes of an evaluation in words; `evaluate.py` says what each is.
+# The four suites of an evaluation in words; `evaluate.py` defines them.
 SUITES = {
     "probe": "training questions",
     "heldout_training": "held-out, training protocol",
@@ -23,7 +23,7 @@ SUITES = {
 
 @dataclass(frozen=True)
 class Metric:
-    """What a logged number is: its unit, how it was reduced, and what it means."""
+    """The description of a logged number: unit, reduction and meaning."""
 
     name: str
     unit: str
@@ -34,7 +34,7 @@ class Metric:
 CLIP_FRACTION = "train/clip_fraction"
 
 REGISTRY: tuple[Metric, ...] = (
-    # Rewards before anything is filtered or masked, and what is left after.
+    # Rewards of all responses, and of those in the loss after filters and masks.
     Metric(
         "reward/mean",
         "reward",
@@ -117,8 +117,8 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("train/entropy_coef", "1", "of the step", "coefficient of the entropy term; negative while it waits"),
     Metric("train/overflowed_updates", "updates", "sum", "optimiser steps left out: a scaled gradient overflowed"),
     Metric("train/loss_scale", "1", "of the step", "what the loss was multiplied by, where half precision needs it"),
-    # Learner before the updates against sampler, over sampled tokens; where nothing asks for the log-probs of all
-    # of them, over those of the first update.
+    # Learner before the updates against sampler, over sampled tokens. If nothing needs the log-probs of all sampled
+    # tokens, over those of the first update.
     Metric("mismatch/absolute", "nats", "mean over sampled tokens", "|log-prob of learner - of sampler|"),
     Metric("mismatch/max", "nats", "max over sampled tokens", "largest |log-prob of learner - of sampler|"),
     Metric("mismatch/k1", "nats", "mean over sampled tokens", "k1 estimate of KL(sampler || learner)"),
@@ -135,13 +135,13 @@ REGISTRY: tuple[Metric, ...] = (
         "tokens whose gradient the surrogate changed: clipped, capped, gated or detached",
     ),
     Metric("touched/*", "share", "mean over rows or tokens", "what the trick on this axis changed"),
-    # What the tricks multiply the loss by: a hidden change of learning rate, which Adam undoes in part.
+    # Factors by which tricks scale the loss: a hidden change of learning rate, which Adam undoes in part.
     Metric("factor/scale", "1", "sum over trained responses", "|advantages| over |centred rewards|"),
     Metric("factor/surrogate", "1", "mean over tokens of the loss", "weight on -advantage times grad log-prob"),
     Metric("factor/correction", "1", "mean over tokens of the loss", "weight for the sampler not being the learner"),
     Metric("factor/aggregation", "1", "mean over updates", "the loss if every token's loss were 1"),
     Metric("factor/denominator", "1", "sum over updates", "the loss over what it were with original counts"),
-    # The critic, where the baseline has one.
+    # The critic, if the baseline has one.
     Metric("critic/loss", "reward^2", "mean over tokens and updates", "half the squared error, clipped as configured"),
     Metric("critic/clip_fraction", "share", "mean over tokens and updates", "tokens whose loss the value clip decides"),
     Metric("critic/gradient_norm", "1", "mean over updates", "the critic's gradient norm before clipping"),
@@ -163,7 +163,7 @@ REGISTRY: tuple[Metric, ...] = (
         "log-prob of the response under the policy - under the initial policy: the KL between them",
     ),
     Metric("eval/*/truncated", "share", "mean over questions and samples", "responses cut by the suite's budget"),
-    # What was spent, cumulative.
+    # Budget spent, cumulative.
     Metric("budget/steps", "steps", "sum", "rollout batches trained"),
     Metric("budget/prompts", "prompts", "sum", "prompts sampled from, before filtering"),
     Metric("budget/completions", "responses", "sum", "responses generated, before filtering"),
@@ -184,7 +184,7 @@ REGISTRY: tuple[Metric, ...] = (
 )
 
 
-# What TRL and verl call the nearest number they log; in brackets where theirs is another one.
+# The nearest metrics of TRL and verl; brackets say how theirs differs.
 PEERS = {
     "reward/mean": "TRL reward, verl critic/score/mean",
     "reward/component/*": "TRL rewards/<function>/mean",
@@ -214,7 +214,7 @@ PEERS = {
     "budget/sampled_tokens": "TRL num_tokens",
 }
 
-# What analysis derives from a run's final values; a prediction may name these too.
+# Metrics that analysis derives from a run's final values; a prediction may name these too.
 DERIVED: tuple[Metric, ...] = (
     Metric("average/*/*", "of the metric", "mean over all steps", "a metric of every step over the whole budget"),
     Metric("gap", "reward", "final value", "reward/in_loss_mean - eval/heldout_training/accuracy"),
@@ -223,7 +223,7 @@ DERIVED: tuple[Metric, ...] = (
     Metric("q_times_a", "share", "final value", "held-out truncated share times accuracy of what finished"),
 )
 
-# What analysis derives from whole curves, per arm or per level, and what no prediction can name.
+# Metrics that analysis derives from whole curves, per arm or per level; no prediction can name these.
 DIVERGENCE: tuple[Metric, ...] = (
     Metric(
         "divergence/gap_change",
@@ -366,17 +366,17 @@ def is_known(name: str) -> bool:
 
 
 def touched_metric(axis: str) -> str:
-    """The metric that says what share of rows or tokens the trick on an axis changed."""
+    """The metric for the share of rows or tokens that the trick on this axis changed."""
     return CLIP_FRACTION if axis == "surrogate" else f"touched/{axis}"
 
 
 def is_touched(name: str) -> bool:
-    """Whether a metric is one that `touched_metric` names."""
+    """Whether `touched_metric` returns this name for some axis."""
     return name == CLIP_FRACTION or name.startswith("touched/")
 
 
 def check(metrics: Mapping[str, float | int]) -> Mapping[str, float | int]:
-    """The same mapping, once every name is known to be registered."""
+    """Return the mapping unchanged. Raises KeyError if a name is not registered."""
     for name in metrics:
         find(name)
     return metrics
