@@ -1,7 +1,7 @@
 """The engine protocol: token ids in, token ids and log-probs out.
 
 An `Engine` is configuration; `open` turns it into a live `EngineSession` that holds the sampler's own
-copy of the weights. Text never crosses this border, so nothing is tokenised twice.
+copy of the weights. Only token ids pass through this interface, so no text is tokenised twice.
 """
 
 from __future__ import annotations
