@@ -16,7 +16,7 @@ from grpo_lab.tricks.convention import Scope
 class Rule:
     """A combination to refuse or to warn about; `axes` are the slots that its reason names.
 
-    `idles`: the option in the first of these slots has no effect, so an arm must not change that slot alone.
+    `idles`: the option in the first of these slots has no effect, so an arm that changes nothing else is refused.
     """
 
     name: str

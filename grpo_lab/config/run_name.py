@@ -42,7 +42,7 @@ def _canonical(value: str) -> str:
 
 
 def short(name: str) -> str:
-    """The name as a folder name: no slashes, spaces, quotes or braces; a long name is cut and ends in its hash."""
+    """The name as a folder name: no slashes, spaces, quotes or braces; a long one is shortened and ends in its hash."""
     name = re.sub(r"[\s'\"\\${}]", "", name.replace("/", "_"))
     if len(name) > _LONGEST_NAME:
         name = f"{name[: _LONGEST_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

@@ -38,7 +38,7 @@ class Stream(ABC):
     def take(self, wait: bool) -> list[tuple[int, Completion]]:
         """The responses that ended since the last call, in the order in which they ended; their keys become free.
 
-        With `wait`, block until at least one response has ended. Raises ValueError if none is in flight.
+        With `wait`, block until at least one response has ended, or raise ValueError if none is in flight.
         """
 
     @abstractmethod
@@ -52,7 +52,7 @@ class Stream(ABC):
 
     @abstractmethod
     def partial(self) -> dict[int, Completion]:
-        """Every response not yet taken, as far as it has grown. Generation continues; unfinished ones read ABORTED."""
+        """Every response not yet taken, as it is now; an unfinished one is marked ABORTED. Generation continues."""
 
     @abstractmethod
     def drain(self) -> dict[int, Completion]:

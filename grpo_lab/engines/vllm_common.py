@@ -115,7 +115,7 @@ class VllmEngine(Engine):
 def process_kept() -> Iterator[None]:
     """Undo vLLM's changes to the process that opens it.
 
-    vLLM permanently binds and fixes torch's threads, which would slow the learner, and seeds the global generators.
+    vLLM permanently binds and fixes torch's threads, also for the learner, and seeds the global generators.
     """
     threads, set_threads, random = torch.get_num_threads(), torch.set_num_threads, torch.get_rng_state()
     deterministic = torch.are_deterministic_algorithms_enabled()

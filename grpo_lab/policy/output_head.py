@@ -1,8 +1,8 @@
 """From hidden states to log-probs of given tokens, with a bounded number of logits in memory.
 
-A row of logits is as wide as the vocabulary: for 4,096 positions and 152,000 tokens they take 2.5 GB in fp32, and
-their log-softmax and its gradient as much again. Here logits are computed in chunks of positions and discarded. The
-backward pass computes each chunk again from its hidden states.
+Logits of 4,096 positions over a vocabulary of 152,000 tokens take 2.5 GB in fp32, and their log-softmax and its
+gradient as much again. Here logits are computed in chunks of positions and discarded. The backward pass computes
+each chunk again from its hidden states.
 """
 
 from __future__ import annotations

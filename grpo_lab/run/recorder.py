@@ -65,7 +65,7 @@ class Recorder:
         metrics: Mapping[str, float | int],
         rollouts: pd.DataFrame | None = None,
     ) -> None:
-        """Record the latest step in the ledger; `rollouts` is its table, if the run saves rollouts."""
+        """Log the step that the ledger counts as the latest; `rollouts` is its table, if this step saves one."""
         run, ledger, step = self.run, state.ledger, state.ledger.steps
         if rollouts is not None:
             self.log.write_table("rollouts", step, rollouts)

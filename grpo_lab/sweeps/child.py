@@ -1,4 +1,4 @@
-"""The duties of a cell's process towards the sweep that started it."""
+"""How a cell's process ends together with the sweep that started it."""
 
 from __future__ import annotations
 
