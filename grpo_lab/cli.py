@@ -11,7 +11,7 @@ from pathlib import Path
 
 from grpo_lab.config.hydra_setup import bootstrap, compose_config, compose_with_choices
 
-RUNS = "runs"  # the folder of runs unless another is named
+RUNS = "runs"  # default folder of runs
 
 
 def build_base(arguments: argparse.Namespace) -> None:
@@ -28,7 +28,7 @@ def build_base(arguments: argparse.Namespace) -> None:
 
 
 def sync_runs(arguments: argparse.Namespace) -> None:
-    """Replay run folders into MLflow; what is there already is not sent twice."""
+    """Replay run folders into MLflow; nothing is sent twice."""
     from grpo_lab.tracking.mlflow_mirror import sync_all
 
     reports = sync_all(arguments.folder)
@@ -41,7 +41,7 @@ def sync_runs(arguments: argparse.Namespace) -> None:
 
 
 def measure_cost_model(arguments: argparse.Namespace) -> None:
-    """Print the cost model of runs as overrides, and how well six numbers describe their times."""
+    """Print the cost model fitted to runs, as overrides, and the error of its six numbers."""
     from grpo_lab.budget.cost_model import measure
 
     found = measure(arguments.folders)
@@ -53,7 +53,7 @@ def measure_cost_model(arguments: argparse.Namespace) -> None:
 
 
 def list_metrics(_: argparse.Namespace) -> None:
-    """Print the metric registry, what TRL and verl call the same number, and what analysis derives from it."""
+    """Print the metric registry with the names in TRL and verl, and the metrics that analysis derives."""
     from grpo_lab.tracking.metrics import DERIVED, DIVERGENCE, PEERS, REGISTRY
 
     for metric in REGISTRY + DERIVED + DIVERGENCE:
@@ -62,7 +62,7 @@ def list_metrics(_: argparse.Namespace) -> None:
 
 
 def list_tricks(arguments: argparse.Namespace) -> None:
-    """Print axes and options, one line each, or the tables that conf/README.md holds."""
+    """Print axes and options, one line each, or the tables of conf/README.md."""
     bootstrap()
     from grpo_lab.config.catalogue import ingredients_table, papers_table, recipes_table, tricks_list, tricks_table
 
@@ -71,7 +71,7 @@ def list_tricks(arguments: argparse.Namespace) -> None:
 
 
 def write_docs(_: argparse.Namespace) -> None:
-    """Write the tables that the code makes into the pages that hold them, and print which of them have changed."""
+    """Update the generated tables in the documentation, and print which pages changed."""
     bootstrap()
     from grpo_lab.config.catalogue import documented
 
@@ -83,7 +83,7 @@ def write_docs(_: argparse.Namespace) -> None:
 
 
 def explain_run(arguments: argparse.Namespace) -> None:
-    """Print the loss these overrides would optimise, how it differs from the nearest recipe, rules and papers."""
+    """Print the loss of these overrides, the differences from the nearest recipe, broken rules and papers."""
     config, choices = compose_with_choices(arguments.overrides)
     from grpo_lab.config.explain import explain
     from grpo_lab.config.run_config import to_run
@@ -92,7 +92,7 @@ def explain_run(arguments: argparse.Namespace) -> None:
 
 
 def draw_figures(arguments: argparse.Namespace) -> None:
-    """Rebuild the figures, tables and verdict of an experiment, and print the verdict and what to open."""
+    """Rebuild the figures, tables and verdict of an experiment; print the verdict and the files to open."""
     from grpo_lab.analysis.build import build, what_to_open
 
     _require_folder(arguments.runs)
@@ -104,13 +104,13 @@ def draw_figures(arguments: argparse.Namespace) -> None:
 
 
 def _require_folder(runs: str | Path) -> None:
-    """Raise ValueError for a folder of runs that was named and is not there; saved data may stand in for the usual."""
+    """Raise ValueError if `runs` is a missing folder; the default may be missing, since saved data replaces it."""
     if "://" not in str(runs) and Path(runs) != Path(RUNS) and not Path(runs).is_dir():
         raise ValueError(f"there is no folder {runs}: name the folder that holds the runs, or leave --runs out")
 
 
 def _require_runs(runs: Path) -> None:
-    """Raise ValueError where there is no such folder."""
+    """Raise ValueError if this folder does not exist."""
     if not runs.is_dir():
         raise ValueError(f"there is no folder {runs}: make some with make demo, or name another with --runs")
 
@@ -126,7 +126,7 @@ def write_report(arguments: argparse.Namespace) -> None:
 
 
 def export_data(arguments: argparse.Namespace) -> None:
-    """Save the logged numbers of an experiment as two files from which its figures can be rebuilt."""
+    """Save the logged numbers of an experiment as two files, from which its figures can be rebuilt."""
     from grpo_lab.analysis.caveats import finished_cells
     from grpo_lab.analysis.sources.run_folders import load_sweep
     from grpo_lab.analysis.sources.saved_data import save_data
@@ -156,7 +156,7 @@ def read_rollouts(arguments: argparse.Namespace) -> None:
         return
     if Path(arguments.against).is_dir():
         other = find_run(arguments.against, arguments.runs, None, None, None)
-    else:  # an arm of the same sweep, by the same seed
+    else:  # an arm of the same sweep, with the same seed
         seed = seed_of(folder) if arguments.seed is None else arguments.seed
         other = find_run(arguments.run_name, arguments.runs, arguments.against, arguments.level, seed)
     show_pair(Console(), folder, other, arguments.step, chosen, arguments.limit)

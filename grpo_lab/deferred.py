@@ -1,8 +1,8 @@
-"""Large packages that are loaded when they are first used, and not when a module names them.
+"""Lazy imports: large packages are loaded on first use, not on import.
 
-`import torch` alone takes longer than all that `--help`, `explain` or `tricks` do. Once `defer("torch")` was called,
-`import torch` gives a module that loads itself when it is first asked for something. A module that a command reads
-therefore writes `import torch`, since `from torch import nn` asks at once.
+`import torch` alone takes longer than all the work of `--help`, `explain` or `tricks`. After `defer("torch")`,
+`import torch` gives a module that loads itself on first attribute access. Modules that these commands import
+therefore write `import torch`; `from torch import nn` would load it at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _names: set[str] = set()
 
 
 class _Deferred(ModuleType):
-    """A package that is not loaded yet; afterwards itself, or a way to what the package put in its own place."""
+    """A package not yet loaded. On first access it becomes the package, or a proxy if the package replaced itself."""
 
     def __getattr__(self, name: str) -> Any:
         spec = self.__spec__
@@ -40,14 +40,14 @@ def _turn_into(kind: type[ModuleType], module: ModuleType) -> None:
 
 
 class _Replaced(ModuleType):
-    """What `import` gave before a package put another module in its place: a way to that one."""
+    """A proxy for the module with which a package replaced itself while loading."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(sys.modules[self.__name__], name)
 
 
 class _Later(Loader):
-    """Makes the module and leaves it empty; `own` is the loader that can fill it."""
+    """Creates the module without executing it; `own` is the loader that executes it later."""
 
     def __init__(self, own: Loader) -> None:
         self.own = own
@@ -61,7 +61,7 @@ class _Later(Loader):
 
 
 class _Finder(MetaPathFinder):
-    """Finds the packages that were deferred, before Python's own finder does."""
+    """Finds deferred packages before Python's own finder does."""
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(name, path, target) if name in _names else None
@@ -71,17 +71,17 @@ class _Finder(MetaPathFinder):
 
 
 def defer(*names: str) -> None:
-    """Let `import <name>` load nothing yet. One that is loaded stays so; one that is not installed still fails."""
+    """Make `import <name>` lazy. A package already loaded stays loaded; one not installed still fails."""
     if not _names:
         sys.meta_path.insert(0, _Finder())
     _names.update(names)
 
 
 def load(*names: str) -> None:
-    """Load these deferred packages now, or all of them; one that is not installed is left out.
+    """Load these deferred packages now, or all of them; packages not installed are skipped.
 
-    To be called before another thread is started that may import one of them: Python lets no thread have a package
-    that another is loading, but what loads itself when it is asked for something stands outside of that lock.
+    Call it before starting another thread that may import one of them. Python's import lock keeps threads from a
+    half-loaded package, but it does not cover a package that loads itself on attribute access.
     """
     for name in names or sorted(_names):
         with contextlib.suppress(ModuleNotFoundError):

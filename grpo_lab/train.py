@@ -27,13 +27,13 @@ def _run_hydra(config: DictConfig) -> None:
     hydra_config = HydraConfig.get()
     axes = chosen_options(hydra_config.runtime.choices)
     try:
-        check_compatible(to_run(config), axes)  # what cannot run is refused before anything large is imported
+        check_compatible(to_run(config), axes)  # refuse before any large import
         name = run_name(axes.get("recipe", "plain"), hydra_config.overrides.task)
         from grpo_lab.loop import start
 
         start(config, name, axes, sys.argv)
     except (ValueError, OSError, FloatingPointError, EngineFailure) as error:
-        # A launcher that runs cells in its own process gives each a number, and goes on with the next one.
+        # A launcher that runs jobs in its own process numbers them (`job.num`) and handles errors itself.
         if os.environ.get("HYDRA_FULL_ERROR") == "1" or not OmegaConf.is_missing(hydra_config.job, "num"):
             raise
         print(f"error: {error}", file=sys.stderr)

@@ -1,1 +1,1 @@
-"""What a run is: slots, rules, and how Hydra composes them."""
+"""Configuration of a run: its slots, the rules between them, and their composition by Hydra."""

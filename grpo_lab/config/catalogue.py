@@ -1,4 +1,4 @@
-"""What can be chosen: axes and their options, read from the classes and the YAML files that define them."""
+"""The catalogue of axes and their options, read from the classes and YAML files that define them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import yaml
 from grpo_lab.config.run_config import AXES, ROOMS, conf_folder, slot_types
 from grpo_lab.config.user_files import user_folders
 
-# What the lists show: the axes, and the room that baselines with a critic read.
+# Slots in the lists: the axes, and the critic's, which baselines with a critic read.
 _SHOWN = (*AXES, "critic")
 
-# An arXiv id with the word or two before it that name the method, the first of them capital or a number.
+# An arXiv id and the one or two words before it that name the method; the first starts with a capital or a digit.
 _PAPER = re.compile(r"(?:[A-Z0-9][\w.@+/-]*(?: [\w][\w.@+/-]*)? )?\b\d{4}\.\d{5}\b")
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option of an axis: its name, and what its YAML file says of it."""
+    """One option of an axis: its name, and the first comment line of its YAML file."""
 
     name: str
     text: str
@@ -31,8 +31,10 @@ class Option:
 
 @dataclass(frozen=True)
 class Gaps:
-    """What a recipe's file says of published ingredients that it does not bring, each with the reason, and of what
-    nobody could verify; empty where it says `nothing`."""
+    """What a recipe lacks, by its file: published ingredients left out, with reasons, and facts not verified.
+
+    Empty for the entry `nothing`.
+    """
 
     left_out: tuple[str, ...]
     unverified: tuple[str, ...]
@@ -40,7 +42,7 @@ class Gaps:
 
 @dataclass(frozen=True)
 class Axis:
-    """One trick axis: what it decides, and its options, the plain one first."""
+    """One trick axis: the question it decides, and its options, the plain one first."""
 
     name: str
     question: str
@@ -49,7 +51,7 @@ class Axis:
 
 @cache
 def plain_options() -> dict[str, str]:
-    """Slot -> the option that stands in it unless another is chosen."""
+    """Slot -> its default option, as in config.yaml."""
     defaults = yaml.safe_load((conf_folder() / "config.yaml").read_text())["defaults"]
     return {
         slot: option
@@ -61,12 +63,12 @@ def plain_options() -> dict[str, str]:
 
 
 def _folders() -> list[Path]:
-    """Where options are found: the configuration folder, and the user's own where there are some."""
+    """Folders that hold options: the configuration folder, then the user's own."""
     return [conf_folder(), *user_folders()]
 
 
 def option_text(slot: str, option: str) -> str:
-    """The YAML file of an option, the user's own folder included; "" where there is none."""
+    """The text of an option's YAML file, also from the user's own folders; "" if there is no such file."""
     for folder in _folders():
         path = folder / slot / f"{option}.yaml"
         if path.exists():
@@ -75,8 +77,10 @@ def option_text(slot: str, option: str) -> str:
 
 
 def axes(folders: Sequence[Path] | None = None) -> list[Axis]:
-    """Every trick axis, in the order in which a batch meets them, and the critic; with the user's own options, unless
-    `folders` names where to look."""
+    """Every trick axis, in the order in which a batch meets them, and the critic.
+
+    Options come from `folders`, or else from the configuration folder and the user's own.
+    """
     plain = plain_options()
     found = []
     for axis in _SHOWN:
@@ -91,7 +95,7 @@ def axes(folders: Sequence[Path] | None = None) -> list[Axis]:
 
 
 def tricks_list() -> str:
-    """Axes and their options, one line each, for reading in a terminal."""
+    """Axes and their options, one line each, for a terminal."""
     lines = []
     for axis in axes():
         lines.append(f"{axis.name}: {axis.question}")
@@ -109,7 +113,7 @@ def tricks_table() -> str:
 
 
 def papers_table() -> str:
-    """What each paper brought, as a markdown table: methods and arXiv id, and the options and recipes that name it."""
+    """The papers as a markdown table: methods, arXiv id, and the options and recipes that name the paper."""
     names: dict[str, list[str]] = {}
     options: dict[str, list[str]] = {}
     for slot in (*_SHOWN, "optimizer", "recipe"):
@@ -127,7 +131,7 @@ def papers_table() -> str:
 
 
 def recipes_table() -> str:
-    """The recipes as a markdown table: what each selects, by axis; `-` where it leaves the plain option."""
+    """The recipes as a markdown table: the option each selects on each axis; `-` for the plain option."""
     recipes = recipe_overrides()
     slots = [slot for slot in (*AXES, *ROOMS) if any(slot in chosen for chosen in recipes.values())]
     lines = [f"| recipe | {' | '.join(slots)} |", "|---" * (len(slots) + 1) + "|"]
@@ -137,7 +141,7 @@ def recipes_table() -> str:
 
 
 def recipe_overrides() -> dict[str, dict[str, str]]:
-    """Recipe -> slot -> the option it selects, plain first, the others by name."""
+    """Recipe -> slot -> the option it selects. Recipe `plain` comes first, the others by name."""
     found = {}
     for path in sorted((conf_folder() / "recipe").glob("*.yaml"), key=lambda path: (path.stem != "plain", path.stem)):
         entries = yaml.safe_load(path.read_text())["defaults"]
@@ -148,7 +152,7 @@ def recipe_overrides() -> dict[str, dict[str, str]]:
 
 
 def recipe_gaps(recipe: str) -> Gaps:
-    """What the lines `# left out: ...` and `# unverified: ...` of a recipe's file say."""
+    """The gaps stated in a recipe's file, in its lines `# left out: ...` and `# unverified: ...`."""
     lines = option_text("recipe", recipe).splitlines()
 
     def said(kind: str) -> tuple[str, ...]:
@@ -159,7 +163,7 @@ def recipe_gaps(recipe: str) -> Gaps:
 
 
 def ingredients_table() -> str:
-    """The ingredients of each recipe's source as a markdown table: there, left out and why, unverified."""
+    """The ingredients of each recipe's source as a markdown table: present, left out with the reason, unverified."""
     lines = ["| recipe | there | left out, why | unverified |", "|---|---|---|---|"]
     for name, chosen in recipe_overrides().items():
         gaps = recipe_gaps(name)
@@ -169,15 +173,15 @@ def ingredients_table() -> str:
     return "\n".join(lines)
 
 
-# What README.md says of how much there is; the words between the numbers may be wrapped.
+# README.md's sentence with the numbers of options, axes and papers; line breaks may fall between its words.
 _COUNTED = re.compile(r"\d+(\s+options\s+on\s+)\d+(\s+axes,\s+and\s+)\d+(\s+papers'\s+methods)")
 
 
 def documented() -> dict[Path, str]:
-    """Each page with tables that the code makes, or numbers of options: its path, and its text as it should be now.
+    """Path -> up-to-date text of each page with generated tables or counts.
 
-    A table stands where the beginning of its first line is. Raises ValueError for a page that is missing,
-    or has no such line.
+    The beginning of a table's first line marks where the table goes. Raises ValueError for a missing page, or a page
+    without such a line.
     """
     root = conf_folder().parent
     pages = {root / "README.md": _with_counts, root / "conf" / "README.md": _with_tables}

@@ -1,4 +1,4 @@
-"""What an experiment declares: a question, arms, and predictions that its own runs can contradict.
+"""The declaration of an experiment: a question, arms, and predictions that its runs can contradict.
 
 `experiments/<name>.yaml` holds one such declaration under `design:`. Nothing here composes a run.
 """
@@ -23,14 +23,14 @@ from grpo_lab.tracking.renames import first_metric_name, metric_name
 
 
 class Direction(Enum):
-    """On which side of its control an arm is predicted to end."""
+    """Whether an arm is predicted to end above or below its control."""
 
     above = "above"
     below = "below"
 
 
 class Kind(Enum):
-    """Which combinations of its tricks a design runs; `arms` names each combination by hand."""
+    """Which combinations of its tricks a design runs; with `arms` each combination is written by hand."""
 
     arms = "arms"
     add_one = "add_one"
@@ -41,7 +41,7 @@ class Kind(Enum):
 
 
 class Collapsed(Enum):
-    """What a run counts for that stopped on a loss that was not finite: nothing, or what it last had."""
+    """The final value of a run that stopped because its loss was not finite: zero, or its last value."""
 
     zero = "zero"
     last = "last"
@@ -51,8 +51,8 @@ class Collapsed(Enum):
 class Prediction:
     """`arm` will end above or below the control on `metric`, at `level` of the factor.
 
-    With `reference`, another arm, it is compared with that one instead of with the control; with `against`, another
-    level, with itself there.
+    With `reference`, the arm is compared with that other arm instead of the control. With `against`, it is compared
+    with itself at that other level.
     """
 
     arm: str
@@ -65,7 +65,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Part:
-    """A named share of a design, such as the one a demonstration runs; what is left out means all."""
+    """A named part of a design, such as the part a demonstration runs; an empty field means all."""
 
     arms: tuple[str, ...] = ()
     levels: tuple[str, ...] = ()
@@ -74,9 +74,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Change:
-    """From `since` on (UTC, such as 2026-11-22T22:30:00Z) these arms compute something else; `what` says it in words.
+    """From `since` on (UTC, such as 2026-11-22T22:30:00Z) these arms mean something else; `what` describes it.
 
-    Runs that were declared earlier are of what the arms were before.
+    Runs declared earlier belong to the old meaning.
     """
 
     arms: tuple[str, ...]
@@ -88,12 +88,11 @@ class Change:
 class Design:
     """A declared experiment: every arm at every level of the factor, for every seed.
 
-    `base`, `arms` and `levels` hold Hydra overrides; an arm's win over the level's, the level's over the base's.
-    Without a factor there is one level, named "". A design of a `kind` other than `arms` declares `tricks` instead,
-    each with its overrides, and its arms and control follow from the kind. `collapsed` is the rule by which runs
-    count that stopped on a loss that was not finite. `columns` are the metrics of its table, where the usual ones
-    do not answer its question, and `changes` mark arms that mean something else since. Both decide nothing, so the
-    fingerprint leaves them out.
+    `base`, `arms` and `levels` hold Hydra overrides. An arm's overrides win over the level's, and the level's over
+    the base's. Without a factor there is one level, named "". A design of a `kind` other than `arms` declares `tricks`
+    with their overrides instead; its arms and control follow from the kind. `collapsed` sets the final value of runs
+    whose loss was not finite. `columns` replaces the usual metrics of its table, and `changes` lists arms whose
+    meaning changed. These two decide nothing, so the fingerprint leaves them out.
     """
 
     name: str
@@ -117,7 +116,7 @@ class Design:
     collapsed: Collapsed = Collapsed.zero
 
     def fingerprint(self) -> str:
-        """Sixteen hexadecimal digits of everything that was declared; running a part of it declares the same.
+        """Sixteen hexadecimal digits of a hash of everything declared; a part has the fingerprint of the whole.
 
         What a declaration did not use is left out, and metrics stand under the names they first had, so that neither a
         new kind of entry nor a rename makes old declarations new.
@@ -136,9 +135,9 @@ class Design:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def contents(self, arm: str) -> frozenset[str]:
-        """The tricks an arm switches on: of a kind's arms by name, of arms by hand their overrides.
+        """The tricks an arm switches on: names of tricks for a design of a kind, overrides for arms written by hand.
 
-        An override whose key every arm sets is a choice, and the control's choice is no trick.
+        If every arm sets a key, the control's value of that key is not a trick.
         """
         if self.kind is not Kind.arms:
             return _combinations(self.kind, tuple(self.tricks))[arm]
@@ -153,7 +152,7 @@ class Design:
 
 
 def read_design(node: Any) -> Design:
-    """A Design from the `design` node of an experiment. Raises ValueError that names the key and a remedy."""
+    """A Design from the `design` node of an experiment. Raises ValueError with the key and a remedy."""
     if not isinstance(node, Mapping):
         raise ValueError(f"design must hold entries (name, question, arms and others), got {node!r}: see experiments/")
     node = {name: value for name, value in node.items() if value is not None}
@@ -210,7 +209,7 @@ def _choice(name: str, choices: type[Enum], value: Any) -> Any:
 
 
 def _arms_of(kind: Kind, node: Mapping[str, Any]) -> dict[str, Any]:
-    """Arms and control of a kind, from its tricks. Raises ValueError where they were given by hand as well."""
+    """Arms and control of a kind, from its tricks. Raises ValueError if they are also written by hand."""
     if given := [name for name in ("arms", "control") if name in node]:
         raise ValueError(f"design.{given[0]} follows from design.kind={kind.value} and design.tricks: remove it")
     tricks = _override_lists("tricks", node.get("tricks") or {})
@@ -235,7 +234,7 @@ def _arms_of(kind: Kind, node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _combinations(kind: Kind, tricks: tuple[str, ...]) -> dict[str, frozenset[str]]:
-    """The arms of a kind, the control first, each with the tricks that are on in it."""
+    """The arms of a kind with the tricks that each switches on, the control first."""
     whole = frozenset(tricks)
     added = {f"+{trick}": frozenset({trick}) for trick in tricks}
     left_out = {f"-{trick}": whole - {trick} for trick in tricks}
@@ -244,7 +243,7 @@ def _combinations(kind: Kind, tricks: tuple[str, ...]) -> dict[str, frozenset[st
         return base | added
     if kind is Kind.leave_one_out:
         return full | left_out
-    if kind is Kind.two_sided:  # of one trick, both sides are the same two runs; of two, adding one leaves one out
+    if kind is Kind.two_sided:  # with one or two tricks both sides share arms: keep the first of equal arms
         arms = base | added | full | left_out
         return {arm: on for arm, on in arms.items() if on not in [arms[name] for name in arms][: list(arms).index(arm)]}
     if kind is Kind.ladder:
@@ -281,7 +280,7 @@ def _check_names(design: Design) -> None:
 
 
 def require_known_metrics(design: Design) -> None:
-    """Raise ValueError for a metric, or a budget axis, that no run will ever log; before the first one starts."""
+    """Raise ValueError, before the first run starts, for a metric or budget axis that no run logs."""
     predicted = [prediction.metric for prediction in design.predictions]
     named = (design.primary, f"budget/{design.axis}", *predicted, *design.columns)
     for metric in named:

@@ -1,4 +1,4 @@
-"""The evaluation slot: when a run is evaluated, on how much, and how answers are drawn; run/evaluate.py does it."""
+"""The evaluation slot: when to evaluate, on how many questions, how to sample; run/evaluate.py does it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from grpo_lab.tricks.base import require_field, require_not_negative, require_po
 
 @dataclass(frozen=True)
 class Evaluation:
-    """When to evaluate, on how much, and how an evaluated response is drawn."""
+    """When to evaluate, on how many questions, and how to sample the responses."""
 
     every: int  # steps; step 0 and the last step are always evaluated
     samples: int  # responses per question

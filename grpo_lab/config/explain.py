@@ -1,7 +1,7 @@
-"""What a run will optimise, in words that can be checked: `grpo-lab explain`, and explanation.txt in each run's folder.
+"""What a run will optimise, as checkable text: `grpo-lab explain`, and explanation.txt in each run's folder.
 
-The formula is put together from what the chosen classes say of themselves; departures are counted against the nearest
-published recipe; rules, warnings and papers come from where the run itself gets them.
+The formula is assembled from the formulas of the chosen classes. Differences are listed against the nearest recipe.
+Rules, warnings and papers come from the sources that the run itself uses.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SYMBOLS = (
 
 @dataclass(frozen=True)
 class Departure:
-    """A recipe and what a run does otherwise, one phrase a difference."""
+    """A recipe and how a run differs from it, one phrase for each difference."""
 
     recipe: str
     differences: tuple[str, ...]
@@ -92,7 +92,7 @@ def formula(run: RunConfig) -> list[tuple[str, str]]:
 
 
 def _what_is_generated(run: RunConfig) -> list[tuple[str, str]]:
-    """What decides over prompts and over the way responses end, where that is not the plain option."""
+    """Lines on how prompts are chosen and how responses end; none for the plain options."""
     prompts = [run.curriculum.written()] if not run.curriculum.touches_nothing else []
     prompts += [run.group_filter.written()] if run.group_filter.refills else []
     lines = [("prompts", "; ".join(prompts))] if prompts else []
@@ -123,16 +123,16 @@ def _steps(run: RunConfig) -> str:
 
 
 def recipe_choices() -> dict[str, dict[str, str]]:
-    """Recipe -> the option it selects on every axis, and in the rooms that any recipe touches."""
+    """Recipe -> slot -> option, for every axis and for the other slots that any recipe sets."""
     recipes, plain = recipe_overrides(), plain_options()
     rooms = sorted({slot for chosen in recipes.values() for slot in chosen} - set(AXES))
     return {name: {slot: chosen.get(slot, plain[slot]) for slot in (*AXES, *rooms)} for name, chosen in recipes.items()}
 
 
 def nearest_recipe(choices: Mapping[str, str], config: DictConfig) -> Departure:
-    """The recipe fewest options away from `choices`; of several the one chosen by name, then the first by name.
+    """The recipe that differs from `choices` in the fewest options; ties: the run's own recipe, then alphabetical.
 
-    The differences are options, and numbers that are not those of the option's own file.
+    Differences are options, and numbers that differ from the option's own file.
     """
     recipes, plain = recipe_choices(), plain_options()
     named = choices.get("recipe", "plain")
@@ -146,7 +146,7 @@ def nearest_recipe(choices: Mapping[str, str], config: DictConfig) -> Departure:
 
 
 def _numbers_changed(choices: Mapping[str, str], config: DictConfig) -> list[str]:
-    """Fields of the axes, the critic and the convention whose value is not that of the chosen option's file."""
+    """Fields of the axes, the critic and the convention whose value differs from the chosen option's file."""
     found = []
     for slot in (*AXES, "critic", "convention"):
         text = option_text(slot, choices.get(slot, plain_options()[slot]))
@@ -162,7 +162,7 @@ def _numbers_changed(choices: Mapping[str, str], config: DictConfig) -> list[str
 
 
 def papers(choices: Mapping[str, str], slots: Sequence[str] = AXES) -> dict[str, list[str]]:
-    """arXiv id -> the choices for these slots that name it in the first lines of their files."""
+    """arXiv id -> the options chosen for these slots whose files name it in a comment."""
     named: dict[str, list[str]] = {}
     for slot in ("recipe", *slots):
         option = choices.get(slot, "plain" if slot == "recipe" else plain_options()[slot])
@@ -175,7 +175,7 @@ def papers(choices: Mapping[str, str], slots: Sequence[str] = AXES) -> dict[str,
 
 
 def explain(run: RunConfig, config: DictConfig, choices: Mapping[str, str]) -> str:
-    """The whole explanation as text. `choices` are Hydra's, axis or room -> option."""
+    """The whole explanation as text. `choices` are Hydra's: slot -> option."""
     width = max(len(symbol) for symbol, _ in formula(run))
     parts = [_hang(f"{symbol:>{width}} = ", text) for symbol, text in formula(run)]
     parts += ["", textwrap.fill(_SYMBOLS, _WIDTH), ""]
@@ -201,7 +201,7 @@ def explain(run: RunConfig, config: DictConfig, choices: Mapping[str, str]) -> s
 
 
 def _said_of(run: RunConfig, axis: str, option: str) -> str:
-    """The comment that opens an option's file, or what its class says where Hydra found the file by itself."""
+    """The first comment line of an option's file, or of its class's docstring if no such file is found."""
     lines = option_text(axis, option).splitlines()
     if lines and lines[0].startswith("# "):
         return lines[0].removeprefix("# ")
@@ -209,9 +209,9 @@ def _said_of(run: RunConfig, axis: str, option: str) -> str:
 
 
 def inert_lines(inert: Sequence[str], choices: Mapping[str, str]) -> list[str]:
-    """One sentence for each axis that changed nothing of the loss and on which somebody chose an option.
+    """One sentence for each inert axis with an option other than the default.
 
-    `inert` are the axes, `choices` what was composed. What stands there unless another is chosen is nobody's choice.
+    `inert` are the axes that changed nothing of the loss; `choices` is slot -> option.
     """
     plain, recipe = plain_options(), choices.get("recipe", "plain")
     brought = recipe_overrides().get(recipe, {})
@@ -226,6 +226,6 @@ def inert_lines(inert: Sequence[str], choices: Mapping[str, str]) -> list[str]:
 
 
 def _hang(head: str, text: str, indent: int | None = None) -> str:
-    """`head` and `text`, folded, with what follows the first line set in."""
+    """`head` and `text`, wrapped, with all lines after the first indented."""
     inner = " " * (len(head) if indent is None else indent)
     return textwrap.fill(text, _WIDTH, initial_indent=head, subsequent_indent=inner, break_long_words=False)

@@ -1,4 +1,4 @@
-"""What `python -m grpo_lab.train` says when it is asked and runs nothing: `--help` and `--cfg job`."""
+"""The output of `python -m grpo_lab.train` with `--help` or `--cfg job`, which run nothing."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ Runs, or resumes, one training run; with -m or +experiments= a sweep. The comman
 
 
 def answer(arguments: Sequence[str]) -> str | None:
-    """The text these arguments ask for, or None where they ask for a run or for something only Hydra knows.
+    """The text these arguments ask for; None if they ask for a run, or for something only Hydra handles.
 
-    Raises ValueError or a Hydra error where the overrides cannot be composed.
+    Raises ValueError or a Hydra error if the overrides cannot be composed.
     """
     if {"--help", "-h"} & set(arguments):
         return help_text()
@@ -49,7 +49,7 @@ def answer(arguments: Sequence[str]) -> str | None:
 
 
 def help_text() -> str:
-    """Usage, and the options of every axis and room, the plain one first."""
+    """Usage, and the options of every slot, the plain one first."""
     lines = [_USAGE]
     groups = [(axis.name, [option.name for option in axis.options]) for axis in axes()]
     plain = plain_options()
@@ -68,7 +68,7 @@ def help_text() -> str:
 
 
 def config_text(overrides: Sequence[str], resolve: bool) -> str:
-    """The composed configuration as YAML; beside each slot, as a comment, the option that stands in it."""
+    """The composed configuration as YAML, with each slot's option in a comment beside it."""
     config, choices = compose_with_choices(overrides)
     lines = [f"# {name}: {choices[name]}" for name in ("recipe", "world") if name in choices]
     try:

@@ -1,8 +1,8 @@
-"""Makes schemas, user plugins and search paths known to Hydra; called before hydra.main and compose().
+"""Registers schemas, user plugins and search paths with Hydra; called before hydra.main and compose().
 
 Hydra reads its plugin namespace and its ConfigStore when it starts, so all of this has to happen first.
-User modules come from `plugins=[module,...]` on the command line or from GRPO_LAB_PLUGINS (commas), and
-folders with their YAML from GRPO_LAB_CONFIG_PATH; child processes inherit both.
+User modules come from `plugins=[module,...]` on the command line or from GRPO_LAB_PLUGINS (separated by
+commas). Folders with their YAML come from GRPO_LAB_CONFIG_PATH. Child processes inherit both variables.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def plugin_modules(arguments: Sequence[str]) -> list[str]:
 
 
 def bootstrap(arguments: Sequence[str] = ()) -> None:
-    """Prepare this process for Hydra; calling it again only adds what is new.
+    """Prepare this process for Hydra; a second call adds only new modules.
 
-    Raises ValueError for a module or a file of the user's own that Hydra could not read.
+    Raises ValueError for a user's module or file that Hydra could not read.
     """
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    # Bars for reading and writing one small file would hide the progress that matters.
+    # Progress bars for one small file would hide the run's own progress.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic matrix products on CUDA
     # Hydra accepts plugins only from a namespace package named hydra_plugins, found on sys.path.
@@ -48,7 +48,7 @@ def bootstrap(arguments: Sequence[str] = ()) -> None:
     os.environ["GRPO_LAB_PLUGINS"] = ",".join(modules)
     for name in modules:
         import_plugin(name)
-    # Options are found as subclasses, so the modules that define the rooms' options must be imported.
+    # Options are found as subclasses, so the modules that define them must be imported.
     for name in (
         "engines.native",
         "engines.vllm",
@@ -70,7 +70,7 @@ def compose_config(overrides: Sequence[str] = ()) -> DictConfig:
 
 
 def compose_with_choices(overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
-    """The composed config, and which option stands in each slot."""
+    """The composed config, and slot -> option."""
     bootstrap(overrides)
     from grpo_lab.config.overrides import misnamed
     from grpo_lab.config.run_config import conf_folder

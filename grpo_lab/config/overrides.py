@@ -1,4 +1,4 @@
-"""Keys that other laboratories use, and what they are called here: a wrong override should name the right one."""
+"""Other libraries' names of keys, and their names here, so that the error for a wrong override names the right one."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Meant:
-    """What somebody who types another name means: keys or groups of the configuration, and what else to know.
+    """The keys or groups that another library's name stands for, with a note.
 
-    `under` is an option to choose first, where the plain one does not have the key.
+    `under` is an option to choose first, if the plain one does not have the key.
     """
 
     keys: tuple[str, ...]
@@ -47,7 +47,7 @@ MEANT = {
 
 
 def misnamed(arguments: Sequence[str]) -> str:
-    """What to type instead of overrides whose key has another name here; "" where there is none such."""
+    """What to type instead of overrides whose key has another name here; "" if there are none."""
     lines = []
     for argument in arguments:
         key, assigned, value = argument.partition("=")

@@ -1,6 +1,6 @@
-"""What cannot be combined and what cannot act: one table of rules, and the check of a run against all of them.
+"""Which options cannot be combined and which have no effect: a table of rules, and the check of a run against it.
 
-A rule reads facts that the classes declare, never their names, so an option added later is judged by the same table.
+A rule reads facts that the classes declare, never their names, so the same table covers options added later.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from grpo_lab.tricks.convention import Scope
 
 @dataclass(frozen=True)
 class Rule:
-    """A combination to refuse or to warn of; `axes` are the slots its reason is about.
+    """A combination to refuse or to warn about; `axes` are the slots that its reason names.
 
-    `idles`: what stands on the first of them cannot act, so that an arm which changes nothing else is no arm.
+    `idles`: the option in the first of these slots has no effect, so an arm that changes nothing else is refused.
     """
 
     name: str
@@ -27,9 +27,9 @@ class Rule:
     idles: bool = False
 
     def describe(self, run: RunConfig, choices: Mapping[str, str] | None = None) -> str:
-        """One line: the slots with what stands in them, the reason and the remedy.
+        """One line: the slots with their options, the reason and the remedy.
 
-        `choices`, slot -> option, are what was composed; without them a slot is named by its class and its numbers.
+        `choices` is slot -> option; without it an option is described by its class and numbers.
         """
         held = {axis: getattr(run, axis) for axis in self.axes}
         parts = [f"{axis}={(choices or {}).get(axis) or _label(value)}" for axis, value in held.items()]
@@ -226,13 +226,13 @@ def _removes(run: RunConfig) -> bool:
 
 
 def _sampler_is_learner(run: RunConfig) -> bool:
-    """Same weights, same arithmetic: the two differ by rounding that is not worth a name."""
+    """Whether sampler and learner have the same weights and arithmetic, so that they differ by rounding alone."""
     current = run.schedule.keeps_sampler_current and not run.group_filter.carries_over
     return current and not (run.learner_precision.rounds or run.sampler_precision.rounds)
 
 
 def _on_policy(run: RunConfig) -> bool:
-    """Every ratio is 1: one update on rollouts of the old policy itself."""
+    """Whether every ratio is 1: one update, on rollouts of the old policy itself."""
     return run.updates.number == 1 and (run.old_policy.recomputes or _sampler_is_learner(run))
 
 
@@ -490,14 +490,14 @@ def broken_errors(run: RunConfig) -> list[Rule]:
 
 
 def broken_warnings(run: RunConfig) -> list[Rule]:
-    """The rules under which something in this run cannot act; recorded with the run."""
+    """The rules that warn about this run, such as an option without effect; the run records them."""
     return [rule for rule in WARNINGS if rule.broken_when(run)]
 
 
 def check_compatible(run: RunConfig, choices: Mapping[str, str] | None = None) -> list[str]:
     """Raise IncompatibleRun with every broken rule; otherwise return the warnings, one line each.
 
-    `choices`, slot -> option, are named in them where they are known.
+    `choices` is slot -> option, as in `Rule.describe`.
     """
     if errors := broken_errors(run):
         lines = "\n".join(f"  - {rule.describe(run, choices)}" for rule in errors)

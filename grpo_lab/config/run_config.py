@@ -1,8 +1,8 @@
-"""RunConfig: the slots of a run. A class that stands in a slot is its own configuration.
+"""RunConfig: the slots of a run. The class in a slot is its own configuration.
 
-`register()` hands every concrete class of every slot to Hydra's ConfigStore as `schema/<slot>/<name>`;
-the YAML files pull those in and add the numbers. `to_run()` turns the composed config into a RunConfig
-whose slots hold live objects, and raises ValueError where a value is out of range.
+`register()` adds every concrete class of every slot to Hydra's ConfigStore as `schema/<slot>/<name>`. The
+YAML files include these schemas and add the numbers. `to_run()` turns the composed config into a RunConfig
+whose slots hold live objects, and raises ValueError if a value is out of range.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ ROOMS = (
 
 @dataclass(frozen=True)
 class CellLabel:
-    """Which sweep a run belongs to, and what that sweep calls it; empty for a run on its own."""
+    """Which sweep a run belongs to, with its arm and level there; empty for a run on its own."""
 
     sweep: str
     arm: str
@@ -72,7 +72,7 @@ class CellLabel:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything a run is: one object per trick axis, one per room around them, and run-level numbers."""
+    """Everything that defines a run: one object per trick axis, one per other slot, and run-level numbers."""
 
     curriculum: Curriculum
     schedule: Schedule
@@ -143,9 +143,10 @@ class RunConfig:
 
     @property
     def needs_logprobs(self) -> bool:
-        """Whether anything asks for the learner's log-probs of the rollouts from before the updates.
+        """Whether anything needs the learner's log-probs of the rollouts from before the updates.
 
-        With one on-policy update and nothing else that reads them, they are the learner's own and every ratio is 1.
+        With one on-policy update they equal the learner's own and every ratio is 1, so they are not computed unless
+        something else reads them.
         """
         below_the_ratio = self.old_policy.recomputes and (self.updates.number > 1 or self.kl.shapes_reward)
         of_the_sampler = self.correction.needs_old_logprobs or self.rejection.needs_old_logprobs
@@ -155,9 +156,9 @@ class RunConfig:
     def skips_rows(self) -> bool:
         """Whether rows whose advantages are all exactly 0 are left out of the training passes.
 
-        Such a row moves neither loss nor gradient unless one of the tricks named here reads it. What changes are the
-        log's means over tokens (entropy, ratio, touched shares): they are over the tokens that were read, whose share
-        of the loss is `train/read_share`. No update decision and no budget counter but `flops` changes.
+        Such a row changes neither loss nor gradient unless one of the tricks named here reads it. Logged means over
+        tokens (entropy, ratio, touched shares) do change: they cover only the tokens in the passes, and
+        `train/read_share` is the share of these. No update decision changes, and no budget counter except `flops`.
         """
         in_the_loss = self.kl.needs_reference and not self.kl.shapes_reward
         reads_them = in_the_loss or self.entropy.needs_gradient or self.surrogate.pulls_without_advantage
@@ -169,8 +170,8 @@ class RunConfig:
         return self.problems_per_step * self.group_size
 
 
-# Fields that change where and how a run is stored or computed, not what it is: they are no part of its
-# name and may differ between a run and its resumption.
+# Fields that say where and how a run is stored or computed, not what it computes: they are no part of its
+# name and may change when it resumes.
 VOLATILE = frozenset(
     {"runs_dir", "tracking", "keep_checkpoints", "device", "cell", "design", "resume_with_changed_code"}
 )
@@ -182,13 +183,13 @@ def snake_case(name: str) -> str:
 
 
 def slot_types() -> dict[str, type]:
-    """Slot name -> abstract base, for axes and rooms, in the order of RunConfig."""
+    """Slot name -> abstract base class, for axes and all other slots, in the order of RunConfig."""
     hints = typing.get_type_hints(RunConfig)
     return {name: hints[name] for name in AXES + ROOMS}
 
 
 def options(base: type) -> dict[str, type]:
-    """Schema name -> concrete class, for every class that may stand in a slot of type `base`."""
+    """Schema name -> concrete class, for every class that may fill a slot of type `base`."""
     found: dict[str, type] = {}
     waiting = [base]
     while waiting:
@@ -201,9 +202,9 @@ def options(base: type) -> dict[str, type]:
 
 
 def register() -> None:
-    """Store the schemas of RunConfig and of every option; called again after user modules are imported.
+    """Store the schemas of RunConfig and of every option. Call it again after importing user modules.
 
-    Raises ValueError for a class that cannot be an option, with its place and what to write.
+    Raises ValueError for a class that cannot be an option, with its file, its line and a remedy.
     """
     store = ConfigStore.instance()
     for slot, base in slot_types().items():
@@ -227,7 +228,7 @@ def _place(cls: type) -> str:
 
 @cache
 def _writable(cls: type) -> DictConfig:
-    """The structured config of a frozen class, made once, with the read-only flag cleared: Hydra must merge into it."""
+    """The structured config of a frozen class, with the read-only flag cleared because Hydra merges into it."""
     node = OmegaConf.structured(cls)
 
     def clear(part: Any) -> None:
@@ -242,7 +243,7 @@ def _writable(cls: type) -> DictConfig:
 
 
 def to_run(config: DictConfig) -> RunConfig:
-    """Live objects from a composed config. Raises ValueError with the key where something is off."""
+    """Build live objects from a composed config. Raises ValueError that names the wrong key."""
     config = config.copy()
     OmegaConf.set_struct(config, False)
     config.pop("hydra", None)
@@ -255,14 +256,14 @@ def to_run(config: DictConfig) -> RunConfig:
     except InterpolationResolutionError as error:
         raise ValueError(unresolved(config, error)) from error
     except OmegaConfBaseException as error:
-        # OmegaConf wraps what __post_init__ raises; the first line says what and where.
+        # OmegaConf wraps errors of __post_init__; the first line has the message and the key.
         raise ValueError(str(error.__cause__ or error).splitlines()[0]) from error
     assert isinstance(run, RunConfig)
     return run
 
 
 def unresolved(config: DictConfig, error: InterpolationResolutionError) -> str:
-    """Which key of `config` refers to what is not there, or in a circle to itself, and what to do about it."""
+    """An error message for a key of `config` that refers to a missing key, or in a circle to itself."""
     key = error.full_key or ""
     chain: list[str] = []
     while key and key not in chain:

@@ -1,4 +1,4 @@
-"""What a run is called: after the options that were chosen, never typed by hand."""
+"""The name of a run, derived from the chosen options and never typed by hand."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _LONGEST_NAME = 120
 
 
 def chosen_options(choices: Mapping[str, str]) -> dict[str, str]:
-    """Axis or room -> option, of Hydra's record of what was composed; Hydra's own groups are left out."""
+    """Slot -> option, from Hydra's record of its choices, without Hydra's own groups."""
     return {name: option for name, option in choices.items() if "/" not in name and name != "experiments"}
 
 
 def run_name(recipe: str, overrides: Sequence[str]) -> str:
-    """`dr_grpo,truncation=mask_after` from what the command line chose; the seed has its own folder level.
+    """The run's name from its overrides, such as `dr_grpo,truncation=mask_after`; the seed has its own folder level.
 
-    Tricks come before sizes and budgets, so that a name too long for a folder, which ends in a hash, still tells
-    them. The order of the overrides does not matter.
+    Tricks come before sizes and budgets, because a name too long for a folder is shortened and ends in a hash. The
+    order of the overrides does not matter.
     """
     chosen = []
     for override in overrides:
@@ -34,7 +34,7 @@ def run_name(recipe: str, overrides: Sequence[str]) -> str:
 
 
 def _canonical(value: str) -> str:
-    """A value as Hydra writes it, so that 1e3 typed by hand and 1000.0 handed over by a sweep are one name."""
+    """A value as Hydra writes it, so that 1e3 typed by hand and 1000.0 from a sweep give one name."""
     try:
         return OverridesParser.create().parse_override(f"key={value}").get_value_element_as_str()
     except HydraException:
@@ -42,7 +42,7 @@ def _canonical(value: str) -> str:
 
 
 def short(name: str) -> str:
-    """The name made fit for a folder: no slashes, spaces, quotes or braces, and a long one ends in a hash of itself."""
+    """The name as a folder name: no slashes, spaces, quotes or braces; a long one is shortened and ends in its hash."""
     name = re.sub(r"[\s'\"\\${}]", "", name.replace("/", "_"))
     if len(name) > _LONGEST_NAME:
         name = f"{name[: _LONGEST_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

@@ -1,7 +1,7 @@
-"""What users bring, folders of YAML and modules of Python: found, bounded and explained before Hydra reads any of it.
+"""Users' own YAML folders and Python modules: found and checked before Hydra reads them.
 
-A few lines of YAML aliases can stand for billions of entries, which take hours to compose. What they stand for is
-counted here from the parser's events, without making any of it.
+A few lines of YAML aliases can expand to billions of entries, which take hours to compose. Here the expanded entries
+are counted from the parser's events, without building them.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import yaml
 
 FOLDERS = "GRPO_LAB_CONFIG_PATH"
 LARGEST = 1_000_000  # bytes of one file
-DEEPEST = 50  # collections within each other
-MOST = 20_000  # entries of one file, every alias counted as what it stands for
-MOST_FILES = 2_000  # files of any kind in one folder, those in hidden folders left out
+DEEPEST = 50  # levels of nested collections
+MOST = 20_000  # entries of one file, with every alias expanded
+MOST_FILES = 2_000  # files of any kind in one folder, without hidden folders
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def user_folders() -> list[Path]:
-    """The folders of options that GRPO_LAB_CONFIG_PATH names, apart by `:`. Raises ValueError where one is missing."""
+    """The folders in GRPO_LAB_CONFIG_PATH, separated by `:`. Raises ValueError if one is missing."""
     folders = [Path(name).expanduser() for name in filter(None, os.environ.get(FOLDERS, "").split(os.pathsep))]
     for folder in folders:
         if not folder.is_dir():
@@ -37,10 +37,10 @@ def user_folders() -> list[Path]:
 
 
 def check_user_files(arguments: Sequence[str], experiments: Path) -> None:
-    """Raise ValueError, naming the file, where YAML from outside conf/ is no YAML or is larger than any configuration.
+    """Raise ValueError, naming the file, if a user's YAML file is not YAML or is larger than any configuration.
 
-    Looked at are the folders of GRPO_LAB_CONFIG_PATH, of `hydra.searchpath=[file://...]` and of `--config-dir` among
-    the arguments, and the folder `experiments`.
+    Checks the folders in GRPO_LAB_CONFIG_PATH, those in the arguments `hydra.searchpath=[file://...]` and
+    `--config-dir`, and the folder `experiments`.
     """
     named = [name for word in arguments for name in re.findall(r"file://([^,\]\"']+)", word)]
     named += [word.partition("=")[2] for word in arguments if word.startswith("--config-dir=")]
@@ -64,7 +64,7 @@ def _yaml_files(folder: Path) -> list[Path]:
 
 
 def check_yaml(path: Path) -> None:
-    """Raise ValueError, with line and remedy, for a file that is no YAML, is too large or deep, or expands too far."""
+    """Raise ValueError, with line and remedy, if a file is not YAML, is too large or deep, or expands too far."""
     try:
         if path.stat().st_size > LARGEST:
             raise ValueError(f"{path} has {path.stat().st_size:,} bytes: a configuration has at most {LARGEST:,}")
@@ -79,7 +79,7 @@ def check_yaml(path: Path) -> None:
 
 
 def _count(path: Path) -> None:
-    """Count entries by the parser's events: a collection's, once it ends, are what each alias of it adds."""
+    """Count entries from the parser's events; each alias adds the entries of the collection it repeats."""
     sizes: dict[str, int] = {}
     open_: list[tuple[int, str | None]] = [(0, None)]  # entries so far, and the anchor
     for event in yaml.parse(path.read_bytes(), Loader=_LOADER):
@@ -116,7 +116,7 @@ def _at(path: Path, event: yaml.Event) -> str:
 
 
 def import_plugin(name: str) -> None:
-    """Import a user's module. Raises ValueError that says where it fails, or that there is none."""
+    """Import a user's module. Raises ValueError that says where its code fails, or that there is no such module."""
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -130,7 +130,7 @@ def import_plugin(name: str) -> None:
 
 
 def _failure(name: str, error: BaseException) -> str:
-    """Where a plugin's own code failed: the last line run of the files beside the one that was imported."""
+    """Where a plugin's code failed: the last executed line in the plugin's own folder."""
     importers = (__file__, inspect.getfile(importlib.import_module))
     frames = [
         frame

@@ -1,1 +1,1 @@
-"""Engines: what turns requests into completions, behind one protocol (see `base`)."""
+"""Engines: samplers that turn requests into completions, behind one protocol (see `base`)."""

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Native(Engine):
-    """torch and transformers in this process; `max_rows` bounds how many responses decode together.
+    """torch and transformers in this process. At most `max_rows` responses decode together.
 
-    `cuda_graphs`: record the decoding step and replay it (native_graphs.py); a GPU alone can.
+    `cuda_graphs`: record the decoding step and replay it (native_graphs.py); needs a GPU.
     """
 
     cuda_graphs: bool = False

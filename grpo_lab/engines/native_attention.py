@@ -1,9 +1,9 @@
-"""Attention of one new token per row: on a CPU two matrix products over the cache, on a card without copies of keys.
+"""Attention of one new token per row: two matrix products on a CPU, PyTorch's kernel without copied keys on a GPU.
 
-PyTorch's fused kernel is made for many queries: with one it took a third of the time of decoding (the arithmetic base,
-128 rows), and plain products take 0.7 to 0.8 of what it takes (experiments/LOG.md). On a card the kernel is kept. There
-transformers repeats keys and values for every head that shares them once there is a mask: a copy of the whole cache for
-each token, several times its size.
+PyTorch's fused kernel is made for many queries. With one query it took a third of the decoding time (the arithmetic
+base, 128 rows), and plain products take 0.7 to 0.8 of its time (experiments/LOG.md). On a GPU the kernel stays. There,
+given a mask, transformers repeats keys and values for every head that shares them. That copies the whole cache at each
+token, into several times its size.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def decode_attention(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention function: queries [R, H, 1, D] over keys and values [R, KV, S, D], [R, 1, H, D].
+    """transformers' attention function: queries [R, H, 1, D] over keys and values [R, KV, S, D] give [R, 1, H, D].
 
-    More queries than one, and on a CPU types whose softmax PyTorch's kernel widens inside, take transformers' own way;
-    so does the first token of a text, where a row without one has nothing to look at. `attention_mask` [R, 1, 1, S] is
-    True where a row may look.
+    `attention_mask` [R, 1, 1, S] is True at positions a row may attend to. Three cases use transformers' own function:
+    more than one query; on a CPU, dtypes whose softmax PyTorch's kernel computes in a wider type; and the first token
+    of a text, where a row that is all padding has nothing to attend to.
     """
     rows, heads, queries, width = query.shape
     first, plain = key.shape[2] == 1, query.device.type == "cpu" and query.dtype.itemsize >= 4
@@ -43,7 +43,7 @@ def decode_attention(
         return shared_keys_attention(query, key, value, attention_mask, scaling), None
     if queries > 1 or first or not plain:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
-    grouped = query.view(rows, key.shape[1], heads // key.shape[1], width)  # heads that share keys stand together
+    grouped = query.view(rows, key.shape[1], heads // key.shape[1], width)  # group the heads that share keys
     scores = torch.matmul(grouped, key.transpose(2, 3)) * (width**-0.5 if scaling is None else scaling)
     if attention_mask is not None:
         scores = scores.masked_fill(~attention_mask, -torch.inf)
@@ -54,7 +54,10 @@ def decode_attention(
 def shared_keys_attention(
     query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, scaling: float | None
 ) -> Tensor:
-    """PyTorch's kernel, to which heads that share keys are as many queries at one place; [R, 1, H, D]."""
+    """Attention by PyTorch's kernel, with heads that share keys passed as several queries at one position.
+
+    Returns [R, 1, H, D].
+    """
     rows, heads, _, width = query.shape
     grouped = query.view(rows, key.shape[1], heads // key.shape[1], width)
     mixed = F.scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=scaling)
@@ -62,7 +65,7 @@ def shared_keys_attention(
 
 
 def use_decode_attention(model: PreTrainedModel) -> None:
-    """Let a model that would use PyTorch's fused attention decode with this one; others stay as they are."""
+    """Switch a model from PyTorch's fused attention to `decode_attention`; other models stay as they are."""
     if model._supports_attention_backend and model.config._attn_implementation == "sdpa":
         model.set_attn_implementation(NAME)
 

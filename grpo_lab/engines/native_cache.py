@@ -1,7 +1,7 @@
-"""A cache of keys and values that is written in place.
+"""A KV cache that is written in place.
 
-transformers' own grows by concatenation, which copies everything there is for every token, and drops finished rows by
-copying all others. Here room is made a block of tokens at a time, and the last rows move into the gaps.
+transformers' own cache grows by concatenation, which copies the whole cache at every token. It drops finished rows by
+copying all others. Here storage grows by a block of tokens at a time, and the last rows move into the gaps.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from transformers.cache_utils import DynamicLayer
 
 from grpo_lab.types import Bool, Int, Tensor
 
-BLOCK = 64  # tokens; what is left empty of it is memory, each new block one copy of what there is
+BLOCK = 64  # tokens; a larger block leaves more memory unused, a smaller one copies the cache more often
 
 
 class BlockLayer(DynamicLayer):
-    """Keys and values of one layer, views [R, A, S, D] of storage with room for more tokens and former rows."""
+    """Keys and values of one layer: views [R, A, S, D] of storage that has room for more tokens and dropped rows."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.storage: list[Tensor] = []
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append states [R, A, new, D] of the next tokens; returns all there are."""
+        """Append states [R, A, new, D] of the next tokens; return the keys and values of all tokens."""
         length = self.get_seq_length()
         end = length + key_states.shape[-2]
         if not self.is_initialized:
@@ -50,19 +50,19 @@ class BlockLayer(DynamicLayer):
         return store
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """The rows `indices`, any number of times, in storage of their own."""
+        """Select the rows `indices` into new storage; an index may repeat."""
         super().batch_select_indices(indices)
         self.storage = []
 
     def fill_gaps(self, gaps: Int[Tensor, "K"], movers: Int[Tensor, "K"], rows: int) -> None:
-        """Keep the first `rows` rows, after row movers[i] has taken the place of row gaps[i]."""
+        """Move row movers[i] to row gaps[i], then keep the first `rows` rows."""
         keys, values = keys_and_values(self)
         keys[gaps], values[gaps] = keys[movers], values[movers]
         self.keys, self.values = keys[:rows], values[:rows]
 
 
 def block_cache(config: PreTrainedConfig) -> DynamicCache:
-    """An empty cache for this model; layers that forget (sliding windows, recurrences) are transformers' own."""
+    """An empty cache for this model; sliding-window and recurrent layers are transformers' own."""
     cache = DynamicCache(config=config)
     cache.layers = [BlockLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
@@ -82,7 +82,7 @@ def keys_and_values(layer: DynamicLayer) -> tuple[Tensor, Tensor]:
 
 
 def keep_rows(cache: Cache, keep: Bool[Tensor, "R"]) -> Int[Tensor, "K"]:
-    """Drop the other rows of the cache; returns which of its rows stands where the cache's row i now is."""
+    """Keep only these rows of the cache. Returns, for each new row i, which old row it was."""
     rows = int(keep.sum())
     order = torch.arange(rows, device=keep.device)
     gaps, movers = (~keep[:rows]).nonzero().squeeze(1), rows + keep[rows:].nonzero().squeeze(1)

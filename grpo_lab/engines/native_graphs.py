@@ -1,8 +1,8 @@
-"""Decoding whose tensors never change their shape or place, so that a GPU can replay it as one CUDA graph.
+"""Decoding with tensors of fixed shape and address, so that a GPU can replay a step as one CUDA graph.
 
-A small model's decoding step is hundreds of kernels of a few microseconds, and starting them one by one takes longer
-than they do. The price: attention reads the cache up to its full width, and rows that have ended are decoded in vain
-until half have. The recording itself has not been run on a GPU; what it records is tested on a CPU.
+A small model's decoding step is hundreds of kernels of a few microseconds, and launching them one by one takes longer
+than running them. The price: attention covers the cache's full width, and ended rows are decoded in vain until half of
+all rows have ended. The recording itself has not been run on a GPU; the recorded step is tested on a CPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WARM_UP = 2  # steps that kernels need to choose their algorithms before they a
 
 
 class FixedLayer(DynamicLayer):
-    """Keys and values [R, A, C, D] of one layer with room for C tokens, written at a place that is a tensor."""
+    """Keys and values [R, A, C, D] of one layer with room for C tokens; the write position is a tensor."""
 
     keys: Tensor
     values: Tensor
@@ -40,14 +40,17 @@ class FixedLayer(DynamicLayer):
         return store
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write the states [R, A, 1, D] of the next token; returns the whole room."""
+        """Write the states [R, A, 1, D] of the next token; return the whole storage [R, A, C, D]."""
         self.keys.index_copy_(2, self.column, key_states)
         self.values.index_copy_(2, self.column, value_states)
         return self.keys, self.values
 
 
 class FixedStep:
-    """One token for each of R rows; `cache` holds S tokens of each, of which `visible` are no padding."""
+    """A decoding step of one token for each of R rows.
+
+    `cache` holds S tokens per row; `visible` is False at padding.
+    """
 
     def __init__(
         self,
@@ -73,7 +76,7 @@ class FixedStep:
             self._record()
 
     def __call__(self, drawn: Int[Tensor, "R"]) -> Float[Tensor, "R V"]:
-        """Feed one token per row and return the next token's logits; they are overwritten by the next call."""
+        """Feed one token per row and return the next token's logits. The next call overwrites them."""
         self.ids.copy_(drawn[:, None])
         if self.graph is None:
             return self._step()
@@ -81,7 +84,7 @@ class FixedStep:
         return self.logits
 
     def keep(self, rows: Int[Tensor, "K"], further: int) -> FixedStep:
-        """A step for these rows alone, with room for as many further tokens."""
+        """A step for these rows alone, with room for `further` more tokens."""
         length = int(self.column)
         held = block_cache(self.model.config)
         for own, layer in zip(whole_text_layers(held), whole_text_layers(self.cache)):
@@ -104,9 +107,10 @@ class FixedStep:
         return output.logits[:, -1]
 
     def _record(self) -> None:
-        """Run the step until it is warm, record it, and undo what it did: cache columns beyond the last are unseen.
+        """Run the step until it is warm, record it, and restore the state before it.
 
-        Deterministic algorithms would sort the places that the cache is written at; here each is written once.
+        What it wrote to the cache may stay, because columns beyond the last are masked. Deterministic algorithms are
+        off meanwhile: they would sort the write positions, and here each position is written once.
         """
         strict = torch.are_deterministic_algorithms_enabled()
         only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -133,7 +137,7 @@ class FixedStep:
 
 
 def check_graphs(config: PreTrainedConfig, device: torch.device) -> None:
-    """Raise ValueError where decoding cannot be recorded."""
+    """Raise ValueError if decoding of this model on this device cannot be recorded."""
     if device.type != "cuda":
         raise ValueError(f"engine.cuda_graphs=true needs a GPU, the run is on {device}: set engine.cuda_graphs=false")
     if not all(isinstance(layer, BlockLayer) for layer in block_cache(config).layers):

@@ -1,8 +1,8 @@
-"""What the native engine does: batched sampling with torch and any causal LM of transformers, CPU or GPU.
+"""The native engine's sampler: batched decoding with torch and any causal LM of transformers, on CPU or GPU.
 
-Prompts that several responses share are prefilled once, finished rows leave the batch at once, and each
-token is the inverse CDF of one counter-based uniform number, so what a response says does not depend on
-its neighbours.
+A prompt that several responses share is prefilled once, and finished rows leave the batch at once. Each
+token is the inverse CDF of one counter-based uniform number, so a response does not depend on the other
+rows of its batch.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from grpo_lab.types import Completion, Float, Int, OnFinish, Request, StopReason
 if TYPE_CHECKING:
     from grpo_lab.engines.native_stream import NativeStream
 
-# How many tokens a GPU decodes between two looks at which rows have ended: each look makes the host wait for it, and a
-# row that has ended is decoded in vain until then. Not measured on a GPU.
+# How many tokens a GPU decodes between two checks for ended rows. Each check makes the host wait for the GPU; between
+# checks, ended rows are decoded in vain. Not measured on a GPU.
 LOOK_EVERY = 8
 
 
@@ -89,8 +89,9 @@ class NativeSession(EngineSession):
         aborted: set[int] = set()
         order = [index for index, ended in enumerate(results) if ended is None]
         if on_finish is None:
-            # Waves of similar context length pad little; the order cannot change what a response says. In a race it
-            # says who starts first, and what is continued must not wait behind what is new.
+            # Waves of similar context length need little padding, and the order cannot change any response. With
+            # `on_finish` the given order stays: it decides who starts first, and continued responses must not wait
+            # behind new ones.
             order.sort(key=lambda i: len(requests[i].prompt) + len(requests[i].prefix))
         for start in range(0, len(order), self.max_rows):
             wave = [i for i in order[start : start + self.max_rows] if i not in aborted]
@@ -131,7 +132,7 @@ class _Wave:
         """Decode until every row has ended, filling `results` at the wave's indices."""
         logits = self._prefill()
         fixed = self._fixed_step() if self.session.fixed_shapes and on_finish is None else None
-        # Who is told of an end at once may abort others at once.
+        # `on_finish` may abort other rows as soon as one ends, so then every step checks.
         look_every = self.session.look_every if on_finish is None else 1
         alive = torch.arange(len(self.requests), device=self.session.device)
         position = 0
@@ -202,14 +203,14 @@ class _Wave:
         )
 
     def _prefill(self) -> Float[Tensor, "R V"]:
-        """Run each distinct context once, left-padded, and repeat its cache for every row that shares it."""
+        """Prefill each distinct context once, left-padded, and repeat its cache for every row that shares it."""
         model = self.session.model
         self.cache = block_cache(model.config)
         logits, mask, _ = read_texts(model, [r.prompt + r.prefix for r in self.requests], self.cache)
         # Without padding there is nothing to mask, and attention takes its faster path.
         self.mask = mask if (mask == 0).any() else None
         self.next_positions = mask.sum(dim=1, keepdim=True)
-        # A row that has ended unseen must not count on beyond what the model has positions for.
+        # An ended row that was not yet noticed must not advance beyond the model's last position.
         self.last_positions = self.next_positions + self.budgets[:, None] - 1
         return logits
 
@@ -238,9 +239,10 @@ class _Wave:
 def read_texts(
     model: PreTrainedModel, texts: Sequence[tuple[int, ...]], cache: DynamicCache
 ) -> tuple[Float[Tensor, "R V"], Int[Tensor, "R S"], int]:
-    """Fill an empty cache with these texts, each distinct one read once and padded on the left.
+    """Prefill an empty cache with these texts, left-padded; each distinct text is computed once.
 
-    Returns the logits after each text, 1 where the cache holds a token of it, and how many tokens were read.
+    Returns the logits after each text, the attention mask (1 at tokens, 0 at padding), and how many tokens were
+    prefilled.
     """
     distinct = {text: place for place, text in enumerate(dict.fromkeys(texts))}
     longest = max(map(len, distinct))
@@ -270,16 +272,16 @@ def draw(
     temperatures: Float[Tensor, "R"],
     top_ps: Float[Tensor, "R"] | None,
 ) -> tuple[Int[Tensor, "R"], Float[Tensor, "R"]]:
-    """One token per row by inverse CDF over token ids, and its log-prob; no `top_ps` cut nothing.
+    """Sample one token per row by inverse CDF over token ids; return tokens and log-probs.
 
-    The log-prob is that of the whole softmax at the row's temperature; top-p cuts the candidates but
-    does not renormalise it, so that the learner's log-probs mean the same. Temperature 0 is greedy, with
-    log-probs at temperature 1.
+    The log-prob is that of the full softmax at the row's temperature. Top-p restricts the candidates but
+    does not renormalise the log-prob, so that it means the same as the learner's. `top_ps` None: no top-p.
+    Temperature 0 is greedy, with log-probs at temperature 1.
     """
     greedy = temperatures == 0
     safe = torch.where(greedy, torch.ones_like(temperatures), temperatures)
     logprobs = torch.log_softmax(widen(logits) / safe[:, None], dim=-1)
-    # The CDF is summed in float64: neighbours in a batch may move an fp32 sum across a boundary.
+    # The CDF is summed in float64: other rows of the batch may move an fp32 sum across a boundary.
     probabilities = logprobs.double().exp()
     if top_ps is not None:
         probabilities = _top_p(probabilities, top_ps)
@@ -292,7 +294,7 @@ def draw(
 
 
 def _top_p(probabilities: Float[Tensor, "R V"], top_ps: Float[Tensor, "R"]) -> Float[Tensor, "R V"]:
-    """Zero the tokens outside the smallest set of most likely tokens whose mass reaches top_p."""
+    """Set to zero all tokens outside the smallest set of most likely tokens whose mass reaches top_p."""
     ordered, order = probabilities.sort(dim=1, descending=True, stable=True)
     outside = (ordered.cumsum(dim=1) - ordered >= top_ps[:, None]) & (top_ps[:, None] < 1)
     return probabilities.masked_fill(torch.zeros_like(outside).scatter(1, order, outside), 0.0)

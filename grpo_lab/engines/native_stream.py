@@ -1,8 +1,8 @@
-"""The native engine's stream: continuous batching step by step, so that a step is a moment at which weights may change.
+"""The native engine's stream: continuous batching in steps; weights may change between any two steps.
 
-Each row has one token that was drawn and not fed yet; a step feeds these, draws the next ones and lets go of rows that
-have ended. Everything before that token is in the cache, so a swap of the weights that keeps the cache, and one that
-computes it anew, differ in nothing else.
+Each row has one token that was sampled but not yet fed to the model. A step feeds these tokens, samples the next ones
+and removes ended rows. All earlier tokens are in the KV cache. So a weight swap that keeps the cache and one that
+recomputes it differ in nothing else.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Row:
-    """One response on its way."""
+    """One response in flight."""
 
     key: int
     request: Request
@@ -43,7 +43,7 @@ class _Row:
 
     @property
     def text(self) -> tuple[int, ...]:
-        """Prompt and response as far as it exists."""
+        """The prompt and the response so far."""
         return (*self.request.prompt, *self.request.prefix, *self.tokens)
 
     def completion(self, stop: StopReason) -> Completion:
@@ -52,14 +52,14 @@ class _Row:
 
 @dataclass(frozen=True)
 class Work:
-    """What one step did: responses that got a token, and tokens that were read into the cache for it."""
+    """What one step did: how many responses got a token, and how many tokens were prefilled for it."""
 
     drawn: int
     read: int
 
 
 class NativeStream(Stream):
-    """Responses in up to `session.max_rows` places of one batch, which a response enters when another leaves."""
+    """One batch of up to `session.max_rows` responses; a waiting response enters when another leaves."""
 
     def __init__(self, session: NativeSession) -> None:
         self.session = session
@@ -77,7 +77,7 @@ class NativeStream(Stream):
 
     @property
     def busy(self) -> bool:
-        """Whether a step has anything to do."""
+        """Whether any response is in flight."""
         return bool(self.rows or self.waiting)
 
     def add(self, key: int, request: Request) -> None:
@@ -113,12 +113,12 @@ class NativeStream(Stream):
 
     @property
     def read_by_recomputing(self) -> tuple[int, ...]:
-        """Lengths of the texts that a cache computed anew would hold."""
+        """The length of each text that a recomputed cache would hold."""
         return tuple(len(row.text) - 1 for row in self.rows)
 
     @torch.inference_mode()
     def step(self) -> Work:
-        """One token for every response that has a place; responses that have ended leave theirs."""
+        """Sample one token for every response in the batch, then remove the responses that have ended."""
         while self.waiting and len(self.rows) < self.session.max_rows:
             self.rows.append(self.waiting.popleft())
         read = self._fill_cache()
@@ -132,7 +132,7 @@ class NativeStream(Stream):
         self.cache, self.mask = None, self.mask.new_zeros(0, 0)
 
     def _fill_cache(self) -> int:
-        """Read what is not in the cache yet: all but the last token of each new row. Returns how many tokens."""
+        """Prefill all but the last token of each new row. Returns how many tokens were prefilled."""
         fresh = [row.text[:-1] for row in self.rows[len(self.mask) :]]
         if not fresh:
             return 0
@@ -145,7 +145,7 @@ class NativeStream(Stream):
         return read
 
     def _join(self, own: DynamicCache, mask: Tensor) -> None:
-        """Put rows behind those of the cache, both padded on the left to one width."""
+        """Append the rows of `own` to the cache, with both left-padded to one width."""
         if self.cache is None or not len(self.mask):
             self.cache, self.mask = own, mask
             return
@@ -163,7 +163,7 @@ class NativeStream(Stream):
         self.mask = torch.cat([F.pad(part, (width - part.shape[1], 0)) for part in (self.mask, mask)])
 
     def _feed(self) -> Float[Tensor, "R V"]:
-        """Feed each row's last token and return the logits of its next."""
+        """Feed each row's last token and return the logits of its next token."""
         device = self.session.device
         ids = torch.tensor([[row.text[-1]] for row in self.rows], device=device)
         positions = self.mask.sum(dim=1, keepdim=True)
@@ -178,7 +178,7 @@ class NativeStream(Stream):
         return output.logits[:, -1]
 
     def _draw(self, logits: Float[Tensor, "R V"]) -> None:
-        """Append the next token to each row."""
+        """Sample the next token of each row."""
         device = self.session.device
         params = [row.request.params for row in self.rows]
         noise = torch.tensor([row.noise[len(row.tokens)] for row in self.rows], dtype=torch.float64, device=device)
@@ -194,7 +194,7 @@ class NativeStream(Stream):
                 row.sure_for = row.sure_for + 1 if logprob > math.log(limit.probability) else 0
 
     def _let_go(self) -> None:
-        """Take rows out that have ended, and columns of the cache that only they had used."""
+        """Remove ended rows, and the cache columns that only they used."""
         reasons = [self._reason(row) for row in self.rows]
         if not any(reasons):
             return
@@ -216,7 +216,7 @@ class NativeStream(Stream):
                 layer.keys, layer.values = keys[:, :, unused:], values[:, :, unused:]
 
     def _reason(self, row: _Row) -> StopReason | None:
-        """Why this row has ended; None while it has not."""
+        """Why this row has ended; None while it is in flight."""
         if row.tokens[-1] in self.session.stop_set:
             return StopReason.EOS
         limit = row.request.params.stop_when_sure
@@ -227,7 +227,10 @@ class NativeStream(Stream):
         return None
 
     def to_state(self, with_cache: bool) -> dict[str, Any]:
-        """What grows, without what was asked, in plain values; and the cache, where it cannot be computed anew."""
+        """The responses in flight, as plain values without their requests.
+
+        `with_cache` includes the KV cache, for the case that it cannot be recomputed.
+        """
         cached = self.cache if with_cache and len(self.mask) > 0 else None
         return {
             "rows": [
@@ -240,7 +243,7 @@ class NativeStream(Stream):
         }
 
     def from_state(self, state: dict[str, Any], requests: Mapping[int, Request]) -> None:
-        """Go on from what `state` gave; `requests` are what was asked under each key."""
+        """Continue from what `to_state` returned; `requests` holds each key's request."""
         for kept in state["rows"]:
             self.add(kept["key"], requests[kept["key"]])
             vars(self.waiting[-1]).update(kept)
@@ -263,7 +266,7 @@ def _on_cpu(layer: DynamicLayer) -> tuple[Tensor, Tensor]:
 
 
 def _widened(part: Tensor | None, rows: int, like: Float[Tensor, "_ H _ D"], width: int) -> Float[Tensor, "R H W D"]:
-    """Cached keys or values of so many rows, padded on the left to `width`; zeros where nothing is cached."""
+    """Cached keys or values of `rows` rows, left-padded to `width`; zeros if nothing is cached."""
     if part is None or part.numel() == 0:
         return like.new_zeros(rows, like.shape[1], width, like.shape[3])
     return F.pad(part, (0, 0, width - part.shape[2], 0))

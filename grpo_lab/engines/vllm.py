@@ -2,8 +2,8 @@
 # vLLM is an installation of its own, and not there where types are checked.
 """The vLLM engine: continuous batching and a paged cache, in this process, on CPU or GPU.
 
-vLLM is imported when a session opens, never before: it takes seconds to import, is a large installation of its own and
-changes the process it lives in. The threads, random numbers and warnings that it changes there are set back.
+vLLM is imported only when a session opens: it takes seconds to import, is a large optional dependency and changes
+global state of the process. Its changes to threads, random numbers and warnings are undone.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Vllm(VllmEngine):
-    """vLLM in this process: on the CPU, or on the learner's own card.
+    """vLLM in this process: on the CPU, or on the learner's own GPU.
 
-    With `sleeps` a GPU's memory is given back after every call, weights to the host and the cache to nobody, so that
-    the learner can have it.
+    With `sleeps`, GPU memory is freed for the learner after every call: weights move to the host, and the cache is
+    discarded.
     """
 
     sleeps: bool
@@ -61,7 +61,7 @@ class Vllm(VllmEngine):
 
 
 def _load(arguments: dict[str, Any]) -> LLM:
-    """Build vLLM's model. Raises ValueError with a remedy for what a user can change."""
+    """Build vLLM's model. Raises ValueError with a remedy."""
     try:
         from vllm.entrypoints.llm import LLM
 
@@ -71,9 +71,9 @@ def _load(arguments: dict[str, Any]) -> LLM:
 
 
 class VllmSession(EngineSession):
-    """vLLM's engine, stepped by hand: so that a response can be judged and stopped while others go on."""
+    """vLLM's engine, stepped from here, so that a response can be checked and stopped while others continue."""
 
-    opened: ClassVar[bool] = False  # in this process; what vLLM keeps for a process goes with the first that closes
+    opened: ClassVar[bool] = False  # in this process; closing one session destroys vLLM's state of the whole process
 
     def __init__(self, model: LLM, stop_ids: frozenset[int], names: frozenset[str], sleeps: bool) -> None:
         self.model, self.engine = model, model.llm_engine
@@ -86,11 +86,11 @@ class VllmSession(EngineSession):
         given = dict(weights)
         check_names(self.names - given.keys())
         self._wake()
-        # Tied weights go under each of their names: without the head's vLLM goes on with the old one, and says nothing.
+        # Send tied weights under each of their names: without the head's name vLLM silently keeps the old head.
         self.model.collective_rpc(
             "reload_weights", kwargs={"weights_iterator": iter(given.items()), "is_checkpoint_format": True}
         )
-        # What is cached was computed by the old weights.
+        # The cached prompts were computed by the old weights.
         if not self.model.reset_prefix_cache():
             raise EngineFailure("vLLM did not clear its cache of prompts after new weights: a request is still running")
         self.version = version
@@ -131,7 +131,7 @@ def _said_clearly() -> Iterator[None]:
 
 
 class _Call:
-    """One call of `generate`: its requests under ids of their own, and what has come of each."""
+    """One call of `generate`: its requests with their ids, and the response to each so far."""
 
     def __init__(
         self, session: VllmSession, requests: Sequence[Request], order: Sequence[int], on_finish: OnFinish | None
@@ -141,7 +141,7 @@ class _Call:
         self.grown = {index: Growing(requests[index], session.stop_ids) for index in order}
 
     def run(self, results: list[Completion | None]) -> None:
-        """Hand all requests over and step until none is left, filling `results`."""
+        """Add all requests and step until none is left, filling `results`."""
         engine = self.session.engine
         try:
             for index in sorted(self.open):
@@ -151,7 +151,7 @@ class _Call:
                     if (index := int(output.request_id)) in self.open:
                         self._take(index, output, results)
         finally:
-            if self.open:  # or the next call would draw them
+            if self.open:  # else the next call would continue them
                 engine.abort_request([str(index) for index in self.open])
 
     def _ask(self, index: int) -> None:
@@ -161,7 +161,7 @@ class _Call:
         self.session.engine.add_request(str(index), prompt, vllm_params(request, self.session.stop_ids, by_token))
 
     def _take(self, index: int, output: RequestOutput, results: list[Completion | None]) -> None:
-        """Append what a step has added to a response, and settle it if that ends it."""
+        """Append a step's output to its response, and settle the response if it has ended."""
         reason = self.grown[index].grow(output, self.session.version)
         if reason is None:
             return

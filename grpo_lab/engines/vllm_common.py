@@ -1,6 +1,6 @@
 # pyright: reportMissingImports=false
 # vLLM is an installation of its own, and not there where types are checked.
-"""What both vLLM engines share: their fields and arguments, one response as it grows, and the words of an error."""
+"""Shared by both vLLM engines: fields and arguments, one growing response, and error messages."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
     from vllm.sampling_params import SamplingParams
 
-# Environment variables for the process of an engine that has one.
-TRAINER = "GRPO_LAB_TRAINER"  # the pid of the process that opened it
-FOLDER = "GRPO_LAB_VLLM_FOLDER"  # what both share: weights on their way, and the engine's log
-SHOWN = "GRPO_LAB_VLLM_SHOWN"  # set where the user wants to see what vLLM says
+# Environment variables for the engine's process, if it has its own.
+TRAINER = "GRPO_LAB_TRAINER"  # pid of the process that opened the engine
+FOLDER = "GRPO_LAB_VLLM_FOLDER"  # folder that both processes share, for weights in transfer and the engine's log
+SHOWN = "GRPO_LAB_VLLM_SHOWN"  # set if the user wants to see vLLM's output
 LOG = "engine.log"
 
 _GIB = 2**30
@@ -44,12 +44,12 @@ _OWN_ARGUMENTS = frozenset(
 
 @dataclass(frozen=True)
 class VllmEngine(Engine):
-    """vLLM, wherever it runs.
+    """vLLM, in this process or in its own.
 
-    Each request has a seed of its own, a hash of its noise key, so neither its neighbours nor the order of requests
-    choose its text; but the numbers are vLLM's and not the native engine's, so arms of the two engines share no noise.
-    Log-probs are those of the softmax at the request's temperature. Prompts that responses share are read once where
-    `prefix_caching` is set and they fill a block of the cache.
+    Each request has its own seed, a hash of its noise key, so its text does not depend on other requests or on their
+    order. The random numbers are vLLM's and not the native engine's, so arms on different engines share no noise.
+    Log-probs are those of the softmax at the request's temperature. With `prefix_caching`, a prompt that responses
+    share is prefilled once if it fills a block of the cache.
     """
 
     context: int | None  # prompt and response, tokens; None takes the model's own
@@ -57,7 +57,7 @@ class VllmEngine(Engine):
     memory_share: float  # of a GPU, weights and cache together
     eager: bool  # no CUDA graphs and no torch.compile
     prefix_caching: bool
-    arguments: dict[str, Any] = field(hash=False)  # further engine arguments of vLLM, by its own names
+    arguments: dict[str, Any] = field(hash=False)  # other engine arguments, by vLLM's names
 
     option: ClassVar[str]  # its name on the command line
 
@@ -85,7 +85,7 @@ class VllmEngine(Engine):
         )
 
     def engine_arguments(self, folder: Path, precision: Precision, device: torch.device) -> dict[str, Any]:
-        """vLLM's arguments for the model of `folder`, the user's own last."""
+        """vLLM's arguments for the model of `folder`; the user's own come last."""
         overrides = {"head_dtype": "float32"} if precision.lm_head is LmHead.fp32 else {}
         return {
             "model": str(folder),
@@ -100,8 +100,8 @@ class VllmEngine(Engine):
             "hf_overrides": overrides,
             "disable_log_stats": True,
             "use_tqdm_on_load": False,
-            # On the CPU vLLM 0.32 dies where it reads a part of a text whose request has a seed: it wants the seed's
-            # offset back, which only a GPU's generator has.
+            # On the CPU vLLM 0.32 crashes in chunked prefill of a request with a seed: it reads the generator's
+            # offset, which only a GPU's generator has.
             **(
                 {"gpu_memory_utilization": self.memory_share}
                 if device.type == "cuda"
@@ -113,16 +113,16 @@ class VllmEngine(Engine):
 
 @contextmanager
 def process_kept() -> Iterator[None]:
-    """Set back what vLLM changes in a process that opens it.
+    """Undo vLLM's changes to the process that opens it.
 
-    It binds and fixes the threads of torch for good, which the learner would inherit, and seeds the global generators.
+    vLLM permanently binds and fixes torch's threads, also for the learner, and seeds the global generators.
     """
     threads, set_threads, random = torch.get_num_threads(), torch.set_num_threads, torch.get_rng_state()
     deterministic = torch.are_deterministic_algorithms_enabled()
     only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of vLLM about its own parts
+            warnings.simplefilter("ignore")  # vLLM's warnings about its own code
             yield
     finally:
         torch.set_num_threads = set_threads
@@ -132,7 +132,7 @@ def process_kept() -> Iterator[None]:
 
 
 def set_defaults_of_vllm() -> None:
-    """Environment variables of vLLM that the user has not set: no binding of threads, no chatter, no report home."""
+    """Set vLLM's environment variables that the user has not set: no thread binding, few logs, no usage statistics."""
     for name, value in (
         ("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
         ("VLLM_LOGGING_LEVEL", "ERROR"),
@@ -141,7 +141,7 @@ def set_defaults_of_vllm() -> None:
         os.environ.setdefault(name, value)
 
 
-# What to change, by words of what vLLM said; the first that fits.
+# Remedies by words in vLLM's message; the first match counts.
 _REMEDIES = (
     (
         ("not supported for now", "no model architectures", "not supported by vllm"),
@@ -170,7 +170,7 @@ def remedy(said: str) -> str:
 
 
 def failure(said: str) -> EngineFailure:
-    """What ends a run whose engine died, from what is known of why."""
+    """The error that ends a run whose engine died; `said` is the known cause."""
     return EngineFailure(
         f"vLLM ended in the middle of its work: {said}. {remedy(said)}. "
         "The same command goes on from the last checkpoint"
@@ -181,7 +181,7 @@ _ERROR = re.compile(r"(?:^|\s)((?:\w+\.)*\w*(?:Error|Exception): .+)$")
 
 
 def last_error(shared: Path) -> str | None:
-    """The last exception in the engine's log; it ended in another process, which tells this one only that it ended."""
+    """The last exception in the engine's log, None if there is none; this process learns only that the engine died."""
     if not (log := shared / LOG).exists():
         return None
     found = [match[1] for line in log.read_text(errors="replace").splitlines() if (match := _ERROR.search(line))]
@@ -189,7 +189,7 @@ def last_error(shared: Path) -> str | None:
 
 
 def vllm_params(request: Request, stop_ids: Collection[int], by_token: bool) -> SamplingParams:
-    """A request's settings in vLLM's words; `by_token` hands each token over as it is drawn, which costs time."""
+    """A request's settings as vLLM's SamplingParams; `by_token` returns each token when sampled, which costs time."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     params = request.params
@@ -207,7 +207,7 @@ def vllm_params(request: Request, stop_ids: Collection[int], by_token: bool) -> 
 
 
 class Growing:
-    """One response as far as it has been drawn."""
+    """One response so far."""
 
     def __init__(self, request: Request, stop_ids: Collection[int]) -> None:
         self.request, self.stop_ids = request, stop_ids
@@ -217,7 +217,7 @@ class Growing:
         self.sure_for = 0
 
     def grow(self, output: RequestOutput, version: int) -> StopReason | None:
-        """Append what an output adds, drawn by weights of that version; why the response ends with it, if it does."""
+        """Append an output sampled by weights of `version`. Returns why the response has ended, or None."""
         (said,) = output.outputs
         tokens = list(said.token_ids)
         logprobs = list(said.logprobs.logprobs[: len(tokens)]) if tokens else []

@@ -2,8 +2,8 @@
 # vLLM is an installation of its own, and not there where types are checked.
 """The vLLM engine in a process of its own: it draws while the learner trains, on another CPU core or another card.
 
-vLLM's `AsyncLLM` stands between: its front runs in a thread of this process, its core, with the model, in the other.
-As in vllm.py, vLLM is imported when a session opens, and what it changes in this process is set back.
+vLLM's `AsyncLLM` connects the two: its front end runs in a thread of this process, its core and the model in the
+other. As in vllm.py, vLLM is imported when a session opens, and its changes to this process are undone.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ _WORKER = "grpo_lab.engines.vllm_worker"
 
 @dataclass(frozen=True)
 class VllmProcess(VllmEngine):
-    """vLLM in its own process: on CPU cores of its own, or on a card that is not the learner's.
+    """vLLM in its own process: on its own CPU cores, or on a GPU that is not the learner's.
 
-    New weights go there by a file or, with a `port` and both sides on cards, by NCCL. That way and everything else on
-    cards is written from vLLM 0.32's source and not yet measured.
+    New weights are sent through a file, or through NCCL with a `port` if both sides are on GPUs. NCCL and everything
+    else on GPUs is written from vLLM 0.32's source and not yet measured.
     """
 
-    threads: int  # of the engine's CPU part; the learner has the run's `threads` beside them
-    device_index: int  # the engine's card, of those this process sees; not read on the CPU
-    port: int | None  # of this machine, where learner and engine meet for NCCL; null: weights go by a file
+    threads: int  # CPU threads of the engine, in addition to the run's `threads` for the learner
+    device_index: int  # the engine's GPU among those that this process sees; ignored on the CPU
+    port: int | None  # local port over which learner and engine connect for NCCL; null: weights go through a file
 
     option: ClassVar[str] = "vllm_process"
     streams: ClassVar[bool] = True
@@ -89,7 +89,7 @@ class VllmProcess(VllmEngine):
                 "the engine another card, or engine.port=null, which sends weights by a file"
             )
         size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-        # The learner's weights are fp32, those of the folder may be half of that.
+        # The learner's weights are fp32; those in the folder may be half that size.
         shared = Path(tempfile.mkdtemp(prefix="grpo_lab_", dir=roomy_folder(2 * size, Path(tempfile.gettempdir()))))
         arguments = self.engine_arguments(folder, precision, device) | {
             "worker_extension_cls": f"{_WORKER}.WeightReader",
@@ -122,17 +122,17 @@ class VllmProcess(VllmEngine):
 
 @contextmanager
 def environment_of_the_engine(threads: int, shared: Path) -> Iterator[None]:
-    """Environment variables for the process that starts within; this one's are set back, also those vLLM sets."""
+    """Set environment variables for a process started in this block; afterwards restore all, also those vLLM sets."""
     before = dict(os.environ)
     if os.environ.get("VLLM_LOGGING_LEVEL") in ("INFO", "DEBUG"):
         os.environ[SHOWN] = "1"
     set_defaults_of_vllm()
     os.environ |= {
-        # The model in the engine's process itself: one process more would wait for work by spinning on a core.
+        # Keep the model in the engine's process itself: one more process would busy-wait on a core.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "OMP_NUM_THREADS": str(threads),
-        "PYTHONWARNINGS": "ignore",  # of vLLM about its own parts
+        "PYTHONWARNINGS": "ignore",  # vLLM's warnings about its own code
         TRAINER: str(os.getpid()),
         FOLDER: str(shared),
     }
@@ -145,7 +145,7 @@ def environment_of_the_engine(threads: int, shared: Path) -> Iterator[None]:
 
 @contextmanager
 def interrupts_heard() -> Iterator[None]:
-    """Let a signal that interrupts end the opening: vLLM waits for its process in calls of ZeroMQ, which swallow it."""
+    """Let SIGINT and SIGTERM end the opening; vLLM waits for its process in ZeroMQ calls, which swallow signals."""
     came = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -173,9 +173,9 @@ def interrupts_heard() -> Iterator[None]:
 
 @contextmanager
 def main_left_alone() -> Iterator[None]:
-    """A process that starts within does not import this one's main module again, which it has no use for.
+    """Keep a process started in this block from importing this one's main module, which it does not need.
 
-    It would take seconds, and run a script that is not guarded by a test of its name.
+    The import would take seconds, and would run a script without a `__name__` guard a second time.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
@@ -186,7 +186,7 @@ def main_left_alone() -> Iterator[None]:
 
 
 def _start(arguments: dict[str, Any], by_nccl: bool, shared: Path) -> AsyncLLM:
-    """Start the engine's process. Raises ValueError with a remedy for what a user can change."""
+    """Start the engine's process. Raises ValueError with a remedy."""
     try:
         import vllm.envs as envs
         from vllm.config import WeightTransferConfig
@@ -196,9 +196,9 @@ def _start(arguments: dict[str, Any], by_nccl: bool, shared: Path) -> AsyncLLM:
 
         if by_nccl:
             arguments["weight_transfer_config"] = WeightTransferConfig(backend="nccl")
-        envs.disable_envs_cache()  # of an engine that this process opened before
+        envs.disable_envs_cache()  # filled by an engine that this process opened before
         level = os.environ["VLLM_LOGGING_LEVEL"]
-        # What ends the engine is told as an error of ours, with what its log says.
+        # The end of the engine is reported by our own error, which quotes its log.
         quiet = LoggingConfig(log_level="CRITICAL" if level == "ERROR" else level)
         return AsyncLLM.from_engine_args(AsyncEngineArgs(logging_config=quiet, **arguments))
     except Exception as error:

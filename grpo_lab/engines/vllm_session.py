@@ -2,8 +2,8 @@
 # vLLM is an installation of its own, and not there where types are checked.
 """A live vLLM in another process: what was asked of it, what has come of each, and the weights it has.
 
-The front of vLLM's `AsyncLLM` runs on an event loop in a thread of its own; methods with `in_loop` in their names run
-there, everything else in the thread of the caller.
+The front end of vLLM's `AsyncLLM` runs on an event loop in its own thread. Methods with `in_loop` in their names run
+there, all others in the caller's thread.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.output_processor import RequestOutputCollector
 
-_LOOK_SECONDS = 0.2  # how often a thread that waits asks whether the engine is alive
+_LOOK_SECONDS = 0.2  # how often a waiting thread checks that the engine is alive
 
 
 @dataclass(eq=False)
 class _Row:
-    """One response that is being drawn."""
+    """One response in flight."""
 
     key: int
     grown: Growing
     by_token: bool
-    ended: queue.SimpleQueue  # of its stream: (key, completion), or (key, exception)
-    name: str = ""  # vLLM's name of the request that draws it now
+    ended: queue.SimpleQueue  # its stream's queue of (key, completion) or (key, exception)
+    name: str = ""  # vLLM's name of its current request
     outputs: RequestOutputCollector | None = None
     following: asyncio.Task | None = None
     ending: asyncio.Task | None = None
@@ -68,14 +68,14 @@ class VllmProcessSession(EngineSession):
         self.engine, self.stop_ids, self.names, self.shared = engine, stop_ids, names, shared
         self.version = 0
         self.broken: str | None = None
-        self.rows: dict[str, _Row] = {}  # in flight, by vLLM's names, in the order of asking
+        self.rows: dict[str, _Row] = {}  # in flight, by vLLM's names, in the order requested
         self.numbers = count()
         (self.process,) = engine.engine_core.resources.engine_manager.processes
         self.loop = asyncio.new_event_loop()
-        self.turn = asyncio.Lock()  # whose turn it is to ask or to swap: in the order of calls
+        self.turn = asyncio.Lock()  # serialises requests and weight swaps, in the order of calls
         self.thread = threading.Thread(target=self.loop.run_forever, name="vllm-front", daemon=True)
         self.thread.start()
-        atexit.register(self.close)  # or the interpreter would wait for the other process for ever
+        atexit.register(self.close)  # else the interpreter would wait forever for the other process
         self.call(self._in_loop_begin())
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
@@ -91,7 +91,7 @@ class VllmProcessSession(EngineSession):
             while left:
                 for index, completion in stream.take(wait=True):
                     left.discard(index)
-                    if index in aborted:  # it may have ended by itself in the meantime
+                    if index in aborted:  # it may have ended on its own in the meantime
                         results[index] = replace(completion, stop=StopReason.ABORTED)
                         continue
                     results[index] = completion
@@ -118,14 +118,14 @@ class VllmProcessSession(EngineSession):
         asyncio.run_coroutine_threadsafe(self._in_loop_end(), self.loop)
         self.thread.join()
         self.loop.close()
-        self.engine.shutdown = lambda: None  # its __del__ would do it again, when half of the interpreter is gone
+        self.engine.shutdown = lambda: None  # else its __del__ would run it again during interpreter shutdown
         del self.engine
         shutil.rmtree(self.shared, ignore_errors=True)
 
     def swap(self, weights: Iterable[tuple[str, Tensor]], version: int, keeps_cache: bool) -> None:
-        """New weights under whatever is in flight, as `Stream.update_weights` says.
+        """Swap the weights while responses are in flight, as in `Stream.update_weights`.
 
-        What vLLM puts off because the cache is full it computes anew later, with `keeps_cache` as well.
+        Even with `keeps_cache`, vLLM recomputes a response that it had preempted because the cache was full.
         """
         given = dict(weights)
         check_names(self.names - given.keys())
@@ -138,11 +138,11 @@ class VllmProcessSession(EngineSession):
             raise
 
     def remote(self, method: str, arguments: dict[str, Any]) -> None:
-        """Call a method of the worker in the other process and wait for its end."""
+        """Call a method of the worker in the other process and wait until it returns."""
         self.call(self.engine.collective_rpc(method, kwargs=arguments))
 
     def call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run on the loop and wait. Raises EngineFailure where the engine dies: some calls of vLLM never notice."""
+        """Run on the loop and wait. Raises EngineFailure if the engine dies; some of vLLM's calls never notice that."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         while not wait([future], timeout=_LOOK_SECONDS).done:
             try:
@@ -157,7 +157,7 @@ class VllmProcessSession(EngineSession):
             raise failure(f"{type(error).__name__}: {error}") from error
 
     def check_alive(self) -> None:
-        """Raise EngineFailure where the other process cannot go on."""
+        """Raise EngineFailure if the other process cannot continue."""
         if self.broken is None and (not self.process.is_alive() or self.engine.errored):
             self.broken = self._why()
         if self.broken is not None:
@@ -170,7 +170,7 @@ class VllmProcessSession(EngineSession):
         return f"{how} ({said})" if (said := last_error(self.shared)) else how
 
     async def _in_loop_begin(self) -> None:
-        """What vLLM's front does once: nothing suspends a later request on its way to its place in the queue."""
+        """Do the front end's one-time work now, so that later requests enter the queue without being suspended."""
         await self.engine.get_supported_tasks()
         self.engine._run_output_handler()
 
@@ -182,13 +182,15 @@ class VllmProcessSession(EngineSession):
         self.loop.stop()
 
     async def in_loop_ask(self, row: _Row) -> None:
-        """Hand a response to vLLM; what is wrong with its request is what comes of it."""
+        """Send a request to vLLM; if the request is invalid, `take` raises its error."""
         async with self.turn:
             await self._in_loop_try(row)
 
     async def in_loop_ask_together(self, rows: Sequence[_Row]) -> None:
-        """Hand over responses that all begin with the same step of the engine: which batch it makes of them, and so
-        the last bits of what they say, does not depend on how fast they come."""
+        """Send requests that all start in the same engine step.
+
+        Then their batches, and so the last bits of their log-probs, do not depend on how fast requests arrive.
+        """
         async with self.turn:
             await self.engine.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
             for row in rows:
@@ -205,7 +207,7 @@ class VllmProcessSession(EngineSession):
         from vllm.inputs import tokens_input
 
         request = row.grown.request
-        # vLLM's cache of prompts goes by the salt too: what one version computed no other reads.
+        # The salt separates vLLM's prompt cache by weight version.
         prompt = tokens_input(list(request.prompt + request.prefix), cache_salt=f"weights {self.version}")
         row.name = str(next(self.numbers))
         row.outputs = await self.engine.add_request(row.name, prompt, vllm_params(request, self.stop_ids, row.by_token))
@@ -217,7 +219,7 @@ class VllmProcessSession(EngineSession):
         try:
             while row.name in self.rows:
                 self._in_loop_grow(row, await row.outputs.get())
-        except Exception as error:  # most often that the engine is dead
+        except Exception as error:  # most often because the engine is dead
             row.ended.put((row.key, error))
 
     def _in_loop_grow(self, row: _Row, output: RequestOutput) -> None:
@@ -231,12 +233,12 @@ class VllmProcessSession(EngineSession):
         row.settle(reason)
 
     async def _in_loop_collect(self) -> None:
-        """Take what the engine has drawn so far to the last token; vLLM's front may be behind what it has received."""
+        """Process every token that the engine has sent; vLLM's front end may lag behind what it has received."""
         import vllm.envs as envs
 
         while not self.engine.engine_core.outputs_queue.empty():
             await asyncio.sleep(0)
-        # The front lets others run between the chunks of what it took last.
+        # The front end yields to other tasks between chunks of the outputs that it processes.
         for _ in range(1 + math.ceil(len(self.rows) / envs.VLLM_V1_OUTPUT_PROC_CHUNK_SIZE)):
             await asyncio.sleep(0)
         for row in list(self.rows.values()):
@@ -244,14 +246,14 @@ class VllmProcessSession(EngineSession):
                 self._in_loop_grow(row, output)
 
     async def _in_loop_pause(self, keeps_cache: bool) -> None:
-        """Hold everything between two tokens; without `keeps_cache` all that is in flight is read anew afterwards."""
+        """Pause all responses between two tokens; without `keeps_cache` they are prefilled again on resuming."""
         await self.turn.acquire()
         await self.engine.pause_generation(mode="keep", clear_cache=not keeps_cache)
         await self._in_loop_collect()
 
     async def _in_loop_resume(self, version: int) -> None:
         self.version = version
-        # What has no token yet must not begin on a prompt that the old weights have read: ask again, in the same order.
+        # A response without tokens must not start from a prompt prefilled by old weights: request it again, in order.
         unbegun = [row for row in self.rows.values() if not row.grown.tokens]
         await self._in_loop_stop(unbegun)
         for row in unbegun:
@@ -266,7 +268,7 @@ class VllmProcessSession(EngineSession):
         await self.engine.abort([row.name for row in rows])
 
     async def in_loop_abort(self, rows: Sequence[_Row]) -> None:
-        """End these responses with what they have."""
+        """End these responses with the tokens they have."""
         async with self.turn:
             await self._in_loop_collect()
             running = [row for row in rows if row.name in self.rows]
@@ -281,7 +283,7 @@ class VllmProcessSession(EngineSession):
 
 
 class VllmStream(Stream):
-    """Responses of one caller. Its keys are in `rows` from `add` until they are taken."""
+    """Responses of one caller. A key is in `rows` from `add` until its response is taken."""
 
     def __init__(self, session: VllmProcessSession, by_token: bool) -> None:
         self.session, self.by_token = session, by_token
@@ -298,7 +300,7 @@ class VllmStream(Stream):
             asyncio.run_coroutine_threadsafe(session.in_loop_ask(row), session.loop)
 
     def add_together(self, requests: Mapping[int, Request]) -> None:
-        """Ask for responses that begin in one batch; none of them has ended already."""
+        """Add requests that start in one batch; none of their prefixes may have ended."""
         self.session.call(
             self.session.in_loop_ask_together([self._row(key, request) for key, request in requests.items()])
         )
@@ -320,7 +322,7 @@ class VllmStream(Stream):
         return taken
 
     def _taken(self, seconds: float = 0.0) -> list[tuple[int, Completion]]:
-        """What is there, after at most so long for the first. Raises what was wrong with a request."""
+        """The ended responses, waiting at most `seconds` for the first. Raises the error of an invalid request."""
         taken = []
         try:
             taken.append(self.ended.get(timeout=seconds) if seconds else self.ended.get_nowait())
@@ -346,6 +348,6 @@ class VllmStream(Stream):
         return dict(self._taken())
 
     def abort(self, keys: Iterable[int]) -> None:
-        """End these with what they have; `take` gives them back, marked ABORTED unless they had ended by themselves."""
+        """End these responses. `take` returns them with their tokens, marked ABORTED unless they ended on their own."""
         if rows := [self.rows[key] for key in keys]:
             self.session.call(self.session.in_loop_abort(rows))

@@ -1,6 +1,6 @@
 # pyright: reportMissingImports=false
 # vLLM is an installation of its own, and not there where types are checked.
-"""How the learner's weights reach an engine in another process: through a file, or from card to card by NCCL."""
+"""Sends the learner's weights to an engine in another process: through a file, or from GPU to GPU by NCCL."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from grpo_lab.types import Tensor
 
 _LOCAL = "127.0.0.1"
 
-# A method of vLLM's worker, its arguments by name; it returns when the worker is done.
+# Calls a method of vLLM's worker with arguments by name; returns when the worker is done.
 Remote = Callable[[str, dict[str, Any]], None]
 
 
 class Transfer(ABC):
-    """Hands weights over while the engine is paused."""
+    """Sends weights while the engine is paused."""
 
     @abstractmethod
     def send(self, weights: Mapping[str, Tensor]) -> None:
-        """Return when the engine holds these weights, tied ones under each of their names."""
+        """Send weights, tied ones under each of their names; return when the engine holds them."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what connects both sides."""
+        """Close the connection between both sides."""
 
 
 class FileTransfer(Transfer):
-    """A file that the engine maps and that is gone when it has read it; in memory where the folder is."""
+    """Sends weights through a file that the engine maps and that is then deleted; `folder` may be in memory."""
 
     def __init__(self, remote: Remote, folder: Path) -> None:
         self.remote, self.folder = remote, folder
@@ -48,11 +48,11 @@ class FileTransfer(Transfer):
             path.unlink()
 
     def close(self) -> None:
-        """A file connects nothing."""
+        """Nothing to close."""
 
 
 def write_weights(weights: Mapping[str, Tensor], path: Path) -> None:
-    """A safetensors file with each storage once; its metadata says which name stands for which other."""
+    """Write a safetensors file with each tensor once; its metadata maps other names of a tied tensor to that one."""
     first: dict[tuple[Any, ...], str] = {}
     aliases = {}
     for name, tensor in weights.items():
@@ -65,14 +65,14 @@ def write_weights(weights: Mapping[str, Tensor], path: Path) -> None:
 
 
 def roomy_folder(size: int, usual: Path, memory: Path = Path("/dev/shm")) -> Path:
-    """Where files of `size` bytes pass from process to process: in memory, if twice as much is free there."""
+    """The folder for transfer files of `size` bytes: `memory` if it has more than twice as much free, else `usual`."""
     if memory.is_dir() and shutil.disk_usage(memory).free > 2 * size:
         return memory
     return usual
 
 
 def taken_port(port: int) -> str | None:
-    """What to say where another process holds this port of this machine; None where it is free."""
+    """An error message if this local port cannot be used, else None."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -86,9 +86,9 @@ def taken_port(port: int) -> str | None:
 
 
 class NcclTransfer(Transfer):
-    """vLLM's own broadcast from the learner's card to the engine's. Written from vLLM 0.32's source, not yet measured.
+    """vLLM's own broadcast from the learner's GPU to the engine's. Written from vLLM 0.32's source, not yet measured.
 
-    Both sides meet at `port` of this machine. Raises ValueError where the port is taken.
+    Both sides connect at the local `port`. Raises ValueError if the port cannot be used.
     """
 
     def __init__(self, remote: Remote, device: torch.device, port: int, workers: int) -> None:
@@ -115,7 +115,7 @@ class NcclTransfer(Transfer):
 
 
 class SyncClient:
-    """vLLM's `VLLMWeightSyncClient`: the trainer's side of the broadcast tells the workers what to expect."""
+    """vLLM's `VLLMWeightSyncClient`, through which the trainer's side of the broadcast calls the workers."""
 
     def __init__(self, remote: Remote) -> None:
         self.remote = remote
@@ -134,7 +134,7 @@ class SyncClient:
 
 
 def weight_source() -> Any:
-    """vLLM's `WeightSource` over named tensors, under each of their names: a tied head is sent as well."""
+    """vLLM's `WeightSource` over named tensors; a tied head is sent under its own name as well."""
     from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 
     class Named(WeightSource):

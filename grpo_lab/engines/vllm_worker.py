@@ -1,4 +1,4 @@
-"""What runs inside vLLM's own process: it ends with the trainer, writes to a file, and reads new weights from one.
+"""Code inside vLLM's own process: it ends with the trainer, logs to a file, and reads new weights from a file.
 
 vLLM imports this module there, as its worker extension, before it loads the model.
 """
@@ -23,12 +23,12 @@ _LOOK_SECONDS = 1.0
 
 
 class WeightReader:
-    """Methods that vLLM's worker gets."""
+    """Methods added to vLLM's worker."""
 
     reload_weights: Callable[..., None]  # the worker's own
 
     def read_weights(self, path: str) -> None:
-        """Take over the weights of a file that `write_weights` wrote."""
+        """Load the weights from a file that `write_weights` wrote."""
         with safe_open(path, framework="pt") as opened:
             names, aliases = list(opened.keys()), opened.metadata() or {}
 
@@ -42,7 +42,7 @@ class WeightReader:
 
 
 def _alive(trainer: int) -> bool:
-    """Whether that process runs; one that is dead and not yet waited for does not."""
+    """Whether that process runs; a zombie does not."""
     try:
         return psutil.Process(trainer).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except psutil.NoSuchProcess:
@@ -50,7 +50,7 @@ def _alive(trainer: int) -> bool:
 
 
 def _end_with(trainer: int, folder: Path) -> None:
-    """vLLM's engine does not notice that its trainer was killed, and would keep the memory for ever."""
+    """End this process after the trainer's end: vLLM's engine does not notice a killed trainer and keeps its memory."""
     while _alive(trainer):
         time.sleep(_LOOK_SECONDS)
     shutil.rmtree(folder, ignore_errors=True)

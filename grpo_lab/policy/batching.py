@@ -1,8 +1,8 @@
 """Rollouts and advantages -> the microbatches of one optimiser step.
 
-Counts are taken over the whole optimiser step before it is cut, so microbatches are a matter of memory
-and speed and never of the gradient. Rows are packed in their order (packing.py), or sorted by length and cut where
-padding would cost more than another forward pass; rows with no token in the loss are not forwarded at all.
+Counts are taken over the whole optimiser step before it is split, so microbatches change memory and speed
+but never the gradient. Rows are packed in their order (packing.py), or sorted by length and split where padding
+would cost more than another forward pass. Rows with no token in the loss are not forwarded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from grpo_lab.types import Batch, Bool, Float, Microbatching, Rollouts, Tensor, 
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What every row of a rollout batch brings to the loss, before it is cut into optimiser steps."""
+    """Everything the loss reads of a rollout batch, before the batch is split into optimiser steps."""
 
     rollouts: Rollouts
     loss_mask: Bool[Tensor, "N T"]
@@ -35,7 +35,7 @@ class StepInputs:
 
 
 def totals_of(counted: Bool[Tensor, "N T"], group_size: int, rows: Sequence[int], microbatches: int = 1) -> Totals:
-    """Counts over the optimiser step whose counted tokens are given, laid out for microbatch `rows`."""
+    """Counts over one optimiser step from its mask of counted tokens; per-row counts are those of `rows`."""
     row_tokens = counted.sum(dim=1)
     problem_tokens = row_tokens.reshape(-1, group_size).sum(dim=1)
     index = torch.tensor(rows)
@@ -50,7 +50,7 @@ def totals_of(counted: Bool[Tensor, "N T"], group_size: int, rows: Sequence[int]
 
 
 def tokens_in_loss(inputs: StepInputs, problems: range) -> int:
-    """How many tokens the loss of the optimiser step over `problems` is of."""
+    """How many tokens are in the loss of the optimiser step over `problems`."""
     size = inputs.rollouts.group_size
     return int(inputs.loss_mask[problems.start * size : problems.stop * size].sum())
 
@@ -62,10 +62,10 @@ def make_minibatch(
     microbatching: Microbatching,
     only_signal: bool = False,
 ) -> list[Batch]:
-    """The microbatches of the optimiser step over `problems`; [] if no token is left.
+    """The microbatches of the optimiser step over `problems`; [] if no token is in the loss.
 
-    `only_signal` leaves out rows whose advantages are all 0. They keep their part in every count. Where no other row is
-    left, the shortest of them stays: its gradient of 0 is an update all the same, which Adam takes on momentum.
+    `only_signal` leaves out rows whose advantages are all 0; every count still includes them. If all rows are such,
+    the shortest one stays: with a zero gradient Adam still makes an update, from its momentum.
     """
     rollouts, size = inputs.rollouts, inputs.rollouts.group_size
     step = slice(problems.start * size, problems.stop * size)
@@ -103,7 +103,7 @@ def make_minibatch(
 def _microbatches(
     prompts: Sequence[tuple[int, ...]], ends: Sequence[int], microbatching: Microbatching
 ) -> list[list[int]]:
-    """Microbatches of rows whose responses end there, as places in `prompts`."""
+    """Split rows into microbatches; a microbatch is a list of indices into `prompts`. `ends` are response lengths."""
     if microbatching.packs:
         return packed_rows(prompts, ends, microbatching)
     return microbatch_rows([len(prompt) + end for prompt, end in zip(prompts, ends)], microbatching)
@@ -123,7 +123,10 @@ def rollout_logprobs(
     device: torch.device,
     with_entropy: bool = True,
 ) -> tuple[Float[Tensor, "N T"], Float[Tensor, "N T"] | None]:
-    """Log-prob and, if asked, entropy of every sampled token under `model`, no gradient, on the CPU; 0 elsewhere."""
+    """Log-prob and (`with_entropy`) entropy of every sampled token under `model`; 0 elsewhere.
+
+    Computed without gradient; the results are on the CPU.
+    """
     scored = torch.zeros_like(rollouts.sampler_logprobs)
     spread = torch.zeros_like(scored) if with_entropy else None
     prompts = [rollouts.prompt_of_row(row) for row in range(rollouts.num_rows)]
@@ -163,6 +166,6 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
 
 
 def expand(advantages: Tensor, mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N T"]:
-    """Advantages of responses [P, G] or of tokens [N, T] -> of tokens, in the loss's precision; 0 outside `mask`."""
+    """Advantages per response [P, G] or per token [N, T] -> per token, in the loss's dtype; 0 outside `mask`."""
     own = advantages if advantages.shape == mask.shape and mask.shape[1] > 1 else advantages.reshape(-1, 1)
     return torch.where(mask, own, 0.0).to(torch.float32)

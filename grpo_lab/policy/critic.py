@@ -1,4 +1,4 @@
-"""A critic's weights and optimiser, and what one batch teaches it; tricks/critic.py says how it is made."""
+"""A critic's weights, optimiser and training on one batch; its settings are in tricks/critic.py."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def open_critic(
     device: torch.device,
     seed: int,
 ) -> LiveCritic:
-    """A critic that begins at the base model in `folder`, or at the learner's own states, ready to learn."""
+    """A critic, ready to train, that starts from the base model in `folder` or reads the learner's hidden states."""
     trunk = (load_model(folder, LmHead.same) if plan.owns_trunk else learner).base_model
     assert isinstance(trunk, PreTrainedModel), "what a causal LM is without its head"
     trunk = moved(trunk, device)  # the learner's is there already
@@ -50,7 +50,7 @@ def open_critic(
 
 @dataclass
 class Fit:
-    """What one batch taught the critic: sums over its tokens and updates."""
+    """Statistics of the critic's training on one batch: sums over its tokens and updates."""
 
     loss: float = 0.0
     clipped: int = 0
@@ -87,7 +87,7 @@ class LiveCritic:
         parameters = [*head.parameters(), *(trunk.parameters() if plan.owns_trunk else ())]
         self.optimizer = optimizer.build(parameters)
         self.updates = 0
-        self.cost = ModelFlops.of(trunk)  # the head's one row of weights is nothing beside it
+        self.cost = ModelFlops.of(trunk)  # the head is one row of weights: negligible
 
     def to_state(self) -> dict[str, Any]:
         """Weights, optimiser and counter, for the checkpoint."""
@@ -99,7 +99,7 @@ class LiveCritic:
         }
 
     def from_state(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Restore what `to_state` returned."""
         self.head.load_state_dict(state["head"])
         if state["trunk"] is not None:
             self.trunk.load_state_dict(state["trunk"])
@@ -124,7 +124,7 @@ class LiveCritic:
         targets: Float[Tensor, "N T"],
         ledger: Ledger,
     ) -> dict[str, float]:
-        """Fit the masked tokens' values to their targets; returns the step's critic metrics.
+        """Fit the masked tokens' values to their targets and return the step's critic metrics.
 
         loss = mean over tokens of max((v - target)^2, (clip(v, old - value_clip, old + value_clip) - target)^2) / 2
         """
@@ -154,7 +154,7 @@ class LiveCritic:
         return self._metrics(fit, old_values[mask].double(), targets[mask].double())
 
     def _count(self, ledger: Ledger, prompts: list[int], lengths: list[int]) -> None:
-        """Count one pass with gradient; a trunk that feels none of it is only read."""
+        """Count the FLOPs of one pass with gradient; a trunk that gets no gradient counts as a forward pass."""
         if self.plan.owns_trunk:
             ledger.trained(self.cost, prompts, lengths, 0)
         else:
@@ -163,7 +163,7 @@ class LiveCritic:
     def _loss(
         self, values: Float[Tensor, "M T"], old: Tensor, targets: Tensor, mask: Bool[Tensor, "M T"]
     ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
-        """Summed loss of the masked tokens, and how many of them the clip decides."""
+        """Summed loss of the masked tokens, and for how many of them the clipped term is the larger."""
         plain = (values - targets) ** 2
         if self.plan.value_clip == 0:
             return (plain * mask).sum() / 2, mask.new_zeros((), dtype=torch.long)

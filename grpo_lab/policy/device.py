@@ -1,4 +1,4 @@
-"""Where a run computes, and what of torch its bits depend on."""
+"""The run's device, and the torch settings that its exact results depend on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` is the first CUDA device where there is one. Raises ValueError for a device that is not there."""
+    """The device of this name; `auto` is the first CUDA device, else the CPU. Raises ValueError if it is missing."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
@@ -22,7 +22,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def prepare_torch(name: str, threads: int) -> torch.device:
-    """Fix what the bits of a result depend on, threads and deterministic kernels; returns the device of that name."""
+    """Set the thread count and deterministic kernels, so that results are bitwise reproducible; return the device."""
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True, warn_only=True)
     # Filling fresh memory with NaN finds kernels that read what nothing wrote, and costs up to a tenth of a step.

@@ -1,7 +1,7 @@
 """Log-probs of given tokens under the learner or the reference, and a critic's values of the states before them.
 
-`_lay_out`, and `pack` for rows without padding, are the only places of the package that shift by one: everywhere else
-column t of an [N, T] tensor is about response token t.
+Only `_lay_out`, and `pack` for rows without padding, shift by one. Everywhere else in the package, column t of an
+[N, T] tensor is about response token t.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def token_logprobs(
 ) -> tuple[Float[Tensor, "M T"], Float[Tensor, "M T"] | None]:
     """Log-prob and entropy (nats) of each masked response token; 0 where the mask is False.
 
-    Both are of the whole softmax at `temperature`, the distribution the sampler drew from; None for an entropy that
-    was not asked for. `mask` must cover response tokens only. Rows are padded on the right, where a causal model
-    cannot see it, so no attention mask is needed and every row counts its positions from its own prompt; or packed,
-    where `microbatching` says so and the model was prepared for it. Only masked positions reach the output head.
+    Both are of the full softmax at `temperature`, the distribution the sampler used. Without `with_entropy` the
+    entropy is None. `mask` may be True at response tokens only, and only those positions reach the output head.
+    Rows are padded on the right, which a causal model cannot see: no attention mask is needed, and positions start
+    at each row's prompt. Rows are packed instead if `microbatching` says so and the model was prepared for it.
     """
     place = mask.nonzero(as_tuple=True)
     targets, asked = tokens[place], (temperature, with_entropy, entropy_gradient)
@@ -77,7 +77,7 @@ def token_values(
 ) -> Float[Tensor, "M T"]:
     """A critic's value of the state before each masked response token; 0 where the mask is False.
 
-    `features` gives a hidden state for each position of the padded sequences, `head` one number for each of them.
+    `features` gives a hidden state for each position of the padded sequences; `head` turns each into one number.
     """
     layout = _lay_out(prompts, tokens, mask)
     with _arithmetic(tokens.device, precision):
@@ -89,24 +89,24 @@ def token_values(
 
 @dataclass(frozen=True)
 class _Layout:
-    """Prompts and responses as one padded batch of W positions, and where in it each masked token is foreseen."""
+    """Prompts and responses as one padded batch of width W, and the position that predicts each masked token."""
 
     ids: Int[Tensor, "M W"]
     rows: Int[Tensor, "K"]
     columns: Int[Tensor, "K"]
-    before: Int[Tensor, "K"]  # the position whose output is about the token: one before its own
+    before: Int[Tensor, "K"]  # the position that predicts each token: one before the token's own
     first: int  # the first such position of any row
 
     def inputs(self) -> dict[str, Any]:
-        """What to call a model with."""
+        """Keyword arguments for the model's forward."""
         return {"input_ids": self.ids, "use_cache": False}
 
     def foreseeing(self, states: Float[Tensor, "M W H"]) -> Float[Tensor, "K H"]:
-        """The states whose output is about the masked tokens."""
+        """The hidden states that predict the masked tokens."""
         return states[self.rows, self.before]
 
     def scores(self, model: nn.Module) -> Float[Tensor, "K V"]:
-        """The model's own scores of the masked tokens."""
+        """The logits that predict the masked tokens, by the model's own forward."""
         output = model(**self.inputs(), logits_to_keep=self.ids.shape[1] - self.first)
         return output.logits[self.rows, self.before - self.first]
 
@@ -121,7 +121,7 @@ def _lay_out(prompts: Sequence[tuple[int, ...]], tokens: Int[Tensor, "M T"], mas
         ids[row, : len(prompt)] = torch.tensor(prompt)
         ids[row, len(prompt) : width] = host_tokens[row, : width - len(prompt)]
     rows, columns = mask.nonzero(as_tuple=True)
-    # The shift by one: token t of the response is foreseen at position prompt + t - 1.
+    # The shift by one: token t of the response is predicted at position prompt + t - 1.
     before = prompt_lengths[rows] + columns - 1
     return _Layout(ids.to(device), rows, columns, before, int(prompt_lengths.min()) - 1)
 

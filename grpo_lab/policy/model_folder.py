@@ -1,4 +1,4 @@
-"""What a model's folder says without its weights being loaded: stop tokens, names of weights, context length."""
+"""Facts read from a model's folder without loading weights: stop tokens, weight names, context length."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def stop_token_ids(folder: Path) -> frozenset[int]:
 
 
 def weight_names(folder: Path) -> frozenset[str]:
-    """Names of the weights that the files of `folder` hold; tied ones are there once."""
+    """Names of the weights in the files of `folder`; tied weights appear once."""
     from safetensors import safe_open
 
     names: set[str] = set()
@@ -33,5 +33,5 @@ def weight_names(folder: Path) -> frozenset[str]:
 
 
 def context_length(folder: Path) -> int | None:
-    """The longest prompt plus response the model was built for, in tokens; None where it has no limit."""
+    """The longest prompt plus response the model was built for, in tokens; None if it has no limit."""
     return getattr(transformers.AutoConfig.from_pretrained(folder), "max_position_embeddings", None)

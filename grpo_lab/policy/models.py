@@ -1,4 +1,4 @@
-"""Models as transformers loads them, and the arithmetic of the head."""
+"""Loading models with transformers, and the precision of their weights and output head."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from grpo_lab.types import Tensor
 
 
 class Fp32Head(nn.Linear):
-    """An output head whose product is fp32 whatever the rest of the model computes in."""
+    """An output head that multiplies in fp32, whatever dtype the rest of the model uses."""
 
     def forward(self, input: Tensor) -> Tensor:
         with torch.autocast(input.device.type, enabled=False):
@@ -31,8 +31,8 @@ def load_model(folder: Path, lm_head: LmHead) -> PreTrainedModel:
     """The causal LM of `folder`: fp32 weights, on the CPU, in eval mode.
 
     It stays in eval mode for training too: dropout would make learner and sampler different policies.
-    Sampling settings that came with the model are left out, since the run has its own and transformers
-    refuses to save some that it loads.
+    The model's own sampling settings are dropped: the run has its own, and transformers refuses to save
+    some that it loads.
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     kept = model.generation_config
@@ -52,10 +52,10 @@ def moved(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
 
 
 def recompute_layers(model: nn.Module) -> None:
-    """Keep the input of each layer alone for the backward pass, which then computes the layer a second time.
+    """Gradient checkpointing: keep only each layer's input and compute the layer again in the backward pass.
 
-    transformers does this in train mode only, where a model's dropout would act too. Raises ValueError for a model
-    that does not say what its layers are.
+    transformers does this in train mode only, where dropout would act too. Raises ValueError for a model that does
+    not declare its layers.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
@@ -73,13 +73,13 @@ def _recomputed(forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
 def round_weights(model: nn.Module, dtype: torch.dtype) -> None:
     """Cast the parameters in place and leave the buffers alone.
 
-    A rotary embedding's frequencies are a buffer. Rounded to bfloat16, 0.7001 becomes 0.6992, which turns a
-    token a thousand positions along by almost a radian; inference engines keep them exact.
+    A rotary embedding's frequencies are a buffer. Rounded to bfloat16, 0.7001 becomes 0.6992: at position 1000
+    that is a rotation error of almost a radian. Inference engines keep the frequencies exact.
     """
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
 
 
 def widen(scores: Tensor) -> Tensor:
-    """At least fp32, so that a softmax never runs in half precision; float64 stays float64."""
+    """Cast logits to fp32, so that a softmax never runs in half precision; float64 stays float64."""
     return scores if scores.dtype is torch.float64 else scores.float()

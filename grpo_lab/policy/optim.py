@@ -1,4 +1,4 @@
-"""The optimiser: configuration, learning-rate warm-up, gradient clipping, and what an update did."""
+"""The optimiser: configuration, learning-rate warm-up, gradient clipping, and the report of an update."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from grpo_lab.types import Tensor
 class UpdateReport:
     """Norms of one update over all parameters, and the learning rate it used.
 
-    A trick that scales the loss shows in `gradient_norm` (before clipping) even where Adam hides it
-    from `update_norm` (the length of the step the weights took).
+    A trick that scales the loss changes `gradient_norm` (before clipping), even if Adam cancels it in
+    `update_norm` (the norm of the change of the weights).
     """
 
     gradient_norm: float
@@ -37,9 +37,9 @@ class Optimizer(ABC):
 
     @abstractmethod
     def step(self, optimizer: torch.optim.Optimizer, update: int) -> UpdateReport:
-        """Clip, apply update number `update` (0-based) and clear the gradients.
+        """Clip the gradients, apply update number `update` (0-based) and clear the gradients.
 
-        Raises FloatingPointError, before any weight moves, when the gradient is not finite.
+        Raises FloatingPointError, before any weight changes, if the gradient is not finite.
         """
 
 
@@ -87,7 +87,7 @@ class Adamw(Optimizer):
         return UpdateReport(gradient_norm, update_norm, rate)
 
     def _update_norm(self, optimizer: torch.optim.Optimizer, parameters: list[Tensor], rate: float) -> float:
-        """The step's length, rebuilt from Adam's moments so that no copy of the weights is kept."""
+        """The norm of the update, recomputed from Adam's moments so that no copy of the weights is needed."""
         total = 0.0
         for parameter in parameters:
             state = optimizer.state[parameter]

@@ -1,8 +1,8 @@
-"""From hidden states to log-probs of given tokens, a bounded number of scores at a time.
+"""From hidden states to log-probs of given tokens, with a bounded number of logits in memory.
 
-A row of scores is as wide as the vocabulary: for 4,096 positions and 152,000 tokens they take 2.5 GB in fp32, and
-their log-softmax and its gradient as much again. Here they are made in chunks of positions and thrown away, in the
-backward pass too, where each chunk is made a second time from its hidden states.
+Logits of 4,096 positions over a vocabulary of 152,000 tokens take 2.5 GB in fp32, and their log-softmax and its
+gradient as much again. Here logits are computed in chunks of positions and discarded. The backward pass computes
+each chunk again from its hidden states.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from grpo_lab.policy.models import widen
 from grpo_lab.types import Float, Int, Tensor
 
-# What architectures of transformers call a change of the scores after the head; each is idle at None, 0 or 1.
+# Names in transformers configurations of changes to the logits after the head; each does nothing at None, 0 or 1.
 _SCORE_CHANGES = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier", "logits_soft_cap")
 _linear: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 LogProbs = tuple[Float[Tensor, "K"], Float[Tensor, "K"] | None]
@@ -32,7 +32,7 @@ def of_logits(
     with_entropy: bool,
     entropy_gradient: bool,
 ) -> LogProbs:
-    """Log-prob of each target, and entropy in nats of the whole softmax at `temperature` where it is asked for."""
+    """Log-prob of each target and, with `with_entropy`, the entropy (nats) of the full softmax at `temperature`."""
     log_softmax = torch.log_softmax(widen(scores) / temperature, dim=-1)
     picked = log_softmax.gather(1, targets[:, None]).squeeze(1)
     if not with_entropy:
@@ -50,7 +50,7 @@ def in_chunks(
     entropy_gradient: bool,
     positions: int,
 ) -> LogProbs:
-    """`of_logits` of the head's scores, for at most `positions` hidden states at a time, forwards and backwards."""
+    """`of_logits` of the head's logits, for at most `positions` hidden states at a time, forward and backward."""
 
     def part(states: Tensor, wanted: Tensor) -> LogProbs:
         return of_logits(scores_of(states), wanted, temperature, with_entropy, entropy_gradient)
@@ -66,10 +66,10 @@ def in_chunks(
 
 
 def linear_head(model: nn.Module) -> nn.Linear | None:
-    """The output head of a model whose scores are that head of its body's last hidden states and nothing more.
+    """The output head, if the model's logits are exactly this head applied to the body's last hidden states.
 
-    None where the model does more to them (soft caps, scales) or has no such parts: its own forward must be asked
-    then. Beside what the configuration says, scores of a few tokens are compared bit for bit, once for each model.
+    None if the model changes its logits further (soft caps, scales) or has no such parts: then call its own forward.
+    Checked in the configuration and, once for each model, by comparing logits of a few tokens bit for bit.
     """
     if not isinstance(model, PreTrainedModel) or model.base_model is model:
         return None

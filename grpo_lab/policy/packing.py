@@ -1,9 +1,9 @@
-"""Rows of one forward pass laid out so that nothing is computed twice: no padding, and a shared prompt once.
+"""Packing: one forward pass without padding, in which a shared prompt is computed once.
 
-The tokens of a microbatch stand in one long row: each distinct prompt, then the responses to it. Everything that acts
-on each token alone, which is nearly all the arithmetic, runs on that row. Attention alone needs to know which tokens
-belong together: it gathers whole sequences into padded blocks of similar length, where a prompt's keys and values
-stand once for each of its responses, and puts its results back into the row.
+The tokens of a microbatch form one long row: each distinct prompt, then its responses. Every operation on single
+tokens, which is nearly all the arithmetic, runs on that row. Only attention needs to know which tokens form a
+sequence. It gathers whole sequences into padded blocks of similar length, in which a prompt's keys and values appear
+once for each of its responses, and scatters its results back into the row.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ PLAIN = Microbatching(microbatch_tokens=2**62, padding_tolerance_tokens=2**62)
 class Blocks:
     """Where attention finds the sequences of a packed row of S tokens.
 
-    `gathers` [R, W] are the places in the row of the tokens of R sequences of at most W tokens, one tensor for each
-    block; padding points at token 0. `back` are the places of the row's tokens in the flattened blocks, end to end.
+    `gathers` has one tensor [R, W] for each block: indices into the row for R sequences of at most W tokens. Padding
+    points at token 0. `back` [S] is the index of each of the row's tokens in the flattened, concatenated blocks.
     """
 
     gathers: tuple[Int[Tensor, "_ _"], ...]
@@ -45,7 +45,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class PackedRow:
-    """A microbatch as one row of S tokens, and the place in it whose output foresees each of K masked tokens."""
+    """A microbatch as one row of S tokens; `before` is the index that predicts each of K masked tokens."""
 
     ids: Int[Tensor, "1 S"]
     positions: Int[Tensor, "1 S"]
@@ -53,8 +53,8 @@ class PackedRow:
     before: Int[Tensor, "K"]
 
     def inputs(self) -> dict[str, Any]:
-        """What to call a model with whose attention is `NAME`."""
-        # A mask of four dimensions is passed on as it is; without one a mask over all pairs of tokens would be made.
+        """Keyword arguments for the forward of a model whose attention is `NAME`."""
+        # transformers passes a 4-D mask on unchanged; without one it would build a mask over all pairs of tokens.
         mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.ids.device)
         return {
             "input_ids": self.ids,
@@ -65,18 +65,18 @@ class PackedRow:
         }
 
     def foreseeing(self, states: Float[Tensor, "1 S H"]) -> Float[Tensor, "K H"]:
-        """The states whose output is about the masked tokens."""
+        """The hidden states that predict the masked tokens."""
         return states[0].index_select(0, self.before)
 
     def scores(self, model: nn.Module) -> Float[Tensor, "K V"]:
-        """The model's own scores of the masked tokens."""
+        """The logits that predict the masked tokens, by the model's own forward."""
         return model(**self.inputs(), logits_to_keep=self.before).logits[0]
 
 
 def microbatch_rows(lengths: Sequence[int], microbatching: Microbatching) -> list[list[int]]:
-    """Microbatching rows of these total lengths into microbatches of at most `microbatch_tokens` padded tokens.
+    """Split rows of these total lengths into microbatches of at most `microbatch_tokens` padded tokens.
 
-    A row longer than the budget gets a microbatch of its own. The order is by length, ties by index.
+    A row longer than that gets its own microbatch. Rows are sorted longest first, ties by index.
     """
     order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
     groups: list[list[int]] = []
@@ -96,9 +96,9 @@ def microbatch_rows(lengths: Sequence[int], microbatching: Microbatching) -> lis
 def packed_rows(
     prompts: Sequence[tuple[int, ...]], responses: Sequence[int], microbatching: Microbatching
 ) -> list[list[int]]:
-    """Microbatches of at most `microbatch_tokens` tokens where each counts a shared prompt once.
+    """Split rows into microbatches of at most `microbatch_tokens` tokens; each counts a shared prompt once.
 
-    Rows keep their order, in which those that share a prompt are neighbours; within a microbatch any lengths meet.
+    Rows keep their order, in which rows with one prompt are neighbours. A microbatch may mix lengths.
     """
     groups: list[list[int]] = []
     filled, last = 0, None
@@ -120,9 +120,9 @@ def pack(
     mask: Bool[Tensor, "M T"],
     microbatching: Microbatching,
 ) -> PackedRow:
-    """Lay out rows whose `mask` has a True entry somewhere; the masked tokens are in the order of `mask.nonzero()`.
+    """Pack the rows whose `mask` has a True entry; masked tokens are in the order of `mask.nonzero()`.
 
-    A response's last masked token is foreseen and foresees nothing, so it is left out itself.
+    A response's last masked token is not part of the row: it is predicted but predicts nothing.
     """
     host_tokens, host_mask = tokens.cpu().numpy(), mask.cpu().numpy()
     ends = np.where(host_mask.any(1), host_mask.shape[1] - host_mask[:, ::-1].argmax(1), 0)
@@ -142,7 +142,7 @@ def pack(
         shared = np.arange(starts[prompt], starts[prompt] + len(prompt))
         sequences.append(np.concatenate([shared, np.arange(filled, filled + end - 1)]))
         before.append(sequences[-1][len(prompt) - 1 + host_mask[row].nonzero()[0]])
-        own.append(0 if fresh else len(prompt))  # the first token whose result is taken from this sequence
+        own.append(0 if fresh else len(prompt))  # first token that takes its result from this sequence
         filled += end - 1
     blocks = _blocks(sequences, own, filled, microbatching, tokens.device)
 
@@ -155,7 +155,7 @@ def pack(
 def _blocks(
     sequences: list[np.ndarray], own: list[int], size: int, microbatching: Microbatching, device: torch.device
 ) -> Blocks:
-    """Sequences in blocks of similar length; token i of the row comes back from where it was gathered first."""
+    """Put sequences into blocks of similar length; a shared token takes its result from its first sequence."""
     gathers, back, offset = [], np.zeros(size, dtype=np.int64), 0
     for members in microbatch_rows(
         [len(one) for one in sequences],
@@ -182,7 +182,7 @@ def packed_attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Float[Tensor, "R S A E"], None]:
-    """torch's attention over the sequences of one packed row; of R rows without `packed`, as it is."""
+    """torch's attention over the sequences of one packed row; without `packed`, plain attention over R rows."""
     if packed is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, sliding_window=sliding_window, **kwargs
@@ -206,10 +206,10 @@ def packed_attention(
 
 
 def prepare(model: nn.Module) -> bool:
-    """Give the model the attention that packed rows need; False, and the model as it was, where it has no place for it.
+    """Give the model the attention that packed rows need; False, with the model unchanged, if it cannot pack.
 
-    What a model does between its tokens beside attention (a convolution, a recurrence) cannot be read off its
-    configuration, so its hidden states of a few short rows are compared with those of the rows one by one.
+    The configuration does not show whether tokens interact outside attention (a convolution, a recurrence). So the
+    hidden states of a few short packed rows are compared with those of the same rows one by one.
     """
     if prepared(model):
         return True
@@ -226,7 +226,7 @@ def prepare(model: nn.Module) -> bool:
 
 
 def prepared(model: nn.Module) -> bool:
-    """Whether the model's attention reads packed rows."""
+    """Whether the model's attention handles packed rows."""
     return _prepared.get(model, False)
 
 
@@ -240,7 +240,7 @@ def _agrees(model: PreTrainedModel) -> bool:
     body = model.base_model
     try:
         packed = body(**row.inputs()).last_hidden_state[0, row.before]
-    except TypeError:  # a model that does not hand on what its attention is to know
+    except TypeError:  # the model does not pass `packed` on to its attention
         return False
     apart, largest, first = 0.0, 0.0, 0
     for prompt, response, length in zip(prompts, responses, lengths):

@@ -1,9 +1,9 @@
-"""Checkpoints: everything a run needs to go on with the same bits, written atomically.
+"""Checkpoints: everything a run needs to resume with identical bits, written atomically.
 
 A checkpoint is a folder that transformers and vLLM load as a model, with `state.pt` beside the weights.
-It is filled under a temporary name and renamed when complete, so a folder that bears a checkpoint's name
-is complete, whenever the process was killed. `manifest.json`, written last, says whose it is and holds a digest of
-every other file, so that what was damaged later is noticed before anything is loaded.
+It is written under a temporary name and renamed when complete, so a folder with a checkpoint's name is
+complete, even after a kill. `manifest.json`, written last, names its run and holds a digest of every other
+file, so that later damage is noticed before anything is loaded.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def save(
     run_key: str,
     log: Mapping[str, Any],
 ) -> Path:
-    """Write `root/step=<step>` and return it; `log` is the stamp of the log that belongs to it.
+    """Write `root/step=<step>` and return its path; `log` is the stamp of the run log at this step.
 
-    Raises RunFolderError when the disk is full; older ones stay.
+    Raises RunFolderError if the disk is full; older checkpoints stay.
     """
     final = root / f"step={step:06d}"
     temporary = root / f".step={step:06d}.{os.getpid()}"
@@ -55,7 +55,7 @@ def save(
         manifest = {"run_key": run_key, "step": step, "log": log, "files": digests}
         write_json(temporary / MANIFEST, sealed(manifest))
     except (OSError, RuntimeError, SafetensorError) as error:
-        # torch and safetensors each have their own word for a failed write.
+        # torch and safetensors each raise their own exception for a failed write.
         shutil.rmtree(temporary, ignore_errors=True)
         free = shutil.disk_usage(root).free
         raise RunFolderError(
@@ -89,7 +89,7 @@ def load_state(folder: Path) -> dict[str, Any]:
 
 
 def prune(root: Path, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints, and what interrupted writes left behind."""
+    """Delete all but the newest `keep` checkpoints, and the leftovers of interrupted writes."""
     for old in complete(root)[:-keep]:
         shutil.rmtree(old)
     for leftover in root.glob(".step=*"):
@@ -97,7 +97,7 @@ def prune(root: Path, keep: int) -> None:
 
 
 def complete(root: Path) -> list[Path]:
-    """All complete checkpoints, the newest last; whether they are whole is for `whole.check_manifest` to say."""
+    """All complete checkpoints, the newest last. `whole.check_manifest` says whether one was damaged later."""
     if not root.exists():
         return []
     named = [path for path in root.iterdir() if _NAME.fullmatch(path.name)]

@@ -1,14 +1,14 @@
-"""Evaluation: four probes, two under the training protocol and two under one of their own; every answer kept.
+"""Evaluation: four suites, two with the training protocol and two with their own; every answer is saved.
 
     probe              training problems, training protocol (has it learned what it trains on?)
     heldout_training   held-out problems, training protocol and training verifier
     heldout            the same held-out problems, evaluation protocol and independent verifier
     downstream         harder problems and a larger budget, evaluation protocol
 
-The protocol differs between one pair of neighbours at a time, so that training reward minus downstream
-accuracy can be split into its causes. A question's noise depends on neither the step, the arm nor the
-protocol: the same question draws the same numbers at every checkpoint and in both held-out probes, which
-takes most sampling noise out of differences.
+Neighbours in this list differ in one thing each: the questions; the protocol and verifier; the difficulty and
+budget. So training reward minus downstream accuracy can be split into its causes. A question's noise does not
+depend on the step, the arm or the protocol. The same question uses the same random numbers at every checkpoint
+and in both held-out suites, which removes most sampling noise from differences.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ from grpo_lab.types import Float, NoiseKey, Problem, Rollouts, SamplingParams, T
 
 @dataclass(frozen=True)
 class Suite:
-    """One probe: which questions, how answers are drawn and who grades them."""
+    """One set of evaluation questions, with how answers are sampled and who grades them."""
 
     name: str
     split: str
     problems: tuple[Problem, ...]
     params: SamplingParams
     verifier: Reward
-    truncation: Truncation | None = None  # the run's way of ending responses, where the protocol is that of training
-    measures_kl: bool = False  # whether its responses are a sample of the policy itself, at the training protocol
+    truncation: Truncation | None = None  # the run's, under the training protocol
+    measures_kl: bool = False  # whether it samples from the policy itself, with the training protocol
 
 
 def make_suites(run: RunConfig) -> list[Suite]:
-    """The four probes of a run; ValueError where a split is smaller than what evaluation asks for.
+    """The four suites of a run. Raises ValueError if a split has fewer problems than evaluation needs.
 
-    Probe and held-out questions keep the training split's mix of difficulties: a mix of their own would be read as
-    a difference between training reward and accuracy that no policy has.
+    Probe and held-out questions keep the training split's mix of difficulties. With another mix, training reward
+    and accuracy would differ for a reason that is not the policy's.
     """
     plan = run.evaluation
     mix = Counter(problem.difficulty for problem in run.task.problems("train"))
@@ -91,10 +91,10 @@ def _some(run: RunConfig, split: str, number: int, mix: Counter[int] | None) -> 
 
 
 def with_mix(problems: Sequence[Problem], number: int, mix: Counter[int]) -> tuple[Problem, ...]:
-    """The first `number` problems whose difficulties come in the proportions of `mix`, in their given order.
+    """Choose `number` problems with difficulties in the proportions of `mix`, keeping the given order.
 
-    Rounded by largest remainder, so that each difficulty is off by less than one problem; what a difficulty
-    lacks is filled with the first problems that are left.
+    Counts are rounded by largest remainder, so each difficulty is off by less than one problem. If a difficulty
+    has too few problems, the first unused problems fill the gap.
     """
     exact = {level: number * count / mix.total() for level, count in sorted(mix.items())}
     wanted = Counter({level: math.floor(share) for level, share in exact.items()})
@@ -173,8 +173,8 @@ def _answers(
 def kl_of_responses(rollouts: Rollouts, initial_logprobs: Float[Tensor, "N T"]) -> float:
     """KL(policy || initial policy) in nats per response: the mean over responses of log pi - log pi_0.
 
-    Unbiased for responses that were drawn from the policy's whole softmax (top_p 1), and so a little negative at times
-    while the two are close; of responses cut by the budget it is the divergence up to there.
+    Unbiased for responses sampled from the full softmax (top_p 1). The estimate may be slightly negative while the
+    two policies are close. For a truncated response it is the divergence up to the truncation.
     """
     each = torch.where(rollouts.sampled_mask, rollouts.sampler_logprobs - initial_logprobs, 0.0)
     return float(each.double().sum(dim=1).mean())

@@ -1,4 +1,4 @@
-"""What a run is called, and whether a folder holds this run or another one."""
+"""A run's identity: its values, its run.json, and whether a folder holds this run or another one."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from grpo_lab.tracking.whole import AFRESH, SEAL, read_json, read_sealed
 
 
 def run_identity(config: DictConfig, device: str) -> dict[str, Any]:
-    """The resolved values that make a run what it is: all but the volatile ones, and the kind of device."""
+    """The resolved values that identify a run: all except the volatile ones, plus the kind of device."""
     return {"device": device} | {
         key: value for key, value in flat(config).items() if key.split(".")[0] not in VOLATILE | {"hydra", "plugins"}
     }
 
 
 def check_folder(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """What run.json says of the run in `folder`; {} for a new run.
+    """The content of run.json in `folder`; {} for a new run.
 
-    Raises ValueError where that file is damaged, or missing beside what a run has left, and where the folder holds a
-    run whose identity differs, naming what differs.
+    Raises ValueError if the file is damaged, if it is missing while other files of a run exist, or if its run has
+    another identity; the message names what differs.
     """
     path = folder / "run.json"
     if not path.exists():
@@ -49,7 +49,7 @@ def check_folder(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _left_behind(folder: Path) -> str | None:
-    """The first file that only a run leaves, after it has written run.json."""
+    """The first file found that a run writes only after run.json; None if there is none."""
     metrics = folder / "metrics.jsonl"
     if metrics.exists() and metrics.stat().st_size > 0:
         return metrics.name
@@ -70,14 +70,14 @@ def describe_run(
     sweep: str | None,
     stretches: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """The content of run.json: who this run is, for the mirror and for every reader of the folder.
+    """The content of run.json: the run's identity and description, for the mirror and all readers of the folder.
 
-    `sweep` is the folder of the sweep this run is a cell of, relative to the run's own. `stretches` say with which
-    code the run was made, one for each change of code.
+    `sweep` is the folder of this run's sweep, relative to the run's folder. `stretches` record which code computed
+    the run, one entry for each change of code.
     """
     git = environment["git"] or {}
     recipe, _, rest = name.partition(",")
-    # Lists cut names short: what differs goes first.
+    # User interfaces shorten long names, so the parts that differ go first.
     title = [recipe, f"seed={config.seed}", rest]
     if sweep is not None:
         title = [f"s{config.seed}", config.cell.arm, config.cell.level]

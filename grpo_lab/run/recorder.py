@@ -1,4 +1,4 @@
-"""Step 12 of the loop: what a finished step leaves in the log, when to evaluate and when to save."""
+"""Stage 12 of the loop: log a finished step, and evaluate and save when due."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MAX_IDLE_STEPS = 100
 
 @dataclass
 class Clock:
-    """Wall time of the stages of one step; only timing.jsonl and the ledger ever see it."""
+    """Wall time of the stages of one step; it goes only to timing.jsonl and the ledger."""
 
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -41,20 +41,20 @@ class Clock:
         started = time.perf_counter()
         yield
         if torch.cuda.is_initialized():
-            torch.cuda.synchronize()  # or the stage that next waits for the card would be charged with this one's work
+            torch.cuda.synchronize()  # else the next stage that waits for the GPU is charged for this work
         self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - started
 
 
 @dataclass
 class Recorder:
-    """Step 12: puts a finished step into the log, evaluates and saves when due, and shows it."""
+    """Stage 12: logs and shows a finished step, and evaluates and saves when due."""
 
     run: RunConfig
     log: RunLog
     progress: RunProgress
     run_key: str
     touched: dict[str, float] = field(default_factory=dict)
-    seconds_logging: float = 0.0  # of the step before: a line cannot hold the time its own writing takes
+    seconds_logging: float = 0.0  # of the previous step: a line cannot hold the time of its own writing
     steps_without_update: int = 0
 
     def record(
@@ -65,7 +65,7 @@ class Recorder:
         metrics: Mapping[str, float | int],
         rollouts: pd.DataFrame | None = None,
     ) -> None:
-        """Write everything about the step that the ledger counts as the latest; `rollouts` is its table, if kept."""
+        """Log the step that the ledger counts as the latest; `rollouts` is its table, if this step saves one."""
         run, ledger, step = self.run, state.ledger, state.ledger.steps
         if rollouts is not None:
             self.log.write_table("rollouts", step, rollouts)
@@ -102,7 +102,7 @@ class Recorder:
             self._refuse_to_idle()
 
     def _refuse_to_idle(self) -> None:
-        """Raise Exhausted once nothing was trained for so long that nothing ever will be."""
+        """Raise Exhausted after too many steps in a row without an update."""
         if self.steps_without_update >= _MAX_IDLE_STEPS:
             raise Exhausted(
                 f"{_MAX_IDLE_STEPS} steps in a row left no token to train on: every group was filtered or every "
@@ -118,12 +118,12 @@ class Recorder:
         )[0]
 
     def from_state(self, saved: Mapping[str, Any]) -> None:
-        """Go on with what `save` put into a checkpoint."""
+        """Restore what `save` put into a checkpoint."""
         self.touched |= saved["touched"]
         self.steps_without_update = saved["steps_without_update"]
 
     def save(self, state: RunState, queue: RolloutQueue, root: Path) -> Path:
-        """Checkpoint the run as it stands after its latest step."""
+        """Write a checkpoint of the run after its latest step, and delete old ones."""
         stamp = self.log.stamp()
         saved = state.to_state(stamp["bytes"], self.run.reference.changes) | {"queue": queue.to_state()}
         saved |= {"touched": dict(self.touched), "steps_without_update": self.steps_without_update}
@@ -134,7 +134,7 @@ class Recorder:
 
 @contextlib.contextmanager
 def mirrored(tracking: Tracking, folder: Path) -> Iterator[None]:
-    """Mirror the folder while the run lasts; leaves only after DONE or error.txt decided its status."""
+    """Mirror the folder during the run. Enter it first: it must end after DONE or error.txt has been written."""
     mirror = tracking.mirror(folder)
     mirror.start()
     try:
@@ -145,19 +145,20 @@ def mirrored(tracking: Tracking, folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def failures_recorded(log: RunLog) -> Iterator[None]:
-    """Leave error.txt in the run's folder whatever ends the run, Ctrl-C included, and pass it on."""
+    """Write error.txt into the run's folder for any exception, Ctrl-C included, and re-raise it."""
     try:
         yield
     except BaseException as error:
-        with contextlib.suppress(OSError):  # a full disk must not hide what went wrong first
+        with contextlib.suppress(OSError):  # a full disk must not hide the first error
             log.mark_error(error)
         raise
 
 
 def summarise(log: RunLog, ledger: Ledger, inert: Sequence[str], described: Mapping[str, Any]) -> dict[str, Any]:
-    """What DONE says of a finished run: its first and last evaluation, its cost, and what was inert or is lost.
+    """The content of DONE: first and last evaluation, cost, inert axes, and tables that are lost.
 
-    `described` is its run.json. `files` holds the digest of every file of the folder, and the whole that of itself.
+    `described` is the run's run.json. `files` holds a digest of every file of the folder; the object is sealed with
+    a digest of itself.
     """
     path = log.folder / "metrics.jsonl"
     rows = [parse_line(line, path)["metrics"] for line in path.read_bytes().splitlines()]

@@ -1,4 +1,4 @@
-"""From where a run goes on: the newest checkpoint that is whole, if the code is still the one that began the run."""
+"""Where a run resumes: the newest undamaged checkpoint, if the code is still the one that started the run."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from grpo_lab.tracking.whole import AFRESH, check_manifest, trouble_with
 
 @dataclass(frozen=True)
 class Beginning:
-    """Where a run begins or goes on.
+    """Where a run starts or resumes.
 
-    `checkpoint` is the folder it loads, None for the base model, and `tables` the digests of the tables it keeps.
-    `stretches` say with which code what it keeps was made; `code` is today's where that is another, or the first.
-    `said` are lines for the user.
+    `checkpoint` is the folder to load, None for the base model. `tables` are the digests of the tables that stay.
+    `stretches` record which code computed the steps that stay. `code` is today's code if it differs from theirs or is
+    the run's first, else None. `said` are lines for the user.
     """
 
     checkpoint: Path | None
@@ -30,9 +30,9 @@ class Beginning:
     said: Sequence[str]
 
     def all_stretches(self, environment: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """For run.json: after which step the code changed, and to what; the first begins with step 0.
+        """For run.json: after which steps the code changed, and to what; the first entry is for step 0.
 
-        `environment` is what provenance recorded of this attempt.
+        `environment` is what provenance recorded for this attempt.
         """
         if self.code is None:
             return list(self.stretches)
@@ -41,10 +41,11 @@ class Beginning:
 
 
 def find_beginning(folder: Path, described: Mapping[str, Any], log: RunLog, changed_code: bool) -> Beginning:
-    """Where the run in `folder`, whose run.json is `described` ({} for a new one), goes on.
+    """Where the run in `folder` starts or resumes; `described` is its run.json, {} for a new run.
 
-    Raises ValueError, naming the files, where there are checkpoints and none can be used, where an evaluation that
-    is kept is damaged, and, unless `changed_code` allows it, where the code is not the one that made what is kept.
+    Raises ValueError, naming the files, if there are checkpoints but none is usable, or if an evaluation that stays
+    is damaged. Also raises it if the code differs from the one that computed the steps that stay, unless
+    `changed_code` allows that.
     """
     passed, manifest = [], None
     for place in reversed(checkpoint.complete(folder / "checkpoints")):
@@ -68,7 +69,7 @@ def find_beginning(folder: Path, described: Mapping[str, Any], log: RunLog, chan
             raise ValueError(f"{trouble}; restore it from a copy, or delete it, and DONE and the figures will say so")
         said += [f"{trouble}: DONE and the figures will say so"] if trouble else []
     step = manifest["step"]
-    # A checkpoint of step 0 keeps the evaluation before the first step.
+    # With a checkpoint of step 0, the evaluation before the first step stays.
     kept = [stretch for stretch in described["stretches"] if stretch["from_step"] < max(step, 1)]
     code = provenance.code()
     if changes := _changes(kept[-1], code):
@@ -84,7 +85,7 @@ def find_beginning(folder: Path, described: Mapping[str, Any], log: RunLog, chan
 
 
 def _changes(stretch: Mapping[str, Any], code: Mapping[str, Any]) -> str:
-    """In which packages and sources the code of a stretch differs from today's; "" where it is the same."""
+    """How the code of a stretch differs from today's, by package and source; "" if it is the same."""
     there, now = stretch["packages"], code["packages"]
     names = sorted(name for name in there.keys() | now.keys() if there.get(name) != now.get(name))
     words = [f"{name}: {there.get(name)} there, {now.get(name)} now" for name in names]

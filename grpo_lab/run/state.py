@@ -1,7 +1,7 @@
-"""What a run holds: data, learner, sampler, reference, optimiser; opened in this order.
+"""The run state: data, learner, sampler, reference, optimiser; opened in this order.
 
-Cheap checks come before expensive loading: whatever can be wrong with the user's input is said before
-any weights are read.
+Cheap checks come before expensive loading: errors in the user's input are raised before any weights are
+loaded.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from grpo_lab.types import Microbatching, Problem
 
 @dataclass
 class RunState:
-    """What a run holds while it trains, beside the queue that generates for it.
+    """Everything a run holds while it trains, except the rollout queue.
 
-    `microbatching` is the run's, without packing where the model has no place for it.
-    `initial` is the policy before the first update, where evaluation asks how far the learner has gone from it.
-    `updates` and `ledger` count what has been done so far; `entropy_coef` is the entropy trick's state, `probe_best`
-    the best outcome each probe question ever had. `log_position` is the size of the log that belongs to a checkpoint.
+    `microbatching` is the run's, without packing if the model does not support it.
+    `initial` is the policy before the first update, loaded if evaluation measures the KL from it. `updates` and
+    `ledger` count the work so far. `entropy_coef` is the entropy trick's state. `probe_best` is the best verifier
+    outcome of each probe question so far. `log_position` is the log's size in bytes at the checkpoint.
     """
 
     device: torch.device
@@ -51,26 +51,26 @@ class RunState:
     entropy_coef: float
     loss_scale: torch.amp.GradScaler
     microbatching: Microbatching
-    unproven: bool = True  # whether the sampler has new weights that nothing has been compared under yet
+    unproven: bool = True  # whether the sampler's newest weights were not yet compared with the learner
     probe_best: dict[int, float] = field(default_factory=dict)
     updates: int = 0
     log_position: int = 0
 
     @property
     def policy_learns(self) -> bool:
-        """Whether the step at hand trains the policy, and not its critic alone."""
+        """Whether the current step trains the policy, and not only its critic."""
         return self.critic is None or not self.critic.plan.policy_waits(self.ledger.steps)
 
     @torch.no_grad()
     def refresh_reference(self, share: float) -> None:
-        """Mix that share of the learner's weights into the reference's."""
+        """Move the reference's weights towards the learner's by `share`, from 0 (none) to 1 (equal)."""
         if self.reference is None or share == 0:
             return
         for own, learnt in zip(self.reference.parameters(), self.learner.parameters()):
             own.lerp_(learnt, share)
 
     def probe_gap(self, answers: pd.DataFrame) -> float:
-        """The best outcome each probe question ever had less its accuracy now, mean over questions."""
+        """Mean over probe questions of the best verifier outcome so far minus the accuracy now."""
         by_question = answers[answers["suite"] == "probe"].groupby("problem_id")["outcome"]
         best, now = by_question.max(), by_question.mean()
         for question, outcome in zip(best.index.tolist(), best.tolist()):
@@ -79,7 +79,7 @@ class RunState:
         return float(sum(self.probe_best[question] - mean for question, mean in means) / len(now))
 
     def to_state(self, log_position: int, with_reference: bool) -> dict[str, Any]:
-        """What a checkpoint needs beside the learner's weights; noise is counter-based and has no state."""
+        """What a checkpoint saves beside the learner's weights; noise is counter-based and has no state."""
         reference = self.reference if with_reference else None
         return {
             "ledger": dict(vars(self.ledger)),
@@ -94,7 +94,7 @@ class RunState:
         }
 
     def from_state(self, state: dict[str, Any]) -> None:
-        """Go on from what `to_state` gave, with the learner's weights loaded already."""
+        """Restore what `to_state` returned; the learner's weights must be loaded already."""
         self.ledger = Ledger(**state["ledger"])
         self.updates = state["updates"]
         self.entropy_coef = state["entropy_coef"]
@@ -109,7 +109,7 @@ class RunState:
 
 
 def check_lengths(run: RunConfig, context: int | None, longest_prompt: int, whose: str = "the model's context") -> None:
-    """Raise ValueError where a prompt and its budget do not fit a context; None has no limit."""
+    """Raise ValueError if the longest prompt and a token budget exceed the context; None is no limit."""
     budgets = {
         "engine.max_tokens": run.engine.max_tokens,
         "evaluation.max_tokens": run.evaluation.max_tokens,
@@ -126,7 +126,7 @@ def check_lengths(run: RunConfig, context: int | None, longest_prompt: int, whos
 def at_their_longest(
     run: RunConfig, tokenizer: PreTrainedTokenizerBase, problems: tuple[Problem, ...]
 ) -> tuple[Problem, ...]:
-    """The problems as they can be asked in training, each with the target length that takes the most tokens."""
+    """The problems as training may ask them, each with the target length whose prompt takes the most tokens."""
     lengths = run.reward_shaping.asks_for
     if not lengths:
         return problems
@@ -138,7 +138,7 @@ def at_their_longest(
 def open_state(
     run: RunConfig, device: torch.device, resume_from: Path | None = None, saved: dict[str, Any] | None = None
 ) -> RunState:
-    """Load everything a run holds, from the base model or from a checkpoint folder and what is `saved` in it."""
+    """Load the run state: from the base model, or from a checkpoint folder with `saved`, its loaded state."""
     problems = run.task.problems("train")
     if len(problems) < run.problems_per_step:
         raise ValueError(
@@ -178,7 +178,7 @@ def open_state(
         reference = moved(load_model(folder, run.learner_precision.lm_head), device).requires_grad_(False)
     initial = None
     if run.evaluation.initial_kl:
-        initial = reference  # the same weights, while the reference stays what it was
+        initial = reference  # the same weights, as long as the reference does not change
         if reference is None or run.reference.changes:
             initial = moved(load_model(folder, run.learner_precision.lm_head), device).requires_grad_(False)
     packs = run.packing and all(packing.prepare(model) for model in (learner, reference, initial) if model is not None)

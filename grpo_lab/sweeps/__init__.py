@@ -1,4 +1,1 @@
-"""Sweeps: what an experiment declares, the cells it expands to, and the processes that run them.
-
-`design` reads files and imports no torch, so that analysis can use it.
-"""
+"""Sweeps: from an experiment's declaration to its cells, and the processes that run them."""

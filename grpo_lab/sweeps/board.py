@@ -1,4 +1,4 @@
-"""What a sweep shows while it works: every running cell live, and one lasting line for each that ends."""
+"""Progress of a sweep: a live view of every running cell, and a lasting line for each cell that ends."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rich.text import Text
 from grpo_lab.tracking.progress import clock, describe
 from grpo_lab.tracking.run_reader import StepReader
 
-_LOOK_SECONDS = 1.0  # between two looks at the cells' logs
-_PLAIN_SECONDS = 60.0  # between lines where the output is no terminal
+_LOOK_SECONDS = 1.0  # between two reads of the cells' logs
+_PLAIN_SECONDS = 60.0  # between lines if the output is no terminal
 
 
 @dataclass(eq=False)
 class WatchedCell:
-    """A running cell as its log shows it. `axis` and `amount` are its budget."""
+    """A running cell, followed through its log. `axis` and `amount` are its budget."""
 
     title: str
     folder: Path
@@ -31,16 +31,16 @@ class WatchedCell:
     started: float = field(default_factory=time.monotonic)
     step: int = 0
     latest: dict[str, float | int] = field(default_factory=dict)
-    begun: float = 0.0  # the share of its budget that earlier attempts had spent
+    begun: float = 0.0  # share of its budget spent by earlier attempts
 
     def __post_init__(self) -> None:
         self._reader = StepReader(self.folder)
 
     def look(self) -> None:
-        """Read what the run has logged since."""
+        """Read new steps from the run's log."""
         try:
             records = self._reader.poll()
-        except (ValueError, OSError):  # a damaged log: the run itself says so, and fails
+        except (ValueError, OSError):  # a damaged log: the run itself reports it and fails
             return
         for record in records:
             self.step = record.step
@@ -49,24 +49,24 @@ class WatchedCell:
 
     @property
     def share(self) -> float:
-        """The part of its budget that is spent."""
+        """The spent part of its budget, from 0 to 1."""
         return min(1.0, self.latest.get(f"budget/{self.axis}", 0.0) / self.amount)
 
     @property
     def line(self) -> str:
-        """Its latest numbers, or that there are none yet."""
+        """Its latest numbers; "starting" before the first."""
         return describe(self.latest, self.step) if self.latest else "starting"
 
 
 class Board:
-    """Follows `total` cells, of which `done` were finished before."""
+    """Shows the progress of `total` cells, of which `done` were finished before."""
 
     def __init__(self, name: str, total: int, done: int, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True)
         self.name, self.total, self.done, self.failed = name, total, done, 0
         self.running: list[WatchedCell] = []
         self._first_done, self._began = done, time.monotonic()
-        self._head_start = 0.0  # what earlier attempts at cells that are done by now had spent, in cells
+        self._head_start = 0.0  # spent by earlier attempts at cells done since; unit: cells
         self._looked = self._printed = 0.0
         self.live = Live(Text(""), console=self.console, transient=True, refresh_per_second=4)
 
@@ -80,21 +80,21 @@ class Board:
         self.live.stop()
 
     def say(self, line: str) -> None:
-        """A line that stays."""
+        """Print a lasting line."""
         self.console.print(line, highlight=False, soft_wrap=True, markup=False)
 
     def start(self, cell: WatchedCell) -> None:
-        """A cell's process was started."""
+        """Follow a cell whose process was started."""
         cell.look()
         cell.begun = cell.share
         self.running.append(cell)
 
     def leave(self, cell: WatchedCell) -> None:
-        """A cell's process ended because another one runs the cell: follow it no longer."""
+        """Stop following a cell, because another process runs it."""
         self.running = [other for other in self.running if other is not cell]
 
     def end(self, cell: WatchedCell, failure: str | None) -> None:
-        """A cell's process ended; `failure` says why, where it failed."""
+        """Report a cell whose process ended; `failure` is the reason if it failed."""
         cell.look()
         self.leave(cell)
         self.failed += failure is not None
@@ -105,7 +105,7 @@ class Board:
         self.say(f"{word} {cell.title}: {failure or cell.line}  ({clock(time.monotonic() - cell.started)})")
 
     def refresh(self) -> None:
-        """Look at the running cells, at most once a second, and show them."""
+        """Read the running cells' logs, at most once a second, and show their progress."""
         now = time.monotonic()
         if now - self._looked < _LOOK_SECONDS:
             return
@@ -119,7 +119,7 @@ class Board:
             self.say(self.summary())
 
     def summary(self) -> str:
-        """`3 of 9 done, 2 running, 1 failed, 4m10s left`."""
+        """The state in one line, such as `3 of 9 done, 2 running, 1 failed, 4m10s left`."""
         waiting = self.total - self.done - self.failed - len(self.running)
         counts = {"running": len(self.running), "waiting": waiting, "failed": self.failed}
         parts = [f"{self.done} of {self.total} done", *(f"{count} {word}" for word, count in counts.items() if count)]
@@ -141,5 +141,5 @@ class Board:
             name = Text(cell.title, overflow="ellipsis", no_wrap=True)
             numbers = Text(cell.line, overflow="ellipsis", no_wrap=True)
             table.add_row(ProgressBar(total=1.0, completed=cell.share, width=12), name, numbers)
-        # Numbers first, so that a narrow terminal cuts the name and nothing else.
+        # Numbers first, so that a narrow terminal cuts only the name.
         return Group(Text(f"{self.summary()}  {self.name}", overflow="ellipsis", no_wrap=True), table)

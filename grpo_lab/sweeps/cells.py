@@ -1,4 +1,4 @@
-"""From overrides to checked cells: expansion, composition, and every refusal a sweep can meet, before it starts."""
+"""From overrides to checked cells: expansion, composition, and all checks, before the sweep starts."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from grpo_lab.run.identity import check_folder, run_identity
 from grpo_lab.tracking.sweep_record import CellRecord
 
 Compose = Callable[[Sequence[str]], DictConfig]
-# The fields that make a run what it is, its seed left out.
+# The fields that identify a run, without its seed.
 _IDENTITY = tuple(name for name in RunConfig.__dataclass_fields__ if name not in VOLATILE | {"plugins", "seed"})
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A cell before composition: its labels and the overrides that make it, one per key."""
+    """A cell before composition: its labels, and its overrides, one per key."""
 
     arm: str
     level: str
@@ -38,7 +38,7 @@ class Plan:
 
     @property
     def title(self) -> str:
-        """What tables and lists call it: arm, level and seed."""
+        """Its name in tables and lists: arm, level and seed."""
         return " ".join(filter(None, (self.arm, self.level, f"seed={self.seed}")))
 
 
@@ -52,7 +52,7 @@ class Cell:
     choices: Mapping[str, str] = field(default_factory=dict)  # slot -> option
 
     def record(self) -> CellRecord:
-        """The cell as its sweep's record keeps it."""
+        """The cell's entry in its sweep's record."""
         folder = self.folder.relative_to(_runs_dir(self.run)).as_posix()
         return CellRecord(self.plan.arm, self.plan.level, self.plan.seed, folder)
 
@@ -66,16 +66,16 @@ def _key(override: str) -> str:
 
 
 def is_own(override: str) -> bool:
-    """Whether an override is one of the sweep's own parts, which no run is handed: `+experiments=`, `design.*`."""
+    """Whether an override is for the sweep alone and not passed to its runs: `+experiments=`, `design.*`."""
     return _key(override).split(".")[0].split("@")[0] in ("experiments", "design")
 
 
 def plan_cells(design: Design | None, arguments: Sequence[str]) -> list[Plan]:
-    """Every cell of a design, or of the lists on a command line, all of one seed before the next.
+    """Every cell of a design, or of the lists on a command line, ordered by seed.
 
-    A sweep that is cut short is then still balanced. `arguments` are Hydra overrides; those with several values
-    multiply (a design's levels, or else the arms), seeds replace the design's, and all win over what the design
-    says. Raises ValueError for an override that stands for a range without steps.
+    With this order a sweep that is stopped early is still balanced. `arguments` are Hydra overrides. Those with
+    several values multiply the design's levels, or without a design the arms. Seeds replace the design's, and all
+    other overrides win over the design's. Raises ValueError for an override with a continuous range.
     """
     parsed = OverridesParser.create().parse_overrides([word for word in arguments if not is_own(word)])
     choices = {override.get_key_element(): _values(override) for override in parsed}
@@ -97,7 +97,7 @@ def plan_cells(design: Design | None, arguments: Sequence[str]) -> list[Plan]:
                 merged = {_key(word): word for word in (*base, *levels[level], *arms[arm], *combination)}
                 if design is None:
                     arm_label, level_label = ",".join(varied) or "run", ""
-                else:  # an arm keeps its name, so that it finds its control
+                else:  # an arm keeps its name, by which it is compared with its control
                     arm_label, level_label = arm, ",".join(filter(None, (level, *varied)))
                 plans.append(Plan(arm_label, level_label, seed, (*merged.values(), f"seed={seed}")))
     return plans
@@ -122,16 +122,16 @@ def _values(override: Override) -> list[str]:
 
 
 def sweep_name(design: Design | None, arguments: Sequence[str]) -> str:
-    """`overlong` for an experiment as declared, `overlong,budget.amount=10` for a changed one; seeds are left out."""
+    """The sweep's name: `overlong` as declared, `overlong,budget.amount=10` if changed; without seeds."""
     hidden = VOLATILE | {"seed", "plugins", "hydra"}
     words = [word for word in arguments if not is_own(word) and _key(word).split(".")[0] not in hidden]
-    # As in a run's name: what it is about first, sizes and budgets last.
+    # As in a run's name: recipe and tricks first, sizes and budgets last.
     words.sort(key=lambda word: (_key(word) != "recipe", _key(word).split(".")[0] not in AXES, word))
     return short(",".join([*([design.name] if design else []), *words])) or "seeds"
 
 
 def folders_of(design: Design, arguments: Sequence[str]) -> frozenset[str]:
-    """Folders, relative to runs_dir, of every run the whole design can reach, whatever the seed."""
+    """Folders, relative to runs_dir and without the seed, of every run of the whole design."""
     whole = plan_cells(replace(design, part=None), [word for word in arguments if _key(word) != "seed"])
     return frozenset(_name(plan) for plan in whole)
 
@@ -142,9 +142,9 @@ def _name(plan: Plan) -> str:
 
 
 def compose_cells(plans: Sequence[Plan], sweep: str, compose: Compose) -> list[Cell]:
-    """Compose every plan and check it: rules, identity of an existing folder, twins. Raises ValueError.
+    """Compose every plan and check it: rules, identity of an existing folder, equal cells.
 
-    All that is wrong is said at once. Plans that differ in nothing but the seed are composed once.
+    Raises one ValueError with all that is wrong. Plans that differ only in the seed are composed once.
     """
     composed: dict[tuple[str, ...], tuple[DictConfig, dict[str, str]]] = {}
     cells, refusals = [], {}
@@ -171,7 +171,7 @@ def compose_cells(plans: Sequence[Plan], sweep: str, compose: Compose) -> list[C
             check_folder(folder, run_identity(config, choose_device(run.device).type))
             cells.append(Cell(plan, run, folder, choices))
         except (ValueError, HydraException, OmegaConfBaseException) as error:
-            refusals.setdefault(str(error), plan.title)  # the same for every seed: said once
+            refusals.setdefault(str(error), plan.title)  # the same message for several seeds is reported once
     if refusals:
         listed = "\n".join(f"  {title}: {message}" for message, title in refusals.items())
         raise ValueError(f"no cell was started, because these cannot run:\n{listed}")
@@ -189,9 +189,9 @@ def _refuse_twins(cells: Sequence[Cell]) -> None:
 
 
 def refuse_idle_arms(design: Design, cells: Sequence[Cell]) -> None:
-    """Raise IncompatibleRun for an arm that cannot differ from the control, because what it changes cannot act.
+    """Raise IncompatibleRun for an arm that cannot differ from the control, because its changes have no effect.
 
-    In a single run such a trick is a warning, since published recipes do that; an ablation of it is none.
+    In a single run this is a warning, since published recipes contain such tricks; in an ablation it is an error.
     """
     controls = {cell.plan.level: cell for cell in cells if cell.plan.arm == design.control}
     for cell in cells:
@@ -210,7 +210,7 @@ def refuse_idle_arms(design: Design, cells: Sequence[Cell]) -> None:
 
 
 def _idle(axis: str, run: RunConfig) -> bool:
-    """Whether what stands on this axis cannot act in this run: it is the off option, or a rule says so."""
+    """Whether the option on this axis has no effect in this run: it is the off option, or a rule says so."""
     stopped = {rule.axes[0] for rule in broken_warnings(run) if rule.idles}
     return getattr(getattr(run, axis), "touches_nothing", False) or axis in stopped
 
@@ -223,5 +223,5 @@ def overrides_for(cell: Cell, sweep: str) -> list[str]:
 
 
 def labels(plan: Plan, sweep: str) -> dict[str, str]:
-    """What a cell's configuration says of the sweep it belongs to."""
+    """The fields of a cell's configuration that name its sweep, arm and level."""
     return {"sweep": sweep, "arm": plan.arm, "level": plan.level}

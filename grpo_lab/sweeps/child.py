@@ -1,4 +1,4 @@
-"""What a cell's process does for the sweep that started it."""
+"""How a cell's process ends together with the sweep that started it."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import time
 PARENT = "GRPO_LAB_SWEEP_PROCESS"
 BUSY = 75  # the exit status of a run whose folder another process holds; EX_TEMPFAIL of sysexits.h
 _LOOK_SECONDS = 1.0
-_PATIENCE_SECONDS = 10.0  # for a run that flushes its mirror
+_PATIENCE_SECONDS = 10.0  # time for a run to flush its mirror
 
 
 def follow_parent() -> None:
-    """In a cell: end by SIGINT when the sweep says so, and when it dies without saying so."""
+    """In a cell's process: end by SIGINT when the sweep sends it, or when the sweep dies."""
     parent = os.environ.pop(PARENT, None)
     if parent is None:
         return
-    # A sweep in the background of a shell hands down that SIGINT is to be ignored.
+    # Children of a sweep in a shell's background inherit that SIGINT is ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=_end_with, args=(int(parent),), name="sweep-watch", daemon=True).start()
 
 
 def _end_with(parent: int) -> None:
-    """Interrupt this process when its parent is gone, again while it lives: Python drops what hits a __del__."""
+    """Interrupt this process when its parent is gone, up to three times: Python drops an interrupt in a __del__."""
     while os.getppid() == parent:
         time.sleep(_LOOK_SECONDS)
     for _ in range(3):

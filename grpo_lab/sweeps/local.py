@@ -1,7 +1,7 @@
 """Cells as processes of this machine: one fresh interpreter per run, a few at a time, on fixed slots.
 
-A fresh process is what makes a cell of a sweep the same run as the one started by hand: no random state, no CUDA
-context and no engine is left over from the cell before.
+A fresh process makes a cell the same run as one started by hand: no random state, CUDA context or engine is left
+over from an earlier cell.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from grpo_lab.tracking.run_reader import holder, is_held, run_status
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _POLL_SECONDS = 0.1
-_REPEAT_SECONDS = 3.0  # between two interrupts of a cell that did not hear the first
+_REPEAT_SECONDS = 3.0  # between two interrupts of a cell that did not react to the first
 _ADVICE = "Set the environment variable HYDRA_FULL_ERROR"
-_LAST_BYTES = 2000  # of the output, searched for what went wrong
+_LAST_BYTES = 2000  # of the output, searched for the error
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run to start: its overrides, and what is needed to follow it."""
+    """A run to start: its overrides, and the facts needed to follow it."""
 
     title: str
     words: tuple[str, ...]
@@ -40,7 +40,7 @@ class Job:
     threads: int
 
     def watched(self) -> WatchedCell:
-        """The run as a board follows it from now on."""
+        """The run as a board follows it, with its clock started now."""
         return WatchedCell(self.title, self.folder, self.axis, self.amount)
 
 
@@ -57,12 +57,12 @@ class _Running:
 def run_jobs(
     jobs: Sequence[Job], workers: int, devices: Sequence[str], grace_seconds: float, board: Board
 ) -> list[str | None]:
-    """Run all jobs, `workers` at a time; for each, None or why it failed. One that fails stops no other.
+    """Run all jobs, `workers` at a time. Returns None or the reason of failure for each; a failure stops no other job.
 
-    A job whose folder another process holds, such as a cell that another sweep runs, is waited for, while others are
-    started. It counts as done when that process finishes it, and is started here when it is left unfinished.
-    `devices` are CUDA device ids shared out over the slots; none for CPU. On Ctrl-C every job is interrupted, given
-    `grace_seconds` to end, and KeyboardInterrupt is raised.
+    A job whose folder another process holds, such as a cell of another sweep, waits while others start. It is done
+    when that process finishes it, and starts here if that process leaves it unfinished. `devices` are CUDA device ids
+    shared among the slots; none for CPU. On Ctrl-C every job is interrupted and has `grace_seconds` to end; then
+    KeyboardInterrupt is raised.
     """
     failures: list[str | None] = [None] * len(jobs)
     waiting = list(enumerate(jobs))
@@ -84,7 +84,7 @@ def run_jobs(
                 try:
                     with explained(job.folder):
                         done, held = run_status(job.folder) == "done", is_held(job.folder)
-                    if done:  # by another process, since this sweep looked
+                    if done:  # another process finished it in the meantime
                         board.end(watched, None)
                     elif held:
                         wait_for(index, job, watched)
@@ -94,14 +94,14 @@ def run_jobs(
                             board.say(f"{job.title} was left unfinished: it goes on here")
                         running.append(_start(index, job, free[0], devices, board))
                         free.pop(0)
-                except OSError as error:  # its folder: no reason to stop the others
+                except OSError as error:  # trouble with one folder does not stop the other jobs
                     failures[index] = str(error)
                     board.end(watched, failures[index])
                 waiting.remove((index, job))
             for entry in [entry for entry in running if entry.process.poll() is not None]:
                 running.remove(entry)
                 free.append(entry.slot)
-                if entry.process.returncode == BUSY:  # another process took the folder while this one loaded
+                if entry.process.returncode == BUSY:  # another process locked the folder while this one loaded
                     board.leave(entry.watched)
                     wait_for(entry.index, entry.job, entry.watched)
                     waiting.append((entry.index, entry.job))
@@ -130,7 +130,7 @@ def _start(index: int, job: Job, slot: int, devices: Sequence[str], board: Board
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches the sweep alone, which passes it on
+            start_new_session=True,  # Ctrl-C reaches only the sweep, which interrupts its jobs
             env=_environment(job, slot, devices),
         )
     watched = job.watched()
@@ -147,22 +147,22 @@ def _environment(job: Job, slot: int, devices: Sequence[str]) -> Mapping[str, st
 
 
 def _failure(entry: _Running) -> str | None:
-    """Why the process failed in one line, and where to read more; None when it finished its run."""
+    """Why the process failed, in one line with the path of its output; None if it finished its run."""
     code, folder = entry.process.returncode, entry.job.folder
     if code == 0 and run_status(folder) == "done":
         return None
     text = (folder / "output.log").read_bytes()[-_LAST_BYTES:].decode(errors="replace")
-    said = f"\n{text}".rpartition("\n$ ")[2]  # by this attempt
+    said = f"\n{text}".rpartition("\n$ ")[2]  # output of this attempt
     lines = [line for line in said.splitlines()[1:] if line and not line.startswith(_ADVICE)]
     if _ADVICE in said and "Traceback" not in said:
-        lines = lines[:1]  # Hydra's message runs over many lines; the first says what
+        lines = lines[:1]  # of Hydra's many lines the first names the error
     errors = [line for line in lines if line.startswith("error:")] or lines[-1:] or ["it said nothing"]
     reason = f"killed by {signal.Signals(-code).name}" if code < 0 else errors[-1].removeprefix("error: ")
     return f"{reason} (see {folder / 'output.log'})"
 
 
 def _stop(running: Sequence[_Running], grace_seconds: float, board: Board) -> None:
-    """Interrupt every job and wait for all; a second Ctrl-C, or the end of the grace, kills them."""
+    """Interrupt every job and wait for all. A second Ctrl-C, or the end of `grace_seconds`, kills them."""
     board.say(f"stopping {len(running)} cells; Ctrl-C again kills them")
     for entry in running:
         _signal(entry, signal.SIGINT)
@@ -170,7 +170,7 @@ def _stop(running: Sequence[_Running], grace_seconds: float, board: Board) -> No
     try:
         again = time.monotonic() + _REPEAT_SECONDS
         while any(entry.process.poll() is None for entry in running) and time.monotonic() < deadline:
-            if time.monotonic() > again:  # Python drops what hits a __del__; one that heard has its error.txt
+            if time.monotonic() > again:  # Python drops an interrupt in a __del__
                 again += _REPEAT_SECONDS
                 for entry in running:
                     if entry.process.poll() is None and not _heard(entry):
@@ -185,13 +185,13 @@ def _stop(running: Sequence[_Running], grace_seconds: float, board: Board) -> No
 
 
 def _heard(entry: _Running) -> bool:
-    """Whether this attempt has noted how it ended; an earlier attempt's note is older."""
+    """Whether this attempt has written error.txt; that of an earlier attempt is older."""
     note = entry.job.folder / "error.txt"
     return note.exists() and note.stat().st_mtime >= entry.started
 
 
 def _signal(entry: _Running, number: signal.Signals) -> None:
-    """To the job's process only: its own children, such as engine workers, are its to end."""
+    """Send a signal to the job's process alone, which ends its own children; SIGKILL goes to its whole group."""
     try:
         if number == signal.SIGKILL:
             os.killpg(entry.process.pid, number)
@@ -204,7 +204,7 @@ def _signal(entry: _Running, number: signal.Signals) -> None:
 def slots(workers: int | None, threads: int, on_cuda: bool) -> tuple[int, list[str]]:
     """How many jobs run at once, and the CUDA devices they share.
 
-    Unless told otherwise: one job per device, or on CPU one per `threads` of the cores this process may use.
+    Without `workers`: one job per device, or on CPU one per `threads` cores that this process may use.
     """
     devices: list[str] = []
     if on_cuda:
@@ -216,7 +216,7 @@ def slots(workers: int | None, threads: int, on_cuda: bool) -> tuple[int, list[s
 
 
 def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """The cores this process may use, by its affinity and, in a container, by its share of processor time."""
+    """How many cores this process may use, by its affinity and, in a container, its CPU quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if quota.exists():
         allowed, period = quota.read_text().split()

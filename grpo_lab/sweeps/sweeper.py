@@ -1,6 +1,6 @@
 """A sweep from its command line to its last cell: declare, expand, check everything, start, report.
 
-Hydra calls these through the two thin classes of the `hydra_plugins` namespace.
+Hydra calls it through two thin classes in the `hydra_plugins` namespace.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SweepFailed(SystemExit):
 
 @contextlib.contextmanager
 def ends_in_words() -> Iterator[None]:
-    """Turn what a user can mend, and Ctrl-C, into a message and an exit status without a traceback."""
+    """Turn errors that a user can fix, and Ctrl-C, into a message and an exit status without a traceback."""
     try:
         yield
     except KeyboardInterrupt:
@@ -63,10 +63,10 @@ def ends_in_words() -> Iterator[None]:
 def run_sweep(
     config: DictConfig, arguments: Sequence[str], compose: Any, launcher: Launcher, dry_run: bool
 ) -> list[JobReturn]:
-    """Run every cell that is not finished and return what the launcher says of them.
+    """Run every unfinished cell and return the launcher's results.
 
-    `config` is the sweep's own composition, `arguments` its overrides as typed, `compose` turns a cell's overrides
-    into its configuration. Raises ValueError before anything starts, SweepFailed at the end.
+    `config` is the sweep's own composed configuration, and `arguments` its overrides as typed. `compose` turns a
+    cell's overrides into its configuration. Raises ValueError before anything starts, SweepFailed at the end.
     """
     console = Console(stderr=True)
     design = _design(config)
@@ -82,7 +82,7 @@ def run_sweep(
         _show(console, name, cells)
         return []
     for model in {cell.run.model for cell in todo}:
-        model.resolve()  # once, here, and not by every first cell at the same moment
+        model.resolve()  # once, instead of in all first cells at the same moment
     runs_dir = Path(config.runs_dir).expanduser().absolute()
     folder = record_sweep(
         runs_dir,
@@ -130,7 +130,7 @@ def _declared(config: DictConfig) -> Any:
 
 
 def _say_whose(console: Console, name: str, finished: Sequence[Cell]) -> None:
-    """Name the finished cells that MLflow shows elsewhere: a run has one parent there, that of its first sweep."""
+    """Print which finished cells MLflow shows elsewhere: a run has one parent there, its first sweep."""
     elsewhere = [cell for cell in finished if _sweep_of(cell) != name]
     if elsewhere:
         titles = ", ".join(f"{cell.plan.title} ({_sweep_of(cell) or 'a run on its own'})" for cell in elsewhere)
@@ -163,7 +163,7 @@ def _report(name: str, cells: Sequence[Cell], returns: Sequence[JobReturn]) -> N
 
 
 def _show_arms(runs_dir: Path, name: str) -> None:
-    """Print what the arms of a finished sweep came to; one that declared nothing is judged by nobody else."""
+    """Print a comparison of a finished sweep's arms; used for sweeps without a declared design."""
     from grpo_lab.analysis.effects.verdict import compared_arms
     from grpo_lab.analysis.final_values import final_values
     from grpo_lab.analysis.sources.run_folders import load_sweep
@@ -173,23 +173,23 @@ def _show_arms(runs_dir: Path, name: str) -> None:
 
 
 class LocalCells:
-    """What the launcher `local` does: see `local.run_jobs`."""
+    """The work of the launcher `local`; see `local.run_jobs`."""
 
     def __init__(self, workers: int | None, grace_seconds: float) -> None:
         self.workers, self.grace_seconds = workers, grace_seconds
         self.expected: tuple[str, Sequence[Cell], int] | None = None
 
     def expect(self, name: str, cells: Sequence[Cell], finished: int) -> None:
-        """Say what the next jobs are, so that they need not be composed again."""
+        """Set the cells of the next `launch`, so that they need not be composed again."""
         self.expected = (name, cells, finished)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], compose: Any, hydra: Sequence[str]) -> list[JobReturn]:
-        """Run the jobs and return one JobReturn each; `hydra` are the sweep's overrides of Hydra itself."""
+        """Run the jobs and return one JobReturn each; `hydra` are the sweep's overrides of Hydra's own settings."""
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"hydra.launcher.workers must be at least 1, got {self.workers}: null uses the machine")
         name, cells, finished = self.expected or ("jobs", _cells_of(job_overrides, compose), 0)
         self.expected = None
-        # What concerns the sweep stays here; a search path or a log level reaches the cells.
+        # Settings of the sweep stay here; others, such as a search path or a log level, go to the cells.
         own = ("hydra.mode", "hydra.sweep", "hydra/sweeper", "hydra.launcher", "hydra/launcher")
         passed_on = [word for word in hydra if not word.lstrip("+~").startswith(own)]
         jobs = [_job(cell, [*words, *passed_on]) for cell, words in zip(cells, job_overrides, strict=True)]
@@ -203,7 +203,7 @@ class LocalCells:
 
 
 def _cells_of(job_overrides: Sequence[Sequence[str]], compose: Any) -> list[Cell]:
-    """The cells of a sweeper other than ours."""
+    """The cells of jobs from another sweeper."""
     return compose_cells([plan_cells(None, words)[0] for words in job_overrides], "", compose)
 
 

@@ -1,4 +1,4 @@
-"""Files that survive a kill: replaced whole or not at all, and locks that the kernel frees with their holder."""
+"""Files that survive a kill: replaced whole or not at all, and locks that the kernel frees when the holder dies."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def explained(path: Path) -> Iterator[None]:
 
 
 def atomic_write(path: Path, content: bytes | str) -> None:
-    """Replace `path` by `content` so that a reader, or a kill, sees the old file or the new one whole.
+    """Replace `path` by `content` so that readers find the old file or the new one whole, even after a kill.
 
     Creates the parent folder. Text is UTF-8. Raises RunFolderError.
     """
@@ -52,15 +52,15 @@ def atomic_write(path: Path, content: bytes | str) -> None:
 
 
 def write_json(path: Path, value: Any, sort: bool = True) -> None:
-    """`atomic_write` of strict JSON, keys sorted unless their order means something.
+    """`atomic_write` of strict JSON; `sort=False` keeps the order of keys.
 
-    Raises ValueError on a number that is not finite.
+    Raises ValueError for a number that is not finite.
     """
     atomic_write(path, json.dumps(value, indent=2, sort_keys=sort, allow_nan=False) + "\n")
 
 
 def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
-    """Let `write` fill a temporary file beside `path` and move it into place, durable on return."""
+    """Let `write` fill a temporary file beside `path`, then move it into place; it is on disk on return."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,9 +82,9 @@ def _fsync_path(path: Path) -> None:
 
 
 def acquire_lock(path: Path, wait_seconds: float) -> int:
-    """Take the exclusive lock file `path`, waiting at most `wait_seconds`; close the result to free it.
+    """Take the exclusive lock file `path`, waiting at most `wait_seconds`. Close the returned descriptor to free it.
 
-    Raises RunFolderBusyError naming the process that holds it.
+    Raises RunFolderBusyError with the process that holds it.
     """
     with explained(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -111,7 +111,7 @@ def acquire_lock(path: Path, wait_seconds: float) -> int:
 
 @contextmanager
 def locked(path: Path, wait_seconds: float) -> Iterator[None]:
-    """`acquire_lock` for the length of a block."""
+    """Hold the lock of `acquire_lock` during a with block."""
     descriptor = acquire_lock(path, wait_seconds)
     try:
         yield
@@ -120,7 +120,7 @@ def locked(path: Path, wait_seconds: float) -> Iterator[None]:
 
 
 def keep_previous(path: Path) -> None:
-    """Move a file of an earlier attempt aside under a free number: error.txt -> error.1.txt. Raises RunFolderError."""
+    """Rename a file of an earlier attempt to the next free number: error.txt -> error.1.txt. Raises RunFolderError."""
     if path.exists():
         names = (path.with_suffix(f".{number}{path.suffix}") for number in itertools.count(1))
         with explained(path):

@@ -1,8 +1,8 @@
 """The registry of everything a run may log: one entry per metric, and no metric without an entry.
 
 Names are `<stage>/<quantity>`; a `*` in an entry stands for one path segment (a suite, a trick, a reward
-component). `budget/device_seconds` and `time/*` are times: they go to timing.jsonl, all others to
-metrics.jsonl, which holds no clock and is the same, bit for bit, however often a run is interrupted.
+component). `budget/device_seconds` and `time/*` are times and go to timing.jsonl. All others go to
+metrics.jsonl, which holds no clock, so it is bit for bit the same however often a run is interrupted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-# The four probes of an evaluation in words; `evaluate.py` says what each is.
+# The four suites of an evaluation in words; `evaluate.py` defines them.
 SUITES = {
     "probe": "training questions",
     "heldout_training": "held-out, training protocol",
@@ -23,7 +23,7 @@ SUITES = {
 
 @dataclass(frozen=True)
 class Metric:
-    """What a logged number is: its unit, how it was reduced, and what it means."""
+    """The description of a logged number: unit, reduction and meaning."""
 
     name: str
     unit: str
@@ -34,53 +34,56 @@ class Metric:
 CLIP_FRACTION = "train/clip_fraction"
 
 REGISTRY: tuple[Metric, ...] = (
-    # Rewards before anything is filtered or masked, and what is left after.
+    # Rewards of all responses, and of those in the loss after filters and masks.
     Metric(
         "reward/mean",
         "reward",
         "mean over all responses",
-        "shaped training reward of every group generated to its end, before any filter, without a kl penalty",
+        "shaped training reward of every finished group, before any filter, without a kl penalty",
     ),
     Metric(
         "reward/outcome",
         "share",
         "mean over all responses",
-        "the training verifier's word on every group generated to its end, before any filter",
+        "the training verifier outcome of every finished group, before any filter",
     ),
     Metric("reward/component/*", "reward", "mean over all responses", "one named part of the reward"),
     Metric(
         "reward/in_loss_mean",
         "reward",
         "mean over trained responses",
-        "reward of what enters the loss, without a kl penalty",
+        "reward of the responses in the loss, without a kl penalty",
     ),
-    Metric("reward/in_loss_outcome", "share", "mean over trained responses", "outcome of what enters the loss"),
-    Metric("reward/in_loss_component/*", "reward", "mean over trained responses", "one named part of it"),
+    Metric("reward/in_loss_outcome", "share", "mean over trained responses", "verifier outcome in the loss"),
+    Metric("reward/in_loss_component/*", "reward", "mean over trained responses", "one named part of that reward"),
     Metric("reward/group_std", "reward", "mean over groups", "standard deviation of rewards within a group, ddof 0"),
-    Metric("rollout/length", "tokens", "mean over all responses", "response length, end of text included"),
+    Metric("rollout/length", "tokens", "mean over all responses", "response length, end-of-text token included"),
     Metric("rollout/length_correct", "tokens", "mean over right responses", "their length; absent if there are none"),
     Metric("rollout/length_wrong", "tokens", "mean over wrong responses", "their length; absent if there are none"),
-    Metric("rollout/truncated", "share", "mean over all responses", "responses cut by the budget"),
-    Metric("rollout/frac_zero_std", "share", "mean over groups", "groups whose outcomes are all equal"),
+    Metric("rollout/truncated", "share", "mean over all responses", "responses that the token budget ended"),
+    Metric("rollout/frac_zero_std", "share", "mean over groups", "groups whose verifier outcomes are all equal"),
     Metric(
         "rollout/trained",
         "share",
         "mean over all responses",
-        "of all responses of finished groups, those that enter the loss",
+        "of all responses of finished groups, those in the loss",
     ),
-    Metric("rollout/groups", "groups", "of the step", "whole groups generated, those a filter discarded included"),
+    Metric("rollout/groups", "groups", "of the step", "whole groups generated, also those a filter discarded"),
     Metric(
-        "rollout/repetition", "share", "mean over all responses", "runs of 6 tokens the response had written before"
+        "rollout/repetition",
+        "share",
+        "mean over all responses",
+        "runs of 6 tokens that occurred before in the response",
     ),
     Metric("rollout/check_again", "share", "mean over all responses", "responses that go back over what they wrote"),
     Metric("rollout/interrupted", "share", "mean over all responses", "responses that were forced to an answer"),
-    Metric("rollout/stopped", "share", "mean over all responses", "responses stopped for being sure for too long"),
+    Metric("rollout/stopped", "share", "mean over all responses", "responses stopped for high certainty for too long"),
     Metric("rollout/pass_at_*", "share", "mean over groups", "unbiased chance that one of k responses is right"),
     Metric(
         "rollout/best_gap",
         "reward",
         "mean over groups",
-        "best reward a problem ever had - mean reward of its group: what exploration found and the policy does not do",
+        "best reward a problem ever had - mean reward of its group: found by exploration, not yet by the policy",
     ),
     Metric("target_length/mean", "tokens", "mean over all responses", "length that the prompts asked for"),
     Metric("target_length/error", "tokens", "mean over all responses", "|length - length asked for|"),
@@ -93,20 +96,23 @@ REGISTRY: tuple[Metric, ...] = (
     Metric(
         "rollout/staleness", "updates", "mean over sampled tokens", "learner's updates since the weights that drew it"
     ),
-    Metric("rollout/staleness_max", "updates", "max over sampled tokens", "the oldest token's"),
+    Metric("rollout/staleness_max", "updates", "max over sampled tokens", "staleness of the oldest token"),
     Metric("staleness/*", "share", "mean over sampled tokens", "tokens that are so many updates old: a histogram"),
-    Metric("rollout/longest", "tokens", "max over all responses", "steps of decoding the step's responses took"),
+    Metric("rollout/longest", "tokens", "max over all responses", "decoding steps that the step's responses took"),
     Metric("advantage/mean", "advantage", "mean over trained responses", "mean advantage in the loss"),
     Metric("advantage/absolute", "advantage", "mean over trained responses", "mean |advantage| in the loss"),
     # The learner.
     Metric("train/loss", "loss", "mean over updates", "the loss that was optimised"),
     Metric("train/gradient_norm", "1", "mean over updates", "gradient norm before clipping"),
-    Metric("train/update_norm", "1", "mean over updates", "length of the weights' step"),
+    Metric("train/update_norm", "1", "mean over updates", "norm of the change of the weights"),
     Metric("train/learning_rate", "1", "last update", "learning rate"),
     Metric("train/updates", "updates", "sum", "optimiser steps taken"),
     Metric("train/skipped_updates", "updates", "sum", "optimiser steps left out: no token was in the loss"),
     Metric(
-        "train/read_share", "share", "mean over tokens of the loss", "tokens that were read, of which all means are"
+        "train/read_share",
+        "share",
+        "mean over tokens of the loss",
+        "tokens in the training passes, over which all means go",
     ),
     Metric("train/entropy", "nats", "mean over tokens of the loss", "entropy of the learner's next token"),
     Metric("train/ratio", "1", "mean over tokens of the loss", "learner over old policy"),
@@ -116,9 +122,9 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("train/entropy_term", "loss", "mean over tokens of the loss", "what the entropy trick added per token"),
     Metric("train/entropy_coef", "1", "of the step", "coefficient of the entropy term; negative while it waits"),
     Metric("train/overflowed_updates", "updates", "sum", "optimiser steps left out: a scaled gradient overflowed"),
-    Metric("train/loss_scale", "1", "of the step", "what the loss was multiplied by, where half precision needs it"),
-    # Learner before the updates against sampler, over sampled tokens; where nothing asks for the log-probs of all
-    # of them, over those of the first update.
+    Metric("train/loss_scale", "1", "of the step", "factor on the loss, if half precision needs one"),
+    # Learner before the updates against sampler, over sampled tokens. If nothing needs the log-probs of all sampled
+    # tokens, over those of the first update.
     Metric("mismatch/absolute", "nats", "mean over sampled tokens", "|log-prob of learner - of sampler|"),
     Metric("mismatch/max", "nats", "max over sampled tokens", "largest |log-prob of learner - of sampler|"),
     Metric("mismatch/k1", "nats", "mean over sampled tokens", "k1 estimate of KL(sampler || learner)"),
@@ -126,8 +132,8 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("mismatch/pearson", "1", "over sampled tokens", "correlation of the two probabilities"),
     Metric("mismatch/ess", "share", "over sampled tokens", "effective sample size of token ratios"),
     Metric("mismatch/ess_responses", "share", "over responses", "effective sample size of whole responses' ratios"),
-    Metric("mismatch/bounded", "share", "mean over sampled tokens", "weights that the correction's bounds decide"),
-    Metric("mismatch/rejected_responses", "share", "mean over responses", "responses the rejection takes out whole"),
+    Metric("mismatch/bounded", "share", "mean over sampled tokens", "weights that the correction's bounds changed"),
+    Metric("mismatch/rejected_responses", "share", "mean over responses", "responses that the rejection removes whole"),
     Metric(
         CLIP_FRACTION,
         "share",
@@ -135,13 +141,13 @@ REGISTRY: tuple[Metric, ...] = (
         "tokens whose gradient the surrogate changed: clipped, capped, gated or detached",
     ),
     Metric("touched/*", "share", "mean over rows or tokens", "what the trick on this axis changed"),
-    # What the tricks multiply the loss by: a hidden change of learning rate, which Adam undoes in part.
+    # Factors by which tricks scale the loss: a hidden change of learning rate, which Adam undoes in part.
     Metric("factor/scale", "1", "sum over trained responses", "|advantages| over |centred rewards|"),
     Metric("factor/surrogate", "1", "mean over tokens of the loss", "weight on -advantage times grad log-prob"),
     Metric("factor/correction", "1", "mean over tokens of the loss", "weight for the sampler not being the learner"),
     Metric("factor/aggregation", "1", "mean over updates", "the loss if every token's loss were 1"),
-    Metric("factor/denominator", "1", "sum over updates", "the loss over what it were with original counts"),
-    # The critic, where the baseline has one.
+    Metric("factor/denominator", "1", "sum over updates", "the loss / the loss with original counts"),
+    # The critic, if the baseline has one.
     Metric("critic/loss", "reward^2", "mean over tokens and updates", "half the squared error, clipped as configured"),
     Metric("critic/clip_fraction", "share", "mean over tokens and updates", "tokens whose loss the value clip decides"),
     Metric("critic/gradient_norm", "1", "mean over updates", "the critic's gradient norm before clipping"),
@@ -162,8 +168,10 @@ REGISTRY: tuple[Metric, ...] = (
         "mean over responses",
         "log-prob of the response under the policy - under the initial policy: the KL between them",
     ),
-    Metric("eval/*/truncated", "share", "mean over questions and samples", "responses cut by the suite's budget"),
-    # What was spent, cumulative.
+    Metric(
+        "eval/*/truncated", "share", "mean over questions and samples", "responses that the suite's token budget ended"
+    ),
+    # Budget spent, cumulative.
     Metric("budget/steps", "steps", "sum", "rollout batches trained"),
     Metric("budget/prompts", "prompts", "sum", "prompts sampled from, before filtering"),
     Metric("budget/completions", "responses", "sum", "responses generated, before filtering"),
@@ -184,7 +192,7 @@ REGISTRY: tuple[Metric, ...] = (
 )
 
 
-# What TRL and verl call the nearest number they log; in brackets where theirs is another one.
+# The nearest metrics of TRL and verl; brackets say how theirs differs.
 PEERS = {
     "reward/mean": "TRL reward, verl critic/score/mean",
     "reward/component/*": "TRL rewards/<function>/mean",
@@ -214,7 +222,7 @@ PEERS = {
     "budget/sampled_tokens": "TRL num_tokens",
 }
 
-# What analysis derives from a run's final values; a prediction may name these too.
+# Metrics that analysis derives from a run's final values; a prediction may name these too.
 DERIVED: tuple[Metric, ...] = (
     Metric("average/*/*", "of the metric", "mean over all steps", "a metric of every step over the whole budget"),
     Metric("gap", "reward", "final value", "reward/in_loss_mean - eval/heldout_training/accuracy"),
@@ -223,7 +231,7 @@ DERIVED: tuple[Metric, ...] = (
     Metric("q_times_a", "share", "final value", "held-out truncated share times accuracy of what finished"),
 )
 
-# What analysis derives from whole curves, per arm or per level, and what no prediction can name.
+# Metrics that analysis derives from whole curves, per arm or per level; no prediction can name these.
 DIVERGENCE: tuple[Metric, ...] = (
     Metric(
         "divergence/gap_change",
@@ -366,17 +374,17 @@ def is_known(name: str) -> bool:
 
 
 def touched_metric(axis: str) -> str:
-    """The metric that says what share of rows or tokens the trick on an axis changed."""
+    """The metric for the share of rows or tokens that the trick on this axis changed."""
     return CLIP_FRACTION if axis == "surrogate" else f"touched/{axis}"
 
 
 def is_touched(name: str) -> bool:
-    """Whether a metric is one that `touched_metric` names."""
+    """Whether `touched_metric` returns this name for some axis."""
     return name == CLIP_FRACTION or name.startswith("touched/")
 
 
 def check(metrics: Mapping[str, float | int]) -> Mapping[str, float | int]:
-    """The same mapping, once every name is known to be registered."""
+    """Return the mapping unchanged. Raises KeyError if a name is not registered."""
     for name in metrics:
         find(name)
     return metrics

@@ -1,6 +1,6 @@
-"""MLflow as a mirror of run folders: fed by a background thread, or replayed with `grpo-lab sync`.
+"""MLflow as a mirror of run folders: filled by a background thread, or replayed with `grpo-lab sync`.
 
-Nothing here imports mlflow before the thread does, or the command: it takes over a second.
+mlflow takes over a second to import, so only the thread or the command imports it.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ logger = logging.getLogger("grpo_lab.tracking")
 
 @dataclass(frozen=True)
 class Tracking(ABC):
-    """Where a run is shown besides its own folder."""
+    """Where a run is shown in addition to its own folder."""
 
     @abstractmethod
     def record(self) -> dict[str, str] | None:
-        """What run.json holds under "tracking": {"uri", "experiment"}, or None."""
+        """The value of "tracking" in run.json: {"uri", "experiment"}, or None."""
 
     @abstractmethod
     def mirror(self, folder: Path) -> Mirror | NoMirror:
@@ -46,13 +46,13 @@ class Tracking(ABC):
 class Mlflow(Tracking):
     """Mirror the run to one experiment of an MLflow server or database.
 
-    `uri` is checked when the run is configured, not reached for: a server that is down stops nothing.
+    `uri` is checked when the run is configured, without a connection: a server that is down stops nothing.
     """
 
     uri: str
     experiment: str
-    interval_seconds: float  # between two looks at the folder
-    flush_seconds: float  # the longest that `stop` waits
+    interval_seconds: float  # between two reads of the folder
+    flush_seconds: float  # longest wait of `stop`
 
     def __post_init__(self) -> None:
         check_uri(self.uri)
@@ -83,7 +83,7 @@ def _not_from_a_mirror(record: logging.LogRecord) -> bool:
 
 
 class NoMirror:
-    """Stands where a Mirror would and does nothing."""
+    """A Mirror that does nothing."""
 
     def start(self) -> None:
         """Nothing to start."""
@@ -93,7 +93,7 @@ class NoMirror:
 
 
 class Mirror:
-    """Feeds MLflow from a run folder in a background thread that neither blocks the run nor raises.
+    """Sends a run folder to MLflow from a background thread that neither blocks the run nor raises.
 
     The folder must hold run.json when `start` is called. Times in seconds.
     """
@@ -109,15 +109,15 @@ class Mirror:
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
 
     def start(self) -> None:
-        """Begin to mirror; returns as soon as what the run and the thread both import is loaded."""
+        """Start the thread; returns once the packages that both the run and the thread import are loaded."""
         deferred.load()
         self._thread.start()
 
     def stop(self) -> None:
-        """Send what is left, waiting at most flush_seconds; a second call does nothing.
+        """Send the rest, waiting at most flush_seconds; a second call does nothing.
 
-        Call it after DONE or error.txt was written: that decides the status MLflow shows, and a run that
-        stops with neither is KILLED there.
+        Call it after DONE or error.txt was written, since these decide the status in MLflow. A run that stops
+        with neither is KILLED there.
         """
         if self._thread.ident is None or self._stopping.is_set():
             return
@@ -128,11 +128,11 @@ class Mirror:
             logger.warning("MLflow lacks a part of this run: send it with `grpo-lab sync %s`", self._quoted)
 
     def _run(self) -> None:
-        # urllib3 warns at every attempt to reach a dead server; this thread warns once.
+        # urllib3 warns at every failed connection; this thread warns once.
         logging.getLogger("urllib3.connectionpool").addFilter(_not_from_a_mirror)
         sender: Sender | None = None
         failures = 0
-        # The first look waits too: importing MLflow would compete with the run's own start.
+        # The first read waits too: importing MLflow would compete with the run's own start.
         delay = self.interval_seconds
         stopping = False
         while not stopping:
@@ -142,10 +142,10 @@ class Mirror:
                 patience = self.flush_seconds if stopping else 0.0
                 sender.push(not stopping, patience, self._abandoned.is_set)
                 failures, delay, self._behind = 0, self.interval_seconds, False
-            except RunFolderBusyError:  # a `grpo-lab sync` is doing this very work
+            except RunFolderBusyError:  # a `grpo-lab sync` is sending this folder
                 delay, self._behind = self.interval_seconds, True
             except Exception as error:
-                # Whatever it is, the run goes on: its folder has everything.
+                # No error here may stop the run: its folder has everything.
                 if failures == 0 and not stopping:
                     logger.warning(
                         "MLflow does not take this run (%s); the run goes on, and `grpo-lab sync %s` sends "
@@ -160,7 +160,7 @@ class Mirror:
 
 @dataclass(frozen=True)
 class SyncReport:
-    """What a replay did: `points` were sent now, `status` is MLflow's; `error` says why it failed, if so."""
+    """The result of a replay: `points` sent now, the `status` in MLflow, and `error` if it failed."""
 
     folder: Path
     points: int
@@ -170,11 +170,11 @@ class SyncReport:
 
 
 def sync(folder: Path, uri: str | None = None) -> SyncReport:
-    """Send to MLflow, in the foreground, whatever it lacks of one run folder; calling again sends nothing.
+    """Send, in the foreground, everything of one run folder that MLflow lacks; a second call sends nothing.
 
-    `uri` overrides the one in run.json. A run that ended without a marker and that no process holds is
-    marked KILLED. Raises ValueError for a folder or URI that cannot be mirrored, RunFolderBusyError where
-    the run's own mirror is at work for a minute, RuntimeError where MLflow does not answer or refuses.
+    `uri` overrides the one in run.json. A run without DONE or error.txt that no process holds is marked KILLED.
+    Raises ValueError for a folder or URI that cannot be mirrored, RunFolderBusyError if the run's own mirror
+    holds the folder for a minute, RuntimeError if MLflow does not answer or refuses.
     """
     folder = Path(folder)
     sender = Sender(folder, uri)
@@ -192,7 +192,7 @@ def sync(folder: Path, uri: str | None = None) -> SyncReport:
 
 
 def sync_all(root: Path, uri: str | None = None) -> list[SyncReport]:
-    """`sync` every run folder under `root`; a folder that fails is reported in its `error`, not raised.
+    """`sync` every run folder under `root`; a failure is reported in its report's `error`, not raised.
 
     Runs with tracking=none are left out unless `uri` is given.
     """

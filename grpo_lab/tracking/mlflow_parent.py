@@ -1,4 +1,4 @@
-"""The MLflow run of a sweep: the parent under which its cells are shown. Like them, a mirror of a folder."""
+"""The MLflow run of a sweep, parent of the runs of its cells. Like them it mirrors a folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from grpo_lab.tracking.files import locked, write_json
 from grpo_lab.tracking.mlflow_store import first_line, load_mlflow, prepare_store
 from grpo_lab.tracking.sweep_record import FILE, SweepRecord, read_sweep, sweep_status
 
-_PATIENCE_SECONDS = 60.0  # for another process that is making the same parent
+_PATIENCE_SECONDS = 60.0  # wait for another process that creates the same parent
 _CURSOR = "mirror.json"
 _TAG_LENGTH = 5000  # characters
 
@@ -20,14 +20,14 @@ logger = logging.getLogger("grpo_lab.tracking")
 
 
 def announce_sweep(folder: Path, running: bool) -> None:
-    """Show the sweep in MLflow as it stands; a store that does not answer is a warning, never an error."""
+    """Send the sweep's current state to MLflow; a store that does not answer is a warning, never an error."""
     record = read_sweep(folder)
     if record.tracking is None:
         return
     try:
         sync_sweep(folder, record.tracking["uri"], record.tracking["experiment"], "RUNNING" if running else None)
     except Exception as error:
-        # Whatever it is, the cells can run: their folders have everything.
+        # No error here may stop the cells: their folders have everything.
         logger.warning(
             "MLflow does not take the sweep (%s); it goes on, and `grpo-lab sync %s` sends what is missing",
             first_line(error),
@@ -36,8 +36,11 @@ def announce_sweep(folder: Path, running: bool) -> None:
 
 
 def sync_sweep(folder: Path, uri: str, experiment: str, status: str | None = None) -> str:
-    """Make or update the MLflow run of the sweep in `folder` and return its id; `status` None reads the folders."""
-    experiment_id = prepare_store(uri, experiment)  # before the first client: see there
+    """Create or update the MLflow run of the sweep in `folder` and return its id.
+
+    `status` None: the status follows from the runs' folders.
+    """
+    experiment_id = prepare_store(uri, experiment)  # before the first client: `prepare_store` says why
     client = load_mlflow().MlflowClient(tracking_uri=uri)
     record = read_sweep(folder)
     run_id = parent_of(folder, client, uri, experiment_id)
@@ -56,7 +59,7 @@ def sync_sweep(folder: Path, uri: str, experiment: str, status: str | None = Non
 
 
 def parent_of(folder: Path, client: Any, uri: str, experiment_id: str) -> str:
-    """The id of the sweep's MLflow run, made if missing; processes that ask at once get the same one."""
+    """The id of the sweep's MLflow run, created if missing; concurrent processes get the same id."""
     record = read_sweep(folder)
     with locked(folder / ".mirror.lock", _PATIENCE_SECONDS):
         cursor = {"uri": uri, "experiment_id": experiment_id, "key": record.key}
@@ -76,14 +79,14 @@ def _is_there(client: Any, run_id: str) -> bool:
     try:
         return client.get_run(run_id).info.lifecycle_stage == "active"
     except load_mlflow().MlflowException as error:
-        if error.error_code != "RESOURCE_DOES_NOT_EXIST":  # else the store is a new one
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":  # which means that the store is a new one
             raise
         return False
 
 
 def _tags(folder: Path, record: SweepRecord) -> dict[str, str]:
     design = dict(record.design or {})
-    if "tricks" in design:  # a design of a kind makes its own control
+    if "tricks" in design:  # the control follows from the kind
         design["control"] = "full" if design["kind"] == "leave_one_out" else "base"
     said = [f"**{name.capitalize()}.** {' '.join(str(design[name]).split())}" for name in _TOLD if name in design]
     arms = list(dict.fromkeys(cell.arm for cell in record.cells))

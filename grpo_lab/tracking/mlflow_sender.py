@@ -1,10 +1,10 @@
-"""One run folder sent to its MLflow run, from where the last sending stopped.
+"""Sends one run folder to its MLflow run, continuing after the last step sent.
 
-The folder is all that is read: run.json says what the run is, metrics.jsonl and timing.jsonl what it
-logged, DONE or error.txt how it ended, and mirror.json, written here, which step was sent last. A step is
-sent once, with the time at which it was first logged; sending it again, after mirror.json was lost, stores
-nothing new, because MLflow keeps one of two equal points. (Where a machine does not reproduce bits, a step
-repeated after a resume keeps the values of its first attempt in MLflow, and of its last in the folder.)
+Only the folder is read: run.json describes the run, metrics.jsonl and timing.jsonl hold what it logged, and DONE
+or error.txt how it ended. mirror.json, written here, holds the last step sent. A step is sent once, with the time
+at which it was first logged. If mirror.json is lost, steps are sent again, which adds nothing: MLflow keeps one of
+two equal points. (On a machine that does not reproduce bits, a step repeated after a resume keeps the values of its
+first attempt in MLflow, and of its last in the folder.)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from grpo_lab.tracking.mlflow_store import check_uri, first_line, load_mlflow, p
 from grpo_lab.tracking.run_reader import StepReader, StepRecord, was_interrupted
 from grpo_lab.tracking.whole import AFRESH, AGAIN, read_json
 
-POINTS_PER_BATCH = 1000  # MLflow's limit for one log_batch, and by far the cheapest size per point
+POINTS_PER_BATCH = 1000  # MLflow's limit for one log_batch, and the cheapest size per point
 ENTRIES_PER_BATCH = 100  # params or tags, likewise
 PARAM_LENGTH = 500  # characters
 TAG_LENGTH = 5000  # characters
@@ -36,7 +36,7 @@ logger = logging.getLogger("grpo_lab.tracking")
 
 @dataclass
 class _Cursor:
-    """mirror.json: which MLflow run this folder is, and how much of the folder that run has."""
+    """The content of mirror.json: which MLflow run mirrors this folder, and how much was sent to it."""
 
     uri: str
     experiment: str
@@ -44,11 +44,11 @@ class _Cursor:
     mlflow_run_id: str | None = None
     last_step: int = -1
     nonfinite: str = ""
-    artifacts: dict[str, str] = field(default_factory=dict)  # name -> hash of what was sent
+    artifacts: dict[str, str] = field(default_factory=dict)  # name -> hash of the file as sent
 
 
 class Sender:
-    """Sends one folder to its MLflow run, from where the last sending stopped. Every method may raise."""
+    """Sends one folder to its MLflow run, continuing after the last step sent. Every method may raise."""
 
     FILE: ClassVar[str] = "mirror.json"
 
@@ -69,10 +69,10 @@ class Sender:
         self._cursor = self._new_cursor(None)
 
     def push(self, live: bool, patience: float, give_up: Callable[[], bool]) -> int:
-        """Send what is new and the run's status; returns the number of points that were sent.
+        """Send new steps and the run's status; return the number of points sent.
 
-        `live` is whether the run goes on. Waits at most `patience` seconds for another process that
-        mirrors the same folder, then raises RunFolderBusyError. `give_up` is asked between batches.
+        `live` is whether the run is still running. Waits at most `patience` seconds for another process that
+        mirrors the same folder, then raises RunFolderBusyError. Stops between batches once `give_up()` is true.
         """
         with locked(self.folder / ".mirror.lock", patience):
             self._load_cursor()
@@ -80,7 +80,7 @@ class Sender:
                 self._attach(live)
             fresh = self._reader.poll()
             if fresh and self._waiting and fresh[0].step <= self._waiting[-1].step:
-                self._waiting.clear()  # the run was rewound: all of it was read again
+                self._waiting.clear()  # the run was rewound, so all steps were read again
             self._waiting += fresh
             sent = 0
             for steps in _batches(r for r in self._waiting if r.step > self._cursor.last_step):
@@ -111,7 +111,7 @@ class Sender:
         write_json(self.folder / self.FILE, asdict(self._cursor))
 
     def _attach(self, live: bool) -> None:
-        """Find this folder's run by its key, or create it; then params and tags."""
+        """Find this folder's run by its key, or create it; then send params and tags."""
         experiment_id = prepare_store(self.uri, self.experiment)
         client = load_mlflow().MlflowClient(tracking_uri=self.uri)
         found = self._find(client, experiment_id)
@@ -142,14 +142,14 @@ class Sender:
             try:
                 return client.get_run(self._cursor.mlflow_run_id)
             except load_mlflow().MlflowException as error:
-                if error.error_code != "RESOURCE_DOES_NOT_EXIST":  # else the store is a new one
+                if error.error_code != "RESOURCE_DOES_NOT_EXIST":  # which means that the store is a new one
                     raise
         key = self.run["run_key"]
         runs = client.search_runs([experiment_id], f"tags.run_key = '{key}'", max_results=1)
         return runs[0] if runs else None
 
     def _parent(self, client: Any, experiment_id: str) -> str | None:
-        """The MLflow run of the sweep this run is a cell of; None for a run on its own, or without its sweep."""
+        """The id of this run's sweep in MLflow; None for a run on its own, or if the sweep's folder is missing."""
         place = self.run.get("sweep_folder")
         if place is None or not (self.folder / place / "sweep.json").exists():
             return None
@@ -176,8 +176,8 @@ class Sender:
         pairs = [entities.RunTag(name, str(value)[:TAG_LENGTH]) for name, value in tags.items() if value is not None]
         for chunk in _chunks(pairs, ENTRIES_PER_BATCH):
             client.log_batch(found.info.run_id, tags=chunk, synchronous=True)
-        # A parameter cannot change in MLflow: what a resumed run says differently is in its config.yaml.
-        # Options are parameters too: the page that compares runs plots parameters, not tags.
+        # A parameter cannot change in MLflow: values that a resumed run changed are in its config.yaml.
+        # Options are sent as parameters too, because MLflow's page that compares runs plots only parameters.
         values = {
             re.sub(r"[^/\w.\- :]", "_", key): str(value) for key, value in (run["choices"] | run["config"]).items()
         }
@@ -190,7 +190,7 @@ class Sender:
             client.log_batch(found.info.run_id, params=chunk, synchronous=True)
 
     def _note(self) -> str:
-        """What MLflow shows as the run's description: the loss it optimises, then where it lives."""
+        """The run's description in MLflow: the loss it optimises, then its folder."""
         run, path = self.run, self.folder / "explanation.txt"
         where = (
             f"Recipe {run['recipe']}, seed {run['seed']}. A mirror of the run folder `{self.folder.resolve()}`, which "
@@ -201,7 +201,7 @@ class Sender:
         return f"```\n{path.read_text()[: TAG_LENGTH - len(where) - 20]}```\n\n{where}"
 
     def _send(self, steps: list[StepRecord]) -> int:
-        """Send whole steps, at most 1000 points a call, and remember the last of them."""
+        """Send whole steps, at most 1000 points per call, and save the last step sent."""
         entities = load_mlflow().entities
         metrics = [
             entities.Metric(name, value, record.wall, record.step)
@@ -217,7 +217,7 @@ class Sender:
         return len(metrics)
 
     def _note_nonfinite(self, steps: list[StepRecord]) -> None:
-        """MLflow stores infinity as 1.8e308, so such values stay out; a tag names the first of them."""
+        """Record the first value that is not finite in a tag; MLflow would store infinity as 1.8e308."""
         lost = (
             f"step {record.step}: {name} = {value}"
             for record in steps
@@ -229,7 +229,7 @@ class Sender:
             self._cursor.nonfinite = first
 
     def _send_artifacts(self) -> None:
-        """Copy small files that changed since they were sent; a store that refuses files is no error."""
+        """Copy small files that changed since they were sent; it is no error if the store refuses files."""
         for name in ARTIFACTS:
             path = self.folder / name
             if not path.exists() or path.stat().st_size > ARTIFACT_BYTES:
@@ -263,7 +263,7 @@ def _chunks(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
 
 
 def _points(record: StepRecord) -> dict[str, float | int]:
-    """Everything logged at a step under its MLflow name; times that have no room of their own under time/."""
+    """Everything logged at a step under its MLflow name; times outside of time/ and budget/ go under time/."""
     timing = {
         name if name.startswith(("time/", "budget/")) else f"time/{name}": value
         for name, value in record.timing.items()
@@ -272,7 +272,7 @@ def _points(record: StepRecord) -> dict[str, float | int]:
 
 
 def _batches(records: Iterable[StepRecord]) -> Iterator[list[StepRecord]]:
-    """Whole steps, together at most 1000 points unless a single step has more."""
+    """Batches of whole steps, each of at most 1000 points unless a single step has more."""
     batch: list[StepRecord] = []
     points = 0
     for record in records:
@@ -287,7 +287,7 @@ def _batches(records: Iterable[StepRecord]) -> Iterator[list[StepRecord]]:
 
 
 def ending(folder: Path, live: bool) -> tuple[str, int]:
-    """MLflow's word for how the run stands, and the unix time in ms at which it ended (0: it has not)."""
+    """The run's status in MLflow's words, and the unix time in ms at which it ended (0: not ended)."""
     for name, status in (("DONE", "FINISHED"), ("error.txt", "FAILED")):
         if (folder / name).exists():
             status = "KILLED" if name == "error.txt" and was_interrupted(folder) else status

@@ -1,4 +1,4 @@
-"""The MLflow store: which URIs can work, and one made ready for any number of writers.
+"""The MLflow store: which URIs can work, and how to prepare a store for any number of writers.
 
 mlflow takes over a second to import, so it is imported only where it is used, by `load_mlflow`.
 """
@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from grpo_lab.tracking.files import locked, write_whole
 
-STORE_LOCK_SECONDS = 120.0  # eight first starts in a row on a slow disk
+STORE_LOCK_SECONDS = 120.0  # enough for eight processes that open a new store one after another on a slow disk
 DATABASES = ("postgresql", "mysql", "mssql")
 NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "9p", "fuse.sshfs")
 ENVIRONMENT = {
@@ -34,7 +34,7 @@ logger = logging.getLogger("grpo_lab.tracking")
 
 
 def check_uri(uri: str) -> None:
-    """Raise ValueError, with the form to use, for a tracking URI that cannot work. Touches no network."""
+    """Raise ValueError, with the form to use, for a tracking URI that cannot work. Uses no network."""
     parts = urlsplit(uri)
     scheme = parts.scheme.split("+")[0]
     if scheme == "sqlite":
@@ -55,15 +55,15 @@ def check_uri(uri: str) -> None:
 
 
 def prepare_store(uri: str, experiment: str) -> str:
-    """Make the store ready for any number of writers and return the experiment's id, made if missing.
+    """Prepare the store for any number of writers and return the experiment's id, created if missing.
 
-    No MlflowClient of a sqlite store may be made before this was called: making one gives an empty database its
-    tables, and processes that do so at the same moment break each other's migration. Here one process makes them
-    while the others wait, in another file that takes its place when it is whole. Raises ValueError for a deleted
-    experiment or a database without its tables, and MLflow's own errors where the store cannot be reached.
+    Call it before creating any MlflowClient of a sqlite store. A client creates the tables of an empty database, and
+    processes that do so at the same moment break each other's migration. Here one process creates the tables in
+    another file, which is then moved into place, while the others wait. Raises ValueError for a deleted experiment or
+    a half-made database, and MLflow's own errors if the store cannot be reached.
     """
     check_uri(uri)
-    load_mlflow()  # takes seconds, in which no other process need wait for the lock
+    load_mlflow()  # takes seconds, so before taking the lock
     if not uri.startswith("sqlite:"):
         return _experiment_id(uri, experiment, None)
     database = _database(uri)
@@ -71,7 +71,7 @@ def prepare_store(uri: str, experiment: str) -> str:
     database.parent.mkdir(parents=True, exist_ok=True)
     with locked(database.with_name(f"{database.name}.lock"), STORE_LOCK_SECONDS):
         if not database.exists():
-            for leftover in database.parent.glob(f".{database.name}.*.tmp*"):  # of a process that was killed
+            for leftover in database.parent.glob(f".{database.name}.*.tmp*"):  # from a killed process
                 leftover.unlink()
             write_whole(database, lambda path: _make_tables(path, artifacts))
         _refuse_half_made(database)
@@ -84,14 +84,14 @@ def _database(uri: str) -> Path:
 
 
 def _make_tables(database: Path, artifacts: str) -> None:
-    """Let MLflow make a store in the file `database`, and let go of it."""
+    """Let MLflow create a store in the file `database`, and close it."""
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
     SqlAlchemyStore(f"sqlite:///{database}", artifacts).engine.dispose()
 
 
 def _refuse_half_made(database: Path) -> None:
-    """Raise ValueError for what a migration left that was killed, or that two processes made at once."""
+    """Raise ValueError if a migration was killed, or broken by two processes at once."""
     with closing(sqlite3.connect(database, timeout=20)) as connection:
         left = connection.execute("SELECT name FROM sqlite_master WHERE name GLOB '_alembic_tmp_*'").fetchone()
     if left is not None:
@@ -102,7 +102,7 @@ def _refuse_half_made(database: Path) -> None:
 
 
 def _allow_readers_while_writing(database: Path) -> None:
-    """Set sqlite's write-ahead log, which stays set; it needs memory shared by all who open the file."""
+    """Set sqlite's write-ahead log, a lasting setting; all processes that open the file must share memory."""
     kind = file_system(database.parent)
     if kind.startswith(NETWORK_FILE_SYSTEMS):
         logger.warning(
@@ -117,7 +117,7 @@ def _allow_readers_while_writing(database: Path) -> None:
 
 
 def file_system(path: Path, mounts: Path = Path("/proc/mounts")) -> str:
-    """The type of the file system that holds `path`, or "" where the system does not tell."""
+    """The type of the file system that holds `path`, or "" if the system does not tell."""
     if not mounts.exists():
         return ""
     found = {fields[1]: fields[2] for fields in map(str.split, mounts.read_text().splitlines())}
@@ -126,7 +126,7 @@ def file_system(path: Path, mounts: Path = Path("/proc/mounts")) -> str:
 
 
 def load_mlflow() -> ModuleType:
-    """The mlflow package, imported here and nowhere else: it reads these settings while it is imported."""
+    """The mlflow package. Import it only here: it reads the environment variables set here at import."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     import mlflow
@@ -143,7 +143,7 @@ def _experiment_id(uri: str, experiment: str, artifact_location: str | None) -> 
         except load_mlflow().MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
-            found = client.get_experiment_by_name(experiment)  # another run was faster
+            found = client.get_experiment_by_name(experiment)  # another run created it first
     if found.lifecycle_stage != "active":
         raise ValueError(
             f"experiment {experiment} was deleted in MLflow: restore it with `mlflow experiments restore "
@@ -153,5 +153,5 @@ def _experiment_id(uri: str, experiment: str, artifact_location: str | None) -> 
 
 
 def first_line(error: BaseException) -> str:
-    """`error` in one line of a log; MLflow's messages run over many."""
+    """The error's type and the first line of its message; MLflow's messages have many lines."""
     return f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"

@@ -1,4 +1,4 @@
-"""What a run shows while it works: two live lines on a terminal, a plain line now and then elsewhere."""
+"""Progress of a run: two live lines on a terminal; without one, a plain line now and then."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 from rich.text import Text
 
-_PLAIN_SECONDS = 10.0  # between lines where the output is no terminal
+_PLAIN_SECONDS = 10.0  # between lines if the output is no terminal
 
 
 class RunProgress:
     """Shows the share of the budget spent and the latest reward, accuracy, truncated share and speed.
 
-    Every evaluation leaves a line that stays. The live lines put the numbers first, so that a narrow
-    terminal cuts the run's name and nothing else.
+    Every evaluation prints a lasting line. The live lines start with the numbers, so that a narrow terminal
+    cuts only the run's name.
     """
 
     def __init__(self, name: str, console: Console | None = None) -> None:
@@ -51,7 +51,7 @@ class RunProgress:
     def show(
         self, step: int, share: float, metrics: Mapping[str, float | int], timing: Mapping[str, float | int]
     ) -> None:
-        """Report one finished step; `share` is the part of the budget that is spent."""
+        """Show one finished step; `share` is the spent part of the budget."""
         self.latest.update(metrics)
         self.latest.update(timing)
         line = describe(self.latest, step)
@@ -91,5 +91,5 @@ def describe(latest: Mapping[str, float | int], step: int) -> str:
 
 
 def clock(seconds: float) -> str:
-    """`3m07s`."""
+    """A duration as text, such as `3m07s`."""
     return f"{int(seconds // 60)}m{int(seconds % 60):02d}s"

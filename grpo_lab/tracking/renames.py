@@ -1,7 +1,6 @@
-"""Names that older runs, saved data and declarations bear, and what they are called today.
+"""Old names in earlier runs, saved data and declarations, and today's names for them.
 
-Whoever reads something that was kept reads it under today's names, so nothing that was recorded is lost to a rename.
-What is on disk stays as it was written.
+Files on disk stay as they were written; readers translate old names to today's, so a rename loses no record.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ METRICS = {
     "wish/tokens": "target_length/mean",
 }
 _METRIC_FAMILIES = {"reward/kept_component/": "reward/in_loss_component/"}
-# The first word of a dotted key of a configuration.
+# The first part of a dotted configuration key.
 KEYS = {
     "pace": "cost_model",
     "scores_per_chunk": "logits_per_chunk",
@@ -35,7 +34,7 @@ Value = TypeVar("Value")
 
 
 def metric_name(name: str) -> str:
-    """Today's name of a metric; a name that was never changed stays."""
+    """Today's name of a metric; names that never changed stay."""
     if name.startswith(_AVERAGE):
         return _AVERAGE + metric_name(name.removeprefix(_AVERAGE))
     for old, new in _METRIC_FAMILIES.items():
@@ -55,7 +54,7 @@ def first_metric_name(name: str) -> str:
 
 
 def config_key(key: str) -> str:
-    """Today's name of a dotted key of a configuration."""
+    """Today's name of a dotted configuration key."""
     key = _FIELDS.get(key, key)
     first, dot, rest = key.partition(".")
     return KEYS.get(first, first) + dot + rest

@@ -1,4 +1,4 @@
-"""The run folder, which is the truth about a run: steps, tables, markers and the lock that guards them.
+"""Writes the run folder, which is the truth about a run: steps, tables, markers and the lock that guards them.
 
     metrics.jsonl   {"step": 12, "metrics": {...}}, no clock in it, the same bytes for the same run
     timing.jsonl    {"step": 12, "wall": <unix ms>, "timing": {...}}, one line per attempt at a step
@@ -6,8 +6,8 @@
     DONE | error.txt | error.<n>.txt   how the run ended, and how earlier attempts ended
     .lock           held by the process that writes the folder; the kernel frees it when that one dies
 
-A process killed at any instant leaves at most one partial last line in each file, cut off at the next
-start. Steps increase within metrics.jsonl, one line each.
+A process killed at any instant leaves at most one partial last line in each file, which the next start cuts
+off. Steps increase within metrics.jsonl, one line each.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from grpo_lab.tracking.files import acquire_lock, atomic_write, explained, keep_
 from grpo_lab.tracking.run_reader import Status, parse_line, run_status
 
 FSYNC_SECONDS = 5.0  # at most this much of a run is lost when the machine, not the process, dies
-LOCK_PATIENCE_SECONDS = 1.0  # outlasts a look by `is_held`, which takes the lock for microseconds
+LOCK_PATIENCE_SECONDS = 1.0  # longer than `is_held`, which takes the lock for microseconds
 MAX_NAME_LENGTH = 250  # characters; MLflow's limit, kept here so that every recorded name can be mirrored
 NAME = re.compile(r"\w[\w.\- :]*(/\w[\w.\- :]*)*")
 
 logger = logging.getLogger("grpo_lab.tracking")
 
 
-# A forked child shares its parent's lock until it closes it too: without this, a worker that outlives a
-# killed run would keep the folder shut.
+# A forked child shares its parent's lock until it closes its copy. Without this, a worker that outlives a
+# killed run would keep the folder locked.
 _open_logs: weakref.WeakSet[RunLog] = weakref.WeakSet()
 
 
@@ -54,11 +54,10 @@ os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 class RunLog:
-    """The one writer of a run folder.
+    """The only writer of a run folder.
 
-    Opening creates the folder, proves that it can be written, takes its lock and cuts off partial last
-    lines. How the last attempt ended stays as it is until `begin`. Raises RunFolderError, before anything slow
-    has been loaded.
+    The constructor creates the folder, tests that it can be written, takes its lock and cuts off partial last lines.
+    The last attempt's error.txt stays until `begin`. Raises RunFolderError, before anything slow has been loaded.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -80,22 +79,22 @@ class RunLog:
         except BaseException:
             self._close_descriptors()
             raise
-        self._last_step: int | None = None  # read when first asked for: `rewind` may cut a damaged end off before
+        self._last_step: int | None = None  # read on first use: `rewind` may first cut off a damaged end
         self._tables: dict[str, str] = {}
         self._synced_at = time.monotonic()
 
     def begin(self) -> None:
-        """Start an attempt at the run, just before its first write; nothing an earlier attempt left is lost.
+        """Start an attempt at the run, just before its first write; files of earlier attempts are renamed, not lost.
 
         An old error.txt becomes error.1.txt (or the next free number), and so do environment.json and
-        source.diff. Whoever opens the folder and then refuses to go on does not call it, so a failed run
-        stays "failed". Raises RunFolderError.
+        source.diff. Do not call it when refusing to resume, so that a failed run stays "failed". Raises
+        RunFolderError.
         """
         for name in ("error.txt", "environment.json", "source.diff"):
             keep_previous(self.folder / name)
 
     def _open(self, name: str) -> int:
-        """Open for appending, a partial last line cut off."""
+        """Open for appending, after cutting off a partial last line."""
         descriptor = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._descriptors[name] = descriptor
         content = (self.folder / name).read_bytes()
@@ -113,18 +112,18 @@ class RunLog:
         return last
 
     def write_step(self, step: int, metrics: Mapping[str, float | int], timing: Mapping[str, float | int]) -> None:
-        """Append one step: `metrics` are functions of the run alone, `timing` holds everything with a clock.
+        """Append one step: `metrics` depend on the run alone, `timing` holds everything read from a clock.
 
-        One line in each file, each written by one system call. Values that are not finite go beside the
-        others, under "nonfinite". Steps must increase, and a name must be one MLflow accepts, else
-        ValueError; RunFolderError when the disk refuses, with nothing of the step left in metrics.jsonl.
+        Each file gets one line, written by one system call. Values that are not finite go under "nonfinite". Raises
+        ValueError if steps do not increase or MLflow would not accept a name. Raises RunFolderError if the disk
+        refuses; then metrics.jsonl holds nothing of the step.
         """
         if step <= (last := self._read_last_step()):
             raise ValueError(
                 f"step {step} follows step {last} in {self.folder / 'metrics.jsonl'}: log every "
                 "step once and in order, and rewind() to a checkpoint's position before repeating steps"
             )
-        # Timing first: whoever sees a line of metrics.jsonl then also finds the step's time.
+        # Timing first: then a reader that sees a line of metrics.jsonl also finds the step's time.
         timing_line = {"step": step, "wall": time.time_ns() // 1_000_000, **_section("timing", timing)}
         metrics_line = {"step": step, **_section("metrics", metrics)}
         self._append(self._timing, timing_line)
@@ -141,7 +140,7 @@ class RunLog:
                 while written < len(line):
                     written += os.write(descriptor, line[written:])
             except OSError:
-                # A disk that fills up takes part of a line: take that part back.
+                # A full disk may have written part of the line: remove that part.
                 with suppress(OSError):
                     os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
                 raise
@@ -159,17 +158,17 @@ class RunLog:
         return os.fstat(self._metrics).st_size == 0
 
     def stamp(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the log, which is on disk when this returns.
+        """The log's size and digests, which a checkpoint saves; the log is on disk when this returns.
 
-        `bytes` and `sha256` are of metrics.jsonl, `tables` has the digest of every table so far; all are of what was
-        written, whatever has become of it.
+        `bytes` and `sha256` are of metrics.jsonl; `tables` has the digest of every table so far. All describe what
+        was written, even if a file was changed later.
         """
         self._sync()
         size = os.fstat(self._metrics).st_size
         return {"bytes": size, "sha256": self._digest.hexdigest(), "tables": dict(self._tables)}
 
     def differs(self, stamp: Mapping[str, Any]) -> str | None:
-        """Why metrics.jsonl is not the log that a stamp was made of, continued or not; None where it is."""
+        """Why metrics.jsonl does not begin with the log that was stamped; None if it does."""
         path, size = self.folder / "metrics.jsonl", os.fstat(self._metrics).st_size
         if size < stamp["bytes"]:
             return f"{path} has {size} bytes, and the checkpoint was saved at {stamp['bytes']}: it was cut short"
@@ -178,10 +177,10 @@ class RunLog:
         return None
 
     def rewind(self, position: int, tables: Mapping[str, str] | None = None) -> None:
-        """Forget the steps logged after a checkpoint took `position` (bytes); 0 forgets all.
+        """Cut metrics.jsonl off at `position` bytes, where a checkpoint was saved; 0 removes all steps.
 
-        `tables` are those that the checkpoint's stamp names. timing.jsonl keeps the steps: the first time at which a
-        step was logged stays its timestamp. Raises ValueError when the position is no end of a line.
+        `tables` are those in the checkpoint's stamp. timing.jsonl stays whole: a step's timestamp is the time at
+        which it was first logged. Raises ValueError if the position is not the end of a line.
         """
         size = os.fstat(self._metrics).st_size
         if not 0 <= position <= size or (position and os.pread(self._metrics, 1, position - 1) != b"\n"):
@@ -197,7 +196,7 @@ class RunLog:
         self._last_step = None
 
     def lost_tables(self) -> list[str]:
-        """The tables of this run, by their path in its folder, that are not there any more."""
+        """The tables of this run that no longer exist, as paths in its folder."""
         return sorted(name for name in self._tables if not (self.folder / name).exists())
 
     def write_table(self, kind: str, step: int, frame: pd.DataFrame) -> Path:
@@ -212,12 +211,12 @@ class RunLog:
         return self.folder / name
 
     def mark_done(self, summary: Mapping[str, Any]) -> None:
-        """Everything is on disk and the run is over: write DONE with `summary` (JSON values)."""
+        """End the run: put everything on disk, then write DONE with `summary` (JSON values)."""
         self._sync()
         write_json(self.folder / "DONE", dict(summary))
 
     def mark_error(self, error: BaseException) -> None:
-        """Write error.txt: the message, then the traceback. Never raises, as `error` must get through."""
+        """Write error.txt: the message, then the traceback. Never raises, so that `error` reaches the caller."""
         text = f"{type(error).__name__}: {error}\n\n{''.join(traceback.format_exception(error))}"
         try:
             atomic_write(self.folder / "error.txt", text)
@@ -229,7 +228,7 @@ class RunLog:
         return run_status(self.folder)
 
     def close(self) -> None:
-        """Put everything on disk and free the folder; a second call does nothing."""
+        """Put everything on disk and unlock the folder; a second call does nothing."""
         if self._descriptors:
             try:
                 self._sync()
@@ -250,7 +249,7 @@ class RunLog:
 
 
 def _section(name: str, values: Mapping[str, float | int]) -> dict[str, dict[str, Any]]:
-    """{name: finite values} and, only where there are any, {"nonfinite": {...}}; keys sorted."""
+    """{name: finite values} and, if there are any others, {"nonfinite": {...}}; keys sorted."""
     finite: dict[str, float | int] = {}
     nonfinite: dict[str, str] = {}
     for key in sorted(values):

@@ -1,4 +1,4 @@
-"""A run folder read by any process at any time, while it is written or long after; see `run_log` for its files."""
+"""Reads a run folder from any process, during the run or long after it; `run_log` describes the files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def is_held(folder: Path) -> bool:
 
 
 def holder(folder: Path) -> str:
-    """The id of the process that holds `folder`, or held it last; "unknown" where nothing says so."""
+    """The id of the process that holds `folder`, or held it last; "unknown" if it is not recorded."""
     try:
         return (folder / ".lock").read_text().strip() or "unknown"
     except OSError:
@@ -42,7 +42,7 @@ def holder(folder: Path) -> str:
 
 
 def run_status(folder: Path) -> Status:
-    """Where the run in `folder` stands, without opening it: "new" means nothing of it is worth keeping."""
+    """The status of the run in `folder`, without locking it; "new" means that it has recorded nothing."""
     if (folder / "DONE").exists():
         return "done"
     if (folder / "error.txt").exists():
@@ -54,17 +54,17 @@ def run_status(folder: Path) -> Status:
 
 
 def was_interrupted(folder: Path) -> bool:
-    """Whether the last attempt at a run was ended by Ctrl-C, or by the end of its sweep, and not by a fault."""
+    """Whether Ctrl-C or the end of its sweep ended the last attempt at a run, and not an error."""
     path = folder / "error.txt"
     return path.exists() and path.read_bytes().startswith(b"KeyboardInterrupt")
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One logged step, with values that are not finite back in their places.
+    """One logged step; values that are not finite are among the others again.
 
-    `wall` is the unix time in ms at which the step was first logged, and `timing` is of that attempt. Where
-    a power cut took them, `wall` is the step's before (0 for the first) and `timing` is empty.
+    `wall` is the unix time in ms at which the step was first logged, and `timing` is of that attempt. If a
+    power cut destroyed them, `wall` is that of the previous step (0 for the first) and `timing` is empty.
     """
 
     step: int
@@ -74,7 +74,7 @@ class StepRecord:
 
 
 class StepReader:
-    """Reads the steps of a run folder as they are appended, by any process, locked or not."""
+    """Reads the steps of a run folder as they are appended; needs no lock."""
 
     def __init__(self, folder: Path) -> None:
         self._metrics = _Lines(folder / "metrics.jsonl", "metrics")
@@ -83,9 +83,9 @@ class StepReader:
         self._wall = 0
 
     def poll(self) -> list[StepRecord]:
-        """Complete steps since the last poll; all of them again after metrics.jsonl was rewound.
+        """The complete steps since the last poll; all steps again after metrics.jsonl was rewound.
 
-        Raises ValueError with file and line where a line is not what `RunLog` writes.
+        Raises ValueError with file and line if a line is not what `RunLog` writes.
         """
         # Metrics before timing, the reverse of the writer, so that no step is seen without its time.
         lines = self._metrics.poll()
@@ -112,7 +112,7 @@ class _Lines:
         except FileNotFoundError:
             return []
         with stream:
-            # A file that was rewound and has grown again differs before the offset: compare, not measure.
+            # A file that was rewound may have grown past the offset again: compare content, not size.
             stream.seek(self._offset - len(self._last))
             if stream.read(len(self._last)) != self._last:
                 self._offset, self._last = 0, b""
@@ -134,7 +134,7 @@ class _Lines:
 
 
 def parse_line(line: bytes, path: Path) -> dict[str, Any]:
-    """One line of the file `path`. Raises ValueError, with the remedy, where it is not what `RunLog` writes."""
+    """Parse one line of the file `path`. Raises ValueError with a remedy if `RunLog` would not write it."""
     try:
         record = json.loads(line)
         what = None if isinstance(record, dict) and isinstance(record.get("step"), int) else "of no step"
@@ -154,5 +154,5 @@ def _values(line: Mapping[str, Any], section: str) -> dict[str, float | int]:
 
 
 def read_steps(folder: Path) -> Iterator[StepRecord]:
-    """The complete steps of a run folder in order; none where nothing was logged yet."""
+    """The complete steps of a run folder in order; none if nothing was logged yet."""
     yield from StepReader(folder).poll()

@@ -1,6 +1,6 @@
-"""A sweep's own folder, `<runs_dir>/sweeps/<name>/`: what was declared, when, and which runs are its cells.
+"""A sweep's own folder, `<runs_dir>/sweeps/<name>/`: the declaration, its time, and the runs that are its cells.
 
-sweep.json is all that analysis needs to find the runs; the runs' folders hold everything else.
+Analysis finds the runs through sweep.json alone; the runs' folders hold everything else.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ class SweepRecord:
 
 
 def sweep_folder(runs_dir: Path, name: str) -> Path:
-    """Where the sweep of this name is recorded."""
+    """The folder in which the sweep of this name is recorded."""
     return Path(runs_dir) / "sweeps" / name
 
 
 def sweep_of(folder: Path, runs_dir: str, sweep: str) -> str | None:
-    """The sweep's folder as seen from the run in `folder`; None for a run that belongs to none."""
+    """The sweep's folder, relative to the run in `folder`; None for a run without a sweep."""
     if not sweep:
         return None
     return os.path.relpath(sweep_folder(Path(runs_dir).expanduser().absolute(), sweep), folder)
 
 
 def read_sweep(folder: Path) -> SweepRecord:
-    """Raises ValueError where there is none, or none that can be read."""
+    """Read sweep.json in `folder`. Raises ValueError if it is missing or cannot be read."""
     path = folder / FILE
     if not path.exists():
         known = sorted(place.parent.name for place in folder.parent.glob(f"*/{FILE}"))
@@ -90,10 +90,10 @@ def record_sweep(
 ) -> Path:
     """Write or extend a sweep's record before its first cell starts, and return the sweep's folder.
 
-    Cells of earlier commands stay as long as `valid` names their folder without its seed (None: always), that is,
-    as long as the declaration, as it now reads, can reach them. A declaration that differs from the last is added
-    with its time and with how many cells of the sweep had been started by then. `starts` is whether this command
-    has anything left to run; one that has not changes neither command nor commit. Raises RunFolderError.
+    Cells of earlier commands stay if `valid` contains their folder without the seed, that is, if today's declaration
+    can still reach them. With `valid` None all stay. A declaration that differs from the last one is added with its
+    time and the number of cells started by then. `starts` is whether this command has anything left to run; if not,
+    the recorded command and commit stay. Raises RunFolderError.
     """
     folder = sweep_folder(runs_dir, name)
     with explained(folder):
@@ -101,7 +101,7 @@ def record_sweep(
     with locked(folder / ".lock", 10.0):
         before = read_sweep(folder) if (folder / FILE).exists() else None
         declared = list(before.declared) if before else []
-        # One run per arm, level and seed: a folder that is named anew replaces the old one.
+        # One run per arm, level and seed: a new folder replaces the old one.
         merged = {(cell.level, cell.arm, cell.seed): cell for cell in (*(before.cells if before else ()), *cells)}
         if not declared or declared[-1]["fingerprint"] != fingerprint:
             known = {cell.folder for cell in (*(before.cells if before else ()), *cells)}
@@ -119,18 +119,18 @@ def record_sweep(
             tracking=tracking or (before.tracking if before else None),
             cells=kept,
         )
-        # A ladder climbs its tricks in the order in which they were declared.
+        # Unsorted, because a ladder adds its tricks in the order in which they were declared.
         write_json(folder / FILE, asdict(record), sort=False)
     return folder
 
 
 def cell_states(folder: Path, record: SweepRecord) -> dict[str, Status]:
-    """Run folder (relative to runs_dir) -> where that run stands."""
+    """Run folder (relative to runs_dir) -> that run's status."""
     return {cell.folder: run_status(folder.parent.parent / cell.folder) for cell in record.cells}
 
 
 def sweep_status(folder: Path, record: SweepRecord) -> str:
-    """MLflow's word for the whole: FINISHED, RUNNING while a cell is held, FAILED, or KILLED when cut short."""
+    """The sweep's status in MLflow's words: FINISHED, RUNNING while a process holds a cell, FAILED or KILLED."""
     states = cell_states(folder, record)
     if all(state == "done" for state in states.values()):
         return "FINISHED"

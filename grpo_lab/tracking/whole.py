@@ -1,7 +1,7 @@
-"""Whether the files of a run are still what was written: digests, objects that hold their own, finished folders.
+"""Checks that the files of a run are still what was written: digests, sealed JSON objects, finished folders.
 
-What a run leaves is checked before it is believed. A file that is missing can be named and done without, where
-the rest does not need it; one that holds something else than was written cannot be told from a result.
+Files are checked before they are used. A missing file is reported and done without, if the rest does not need it.
+A changed file is refused, because it could pass for a true result.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST = "manifest.json"  # of a checkpoint
-SEAL = "sha256"  # the key under which a JSON object holds the digest of all its other keys
+SEAL = "sha256"  # the key of a JSON object that holds the digest of all its other keys
 AFRESH = "restore it from a copy, or move the run's folder away and start it afresh"
 AGAIN = (
     "restore it from a copy, or remove DONE and start the same command again: the run then goes on from its newest "
     "whole checkpoint"
 )
-# What a run leaves besides its result: named when damaged, and no reason to refuse.
+# Files that are not part of the result: damage is reported but is no reason to refuse.
 _BESIDES = ("explanation.txt", "environment.json", "source.diff", "timing.jsonl", "rollouts/")
 _ALONE = ("metrics.jsonl", "run.json", "config.yaml")
 
@@ -31,7 +31,7 @@ def digest_of(path: Path) -> str:
 
 
 def trouble_with(path: Path, digest: str) -> str | None:
-    """What is wrong with a file that should have this digest, in words that name it; None where nothing is."""
+    """A message if the file is missing, unreadable or without this digest, else None."""
     try:
         return None if digest_of(path) == digest else f"{path} is damaged: it is not what was written"
     except FileNotFoundError:
@@ -41,7 +41,7 @@ def trouble_with(path: Path, digest: str) -> str | None:
 
 
 def read_json(path: Path, remedy: str) -> dict[str, Any]:
-    """The object in a file. Raises ValueError, naming the file and the remedy, where it holds none."""
+    """The JSON object in a file. Raises ValueError with the file and the remedy if it holds none."""
     content = path.read_bytes()
     try:
         value = json.loads(content)
@@ -54,13 +54,13 @@ def read_json(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
-    """The object as JSON keeps it, with the digest of its content under SEAL."""
+    """The object as JSON stores it, with the digest of its content under SEAL."""
     plain = json.loads(json.dumps({key: part for key, part in value.items() if key != SEAL}))
     return {**plain, SEAL: hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()}
 
 
 def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
-    """What `sealed` made and somebody wrote to `path`. Raises ValueError where it is not that, FileNotFoundError."""
+    """Read a sealed object from `path`. Raises ValueError if its digest does not match, FileNotFoundError."""
     value = read_json(path, remedy)
     if SEAL not in value:
         raise ValueError(f"{path} has no digest: it was edited, or an earlier version of grpo_lab wrote it; {remedy}")
@@ -70,9 +70,9 @@ def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def check_manifest(folder: Path, run_key: str) -> dict[str, Any]:
-    """The manifest of a checkpoint folder, all of whose files are what was written.
+    """The manifest of a checkpoint folder, after checking all its files.
 
-    Raises ValueError that names every file that is not, and says so of a checkpoint of another run or step.
+    Raises ValueError that names every damaged file, or says that the checkpoint is of another run or step.
     """
     path = folder / MANIFEST
     if not path.exists():
@@ -87,7 +87,7 @@ def check_manifest(folder: Path, run_key: str) -> dict[str, Any]:
 
 
 def files_of(folder: Path, logged: Mapping[str, str]) -> dict[str, str]:
-    """Name -> digest of all that a finished run leaves; `logged` are those of what was logged, as it was written."""
+    """Name -> digest of every file of a finished run; `logged` holds the digests of logged files, as written."""
     names = [*_ALONE, *_BESIDES[:-1]]
     names += [str(path.relative_to(folder)) for path in sorted(folder.glob(f"checkpoints/step=*/{MANIFEST}"))]
     there = [name for name in names if name not in logged and (folder / name).exists()]
@@ -95,10 +95,10 @@ def files_of(folder: Path, logged: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_finished(folder: Path, described: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """DONE of a finished run, whose run.json is `described`, and what to say of its folder.
+    """The content of DONE of a finished run, and messages about its folder; `described` is its run.json.
 
-    Raises ValueError, naming the file, where something that holds a part of the result is not what was written.
-    What is missing, and what only stands beside the result, is said.
+    Raises ValueError, naming the file, if a file that is part of the result was changed. A missing file, or a changed
+    file that is not part of the result, gives a message.
     """
     path = folder / "DONE"
     remedy = "restore it from a copy, or remove it and start the same command again"
@@ -125,9 +125,9 @@ def check_finished(folder: Path, described: Mapping[str, Any]) -> tuple[dict[str
 
 
 def check_logged(folder: Path) -> None:
-    """Raise ValueError where a finished run's metrics or evaluations are not what it wrote, as far as DONE says.
+    """Raise ValueError if a finished run's metrics or evaluations differ from the digests in DONE.
 
-    An evaluation that is missing is no such thing: the run's other numbers stand without it.
+    A missing evaluation is no error: the run's other numbers are valid without it.
     """
     path = folder / "DONE"
     if not path.exists() or SEAL not in read_json(path, AGAIN):

@@ -1,6 +1,6 @@
-"""The plugins Hydra discovers: thin subclasses, as Hydra accepts them from this namespace only.
+"""The plugins that Hydra discovers: thin subclasses, because Hydra accepts plugins only from this namespace.
 
-No `from __future__ import annotations` in this module, ever: beside a dataclass it breaks every Hydra app of the
+Never write `from __future__ import annotations` here: together with a dataclass it breaks every Hydra app of the
 environment. Nothing heavy is imported before a method is called.
 """
 
@@ -23,7 +23,7 @@ from omegaconf import DictConfig
 
 
 class Experiments(file_config_source.FileConfigSource):
-    """The group `experiments`, read from a folder that holds nothing but its files."""
+    """The config group `experiments`, read from a folder that holds only its files."""
 
     @staticmethod
     def scheme() -> str:
@@ -50,7 +50,7 @@ def _within(config_path: str) -> str:
 
 
 class GrpoLabSearchPath(SearchPathPlugin):
-    """Adds the repository's experiments, which stand beside conf, and the user's own folders of YAML files."""
+    """Adds the repository's experiments, whose folder is beside conf, and the user's own YAML folders."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         from grpo_lab.config.run_config import conf_folder
@@ -73,7 +73,7 @@ class CellSweeperConf:
 
 @dataclass
 class LocalLauncherConf:
-    """hydra/launcher=local: one fresh process per run, `workers` at a time (None: what the machine has room for)."""
+    """hydra/launcher=local: one fresh process per run, `workers` at a time (None: as many as fit the machine)."""
 
     _target_: str = "hydra_plugins.grpo_lab.LocalLauncher"
     workers: Optional[int] = None  # noqa: UP045
@@ -85,7 +85,7 @@ ConfigStore.instance().store(group="hydra/launcher", name="local", node=LocalLau
 
 
 class CellSweeper(Sweeper):
-    """Expands designs and lists to cells, checks them all, and hands the unfinished ones to the launcher."""
+    """Expands designs and lists to cells, checks them all, and passes the unfinished ones to the launcher."""
 
     def __init__(self, dry_run: bool) -> None:
         self.dry_run = dry_run
