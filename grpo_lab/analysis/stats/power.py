@@ -69,7 +69,9 @@ def minimum_detectable_effect(
     beyond = 1.0
     while lacking(beyond) < 0:
         beyond *= 2
-    return float(sd) * float(optimize.brentq(lacking, 0, beyond, xtol=1e-12))
+    root = optimize.brentq(lacking, 0, beyond, xtol=1e-12)
+    assert isinstance(root, float), "a tuple is for full_output"
+    return float(sd) * root
 
 
 def seeds_needed(
