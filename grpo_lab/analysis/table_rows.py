@@ -1,7 +1,7 @@
-"""Rows and groups of a table, typed as loosely as Python reads them.
+"""Rows and groups of a table, their values typed as Any.
 
 The stubs of pandas let a cell be a date or a complex number, and the key of a group anything hashable. What the columns
-hold is documented where a table is made; its readers take a level for a string without proving it.
+hold is documented where a table is made; readers of the table need no proof of it.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def _to_parquet(table: pd.DataFrame, path: Path) -> None:
         compression="zstd",
         compression_level=19,
         column_encoding=dict.fromkeys(floats, "BYTE_STREAM_SPLIT"),
-        use_dictionary=others,  # pyright: ignore[reportArgumentType] its stubs forget that columns can be named
+        use_dictionary=others,  # pyright: ignore[reportArgumentType] or a list, as documented; untyped
         write_statistics=False,
         store_schema=False,
     )
