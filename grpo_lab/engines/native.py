@@ -29,4 +29,4 @@ class Native(Engine):
     def open(self, folder: Path, precision: Precision, device: torch.device) -> NativeSession:
         from grpo_lab.engines.native_session import open_session
 
-        return open_session(self, folder, precision, device)
+        return open_session(folder, precision, device, self.max_rows, self.cuda_graphs)

@@ -9,35 +9,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from grpo_lab.engines.base import EngineSession, all_ended, already_ended, check_names
-from grpo_lab.engines.native import Native
 from grpo_lab.engines.native_attention import use_decode_attention
 from grpo_lab.engines.native_cache import block_cache, keep_rows
 from grpo_lab.engines.native_graphs import FixedStep, check_graphs
+from grpo_lab.engines.native_sampling import draw, read_texts
+from grpo_lab.engines.native_stream import NativeStream
 from grpo_lab.policy.model_folder import stop_token_ids
 from grpo_lab.policy.models import load_model, moved, round_weights, widen
 from grpo_lab.seeding import token_uniforms
 from grpo_lab.tricks.precision import LmHead, Precision
 from grpo_lab.types import Completion, Float, Int, OnFinish, Request, StopReason, Tensor
 
-if TYPE_CHECKING:
-    from grpo_lab.engines.native_stream import NativeStream
-
 # How many tokens a GPU decodes between two checks for ended rows. Each check makes the host wait for the GPU; between
 # checks, ended rows are decoded in vain. Not measured on a GPU.
 LOOK_EVERY = 8
 
 
-def open_session(engine: Native, folder: Path, precision: Precision, device: torch.device) -> NativeSession:
+def open_session(
+    folder: Path, precision: Precision, device: torch.device, max_rows: int, cuda_graphs: bool
+) -> NativeSession:
     """Load the model of `folder` for sampling, as weight version 0."""
     model = load_model(folder, precision.lm_head).requires_grad_(False)
-    if engine.cuda_graphs:
+    if cuda_graphs:
         check_graphs(model.config, device)
     if precision.lm_head is LmHead.fp32:
         head = model.get_output_embeddings()
@@ -48,7 +47,7 @@ def open_session(engine: Native, folder: Path, precision: Precision, device: tor
         head.weight = exact
     else:
         round_weights(model, precision.dtype)
-    return NativeSession(moved(model, device), stop_token_ids(folder), engine.max_rows, engine.cuda_graphs)
+    return NativeSession(moved(model, device), stop_token_ids(folder), max_rows, cuda_graphs)
 
 
 class NativeSession(EngineSession):
@@ -76,8 +75,6 @@ class NativeSession(EngineSession):
         self.version = version
 
     def open_stream(self) -> NativeStream:
-        from grpo_lab.engines.native_stream import NativeStream
-
         return NativeStream(self)
 
     def close(self) -> None:
@@ -234,67 +231,3 @@ class _Wave:
         )
         self.next_positions = torch.minimum(self.next_positions + 1, self.last_positions)
         return output.logits[:, -1]
-
-
-def read_texts(
-    model: PreTrainedModel, texts: Sequence[tuple[int, ...]], cache: DynamicCache
-) -> tuple[Float[Tensor, "R V"], Int[Tensor, "R S"], int]:
-    """Prefill an empty cache with these texts, left-padded; each distinct text is computed once.
-
-    Returns the logits after each text, the attention mask (1 at tokens, 0 at padding), and how many tokens were
-    prefilled.
-    """
-    distinct = {text: place for place, text in enumerate(dict.fromkeys(texts))}
-    longest = max(map(len, distinct))
-    ids = torch.zeros(len(distinct), longest, dtype=torch.long)
-    mask = torch.zeros(len(distinct), longest, dtype=torch.long)
-    for text, place in distinct.items():
-        ids[place, longest - len(text) :] = torch.tensor(text, dtype=torch.long)
-        mask[place, longest - len(text) :] = 1
-    padded = not mask.all()
-    ids, mask = ids.to(model.device), mask.to(model.device)
-    output = model(
-        input_ids=ids,
-        attention_mask=mask if padded else None,
-        position_ids=(mask.cumsum(1) - 1).clamp(min=0),
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=1,
-    )
-    rows = torch.tensor([distinct[text] for text in texts], device=model.device)
-    cache.batch_select_indices(rows)
-    return output.logits[rows, -1], mask[rows], sum(map(len, distinct))
-
-
-def draw(
-    logits: Float[Tensor, "R V"],
-    uniforms: Float[Tensor, "R"],
-    temperatures: Float[Tensor, "R"],
-    top_ps: Float[Tensor, "R"] | None,
-) -> tuple[Int[Tensor, "R"], Float[Tensor, "R"]]:
-    """Sample one token per row by inverse CDF over token ids; return tokens and log-probs.
-
-    The log-prob is that of the full softmax at the row's temperature. Top-p restricts the candidates but
-    does not renormalise the log-prob, so that it means the same as the learner's. `top_ps` None: no top-p.
-    Temperature 0 is greedy, with log-probs at temperature 1.
-    """
-    greedy = temperatures == 0
-    safe = torch.where(greedy, torch.ones_like(temperatures), temperatures)
-    logprobs = torch.log_softmax(widen(logits) / safe[:, None], dim=-1)
-    # The CDF is summed in float64: other rows of the batch may move an fp32 sum across a boundary.
-    probabilities = logprobs.double().exp()
-    if top_ps is not None:
-        probabilities = _top_p(probabilities, top_ps)
-    cdf = probabilities.cumsum(dim=-1)
-    drawn = torch.searchsorted(cdf, (uniforms * cdf[:, -1])[:, None], right=True).squeeze(1)
-    # A uniform just below 1 can round onto the end of the CDF; the last token with any mass is right then.
-    last = probabilities.shape[1] - 1 - probabilities.flip(1).gt(0).int().argmax(dim=1)
-    drawn = torch.where(greedy, logprobs.argmax(dim=1), torch.minimum(drawn, last))
-    return drawn, logprobs.gather(1, drawn[:, None]).squeeze(1)
-
-
-def _top_p(probabilities: Float[Tensor, "R V"], top_ps: Float[Tensor, "R"]) -> Float[Tensor, "R V"]:
-    """Set to zero all tokens outside the smallest set of most likely tokens whose mass reaches top_p."""
-    ordered, order = probabilities.sort(dim=1, descending=True, stable=True)
-    outside = (ordered.cumsum(dim=1) - ordered >= top_ps[:, None]) & (top_ps[:, None] < 1)
-    return probabilities.masked_fill(torch.zeros_like(outside).scatter(1, order, outside), 0.0)

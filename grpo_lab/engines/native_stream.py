@@ -11,22 +11,19 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from grpo_lab.engines.base import Stream, already_ended
 from grpo_lab.engines.native_cache import keys_and_values, whole_text_layers
-from grpo_lab.engines.native_session import draw, read_texts
+from grpo_lab.engines.native_sampling import draw, read_texts
 from grpo_lab.seeding import token_uniforms
 from grpo_lab.types import Completion, Float, Request, StopReason, Tensor
-
-if TYPE_CHECKING:
-    from grpo_lab.engines.native_session import NativeSession
 
 
 @dataclass
@@ -58,10 +55,23 @@ class Work:
     read: int
 
 
+@runtime_checkable
+class Owner(Protocol):
+    """The session of a stream: its model, and what both obey."""
+
+    model: PreTrainedModel
+    device: torch.device
+    stop_set: frozenset[int]
+    max_rows: int
+    version: int
+
+    def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None: ...
+
+
 class NativeStream(Stream):
     """One batch of up to `session.max_rows` responses; a waiting response enters when another leaves."""
 
-    def __init__(self, session: NativeSession) -> None:
+    def __init__(self, session: Owner) -> None:
         self.session = session
         layers = DynamicCache(config=session.model.config).layers
         if any(type(layer) is not DynamicLayer for layer in layers):

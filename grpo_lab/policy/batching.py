@@ -127,8 +127,8 @@ def rollout_logprobs(
 
     Computed without gradient; the results are on the CPU.
     """
-    scored = torch.zeros_like(rollouts.sampler_logprobs)
-    spread = torch.zeros_like(scored) if with_entropy else None
+    found = torch.zeros_like(rollouts.sampler_logprobs)
+    spread = torch.zeros_like(found) if with_entropy else None
     prompts = [rollouts.prompt_of_row(row) for row in range(rollouts.num_rows)]
     ends = mask_lengths(rollouts.sampled_mask)
     for rows in _microbatches(prompts, ends, microbatching):
@@ -143,11 +143,11 @@ def rollout_logprobs(
             with_entropy=with_entropy,
             microbatching=microbatching,
         )
-        scored[rows, :width] = logprobs.to("cpu", scored.dtype)
+        found[rows, :width] = logprobs.to("cpu", found.dtype)
         if spread is not None:
             assert entropy is not None, "token_logprobs gives the entropy that it is asked for"
             spread[rows, :width] = entropy.to("cpu", spread.dtype)
-    return scored, spread
+    return found, spread
 
 
 def on_device(batch: Batch, device: torch.device) -> Batch:

@@ -49,12 +49,12 @@ def token_logprobs(
 
     if head is None:
         with _arithmetic(tokens.device, precision):
-            scores = layout.scores(model)
-        picked, spread = of_logits(scores, targets, *asked)
+            logits = layout.logits(model)
+        picked, spread = of_logits(logits, targets, *asked)
     else:
         assert isinstance(model, PreTrainedModel), "linear_head knows the heads of no others"
 
-        def scores_of(states: Tensor) -> Tensor:
+        def logits_of(states: Tensor) -> Tensor:
             with _arithmetic(tokens.device, precision):
                 return head(states)
 
@@ -62,7 +62,7 @@ def token_logprobs(
             hidden = layout.foreseeing(model.base_model(**layout.inputs()).last_hidden_state)
         bound = microbatching.logits_per_chunk
         positions = len(hidden) if bound is None else max(1, bound // head.weight.shape[0])
-        picked, spread = in_chunks(scores_of, hidden, targets, *asked, positions)
+        picked, spread = in_chunks(logits_of, hidden, targets, *asked, positions)
     zeros = torch.zeros(tokens.shape, dtype=picked.dtype, device=tokens.device)
     return zeros.index_put(place, picked), None if spread is None else zeros.index_put(place, spread)
 
@@ -105,7 +105,7 @@ class _Layout:
         """The hidden states that predict the masked tokens."""
         return states[self.rows, self.before]
 
-    def scores(self, model: nn.Module) -> Float[Tensor, "K V"]:
+    def logits(self, model: nn.Module) -> Float[Tensor, "K V"]:
         """The logits that predict the masked tokens, by the model's own forward."""
         output = model(**self.inputs(), logits_to_keep=self.ids.shape[1] - self.first)
         return output.logits[self.rows, self.before - self.first]

@@ -80,6 +80,6 @@ def round_weights(model: nn.Module, dtype: torch.dtype) -> None:
         parameter.data = parameter.data.to(dtype)
 
 
-def widen(scores: Tensor) -> Tensor:
+def widen(logits: Tensor) -> Tensor:
     """Cast logits to fp32, so that a softmax never runs in half precision; float64 stays float64."""
-    return scores if scores.dtype is torch.float64 else scores.float()
+    return logits if logits.dtype is torch.float64 else logits.float()

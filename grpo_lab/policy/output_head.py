@@ -26,14 +26,14 @@ LogProbs = tuple[Float[Tensor, "K"], Float[Tensor, "K"] | None]
 
 
 def of_logits(
-    scores: Float[Tensor, "K V"],
+    logits: Float[Tensor, "K V"],
     targets: Int[Tensor, "K"],
     temperature: float,
     with_entropy: bool,
     entropy_gradient: bool,
 ) -> LogProbs:
     """Log-prob of each target and, with `with_entropy`, the entropy (nats) of the full softmax at `temperature`."""
-    log_softmax = torch.log_softmax(widen(scores) / temperature, dim=-1)
+    log_softmax = torch.log_softmax(widen(logits) / temperature, dim=-1)
     picked = log_softmax.gather(1, targets[:, None]).squeeze(1)
     if not with_entropy:
         return picked, None
@@ -42,7 +42,7 @@ def of_logits(
 
 
 def in_chunks(
-    scores_of: Callable[[Float[Tensor, "C H"]], Float[Tensor, "C V"]],
+    logits_of: Callable[[Float[Tensor, "C H"]], Float[Tensor, "C V"]],
     hidden: Float[Tensor, "K H"],
     targets: Int[Tensor, "K"],
     temperature: float,
@@ -53,7 +53,7 @@ def in_chunks(
     """`of_logits` of the head's logits, for at most `positions` hidden states at a time, forward and backward."""
 
     def part(states: Tensor, wanted: Tensor) -> LogProbs:
-        return of_logits(scores_of(states), wanted, temperature, with_entropy, entropy_gradient)
+        return of_logits(logits_of(states), wanted, temperature, with_entropy, entropy_gradient)
 
     if len(hidden) <= positions:
         return part(hidden, targets)

@@ -68,7 +68,7 @@ class PackedRow:
         """The hidden states that predict the masked tokens."""
         return states[0].index_select(0, self.before)
 
-    def scores(self, model: nn.Module) -> Float[Tensor, "K V"]:
+    def logits(self, model: nn.Module) -> Float[Tensor, "K V"]:
         """The logits that predict the masked tokens, by the model's own forward."""
         return model(**self.inputs(), logits_to_keep=self.before).logits[0]
 

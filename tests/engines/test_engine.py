@@ -16,7 +16,8 @@ from grpo_lab.engines.native_attention import NAME as decode_attention_name
 from grpo_lab.engines.native_attention import decode_attention, shared_keys_attention
 from grpo_lab.engines.native_cache import BLOCK, BlockLayer, block_cache, keep_rows
 from grpo_lab.engines.native_graphs import check_graphs
-from grpo_lab.engines.native_session import NativeSession, draw
+from grpo_lab.engines.native_sampling import draw
+from grpo_lab.engines.native_session import NativeSession
 from grpo_lab.policy.model_folder import stop_token_ids
 from grpo_lab.policy.models import load_model
 from grpo_lab.rollout.grading import decode, to_rollouts

@@ -417,7 +417,7 @@ def test_batches_due() -> None:
     ("overrides", "said"),
     [
         (("schedule=in_flight", "group_filter=oversample_abort"), "nothing to abort"),
-        (("schedule=one_step_off", "baseline=greedy", "scale=none"), "gone by then"),
+        (("schedule=one_step_off", "baseline=greedy", "scale=none"), "sampled the response is gone"),
         (("schedule=in_flight", "engine=vllm"), "engine=native"),
     ],
 )
