@@ -165,10 +165,6 @@ class RunConfig:
         of_the_step = self.surrogate.mark_scope is not None or not self.aggregation.invariant
         return self.skip_rows_without_signal and not (reads_them or of_the_step)
 
-    @property
-    def rows_per_step(self) -> int:
-        return self.problems_per_step * self.group_size
-
 
 # Fields that say where and how a run is stored or computed, not what it computes: they are no part of its
 # name and may change when it resumes.

@@ -98,7 +98,7 @@ def timed_run(steps: int, warmup: int, overrides: list[str]) -> dict[str, Any]:
                 "wall": wall,
                 "cpu": recorder.cpu[step] - recorder.cpu[step - 1],
                 "stages": stages | {"log": wall - sum(stages.values())},
-                "tokens": round(metrics["rollout/length"] * run.rows_per_step),
+                "tokens": round(metrics["rollout/length"] * run.problems_per_step * run.group_size),
                 "reward": metrics["reward/outcome"],
                 "flops": metrics["budget/flops"] - logged["metrics"][step - 1]["budget/flops"],
             }
