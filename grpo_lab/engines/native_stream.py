@@ -254,10 +254,10 @@ class NativeStream(Stream):
 
     def from_state(self, state: dict[str, Any], requests: Mapping[int, Request]) -> None:
         """Continue from what `to_state` returned; `requests` holds each key's request."""
-        for kept in state["rows"]:
-            self.add(kept["key"], requests[kept["key"]])
-            vars(self.waiting[-1]).update(kept)
-        for key in requests.keys() - {kept["key"] for kept in state["rows"]}:
+        for row in state["rows"]:
+            self.add(row["key"], requests[row["key"]])
+            vars(self.waiting[-1]).update(row)
+        for key in requests.keys() - {row["key"] for row in state["rows"]}:
             self.add(key, requests[key])  # ended before its first token
         for _ in range(state["placed"]):
             self.rows.append(self.waiting.popleft())

@@ -35,9 +35,9 @@ def load_model(folder: Path, lm_head: LmHead) -> PreTrainedModel:
     some that it loads.
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    kept = model.generation_config
+    loaded = model.generation_config
     model.generation_config = GenerationConfig(
-        bos_token_id=kept.bos_token_id, eos_token_id=kept.eos_token_id, pad_token_id=kept.pad_token_id
+        bos_token_id=loaded.bos_token_id, eos_token_id=loaded.eos_token_id, pad_token_id=loaded.pad_token_id
     )
     head = model.get_output_embeddings()
     if lm_head is LmHead.fp32 and type(head) is nn.Linear:

@@ -129,8 +129,8 @@ class HighEntropyTokens(Entropy):
 
     def keeps(self, entropy: Float[Tensor, "N T"], sampled_mask: Bool[Tensor, "N T"]) -> Bool[Tensor, "N T"]:
         sampled = entropy[sampled_mask]
-        kept = max(1, round(self.share * sampled.numel()))
-        return entropy >= sampled.topk(kept).values[-1]
+        number = max(1, round(self.share * sampled.numel()))
+        return entropy >= sampled.topk(number).values[-1]
 
     def __call__(self, entropy: Float[Tensor, "M T"], coef: float) -> Float[Tensor, "M T"]:
         return torch.zeros_like(entropy)

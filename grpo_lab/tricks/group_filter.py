@@ -113,8 +113,8 @@ class Drop(GroupFilter):
         return self.signal is Signal.reward
 
     def __call__(self, graded: Graded) -> Graded:
-        kept = ~without_signal(graded, self.signal)
-        return replace(graded, counted=graded.counted & kept, trained=graded.trained & kept)
+        varied = ~without_signal(graded, self.signal)
+        return replace(graded, counted=graded.counted & varied, trained=graded.trained & varied)
 
 
 @dataclass(frozen=True)

@@ -112,8 +112,8 @@ class MaskBefore(Truncation):
     formula: ClassVar[str] = "truncated rows: m = 0, and not counted in the statistics"
 
     def __call__(self, graded: Graded) -> Graded:
-        kept = ~graded.truncated
-        return replace(graded, counted=graded.counted & kept, trained=graded.trained & kept)
+        ended = ~graded.truncated
+        return replace(graded, counted=graded.counted & ended, trained=graded.trained & ended)
 
 
 @dataclass(frozen=True)

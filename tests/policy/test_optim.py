@@ -1,0 +1,123 @@
+"""The optimiser: clipping, warm-up, and the norms that an update reports."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers import F64, assert_close
+from hypothesis import settings
+from torch import nn
+
+from grpo_lab.policy.optim import Adamw
+
+ADAMW = Adamw(
+    max_grad_norm=1.0, learning_rate=1e-2, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.0, warmup_updates=4
+)
+quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+
+
+def weights(seed: int = 0) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((3, 4), (5,))
+    return [nn.Parameter(torch.randn(*shape, dtype=F64, generator=generator)) for shape in shapes]
+
+
+def set_gradients(parameters: list[nn.Parameter], update: int, factor: float = 1.0) -> float:
+    """Random gradients; returns their norm."""
+    generator = torch.Generator().manual_seed(100 + update)
+    for parameter in parameters:
+        parameter.grad = factor * torch.randn(parameter.shape, dtype=F64, generator=generator)
+    return math.sqrt(sum(float(parameter.grad.pow(2).sum()) for parameter in parameters))
+
+
+def distance(before: list[torch.Tensor], after: list[nn.Parameter]) -> float:
+    return math.sqrt(sum(float((new - old).detach().pow(2).sum()) for old, new in zip(before, after)))
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1, 5.0])
+@pytest.mark.parametrize("eps", [1e-8, 0.5])
+def test_the_reported_update_norm_is_how_far_the_weights_went(weight_decay, eps) -> None:
+    adamw, parameters = replace(ADAMW, weight_decay=weight_decay, eps=eps), weights()
+    frozen = nn.Parameter(torch.ones(2, dtype=F64))  # never gets a gradient, never moves
+    optimizer = adamw.build([*parameters, frozen])
+    for update in range(6):
+        before = [parameter.detach().clone() for parameter in parameters]
+        set_gradients(parameters, update)
+        report = adamw.step(optimizer, update)
+        assert_close(report.update_norm, distance(before, parameters), 1e-10, f"update {update}")
+    assert report.update_norm > 1e-4
+    assert frozen.tolist() == [1.0, 1.0]
+
+
+def test_the_first_update_of_adam_moves_each_weight_by_the_rate() -> None:
+    # Moments corrected for their start are g and g^2, so each of the 17 weights moves by rate * g/|g|.
+    parameters = weights()
+    optimizer = ADAMW.build(parameters)
+    set_gradients(parameters, 0)
+    report = ADAMW.step(optimizer, 0)
+    assert_close(report.update_norm, 1e-2 / 4 * math.sqrt(17), 1e-8, "rate of the first of four warm-up updates")
+
+
+def test_the_gradient_norm_is_taken_before_clipping_and_the_update_after() -> None:
+    # Adam's first step hides the factor, so eps is large here: the clipped gradient of norm 1 decides.
+    adamw, norms = replace(ADAMW, eps=10.0), []
+    for factor in (10.0, 100.0):
+        parameters = weights()
+        optimizer = adamw.build(parameters)
+        norm = set_gradients(parameters, 0, factor)
+        report = adamw.step(optimizer, 0)
+        assert_close(report.gradient_norm, norm, 1e-9, "before clipping")
+        norms.append(report.update_norm)
+    assert_close(norms[0], norms[1], 1e-8, "both gradients were clipped to norm 1")
+    parameters = weights()
+    set_gradients(parameters, 0, 0.01)
+    assert adamw.step(adamw.build(parameters), 0).update_norm < 0.5 * norms[0]
+
+
+def test_the_rate_warms_up_linearly_and_then_stays() -> None:
+    # (update + 1) / 4 of the full rate
+    rates = [ADAMW.rate(update) for update in range(6)]
+    assert_close(rates, [0.0025, 0.005, 0.0075, 0.01, 0.01, 0.01], 1e-15, "warm-up over four updates")
+    assert replace(ADAMW, warmup_updates=0).rate(0) == 0.01
+    parameters = weights()
+    optimizer = ADAMW.build(parameters)
+    set_gradients(parameters, 1)
+    assert ADAMW.step(optimizer, 1).learning_rate == 0.005
+    assert optimizer.param_groups[0]["lr"] == 0.005
+
+
+def test_gradients_are_cleared_after_an_update() -> None:
+    parameters = weights()
+    set_gradients(parameters, 0)
+    ADAMW.step(ADAMW.build(parameters), 0)
+    assert all(parameter.grad is None for parameter in parameters)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_moves_no_weight(bad) -> None:
+    parameters = weights()
+    optimizer = ADAMW.build(parameters)
+    set_gradients(parameters, 0)
+    ADAMW.step(optimizer, 0)
+    before = [parameter.detach().clone() for parameter in parameters]
+    moments = [optimizer.state[parameter]["exp_avg"].clone() for parameter in parameters]
+    set_gradients(parameters, 1)
+    parameters[1].grad[3] = bad
+    with pytest.raises(FloatingPointError, match="update 1"):
+        ADAMW.step(optimizer, 1)
+    assert distance(before, parameters) == 0
+    for parameter, moment in zip(parameters, moments):
+        assert torch.equal(optimizer.state[parameter]["exp_avg"], moment)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("learning_rate", 0.0), ("max_grad_norm", -1.0), ("beta1", 1.0), ("beta2", -0.1), ("eps", math.nan),
+     ("weight_decay", -1e-3), ("warmup_updates", -1)],
+)  # fmt: skip
+def test_optimiser_numbers_out_of_range_are_named(field, value) -> None:
+    with pytest.raises(ValueError, match=rf"Adamw\.{field} must be"):
+        replace(ADAMW, **{field: value})
