@@ -128,5 +128,5 @@ gpu: ## prove the loop on this machine's card with PYTHON's own packages, under 
 	@$(PYTHON) tests/gpu/run.py $(PARTS)
 
 clean: ## delete the environment and caches of this folder; runs stay
-	rm -rf $(VENV) .bench .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .bench .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
