@@ -173,7 +173,7 @@ def sweep_data(
     settings: Mapping[Place, Settings],
 ) -> SweepData:
     design = None if record.design is None else read_design(record.design)
-    points = pd.DataFrame(columns=[*LABELS, "step"]) if points is None else points.rename(columns=metric_name)
+    points = pd.DataFrame(columns=[*LABELS, "step"]) if points is None else _under_todays_names(points)
     answers = pd.DataFrame(columns=[*LABELS, *COLUMNS]) if answers is None else answers
     answers = answers.assign(**{name: 0 for name in ADDED if name not in answers})
     metrics = sorted(set(points.columns) - {*LABELS, "step"})
@@ -182,3 +182,10 @@ def sweep_data(
     runs = runs.assign(**{name: default for name, default in _ADDED.items() if name not in runs})
     runs, answers = runs.astype({"collapsed": bool}), answers[[*LABELS, *COLUMNS]]
     return SweepData(record, design, runs, points, answers, source, settings)
+
+
+def _under_todays_names(points: pd.DataFrame) -> pd.DataFrame:
+    """Columns under today's metric names. A store may hold both names of a run that was resumed across a rename."""
+    twice = [name for name in points.columns if metric_name(name) != name and metric_name(name) in points]
+    merged = {metric_name(name): points[metric_name(name)].combine_first(points[name]) for name in twice}
+    return points.drop(columns=twice).rename(columns=metric_name).assign(**merged)

@@ -1,0 +1,67 @@
+"""What older runs and declarations bear is read under today's names, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from grpo_lab.analysis.sources.saved_data import load_data
+from grpo_lab.analysis.sources.sweep_data import LABELS, _under_todays_names
+from grpo_lab.config.run_config import RunConfig
+from grpo_lab.tracking.metrics import REGISTRY, find
+from grpo_lab.tracking.renames import KEYS, METRICS, config_key, first_metric_name, metric_name
+from grpo_lab.tracking.run_reader import read_steps
+
+FAMILY = ("reward/kept_component/k1", "reward/in_loss_component/k1")
+
+
+def test_every_new_name_is_registered_and_no_old_one_is() -> None:
+    named = {metric.name for metric in REGISTRY}
+    for old, new in (*METRICS.items(), FAMILY):
+        assert find(new) and old not in named
+        assert metric_name(old) == new == metric_name(new)
+        assert metric_name(f"average/{old}") == f"average/{new}"
+
+
+def test_the_first_name_of_a_metric_undoes_its_rename() -> None:
+    for old, new in (*METRICS.items(), FAMILY):
+        assert first_metric_name(new) == old and first_metric_name(f"average/{new}") == f"average/{old}"
+    assert first_metric_name("reward/mean") == "reward/mean"
+
+
+def test_keys_of_a_configuration_are_those_of_today() -> None:
+    assert set(KEYS.values()) <= set(RunConfig.__dataclass_fields__) and not set(KEYS) & set(
+        RunConfig.__dataclass_fields__
+    )
+    assert config_key("pace.sync") == "cost_model.sync" and config_key("pace") == "cost_model"
+    assert config_key("template.wish") == "template.target_length" and config_key("seed") == "seed"
+
+
+def test_a_log_of_before_is_read_under_todays_names(tmp_path: Path) -> None:
+    line = {"step": 0, "metrics": {"rollout/zero_signal": 0.25}, "nonfinite": {"train/k3_old": "nan"}}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    times = {"step": 0, "wall": 5, "timing": {"time/score": 2.0}}
+    (tmp_path / "timing.jsonl").write_text(json.dumps(times) + "\n")
+    (record,) = read_steps(tmp_path)
+    assert record.metrics["rollout/frac_zero_std"] == 0.25 and record.metrics["train/approx_kl"] != 0
+    assert set(record.metrics) == {"rollout/frac_zero_std", "train/approx_kl"}
+    assert record.timing == {"time/logprobs": 2.0}
+
+
+def test_a_store_with_both_names_of_a_metric_gives_one_column() -> None:
+    old, new = "touched/surrogate", "train/clip_fraction"
+    points = pd.DataFrame({"step": [0, 1, 2], old: [0.1, 0.2, None], new: [None, 0.2, 0.3], "reward/mean": [1.0, 1, 1]})
+    read = _under_todays_names(points)
+    assert list(read.columns) == ["step", new, "reward/mean"] and read[new].tolist() == [0.1, 0.2, 0.3]
+    assert old in points, "what was handed over stays as it was"
+
+
+@pytest.mark.parametrize("name", ["solved_prompts", "recipes"])
+def test_saved_data_have_todays_names_alone(name: str) -> None:
+    data = load_data(Path(__file__).parents[2] / "analysis" / "data", name)
+    metrics = set(data.points.columns) - {*LABELS, "step"}
+    assert "rollout/frac_zero_std" in metrics and not metrics & set(METRICS)
+    assert not [metric for metric in metrics if metric.startswith("reward/kept_")]
