@@ -7,6 +7,7 @@ states its own.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,7 +18,7 @@ from grpo_lab.types import Bool, Float, Graded, Tensor, to_groups
 
 
 @dataclass(frozen=True)
-class Kl(Trick):
+class Kl(Trick, ABC):
     """A penalty added to each token's loss and aggregated with it, or a component of the reward.
 
     `needs_reference`: needs the reference's log-probs of the rollouts. `shapes_reward`: acts through `shape`, before
@@ -35,14 +36,14 @@ class Kl(Trick):
         ref_logprobs: Float[Tensor, "M T"] | None,
     ) -> Float[Tensor, "M T"]:
         """What each token adds to the loss, with gradient through `logprobs`; 0 if the penalty is in the reward."""
-        if self.shapes_reward or not self.needs_reference:
+        if not self.needs_reference:
             return torch.zeros_like(logprobs)
         assert ref_logprobs is not None, "needs_reference makes the loop compute them"
         return self.penalty(logprobs - old_logprobs, logprobs - ref_logprobs)
 
+    @abstractmethod
     def penalty(self, above_old: Float[Tensor, "M T"], above_ref: Float[Tensor, "M T"]) -> Float[Tensor, "M T"]:
         """Coefficient times estimate, given log-prob minus old log-prob and log-prob minus reference log-prob."""
-        raise NotImplementedError(f"{type(self).__name__} has no penalty: define it, or set shapes_reward")
 
     def charges(
         self,
@@ -66,6 +67,9 @@ class NoKl(Kl):
     formula: ClassVar[str] = "0"
     needs_reference: ClassVar[bool] = False
 
+    def penalty(self, above_old: Float[Tensor, "M T"], above_ref: Float[Tensor, "M T"]) -> Float[Tensor, "M T"]:
+        return torch.zeros_like(above_ref)
+
 
 @dataclass(frozen=True)
 class K1Reward(Kl):
@@ -86,6 +90,9 @@ class K1Reward(Kl):
 
     def __post_init__(self) -> None:
         require_positive(self, "kl_coef")
+
+    def penalty(self, above_old: Float[Tensor, "M T"], above_ref: Float[Tensor, "M T"]) -> Float[Tensor, "M T"]:
+        return torch.zeros_like(above_ref)
 
     def charges(
         self,

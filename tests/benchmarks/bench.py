@@ -36,7 +36,7 @@ CONSTRAINTS = HERE / "trl_constraints.txt"
 WARMUP = 3  # steps of each run that are not counted
 # Rows, vocabulary, and whether all scores exist at once.
 MEMORY = ((64, 1000, False), (64, 32000, False), (128, 32000, False), (64, 32000, True))
-STAGES = ("generate", "score", "train", "sync")  # the rest of a step is other; grading is in generate
+STAGES = ("generate", "logprobs", "train", "sync")  # the rest of a step is other; grading is in generate
 # The work both sides do. The learning rate is small so that both policies stay where they began, and with them
 # the lengths of what they write.
 SETTING = (
@@ -49,6 +49,15 @@ BUSY_TOLERANCE = 0.1
 
 Run = dict[str, Any]
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
+
+
+def load_results(path: Path) -> dict[str, Any]:
+    """A results file; earlier versions called the stage of log-probs `score`."""
+
+    def renamed(found: dict[str, Any]) -> dict[str, Any]:
+        return {"logprobs" if name == "score" else name: value for name, value in found.items()}
+
+    return json.loads(path.read_text(), object_hook=renamed)
 
 
 def call(command: Sequence[str | Path], threads: int, doing: str) -> None:
@@ -380,7 +389,7 @@ def main() -> None:
     parser.add_argument("--table", type=Path, help="print a results file as markdown and measure nothing")
     options = parser.parse_args()
     if options.table:
-        print(for_readme(json.loads(options.table.read_text())))
+        print(for_readme(load_results(options.table)))
         return
     for name in ("steps", "threads", "pairs", "rounds", "problems"):
         if getattr(options, name) < 1:

@@ -23,6 +23,15 @@ def test_the_loop_can_be_read_on_a_few_screens() -> None:
     assert len((PACKAGE / "loop.py").read_text().splitlines()) <= 300
 
 
+def test_benchmarks_measure_stages_that_the_loop_has() -> None:
+    """A stage by another name would be left out of what they print."""
+    stages = set(re.findall(r'clock\("(\w+)"\)', (PACKAGE / "loop.py").read_text()))
+    for path in ("benchmarks/bench.py", "gpu/speed.py"):
+        (named,) = re.findall(r"^STAGES = \((.*?)\)", (PACKAGE.parent / "tests" / path).read_text(), flags=re.M)
+        measured = set(re.findall(r'"(\w+)"', named))
+        assert {"generate", "train"} <= measured <= stages, path
+
+
 def test_tricks_stay_small_enough_to_read() -> None:
     for path in files_under("tricks"):
         for node in ast.parse(path.read_text()).body:

@@ -34,6 +34,7 @@ from grpo_lab.policy.device import prepare_torch
 from grpo_lab.rollout.grading import encode_prompts, group_requests
 
 REAL = ROOT / ".bench" / "smollm2-135m"
+STAGES = ("generate", "logprobs", "train", "sync")
 WARMUP = 1  # steps of each run that are not counted
 # A training pass keeps about a megabyte a token of this model (bf16 products, fp32 residuals, 30 layers); scores are
 # made 2^28 at a time.
@@ -74,12 +75,12 @@ class Work:
 
     def sampling(self, prompts: list[int]) -> int:
         """Model FLOPs of generating a step: each prompt read once, each token of a response fed once."""
-        drawn = sum(self.group * self.cost.span(length, length + self.budget) for length in prompts)
-        return drawn + sum(self.cost.span(0, length) for length in prompts)
+        drawn = sum(self.group * self.model_flops.span(length, length + self.budget) for length in prompts)
+        return drawn + sum(self.model_flops.span(0, length) for length in prompts)
 
     def forward(self, prompts: list[int]) -> int:
         """Model FLOPs of one forward pass over whole rows."""
-        return sum(self.group * self.cost.forward(length, self.budget) for length in prompts)
+        return sum(self.group * self.model_flops.forward(length, self.budget) for length in prompts)
 
 
 def free() -> None:
@@ -104,7 +105,7 @@ def stages(work: Work, name: str, steps: int, *overrides: str) -> dict[str, Any]
     def seconds(stage: str) -> float:
         return median(row["stages"].get(stage, 0.0) for row in rows)
 
-    for stage in ("generate", "logprobs", "train", "sync"):
+    for stage in STAGES:
         add(f"{name}: {stage}", seconds(stage), "s")
     step = median(row["wall"] for row in rows)
     add(f"{name}: the whole step", step, "s")
@@ -112,8 +113,8 @@ def stages(work: Work, name: str, steps: int, *overrides: str) -> dict[str, Any]
     add(f"{name}: trained", tokens / seconds("train"), "tokens/s")
     add(f"{name}: sampler, of the peak", sampled / seconds("generate") / work.peak, "of it")
     add(f"{name}: learner, training, of the peak", 3 * forward / seconds("train") / work.peak, "of it")
-    if seconds("score"):
-        add(f"{name}: learner, scoring, of the peak", forward / seconds("score") / work.peak, "of it")
+    if seconds("logprobs"):
+        add(f"{name}: learner, log-probs, of the peak", forward / seconds("logprobs") / work.peak, "of it")
     add(f"{name}: whole step, of the peak", (sampled + 4 * forward) / step / work.peak, "of it")
     if "gpu_bytes" in result:
         add(f"{name}: peak memory", result["gpu_bytes"] / 2**30, "GiB")
