@@ -1,9 +1,11 @@
-"""Other libraries' names of keys, and their names here, so that the error for a wrong override names the right one."""
+"""Names of keys in other libraries and earlier versions, so that the error for a wrong override names the right one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from grpo_lab.tracking.renames import config_key
 
 
 @dataclass(frozen=True)
@@ -58,4 +60,6 @@ def misnamed(arguments: Sequence[str]) -> str:
             under = f"{meant.under} " if meant.under else ""
             note = f" ({meant.note})" if meant.note else ""
             lines.append(f"there is no key {key!r}: type {under}{instead}{note}")
+        elif assigned and (today := config_key(key)) != key:
+            lines.append(f"{key!r} is called {today!r} now: type {today}={value}")
     return "; ".join(lines)

@@ -38,6 +38,12 @@ def test_the_sentence_by_hand() -> None:
     assert misnamed(["budget.amount=10", "-m", "steps", "--help", "recipe=plain"]) == ""
 
 
+def test_a_key_of_before_is_named_as_it_is_now() -> None:
+    said = "'pace.sync' is called 'cost_model.sync' now: type cost_model.sync=1"
+    assert misnamed(["pace.sync=1"]) == said
+    assert misnamed(["scores_per_chunk=8", "logits_per_chunk=8"]).endswith("type logits_per_chunk=8")
+
+
 @pytest.mark.parametrize("command", [["grpo_lab.train"], ["grpo_lab.cli", "explain"]], ids=lambda command: command[0])
 def test_a_command_ends_in_the_right_key(command: list[str]) -> None:
     line = [sys.executable, "-m", *command, "steps=10"]
