@@ -183,9 +183,9 @@ def test_templates_keep_the_question_and_need_a_place_for_it() -> None:
     for pattern in ("no place", "{question}{question}"):
         with pytest.raises(ValueError, match=r"a text with \{question\} in it once"):
             Plain("#", "{question}{tokens}?", pattern)
-    for wish in ("{question}", "{tokens}{tokens}{question}"):
+    for question in ("{question}", "{tokens}{tokens}{question}"):
         with pytest.raises(ValueError, match=r"a text with \{tokens\} in it once"):
-            Plain("#", wish, "{question}")
+            Plain("#", question, "{question}")
 
 
 @given(st.text(alphabet=SYMBOLS, max_size=80))

@@ -285,7 +285,7 @@ def test_the_published_numbers_of_l1_and_kimi() -> None:
     assert_close(kimi.components["kimi_length"], [[0.5, 0.25, 0, -0.25, -0.5]], 1e-12, "6.1")
 
 
-def test_a_wish_covers_its_range_and_is_of_the_prompt_alone(make_run) -> None:
+def test_a_target_length_covers_its_range_and_is_of_the_prompt_alone(make_run) -> None:
     shaping = L1Exact(alpha=0.03, shortest=8, longest=12)
     # Five lengths, a fifth of [0, 1) each.
     assert [shaping.draw_target_length(u) for u in (0.0, 0.199, 0.2, 0.999, 1 - 2**-53)] == [8, 8, 9, 12, 12]
@@ -305,18 +305,18 @@ def test_a_wish_covers_its_range_and_is_of_the_prompt_alone(make_run) -> None:
     assert all(abs(drawn.count(length) - 100) < 36 for length in range(8, 13))
 
 
-def test_the_longest_possible_wish_must_fit_the_context(make_run, tiny_base: Path, tmp_path: Path) -> None:
-    """Wishes of 9 or 100000 tokens: the drawn ones may be short, and the prompt must fit with the long one."""
+def test_the_longest_possible_target_length_must_fit_the_context(make_run, tiny_base: Path, tmp_path: Path) -> None:
+    """Target lengths of 9 or 100000 tokens: the drawn ones may be short, and the prompt must fit with the long one."""
     context = json.loads((tiny_base / "config.json").read_text())["max_position_embeddings"]
     plain = make_run()
     tokenizer = AutoTokenizer.from_pretrained(tiny_base)
     problems = plain.task.problems("train") + plain.task.problems("downstream") + plain.task.problems("heldout")
     longest = max(map(len, encode_prompts(tokenizer, plain.template, problems)))
-    room = context - longest  # without a wish, exactly this budget fits
+    room = context - longest  # without a target length, exactly this budget fits
     fits = make_run(f"evaluation.downstream_max_tokens={room}")
     open_state(fits, CPU, None).session.close()
     asks = ["reward_shaping=l1_exact", "reward_shaping.shortest=9", "reward_shaping.longest=10"]
-    # "10?" takes three tokens more, "9?" two: one less than that is refused whatever wishes evaluation drew.
+    # "10?" takes three tokens more, "9?" two: one less than that is refused whatever evaluation drew.
     with pytest.raises(ValueError, match=f"lower evaluation.downstream_max_tokens to at most {room - 3}"):
         open_state(make_run(*asks, f"evaluation.downstream_max_tokens={room - 2}"), CPU, None)
     open_state(make_run(*asks, f"evaluation.downstream_max_tokens={room - 3}"), CPU, None).session.close()
@@ -410,7 +410,7 @@ def groups_of(lengths: list[int], texts: list[str], outcome: list[list[float]], 
     return Groups(tuple(range(len(outcome))), rollouts, tuple(texts), graded, graded, graded)
 
 
-def test_signs_of_responses_by_hand() -> None:
+def test_metrics_of_responses_by_hand() -> None:
     made = groups_of(
         [2, 3, 1, 2, 2, 3, 1, 2],
         ["~", "ok", "no ~ no", "", "a", "b", "c", "~~"],
@@ -433,7 +433,7 @@ def test_signs_of_responses_by_hand() -> None:
     assert any(mark in "Wait, I should double-check" for mark in Task.check_again)
 
 
-def test_signs_of_wishes_by_hand() -> None:
+def test_metrics_of_target_lengths_by_hand() -> None:
     graded = make_graded([[0.0, 0], [0, 0]], lengths=[[10, 14], [20, 24]])
     assert target_length_metrics(graded) == {}
     asked = replace(graded, target_length=torch.tensor([[10, 10], [30, 30]]))
@@ -501,7 +501,7 @@ def test_injected_tokens_are_in_no_counter(tmp_path: Path) -> None:
     assert row["factor/aggregation"] == pytest.approx(1, abs=1e-6), "each token of the loss weighs one in all of them"
 
 
-def test_loops_and_wishes_are_logged(tmp_path: Path) -> None:
+def test_loops_and_target_lengths_are_logged(tmp_path: Path) -> None:
     settings = ["budget.amount=2", "evaluation=brief", "updates=two", "rollouts_every=1"]
     folder = run_in_process(
         tmp_path, *settings, "truncation=repetition_stop", "truncation.share=0.2", "truncation.probability=0.9",
@@ -530,7 +530,7 @@ def test_loops_and_wishes_are_logged(tmp_path: Path) -> None:
     assert all(table.equals(answers[0]) for table in answers), "a question asks for the same at every evaluation"
 
 
-def test_a_wish_of_another_wording_is_rendered_as_it_stands() -> None:
+def test_a_question_of_another_wording_is_rendered_as_it_stands() -> None:
     template = Plain("think; ", "{question} Think for {tokens} tokens.", "[{question}]")
     asked = asking(template, Problem(1, "2+{tokens}?", "3", 1), 12)
     assert asked.question == "2+{tokens}? Think for 12 tokens." and asked.target_length == 12
