@@ -20,9 +20,12 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
+SPLITS = ("train", "probe", "heldout", "downstream")
+
+
 @dataclass(frozen=True)
 class Task(ABC):
-    """A source of problems, divided into four splits.
+    """A source of problems, divided into four splits; a task may have more, and says so in `splits`.
 
     train       the problems that the curriculum draws from
     probe       a fixed set of training problems, asked again at every evaluation
@@ -33,14 +36,22 @@ class Task(ABC):
     and an id never names two questions.
     """
 
-    splits: ClassVar[tuple[str, ...]] = ("train", "probe", "heldout", "downstream")
     step_end: ClassVar[str] = "\n"  # the text that ends a reasoning step
     # Texts that show that a response checks its own work.
     check_again: ClassVar[tuple[str, ...]] = ("Wait", "wait", "check again", "double-check", "Recheck", "recheck")
 
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The names of all splits of this task."""
+        return SPLITS
+
     @abstractmethod
     def problems(self, split: str) -> tuple[Problem, ...]:
         """The problems of one split, in a fixed order. Raises ValueError for an unknown split."""
+
+    def needed_tokens(self, split: str) -> tuple[int, ...] | None:
+        """For each problem, the tokens of a right answer without a detour; None where a task cannot know."""
+        return None
 
     def load(self, split: str) -> Dataset:
         """The same problems as a table: columns id, question, answer and difficulty."""
@@ -49,7 +60,7 @@ class Task(ABC):
         return Dataset.from_list([asdict(problem) for problem in self.problems(split)])
 
     def require_split(self, split: str) -> None:
-        """Raise ValueError unless `split` is one of the four names."""
+        """Raise ValueError unless this task has that split."""
         require(split in self.splits, "split", repr(split), f"one of {self.splits}", "use one of them")
 
 
@@ -94,6 +105,8 @@ class Reward(ABC):
     choice of numbers and do not change any accuracy.
     """
 
+    gives_part: ClassVar[bool] = False  # whether `part` is ever above 0
+
     correct: float
     wrong: float
 
@@ -113,6 +126,10 @@ class Reward(ABC):
         `answer` is the problem's right answer, `text` the decoded response without its end-of-text token. `finished`
         is False for a truncated response.
         """
+
+    def part(self, answer: str, text: str, finished: bool) -> float:
+        """What a response earns beside its outcome, for what is right in part; arguments as in `__call__`."""
+        return 0.0
 
     def values(self, outcome: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """The rewards of 0/1 outcomes, of any shape: `correct` for 1 and `wrong` for 0, exactly."""

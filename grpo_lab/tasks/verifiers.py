@@ -1,11 +1,14 @@
-"""Verifiers of the arithmetic world: one for training, a proxy that can be gamed, one for evaluation."""
+"""Verifiers of the arithmetic worlds: for training, proxies that can be gamed or err, and one for evaluation."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from grpo_lab.tasks.base import Reward
+from grpo_lab.tricks.base import require
 
 _FINAL_NUMBER = re.compile(r"#([0-9]+)\Z")
 _WHOLE_NUMBER = re.compile(r"[0-9]+")
@@ -34,6 +37,57 @@ class Lenient(Reward):
 
     def __call__(self, answer: str, text: str, finished: bool) -> float:
         return float(answer in _WHOLE_NUMBER.findall(text))
+
+
+@dataclass(frozen=True)
+class Noisy(Strict):
+    """Strict, with mistakes: some wrong responses count as right, and some right ones as wrong.
+
+    A mistake belongs to the answer and the text, as that of a real grader does: the same response to the same answer
+    is always judged the same. So a policy can learn which mistakes pay. The rates are shares of all texts.
+    """
+
+    false_positive_rate: float
+    false_negative_rate: float
+    seed: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("false_positive_rate", "false_negative_rate"):
+            rate = getattr(self, name)
+            require(0 <= rate < 1, name, rate, "at least 0 and below 1", "it is a share of texts")
+
+    def __call__(self, answer: str, text: str, finished: bool) -> float:
+        right = super().__call__(answer, text, finished)
+        rate = self.false_negative_rate if right else self.false_positive_rate
+        digest = hashlib.sha256(f"{self.seed}/{answer}/{finished}/{text}".encode()).digest()
+        mistaken = int.from_bytes(digest[:8]) < rate * 2**64
+        return 1.0 - right if mistaken else right
+
+
+@dataclass(frozen=True)
+class Near(Strict):
+    """Strict, with part of the reward for a final number close to the answer.
+
+    A finished response whose number is wrong by at most `within` gets `near` more. The outcome stays Strict's, so
+    accuracies do not count it: a guess earns something early, and only work earns all.
+    """
+
+    near: float  # of the reward
+    within: int
+    gives_part: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        room = self.correct - self.wrong
+        require(0 < self.near < room, "near", self.near, f"above 0 and below {room}", "a right answer has to earn more")
+        require(self.within >= 1, "within", self.within, "at least 1", "nothing but the answer itself would be near")
+
+    def part(self, answer: str, text: str, finished: bool) -> float:
+        final = _FINAL_NUMBER.search(text)
+        if not finished or final is None or self(answer, text, finished):
+            return 0.0
+        return self.near if abs(int(final.group(1)) - int(answer)) <= self.within else 0.0
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,14 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from random import Random
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import transformers
@@ -26,14 +27,19 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from grpo_lab.tasks.arithmetic import (
     CHECK_AGAIN,
     FINAL,
+    Chain,
+    Family,
+    Kinds,
     answer_mode,
     build_tokenizer,
     careful_steps,
-    draw_addends,
-    question_of,
+    draw_chain,
     require_ranges,
+    require_remainders,
+    symbols_of,
 )
 from grpo_lab.tasks.base import Model
+from grpo_lab.tasks.shipped import find_shipped
 from grpo_lab.tasks.verifiers import Strict
 from grpo_lab.tracking.files import locked
 from grpo_lab.tricks.base import require
@@ -64,7 +70,7 @@ class ArithmeticBase(Model):
 
     place: ClassVar[str] = "cpu"  # the device it is built on
 
-    seed: int
+    base: int  # bases of one recipe differ in their random numbers alone
     threads: int  # CPU threads while building; the process may use another number otherwise
     # architecture
     hidden_size: int
@@ -80,11 +86,17 @@ class ArithmeticBase(Model):
     addends_max: int
     number_min: int
     number_max: int
+    families: list[Family]
+    modulus: int
+    modulus_share: float
+    withheld_numbers: list[int]  # never shown, so that a task can ask for them
     hard_share: float
     hard_addends_min: int
     hard_addends_max: int
     hard_number_min: int
     hard_number_max: int
+    hard_modulus: int
+    hard_modulus_share: float
     # shares of answer modes; the rest is rambling
     guess_share: float
     careful_share: float
@@ -111,12 +123,15 @@ class ArithmeticBase(Model):
     def __post_init__(self) -> None:
         require_ranges(self, "")
         require_ranges(self, "hard_")
+        require_remainders(self, "")
+        require_remainders(self, "hard_")
+        require(len(self.families) > 0, "families", "[]", "at least one family", "write families: [sums]")
         for name in ("hard_share", "guess_share", "careful_share", "slip_rate", "careful_first", "warmup"):
             share = getattr(self, name)
             require(0 <= share <= 1, name, share, "between 0 and 1", "it is a share")
         for field in fields(self):
-            # A seed may be any number, and the ranges of numbers have been checked.
-            if field.type == "int" and field.name != "seed" and "number_" not in field.name:
+            # A base may be any number; ranges of numbers and moduli have been checked.
+            if field.type == "int" and field.name != "base" and not re.search("number_|modulus", field.name):
                 value = getattr(self, field.name)
                 require(value >= 1, field.name, value, "at least 1", "nothing can be built without it")
         modes = self.guess_share + self.careful_share
@@ -137,8 +152,8 @@ class ArithmeticBase(Model):
     def resolve(self) -> Path:
         """The cached folder of this recipe: weights, tokenizer, recipe.json and report.json.
 
-        Built on first use. Other processes that need it wait for the one that builds. An interrupted build leaves
-        nothing that could be taken for a model.
+        Unpacked or built on first use: unpacked if the base came with grpo_lab, built otherwise. Other processes that
+        need it wait for the one that builds. An interrupted build leaves nothing that could be taken for a model.
         """
         folder = cache_root() / "base" / self.key()
         if folder.exists():
@@ -149,13 +164,40 @@ class ArithmeticBase(Model):
                 partial = folder.with_name(f"{folder.name}.partial")
                 shutil.rmtree(partial, ignore_errors=True)  # left by a killed build
                 partial.mkdir()
-                build(self, partial)
+                came = find_shipped(self.key())
+                if came is None:
+                    build(self, partial)
+                else:
+                    unpack(self, came.weights, partial)
+                    write_report(partial, came.report)
                 os.replace(partial, folder)
         return folder
 
+    def kinds(self, prefix: str = "") -> Kinds:
+        """The questions to train on; `prefix` "hard_" gives the harder ones."""
+        names = ("addends_min", "addends_max", "number_min", "number_max", "modulus", "modulus_share")
+        numbers = {name: getattr(self, prefix + name) for name in names}
+        return Kinds(**numbers, families=tuple(self.families), withheld=frozenset(self.withheld_numbers))
+
+    def tokenizer(self) -> transformers.PreTrainedTokenizerFast:
+        """One token per character of this recipe's questions and answers."""
+        return build_tokenizer(self.max_positions, symbols_of(self.families, max(self.modulus, self.hard_modulus)))
+
+    def written(self) -> dict[str, Any]:
+        """The recipe and its code version as plain values."""
+        families = [family.value for family in self.families]
+        return {"code_version": CODE_VERSION, **asdict(self), "families": families}
+
+    @classmethod
+    def from_written(cls, written: Mapping[str, Any]) -> ArithmeticBase:
+        """The recipe that `written` gave."""
+        given: dict[str, Any] = {name: value for name, value in written.items() if name != "code_version"}
+        given["families"] = [Family(name) for name in given["families"]]
+        return cls(**given)
+
     def key(self) -> str:
         """Cache key of the recipe and its code version, 16 hexadecimal digits."""
-        recipe = json.dumps({"code_version": CODE_VERSION, **asdict(self)}, sort_keys=True)
+        recipe = json.dumps(self.written(), sort_keys=True)
         return hashlib.sha256(recipe.encode()).hexdigest()[:16]
 
 
@@ -169,15 +211,13 @@ def cache_root() -> Path:
 def draw_example(recipe: ArithmeticBase, rng: Random, careful_only: bool) -> Example:
     """One problem from the training buckets and one answer to it."""
     hard = "hard_" if rng.random() < recipe.hard_share else ""
-    names = ("addends_min", "addends_max", "number_min", "number_max")
-    addends = draw_addends(rng, "train", *(getattr(recipe, hard + name) for name in names))
-    question, answer = question_of(addends), str(sum(addends))
+    chain = draw_chain(rng, "train", recipe.kinds(hard))
+    question, answer = chain.question, str(chain.answer)
     mode = rng.random()
     if not careful_only and mode < recipe.guess_share:
-        low = max(0, sum(addends) - recipe.guess_spread)
-        guess = rng.randint(low, sum(addends) + recipe.guess_spread)
+        guess = draw_guess(rng, chain, recipe.guess_spread)
         return Example(question, f"{FINAL}{guess}", answer, finished=True)
-    steps, total = careful_steps(rng, addends, recipe.slip_rate, recipe.slip_spread)
+    steps, total = careful_steps(rng, chain, recipe.slip_rate, recipe.slip_spread)
     final = f"{FINAL}{total}"
     if careful_only or mode < recipe.guess_share + recipe.careful_share:
         return Example(question, steps + final, answer, finished=True)
@@ -187,6 +227,13 @@ def draw_example(recipe: ArithmeticBase, rng: Random, careful_only: bool) -> Exa
     rambling += final
     finished = len(rambling) <= recipe.ramble_max_tokens
     return Example(question, rambling[: recipe.ramble_max_tokens], answer, finished)
+
+
+def draw_guess(rng: Random, chain: Chain, spread: int) -> int:
+    """A number at most `spread` from the answer and not below zero; of a remainder, any that it can be."""
+    if chain.modulus:
+        return rng.randrange(chain.modulus)
+    return rng.randint(max(0, chain.answer - spread), chain.answer + spread)
 
 
 def encode_slice(tokenizer: transformers.PreTrainedTokenizerFast, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
@@ -250,8 +297,8 @@ def architecture(recipe: ArithmeticBase, tokenizer: transformers.PreTrainedToken
 
 def train(recipe: ArithmeticBase, tokenizer: transformers.PreTrainedTokenizerFast) -> transformers.LlamaForCausalLM:
     """Supervised training from random weights. The caller handles the random state and the number of threads."""
-    torch.manual_seed(recipe.seed)
-    rng = Random(recipe.seed)
+    torch.manual_seed(recipe.base)
+    rng = Random(recipe.base)
     model = transformers.LlamaForCausalLM(architecture(recipe, tokenizer))
     model.to(recipe.place)  # pyright: ignore[reportArgumentType] transformers wraps `to` in a way that hides its self
     model.train()
@@ -317,11 +364,9 @@ def measure(
     Temperature 1, `report_problems` problems drawn anew from the training buckets, at most `report_max_tokens` tokens
     each. Shares are of all answers. `mean_tokens` counts the end of text. A truncated answer is wrong.
     """
-    rng = Random(f"{recipe.seed}/report")
-    ranges = (recipe.addends_min, recipe.addends_max, recipe.number_min, recipe.number_max)
-    problems = [draw_addends(rng, "train", *ranges) for _ in range(recipe.report_problems)]
-    questions = [question_of(addends) for addends in problems]
-    prompts = tokenizer(questions, padding=True, return_tensors="pt").to(model.device)
+    rng = Random(f"{recipe.base}/report")
+    problems = [draw_chain(rng, "train", recipe.kinds()) for _ in range(recipe.report_problems)]
+    prompts = tokenizer([chain.question for chain in problems], padding=True, return_tensors="pt").to(model.device)
     generated = model.generate(  # pyright: ignore[reportAttributeAccessIssue] it asks more of self than Llama declares
         input_ids=prompts["input_ids"],
         attention_mask=prompts["attention_mask"],
@@ -333,13 +378,13 @@ def measure(
     )[:, prompts["input_ids"].shape[1] :]
     verifier = Strict(correct=1.0, wrong=0.0)
     counts: Counter[str] = Counter()
-    for addends, row in zip(problems, generated.tolist(), strict=True):
+    for chain, row in zip(problems, generated.tolist(), strict=True):
         finished = tokenizer.eos_token_id in row
         response = row[: row.index(tokenizer.eos_token_id)] if finished else row
         text = tokenizer.decode(response)
         assert isinstance(text, str), "a list of lists would give a list"
         counts["tokens"] += len(response) + finished
-        counts["correct"] += int(verifier(str(sum(addends)), text, finished))
+        counts["correct"] += int(verifier(str(chain.answer), text, finished))
         counts["truncated"] += not finished
         counts[answer_mode(text)] += 1
     total = len(problems)
@@ -353,23 +398,39 @@ def measure(
 
 def build(recipe: ArithmeticBase, folder: Path) -> None:
     """Train and measure the model and write it into `folder`. Restores the caller's random state and threads."""
-    tokenizer = build_tokenizer(recipe.max_positions)
     threads = torch.get_num_threads()
     torch.set_num_threads(recipe.threads)
     try:
         with torch.random.fork_rng(devices=[] if recipe.place == "cpu" else [recipe.place]):
-            model = train(recipe, tokenizer)
-            report = measure(recipe, model, tokenizer)
+            model = train(recipe, recipe.tokenizer())
+            report = measure(recipe, model, recipe.tokenizer())
     finally:
         torch.set_num_threads(threads)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    _write(recipe, model, folder)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    for name, content in (
-        ("recipe.json", {"code_version": CODE_VERSION, **asdict(recipe)}),
-        ("report.json", {"parameters": parameters, **report}),
-    ):
-        (folder / name).write_text(json.dumps(content, indent=2) + "\n")
+    write_report(folder, {"parameters": parameters, **report})
+
+
+def unpack(recipe: ArithmeticBase, weights: Path, folder: Path) -> None:
+    """Write the model of `recipe` with these weights, in fp32, into `folder`."""
+    from safetensors.torch import load_file  # it loads torch, which a command that only speaks does without
+
+    with torch.random.fork_rng(devices=[]):
+        model = transformers.LlamaForCausalLM(architecture(recipe, recipe.tokenizer()))
+    missing, unknown = model.load_state_dict(load_file(weights), strict=False)
+    assert not unknown and set(missing) <= {"lm_head.weight"}, "the head is the embedding"
+    _write(recipe, model, folder)
+
+
+def _write(recipe: ArithmeticBase, model: transformers.LlamaForCausalLM, folder: Path) -> None:
+    model.save_pretrained(folder)
+    recipe.tokenizer().save_pretrained(folder)
+    (folder / "recipe.json").write_text(json.dumps(recipe.written(), indent=2) + "\n")
+
+
+def write_report(folder: Path, report: Mapping[str, float | int]) -> None:
+    """What the model of `folder` answers, as its report.json."""
+    (folder / "report.json").write_text(json.dumps(dict(report), indent=2) + "\n")
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from grpo_lab.tasks import warm_start
 from grpo_lab.tasks.arithmetic import (
     SYMBOLS,
     ArithmeticWorld,
+    Chain,
     Plain,
     answer_mode,
     build_tokenizer,
@@ -140,7 +141,7 @@ def test_careful_steps_fit_the_training_budget_on_most_problems_but_not_on_all(
     world: ArithmeticWorld, base: ArithmeticBase
 ) -> None:
     def tokens(question: str) -> int:
-        steps, total = warm_start.careful_steps(Random(0), addends_of(question), 0.0, 1)
+        steps, total = warm_start.careful_steps(Random(0), Chain(tuple(addends_of(question))), 0.0, 1)
         return len(f"{steps}#{total}") + 1
 
     lengths = [tokens(problem.question) for problem in world.problems("train")]
@@ -405,8 +406,8 @@ def test_a_recipe_builds_to_the_same_bits_and_only_once(
     torch.rand(7)  # the process's own random state has no part in it
     again = hurried.resolve()
     assert again != folder and (again / "model.safetensors").read_bytes() == weights
-    other_seed = replace(hurried, seed=hurried.seed + 1).resolve()
-    assert (other_seed / "model.safetensors").read_bytes() != weights
+    other_base = replace(hurried, base=hurried.base + 1).resolve()
+    assert (other_base / "model.safetensors").read_bytes() != weights
 
 
 def test_building_leaves_random_state_and_threads_alone(hurried: ArithmeticBase) -> None:
@@ -433,7 +434,7 @@ def test_the_folder_holds_a_model_its_recipe_and_its_report(hurried: ArithmeticB
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert model.config.eos_token_id == tokenizer.eos_token_id == model.generation_config.eos_token_id
     recipe = json.loads((folder / "recipe.json").read_text())
-    assert recipe == {"code_version": warm_start.CODE_VERSION, **asdict(hurried)}
+    assert recipe == hurried.written() and hurried.from_written(recipe) == hurried
     report = json.loads((folder / "report.json").read_text())
     assert report["parameters"] == sum(parameter.numel() for parameter in model.parameters())
     modes = report["guess_share"] + report["careful_share"] + report["ramble_share"]

@@ -1,0 +1,107 @@
+"""Makes the base models that come with grpo_lab again, and compares them with those that came."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from scipy import stats
+
+from grpo_lab.tasks.base import Model
+from grpo_lab.tasks.shipped import FOLDER, Shipped, shipped, write_index
+from grpo_lab.tasks.warm_start import ArithmeticBase, build, measure, unpack
+from grpo_lab.tracking.files import locked
+
+BASES = 4  # of every recipe
+PROBLEMS = 1024  # asked of each of two models that are compared
+_Z = float(stats.norm.ppf(0.975))
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Accuracies of the shipped and the rebuilt model on the same PROBLEMS problems, and their difference."""
+
+    file: str
+    was: float
+    now: float
+
+    @property
+    def half_width(self) -> float:
+        """Of the 95% interval of the difference, by normal approximation of two independent shares."""
+        return _Z * math.sqrt(sum(share * (1 - share) for share in (self.was, self.now)) / PROBLEMS)
+
+    @property
+    def agrees(self) -> bool:
+        return abs(self.now - self.was) <= self.half_width
+
+    def text(self) -> str:
+        difference = f"{self.now - self.was:+.3f} +- {self.half_width:.3f}"
+        return (
+            f"{self.file:<28} shipped {self.was:.3f}  rebuilt {self.now:.3f}  {difference}  "
+            f"{'agrees' if self.agrees else 'DIFFERS'}"
+        )
+
+
+def recipes_of(model: Model) -> list[ArithmeticBase]:
+    """The recipe of each of the BASES bases like `model`. Raises ValueError for a model without a recipe."""
+    if not isinstance(model, ArithmeticBase):
+        raise ValueError(f"{type(model).__name__} has no recipe to build it from: choose a world, such as world=sums")
+    return [replace(model, base=base) for base in range(BASES)]
+
+
+def every_recipe() -> list[ArithmeticBase]:
+    """The recipes of all bases that came with grpo_lab."""
+    return [ArithmeticBase.from_written(base.recipe) for base in shipped()]
+
+
+def rebuilt(recipes: Sequence[ArithmeticBase]) -> Iterator[Compared]:
+    """Build each recipe anew in a folder of its own and compare it with the base that came with grpo_lab.
+
+    Raises ValueError for a recipe that did not come with it.
+    """
+    known = {base.key: base for base in shipped()}
+    for recipe in recipes:
+        if recipe.key() not in known:
+            raise ValueError(f"the base {recipe.key()} did not come with grpo_lab: leave --rebuild out to build it")
+    for recipe in recipes:
+        came = known[recipe.key()]
+        with tempfile.TemporaryDirectory() as scratch:
+            was, now = Path(scratch, "shipped"), Path(scratch, "rebuilt")
+            unpack(recipe, came.weights, was)
+            build(recipe, now)
+            yield Compared(came.file, *(accuracy_of(recipe, folder) for folder in (was, now)))
+
+
+def ship(name: str, recipe: ArithmeticBase) -> Shipped:
+    """Build a recipe and add it to the bases that come with grpo_lab, in place of another of the same file."""
+    file = f"{name}-{recipe.base}.safetensors"
+    with tempfile.TemporaryDirectory() as scratch:
+        build(recipe, Path(scratch, "built"))
+        FOLDER.mkdir(exist_ok=True)
+        weights = load_file(Path(scratch, "built", "model.safetensors"))
+        save_file({key: tensor.half() for key, tensor in weights.items()}, FOLDER / file, {"format": "pt"})
+        unpack(recipe, FOLDER / file, Path(scratch, "rounded"))
+        report = _report(recipe, Path(scratch, "rounded"))
+    base = Shipped(recipe.key(), file, recipe.written(), report)
+    with locked(FOLDER / ".lock", wait_seconds=math.inf):
+        others = [other for other in shipped() if other.file != file]
+        write_index(sorted([*others, base], key=lambda one: one.file))
+    return base
+
+
+def accuracy_of(recipe: ArithmeticBase, folder: Path) -> float:
+    """The share of PROBLEMS training problems, one sampled answer each, that the model in `folder` gets right."""
+    return _report(recipe, folder)["accuracy"]
+
+
+def _report(recipe: ArithmeticBase, folder: Path) -> dict[str, float]:
+    model = transformers.LlamaForCausalLM.from_pretrained(folder, dtype="float32")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.base)
+        return measure(replace(recipe, report_problems=PROBLEMS), model.eval(), recipe.tokenizer())

@@ -1,0 +1,224 @@
+"""The worlds beside the first: their questions, verifiers and the base models that come with them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from test_arithmetic_world import from_yaml
+
+from grpo_lab.policy.model_folder import fingerprint
+from grpo_lab.tasks.arithmetic import ArithmeticWorld, Chain, Family, careful_steps
+from grpo_lab.tasks.rebuild import BASES, Compared, accuracy_of, every_recipe, rebuilt
+from grpo_lab.tasks.shipped import FOLDER, find_shipped, shipped
+from grpo_lab.tasks.verifiers import Near, Noisy, Strict
+from grpo_lab.tasks.warm_start import ArithmeticBase, LocalModel, draw_example
+
+WORLDS = ("sums", "length", "explore", "guessable", "families")
+strict = Strict(correct=1.0, wrong=0.0)
+
+
+@pytest.mark.parametrize(
+    ("chain", "question", "steps", "answer"),
+    [
+        (Chain((7, 15, 8)), "7+15+8?", "7+15=22;22+8=30;", 30),
+        (Chain((7, 15, 8), Family.differences), "30-15-8?", "30-15=15;15-8=7;", 7),
+        (Chain((7, 15, 8), modulus=7), "7+15+8%7?", "7+15=22;22+8=30;30%7=2;", 2),
+    ],
+)
+def test_a_question_its_steps_and_its_answer(chain: Chain, question: str, steps: str, answer: int) -> None:
+    assert chain.question == question
+    assert careful_steps(Random(0), chain, 0.0, 5) == (steps, answer)
+    assert chain.answer == answer
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_no_two_splits_of_a_world_share_a_question(world: str) -> None:
+    task = from_yaml(ArithmeticWorld, f"task/{world}")
+    seen: dict[str, str] = {}
+    ids: set[int] = set()
+    for split in task.splits:
+        if split == "probe":
+            assert task.problems("probe") == task.problems("train")[: task.probe_size]
+            continue
+        for problem in task.problems(split):
+            assert seen.setdefault(problem.question, split) == split
+            ids.add(problem.id)
+    assert len(ids) == len(seen)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_withheld_numbers_stand_in_one_split_alone_and_no_base_has_read_them(world: str) -> None:
+    task = from_yaml(ArithmeticWorld, f"task/{world}")
+    recipe = from_yaml(ArithmeticBase, f"model/{world}_base")
+    withheld = {str(number) for number in task.withheld_numbers}
+    assert withheld and recipe.withheld_numbers == task.withheld_numbers
+
+    def operands(question: str) -> set[str]:
+        return set(re.findall(r"\d+", question.partition("%")[0]))
+
+    for split in ("train", "heldout", "downstream"):
+        assert not any(operands(problem.question) & withheld for problem in task.problems(split))
+    assert all(operands(problem.question) & withheld for problem in task.problems("heldout_rule"))
+    sums = replace(recipe, families=[Family.sums])  # a difference may start with any number
+    rng = Random(1)
+    read = [draw_example(sums, rng, careful_only=False).question for _ in range(500)]
+    assert not any(operands(question) & withheld for question in read)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_other_numbers_are_beyond_those_of_training(world: str) -> None:
+    task = from_yaml(ArithmeticWorld, f"task/{world}")
+    numbers = [int(n) for p in task.problems("other_numbers") for n in re.findall(r"\d+", p.question.partition("%")[0])]
+    assert min(numbers) > task.number_max and max(numbers) <= task.other_number_max
+
+
+def test_the_other_family_asks_differences_with_answers_that_fit_them() -> None:
+    task = from_yaml(ArithmeticWorld, "task/families")
+    for problem in task.problems("other_family"):
+        first, *others = map(int, problem.question.removesuffix("?").split("-"))
+        assert int(problem.answer) == first - sum(others) >= 0
+    both = replace(task, families=[Family.sums, Family.differences])
+    kinds = {"-" in problem.question for problem in both.problems("train")}
+    assert kinds == {True, False}
+
+
+def test_a_split_that_a_world_does_not_have_is_refused() -> None:
+    first = from_yaml(ArithmeticWorld, "task/arithmetic")
+    assert first.splits == ("train", "probe", "heldout", "downstream")
+    with pytest.raises(ValueError, match="split must be one of"):
+        first.problems("other_family")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"families": []}, "families must be at least one family"),
+        ({"modulus": 1}, "modulus must be 0 or at least 2, got 1"),
+        ({"modulus": 0, "modulus_share": 0.5}, "modulus_share must be between 0 and 1, and 0 without a modulus"),
+        ({"other_number_max": 3}, "other_number_max must be 0 or at least other_number_min"),
+    ],
+)
+def test_mistaken_kinds_of_questions_are_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(from_yaml(ArithmeticWorld, "task/guessable"), **change)
+
+
+def test_half_of_the_guesses_of_a_remainder_are_right() -> None:
+    recipe = replace(from_yaml(ArithmeticBase, "model/guessable_base"), guess_share=1.0, careful_share=0.0)
+    recipe = replace(recipe, modulus_share=1.0, hard_share=0.0)
+    rng = Random(0)
+    drawn = [draw_example(recipe, rng, careful_only=False) for _ in range(2000)]
+    right = sum(strict(example.answer, example.response, True) for example in drawn) / len(drawn)
+    assert right == pytest.approx(0.5, abs=0.04)
+
+
+# Verifiers that err, and rewards in parts
+
+
+def test_a_noisy_verifier_errs_at_its_rates_and_always_alike() -> None:
+    noisy = Noisy(correct=1.0, wrong=0.0, false_positive_rate=0.3, false_negative_rate=0.1, seed=0)
+    wrong = [noisy("5", f"{n}=#6", True) for n in range(4000)]
+    right = [noisy("6", f"{n}=#6", True) for n in range(4000)]
+    assert sum(wrong) / 4000 == pytest.approx(0.3, abs=0.03)
+    assert sum(right) / 4000 == pytest.approx(0.9, abs=0.03)
+    assert wrong == [noisy("5", f"{n}=#6", True) for n in range(4000)]
+    assert wrong != [replace(noisy, seed=1)("5", f"{n}=#6", True) for n in range(4000)]
+    exact = replace(noisy, false_positive_rate=0.0, false_negative_rate=0.0)
+    assert [exact("6", f"#{n}", True) for n in (5, 6, 7)] == [0.0, 1.0, 0.0]
+    with pytest.raises(ValueError, match="false_positive_rate must be at least 0 and below 1, got 1"):
+        replace(noisy, false_positive_rate=1.0)
+
+
+def test_a_near_number_earns_a_part_and_is_no_right_answer() -> None:
+    near = Near(correct=1.0, wrong=0.0, near=0.3, within=3)
+    texts = {"#33": 0.0, "#36": 0.3, "#30": 0.3, "#37": 0.0, "33": 0.0}
+    assert {text: near.part("33", text, True) for text in texts} == texts
+    assert near.part("33", "#34", False) == 0.0  # truncated
+    assert near("33", "#34", True) == 0.0 and near("33", "#33", True) == 1.0
+    with pytest.raises(ValueError, match="near must be above 0 and below 1"):
+        replace(near, near=1.0)
+
+
+# Base models that come with grpo_lab
+
+
+def test_the_fingerprint_is_of_the_numbers_and_not_of_the_files(tmp_path: Path, tiny_base: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(tiny_base / "model.safetensors")
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+    names = sorted(weights)
+    save_file({name: weights[name] for name in names[:3]}, first / "a.safetensors", {"of": "part"})
+    save_file({name: weights[name] for name in names[3:]}, first / "b.safetensors")
+    assert fingerprint(first) == fingerprint(tiny_base)
+    weights[names[0]] = weights[names[0]] + 1e-6
+    save_file(weights, second / "model.safetensors")
+    assert fingerprint(second) != fingerprint(tiny_base)
+
+
+@pytest.mark.parametrize("model", [*(f"{world}_base" for world in WORLDS), "arithmetic_base", "tiny_base"])
+def test_four_bases_of_every_world_come_with_the_package(model: str) -> None:
+    recipe = from_yaml(ArithmeticBase, f"model/{model}")
+    found = [find_shipped(replace(recipe, base=base).key()) for base in range(BASES)]
+    assert [base and base.file for base in found] == [f"{model}-{base}.safetensors" for base in range(BASES)]
+    assert find_shipped(replace(recipe, base=BASES).key()) is None
+
+
+def test_the_index_holds_no_other_base_and_all_are_small() -> None:
+    files = {base.file for base in shipped()}
+    assert len(files) == len(shipped()) == BASES * (len(WORLDS) + 2)
+    assert {path.name for path in FOLDER.glob("*.safetensors")} == files
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 20e6
+    assert every_recipe()[0].key() == shipped()[0].key
+
+
+def test_a_shipped_base_is_unpacked_to_the_same_weights_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors.torch import load_file
+
+    recipe = from_yaml(ArithmeticBase, "model/tiny_base")
+    came = find_shipped(recipe.key())
+    assert came is not None
+    folders = []
+    for name in ("one", "two"):
+        monkeypatch.setenv("GRPO_LAB_CACHE", str(tmp_path / name))
+        torch.manual_seed(len(folders))  # the caller's random state changes nothing
+        folders.append(recipe.resolve())
+    weights = load_file(came.weights)
+    unpacked = load_file(folders[0] / "model.safetensors")
+    assert unpacked.keys() == weights.keys()
+    assert all(torch.equal(unpacked[name], weights[name].float()) for name in weights)
+    assert fingerprint(folders[0]) == fingerprint(folders[1])
+    assert LocalModel(str(folders[0])).resolve() == folders[0]
+
+
+def test_shipped_weights_that_are_gone_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grpo_lab.tasks.shipped.FOLDER", tmp_path)
+    with pytest.raises(ValueError, match=r"lacks .*tiny_base-0\.safetensors.*restore the files"):
+        shipped()
+
+
+def test_a_rebuilt_base_is_compared_with_the_one_that_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three steps of training are no base: the comparison has to say so."""
+    monkeypatch.setenv("GRPO_LAB_CACHE", str(tmp_path))
+    hurried = replace(from_yaml(ArithmeticBase, "model/tiny_base"), steps=3)
+    came = from_yaml(ArithmeticBase, "model/tiny_base")
+    compared = Compared("tiny_base-0.safetensors", *(accuracy_of(came, one.resolve()) for one in (came, hurried)))
+    assert compared.was > 0.3 and compared.now < 0.1 and not compared.agrees and "DIFFERS" in compared.text()
+    assert Compared("same", 0.42, 0.45).agrees and not Compared("other", 0.42, 0.48).agrees
+    with pytest.raises(ValueError, match="did not come with grpo_lab"):
+        next(rebuilt([hurried]))
+
+
+@pytest.mark.extended
+def test_a_shipped_base_built_again_agrees() -> None:
+    (compared,) = rebuilt([from_yaml(ArithmeticBase, "model/tiny_base")])
+    assert compared.agrees, compared.text()
