@@ -89,6 +89,7 @@ def check_last_sync(
 def sync_sampler(run: RunConfig, state: RunState, queue: RolloutQueue) -> None:
     """Stage 11: give the sampler the learner's weights, and the reference its share of them."""
     queue.sync(state.learner.state_dict().items(), state.updates)
+    state.keep_weights(run)
     state.unproven = True
     probe_sync(run, state)
     state.refresh_reference(run.reference.mixes(state.ledger.steps - 1))

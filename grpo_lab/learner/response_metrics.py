@@ -23,6 +23,8 @@ def response_metrics(made: Groups, check_again: Sequence[str], best: Float[Tenso
         "rollout/check_again": sum(again) / len(again),
         "rollout/interrupted": float(rollouts.interrupted.double().mean()),
         "rollout/stopped": float(rollouts.looped.double().mean()),
+        "rollout/length_std_within": float(shaped.lengths.double().std(dim=1, correction=0).mean()),
+        "rollout/length_std_across": float(shaped.lengths.double().mean(dim=1).std(correction=0)),
         "rollout/best_gap": float((best[list(made.indices)] - shaped.reward.mean(dim=1)).mean()),
     }
     size = rollouts.group_size

@@ -14,10 +14,11 @@ from grpo_lab.config.run_config import RunConfig
 from grpo_lab.learner.mismatch import mismatch_metrics
 from grpo_lab.learner.response_metrics import response_metrics
 from grpo_lab.learner.update import Advantages, BeforeUpdates, UpdateTally
-from grpo_lab.policy.batching import StepInputs
+from grpo_lab.policy.batching import StepInputs, totals_of
 from grpo_lab.rollout.grading import token_texts
 from grpo_lab.rollout.queue import RolloutBatch, RolloutQueue
 from grpo_lab.tracking.metrics import touched_metric
+from grpo_lab.tricks.aggregation import Aggregation
 from grpo_lab.tricks.base import NEGLIGIBLE, Trick
 from grpo_lab.tricks.group_filter import Signal, without_signal
 from grpo_lab.types import Bool, Graded, Groups, Int, Tensor
@@ -25,8 +26,11 @@ from grpo_lab.types import Bool, Graded, Groups, Int, Tensor
 # The axes whose options may touch nothing in a run, and are then reported as inert.
 TOUCHING_AXES = (
     "curriculum", "truncation", "reward_shaping", "group_filter", "old_policy", "correction", "rejection", "baseline",
-    "scale", "importance", "surrogate", "denominator", "kl", "entropy",
+    "scale", "importance", "surrogate", "aggregation", "denominator", "kl", "entropy",
 )  # fmt: skip
+
+
+REWEIGHTED = 0.01  # a token's weight that differs by more is another weight
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ def step_metrics(run: RunConfig, queue: RolloutQueue, step: FinishedStep) -> dic
     metrics |= staleness_metrics((tally.version - rollouts.weight_version)[rollouts.sampled_mask])
     return metrics | {
         "touched/curriculum": batch.passed_over,
+        "touched/aggregation": reweighted_tokens(run.aggregation, step.inputs.loss_mask, rollouts.group_size),
         "train/entropy_coef": step.inputs.entropy_coef,
     }
 
@@ -148,6 +153,21 @@ def touched_rows(step: FinishedStep) -> dict[str, float]:
     if graded is not step.before.rejected:  # a KL penalty in the reward; one in the loss is counted per token
         metrics["touched/kl"] = _share(_changed(step.before.rejected, graded))
     return metrics
+
+
+def reweighted_tokens(aggregation: Aggregation, loss_mask: Bool[Tensor, "N T"], group_size: int) -> float:
+    """The share of the loss's tokens whose weight, beside the mean weight, is not that of `sequence_mean`.
+
+    A weight that differs by less than a hundredth counts as the same. The weights are those of one optimiser step over
+    the whole batch.
+    """
+    totals = totals_of(loss_mask, group_size, range(len(loss_mask)))
+    token_loss = torch.zeros(loss_mask.shape, dtype=torch.float64, requires_grad=True)
+    with torch.enable_grad():
+        (weights,) = torch.autograd.grad(aggregation(token_loss, loss_mask, totals), token_loss)
+    plain = (loss_mask / loss_mask.sum(dim=1, keepdim=True).clamp(min=1)).double()
+    ratio = (weights / weights.sum() * plain.sum() / plain)[loss_mask]
+    return float(((ratio - 1).abs() > REWEIGHTED).double().mean()) if len(ratio) else 0.0
 
 
 def inert_axes(run: RunConfig, touched: dict[str, float]) -> list[str]:

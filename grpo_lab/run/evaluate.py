@@ -1,4 +1,4 @@
-"""Evaluation: four suites, two with the training protocol and two with their own; every answer is saved.
+"""Evaluation: four suites and further ones; two have the training protocol, all others their own. Answers are saved.
 
     probe              training problems, training protocol (has it learned what it trains on?)
     heldout_training   held-out problems, training protocol and training verifier
@@ -6,9 +6,20 @@
     downstream         harder problems and a larger budget, evaluation protocol
 
 Neighbours in this list differ in one thing each: the questions; the protocol and verifier; the difficulty and
-budget. So training reward minus downstream accuracy can be split into its causes. A question's noise does not
-depend on the step, the arm or the protocol. The same question uses the same random numbers at every checkpoint
-and in both held-out suites, which removes most sampling noise from differences.
+budget. So training reward minus downstream accuracy can be split into its causes. Further suites differ from one of
+the four in one thing, and are asked at the ends of a run:
+
+    downstream_short   the downstream problems, training budget
+    other_wording      held-out problems, worded otherwise
+    heldout_rule       problems held out by a rule and not at random
+    other_numbers      numbers outside the training range, and the long budget, since they take more tokens to write
+    other_family       problems of the family not trained on, long budget
+
+Where the sampler lags behind the learner, `sampler_heldout` and `sampler_downstream` ask the weights that sampled the
+step's batch: training reward is theirs, and not that of the weights that the other suites ask.
+
+A question's noise does not depend on the step, the arm or the protocol. The same question uses the same random
+numbers at every checkpoint and in every suite of its split, which removes most sampling noise from differences.
 """
 
 from __future__ import annotations
@@ -16,14 +27,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import pandas as pd
 import torch
 import transformers
 
-from grpo_lab.config.evaluation import Evaluation
+from grpo_lab.config.evaluation import SPLITS, Evaluation
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.engines.base import EngineSession
 from grpo_lab.rollout.grading import (
@@ -36,7 +47,7 @@ from grpo_lab.rollout.grading import (
     with_target_length,
 )
 from grpo_lab.tasks.base import Reward, Template
-from grpo_lab.tracking.metrics import pass_at_k
+from grpo_lab.tracking.metrics import SAMPLER_SUITES, pass_at_k
 from grpo_lab.tricks.truncation import Truncation
 from grpo_lab.types import Float, NoiseKey, Problem, Rollouts, SamplingParams, Tensor
 
@@ -48,34 +59,63 @@ class Suite:
     name: str
     split: str
     problems: tuple[Problem, ...]
+    samples: int
     params: SamplingParams
     verifier: Reward
     truncation: Truncation | None = None  # the run's, under the training protocol
     measures_kl: bool = False  # whether it samples from the policy itself, with the training protocol
 
 
-def make_suites(run: RunConfig) -> list[Suite]:
-    """The four suites of a run. Raises ValueError if a split has fewer problems than evaluation needs.
+def make_suites(run: RunConfig, ends: bool = True) -> list[Suite]:
+    """The suites of a run: those of its ends, which are the larger ones, or those between.
 
-    Probe and held-out questions keep the training split's mix of difficulties. With another mix, training reward
-    and accuracy would differ for a reason that is not the policy's.
+    Raises ValueError if the task lacks a split or a split has fewer problems than evaluation needs. Probe and held-out
+    questions keep the training split's mix of difficulties. With another mix, training reward and accuracy would
+    differ for a reason that is not the policy's.
     """
     plan = run.evaluation
-    mix = Counter(problem.difficulty for problem in run.task.problems("train"))
-    heldout = _some(run, "heldout", plan.heldout_problems, mix)
-    probe = _some(run, "probe", plan.probe_problems, mix)
-    downstream = _some(run, "downstream", plan.downstream_problems, None)
+    samples = plan.ends_samples if ends else plan.samples
+    mix = _mix(run.task.problems("train"))
+    probe, heldout, downstream = (_asked(run, split, ends, mix) for split in ("probe", "heldout", "downstream"))
+    training = run.engine.params
     protocol = SamplingParams(plan.max_tokens, plan.temperature, plan.top_p)
-    long = SamplingParams(plan.downstream_max_tokens, plan.temperature, plan.top_p)
-    return [
-        Suite("probe", "probe", probe, run.engine.params, run.reward, run.truncation),
-        Suite("heldout_training", "heldout", heldout, run.engine.params, run.reward, run.truncation, measures_kl=True),
-        Suite("heldout", "heldout", heldout, protocol, run.verifier),
-        Suite("downstream", "downstream", downstream, long, run.verifier),
+    long = replace(protocol, max_tokens=plan.downstream_max_tokens)
+    suites = [
+        Suite("probe", "probe", probe, samples, training, run.reward, run.truncation),
+        Suite("heldout_training", "heldout", heldout, samples, training, run.reward, run.truncation, measures_kl=True),
+        Suite("heldout", "heldout", heldout, samples, protocol, run.verifier),
+        Suite("downstream", "downstream", downstream, samples, long, run.verifier),
     ]
+    for name in plan.suites if ends else ():
+        split = SPLITS.get(name, name)
+        own = None if split in ("downstream", "other_family") else mix
+        problems = _some(run, split, plan.suite_problems, own, "evaluation.suite_problems")
+        if name == "other_wording":
+            problems = tuple(replace(one, question=plan.in_other_words(one.question)) for one in problems)
+        params = long if name in ("other_numbers", "other_family") else protocol
+        suites.append(Suite(name, split, problems, samples, params, run.verifier))
+    return suites
 
 
-def _some(run: RunConfig, split: str, number: int, mix: Counter[int] | None) -> tuple[Problem, ...]:
+def of_the_sampler(suites: Sequence[Suite]) -> list[Suite]:
+    """The suites among `suites` that are asked the weights that sampled a batch, under the names they have then."""
+    named = [replace(suite, name=f"sampler_{suite.name}") for suite in suites]
+    return [suite for suite in named if suite.name in SAMPLER_SUITES]
+
+
+def _asked(run: RunConfig, split: str, ends: bool, mix: Counter[int]) -> tuple[Problem, ...]:
+    """The problems of one of the three main splits; those between the ends are some of those there."""
+    own = None if split == "downstream" else mix
+    key = f"ends_{split}_problems"
+    problems = _some(run, split, getattr(run.evaluation, key), own, f"evaluation.{key}")
+    return problems if ends else with_mix(problems, getattr(run.evaluation, f"{split}_problems"), own or _mix(problems))
+
+
+def _mix(problems: Sequence[Problem]) -> Counter[int]:
+    return Counter(problem.difficulty for problem in problems)
+
+
+def _some(run: RunConfig, split: str, number: int, mix: Counter[int] | None, key: str) -> tuple[Problem, ...]:
     problems = [
         with_target_length(
             run.reward_shaping, run.template, problem, NoiseKey(run.seed, f"eval/{split}", 0, problem.id, 0)
@@ -85,9 +125,9 @@ def _some(run: RunConfig, split: str, number: int, mix: Counter[int] | None) -> 
     if len(problems) < number:
         raise ValueError(
             f"evaluation asks for {number} problems of split {split!r}, which has {len(problems)}: "
-            f"lower evaluation.{split}_problems or enlarge the task"
+            f"lower {key} or enlarge the task"
         )
-    return with_mix(problems, number, mix or Counter(problem.difficulty for problem in problems))
+    return with_mix(problems, number, mix or _mix(problems))
 
 
 def with_mix(problems: Sequence[Problem], number: int, mix: Counter[int]) -> tuple[Problem, ...]:
@@ -126,7 +166,7 @@ def evaluate(
     """Metrics of every suite, and one table row per suite, question and sample."""
     tables, metrics = [], {}
     for suite in suites:
-        rollouts, table = _answers(suite, session, tokenizer, template, plan.samples, seed)
+        rollouts, table = _answers(suite, session, tokenizer, template, seed)
         metrics.update(_summary(suite.name, table, plan.pass_at))
         if suite.measures_kl and initial is not None:
             metrics[f"eval/{suite.name}/kl_initial"] = kl_of_responses(rollouts, initial(rollouts))
@@ -139,9 +179,9 @@ def _answers(
     session: EngineSession,
     tokenizer: transformers.PreTrainedTokenizerBase,
     template: Template,
-    samples: int,
     seed: int,
 ) -> tuple[Rollouts, pd.DataFrame]:
+    samples = suite.samples
     prompts = encode_prompts(tokenizer, template, suite.problems)
     requests = group_requests(suite.problems, prompts, samples, suite.params, seed, f"eval/{suite.split}", 0)
     if suite.truncation is None:
@@ -185,12 +225,13 @@ def _summary(suite: str, table: pd.DataFrame, ks: Sequence[int]) -> Mapping[str,
     means, right, drawn = by_question.mean(), by_question.sum(), by_question.count()
     metrics = {
         f"eval/{suite}/accuracy": float(means.mean()),
+        f"eval/{suite}/responses": len(table),
         f"eval/{suite}/length": float(table["length"].mean()),
         f"eval/{suite}/truncated": float(table["truncated"].mean()),
     }
     if len(means) > 1:
         metrics[f"eval/{suite}/accuracy_se"] = float(means.std(ddof=1) / math.sqrt(len(means)))
-    for k in ks:
+    for k in (k for k in ks if k <= drawn.min()):
         chances = [pass_at_k(int(n), int(c), k) for n, c in zip(drawn, right)]
         metrics[f"eval/{suite}/pass_at_{k}"] = sum(chances) / len(chances)
     return metrics

@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from grpo_lab.config.run_config import VOLATILE, flat
+from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.renames import with_config_keys
 from grpo_lab.tracking.whole import AFRESH, SEAL, read_json, read_sealed
 
@@ -48,6 +49,21 @@ def check_folder(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
     return before
 
 
+def check_base(folder: Path, weights: str) -> None:
+    """Record the fingerprint of the weights that the run began with, in base.json.
+
+    Raises ValueError if a run in this folder began with others: its reference and its step 0 would be of another model.
+    """
+    path = folder / "base.json"
+    if not path.exists():
+        write_json(path, {"fingerprint": weights})
+    elif (before := read_json(path, AFRESH)["fingerprint"]) != weights:
+        raise ValueError(
+            f"{folder} began with the weights {before}, and the model has {weights} now: give back the model it had, "
+            "or move that folder away"
+        )
+
+
 def _left_behind(folder: Path) -> str | None:
     """The first file found that a run writes only after run.json; None if there is none."""
     metrics = folder / "metrics.jsonl"
@@ -77,6 +93,7 @@ def describe_run(
     """
     git = environment["git"] or {}
     recipe, _, rest = name.partition(",")
+    base = config.model.get("base")
     # User interfaces shorten long names, so the parts that differ go first.
     title = [recipe, f"seed={config.seed}", rest]
     if sweep is not None:
@@ -95,5 +112,6 @@ def describe_run(
         "stretches": list(stretches),
         "sweep_folder": sweep,
         "warnings": list(warnings),
-        "tags": {name: label for name, label in config.cell.items() if label},
+        "tags": {name: label for name, label in config.cell.items() if label}
+        | ({} if base is None else {"base": base}),
     }

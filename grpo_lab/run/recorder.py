@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from grpo_lab.config.run_config import RunConfig
 from grpo_lab.policy.batching import rollout_logprobs
 from grpo_lab.rollout.queue import RolloutQueue
 from grpo_lab.run import checkpoint
-from grpo_lab.run.evaluate import InitialLogprobs, evaluate
+from grpo_lab.run.evaluate import InitialLogprobs, evaluate, of_the_sampler
 from grpo_lab.run.state import RunState
-from grpo_lab.tracking.metrics import SUITES, check, is_touched
+from grpo_lab.tracking.metrics import FURTHER_SUITES, SUITES, check, is_touched
 from grpo_lab.tracking.mlflow_mirror import Tracking
 from grpo_lab.tracking.progress import RunProgress
 from grpo_lab.tracking.run_log import RunLog
@@ -64,8 +65,13 @@ class Recorder:
         clock: Clock,
         metrics: Mapping[str, float | int],
         rollouts: pd.DataFrame | None = None,
+        sampled_by: int | None = None,
     ) -> None:
-        """Log the step that the ledger counts as the latest; `rollouts` is its table, if this step saves one."""
+        """Log the step that the ledger counts as the latest.
+
+        `rollouts` is its table, if this step saves one, and `sampled_by` the version of the weights that sampled its
+        batch.
+        """
         run, ledger, step = self.run, state.ledger, state.ledger.steps
         if rollouts is not None:
             self.log.write_table("rollouts", step, rollouts)
@@ -77,10 +83,7 @@ class Recorder:
             speed["time/tokens_per_second"] = generated / sum(clock.seconds.values())
         if step % run.evaluation.every == 0 or share >= 1:
             with clock("evaluate"):
-                accuracies, answers = evaluate(
-                    state.suites, state.session, state.tokenizer, run.template, run.evaluation, run.seed,
-                    self._initial_logprobs(state),
-                )  # fmt: skip
+                accuracies, answers = self._evaluate(state, step == 0 or share >= 1, sampled_by)
                 numbers |= accuracies | {"eval/probe/best_gap": state.probe_gap(answers)}
                 self.log.write_table("eval", step, answers.assign(step=step))
         for name, value in metrics.items():
@@ -100,6 +103,21 @@ class Recorder:
         self.progress.show(step, share, numbers, timing)
         if share < 1:
             self._refuse_to_idle()
+
+    def _evaluate(self, state: RunState, ends: bool, sampled_by: int | None) -> tuple[dict[str, float], pd.DataFrame]:
+        """Evaluate the learner's weights, and those that sampled the batch if they are older and kept."""
+        run = self.run
+        suites = state.suites if ends else state.suites_between
+        ask = partial(
+            evaluate, session=state.session, tokenizer=state.tokenizer, template=run.template, plan=run.evaluation,
+            seed=run.seed,
+        )  # fmt: skip
+        metrics, answers = ask(suites, initial=self._initial_logprobs(state))
+        if sampled_by is None or not state.kept or sampled_by == state.updates:
+            return metrics, answers
+        with state.sampling_as(sampled_by):
+            older, their_answers = ask(of_the_sampler(suites))
+        return metrics | older, pd.concat([answers, their_answers], ignore_index=True)
 
     def _refuse_to_idle(self) -> None:
         """Raise Exhausted after too many steps in a row without an update."""
@@ -183,8 +201,11 @@ def summarise(log: RunLog, ledger: Ledger, inert: Sequence[str], described: Mapp
 def verdict(folder: Path, done: Mapping[str, Any]) -> str:
     """The summary of a finished run in words; `done` is its DONE."""
     lines = [f"finished after {done['steps']} steps; accuracy before -> after:"]
-    width = max(map(len, SUITES.values()))
-    for suite, name in SUITES.items():
+    asked = {
+        suite: name for suite, name in (SUITES | FURTHER_SUITES).items() if f"eval/{suite}/accuracy" in done["last"]
+    }
+    width = max(map(len, asked.values()))
+    for suite, name in asked.items():
         before, after = (done[when][f"eval/{suite}/accuracy"] for when in ("first", "last"))
         lines.append(f"  {name:<{width}}  {before:.3f} -> {after:.3f}  ({after - before:+.3f})")
     for change in done.get("stretches", ())[1:]:

@@ -6,6 +6,8 @@ loaded.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from grpo_lab.config.run_config import RunConfig
 from grpo_lab.engines.base import EngineSession
 from grpo_lab.policy import packing
 from grpo_lab.policy.critic import LiveCritic, open_critic
-from grpo_lab.policy.model_folder import context_length, stop_token_ids
+from grpo_lab.policy.model_folder import context_length, fingerprint, stop_token_ids
 from grpo_lab.policy.models import load_model, moved, recompute_layers
 from grpo_lab.rollout.grading import asking, encode_prompts, tools_for
 from grpo_lab.run.evaluate import Suite, make_suites
@@ -30,16 +32,20 @@ from grpo_lab.types import Microbatching, Problem
 class RunState:
     """Everything a run holds while it trains, except the rollout queue.
 
-    `microbatching` is the run's, without packing if the model does not support it.
+    `microbatching` is the run's, without packing if the model does not support it. `suites` are asked at the ends of
+    the run, `suites_between` in between. `kept` are the weights of the latest syncs by version, if evaluation asks the
+    weights that sampled a batch and the schedule lets them lag behind the learner.
     `initial` is the policy before the first update, loaded if evaluation measures the KL from it. `updates` and
     `ledger` count the work so far. `entropy_coef` is the entropy trick's state. `probe_best` is the best verifier
     outcome of each probe question so far. `log_position` is the log's size in bytes at the checkpoint.
     """
 
     device: torch.device
+    base: str  # fingerprint of the weights that the run began with
     tokenizer: PreTrainedTokenizerBase
     problems: tuple[Problem, ...]
     suites: list[Suite]
+    suites_between: list[Suite]
     learner: PreTrainedModel
     reference: PreTrainedModel | None
     initial: PreTrainedModel | None
@@ -55,6 +61,7 @@ class RunState:
     probe_best: dict[int, float] = field(default_factory=dict)
     updates: int = 0
     log_position: int = 0
+    kept: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
 
     @property
     def policy_learns(self) -> bool:
@@ -69,9 +76,34 @@ class RunState:
         for own, learnt in zip(self.reference.parameters(), self.learner.parameters()):
             own.lerp_(learnt, share)
 
+    def keep_weights(self, run: RunConfig) -> None:
+        """Keep a copy of the learner's weights for as long as a batch that they sampled may wait."""
+        if not run.evaluation.sampler_weights or run.schedule.keeps_sampler_current:
+            return
+        weights = self.learner.state_dict()
+        self.kept[self.updates] = {name: tensor.to("cpu", copy=True) for name, tensor in weights.items()}
+        for version in sorted(self.kept)[: -(run.schedule.ahead + 2)]:
+            del self.kept[version]
+
+    @contextmanager
+    def sampling_as(self, version: int) -> Iterator[None]:
+        """Let the sampler hold kept weights: those of `version`, or the oldest kept if these are older still.
+
+        Afterwards it holds the learner's again. No response may be on its way in another process.
+        """
+        held = min(kept for kept in self.kept if kept >= version)
+        self.session.update_weights(self.kept[held].items(), held)
+        yield
+        self.session.update_weights(self.learner.state_dict().items(), self.updates)
+
     def probe_gap(self, answers: pd.DataFrame) -> float:
-        """Mean over probe questions of the best verifier outcome so far minus the accuracy now."""
-        by_question = answers[answers["suite"] == "probe"].groupby("problem_id")["outcome"]
+        """Mean over probe questions of the best verifier outcome so far minus the accuracy now.
+
+        Over the questions that every evaluation asks.
+        """
+        (probe,) = (suite for suite in self.suites_between if suite.name == "probe")
+        always = answers["problem_id"].isin([problem.id for problem in probe.problems])
+        by_question = answers[always & (answers["suite"] == "probe")].groupby("problem_id")["outcome"]
         best, now = by_question.max(), by_question.mean()
         for question, outcome in zip(best.index.tolist(), best.tolist()):
             self.probe_best[question] = max(self.probe_best.get(question, 0.0), float(outcome))
@@ -91,6 +123,7 @@ class RunState:
             "critic": None if self.critic is None else self.critic.to_state(),
             "probe_best": self.probe_best,
             "loss_scale": self.loss_scale.state_dict(),
+            "kept": self.kept,
         }
 
     def from_state(self, state: dict[str, Any]) -> None:
@@ -102,6 +135,7 @@ class RunState:
         self.optimizer.load_state_dict(state["optimizer"])
         self.probe_best = state["probe_best"]
         self.loss_scale.load_state_dict(state["loss_scale"])
+        self.kept = state["kept"]
         if self.critic is not None:
             self.critic.from_state(state["critic"])
         if self.reference is not None and state["reference"] is not None:
@@ -191,9 +225,11 @@ def open_state(
             recompute_layers(critic.trunk)
     state = RunState(
         device=device,
+        base=fingerprint(folder),
         tokenizer=tokenizer,
         problems=problems,
         suites=suites,
+        suites_between=make_suites(run, ends=False),
         learner=learner,
         reference=reference,
         initial=initial,
@@ -209,4 +245,5 @@ def open_state(
     if saved:
         state.from_state(saved)
     state.session.update_weights(learner.state_dict().items(), state.updates)
+    state.keep_weights(run)
     return state

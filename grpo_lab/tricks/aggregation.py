@@ -51,6 +51,7 @@ class SequenceMean(Aggregation):
     eps: float  # tokens
 
     rows_weigh_alike: ClassVar[bool] = True
+    touches_nothing: ClassVar[bool] = True
 
     @property
     def formula(self) -> str:

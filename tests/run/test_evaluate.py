@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
+from short_runs import metrics_of, run_in_process
 
+from grpo_lab.config.rules import check_compatible
 from grpo_lab.run.evaluate import evaluate, make_suites
 from grpo_lab.run.state import open_state
 
@@ -41,3 +45,110 @@ def test_both_held_out_probes_draw_the_same_numbers_and_errors_are_of_questions(
     spread = sum((rate - mean) ** 2 for rate in rates) / 11
     assert len(rates) == 12 and metrics["eval/heldout/accuracy"] == pytest.approx(mean)
     assert metrics["eval/heldout/accuracy_se"] == pytest.approx(math.sqrt(spread / 12)) and spread > 0
+
+
+def test_what_is_asked_between_the_ends_is_a_part_of_what_is_asked_there(make_run) -> None:
+    more = ("evaluation.ends_heldout_problems=40", "evaluation.ends_samples=4", "evaluation.pass_at=[1,4]")
+    run = make_run(*SAME, *more)
+    ends, between = make_suites(run), make_suites(run, ends=False)
+    assert [suite.name for suite in ends] == [suite.name for suite in between]
+    assert [len(suite.problems) for suite in ends] == [4, 40, 40, 4]
+    assert [len(suite.problems) for suite in between] == [4, 12, 12, 4]
+    assert ({suite.samples for suite in ends}, {suite.samples for suite in between}) == ({4}, {3})
+    for large, small in zip(ends, between):
+        assert set(small.problems) <= set(large.problems)
+    assert between[2].problems == make_suites(make_run(*SAME))[2].problems
+    state = open_state(run, torch.device("cpu"), None)
+    rest = (state.session, state.tokenizer, run.template, run.evaluation, run.seed)
+    (first, at_end), (second, in_between) = evaluate(ends, *rest), evaluate(between, *rest)
+    state.session.close()
+    assert "eval/heldout/pass_at_4" in first and "eval/heldout/pass_at_1" in second
+    assert "eval/heldout/pass_at_4" not in second
+    # A question has the same answers, of which the ends have more.
+    key = ["suite", "problem_id", "sample"]
+    both = at_end.merge(in_between, on=key, suffixes=("", "_between"))
+    assert len(both) == len(in_between) and (both["text"] == both["text_between"]).all()
+
+
+def test_each_further_suite_differs_in_one_thing(make_run) -> None:
+    names = ["downstream_short", "other_numbers", "other_wording", "heldout_rule"]
+    withheld = ("task.withheld_numbers=[7]", "evaluation.suite_problems=4")
+    run = make_run(*SAME, *withheld, f"evaluation.suites=[{','.join(names)}]")
+    suites = {suite.name: suite for suite in make_suites(run)}
+    assert [*suites][4:] == names and len(make_suites(run, ends=False)) == 4
+    heldout, downstream = suites["heldout"], suites["downstream"]
+    short, numbers, wording, rule = (suites[name] for name in names)
+    assert short.problems == downstream.problems and short.params.max_tokens == heldout.params.max_tokens
+    assert downstream.params.max_tokens == numbers.params.max_tokens > heldout.params.max_tokens
+    assert wording.params == rule.params == heldout.params
+    worded = {(one.id, f"{one.question};") for one in heldout.problems}
+    assert {(one.id, one.question) for one in wording.problems} <= worded
+    assert all("7" in one.question.strip("?").split("+") for one in rule.problems)
+    assert not any("7" in one.question.strip("?").split("+") for one in run.task.problems("train"))
+    assert {suite.verifier for suite in (short, numbers, wording, rule)} == {run.verifier}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("evaluation.suites=[harder]", "suites must be a list of downstream_short"),
+        ("evaluation.suites=[other_wording,other_wording]", "suites must be a list without repetition"),
+        ("evaluation.ends_samples=1", "ends_samples must be at least samples=3"),
+        ("evaluation.ends_heldout_problems=1", "ends_heldout_problems must be at least heldout_problems=12"),
+        ("evaluation.other_wording=none", "other_wording must be a text with {question}"),
+    ],
+)
+def test_a_wrong_plan_is_refused(make_run, wrong: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make_run(*SAME, wrong)
+
+
+def test_a_suite_without_its_split_is_refused_before_a_model_is_built(make_run, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("GRPO_LAB_CACHE", str(tmp_path))
+    run = make_run(*SAME, "evaluation.suites=[heldout_rule]")
+    with pytest.raises(ValueError, match="leave it out of"):
+        check_compatible(run)
+    with pytest.raises(ValueError, match="split must be one of"):
+        open_state(run, torch.device("cpu"), None)
+    assert not [*tmp_path.iterdir()]
+
+
+LAGGING = (
+    "evaluation.every=2", "budget.amount=6", "evaluation.probe_problems=8", "evaluation.heldout_problems=8",
+    "evaluation.downstream_problems=8", "evaluation.ends_samples=2", "problems_per_step=4", "group_size=4",
+    "optimizer.learning_rate=1e-3", "optimizer.warmup_updates=1", "correction=tis_token", "checkpoint_every=3",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("schedule", ["one_step_off schedule.lag=2", "off_policy_k schedule.k=3", "in_flight"])
+def test_the_weights_that_sampled_are_evaluated_and_training_does_not_notice(tmp_path: Path, schedule: str) -> None:
+    settings = (*LAGGING, *f"schedule={schedule}".split())
+    asked = run_in_process(tmp_path / "a", *settings, "evaluation.sampler_weights=true")
+    plain = run_in_process(tmp_path / "b", *settings)
+    lines, others = metrics_of(asked), metrics_of(plain)
+    asks = [name for line in lines for name in line["metrics"] if name.startswith("eval/sampler_")]
+    assert "eval/sampler_heldout/accuracy" in asks and "eval/sampler_downstream/accuracy" in asks
+    assert not any(name.startswith("eval/sampler_") for name in lines[0]["metrics"])
+    for line, other in zip(lines, others, strict=True):
+        kept = {name: value for name, value in line["metrics"].items() if not name.startswith("eval/sampler_")}
+        assert kept == other["metrics"]
+
+
+def test_the_evaluated_weights_are_those_that_sampled(tmp_path: Path) -> None:
+    """With lag 2, the batch of step 4 is of the weights after step 1, which were evaluated then."""
+    settings = (*LAGGING, "schedule=one_step_off", "schedule.lag=2", "evaluation.every=1", "budget.amount=5")
+    folder = run_in_process(tmp_path, *settings, "evaluation.sampler_weights=true")
+    tables = {step: pd.read_parquet(folder / "eval" / f"step={step:06d}.parquet") for step in (1, 4)}
+    then, now = (table[table["suite"] == name] for table, name in ((tables[1], "heldout"), (tables[4], "heldout")))
+    theirs = tables[4][tables[4]["suite"] == "sampler_heldout"]
+    assert theirs["text"].tolist() == then["text"].tolist() != now["text"].tolist()
+
+
+def test_a_resumed_run_evaluates_the_same_old_weights(tmp_path: Path) -> None:
+    settings = (*LAGGING, "schedule=one_step_off", "schedule.lag=2", "evaluation.sampler_weights=true")
+    whole = run_in_process(tmp_path / "a", *settings)
+    folder = run_in_process(tmp_path / "b", *settings)
+    shutil.rmtree(folder / "checkpoints" / "step=000006")
+    (folder / "DONE").unlink()
+    again = run_in_process(tmp_path / "b", *settings)
+    assert (again / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
