@@ -20,9 +20,12 @@ from grpo_lab.config.run_config import AXES, VOLATILE, RunConfig, to_run
 from grpo_lab.config.run_name import chosen_options, run_name, short
 from grpo_lab.policy.device import choose_device
 from grpo_lab.run.identity import check_folder, run_identity
+from grpo_lab.tracking.run_reader import run_status
 from grpo_lab.tracking.sweep_record import CellRecord
 
 Compose = Callable[[Sequence[str]], DictConfig]
+# Budgets that an option without effect still draws on: log-probs that nothing needs are computed all the same.
+_COSTS = frozenset({"flops", "simulated_seconds", "device_seconds"})
 # The fields that identify a run, without its seed.
 _IDENTITY = tuple(name for name in RunConfig.__dataclass_fields__ if name not in VOLATILE | {"plugins", "seed"})
 
@@ -50,32 +53,34 @@ class Cell:
     run: RunConfig
     folder: Path
     choices: Mapping[str, str] = field(default_factory=dict)  # slot -> option
+    same_as: str = ""  # the title of the cell whose run this is too
 
     def record(self) -> CellRecord:
         """The cell's entry in its sweep's record."""
         folder = self.folder.relative_to(_runs_dir(self.run)).as_posix()
-        return CellRecord(self.plan.arm, self.plan.level, self.plan.seed, folder)
+        return CellRecord(self.plan.arm, self.plan.level, self.plan.seed, folder, self.same_as)
 
 
 def _runs_dir(run: RunConfig) -> Path:
     return Path(run.runs_dir).expanduser().absolute()
 
 
-def _key(override: str) -> str:
+def key_of(override: str) -> str:
+    """The key that a Hydra override sets."""
     return override.partition("=")[0].lstrip("+~")
 
 
 def is_own(override: str) -> bool:
     """Whether an override is for the sweep alone and not passed to its runs: `+experiments=`, `design.*`."""
-    return _key(override).split(".")[0].split("@")[0] in ("experiments", "design")
+    return key_of(override).split(".")[0].split("@")[0] in ("experiments", "design")
 
 
 def plan_cells(design: Design | None, arguments: Sequence[str]) -> list[Plan]:
     """Every cell of a design, or of the lists on a command line, ordered by seed.
 
-    With this order a sweep that is stopped early is still balanced. `arguments` are Hydra overrides. Those with
-    several values multiply the design's levels, or without a design the arms. Seeds replace the design's, and all
-    other overrides win over the design's. Raises ValueError for an override with a continuous range.
+    With this order a sweep that is stopped early is still balanced, over bases too. `arguments` are Hydra overrides.
+    Those with several values multiply the design's levels, or without a design the arms. Seeds replace the design's,
+    and all other overrides win over the design's. Raises ValueError for an override with a continuous range.
     """
     parsed = OverridesParser.create().parse_overrides([word for word in arguments if not is_own(word)])
     choices = {override.get_key_element(): _values(override) for override in parsed}
@@ -91,10 +96,12 @@ def plan_cells(design: Design | None, arguments: Sequence[str]) -> list[Plan]:
         levels = {name: design.levels[name] for name in part.levels}
     plans = []
     for seed in seeds or [0]:
+        of_seed = None if design is None else design.base_of(seed)
+        own = () if of_seed is None else (f"model.base={of_seed}",)
         for level, arm in itertools.product(levels, arms):
             for combination in itertools.product(*choices.values()):
-                varied = [word for word in combination if _key(word) in map(_key, swept)]
-                merged = {_key(word): word for word in (*base, *levels[level], *arms[arm], *combination)}
+                varied = [word for word in combination if key_of(word) in map(key_of, swept)]
+                merged = {key_of(word): word for word in (*base, *own, *levels[level], *arms[arm], *combination)}
                 if design is None:
                     arm_label, level_label = ",".join(varied) or "run", ""
                 else:  # an arm keeps its name, by which it is compared with its control
@@ -124,32 +131,32 @@ def _values(override: Override) -> list[str]:
 def sweep_name(design: Design | None, arguments: Sequence[str]) -> str:
     """The sweep's name: `overlong` as declared, `overlong,budget.amount=10` if changed; without seeds."""
     hidden = VOLATILE | {"seed", "plugins", "hydra"}
-    words = [word for word in arguments if not is_own(word) and _key(word).split(".")[0] not in hidden]
+    words = [word for word in arguments if not is_own(word) and key_of(word).split(".")[0] not in hidden]
     # As in a run's name: recipe and tricks first, sizes and budgets last.
-    words.sort(key=lambda word: (_key(word) != "recipe", _key(word).split(".")[0] not in AXES, word))
+    words.sort(key=lambda word: (key_of(word) != "recipe", key_of(word).split(".")[0] not in AXES, word))
     return short(",".join([*([design.name] if design else []), *words])) or "seeds"
 
 
 def folders_of(design: Design, arguments: Sequence[str]) -> frozenset[str]:
     """Folders, relative to runs_dir and without the seed, of every run of the whole design."""
-    whole = plan_cells(replace(design, part=None), [word for word in arguments if _key(word) != "seed"])
+    whole = plan_cells(replace(design, part=None), [word for word in arguments if key_of(word) != "seed"])
     return frozenset(_name(plan) for plan in whole)
 
 
 def _name(plan: Plan) -> str:
-    recipe = next((word.partition("=")[2] for word in plan.overrides if _key(word) == "recipe"), "plain")
+    recipe = next((word.partition("=")[2] for word in plan.overrides if key_of(word) == "recipe"), "plain")
     return run_name(recipe, plan.overrides)
 
 
 def compose_cells(plans: Sequence[Plan], sweep: str, compose: Compose) -> list[Cell]:
-    """Compose every plan and check it: rules, identity of an existing folder, equal cells.
+    """Compose every plan and check it: rules, identity of an existing folder, equal labels.
 
     Raises one ValueError with all that is wrong. Plans that differ only in the seed are composed once.
     """
     composed: dict[tuple[str, ...], tuple[DictConfig, dict[str, str]]] = {}
     cells, refusals = [], {}
     for plan in plans:
-        shared = tuple(word for word in plan.overrides if _key(word) != "seed")
+        shared = tuple(word for word in plan.overrides if key_of(word) != "seed")
         try:
             if wrong := misnamed(shared):
                 raise ValueError(wrong)
@@ -175,38 +182,74 @@ def compose_cells(plans: Sequence[Plan], sweep: str, compose: Compose) -> list[C
     if refusals:
         listed = "\n".join(f"  {title}: {message}" for message, title in refusals.items())
         raise ValueError(f"no cell was started, because these cannot run:\n{listed}")
-    _refuse_twins(cells)
+    titles = [cell.plan.title for cell in cells]
+    if twice := [title for title in titles if titles.count(title) > 1]:
+        raise ValueError(f"there are two cells {twice[0]}: remove one of the two")
     return cells
 
 
-def _refuse_twins(cells: Sequence[Cell]) -> None:
-    seen: dict[str, Plan] = {}
-    for cell in cells:
-        what_it_is = repr([cell.run.seed, *(getattr(cell.run, name) for name in _IDENTITY)])
-        twin = seen.setdefault(what_it_is, cell.plan)
-        if twin is not cell.plan:
-            raise ValueError(f"{twin.title} and {cell.plan.title} are the same run: remove one of the two")
+def share_runs(cells: Sequence[Cell], axis: str = "") -> list[Cell]:
+    """The same cells; of those that are one run by construction the first keeps its folder and the others share it.
+
+    Cells are one run if they are equal but for options without effect, by the rules, and for labels: they train the
+    same weights, up to rounding. Their costs may differ, so on a budget of costs (of the run, or `axis`, on which arms
+    are compared) only equal cells share. A cell whose own folder holds a run already keeps it.
+    """
+    known = [(cell, _what_it_is(cell, axis), run_status(cell.folder) != "new") for cell in cells]
+    makers: dict[str, Cell] = {}
+    for cell, what, _ in sorted(known, key=lambda entry: not entry[2]):
+        makers.setdefault(what, cell)
+    shared = []
+    for cell, what, begun in known:
+        maker = makers[what]
+        keeps = maker is cell or (begun and cell.folder != maker.folder)
+        shared.append(cell if keeps else replace(cell, folder=maker.folder, same_as=maker.plan.title))
+    return shared
+
+
+def _what_it_is(cell: Cell, axis: str) -> str:
+    run = cell.run
+    costs = _COSTS & {axis, run.budget.axis.value}
+    fields = {
+        name: "idle" if not costs and name in AXES and _idle(name, run) else getattr(run, name) for name in _IDENTITY
+    }
+    return repr((run.seed, fields))
 
 
 def refuse_idle_arms(design: Design, cells: Sequence[Cell]) -> None:
-    """Raise IncompatibleRun for an arm that cannot differ from the control, because its changes have no effect.
+    """Raise IncompatibleRun for an arm that at no level can differ from the control: its changes have no effect.
 
     In a single run this is a warning, since published recipes contain such tricks; in an ablation it is an error.
     """
     controls = {cell.plan.level: cell for cell in cells if cell.plan.arm == design.control}
+    pairs: dict[str, dict[str, tuple[Cell, Cell]]] = {}  # arm -> level -> cell and its control, of one seed
     for cell in cells:
         control = controls.get(cell.plan.level)
-        if control is None or cell.plan.arm == design.control:
+        if control is not None and cell.plan.arm != design.control:
+            pairs.setdefault(cell.plan.arm, {})[cell.plan.level] = cell, control
+    for arm, levels in pairs.items():
+        changed = [_changed(cell, control) for cell, control in levels.values()]
+        if any(_acts(axes, *pair) for axes, pair in zip(changed, levels.values())):
             continue
-        changed = [axis for axis in _IDENTITY if getattr(cell.run, axis) != getattr(control.run, axis)]
-        if changed and all(axis in AXES and _idle(axis, cell.run) and _idle(axis, control.run) for axis in changed):
-            reasons = "\n".join(
-                f"  - {rule.describe(one.run, one.choices)}"
-                for one in (cell, control)
-                for rule in broken_warnings(one.run)
-                if rule.idles and rule.axes[0] in changed
-            )
-            raise IncompatibleRun(f"arm {cell.plan.arm} cannot differ from {design.control}:\n{reasons}")
+        if not any(changed):
+            raise IncompatibleRun(f"arm {arm} and {design.control} are the same run: remove one of the two")
+        reasons = [
+            f"  - {rule.describe(one.run, one.choices)}"
+            for axes, pair in zip(changed, levels.values())
+            for one in pair
+            for rule in broken_warnings(one.run)
+            if rule.idles and rule.axes[0] in axes
+        ]
+        raise IncompatibleRun(f"arm {arm} cannot differ from {design.control}:\n" + "\n".join(dict.fromkeys(reasons)))
+
+
+def _changed(cell: Cell, control: Cell) -> list[str]:
+    return [axis for axis in _IDENTITY if getattr(cell.run, axis) != getattr(control.run, axis)]
+
+
+def _acts(changed: Sequence[str], cell: Cell, control: Cell) -> bool:
+    """Whether some of these slots has an effect in the cell or in its control."""
+    return any(axis not in AXES or not (_idle(axis, cell.run) and _idle(axis, control.run)) for axis in changed)
 
 
 def _idle(axis: str, run: RunConfig) -> bool:

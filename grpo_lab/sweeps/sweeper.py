@@ -11,6 +11,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 from rich.console import Console
 
+from grpo_lab.analysis.effects.acted import Action
 from grpo_lab.config.design import Design, read_design, require_known_metrics
 from grpo_lab.config.run_config import unresolved
 from grpo_lab.policy.device import choose_device
@@ -31,15 +33,27 @@ from grpo_lab.sweeps.cells import (
     overrides_for,
     plan_cells,
     refuse_idle_arms,
+    share_runs,
     sweep_name,
 )
 from grpo_lab.sweeps.local import Job, run_jobs, slots
+from grpo_lab.sweeps.pilot import pilot_cells, run_pilot, show_pilot
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.mlflow_parent import announce_sweep
 from grpo_lab.tracking.progress import clock
 from grpo_lab.tracking.run_reader import run_status
 from grpo_lab.tracking.sweep_record import record_sweep
 from grpo_lab.tracking.whole import AFRESH, read_json
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `hydra.sweeper` says: list the cells alone, pilot first, for which share of the budget, run inert arms."""
+
+    dry_run: bool
+    pilot: bool
+    pilot_share: float
+    run_inert: bool
 
 
 class SweepFailed(SystemExit):
@@ -61,7 +75,7 @@ def ends_in_words() -> Iterator[None]:
 
 
 def run_sweep(
-    config: DictConfig, arguments: Sequence[str], compose: Any, launcher: Launcher, dry_run: bool
+    config: DictConfig, arguments: Sequence[str], compose: Any, launcher: Launcher, settings: Settings
 ) -> list[JobReturn]:
     """Run every unfinished cell and return the launcher's results.
 
@@ -73,17 +87,36 @@ def run_sweep(
     if design is not None:
         require_known_metrics(design)
     name = sweep_name(design, arguments)
-    cells = compose_cells(plan_cells(design, arguments), name, compose)
-    if design is not None:
-        refuse_idle_arms(design, cells)
-    finished = [cell for cell in cells if run_status(cell.folder) == "done"]
-    todo = [cell for cell in cells if run_status(cell.folder) != "done"]
-    if dry_run:
-        _show(console, name, cells)
-        return []
-    for model in {cell.run.model for cell in todo}:
-        model.resolve()  # once, instead of in all first cells at the same moment
+    planned = compose_cells(plan_cells(design, arguments), name, compose)
     runs_dir = Path(config.runs_dir).expanduser().absolute()
+    pilots: list[Cell] = []
+    if design is not None:
+        refuse_idle_arms(design, planned)
+        if settings.pilot:
+            pilots = pilot_cells(design, arguments, name, planned, compose, settings.pilot_share)
+    axis = design.axis if design else ""
+    if settings.dry_run:
+        _show(console, name, share_runs(planned, axis), pilots)
+        return []
+
+    def launch(title: str, todo: Sequence[Cell], finished: int) -> list[JobReturn]:
+        expect = getattr(launcher, "expect", None)
+        if expect is not None:
+            expect(title, todo, finished)
+        return list(launcher.launch([overrides_for(cell, name) for cell in todo], initial_job_idx=0)) if todo else []
+
+    cells = share_runs(planned, axis)
+    found: list[Action] = []
+    if design is not None and pilots and any(run_status(cell.folder) != "done" for cell in cells):
+        _resolve_models(pilots)
+        found = run_pilot(pilots, name, design, _declared(config), lambda todo: launch(f"{name}, pilot", todo, 0))
+        show_pilot(console, name, found, Path(pilots[0].run.runs_dir))
+        if not settings.run_inert:
+            cells = share_runs(_without_inert(console, design, planned, found), axis)
+    runs = [cell for cell in cells if not cell.same_as]
+    finished = [cell for cell in runs if run_status(cell.folder) == "done"]
+    todo = [cell for cell in runs if run_status(cell.folder) != "done"]
+    _resolve_models(todo)
     folder = record_sweep(
         runs_dir,
         name,
@@ -91,28 +124,61 @@ def run_sweep(
         None if design is None else folders_of(design, arguments),
         None if design is None else _declared(config),
         "" if design is None else design.fingerprint(),
-        ["python", "-m", "grpo_lab.train", *sys.argv[1:]],
+        provenance.typed(),
         provenance.commit(),
-        cells[0].run.tracking.record(),
+        planned[0].run.tracking.record(),
         starts=bool(todo),
+        pilot=[asdict(action) for action in found],
     )
     _say_whose(console, name, finished)
-    if not todo:
-        console.print(f"{name}: all {len(cells)} cells are finished", highlight=False, soft_wrap=True)
+    _say_shared(console, cells)
+    if cells and not todo:
+        _say(console, f"{name}: all {len(cells)} cells are finished")
     announce_sweep(folder, running=bool(todo))
-    expect = getattr(launcher, "expect", None)
-    if expect is not None:
-        expect(name, todo, len(finished))
     try:
-        returns = list(launcher.launch([overrides_for(cell, name) for cell in todo], initial_job_idx=0)) if todo else []
+        returns = launch(name, todo, len(finished))
     finally:
         announce_sweep(folder, running=False)
     _report(name, todo, returns)
-    if design is None:
-        _show_arms(runs_dir, name)
-    draw = shlex.join(["grpo-lab", "figures", name, "--runs", str(config.runs_dir)])
-    console.print(f"draw it: {draw}", highlight=False, soft_wrap=True, markup=False)
+    if cells:
+        _show_results(console, runs_dir, name)
+        draw = shlex.join(["grpo-lab", "figures", name, "--runs", str(config.runs_dir)])
+        _say(console, f"draw it: {draw}")
     return returns
+
+
+def _resolve_models(cells: Sequence[Cell]) -> None:
+    """Build or find every base model once, instead of in all first cells at the same moment."""
+    models = {repr(cell.run.model): cell.run.model for cell in cells if run_status(cell.folder) != "done"}
+    for model in models.values():
+        model.resolve()
+
+
+def _without_inert(console: Console, design: Design, cells: Sequence[Cell], found: Sequence[Action]) -> list[Cell]:
+    """The cells without those whose pilot could not act; none where the control alone would be left."""
+    inert = {(action.level, action.arm) for action in found if not action.acts}
+    left = [cell for cell in cells if (cell.plan.level, cell.plan.arm) not in inert]
+    if len(left) == len(cells):
+        return left
+    if all(cell.plan.arm == design.control for cell in left):
+        left = []
+    _say(
+        console,
+        f"{len(cells) - len(left)} of {len(cells)} cells are not run: their trick could not act. "
+        "Remedy: another regime, such as more updates a batch or a higher rate; a longer pilot "
+        "(hydra.sweeper.pilot_share); or hydra.sweeper.run_inert=true, which runs them all the same",
+    )
+    return left
+
+
+def _say_shared(console: Console, cells: Sequence[Cell]) -> None:
+    for cell in cells:
+        if cell.same_as:
+            _say(console, f"{cell.plan.title} is the same run as {cell.same_as}: it runs once")
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def _design(config: DictConfig) -> Design | None:
@@ -135,18 +201,30 @@ def _say_whose(console: Console, name: str, finished: Sequence[Cell]) -> None:
     if elsewhere:
         titles = ", ".join(f"{cell.plan.title} ({_sweep_of(cell) or 'a run on its own'})" for cell in elsewhere)
         line = f"finished before, and shown in MLflow where they ran: {titles}"
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        _say(console, line)
 
 
 def _sweep_of(cell: Cell) -> str:
     return read_json(cell.folder / "run.json", AFRESH)["tags"].get("sweep", "")
 
 
-def _show(console: Console, name: str, cells: Sequence[Cell]) -> None:
-    console.print(f"{name}: {len(cells)} cells; none is started", highlight=False, soft_wrap=True)
+def _show(console: Console, name: str, cells: Sequence[Cell], pilots: Sequence[Cell]) -> None:
+    def line_of(cell: Cell, word: str) -> None:
+        shared = f"  same run as {cell.same_as}" if cell.same_as else ""
+        line = f"  {word:<8} {cell.plan.title:<44} {cell.record().folder}{shared}"
+        _say(console, line)
+
+    runs = sum(not cell.same_as for cell in cells)
+    once = "" if runs == len(cells) else f", which are {runs} runs"
+    _say(console, f"{name}: {len(cells)} cells{once}; none is started")
     for cell in cells:
-        line = f"  {run_status(cell.folder):<8} {cell.plan.title:<44} {cell.record().folder}"
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        line_of(cell, run_status(cell.folder))
+    if pilots:
+        amount = f"{pilots[0].run.budget.amount:g} {pilots[0].run.budget.axis.value}"
+        line = f"pilots, before the first cell, of {amount}, in {pilots[0].run.runs_dir}:"
+        _say(console, line)
+    for cell in pilots:
+        line_of(cell, run_status(cell.folder))
 
 
 def _report(name: str, cells: Sequence[Cell], returns: Sequence[JobReturn]) -> None:
@@ -162,14 +240,23 @@ def _report(name: str, cells: Sequence[Cell], returns: Sequence[JobReturn]) -> N
     )
 
 
-def _show_arms(runs_dir: Path, name: str) -> None:
-    """Print a comparison of a finished sweep's arms; used for sweeps without a declared design."""
+def _show_results(console: Console, runs_dir: Path, name: str) -> None:
+    """Print which tricks did nothing, and for a sweep without a declared design a comparison of its arms."""
+    from grpo_lab.analysis.caveats import not_told_apart
+    from grpo_lab.analysis.effects.acted import could_not_act
     from grpo_lab.analysis.effects.verdict import compared_arms
     from grpo_lab.analysis.final_values import final_values
     from grpo_lab.analysis.sources.run_folders import load_sweep
 
     data = load_sweep(runs_dir, name)
-    print("", *compared_arms(data, final_values(data)), "", sep="\n", flush=True)
+    if data.design is None:
+        print("", *compared_arms(data, final_values(data)), "", sep="\n", flush=True)
+    said = [
+        f"could not act: {' '.join(filter(None, (arm, level)))}: {why}"
+        for (level, arm), why in could_not_act(data).items()
+    ]
+    for line in (*said, *not_told_apart(data)):
+        _say(console, line)
 
 
 class LocalCells:

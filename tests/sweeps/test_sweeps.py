@@ -31,6 +31,7 @@ from grpo_lab.sweeps.cells import (
     overrides_for,
     plan_cells,
     refuse_idle_arms,
+    share_runs,
     sweep_name,
 )
 from grpo_lab.sweeps.local import slots, usable_cores
@@ -125,7 +126,7 @@ def multirun(*words: str) -> None:
         ({"seeds": [-1]}, "design.seeds must be a list of different whole numbers"),
         ({"seeds": [True]}, "design.seeds must be a list of different whole numbers"),
         ({"parts": {"demo": {"seeds": []}}}, "design.parts.demo.seeds must be a list"),
-        ({"parts": {"demo": {"budget": 3}}}, "design.parts.demo.budget: a part chooses arms, levels and seeds"),
+        ({"parts": {"demo": {"budget": 3}}}, "design.parts.demo.budget: a part chooses arms, levels, seeds and bases"),
         ({"parts": {"demo": None}}, "design.parts.demo"),
         ({"parts": {"demo": {"arms": ["maks"]}}}, "design.parts.demo.arms: there is no 'maks'; choose from 'score'"),
         ({"parts": {"demo": {"levels": ["fat"]}}}, "design.parts.demo.levels: there is no 'fat'"),
@@ -297,11 +298,12 @@ def test_a_sweep_is_named_after_what_it_varies() -> None:
     ids=lambda path: path.stem,
 )
 def test_every_cell_of_every_experiment_can_run(path: Path, cells_of: Callable) -> None:
-    """Of one seed, as cells of two seeds are composed from the same words; all seeds and parts as plans."""
+    """Of one seed a base, as cells of two seeds are composed from the same words; all seeds and parts as plans."""
     design = load_design(path)
-    whole = cells_of(design, "tracking=none", f"seed={design.seeds[0]}")
+    seeds = design.seeds[: max(1, len(design.bases))]
+    whole = cells_of(design, "tracking=none", f"seed={','.join(map(str, seeds))}")
     refuse_idle_arms(design, whole)
-    assert len({cell.folder for cell in whole}) == len(whole) == len(design.arms) * len(design.levels)
+    assert len({cell.folder for cell in whole}) == len(whole) == len(seeds) * len(design.arms) * len(design.levels)
     assert {str(Path(cell.record().folder).parent) for cell in whole} == folders_of(design, ["tracking=none"])
     planned = {(plan.arm, plan.level, plan.seed) for plan in plan_cells(design, [])}
     assert planned == {(cell.plan.arm, cell.plan.level, seed) for cell in whole for seed in design.seeds}
@@ -327,12 +329,59 @@ def test_all_refusals_are_said_at_once_each_once_and_by_the_arm(cells_of: Callab
     assert "fine" not in said and "plain" not in said and "seed=1" not in said
 
 
-def test_two_cells_that_are_the_same_run_are_refused(cells_of: Callable) -> None:
-    with pytest.raises(ValueError, match="plain seed=0 and same seed=0 are the same run"):
-        cells_of(flat_design(same=["truncation=score"]))
-    with pytest.raises(ValueError, match=r"seed=3 and .*seed=3 are the same run"):
+def test_two_cells_of_one_name_and_an_arm_that_is_its_control_are_refused(cells_of: Callable) -> None:
+    design = flat_design(same=["truncation=score"])
+    with pytest.raises(IncompatibleRun, match="arm same and plain are the same run: remove one of the two"):
+        refuse_idle_arms(design, cells_of(design))
+    with pytest.raises(ValueError, match=r"there are two cells run seed=3: remove one"):
         cells_of(None, *WORLD, "seed=3,4,3")
     assert len(cells_of(None, *WORLD, "seed=3,4")) == 2
+
+
+def lagging(axis: str = "steps") -> Design:
+    """Two arms at two levels; without a lag there is nothing to correct."""
+    levels = {"0": [], "1": ["schedule=one_step_off"]}
+    arms = {"plain": [], "tis": ["correction=tis_token"], "again": ["correction=tis_token"], "kl": ["kl=k3_loss"]}
+    changes = {"factor": "lag", "levels": levels, "arms": arms, "predictions": None, "parts": None}
+    return declare(**changes, control="plain", base=[*WORLD, "updates=one"], seeds=[0, 1], axis=axis)
+
+
+def test_cells_that_are_one_run_by_construction_share_it(cells_of: Callable, tmp_path: Path) -> None:
+    design = lagging()
+    cells = share_runs(cells_of(design), design.axis)
+    refuse_idle_arms(design, cells)  # it can differ with a lag
+    shared = {cell.plan.title: cell.same_as for cell in cells if cell.same_as}
+    assert shared == {
+        f"{arm} {lag} seed={seed}": f"{maker} {lag} seed={seed}"
+        for seed in (0, 1)
+        for arm, lag, maker in (("tis", 0, "plain"), ("again", 0, "plain"), ("again", 1, "tis"))
+    }
+    folders = {cell.plan.title: cell.folder for cell in cells}
+    assert all(folders[cell] == folders[maker] for cell, maker in shared.items())
+    assert len(set(folders.values())) == len(cells) - len(shared)
+    assert [cell.record().same_as for cell in cells[:2]] == ["", "plain 0 seed=0"]
+
+    # Log-probs for a correction cost something even where it cannot act.
+    by_costs = share_runs(cells_of(lagging("flops")), "flops")
+    assert {cell.plan.arm for cell in by_costs if cell.same_as} == {"again"}
+
+    # A run that is there already is kept under its own name, and others share it rather than make it again.
+    own = next(cell for cell in cells_of(design) if cell.plan.title == "tis 0 seed=0")
+    log_to(own.folder, [0])
+    write_json(own.folder / "run.json", {})
+    now = {cell.plan.title: cell.same_as for cell in share_runs(planned_cells(cells), design.axis)}
+    assert now["tis 0 seed=0"] == "" and now["plain 0 seed=0"] == "tis 0 seed=0" and now["tis 0 seed=1"] != ""
+
+
+def planned_cells(cells: Sequence[Cell]) -> list[Cell]:
+    """The cells before any was shared."""
+    return [
+        replace(cell, same_as="", folder=cell.folder.parents[1] / overridden(cell) / cell.folder.name) for cell in cells
+    ]
+
+
+def overridden(cell: Cell) -> str:
+    return run_name("plain", cell.plan.overrides)
 
 
 def test_a_folder_that_holds_another_run_is_refused_before_anything_starts(

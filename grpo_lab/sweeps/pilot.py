@@ -1,0 +1,116 @@
+"""The pilot of a sweep: short runs that tell, before its first cell starts, whether tricks act as required.
+
+Pilots lie in `<runs_dir>/pilots/<code>/`, recorded there under the sweep's name, and are no cells of it. `<code>` is a
+digest of the code that they ran: with the same code and declaration they are finished, and made only once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.types import Quote, QuotedString
+from rich.console import Console
+
+from grpo_lab.analysis.effects.acted import Action, actions
+from grpo_lab.analysis.sources.run_folders import load_sweep
+from grpo_lab.config.design import Design, Part
+from grpo_lab.sweeps.cells import Cell, Compose, Plan, compose_cells, key_of, plan_cells, share_runs
+from grpo_lab.tracking import provenance
+from grpo_lab.tracking.run_reader import run_status
+from grpo_lab.tracking.sweep_record import record_sweep
+
+_LEFT_OUT = ("parts", "part", "predictions", "changes")  # of the declaration: a pilot judges nothing
+_PLAIN = ("evaluation=brief", "tracking=none")
+Start = Callable[[Sequence[Cell]], object]
+
+
+def pilot_seed(design: Design) -> int:
+    """The first number beyond the design's seeds that has its first base."""
+    beyond = itertools.count(max(design.seeds) + 1)
+    return next(seed for seed in beyond if not design.bases or design.base_of(seed) == design.bases[0])
+
+
+def pilot_cells(
+    design: Design, arguments: Sequence[str], name: str, cells: Sequence[Cell], compose: Compose, share: float
+) -> list[Cell]:
+    """The arms among `cells` that require something, and their control, of one seed and a `share` of the budget.
+
+    None where nothing is required. Raises ValueError for a share that is not above 0 and at most 1.
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"hydra.sweeper.pilot_share must be above 0 and at most 1, got {share}: it is a share")
+    now = design.chosen()
+    required = tuple(arm for arm in now.arms if arm in design.requires)
+    if not required:
+        return []
+    part = replace(design, parts={"pilot": Part((design.control, *required), now.levels)}, part="pilot")
+    words = [word for word in arguments if key_of(word) != "seed"]
+    runs_dir = Path(cells[0].run.runs_dir).expanduser().absolute() / "pilots" / _code()
+    folder = QuotedString(str(runs_dir), Quote.single).with_quotes()
+    # A control that this part leaves out has its level's budget.
+    amounts = {cell.plan.level: cell.run.budget.amount for cell in reversed(cells)}
+    own = {(cell.plan.level, cell.plan.arm): cell.run.budget.amount for cell in cells}
+    plans = []
+    for plan in plan_cells(part, [*words, f"seed={pilot_seed(design)}"]):
+        amount = own.get((plan.level, plan.arm), amounts[plan.level]) * share
+        plans.append(_shortened(plan, (*_PLAIN, f"budget.amount={amount:.6g}", f"runs_dir={folder}")))
+    return share_runs(compose_cells(plans, name, compose))
+
+
+def _code() -> str:
+    return hashlib.sha256(json.dumps(provenance.code(), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _shortened(plan: Plan, changed: Sequence[str]) -> Plan:
+    keys = {key_of(word) for word in changed}
+    kept = [word for word in plan.overrides if key_of(word) not in keys and not key_of(word).startswith("tracking.")]
+    return replace(plan, overrides=(*kept, *changed))
+
+
+def run_pilot(
+    cells: Sequence[Cell], name: str, design: Design, declared: Mapping[str, Any], start: Start
+) -> list[Action]:
+    """Run the unfinished pilots and return what they measured of every requirement.
+
+    `start` runs cells. A pilot whose loss was not finite counts with the steps that it had. Raises ValueError where
+    another pilot did not finish.
+    """
+    todo = [cell for cell in cells if not cell.same_as and run_status(cell.folder) != "done"]
+    runs_dir = Path(cells[0].run.runs_dir)
+    seed = pilot_seed(design)
+    node = {key: value for key, value in declared.items() if key not in _LEFT_OUT} | {"seeds": [seed]}
+    node |= {"bases": [design.bases[0]]} if design.bases else {}
+    folders = frozenset(cell.folder.parent.name for cell in cells)
+    record_sweep(
+        runs_dir,
+        name,
+        [cell.record() for cell in cells],
+        folders,
+        node,
+        design.fingerprint(),
+        provenance.typed(),
+        provenance.commit(),
+        None,
+        starts=bool(todo),
+    )
+    if todo:
+        start(todo)
+    data = load_sweep(runs_dir, name)
+    if len(data.counted) < len(data.runs):
+        raise ValueError(f"no cell was started, because a pilot failed (see {runs_dir}); the same command tries again")
+    return actions(data)
+
+
+def show_pilot(console: Console, name: str, found: Sequence[Action], runs_dir: Path) -> None:
+    """Print what every requirement came to."""
+    console.print(f"{name}: the pilot ran in {runs_dir}", highlight=False, soft_wrap=True, markup=False)
+    for action in found:
+        word = "acts" if action.acts else "could not act"
+        where = " ".join(filter(None, (action.arm, action.level)))
+        console.print(f"  {word:<13} {where}: {action.reason}", highlight=False, soft_wrap=True, markup=False)

@@ -1,0 +1,334 @@
+"""Pilots: tricks that must act, before the first cell starts and over the whole sweep, and designs with bases."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
+
+from grpo_lab.analysis.caveats import not_told_apart
+from grpo_lab.analysis.effects.acted import Action, actions, could_not_act
+from grpo_lab.analysis.sources.run_folders import load_sweep
+from grpo_lab.analysis.sources.saved_data import load_data, save_data
+from grpo_lab.config.design import Design, load_design, read_design, require_known_metrics
+from grpo_lab.config.run_config import conf_folder
+from grpo_lab.sweeps.cells import Cell, compose_cells, plan_cells, sweep_name
+from grpo_lab.sweeps.pilot import pilot_cells, pilot_seed
+from grpo_lab.tracking.files import write_json
+from grpo_lab.tracking.sweep_record import CellRecord, read_sweep, record_sweep, sweep_folder
+
+WORLD = ["world=tiny", "tracking=none"]
+NODE = {
+    "name": "acting",
+    "question": "Does it?",
+    "prediction": "It does.",
+    "control": "plain",
+    "primary": "eval/heldout/accuracy",
+    "axis": "steps",
+    "base": [*WORLD, "evaluation=dense", "problems_per_step=4", "budget.amount=4"],
+    "arms": {"plain": [], "higher": ["surrogate=ppo_higher"], "mask": ["truncation=mask_after"]},
+    "seeds": 2,
+    "bases": 2,
+    "requires": {"higher": {"touched/surrogate": 0.005}, "mask": {"touched/truncation": 0.05}},
+}
+
+
+def declare(**changes: Any) -> Design:
+    """NODE with some entries replaced; None leaves one out."""
+    return read_design({**NODE, **changes})
+
+
+# ---- declared
+
+
+def test_seeds_are_nested_in_bases_and_cycle_through_them() -> None:
+    design = declare(bases=4, seeds=2)
+    assert (design.bases, design.seeds) == ((0, 1, 2, 3), tuple(range(8)))
+    assert [design.base_of(seed) for seed in design.seeds] == [0, 1, 2, 3, 0, 1, 2, 3]
+    named = declare(bases=[5, 2], seeds=[10, 11, 13, 12])
+    assert [named.base_of(seed) for seed in named.seeds] == [5, 2, 5, 2]
+    assert named.base_of(14) == 5 and named.base_of(15) == 2, "a seed that is not declared, by its own number"
+    assert declare(bases=None, seeds=[0, 1]).base_of(0) is None
+
+
+def test_every_cell_of_a_seed_starts_from_its_base_and_bases_alternate() -> None:
+    plans = plan_cells(declare(), [])
+    assert [(plan.seed, plan.arm) for plan in plans[:4]] == [(0, "plain"), (0, "higher"), (0, "mask"), (1, "plain")]
+    assert all(f"model.base={plan.seed % 2}" in plan.overrides for plan in plans) and len(plans) == 12
+    assert not any(
+        "model.base" in word for plan in plan_cells(declare(bases=None, seeds=[0]), []) for word in plan.overrides
+    )
+    (typed,) = {word for plan in plan_cells(declare(), ["model.base=7"]) for word in plan.overrides if "model" in word}
+    assert typed == "model.base=7", "the command line wins"
+
+
+def test_a_part_chooses_bases() -> None:
+    design = declare(bases=4, parts={"one": {"bases": [2]}, "first": {"bases": [1], "seeds": [0, 1, 5]}})
+    assert replace(design, part="one").chosen().seeds == (2, 6)
+    assert replace(design, part="first").chosen().seeds == (1, 5)
+    assert design.chosen().bases == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"bases": 0}, "design.bases must be how many"),
+        ({"bases": True}, "design.bases must be how many"),
+        ({"bases": [0, 0]}, "design.bases must be how many"),
+        ({"seeds": [0, 1, 2]}, "design.seeds has 3 seeds for 2 bases"),
+        ({"seeds": 0}, "design.seeds is missing"),
+        ({"seeds": -1}, "design.seeds must be how many for each base"),
+        ({"bases": None}, "design.seeds must be a list of different whole numbers, got 2"),
+        ({"arms": {"plain": [], "x": ["model.base=3"]}, "requires": None}, "design.bases already chooses"),
+        ({"parts": {"p": {"bases": [2]}}}, "design.parts.p.bases: there is no 2"),
+        ({"parts": {"p": {"bases": [1], "seeds": [0]}}}, "design.parts.p: none of its seeds has one of its bases"),
+        ({"requires": {"plain": {"touched/kl": 0.1}}}, "design.requires: there is no 'plain'"),
+        ({"requires": {"mask": 0.1}}, "must map arms to metrics with numbers above 0"),
+        ({"requires": {"mask": {"touched/kl": 0}}}, "must map arms to metrics with numbers above 0"),
+        ({"requires": ["mask"]}, "must map arms to metrics with numbers above 0"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        declare(**changes)
+    assert said in str(refused.value)
+
+
+def test_a_requirement_names_a_metric_that_runs_log() -> None:
+    require_known_metrics(declare())
+    with pytest.raises(ValueError, match="no run has the metric 'touched/surrogat/x'"):
+        require_known_metrics(declare(requires={"mask": {"touched/surrogat/x": 0.1}}))
+
+
+def test_the_fingerprint_holds_bases_and_requirements() -> None:
+    told = declare().fingerprint()
+    changes: list[dict[str, Any]] = [
+        {"bases": [0, 2]},
+        {"requires": None},
+        {"requires": {"mask": {"touched/truncation": 0.1}}},
+    ]
+    assert len({told, *(declare(**change).fingerprint() for change in changes)}) == 4
+    renamed = {"higher": {"train/clip_fraction": 0.005}, "mask": {"touched/truncation": 0.05}}
+    assert declare(requires=renamed).fingerprint() == told, "the same metric under today's name"
+
+
+# ---- composed
+
+
+@pytest.fixture(scope="module")
+def compose() -> Callable:
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        hydra = GlobalHydra.instance().hydra
+        sweep = hydra.compose_config("config", [], run_mode=RunMode.MULTIRUN, with_log_configuration=False)
+        return lambda words: hydra.config_loader.load_sweep_config(sweep, list(words))
+
+
+def test_a_pilot_is_short_of_one_base_and_of_a_seed_that_the_design_does_not_use(
+    compose: Callable, tmp_path: Path
+) -> None:
+    design = declare(seeds=[4, 5, 8, 7], parts={"mask": {"arms": ["mask"], "seeds": [5]}})
+    assert pilot_seed(design) == 10 and design.base_of(10) == 0
+    runs = tmp_path / "my runs"
+
+    def pilots(design: Design, *words: str, share: float = 0.25) -> list[Cell]:
+        typed = [*words, f"runs_dir='{runs}'"]
+        cells = compose_cells(plan_cells(design, typed), sweep_name(design, typed), compose)
+        assert pilot_cells(replace(design, requires={}), typed, "acting", cells, compose, share) == []
+        return pilot_cells(design, typed, "acting", cells, compose, share)
+
+    whole = pilots(design, "seed=4")
+    assert [(cell.plan.arm, cell.plan.seed) for cell in whole] == [("plain", 10), ("higher", 10), ("mask", 10)]
+    for cell in whole:
+        run = cell.run
+        assert (run.budget.amount, run.evaluation.every, run.model.base) == (1, 50, 0), "every is the tiny world's"
+        assert run.evaluation.samples == 1 and cell.folder.is_relative_to(runs / "pilots"), "evaluated briefly"
+    part = pilots(replace(design, part="mask"), share=0.5)
+    assert [(cell.plan.arm, cell.run.budget.amount) for cell in part] == [("plain", 2), ("mask", 2)]
+    with pytest.raises(ValueError, match=r"pilot_share must be above 0 and at most 1, got 1\.5"):
+        pilot_cells(design, [], "acting", part, compose, 1.5)
+
+
+# ---- run
+
+
+def sweep(folder: Path, *words: str) -> None:
+    """`python -m grpo_lab.train +experiments=acting` in this process; its cells have processes of their own."""
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        typed = ["+experiments=acting", f"runs_dir='{folder / 'my runs'}'", *words]
+        GlobalHydra.instance().hydra.multirun("config", None, typed, with_log_configuration=False)
+
+
+@pytest.fixture
+def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with NODE as an experiment, of one seed."""
+    path = tmp_path / "conf" / "experiments" / "acting.yaml"
+    path.parent.mkdir(parents=True)
+    node = {
+        **NODE,
+        "bases": [0],
+        "seeds": 1,
+        "base": [*WORLD, "evaluation=brief", "problems_per_step=4", "budget.amount=2"],
+    }
+    write_json(path.with_suffix(".json"), {"design": node, "hydra": {"mode": "MULTIRUN"}}, sort=False)
+    path.write_text("# @package _global_\n" + path.with_suffix(".json").read_text())
+    path.with_suffix(".json").unlink()
+    monkeypatch.setenv("GRPO_LAB_CONFIG_PATH", str(tmp_path / "conf"))
+    return tmp_path
+
+
+def finished(folder: Path) -> list[str]:
+    return sorted(path.parents[1].name for path in folder.glob("*/seed=*/DONE"))
+
+
+def test_a_sweep_runs_the_arm_that_acts_and_not_the_one_that_could_not(
+    experiment: Path, tiny_base: Path, capfd: pytest.CaptureFixture
+) -> None:
+    """At this small a rate ppo_higher clips nothing, as its control; a mask leaves out what is truncated."""
+    runs = experiment / "my runs"
+    sweep(experiment, "hydra.sweeper.pilot_share=0.5")
+    said = capfd.readouterr().err
+    assert "could not act higher: train/clip_fraction 0 beside 0 in plain, apart by +0; required 0.005" in said
+    assert "acts          mask: touched/truncation" in said and "hydra.sweeper.run_inert=true" in said
+    assert "1 of 3 cells are not run" in said and "acting: 2 of 2 done" in said
+    (pilots,) = (runs / "pilots").iterdir()
+    assert (
+        len(finished(pilots)) == 3 and len(finished(runs)) == 2 and not any("higher" in name for name in finished(runs))
+    )
+    record = read_sweep(sweep_folder(runs, "acting"))
+    assert [(entry["arm"], Action(**entry).acts) for entry in record.pilot] == [("higher", False), ("mask", True)]
+    assert {(cell.arm, cell.seed) for cell in record.cells} == {("plain", 0), ("mask", 0)}
+    assert {cell.seed for cell in read_sweep(sweep_folder(pilots, "acting")).cells} == {1}
+
+    # The verdict's reason: the pilot's numbers for the arm that was not run; the sweep's own for the other.
+    data = load_sweep(runs, "acting")
+    assert list(could_not_act(data)) == [("", "higher")] and could_not_act(data)["", "higher"].endswith("in the pilot")
+    assert [action.arm for action in actions(data)] == ["mask"] and set(data.runs["base"]) == {0}
+    tags = json.loads((runs / record.cells[0].folder / "run.json").read_text())["tags"]
+    assert tags == {"sweep": "acting", "arm": "plain", "base": 0}
+    save_data(data, experiment / "data")
+    saved = load_data(experiment / "data", "acting")
+    assert could_not_act(saved) == could_not_act(data) and set(saved.runs["base"]) == {0}
+
+    # Again: the pilot is not repeated, and whoever wants the inert arm gets it, measured and still inert.
+    before = {path: path.stat().st_mtime_ns for path in pilots.rglob("DONE")}
+    sweep(experiment, "hydra.sweeper.pilot_share=0.5", "hydra.sweeper.run_inert=true")
+    assert {path: path.stat().st_mtime_ns for path in pilots.rglob("DONE")} == before and len(finished(runs)) == 3
+    said = capfd.readouterr().err
+    assert "could not act: higher: train/clip_fraction 0 beside 0 in plain" in said and "not run" not in said
+    data = load_sweep(runs, "acting")
+    assert not could_not_act(data)["", "higher"].endswith("in the pilot")
+    assert not_told_apart(data) == [
+        "Identical: the same numbers at every step in higher as plain (1 of 1 runs); a difference between them says "
+        "nothing of a trick."
+    ]
+
+
+def test_a_dry_run_lists_the_pilots_and_no_pilot_is_made_where_none_is_wanted(
+    experiment: Path, capfd: pytest.CaptureFixture
+) -> None:
+    sweep(experiment, "hydra.sweeper.dry_run=true")
+    said = capfd.readouterr().err
+    assert "acting: 3 cells; none is started" in said and "pilots, before the first cell, of 0.5 steps" in said
+    assert said.count("seed=1 ") == 3 and not (experiment / "my runs").exists()
+    sweep(experiment, "hydra.sweeper.dry_run=true", "hydra.sweeper.pilot=false")
+    assert "pilots" not in capfd.readouterr().err
+
+
+# ---- judged
+
+
+def acting_sweep(root: Path, design: Design, touched: dict[tuple[str, int], Sequence[float] | None]) -> None:
+    """A recorded sweep whose runs logged only what they touched; None logged nothing of it."""
+    cells = []
+    for (arm, seed), values in touched.items():
+        folder = root / arm / f"seed={seed}"
+        described = {"run_key": f"{arm}{seed}", "commit": None, "dirty": None, "tags": {"base": design.base_of(seed)}}
+        write_json(folder / "run.json", described)
+        rows = [{"step": 0, "metrics": {}}]
+        for step, value in enumerate(values or (0.0, 0.0), 1):
+            rows.append(
+                {
+                    "step": step,
+                    "metrics": {"reward/mean": seed + step} | ({} if values is None else {"touched/truncation": value}),
+                }
+            )
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / "timing.jsonl").write_text(
+            "".join(json.dumps({"step": row["step"], "wall": 0, "timing": {}}) + "\n" for row in rows)
+        )
+        write_json(folder / "DONE", {"inert": [], "steps": len(rows) - 1})
+        cells.append((arm, seed))
+    records = [CellRecord(arm, "", seed, f"{arm}/seed={seed}") for arm, seed in cells]
+    node = {
+        **NODE,
+        "bases": list(design.bases),
+        "seeds": list(design.seeds),
+        "requires": {arm: dict(asked) for arm, asked in design.requires.items()},
+    }
+    record_sweep(root, "acting", records, None, node, design.fingerprint(), ["train"], None, None)
+
+
+def test_an_arm_acts_by_the_mean_over_bases_of_what_sets_it_apart(tmp_path: Path) -> None:
+    design = declare(requires={"mask": {"touched/truncation": 0.2}, "higher": {"touched/truncation": 0.2}})
+    acting_sweep(
+        tmp_path,
+        design,
+        {
+            ("plain", 0): [0.1, 0.3], ("plain", 1): [0.2, 0.2], ("plain", 2): [0.2, 0.2],
+            ("mask", 0): [0.4, 0.6], ("mask", 1): [0.2, 0.4], ("mask", 2): [0.5, 0.5],
+            ("higher", 0): None, ("higher", 1): [0.15, 0.05],
+        },
+    )  # fmt: skip
+    data = load_sweep(tmp_path, "acting", cache=False)
+    mask, higher = sorted(actions(data), key=lambda action: action.arm != "mask")
+    # mask: base 0 has seeds 0 and 2 (apart by 0.3 each), base 1 seed 1 (by 0.1): by 0.2 over bases, not 0.233
+    assert (mask.arm_mean, mask.control_mean, mask.runs) == (pytest.approx(0.4), pytest.approx(0.2), 3)
+    assert mask.arm_mean - mask.control_mean == pytest.approx(0.2)
+    # higher: seeds 0 (nothing logged: nothing touched) and 1 (0.1); less than its control counts as much as more
+    assert (higher.arm_mean, higher.control_mean, higher.runs) == (pytest.approx(0.05), pytest.approx(0.2), 2)
+    reasons = could_not_act(data)
+    assert reasons["", "higher"] == "touched/truncation 0.05 beside 0.2 in plain, apart by -0.15; required 0.2"
+
+
+def test_an_arm_that_touches_less_than_its_control_acts_and_one_that_touches_as_much_does_not() -> None:
+    def action(arm: float, control: float) -> Action:
+        return Action("", "a", "touched/scale", "c", arm, control, 0.05, 1)
+
+    assert action(0.1, 0.2).acts and action(0.2, 0.1).acts and action(0.05, 0.0).acts
+    assert not action(0.2, 0.2).acts and not action(0.24, 0.2).acts and not action(float("nan"), 0.2).acts
+
+
+def test_a_pilot_is_remembered_by_the_record_for_the_places_it_was_made_for(tmp_path: Path) -> None:
+    def entry(arm: str, measured: float) -> dict[str, Any]:
+        return asdict(Action("", arm, "touched/scale", "plain", measured, 0.0, 0.1, 1))
+
+    def record(*entries: dict[str, Any]) -> list[tuple[str, float]]:
+        folder = record_sweep(tmp_path, "acting", [], None, NODE, "f", ["train"], None, None, pilot=entries)
+        return [(one["arm"], one["arm_mean"]) for one in read_sweep(folder).pilot]
+
+    assert record(entry("a", 0.1), entry("b", 0.2)) == [("a", 0.1), ("b", 0.2)]
+    assert record() == [("a", 0.1), ("b", 0.2)]
+    assert record(entry("a", 0.3)) == [("b", 0.2), ("a", 0.3)]
+
+
+def test_saved_sweeps_of_before_have_no_base_and_name_their_duplicates() -> None:
+    """25 recorded runs of two sweeps are those of another arm; dapo's clip-higher clipped as much as its control."""
+    folder = Path(__file__).parents[2] / "analysis" / "data"
+    dapo, staleness = load_data(folder, "dapo"), load_data(folder, "staleness")
+    assert set(dapo.runs["base"]) == {-1} and set(dapo.runs["same_as"]) == {""}
+    (head, first, *_) = not_told_apart(dapo)
+    assert head == "Not told apart from the control by what was touched:"
+    assert first.startswith("  surrogate: 0.111% in +clip_higher, 0.114% in base, apart by -0.004%")
+    (line,) = not_told_apart(staleness)
+    assert line.count("lag_0 at none (5 of 5 runs)") == 3 and "rollouts, rewards and accuracies" in line
+    (same, apart) = not_told_apart(load_data(folder, "mismatch_correction"))
+    assert "same numbers at every step in bf16_icepop as bf16_tis_token (5 of 5 runs)" in same
+    assert "in fp16_narrow as fp16 (5 of 5 runs)" in apart
+    assert load_design(folder.parents[1] / "experiments" / "dapo.yaml").bases == ()
