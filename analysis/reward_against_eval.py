@@ -8,15 +8,24 @@
 # %%
 import numpy as np
 
+from grpo_lab.analysis.divergence.leading import INDICATORS, leading_text
 from grpo_lab.analysis.divergence.table import divergence_table
 from grpo_lab.analysis.figures import coverage, frontier, phase, ranks, waterfall
 from grpo_lab.analysis.figures.curves import draw_curves
 from grpo_lab.analysis.final_values import final_values
-from grpo_lab.analysis.notebooks.show import chosen_sweep, introduction, show_figure, show_lines, show_measures
+from grpo_lab.analysis.notebooks.show import (
+    chosen_sweep,
+    introduction,
+    null_runs,
+    show_figure,
+    show_lines,
+    show_measures,
+)
 
 data = chosen_sweep()
 finals = final_values(data)
-divergence = divergence_table(data, finals, np.random.default_rng(0))
+null, null_words = null_runs()
+divergence = divergence_table(data, finals, np.random.default_rng(0), null)
 show_lines(introduction(data, finals))
 
 # %% [markdown]
@@ -25,10 +34,10 @@ show_lines(introduction(data, finals))
 # The gap change is what the correctness part of training reward gained less what downstream accuracy gained. Above 0
 # it is no harm yet: harder questions gain less from the same learning. The onset is the first of three evaluations in
 # a row at which the gap is surely open; the onset after the peak asks the same of the fall from the best evaluation,
-# and that is harm. The first step's reward is one batch, and its noise is in every gap of a run.
+# and that is harm. At step 0 the probe stands for the reward: training questions, asked of the same weights.
 
 # %%
-show_measures(divergence, "gap_change", "onset", "onset_after_peak")
+show_measures(divergence, "gap_change", "gap_change_sampler", "onset", "onset_after_peak")
 show_figure(draw_curves(data, finals) or "no run logged training reward or an evaluation")
 
 # %% [markdown]
@@ -67,6 +76,17 @@ rules = [f"selection_regret_{rule}" for rule in ("last", "train_reward", "heldou
 show_measures(divergence, "post_peak_drop", *rules, "selection_optimism")
 
 # %% [markdown]
+# ## What announces a loss
+#
+# Does anything that a run logs of itself move before downstream accuracy is 10 points below its start? Only readings
+# before the loss count, and only against runs at the same step. An alarm is what one null run in twenty reaches; `NULL`
+# names a sweep of null runs, otherwise they are those of the control.
+
+# %%
+show_measures(divergence, *(f"leading_{what}_{name}" for what in ("auc", "false") for name in INDICATORS))
+show_lines(leading_text(divergence, null_words))
+
+# %% [markdown]
 # ## What choosing an arm costs
 #
 # Lead with the regret: downstream accuracy that is given away by picking the arm with the highest training reward, in
@@ -75,7 +95,7 @@ show_measures(divergence, "post_peak_drop", *rules, "selection_optimism")
 
 # %%
 show_measures(divergence, "arm_regret", "arm_tau")
-show_figure(ranks.draw_ranks(data, finals, np.random.default_rng(0)) or ranks.missing(data, finals))
+show_figure(ranks.draw_ranks(data, finals) or ranks.missing(data, finals))
 
 # %% [markdown]
 # ## Further from the base model, and more samples of it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import shlex
 from collections.abc import Sequence
@@ -10,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
+from grpo_lab.analysis.divergence.leading import leading_text
 from grpo_lab.analysis.divergence.table import divergence_table
 from grpo_lab.analysis.effects.contrasts import effects_markdown, effects_table
+from grpo_lab.analysis.effects.suites import suites_text
 from grpo_lab.analysis.effects.table import effect_table, markdown
 from grpo_lab.analysis.effects.verdict import judge, verdict_text
 from grpo_lab.analysis.figures.registry import draw_all
@@ -60,8 +64,8 @@ def build(name: str, source: str, data_folder: Path | None, output: Path | None,
     sources = describe_sources(data, finals, command)
     drawn, missing = draw_all(data, finals)
     paths = [path for figure in drawn for path in save(figure, output, sources)]
-    verdict = verdict_text(data, finals)
     divergence = divergence_table(data, finals, np.random.default_rng(SEED))
+    verdict = "\n".join(filter(None, (verdict_text(data, finals), *_further(data, finals, divergence).values())))
     texts = {
         f"{name}_table.csv": effect_table(data, finals).to_csv(index=False),
         f"{name}_table.md": markdown(data, finals),
@@ -94,10 +98,19 @@ def build_report(
     drawn, missing = draw_all(data, finals)
     divergence = divergence_table(data, finals, np.random.default_rng(SEED))
     responses = rollouts_section(data, None if "://" in source else Path(source))
-    page = report_html(data, finals, drawn, missing, command, {"Training responses": responses}, divergence)
+    further = {name: text for name, text in _further(data, finals, divergence).items() if text}
+    sections = {name: f"<pre>{html.escape(text)}</pre>" for name, text in further.items()}
+    sections |= {"Training responses": responses}
+    page = report_html(data, finals, drawn, missing, command, sections, divergence)
     path = (output or REPORTS) / f"{name}.html"
     atomic_write(path, page)
     return path, data.notice
+
+
+def _further(data: SweepData, finals: FinalValues, divergence: pd.DataFrame) -> dict[str, str]:
+    """What stands below the verdict, by heading; "" where the sweep has nothing to say there."""
+    null = f"those of {data.control} without a loss"
+    return {"Suites": suites_text(data, finals), "Warnings of a loss": leading_text(divergence, null)}
 
 
 def _number(value: float) -> float | None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import pandas as pd
 
-from grpo_lab.analysis.final_values import FinalValues
+from grpo_lab.analysis.final_values import EVALUATED, FinalValues, is_rated
 from grpo_lab.analysis.sources.settings import SAME, STEPS, Place, differences
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
+from grpo_lab.analysis.stats.comparison import FEWEST_BASES, two_groups
+from grpo_lab.analysis.stats.intervals import paired_difference
 from grpo_lab.analysis.table_rows import groups_of, rows_of
 from grpo_lab.config.design import Collapsed
+from grpo_lab.tracking.metrics import axis_touched, is_touched
 
 _FEW = 3  # runs, named where something is wrong with no more than these
+_CLOCKS = ("budget/device_seconds",)  # of the numbers that are logged, those that no two runs share
 _UNEQUAL = 1.1  # a run that spent this many times X has a tail that no comparison sees
 
 
@@ -22,12 +27,22 @@ def caveats(data: SweepData, finals: FinalValues) -> list[str]:
     parts = (
         _declaration(data),
         finished_cells(data),
+        _bases(finals),
         _collapsed(data, finals),
+        _two_groups(data, finals),
         _lengths(data, finals),
         _not_finite(data),
     )
-    said = [*(line for part in parts for line in part), *_lacking(data), *_untimed(data), *_inert(data), *_code(data)]
-    return [*said, *_lost(data), *_protocols(data), *undeclared_steps(data), *_changed(data)]
+    said = [*(line for part in parts for line in part), *_lacking(data), *_untimed(data), *_inert(data)]
+    return [
+        *said,
+        *not_told_apart(data),
+        *_code(data),
+        *_lost(data),
+        *_protocols(data),
+        *undeclared_steps(data),
+        *_changed(data),
+    ]
 
 
 def notes(data: SweepData, finals: FinalValues) -> list[str]:
@@ -36,7 +51,14 @@ def notes(data: SweepData, finals: FinalValues) -> list[str]:
     done = len(data.finished)
     lines = [f"{done} of {planned} planned runs are finished."] if done < planned else []
     infinite = [line for line in _not_finite(data) if line.startswith("Infinite") or "at their end" in line]
-    lines += [*_collapsed(data, finals)[:1], *_lengths(data, finals), *infinite, *_lacking(data), *_code(data)]
+    lines += [
+        *(line for line in _collapsed(data, finals) if not line.startswith(" ")),
+        *_two_groups(data, finals),
+        *_lengths(data, finals),
+        *infinite,
+        *_lacking(data),
+        *_code(data),
+    ]
     return [*lines, *_lost(data), *_protocols(data), *_changed(data)]
 
 
@@ -104,6 +126,103 @@ def _inert_at(data: SweepData, level: str, counts: pd.Series) -> list[str]:
     return [place(data, level, _listed(named))]
 
 
+def not_told_apart(data: SweepData) -> list[str]:
+    """Where a trick did nothing that its control did not do, and which runs are one run, or might as well be."""
+    return [*_shared(data), *_identical(data), *_touched_alike(data)]
+
+
+def _shared(data: SweepData) -> list[str]:
+    """Cells that are another cell's run by construction."""
+    named: dict[str, list[str]] = {}
+    for row in rows_of(data.runs[data.runs["same_as"] != ""]):
+        named.setdefault(row.same_as, []).append(f"{place(data, row.level, row.arm)} seed {row.seed}")
+    said = "; ".join(f"{maker} is also {_listed(titles)}" for maker, titles in named.items())
+    return [f"One run under several labels, since these cells cannot differ: {said}."] if said else []
+
+
+def _identical(data: SweepData) -> list[str]:
+    """Arms whose runs logged what those of another arm did at the same seeds, their control first."""
+    places = [(level, arm) for level in data.levels for arm in data.arms]
+    exact, shown = _prints(data, _logged), _prints(data, _shows)
+    found: dict[str, list[str]] = {"the same numbers": [], "the same rollouts, rewards and accuracies": []}
+    for number, own in enumerate(places):
+        others = dict.fromkeys([(own[0], data.control), *places[:number]])
+        others.pop(own, None)
+        alike = {other: _alike(shown, own, other) for other in others}
+        other = max(alike, key=lambda place: len(alike[place]), default=None)
+        if other is None or not alike[other]:
+            continue
+        seeds = alike[other]
+        whole, apart = found.values()
+        of = len({seed for level, arm, seed in shown if (level, arm) == own})
+        pairs = whole if seeds <= _alike(exact, own, other) else apart
+        pairs.append(f"{name_of(own)} as {name_of(other)} ({len(seeds)} of {of} runs)")
+    return [
+        f"Identical: {words} at every step in {'; '.join(pairs)}; a difference between them says nothing of a trick."
+        for words, pairs in found.items()
+        if pairs
+    ]
+
+
+def _prints(data: SweepData, chosen: Callable[[str], bool]) -> dict[tuple[str, str, int], bytes]:
+    """A digest of what each finished run logged of the chosen metrics; cells that share a run are left out."""
+    apart = data.runs[(data.runs["status"] == "done") & (data.runs["same_as"] == "")]
+    points = data.points.merge(apart[LABELS], on=LABELS).sort_values([*LABELS, "step"])
+    metrics = [name for name in points.columns.difference([*LABELS, "step"]) if chosen(name)]
+    return {
+        labels: hashlib.sha256(own[metrics].to_numpy(dtype=float).tobytes()).digest()
+        for labels, own in groups_of(points, LABELS, sort=False)
+    }
+
+
+def _alike(prints: Mapping[tuple[str, str, int], bytes], own: Place, other: Place) -> set[int]:
+    """The seeds at which two arms have the same digest."""
+    return {
+        seed
+        for (level, arm, seed), mark in prints.items()
+        if (level, arm) == own and prints.get((*other, seed)) == mark
+    }
+
+
+def _logged(name: str) -> bool:
+    return name not in _CLOCKS
+
+
+def _shows(name: str) -> bool:
+    return name.startswith(("reward/", "rollout/")) or (name.startswith("eval/") and name.endswith("/accuracy"))
+
+
+def _touched_alike(data: SweepData) -> list[str]:
+    """Arms whose trick touched what its option in the control touched too, by means over steps paired by seed."""
+    touched = [name for name in data.points.columns if is_touched(name)]
+    trained = data.counted_points[data.counted_points["step"] > 0]
+    if not touched or trained.empty:
+        return []
+    table = trained.groupby(LABELS, sort=False)[touched].mean().reset_index("seed")
+    means = {labels: own.set_index("seed") for labels, own in groups_of(table, ["level", "arm"], sort=False)}
+    lines = []
+    for level, arm in (labels for labels in data.run_arms if labels in means and (labels[0], data.control) in means):
+        axes = _axes_apart(data, level, arm)
+        for name in (name for name in touched if axis_touched(name) in axes):
+            here, there = means[level, arm][name], means[level, data.control][name]
+            apart = paired_difference(here, there)
+            if apart.n > 1 and here.mean() > 0 and there.mean() > 0 and apart.contains(0.0):
+                lines.append(
+                    f"  {axis_touched(name)}: {here.mean():.3%} in {place(data, level, arm)}, {there.mean():.3%} in "
+                    f"{data.control}, apart by {apart.mean:+.3%} [{apart.low:+.3%}, {apart.high:+.3%}], n = {apart.n}"
+                )
+    return ["Not told apart from the control by what was touched:", *lines] if lines else []
+
+
+def _axes_apart(data: SweepData, level: str, arm: str) -> set[str]:
+    """The slots in which an arm differs from its control, by the runs' settings and by what was declared."""
+    own, control = data.settings.get((level, arm), {}), data.settings.get((level, data.control), {})
+    arms = data.design.arms if data.design else {}
+    declared = set(arms.get(arm, ())) ^ set(arms.get(data.control, ()))
+    words = [*differences(own, control), *(word.partition("=")[0] for word in declared)]
+    return {word.partition(".")[0] for word in words} if arm != data.control else set()
+
+
 def _code(data: SweepData) -> list[str]:
     commits = sorted({str(commit)[:10] for commit in data.finished["commit"]})
     lines = [] if len(commits) == 1 else [f"The finished runs are of {len(commits)} commits: {_listed(commits)}."]
@@ -142,17 +261,42 @@ def _lost(data: SweepData) -> list[str]:
 
 
 def _collapsed(data: SweepData, finals: FinalValues) -> list[str]:
-    """Runs that stopped on a loss that was not finite, and what they count for."""
-    here = finals.values[finals.values["collapsed"]]
-    if here.empty:
-        return []
+    """Runs that collapsed: those that stopped on a loss that was not finite, and those that lost what they could."""
+    values = finals.values
+    stopped, fell = values[values["stopped"]], values[values["collapsed"] & ~values["stopped"]]
     as_what = "accuracy and reward 0 from there on" if finals.collapsed_as is Collapsed.zero else "what they last had"
-    lines = [f"Collapsed before X: {len(here)} of {len(finals.values)} runs, counted with {as_what}."]
-    for (level, arm), runs in groups_of(here, ["level", "arm"], sort=False):
+    lines = [f"Collapsed before X: {len(stopped)} of {len(values)} runs, counted with {as_what}."]
+    lines = lines if len(stopped) else []
+    if len(fell):
+        lines.append(
+            f"Collapsed: {len(fell)} of {len(values)} runs ended below half of the held-out accuracy they began with."
+        )
+    for (level, arm), runs in groups_of(values[values["collapsed"]], ["level", "arm"], sort=False):
         seeds = _listed(str(seed) for seed in runs["seed"])
-        of = len(finals.values[(finals.values["level"] == level) & (finals.values["arm"] == arm)])
-        lines.append(f"  {place(data, level, arm)}: {len(runs)} of {of} (seed {seeds})")
+        lines.append(f"  {place(data, level, arm)}: {finals.collapses(level, arm).text}, seed {seeds}")
     return lines
+
+
+def _bases(finals: FinalValues) -> list[str]:
+    """How many initial policies the intervals are about."""
+    bases = len(set(finals.bases.values()))
+    if bases < 2:
+        return ["One base: every run starts from the same initial policy, and intervals are about other seeds of it."]
+    if bases < FEWEST_BASES:
+        return [f"{bases} bases are too few for an interval about another: {FEWEST_BASES} or more are needed."]
+    return [f"{bases} bases: intervals are about another base, and a base counts once however many seeds it has."]
+
+
+def _two_groups(data: SweepData, finals: FinalValues) -> list[str]:
+    """Arms whose runs fall into two groups of accuracies, though none collapsed."""
+    primary = [data.design.primary] if data.design else []
+    found = []
+    for level, arm in data.run_arms:
+        for metric in dict.fromkeys([*(name for name in primary if is_rated(name)), *EVALUATED]):
+            why = two_groups(finals.of(level, arm, metric).tolist())
+            if why and not finals.collapsed(level, arm):
+                found.append(f"{place(data, level, arm)} ({metric}: {why.removeprefix('two groups of runs, ')})")
+    return [f"Two groups of runs, so no interval of their mean: {_listed(found)}."] if found else []
 
 
 def _lengths(data: SweepData, finals: FinalValues) -> list[str]:

@@ -4,13 +4,17 @@ The budget is X, the smallest final budget over the finished runs, on the axis t
 
     metric logged         its final value
     at every step         the mean over the steps with 0.8 X < x <= X; the last step up to X where steps are longer
-    at evaluations only   the value at X of the straight line between the run's own evaluations around X
+    at evaluations only   the value at X of the straight line between the run's own evaluations around X; of a run
+                          that logs how much it asked, its last evaluation where only its last step went beyond X
 
 Nothing is extrapolated. `average/<metric>` is the mean of a metric of every step over the whole run, 0 < x <= X.
 
-A run that stopped before X on a loss that was not finite has collapsed. It is a result, and it counts: without it, an
-arm would be judged by the runs that survived. By the rule `zero` its accuracy and reward are 0 from its end on, and it
-has no other metrics; by the rule `last` every metric keeps the last value it had.
+A run has collapsed where it stopped before X on a loss that was not finite, or where its held-out accuracy under the
+training protocol ends below half of what it was at its own start, and 10 points or more below. A collapse is a result,
+and it counts: without it, an arm would be judged by the runs that survived. It is an outcome of its own, which a mean
+cannot tell: see `stats.comparison`. A run that stopped has, by the rule `zero`, accuracy and reward 0 from its end on
+and no other metrics; by the rule `last` every metric keeps the last value it had. One that did not stop keeps its
+numbers.
 
 Theory beside the measured overstatement: let q be the truncated share and a the accuracy of the responses that are
 not truncated. An arm that masks truncated rows sees a in its loss and deploys (1 - q) a, so it overstates by q a; an
@@ -20,16 +24,23 @@ arm that trains on them overstates by 0.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
 
-from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
-from grpo_lab.analysis.stats.intervals import Interval, paired_difference, seed_differences, t_interval
+from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData, bases_of
+from grpo_lab.analysis.stats.collapse import Count
+from grpo_lab.analysis.stats.comparison import Comparison, compare
+from grpo_lab.analysis.stats.intervals import Interval, seed_differences
+from grpo_lab.analysis.table_rows import groups_of
 from grpo_lab.config.design import Collapsed
 
 WINDOW = 0.2  # share of X, at its end, over which a metric of every step is averaged
+FALLEN = 0.5  # of its own start: a held-out accuracy that ends below it has collapsed,
+LOST = 0.1  # where it lost so much accuracy at least
 DEFAULT_AXIS = "sampled_tokens"  # of a sweep that declares none
 
 REWARD = "reward/in_loss_mean"
@@ -65,13 +76,15 @@ class FinalValues:
 
     `values` has one row per run that counts, finished or collapsed, with level, arm, seed and every metric, derived
     ones included; NaN where there is none. `masks` says whether the run took truncated rows out of its loss at any
-    step, `filters` whether groups left its batch, `collapsed` whether it collapsed before X.
+    step, `filters` whether groups left its batch, `collapsed` whether it collapsed, `stopped` whether it did so before
+    X, on a loss that was not finite. `bases` maps a seed to its base; empty for a sweep of one base.
     """
 
     axis: str
     budget: float  # X, in the axis's unit
     values: pd.DataFrame
     collapsed_as: Collapsed = Collapsed.zero
+    bases: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def at(self) -> str:
@@ -86,30 +99,66 @@ class FinalValues:
             f"Final values at X = {self.at}, the smallest final budget of the finished runs: metrics of every step "
             f"are means over {1 - WINDOW:g} X < x <= X, metrics of evaluations are interpolated linearly at X"
         )
-        if not self.values["collapsed"].any():
+        if not self.values["stopped"].any():
             return rule
         as_what = "accuracy and reward 0" if self.collapsed_as is Collapsed.zero else "what they last had"
-        return f"{rule}; {int(self.values['collapsed'].sum())} runs that collapsed before X count with {as_what}"
+        return f"{rule}; {int(self.values['stopped'].sum())} runs that stopped before X count with {as_what}"
+
+    @property
+    def brackets(self) -> str:
+        """What an interval of these values is, in one sentence part."""
+        bases = len(set(self.bases.values()))
+        return f"95% t interval over {bases} bases, for another base" if bases > 1 else "95% t interval over seeds"
 
     def collapsed(self, level: str, arm: str) -> int:
-        """How many runs of an arm collapsed before X."""
-        here = (self.values["level"] == level) & (self.values["arm"] == arm)
-        return int(self.values.loc[here, "collapsed"].sum())
+        """How many runs of an arm collapsed."""
+        return self.collapses(level, arm).number
+
+    def stopped(self, level: str, arm: str) -> int:
+        """How many runs of an arm stopped before X on a loss that was not finite."""
+        return int(self._runs(level, arm)["stopped"].sum())
+
+    def collapses(self, level: str, arm: str) -> Count:
+        """How many runs of an arm collapsed, of how many."""
+        here = self._runs(level, arm)["collapsed"]
+        return Count(int(here.sum()), len(here))
+
+    @cached_property
+    def _by_arm(self) -> dict[tuple[str, str], pd.DataFrame]:
+        """(level, arm) -> its rows by seed."""
+        return {place: rows.set_index("seed") for place, rows in groups_of(self.values, ["level", "arm"], sort=False)}
+
+    def _runs(self, level: str, arm: str) -> pd.DataFrame:
+        return self._by_arm.get((level, arm), self.values.head(0))
+
+    def fallen(self, *places: tuple[str, str]) -> dict[int, tuple[bool, ...]]:
+        """Seed -> which of these (level, arm) collapsed, for the seeds where one did."""
+        marks = [self._runs(*place)["collapsed"] for place in places]
+        seeds = [set(map(int, own.index[own])) for own in marks]
+        return {seed: tuple(seed in own for own in seeds) for seed in sorted(set().union(*seeds))}
 
     def of(self, level: str, arm: str, metric: str) -> pd.Series:
         """One metric of one arm by seed, without the runs that lack it."""
         if metric not in self.values:
             return pd.Series(dtype=float)
-        here = self.values[(self.values["level"] == level) & (self.values["arm"] == arm)]
-        return here.set_index("seed")[metric].dropna()
+        return self._runs(level, arm)[metric].dropna()
 
     def interval(self, level: str, arm: str, metric: str) -> Interval:
-        """Mean over the arm's seeds."""
-        return t_interval(self.of(level, arm, metric).tolist())
+        """Mean over the arm's runs, for another base where they are of several."""
+        return self.compared(self.of(level, arm, metric), metric, (level, arm)).whole
 
     def difference(self, level: str, arm: str, control: str, metric: str) -> Interval:
-        """Arm less control, paired by seed."""
-        return paired_difference(self.of(level, arm, metric), self.of(level, control, metric))
+        """Arm less control, paired by seed, for another base where the pairs are of several."""
+        return self.comparison((level, arm), (level, control), metric).whole
+
+    def comparison(self, place: tuple[str, str], reference: tuple[str, str], metric: str) -> Comparison:
+        """One (level, arm) less another, paired by seed, with what collapses leave of it."""
+        differences = seed_differences(self.of(*place, metric), self.of(*reference, metric))
+        return self.compared(differences, metric, place, reference)
+
+    def compared(self, values: pd.Series | Mapping[int, float], metric: str, *places: tuple[str, str]) -> Comparison:
+        """Numbers by seed that are made of the runs of these (level, arm): their values, or differences of them."""
+        return compare(values, self.bases, self.fallen(*places), grouped=is_rated(metric))
 
     def differences(self, level: str, arm: str, control: str, metric: str) -> pd.Series:
         """Arm less control for each seed that has both."""
@@ -117,13 +166,17 @@ class FinalValues:
 
     def masks(self, level: str, arm: str) -> bool:
         """Whether any run of the arm masked truncated rows."""
-        here = self.values[(self.values["level"] == level) & (self.values["arm"] == arm)]
-        return bool(here["masks"].any())
+        return bool(self._runs(level, arm)["masks"].any())
 
     def filters(self, level: str, arm: str) -> bool:
         """Whether groups left the batch of any run of the arm, or never came into it."""
-        here = self.values[(self.values["level"] == level) & (self.values["arm"] == arm)]
-        return bool(here["filters"].any())
+        return bool(self._runs(level, arm)["filters"].any())
+
+
+def is_rated(metric: str) -> bool:
+    """Whether a metric is an accuracy or a reward, of which more is better and a run that stopped has 0."""
+    metric = metric.removeprefix(AVERAGE)
+    return metric.startswith("reward/") or metric.endswith("/accuracy") or "/pass_at_" in metric
 
 
 def budget_axis(data: SweepData) -> str:
@@ -154,8 +207,18 @@ def final_values(data: SweepData, axis: str | None = None) -> FinalValues:
         short = labels in stopped and not run[x].max() >= budget
         final = _collapsed(run, x, budget, data.collapsed_as) if short else _final(run, x, budget)
         marks = {"masks": _masked(run), "filters": bool((_column(run, "touched/group_filter") > 0).any())}
-        rows.append({**dict(zip(LABELS, labels)), **final, **marks, "collapsed": short})
-    return FinalValues(axis, budget, pd.DataFrame(rows), data.collapsed_as)
+        marks |= {"collapsed": short or _fell(run, final), "stopped": short}
+        rows.append({**dict(zip(LABELS, labels)), **final, **marks})
+    return FinalValues(axis, budget, pd.DataFrame(rows), data.collapsed_as, bases_of(data))
+
+
+def _fell(run: pd.DataFrame, final: Mapping[str, float]) -> bool:
+    """Whether held-out accuracy ends below half of its own start, and at least 10 points below."""
+    evaluated = run[HELDOUT].dropna() if HELDOUT in run else run["step"].head(0)
+    if evaluated.empty:
+        return False
+    start, end = float(evaluated.iloc[0]), final[HELDOUT]
+    return end < FALLEN * start and start - end >= LOST
 
 
 def _column(run: pd.DataFrame, name: str) -> pd.Series:
@@ -168,8 +231,19 @@ def _masked(run: pd.DataFrame) -> bool:
     return bool((_column(run, "touched/truncation") - ended > 1e-9).any())
 
 
+def evaluated_at(run: pd.DataFrame, x: str, budget: float) -> float:
+    """The budget at which a run's evaluations are read: X, or its end if only its last step went beyond X.
+
+    The last evaluation may be larger than those before, and a line from a small one would bring its noise in. Runs of
+    earlier versions, whose evaluations are all of one size, do not log `eval/*/responses`: they are read at X.
+    """
+    at = run[x].dropna().to_numpy()
+    sized = any(name.endswith("/responses") and run[name].notna().any() for name in run.columns)
+    return float(at[-1]) if sized and len(at) > 1 and at[-2] < budget < at[-1] else budget
+
+
 def _final(run: pd.DataFrame, x: str, budget: float) -> dict[str, float]:
-    at = run[x].to_numpy()
+    at, evaluated = run[x].to_numpy(), evaluated_at(run, x, budget)
     until = (at > 0) & (at <= budget)
     window = until & (at > (1 - WINDOW) * budget)
     if not window.any() and until.any():  # steps longer than the window: the last one
@@ -179,7 +253,7 @@ def _final(run: pd.DataFrame, x: str, budget: float) -> dict[str, float]:
         values = run[name].to_numpy()
         logged = ~np.isnan(values)
         if name.startswith("eval/"):
-            final[name] = interpolate(at[logged], values[logged], budget)
+            final[name] = interpolate(at[logged], values[logged], evaluated)
         else:
             final[name] = _mean(values[window & logged])
             final[f"{AVERAGE}{name}"] = _mean(values[until & logged])
@@ -203,8 +277,7 @@ def _collapsed(run: pd.DataFrame, x: str, budget: float, rule: Collapsed) -> dic
             last = float(seen.iloc[-1]) if len(seen) else math.nan
         never = seen.empty and (name.startswith("eval/") or end > 0)  # not of this run's metrics at all
         if rule is Collapsed.zero:
-            rated = name.startswith("reward/") or name.endswith("/accuracy") or "/pass_at_" in name
-            last = 0.0 if rated and not never else math.nan
+            last = 0.0 if is_rated(name) and not never else math.nan
         final[name] = last
         if not name.startswith("eval/"):
             before = own.get(f"{AVERAGE}{name}", math.nan)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from grpo_lab.analysis.final_values import AVERAGE, QUANTITIES, REWARD
-from grpo_lab.analysis.stats.intervals import Interval
-from grpo_lab.tracking.metrics import DERIVED, SUITES, find, is_known
+from grpo_lab.analysis.stats.intervals import WITHHELD, Interval
+from grpo_lab.tracking.metrics import DERIVED, FURTHER_SUITES, SAMPLER_SUITES, SUITES, find, is_known
 
 CORRECTNESS = "reward/outcome"
 _NAMES = QUANTITIES | {
@@ -19,6 +20,8 @@ _NAMES = QUANTITIES | {
     "mismatch/rejected_responses": "share of responses that the rejection takes out",
 }
 
+_SUITES = SUITES | FURTHER_SUITES | SAMPLER_SUITES
+
 
 def title(metric: str) -> str:
     """What to call a metric: in words where there are some, otherwise its name."""
@@ -29,7 +32,7 @@ def title(metric: str) -> str:
     stage, _, rest = metric.partition("/")
     if stage == "eval":
         suite, _, quantity = rest.partition("/")
-        return f"{SUITES.get(suite, suite.replace('_', ' '))}: {quantity.replace('_', ' ')}"
+        return f"{_SUITES.get(suite, suite.replace('_', ' '))}: {quantity.replace('_', ' ')}"
     return metric
 
 
@@ -63,7 +66,7 @@ def change_text(interval: Interval, metric: str) -> str:
     """A difference with its interval; shares in percentage points, such as `-3.4 pp [-5.2, -1.6]`."""
     if unit(metric) != "share":
         return _written(interval, "+", unit(metric))
-    points = Interval(100 * interval.mean, 100 * interval.low, 100 * interval.high, interval.n)
+    points = replace(interval, mean=100 * interval.mean, low=100 * interval.low, high=100 * interval.high)
     return _written(points, "+", "pp", decimals=1)
 
 
@@ -75,7 +78,9 @@ def _written(interval: Interval, sign: str, name: str, decimals: int | None = No
         decimals = _decimals(max(abs(number) for number in numbers if not math.isnan(number)))
     mean, low, high = (number_text(number, decimals, sign) for number in numbers)
     name = "" if name in _PLAIN else f" {name}"
-    return f"{mean}{name}" if math.isnan(interval.low) else f"{mean}{name} [{low}, {high}]"
+    if math.isnan(interval.low):
+        return f"{mean}{name}{WITHHELD if interval.why else ''}"
+    return f"{mean}{name} [{low}, {high}]"
 
 
 def _decimals(largest: float) -> int:

@@ -2,7 +2,8 @@
 
 A training metric at an evaluation is its mean over the steps of the last 5% of the budget X before it. While reward
 rises, that mean is a little low, since it lags by half of its window. At step 0 it is the value of the first step,
-whose rollouts come from the initial weights. That is one batch, and its noise is in every change from step 0.
+whose rollouts come from the initial weights. That is one batch. So the correctness of training responses starts from
+the probe instead: training questions under the training protocol, asked of the same weights.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 import pandas as pd
 
-from grpo_lab.analysis.final_values import FinalValues
+from grpo_lab.analysis.final_values import FinalValues, evaluated_at
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
 from grpo_lab.analysis.table_rows import groups_of
 
@@ -27,7 +28,10 @@ EVALUATED = {
     "heldout": "eval/heldout/accuracy",
     "downstream": "eval/downstream/accuracy",
 }
+SAMPLED = "eval/sampler_downstream/accuracy"
 KL = "eval/heldout_training/kl_initial"
+# Beside reward and KL, what may announce a loss: read as the training metrics are.
+ANNOUNCING = {"entropy": "train/entropy", "truncated": "rollout/truncated", "ess": "mismatch/ess_responses"}
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,8 @@ class Track:
     """One run at its K evaluations up to X; every array is [K], NaN where a metric was not logged.
 
     The last point is X itself. Where no evaluation lies exactly there, its values are on the straight line between the
-    two evaluations around X: `around` holds their steps, `lean` the weight of the second.
+    two evaluations around X: `around` holds their steps, `lean` the weight of the second. Where only the last step
+    went beyond X, the last evaluation is the one there (`final_values.evaluated_at`).
     """
 
     level: str
@@ -43,7 +48,8 @@ class Track:
     seed: int
     step: np.ndarray  # the evaluation's; at X the last one trained by then
     x: np.ndarray  # budget, on the axis of the final values
-    reward: np.ndarray  # Pc: share of all responses that the training verifier called right
+    reward: np.ndarray  # Pc: share of all responses that the training verifier called right; at step 0 the probe
+    first_reward: float  # the same of the first batch
     reward_se: np.ndarray
     shaped: np.ndarray  # P: the whole training reward, before any filter
     shaped_se: np.ndarray
@@ -51,7 +57,11 @@ class Track:
     heldout_training: np.ndarray  # V': held-out questions, training protocol
     heldout: np.ndarray  # V: the same, evaluation protocol
     downstream: np.ndarray  # E: harder questions, evaluation protocol
+    sampled: np.ndarray  # E of the weights that sampled the step's batch, where they lag behind; at step 0 E itself
     kl: np.ndarray  # of the policy from the initial one, nats a response
+    entropy: np.ndarray  # nats
+    truncated: np.ndarray  # share of training responses
+    ess: np.ndarray  # effective sample size of the responses' weights, share
     around: tuple[int, int]
     lean: float
 
@@ -90,19 +100,38 @@ def _track(level: str, arm: str, seed: int, run: pd.DataFrame, evaluated: pd.Dat
     points, last = at[:here], here - 1
     lean, after = 0.0, last
     if at[last] < budget and here < len(at):
-        after = here
-        lean = float((budget - at[last]) / (at[after] - at[last]))
+        after, read = here, evaluated_at(run, x, budget)
+        lean = float((read - at[last]) / (at[after] - at[last]))
+        last, lean = (after, 0.0) if lean == 1 else (last, lean)
         points = np.append(points, budget)
     reached = run["step"].to_numpy(int)[np.searchsorted(run[x].to_numpy(float), points, side="right") - 1]
     values: dict[str, np.ndarray] = {}
     for name, metric in TRAINING.items():
         values[name], values[f"{name}_se"] = _trailing(run, metric, x, points, TRAILING * budget)
-    for name, metric in (EVALUATED | {"kl": KL}).items():
+    for name, metric in ANNOUNCING.items():
+        values[name], _ = _trailing(run, metric, x, points, TRAILING * budget)
+    for name, metric in (EVALUATED | {"sampled": SAMPLED, "kl": KL}).items():
         logged = evaluated[metric].to_numpy(float) if metric in evaluated else np.full(len(at), math.nan)
         ends = (1 - lean) * logged[last] + lean * logged[after] if lean else logged[last]
         values[name] = np.append(logged[:here], ends)[: len(points)]
     around = (int(steps[last]), int(steps[after]))
-    return Track(level, arm, seed, step=reached, x=points, around=around, lean=lean, **values)
+    first_reward = float(values["reward"][0])
+    _start(values, evaluated)
+    return Track(
+        level, arm, seed, step=reached, x=points, first_reward=first_reward, around=around, lean=lean, **values
+    )
+
+
+def _start(values: dict[str, np.ndarray], evaluated: pd.DataFrame) -> None:
+    """Take at step 0 what the evaluation there measured: Pc from the probe, E of the weights that sample from E."""
+    if evaluated["step"].iloc[0] != 0:
+        return
+    if math.isfinite(values["probe"][0]):
+        error = "eval/probe/accuracy_se"
+        values["reward"][0] = values["probe"][0]
+        values["reward_se"][0] = evaluated[error].iloc[0] if error in evaluated else math.nan
+    if np.isfinite(values["sampled"]).any():
+        values["sampled"][0] = values["downstream"][0]
 
 
 def _trailing(
@@ -144,7 +173,7 @@ def on_grid(cell: Sequence[Track], values: Sequence[np.ndarray]) -> tuple[np.nda
 
 @dataclass(frozen=True)
 class Answers:
-    """What the runs of a cell answered to the Q questions of a suite, at their K shared evaluations.
+    """What the runs of a cell answered to the Q questions of a suite that all of K evaluations asked.
 
     `samples` and `correct` are [S, K + 1, Q]: the shared evaluations before X, then the two around X, of which the
     second has the weight `lean` [S].
@@ -168,28 +197,32 @@ class Answers:
         return np.concatenate([values[:, :-2], ends[:, None]], axis=1)
 
 
-def answers_of(data: SweepData, cell: Sequence[Track], suite: str) -> Answers | None:
-    """The answers of one cell's runs to a suite; None where those of a shared evaluation were not saved.
+def answers_of(data: SweepData, cell: Sequence[Track], suite: str, ends: bool = False) -> Answers | None:
+    """The answers of one cell's runs to a suite, at their shared evaluations or only at the first of them and at X.
 
-    Raises ValueError where the runs were not asked the same questions.
+    The ends of a run may ask more questions than lie between, so `ends` may give more of them. None where the answers
+    of a needed evaluation were not saved. Raises ValueError where the runs were not asked the same questions.
     """
     level, arm = cell[0].level, cell[0].arm
     own = data.answers
     own = own[(own["suite"] == suite) & (own["arm"] == arm) & (own["level"] == level)]
     by_step = {labels: rows.sort_values("question") for labels, rows in own.groupby(["seed", "step"])}
     tables = []
-    for track, where in zip(cell, shared(cell)):
+    places = [where[[0, -1]] if ends and len(where) > 1 else where for where in shared(cell)]
+    for track, where in zip(cell, places):
         wanted = [*track.step[where][:-1].tolist(), *track.around]
         if any((track.seed, step) not in by_step for step in wanted):
             return None
         tables += [by_step[track.seed, step] for step in wanted]
-    questions = tables[0]["question"].to_numpy()
-    if not all(np.array_equal(table["question"], questions) for table in tables):
+    firsts = tables[:: len(tables) // len(cell)]
+    if not all(np.array_equal(table["question"], firsts[0]["question"]) for table in firsts):
         raise ValueError(
             f"{suite} of {arm!r} asked its runs different questions: compare runs with the same evaluation and task"
         )
+    questions = np.array(sorted(set.intersection(*(set(table["question"]) for table in tables))))
+    tables = [table[table["question"].isin(questions)] for table in tables]
     shape = (len(cell), -1, len(questions))
-    step = np.array([track.step[where] for track, where in zip(cell, shared(cell))])
+    step = np.array([track.step[where] for track, where in zip(cell, places)])
     lean = np.array([track.lean for track in cell])
     samples, correct = (np.array([table[name] for table in tables]).reshape(shape) for name in ("n", "correct"))
     return Answers(step, questions, samples, correct, lean)

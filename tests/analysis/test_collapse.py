@@ -52,7 +52,7 @@ def test_zero_counts_nothing_from_the_end_on(stopped: SweepData) -> None:
     own = points_of(stopped, "+trick", 1).query("step > 0")["train/entropy"].mean()
     assert finals.of("", "+trick", "average/train/entropy")[1] == pytest.approx(own)
     assert finals.collapsed("", "+trick") == 1 and finals.collapsed("", "base") == 0
-    assert "1 runs that collapsed before X count with accuracy and reward 0" in finals.rule
+    assert "1 runs that stopped before X count with accuracy and reward 0" in finals.rule
 
 
 def test_last_carries_what_there_was(stopped: SweepData) -> None:
@@ -95,7 +95,7 @@ def test_a_reader_is_told(stopped: SweepData) -> None:
     lines = caveats(stopped, final_values(stopped))
     assert "Collapsed before X: 1 of 9 runs, counted with accuracy and reward 0 from there on." not in lines
     assert "Collapsed before X: 1 of 6 runs, counted with accuracy and reward 0 from there on." in lines
-    assert "  +trick: 1 of 3 (seed 1)" in lines
+    assert "  +trick: 1 of 3 (0.01 to 0.91), seed 1" in lines
     assert "  failed: +trick seed 1: FloatingPointError: SYNTHETIC collapse" in lines
 
 

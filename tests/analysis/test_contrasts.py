@@ -66,7 +66,9 @@ def outcome_of(
     for arm, of_seeds in values.items():
         for seed, value in enumerate(of_seeds):
             more = {name: of_arms[arm][seed] for name, of_arms in others.items()}
-            rows.append({"level": level, "arm": arm, "seed": seed, "collapsed": False, metric: value, **more})
+            rows.append(
+                {"level": level, "arm": arm, "seed": seed, "collapsed": False, "stopped": False, metric: value, **more}
+            )
     return FinalValues("sampled_tokens", 1000.0, pd.DataFrame(rows))
 
 
@@ -376,10 +378,10 @@ def test_reward_and_downstream_disagree_where_it_was_planted(planted: tuple[Swee
     first = found[0]
     assert first.resolved and first.reward.interval.mean > 0 > first.downstream.interval.mean
     assert "changes training reward by +" in first.text and "accuracy by -" in first.text
-    assert first.text.endswith("both intervals exclude 0")
+    assert first.text.endswith("both adjusted p are below .05")
 
 
-def test_a_disagreement_is_resolved_only_if_both_intervals_are_clear_of_zero() -> None:
+def test_a_disagreement_is_resolved_only_if_both_adjusted_p_are_below_the_bound() -> None:
     """Reward +.1 +-, downstream -.1: a surely both, b's downstream is noise, c agrees, d is nothing at all."""
     clear, noisy = [0.09, 0.10, 0.11], [0.5, -0.2, -0.6]
     minus = [-value for value in clear]
@@ -399,7 +401,7 @@ def test_the_null_is_covered_at_the_nominal_rate() -> None:
     """
     rng = np.random.default_rng(5)
     data, sweeps = sweep("add_one", "abcd", range(5)), 300
-    rows = data.runs[["level", "arm", "seed"]].assign(collapsed=False)
+    rows = data.runs[["level", "arm", "seed"]].assign(collapsed=False, stopped=False)
     noise = 0.02 * rng.standard_normal((5, sweeps))[rows["seed"]] + 0.03 * rng.standard_normal((len(rows), sweeps))
     names = [f"null{number}" for number in range(sweeps)]
     values = pd.concat([rows, pd.DataFrame(noise, columns=names)], axis=1)
@@ -491,7 +493,7 @@ def test_the_budget_figure_draws_what_its_numbers_say(costly: SweepData) -> None
         assert math.isclose(marks[f"{row.trick} ({row.context}) {row.axis}"], row.value, abs_tol=1e-6)
     assert set(numbers.loc[numbers["trick"] == "helps", "flip"]) == {"resolved"}
     words = words_of(drawn.figure)
-    assert "⇄ the sign depends on the axis, intervals excluding 0 on both sides: on downstream accuracy helps" in (
+    assert "⇄ the sign depends on the axis, adjusted p below .05 on both sides: on downstream accuracy helps" in (
         words.replace("\n", " ")
     )
     assert "at 240,000 sampled tokens (declared)" in words
@@ -558,7 +560,7 @@ def test_the_forest_draws_what_its_numbers_say(planted: tuple[SweepData, FinalVa
     hurts = means[(means["trick"] == "hurts") & (means["kind"] == "added") & (means["metric"] == DOWNSTREAM)].iloc[0]
     assert hurts["disagreement"] == "resolved"
     words = words_of(drawn.figure).replace("\n", " ")
-    assert "go opposite ways, both intervals excluding 0: hurts added to base" in words
+    assert "go opposite ways, both adjusted p below .05: hurts added to base" in words
     assert "p < .05 after Holm" in words and "too small to be found" in words
     band = drawn.numbers[drawn.numbers["part"] == "band"].iloc[0]
     assert math.isclose(band["high"], 100 * noise_band(*planted, "", 6), abs_tol=1e-6) and band["low"] == -band["high"]

@@ -19,6 +19,7 @@ from grpo_lab.analysis.divergence.measures import (
     crossover,
     drop_after_peak,
     gap,
+    gap_of_sampler,
     kl_frontier,
     kl_peak,
     onset,
@@ -31,7 +32,7 @@ from grpo_lab.analysis.divergence.measures import (
 from grpo_lab.analysis.divergence.rank_agreement import arm_agreement, kendall_tau
 from grpo_lab.analysis.divergence.selection import post_peak_drop, question_halves, selection_optimism, selection_regret
 from grpo_lab.analysis.divergence.table import divergence_table
-from grpo_lab.analysis.final_values import FinalValues, final_values
+from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues, final_values
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.tracks import Answers, Track, answers_of, cells, on_grid, shared, tracks
 from grpo_lab.tracking.sweep_record import SweepRecord
@@ -90,9 +91,11 @@ def track(x: Sequence[float], reward: Sequence[float], downstream: Sequence[floa
     """One run at given evaluations, every other array NaN."""
     arrays = {"reward": reward, "downstream": downstream, **others}
     names = ("reward_se", "shaped", "shaped_se", "probe", "heldout_training", "heldout", "kl")
+    names += ("sampled", "entropy", "truncated", "ess")
     empty = {name: np.full(len(x), math.nan) for name in names}
     given = {name: np.array(values, dtype=float) for name, values in arrays.items()}
     step = np.arange(len(x))
+    given |= {"first_reward": float(reward[0])}
     return Track("", "a", 0, step, np.array(x, dtype=float), around=(0, 0), lean=0.0, **(empty | given))
 
 
@@ -173,6 +176,54 @@ def test_answers_agree_with_the_accuracies_that_were_logged() -> None:
     moved = data.answers.assign(question=data.answers["question"] + data.answers["seed"])
     with pytest.raises(ValueError, match="different questions"):
         answers_of(replace(data, answers=moved), cell, "downstream")
+
+
+def ended(arm: str, seed: int, tokens: int) -> tuple[list[dict], list[pd.DataFrame]]:
+    """A run of 41 steps that asks four questions once at steps 20 and 40, and six of them twice at its ends."""
+    rising = [step / 100 for step in range(1, 42)]
+    scores, kept = {}, []
+    for step, number, samples in ((0, 6, 2), (20, 4, 1), (40, 4, 1), (41, 6, 2)):
+        correct = [samples * (question % 2) for question in range(number)]
+        scores[step] = {"downstream": sum(correct) / samples / number + step / 1000, "probe": 0.25}
+        kept.append(answered(arm, seed, step, correct, n=samples))
+    rows = steps_of(rising, scores, tokens)
+    for step, number, samples in ((0, 6, 2), (20, 4, 1), (40, 4, 1), (41, 6, 2)):
+        rows[step] |= {"eval/downstream/responses": number * samples, "eval/probe/accuracy_se": 0.03}
+    rows[20]["eval/sampler_downstream/accuracy"] = 0.4
+    rows[41]["eval/sampler_downstream/accuracy"] = 0.3
+    return rows, kept
+
+
+def test_the_end_of_a_run_that_passes_the_budget_in_its_last_step_counts_whole() -> None:
+    """X = 41,000; run 1 is at 40,400 after 40 steps and at 41,410 after 41."""
+    runs = {seed: ended("a", seed, tokens) for seed, tokens in ((0, 1000), (1, 1010))}
+    data = sweep(
+        {("a", seed): rows for seed, (rows, _) in runs.items()}, [t for _, kept in runs.values() for t in kept]
+    )
+    finals = final_values(data)
+    cell = tracks(data, finals)
+    assert finals.of("", "a", DOWNSTREAM).tolist() == pytest.approx([0.541, 0.541])
+    for one in cell:
+        assert (one.around, one.lean) == ((41, 41), 0.0) and one.downstream[-1] == pytest.approx(0.541)
+    everywhere, ends = (answers_of(data, cell, "downstream", ends=at) for at in (False, True))
+    assert everywhere is not None and everywhere.accuracy.shape[1:] == (4, 4)
+    assert ends is not None and ends.accuracy.shape == (2, 2, 6) and ends.samples.min() == 2
+    # Without the number of responses, as earlier versions logged it, X lies on the line between both evaluations.
+    older = replace(data, points=data.points.drop(columns="eval/downstream/responses"))
+    line = 0.54 + 0.001 * (41_000 - 40_400) / 1010
+    assert final_values(older).of("", "a", DOWNSTREAM)[1] == pytest.approx(line, abs=EXACT)
+
+
+def test_at_step_0_the_probe_is_the_reward_and_what_samples_is_what_learns() -> None:
+    rows, kept = ended("a", 0, 1000)
+    data = sweep({("a", 0): rows}, kept)
+    (one,) = tracks(data, final_values(data))
+    assert (one.reward[0], one.reward_se[0], one.first_reward) == (0.25, 0.03, 0.01)
+    np.testing.assert_allclose(one.sampled, [one.downstream[0], 0.4, math.nan, 0.3])
+    np.testing.assert_allclose(gap(one)[-1], (0.40 - 0.25) - (0.541 - 0.5), atol=EXACT)
+    np.testing.assert_allclose(gap_of_sampler(one)[-1], (0.40 - 0.25) - (0.3 - 0.5), atol=EXACT)
+    # P doubles Pc in each step: half of its change was never correctness, whatever the probe says.
+    assert beyond_correctness(one) == pytest.approx(0.5, abs=EXACT)
 
 
 # --- gap, slope, onset --------------------------------------------------------------------------------------
@@ -325,15 +376,15 @@ def test_kendall_is_scipys_with_and_without_ties() -> None:
 def test_regret_of_the_arm_with_the_highest_reward() -> None:
     reward = np.array([[0.9, 0.5, 0.1], [0.8, 0.6, 0.2], [0.9, 0.4, 0.1]])
     downstream = np.array([[0.3, 0.5, 0.1], [0.3, 0.6, 0.1], [0.2, 0.6, 0.1]])
-    found = arm_agreement(reward, downstream, generator())
+    found = arm_agreement(reward, downstream)
     # Arm 1 is best, arm 0 has the reward: 0.2, 0.3, 0.4. Of three pairs of arms, one disagrees: tau 1/3.
     assert (found.regret.mean, found.regret.n) == (pytest.approx(0.3), 3)
     assert found.regret.low < 0.2 < 0.4 < found.regret.high
-    assert found.tau.mean == pytest.approx(1 / 3) and found.tau.low == pytest.approx(1 / 3)
-    same = arm_agreement(downstream, downstream, generator())
-    assert same.regret.mean == 0.0 and math.isnan(same.regret.low) and same.tau.mean == 1.0
+    assert found.tau == pytest.approx(1 / 3)
+    same = arm_agreement(downstream, downstream)
+    assert same.regret.mean == 0.0 and math.isnan(same.regret.low) and same.tau == 1.0
     with pytest.raises(ValueError, match="at least two"):
-        arm_agreement(reward[:, :1], downstream[:, :1], generator())
+        arm_agreement(reward[:, :1], downstream[:, :1])
 
 
 def test_equal_arms_cost_no_regret_once_they_are_chosen_on_other_seeds() -> None:
@@ -341,7 +392,7 @@ def test_equal_arms_cost_no_regret_once_they_are_chosen_on_other_seeds() -> None
     left_out, naive = [], []
     for _ in range(300):
         reward, downstream = 0.02 * rng.standard_normal((2, 5, 8))
-        left_out.append(arm_agreement(reward, downstream, rng, resamples=2).regret.mean)
+        left_out.append(arm_agreement(reward, downstream).regret.mean)
         naive.append(downstream.mean(axis=0).max() - downstream.mean(axis=0)[reward.mean(axis=0).argmax()])
     assert abs(np.mean(left_out)) < 4 * np.std(left_out) / math.sqrt(300) < 0.005
     assert np.mean(naive) == pytest.approx(0.0127, abs=0.002)  # 1.42 standard errors of 2 pp / sqrt(5)

@@ -138,7 +138,7 @@ def test_reward_and_evaluation_part_where_that_was_planted(printed: Callable[...
     assert re.findall(BRACKETS, late)[2][2].startswith("-")  # even the upper end: reward that costs accuracy
     shift = said.split("waterfall shift")[1].split("Figure")[0]
     assert float(re.findall(BRACKETS, line(shift, "+games "))[3][1]) > 20  # where it was planted
-    assert interval(line(said, "all arms"))[0] > 5  # picking the arm by reward picks +games
+    assert interval(line(said.split("arm regret")[1], "all arms"))[0] > 5  # picking the arm by reward picks +games
 
 
 def test_asymptotes_are_read_off_where_they_can_be(printed: Callable[..., str]) -> None:
@@ -207,7 +207,7 @@ def test_the_saved_sweeps_say_nothing_of_asymptotes_they_do_not_show(printed: Ca
 
 def outcome_of(values: dict[str, list[float]]) -> FinalValues:
     rows = [
-        {"level": "", "arm": arm, "seed": seed, "collapsed": False, DOWNSTREAM: value}
+        {"level": "", "arm": arm, "seed": seed, "collapsed": False, "stopped": False, DOWNSTREAM: value}
         for arm, own in values.items()
         for seed, value in enumerate(own)
     ]
@@ -312,7 +312,7 @@ def test_collapsed_and_unfinished_runs_are_counted() -> None:
         Planted(tricks=("t",), kind="add_one", seeds=(0, 1), steps=8, every=4, collapse={("+t", 1): 0.5})
     )
     table = show.finished_table(data, final_values(data))
-    assert table["finished"].tolist() == [2, 1] and table["collapsed before X"].tolist() == [0, 1]
+    assert table["finished"].tolist() == [2, 1] and table["collapsed"].tolist() == [0, 1]
     assert table["others"].tolist() == ["", ""]  # a collapsed run is told of once
 
 
@@ -323,7 +323,7 @@ def test_collapsed_and_unfinished_runs_are_counted() -> None:
 def test_notebooks_are_prose_and_calls(name: str) -> None:
     text = (ROOT / "analysis" / f"{name}.py").read_text()
     assert text.startswith("# %% [markdown]\n# # ") and text.count("# %%\n") >= 4
-    assert len(text.splitlines()) <= 95
+    assert len(text.splitlines()) <= 112
     assert not re.search(r"matplotlib|seaborn|savefig|to_csv|def ", text)
 
 

@@ -403,7 +403,7 @@ def test_predictions_are_judged_with_seeds_collapses_and_holm() -> None:
     assert sorted([first.holm, second.holm]) == pytest.approx([min(2 * small, 1), max(2 * small, large)])
     text = re.sub(r"<[^>]+>", " ", verdict_section(data, finals, {}, None))
     assert "supported +helps is above base on downstream accuracy (the metric that decides)" in " ".join(text.split())
-    assert "3 of 3 pairs of seeds (0, 1, 2)" in text and "Collapsed: 1 of 3 runs of +hurts, 0 of 3 runs of base" in text
+    assert "3 of 3 pairs of seeds (0, 1, 2)" in text and "Collapsed: 1 of 3 (0.01 to 0.91) of +hurts against" in text
     assert "Holm-adjusted over 2 predictions" in text
     assert "Declared before the first run" in text
 

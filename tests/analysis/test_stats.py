@@ -35,7 +35,6 @@ from grpo_lab.analysis.stats.resampling import (
     crossed_indices,
     percentile_interval,
     question_bootstrap,
-    seed_cluster_bootstrap,
 )
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "statistics.json").read_text())
@@ -238,7 +237,6 @@ def test_the_same_generator_gives_the_same_bits() -> None:
     for draw in (
         lambda rng: question_bootstrap(values[0], rng, 300),
         lambda rng: crossed_bootstrap(values, rng, 300),
-        lambda rng: seed_cluster_bootstrap(lambda seeds: values[seeds].mean(), 5, rng, 300).tolist(),
     ):
         assert draw(rng_of(16)) == draw(rng_of(16)) != draw(rng_of(17))
 
@@ -254,39 +252,9 @@ def test_the_standard_error_is_that_of_a_regression_on_a_constant(case) -> None:
     assert standard_error(case["values"]) == pytest.approx(case["standard_error"], abs=SAME)
 
 
-# --- over seeds and arms ---------------------------------------------------------------------------------------
-
-
-def test_a_statistic_over_arms_sees_whole_seeds() -> None:
-    # Both arms share the seed's luck, so that their difference is 1 in every resample.
-    luck = rng_of(20).standard_normal(5)
-    arms = np.stack([luck, luck + 1])
-    replicates = seed_cluster_bootstrap(lambda seeds: arms[1, seeds].mean() - arms[0, seeds].mean(), 5, rng_of(21), 60)
-    assert replicates.shape == (60,) and np.abs(replicates - 1).max() < SAME
-    assert seed_cluster_bootstrap(lambda seeds: arms[:, seeds].mean(axis=1), 5, rng_of(21), 60).shape == (60, 2)
-
-
 def test_an_undefined_replicate_leaves_no_bounds() -> None:
     interval = percentile_interval(0.5, np.array([0.4, np.nan, 0.6]), 3)
     assert interval.mean == 0.5 and math.isnan(interval.low) and math.isnan(interval.high)
-
-
-def test_whole_seeds_where_one_checkpoint_answers_every_suite() -> None:
-    """5 seeds x 5 suites, correlated .7 by the seed: seeds drawn for each suite apart cover 60% (as rliable does, for
-    games that are trained apart), whole seeds 83%, t of the seeds' means 95%. 400 experiments, deviation 1 to 2.5 pp.
-    """
-    rng, hits = rng_of(22), {"whole": [], "apart": [], "t": []}
-    shared, own = rng.standard_normal((400, 5, 1)), rng.standard_normal((400, 5, 5))
-    for scores in math.sqrt(0.7) * shared + math.sqrt(0.3) * own:
-        whole = seed_cluster_bootstrap(lambda seeds, scores=scores: scores[seeds].mean(), 5, rng, 200)
-        rows = rng.integers(0, 5, (200, 5, 5))
-        apart = scores[rows, np.arange(5)].mean(axis=(1, 2))
-        hits["whole"].append(percentile_interval(0.0, whole, 5).contains(0))
-        hits["apart"].append(percentile_interval(0.0, apart, 5).contains(0))
-        hits["t"].append(t_interval(scores.mean(axis=1).tolist()).contains(0))
-    assert_covers(hits["apart"], 0.5, 0.7)
-    assert_covers(hits["whole"], 0.75, 0.9)
-    assert_covers(hits["t"], 0.91, 0.985)
 
 
 # --- many comparisons --------------------------------------------------------------------------------------
@@ -316,6 +284,8 @@ def test_adjusted_p_values_by_hand() -> None:
     assert holm([0.04, 0.01, 0.03, 0.02]).tolist() == pytest.approx([0.06, 0.04, 0.06, 0.06], abs=SAME)
     # times 4/1, 4/2, 4/3, 4/4 = .04 each
     assert benjamini_hochberg([0.04, 0.01, 0.03, 0.02]).tolist() == pytest.approx([0.04] * 4, abs=SAME)
+    # two predictions with two hypotheses each, of which one is false: no more than 2 are true together
+    assert holm([0.01, 0.02, 0.03, 0.04], 2).tolist() == pytest.approx([0.02, 0.04, 0.06, 0.06], abs=SAME)
     assert holm([]).size == benjamini_hochberg([]).size == 0
     for adjust, wrong in product((holm, benjamini_hochberg), ([0.1, 1.2], [math.nan], [-0.1])):
         with pytest.raises(ValueError, match="no p-value"):

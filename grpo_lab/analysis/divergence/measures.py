@@ -36,11 +36,19 @@ def change(values: np.ndarray) -> np.ndarray:
 def gap(track: Track) -> np.ndarray:
     """How much more Pc gained than E since step 0, [K], share: G_k = (Pc_k - Pc_0) - (E_k - E_0).
 
-    Pc_0 is one batch. Its noise, about a tenth of a share for 16 prompts of 8 responses, is in every G_k of a run, and
-    only more seeds average it out. A gap is no harm yet, since harder questions gain less from the same learning;
-    `waterfall` splits it into its parts.
+    Pc_0 is the probe's accuracy at step 0: the first batch has about a tenth of a share of noise for 16 prompts of 8
+    responses. What noise the probe has is in every G_k of a run. A gap is no harm yet, since harder questions gain less
+    from the same learning; `waterfall` splits it into its parts.
     """
     return change(track.reward) - change(track.downstream)
+
+
+def gap_of_sampler(track: Track) -> np.ndarray:
+    """The gap with E of the weights that sampled the responses of Pc, [K]; NaN where these were not evaluated.
+
+    Where the sampler lags behind the learner, `gap` compares the reward of old weights with the accuracy of new ones.
+    """
+    return change(track.reward) - change(track.sampled)
 
 
 def transfer_slope(reward: np.ndarray, downstream: np.ndarray) -> float:
@@ -100,7 +108,7 @@ def onset(x: np.ndarray, values: np.ndarray, run: int = RUN) -> Onset:
 
     False alarms, simulated for 5 seeds with 5, 10 and 40 evaluations after step 0 and noise of autocorrelation 0.5:
     0.5%, 1.4% and 5.8% where step 0 has no noise, 1.3%, 3.2% and 10% where it has as much as the others, 3.4%, 5.0%
-    and 9.2% where it has 2.5 times as much, as a gap has whose Pc_0 is one batch. 3 seeds: 0.4% to 10%. With a run of a
+    and 9.2% where it has 2.5 times as much, as with one batch for Pc_0. 3 seeds: 0.4% to 10%. With a run of a
     quarter of 40 evaluations, 10, they are 0%, 0.3% and 2.3%. From 4 seeds on, an onset must also be found when each
     seed is left out, but for one of them at most, which only lowers these rates.
     """
@@ -198,12 +206,12 @@ def waterfall(track: Track) -> dict[str, np.ndarray]:
 def beyond_correctness(track: Track) -> float:
     """The share of the training reward's change that was not correctness: 1 - (Pc_K - Pc_0) / (P_K - P_0).
 
-    NaN where the reward changed by less than twice its standard error.
+    Pc_0 is here that of the first batch, as P_0 is. NaN where the reward changed by less than twice its standard error.
     """
     moved = float(change(track.shaped)[-1])
     if not abs(moved) > 2 * math.hypot(track.shaped_se[0], track.shaped_se[-1]):
         return math.nan
-    return 1 - float(change(track.reward)[-1]) / moved
+    return 1 - float(track.reward[-1] - track.first_reward) / moved
 
 
 def pass_chances(samples: np.ndarray, correct: np.ndarray, k: int) -> np.ndarray:

@@ -10,11 +10,10 @@ import numpy as np
 import pandas as pd
 from scipy.stats import rankdata
 
-from grpo_lab.analysis.divergence.selection import RESAMPLES, ROUNDING
+from grpo_lab.analysis.divergence.selection import ROUNDING
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import Interval, t_interval
-from grpo_lab.analysis.stats.resampling import percentile_interval, seed_cluster_bootstrap
 
 RANKED = {"reward": "reward/outcome", "downstream": DOWNSTREAM}
 
@@ -85,12 +84,10 @@ class Agreement:
     """Whether arms rank alike by reward and by accuracy: the regret of the arm with the highest reward, and tau_b."""
 
     regret: Interval
-    tau: Interval
+    tau: float
 
 
-def arm_agreement(
-    reward: np.ndarray, downstream: np.ndarray, rng: np.random.Generator, resamples: int = RESAMPLES
-) -> Agreement:
+def arm_agreement(reward: np.ndarray, downstream: np.ndarray) -> Agreement:
     """Final values [S, A] of the seeds that all arms have. Raises ValueError for fewer than two arms.
 
     Regret: downstream accuracy in the seed left out of the arm that is best by accuracy on the others, less that of
@@ -99,8 +96,8 @@ def arm_agreement(
     most of what chose, covers 81% to 98%; it has no bounds where both rules pick the same arm every time. NaN for
     one seed.
 
-    Tau's percentiles over resampled seeds cover 42% to 93% in the same worlds: noise ranks arms at random, which
-    brings tau towards 0. Lead with the regret.
+    Tau, of the means over seeds, has no interval. Noise ranks arms at random, which brings it towards 0, and resampled
+    seeds share that fault, so that their percentiles seldom hold the truth where arms rank alike. Lead with the regret.
     """
     seeds, arms = reward.shape
     if arms < 2:
@@ -116,12 +113,7 @@ def arm_agreement(
     regret = t_interval(regrets)
     if same:
         regret = replace(regret, low=math.nan, high=math.nan)
-
-    def tau(seed: np.ndarray) -> float:
-        return kendall_tau(reward[seed].mean(axis=0), downstream[seed].mean(axis=0))
-
-    replicates = seed_cluster_bootstrap(tau, seeds, rng, resamples)
-    return Agreement(regret, percentile_interval(tau(np.arange(seeds)), replicates, seeds))
+    return Agreement(regret, kendall_tau(reward.mean(axis=0), downstream.mean(axis=0)))
 
 
 def kendall_tau(one: np.ndarray, other: np.ndarray) -> float:

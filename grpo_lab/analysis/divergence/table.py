@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from grpo_lab.analysis.divergence.leading import INDICATORS, LEADING, announced
 from grpo_lab.analysis.divergence.measures import (
     WATERFALL,
     beyond_correctness,
@@ -17,6 +18,7 @@ from grpo_lab.analysis.divergence.measures import (
     coverage,
     crossover,
     gap,
+    gap_of_sampler,
     kl_frontier,
     kl_peak,
     onsets,
@@ -60,12 +62,15 @@ class Row:
     crossed_high: float = math.nan
 
 
-def divergence_table(data: SweepData, finals: FinalValues, rng: np.random.Generator) -> pd.DataFrame:
-    """One row per level, arm and measure; what ranks the arms of a level has the arm "".
+def divergence_table(
+    data: SweepData, finals: FinalValues, rng: np.random.Generator, null: Sequence[Track] | None = None
+) -> pd.DataFrame:
+    """One row per level, arm and measure; what ranks the arms of a level has the arm "", and what announces a loss,
+    over all runs, the level "" too. `null` are the runs that set its alarms, the control's if none are given.
 
     Columns: level, arm, metric, unit, value, low, high, n, note, crossed_low and crossed_high. `low` and `high` are a
-    95% t interval over n seeds; for an onset and a crossover the range over leaving out each seed, for arm_tau
-    percentiles over resampled seeds. The crossed ones are percentiles over resampled seeds and questions, for what is
+    95% t interval over n seeds; for an onset and a crossover the range over leaving out each seed. arm_tau has none.
+    The crossed ones are percentiles over resampled seeds and questions, for what is
     measured by question. Differences of accuracies are in percentage points (pp).
 
     Coverage where questions are new too, simulated for the drop after the peak (200 questions, 2 samples, 12
@@ -87,12 +92,15 @@ def divergence_table(data: SweepData, finals: FinalValues, rng: np.random.Genera
                 *_choice_rows(cell, answers, halves, rng),
                 *_kl_rows(cell),
                 *_part_rows(cell),
-                *_coverage_rows(answers, rng),
+                *_coverage_rows(answers_of(data, cell, _SUITE, ends=True), rng),
             ]
             rows += [{"level": level, "arm": arm} | asdict(row) for row in measured]
         if len(arms) > 1:
-            ranked = _arm_rows(rankings.get(level), reasons.get(level, ""), rng)
+            ranked = _arm_rows(rankings.get(level), reasons.get(level, ""))
             rows += [{"level": level, "arm": ""} | asdict(row) for row in ranked]
+    control = [track for (_, arm), cell in by_cell.items() for track in cell if arm == data.control]
+    every = [track for cell in by_cell.values() for track in cell]
+    rows += [{"level": "", "arm": ""} | asdict(row) for row in _leading_rows(every, null or control, rng)]
     names = ["level", "arm", "metric", "unit", "value", "low", "high", "n", "note", "crossed_low", "crossed_high"]
     return pd.DataFrame(rows, columns=names)
 
@@ -113,9 +121,11 @@ def _absent(cell: Sequence[Track], *names: str) -> str:
 def _curve_rows(cell: Sequence[Track], finals: FinalValues) -> Iterator[Row]:
     """The gap, the transfer slopes and the onsets."""
     absent = _absent(cell, "reward", "downstream")
-    collapsed = finals.collapsed(cell[0].level, cell[0].arm)
-    note = absent or (f"{collapsed} collapsed before X, left out" if collapsed else "")
+    stopped = finals.stopped(cell[0].level, cell[0].arm)
+    note = absent or (f"{stopped} collapsed before X, left out" if stopped else "")
     yield _over_seeds("gap_change", [gap(track)[-1] for track in cell], note=note)
+    if any(np.isfinite(track.sampled).any() for track in cell):
+        yield _over_seeds("gap_change_sampler", [gap_of_sampler(track)[-1] for track in cell], note=note)
     slopes = [transfer_slopes(track) for track in cell]
     for part in slopes[0]:
         row = _over_seeds(f"transfer_slope{part}", [slope[part] for slope in slopes], "pp/pp")
@@ -245,18 +255,31 @@ def _coverage_rows(answers: Answers | None, rng: np.random.Generator) -> Iterato
     yield replace(crossing, value=float(found), low=low, high=high, n=seeds, note=note)
 
 
-def _arm_rows(here: RankedArms | None, why_not: str, rng: np.random.Generator) -> Iterator[Row]:
+def _arm_rows(here: RankedArms | None, why_not: str) -> Iterator[Row]:
     """Whether training reward ranks the arms of a level as downstream accuracy does."""
     names = {"arm_regret": "pp", "arm_tau": "1"}
     if here is None or len(here.seeds) < 2:
         why = why_not or "fewer than two seeds have every arm"
         yield from (Row(PREFIX + name, unit, note=why) for name, unit in names.items())
         return
-    found = arm_agreement(here.reward, here.downstream, rng)
+    found = arm_agreement(here.reward, here.downstream)
     one = found.regret
     same = "one arm is best by both, whichever seed is left out" if math.isnan(one.low) else ""
     note = "; ".join(filter(None, (same, here.note)))
     yield Row(PREFIX + "arm_regret", "pp", 100 * one.mean, 100 * one.low, 100 * one.high, one.n, note)
-    tau = found.tau
     note = "; ".join(filter(None, (f"{len(here.arms)} arms", here.note)))
-    yield Row(PREFIX + "arm_tau", "1", tau.mean, tau.low, tau.high, tau.n, note)
+    yield Row(PREFIX + "arm_tau", "1", found.tau, n=one.n, note=note)
+
+
+def _leading_rows(runs: Sequence[Track], null: Sequence[Track], rng: np.random.Generator) -> Iterator[Row]:
+    """How well, how early and how often in vain each indicator announces a downstream loss."""
+    for name, indicator in INDICATORS.items() if runs else ():
+        found = announced(runs, null, indicator, rng)
+        caught, false = found.caught.interval, found.false.interval
+        lead = float(np.median(found.lead)) if found.lead else math.nan
+        alarm = "" if math.isnan(found.threshold) else f"alarm above {found.threshold:.3g}"
+        why = alarm or found.note
+        yield Row(f"{LEADING}auc_{name}", "1", found.auc.mean, found.auc.low, found.auc.high, found.auc.n, found.note)
+        yield Row(f"{LEADING}caught_{name}", "share", caught.mean, caught.low, caught.high, caught.n, why)
+        yield Row(f"{LEADING}time_{name}", "share of X", lead, n=len(found.lead), note="" if found.lead else "no alarm")
+        yield Row(f"{LEADING}false_{name}", "share", false.mean, false.low, false.high, false.n, why)

@@ -1,8 +1,8 @@
 """The effect of every trick on every metric, paired by seed, at one budget or at several; tables of them.
 
-`contrast_plan` says which contrasts a sweep has. An effect is a contrast over the seeds that all of its arms have, with
-Student's t. Contrasts that share an arm share its noise: where the control's seeds were good, every trick added to it
-looks worse.
+`contrast_plan` says which contrasts a sweep has. An effect is a contrast over the seeds that all of its arms have, for
+another base where they are of several (`stats.comparison`). Contrasts that share an arm share its noise: where the
+control's seeds were good, every trick added to it looks worse.
 
 A family of tests is all effects of one kind on one metric, over all levels. On the declared primary metric p is
 adjusted by Holm (confirmatory), on every other by Benjamini and Hochberg (screening). Intervals are not adjusted.
@@ -19,13 +19,24 @@ import numpy as np
 import pandas as pd
 
 from grpo_lab.analysis.effects.contrast_plan import KINDS, Contrast, not_run, order_warning, planned_contrasts
-from grpo_lab.analysis.final_values import AVERAGE, DOWNSTREAM, HELDOUT, QUANTITIES, REWARD, FinalValues, final_values
+from grpo_lab.analysis.final_values import (
+    AVERAGE,
+    DOWNSTREAM,
+    HELDOUT,
+    QUANTITIES,
+    REWARD,
+    FinalValues,
+    final_values,
+    is_rated,
+)
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
-from grpo_lab.analysis.stats.intervals import Interval, t_interval
-from grpo_lab.analysis.stats.multiplicity import benjamini_hochberg, holm, p_text, paired_t_pvalue
+from grpo_lab.analysis.stats.comparison import Comparison
+from grpo_lab.analysis.stats.intervals import WITHHELD_MEANS, Interval
+from grpo_lab.analysis.stats.multiplicity import ALPHA, benjamini_hochberg, holm, p_text
 from grpo_lab.analysis.stats.power import minimum_detectable_effect
 from grpo_lab.analysis.table_rows import groups_of
 from grpo_lab.analysis.tracks import EVALUATED, TRAINING
+from grpo_lab.tracking.metrics import SUITES
 
 AXES = ("steps", "sampled_tokens", "trained_tokens", "flops", "simulated_seconds", "device_seconds")
 TRAINING_REWARD = TRAINING["reward"]
@@ -38,22 +49,33 @@ _PARTS = (REWARD, HELDOUT, "reward/in_loss_outcome", "eval/heldout_training/trun
 class TrickEffect:
     """A contrast on one metric, in the metric's unit, over n seeds that all of its arms have.
 
-    `p` is of the paired t test, NaN for one pair; `p_adjusted` is p adjusted by `correction` over `family` tests.
-    `mde` is the smallest true effect that n pairs with this scatter find with 80% power. `collapsed_with` counts the
-    collapsed runs in arms that have the trick, `collapsed_without` those in the other arms.
+    `p` is that of the comparison, NaN for one pair; `p_adjusted` is p adjusted by `correction` over `family` tests.
+    `mde` is the smallest true effect that such a design with this scatter finds with 80% power, NaN where the interval
+    is withheld. `harm` is the chance to lose more than 2 points in another base, of an accuracy or a reward.
+    `collapsed_with` counts the collapsed runs in arms that have the trick, `collapsed_without` those in the other arms.
     """
 
     contrast: Contrast
     metric: str
     differences: Mapping[int, float]  # by seed
-    interval: Interval
-    p: float
+    comparison: Comparison
     p_adjusted: float
     correction: str
     family: int
     mde: float
+    harm: float
     collapsed_with: int
     collapsed_without: int
+
+    @property
+    def interval(self) -> Interval:
+        """Over all pairs; without bounds, and with the reason, where it is withheld."""
+        return self.comparison.whole
+
+    @property
+    def p(self) -> float:
+        """Two-sided, of no effect, before it is adjusted."""
+        return self.comparison.p
 
     @property
     def n_pairs(self) -> int:
@@ -62,15 +84,15 @@ class TrickEffect:
 
     @property
     def resolved(self) -> bool:
-        """Whether the 95% interval excludes 0."""
-        return not self.interval.contains(0)
+        """Whether the sign is sure: the adjusted p is below .05."""
+        return self.p_adjusted < ALPHA and self.comparison.sign != 0
 
 
 @dataclass(frozen=True)
 class Disagreement:
     """A trick that raises training reward and lowers downstream accuracy, or the reverse.
 
-    `resolved` says that both intervals exclude 0. Otherwise only the estimates have opposite signs.
+    `resolved` says that both adjusted p are below .05. Otherwise only the estimates have opposite signs.
     """
 
     reward: TrickEffect
@@ -80,7 +102,7 @@ class Disagreement:
     @property
     def text(self) -> str:
         """The disagreement in one sentence part, shares."""
-        sure = "both intervals exclude 0" if self.resolved else "within noise"
+        sure = "both adjusted p are below .05" if self.resolved else "within noise"
         return (
             f"{self.reward.contrast.name} changes training reward by {self.reward.interval.text('+')} and downstream "
             f"accuracy by {self.downstream.interval.text('+')}: {sure}"
@@ -105,7 +127,7 @@ def trick_effects(data: SweepData, finals: FinalValues, metrics: Iterable[str] |
     found = []
     for metric in dict.fromkeys(effect_metrics(data) if metrics is None else metrics):
         final = _by_seed(finals, metric)
-        effects = [_effect(contrast, metric, final, collapsed) for contrast in planned]
+        effects = [_effect(contrast, metric, final, collapsed, finals) for contrast in planned]
         for kind in KINDS:
             family = [effect for effect in effects if effect.contrast.kind == kind and effect.n_pairs]
             found += _adjusted(family, HOLM if metric == primary else SCREENING)
@@ -127,24 +149,27 @@ def _effect(
     metric: str,
     final: Mapping[tuple[str, str], Mapping[int, float]],
     of_arms: Mapping[tuple[str, str], int],
+    finals: FinalValues,
 ) -> TrickEffect:
     arms = [(final.get((contrast.level, arm), {}), weight) for arm, weight in contrast.weights.items()]
     seeds = sorted(set.intersection(*(set(by_seed) for by_seed, _ in arms)))
     values = [sum(weight * by_seed[seed] for by_seed, weight in arms) for seed in seeds]
-    n = len(values)
-    mde = float(np.std(values, ddof=1)) * _unit_mde(n) if n > 1 else math.nan
+    differences = dict(zip(seeds, values))
+    comparison = finals.compared(differences, metric, *((contrast.level, arm) for arm in contrast.weights))
+    bounded, n = not math.isnan(comparison.whole.low), len(comparison.observed)
+    mde = float(np.std(comparison.observed, ddof=1)) * _unit_mde(n) if bounded else math.nan
     collapsed = {arm: of_arms.get((contrast.level, arm), 0) for arm in contrast.weights}
     having = sum(number for arm, number in collapsed.items() if arm in contrast.having)
     return TrickEffect(
         contrast=contrast,
         metric=metric,
-        differences=dict(zip(seeds, values)),
-        interval=t_interval(values),
-        p=paired_t_pvalue(values),
+        differences=differences,
+        comparison=comparison,
         p_adjusted=math.nan,
         correction="",
         family=0,
         mde=mde,
+        harm=comparison.harm() if is_rated(metric) else math.nan,
         collapsed_with=having,
         collapsed_without=sum(collapsed.values()) - having,
     )
@@ -170,8 +195,7 @@ def _adjusted(effects: Sequence[TrickEffect], correction: str) -> list[TrickEffe
 def disagreements(effects: Iterable[TrickEffect], reward: str = TRAINING_REWARD) -> list[Disagreement]:
     """The tricks whose effects on training reward and on downstream accuracy have opposite signs, resolved ones first.
 
-    Interactions are not effects of one trick and are left out. Intervals are not adjusted for their number: two
-    independent ones exclude 0 on opposite sides by chance in one of 800 contrasts without any effect.
+    Interactions are not effects of one trick and are left out.
     """
     found = []
     by_metric: dict[str, list[TrickEffect]] = {reward: [], DOWNSTREAM: []}
@@ -201,7 +225,7 @@ class AtBudget:
 class AxisFlip:
     """A contrast whose estimate is above 0 at some equal budgets and below 0 at others.
 
-    `resolved` says that some interval lies above 0 and some other below. Otherwise the flip is within noise.
+    `resolved` says that the adjusted p is below .05 on some axis of either side. Otherwise the flip is within noise.
     """
 
     contrast: Contrast
@@ -214,7 +238,7 @@ class AxisFlip:
     def text(self) -> str:
         """The flip in one sentence part."""
         above, below = (", ".join(axes).replace("_", " ") for axes in (self.above, self.below))
-        sure = "intervals exclude 0 on both sides" if self.resolved else "within noise"
+        sure = "adjusted p below .05 on both sides" if self.resolved else "within noise"
         return f"{self.contrast.name} is above 0 at equal {above}, below 0 at equal {below}: {sure}"
 
 
@@ -262,7 +286,9 @@ def effects_table(data: SweepData, finals: FinalValues) -> pd.DataFrame:
     """One row per contrast and metric, in the metric's unit; contrasts that were not run have no row.
 
     `family` is the number of tests that `p_adjusted` accounts for. `minimum_detectable` is the effect that so many
-    pairs with this scatter find with 80% power. `n_collapsed_with` and `n_collapsed_without` count the collapsed runs
+    pairs with this scatter find with 80% power. `harm` is the chance to lose more than 2 points in another base.
+    `withheld` says why there is no interval; `alive` is then the effect in the pairs without a collapse, with its own.
+    `n_collapsed_with` and `n_collapsed_without` count the collapsed runs
     of arms that have the trick and of arms that do not.
     """
     rows = []
@@ -271,11 +297,15 @@ def effects_table(data: SweepData, finals: FinalValues) -> pd.DataFrame:
         row = {"level": contrast.level, "trick": contrast.trick, "kind": contrast.kind, "context": contrast.context}
         row |= {"metric": effect.metric, "n_pairs": mean.n, "effect": mean.mean, "low": mean.low, "high": mean.high}
         row |= {"p": effect.p, "p_adjusted": effect.p_adjusted, "correction": effect.correction}
-        row |= {"family": effect.family, "minimum_detectable": effect.mde}
+        row |= {"family": effect.family, "minimum_detectable": effect.mde, "harm": effect.harm, "withheld": mean.why}
+        alive = effect.comparison.alive
+        if effect.comparison.mixed:
+            row |= {"alive": alive.mean, "alive_low": alive.low, "alive_high": alive.high, "n_alive": alive.n}
         rows.append(row | {"n_collapsed_with": effect.collapsed_with, "n_collapsed_without": effect.collapsed_without})
     names = ["level", "trick", "kind", "context", "metric", "n_pairs", "effect", "low", "high", "p", "p_adjusted"]
-    names += ["correction", "family", "minimum_detectable", "n_collapsed_with", "n_collapsed_without"]
-    return pd.DataFrame(rows, columns=names)
+    names += ["correction", "family", "minimum_detectable", "harm", "withheld", "alive", "alive_low", "alive_high"]
+    names += ["n_alive", "n_collapsed_with", "n_collapsed_without"]
+    return pd.DataFrame(rows, columns=names).astype({"n_alive": "Int64"})
 
 
 def effects_markdown(data: SweepData, finals: FinalValues) -> str:
@@ -286,6 +316,8 @@ def effects_markdown(data: SweepData, finals: FinalValues) -> str:
         return "No two arms that ran differ by one trick alone.\n"
     factor = data.design.factor if data.design else ""
     head = [*([factor] if factor else []), "trick", "context", "pairs", "collapsed with / without"]
+    harmed = shown[0] if is_rated(shown[0]) else DOWNSTREAM
+    head.append(f"P(harm > 2 points), {SUITES.get(harmed.split('/')[1], harmed)}")
     named = QUANTITIES | {TRAINING_REWARD: "training reward, correctness"}
     lines = [[*head, *(named.get(metric, metric) for metric in shown)]]
     lines.append(["---"] * len(lines[0]))
@@ -296,21 +328,31 @@ def effects_markdown(data: SweepData, finals: FinalValues) -> str:
         first = next(iter(by_metric.values()))
         labels = [*([level] if factor else []), first.contrast.trick, first.contrast.context]
         labels += [str(first.n_pairs), f"{first.collapsed_with} / {first.collapsed_without}"]
+        labels.append(harm_text(by_metric.get(harmed)))
         lines.append([*labels, *(_cell(by_metric.get(metric)) for metric in shown)])
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return "\n\n".join([_key(effects), table, *_remarks(data, finals, effects)]) + "\n"
+    return "\n\n".join([_key(effects, finals), table, *_remarks(data, finals, effects)]) + "\n"
+
+
+def harm_text(effect: TrickEffect | None) -> str:
+    """The chance of harm in another base, in percent; `-` where it is not known."""
+    return "-" if effect is None or math.isnan(effect.harm) else f"{effect.harm:.0%}"
 
 
 def _cell(effect: TrickEffect | None) -> str:
     if effect is None:
         return "-"
-    if math.isnan(effect.p_adjusted):
-        return effect.interval.text("+")
-    return f"{effect.interval.text('+')}, {p_text(effect.p_adjusted, ' ')}"
+    said = effect.interval.text("+")
+    if effect.comparison.mixed and effect.comparison.alive.n:
+        said += f"; without collapses {effect.comparison.alive.text('+')}"
+    return said if math.isnan(effect.p_adjusted) else f"{said}, {p_text(effect.p_adjusted, ' ')}"
 
 
-def _key(effects: Sequence[TrickEffect]) -> str:
-    head = "What having a trick adds, paired by seed; brackets: 95% t interval of the one contrast."
+def _key(effects: Sequence[TrickEffect], finals: FinalValues) -> str:
+    head = f"What having a trick adds, paired by seed; brackets: {finals.brackets}, of the one contrast."
+    head += " P(harm): the chance that another base (with one base: another seed) loses more than 2 points."
+    withheld = any(effect.interval.why for effect in effects)
+    head += f" {WITHHELD_MEANS}" if withheld else ""
     sizes: dict[str, set[int]] = {}
     for effect in effects:
         if effect.correction:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pandas as pd
 
 from grpo_lab.analysis.caveats import notes
+from grpo_lab.analysis.effects.suites import further_accuracies
 from grpo_lab.analysis.final_values import (
     AVERAGE,
     DOWNSTREAM,
@@ -40,7 +41,7 @@ def effect_table(data: SweepData, finals: FinalValues) -> pd.DataFrame:
     """
     rows = []
     for level, arm in data.run_arms:
-        for metric in dict.fromkeys([*QUANTITIES, *columns(data)]):
+        for metric in dict.fromkeys([*QUANTITIES, *columns(data), *further_accuracies(finals)]):
             own = finals.interval(level, arm, metric)
             row = {"level": level, "arm": arm, "metric": metric, "n": own.n}
             row |= {"n_finished": data.seeds_finished(level, arm), "n_collapsed": finals.collapsed(level, arm)}
@@ -68,7 +69,7 @@ def markdown(data: SweepData, finals: FinalValues) -> str:
 
     arms = data.run_arms
     others = [(level, arm) for level, arm in arms if arm != control]
-    first = f"{finals.rule}. Brackets: 95% t interval over seeds; none for a single seed."
+    first = f"{finals.rule}. Brackets: {finals.brackets}; none for a single seed."
     parts = [" ".join([first, *notes(data, finals)]), _grid(data, finals, arms, final)]
     if others:
         parts += [f"Differences to `{control}`, paired by seed:", _grid(data, finals, others, difference)]

@@ -7,62 +7,110 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grpo_lab.analysis.caveats import caveats, comparison, name_of, place
-from grpo_lab.analysis.final_values import BEYOND, EVALUATED, MASKED_SHARE, OVERSTATEMENT, FinalValues
+from grpo_lab.analysis.effects.acted import could_not_act
+from grpo_lab.analysis.final_values import BEYOND, EVALUATED, MASKED_SHARE, OVERSTATEMENT, FinalValues, is_rated
 from grpo_lab.analysis.metric_names import in_words
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.intervals import Interval, paired_difference, seed_differences, t_interval
-from grpo_lab.analysis.stats.multiplicity import ALPHA, holm, p_text, paired_t_pvalue
+from grpo_lab.analysis.stats.collapse import barnard
+from grpo_lab.analysis.stats.comparison import HARM, Comparison
+from grpo_lab.analysis.stats.intervals import WITHHELD_MEANS, Interval, seed_differences
+from grpo_lab.analysis.stats.multiplicity import ALPHA, holm, p_text
 from grpo_lab.config.design import Design, Direction, Prediction
 from grpo_lab.tracking.metrics import SUITES
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """A prediction, and the measured difference to its reference (level and arm), paired by seed.
+    """A prediction, and the comparison with its reference (level and arm), paired by seed.
 
-    `seeds` are the seeds that both have. `p` is of the paired t test, `holm` is p adjusted over `family` predictions;
-    both are NaN for fewer than two seeds. `word` is supported, contradicted, not resolved or not run.
+    `p` is of no effect, for a prediction within a margin of an effect no larger
+    than that. `equivalence` is p of an effect as large as `margin` (NaN without one). `holm` and `equivalent` are these
+    adjusted together over `family` predictions. All are NaN for fewer than two seeds. `word` is supported,
+    contradicted, within the margin, not resolved, not run or could not act; `reason` says why it could not.
     """
 
     prediction: Prediction
     reference: tuple[str, str]
-    difference: Interval
-    seeds: tuple[int, ...]
+    comparison: Comparison
+    margin: float | None
     p: float
     holm: float
+    equivalence: float
+    equivalent: float
     family: int
     word: str
+    reason: str = ""
+
+    @property
+    def difference(self) -> Interval:
+        """Over all pairs; without bounds, and with the reason, where it is withheld."""
+        return self.comparison.whole
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Those that both have."""
+        return self.comparison.seeds
 
 
 def judge(data: SweepData, finals: FinalValues) -> list[Judgement]:
-    """Judge every declared prediction by the sign of its difference and by p after Holm's correction.
+    """Judge every declared prediction by the sign of its difference, its margin, and p after Holm's correction.
 
     The family holds the predictions of the part of the design that was asked for, and all others that have data. One
-    without data yet counts with p = 1, so that its data never take back a word that was given before.
+    without data yet counts with p = 1, so that its data never take back a word that was given before. A prediction with
+    a margin brings two hypotheses, no effect and an effect as large as the margin, of which one at most is true.
+    Predictions about an arm that falls short of what the design requires are not judged: it could not act.
     """
     if data.design is None:
         return []
     predictions = data.design.predictions
     compared = []
     for prediction in predictions:
-        level, arm, metric = prediction.level, prediction.arm, prediction.metric
-        reference = (prediction.against, arm) if prediction.against else (level, prediction.reference or data.control)
-        compared.append((reference, seed_differences(finals.of(level, arm, metric), finals.of(*reference, metric))))
-    plain = [paired_t_pvalue(differences.to_numpy()) for _, differences in compared]
+        place = (prediction.level, prediction.arm)
+        against = (prediction.against, prediction.arm)
+        reference = against if prediction.against else (prediction.level, prediction.reference or data.control)
+        compared.append((reference, finals.comparison(place, reference, prediction.metric)))
+    margins = [data.design.margin_of(prediction) for prediction in predictions]
+    tests = [
+        _tests(prediction.direction, found, margin)
+        for prediction, (_, found), margin in zip(predictions, compared, margins)
+    ]
     counted = [
         not math.isnan(p) or _asked_for(data.design, prediction, reference)
-        for prediction, p, (reference, _) in zip(predictions, plain, compared)
+        for prediction, (p, _), (reference, _) in zip(predictions, tests, compared)
     ]
-    family = [1.0 if math.isnan(p) else p for p, counts in zip(plain, counted) if counts]
-    adjusted = iter(holm(family).tolist() if family else ())
+    adjusted, family = _adjusted(tests, counted), sum(counted)
+    reasons = could_not_act(data)
     judgements = []
-    for prediction, p, counts, (reference, differences) in zip(predictions, plain, counted, compared):
-        raised = next(adjusted) if counts else math.nan
-        raised = math.nan if math.isnan(p) else raised
-        difference, seeds = t_interval(differences.tolist()), tuple(map(int, differences.index))
-        word = _word(prediction.direction, difference, raised)
-        judgements.append(Judgement(prediction, reference, difference, seeds, p, raised, len(family), word))
+    for prediction, (reference, found), margin, plain, (holm_p, equivalent) in zip(
+        predictions, compared, margins, tests, adjusted
+    ):
+        reason = reasons.get((prediction.level, prediction.arm), "")
+        word = "could not act" if reason else _word(prediction.direction, found, holm_p, equivalent)
+        said = {"p": plain[0], "holm": holm_p, "equivalence": plain[1], "equivalent": equivalent}
+        judgements.append(
+            Judgement(prediction, reference, found, margin, **said, family=family, word=word, reason=reason)
+        )
     return judgements
+
+
+def _tests(direction: Direction, found: Comparison, margin: float | None) -> tuple[float, float]:
+    """p of no effect (or, predicted within a margin, of none beyond it), and p of an effect as large as the margin."""
+    if margin is None:
+        return found.p, math.nan
+    return found.beyond(margin) if direction is Direction.within else found.p, found.within(margin)
+
+
+def _adjusted(tests: Sequence[tuple[float, float]], counted: Sequence[bool]) -> list[tuple[float, float]]:
+    """Both p of every prediction, adjusted by Holm over those that count; NaN where there is none."""
+    flat = [(at, kind) for at, pair in enumerate(tests) for kind, p in enumerate(pair) if counted[at]]
+    flat = [(at, kind) for at, kind in flat if kind == 0 or not math.isnan(tests[at][1])]
+    family = [1.0 if math.isnan(tests[at][kind]) else tests[at][kind] for at, kind in flat]
+    raised = dict(zip(flat, holm(family, sum(counted)).tolist()))
+    found = [
+        [math.nan if math.isnan(p) else raised.get((at, kind), math.nan) for kind, p in enumerate(pair)]
+        for at, pair in enumerate(tests)
+    ]
+    return [(apart, within) for apart, within in found]
 
 
 def _asked_for(design: Design, prediction: Prediction, reference: tuple[str, str]) -> bool:
@@ -71,20 +119,25 @@ def _asked_for(design: Design, prediction: Prediction, reference: tuple[str, str
     return all(level in part.levels and arm in part.arms for level, arm in cells)
 
 
-def _word(direction: Direction, difference: Interval, adjusted: float) -> str:
-    if difference.n < 2:
+def _word(direction: Direction, found: Comparison, adjusted: float, equivalent: float) -> str:
+    if found.whole.n < 2:
         return "not run"
-    if not adjusted < ALPHA:
-        return "not resolved"
-    return "supported" if (difference.mean > 0) == (direction is Direction.above) else "contradicted"
+    if direction is Direction.within:
+        if equivalent < ALPHA:
+            return "supported"
+        return "contradicted" if adjusted < ALPHA else "not resolved"
+    if adjusted < ALPHA and found.sign:
+        return "supported" if (found.sign > 0) == (direction is Direction.above) else "contradicted"
+    return "within the margin" if equivalent < ALPHA else "not resolved"
 
 
 def _net_of_control(data: SweepData, finals: FinalValues, judgement: Judgement) -> Interval:
     """How much more an arm changes between two levels than the control does, paired by seed."""
     metric, level, (other, arm) = judgement.prediction.metric, judgement.prediction.level, judgement.reference
-    return paired_difference(
+    net = seed_differences(
         finals.differences(level, arm, data.control, metric), finals.differences(other, arm, data.control, metric)
     )
+    return finals.compared(net, metric, *((at, one) for at in (level, other) for one in (arm, data.control))).whole
 
 
 def meaning(judgements: Sequence[Judgement]) -> str:
@@ -93,17 +146,28 @@ def meaning(judgements: Sequence[Judgement]) -> str:
         return "No single prediction was declared, so nothing is judged."
     family = judgements[0].family
     adjusted = f", adjusted by Holm for {family} predictions," if family > 1 else ""
-    return (
+    said = (
         f"Supported: the difference has the predicted sign and its p{adjusted} is below {ALPHA:g}. "
-        "Contradicted: the same with the opposite sign. Not resolved: neither."
+        "Contradicted: the same with the opposite sign. "
     )
+    if any(judgement.margin is not None for judgement in judgements):
+        said += (
+            "Within the margin: no effect larger than that, by two one-sided tests, p likewise; a prediction that says "
+            "so is supported by it, and contradicted by an effect surely larger. "
+        )
+    if any(judgement.word == "could not act" for judgement in judgements):
+        said += "Could not act: the trick did nothing in these runs, which say nothing of its effect. "
+    return f"{said}Not resolved: neither."
 
 
 def claim(data: SweepData, judgement: Judgement) -> str:
     """The prediction as a sentence part: `mask_after at aggregation=constant is above score`."""
     prediction, (level, arm) = judgement.prediction, judgement.reference
     reference = arm if level == prediction.level else place(data, level, arm)
-    return f"{place(data, prediction.level, prediction.arm)} is {prediction.direction.value} {reference}"
+    where = prediction.direction.value
+    if prediction.direction is Direction.within:
+        where = f"within {judgement.margin:g} of"
+    return f"{place(data, prediction.level, prediction.arm)} is {where} {reference}"
 
 
 def verdict_text(data: SweepData, finals: FinalValues) -> str:
@@ -126,11 +190,14 @@ def _predictions(data: SweepData, design: Design, finals: FinalValues) -> list[s
         prediction, difference = judgement.prediction, judgement.difference
         main = " (the metric that decides)" if prediction.metric == design.primary else ""
         lines.append(f"  {judgement.word}: {claim(data, judgement)} on {in_words(prediction.metric)}{main}")
-        measured = f"difference {difference.text('+')}, n = {difference.n}, Holm {p_text(judgement.holm)}"
+        if judgement.word == "could not act":
+            lines.append(f"    {judgement.reason}")
+            continue
+        measured = f"difference {difference.text('+')}, {difference.runs()}, Holm {p_text(judgement.holm)}"
         if prediction.against:
             net = _net_of_control(data, finals, judgement)
             measured += f"; net of the same change in {data.control}: {net.text('+')}" if net.n else ""
-        lines.append(f"    {measured}")
+        lines += [f"    {line}" for line in (measured, *beside(data, finals, judgement))]
     if waiting := sum(judgement.word == "not run" for judgement in judgements):
         lines.append(f"  not run: {waiting} of {len(judgements)} predictions, which need more cells than are finished")
     return [
@@ -138,9 +205,29 @@ def _predictions(data: SweepData, design: Design, finals: FinalValues) -> list[s
         "",
         "How to read this",
         f"  {meaning(judgements)}",
-        "  A difference is arm less reference, paired by seed, over n seeds. Brackets: 95% t interval, one by one.",
+        f"  A difference is arm less reference, paired by seed, over n seeds. Brackets: {finals.brackets}, one by one.",
+        *([f"  {WITHHELD_MEANS}"] if any(judgement.difference.why for judgement in judgements) else []),
         f"  {finals.rule}.",
     ]
+
+
+def beside(data: SweepData, finals: FinalValues, judgement: Judgement) -> list[str]:
+    """What stands beside a difference: why its interval is withheld, collapses, the margin, the chance of harm."""
+    prediction, found = judgement.prediction, judgement.comparison
+    cells = ((prediction.level, prediction.arm), judgement.reference)
+    lines = [f"no interval: {found.whole.why}"] if found.whole.why else []
+    if found.mixed and found.alive.n:
+        lines.append(f"in the pairs without a collapse {found.alive.text('+')}, {found.alive.runs()}")
+    counts = [finals.collapses(*cell) for cell in cells]
+    if any(count.number for count in counts):
+        named = " against ".join(f"{count.text} of {place(data, *cell)}" for count, cell in zip(counts, cells))
+        lines.append(f"collapsed: {named}; Barnard {p_text(barnard(*counts))}")
+    if judgement.margin is not None and not math.isnan(judgement.equivalent):
+        lines.append(f"an effect of {judgement.margin:g} or more: Holm {p_text(judgement.equivalent)}")
+    if is_rated(prediction.metric) and not math.isnan(chance := found.harm()):
+        unit = "base" if found.whole.bases else "seed of this base"
+        lines.append(f"chance that another {unit} loses more than {100 * HARM:g} points: {chance:.0%}")
+    return lines
 
 
 def compared_arms(data: SweepData, finals: FinalValues) -> list[str]:
@@ -158,7 +245,8 @@ def compared_arms(data: SweepData, finals: FinalValues) -> list[str]:
     return [
         f"{data.record.name}: nothing was declared, so nothing is judged; {data.control} is the control",
         "",
-        "Accuracy of every arm, and its difference to the control, paired by seed. Brackets: 95% t interval, n seeds.",
+        "Accuracy of every arm, and its difference to the control, paired by seed. Brackets: "
+        f"{finals.brackets}, n runs.",
         *(f"  {line}" for line in table),
         f"  {finals.rule}.",
         *(["", *comparison(data)] if comparison(data) else []),

@@ -268,7 +268,7 @@ def _footer(data: SweepData, shown: Shown, bars: str) -> str:
     parts = [
         f"{bars[0].upper()}{bars[1:]}. Every budget is the smallest that any finished run ended with on its axis, so "
         "arms that spend it faster are read earlier in their runs; device seconds are those of the machines it ran on.",
-        f"⇄ the sign depends on the axis, intervals excluding 0 on both sides: {sure}."
+        f"⇄ the sign depends on the axis, adjusted p below .05 on both sides: {sure}."
         if sure
         else "No sign surely depends on the axis.",
         f"⇄ (grey) other estimates have both signs, within noise: {unsure}." if unsure else "",

@@ -67,7 +67,7 @@ def sampled(data: SweepData, finals: FinalValues) -> dict[tuple[str, str], Sampl
     """What can be drawn, by (level, arm)."""
     found = {}
     for labels, cell in cells(tracks(data, finals)).items():
-        answers = answers_of(data, cell, SUITE)
+        answers = answers_of(data, cell, SUITE, ends=True)
         if answers is not None and answers.samples.min() > 1:
             found[labels] = Sampled([track.seed for track in cell], answers)
     return found

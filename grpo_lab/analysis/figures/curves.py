@@ -134,7 +134,7 @@ def _gather(data: SweepData, finals: FinalValues) -> _Gathered:
         reached = {line.seed for series in SERIES for line in lines.of(series.metric, (level, arm)) if line.reached}
         gaps = [float(100 * gap(track)[-1]) for track in cell]
         change = t_interval([value for value in gaps if np.isfinite(value)])
-        shown, collapsed = _shown(lines, (level, arm)), finals.collapsed(level, arm)
+        shown, collapsed = _shown(lines, (level, arm)), finals.stopped(level, arm)
         known[level, arm] = _Cell(shown, change, _onsets(cell), len(reached), collapsed)
     drawn = [(s, line) for cell, here in known.items() for s in here.series for line in lines.of(s.metric, cell)]
     lengths = [len(line.x) for series, line in drawn if not series.marker]
@@ -186,7 +186,9 @@ def _series_rows(
         rows += [{**labels, "part": "seed", "seed": line.seed, "x": x, "value": y} for x, y in zip(xs, values)]
         if line.stopped:
             rows.append({**labels, "part": "stop", "seed": line.seed, "x": xs[-1], "value": values[-1]})
-    mean = mean_line([(line.x, line.value) for line in lines if line.reached], budget, bool(series.marker))
+    whole = [line for line in lines if line.reached]
+    points_of = [(line.x, line.value) for line in whole]
+    mean = mean_line(points_of, budget, bool(series.marker), bases=[line.base for line in whole])
     rows += [{**labels, "part": "mean", "x": x} | as_columns(interval) for x, interval in mean]
     if mean and mean[-1][0] < 0.98 * budget:
         rows.append({**labels, "part": "end", "x": mean[-1][0], "value": mean[-1][1].mean, "n": mean[-1][1].n})

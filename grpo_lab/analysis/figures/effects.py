@@ -32,6 +32,7 @@ from grpo_lab.analysis.figures.style import (
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, OVERSTATEMENT, QUANTITIES, TRUNCATED, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.table_rows import rows_of
+from grpo_lab.config.design import Direction
 
 PANELS = {TRUNCATED: BLACK, HELDOUT: BLUE, DOWNSTREAM: GREEN, OVERSTATEMENT: VERMILLION}
 BARS = "mark: mean of the differences paired by seed; bar: its 95% t interval; dots: single seeds"
@@ -54,7 +55,7 @@ def effect_numbers(data: SweepData, finals: FinalValues) -> pd.DataFrame:
     predictions = {
         (prediction.level, prediction.arm, prediction.metric): prediction.direction.value
         for prediction in (data.design.predictions if data.design else ())
-        if not prediction.against
+        if not prediction.against and prediction.direction is not Direction.within
     }
     rows = []
     for level, arm in data.run_arms:

@@ -35,7 +35,7 @@ from grpo_lab.analysis.figures.style import (
 )
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.intervals import Interval
+from grpo_lab.analysis.stats.intervals import WITHHELD, Interval
 
 MARKERS = {"added": "D", "left_out": "s", "given": "^", "main": "o", "interaction": "P"}
 TITLES = {
@@ -231,7 +231,9 @@ def _tidy(axes: Axes) -> None:
 
 def _estimate(interval: Interval) -> str:
     mean, low, high = (f"{PP * value:+.1f}" for value in (interval.mean, interval.low, interval.high))
-    return mean if interval.n < 2 else f"{mean} [{low}, {high}]"
+    if math.isnan(interval.low):
+        return f"{mean}{WITHHELD if interval.why else ''}"
+    return f"{mean} [{low}, {high}]"
 
 
 def _star(effect: TrickEffect) -> str:
@@ -320,9 +322,9 @@ def _apart(data: SweepData, rows: Sequence[Row]) -> str:
     sure = [f"{names[id(apart)]} ({_both(apart)})" for apart in found if apart.resolved]
     unsure = [names[id(apart)] for apart in found if not apart.resolved]
     parts = [
-        f"Training reward and downstream accuracy go opposite ways, both intervals excluding 0: {'; '.join(sure)}."
+        f"Training reward and downstream accuracy go opposite ways, both adjusted p below .05: {'; '.join(sure)}."
         if sure
-        else "For no trick do both intervals, each on its own, exclude 0 on opposite sides.",
+        else "For no trick are both effects sure (adjusted p below .05) and of opposite sign.",
         f"Opposite estimates, within noise: {', '.join(unsure)}." if unsure else "",
     ]
     return " ".join(filter(None, parts))

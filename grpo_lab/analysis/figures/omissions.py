@@ -22,8 +22,8 @@ def not_logged(found: Sequence[Track], names: Sequence[str]) -> str:
 
 
 def collapse_note(data: SweepData, finals: FinalValues) -> str:
-    """Which runs are left out because they collapsed before the common budget; empty where none did."""
-    lost = finals.values[finals.values["collapsed"]]
+    """Which runs are left out because they stopped before the common budget; empty where none did."""
+    lost = finals.values[finals.values["stopped"]]
     if lost.empty:
         return ""
     factor = f" at {data.design.factor} = " if data.design and data.design.factor else ""

@@ -254,8 +254,8 @@ def _footer(data: SweepData, finals: FinalValues, paths: Mapping[Cell, _Path]) -
     left_out = [arm for arm in data.arms if arm not in {arm for _, arm in paths}]
     parts = [
         f"Path: mean over seeds from step 0 (dot) to X = {finals.at}; cross: standard errors over seeds at X; thin: "
-        "single seeds. Pc is the mean over the last 5% of the budget before an evaluation, at step 0 that of the first "
-        "batch. Slopes of E on Pc over the first and the second half of the budget: Theil-Sen within a run, then mean "
+        "single seeds. Pc is the mean over the last 5% of the budget before an evaluation, at step 0 that of the "
+        "probe. Slopes of E on Pc over the first and the second half of the budget: Theil-Sen within a run, then mean "
         "and 95% t interval over seeds. Under the diagonal, less is gained downstream than in training; a path that "
         "falls loses.",
         f"No slope of a half with fewer than {_POINTS} evaluations of different reward; *: some of the runs have none."

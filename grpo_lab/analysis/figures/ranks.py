@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.divergence.rank_agreement import RankedArms, arm_agreement, rankable
-from grpo_lab.analysis.figures.kind import FigureKind, seeded
+from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.scatter_labels import Box, place_labels
 from grpo_lab.analysis.figures.small_multiples import WIDTH, legend_height, name_lines, write_legend
 from grpo_lab.analysis.figures.style import (
@@ -61,12 +61,12 @@ def missing(data: SweepData, finals: FinalValues) -> str:
     return "" if found else "; ".join(dict.fromkeys(reasons.values()))
 
 
-def rank_numbers(found: Mapping[str, RankedArms], rng: np.random.Generator) -> pd.DataFrame:
+def rank_numbers(found: Mapping[str, RankedArms]) -> pd.DataFrame:
     """Every number the figure shows, six decimals.
 
     `part` is "seed" (of an arm: final training reward Pc and downstream accuracy E, both in percent), "mean" (over n
-    seeds, with t intervals and the arm's ranks), and, for a level, "regret" and "tau" (in `value`, `low` and `high`;
-    the regret in percentage points), as `rank_agreement.arm_agreement` gives them.
+    seeds, with t intervals and the arm's ranks), and, for a level, "regret" and "tau" (in `value`; the
+    regret in percentage points, with `low` and `high`), as `rank_agreement.arm_agreement` gives them.
     """
     rows = []
     for level, here in found.items():
@@ -84,24 +84,22 @@ def rank_numbers(found: Mapping[str, RankedArms], rng: np.random.Generator) -> p
                 mean |= {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
                 mean |= {f"{name}_rank": ranks[name][index]}
             rows.append(mean)
-        both = arm_agreement(here.reward, here.downstream, rng)
-        for part, interval, scale in (("regret", both.regret, 100), ("tau", both.tau, 1)):
-            ends = {"value": interval.mean, "low": interval.low, "high": interval.high}
-            rows.append(
-                {"level": level, "arm": "", "part": part, "n": interval.n} | {k: scale * v for k, v in ends.items()}
-            )
+        both = arm_agreement(here.reward, here.downstream)
+        regret, every = both.regret, {"level": level, "arm": "", "n": both.regret.n}
+        ends = {"value": 100 * regret.mean, "low": 100 * regret.low, "high": 100 * regret.high}
+        rows += [every | {"part": "regret"} | ends, every | {"part": "tau", "value": both.tau}]
     names = ["level", "arm", "part", "seed"]
     names += [f"{name}{end}" for name in AXES for end in ("", "_low", "_high", "_rank")]
     table = pd.DataFrame(rows, columns=[*names, "value", "low", "high", "n"])
     return table.astype({"seed": "Int64", "n": "Int64", "reward_rank": "Int64", "downstream_rank": "Int64"}).round(6)
 
 
-def draw_ranks(data: SweepData, finals: FinalValues, rng: np.random.Generator) -> Drawn | None:
+def draw_ranks(data: SweepData, finals: FinalValues) -> Drawn | None:
     """The figure `<sweep>_ranks`; None, for the reason that `missing` gives, where arms cannot be ranked."""
     found, reasons = rankable(data, finals)
     if not found:
         return None
-    numbers = rank_numbers(found, rng)
+    numbers = rank_numbers(found)
     name = f"{data.record.name}_ranks"
     heading = f"{data.record.name}: does training reward rank the arms as downstream accuracy does?"
     marks = MARKS if max(len(here.seeds) for here in found.values()) > 1 else MARKS_OF_ONE
@@ -158,8 +156,7 @@ def _title(axes: Axes, numbers: pd.DataFrame, seeds: int) -> None:
         bounds = "" if np.isnan(regret["low"]) else f" [{regret['low']:+.1f}, {regret['high']:+.1f}]"
         same = ", one arm is best by both" if not bounds else ""
         words = f"top-1 regret {regret['value']:+.1f}{bounds} pp{same}"
-    bounds = "" if np.isnan(tau["low"]) else f" [{tau['low']:+.2f}, {tau['high']:+.2f}]"
-    agreement = "undefined, all arms are equal" if np.isnan(tau["value"]) else f"{tau['value']:+.2f}{bounds}"
+    agreement = "undefined, all arms are equal" if np.isnan(tau["value"]) else f"{tau['value']:+.2f}"
     second = f"n = {seeds} seed{'s' if seeds > 1 else ''}, Kendall's tau_b {agreement}"
     place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom"}
     axes.annotate(words, (0, 1), xytext=(0, 4 + SMALL * 1.45), fontsize=BODY, fontweight="bold", **place)
@@ -277,7 +274,7 @@ def _footer(
         f"{marks[0].upper()}{marks[1:]}.",
         "Numbers beside the marks: rank by training reward." if long else "",
         "Top-1 regret: downstream accuracy lost by taking the arm with the highest training reward, arms chosen on the "
-        "other seeds and measured on the one left out, 95% t interval; tau_b: 95% percentiles over resampled seeds. "
+        "other seeds and measured on the one left out, 95% t interval; tau_b: of the means over seeds. "
         "Training reward: share of all responses that were right, before any filter, over the last fifth of the "
         "budget. "
         f"Both at {finals.at}.",
@@ -293,7 +290,7 @@ def _footer(
 
 FIGURE = FigureKind(
     "ranks",
-    seeded(draw_ranks),
+    draw_ranks,
     missing,
     title="Do reward and downstream accuracy rank arms alike?",
     how_to_read=(

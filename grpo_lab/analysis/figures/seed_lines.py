@@ -29,6 +29,7 @@ class Line:
     value: np.ndarray
     reached: bool  # the run came to X, so it is in means over seeds
     stopped: bool  # it collapsed, and its last value is where
+    base: int = -1  # of its initial policy, where the sweep has several
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ def seed_lines(data: SweepData, finals: FinalValues, metrics: Sequence[str]) -> 
             if lost:
                 short[metric][level, arm, int(seed)] = (lost, int(finite.sum()))
             if finite.any():
-                line = Line(int(seed), at[finite], values[finite], reached, stopped)
+                base = finals.bases.get(int(seed), -1)
+                line = Line(int(seed), at[finite], values[finite], reached, stopped, base)
                 by_metric[metric].setdefault((level, arm), []).append(line)
     sentences = [sentence for metric in by_metric for sentence in _shortfalls(metric, by_metric[metric], short[metric])]
     return Lines(by_metric, sentences)

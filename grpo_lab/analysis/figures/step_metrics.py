@@ -138,8 +138,9 @@ def _numbers(gathered: _Gathered, control: str, budget: float) -> pd.DataFrame:
             ends = {}
             for arm in (arm for at, arm in gathered.cells if at == level):
                 labels = {"level": level, "arm": arm, "series": shown.metric}
-                own = [(line.x, line.value) for line in gathered.of(shown, (level, arm)) if line.reached]
-                mean = mean_line(own, budget, shown.metric.startswith("eval/"), _POINTS)
+                whole = [line for line in gathered.of(shown, (level, arm)) if line.reached]
+                own, bases = [(line.x, line.value) for line in whole], [line.base for line in whole]
+                mean = mean_line(own, budget, shown.metric.startswith("eval/"), _POINTS, bases)
                 rows += [{**labels, "part": "mean", "x": x} | as_columns(interval) for x, interval in mean]
                 if gathered.of(shown, (level, arm)):
                     ends[arm] = mean[-1][1].mean if mean else math.nan
@@ -347,7 +348,7 @@ def _footer(data: SweepData, finals: FinalValues, gathered: _Gathered, bands: st
         ""
         if few
         else f"In colour: {data.control} and, for each metric, the {FURTHEST} arms that end furthest from it.",
-        "Cross: a run collapsed; means leave it out." if any(finals.collapsed(*cell) for cell in counts) else "",
+        "Cross: a run collapsed; means leave it out." if any(finals.stopped(*cell) for cell in counts) else "",
         f"0 throughout: {', '.join(shown.title.partition(',')[0] for shown in gathered.zero)}."
         if gathered.zero
         else "",

@@ -198,7 +198,7 @@ def _footer(data: SweepData, finals: FinalValues, bars: str) -> str:
     parts = [
         f"{bars[0].upper()}{bars[1:]}. Every part is a change from step 0 to {finals.at}; to the right, "
         "the first gained more than the second. Training reward: share of all responses that were right, before any "
-        "filter; its step 0 is the first batch.",
+        "filter; its step 0 is the probe of step 0.",
         collapse_note(data, finals),
     ]
     return " ".join(filter(None, parts))

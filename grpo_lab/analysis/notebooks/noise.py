@@ -158,7 +158,7 @@ def asked(data: SweepData, finals: FinalValues, suite: str) -> dict[tuple[str, s
     """The answers to a suite by (level, arm), of the cells whose answers were saved."""
     found = {}
     for labels, cell in cells(tracks(data, finals)).items():
-        answers = answers_of(data, cell, suite)
+        answers = answers_of(data, cell, suite, ends=True)
         if answers is None:
             continue
         seeds = [track.seed for track in cell]

@@ -11,6 +11,7 @@ import math
 import os
 import sys
 import textwrap
+from collections.abc import Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ import pandas as pd
 
 from grpo_lab.analysis.divergence.table import PREFIX
 from grpo_lab.analysis.figures.style import Drawn
-from grpo_lab.analysis.final_values import FinalValues
+from grpo_lab.analysis.final_values import FinalValues, final_values
 from grpo_lab.analysis.sources.read import read_source
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.table_rows import rows_of
+from grpo_lab.analysis.tracks import Track, tracks
 
 REPOSITORY = Path(__file__).parents[3]
 NO_ANSWERS = "answers to single questions were not saved with these numbers; what needs them says so below"
@@ -39,6 +41,18 @@ def chosen_sweep() -> SweepData:
     """
     runs = os.environ.get("RUNS") or str(REPOSITORY / "runs")
     return read_source(runs, os.environ.get("EXP") or "overlong", REPOSITORY / "analysis" / "data")
+
+
+def null_runs() -> tuple[Sequence[Track] | None, str]:
+    """The runs of the sweep that NULL names in the environment, and their name in words; None for the control's own.
+
+    They are read from where `chosen_sweep` reads. Raises ValueError as that does.
+    """
+    name = os.environ.get("NULL")
+    if not name:
+        return None, "those of the control without a loss"
+    data = read_source(os.environ.get("RUNS") or str(REPOSITORY / "runs"), name, REPOSITORY / "analysis" / "data")
+    return tracks(data, final_values(data)), f"those of the sweep {name} without a loss"
 
 
 def introduction(data: SweepData, finals: FinalValues) -> str:
@@ -62,7 +76,7 @@ def finished_table(data: SweepData, finals: FinalValues) -> pd.DataFrame:
     for level, arm in ((level, arm) for level in data.levels for arm in data.arms):
         here = data.runs[(data.runs["level"] == level) & (data.runs["arm"] == arm)]
         counts = {"planned": data.seeds_planned(level, arm), "finished": data.seeds_finished(level, arm)}
-        counts["collapsed before X"] = finals.collapsed(level, arm)
+        counts["collapsed"] = finals.collapsed(level, arm)
         others = here.loc[(here["status"] != "done") & ~here["collapsed"], "status"].value_counts()
         said = ", ".join(f"{number} {status}" for status, number in others.items())
         rows.append({"level": level, "arm": arm, **counts, "others": said})

@@ -56,7 +56,7 @@ def _finals(data: SweepData, finals: FinalValues) -> Html:
         for level, arm in data.run_arms
     ]
     head = ["arm", "n finished / planned", *map(title, shown)]
-    return table(head, lines, f"Final values at {finals.at}; brackets: 95% t interval over seeds")
+    return table(head, lines, f"Final values at {finals.at}; brackets: {finals.brackets}")
 
 
 def _differences(data: SweepData, finals: FinalValues) -> Html:

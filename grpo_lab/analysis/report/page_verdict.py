@@ -14,19 +14,20 @@ from grpo_lab.analysis.effects.contrasts import (
     Disagreement,
     TrickEffect,
     disagreements,
+    harm_text,
     sign_flips,
     trick_effects,
 )
-from grpo_lab.analysis.effects.verdict import Judgement, claim, judge, meaning
+from grpo_lab.analysis.effects.verdict import Judgement, beside, claim, judge, meaning
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
 from grpo_lab.analysis.metric_names import CORRECTNESS, change_text, title
 from grpo_lab.analysis.report.page_words import Html, escaped, folded, items, paragraph, table
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.intervals import seed_differences, t_interval
+from grpo_lab.analysis.stats.intervals import WITHHELD_MEANS
 from grpo_lab.analysis.stats.multiplicity import ALPHA, p_text
 from grpo_lab.analysis.table_rows import groups_of, row_at
 
-WORDS = ("supported", "contradicted", "not resolved", "not run")
+WORDS = ("supported", "contradicted", "within the margin", "not resolved", "could not act", "not run")
 # The columns of the divergence headline: measure -> what to call it. The first three are always there.
 HEADLINE = {
     "gap_change": "gap change, pp",
@@ -73,7 +74,8 @@ def _summary(data: SweepData, finals: FinalValues, judgements: Sequence[Judgemen
     rule = (
         f"{meaning(judgements)} "
         f"{when}, {len(data.record.declared)} declaration{'s' * (len(data.record.declared) > 1)} in all. "
-        f"{finals.rule}. Brackets: 95% t interval of differences paired by seed. The decisive budget axis is "
+        f"{finals.rule}. Brackets: {finals.brackets}, of differences paired by seed. "
+        f"{WITHHELD_MEANS if any(one.difference.why for one in judgements) else ''} The decisive budget axis is "
         f"{finals.axis.replace('_', ' ')}; differences of shares are in percentage points (pp)."
     )
     parts = [paragraph(of, "lead"), paragraph(rule, "small")]
@@ -111,13 +113,12 @@ def _evidence(data: SweepData, finals: FinalValues, judgement: Judgement) -> lis
     prediction = judgement.prediction
     seeds = list(map(str, judgement.seeds))
     planned = data.seeds_planned(prediction.level, prediction.arm)
-    fallen = [
-        f"{finals.collapsed(*cell)} of {len(finals.of(*cell, prediction.metric))} runs of {place(data, *cell)}"
-        for cell in ((prediction.level, prediction.arm), judgement.reference)
-    ]
     few = "; no interval, so not judged" if len(seeds) == 1 else ""
-    lines = [f"{len(seeds)} of {planned} pairs of seeds ({', '.join(seeds) or 'none'}){few}."]
-    lines.append(f"Collapsed: {', '.join(fallen)}.")
+    lines = [judgement.reason] if judgement.reason else []
+    lines.append(f"{len(seeds)} of {planned} pairs of seeds ({', '.join(seeds) or 'none'}){few}.")
+    if not any(finals.collapsed(*cell) for cell in ((prediction.level, prediction.arm), judgement.reference)):
+        lines.append("Collapsed: none.")
+    lines += [f"{line[0].upper()}{line[1:]}." for line in beside(data, finals, judgement)]
     if not math.isnan(judgement.p):
         lost = judgement.p < ALPHA <= judgement.holm
         after = f"; Holm-adjusted over {judgement.family} predictions {p_text(judgement.holm)}"
@@ -132,8 +133,8 @@ def _on_other_axes(finals: FinalValues, others: Mapping[str, FinalValues], judge
     if judgement.difference.n == 0 or judgement.difference.mean == 0:
         return []
     for axis, result in others.items():
-        own = result.of(prediction.level, prediction.arm, prediction.metric)
-        there = t_interval(seed_differences(own, result.of(*judgement.reference, prediction.metric)).tolist())
+        place = (prediction.level, prediction.arm)
+        there = result.comparison(place, judgement.reference, prediction.metric).whole
         words = axis.replace("_", " ")
         if there.n and there.mean * judgement.difference.mean < 0:
             flipped.append(f"{words} ({change_text(there, prediction.metric)})")
@@ -189,7 +190,7 @@ def _divergence(data: SweepData, finals: FinalValues, divergence: pd.DataFrame |
 
 
 def _seeds(finals: FinalValues, cell: tuple[str, str], arm: pd.DataFrame) -> str:
-    collapsed = finals.collapsed(*cell)
+    collapsed = finals.stopped(*cell)
     return f"{arm['n'].max()}{f', {collapsed} collapsed left out' if collapsed else ''}"
 
 
@@ -234,8 +235,7 @@ def _ranked(data: SweepData, rows: pd.DataFrame) -> list[str]:
         sure = "Not resolved: " if regret["low"] < 0 < regret["high"] else ""
         lines.append(
             f"{sure}Choosing the arm{where} by training reward instead of downstream accuracy costs "
-            f"{_measure(regret)} pp{note}; rank agreement of arms, Kendall's tau {_measure(tau)} (percentiles over "
-            f"resampled seeds, too narrow for few)."
+            f"{_measure(regret)} pp{note}; rank agreement of arms, Kendall's tau {_measure(tau)}."
         )
     return lines
 
@@ -257,7 +257,7 @@ def _tricks(data: SweepData, finals: FinalValues, others: Mapping[str, FinalValu
     lines = [
         [*_named(data, by_metric), *(_effect(by_metric.get(name)) for name in metrics)] for by_metric in rows.values()
     ]
-    columns = ["trick", "where", "pairs", "collapsed with / without", *map(title, metrics)]
+    columns = ["trick", "where", "pairs", "collapsed with / without", "P(harm > 2 points)", *map(title, metrics)]
     grid = table(columns, lines, f"Effects of tricks at {finals.at}, paired by seed")
     apart = disagreements(effects)
     sure = [_disagreement(data, one) for one in apart if one.resolved]
@@ -267,9 +267,11 @@ def _tricks(data: SweepData, finals: FinalValues, others: Mapping[str, FinalValu
     on_axes[finals.axis] = AtBudget(finals, effects)
     flips = [f"Depends on the budget axis, {title(flip.metric)}: {flip.text}." for flip in sign_flips(on_axes)]
     explained = (
-        "95% t intervals, each on its own. p is adjusted within all effects of one kind on one metric, by Holm on the "
-        "declared primary metric and by Benjamini-Hochberg, a screening, on the others. An effect is what having "
-        "the trick adds: added to base, that arm less base; inside full, full less the arm without it."
+        f"Brackets: {finals.brackets}, each on its own. P(harm): the chance that another base (with one base: another "
+        "seed) loses more than 2 points of the first metric. p is adjusted within all effects of one kind on one "
+        "metric, by Holm on the declared primary metric and by Benjamini-Hochberg, a screening, on the others. An "
+        "effect is what having the trick adds: added to base, that arm less base; inside full, full less the arm "
+        "without it."
     )
     if any(effect.contrast.kind == "interaction" for effect in effects):
         explained += " Interaction: above 0, having it is worth more in company than alone; below 0, less."
@@ -288,7 +290,8 @@ def _named(data: SweepData, by_metric: Mapping[str, TrickEffect]) -> list[str]:
     )
     pairs = dict.fromkeys(str(one.n_pairs) for one in by_metric.values())
     collapsed = f"{effect.collapsed_with} / {effect.collapsed_without}"
-    return [place(data, contrast.level, contrast.trick), where, ", ".join(pairs), collapsed]
+    harm = next((harm_text(one) for one in by_metric.values() if not math.isnan(one.harm)), "-")
+    return [place(data, contrast.level, contrast.trick), where, ", ".join(pairs), collapsed, harm]
 
 
 def _effect(effect: TrickEffect | None) -> str:
@@ -303,7 +306,7 @@ def _disagreement(data: SweepData, found: Disagreement) -> Html:
     up, down = ("raises", "lowers") if found.reward.interval.mean > 0 else ("lowers", "raises")
     contrast = found.reward.contrast
     adjusted = f"adjusted {p_text(found.reward.p_adjusted)} and {p_text(found.downstream.p_adjusted)}"
-    sure = f"both intervals exclude 0; {adjusted}" if found.resolved else "within noise"
+    sure = adjusted if found.resolved else "within noise"
     text = escaped(
         f"{place(data, contrast.level, contrast.name)} {up} training reward "
         f"({change_text(found.reward.interval, found.reward.metric)}) and {down} downstream accuracy "

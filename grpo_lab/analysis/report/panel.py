@@ -8,20 +8,19 @@ on the mean is over fewer seeds, and `n` says so. Nothing is extrapolated, and a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from grpo_lab.analysis.final_values import AVERAGE, DOWNSTREAM, HELDOUT, REWARD, TRUNCATED, FinalValues, final_values
 from grpo_lab.analysis.metric_names import CORRECTNESS, change_text, level_text, title, unit
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
-from grpo_lab.analysis.stats.intervals import CONFIDENCE, seed_differences, t_interval
-from grpo_lab.analysis.stats.mean_line import SMOOTHING, running_mean
+from grpo_lab.analysis.stats.comparison import FEWEST_BASES
+from grpo_lab.analysis.stats.intervals import critical_t
+from grpo_lab.analysis.stats.mean_line import SMOOTHING, over_bases, running_mean
 from grpo_lab.analysis.table_rows import groups_of
 from grpo_lab.config.design import Collapsed
 from grpo_lab.tracking.metrics import find, is_touched
@@ -55,7 +54,6 @@ def panel_data(data: SweepData, finals: FinalValues, others: Mapping[str, FinalV
     metrics = panel_metrics(data)
     places = [(level, arm) for level in data.levels for arm in data.arms]
     logged = _arrays(data, [*metrics, *(f"budget/{axis}" for axis in by_axis)])
-    by_cell = {axis: _by_cell(result) for axis, result in by_axis.items()}
     return {
         "sweep": data.record.name,
         "control": data.control,
@@ -69,7 +67,7 @@ def panel_data(data: SweepData, finals: FinalValues, others: Mapping[str, FinalV
         "metrics": [_metric(name) for name in metrics],
         "cells": [
             _cell(data, level, arm, logged[level, arm], by_axis, metrics)
-            | {"final": {axis: _finals(of, level, arm, data.control, metrics) for axis, of in by_cell.items()}}
+            | {"final": {axis: _finals(at, level, arm, data.control, metrics) for axis, at in by_axis.items()}}
             for level, arm in places
             if (level, arm) in logged
         ],
@@ -178,10 +176,6 @@ def _arrays(data: SweepData, names: list[str]) -> dict[tuple[str, str], dict[int
     return found
 
 
-def _by_cell(finals: FinalValues) -> dict[tuple[str, str], pd.DataFrame]:
-    return {cell: rows.set_index("seed") for cell, rows in groups_of(finals.values, ["level", "arm"], sort=False)}
-
-
 def _cell(
     data: SweepData,
     level: str,
@@ -196,7 +190,7 @@ def _cell(
     declared = next(iter(by_axis))
     for axis, finals in by_axis.items():
         points = POINTS if axis == declared else FEWER_POINTS
-        drawn = {metric: _curve(logged, metric, axis, finals.budget, finished, points) for metric in metrics}
+        drawn = {metric: _curve(logged, metric, axis, finals, finished, points) for metric in metrics}
         curves[axis] = {metric: curve for metric, curve in drawn.items() if curve is not None}
     return {
         "level": level,
@@ -209,18 +203,15 @@ def _cell(
     }
 
 
-def _finals(
-    of: Mapping[tuple[str, str], pd.DataFrame], level: str, arm: str, control: str, metrics: list[str]
-) -> dict[str, list[Any]]:
+def _finals(finals: FinalValues, level: str, arm: str, control: str, metrics: list[str]) -> dict[str, list[Any]]:
     """By metric: the value at X in words, the difference to the control in words, how many pairs of seeds that has."""
-    own, other = of[level, arm], of.get((level, control))
     found: dict[str, list[Any]] = {}
     for metric in metrics:
-        value = level_text(t_interval(own[metric].dropna().tolist()), metric)
-        if arm == control or other is None:
+        value = level_text(finals.interval(level, arm, metric), metric)
+        if arm == control or not finals.collapses(level, control).of:
             found[metric] = [value, "", 0]
             continue
-        difference = t_interval(seed_differences(own[metric], other[metric]).tolist())
+        difference = finals.difference(level, arm, control, metric)
         found[metric] = [value, change_text(difference, metric), difference.n]
     return found
 
@@ -232,7 +223,7 @@ def _curve(
     logged: Mapping[int, Mapping[str, np.ndarray]],
     metric: str,
     axis: str,
-    budget: float,
+    finals: FinalValues,
     finished: list[int],
     points: int,
 ) -> dict[str, Any] | None:
@@ -246,12 +237,15 @@ def _curve(
     if not runs:
         return None
     if metric.startswith("eval/"):
-        return evaluation_curve(runs, budget, [seed for seed in finished if seed in runs])
-    return step_curve(runs, budget, points)
+        return evaluation_curve(runs, finals.budget, [seed for seed in finished if seed in runs], finals.bases)
+    return step_curve(runs, finals.budget, points, finals.bases)
 
 
 def step_curve(
-    runs: Mapping[int, tuple[np.ndarray, np.ndarray]], budget: float, points: int = POINTS
+    runs: Mapping[int, tuple[np.ndarray, np.ndarray]],
+    budget: float,
+    points: int = POINTS,
+    bases: Mapping[int, int] | None = None,
 ) -> dict[str, Any]:
     """A metric of every step: `grid` (first, last, number), `mean`, `low`, `high`, `n` and `seeds` (their values)."""
     grid = np.linspace(min(budget, max(xs[0] for xs, _ in runs.values())), budget, points)
@@ -259,11 +253,15 @@ def step_curve(
     thin = {seed: _on(grid, xs, running_mean(xs, values, spacing)) for seed, (xs, values) in runs.items()}
     bold = [_on(grid, xs, running_mean(xs, values, SMOOTHING * budget)) for xs, values in runs.values()]
     seeds = {str(seed): numbers(values, THIN_DIGITS) for seed, values in thin.items()}
-    return {"grid": [rounded(grid[0]), rounded(grid[-1]), points], **_over_seeds(np.array(bold)), "seeds": seeds}
+    mean = _over_seeds(np.array(bold), _bases(runs, bases))
+    return {"grid": [rounded(grid[0]), rounded(grid[-1]), points], **mean, "seeds": seeds}
 
 
 def evaluation_curve(
-    runs: Mapping[int, tuple[np.ndarray, np.ndarray]], budget: float, finished: list[int]
+    runs: Mapping[int, tuple[np.ndarray, np.ndarray]],
+    budget: float,
+    finished: list[int],
+    bases: Mapping[int, int] | None = None,
 ) -> dict[str, Any]:
     """A metric of evaluations: `x`, `mean`, `low`, `high`, `n` where evaluations lie on average, and each seed's own.
 
@@ -278,7 +276,7 @@ def evaluation_curve(
     grid = np.array([first, *inside, last] if last > first else [first])
     bold = np.array([_on(grid, xs, values) for xs, values in runs.values()])
     seeds = {str(seed): {"x": numbers(xs), "y": numbers(values)} for seed, (xs, values) in runs.items()}
-    return {"x": numbers(grid), **_over_seeds(bold), "seeds": seeds}
+    return {"x": numbers(grid), **_over_seeds(bold, _bases(runs, bases)), "seeds": seeds}
 
 
 def _on(grid: np.ndarray, xs: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -289,27 +287,33 @@ def _on(grid: np.ndarray, xs: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.where(outside, math.nan, np.interp(grid, xs, values))
 
 
-def _over_seeds(values: np.ndarray) -> dict[str, Any]:
-    """Mean and t interval of every column [S, K], over the seeds that are not NaN there; as `stats.t_interval`."""
+def _bases(runs: Iterable[int], bases: Mapping[int, int] | None) -> list[int]:
+    return [(bases or {}).get(seed, -1) for seed in runs]
+
+
+def _over_seeds(values: np.ndarray, bases: Sequence[int]) -> dict[str, Any]:
+    """Mean and t interval of every column [S, K], over the seeds that are not NaN there, or their bases.
+
+    `n` counts the seeds; otherwise as `stats.comparison`.
+    """
+    runs = (~np.isnan(values)).sum(axis=0)
+    fewest = FEWEST_BASES if len(set(bases)) > 1 else 2
+    values = over_bases(values, bases)
     here = ~np.isnan(values)
     n = here.sum(axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = np.where(here, values, 0.0).sum(axis=0) / n
         squares = np.where(here, (values - mean) ** 2, 0.0).sum(axis=0)
-        half = np.array([_quantile(int(number)) for number in n]) * np.sqrt(squares / (n - 1) / n)
-    low, high = np.where(n > 1, mean - half, math.nan), np.where(n > 1, mean + half, math.nan)
-    same = len(set(n.tolist())) == 1
+        critical = np.array([critical_t(int(number) - 1) if number > 1 else math.nan for number in n])
+        half = critical * np.sqrt(squares / (n - 1) / n)
+    low, high = (np.where(n >= fewest, end, math.nan) for end in (mean - half, mean + half))
+    same = len(set(runs.tolist())) == 1
     return {
         "mean": numbers(mean),
         "low": numbers(low),
         "high": numbers(high),
-        "n": int(n[0]) if same else n.tolist(),
+        "n": int(runs[0]) if same else runs.tolist(),
     }
-
-
-@cache
-def _quantile(n: int) -> float:
-    return float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)) if n > 1 else math.nan
 
 
 def numbers(values: Iterable[float], digits: int = DIGITS) -> list[float | int | None]:

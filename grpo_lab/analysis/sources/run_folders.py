@@ -13,7 +13,7 @@ import pandas as pd
 from grpo_lab.analysis.sources.answers import COLUMNS
 from grpo_lab.analysis.sources.cache import Cache
 from grpo_lab.analysis.sources.settings import settings_of
-from grpo_lab.analysis.sources.sweep_data import CellData, SweepData, assemble
+from grpo_lab.analysis.sources.sweep_data import NO_BASE, CellData, SweepData, assemble
 from grpo_lab.tracking.run_reader import run_status, was_interrupted
 from grpo_lab.tracking.sweep_record import FILE, CellRecord, read_sweep, sweep_folder
 from grpo_lab.tracking.whole import read_json
@@ -50,12 +50,13 @@ def _read_cell(runs_dir: Path, cell: CellRecord, cached: Cache) -> CellData:
     labels = {"level": cell.level, "arm": cell.arm, "seed": cell.seed}
     row = labels | {"folder": cell.folder, "status": run_status(folder), "problem": "", "collapsed": False}
     row |= {"run_key": None, "mlflow_run_id": None, "commit": None, "dirty": None, "inert": [], "protocol": None}
-    row |= {"changed_code": "", "lost": ""}
+    row |= {"changed_code": "", "lost": "", "base": NO_BASE, "same_as": cell.same_as}
     points, answers, settings = pd.DataFrame(), pd.DataFrame(columns=COLUMNS), {}
     try:
         if row["status"] != "new":
             run = _read_json(folder / "run.json")
             row |= {name: run[name] for name in ("run_key", "commit", "dirty")}
+            row["base"] = run.get("tags", {}).get("base", NO_BASE)
             row["protocol"], settings = protocol_of(run.get("config", {})), settings_of(run)
             row["changed_code"] = changes_of_code(run)
             tables = cached.tables(cell.folder, folder)

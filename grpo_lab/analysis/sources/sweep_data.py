@@ -16,8 +16,9 @@ from grpo_lab.tracking.renames import metric_name
 from grpo_lab.tracking.sweep_record import SweepRecord
 
 LABELS = ["level", "arm", "seed"]
+NO_BASE = -1  # the base of a run that recorded none
 # Columns of `runs` that data saved by earlier versions lack.
-_ADDED = {"collapsed": False, "protocol": None, "changed_code": "", "lost": ""}
+_ADDED = {"collapsed": False, "protocol": None, "changed_code": "", "lost": "", "base": NO_BASE, "same_as": ""}
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +33,8 @@ class SweepData:
         protocol      a hash of what the model is asked and of how answers are graded
         changed_code  the steps after which it was resumed with changed code, such as "50, 100"
         lost          the steps whose table of evaluated answers is gone, written likewise
+        base          the base model it started from, a value of model.base; NO_BASE where none was recorded
+        same_as       the cell that made this run, where two cells are the same run by construction
 
     `points`: one row per logged step of every readable cell, with `step` and the metrics; NaN where one was not logged.
 
@@ -131,6 +134,14 @@ class SweepData:
         return int(((done["level"] == level) & (done["arm"] == arm)).sum())
 
 
+def bases_of(data: SweepData) -> dict[int, int]:
+    """Seed -> base; empty for a sweep of one initial policy. Seeds are nested in bases, so a seed has one."""
+    if "base" not in data.runs:
+        return {}
+    known = data.runs.loc[data.runs["base"] >= 0, ["seed", "base"]].drop_duplicates("seed")
+    return {int(seed): int(base) for seed, base in zip(known["seed"], known["base"])}
+
+
 def _words(arm: str) -> frozenset[str]:
     """The overrides in the name of an arm that was not declared; a value may hold commas of its own."""
     return frozenset(re.split(r",(?=[\w./@+~]+=)", arm))
@@ -180,7 +191,7 @@ def sweep_data(
     points = points[[*LABELS, "step", *metrics]].astype(dict.fromkeys(metrics, float))
     runs = pd.DataFrame(list(cells))
     runs = runs.assign(**{name: default for name, default in _ADDED.items() if name not in runs})
-    runs, answers = runs.astype({"collapsed": bool}), answers[[*LABELS, *COLUMNS]]
+    runs, answers = runs.astype({"collapsed": bool, "base": int}), answers[[*LABELS, *COLUMNS]]
     return SweepData(record, design, runs, points, answers, source, settings)
 
 

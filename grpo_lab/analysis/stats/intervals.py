@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -23,31 +24,44 @@ from scipy import stats
 
 CONFIDENCE = 0.95
 SMALL = 0.002  # below it three decimals would leave one digit, and two significant ones are shown
+WITHHELD = " [withheld]"  # in place of an interval that would not cover what it says
+WITHHELD_MEANS = (
+    "Withheld: some runs collapsed and others did not, or runs fall into two groups, or there are two bases; no "
+    "interval of the mean would hold as often as it says."
+)
 Numbers = Sequence[float | int] | np.ndarray | pd.Series
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate from n seeds (or questions) with a confidence interval.
+    """An estimate from n runs (seeds, pairs of runs, or questions) with a confidence interval.
 
-    low and high are NaN for n = 1, all three numbers are for n = 0.
+    low and high are NaN for n = 1, all three numbers are for n = 0. `bases` is the number of bases of these runs where
+    they are of several, and the interval is about another base. Where an interval is withheld, low and high are NaN and
+    `why` says the reason.
     """
 
     mean: float
     low: float
     high: float
     n: int
+    bases: int = 0
+    why: str = ""
 
     def text(self, sign: str = "") -> str:
         """`0.693 [0.681, 0.705]`; `sign="+"` writes the sign of positive numbers too."""
         if self.n == 0:
             return "-"
-        if self.n == 1:
-            return f"{self.mean:{sign}.3f}"
+        if math.isnan(self.low):
+            return f"{self.mean:{sign}.3f}{WITHHELD if self.why else ''}"
         numbers = (self.mean, self.low, self.high)
         form = ".2g" if 0 < max(map(abs, numbers)) < SMALL else ".3f"
         mean, low, high = (format(number, sign + form) for number in numbers)
         return f"{mean} [{low}, {high}]"
+
+    def runs(self) -> str:
+        """`n = 8` or `n = 8 on 4 bases`."""
+        return f"n = {self.n} on {self.bases} bases" if self.bases else f"n = {self.n}"
 
     def contains(self, value: float | int) -> bool:
         """Whether the interval includes the value; an interval without bounds (n < 2) includes every value."""
@@ -70,8 +84,14 @@ def t_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Inter
     mean = float(np.mean(values))
     if n == 1:
         return Interval(mean, math.nan, math.nan, 1)
-    half = float(stats.t.ppf((1 + confidence) / 2, n - 1) * np.std(values, ddof=1) / math.sqrt(n))
+    half = critical_t(n - 1, confidence) * float(np.std(values, ddof=1)) / math.sqrt(n)
     return Interval(mean, mean - half, mean + half, n)
+
+
+@cache
+def critical_t(freedom: int, confidence: float = CONFIDENCE) -> float:
+    """The two-sided critical value of Student's t."""
+    return float(stats.t.ppf((1 + confidence) / 2, freedom))
 
 
 def paired_difference(treated: pd.Series, control: pd.Series) -> Interval:

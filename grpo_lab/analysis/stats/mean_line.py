@@ -6,19 +6,24 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import stats
 
-from grpo_lab.analysis.stats.intervals import CONFIDENCE, Interval
+from grpo_lab.analysis.stats.comparison import FEWEST_BASES
+from grpo_lab.analysis.stats.intervals import Interval, critical_t
 
 SMOOTHING = 0.05  # share of X over which the running mean of a metric of every step goes
 GRID = 51  # points on which the seeds of an arm are averaged
 
 
 def mean_line(
-    seeds: Sequence[tuple[np.ndarray, np.ndarray]], budget: float, evaluations: bool, points: int = GRID
+    seeds: Sequence[tuple[np.ndarray, np.ndarray]],
+    budget: float,
+    evaluations: bool,
+    points: int = GRID,
+    bases: Sequence[int] = (),
 ) -> list[tuple[float, Interval]]:
     """The mean over seeds, given x and values of each, with its t interval, on one grid.
 
+    `bases` are those of the seeds: where there are several, their means are averaged, and the interval is for another.
     The grid ends at X = `budget`, or with the shortest seed. Evaluations are averaged where they lie on average; a
     metric of every step is smoothed by a running mean first, at so many `points`. Empty where the seeds share no
     stretch.
@@ -34,11 +39,26 @@ def mean_line(
         grid = np.linspace(first, last, points)
         seeds = [(xs, running_mean(xs, values, SMOOTHING * budget)) for xs, values in seeds]
     on_grid = np.array([np.interp(grid, xs, values) for xs, values in seeds])
+    runs, several = len(on_grid), len(set(bases))
+    on_grid = over_bases(on_grid, bases)
     n, mean = len(on_grid), on_grid.mean(axis=0)
     half = np.full(len(grid), math.nan)
-    if n > 1:
-        half = stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * on_grid.std(axis=0, ddof=1) / math.sqrt(n)
-    return [(float(at), Interval(float(m), float(m - h), float(m + h), n)) for at, m, h in zip(grid, mean, half)]
+    if n >= (FEWEST_BASES if several > 1 else 2):
+        half = critical_t(n - 1) * on_grid.std(axis=0, ddof=1) / math.sqrt(n)
+    number = several if several > 1 else 0
+    return [
+        (float(at), Interval(float(m), float(m - h), float(m + h), runs, number)) for at, m, h in zip(grid, mean, half)
+    ]
+
+
+def over_bases(values: np.ndarray, bases: Sequence[int]) -> np.ndarray:
+    """The means [B, K] over the seeds of each base of values [S, K], NaN left out; unchanged for one base."""
+    if len(set(bases)) < 2:
+        return values
+    here, of = ~np.isnan(values), np.asarray(bases)
+    sums, counts = np.where(here, values, 0.0), here.astype(float)
+    with np.errstate(invalid="ignore"):
+        return np.array([sums[of == base].sum(axis=0) / counts[of == base].sum(axis=0) for base in np.unique(of)])
 
 
 def _evaluation_grid(seeds: Sequence[np.ndarray], first: float, last: float) -> np.ndarray:

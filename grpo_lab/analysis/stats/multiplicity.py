@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy import stats
+from scipy import special, stats
 
 from grpo_lab.analysis.stats.intervals import CONFIDENCE, Numbers
 
@@ -31,18 +31,21 @@ def paired_t_pvalue(differences: Numbers) -> float:
     mean, error = abs(float(values.mean())), float(values.std(ddof=1)) / math.sqrt(n)
     if error <= _ROUNDING * mean:
         return 2.0 ** (1 - n) if mean else 1.0
-    return float(2 * stats.t.sf(mean / error, n - 1))
+    return float(2 * special.stdtr(n - 1, -mean / error))
 
 
-def holm(p_values: Numbers) -> np.ndarray:
+def holm(p_values: Numbers, true_at_most: int | None = None) -> np.ndarray:
     """Adjusted p-values, in the order given, that hold the chance of any false finding (Holm 1979).
 
     The i-th smallest of m is multiplied by m - i + 1, then never falls below the one before it, and stops at 1. Use it
-    for a declared family; it asks nothing of how the tests depend on each other. Raises ValueError for what is no p.
+    for a declared family; it asks nothing of how the tests depend on each other. Where no more than `true_at_most` of
+    the hypotheses can be true together, no factor is larger than that (Shaffer 1986): a difference that is 0 and one
+    that is as large as the margin exclude each other. Raises ValueError for what is no p.
     """
     p = _probabilities(p_values)
     order = np.argsort(p, kind="stable")
-    raised = p[order] * np.arange(len(p), 0, -1)
+    factors = np.arange(len(p), 0, -1)
+    raised = p[order] * (factors if true_at_most is None else np.minimum(factors, true_at_most))
     adjusted = np.empty_like(p)
     adjusted[order] = np.minimum(np.maximum.accumulate(raised), 1)
     return adjusted

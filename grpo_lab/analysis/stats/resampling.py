@@ -1,18 +1,14 @@
-"""Bootstraps over whole seeds, and over questions that are the same for every seed.
+"""Bootstraps over questions, and over whole seeds and questions at once.
 
 A training seed gives one checkpoint, which answers every suite, so a good seed is good on all of them. Seeds are
-therefore resampled whole. With 5 seeds whose accuracies correlate .7 between 5 suites, a 95% interval of their mean
-covers 60% when seeds are drawn for each suite apart, and 83% when they are drawn whole.
-
-That is still not 95%: 3 to 10 seeds are few to draw from. A mean over seeds gets `stats.t_interval`; the bootstraps
-over seeds are for statistics that have no such formula, and are shown beside their coverage. The experiments behind
-the figures in the docstrings are described in `stats`.
+therefore resampled whole. 3 to 10 seeds are few to draw from: a mean over seeds gets a t interval, and the crossed
+bootstrap is shown beside its coverage. The experiments behind the figures in the docstrings are described in
+`intervals`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 
@@ -93,23 +89,6 @@ def crossed_bootstrap(
         per_seed = _counts(asked, num_questions) @ values.T / num_questions  # [block, S]
         means.append(np.take_along_axis(per_seed, here, axis=1).mean(axis=1))
     return percentile_interval(float(values.mean()), np.concatenate(means), num_seeds, confidence)
-
-
-def seed_cluster_bootstrap(
-    statistic: Callable[[np.ndarray], float | int | np.ndarray],
-    num_seeds: int,
-    rng: np.random.Generator,
-    repetitions: int = REPETITIONS,
-) -> np.ndarray:
-    """Replicates [R] (or [R, ...]) of a statistic over resamples of whole seeds, all arms and suites together.
-
-    `statistic` takes the positions of S seeds, drawn with replacement, and computes what it likes from everything
-    that belongs to them. `percentile_interval` makes an interval of the replicates, and says how far it falls short
-    with few seeds. A statistic that picks a best arm or checkpoint is biased in every resample as it is in the data:
-    cross-fit it inside `statistic`.
-    """
-    draws = rng.integers(0, num_seeds, (repetitions, num_seeds))
-    return np.array([statistic(draw) for draw in draws], dtype=float)
 
 
 def _blocks(repetitions: int) -> list[int]:

@@ -1,0 +1,17 @@
+# %% [markdown]
+# # How often do the intervals hold?
+#
+# Every interval, p-value and chance that the verdicts and reports show is simulated here on sweeps whose truth is
+# planted. The tables are those of the docstring of `grpo_lab/analysis/stats/trials.py`; this makes them again.
+# `TRIALS` is the number of sweeps behind each number; a thousand take minutes on an idle core.
+
+# %%
+import os
+
+from grpo_lab.analysis.stats.trials import tables
+
+TRIALS = int(os.environ.get("TRIALS", "200"))
+
+# %%
+for table in tables(TRIALS):
+    print(table.text, end="\n\n")

@@ -1,0 +1,41 @@
+"""What further suites say of a sweep: those beside the four, where its runs asked them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from grpo_lab.analysis.caveats import place
+from grpo_lab.analysis.final_values import FinalValues
+from grpo_lab.analysis.metric_names import title
+from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.tracking.metrics import FURTHER_SUITES, SAMPLER_SUITES
+
+
+def further_accuracies(finals: FinalValues) -> list[str]:
+    """The accuracies of further suites that some run logged."""
+    metrics = [f"eval/{suite}/accuracy" for suite in FURTHER_SUITES | SAMPLER_SUITES]
+    return [metric for metric in metrics if metric in finals.values and finals.values[metric].notna().any()]
+
+
+def suites_text(data: SweepData, finals: FinalValues) -> str:
+    """For each further suite its accuracy at step 0 and at X by arm, and the difference to the control; "" for none."""
+    blocks = []
+    for metric in further_accuracies(finals):
+        blocks += [f"  {title(metric)}", *_arms(data, finals, metric)]
+    if not blocks:
+        return ""
+    head = f"Further suites: mean at step 0 -> at {finals.at} [95% interval], and the difference to {data.control}"
+    return "\n".join([head, *blocks]) + "\n"
+
+
+def _arms(data: SweepData, finals: FinalValues, metric: str) -> Iterator[str]:
+    starts = data.counted_points.query("step == 0").groupby(["level", "arm"])[metric].mean()
+    for level, arm in data.run_arms:
+        own = finals.interval(level, arm, metric)
+        if own.n == 0:
+            continue
+        start = starts.get((level, arm), float("nan"))
+        before = "" if start != start else f"{start:.3f} -> "
+        difference = finals.difference(level, arm, data.control, metric)
+        against = f"; difference {difference.text('+')}, n = {difference.n}" if arm != data.control else ""
+        yield f"    {place(data, level, arm)}: {before}{own.text()}{against}"

@@ -1,0 +1,190 @@
+"""What some runs say of other runs: over bases and seeds, with collapses apart, as a difference and as equivalence.
+
+A sweep trains every arm from several initial policies, its bases, and with several seeds on each. A claim is about
+another base, so a base is one observation: the mean over its seeds. With b bases of s seeds each and a random effect
+of the base,
+
+    value = mu + base + seed,   interval = mean of base means +- t(b - 1) * sd(base means) / sqrt(b)
+
+is exact for normal effects whatever the two variances are. Where pairs are missing, bases still weigh alike: the means
+of fewer seeds scatter more, and the interval stays near its nominal coverage. With one base the seeds are the
+observations, and the interval is about other seeds of that base. With two bases there is none.
+
+A run that collapsed (`FinalValues` says which) is no draw from the same bell as the others. Where some pairs hold one
+and others do not, the mean over all gets no interval. The mean over the pairs without a collapse has one, which is
+about runs that do not collapse; how often they do is an outcome of its own (`collapse`). Where all pairs are alike
+(none collapsed, or every one in the same arms) the interval is about pairs like these.
+
+`grpo_lab.analysis.stats.trials` simulates all of it; its tables, and how to make them again, stand there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from scipy import special
+
+from grpo_lab.analysis.stats.intervals import CONFIDENCE, Interval, critical_t
+from grpo_lab.analysis.stats.multiplicity import paired_t_pvalue
+
+FEWEST_BASES = 3  # for an interval about another base
+HARM = 0.02  # of an accuracy or a reward: losing more than this in another base is harm
+APART, TIMES = 0.1, 4  # two groups lie this far apart, and this many standard deviations within groups
+FEWEST_RUNS = 4  # in which two groups can be told from one
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Values of runs, or differences of pairs of runs, of these seeds.
+
+    `whole` is over all of them, `alive` over those without a collapse; they are equal where none collapsed. An interval
+    that is withheld has no bounds and says why in `why`. `observed` are the independent values that `whole` rests on,
+    one per base (or per seed, with one base); `mixed` says that some pairs have a collapse that others do not have.
+
+    `p` is two-sided, of no effect at all: of `whole`, and where pairs are mixed twice the smaller one of `whole` and
+    `alive`. There it holds no statement about the mean, since an arm that collapses has no symmetric distribution.
+    """
+
+    seeds: tuple[int, ...]
+    whole: Interval
+    alive: Interval
+    observed: tuple[float, ...]
+    mixed: bool
+    p: float
+
+    @property
+    def sign(self) -> int:
+        """-1, 0 or 1: the side of 0 on which the means over all pairs and over those without a collapse agree."""
+        signs = {int(np.sign(one.mean)) for one in (self.whole, self.alive) if one.n}
+        return signs.pop() if len(signs) == 1 else 0
+
+    def within(self, margin: float | int) -> float:
+        """p of two one-sided t tests (TOST): that the effect is as large as the margin or larger, on either side.
+
+        Below .05 exactly where the 90% interval lies inside +-margin. 1 where the interval is withheld, NaN for fewer
+        than two values.
+        """
+        return self._one_sided(margin, inside=True)
+
+    def beyond(self, margin: float | int) -> float:
+        """Two-sided p that the effect is no larger than the margin; 1 where the interval is withheld."""
+        p = self._one_sided(margin, inside=False)
+        return min(1.0, 2 * p) if not math.isnan(p) else p
+
+    def _one_sided(self, margin: float | int, inside: bool) -> float:
+        """p that the effect lies on the other side of the margin than where it is looked for."""
+        n = len(self.observed)
+        if n < 2:
+            return math.nan
+        if math.isnan(self.whole.low):
+            return 1.0
+        distance = margin - abs(float(np.mean(self.observed)))
+        far = distance if inside else -distance
+        error = float(np.std(self.observed, ddof=1)) / math.sqrt(n)
+        if error == 0:  # no scatter, by chance: the p of n signs, as in `paired_t_pvalue`
+            return 2.0**-n if far > 0 else 1.0
+        return float(special.stdtr(n - 1, -far / error))
+
+    def harm(self, points: float | int = HARM) -> float:
+        """The chance that the same comparison in another base (or seed) comes out more than `points` below 0.
+
+        By the predictive distribution of one more observation x, (x - mean) / (sd sqrt(1 + 1/n)) ~ t(n - 1). NaN where
+        the interval is withheld: what a collapse costs is counted, not averaged.
+        """
+        n = len(self.observed)
+        if n < 2 or math.isnan(self.whole.low):
+            return math.nan
+        mean, spread = float(np.mean(self.observed)), float(np.std(self.observed, ddof=1))
+        if spread == 0:
+            return float(mean < -points)
+        return float(special.stdtr(n - 1, (-points - mean) / (spread * math.sqrt(1 + 1 / n))))
+
+
+def compare(
+    values: pd.Series | Mapping[int, float],
+    bases: Mapping[int, int] | None = None,
+    collapsed: Mapping[int, tuple[bool, ...]] | None = None,
+    grouped: bool = True,
+    confidence: float | int = CONFIDENCE,
+) -> Comparison:
+    """Compare by seed: `bases` maps a seed to its base (empty for one base).
+
+    `collapsed` maps a seed to what collapsed of its pair, such as (True, False); seeds that it lacks have no collapse.
+    `grouped=False` does not look for two groups, for numbers that are no accuracies.
+    """
+    own = {int(seed): float(value) for seed, value in dict(values).items()}
+    status = {seed: (collapsed or {}).get(seed, ()) for seed in own}
+    fallen = {seed for seed, kind in status.items() if any(kind)}
+    mixed = len({status[seed] if seed in fallen else () for seed in own}) > 1
+    whole, observed = _over_bases(own, bases or {}, confidence)
+    left = {seed: value for seed, value in own.items() if seed not in fallen}
+    alive, seen = _over_bases(left, bases or {}, confidence) if fallen else (whole, observed)
+    p = paired_t_pvalue(observed)
+    if grouped:
+        whole, alive = (_withheld(one, two_groups(list(of.values()))) for one, of in ((whole, own), (alive, left)))
+    if mixed:
+        parts = [one for one in (p, paired_t_pvalue(seen)) if not math.isnan(one)]
+        p = min(1.0, 2 * min(parts)) if parts else math.nan
+        whole = _withheld(whole, f"collapsed runs in {len(fallen)} of {len(own)}")
+    return Comparison(tuple(sorted(own)), whole, alive, observed, mixed, p)
+
+
+def _withheld(interval: Interval, why: str) -> Interval:
+    """Without its bounds where there is a reason."""
+    if not why:
+        return interval
+    return Interval(interval.mean, math.nan, math.nan, interval.n, interval.bases, why)
+
+
+def _over_bases(
+    values: Mapping[int, float], bases: Mapping[int, int], confidence: float
+) -> tuple[Interval, tuple[float, ...]]:
+    """The mean of base means, and those; with one base the mean of the seeds' values."""
+    means = base_means(values, bases)
+    if len(means) < 2:
+        observed, number, why = tuple(values.values()), 0, ""
+    else:
+        number = len(means)
+        observed = tuple(means)
+        why = "" if number >= FEWEST_BASES else f"{number} bases: another base needs {FEWEST_BASES}"
+    n = len(observed)
+    if n == 0:
+        return Interval(math.nan, math.nan, math.nan, 0), ()
+    mean = float(np.mean(observed))
+    if n == 1 or why:
+        return Interval(mean, math.nan, math.nan, len(values), number, why), observed
+    half = critical_t(n - 1, confidence) * float(np.std(observed, ddof=1)) / math.sqrt(n)
+    return Interval(mean, mean - half, mean + half, len(values), number), observed
+
+
+def base_means(values: Mapping[int, float], bases: Mapping[int, int]) -> list[float]:
+    """The mean over the seeds of each base, in the order of the bases; seeds without one share one."""
+    by_base: dict[int, list[float]] = {}
+    for seed, value in values.items():
+        by_base.setdefault(bases.get(seed, -1), []).append(value)
+    return [float(np.mean(by_base[base])) for base in sorted(by_base)]
+
+
+def two_groups(values: Sequence[float]) -> str:
+    """How runs fall into two groups, in words; empty where they do not, or are too few to tell.
+
+    Sorted values are divided at their largest gap. They are two groups where the gap is more than 10 points of accuracy
+    and more than 4 times the standard deviation within the groups. With fewer than four values there is no telling.
+    """
+    n = len(values)
+    if n < FEWEST_RUNS:
+        return ""
+    ordered = np.sort(np.asarray(values, dtype=float))
+    gaps = np.diff(ordered)
+    at = int(np.argmax(gaps)) + 1
+    gap = float(gaps[at - 1])
+    if not APART < gap < math.inf:
+        return ""
+    squares = sum(float(((part - part.mean()) ** 2).sum()) for part in (ordered[:at], ordered[at:]))
+    if gap <= TIMES * math.sqrt(squares / (n - 2)):
+        return ""
+    return f"two groups of runs, {at} and {n - at}, {gap:.2f} apart"

@@ -1,0 +1,116 @@
+"""How far bases and seeds differ, and which effect a design of so many bases and seeds can find."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+from scipy import optimize, stats
+
+from grpo_lab.analysis.stats.comparison import compare
+from grpo_lab.analysis.stats.intervals import CONFIDENCE, Interval
+from grpo_lab.analysis.stats.power import ALPHA, POWER, minimum_detectable_effect
+from grpo_lab.analysis.table_rows import groups_of
+
+TRIALS = 2000  # simulated experiments behind a power where runs collapse
+
+
+def components(values: pd.DataFrame, confidence: float | int = CONFIDENCE) -> tuple[Interval, Interval]:
+    """The standard deviations between bases and between seeds of one base, from columns base, seed and value.
+
+    One-way analysis of variance, with the harmonic mean of the seeds per base where bases have unequal numbers. Between
+    seeds the interval is chi-square's, between bases that of Williams and Tukey. What seeds alone explain is 0 between
+    bases. n counts the runs. Raises ValueError for fewer than two bases, or no base with two seeds.
+    """
+    by_base = [group["value"].to_numpy(float) for _, group in groups_of(values, "base")]
+    bases, runs = len(by_base), sum(map(len, by_base))
+    if bases < 2 or runs == bases:
+        raise ValueError(f"{runs} runs on {bases} bases: give two bases or more, and two seeds on some base")
+    freedom, within_freedom = bases - 1, runs - bases
+    within = sum(float(((own - own.mean()) ** 2).sum()) for own in by_base)
+    seeds = bases / sum(1 / len(own) for own in by_base)
+    between = seeds * float(np.var([own.mean() for own in by_base])) * bases
+    mean_between, mean_within = between / freedom, within / within_freedom
+    tail = (1 - confidence) / 2
+    low, high = (mean_within * within_freedom / stats.chi2.isf(share, within_freedom) for share in (tail, 1 - tail))
+    of_seeds = Interval(math.sqrt(mean_within), math.sqrt(low), math.sqrt(high), runs, bases)
+    ends = []
+    for share in (tail, 1 - tail):
+        beyond = between - mean_within * freedom * stats.f.isf(share, freedom, within_freedom)
+        ends.append(math.sqrt(max(0.0, beyond / (seeds * stats.chi2.isf(share, freedom)))))
+    middle = math.sqrt(max(0.0, (mean_between - mean_within) / seeds))
+    return Interval(middle, ends[0], ends[1], runs, bases), of_seeds
+
+
+def smallest_effect(
+    sd_base: float | int,
+    sd_seed: float | int,
+    bases: int,
+    seeds: int,
+    power: float | int = POWER,
+    alpha: float | int = ALPHA,
+) -> float:
+    """The smallest true effect that a design finds with the given power, in the unit of the deviations.
+
+    The deviations are those of paired differences: of the effect between bases, and of one pair's difference about its
+    base's effect (sqrt(2) of one run's where pairing gains nothing). Bases are what counts: with b of them t has b - 1
+    degrees of freedom, and more seeds shrink only the second deviation. Raises ValueError as `power_of_t`.
+    """
+    return minimum_detectable_effect(math.hypot(sd_base, sd_seed / math.sqrt(seeds)), bases, power, alpha)
+
+
+def power_with_collapse(
+    effect: float | int,
+    sd_base: float | int,
+    sd_seed: float | int,
+    bases: int,
+    seeds: int,
+    collapse: float | int,
+    level: float | int,
+    rng: np.random.Generator,
+    trials: int = TRIALS,
+    alpha: float | int = ALPHA,
+) -> float:
+    """The chance to find an effect where the treated arm's runs collapse with the chance `collapse`.
+
+    Simulated: a collapsed run ends at 0, its control at about `level`. Found is p below alpha, and both the mean over
+    all pairs and that over the pairs without a collapse on the effect's side.
+    """
+    of = {seed: seed % bases for seed in range(bases * seeds)}
+    found = 0
+    for _ in range(trials):
+        own = effect + sd_base * rng.standard_normal(bases)
+        fallen = rng.random(len(of)) < collapse
+        noise = sd_seed * rng.standard_normal(len(of))
+        values = {seed: -level + noise[seed] if fallen[seed] else own[of[seed]] + noise[seed] for seed in of}
+        result = compare(values, of, {seed: (bool(fallen[seed]), False) for seed in of})
+        found += result.p < alpha and result.sign == np.sign(effect)
+    return found / trials
+
+
+def smallest_effect_with_collapse(
+    sd_base: float | int,
+    sd_seed: float | int,
+    bases: int,
+    seeds: int,
+    collapse: float | int,
+    level: float | int,
+    seed: int = 0,
+    power: float | int = POWER,
+    trials: int = TRIALS,
+) -> float:
+    """The smallest gain in the runs that do not collapse that is found with the given power, by simulation.
+
+    A gain is the hard case: collapses pull the mean the other way. NaN where no gain up to `level` is found so often.
+    """
+
+    def lacking(effect: float | int) -> float:
+        rng = np.random.default_rng(seed)  # the same noise for every effect, so that the chance rises with it
+        return power_with_collapse(effect, sd_base, sd_seed, bases, seeds, collapse, level, rng, trials) - power
+
+    if lacking(level) < 0:
+        return math.nan
+    root = optimize.brentq(lacking, 0.0, level, xtol=1e-3 * level)
+    assert isinstance(root, float), "a tuple is for full_output"
+    return root

@@ -1,0 +1,105 @@
+"""A world's card: its numbers by hand, its page, and the command that measures it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from grpo_lab.analysis.sources.answers import COLUMNS
+from grpo_lab.analysis.sources.sweep_data import CellData, SweepData, assemble
+from grpo_lab.analysis.world_card import Fit, card_text, cards_table, documented_cards, measure_card, read_cards
+from grpo_lab.tracking.sweep_record import CellRecord, SweepRecord
+
+STEPS = 20
+
+
+def sweep(name: str, arms: dict[str, float]) -> SweepData:
+    """Two bases with two seeds each. Base b gains (b + 1) / 10 in a straight line up to step 10, from 0.2."""
+    cells = []
+    for arm, clipped in arms.items():
+        for seed in range(4):
+            base = seed % 2
+            step = np.arange(STEPS + 1)
+            gained = 0.1 * (base + 1) * np.minimum(step / 10, 1)
+            ends = np.where((step == 0) | (step == STEPS), 1.0, np.nan)
+            points = pd.DataFrame({"step": step, "reward/outcome": 0.2 + gained})
+            for suite in ("heldout_training", "heldout", "downstream"):
+                points[f"eval/{suite}/accuracy"] = ends * (0.2 + gained + 0.01 * (seed >= 2))
+            points["rollout/frac_zero_std"] = step / STEPS
+            points["train/entropy"] = 1 - step / STEPS
+            points["train/clip_fraction"] = clipped + 0.001 * base
+            for metric in ("rollout/truncated", "rollout/length_std_within", "rollout/length_std_across"):
+                points[metric] = float(base)
+            asked = {"step": STEPS, "difficulty": 1, "n": 4, "correct": 2, "wanted": 0, "tokens": 9}
+            answers = pd.DataFrame(
+                [asked | {"suite": suite, "question": q} for suite in ("heldout", "downstream") for q in range(16)]
+            )
+            row = {"level": "", "arm": arm, "seed": seed, "folder": f"{name}/{arm}/{seed}", "problem": "", "base": base}
+            row |= {"status": "done", "collapsed": False, "run_key": "", "mlflow_run_id": None, "inert": []}
+            row |= {"commit": None, "dirty": None, "protocol": None}
+            cells.append(CellData(row, points, answers[COLUMNS]))
+    records = [CellRecord(cell.row["arm"], "", cell.row["seed"], cell.row["folder"]) for cell in cells]
+    return assemble(SweepRecord(name, name, None, [], [], None, None, records), cells, "made by hand")
+
+
+def test_every_quantity_of_a_card_by_hand() -> None:
+    runs, updates = sweep("card", {"plain": 0.0}), sweep("card_updates", {"four": 0.0, "trust_region": 0.02})
+    card = measure_card("made", runs, updates, Fit(budget=40, share=0.95, needed_95=38.0))
+    rows = dict(card["rows"])
+    assert (card["world"], card["bases"], card["runs"]) == ("made", 2, 4)
+    # Bases start at 0.205, the mean of two seeds, and end at 0.305 and 0.405: t with one degree of freedom is 12.7.
+    assert rows["held-out, step 0"].startswith("0.205 [0.205, 0.205]")
+    assert rows["held-out, last step"].startswith("0.355 [-0.280, 0.990]")
+    assert rows["headroom, held-out"].startswith("0.795")
+    # The running mean of five steps runs from step 3, 30% of the way, to step 18 at 100%. Of that nine tenths is 93%,
+    # which it has first at step 10: (80 + 90 + 3 x 100) / 5 = 94.
+    assert rows["steps to 90% of the gain, of 20"].startswith("10 ")
+    assert rows["groups without signal, first 5 steps"].startswith("0.150")  # steps 1 to 5 of 20
+    assert rows["groups without signal, last 5 steps"].startswith("0.900")
+    assert rows["entropy, nats, first 5 steps"].startswith("0.850")
+    assert rows["problems that fit into it"] == "0.950" and rows["tokens that 95% of the problems need"] == "38"
+    assert rows["sd of length among answers to one problem, tokens"].startswith("0.500")
+    assert rows["tokens clipped, updates=four"].startswith("0.05%")
+    assert rows["tokens clipped, in regime=trust_region"].startswith("2.05%")
+    # Seeds differ by 0.01 on both bases: sd 0.01 / sqrt(2). Bases differ by 0.1: variance 0.005 less half of 0.00005.
+    assert rows["held-out: sd between seeds"].startswith("0.007")
+    assert rows["held-out: sd between bases"].startswith("0.071")
+    # Half of four samples right on 16 questions: sqrt(16 * (1/4) / 3) / 16.
+    assert rows["held-out: sd of evaluation alone"] == f"{(16 / 12) ** 0.5 / 16:.3f}"
+    text = card_text(card)
+    assert text.startswith("world=made: 4 runs on 2 bases") and all(name in text for name in rows)
+
+
+def test_a_card_of_unfinished_runs_is_refused() -> None:
+    runs, updates = sweep("card", {"plain": 0.0}), sweep("card_updates", {"four": 0.0})
+    runs.runs.loc[0, "status"] = "partial"
+    with pytest.raises(ValueError, match="card has unfinished runs: give the same command again"):
+        measure_card("made", runs, updates, Fit(40, 1.0, 38.0))
+
+
+def test_cards_stand_side_by_side(tmp_path: Path) -> None:
+    for world, rows in (("a", [["x", "1"], ["y", "2"]]), ("b", [["x", "3"]])):
+        (tmp_path / f"{world}.json").write_text(json.dumps({"world": world, "rows": rows}))
+    table = cards_table(read_cards(tmp_path)).splitlines()
+    assert table == ["| measured | a | b |", "|---|---|---|", "| x | 1 | 3 |", "| y | 2 | - |"]
+
+
+def test_the_page_of_worlds_shows_the_saved_cards() -> None:
+    assert [path for path, text in documented_cards().items() if path.read_text() != text] == [], "run `make docs`"
+
+
+@pytest.mark.extended
+def test_the_command_measures_a_world(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "grpo_lab.cli", "world", "tiny", "evaluation=standard", "budget.amount=8"]
+    words += ["design.seeds=2", "design.bases=2", "--runs", str(tmp_path / "runs"), "--to", str(tmp_path / "cards")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    (card,) = read_cards(tmp_path / "cards")
+    assert card["world"] == "tiny" and card["bases"] == 2 and card["runs"] == 4
+    assert card_text(card) in done.stdout
