@@ -87,7 +87,7 @@ def test_help_names_every_axis_every_room_and_their_options() -> None:
 def test_the_shown_configuration_is_the_composed_one_with_its_options() -> None:
     said = answer(["recipe=dapo", "--cfg", "job"])
     assert yaml.safe_load(said) == yaml.safe_load(yaml.safe_dump(_plain(compose_config(["recipe=dapo"]))))
-    assert said.splitlines()[:2] == ["# recipe: dapo", "# world: arithmetic"]
+    assert said.splitlines()[:2] == ["# recipe: dapo", "# world: sums"]
     assert "scale:  # group_std" in said and "old_policy: {}  # recomputed" in said
     assert "max_tokens: ${engine.max_tokens}" in said
     assert "max_tokens: ${" not in answer(["recipe=dapo", "-c", "job", "--resolve"])

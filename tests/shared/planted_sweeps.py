@@ -36,7 +36,8 @@ class Planted:
 
     `training` and `downstream` map a trick to what it adds to the final value, a pair of tricks to what both together
     add beyond that. `falls` maps an arm to the downstream accuracy it loses from `onset` to the end. `collapse` maps
-    (arm, seed) to where that run stops on a loss that is not finite.
+    (arm, seed) to where that run stops on a loss that is not finite. With `bases`, seed i starts from base i % bases:
+    bases deviate by `base_sd`, and the effect of every arm but the control's by `base_effect_sd` between them.
     """
 
     tricks: tuple[str, ...] = ("helps", "hurts", "null")
@@ -61,7 +62,14 @@ class Planted:
     steepness: float = 1.5
     seed_sd: float = 0.02
     own_sd: float = 0.01
+    bases: int = 0
+    base_sd: float = 0.0
+    base_effect_sd: float = 0.0
     name: str = "synthetic"
+
+    def base_of(self, seed: int) -> int:
+        """The base of a run's seed; -1 for a sweep of one base."""
+        return self.seeds.index(seed) % self.bases if self.bases else -1
 
     @cached_property
     def design(self) -> Design:
@@ -139,6 +147,7 @@ def write_synthetic(planted: Planted, runs_dir: Path, seed: int = 0) -> None:
     for row in data.runs.itertuples():
         folder = Path(runs_dir) / row.folder
         described = {"run_key": row.run_key, "commit": None, "dirty": None, "seed": row.seed, "synthetic": True}
+        described |= {"tags": {"base": row.base}} if row.base >= 0 else {}
         write_json(folder / "run.json", described)
         _write_steps(folder, points[row.arm, row.seed])
         _write_answers(folder, answers[row.arm, row.seed])
@@ -179,6 +188,12 @@ def _cell(planted: Planted, arm: str, run_seed: int, seed: int) -> CellData:
     own = np.random.default_rng([seed, run_seed, 2, *arm.encode()])
     shift = planted.seed_sd * shared.standard_normal() + planted.own_sd * own.standard_normal()
     shift_downstream = planted.seed_sd * shared.standard_normal() + planted.own_sd * own.standard_normal()
+    if planted.bases:
+        base = planted.base_of(run_seed)
+        level = planted.base_sd * np.random.default_rng([seed, base, 4]).standard_normal()
+        other = np.random.default_rng([seed, base, 5, *arm.encode()]).standard_normal()
+        level += 0.0 if arm == planted.design.control else planted.base_effect_sd * other
+        shift, shift_downstream = shift + level, shift_downstream + level
     rise = planted.rise(share)
     training = np.clip(planted.training_truth(arm, share) + shift * rise, 0.01, 0.99)
     downstream = np.clip(planted.downstream_truth(arm, share) + shift_downstream * rise, 0.01, 0.99)
@@ -196,7 +211,7 @@ def _cell(planted: Planted, arm: str, run_seed: int, seed: int) -> CellData:
     points = pd.concat([points, pd.DataFrame(columns)], axis=1)
     row = {"level": "", "arm": arm, "seed": run_seed, "folder": f"{planted.name}/{arm}/seed={run_seed}", "problem": ""}
     row |= {"status": "done", "collapsed": False, "run_key": f"SYNTHETIC {arm} {run_seed}", "mlflow_run_id": None}
-    row |= {"commit": None, "dirty": None, "inert": [], "protocol": None}
+    row |= {"commit": None, "dirty": None, "inert": [], "protocol": None, "base": planted.base_of(run_seed)}
     if stops < 1:
         row |= {"status": "failed", "collapsed": True, "problem": "FloatingPointError: SYNTHETIC collapse"}
     return CellData(row, points, pd.concat(tables, ignore_index=True)[COLUMNS])
