@@ -9,7 +9,7 @@ NBCONVERT := $(BIN)/jupyter-nbconvert --log-level ERROR
 PYTEST := $(BIN)/python -m pytest -n auto
 RUNS ?= runs
 PORT ?= 5000
-EXP ?= overlong
+EXP ?= overlong_worlds
 ARGS ?=
 TRICK ?=
 RECORD ?=
@@ -18,7 +18,7 @@ SMOLLM2 := .bench/smollm2-135m
 NOTEBOOKS := sweep_overview reward_against_eval one_trick scaling noise_floor
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm base demo sweep recipes data figures report notebooks docs test test-all test-vllm mutants check ui bench gpu clean
+.PHONY: help setup setup-vllm base demo sweep recipes worlds data figures report notebooks docs test test-all test-vllm mutants check ui bench gpu clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -41,17 +41,17 @@ $(VLLM_STAMP): $(STAMP)
 
 setup-vllm: $(VLLM_STAMP) ## add vLLM's CPU build, for engine=vllm and vllm_process (on a GPU: pip install -e '.[vllm]')
 
-base: $(STAMP) ## build the arithmetic base model (cached; at most 2 minutes on 2 cores)
-	@$(BIN)/grpo-lab base
+base: $(STAMP) ## build the base models that came with grpo_lab again, and say whether they answer alike (about an hour)
+	@$(BIN)/grpo-lab base --rebuild
 
-demo: base ## 9 runs of the first experiment, its figure and its verdict; run again, it reuses what is finished
-	@$(BIN)/python -m grpo_lab.train +experiments=overlong design.part=demo 'runs_dir=$(RUNS)'
-	@$(BIN)/grpo-lab figures overlong --runs '$(RUNS)' --only-runs --to '$(RUNS)/figures'
+demo: $(STAMP) ## 9 runs of an experiment, its figure and its verdict; run again, it reuses what is finished
+	@$(BIN)/python -m grpo_lab.train +experiments=overlong_worlds design.part=demo 'runs_dir=$(RUNS)'
+	@$(BIN)/grpo-lab figures overlong_worlds --runs '$(RUNS)' --only-runs --to '$(RUNS)/figures'
 
 sweep: $(STAMP) ## run every cell of experiments/EXP.yaml that is not finished (ARGS: further overrides)
 	@$(BIN)/python -m grpo_lab.train '+experiments=$(EXP)' 'runs_dir=$(RUNS)' $(ARGS)
 
-recipes: base ## the 26 recipes whose sampler never lags behind, 3 seeds each, and their table (over an hour on two cores)
+recipes: $(STAMP) ## the 26 recipes whose sampler never lags behind, 3 seeds each, and their table (over an hour on two cores)
 	@$(BIN)/python -m grpo_lab.train +experiments=recipes 'runs_dir=$(RUNS)' $(ARGS)
 	@$(BIN)/grpo-lab data recipes --runs '$(RUNS)'
 	@$(BIN)/grpo-lab figures recipes --runs '$(RUNS)'
@@ -82,6 +82,12 @@ notebooks: $(NOTEBOOK_STAMP) ## execute the notebooks of analysis/ on the sweep 
 		$(NBCONVERT) --to html --HTMLExporter.require_js_url= --HTMLExporter.mathjax_url= "$$made.ipynb" || exit 1; \
 		echo "$$made.html"; \
 	done
+
+worlds: $(STAMP) ## measure the cards of all worlds and write them into conf/world/README.md (over an hour on two cores)
+	@for world in arithmetic sums length explore guessable families; do \
+		$(BIN)/grpo-lab world $$world --runs '$(RUNS)' $(ARGS) || exit 1; \
+	done
+	@$(BIN)/grpo-lab docs
 
 docs: $(STAMP) ## write axes, options, papers and recipes into the tables of conf/README.md, and their numbers into README.md
 	@$(BIN)/grpo-lab docs

@@ -6,25 +6,88 @@ import argparse
 import json
 import os
 import shutil
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from grpo_lab.config.hydra_setup import bootstrap, compose_config, compose_with_choices
+
+if TYPE_CHECKING:
+    from grpo_lab.tasks.warm_start import ArithmeticBase
 
 RUNS = "runs"  # default folder of runs
 
 
 def build_base(arguments: argparse.Namespace) -> None:
-    """Build the base model the overrides name, if it is not cached, and print where it is."""
-    config = compose_config(arguments.overrides)
+    """Print where the base model of the overrides is, built if necessary; or build shipped ones again."""
+    if arguments.rebuild and not arguments.overrides:
+        _rebuild(None)
+        return
+    config, choices = compose_with_choices(arguments.overrides)
     from grpo_lab.config.run_config import to_run
 
-    folder = to_run(config).model.resolve()
+    model = to_run(config).model
+    if arguments.rebuild or arguments.ship:
+        from grpo_lab.tasks.rebuild import recipes_of, ship
+
+        recipes = recipes_of(model)
+        if arguments.rebuild:
+            _rebuild(recipes)
+            return
+        for recipe in recipes:
+            base = ship(choices["model"], recipe)
+            print(f"{base.weights}  accuracy {base.report['accuracy']:.3f}", flush=True)
+        return
+    folder = model.resolve()
     print(f"base model: {folder}")
     report = folder / "report.json"
     if report.exists():
         for name, value in json.loads(report.read_text()).items():
             print(f"  {name:<16} {value:g}")
+
+
+def _rebuild(recipes: Sequence[ArithmeticBase] | None) -> None:
+    """Build bases that came with grpo_lab again, all without `recipes`; exit with 1 if one differs."""
+    from grpo_lab.tasks.rebuild import every_recipe, rebuilt
+
+    agree = True
+    for compared in rebuilt(every_recipe() if recipes is None else recipes):
+        print(compared.text(), flush=True)
+        agree = agree and compared.agrees
+    if not agree:
+        sys.exit(1)
+
+
+def measure_world(arguments: argparse.Namespace) -> None:
+    """Run the two sweeps of a world's card where they are not finished; save the card and print it."""
+    config = compose_config([f"world={arguments.name}"])
+    import numpy
+
+    from grpo_lab.analysis.sources.run_folders import load_sweep
+    from grpo_lab.analysis.world_card import Fit, card_text, measure_card
+    from grpo_lab.config.run_config import to_run
+    from grpo_lab.tracking.files import write_json
+
+    run = to_run(config)
+    needed = run.task.needed_tokens("train")
+    if needed is None:
+        raise ValueError(f"world={arguments.name}: its task does not know how many tokens an answer needs")
+    sweeps = []
+    for name in ("card", "card_updates"):
+        own = f"{name}_{arguments.name}"
+        words = [f"+experiments={name}", f"design.name={own}", f"world={arguments.name}", "tracking=none"]
+        words += [f"runs_dir='{arguments.runs}'", *arguments.overrides]
+        if subprocess.run([sys.executable, "-m", "grpo_lab.train", *words]).returncode != 0:
+            sys.exit(1)
+        sweeps.append(load_sweep(arguments.runs, own))
+    budget = run.engine.max_tokens
+    fit = Fit(budget, sum(tokens <= budget for tokens in needed) / len(needed), float(numpy.quantile(needed, 0.95)))
+    runs, updates = sweeps
+    card = measure_card(arguments.name, runs, updates, fit)
+    write_json(arguments.to / f"{arguments.name}.json", card, sort=False)
+    print(card_text(card))
 
 
 def sync_runs(arguments: argparse.Namespace) -> None:
@@ -73,9 +136,10 @@ def list_tricks(arguments: argparse.Namespace) -> None:
 def write_docs(_: argparse.Namespace) -> None:
     """Update the generated tables in the documentation, and print which pages changed."""
     bootstrap()
+    from grpo_lab.analysis.world_card import documented_cards
     from grpo_lab.config.catalogue import documented
 
-    for path, text in documented().items():
+    for path, text in (documented() | documented_cards()).items():
         changed = path.read_text() != text
         if changed:
             path.write_text(text)
@@ -186,9 +250,24 @@ def main() -> None:
     """Entry of the `grpo-lab` command."""
     parser = argparse.ArgumentParser(prog="grpo-lab", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="command")
-    base = commands.add_parser("base", help="build the base model (cached)")
-    base.add_argument("overrides", nargs="*", help="Hydra overrides, for example model=tiny_base task=tiny")
+    base = commands.add_parser("base", help="find or build a base model; build the shipped ones again")
+    base.add_argument("overrides", nargs="*", help="Hydra overrides, for example world=sums model.base=1")
+    base.add_argument(
+        "--rebuild",
+        action="store_true",
+        help="build the four bases of these overrides again (without overrides: all that came with grpo_lab) and "
+        "say whether their accuracies agree with those that came",
+    )
+    base.add_argument(
+        "--ship", action="store_true", help="build the four bases of these overrides and keep them in grpo_lab/bases"
+    )
     base.set_defaults(run=build_base)
+    world = commands.add_parser("world", help="measure a world: its card of headroom, noise, and what acts there")
+    world.add_argument("name", help="an option of world=, such as sums")
+    world.add_argument("overrides", nargs="*", help="of its sweeps, such as hydra.launcher.workers=2")
+    world.add_argument("--runs", type=Path, default=Path(RUNS), help="the folder of runs (default: runs)")
+    world.add_argument("--to", type=Path, default=Path("analysis/data/worlds"), help="where the card is saved")
+    world.set_defaults(run=measure_world)
     sync = commands.add_parser("sync", help="replay run folders into MLflow")
     sync.add_argument("folder", type=Path, nargs="?", default=Path(RUNS), help="a run, or a folder of runs")
     sync.set_defaults(run=sync_runs)

@@ -28,7 +28,7 @@ from grpo_lab.rollout.continuations import Continuations
 from grpo_lab.rollout.queue import RolloutQueue
 from grpo_lab.rollout.stream import open_queue
 from grpo_lab.run import checkpoint
-from grpo_lab.run.identity import check_folder, describe_run, run_identity
+from grpo_lab.run.identity import check_base, check_folder, describe_run, run_identity
 from grpo_lab.run.recorder import Clock, Recorder, failures_recorded, mirrored, summarise, verdict
 from grpo_lab.run.resume import find_beginning
 from grpo_lab.run.state import RunState, open_state
@@ -72,7 +72,8 @@ def train(run: RunConfig, state: RunState, queue: RolloutQueue, recorder: Record
             sync_sampler(run, state, queue)
         # 12 log, evaluate, save
         step = FinishedStep(batch, before, advantages, inputs, tally)
-        recorder.record(state, queue, clock, step_metrics(run, queue, step), rollout_table(state.tokenizer, step))
+        table = rollout_table(state.tokenizer, step)
+        recorder.record(state, queue, clock, step_metrics(run, queue, step), table, batch.version)
 
 
 @contextlib.contextmanager
@@ -126,6 +127,7 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
         newest = beginning.checkpoint
         with mirrored(run.tracking, folder), failures_recorded(log), contextlib.ExitStack() as opened:
             state, queue, saved = opened.enter_context(open_run(run, device, newest))
+            check_base(folder, state.base)
             log.rewind(state.log_position, beginning.tables)
             recorder = Recorder(run, log, progress, described["run_key"])
             if saved:

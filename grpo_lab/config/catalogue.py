@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import yaml
@@ -184,7 +184,10 @@ def documented() -> dict[Path, str]:
     without such a line.
     """
     root = conf_folder().parent
-    pages = {root / "README.md": _with_counts, root / "conf" / "README.md": _with_tables}
+    pages = {
+        root / "README.md": _with_counts,
+        root / "conf" / "README.md": partial(with_tables, tables=_TABLES),
+    }
     for path in pages:
         if not path.is_file():
             raise ValueError(f"there is no {path}: the pages are written in a checkout of the repository")
@@ -202,14 +205,17 @@ def _with_counts(path: Path) -> str:
     return text
 
 
-def _with_tables(path: Path) -> str:
+_TABLES = {
+    "| axis | what ": tricks_table,
+    "| trick or recipe | ": papers_table,
+    "| recipe | there ": ingredients_table,
+    "| recipe | curriculum ": recipes_table,
+}
+
+
+def with_tables(path: Path, tables: Mapping[str, Callable[[], str]]) -> str:
+    """The page with its tables written anew: the beginning of a table's first line -> what makes the table."""
     lines = path.read_text().splitlines()
-    tables = {
-        "| axis | what ": tricks_table,
-        "| trick or recipe | ": papers_table,
-        "| recipe | there ": ingredients_table,
-        "| recipe | curriculum ": recipes_table,
-    }
     for beginning, table in tables.items():
         start = next((number for number, line in enumerate(lines) if line.startswith(beginning)), None)
         if start is None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
@@ -21,12 +22,15 @@ from grpo_lab.config.user_files import check_yaml
 from grpo_lab.tracking.metrics import is_known
 from grpo_lab.tracking.renames import first_metric_name, metric_name
 
+FIRST_WORLD = "world=arithmetic"  # the default when the first experiments were declared
+
 
 class Direction(Enum):
-    """Whether an arm is predicted to end above or below its control."""
+    """Whether an arm is predicted to end above or below its control, or no further from it than the margin."""
 
     above = "above"
     below = "below"
+    within = "within"
 
 
 class Kind(Enum):
@@ -49,10 +53,11 @@ class Collapsed(Enum):
 
 @dataclass(frozen=True)
 class Prediction:
-    """`arm` will end above or below the control on `metric`, at `level` of the factor.
+    """`arm` will end above or below the control on `metric`, or `within` its margin, at `level` of the factor.
 
     With `reference`, the arm is compared with that other arm instead of the control. With `against`, it is compared
-    with itself at that other level.
+    with itself at that other level. `margin` is the largest difference that does not matter, in the metric's unit;
+    without one, the design's margin holds for predictions on the primary metric.
     """
 
     arm: str
@@ -61,6 +66,7 @@ class Prediction:
     level: str = ""
     against: str = ""
     reference: str = ""
+    margin: float | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,7 @@ class Part:
     arms: tuple[str, ...] = ()
     levels: tuple[str, ...] = ()
     seeds: tuple[int, ...] = ()
+    bases: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,8 +97,11 @@ class Design:
 
     `base`, `arms` and `levels` hold Hydra overrides. An arm's overrides win over the level's, and the level's over
     the base's. Without a factor there is one level, named "". A design of a `kind` other than `arms` declares `tricks`
-    with their overrides instead; its arms and control follow from the kind. `collapsed` sets the final value of runs
-    whose loss was not finite. `columns` replaces the usual metrics of its table, and `changes` lists arms whose
+    with their overrides instead; its arms and control follow from the kind. With `bases` every seed has one base model,
+    `base_of`, so that seeds are nested in bases. `requires` maps an arm to metrics, and each to how far the arm's mean
+    over steps must be from its control's; an arm that is nearer could not act. `collapsed` sets the final value of runs
+    whose loss was not finite. `margin` is the largest difference on the primary metric that does not matter, in its
+    unit. `columns` replaces the usual metrics of its table, and `changes` lists arms whose
     meaning changed. These two decide nothing, so the fingerprint leaves them out.
     """
 
@@ -114,20 +124,37 @@ class Design:
     kind: Kind = Kind.arms
     tricks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     collapsed: Collapsed = Collapsed.zero
+    bases: tuple[int, ...] = ()  # values of model.base; empty for the model's own
+    requires: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    margin: float | None = None
+
+    def margin_of(self, prediction: Prediction) -> float | None:
+        """The prediction's own margin, else on the primary metric the design's."""
+        if prediction.margin is not None:
+            return prediction.margin
+        return self.margin if prediction.metric == self.primary else None
 
     def fingerprint(self) -> str:
         """Sixteen hexadecimal digits of a hash of everything declared; a part has the fingerprint of the whole.
 
-        What a declaration did not use is left out, and metrics stand under the names they first had, so that neither a
-        new kind of entry nor a rename makes old declarations new.
+        What a declaration did not use is left out, metrics stand under the names they first had, and the world that
+        was once the default goes unnamed. So neither a new kind of entry, nor a rename, nor another default makes old
+        declarations new.
         """
         left_out = ("part", "parts", "columns", "changes")
         declared = {name: value for name, value in asdict(self).items() if name not in left_out}
-        unused = {"kind": Kind.arms, "tricks": {}, "collapsed": Collapsed.zero}
+        unused = {"kind": Kind.arms, "tricks": {}, "collapsed": Collapsed.zero, "margin": None}
+        unused |= {"bases": (), "requires": {}}
         declared = {name: value for name, value in declared.items() if name not in unused or value != unused[name]}
+        declared["base"] = tuple(word for word in self.base if word != FIRST_WORLD)
         declared["primary"] = first_metric_name(self.primary)
+        if self.requires:
+            declared["requires"] = {
+                arm: {first_metric_name(metric): least for metric, least in asked.items()}
+                for arm, asked in self.requires.items()
+            }
         declared["predictions"] = [
-            {name: value for name, value in prediction.items() if name != "reference" or value}
+            {name: value for name, value in prediction.items() if name not in ("reference", "margin") or value}
             | {"metric": first_metric_name(prediction["metric"])}
             for prediction in declared["predictions"]
         ]
@@ -148,7 +175,18 @@ class Design:
     def chosen(self) -> Part:
         """The arms, levels and seeds to run now."""
         part = self.parts[self.part] if self.part else Part()
-        return Part(part.arms or tuple(self.arms), part.levels or tuple(self.levels), part.seeds or self.seeds)
+        seeds = tuple(seed for seed in part.seeds or self.seeds if not part.bases or self.base_of(seed) in part.bases)
+        return Part(part.arms or tuple(self.arms), part.levels or tuple(self.levels), seeds, part.bases or self.bases)
+
+    def base_of(self, seed: int) -> int | None:
+        """The base model of a run seed: declared seeds go through the bases in turn; None without bases.
+
+        Another seed has the base at its own number, modulo the number of bases.
+        """
+        if not self.bases:
+            return None
+        place = self.seeds.index(seed) if seed in self.seeds else seed
+        return self.bases[place % len(self.bases)]
 
 
 def read_design(node: Any) -> Design:
@@ -172,6 +210,7 @@ def read_design(node: Any) -> Design:
     if ("factor" in node) != ("levels" in node):
         raise ValueError("design.factor names what design.levels vary: give both or neither")
     parts = {name: _part(name, part) for name, part in (node.get("parts") or {}).items()}
+    bases = _bases(node.get("bases"))
     design = Design(
         name=str(node["name"]),
         question=_text(node["question"]),
@@ -183,7 +222,7 @@ def read_design(node: Any) -> Design:
         arms=arms,
         factor=str(node.get("factor", "")),
         levels=levels,
-        seeds=_seeds("seeds", node["seeds"]),
+        seeds=_nested(node["seeds"], bases) if bases else _seeds("seeds", node["seeds"]),
         predictions=tuple(_prediction(entry) for entry in node.get("predictions") or ()),
         parts=parts,
         part=node.get("part"),
@@ -192,6 +231,9 @@ def read_design(node: Any) -> Design:
         kind=kind,
         tricks=_override_lists("tricks", node.get("tricks") or {}),
         collapsed=_choice("collapsed", Collapsed, node.get("collapsed", "zero")),
+        bases=bases,
+        requires=_requires(node.get("requires") or {}),
+        margin=_margin(node.get("margin")),
     )
     _check_names(design)
     return design
@@ -267,6 +309,11 @@ def _check_names(design: Design) -> None:
             require_known(f"parts.{name}.arms", arm, arms)
         for level in part.levels:
             require_known(f"parts.{name}.levels", level, levels)
+        for base in part.bases:
+            if base not in design.bases:
+                raise ValueError(f"design.parts.{name}.bases: there is no {base}; choose from design.bases")
+        if not replace(design, part=name).chosen().seeds:
+            raise ValueError(f"design.parts.{name}: none of its seeds has one of its bases")
     for change in design.changes:
         for arm in change.arms:
             require_known("changes", arm, arms)
@@ -277,15 +324,35 @@ def _check_names(design: Design) -> None:
             require_known("predictions", prediction.against, [name for name in levels if name != prediction.level])
         if prediction.reference:
             require_known("predictions", prediction.reference, [name for name in arms if name != prediction.arm])
+        if prediction.direction is Direction.within and design.margin_of(prediction) is None:
+            raise ValueError(
+                f"design.predictions: {prediction.arm} is predicted within a margin of {prediction.metric}, and there "
+                "is none: give the prediction a margin, or the design one for its primary metric"
+            )
+    for arm in design.requires:
+        require_known("requires", arm, [name for name in arms if name != design.control])
+    if design.bases:
+        lists = (design.base, *design.arms.values(), *design.levels.values())
+        if clash := [word for words in lists for word in words if word.lstrip("+").startswith("model.base=")]:
+            raise ValueError(f"design.bases already chooses the base model: remove {clash[0]}")
 
 
 def require_known_metrics(design: Design) -> None:
     """Raise ValueError, before the first run starts, for a metric or budget axis that no run logs."""
     predicted = [prediction.metric for prediction in design.predictions]
-    named = (design.primary, f"budget/{design.axis}", *predicted, *design.columns)
+    required = [metric for asked in design.requires.values() for metric in asked]
+    named = (design.primary, f"budget/{design.axis}", *predicted, *design.columns, *required)
     for metric in named:
         if not is_known(metric):
             raise ValueError(f"design: no run has the metric {metric!r}; `grpo-lab metrics` lists what there is")
+
+
+def _margin(value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError(f"design.margin must be a number above 0 in the metric's unit, such as 0.02, got {value!r}")
+    return float(value)
 
 
 def _text(value: Any) -> str:
@@ -305,28 +372,84 @@ def _seeds(name: str, value: Any) -> tuple[int, ...]:
     return seeds
 
 
+def _bases(value: Any) -> tuple[int, ...]:
+    """`4` means 0, 1, 2 and 3; a list names them."""
+    if value is None:
+        return ()
+    if type(value) is int and value > 0:
+        return tuple(range(value))
+    try:
+        return _seeds("bases", value)
+    except ValueError as error:
+        raise ValueError(f"design.bases must be how many, or a list of different numbers, got {value!r}") from error
+
+
+def _nested(value: Any, bases: tuple[int, ...]) -> tuple[int, ...]:
+    """Run seeds nested in bases: `2` means two for each base; a list goes through the bases in turn."""
+    if type(value) is int and value > 0:
+        return tuple(range(value * len(bases)))
+    try:
+        seeds = _seeds("seeds", value)
+    except ValueError as error:
+        raise ValueError(
+            f"design.seeds must be how many for each base, or a list of different whole numbers, got {value!r}"
+        ) from error
+    if len(seeds) % len(bases):
+        raise ValueError(
+            f"design.seeds has {len(seeds)} seeds for {len(bases)} bases: give each as many (seeds: 2 for two each)"
+        )
+    return seeds
+
+
+def _requires(value: Any) -> dict[str, dict[str, float]]:
+    """Arm -> metric, under today's name -> the least distance from the control."""
+    message = (
+        f"design.requires: {value!r} must map arms to metrics with numbers above 0, such as "
+        "mask_after: {touched/truncation: 0.05}"
+    )
+    if not isinstance(value, Mapping):
+        raise ValueError(message)
+    for asked in value.values():
+        if not isinstance(asked, Mapping) or not asked:
+            raise ValueError(message)
+        if not all(
+            isinstance(least, int | float) and not isinstance(least, bool) and least > 0 for least in asked.values()
+        ):
+            raise ValueError(message)
+    return {
+        str(arm): {metric_name(str(metric)): float(least) for metric, least in asked.items()}
+        for arm, asked in value.items()
+    }
+
+
 def _part(name: str, value: Any) -> Part:
     if not isinstance(value, Mapping):
-        raise ValueError(f"design.parts.{name}: a part chooses arms, levels and seeds, each a list")
-    if unknown := sorted(set(value) - {"arms", "levels", "seeds"}):
-        raise ValueError(f"design.parts.{name}.{unknown[0]}: a part chooses arms, levels and seeds")
+        raise ValueError(f"design.parts.{name}: a part chooses arms, levels, seeds and bases, each a list")
+    if unknown := sorted(set(value) - {"arms", "levels", "seeds", "bases"}):
+        raise ValueError(f"design.parts.{name}.{unknown[0]}: a part chooses arms, levels, seeds and bases")
     return Part(
         arms=tuple(map(str, value.get("arms", ()))),
         levels=tuple(map(str, value.get("levels", ()))),
         seeds=_seeds(f"parts.{name}.seeds", value["seeds"]) if "seeds" in value else (),
+        bases=_seeds(f"parts.{name}.bases", value["bases"]) if "bases" in value else (),
     )
 
 
 def _prediction(entry: Any) -> Prediction:
     try:
         return Prediction(
-            **{**entry, "direction": Direction(entry["direction"]), "metric": metric_name(entry["metric"])}
+            **{
+                **entry,
+                "direction": Direction(entry["direction"]),
+                "metric": metric_name(entry["metric"]),
+                "margin": _margin(entry.get("margin")),
+            }
         )
     except (TypeError, KeyError, ValueError) as error:
         raise ValueError(
-            f"design.predictions: {entry} must give arm, metric, direction (above or below the control) "
-            "and, where there is a factor, level (and against, another level); reference names another arm to compare "
-            "with than the control"
+            f"design.predictions: {entry} must give arm, metric, direction (above, below or within a margin of the "
+            "control) and, where there is a factor, level (and against, another level); reference names another arm to "
+            "compare with than the control, margin the largest difference that does not matter"
         ) from error
 
 

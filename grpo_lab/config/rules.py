@@ -211,6 +211,21 @@ ERRORS: tuple[Rule, ...] = (
         "responses generated in another process take real time, and the simulated clock does not advance",
         "set budget=sampled_tokens, or engine=native",
     ),
+    Rule(
+        "real_streams_keep_their_weights",
+        ("evaluation", "engine", "schedule"),
+        lambda run: run.evaluation.sampler_weights and run.schedule.streams and run.engine.overlaps,
+        "the weights that sampled a batch can be evaluated only while no response is on its way in another process",
+        "set evaluation.sampler_weights=false, or engine=native",
+    ),
+    Rule(
+        "suites_need_their_splits",
+        ("evaluation", "task"),
+        lambda run: not run.evaluation.splits.issubset(run.task.splits),
+        "this task has no problems for one of the suites",
+        "leave it out of evaluation.suites, or set the field of the task that makes them: withheld_numbers, "
+        "other_number_max or other_families",
+    ),
 )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
+import torch
 import transformers
 
 
@@ -30,6 +32,24 @@ def weight_names(folder: Path) -> frozenset[str]:
         with safe_open(file, framework="pt") as opened:
             names.update(opened.keys())
     return frozenset(names)
+
+
+def fingerprint(folder: Path) -> str:
+    """Sixteen hexadecimal digits of a hash of all weights: names, types, shapes and numbers, however they are filed."""
+    from safetensors import safe_open
+
+    hashed: dict[str, bytes] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 it is no mapping
+                tensor = opened.get_tensor(name).contiguous()
+                digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+                digest.update(tensor.view(-1).view(torch.uint8).numpy())
+                hashed[name] = digest.digest()
+    whole = hashlib.sha256()
+    for name, digest in sorted(hashed.items()):
+        whole.update(name.encode() + digest)
+    return whole.hexdigest()[:16]
 
 
 def context_length(folder: Path) -> int | None:

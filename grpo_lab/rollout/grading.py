@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -13,6 +13,7 @@ from grpo_lab.tasks.base import Reward, Template
 from grpo_lab.tricks.reward_shaping import RewardShaping
 from grpo_lab.types import (
     Completion,
+    Float,
     Graded,
     NoiseKey,
     Problem,
@@ -20,6 +21,7 @@ from grpo_lab.types import (
     Rollouts,
     SamplingParams,
     StopReason,
+    Tensor,
     Tools,
     to_groups,
 )
@@ -121,21 +123,23 @@ def token_texts(tokenizer: transformers.PreTrainedTokenizerBase, rollouts: Rollo
 def grade(rollouts: Rollouts, texts: Sequence[str], reward: Reward) -> Graded:
     """The verifier outcome of each row and its reward; every row is counted and trained."""
     finished = rollouts.finished.tolist()
-    outcome = torch.tensor(
-        [
-            reward(rollouts.problems[row // rollouts.group_size].answer, text, finished[row])
-            for row, text in enumerate(texts)
-        ],
-        dtype=torch.float64,
-    )
-    outcome = to_groups(outcome, rollouts.group_size)
-    value = reward.values(outcome)
+    answers = [rollouts.problems[row // rollouts.group_size].answer for row in range(len(texts))]
+
+    def graded(grader: Callable[[str, str, bool], float]) -> Float[Tensor, "P G"]:
+        return to_groups(
+            torch.tensor(list(map(grader, answers, texts, finished)), dtype=torch.float64), rollouts.group_size
+        )
+
+    outcome = graded(reward)
+    components = {"outcome": reward.values(outcome)}
+    if reward.gives_part:
+        components["part"] = graded(reward.part)
     everyone = torch.ones_like(outcome, dtype=torch.bool)
     lengths_asked_for = [problem.target_length for problem in rollouts.problems]
     return Graded(
         outcome=outcome,
-        reward=value,
-        components={"outcome": value},
+        reward=torch.stack(list(components.values())).sum(dim=0),
+        components=components,
         lengths=to_groups(rollouts.lengths, rollouts.group_size),
         sampled_lengths=to_groups(rollouts.sampled_mask.sum(dim=1), rollouts.group_size),
         truncated=to_groups(~rollouts.finished, rollouts.group_size),

@@ -58,6 +58,11 @@ class RolloutBatch:
         """The responses that the step trains on."""
         return self.groups.rollouts
 
+    @property
+    def version(self) -> int:
+        """The version of the weights that sampled most of the tokens."""
+        return int(self.rollouts.weight_version[self.rollouts.sampled_mask].mode().values)
+
     def count(self, ledger: Ledger, model_flops: ModelFlops) -> None:
         """Count the batch's generation in the ledger."""
         for spent in self.spent:

@@ -19,6 +19,19 @@ SUITES = {
     "heldout": "held-out, evaluation protocol",
     "downstream": "downstream",
 }
+# Suites that an evaluation may ask besides, at the ends of a run: each differs from one of the four in one thing.
+FURTHER_SUITES = {
+    "downstream_short": "downstream, training budget",
+    "other_numbers": "numbers outside the training range",
+    "other_wording": "held-out, other wording",
+    "heldout_rule": "held out by a rule",
+    "other_family": "family not trained on",
+}
+# Of a run whose sampler lags behind its learner: the same questions to the weights that sampled the step's batch.
+SAMPLER_SUITES = {
+    "sampler_heldout": "held-out, weights that sampled the batch",
+    "sampler_downstream": "downstream, weights that sampled the batch",
+}
 
 
 @dataclass(frozen=True)
@@ -60,6 +73,10 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("rollout/length", "tokens", "mean over all responses", "response length, end-of-text token included"),
     Metric("rollout/length_correct", "tokens", "mean over right responses", "their length; absent if there are none"),
     Metric("rollout/length_wrong", "tokens", "mean over wrong responses", "their length; absent if there are none"),
+    Metric(
+        "rollout/length_std_within", "tokens", "mean over groups", "deviation of lengths among answers to one problem"
+    ),
+    Metric("rollout/length_std_across", "tokens", "over groups", "deviation of the mean lengths of problems"),
     Metric("rollout/truncated", "share", "mean over all responses", "responses that the token budget ended"),
     Metric("rollout/frac_zero_std", "share", "mean over groups", "groups whose verifier outcomes are all equal"),
     Metric(
@@ -156,6 +173,7 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("critic/explained_variance", "1", "one step", "1 - mean squared error / variance of the target"),
     # Evaluation.
     Metric("eval/*/accuracy", "share", "mean over questions and samples", "right answers"),
+    Metric("eval/*/responses", "responses", "sum", "answers that the accuracy is a mean of"),
     Metric("eval/*/accuracy_se", "share", "standard error over questions", "uncertainty of accuracy, one run"),
     Metric("eval/*/pass_at_*", "share", "mean over questions", "unbiased chance that one of k samples is right"),
     Metric(
@@ -238,6 +256,12 @@ DIVERGENCE: tuple[Metric, ...] = (
         "pp",
         "final value",
         "gain of reward/outcome less gain of downstream accuracy, from step 0",
+    ),
+    Metric(
+        "divergence/gap_change_sampler",
+        "pp",
+        "final value",
+        "the same with the downstream accuracy of the weights that sampled the responses",
     ),
     Metric(
         "divergence/transfer_slope",
@@ -327,6 +351,20 @@ DIVERGENCE: tuple[Metric, ...] = (
         "1 - change of reward/outcome over change of reward/mean",
     ),
     Metric(
+        "divergence/leading_auc_*",
+        "1",
+        "over runs and evaluations",
+        "chance that the indicator is further from its start before a downstream loss than without one",
+    ),
+    Metric(
+        "divergence/leading_caught_*",
+        "share",
+        "of runs with a loss",
+        "runs with an alarm before their downstream loss",
+    ),
+    Metric("divergence/leading_time_*", "share of X", "median over caught runs", "budget between alarm and loss"),
+    Metric("divergence/leading_false_*", "share", "of null runs", "null runs with an alarm set by the other ones"),
+    Metric(
         "divergence/arm_regret",
         "pp",
         "mean over seeds left out",
@@ -376,6 +414,11 @@ def is_known(name: str) -> bool:
 def touched_metric(axis: str) -> str:
     """The metric for the share of rows or tokens that the trick on this axis changed."""
     return CLIP_FRACTION if axis == "surrogate" else f"touched/{axis}"
+
+
+def axis_touched(name: str) -> str:
+    """The axis of a metric for which `is_touched` holds; undoes `touched_metric`."""
+    return "surrogate" if name == CLIP_FRACTION else name.removeprefix("touched/")
 
 
 def is_touched(name: str) -> bool:

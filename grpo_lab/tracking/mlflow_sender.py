@@ -29,7 +29,9 @@ ENTRIES_PER_BATCH = 100  # params or tags, likewise
 PARAM_LENGTH = 500  # characters
 TAG_LENGTH = 5000  # characters
 ARTIFACT_BYTES = 5_000_000
-ARTIFACTS = ("run.json", "config.yaml", "explanation.txt", "environment.json", "source.diff", "DONE", "error.txt")
+ARTIFACTS = (
+    "run.json", "base.json", "config.yaml", "explanation.txt", "environment.json", "source.diff", "DONE", "error.txt",
+)  # fmt: skip
 
 logger = logging.getLogger("grpo_lab.tracking")
 

@@ -94,6 +94,11 @@ def code() -> dict[str, Any]:
     return {"sources": digest.hexdigest(), "packages": {name: packages[name] for name in COMPUTING if name in packages}}
 
 
+def typed() -> list[str]:
+    """The command that was typed to start a sweep."""
+    return ["python", "-m", "grpo_lab.train", *sys.argv[1:]]
+
+
 def commit() -> str | None:
     """The commit of the running code, with `-dirty` if files differ from it; None outside a repository."""
     git = _git(_source_folder())

@@ -27,7 +27,7 @@ KEYS = {
     "scores_per_chunk": "logits_per_chunk",
     "split_cost_tokens": "padding_tolerance_tokens",
 }
-_FIELDS = {"template.wish": "template.target_length"}
+_FIELDS = {"template.wish": "template.target_length", "model.seed": "model.base"}
 _AVERAGE = "average/"  # of a metric over all steps, which a prediction may name
 
 Value = TypeVar("Value")

@@ -22,17 +22,24 @@ FILE = "sweep.json"
 
 @dataclass(frozen=True)
 class CellRecord:
-    """One run of a sweep; `folder` is relative to runs_dir."""
+    """One run of a sweep; `folder` is relative to runs_dir.
+
+    `same_as` is the title of the cell that made this run, where two cells are the same run by construction.
+    """
 
     arm: str
     level: str
     seed: int
     folder: str
+    same_as: str = ""
 
 
 @dataclass(frozen=True)
 class SweepRecord:
-    """The content of sweep.json. `declared` lists every declaration so far, the valid one last."""
+    """The content of sweep.json. `declared` lists every declaration so far, the valid one last.
+
+    `pilot` holds what pilots measured of `design.requires`, one entry for each level, arm and metric.
+    """
 
     name: str
     key: str
@@ -42,6 +49,7 @@ class SweepRecord:
     commit: str | None
     tracking: Mapping[str, str] | None
     cells: Sequence[CellRecord]
+    pilot: Sequence[Mapping[str, Any]] = ()
 
 
 def sweep_folder(runs_dir: Path, name: str) -> Path:
@@ -87,13 +95,15 @@ def record_sweep(
     commit: str | None,
     tracking: Mapping[str, str] | None,
     starts: bool = True,
+    pilot: Sequence[Mapping[str, Any]] = (),
 ) -> Path:
     """Write or extend a sweep's record before its first cell starts, and return the sweep's folder.
 
     Cells of earlier commands stay if `valid` contains their folder without the seed, that is, if today's declaration
     can still reach them. With `valid` None all stay. A declaration that differs from the last one is added with its
     time and the number of cells started by then. `starts` is whether this command has anything left to run; if not,
-    the recorded command and commit stay. Raises RunFolderError.
+    the recorded command and commit stay. `pilot` replaces what was recorded for the same levels and arms. Raises
+    RunFolderError.
     """
     folder = sweep_folder(runs_dir, name)
     with explained(folder):
@@ -109,6 +119,8 @@ def record_sweep(
             now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             declared.append({"fingerprint": fingerprint, "at": now, "cells_started_before": started})
         kept = [cell for cell in merged.values() if valid is None or cell.folder.rpartition("/")[0] in valid]
+        piloted = {(entry["level"], entry["arm"]) for entry in pilot}
+        earlier = [entry for entry in (before.pilot if before else ()) if (entry["level"], entry["arm"]) not in piloted]
         record = SweepRecord(
             name=name,
             key=before.key if before else uuid.uuid4().hex,
@@ -118,6 +130,7 @@ def record_sweep(
             commit=commit if starts or before is None else before.commit,
             tracking=tracking or (before.tracking if before else None),
             cells=kept,
+            pilot=[*earlier, *pilot],
         )
         # Unsorted, because a ladder adds its tricks in the order in which they were declared.
         write_json(folder / FILE, asdict(record), sort=False)

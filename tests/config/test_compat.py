@@ -157,6 +157,16 @@ CASES = (
         "engine=vllm_process schedule=in_flight correction=tis_token budget=simulated_seconds",
         ("budget=sampled_tokens", "engine=native"),
     ),
+    Case(
+        "real_streams_keep_their_weights",
+        "engine=vllm_process schedule=in_flight correction=tis_token evaluation.sampler_weights=true",
+        ("engine=native", "schedule=one_step_off", "evaluation.sampler_weights=false"),
+    ),
+    Case(
+        "suites_need_their_splits",
+        "evaluation.suites=[other_family]",
+        ("task.other_families=[differences]", "evaluation.suites=[other_wording]"),
+    ),
     Case("stale_and_uncorrected", "schedule=one_step_off", ("correction=tis_token", "old_policy=sampler")),
     Case("clip_cannot_act", "updates=one", ("updates=two", "updates=sixteen")),
     Case(
@@ -372,6 +382,9 @@ def values_of(fact: str) -> list[Any]:
         "reward.correct": [0.25, 1.0],
         "reward.wrong": [0.0, -1.0],
         "critic.minibatches": [1, 4, 8],
+        "evaluation.sampler_weights": [False, True],
+        "evaluation.splits": [frozenset(), frozenset({"heldout_rule"})],
+        "task.splits": [("heldout",), ("heldout", "heldout_rule")],
     }
     if fact in given:
         return given[fact]
@@ -495,6 +508,10 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
     "real_streams_have_no_simulated_time": lambda f: (
         f["engine.overlaps"] and f["schedule.streams"] and f["budget.is_simulated"]
     ),
+    "real_streams_keep_their_weights": lambda f: (
+        f["engine.overlaps"] and f["schedule.streams"] and f["evaluation.sampler_weights"]
+    ),
+    "suites_need_their_splits": lambda f: any(split not in f["task.splits"] for split in f["evaluation.splits"]),
     "stale_and_uncorrected": lambda f: (
         f["old_policy.recomputes"]
         and not f["schedule.keeps_sampler_current"]
@@ -1004,7 +1021,7 @@ def test_the_smallest_group_is_the_smallest_that_carries_a_signal(option: str) -
 @pytest.mark.parametrize("wrong", [0.0, -1.0])
 def test_the_lowest_reward_is_declared(option: str, wrong: float) -> None:
     shaping = samples()["reward_shaping"][option]
-    lengths = [1, 7, 20, 24, 32, 36, 40]
+    lengths = [1, 7, 20, 24, 32, 64, 72]
     rows = [(outcome, length) for outcome in (0.0, 1.0) for length in lengths]
     pairs = [(a, b) for a in rows for b in rows]
     outcome = [[row[0] for row in pair] for pair in pairs]

@@ -101,6 +101,11 @@ def test_the_contents_of_arms_by_hand() -> None:
         ({"arms": {"x": []}}, "design.arms follows from design.kind=two_sided and design.tricks: remove it"),
         ({"control": "base"}, "design.control follows from design.kind=two_sided"),
         ({"kind": "arms", "arms": {"x": []}, "control": "x"}, "design.tricks belong to a design of a kind"),
+        ({"margin": 0}, "design.margin must be a number above 0 in the metric's unit"),
+        (
+            {"predictions": [{"arm": "+clip", "metric": "rollout/truncated", "direction": "within"}]},
+            "predicted within a margin of rollout/truncated, and there is none",
+        ),
         ({"collapsed": "drop"}, "design.collapsed: there is no 'drop'; choose from zero, last"),
         ({"changes": [{"arms": ["+clip"], "since": "today", "what": "x"}]}, "must give arms, a list; since, such as"),
         (

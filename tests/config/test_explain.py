@@ -39,7 +39,7 @@ def definitions(*overrides: str) -> dict[str, str]:
 def test_the_explanation_of_a_masked_dr_grpo_is_its_loss() -> None:
     text = explained("recipe=dr_grpo", "truncation=mask_after")
     for line in (
-        "  loss = sum_{i,t}(m * L) / (N * 40)",
+        "  loss = sum_{i,t}(m * L) / (N * 72)",
         "     L = S",
         "     S = -min(r * A, clip(r, 1 - 0.2, 1 + 0.2) * A)",
         "     r = exp(logp - old)",
@@ -62,7 +62,7 @@ def test_every_part_that_is_switched_on_shows_in_the_formula_and_no_other() -> N
     full = definitions("correction=tis_token", "kl=k3_loss", "entropy=bonus", "reward_shaping=soft_overlong")
     assert full.keys() - plain.keys() == {"w", "prox", "K", "E"} and full["L"] == "w * S + K + E"
     assert (
-        "0.04 * (x - log x - 1)" in full["K"] and "-1 * (1 - 0) / 2 * clip((n_i - (40 - 10)) / 10, 0, 1)" in full["R"]
+        "0.04 * (x - log x - 1)" in full["K"] and "-1 * (1 - 0) / 2 * clip((n_i - (72 - 10)) / 10, 0, 1)" in full["R"]
     )
     rloo = definitions("recipe=rloo")
     assert rloo["S"] == "-A * logp" and "r" not in rloo and "- 0.03 * sum_t(old - ref)" in rloo["R"] and "K" not in rloo
@@ -111,10 +111,10 @@ def test_what_is_generated_is_explained_apart_from_what_the_loss_leaves_out() ->
             **plain,
         },
         ("truncation=interrupt",): {
-            "ends": "unfinished after U(0.75, 0.85) of 40 tokens: '#' is put in, with m = 0", **plain
+            "ends": "unfinished after U(0.75, 0.85) of 72 tokens: '#' is put in, with m = 0", **plain
         },
         ("truncation=repetition_stop",): {
-            "ends": "cut after 0.625 of 40 tokens in a row of probability above 0.99", **plain
+            "ends": "cut after 0.625 of 72 tokens in a row of probability above 0.99", **plain
         },
         ("kl=k3_loss", "reference=ema"): {"ref": "0.95 * reference + (1 - 0.95) * learner after each step", **plain},
         ("group_filter=drop_reward",): {

@@ -38,6 +38,7 @@ def test_keys_of_a_configuration_are_those_of_today() -> None:
     )
     assert config_key("pace.sync") == "cost_model.sync" and config_key("pace") == "cost_model"
     assert config_key("template.wish") == "template.target_length" and config_key("seed") == "seed"
+    assert config_key("model.seed") == "model.base"
 
 
 def test_a_log_of_before_is_read_under_todays_names(tmp_path: Path) -> None:

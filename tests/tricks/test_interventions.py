@@ -27,7 +27,7 @@ from grpo_lab.run.evaluate import evaluate, make_suites, pass_at_k
 from grpo_lab.run.state import open_state
 from grpo_lab.tasks.arithmetic import ArithmeticWorld, Plain
 from grpo_lab.tasks.base import Task
-from grpo_lab.tasks.verifiers import Strict
+from grpo_lab.tasks.verifiers import Near, Strict
 from grpo_lab.tricks.kl import K3Loss
 from grpo_lab.tricks.precision import LmHead
 from grpo_lab.tricks.reference import Ema, Frozen, Reset
@@ -156,7 +156,11 @@ def test_the_answer_behind_the_mark_is_what_is_graded(tiny_base: Path) -> None:
     assert texts == ["3+4=#7", "#9#7", "3+4=#8", "3+4=7;#7"]
     graded = grade(rollouts, texts, Strict(1.0, 0.0))
     assert_close(graded.outcome, [[1, 1, 0, 0]], 0, "a right answer counts, one that the budget cut does not")
-    assert graded.truncated.tolist() == [[False, False, False, True]]
+    assert graded.truncated.tolist() == [[False, False, False, True]] and set(graded.components) == {"outcome"}
+    near = grade(rollouts, texts, Near(1.0, 0.0, near=0.25, within=1))
+    assert_close(near.outcome, graded.outcome, 0, "a part of the reward is no right answer")
+    assert_close(near.reward, [[1, 1, 0.25, 0]], 0, "8 is one off 7")
+    assert_close(near.components["part"], [[0, 0, 0.25, 0]], 0, "only finished responses")
     assert_close(graded.lengths, [[7, 5, 7, 8]], 0, "4 + 1 + 2, 2 + 1 + 2, 4 + 1 + 2, 6 + 1 + 1")
 
 
@@ -428,6 +432,8 @@ def test_metrics_of_responses_by_hand() -> None:
     assert signs["rollout/best_gap"] == pytest.approx(0.625)
     # 1 - C(3, 2) / C(4, 2) = 1 - 3/6 and 1 - C(2, 2) / C(4, 2) = 1 - 1/6; of four, one right is enough
     assert signs["rollout/pass_at_2"] == pytest.approx((1 / 2 + 5 / 6) / 2) and signs["rollout/pass_at_4"] == 1
+    # Lengths 2 3 1 2 and 2 3 1 2 in both groups: mean 2, squares 0 1 1 0.
+    assert signs["rollout/length_std_within"] == pytest.approx(0.5**0.5) and signs["rollout/length_std_across"] == 0
     assert "rollout/pass_at_8" not in signs and not [name for name in signs if name.startswith("target_length/")]
     assert pass_at_k(4, 0, 4) == 0
     assert any(mark in "Wait, I should double-check" for mark in Task.check_again)

@@ -65,10 +65,17 @@ class GrpoLabSearchPath(SearchPathPlugin):
 
 @dataclass
 class CellSweeperConf:
-    """hydra/sweeper=cells. `dry_run` lists the cells and starts none."""
+    """hydra/sweeper=cells. `dry_run` lists the cells and starts none.
+
+    `pilot` runs what design.requires first, for `pilot_share` of the budget. `run_inert` runs the cells of arms whose
+    pilot could not act.
+    """
 
     _target_: str = "hydra_plugins.grpo_lab.CellSweeper"
     dry_run: bool = False
+    pilot: bool = True
+    pilot_share: float = 0.25
+    run_inert: bool = False
 
 
 @dataclass
@@ -87,8 +94,8 @@ ConfigStore.instance().store(group="hydra/launcher", name="local", node=LocalLau
 class CellSweeper(Sweeper):
     """Expands designs and lists to cells, checks them all, and passes the unfinished ones to the launcher."""
 
-    def __init__(self, dry_run: bool) -> None:
-        self.dry_run = dry_run
+    def __init__(self, dry_run: bool, pilot: bool, pilot_share: float, run_inert: bool) -> None:
+        self.settings = {"dry_run": dry_run, "pilot": pilot, "pilot_share": pilot_share, "run_inert": run_inert}
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.hydra_context, self.config = hydra_context, config
@@ -97,7 +104,7 @@ class CellSweeper(Sweeper):
         )
 
     def sweep(self, arguments: List[str]) -> Any:  # noqa: UP006
-        from grpo_lab.sweeps.sweeper import ends_in_words, run_sweep
+        from grpo_lab.sweeps.sweeper import Settings, ends_in_words, run_sweep
 
         context, config, launcher = self.hydra_context, self.config, self.launcher
         assert context is not None and config is not None and launcher is not None, "Hydra calls setup first"
@@ -106,7 +113,7 @@ class CellSweeper(Sweeper):
             return context.config_loader.load_sweep_config(config, list(overrides))
 
         with ends_in_words():
-            return run_sweep(config, arguments, compose, launcher, self.dry_run)
+            return run_sweep(config, arguments, compose, launcher, Settings(**self.settings))
 
 
 class LocalLauncher(Launcher):
