@@ -158,8 +158,9 @@ def test_half_precision_is_the_same_arithmetic_in_chunks(tmp_path: Path, head) -
     a_model("Llama", tie_word_embeddings=True).save_pretrained(tmp_path)
     model, precision = load_model(tmp_path, head), Bf16(head, 0.1)
     whole, chunks = (gradient(model, cut, precision) for cut in (PLAIN, FAST["chunks of two"]))
-    # Half-precision products of a head in bf16 are summed chunk by chunk: 8 bits each
-    tolerance = 1e-6 if head is LmHead.fp32 else 2e-2
+    # Half-precision products of a head in bf16 are summed chunk by chunk: 8 bits each. Behind a head in fp32 a sum in
+    # another order may round one hidden number the other way, by processor.
+    tolerance = 1e-3 if head is LmHead.fp32 else 2e-2
     for one, other in zip(whole[:2], chunks[:2]):
         assert_close(other, one, 1e-6, "log-probs and entropies")
     assert_close(chunks[2] / whole[2].abs().max(), whole[2] / whole[2].abs().max(), tolerance, "gradient")

@@ -76,7 +76,7 @@ def test_a_budget_longer_than_the_context(tmp_path: Path, without_weights: Path,
 def test_more_problems_than_there_are(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="training split has 384 problems"):
         start_with(tmp_path, "problems_per_step=512")
-    with pytest.raises(ValueError, match=r"lower evaluation\.heldout_problems"):
+    with pytest.raises(ValueError, match=r"lower evaluation\.ends_heldout_problems"):
         start_with(tmp_path / "b", "evaluation.heldout_problems=100")
 
 

@@ -72,8 +72,9 @@ def test_what_is_asked_between_the_ends_is_a_part_of_what_is_asked_there(make_ru
 
 def test_each_further_suite_differs_in_one_thing(make_run) -> None:
     names = ["downstream_short", "other_numbers", "other_wording", "heldout_rule"]
-    withheld = ("task.withheld_numbers=[7]", "evaluation.suite_problems=4")
-    run = make_run(*SAME, *withheld, f"evaluation.suites=[{','.join(names)}]")
+    more = ("withheld_numbers=[7]", "other_number_min=10", "other_number_max=12", "other_size=4")
+    task = (f"task.{line}" for line in more)
+    run = make_run(*SAME, *task, "evaluation.suite_problems=4", f"evaluation.suites=[{','.join(names)}]")
     suites = {suite.name: suite for suite in make_suites(run)}
     assert [*suites][4:] == names and len(make_suites(run, ends=False)) == 4
     heldout, downstream = suites["heldout"], suites["downstream"]

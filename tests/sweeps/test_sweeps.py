@@ -143,7 +143,7 @@ def test_a_declaration_that_is_off_is_refused_by_its_key(changes: dict, said: st
 @pytest.mark.parametrize(
     "entry,said",
     [
-        ({"direction": "higher"}, "must give arm, metric, direction (above or below the control)"),
+        ({"direction": "higher"}, "must give arm, metric, direction (above, below or within a margin of the control)"),
         ({"metric": None}, "must give arm, metric, direction"),
         ({"colour": "red"}, "must give arm, metric, direction"),
         ("mask", "design.predictions"),
