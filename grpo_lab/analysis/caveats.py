@@ -15,7 +15,7 @@ from grpo_lab.analysis.stats.comparison import FEWEST_BASES, two_groups
 from grpo_lab.analysis.stats.intervals import paired_difference
 from grpo_lab.analysis.table_rows import groups_of, rows_of
 from grpo_lab.config.design import Collapsed
-from grpo_lab.tracking.metrics import axis_touched, is_touched
+from grpo_lab.tracking.metrics import CLIP_FRACTION, UNLIKE_PPO, axis_touched, is_touched
 
 _FEW = 3  # runs, named where something is wrong with no more than these
 _CLOCKS = ("budget/device_seconds",)  # of the numbers that are logged, those that no two runs share
@@ -198,13 +198,16 @@ def _touched_alike(data: SweepData) -> list[str]:
     trained = data.counted_points[data.counted_points["step"] > 0]
     if not touched or trained.empty:
         return []
-    table = trained.groupby(LABELS, sort=False)[touched].mean().reset_index("seed")
+    shares = [*touched, *({UNLIKE_PPO} & set(data.points.columns))]
+    table = trained.groupby(LABELS, sort=False)[shares].mean().reset_index("seed")
     means = {labels: own.set_index("seed") for labels, own in groups_of(table, ["level", "arm"], sort=False)}
     lines = []
     for level, arm in (labels for labels in data.run_arms if labels in means and (labels[0], data.control) in means):
         axes = _axes_apart(data, level, arm)
         for name in (name for name in touched if axis_touched(name) in axes):
-            here, there = means[level, arm][name], means[level, data.control][name]
+            # Counted on the same tokens; the clipped share also depends on where the two runs went.
+            share = UNLIKE_PPO if name == CLIP_FRACTION and UNLIKE_PPO in shares else name
+            here, there = means[level, arm][share], means[level, data.control][share]
             apart = paired_difference(here, there)
             if apart.n > 1 and here.mean() > 0 and there.mean() > 0 and apart.contains(0.0):
                 lines.append(

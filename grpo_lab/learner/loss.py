@@ -11,8 +11,10 @@ import torch
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.tricks.base import NEGLIGIBLE
 from grpo_lab.tricks.convention import Scope
-from grpo_lab.tricks.surrogate import StepTokens, SurrogateInputs
+from grpo_lab.tricks.surrogate import Ppo, StepTokens, SurrogateInputs
 from grpo_lab.types import Batch, Float, LossOutput, Tensor
+
+PPO = Ppo(clip_low=0.2, clip_high=0.2)  # what a surrogate is measured against, with the ratios of tokens
 
 
 def policy_loss(
@@ -41,6 +43,8 @@ def policy_loss(
         moved = current - old  # log-ratio of the learner now to the old policy
         total = partial(_total, mask)
         each = torch.ones_like(current)
+        plain = PPO(SurrogateInputs(current, moved, batch.advantages, mask)).weight
+        unlike = (surrogate.weight - plain).abs() > NEGLIGIBLE * plain.clamp(min=1)
         sums = {
             "tokens": mask.sum().to(torch.float64),
             "entropy": total(entropy),
@@ -48,6 +52,7 @@ def policy_loss(
             "k3_old": total(moved.exp() - 1 - moved),
             "surrogate_touched": total(surrogate.touched),
             "surrogate_weight": total(surrogate.weight),
+            "unlike_ppo": total(unlike & (batch.advantages != 0)),
             "correction_weight": total(weights),
             "importance_touched": total(run.surrogate.uses_ratio & ((log_ratio - moved).abs() > NEGLIGIBLE)),
             "drifted": total(moved.abs() > NEGLIGIBLE),

@@ -15,7 +15,7 @@ from grpo_lab.policy.logprobs import token_logprobs
 from grpo_lab.policy.optim import UpdateReport
 from grpo_lab.run.state import RunState
 from grpo_lab.seeding import rollout_uniforms
-from grpo_lab.tracking.metrics import CLIP_FRACTION
+from grpo_lab.tracking.metrics import CLIP_FRACTION, UNLIKE_PPO
 from grpo_lab.tricks.base import NEGLIGIBLE
 from grpo_lab.tricks.baseline import Credit, Estimator, rewards_by_token
 from grpo_lab.types import Batch, Bool, Float, Graded, Int, LossOutput, Rollouts, Tensor
@@ -134,6 +134,7 @@ class UpdateTally:
             "train/entropy_term": "entropy_term",
             "touched/importance": "importance_touched",
             CLIP_FRACTION: "surrogate_touched",
+            UNLIKE_PPO: "unlike_ppo",
             "touched/kl": "kl_touched",
             "touched/entropy": "entropy_touched",
             "factor/surrogate": "surrogate_weight",

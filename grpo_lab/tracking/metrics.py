@@ -45,6 +45,7 @@ class Metric:
 
 
 CLIP_FRACTION = "train/clip_fraction"
+UNLIKE_PPO = "train/unlike_ppo"
 
 REGISTRY: tuple[Metric, ...] = (
     # Rewards of all responses, and of those in the loss after filters and masks.
@@ -156,6 +157,12 @@ REGISTRY: tuple[Metric, ...] = (
         "share",
         "mean over tokens of the loss",
         "tokens whose gradient the surrogate changed: clipped, capped, gated or detached",
+    ),
+    Metric(
+        UNLIKE_PPO,
+        "share",
+        "mean over tokens of the loss",
+        "tokens with another gradient than PPO's clip at 0.2 would give them in the same update",
     ),
     Metric("touched/*", "share", "mean over rows or tokens", "what the trick on this axis changed"),
     # Factors by which tricks scale the loss: a hidden change of learning rate, which Adam undoes in part.

@@ -5,9 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from grpo_lab.learner.loss import policy_loss
 from grpo_lab.learner.step_metrics import reweighted_tokens
 from grpo_lab.tricks.aggregation import Constant, PromptMean, SequenceMean, TokenMean
-from grpo_lab.tricks.convention import Scope, Width
+from grpo_lab.tricks.base import Trick
+from grpo_lab.tricks.convention import CapForm, Scope, Width
+from grpo_lab.tricks.importance import Sequence
+from grpo_lab.tricks.surrogate import Cispo, Ppo, Reinforce
+from tests.shared.helpers import batch_of_rows, make_run, step_of
 
 
 def mask_of(*lengths: int) -> torch.Tensor:
@@ -37,3 +42,29 @@ def test_tokens_of_rows_of_another_length_are_counted() -> None:
 
 def test_no_token_in_the_loss_is_no_share() -> None:
     assert reweighted_tokens(TokenMean(Scope.step), torch.zeros(2, 3, dtype=torch.bool), 2) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("options", "unlike"),
+    [
+        ({}, 0),
+        ({"surrogate": Ppo(clip_low=0.2, clip_high=0.28)}, 1),  # the 1.25 of the row that gains
+        (
+            {"surrogate": Cispo(cap=4.0, clip_low=1.0, cap_form=CapForm.absolute)},
+            4,
+        ),  # all that PPO clips: 1.25 and 1.9 above, 0.5 and 0.7 below
+        ({"surrogate": Reinforce()}, 8),  # no token's ratio is 1
+        ({"importance": Sequence(log_ratio_limit=20.0)}, 8),  # no token's ratio is its row's
+    ],
+)
+def test_tokens_with_another_gradient_than_ppos_are_counted_on_the_same_tokens(
+    options: dict[str, Trick], unlike: int
+) -> None:
+    """Two rows of four tokens with advantages 1 and -1, and a row of advantage 0 that no surrogate moves."""
+    ratios = torch.tensor([[0.5, 1.1, 1.25, 1.9], [0.5, 0.7, 1.1, 1.9], [0.5, 1.1, 1.25, 1.9]], dtype=torch.float64)
+    old = torch.full_like(ratios, -3.0)
+    inputs = step_of([4, 4, 4], [1.0, -1.0, 0.0], 1, old_logprobs=old)
+    run = make_run(**{"surrogate": Ppo(clip_low=0.2, clip_high=0.2)} | options)
+    logprobs = old + ratios.log()
+    output = policy_loss(run, batch_of_rows(run, inputs, [0, 1, 2]), logprobs, -logprobs)
+    assert float(output.sums["unlike_ppo"]) == unlike
