@@ -136,10 +136,11 @@ def list_tricks(arguments: argparse.Namespace) -> None:
 def write_docs(_: argparse.Namespace) -> None:
     """Update the generated tables in the documentation, and print which pages changed."""
     bootstrap()
+    from grpo_lab.analysis.effects.acting_table import documented_acting
     from grpo_lab.analysis.world_card import documented_cards
     from grpo_lab.config.catalogue import documented
 
-    for path, text in (documented() | documented_cards()).items():
+    for path, text in (documented() | documented_cards() | documented_acting()).items():
         changed = path.read_text() != text
         if changed:
             path.write_text(text)

@@ -53,7 +53,7 @@ def actions(data: SweepData) -> list[Action]:
     if data.design is None or not data.design.requires:
         return []
     metrics = list(dict.fromkeys(metric for asked in data.design.requires.values() for metric in asked))
-    means = _means(data, metrics)
+    means = run_means(data, metrics)
     found = []
     for level in data.levels:
         for arm, asked in data.design.requires.items():
@@ -69,8 +69,8 @@ def actions(data: SweepData) -> list[Action]:
     return found
 
 
-def _means(data: SweepData, metrics: Iterable[str]) -> dict[tuple[str, str], pd.DataFrame]:
-    """(level, arm) -> for each seed the base, and every metric's mean over steps."""
+def run_means(data: SweepData, metrics: Iterable[str]) -> dict[tuple[str, str], pd.DataFrame]:
+    """(level, arm) -> for each seed (the index) the base, and every metric's mean over the training steps."""
     points = data.counted_points
     points = points[points["step"] > 0]
     points = points.assign(**{name: float("nan") for name in metrics if name not in points})

@@ -1,0 +1,123 @@
+"""Where each trick of five methods acts: the world, and the share it touches there beside its control."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpo_lab.analysis.effects.acted import run_means
+from grpo_lab.analysis.final_values import AVERAGE
+from grpo_lab.analysis.sources.saved_data import load_data, saved_names
+from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.intervals import Interval, t_interval
+from grpo_lab.config.catalogue import recipe_overrides, with_tables
+from grpo_lab.config.run_config import conf_folder
+from grpo_lab.tracking.metrics import UNLIKE_PPO, axis_touched, is_touched
+
+METHODS = ("dapo", "dr_grpo", "scalerl", "cispo", "gspo")
+# Tricks of a paper that its recipe does not select: another form of one it does, or left out for its reason.
+BEYOND = {
+    "dapo": ("surrogate=ppo_higher", "group_filter=resample", "truncation=mask_after"),
+    "scalerl": ("learner_precision=bf16_fp32_head",),
+    "cispo": ("learner_precision=bf16_fp32_head",),
+}
+SETTINGS = ("reward", "optimizer", "updates")  # of a recipe: they set the scene and touch no share of anything
+SWEEPS = "acts_"  # what the experiments are named that count what tricks touch
+# Metrics that count what the option of an axis does, beside clipped shares and touched/<axis>.
+_COUNTS = {UNLIKE_PPO: "surrogate", "rollout/staleness": "schedule", "mismatch/absolute": "learner_precision"}
+_PLUMBING = ("budget", "budget.amount", "evaluation")  # words of a design that make no world or regime
+
+
+@dataclass(frozen=True)
+class Acting:
+    """What one trick touched. `scene` are the overrides of its world and regime.
+
+    `share` and `beside` are means of `metric` over the steps of a run, then over bases at equal weight; `beside` is the
+    arm without the trick. `apart` is the difference over bases, paired by seed.
+    """
+
+    trick: str
+    scene: tuple[str, ...]
+    metric: str
+    share: float
+    beside: float
+    apart: Interval
+
+    @property
+    def acts(self) -> bool:
+        """Whether the interval over bases excludes that the trick touches nothing of its own."""
+        return not self.apart.contains(0.0)
+
+
+def tricks_of(method: str) -> list[str]:
+    """The overrides of a method's tricks, as `axis=option`: what its recipe selects, and what it leaves out."""
+    chosen = [f"{axis}={name}" for axis, name in recipe_overrides()[method].items() if axis not in SETTINGS]
+    return [*chosen, *BEYOND.get(method, ())]
+
+
+def measured(folder: Path) -> dict[str, Acting]:
+    """Trick -> what it touched, from the saved data of all experiments that count this."""
+    found: dict[str, Acting] = {}
+    for name in saved_names(folder):
+        if name.startswith(SWEEPS):
+            for acting in _of_sweep(load_data(folder, name)):
+                found.setdefault(acting.trick, acting)
+    return found
+
+
+def _of_sweep(data: SweepData) -> Iterator[Acting]:
+    """What each prediction on a mean over the run says of the arm's option on the axis that its metric counts."""
+    assert data.design is not None  # these experiments declare arms and predictions
+    for prediction in data.design.predictions:
+        metric = prediction.metric.removeprefix(AVERAGE)
+        axis = axis_touched(metric) if is_touched(metric) else _COUNTS[metric]
+        words = data.design.arms[prediction.arm]
+        trick = next(word for word in words if word.partition("=")[0] == axis)
+        means = run_means(data, [metric])
+        here = means[prediction.level, prediction.arm]
+        there = means[prediction.level, prediction.reference or data.control].loc[here.index]
+        apart = (here[metric] - there[metric]).groupby(here["base"]).mean()
+        scene = [word for word in data.design.base if word.partition("=")[0] not in _PLUMBING]
+        scene += [word for word in words if word != trick]
+        yield Acting(
+            trick,
+            tuple(scene),
+            metric,
+            float(here.groupby("base")[metric].mean().mean()),
+            float(there.groupby("base")[metric].mean().mean()),
+            t_interval(apart.tolist()),
+        )
+
+
+def acting_table(folder: Path) -> str:
+    """One row per trick of METHODS, as a markdown table. Raises ValueError for a trick that no saved data measured."""
+    found = measured(folder)
+    methods: dict[str, list[str]] = {}
+    for method in METHODS:
+        for trick in tricks_of(method):
+            methods.setdefault(trick, []).append(method)
+    missing = [trick for trick in methods if trick not in found]
+    if missing:
+        raise ValueError(f"no saved data of {SWEEPS}* measured {', '.join(missing)}: add an arm with a prediction")
+    lines = ["| trick that acts | of | where | counted | with it | without | apart, over 4 bases |", "|---" * 7 + "|"]
+    for trick, names in methods.items():
+        one = found[trick]
+        cells = (
+            f"`{trick}`",
+            ", ".join(names),
+            " ".join(f"`{word}`" for word in one.scene),
+            one.metric,
+            f"{one.share:.3g}",
+            f"{one.beside:.3g}",
+            f"{one.apart.mean:+.3g} [{one.apart.low:+.3g}, {one.apart.high:+.3g}]",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def documented_acting() -> dict[Path, str]:
+    """The index of experiments with its up-to-date table of where tricks act, from the saved data of the checkout."""
+    root = conf_folder().parent
+    page = root / "experiments" / "README.md"
+    return {page: with_tables(page, {"| trick that acts | ": lambda: acting_table(root / "analysis" / "data")})}
