@@ -191,13 +191,13 @@ def write_report(arguments: argparse.Namespace) -> None:
 
 
 def export_data(arguments: argparse.Namespace) -> None:
-    """Save the logged numbers of an experiment as two files, from which its figures can be rebuilt."""
+    """Save the logged numbers of an experiment, from which its figures can be rebuilt; cells saved before stay."""
     from grpo_lab.analysis.caveats import finished_cells
     from grpo_lab.analysis.sources.run_folders import load_sweep
-    from grpo_lab.analysis.sources.saved_data import save_data
+    from grpo_lab.analysis.sources.saved_data import save_data, with_saved
 
     _require_runs(arguments.runs)
-    data = load_sweep(arguments.runs, arguments.name)
+    data = with_saved(load_sweep(arguments.runs, arguments.name), arguments.to)
     for path in save_data(data, arguments.to):
         print(f"{path}  {path.stat().st_size / 1e6:.2f} MB")
     print(*finished_cells(data), sep="\n")

@@ -34,7 +34,7 @@ from grpo_lab.analysis.final_values import (
 from grpo_lab.analysis.report.page_verdict import verdict_section
 from grpo_lab.analysis.sources.read import read_source
 from grpo_lab.analysis.sources.run_folders import load_sweep
-from grpo_lab.analysis.sources.saved_data import load_data, save_data
+from grpo_lab.analysis.sources.saved_data import load_data, save_data, with_saved
 from grpo_lab.analysis.sources.settings import differences
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import paired_difference, t_interval
@@ -751,6 +751,36 @@ def test_a_part_does_not_replace_the_whole(planted: Callable[..., SweepData], tm
     elsewhere = read_source(str(tmp_path / "data"), "planted", tmp_path / "data")
     assert elsewhere.notice.startswith(f"{tmp_path / 'data'} has no runs of planted: these are the 6 cells saved in ")
     assert len(read_source(str(tmp_path), "planted", None).finished) == 2
+
+
+def test_a_sweep_is_saved_in_parts(planted: Callable[..., SweepData], tmp_path: Path) -> None:
+    """Each part adds its cells to what is saved; what is there at last is what one sweep would have saved."""
+    whole = planted()
+    save_data(whole, tmp_path / "at_once")
+
+    def part(seeds: tuple[int, ...]) -> SweepData:
+        tables = {name: getattr(whole, name) for name in ("runs", "points", "answers")}
+        cells = [one for one in whole.record.cells if one.seed in seeds]
+        kept = {name: table[table["seed"].isin(seeds)] for name, table in tables.items()}
+        return replace(whole, record=replace(whole.record, cells=cells), **kept)
+
+    for seeds in ((2,), (0, 1)):
+        save_data(with_saved(part(seeds), tmp_path / "parts"), tmp_path / "parts")
+    once, parts = (load_data(tmp_path / name, "planted") for name in ("at_once", "parts"))
+    assert len(parts.finished) == len(once.finished) == 6
+    for name in ("runs", "points", "answers"):
+        by = ["level", "seed", "arm", *(["step"] if "step" in getattr(once, name) else [])]
+        one, other = (getattr(data, name).sort_values(by).reset_index(drop=True) for data in (once, parts))
+        pd.testing.assert_frame_equal(one, other[one.columns])
+    assert sorted(parts.record.cells, key=str) == sorted(once.record.cells, key=str)
+    # A cell that both hold is the one that was run again; another declaration keeps nothing of before.
+    again = part((0,))
+    again = replace(again, points=again.points.assign(**{"reward/mean": 7.0}))
+    joined = with_saved(again, tmp_path / "parts")
+    assert joined.points.groupby("seed")["reward/mean"].max()[0] == 7.0 and len(joined.finished) == 6
+    assert whole.design is not None
+    other = replace(again, design=replace(whole.design, axis="steps"))
+    assert len(with_saved(other, tmp_path / "parts").finished) == 2
 
 
 def test_what_an_aggregation_does_to_everybody_is_not_the_trick(tmp_path: Path) -> None:

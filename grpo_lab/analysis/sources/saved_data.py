@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow import parquet
 
-from grpo_lab.analysis.sources.sweep_data import SweepData, sweep_data
+from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData, sweep_data
 from grpo_lab.tracking.files import write_json, write_whole
 from grpo_lab.tracking.renames import with_config_keys
 from grpo_lab.tracking.sweep_record import CellRecord, SweepRecord
@@ -45,6 +45,45 @@ def save_data(data: SweepData, folder: Path) -> list[Path]:
     content["sha256"] = {path.name: _digest(path) for path in (table, answers)}
     write_json(described, content, sort=False)
     return [table, answers, described]
+
+
+def with_saved(data: SweepData, folder: Path) -> SweepData:
+    """The sweep with those finished cells that only the data saved in `folder` hold, if the same was declared.
+
+    So a sweep may be run in parts, at different times or on several machines, and saved after each. A cell that is
+    finished in both is the one in `data`. Raises ValueError where the saved data cannot be read.
+    """
+    if data.design is None or data.record.name not in saved_names(folder):
+        return data
+    saved = load_data(folder, data.record.name)
+    if saved.design is None or saved.design.fingerprint() != data.design.fingerprint():
+        return data
+    here, there = (set(table[LABELS].itertuples(index=False, name=None)) for table in (data.finished, saved.finished))
+    only = pd.DataFrame(sorted(there - here), columns=LABELS)
+    if only.empty:
+        return data
+
+    def joined(own: pd.DataFrame, kept: pd.DataFrame) -> pd.DataFrame:
+        mine = own.merge(only, on=LABELS, how="left", indicator=True)["_merge"].eq("left_only").to_numpy()
+        parts = [table for table in (own[mine], kept.merge(only, on=LABELS)) if len(table)]
+        return pd.concat(parts, ignore_index=True) if parts else own
+
+    runs = joined(data.runs, saved.runs)
+    order = {level: number for number, level in enumerate(data.design.levels)}
+    runs = runs.sort_values("seed", kind="stable").sort_values(
+        "level", key=lambda level: level.map(order), kind="stable"
+    )
+    cells = {(cell.level, cell.arm, cell.seed): cell for cell in (*saved.record.cells, *data.record.cells)}
+    declared = {entry["at"]: entry for entry in (*saved.record.declared, *data.record.declared)}
+    record = replace(data.record, cells=list(cells.values()), declared=[declared[at] for at in sorted(declared)])
+    return replace(
+        data,
+        record=record,
+        runs=runs.reset_index(drop=True),
+        points=joined(data.points, saved.points),
+        answers=joined(data.answers, saved.answers),
+        settings={**saved.settings, **data.settings},
+    )
 
 
 def _to_parquet(table: pd.DataFrame, path: Path) -> None:
