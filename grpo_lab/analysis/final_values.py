@@ -144,8 +144,9 @@ class FinalValues:
         return self._runs(level, arm)[metric].dropna()
 
     def interval(self, level: str, arm: str, metric: str) -> Interval:
-        """Mean over the arm's runs, for another base where they are of several."""
-        return self.compared(self.of(level, arm, metric), metric, (level, arm)).whole
+        """Mean over the arm's runs, for another base where they are of several; of a share, within 0 and 1."""
+        own = self.compared(self.of(level, arm, metric), metric, (level, arm)).whole
+        return own.within(0.0, 1.0) if is_share(metric) else own
 
     def difference(self, level: str, arm: str, control: str, metric: str) -> Interval:
         """Arm less control, paired by seed, for another base where the pairs are of several."""
@@ -177,6 +178,11 @@ def is_rated(metric: str) -> bool:
     """Whether a metric is an accuracy or a reward, of which more is better and a run that stopped has 0."""
     metric = metric.removeprefix(AVERAGE)
     return metric.startswith("reward/") or metric.endswith("/accuracy") or "/pass_at_" in metric
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric's values lie within 0 and 1 whatever happens: shares of answers or of responses."""
+    return metric.removeprefix(AVERAGE).endswith(("/accuracy", "/truncated", "/outcome", "/in_loss_outcome"))
 
 
 def budget_axis(data: SweepData) -> str:

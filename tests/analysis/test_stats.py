@@ -82,6 +82,14 @@ def test_nothing_is_excluded_without_bounds() -> None:
     assert [bounded.contains(value) for value in (-0.001, 0, 2, 2.001)] == [False, True, True, False]
 
 
+def test_the_interval_of_a_share_stays_within_0_and_1() -> None:
+    wide = t_interval([0.1, 0.9])
+    assert wide.low < 0 and wide.high > 1
+    assert wide.within(0.0, 1.0) == Interval(wide.mean, 0.0, 1.0, 2)
+    assert t_interval([0.4, 0.5, 0.6]).within(0.0, 1.0) == t_interval([0.4, 0.5, 0.6])
+    assert math.isnan(t_interval([0.5]).within(0.0, 1.0).low)
+
+
 @pytest.mark.parametrize("seeds", [3, 5, 10])
 def test_the_t_interval_over_seeds_covers(seeds: int) -> None:
     """Of an arm and of a difference paired by seed, on the same questions: 93% to 97% of 6,000 experiments.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -66,6 +66,12 @@ class Interval:
     def contains(self, value: float | int) -> bool:
         """Whether the interval includes the value; an interval without bounds (n < 2) includes every value."""
         return not (value < self.low or value > self.high)
+
+    def within(self, least: float, most: float) -> Interval:
+        """The part of the interval in which the truth can lie; it covers the truth as often."""
+        if math.isnan(self.low):
+            return self
+        return replace(self, low=max(self.low, least), high=min(self.high, most))
 
 
 def t_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
