@@ -115,7 +115,7 @@ CASES = {
         "surrogate=ppo rejection=none",
     ),
     "sapo": (
-        f"{LAGGED} surrogate=sapo correction=tis_sequence rejection=sequence_sum_k2 rejection.bound=1",
+        f"{LAGGED} surrogate=sapo correction=tis_sequence rejection=sequence_sum_k2 rejection.bound=0.1",
         "surrogate=ppo correction=none rejection=none",
     ),
     "gmpo": (
@@ -138,8 +138,8 @@ CASES = {
         "surrogate=reinforce rejection=none",
     ),
     "topr": (
-        f"{LAGGED} surrogate=topr old_policy=sampler rejection=token_k2 rejection.bound=0.1 "
-        "reward_shaping=soft_overlong_correct_only",
+        f"{LAGGED} surrogate=topr old_policy=sampler rejection=token_k2 rejection.bound=0.02 "
+        "reward_shaping=soft_overlong_correct_only reward_shaping.cache_tokens=22",
         "surrogate=reinforce rejection=none reward_shaping=none",
     ),
     "clip_cov": (
@@ -148,7 +148,7 @@ CASES = {
         "surrogate=ppo importance=token",
     ),
     "kl_cov": (
-        f"{LAGGED} surrogate=kl_cov surrogate.share=0.05 rejection=sequence_max_k2",
+        f"{LAGGED} surrogate=kl_cov surrogate.share=0.05 rejection=sequence_max_k2 rejection.bound=0.12",
         "surrogate=ppo rejection=none",
     ),
     "undecided_tokens": (

@@ -256,7 +256,8 @@ def _marked_by_clip_cov(o: Any, now: Tensor, ratio: Tensor, a: Tensor, noise: Te
 
 
 def _marked_by_kl_cov(o: Any, now: Tensor, ratio: Tensor, a: Tensor, noise: Tensor) -> Tensor:
-    return _covariance(now, a).topk(max(1, int(o.share * len(now)))).indices
+    # Among equals, as where no token has an advantage, the first.
+    return _covariance(now, a).sort(descending=True, stable=True).indices[: max(1, int(o.share * len(now)))]
 
 
 # Places of the tokens that a surrogate chooses among all tokens of an optimiser step's loss.
