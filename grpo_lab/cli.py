@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,7 +68,9 @@ def measure_world(arguments: argparse.Namespace) -> None:
 
     from grpo_lab.analysis.sources.run_folders import load_sweep
     from grpo_lab.analysis.world_card import Fit, card_text, measure_card
-    from grpo_lab.config.run_config import to_run
+    from grpo_lab.config.design import load_design
+    from grpo_lab.config.run_config import conf_folder, to_run
+    from grpo_lab.sweeps.cells import sweep_name
     from grpo_lab.tracking.files import write_json
 
     run = to_run(config)
@@ -76,12 +79,13 @@ def measure_world(arguments: argparse.Namespace) -> None:
         raise ValueError(f"world={arguments.name}: its task does not know how many tokens an answer needs")
     sweeps = []
     for name in ("card", "card_updates"):
-        own = f"{name}_{arguments.name}"
-        words = [f"+experiments={name}", f"design.name={own}", f"world={arguments.name}", "tracking=none"]
+        design = load_design(conf_folder().parent / "experiments" / f"{name}.yaml")
+        design = replace(design, name=f"{name}_{arguments.name}")
+        words = [f"+experiments={name}", f"design.name={design.name}", f"world={arguments.name}", "tracking=none"]
         words += [f"runs_dir='{arguments.runs}'", *arguments.overrides]
         if subprocess.run([sys.executable, "-m", "grpo_lab.train", *words]).returncode != 0:
             sys.exit(1)
-        sweeps.append(load_sweep(arguments.runs, own))
+        sweeps.append(load_sweep(arguments.runs, sweep_name(design, words)))
     budget = run.engine.max_tokens
     fit = Fit(budget, sum(tokens <= budget for tokens in needed) / len(needed), float(numpy.quantile(needed, 0.95)))
     runs, updates = sweeps

@@ -95,6 +95,7 @@ def test_the_page_of_worlds_shows_the_saved_cards() -> None:
 
 
 @pytest.mark.extended
+@pytest.mark.timeout(900)
 def test_the_command_measures_a_world(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "grpo_lab.cli", "world", "tiny", "evaluation=standard", "budget.amount=8"]
     words += ["design.seeds=2", "design.bases=2", "--runs", str(tmp_path / "runs"), "--to", str(tmp_path / "cards")]
