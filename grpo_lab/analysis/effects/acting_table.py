@@ -62,7 +62,9 @@ def measured(folder: Path) -> dict[str, Acting]:
     for name in saved_names(folder):
         if name.startswith(SWEEPS):
             for acting in _of_sweep(load_data(folder, name)):
-                found.setdefault(acting.trick, acting)
+                known = found.get(acting.trick)
+                if known is None or not known.acts:  # what did not act in one place may in another
+                    found[acting.trick] = acting
     return found
 
 
@@ -77,7 +79,7 @@ def _of_sweep(data: SweepData) -> Iterator[Acting]:
         means = run_means(data, [metric])
         here = means[prediction.level, prediction.arm]
         there = means[prediction.level, prediction.reference or data.control].loc[here.index]
-        apart = (here[metric] - there[metric]).groupby(here["base"]).mean()
+        apart = t_interval((here[metric] - there[metric]).groupby(here["base"]).mean().tolist())
         scene = [word for word in data.design.base if word.partition("=")[0] not in _PLUMBING]
         scene += [word for word in words if word != trick]
         yield Acting(
@@ -86,7 +88,7 @@ def _of_sweep(data: SweepData) -> Iterator[Acting]:
             metric,
             float(here.groupby("base")[metric].mean().mean()),
             float(there.groupby("base")[metric].mean().mean()),
-            t_interval(apart.tolist()),
+            apart.within(-1.0, 1.0) if is_touched(metric) else apart,
         )
 
 
