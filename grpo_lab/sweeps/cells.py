@@ -182,9 +182,6 @@ def compose_cells(plans: Sequence[Plan], sweep: str, compose: Compose) -> list[C
     if refusals:
         listed = "\n".join(f"  {title}: {message}" for message, title in refusals.items())
         raise ValueError(f"no cell was started, because these cannot run:\n{listed}")
-    titles = [cell.plan.title for cell in cells]
-    if twice := [title for title in titles if titles.count(title) > 1]:
-        raise ValueError(f"there are two cells {twice[0]}: remove one of the two")
     return cells
 
 
@@ -193,8 +190,12 @@ def share_runs(cells: Sequence[Cell], axis: str = "") -> list[Cell]:
 
     Cells are one run if they are equal but for options without effect, by the rules, and for labels: they train the
     same weights, up to rounding. Their costs may differ, so on a budget of costs (of the run, or `axis`, on which arms
-    are compared) only equal cells share. A cell whose own folder holds a run already keeps it.
+    are compared) only equal cells share. A cell whose own folder holds a run already keeps it. Raises ValueError for
+    two cells of one name.
     """
+    titles = [cell.plan.title for cell in cells]
+    if twice := [title for title in titles if titles.count(title) > 1]:
+        raise ValueError(f"there are two cells {twice[0]}: remove one of the two")
     known = [(cell, _what_it_is(cell, axis), run_status(cell.folder) != "new") for cell in cells]
     makers: dict[str, Cell] = {}
     for cell, what, _ in sorted(known, key=lambda entry: not entry[2]):

@@ -168,8 +168,7 @@ class ArithmeticBase(Model):
                 if came is None:
                     build(self, partial)
                 else:
-                    unpack(self, came.weights, partial)
-                    write_report(partial, came.report)
+                    write_report(partial, unpack(self, came.weights, partial), came.report)
                 os.replace(partial, folder)
         return folder
 
@@ -407,12 +406,11 @@ def build(recipe: ArithmeticBase, folder: Path) -> None:
     finally:
         torch.set_num_threads(threads)
     _write(recipe, model, folder)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    write_report(folder, {"parameters": parameters, **report})
+    write_report(folder, model, report)
 
 
-def unpack(recipe: ArithmeticBase, weights: Path, folder: Path) -> None:
-    """Write the model of `recipe` with these weights, in fp32, into `folder`."""
+def unpack(recipe: ArithmeticBase, weights: Path, folder: Path) -> transformers.LlamaForCausalLM:
+    """Write the model of `recipe` with these weights, in fp32, into `folder`, and return it."""
     from safetensors.torch import load_file  # it loads torch, which a command that only speaks does without
 
     with torch.random.fork_rng(devices=[]):
@@ -420,6 +418,7 @@ def unpack(recipe: ArithmeticBase, weights: Path, folder: Path) -> None:
     missing, unknown = model.load_state_dict(load_file(weights), strict=False)
     assert not unknown and set(missing) <= {"lm_head.weight"}, "the head is the embedding"
     _write(recipe, model, folder)
+    return model
 
 
 def _write(recipe: ArithmeticBase, model: transformers.LlamaForCausalLM, folder: Path) -> None:
@@ -428,9 +427,10 @@ def _write(recipe: ArithmeticBase, model: transformers.LlamaForCausalLM, folder:
     (folder / "recipe.json").write_text(json.dumps(recipe.written(), indent=2) + "\n")
 
 
-def write_report(folder: Path, report: Mapping[str, float | int]) -> None:
-    """What the model of `folder` answers, as its report.json."""
-    (folder / "report.json").write_text(json.dumps(dict(report), indent=2) + "\n")
+def write_report(folder: Path, model: transformers.LlamaForCausalLM, report: Mapping[str, float | int]) -> None:
+    """The size of the model of `folder` and what it answers, as its report.json."""
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    (folder / "report.json").write_text(json.dumps({"parameters": parameters, **report}, indent=2) + "\n")
 
 
 @dataclass(frozen=True)

@@ -38,9 +38,9 @@ def test_every_recipe_learns(tmp_path: Path, tiny_base: Path, recipe: str) -> No
     )
     first, last = metrics_of(folder)[0]["metrics"], metrics_of(folder)[-1]["metrics"]
     assert last["eval/heldout/accuracy"] - first["eval/heldout/accuracy"] > 0.15
-    # Means of five steps: a stream's very first batch is of the problems that end first, which are the easy ones.
+    # Means of some steps: a stream's very first batch is of the problems that end first, which are the easy ones.
     outcomes = [row["metrics"]["reward/outcome"] for row in metrics_of(folder)[1:]]
-    assert mean(outcomes[-5:]) > mean(outcomes[:5]) + 0.1
+    assert mean(outcomes[-10:]) > mean(outcomes[:5]) + 0.1
 
 
 BF16 = ["sampler_precision=bf16", "learner_precision=bf16"]
