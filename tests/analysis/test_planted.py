@@ -85,21 +85,23 @@ def test_the_interaction_is_that_of_the_pair(effects: list[list[TrickEffect]]) -
 def test_nulls_are_not_resolved_at_the_nominal_rate_and_effects_are() -> None:
     """Two nulls, on training and downstream, added and left out, over 40 sweeps: 5% of intervals exclude 0."""
     planted = Planted(**SMALL, tricks=("helps", "null", "nil"), seeds=(0, 1, 2, 3), downstream={"helps": 0.15})
-    wrong, found, tests = 0, 0, 0
+    wrong, found, tests, effects = 0, 0, 0, 0
     for seed in range(40):
         data = synthetic_sweep(planted, 100 + seed)
         for effect in trick_effects(data, final_values(data), [DOWNSTREAM, HELDOUT]):
-            if effect.contrast.kind not in ("added", "left_out"):
+            if effect.contrast.kind not in ("added", "left_out") or effect.interval.why:
                 continue
-            if effect.contrast.trick == "helps":
-                found += effect.metric == DOWNSTREAM and effect.resolved
-            else:
-                tests, wrong = tests + 1, wrong + effect.resolved
-    assert tests == 320
+            excludes = not effect.interval.contains(0.0)
+            if effect.contrast.trick != "helps":
+                tests, wrong = tests + 1, wrong + excludes
+            elif effect.metric == DOWNSTREAM:
+                effects, found = effects + 1, found + excludes
+    # Four runs may look like two groups by chance; then the interval is withheld.
+    assert tests >= 300 and effects >= 75  # of 320 and 80
     # Tests of one sweep share their reference arm, so they count for fewer: bounds of 120 independent ones at 99.8%.
     low, high = scipy_stats.binom.ppf([0.001, 0.999], 120, 0.05) / 120
     assert low <= wrong / tests <= high
-    assert found >= 76  # of 80
+    assert found >= 0.95 * effects
 
 
 def test_the_words_of_the_verdict_follow(sweeps: list[SweepData]) -> None:
