@@ -77,7 +77,7 @@ def _learning(data: SweepData) -> list[tuple[str, str]]:
         (HELDOUT, "held-out"),
         (DOWNSTREAM, "downstream"),
     ):
-        first, last = (_over_bases(data, read(metric)) for read in (_start, _end))
+        first, last = (_over_bases(data, read(metric)).within(0.0, 1.0) for read in (_start, _end))
         rows += [(f"{words}, step 0", first.text()), (f"{words}, last step", last.text())]
     headroom = _over_bases(data, lambda points: 1 - _start(HELDOUT)(points))
     steps = _over_bases(data, _steps_to_gain)

@@ -6,7 +6,8 @@ A sentence is written as it stands on the page, with a recipe in braces behind e
 
 A recipe is a few words, in any order but that of the arms:
 
-    score                      the mean of this arm's final values over its seeds; brackets are its 95% t interval
+    score                      the mean of this arm's final values over its seeds; brackets are its 95% t interval (over
+                               bases, if the seeds have several)
     constant/score             the same at a level of the sweep; otherwise the level is that of the block
     mask_after - score         a difference paired by seed; further arms go on with + and -
     a,b,c - plain              the same for each of a, b and c, with least or most
@@ -71,7 +72,8 @@ from grpo_lab.analysis.effects.verdict import Judgement, judge
 from grpo_lab.analysis.figures.target_lengths import asked_lengths, slope_of
 from grpo_lab.analysis.final_values import AVERAGE, FinalValues, final_values
 from grpo_lab.analysis.sources.saved_data import load_data
-from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
+from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData, bases_of
+from grpo_lab.analysis.stats.comparison import compare
 from grpo_lab.analysis.stats.intervals import Interval, t_interval
 from grpo_lab.analysis.stats.multiplicity import paired_t_pvalue
 from grpo_lab.analysis.tracks import KL
@@ -175,7 +177,9 @@ def finals_of(name: str, axis: str | None) -> FinalValues:
     """Final values of a saved sweep, of the metrics that are needed."""
     data = saved(name)
     kept = [column for column in data.points if column in (*LABELS, "step") or column in needed(name)]
-    kept += [column for column in data.points if column.startswith("budget/") and column not in kept]
+    # Where final values lie is told by the budgets, and by whether the size of evaluations was logged.
+    kept += [name for name in data.points if name.startswith("budget/") or name.endswith("/responses")]
+    kept = list(dict.fromkeys(kept))
     return final_values(replace(data, points=data.points[kept]), axis)
 
 
@@ -329,7 +333,8 @@ def _of_arms(entry: Entry, recipe: Recipe) -> Interval:
         tests = zip(recipe.contrasts, series, strict=True)
         found = [_number(_of_test(entry, recipe, contrast, values)) for contrast, values in tests]
     else:
-        found = [t_interval(values.tolist()) for values in series]
+        bases = bases_of(saved(entry.sweep))
+        found = [compare(values, bases, grouped=False).whole for values in series]
     if "size" in words:
         found = [replace(one, mean=abs(one.mean)) for one in found]
     for bound in words & {"low", "high"}:
