@@ -334,7 +334,7 @@ def test_two_cells_of_one_name_and_an_arm_that_is_its_control_are_refused(cells_
     with pytest.raises(IncompatibleRun, match="arm same and plain are the same run: remove one of the two"):
         refuse_idle_arms(design, cells_of(design))
     with pytest.raises(ValueError, match=r"there are two cells run seed=3: remove one"):
-        cells_of(None, *WORLD, "seed=3,4,3")
+        share_runs(cells_of(None, *WORLD, "seed=3,4,3"))
     assert len(cells_of(None, *WORLD, "seed=3,4")) == 2
 
 
