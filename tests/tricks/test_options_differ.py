@@ -385,8 +385,8 @@ IN_RUNS = {
         ("score", "mask_after", "mask_before", "interrupt",
          "repetition_stop truncation.share=0.2 truncation.probability=0.6"),
     ),
-    # Responses of 10 tokens and more are fined: groups of one outcome carry signal by that. A group that leaves scales the
-    # gradient of the others, which a clip of its norm would undo.
+    # Responses of 10 tokens and more are fined: groups of one outcome carry signal by that. A group that leaves scales
+    # the gradient of the others, which a clip of its norm would undo.
     "group_filter": (
         f"{FAST} reward_shaping=soft_overlong reward_shaping.cache_tokens=15 denominator=survivors budget.amount=5 "
         "optimizer.max_grad_norm=100",
