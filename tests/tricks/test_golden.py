@@ -1376,6 +1376,7 @@ def test_what_the_loss_reports_for_the_log() -> None:
         "k3_old": 0.5 - ln(1.5),
         "surrogate_touched": 1,  # 1.5 is above 1.2
         "surrogate_weight": 1,  # the cut token weighs nothing, the other its ratio of 1
+        "unlike_ppo": 0,  # it is PPO
         "correction_weight": 2,
         "importance_touched": 0,
         "kl_term": 0.1 * (1 - ln(2)),  # x = 2 and x = 1
