@@ -762,7 +762,8 @@ def test_a_sweep_is_saved_in_parts(planted: Callable[..., SweepData], tmp_path: 
         tables = {name: getattr(whole, name) for name in ("runs", "points", "answers")}
         cells = [one for one in whole.record.cells if one.seed in seeds]
         kept = {name: table[table["seed"].isin(seeds)] for name, table in tables.items()}
-        return replace(whole, record=replace(whole.record, cells=cells), **kept)
+        pilot = [{"level": "", "arm": "mask", "metric": f"touched/{seeds[0]}"}]
+        return replace(whole, record=replace(whole.record, cells=cells, pilot=pilot), **kept)
 
     for seeds in ((2,), (0, 1)):
         save_data(with_saved(part(seeds), tmp_path / "parts"), tmp_path / "parts")
@@ -773,6 +774,7 @@ def test_a_sweep_is_saved_in_parts(planted: Callable[..., SweepData], tmp_path: 
         one, other = (getattr(data, name).sort_values(by).reset_index(drop=True) for data in (once, parts))
         pd.testing.assert_frame_equal(one, other[one.columns])
     assert sorted(parts.record.cells, key=str) == sorted(once.record.cells, key=str)
+    assert [one["metric"] for one in parts.record.pilot] == ["touched/2", "touched/0"]
     # A cell that both hold is the one that was run again; another declaration keeps nothing of before.
     again = part((0,))
     again = replace(again, points=again.points.assign(**{"reward/mean": 7.0}))

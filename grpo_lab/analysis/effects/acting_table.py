@@ -69,11 +69,13 @@ def measured(folder: Path) -> dict[str, Acting]:
 
 
 def _of_sweep(data: SweepData) -> Iterator[Acting]:
-    """What each prediction on a mean over the run says of the arm's option on the axis that its metric counts."""
+    """What each prediction on a metric that counts for an axis says of the arm's option there."""
     assert data.design is not None  # these experiments declare arms and predictions
     for prediction in data.design.predictions:
         metric = prediction.metric.removeprefix(AVERAGE)
-        axis = axis_touched(metric) if is_touched(metric) else _COUNTS[metric]
+        axis = axis_touched(metric) if is_touched(metric) else _COUNTS.get(metric)
+        if axis is None:
+            continue
         words = data.design.arms[prediction.arm]
         trick = next(word for word in words if word.partition("=")[0] == axis)
         means = run_means(data, [metric])

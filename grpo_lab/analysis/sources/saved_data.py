@@ -75,7 +75,13 @@ def with_saved(data: SweepData, folder: Path) -> SweepData:
     )
     cells = {(cell.level, cell.arm, cell.seed): cell for cell in (*saved.record.cells, *data.record.cells)}
     declared = {entry["at"]: entry for entry in (*saved.record.declared, *data.record.declared)}
-    record = replace(data.record, cells=list(cells.values()), declared=[declared[at] for at in sorted(declared)])
+    pilots = {(one["level"], one["arm"], one["metric"]): one for one in (*saved.record.pilot, *data.record.pilot)}
+    record = replace(
+        data.record,
+        cells=list(cells.values()),
+        declared=[declared[at] for at in sorted(declared)],
+        pilot=list(pilots.values()),
+    )
     return replace(
         data,
         record=record,
