@@ -296,9 +296,9 @@ def _two_groups(data: SweepData, finals: FinalValues) -> list[str]:
     found = []
     for level, arm in data.run_arms:
         for metric in dict.fromkeys([*(name for name in primary if is_rated(name)), *EVALUATED]):
-            why = two_groups(finals.of(level, arm, metric).tolist())
+            why = two_groups(finals.of(level, arm, metric).to_dict(), finals.bases)
             if why and not finals.collapsed(level, arm):
-                found.append(f"{place(data, level, arm)} ({metric}: {why.removeprefix('two groups of runs, ')})")
+                found.append(f"{place(data, level, arm)} ({metric}: {why.removeprefix('two groups of runs').strip(', ')})")
     return [f"Two groups of runs, so no interval of their mean: {_listed(found)}."] if found else []
 
 

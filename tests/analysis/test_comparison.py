@@ -81,13 +81,51 @@ def test_where_every_pair_holds_the_same_collapse_there_is_an_interval() -> None
 
 def test_two_groups_by_hand() -> None:
     # the largest gap is .28; within: (.5, .52) and (.8, .82): squares 2 * 2 * .01^2, deviation sqrt(4e-4 / 2) = .0141
-    assert two_groups([0.52, 0.8, 0.5, 0.82]) == "two groups of runs, 2 and 2, 0.28 apart"
-    assert two_groups([0.5, 0.52, 0.8]) == ""  # three cannot tell
-    assert two_groups([0.5, 0.509, 0.59, 0.599]) == ""  # 8 points are near enough
-    assert two_groups([0.3, 0.5, 0.7, 0.9, 1.1]) == ""  # 20 points apart, all of them
-    grouped = compare(dict(enumerate([0.52, 0.8, 0.5, 0.82])))
-    assert math.isnan(grouped.whole.low) and not grouped.mixed and grouped.p < 0.05
-    assert not math.isnan(compare(dict(enumerate([0.52, 0.8, 0.5, 0.82])), grouped=False).whole.low)
+    two = dict(enumerate([0.52, 0.8, 0.5, 0.82]))
+    assert two_groups(two) == "two groups of runs, 2 and 2, 0.28 apart"
+    assert two_groups(dict(enumerate([0.5, 0.52, 0.8]))) == ""  # three cannot tell
+    assert two_groups(dict(enumerate([0.5, 0.509, 0.59, 0.599]))) == ""  # 8 points are near enough
+    assert two_groups(dict(enumerate([0.3, 0.5, 0.7, 0.9, 1.1]))) == ""  # 20 points apart, all of them
+    grouped = compare(two)
+    assert math.isnan(grouped.whole.low) and not grouped.mixed
+    assert not math.isnan(compare(two, grouped=False).whole.low)
+
+
+def test_bases_that_lie_apart_are_no_groups_of_runs() -> None:
+    values = dict(enumerate([0.5, 0.52, 0.8, 0.51, 0.5, 0.82]))
+    of_base = {seed: seed % 3 for seed in values}  # seeds 2 and 5 are base 2
+    assert two_groups(values) == "two groups of runs, 4 and 2, 0.28 apart"
+    assert two_groups(values, of_base) == ""
+    # the interval over three bases holds both: means .505, .51, .81, t(2) = 4.302653
+    whole = compare(values, of_base).whole
+    assert whole.high - whole.mean == pytest.approx(4.302653 * np.std([0.505, 0.51, 0.81], ddof=1) / math.sqrt(3))
+    # a gap through a base is one between runs, and so is one that parts a base of a single run
+    assert two_groups(values, {seed: seed // 2 for seed in values}) != ""
+    assert two_groups(values, dict(enumerate([0, 0, 1, 0, 0, 2]))) != ""
+
+
+def test_a_run_that_lies_apart_is_seen_where_bases_lie_further_apart() -> None:
+    of_base = {seed: seed % 4 for seed in range(8)}
+    apart = [0.3, 0.5, 0.7, 0.9]
+    values = {seed: apart[base] + 0.01 * (seed > 3) for seed, base in of_base.items()}
+    assert two_groups(values, of_base) == ""
+    # base 3 is .9 and .75; within the other bases deviations are .01 / 2: squares 3 * 2 * .005^2 over 8 - 5 degrees
+    assert two_groups(values | {7: 0.75}, of_base) == "two groups of runs within a base, 0.15 apart"
+    assert two_groups(values | {4: 0.42, 5: 0.62, 7: 0.75}, of_base) == ""  # one base is left to tell what is usual
+
+
+def test_what_is_withheld_gives_no_p_and_no_word() -> None:
+    two = dict(enumerate([0.52, 0.8, 0.5, 0.82]))
+    assert compare(two).p == compare(two).within(0.9) == 1.0 and compare(two, grouped=False).p < 0.05
+    assert compare(SIX, {seed: seed % 2 for seed in SIX}).p == 1.0  # two bases
+    planted = [result for result, *_ in World(5, 1, lower=0.2, drop=0.3, effect=0.06).experiments(200, seed=3)]
+    withheld = [result for result in planted if result.whole.why]
+    assert 50 < len(withheld) < 200 and {result.p for result in withheld} == {1.0}
+
+
+def test_equal_differences_are_no_certain_equivalence() -> None:
+    rounded = compare({0: 0.3 - 0.1, 1: 0.4 - 0.2, 2: 0.5 - 0.3})
+    assert rounded.within(0.5) == 1 / 8 and rounded.p == pytest.approx(0.25)
 
 
 def test_equivalence_is_the_90_percent_interval_inside_the_margin() -> None:

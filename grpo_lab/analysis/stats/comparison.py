@@ -21,7 +21,7 @@ about runs that do not collapse; how often they do is an outcome of its own (`co
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +29,7 @@ import pandas as pd
 from scipy import special
 
 from grpo_lab.analysis.stats.intervals import CONFIDENCE, Interval, critical_t
-from grpo_lab.analysis.stats.multiplicity import paired_t_pvalue
+from grpo_lab.analysis.stats.multiplicity import ROUNDING, paired_t_pvalue
 
 FEWEST_BASES = 3  # for an interval about another base
 HARM = 0.02  # of an accuracy or a reward: losing more than this in another base is harm
@@ -45,8 +45,9 @@ class Comparison:
     that is withheld has no bounds and says why in `why`. `observed` are the independent values that `whole` rests on,
     one per base (or per seed, with one base); `mixed` says that some pairs have a collapse that others do not have.
 
-    `p` is two-sided, of no effect at all: of `whole`, and where pairs are mixed twice the smaller one of `whole` and
-    `alive`. There it holds no statement about the mean, since an arm that collapses has no symmetric distribution.
+    `p` is two-sided, of no effect at all: of `whole`, and 1 where the interval of `whole` is withheld. Where pairs are
+    mixed it is twice the smaller one of all pairs and of `alive`. There it holds no statement about the mean, since an
+    arm that collapses has no symmetric distribution.
     """
 
     seeds: tuple[int, ...]
@@ -85,7 +86,7 @@ class Comparison:
         distance = margin - abs(float(np.mean(self.observed)))
         far = distance if inside else -distance
         error = float(np.std(self.observed, ddof=1)) / math.sqrt(n)
-        if error == 0:  # no scatter, by chance: the p of n signs, as in `paired_t_pvalue`
+        if error <= ROUNDING * abs(float(np.mean(self.observed))):  # no scatter, by chance: the p of n signs
             return 2.0**-n if far > 0 else 1.0
         return float(special.stdtr(n - 1, -far / error))
 
@@ -123,14 +124,20 @@ def compare(
     whole, observed = _over_bases(own, bases or {}, confidence)
     left = {seed: value for seed, value in own.items() if seed not in fallen}
     alive, seen = _over_bases(left, bases or {}, confidence) if fallen else (whole, observed)
-    p = paired_t_pvalue(observed)
     if grouped:
-        whole, alive = (_withheld(one, two_groups(list(of.values()))) for one, of in ((whole, own), (alive, left)))
+        whole, alive = (_withheld(one, two_groups(of, bases)) for one, of in ((whole, own), (alive, left)))
+    p = _pvalue(whole, observed)
     if mixed:
-        parts = [one for one in (p, paired_t_pvalue(seen)) if not math.isnan(one)]
+        parts = [one for one in (paired_t_pvalue(observed), _pvalue(alive, seen)) if not math.isnan(one)]
         p = min(1.0, 2 * min(parts)) if parts else math.nan
         whole = _withheld(whole, f"collapsed runs in {len(fallen)} of {len(own)}")
     return Comparison(tuple(sorted(own)), whole, alive, observed, mixed, p)
+
+
+def _pvalue(interval: Interval, observed: Sequence[float]) -> float:
+    """Of no effect; 1 where the interval of these values is withheld, so that no word rests on it."""
+    p = paired_t_pvalue(observed)
+    return 1.0 if interval.why and not math.isnan(p) else p
 
 
 def _withheld(interval: Interval, why: str) -> Interval:
@@ -169,22 +176,45 @@ def base_means(values: Mapping[int, float], bases: Mapping[int, int]) -> list[fl
     return [float(np.mean(by_base[base])) for base in sorted(by_base)]
 
 
-def two_groups(values: Sequence[float]) -> str:
+def two_groups(values: Mapping[int, float], bases: Mapping[int, int] | None = None) -> str:
     """How runs fall into two groups, in words; empty where they do not, or are too few to tell.
 
     Sorted values are divided at their largest gap. They are two groups where the gap is more than 10 points of accuracy
     and more than 4 times the standard deviation within the groups. With fewer than four values there is no telling.
+
+    With two runs or more on every base, a gap between whole bases is not one between runs: the interval over bases has
+    it. There the runs of each base are divided too, at a gap of more than 10 points, and the largest gap is compared
+    with the deviation within all the parts. With one run a base, a base that lies apart is not told from a run that
+    does.
     """
-    n = len(values)
-    if n < FEWEST_RUNS:
+    if len(values) < FEWEST_RUNS:
         return ""
-    ordered = np.sort(np.asarray(values, dtype=float))
+    of_base: dict[int, list[float]] = {}
+    for seed, value in values.items():
+        of_base.setdefault((bases or {}).get(seed, -1), []).append(value)
+    low, high, gap = _divided(values.values())
+    if len(of_base) < 2 or min(map(len, of_base.values())) < 2:
+        return f"two groups of runs, {len(low)} and {len(high)}, {gap:.2f} apart" if _apart(gap, low, high) else ""
+    if _apart(gap, low, high) and any(min(own) < high[0] <= max(own) for own in of_base.values()):
+        return f"two groups of runs, {len(low)} and {len(high)}, {gap:.2f} apart"
+    divided = [(own, *_divided(own)) for own in of_base.values()]
+    gap = max(within for *_, within in divided)
+    parts = [part for own, *two, within in divided for part in (two if within > APART else [own])]
+    return f"two groups of runs within a base, {gap:.2f} apart" if _apart(gap, *parts) else ""
+
+
+def _divided(values: Iterable[float]) -> tuple[list[float], list[float], float]:
+    """Two or more values below and above their largest gap, in order, and that gap."""
+    ordered = sorted(values)
     gaps = np.diff(ordered)
     at = int(np.argmax(gaps)) + 1
-    gap = float(gaps[at - 1])
-    if not APART < gap < math.inf:
-        return ""
-    squares = sum(float(((part - part.mean()) ** 2).sum()) for part in (ordered[:at], ordered[at:]))
-    if gap <= TIMES * math.sqrt(squares / (n - 2)):
-        return ""
-    return f"two groups of runs, {at} and {n - at}, {gap:.2f} apart"
+    return ordered[:at], ordered[at:], float(gaps[at - 1])
+
+
+def _apart(gap: float, *parts: Sequence[float]) -> bool:
+    """Whether a gap is too large for the deviation within the parts, which two or more degrees of freedom must tell."""
+    free = sum(map(len, parts)) - len(parts)
+    if free < 2 or not APART < gap < math.inf:
+        return False
+    squares = sum(float(np.var(part)) * len(part) for part in parts)
+    return gap > TIMES * math.sqrt(squares / free)

@@ -15,7 +15,7 @@ from scipy import special, stats
 from grpo_lab.analysis.stats.intervals import CONFIDENCE, Numbers
 
 ALPHA = round(1 - CONFIDENCE, 9)  # what an adjusted p must be below to resolve a sign
-_ROUNDING = 1e-9  # of the mean: a standard error below it is that of sums of equal numbers
+ROUNDING = 1e-9  # of the mean: a standard error below it is that of sums of equal numbers
 
 
 def paired_t_pvalue(differences: Numbers) -> float:
@@ -29,7 +29,7 @@ def paired_t_pvalue(differences: Numbers) -> float:
     if n < 2:
         return math.nan
     mean, error = abs(float(values.mean())), float(values.std(ddof=1)) / math.sqrt(n)
-    if error <= _ROUNDING * mean:
+    if error <= ROUNDING * mean:
         return 2.0 ** (1 - n) if mean else 1.0
     return float(2 * special.stdtr(n - 1, -mean / error))
 

@@ -3,7 +3,7 @@
 `analysis/interval_coverage.py` makes the tables again; these are of 4,000 simulated sweeps for each number in the first
 six, of 1,000 in the others. A world has b bases of s seeds (`4x2`: four bases, two seeds each). Runs of the control
 deviate by 3 points of accuracy from their level, and the difference of a pair by 3 points from the base's effect;
-effects deviate between bases by 0, 1 or 2 times that. Laws of both deviations: normal; heavy (Student's t with 2.5
+effects deviate between bases by 0, 1, 2 or 6 times that. Laws of both deviations: normal; heavy (Student's t with 2.5
 degrees); skewed (lognormal, a long tail on one side). Where a table names no law it is normal; bases deviate by 1 times
 that in the tables on collapses and on P(harm), and not at all in the others.
 
@@ -153,7 +153,7 @@ LAWS: Mapping[str, Callable[[np.random.Generator, int], np.ndarray]] = {
         (np.exp(rng.standard_normal(number)) - math.exp(0.5)) / math.sqrt((math.e - 1) * math.e)
     ),
 }
-RATIOS = (0, 1, 2)
+RATIOS = (0, 1, 2, 6)
 SHARES = (0.1, 0.2, 0.4)  # of runs that collapse
 MARGIN = 0.05
 LEVEL = 0.5  # accuracy of the control
