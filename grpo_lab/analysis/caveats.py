@@ -10,9 +10,9 @@ import pandas as pd
 
 from grpo_lab.analysis.final_values import EVALUATED, FinalValues, is_rated
 from grpo_lab.analysis.sources.settings import SAME, STEPS, Place, differences
-from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
-from grpo_lab.analysis.stats.comparison import FEWEST_BASES, two_groups
-from grpo_lab.analysis.stats.intervals import paired_difference
+from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData, bases_of
+from grpo_lab.analysis.stats.comparison import FEWEST_BASES, compare, two_groups
+from grpo_lab.analysis.stats.intervals import seed_differences
 from grpo_lab.analysis.table_rows import groups_of, rows_of
 from grpo_lab.config.design import Collapsed
 from grpo_lab.tracking.metrics import CLIP_FRACTION, UNLIKE_PPO, axis_touched, is_touched
@@ -201,14 +201,14 @@ def _touched_alike(data: SweepData) -> list[str]:
     shares = [*touched, *({UNLIKE_PPO} & set(data.points.columns))]
     table = trained.groupby(LABELS, sort=False)[shares].mean().reset_index("seed")
     means = {labels: own.set_index("seed") for labels, own in groups_of(table, ["level", "arm"], sort=False)}
-    lines = []
+    lines, bases = [], bases_of(data)
     for level, arm in (labels for labels in data.run_arms if labels in means and (labels[0], data.control) in means):
         axes = _axes_apart(data, level, arm)
         for name in (name for name in touched if axis_touched(name) in axes):
             # Counted on the same tokens; the clipped share also depends on where the two runs went.
             share = UNLIKE_PPO if name == CLIP_FRACTION and UNLIKE_PPO in shares else name
             here, there = means[level, arm][share], means[level, data.control][share]
-            apart = paired_difference(here, there)
+            apart = compare(seed_differences(here, there), bases, grouped=False).whole
             if apart.n > 1 and here.mean() > 0 and there.mean() > 0 and apart.contains(0.0):
                 lines.append(
                     f"  {axis_touched(name)}: {here.mean():.3%} in {place(data, level, arm)}, {there.mean():.3%} in "
@@ -298,7 +298,8 @@ def _two_groups(data: SweepData, finals: FinalValues) -> list[str]:
         for metric in dict.fromkeys([*(name for name in primary if is_rated(name)), *EVALUATED]):
             why = two_groups(finals.of(level, arm, metric).to_dict(), finals.bases)
             if why and not finals.collapsed(level, arm):
-                found.append(f"{place(data, level, arm)} ({metric}: {why.removeprefix('two groups of runs').strip(', ')})")
+                how = why.removeprefix("two groups of runs").strip(", ")
+                found.append(f"{place(data, level, arm)} ({metric}: {how})")
     return [f"Two groups of runs, so no interval of their mean: {_listed(found)}."] if found else []
 
 

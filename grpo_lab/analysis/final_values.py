@@ -110,6 +110,12 @@ class FinalValues:
         bases = len(set(self.bases.values()))
         return f"95% t interval over {bases} bases, for another base" if bases > 1 else "95% t interval over seeds"
 
+    @property
+    def over_bases(self) -> str:
+        """A sentence for figures, with a space before it: what intervals are about; empty for one base."""
+        bases = len(set(self.bases.values()))
+        return f" Intervals are over {bases} bases, for another base." if bases > 1 else ""
+
     def collapsed(self, level: str, arm: str) -> int:
         """How many runs of an arm collapsed."""
         return self.collapses(level, arm).number

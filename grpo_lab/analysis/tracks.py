@@ -18,6 +18,8 @@ import pandas as pd
 
 from grpo_lab.analysis.final_values import FinalValues, evaluated_at
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
+from grpo_lab.analysis.stats.comparison import mean_of_runs
+from grpo_lab.analysis.stats.intervals import Interval
 from grpo_lab.analysis.table_rows import groups_of
 
 TRAILING = 0.05  # share of X, before an evaluation, over which training metrics are averaged
@@ -46,6 +48,7 @@ class Track:
     level: str
     arm: str
     seed: int
+    base: int  # of the initial policies; -1 in a sweep of one
     step: np.ndarray  # the evaluation's; at X the last one trained by then
     x: np.ndarray  # budget, on the axis of the final values
     reward: np.ndarray  # Pc: share of all responses that the training verifier called right; at step 0 the probe
@@ -82,7 +85,8 @@ def tracks(data: SweepData, finals: FinalValues) -> tuple[Track, ...]:
             suites = [name for name in EVALUATED.values() if name in run]
             evaluated = run[run[suites].notna().any(axis=1)] if suites else run.iloc[:0]
             if len(evaluated) and run[x].max() >= finals.budget:
-                found.append(_track(level, arm, int(seed), run, evaluated, x, finals.budget))
+                base = finals.bases.get(int(seed), -1)
+                found.append(_track((level, arm, int(seed), base), run, evaluated, x, finals.budget))
     return tuple(found)
 
 
@@ -94,7 +98,14 @@ def cells(found: Sequence[Track]) -> dict[tuple[str, str], list[Track]]:
     return grouped
 
 
-def _track(level: str, arm: str, seed: int, run: pd.DataFrame, evaluated: pd.DataFrame, x: str, budget: float) -> Track:
+def mean_of_tracks(cell: Sequence[Track], values: Sequence[float]) -> Interval:
+    """The mean over the runs of a cell of one number each, for another base where these are of several."""
+    return mean_of_runs(values, [track.base for track in cell])
+
+
+def _track(
+    labels: tuple[str, str, int, int], run: pd.DataFrame, evaluated: pd.DataFrame, x: str, budget: float
+) -> Track:
     at, steps = evaluated[x].to_numpy(float), evaluated["step"].to_numpy(int)
     here = int(np.searchsorted(at, budget, side="right"))  # how many lie at or before X
     points, last = at[:here], here - 1
@@ -117,9 +128,7 @@ def _track(level: str, arm: str, seed: int, run: pd.DataFrame, evaluated: pd.Dat
     around = (int(steps[last]), int(steps[after]))
     first_reward = float(values["reward"][0])
     _start(values, evaluated)
-    return Track(
-        level, arm, seed, step=reached, x=points, first_reward=first_reward, around=around, lean=lean, **values
-    )
+    return Track(*labels, step=reached, x=points, first_reward=first_reward, around=around, lean=lean, **values)
 
 
 def _start(values: dict[str, np.ndarray], evaluated: pd.DataFrame) -> None:

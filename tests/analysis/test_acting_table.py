@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from grpo_lab.analysis.effects import acting_table as module
-from grpo_lab.analysis.effects.acting_table import METHODS, acting_table, documented_acting, measured, tricks_of
+from grpo_lab.analysis.effects.acting_table import ALIKE, METHODS, acting_table, documented_acting, measured, tricks_of
 from grpo_lab.analysis.stats.intervals import t_interval
 
 DATA = Path(__file__).parents[2] / "analysis" / "data"
@@ -32,6 +32,13 @@ def test_a_share_is_what_the_logged_steps_say() -> None:
     assert one.share == pytest.approx(means["mask_after"].mean()) and one.beside == means["plain"].mean() == 0
     assert one.apart == t_interval((means["mask_after"] - means["plain"]).tolist())
     assert one.metric == "touched/truncation" and one.scene == ("world=length",)
+
+
+def test_a_trick_acts_where_the_verdict_says_so() -> None:
+    found = measured(DATA)
+    words = {trick: found[trick].word for method in METHODS for trick in tricks_of(method)}
+    assert {trick for trick, word in words.items() if word != "supported"} == {"group_filter=resample_three"}
+    assert words["group_filter=resample_three"] == ALIKE  # two of three batches, always
 
 
 def test_the_index_shows_the_table() -> None:

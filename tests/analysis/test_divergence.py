@@ -96,7 +96,7 @@ def track(x: Sequence[float], reward: Sequence[float], downstream: Sequence[floa
     given = {name: np.array(values, dtype=float) for name, values in arrays.items()}
     step = np.arange(len(x))
     given |= {"first_reward": float(reward[0])}
-    return Track("", "a", 0, step, np.array(x, dtype=float), around=(0, 0), lean=0.0, **(empty | given))
+    return Track("", "a", 0, -1, step, np.array(x, dtype=float), around=(0, 0), lean=0.0, **(empty | given))
 
 
 # --- tracks -------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ def run_of(downstream: Sequence[float], kl: Sequence[float], steps: Sequence[int
     arrays |= {name: np.array(values, float) for name, values in others.items()}
     step = np.arange(length) if steps is None else np.array(steps)
     x = np.arange(length, dtype=float)
-    return Track("", "a", 0, step, x, first_reward=math.nan, around=(0, 0), lean=0.0, **arrays)
+    return Track("", "a", 0, -1, step, x, first_reward=math.nan, around=(0, 0), lean=0.0, **arrays)
 
 
 def generator() -> np.random.Generator:

@@ -13,7 +13,8 @@ from scipy.stats import rankdata
 from grpo_lab.analysis.divergence.selection import ROUNDING
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.intervals import Interval, t_interval
+from grpo_lab.analysis.stats.comparison import mean_of_runs
+from grpo_lab.analysis.stats.intervals import Interval
 
 RANKED = {"reward": "reward/outcome", "downstream": DOWNSTREAM}
 
@@ -28,6 +29,7 @@ class RankedArms:
 
     arms: Sequence[str]
     seeds: Sequence[int]
+    bases: Sequence[int]  # of the seeds; -1 in a sweep of one
     reward: np.ndarray
     downstream: np.ndarray
     note: str
@@ -62,7 +64,9 @@ def rankable(data: SweepData, finals: FinalValues) -> tuple[dict[str, RankedArms
         reward, downstream = (
             np.array([[values[arm][name][seed] for arm in left] for seed in seeds]) for name in RANKED
         )
-        found[level] = RankedArms(left, seeds, reward, downstream, _note(arms, left, set(here["seed"]), seeds))
+        bases = [finals.bases.get(seed, -1) for seed in seeds]
+        note = _note(arms, left, set(here["seed"]), seeds)
+        found[level] = RankedArms(left, seeds, bases, reward, downstream, note)
     return found, reasons
 
 
@@ -87,8 +91,10 @@ class Agreement:
     tau: float
 
 
-def arm_agreement(reward: np.ndarray, downstream: np.ndarray) -> Agreement:
+def arm_agreement(reward: np.ndarray, downstream: np.ndarray, bases: Sequence[int] = ()) -> Agreement:
     """Final values [S, A] of the seeds that all arms have. Raises ValueError for fewer than two arms.
+
+    `bases` are those of the seeds, where they are of several; the interval of the regret is over them then.
 
     Regret: downstream accuracy in the seed left out of the arm that is best by accuracy on the others, less that of
     the arm that is best by reward on the others; 0 on average where all arms are equal, where the plain difference of
@@ -110,7 +116,7 @@ def arm_agreement(reward: np.ndarray, downstream: np.ndarray) -> Agreement:
         )
         same = same and oracle == picked
         regrets.append(float(downstream[left_out, oracle] - downstream[left_out, picked]))
-    regret = t_interval(regrets)
+    regret = mean_of_runs(regrets, bases or [-1] * len(regrets))
     if same:
         regret = replace(regret, low=math.nan, high=math.nan)
     return Agreement(regret, kendall_tau(reward.mean(axis=0), downstream.mean(axis=0)))

@@ -35,9 +35,19 @@ from grpo_lab.analysis.divergence.selection import (
 )
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.intervals import t_interval
 from grpo_lab.analysis.stats.resampling import crossed_bootstrap
-from grpo_lab.analysis.tracks import EVALUATED, KL, TRAINING, Answers, Track, answers_of, cells, shared, tracks
+from grpo_lab.analysis.tracks import (
+    EVALUATED,
+    KL,
+    TRAINING,
+    Answers,
+    Track,
+    answers_of,
+    cells,
+    mean_of_tracks,
+    shared,
+    tracks,
+)
 
 PREFIX = "divergence/"
 NOT_SAVED = "answers were not saved"
@@ -92,7 +102,7 @@ def divergence_table(
                 *_choice_rows(cell, answers, halves, rng),
                 *_kl_rows(cell),
                 *_part_rows(cell),
-                *_coverage_rows(answers_of(data, cell, _SUITE, ends=True), rng),
+                *_coverage_rows(cell, answers_of(data, cell, _SUITE, ends=True), rng),
             ]
             rows += [{"level": level, "arm": arm} | asdict(row) for row in measured]
         if len(arms) > 1:
@@ -105,10 +115,10 @@ def divergence_table(
     return pd.DataFrame(rows, columns=names)
 
 
-def _over_seeds(name: str, values: Sequence[float], unit: str = "pp", note: str = "") -> Row:
-    """Mean and t interval of one number per seed, those that are NaN left out; pp are shares times 100."""
+def _over_runs(cell: Sequence[Track], name: str, values: Sequence[float], unit: str = "pp", note: str = "") -> Row:
+    """Mean and interval of one number per run of a cell, those that are NaN left out; pp are shares times 100."""
     scale = 100 if unit.startswith("pp") and unit != "pp/pp" else 1
-    own = t_interval([scale * value for value in values if not math.isnan(value)])
+    own = mean_of_tracks(cell, [scale * value for value in values])
     return Row(PREFIX + name, unit, own.mean, own.low, own.high, own.n, note)
 
 
@@ -123,12 +133,12 @@ def _curve_rows(cell: Sequence[Track], finals: FinalValues) -> Iterator[Row]:
     absent = _absent(cell, "reward", "downstream")
     stopped = finals.stopped(cell[0].level, cell[0].arm)
     note = absent or (f"{stopped} collapsed before X, left out" if stopped else "")
-    yield _over_seeds("gap_change", [gap(track)[-1] for track in cell], note=note)
+    yield _over_runs(cell, "gap_change", [gap(track)[-1] for track in cell], note=note)
     if any(np.isfinite(track.sampled).any() for track in cell):
-        yield _over_seeds("gap_change_sampler", [gap_of_sampler(track)[-1] for track in cell], note=note)
+        yield _over_runs(cell, "gap_change_sampler", [gap_of_sampler(track)[-1] for track in cell], note=note)
     slopes = [transfer_slopes(track) for track in cell]
     for part in slopes[0]:
-        row = _over_seeds(f"transfer_slope{part}", [slope[part] for slope in slopes], "pp/pp")
+        row = _over_runs(cell, f"transfer_slope{part}", [slope[part] for slope in slopes], "pp/pp")
         why = absent or "fewer than three evaluations with different reward"
         yield row if row.n else replace(row, note=why)
     axis = finals.axis.replace("_", " ")
@@ -157,7 +167,7 @@ def _choice_rows(
     held = np.mean([drop.held for drop in drops])
     absent = {"train_reward": _absent(cell, "reward"), "heldout": _absent(cell, "heldout")}
     note = absent["train_reward"] or f"reward had not fallen since the peak in {held:.0%} of splits"
-    yield _by_question("post_peak_drop", drops, rng, note)
+    yield _by_question(cell, "post_peak_drop", drops, rng, note)
     picks = {
         "last": [len(reward) - 1 for reward, _ in own],
         "train_reward": [int(np.argmax(reward)) for reward, _ in own],
@@ -168,12 +178,14 @@ def _choice_rows(
             yield Row(f"{PREFIX}selection_regret_{rule}", "pp", note=why)
             continue
         regrets = [selection_regret(accuracy, pick, split) for accuracy, pick in zip(accuracies, chosen)]
-        yield _by_question(f"selection_regret_{rule}", regrets, rng)
-    yield _over_seeds("selection_optimism", [selection_optimism(accuracy, split) for accuracy in accuracies])
+        yield _by_question(cell, f"selection_regret_{rule}", regrets, rng)
+    yield _over_runs(cell, "selection_optimism", [selection_optimism(accuracy, split) for accuracy in accuracies])
 
 
-def _by_question(name: str, runs: Sequence[Measured], rng: np.random.Generator, note: str = "") -> Row:
-    row = _over_seeds(name, [run.value for run in runs], note=note)
+def _by_question(
+    cell: Sequence[Track], name: str, runs: Sequence[Measured], rng: np.random.Generator, note: str = ""
+) -> Row:
+    row = _over_runs(cell, name, [run.value for run in runs], note=note)
     by_question = np.array([run.contributions for run in runs if run.held])
     return row if len(by_question) < 2 else _with_crossed(row, 100 * by_question, rng)
 
@@ -190,7 +202,7 @@ def _kl_rows(cell: Sequence[Track]) -> Iterator[Row]:
         yield from (Row(PREFIX + name, unit, note="KL was not logged") for name, unit in names.items())
         return
     fits = [kl_frontier(track.kl, change(track.downstream)) for track in cell]
-    a, b = (_over_seeds(name, values, "pp/sqrt(nat)") for name, values in zip(("kl_a", "kl_b"), zip(*fits)))
+    a, b = (_over_runs(cell, name, values, "pp/sqrt(nat)") for name, values in zip(("kl_a", "kl_b"), zip(*fits)))
     if not a.n:
         yield from (Row(PREFIX + name, unit, note="too few evaluations") for name, unit in names.items())
         return
@@ -200,7 +212,7 @@ def _kl_rows(cell: Sequence[Track]) -> Iterator[Row]:
     found = sum(not math.isnan(top) for top, _ in tops)
     for name, values in zip(("kl_peak", "kl_peak_gain"), zip(*tops)):
         if found == len(cell):
-            yield _over_seeds(name, values, names[name])
+            yield _over_runs(cell, name, values, names[name])
         else:  # the seeds that turned are no sample of all
             note = f"the top is not among what was evaluated in {len(cell) - found} of {len(cell)} runs"
             yield Row(PREFIX + name, names[name], note=note)
@@ -215,7 +227,7 @@ def _seen_top(track: Track, a: float, b: float) -> tuple[float, float]:
 
 def _flat_note(cell: Sequence[Track]) -> str:
     """What a curve that does not turn means: that it only fell is not that nothing was lost."""
-    end = t_interval([change(track.downstream)[-1] for track in cell])
+    end = mean_of_tracks(cell, [change(track.downstream)[-1] for track in cell])
     return "no top, and it ends below the start" if end.high < 0 else "no over-optimisation seen"
 
 
@@ -223,12 +235,12 @@ def _part_rows(cell: Sequence[Track]) -> Iterator[Row]:
     """What the gap consists of, and how much of the reward's change was never correctness."""
     parts = [waterfall(track) for track in cell]
     for name, ends in WATERFALL.items():
-        yield _over_seeds(f"waterfall_{name}", [part[name][-1] for part in parts], note=_absent(cell, *ends))
-    beyond = _over_seeds("beyond_correctness", [beyond_correctness(track) for track in cell], "share")
+        yield _over_runs(cell, f"waterfall_{name}", [part[name][-1] for part in parts], note=_absent(cell, *ends))
+    beyond = _over_runs(cell, "beyond_correctness", [beyond_correctness(track) for track in cell], "share")
     yield beyond if beyond.n else replace(beyond, note=_absent(cell, "shaped") or "training reward does not move")
 
 
-def _coverage_rows(answers: Answers | None, rng: np.random.Generator) -> Iterator[Row]:
+def _coverage_rows(cell: Sequence[Track], answers: Answers | None, rng: np.random.Generator) -> Iterator[Row]:
     """The change of pass@k at the largest k, and the k from which the base model is as good."""
     crossing = Row(PREFIX + "coverage_crossover", "samples", note=NOT_SAVED)
     if answers is None:
@@ -238,7 +250,7 @@ def _coverage_rows(answers: Answers | None, rng: np.random.Generator) -> Iterato
     seeds, number, _ = by_question.shape
     changes = by_question.mean(axis=-1)
     single = "one sample a question says nothing of coverage" if number == 1 else ""
-    row = _over_seeds(f"coverage_at_{number}", changes[:, -1].tolist(), note=single)
+    row = _over_runs(cell, f"coverage_at_{number}", changes[:, -1].tolist(), note=single)
     alone = seeds < 2 or len(answers.question) < 2
     yield row if alone else _with_crossed(row, 100 * by_question[:, -1], rng)
     found = crossover(changes)
@@ -262,7 +274,7 @@ def _arm_rows(here: RankedArms | None, why_not: str) -> Iterator[Row]:
         why = why_not or "fewer than two seeds have every arm"
         yield from (Row(PREFIX + name, unit, note=why) for name, unit in names.items())
         return
-    found = arm_agreement(here.reward, here.downstream)
+    found = arm_agreement(here.reward, here.downstream, here.bases)
     one = found.regret
     same = "one arm is best by both, whichever seed is left out" if math.isnan(one.low) else ""
     note = "; ".join(filter(None, (same, here.note)))

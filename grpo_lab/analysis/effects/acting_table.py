@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_lab.analysis.effects.acted import run_means
-from grpo_lab.analysis.final_values import AVERAGE
+from grpo_lab.analysis.effects.verdict import judge
+from grpo_lab.analysis.final_values import AVERAGE, final_values
 from grpo_lab.analysis.sources.saved_data import load_data, saved_names
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import Interval, t_interval
@@ -23,9 +24,11 @@ BEYOND = {
     "cispo": ("learner_precision=bf16_fp32_head",),
 }
 SETTINGS = ("reward", "optimizer", "updates")  # of a recipe: they set the scene and touch no share of anything
+ALIKE = "the same on every base"
 SWEEPS = "acts_"  # what the experiments are named that count what tricks touch
 # Metrics that count what the option of an axis does, beside clipped shares and touched/<axis>.
 _COUNTS = {UNLIKE_PPO: "surrogate", "rollout/staleness": "schedule", "mismatch/absolute": "learner_precision"}
+_ROUNDING = 1e-9
 _PLUMBING = ("budget", "budget.amount", "evaluation")  # words of a design that make no world or regime
 
 
@@ -34,7 +37,8 @@ class Acting:
     """What one trick touched. `scene` are the overrides of its world and regime.
 
     `share` and `beside` are means of `metric` over the steps of a run, then over bases at equal weight; `beside` is the
-    arm without the trick. `apart` is the difference over bases, paired by seed.
+    arm without the trick. `apart` is the difference over bases, paired by seed. `word` is that of the sweep's verdict,
+    after Holm over its predictions, or that every base has the same difference, which no test by scatter can resolve.
     """
 
     trick: str
@@ -43,11 +47,12 @@ class Acting:
     share: float
     beside: float
     apart: Interval
+    word: str
 
     @property
     def acts(self) -> bool:
-        """Whether the interval over bases excludes that the trick touches nothing of its own."""
-        return not self.apart.contains(0.0)
+        """Whether the verdict says that the trick touches something of its own, or every base says so alike."""
+        return self.word in ("supported", ALIKE)
 
 
 def tricks_of(method: str) -> list[str]:
@@ -71,7 +76,8 @@ def measured(folder: Path) -> dict[str, Acting]:
 def _of_sweep(data: SweepData) -> Iterator[Acting]:
     """What each prediction on a metric that counts for an axis says of the arm's option there."""
     assert data.design is not None  # these experiments declare arms and predictions
-    for prediction in data.design.predictions:
+    for judgement in judge(data, final_values(data)):
+        prediction = judgement.prediction
         metric = prediction.metric.removeprefix(AVERAGE)
         axis = axis_touched(metric) if is_touched(metric) else _COUNTS.get(metric)
         if axis is None:
@@ -81,7 +87,8 @@ def _of_sweep(data: SweepData) -> Iterator[Acting]:
         means = run_means(data, [metric])
         here = means[prediction.level, prediction.arm]
         there = means[prediction.level, prediction.reference or data.control].loc[here.index]
-        apart = t_interval((here[metric] - there[metric]).groupby(here["base"]).mean().tolist())
+        differences = (here[metric] - there[metric]).groupby(here["base"]).mean()
+        apart, alike = t_interval(differences.tolist()), differences.abs().min() > 0 and differences.std() < _ROUNDING
         scene = [word for word in data.design.base if word.partition("=")[0] not in _PLUMBING]
         scene += [word for word in words if word != trick]
         yield Acting(
@@ -91,6 +98,7 @@ def _of_sweep(data: SweepData) -> Iterator[Acting]:
             float(here.groupby("base")[metric].mean().mean()),
             float(there.groupby("base")[metric].mean().mean()),
             apart.within(-1.0, 1.0) if is_touched(metric) else apart,
+            ALIKE if alike else judgement.word,
         )
 
 
@@ -104,7 +112,8 @@ def acting_table(folder: Path) -> str:
     missing = [trick for trick in methods if trick not in found]
     if missing:
         raise ValueError(f"no saved data of {SWEEPS}* measured {', '.join(missing)}: add an arm with a prediction")
-    lines = ["| trick that acts | of | where | counted | with it | without | apart, over 4 bases |", "|---" * 7 + "|"]
+    head = "| trick that acts | of | where | counted | with it | without | apart, over 4 bases | verdict |"
+    lines = [head, "|---" * 8 + "|"]
     for trick, names in methods.items():
         one = found[trick]
         cells = (
@@ -115,6 +124,7 @@ def acting_table(folder: Path) -> str:
             f"{one.share:.3g}",
             f"{one.beside:.3g}",
             f"{one.apart.mean:+.3g} [{one.apart.low:+.3g}, {one.apart.high:+.3g}]",
+            one.word,
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

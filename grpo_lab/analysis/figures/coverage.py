@@ -31,7 +31,7 @@ from grpo_lab.analysis.figures.small_multiples import (
 from grpo_lab.analysis.figures.style import BLACK, GREEN, GREY, SMALL, Drawn, house_style, wrapped
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.intervals import t_interval
+from grpo_lab.analysis.stats.comparison import mean_of_runs
 from grpo_lab.analysis.stats.resampling import question_bootstrap
 from grpo_lab.analysis.table_rows import groups_of
 from grpo_lab.analysis.tracks import Answers, answers_of, cells, tracks
@@ -39,7 +39,7 @@ from grpo_lab.analysis.tracks import Answers, answers_of, cells, tracks
 SUITE = "downstream"
 _LABELS = ("k, samples of a question (logarithmic)", "pass@k (% of questions)")
 _PANEL = 1.4  # inches
-_OF_SEEDS = "its 95% t interval over seeds"
+_OF_SEEDS = "its 95% t interval"
 _OF_QUESTIONS = "95% percentiles over resampled questions where there is one seed"
 
 
@@ -48,6 +48,7 @@ class Sampled:
     """The finished runs of one cell, and what they answered; every question has two samples or more."""
 
     seeds: Sequence[int]
+    bases: Sequence[int]
     answers: Answers
 
     @property
@@ -69,7 +70,7 @@ def sampled(data: SweepData, finals: FinalValues) -> dict[tuple[str, str], Sampl
     for labels, cell in cells(tracks(data, finals)).items():
         answers = answers_of(data, cell, SUITE, ends=True)
         if answers is not None and answers.samples.min() > 1:
-            found[labels] = Sampled([track.seed for track in cell], answers)
+            found[labels] = Sampled([track.seed for track in cell], [track.base for track in cell], answers)
     return found
 
 
@@ -102,7 +103,8 @@ def coverage_numbers(found: Mapping[tuple[str, str], Sampled], rng: np.random.Ge
                 rows += [
                     named | {"part": "seed", "seed": seed, "value": one} for seed, one in zip(cell.seeds, of_seeds)
                 ]
-                mean = t_interval(of_seeds) if len(of_seeds) > 1 else question_bootstrap(by_question[0], rng)
+                several = len(of_seeds) > 1
+                mean = mean_of_runs(of_seeds, cell.bases) if several else question_bootstrap(by_question[0], rng)
                 ends = {"value": mean.mean, "low": mean.low, "high": mean.high, "n": len(of_seeds)}
                 rows.append(named | {"part": "mean"} | ends)
         crossing = crossover(coverage(cell.answers).mean(axis=-1))
@@ -200,7 +202,7 @@ def _bands(numbers: pd.DataFrame) -> str:
     means = numbers[numbers["part"] == "mean"]
     kinds = [_OF_SEEDS] if (means["n"] > 1).any() else []
     kinds += [_OF_QUESTIONS] if (means["n"] == 1).any() else []
-    return f"bold: mean over seeds; band: {', or '.join(kinds)}; thin: single seeds"
+    return f"bold: mean over runs; band: {', or '.join(kinds)}; thin: single seeds"
 
 
 def _footer(data: SweepData, found: Mapping[tuple[str, str], Sampled], finals: FinalValues, bands: str) -> str:
@@ -209,8 +211,8 @@ def _footer(data: SweepData, found: Mapping[tuple[str, str], Sampled], finals: F
     parts = [
         f"{bands[0].upper()}{bands[1:]}.",
         "Over a panel: the change from step 0, paired by seed, with an interval of the same kind. "
-        "Crossover: the fewest samples with which the untrained model is as good, by the mean over seeds alone. "
-        f"{questions} {SUITE} questions with {samples} samples each; training ends at {finals.at}.",
+        "Crossover: the fewest samples with which the untrained model is as good, by the mean over runs alone. "
+        f"{questions} {SUITE} questions with {samples} samples each; training ends at {finals.at}.{finals.over_bases}",
         collapse_note(data, finals),
     ]
     return " ".join(filter(None, parts))

@@ -48,10 +48,10 @@ from grpo_lab.analysis.figures.style import (
 )
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, REWARD, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.intervals import Interval, t_interval
+from grpo_lab.analysis.stats.intervals import Interval
 from grpo_lab.analysis.stats.mean_line import SMOOTHING, mean_line, running_mean
 from grpo_lab.analysis.table_rows import rows_of
-from grpo_lab.analysis.tracks import Track, cells, tracks
+from grpo_lab.analysis.tracks import Track, cells, mean_of_tracks, tracks
 
 __all__ = ["SERIES", "curve_numbers", "draw_curves", "mean_line", "running_mean"]
 
@@ -133,7 +133,7 @@ def _gather(data: SweepData, finals: FinalValues) -> _Gathered:
         cell = by_cell.get((level, arm), [])
         reached = {line.seed for series in SERIES for line in lines.of(series.metric, (level, arm)) if line.reached}
         gaps = [float(100 * gap(track)[-1]) for track in cell]
-        change = t_interval([value for value in gaps if np.isfinite(value)])
+        change = mean_of_tracks(cell, [value if math.isfinite(value) else math.nan for value in gaps])
         shown, collapsed = _shown(lines, (level, arm)), finals.stopped(level, arm)
         known[level, arm] = _Cell(shown, change, _onsets(cell), len(reached), collapsed)
     drawn = [(s, line) for cell, here in known.items() for s in here.series for line in lines.of(s.metric, cell)]
@@ -313,7 +313,7 @@ def _bands(known: Mapping[Cell, _Cell], thin: bool) -> str:
     smooth = f"metrics of every step as running means over {SMOOTHING:.0%} of the budget"
     if max(here.n for here in known.values()) == 1:
         return f"bold: the one run of an arm, {smooth}; thin: the same run {logged}; one seed has no interval"
-    return f"bold: mean over seeds, {smooth}; band: its 95% t interval; thin: single seeds {logged}"
+    return f"bold: mean over runs, {smooth}; band: its 95% t interval; thin: single seeds {logged}"
 
 
 def _footer(data: SweepData, finals: FinalValues, bands: str, gathered: _Gathered, numbers: pd.DataFrame) -> str:
@@ -324,7 +324,7 @@ def _footer(data: SweepData, finals: FinalValues, bands: str, gathered: _Gathere
     parts_drawn, longest = set(numbers["part"]), numbers.loc[numbers["part"] == "seed", "x"].max()
     parts = [
         f"{bands[0].upper()}{bands[1:]}.",
-        f"G: how much more Pc than E was gained from step 0 to X = {finals.at}, percentage points.",
+        f"G: how much more Pc than E was gained from step 0 to X = {finals.at}, percentage points.{finals.over_bases}",
         "Ring: picked on these data, so a little too high." if "peak" in parts_drawn else "",
         _onset_text(known, "onset" in parts_drawn),
         "Bar: a mean ends with the shortest of its seeds." if "end" in parts_drawn else "",

@@ -45,7 +45,7 @@ PANELS = {
 FEWEST = 3  # values that make a curve
 _APART = 0.07  # of the distance of two values, between the bars of two levels
 _LEFT, _RIGHT, _BETWEEN, _PANEL = 0.62, 0.12, 0.62, 2.4  # inches
-_BANDS = "line: mean over seeds; bars: its 95% t interval, levels moved apart; dots: single seeds"
+_BANDS = "line: mean over runs; bars: its 95% t interval, levels moved apart; dots: single seeds"
 _NO_BANDS = "line: the one seed"
 
 
@@ -129,7 +129,8 @@ def draw_doses(data: SweepData, finals: FinalValues) -> Drawn | None:
         (Line2D([], [], color=look[level][0], linestyle=look[level][1], marker="o"), f"{factor} = {level}")
         for level in (levels if len(levels) > 1 else ())
     ]
-    said = f"{bands[0].upper()}{bands[1:]}. Final values at {finals.at}. An interval may end below what is drawn."
+    said = f"{bands[0].upper()}{bands[1:]}. Final values at {finals.at}.{finals.over_bases}"
+    said += " An interval may end below what is drawn."
     parts = [said, collapse_note(data, finals)]
     footer = wrapped(" ".join(filter(None, parts)), WIDTH - 0.2, TINY)
     metrics = [metric for metric in PANELS if (numbers["metric"] == metric).any()]

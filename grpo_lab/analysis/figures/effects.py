@@ -148,7 +148,7 @@ def _panel(axes: Axes, numbers: pd.DataFrame, arms: Sequence[str], pairs: pd.Ser
 
 def _footer(data: SweepData, finals: FinalValues, numbers: pd.DataFrame, bars: str) -> str:
     parts = [
-        f"{bars[0].upper()}{bars[1:]}. Final values at {finals.at}.",
+        f"{bars[0].upper()}{bars[1:]}. Final values at {finals.at}.{finals.over_bases}",
         "Arrow: the direction that was predicted." if numbers["predicted"].any() else "",
         "" if data.design else f"Nothing was declared: {data.control} is the sweep's first arm.",
     ]

@@ -276,7 +276,7 @@ def _legend(figure: Figure, heading: float, entries: Sequence[tuple[Artist, str]
 
 def _footer(data: SweepData, finals: FinalValues, rows: Sequence[Row], ends: dict[str, float], bars: str) -> str:
     parts = [
-        f"{bars[0].upper()}{bars[1:]}. Final values at {finals.at}.",
+        f"{bars[0].upper()}{bars[1:]}. Final values at {finals.at}.{finals.over_bases}",
         "Numbers: downstream, percentage points, with pairs of runs.",
         _stars(rows),
         _band(data, finals, rows, ends),

@@ -32,9 +32,9 @@ from grpo_lab.analysis.figures.small_multiples import (
 from grpo_lab.analysis.figures.style import BLACK, GREEN, GREY, SMALL, VERMILLION, Drawn, house_style, wrapped
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.intervals import Interval, t_interval
+from grpo_lab.analysis.stats.intervals import Interval
 from grpo_lab.analysis.table_rows import row_at, rows_of
-from grpo_lab.analysis.tracks import Track, cells, tracks
+from grpo_lab.analysis.tracks import Track, cells, mean_of_tracks, tracks
 
 LEAD, GRID = 9, 21  # points of a fitted curve, before the first evaluation and after it
 _NEEDED = ("kl", "downstream", "reward")
@@ -78,18 +78,19 @@ def _fitted(cell: Sequence[Track], gains: Sequence[np.ndarray]) -> Iterator[dict
     if not fits:
         return
     a, b = (np.array(values) for values in list(zip(*fits))[1:])
+    fitted = [track for track, _, _ in fits]
     seen = [_distance(track)[1:] for track, _, _ in fits]
     first, last = max(float(d.min()) for d in seen), min(float(d.max()) for d in seen)
     grids = {"lead": np.linspace(0.0, min(first, last), LEAD), "curve": np.linspace(first, max(first, last), GRID)}
     for part, grid in grids.items():
         for d in grid:
             height = d * (a - b * math.log(d)) if d > 0 else 0.0 * a
-            yield {"part": part, "x": float(d)} | _columns(t_interval(height.tolist()))
+            yield {"part": part, "x": float(d)} | _columns(mean_of_tracks(fitted, height.tolist()))
     for name, values in (("a", a), ("b", b)):
-        yield {"part": name} | _columns(t_interval(values.tolist()))
+        yield {"part": name} | _columns(mean_of_tracks(fitted, values.tolist()))
     tops = [kl_peak(float(x), float(y), float(d.max())) for x, y, d in zip(a, b, seen)]
     if len(tops) == len(cell) and all(d.min() <= top <= d.max() for (top, _), d in zip(tops, seen)):
-        x, gain = (t_interval(list(values)) for values in zip(*tops))
+        x, gain = (mean_of_tracks(fitted, values) for values in zip(*tops))
         yield {"part": "top", "x": x.mean, "x_low": x.low, "x_high": x.high} | _columns(gain)
 
 
@@ -223,12 +224,12 @@ def _footer(data: SweepData, finals: FinalValues, bands: str, single: bool) -> s
         f"{bands[0].upper()}{bands[1:]}.",
         "Pc: share of all training responses that were right, before any filter. "
         "Fitted: gain = d (a - b ln d), d = sqrt(KL), for each run by itself; thin before the first evaluation; "
-        f"a and b in pp per sqrt(nat) of the downstream gain{'' if single else ', with 95% t intervals over seeds'}.",
+        f"a and b in pp per sqrt(nat) of the downstream gain{'' if single else ', with 95% t intervals'}.",
         ""
         if single
         else f'"{NOT_SEEN}": the interval of b reaches 0, which does not rule it out. '
         f'"{LOSES}": the band of the downstream curve lies below 0.',
-        f"Evaluations up to {finals.at}.",
+        f"Evaluations up to {finals.at}.{finals.over_bases}",
         collapse_note(data, finals),
     ]
     return " ".join(filter(None, parts))

@@ -29,12 +29,12 @@ from grpo_lab.analysis.figures.small_multiples import (
 from grpo_lab.analysis.figures.style import BLACK, BODY, SMALL, Drawn, budget_label, house_style, wrapped
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.intervals import Interval, t_interval
-from grpo_lab.analysis.tracks import TRAINING, Track, cells, on_grid, tracks
+from grpo_lab.analysis.stats.intervals import Interval
+from grpo_lab.analysis.tracks import TRAINING, Track, cells, mean_of_tracks, on_grid, tracks
 
 COLOURS = "viridis"  # which the colour-blind read as an order, as grey does
 SLOPES = {"divergence/transfer_slope_early": "_early", "divergence/transfer_slope_late": "_late"}
-BANDS = "cross: standard errors over seeds of both, at X; thin: single seeds; one seed has no error"
+BANDS = "cross: standard errors over runs of both, at X; thin: single seeds; one seed has no error"
 _GHOST, _ARROWS = "#D0D0D0", 6
 _POINTS = 3  # that `transfer_slope` needs
 _FOOT = 0.42  # inches under the panels, for the colour bar
@@ -68,10 +68,7 @@ def _paths(data: SweepData, finals: FinalValues) -> dict[Cell, _Path]:
             float(end.std(ddof=1)) / math.sqrt(n) if n > 1 else math.nan for end in (reward[:, -1], downstream[:, -1])
         )
         each = [transfer_slopes(track) for track in whole]
-        slopes = {
-            name: t_interval([slope[half] for slope in each if not math.isnan(slope[half])])
-            for name, half in SLOPES.items()
-        }
+        slopes = {name: mean_of_tracks(whole, [slope[half] for slope in each]) for name, half in SLOPES.items()}
         found[key] = _Path(x, reward.mean(axis=0), downstream.mean(axis=0), (first, second), whole, slopes)
     return found
 
@@ -253,11 +250,11 @@ def _footer(data: SweepData, finals: FinalValues, paths: Mapping[Cell, _Path]) -
     lacking = [(run.level, run.arm, run.seed) for run in tracks(data, finals) if not _whole(run)]
     left_out = [arm for arm in data.arms if arm not in {arm for _, arm in paths}]
     parts = [
-        f"Path: mean over seeds from step 0 (dot) to X = {finals.at}; cross: standard errors over seeds at X; thin: "
+        f"Path: mean over runs from step 0 (dot) to X = {finals.at}; cross: standard errors over runs at X; thin: "
         "single seeds. Pc is the mean over the last 5% of the budget before an evaluation, at step 0 that of the "
         "probe. Slopes of E on Pc over the first and the second half of the budget: Theil-Sen within a run, then mean "
-        "and 95% t interval over seeds. Under the diagonal, less is gained downstream than in training; a path that "
-        "falls loses.",
+        "and 95% t interval. Under the diagonal, less is gained downstream than in training; a path that "
+        f"falls loses.{finals.over_bases}",
         f"No slope of a half with fewer than {_POINTS} evaluations of different reward; *: some of the runs have none."
         if few
         else "",

@@ -41,7 +41,7 @@ from grpo_lab.analysis.figures.style import (
 )
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.intervals import t_interval
+from grpo_lab.analysis.stats.comparison import mean_of_runs
 from grpo_lab.analysis.table_rows import rows_of
 
 AXES = {"reward": "training reward", "downstream": "downstream accuracy"}
@@ -80,11 +80,11 @@ def rank_numbers(found: Mapping[str, RankedArms]) -> pd.DataFrame:
             ]
             mean = labels | {"part": "mean", "n": len(here.seeds)}
             for name, values in own.items():
-                interval = t_interval(values.tolist())
+                interval = mean_of_runs(values.tolist(), here.bases)
                 mean |= {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
                 mean |= {f"{name}_rank": ranks[name][index]}
             rows.append(mean)
-        both = arm_agreement(here.reward, here.downstream)
+        both = arm_agreement(here.reward, here.downstream, here.bases)
         regret, every = both.regret, {"level": level, "arm": "", "n": both.regret.n}
         ends = {"value": 100 * regret.mean, "low": 100 * regret.low, "high": 100 * regret.high}
         rows += [every | {"part": "regret"} | ends, every | {"part": "tau", "value": both.tau}]
@@ -274,10 +274,10 @@ def _footer(
         f"{marks[0].upper()}{marks[1:]}.",
         "Numbers beside the marks: rank by training reward." if long else "",
         "Top-1 regret: downstream accuracy lost by taking the arm with the highest training reward, arms chosen on the "
-        "other seeds and measured on the one left out, 95% t interval; tau_b: of the means over seeds. "
+        "other seeds and measured on the one left out, 95% t interval; tau_b: of the means over runs. "
         "Training reward: share of all responses that were right, before any filter, over the last fifth of the "
         "budget. "
-        f"Both at {finals.at}.",
+        f"Both at {finals.at}.{finals.over_bases}",
         *(f"{here.note[0].upper()}{here.note[1:]}." for here in found.values() if here.note),
     ]
     absent = [level for level in data.levels if level not in found]

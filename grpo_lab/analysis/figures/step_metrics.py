@@ -331,7 +331,7 @@ def _bands(numbers: pd.DataFrame) -> str:
     thin = "single seeds as logged, of long runs the lowest and highest of every stretch"
     if not (numbers["n"] > 1).any():
         return f"bold: the one run of an arm, {smooth}; thin: the same run as logged; one seed has no interval"
-    return f"bold: mean over seeds, {smooth}; band: its 95% t interval; thin: {thin}"
+    return f"bold: mean over runs, {smooth}; band: its 95% t interval; thin: {thin}"
 
 
 def _footer(data: SweepData, finals: FinalValues, gathered: _Gathered, bands: str) -> str:

@@ -38,7 +38,7 @@ from grpo_lab.analysis.figures.style import (
 )
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.intervals import t_interval
+from grpo_lab.analysis.stats.comparison import mean_of_runs
 from grpo_lab.analysis.table_rows import row_at
 from grpo_lab.analysis.tracks import Track, cells, tracks
 
@@ -49,7 +49,7 @@ WHENS = ("start", "end")
 QUANTITIES = {"length": "response length (tokens)", "accuracy": "right answers (%)"}
 _APART = 0.012  # of the range of lengths asked for, between the bars of two arms
 _LEFT, _RIGHT, _BETWEEN, _PANEL = 0.62, 0.1, 0.68, 2.3  # inches
-_BANDS = "line: mean over seeds at the last evaluation; bars: its 95% t interval over seeds, arms moved apart"
+_BANDS = "line: mean over runs at the last evaluation; bars: its 95% t interval, arms moved apart"
 _NO_BANDS = "line: the one seed at the last evaluation"
 
 
@@ -59,6 +59,7 @@ class Asked:
     of right answers, before training and at the last evaluation."""
 
     seed: int
+    base: int
     answers: Mapping[str, pd.DataFrame]
 
 
@@ -83,6 +84,7 @@ def _asked(answers: pd.DataFrame, track: Track) -> Asked | None:
         return None
     return Asked(
         track.seed,
+        track.base,
         {
             when: pd.DataFrame(
                 {
@@ -125,6 +127,7 @@ def target_length_numbers(found: Mapping[Cell, Sequence[Asked]]) -> pd.DataFrame
     x) or "mean" (over the n seeds that have some, with the t interval in low and high).
     """
     edges = _edges(found)
+    bases = {run.seed: run.base for runs in found.values() for run in runs}
     rows: list[dict[str, Any]] = []
     for (level, arm), runs in found.items():
         for when in WHENS:
@@ -135,15 +138,18 @@ def target_length_numbers(found: Mapping[Cell, Sequence[Asked]]) -> pd.DataFrame
                 x = {"x": np.mean([row["wanted"] for row in here.values()])} if here else {}
                 for series in QUANTITIES if here else ():
                     values = {seed: float(row[series]) for seed, row in here.items()}
-                    rows += _of_seeds(labels | {"series": series} | x, values)
-            rows += _of_seeds(labels | {"series": "slope"}, {run.seed: slope_of(run.answers[when]) for run in runs})
+                    rows += _of_seeds(labels | {"series": series} | x, values, bases)
+            slopes = {run.seed: slope_of(run.answers[when]) for run in runs}
+            rows += _of_seeds(labels | {"series": "slope"}, slopes, bases)
     return as_table(rows, ["level", "arm", "when", "series", "part", "x", "seed", "value", "low", "high", "n"])
 
 
-def _of_seeds(labels: dict[str, Any], values: Mapping[int, float]) -> Iterator[dict[str, Any]]:
+def _of_seeds(
+    labels: dict[str, Any], values: Mapping[int, float], bases: Mapping[int, int]
+) -> Iterator[dict[str, Any]]:
     for seed, value in values.items():
         yield labels | {"part": "seed", "seed": seed, "value": value}
-    yield labels | {"part": "mean"} | as_columns(t_interval(list(values.values())))
+    yield labels | {"part": "mean"} | as_columns(mean_of_runs(list(values.values()), [bases[seed] for seed in values]))
 
 
 def _edges(found: Mapping[Cell, Sequence[Asked]]) -> np.ndarray:
@@ -272,7 +278,7 @@ def _footer(data: SweepData, finals: FinalValues, bands: str) -> str:
         f"{bands[0].upper()}{bands[1:]}; thin: single seeds." if bands == _BANDS else f"{bands[0].upper()}{bands[1:]}.",
         "Held-out questions under the training protocol, grouped by the length that they ask for. Slope: tokens of "
         "response for each token asked for, by least squares over single questions; 1 does as it is asked, 0 takes no "
-        f"notice. The last evaluation is that at or before {finals.at}.",
+        f"notice. The last evaluation is that at or before {finals.at}.{finals.over_bases}",
         collapse_note(data, finals),
     ]
     return " ".join(filter(None, parts))

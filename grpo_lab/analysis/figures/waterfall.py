@@ -37,9 +37,8 @@ from grpo_lab.analysis.figures.style import (
 )
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.intervals import t_interval
 from grpo_lab.analysis.table_rows import rows_of
-from grpo_lab.analysis.tracks import Track, cells, tracks
+from grpo_lab.analysis.tracks import Track, cells, mean_of_tracks, tracks
 
 # Colour of each part, on which black lines show, and what it is: the change on the first less that on the second.
 PARTS = {
@@ -49,7 +48,7 @@ PARTS = {
     "shift": ("#56B4E9", "distribution shift: unseen questions of the same kind less downstream questions"),
 }
 TOTAL = "total"
-BARS = "bar: a part of the gap, mean over seeds, from where the one above it ended; line: its 95% t interval over seeds"
+BARS = "bar: a part of the gap, mean over runs, from where the one above it ended; line: its 95% t interval"
 BARS_OF_ONE = "bar: a part of the gap, from where the one above it ended; one seed has no interval"
 _LANE, _APART, _BETWEEN, _RIGHT = 0.075, 0.1, 0.22, 0.15  # inches: a part, two arms, two levels, the margin
 _NEEDED = tuple(dict.fromkeys(name for ends in WATERFALL.values() for name in ends))
@@ -69,7 +68,7 @@ def waterfall_numbers(found: Mapping[tuple[str, str], Sequence[Track]]) -> pd.Da
         sizes = {name: [100 * float(part[name][-1]) for part in parts] for name in WATERFALL}
         start = 0.0
         for name, values in (sizes | {TOTAL: [100 * float(gap(track)[-1]) for track in cell]}).items():
-            mean = t_interval(values)
+            mean = mean_of_tracks(cell, values)
             row = {"level": level, "arm": arm, "part": name, "start": 0.0 if name == TOTAL else start}
             rows.append(row | {"value": mean.mean, "low": mean.low, "high": mean.high, "n": mean.n})
             start += mean.mean
@@ -198,7 +197,7 @@ def _footer(data: SweepData, finals: FinalValues, bars: str) -> str:
     parts = [
         f"{bars[0].upper()}{bars[1:]}. Every part is a change from step 0 to {finals.at}; to the right, "
         "the first gained more than the second. Training reward: share of all responses that were right, before any "
-        "filter; its step 0 is the probe of step 0.",
+        f"filter; its step 0 is the probe of step 0.{finals.over_bases}",
         collapse_note(data, finals),
     ]
     return " ".join(filter(None, parts))

@@ -28,7 +28,7 @@ def tables_section(data: SweepData, finals: FinalValues, divergence: pd.DataFram
     name = data.record.name
     parts = [paragraph(f"{finals.rule}."), _finals(data, finals), _differences(data, finals)]
     if divergence is not None and not divergence.empty:
-        parts.append(folded("Every measure of divergence", _divergence(data, divergence)))
+        parts.append(folded("Every measure of divergence", _divergence(data, divergence, finals.brackets)))
     files = ", ".join(f"{name}_{what}" for what in ("table.csv", "tricks.csv", "divergence.csv", "verdict.txt"))
     parts.append(paragraph(f"The same as files, by make figures EXP={shlex.quote(name)}: {files}.", "small"))
     return Html("\n".join(parts))
@@ -74,7 +74,7 @@ def _differences(data: SweepData, finals: FinalValues) -> Html:
     return table(head, lines, f"Differences to {data.control} at {finals.at}, paired by seed")
 
 
-def _divergence(data: SweepData, divergence: pd.DataFrame) -> Html:
+def _divergence(data: SweepData, divergence: pd.DataFrame, brackets: str) -> Html:
     """Measures as rows, arms as columns; where there is no number, the reason."""
     arms = list(dict.fromkeys(divergence[["level", "arm"]].itertuples(index=False, name=None)))
     of = {(row.level, row.arm, row.metric): row for row in rows_of(divergence)}
@@ -87,7 +87,7 @@ def _divergence(data: SweepData, divergence: pd.DataFrame) -> Html:
         for measure, unit in measures.items()
     ]
     names = [place(data, level, arm) if arm else f"all arms{f' at {level}' if level else ''}" for level, arm in arms]
-    caption = "Divergence; brackets: 95% t interval over n seeds; braces: percentiles over seeds and questions"
+    caption = f"Divergence; brackets: {brackets}, n runs; braces: percentiles over runs and questions"
     return table(["measure", *names], lines, caption)
 
 

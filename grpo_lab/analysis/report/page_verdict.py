@@ -184,7 +184,7 @@ def _divergence(data: SweepData, finals: FinalValues, divergence: pd.DataFrame |
     grid = table(
         ["arm", "n seeds", *shown.values()],
         lines,
-        "Divergence by arm; brackets: 95% t interval over seeds, of onsets the range with a seed left out",
+        f"Divergence by arm; brackets: {finals.brackets}, of onsets the range with a seed left out",
     )
     return Html(f"{head}{''.join(paragraph(line) for line in said)}{grid}{paragraph(explained, 'small')}")
 

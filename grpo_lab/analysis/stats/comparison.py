@@ -134,6 +134,15 @@ def compare(
     return Comparison(tuple(sorted(own)), whole, alive, observed, mixed, p)
 
 
+def mean_of_runs(values: Sequence[float], bases: Sequence[int]) -> Interval:
+    """The mean of one number per run, for another base where these are of several; NaN values are left out.
+
+    `bases` holds the base of each value. For numbers that are no accuracies, so groups of runs are not looked for.
+    """
+    known = {run: float(value) for run, value in enumerate(values) if not math.isnan(value)}
+    return compare(known, dict(enumerate(bases)), grouped=False).whole
+
+
 def _pvalue(interval: Interval, observed: Sequence[float]) -> float:
     """Of no effect; 1 where the interval of these values is withheld, so that no word rests on it."""
     p = paired_t_pvalue(observed)

@@ -466,7 +466,7 @@ function start(panel) {
       return [metric.title, own, ...(compared ? [control.final[view.axis][metric.name][0], difference, String(pairs)] : [])];
     });
     const table = make("table", {},
-      make("caption", {}, make("span", {}, `At ${axis.at}; brackets: 95% t interval over seeds${compared ? ", differences paired by seed" : ""}`)),
+      make("caption", {}, make("span", {}, `At ${axis.at}; brackets: ${panel.brackets}${compared ? ", differences paired by seed" : ""}`)),
       make("thead", {}, make("tr", {}, ...head.map((cell) => make("th", { scope: "col" }, cell)))),
       make("tbody", {}, ...rows.map((row) => make("tr", {}, make("th", { scope: "row" }, row[0]), ...row.slice(1).map((cell) => make("td", {}, cell))))));
     return find("differences").replaceChildren(make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Values in numbers" }, table));
