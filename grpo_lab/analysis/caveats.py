@@ -298,9 +298,9 @@ def _two_groups(data: SweepData, finals: FinalValues) -> list[str]:
         for metric in dict.fromkeys([*(name for name in primary if is_rated(name)), *EVALUATED]):
             why = two_groups(finals.of(level, arm, metric).to_dict(), finals.bases)
             if why and not finals.collapsed(level, arm):
-                how = why.removeprefix("two groups of runs").strip(", ")
+                how = why.removeprefix("two groups of ")
                 found.append(f"{place(data, level, arm)} ({metric}: {how})")
-    return [f"Two groups of runs, so no interval of their mean: {_listed(found)}."] if found else []
+    return [f"Two groups, so no interval of the mean: {_listed(found)}."] if found else []
 
 
 def _lengths(data: SweepData, finals: FinalValues) -> list[str]:

@@ -109,7 +109,7 @@ def test_a_run_that_lies_apart_is_seen_where_bases_lie_further_apart() -> None:
     apart = [0.3, 0.5, 0.7, 0.9]
     values = {seed: apart[base] + 0.01 * (seed > 3) for seed, base in of_base.items()}
     assert two_groups(values, of_base) == ""
-    # base 3 is .9 and .75; within the other bases deviations are .01 / 2: squares 3 * 2 * .005^2 over 8 - 5 degrees
+    # base 3 is .9 and .75; the others deviate by .007: two runs lie within 1.414 * 4.541 * .007 = .045 by chance
     assert two_groups(values | {7: 0.75}, of_base) == "two groups of runs within a base, 0.15 apart"
     assert two_groups(values | {4: 0.42, 5: 0.62, 7: 0.75}, of_base) == ""  # one base is left to tell what is usual
 

@@ -34,6 +34,7 @@ from grpo_lab.analysis.stats.multiplicity import ROUNDING, paired_t_pvalue
 FEWEST_BASES = 3  # for an interval about another base
 HARM = 0.02  # of an accuracy or a reward: losing more than this in another base is harm
 APART, TIMES = 0.1, 4  # two groups lie this far apart, and this many standard deviations within groups
+CHANCE = 0.98  # of two normal runs of a base to lie nearer than what makes them groups
 FEWEST_RUNS = 4  # in which two groups can be told from one
 
 
@@ -192,9 +193,9 @@ def two_groups(values: Mapping[int, float], bases: Mapping[int, int] | None = No
     and more than 4 times the standard deviation within the groups. With fewer than four values there is no telling.
 
     With two runs or more on every base, a gap between whole bases is not one between runs: the interval over bases has
-    it. There the runs of each base are divided too, at a gap of more than 10 points, and the largest gap is compared
-    with the deviation within all the parts. With one run a base, a base that lies apart is not told from a run that
-    does.
+    it. There the runs of each base are divided too, at a gap of more than 10 points, and the largest gap must be one
+    that two normal runs have in fewer than 1 of 50 pairs, by t and the deviation within all the parts. With one run a
+    base, a base that lies apart is not told from a run that does.
     """
     if len(values) < FEWEST_RUNS:
         return ""
@@ -202,14 +203,21 @@ def two_groups(values: Mapping[int, float], bases: Mapping[int, int] | None = No
     for seed, value in values.items():
         of_base.setdefault((bases or {}).get(seed, -1), []).append(value)
     low, high, gap = _divided(values.values())
-    if len(of_base) < 2 or min(map(len, of_base.values())) < 2:
-        return f"two groups of runs, {len(low)} and {len(high)}, {gap:.2f} apart" if _apart(gap, low, high) else ""
-    if _apart(gap, low, high) and any(min(own) < high[0] <= max(own) for own in of_base.values()):
-        return f"two groups of runs, {len(low)} and {len(high)}, {gap:.2f} apart"
+    apart = APART < gap < math.inf and gap > TIMES * _deviation([low, high])
+    nested = len(of_base) > 1 and min(map(len, of_base.values())) > 1
+    if apart and (not nested or any(min(own) < high[0] <= max(own) for own in of_base.values())):
+        what = "bases" if len(of_base) == len(values) else "runs"
+        return f"two groups of {what}, {len(low)} and {len(high)}, {gap:.2f} apart"
+    if not nested:
+        return ""
     divided = [(own, *_divided(own)) for own in of_base.values()]
     gap = max(within for *_, within in divided)
     parts = [part for own, *two, within in divided for part in (two if within > APART else [own])]
-    return f"two groups of runs within a base, {gap:.2f} apart" if _apart(gap, *parts) else ""
+    free = len(values) - len(parts)
+    if free < 2 or not APART < gap < math.inf:
+        return ""
+    by_chance = math.sqrt(2) * critical_t(free, CHANCE) * _deviation(parts)
+    return f"two groups of runs within a base, {gap:.2f} apart" if gap > by_chance else ""
 
 
 def _divided(values: Iterable[float]) -> tuple[list[float], list[float], float]:
@@ -220,10 +228,7 @@ def _divided(values: Iterable[float]) -> tuple[list[float], list[float], float]:
     return ordered[:at], ordered[at:], float(gaps[at - 1])
 
 
-def _apart(gap: float, *parts: Sequence[float]) -> bool:
-    """Whether a gap is too large for the deviation within the parts, which two or more degrees of freedom must tell."""
-    free = sum(map(len, parts)) - len(parts)
-    if free < 2 or not APART < gap < math.inf:
-        return False
+def _deviation(parts: Sequence[Sequence[float]]) -> float:
+    """The standard deviation of values within their parts."""
     squares = sum(float(np.var(part)) * len(part) for part in parts)
-    return gap > TIMES * math.sqrt(squares / free)
+    return math.sqrt(squares / (sum(map(len, parts)) - len(parts)))
