@@ -103,7 +103,8 @@ def _signal(data: SweepData) -> list[tuple[str, str]]:
     for metric, words in (("rollout/frac_zero_std", "groups without signal"), ("train/entropy", "entropy, nats")):
         for share, when in ((0.0, "first"), (0.5, "middle"), (1.0, "last")):
             part = _over_bases(data, lambda points, metric=metric, share=share: _around(points, metric, share))
-            rows.append((f"{words}, {when} {SMOOTHING} steps", part.text()))
+            most = 1.0 if metric == "rollout/frac_zero_std" else math.inf
+            rows.append((f"{words}, {when} {SMOOTHING} steps", part.within(0.0, most).text()))
     return rows
 
 
@@ -135,7 +136,8 @@ def _clipped(data: SweepData) -> list[tuple[str, str]]:
     named = {"trust_region": "in regime=trust_region", "stale": "in regime=stale"}
     arms = [arm for arm in data.arms if arm in set(data.finished["arm"])]
     return [
-        (f"tokens clipped, {named.get(arm, f'updates={arm}')}", _percent(_over_bases(data, mean, arm))) for arm in arms
+        (f"tokens clipped, {named.get(arm, f'updates={arm}')}", _percent(_over_bases(data, mean, arm).within(0.0, 1.0)))
+        for arm in arms
     ]
 
 
@@ -152,7 +154,7 @@ def _noise(data: SweepData) -> list[tuple[str, str]]:
             ends.append({"base": bases_of[labels], "value": float(points[metric].dropna().iloc[-1])})
         of_bases, of_seeds = components(pd.DataFrame(ends))
         rows += [(f"{words}: sd between bases", of_bases.text()), (f"{words}: sd between seeds", of_seeds.text())]
-        rows.append((f"{words}: sd of evaluation alone", f"{_sampling_sd(data, metric.split('/')[1]):.3f}"))
+        rows.append((f"{words}: sd of evaluation alone", _sampling_sd(data, metric.split("/")[1]).text()))
         for bases, seeds in DESIGNS:
             pairs = math.sqrt(2) * of_seeds.mean  # of a pair's difference, as arms hardly correlate over seeds
             least, most = (smallest_effect(sd, pairs, bases, seeds) for sd in (0.0, of_bases.mean))
@@ -161,15 +163,19 @@ def _noise(data: SweepData) -> list[tuple[str, str]]:
     return rows
 
 
-def _sampling_sd(data: SweepData, suite: str) -> float:
+def _sampling_sd(data: SweepData, suite: str) -> Interval:
     """The deviation of a run's final accuracy that sampling the answers alone makes, its questions given."""
     answers = data.answers[data.answers["suite"] == suite]
     last = answers[answers["step"] == answers["step"].max()]
-    variances = []
-    for _, run in groups_of(last, LABELS, sort=False):
+    bases = data.runs.set_index(LABELS)["base"]
+    variances: dict[int, list[float]] = {}
+    for labels, run in groups_of(last, LABELS, sort=False):
         share, samples = run["correct"] / run["n"], run["n"]
-        variances.append(float((share * (1 - share) / (samples - 1)).sum() / len(run) ** 2))
-    return math.sqrt(float(np.mean(variances)))
+        own = float((share * (1 - share) / (samples - 1)).sum() / len(run) ** 2)
+        variances.setdefault(int(bases[labels]), []).append(own)
+    found = t_interval([float(np.mean(own)) for own in variances.values()])
+    ends = (math.sqrt(max(0.0, value)) for value in (found.mean, found.low, found.high))
+    return Interval(*ends, found.n)
 
 
 # --- the page ---------------------------------------------------------------------------------------------------

@@ -20,21 +20,27 @@ from grpo_lab.tracking.files import locked
 
 BASES = 4  # of every recipe
 PROBLEMS = 1024  # asked of each of two models that are compared
-_Z = float(stats.norm.ppf(0.975))
+CONFIDENCE = 0.95  # that no base differs by chance, of all that are compared
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Accuracies of the shipped and the rebuilt model on the same PROBLEMS problems, and their difference."""
+    """Accuracies of the shipped and the rebuilt model on the same PROBLEMS problems, and their difference.
+
+    `number` models are compared in all: the interval is wide enough for all of them to agree in 95% of calls, where
+    sampling the answers is all that differs (Bonferroni).
+    """
 
     file: str
     was: float
     now: float
+    number: int = 1
 
     @property
     def half_width(self) -> float:
-        """Of the 95% interval of the difference, by normal approximation of two independent shares."""
-        return _Z * math.sqrt(sum(share * (1 - share) for share in (self.was, self.now)) / PROBLEMS)
+        """Of the interval of the difference, by normal approximation of two independent shares."""
+        z = float(stats.norm.ppf(1 - (1 - CONFIDENCE) / (2 * self.number)))
+        return z * math.sqrt(sum(share * (1 - share) for share in (self.was, self.now)) / PROBLEMS)
 
     @property
     def agrees(self) -> bool:
@@ -75,7 +81,8 @@ def rebuilt(recipes: Sequence[ArithmeticBase]) -> Iterator[Compared]:
             was, now = Path(scratch, "shipped"), Path(scratch, "rebuilt")
             unpack(recipe, came.weights, was)
             build(recipe, now)
-            yield Compared(came.file, *(accuracy_of(recipe, folder) for folder in (was, now)))
+            was_accuracy, now_accuracy = (accuracy_of(recipe, folder) for folder in (was, now))
+            yield Compared(came.file, was_accuracy, now_accuracy, len(recipes))
 
 
 def ship(name: str, recipe: ArithmeticBase) -> Shipped:

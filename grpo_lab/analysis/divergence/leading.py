@@ -27,6 +27,8 @@ LEADING = "divergence/leading_"
 LOSS = 0.1  # of downstream accuracy, share
 QUANTILE = 0.95  # of the highest reading of one more null run: what lies above is an alarm
 RESAMPLES = 2000
+FEWEST_NULL = 3  # null runs of a level, from which it has a threshold of its own
+EVERY = "*"  # in place of a level: all of them
 FEWEST = 10  # runs with a loss, and without, from which the area has an interval
 
 
@@ -68,8 +70,9 @@ class Share:
 class Announced:
     """How one indicator announces losses.
 
-    `auc` is over pairs of a run that loses later and one that does not, read at the same step. `threshold` is in the
-    indicator's unit, of its change in the feared direction; NaN without null runs. `caught` counts runs with an alarm
+    `auc` is over pairs of a run that loses later and one that does not, at the same level and read at the same step.
+    `threshold` is in the indicator's unit, of its change in the feared direction: where levels have thresholds of their
+    own, the lowest of them; NaN without null runs. `caught` counts runs with an alarm
     before their loss, `lead` holds for each of these the budget between alarm and loss, as a share of X. `false` counts
     null runs that alarm when the other null runs set the threshold. `note` says what is missing.
     """
@@ -105,37 +108,47 @@ def announced(
 
     The threshold is the 95% prediction bound for the highest reading of one more null run, m + t sqrt(1 + 1/n) s from
     mean and standard deviation of the highest readings of n of them. So one null run in twenty alarms at any time, if
-    highest readings are normal; the count of false alarms says whether they are. It takes three null runs.
+    highest readings are normal; the count of false alarms says whether they are. It takes three null runs. Where every
+    level of `runs` has three of its own, each has a threshold of its own; otherwise there is one of all null runs.
     """
     runs, null = (
         [run for run in some if np.isfinite(run.downstream).all() and np.isfinite(readings(run, indicator)[1:]).all()]
         for some in (runs, null)
     )
-    quiet = [run for run in null if lost_at(run) is None]
-    highest = np.array([_highest(run, indicator) for run in quiet if len(run.x) > 2])
+    highest = _highest_of(runs, [run for run in null if lost_at(run) is None and len(run.x) > 2], indicator)
     nothing = Interval(math.nan, math.nan, math.nan, len(runs))
     if not any(len(run.x) > 2 for run in runs):
         why = "no run logged it" if not runs else "it takes an evaluation between the start and the last"
         return Announced(nothing, math.nan, Share(0, 0), (), Share(0, 0), why)
     auc, note = _area(runs, indicator, rng)
-    if len(highest) < 3:
-        short = f"{len(highest)} null runs without a loss are too few for a threshold"
+    number = sum(len(own) for own in highest.values())
+    if number < FEWEST_NULL:
+        short = f"{number} null runs without a loss are too few for a threshold"
         return Announced(auc, math.nan, Share(0, 0), (), Share(0, 0), f"{note}; {short}")
-    threshold = _threshold(highest)
+    thresholds = {level: _threshold(own) for level, own in highest.items()}
     lead = []
     losers = [run for run in runs if (lost_at(run) or 0) > 1]
     for run in losers:
         lost = lost_at(run)
+        threshold = thresholds.get(run.level, thresholds.get(EVERY, math.nan))
         alarms = np.flatnonzero(readings(run, indicator)[1:lost] > threshold)
         if len(alarms):
             lead.append(float((run.x[lost] - run.x[alarms[0] + 1]) / run.x[-1]))
-    others = [np.delete(highest, place) for place in range(len(highest))]
-    false = Share(sum(bool(own > _threshold(rest)) for own, rest in zip(highest, others)), len(highest))
-    return Announced(auc, threshold, Share(len(lead), len(losers)), tuple(lead), false, note)
+    alarmed = sum(
+        bool(own[place] > _threshold(np.delete(own, place))) for own in highest.values() for place in range(len(own))
+    )
+    lowest = min(thresholds.values())
+    return Announced(auc, lowest, Share(len(lead), len(losers)), tuple(lead), Share(alarmed, number), note)
 
 
-def _highest(run: Track, indicator: Indicator) -> float:
-    return float(readings(run, indicator)[1:-1].max())
+def _highest_of(runs: Sequence[Track], quiet: Sequence[Track], indicator: Indicator) -> dict[str, np.ndarray]:
+    """The highest reading of every null run by level, or of all under EVERY where some level has too few of its own."""
+    by_level: dict[str, list[float]] = {}
+    for run in quiet:
+        by_level.setdefault(run.level, []).append(float(readings(run, indicator)[1:-1].max()))
+    if all(len(by_level.get(run.level, ())) >= FEWEST_NULL for run in runs):
+        return {level: np.array(own) for level, own in by_level.items()}
+    return {EVERY: np.array([value for own in by_level.values() for value in own])}
 
 
 def _threshold(highest: np.ndarray) -> float:
@@ -147,10 +160,12 @@ def _threshold(highest: np.ndarray) -> float:
 def _area(runs: Sequence[Track], indicator: Indicator, rng: np.random.Generator) -> tuple[Interval, str]:
     """The area under the curve, from whole runs resampled; and why it or its interval is not there."""
     above, pairs = pair_counts(runs, indicator)
-    losing, staying = (int((pairs.sum(axis=axis) > 0).sum()) for axis in (1, 0))
+    known = [lost_at(run) for run in runs if len(run.x) > 2]
+    staying = known.count(None)
+    losing = sum(lost is not None and lost > 1 for lost in known)
     counted = f"{losing} runs with a loss to come, {staying} without"
     if not pairs.any():
-        return Interval(math.nan, math.nan, math.nan, len(runs)), f"no two runs to compare: {counted}"
+        return Interval(math.nan, math.nan, math.nan, len(runs)), f"no two runs at one level to compare: {counted}"
     estimate = float(above.sum() / pairs.sum())
     if min(losing, staying) < FEWEST:
         return Interval(estimate, math.nan, math.nan, len(runs)), f"{counted}: too few for an interval"
@@ -161,15 +176,15 @@ def _area(runs: Sequence[Track], indicator: Indicator, rng: np.random.Generator)
 
 
 def pair_counts(runs: Sequence[Track], indicator: Indicator) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs [R, R] of readings at the same step, of run i before its loss and of run j that has none.
+    """Pairs [R, R] of readings at the same level and step, of run i before its loss and of run j that has none.
 
     The first counts those in which i's reading is the higher one, ties by half, the second all.
     """
-    points: dict[int, list[tuple[int, float, bool]]] = {}
+    points: dict[tuple[str, int], list[tuple[int, float, bool]]] = {}
     for place, run in enumerate(runs):
         lost, values = lost_at(run), readings(run, indicator)
         for k in range(1, lost or len(run.x) - 1):
-            points.setdefault(int(run.step[k]), []).append((place, float(values[k]), lost is not None))
+            points.setdefault((run.level, int(run.step[k])), []).append((place, float(values[k]), lost is not None))
     above, pairs = np.zeros((2, len(runs), len(runs)))
     for at_step in points.values():
         place, value, loses = (np.array(part) for part in zip(*at_step))
