@@ -110,6 +110,7 @@ def test_what_looks_like_a_result(text: str, results: list[str]) -> None:
         ("-0.316{cost - no_cost} as four{judged supported} of six{predictions} say", 1),
         ("at most 0.3{<= size cost - no_cost}", 1),
         ("of 0.4{another_arm}", 1),
+        ("within 0.1{margin supported cost @length}", 1),
         ("a pilot had 0.52{unkept}", 1),
         ("a pilot (run not kept) had 0.52{unkept}", 0),
     ],

@@ -35,6 +35,7 @@ Instead of arms, one of these may stand first:
     set key=value              an override that the sweep declares
     conf file key              of a YAML in conf
     judged word, predictions   how many predictions have this word; how many there are
+    margin word arm @metric    the margin of the arm's prediction to lie within it, which must have this word
     csv file column=value ... column    a table in analysis/data; `_` for a blank, a comma between values
     divergence arm measure     of the divergence table; `_` for what ranks all arms
     tau share                  training reward against downstream accuracy, over the last share of the budget
@@ -77,6 +78,7 @@ from grpo_lab.analysis.stats.comparison import compare
 from grpo_lab.analysis.stats.intervals import Interval, t_interval
 from grpo_lab.analysis.stats.multiplicity import paired_t_pvalue
 from grpo_lab.analysis.tracks import KL
+from grpo_lab.config.design import Direction
 from grpo_lab.tricks.aggregation import Constant, SequenceMean, Width
 from grpo_lab.tricks.denominator import Original
 from grpo_lab.tricks.truncation import MaskAfter, MaskBefore, Score
@@ -422,6 +424,22 @@ def _predictions(entry: Entry, rest: list[str]) -> Interval:
     return _number(len(judgements_of(entry.sweep)))
 
 
+def _margin(entry: Entry, rest: list[str]) -> Interval:
+    """`margin supported mask_after @downstream`. Raises ValueError where the prediction has another word."""
+    word, arm, *metric = rest
+    ((place,),) = (_places(entry, arm, set()),)
+    wanted = metric_called(metric[0][1:] if metric else entry.metric)
+    (found,) = (
+        one
+        for one in judgements_of(entry.sweep)
+        if ((one.prediction.level, one.prediction.arm), one.prediction.metric) == (place, wanted)
+        and one.prediction.direction is Direction.within
+    )
+    if found.word != word.replace("_", " ") or found.margin is None:
+        raise ValueError(f"the prediction on {arm} is {found.word}, not {word}")
+    return _number(found.margin)
+
+
 def _csv(entry: Entry, rest: list[str]) -> Interval:
     """`_` stands for a blank in a value, a comma between values of which one may hold; least or most of the rows."""
     name, *conditions = (word for word in rest if word not in STATISTICS)
@@ -508,6 +526,7 @@ SPECIAL: Mapping[str, Callable[[Entry, list[str]], Interval]] = {
     "conf": _conf,
     "judged": _judged,
     "predictions": _predictions,
+    "margin": _margin,
     "csv": _csv,
     "divergence": _divergence,
     "tau": _tau,

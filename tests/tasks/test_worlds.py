@@ -11,6 +11,8 @@ import pytest
 import torch
 from test_arithmetic_world import from_yaml
 
+from grpo_lab.config.hydra_setup import compose_config
+from grpo_lab.config.run_config import to_run
 from grpo_lab.policy.model_folder import fingerprint
 from grpo_lab.tasks.arithmetic import ArithmeticWorld, Chain, Family, careful_steps
 from grpo_lab.tasks.rebuild import BASES, Compared, accuracy_of, every_recipe, rebuilt
@@ -169,6 +171,35 @@ def test_four_bases_of_every_world_come_with_the_package(model: str) -> None:
     found = [find_shipped(replace(recipe, base=base).key()) for base in range(BASES)]
     assert [base and base.file for base in found] == [f"{model}-{base}.safetensors" for base in range(BASES)]
     assert find_shipped(replace(recipe, base=BASES).key()) is None
+
+
+def fitting(world: str) -> float:
+    """The share of a world's training problems whose steps fit into its budget."""
+    run = to_run(compose_config([f"world={world}"]))
+    needed = run.task.needed_tokens("train")
+    assert needed is not None
+    return sum(tokens <= run.engine.max_tokens for tokens in needed) / len(needed)
+
+
+def test_budgets_are_what_the_worlds_are_for() -> None:
+    assert fitting("sums") == 1.0
+    assert fitting("length") == pytest.approx(0.95, abs=0.01)
+    assert fitting("arithmetic") == pytest.approx(0.75, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("model", "share", "least", "most"),
+    [
+        ("length_base", "ramble_share", 0.4, 0.6),
+        ("explore_base", "careful_share", 0.01, 0.05),
+        ("guessable_base", "guess_share", 0.3, 0.4),
+        ("sums_base", "truncated_share", 0.0, 0.05),
+    ],
+)
+def test_bases_answer_as_their_worlds_need(model: str, share: str, least: float, most: float) -> None:
+    """By the report that came with each base, of 1,024 problems."""
+    found = [base.report[share] for base in shipped() if base.file.startswith(model)]
+    assert len(found) == BASES and least <= min(found) and max(found) <= most
 
 
 def test_the_index_holds_no_other_base_and_all_are_small() -> None:

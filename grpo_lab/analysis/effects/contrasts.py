@@ -350,7 +350,7 @@ def _cell(effect: TrickEffect | None) -> str:
 
 def _key(effects: Sequence[TrickEffect], finals: FinalValues) -> str:
     head = f"What having a trick adds, paired by seed; brackets: {finals.brackets}, of the one contrast."
-    head += " P(harm): the chance that another base (with one base: another seed) loses more than 2 points."
+    head += " P(harm): the chance to measure a loss of over 2 points on another base (or seed, with one)."
     withheld = any(effect.interval.why for effect in effects)
     head += f" {WITHHELD_MEANS}" if withheld else ""
     sizes: dict[str, set[int]] = {}

@@ -226,7 +226,7 @@ def beside(data: SweepData, finals: FinalValues, judgement: Judgement) -> list[s
         lines.append(f"an effect of {judgement.margin:g} or more: Holm {p_text(judgement.equivalent)}")
     if is_rated(prediction.metric) and not math.isnan(chance := found.harm()):
         unit = "base" if found.whole.bases else "seed of this base"
-        lines.append(f"chance that another {unit} loses more than {100 * HARM:g} points: {chance:.0%}")
+        lines.append(f"chance to measure a loss of more than {100 * HARM:g} points on another {unit}: {chance:.0%}")
     return lines
 
 

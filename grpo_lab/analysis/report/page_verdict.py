@@ -267,11 +267,11 @@ def _tricks(data: SweepData, finals: FinalValues, others: Mapping[str, FinalValu
     on_axes[finals.axis] = AtBudget(finals, effects)
     flips = [f"Depends on the budget axis, {title(flip.metric)}: {flip.text}." for flip in sign_flips(on_axes)]
     explained = (
-        f"Brackets: {finals.brackets}, each on its own. P(harm): the chance that another base (with one base: another "
-        "seed) loses more than 2 points of the first metric. p is adjusted within all effects of one kind on one "
-        "metric, by Holm on the declared primary metric and by Benjamini-Hochberg, a screening, on the others. An "
-        "effect is what having the trick adds: added to base, that arm less base; inside full, full less the arm "
-        "without it."
+        f"Brackets: {finals.brackets}, each on its own. P(harm): the chance to measure a loss of more than 2 points of "
+        "the first metric on another base (with one base: another seed), with as many seeds. p is adjusted within all "
+        "effects of one kind on one metric, by Holm on the declared primary metric and by Benjamini-Hochberg, a "
+        "screening, on the others. An effect is what having the trick adds: added to base, that arm less base; inside "
+        "full, full less the arm without it."
     )
     if any(effect.contrast.kind == "interaction" for effect in effects):
         explained += " Interaction: above 0, having it is worth more in company than alone; below 0, less."

@@ -92,7 +92,9 @@ class Comparison:
         return float(special.stdtr(n - 1, -far / error))
 
     def harm(self, points: float | int = HARM) -> float:
-        """The chance that the same comparison in another base (or seed) comes out more than `points` below 0.
+        """The chance that the same comparison on another base (or seed) comes out more than `points` below 0.
+
+        Measured with as many seeds: the scatter of seeds is in it.
 
         By the predictive distribution of one more observation x, (x - mean) / (sd sqrt(1 + 1/n)) ~ t(n - 1). NaN where
         the interval is withheld: what a collapse costs is counted, not averaged.
