@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -130,7 +131,8 @@ def _panel(axes: Axes, numbers: pd.DataFrame, arms: Sequence[str], pairs: pd.Ser
         y = arms.index(row.arm)
         if row.n > 1:
             axes.plot([row.low, row.high], [y, y], color=colour, linewidth=1.8, solid_capstyle="butt")
-        axes.plot(row.value, y, "D", color=colour, markersize=4.6, label=row.arm)
+        hollow = {"markerfacecolor": "white"} if row.n > 1 and math.isnan(row.low) else {}
+        axes.plot(row.value, y, "D", color=colour, markersize=4.6, label=row.arm, **hollow)
         aside: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "center", "color": GREY}
         if row.predicted:
             arrow, shift = ("→", 8) if row.predicted == "above" else ("←", -8)
@@ -147,8 +149,10 @@ def _panel(axes: Axes, numbers: pd.DataFrame, arms: Sequence[str], pairs: pd.Ser
 
 
 def _footer(data: SweepData, finals: FinalValues, numbers: pd.DataFrame, bars: str) -> str:
+    means = numbers[numbers["part"] == "mean"]
     parts = [
         f"{bars[0].upper()}{bars[1:]}. Final values at {finals.at}.{finals.over_bases}",
+        "Hollow: the interval is withheld." if (means["low"].isna() & (means["n"] > 1)).any() else "",
         "Arrow: the direction that was predicted." if numbers["predicted"].any() else "",
         "" if data.design else f"Nothing was declared: {data.control} is the sweep's first arm.",
     ]
