@@ -23,6 +23,7 @@ from grpo_lab.analysis.divergence.measures import (
     kl_frontier,
     kl_peak,
     onset,
+    onsets,
     pass_chances,
     sustained,
     transfer_slope,
@@ -34,7 +35,8 @@ from grpo_lab.analysis.divergence.selection import post_peak_drop, question_halv
 from grpo_lab.analysis.divergence.table import divergence_table
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues, final_values
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.tracks import Answers, Track, answers_of, cells, on_grid, shared, tracks
+from grpo_lab.analysis.stats.intervals import t_interval
+from grpo_lab.analysis.tracks import Answers, Track, answers_of, cells, mean_of_tracks, on_grid, shared, tracks
 from grpo_lab.tracking.sweep_record import SweepRecord
 
 EXACT = 1e-12
@@ -578,3 +580,27 @@ def test_one_seed_has_numbers_without_intervals() -> None:
     assert table.loc["divergence/gap_change", "n"] == 1 and table["low"].isna().all()
     assert table.loc["divergence/onset", "note"] == "too few seeds"
     assert cells(tracks(data, final_values(data))).keys() == {("", "bad")}
+
+
+def test_a_base_counts_once_in_every_measure_over_runs() -> None:
+    """Eight runs of four bases: what is said of them is what four runs with the means of the bases would say."""
+    x = [0, 1, 2, 3, 4]
+    rng = np.random.default_rng(0)
+    downstream = 0.5 - np.cumsum(rng.uniform(0.04, 0.06, (4, 5)), axis=1)
+    shifted = [downstream + shift for shift in (0.01, -0.01)]  # two seeds of every base, about its mean
+    runs = [
+        replace(track(x, [0.5] * 5, seeds[base].tolist()), base=base, seed=4 * number + base)
+        for number, seeds in enumerate(shifted)
+        for base in range(4)
+    ]
+    means = [track(x, [0.5] * 5, downstream[base].tolist()) for base in range(4)]
+    of_runs, of_means = onsets(runs)["onset"], onsets(means)["onset"]
+    assert (of_runs.x, of_runs.low, of_runs.high) == (of_means.x, of_means.low, of_means.high) and of_runs.x > 0
+    ends = mean_of_tracks(runs, [run.downstream[-1] for run in runs])
+    four = t_interval(downstream[:, -1].tolist())
+    assert (ends.low, ends.high) == (pytest.approx(four.low), pytest.approx(four.high))
+    assert (ends.n, ends.bases) == (8, 4)
+    reward = np.array([[0.5, 0.6]] * 8)
+    final = np.column_stack([[run.downstream[-1] for run in runs], [run.downstream[0] for run in runs]])
+    regret = arm_agreement(reward, final, [run.base for run in runs]).regret
+    assert regret.bases == 4 and regret.n == 8

@@ -14,6 +14,7 @@ import numpy as np
 from scipy import stats
 
 from grpo_lab.analysis.stats.intervals import CONFIDENCE
+from grpo_lab.analysis.stats.mean_line import over_bases
 from grpo_lab.analysis.tracks import Answers, Track, on_grid
 from grpo_lab.tracking.metrics import pass_at_k
 
@@ -133,14 +134,17 @@ def onset(x: np.ndarray, values: np.ndarray, run: int = RUN) -> Onset:
 def onsets(cell: Sequence[Track]) -> dict[str, Onset]:
     """The onset of the gap ("onset"), and of the fall of downstream accuracy from its best ("onset_after_peak").
 
-    Runs of one arm that lack a value are left out; empty where every run lacks one. A peak is looked for at every
-    evaluation, so with many evaluations the fall must last longer to keep false alarms at 5%.
+    Runs of one arm that lack a value are left out; empty where every run lacks one. Where runs are of several bases, a
+    base counts as a seed does otherwise, with the mean of its runs. A peak is looked for at every evaluation, so with
+    many evaluations the fall must last longer to keep false alarms at 5%.
     """
     whole = [track for track in cell if np.isfinite(gap(track)).all()]
     if not whole:
         return {}
+    bases = [track.base for track in whole]
     grid, gaps = on_grid(whole, [gap(track) for track in whole])
     _, downstream = on_grid(whole, [track.downstream for track in whole])
+    gaps, downstream = over_bases(gaps, bases), over_bases(downstream, bases)
     longer = max(RUN, (len(grid) - 1) // 4)
     return {"onset": onset(grid, gaps), "onset_after_peak": onset(grid, drop_after_peak(downstream), longer)}
 

@@ -148,7 +148,8 @@ def _curve_rows(cell: Sequence[Track], finals: FinalValues) -> Iterator[Row]:
             yield Row(PREFIX + name, axis, note=absent or "every run lacks an evaluation")
             continue
         at = found[name]
-        lacking = f"; {len(cell) - at.n} runs that lack an evaluation left out" if at.n < len(cell) else ""
+        without = sum(not np.isfinite(gap(track)).all() for track in cell)
+        lacking = f"; {without} runs that lack an evaluation left out" if without else ""
         yield Row(PREFIX + name, axis, at.x, at.low, at.high, at.n, at.note + lacking)
 
 

@@ -30,11 +30,12 @@ from grpo_lab.analysis.figures.style import BLACK, BODY, SMALL, Drawn, budget_la
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import Interval
+from grpo_lab.analysis.stats.mean_line import over_bases
 from grpo_lab.analysis.tracks import TRAINING, Track, cells, mean_of_tracks, on_grid, tracks
 
 COLOURS = "viridis"  # which the colour-blind read as an order, as grey does
 SLOPES = {"divergence/transfer_slope_early": "_early", "divergence/transfer_slope_late": "_late"}
-BANDS = "cross: standard errors over runs of both, at X; thin: single seeds; one seed has no error"
+BANDS = "cross: standard errors of both, at X; thin: single seeds; one seed has no error"
 _GHOST, _ARROWS = "#D0D0D0", 6
 _POINTS = 3  # that `transfer_slope` needs
 _FOOT = 0.42  # inches under the panels, for the colour bar
@@ -63,10 +64,9 @@ def _paths(data: SweepData, finals: FinalValues) -> dict[Cell, _Path]:
         _, downstream = on_grid(whole, [track.downstream for track in whole])
         if len(x) < 2:
             continue
-        n = len(whole)
-        first, second = (
-            float(end.std(ddof=1)) / math.sqrt(n) if n > 1 else math.nan for end in (reward[:, -1], downstream[:, -1])
-        )
+        ends = [over_bases(values[:, -1:], [track.base for track in whole]) for values in (reward, downstream)]
+        n = len(ends[0])
+        first, second = (float(end.std(ddof=1)) / math.sqrt(n) if n > 1 else math.nan for end in ends)
         each = [transfer_slopes(track) for track in whole]
         slopes = {name: mean_of_tracks(whole, [slope[half] for slope in each]) for name, half in SLOPES.items()}
         found[key] = _Path(x, reward.mean(axis=0), downstream.mean(axis=0), (first, second), whole, slopes)
@@ -250,7 +250,7 @@ def _footer(data: SweepData, finals: FinalValues, paths: Mapping[Cell, _Path]) -
     lacking = [(run.level, run.arm, run.seed) for run in tracks(data, finals) if not _whole(run)]
     left_out = [arm for arm in data.arms if arm not in {arm for _, arm in paths}]
     parts = [
-        f"Path: mean over runs from step 0 (dot) to X = {finals.at}; cross: standard errors over runs at X; thin: "
+        f"Path: mean over runs from step 0 (dot) to X = {finals.at}; cross: standard errors at X; thin: "
         "single seeds. Pc is the mean over the last 5% of the budget before an evaluation, at step 0 that of the "
         "probe. Slopes of E on Pc over the first and the second half of the budget: Theil-Sen within a run, then mean "
         "and 95% t interval. Under the diagonal, less is gained downstream than in training; a path that "
