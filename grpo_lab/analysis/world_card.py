@@ -174,8 +174,8 @@ def _sampling_sd(data: SweepData, suite: str) -> Interval:
         own = float((share * (1 - share) / (samples - 1)).sum() / len(run) ** 2)
         variances.setdefault(int(bases[labels]), []).append(own)
     found = t_interval([float(np.mean(own)) for own in variances.values()])
-    ends = (math.sqrt(max(0.0, value)) for value in (found.mean, found.low, found.high))
-    return Interval(*ends, found.n)
+    mean, low, high = (math.sqrt(max(0.0, value)) for value in (found.mean, found.low, found.high))
+    return Interval(mean, low, high, found.n)
 
 
 # --- the page ---------------------------------------------------------------------------------------------------

@@ -131,8 +131,8 @@ def _panel(axes: Axes, numbers: pd.DataFrame, arms: Sequence[str], pairs: pd.Ser
         y = arms.index(row.arm)
         if row.n > 1:
             axes.plot([row.low, row.high], [y, y], color=colour, linewidth=1.8, solid_capstyle="butt")
-        hollow = {"markerfacecolor": "white"} if row.n > 1 and math.isnan(row.low) else {}
-        axes.plot(row.value, y, "D", color=colour, markersize=4.6, label=row.arm, **hollow)
+        inside = "white" if row.n > 1 and math.isnan(row.low) else colour
+        axes.plot(row.value, y, "D", color=colour, markersize=4.6, label=row.arm, markerfacecolor=inside)
         aside: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "center", "color": GREY}
         if row.predicted:
             arrow, shift = ("→", 8) if row.predicted == "above" else ("←", -8)
