@@ -296,7 +296,8 @@ def _two_groups(data: SweepData, finals: FinalValues) -> list[str]:
     found = []
     for level, arm in data.run_arms:
         for metric in dict.fromkeys([*(name for name in primary if is_rated(name)), *EVALUATED]):
-            why = two_groups(finals.of(level, arm, metric).to_dict(), finals.bases)
+            values = {int(seed): float(value) for seed, value in dict(finals.of(level, arm, metric)).items()}
+            why = two_groups(values, finals.bases)
             if why and not finals.collapsed(level, arm):
                 how = why.removeprefix("two groups of ")
                 found.append(f"{place(data, level, arm)} ({metric}: {how})")
