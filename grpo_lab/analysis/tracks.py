@@ -3,7 +3,8 @@
 A training metric at an evaluation is its mean over the steps of the last 5% of the budget X before it. While reward
 rises, that mean is a little low, since it lags by half of its window. At step 0 it is the value of the first step,
 whose rollouts come from the initial weights. That is one batch. So the correctness of training responses starts from
-the probe instead: training questions under the training protocol, asked of the same weights.
+the probe instead: training questions under the training protocol, asked of the same weights. It does where the probe has
+at least as many answers as the batch: four times as many with evaluation=thorough, as many with standard and dense.
 """
 
 from __future__ import annotations
@@ -127,15 +128,21 @@ def _track(
         values[name] = np.append(logged[:here], ends)[: len(points)]
     around = (int(steps[last]), int(steps[after]))
     first_reward = float(values["reward"][0])
-    _start(values, evaluated)
+    trained = run[run["step"] > 0]
+    known = "budget/completions" in run and len(trained) > 0
+    _start(values, evaluated, float(trained["budget/completions"].iloc[0]) if known else 0.0)
     return Track(*labels, step=reached, x=points, first_reward=first_reward, around=around, lean=lean, **values)
 
 
-def _start(values: dict[str, np.ndarray], evaluated: pd.DataFrame) -> None:
-    """Take at step 0 what the evaluation there measured: Pc from the probe, E of the weights that sample from E."""
+def _start(values: dict[str, np.ndarray], evaluated: pd.DataFrame, batch: float) -> None:
+    """Take at step 0 what the evaluation there measured: Pc from the probe, E of the weights that sample from E.
+
+    The probe must have as many answers as the first `batch`, where it logged how many it has.
+    """
     if evaluated["step"].iloc[0] != 0:
         return
-    if math.isfinite(values["probe"][0]):
+    asked = evaluated["eval/probe/responses"].iloc[0] if "eval/probe/responses" in evaluated else math.inf
+    if math.isfinite(values["probe"][0]) and asked >= batch:
         error = "eval/probe/accuracy_se"
         values["reward"][0] = values["probe"][0]
         values["reward_se"][0] = evaluated[error].iloc[0] if error in evaluated else math.nan

@@ -228,6 +228,16 @@ def test_at_step_0_the_probe_is_the_reward_and_what_samples_is_what_learns() -> 
     assert beyond_correctness(one) == pytest.approx(0.5, abs=EXACT)
 
 
+@pytest.mark.parametrize(("answers", "start"), [(127, 0.01), (128, 0.25)])
+def test_a_probe_smaller_than_a_batch_is_no_better_start(answers: int, start: float) -> None:
+    rows, kept = ended("a", 0, 1000)
+    rows = [{**row, "budget/completions": 128 * number} for number, row in enumerate(rows)]
+    rows[0]["eval/probe/responses"] = answers
+    data = sweep({("a", 0): rows}, kept)
+    (one,) = tracks(data, final_values(data))
+    assert (one.reward[0], one.first_reward) == (start, 0.01)
+
+
 # --- gap, slope, onset --------------------------------------------------------------------------------------
 
 
