@@ -3,8 +3,8 @@
 A training metric at an evaluation is its mean over the steps of the last 5% of the budget X before it. While reward
 rises, that mean is a little low, since it lags by half of its window. At step 0 it is the value of the first step,
 whose rollouts come from the initial weights. That is one batch. So the correctness of training responses starts from
-the probe instead: training questions under the training protocol, asked of the same weights. It does where the probe has
-at least as many answers as the batch: four times as many with evaluation=thorough, as many with standard and dense.
+the probe instead, training questions under the training protocol, where it has at least as many answers as the batch:
+as many with evaluation=standard and dense, four times as many with thorough.
 """
 
 from __future__ import annotations
