@@ -81,7 +81,7 @@ def test_target_lengths_by_hand() -> None:
     assert numbers.loc[("a", "start", "slope", "mean"), "value"] == 0
     said = words(drawn.figure)
     assert "a: slope 0.00 at step 0, 0.90 [-0.37, 2.17] at the end; n = 2" in said  # .9 -+ 12.7062 * .1414 / 1.4142
-    assert "t interval over seeds" in drawn.bands
+    assert "its 95% t interval" in drawn.bands
 
 
 def test_the_lines_drawn_are_the_numbers_and_the_diagonal_is_there() -> None:
