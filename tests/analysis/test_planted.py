@@ -112,3 +112,89 @@ def test_the_words_of_the_verdict_follow(sweeps: list[SweepData]) -> None:
     assert sum(bool(one.difference.why) for one in hurts) <= 2
     assert sum(one.word == "supported" for one in helps) >= REPEATS - 2
     assert "SYNTHETIC" in verdict_text(sweeps[0], final_values(sweeps[0]))
+
+
+def test_main_effects_and_interactions_of_a_factorial() -> None:
+    planted = Planted(
+        **SMALL | {"questions": 256},
+        kind="factorial",
+        training={"helps": 0.08, "hurts": -0.06, ("helps", "hurts"): 0.06},
+    )
+    found: dict[tuple[str, str], list[float]] = {}
+    for seed in range(5):
+        data = synthetic_sweep(planted, seed)
+        for effect in trick_effects(data, final_values(data), [HELDOUT]):
+            found.setdefault((effect.contrast.kind, effect.contrast.trick), []).append(effect.interval.mean)
+    means = {key: float(np.mean(values)) for key, values in found.items()}
+    # Half of the contexts have the other of the pair: 0.08 + 0.06 / 2 and -0.06 + 0.06 / 2
+    assert means["main", "helps"] == pytest.approx(0.11, abs=0.012)
+    assert means["main", "hurts"] == pytest.approx(-0.03, abs=0.012)
+    assert means["main", "null"] == pytest.approx(0.0, abs=0.012)
+    pairs = {key[1]: value for key, value in means.items() if key[0] == "interaction"}
+    assert len(pairs) == 3
+    (pair,) = (name for name in pairs if "helps" in name and "hurts" in name)
+    assert pairs[pair] == pytest.approx(0.06, abs=0.02)
+    assert all(abs(value) < 0.025 for name, value in pairs.items() if name != pair)
+
+
+# ---- divergence
+
+
+def rows_of(data: SweepData, metric: str) -> pd.DataFrame:
+    table = divergence_table(data, final_values(data), np.random.default_rng(0))
+    return table[table["metric"] == f"divergence/{metric}"].set_index("arm")
+
+
+def test_the_onset_is_found_where_it_was_planted_and_nowhere_else() -> None:
+    planted = Planted(**SMALL | {"questions": 256}, tricks=("hurts", "null"), falls={"+hurts": 0.3}, onset=0.5)
+    every = planted.every * planted.tokens_per_step
+    for seed in range(2):
+        data = synthetic_sweep(planted, seed)
+        onset, drop = rows_of(data, "onset_after_peak"), rows_of(data, "post_peak_drop")
+        turned = 0.5 * planted.steps * planted.tokens_per_step
+        assert turned < onset.loc["+hurts", "value"] <= turned + 2.5 * every
+        assert drop.loc["+hurts", "low"] > 5  # percentage points
+        for arm in ("base", "+null"):
+            assert math.isnan(onset.loc[arm, "value"]) and "not detected" in onset.loc[arm, "note"]
+            assert drop.loc[arm, "value"] < 5
+
+
+def test_the_gap_change_is_what_was_planted(sweeps: list[SweepData]) -> None:
+    found = [rows_of(data, "gap_change").loc["base", "value"] for data in sweeps]
+    # From the probe's 0.31 to 0.60 in training, from 0.30 to 0.45 downstream: 14 points
+    assert np.mean(found) == pytest.approx(14, abs=3)
+
+
+# ---- the asymptote
+
+
+def test_the_asymptote_is_identified_only_where_it_can_be() -> None:
+    late = {"tricks": ("null",), "seeds": (0, 1, 2, 3), "steps": 80, "every": 4, "questions": 512, "samples": 4}
+    seen = synthetic_sweep(Planted(**late, midpoint=0.08, seed_sd=0.005, own_sd=0.002, steepness=2.0))
+    (base,) = (cell for cell in fit_sweep(seen, final_values(seen)) if cell.arm == "base")
+    assert base.identified, base.reasons
+    # Held-out accuracy is 0.06 above training's, and its sigmoid ends a little beyond the last step: (1 + 0.08 ** 2)
+    start = 0.36
+    truth = start + 0.3 * (1 + 0.08**2.0)
+    assert base.asymptote.low - 0.02 <= truth <= base.asymptote.high + 0.02
+    early = synthetic_sweep(Planted(**late, midpoint=1.0, end=0.5))
+    fits = fit_sweep(early, final_values(early))
+    assert fits and not any(cell.identified for cell in fits) and all(cell.reasons for cell in fits)
+
+
+# ---- from files
+
+
+def test_the_same_numbers_come_back_from_run_folders(tmp_path: Path) -> None:
+    planted = Planted(tricks=("helps",), seeds=(0, 1), steps=6, every=3, questions=8, collapse={("+helps", 1): 0.5})
+    made = synthetic_sweep(planted)
+    write_synthetic(planted, tmp_path)
+    read = load_sweep(tmp_path, "synthetic")
+    labels = ["arm", "seed", "step"]
+    ours, theirs = (data.points.sort_values(labels).reset_index(drop=True) for data in (made, read))
+    pd.testing.assert_frame_equal(ours[sorted(ours)], theirs[sorted(theirs)], check_dtype=False)
+    labels += ["suite", "question"]
+    ours, theirs = (data.answers.sort_values(labels).reset_index(drop=True) for data in (made, read))
+    pd.testing.assert_frame_equal(ours, theirs, check_dtype=False)
+    assert read.collapsed("", "+helps") == 1 and read.design == made.design
+    assert all("SYNTHETIC" in str(place) for place in (read.record.command, read.design.question))
