@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -103,3 +104,20 @@ def test_false_alarms_on_a_normal_null_are_one_in_twenty() -> None:
         found = announced(null, null, KL, rng).false
         false, number = false + found.number, number + found.n
     assert 0.03 < false / number < 0.07
+
+
+def test_levels_are_compared_and_alarmed_each_by_itself() -> None:
+    """Readings of 10 are usual at one level and unheard of at the other."""
+    calm = [replace(run_of([0.5] * 6, [0.0, *[top] * 4, 50.0]), level="calm") for top in (1.0, 1.2, 1.4)]
+    wild = [replace(run_of([0.5] * 6, [0.0, *[top] * 4, 50.0]), level="wild") for top in (9.0, 10.0, 11.0)]
+    loses = run_of([0.5] * 5 + [0.2], [0.0, 5.0, 5.0, 5.0, 5.0, 5.0])
+    losing = [replace(loses, level="calm"), replace(loses, level="wild")]
+    found = announced([*losing, *calm, *wild], [*calm, *wild], KL, generator())
+    assert (found.caught.number, found.caught.n) == (1, 2)  # the one at the calm level, at its first reading
+    assert found.lead == (4 / 5,) and (found.false.number, found.false.n) == (0, 6)
+    assert found.threshold == pytest.approx(1.2 + 2.91999 * math.sqrt(4 / 3) * 0.2, abs=1e-4)  # that of calm, the lower
+    assert found.auc.mean == 0.5  # above each null run of its level, or below each
+    assert found.note.startswith("2 runs with a loss to come, 6 without")
+    # Two null runs at one level are too few for its own: all five set one threshold, which 5 does not reach.
+    pooled = announced([*losing, *calm, *wild[:2]], [*calm, *wild[:2]], KL, generator())
+    assert pooled.caught.number == 0 and pooled.threshold > 10
