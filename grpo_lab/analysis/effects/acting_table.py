@@ -13,6 +13,7 @@ from grpo_lab.analysis.sources.saved_data import load_data, saved_names
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import Interval, t_interval
 from grpo_lab.config.catalogue import recipe_overrides, with_tables
+from grpo_lab.config.design import Direction
 from grpo_lab.config.run_config import conf_folder
 from grpo_lab.tracking.metrics import UNLIKE_PPO, axis_touched, is_touched
 
@@ -88,7 +89,9 @@ def _of_sweep(data: SweepData) -> Iterator[Acting]:
         here = means[prediction.level, prediction.arm]
         there = means[prediction.level, prediction.reference or data.control].loc[here.index]
         differences = (here[metric] - there[metric]).groupby(here["base"]).mean()
-        apart, alike = t_interval(differences.tolist()), differences.abs().min() > 0 and differences.std() < _ROUNDING
+        apart = t_interval(differences.tolist())
+        predicted = 1 if prediction.direction is Direction.above else -1
+        alike = (predicted * differences).min() > 0 and differences.std() < _ROUNDING
         scene = [word for word in data.design.base if word.partition("=")[0] not in _PLUMBING]
         scene += [word for word in words if word != trick]
         yield Acting(
