@@ -123,7 +123,7 @@ def _lengths(data: SweepData, fit: Fit) -> list[tuple[str, str]]:
         ("budget, tokens", str(fit.budget)),
         ("problems that fit into it", f"{fit.share:.3f}"),
         ("tokens that 95% of the problems need", f"{fit.needed_95:.0f}"),
-        ("responses truncated, first steps", early("rollout/truncated").text()),
+        ("responses truncated, first steps", early("rollout/truncated").within(0.0, 1.0).text()),
         ("sd of length among answers to one problem, tokens", early("rollout/length_std_within").text()),
         ("sd of mean lengths of problems, tokens", early("rollout/length_std_across").text()),
     ]
