@@ -9,9 +9,9 @@ that in the tables on collapses and on P(harm), and not at all in the others.
 
 Two things no handful of values shows, so their intervals are not withheld. Effects with a long tail on one side: a
 sample without the tail looks like a tight normal one (the saved sweeps together show no tail: `effects.skewness`). And
-a fate that no run met: where one run in ten ends 30 points
-lower and is no collapse, sweeps without such a run show an interval, which holds the mean of the other runs alone. So
-does one whose runs all met it on the same base. With one run a base, bases that lie apart look like two groups.
+a fate that no run met: where one run in ten ends 30 points lower and is no collapse, sweeps without such a run show an
+interval, which holds the mean of the other runs alone. So does one whose runs all met it on the same base. With one run
+a base, bases that lie apart look like two groups.
 
 Coverage (%) of the intervals shown, no collapse; law, deviation of bases:
 
