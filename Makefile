@@ -18,7 +18,7 @@ SMOLLM2 := .bench/smollm2-135m
 NOTEBOOKS := sweep_overview reward_against_eval one_trick scaling noise_floor
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm base demo sweep recipes worlds data figures report notebooks docs test test-all test-vllm mutants check ui bench gpu clean
+.PHONY: help setup setup-vllm base demo sweep recipes worlds data figures claims report notebooks docs test test-all test-vllm mutants check ui bench gpu clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -61,6 +61,10 @@ data: $(STAMP) ## save the numbers of the sweep EXP to analysis/data, so that it
 
 figures: $(STAMP) ## draw the figures and tables of the sweep EXP into analysis/figures
 	@$(BIN)/grpo-lab figures '$(EXP)' --runs '$(RUNS)'
+
+claims: $(STAMP) ## what the saved sweeps say of claims in the literature: the table of experiments/README.md and its figure
+	@$(BIN)/grpo-lab claims
+	@$(BIN)/grpo-lab docs
 
 report: $(STAMP) ## write analysis/reports/EXP.html: verdict, switches, figures, responses on one offline page
 	@$(BIN)/grpo-lab report '$(EXP)' --runs '$(RUNS)'

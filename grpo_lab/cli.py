@@ -141,14 +141,35 @@ def write_docs(_: argparse.Namespace) -> None:
     """Update the generated tables in the documentation, and print which pages changed."""
     bootstrap()
     from grpo_lab.analysis.effects.acting_table import documented_acting
+    from grpo_lab.analysis.effects.claims import documented_claims
     from grpo_lab.analysis.world_card import documented_cards
     from grpo_lab.config.catalogue import documented
 
-    for path, text in (documented() | documented_cards() | documented_acting()).items():
-        changed = path.read_text() != text
-        if changed:
-            path.write_text(text)
-        print(f"{path}: {'written' if changed else 'up to date'}")
+    changed: dict[Path, bool] = {}
+    for tables in (documented, documented_cards, documented_acting, documented_claims):
+        for path, text in tables().items():  # each reads its page, which another may have written
+            new = path.read_text() != text
+            if new:
+                path.write_text(text)
+            changed[path] = new or changed.get(path, False)
+    for path, new in changed.items():
+        print(f"{path}: {'written' if new else 'up to date'}")
+
+
+def draw_claims(arguments: argparse.Namespace) -> None:
+    """Print the answer to every claim, and draw them."""
+    bootstrap()
+    from grpo_lab.analysis.effects.claims import answers, claims_text
+    from grpo_lab.analysis.figures.claims import draw_claims
+    from grpo_lab.analysis.figures.style import save
+    from grpo_lab.config.run_config import conf_folder
+
+    found = answers(conf_folder().parent / "experiments", arguments.data)
+    print(claims_text(found))
+    drawn = draw_claims(found)
+    if drawn is not None:
+        sources = {"data": str(arguments.data), "command": "grpo-lab claims"}
+        print(*save(drawn, arguments.to, sources), sep="\n")
 
 
 def explain_run(arguments: argparse.Namespace) -> None:
@@ -300,6 +321,10 @@ def main() -> None:
         command.add_argument("--data", type=Path, default=Path("analysis/data"), help="saved data, used if it has more")
         command.add_argument("--only-runs", action="store_true", help="do not look at saved data")
         command.add_argument("--to", type=Path, help=f"where the files go (default: {place})")
+    claims = commands.add_parser("claims", help="what the saved sweeps say of claims in the literature, and the figure")
+    claims.add_argument("--data", type=Path, default=Path("analysis/data"), help="saved data of sweeps")
+    claims.add_argument("--to", type=Path, default=Path("analysis/figures"), help="where the figure goes")
+    claims.set_defaults(run=draw_claims)
     data = commands.add_parser("data", help="save an experiment's numbers, so that figures need no runs")
     data.add_argument("name", help="the sweep, as its folder under RUNS/sweeps is called")
     data.add_argument("--runs", type=Path, default=Path(RUNS), help="the folder of runs (default: runs)")

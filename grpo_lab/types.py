@@ -62,7 +62,8 @@ class Problem:
 
     `id` is stable across runs and unique over all splits of a task: the sampling noise, the
     curriculum and the per-question results refer to it. `target_length` is the response length in tokens
-    that the question asks for, or None.
+    that the question asks for, or None. `possible_answers` is how many answers the question can have, such as 2 if it
+    asks for yes or no; None if there is no such number.
     """
 
     id: int
@@ -70,6 +71,7 @@ class Problem:
     answer: str
     difficulty: int
     target_length: int | None = None
+    possible_answers: int | None = None
 
 
 class Exhausted(ValueError):

@@ -70,6 +70,21 @@ class Prediction:
 
 
 @dataclass(frozen=True)
+class Claim:
+    """What a source says of the contrast of one prediction, in our words.
+
+    `source` is an arXiv id or an address, `prediction` a position in the design's predictions, and `direction` what the
+    source expects of that contrast; the prediction may expect something else. Only where the prediction has a margin
+    can the effect be found to be no larger than that.
+    """
+
+    says: str
+    source: str
+    prediction: int
+    direction: Direction
+
+
+@dataclass(frozen=True)
 class Part:
     """A named part of a design, such as the part a demonstration runs; an empty field means all."""
 
@@ -101,8 +116,8 @@ class Design:
     `base_of`, so that seeds are nested in bases. `requires` maps an arm to metrics, and each to how far the arm's mean
     over steps must be from its control's; an arm that is nearer could not act. `collapsed` sets the final value of runs
     whose loss was not finite. `margin` is the largest difference on the primary metric that does not matter, in its
-    unit. `columns` replaces the usual metrics of its table, and `changes` lists arms whose
-    meaning changed. These two decide nothing, so the fingerprint leaves them out.
+    unit. `columns` replaces the usual metrics of its table, `changes` lists arms whose meaning changed, and `claims`
+    says what sources expect of predictions. These three decide nothing, so the fingerprint leaves them out.
     """
 
     name: str
@@ -121,6 +136,7 @@ class Design:
     part: str | None
     columns: tuple[str, ...] = ()
     changes: tuple[Change, ...] = ()
+    claims: tuple[Claim, ...] = ()
     kind: Kind = Kind.arms
     tricks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     collapsed: Collapsed = Collapsed.zero
@@ -141,7 +157,7 @@ class Design:
         was once the default goes unnamed. So neither a new kind of entry, nor a rename, nor another default makes old
         declarations new.
         """
-        left_out = ("part", "parts", "columns", "changes")
+        left_out = ("part", "parts", "columns", "changes", "claims")
         declared = {name: value for name, value in asdict(self).items() if name not in left_out}
         unused = {"kind": Kind.arms, "tricks": {}, "collapsed": Collapsed.zero, "margin": None}
         unused |= {"bases": (), "requires": {}}
@@ -228,6 +244,7 @@ def read_design(node: Any) -> Design:
         part=node.get("part"),
         columns=tuple(metric_name(str(name)) for name in node.get("columns") or ()),
         changes=tuple(_change(entry) for entry in node.get("changes") or ()),
+        claims=tuple(_claim(entry) for entry in node.get("claims") or ()),
         kind=kind,
         tricks=_override_lists("tricks", node.get("tricks") or {}),
         collapsed=_choice("collapsed", Collapsed, node.get("collapsed", "zero")),
@@ -329,12 +346,29 @@ def _check_names(design: Design) -> None:
                 f"design.predictions: {prediction.arm} is predicted within a margin of {prediction.metric}, and there "
                 "is none: give the prediction a margin, or the design one for its primary metric"
             )
+    for claim in design.claims:
+        _check_claim(design, claim)
     for arm in design.requires:
         require_known("requires", arm, [name for name in arms if name != design.control])
     if design.bases:
         lists = (design.base, *design.arms.values(), *design.levels.values())
         if clash := [word for words in lists for word in words if word.lstrip("+").startswith("model.base=")]:
             raise ValueError(f"design.bases already chooses the base model: remove {clash[0]}")
+
+
+def _check_claim(design: Design, claim: Claim) -> None:
+    """Raise ValueError unless the claim is about a prediction by which its direction can be judged."""
+    number = len(design.predictions)
+    if not 0 <= claim.prediction < number:
+        raise ValueError(
+            f"design.claims: there is no prediction {claim.prediction}; their positions are 0 to {number - 1}"
+        )
+    prediction = design.predictions[claim.prediction]
+    if claim.direction is Direction.within and prediction.direction is not Direction.within:
+        raise ValueError(
+            f"design.claims: prediction {claim.prediction} is not within a margin, so it is no test of a claim that "
+            "says so: predict within, or let the claim say above or below"
+        )
 
 
 def require_known_metrics(design: Design) -> None:
@@ -450,6 +484,19 @@ def _prediction(entry: Any) -> Prediction:
             f"design.predictions: {entry} must give arm, metric, direction (above, below or within a margin of the "
             "control) and, where there is a factor, level (and against, another level); reference names another arm to "
             "compare with than the control, margin the largest difference that does not matter"
+        ) from error
+
+
+def _claim(entry: Any) -> Claim:
+    try:
+        position = entry["prediction"]
+        if set(entry) != {"says", "source", "prediction", "direction"} or type(position) is not int:
+            raise ValueError
+        return Claim(_text(entry["says"]), _text(entry["source"]), position, Direction(entry["direction"]))
+    except (TypeError, KeyError, ValueError) as error:
+        raise ValueError(
+            f"design.claims: {entry} must give says (a sentence), source (an arXiv id or an address), prediction (its "
+            "position, from 0) and direction (above, below or within: what the source expects)"
         ) from error
 
 

@@ -20,7 +20,7 @@ from grpo_lab.rollout.grading import (
     with_target_length,
 )
 from grpo_lab.tasks.base import Reward, Template
-from grpo_lab.tricks.curriculum import Curriculum, Memory, Pool
+from grpo_lab.tricks.curriculum import UNBOUNDED, Curriculum, Memory, Pool
 from grpo_lab.tricks.reward_shaping import RewardShaping
 from grpo_lab.tricks.truncation import Truncation
 from grpo_lab.types import (
@@ -80,6 +80,7 @@ class ProblemSource:
 
     curriculum: Curriculum
     difficulties: Int[Tensor, "S"]
+    possible_answers: Int[Tensor, "S"]
     problems_per_step: int
     seed: int
 
@@ -87,14 +88,16 @@ class ProblemSource:
     def of(cls, run: RunConfig, problems: Sequence[Problem]) -> ProblemSource:
         """The source for `run`, whose training split is `problems`."""
         difficulties = torch.tensor([problem.difficulty for problem in problems])
-        return cls(run.curriculum, difficulties, run.problems_per_step, run.seed)
+        possible = torch.tensor([problem.possible_answers or UNBOUNDED for problem in problems])
+        return cls(run.curriculum, difficulties, possible, run.problems_per_step, run.seed)
 
     def draw(self, number: int, memory: Memory, progress: float, taken: frozenset[int]) -> list[int]:
         """Indices of the next `number` problems, none of them in `taken`. Advances the memory's stream position.
 
         Raises Exhausted when too few are left.
         """
-        pool = Pool(self.difficulties, self.problems_per_step, self.seed, progress, memory, taken)
+        about = (self.difficulties, self.possible_answers)
+        pool = Pool(*about, self.problems_per_step, self.seed, progress, memory, taken)
         return self.curriculum.draw(number, pool)
 
 

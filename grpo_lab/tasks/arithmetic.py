@@ -293,7 +293,7 @@ class ArithmeticWorld(Task):
         chains = self._draw(split)
         first = _FIRST_ID["train" if split == "probe" else split]
         return tuple(
-            Problem(id, chain.question, str(chain.answer), len(chain.numbers))
+            Problem(id, chain.question, str(chain.answer), len(chain.numbers), possible_answers=chain.modulus or None)
             for id, chain in enumerate(chains, start=first)
         )
 

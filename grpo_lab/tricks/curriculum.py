@@ -19,6 +19,7 @@ import torch
 from grpo_lab.tricks.base import Trick, require_field
 from grpo_lab.types import Bool, Exhausted, Float, Int, Tensor
 
+UNBOUNDED = torch.iinfo(torch.long).max  # possible answers of a question that sets them no number
 _MOST_PASSES = 10_000  # over the split in one draw; needing more is treated as a mistake in the weights
 
 
@@ -77,6 +78,7 @@ class Pool:
     """The inputs of a draw: the training split, the run's progress and its memory."""
 
     difficulties: Int[Tensor, "S"]
+    possible_answers: Int[Tensor, "S"]  # UNBOUNDED where a question sets them no number
     batch: int  # problems per step; each pass over the split covers whole batches only
     seed: int
     progress: float  # share of the budget spent
@@ -205,6 +207,31 @@ class NoPositiveResampling(Curriculum):
         memory = pool.memory
         rate = memory.pass_rate if self.by is Record.history else memory.last.nan_to_num(nan=0.0)
         return (rate < self.threshold).to(torch.float64)
+
+
+@dataclass(frozen=True)
+class Unguessable(Curriculum):
+    """Never ask questions that a guess often answers right: those with few possible answers.
+
+    taken when its turn comes unless possible answers < fewest_answers
+
+    Kimi k1.5 (arXiv:2501.12599) leaves out multiple-choice and true-or-false questions, since a wrong way to a right
+    answer earns the reward of a right way. Differs: the paper also leaves out questions that a model answers right
+    without reasoning in one of 8 attempts; here the question alone decides, by what the task says of it.
+    """
+
+    fewest_answers: int
+
+    formula: ClassVar[str] = "questions with fewer than {fewest_answers} possible answers are not asked"
+    remedy: ClassVar[str] = (
+        "every question has too few possible answers, so lower curriculum.fewest_answers or choose another task"
+    )
+
+    def __post_init__(self) -> None:
+        require_field(self.fewest_answers >= 2, self, "fewest_answers", "at least 2")
+
+    def weights(self, pool: Pool) -> Float[Tensor, "S"]:
+        return (pool.possible_answers >= self.fewest_answers).to(torch.float64)
 
 
 def _easiest(pool: Pool, start_share: float, ramp: float) -> Bool[Tensor, "S"]:

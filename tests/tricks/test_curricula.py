@@ -12,6 +12,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from compositions import run_of
 from helpers import F64, assert_close, queue_of
 from short_runs import SMALL, metrics_of, run_in_process
 
@@ -19,6 +20,7 @@ from grpo_lab.rollout.rounds import Rounds
 from grpo_lab.run.checkpoint import latest, load_state
 from grpo_lab.run.state import open_state
 from grpo_lab.tricks.curriculum import (
+    UNBOUNDED,
     Curriculum,
     EasyToHard,
     Kimi,
@@ -27,6 +29,7 @@ from grpo_lab.tricks.curriculum import (
     Pool,
     Prioritized,
     Record,
+    Unguessable,
     Uniform,
 )
 from grpo_lab.types import Exhausted
@@ -43,11 +46,12 @@ def remembering(rates: Sequence[float], attempts: int = 1000) -> Memory:
 
 def pool_of(
     memory: Memory, batch: int, *, seed: int = 0, progress: float = 0.0, difficulties: Sequence[int] | None = None,
-    taken: frozenset[int] = frozenset(),
+    taken: frozenset[int] = frozenset(), possible_answers: Sequence[int] | None = None,
 ) -> Pool:  # fmt: skip
     size = len(memory.attempts)
     levels = torch.tensor(difficulties if difficulties is not None else [1] * size)
-    return Pool(levels, batch, seed, progress, memory, taken)
+    possible = torch.tensor(possible_answers if possible_answers is not None else [UNBOUNDED] * size)
+    return Pool(levels, possible, batch, seed, progress, memory, taken)
 
 
 def frequencies(curriculum: Curriculum, pool: Pool, draws: int) -> torch.Tensor:
@@ -327,3 +331,28 @@ def test_a_curriculum_that_passed_nothing_over_is_inert(tmp_path: Path, option: 
     memory = load_state(latest(folder / "checkpoints"))["queue"]["memory"]
     passed = [16 * share / (1 - share) for share in touched]  # of each step, beside the 16 that were taken
     assert_close(sum(passed), memory["passed"], 1e-9, "touched is the share of those whose turn came")
+
+
+def test_questions_with_few_possible_answers_are_never_asked() -> None:
+    pool = pool_of(Memory.of(6), 2, possible_answers=[2, UNBOUNDED, 9, 10, 5, UNBOUNDED])
+    assert Unguessable(10).weights(pool).tolist() == [0, 1, 0, 1, 0, 1]
+    assert {index for _ in range(20) for index in Unguessable(10).draw(2, pool)} == {1, 3, 5}
+    assert Unguessable(2).weights(pool).tolist() == [1] * 6
+    with pytest.raises(ValueError, match="fewest_answers"):
+        Unguessable(1)
+    with pytest.raises(Exhausted, match=r"of the 6 .* 3 can be taken: .*lower curriculum.fewest_answers"):
+        Unguessable(10).draw(4, pool)
+
+
+def test_a_run_asks_the_questions_that_are_left_in_the_order_of_any_run(tmp_path: Path) -> None:
+    """Half of the questions of world=guessable ask for a remainder by 2; those of uniform are walked past."""
+    alike = ("world=guessable", "budget.amount=1", "problems_per_step=4", "task.train_size=64", "task.probe_size=16")
+    folders = [
+        run_in_process(tmp_path / name, *alike, f"curriculum={name}", *SMALL) for name in ("uniform", "unguessable")
+    ]
+    asked = [load_state(latest(folder / "checkpoints"))["queue"]["memory"]["attempts"] > 0 for folder in folders]
+    task = run_of("world=guessable", "task.train_size=64", "task.probe_size=16").task
+    few = torch.tensor([problem.possible_answers == 2 for problem in task.problems("train")])
+    assert (asked[0] & few).any() and not (asked[1] & few).any() and asked[1].sum() == 4
+    shares = [metrics_of(folder)[1]["metrics"]["touched/curriculum"] for folder in folders]
+    assert shares[0] == 0 < 0.5 < shares[1] < 1

@@ -1775,7 +1775,7 @@ def test_uniform_walks_through_seven_problems_three_at_a_time() -> None:
     # 7 // 3 = 2 batches a pass; the seventh problem waits
     def walk(seed: int) -> list[list[int]]:
         memory, alike = Memory.of(7), torch.ones(7, dtype=torch.long)
-        return [Uniform().draw(3, Pool(alike, 3, seed, 0.0, memory, frozenset())) for _ in range(4)]
+        return [Uniform().draw(3, Pool(alike, alike, 3, seed, 0.0, memory, frozenset())) for _ in range(4)]
 
     draws = walk(seed=5)
     for first in (0, 2):

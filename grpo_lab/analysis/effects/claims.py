@@ -1,0 +1,123 @@
+"""What the saved sweeps say of claims in the literature: one row for each claim that an experiment declares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpo_lab.analysis.effects.verdict import Judgement, judge
+from grpo_lab.analysis.final_values import final_values
+from grpo_lab.analysis.metric_names import in_words
+from grpo_lab.analysis.sources.saved_data import load_data, saved_names
+from grpo_lab.config.catalogue import with_tables
+from grpo_lab.config.design import Claim, Design, Direction, load_design
+from grpo_lab.config.run_config import conf_folder
+
+NO_LARGER = "no larger than the margin"
+WORDS = ("supported", "contradicted", NO_LARGER, "not resolved", "could not act", "not run")
+_OPPOSITE = {"supported": "contradicted", "contradicted": "supported"}
+_HEAD = "| claim | source | where | measured | effect | margin | verdict | runs |"
+_DEFAULT_WORLD = "world=sums"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A claim, and what its experiment says of it; `judgement` is of the prediction that tests it.
+
+    `judgement` is None where no run is saved. `word` is one of WORDS: the judgement's, from the source's point of view.
+    """
+
+    claim: Claim
+    design: Design
+    judgement: Judgement | None
+
+    @property
+    def word(self) -> str:
+        return claim_word(self.claim.direction, self.judgement) if self.judgement else "not run"
+
+    @property
+    def where(self) -> tuple[str, ...]:
+        """World and regime of the contrast, as overrides."""
+        prediction = self.design.predictions[self.claim.prediction]
+        words = [_DEFAULT_WORLD, *self.design.base, *self.design.levels[prediction.level]]
+        chosen = {word.partition("=")[0]: word for word in words}  # a level's word wins over the base's
+        return tuple(chosen[key] for key in ("world", "regime") if key in chosen)
+
+
+def claim_word(expected: Direction, judgement: Judgement) -> str:
+    """The verdict on a claim that expects this direction; see `judge` for what the words rest on.
+
+    A claim of a direction where the prediction says within a margin is supported or contradicted only by an effect
+    surely larger than the margin.
+    """
+    predicted, word = judgement.prediction.direction, judgement.word
+    if expected is predicted or word in ("not run", "could not act", "not resolved"):
+        return NO_LARGER if word == "within the margin" else word
+    if predicted is Direction.within:
+        if word == "supported":
+            return NO_LARGER
+        above = judgement.comparison.sign > 0
+        return "supported" if above == (expected is Direction.above) else "contradicted"
+    return NO_LARGER if word == "within the margin" else _OPPOSITE[word]
+
+
+def answers(experiments: Path, data_folder: Path) -> list[Answer]:
+    """Every declared claim with its answer: by word, in the order of WORDS, then by experiment."""
+    saved, found = set(saved_names(data_folder)), []
+    for path in sorted(experiments.glob("*.yaml")):
+        design = load_design(path)
+        if not design.claims:
+            continue
+        judgements: Sequence[Judgement | None] = [None] * len(design.predictions)
+        if design.name in saved:
+            data = load_data(data_folder, design.name)
+            if data.design is None or data.design.fingerprint() != design.fingerprint():
+                raise ValueError(f"{path} was changed after its runs: its saved data are of another declaration")
+            judgements = judge(data, final_values(data))
+        found += [Answer(claim, design, judgements[claim.prediction]) for claim in design.claims]
+    return sorted(found, key=lambda answer: WORDS.index(answer.word))
+
+
+def claims_table(found: Sequence[Answer]) -> str:
+    """One row per claim, as a markdown table; the verdict leads to the experiment."""
+    lines = [_HEAD, "|---" * 8 + "|"]
+    for answer in found:
+        design = answer.design
+        prediction = design.predictions[answer.claim.prediction]
+        margin = design.margin_of(prediction)
+        effect, runs = "", ""
+        if answer.judgement and answer.word not in ("not run", "could not act"):
+            effect, runs = answer.judgement.difference.text("+"), answer.judgement.difference.runs()
+        cells = (
+            answer.claim.says,
+            answer.claim.source,
+            " ".join(f"`{word}`" for word in answer.where),
+            in_words(prediction.metric),
+            effect,
+            "-" if margin is None else f"{margin:g}",
+            f"[{answer.word}](#{design.name})",
+            runs,
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def claims_text(found: Sequence[Answer]) -> str:
+    """The answers for a terminal: verdict, claim and source, and below them effect and world."""
+    lines = []
+    for answer in found:
+        prediction = answer.design.predictions[answer.claim.prediction]
+        lines.append(f"{answer.word}: {answer.claim.says} ({answer.claim.source})")
+        if answer.judgement and answer.word not in ("not run", "could not act"):
+            effect = f"{answer.judgement.difference.text('+')}, {answer.judgement.difference.runs()}"
+            lines.append(f"  {in_words(prediction.metric)} {effect}, {' '.join(answer.where)}, {answer.design.name}")
+    return "\n".join(lines)
+
+
+def documented_claims() -> dict[Path, str]:
+    """The index of experiments with its up-to-date table of the claims that have runs in the checkout's saved data."""
+    root = conf_folder().parent
+    page = root / "experiments" / "README.md"
+    found = [answer for answer in answers(root / "experiments", root / "analysis" / "data") if answer.word != "not run"]
+    return {page: with_tables(page, {_HEAD: lambda: claims_table(found)})}

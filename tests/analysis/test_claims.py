@@ -1,0 +1,119 @@
+"""What the saved sweeps say of claims: the word from the source's point of view, and the table of the index."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from grpo_lab.analysis.effects.claims import (
+    NO_LARGER,
+    WORDS,
+    answers,
+    claim_word,
+    claims_table,
+    claims_text,
+    documented_claims,
+)
+from grpo_lab.analysis.effects.verdict import Judgement
+from grpo_lab.analysis.figures.claims import claim_numbers, draw_claims
+from grpo_lab.analysis.stats.comparison import compare
+from grpo_lab.config.design import Direction, Prediction, load_design, read_design
+
+ROOT = Path(__file__).parents[2]
+EXPERIMENTS, DATA = ROOT / "experiments", ROOT / "analysis" / "data"
+ABOVE, BELOW, WITHIN = Direction
+
+
+def judgement(predicted: Direction, word: str, mean: float) -> Judgement:
+    """A prediction that got this word, from eight pairs on four bases whose mean difference is `mean`."""
+    pairs = {seed: mean + 0.001 * (seed - 3.5) for seed in range(8)}
+    found = compare(pairs, {seed: seed % 4 for seed in pairs})
+    prediction = Prediction("arm", "eval/heldout/accuracy", predicted)
+    return Judgement(prediction, ("", "base"), found, 0.05, 0.5, 0.5, 0.5, 0.5, 1, word)
+
+
+@pytest.mark.parametrize(
+    ("expected", "predicted", "word", "mean", "says"),
+    [
+        (ABOVE, ABOVE, "supported", 0.2, "supported"),
+        (ABOVE, ABOVE, "contradicted", -0.2, "contradicted"),
+        (ABOVE, ABOVE, "within the margin", 0.01, NO_LARGER),
+        (ABOVE, BELOW, "supported", -0.2, "contradicted"),
+        (ABOVE, BELOW, "contradicted", 0.2, "supported"),
+        (ABOVE, BELOW, "within the margin", 0.01, NO_LARGER),
+        (ABOVE, WITHIN, "supported", 0.01, NO_LARGER),
+        (ABOVE, WITHIN, "contradicted", 0.2, "supported"),
+        (ABOVE, WITHIN, "contradicted", -0.2, "contradicted"),
+        (BELOW, WITHIN, "contradicted", -0.2, "supported"),
+        (WITHIN, WITHIN, "supported", 0.01, "supported"),
+        (WITHIN, WITHIN, "contradicted", 0.2, "contradicted"),
+        *((ABOVE, direction, word, 0.1, word) for direction in Direction for word in ("not resolved", "could not act")),
+        (BELOW, ABOVE, "not run", 0.0, "not run"),
+    ],
+)
+def test_a_verdict_is_told_from_the_point_of_view_of_the_source(
+    expected: Direction, predicted: Direction, word: str, mean: float, says: str
+) -> None:
+    assert claim_word(expected, judgement(predicted, word, mean)) == says
+
+
+def test_saved_sweeps_answer_and_those_without_runs_say_so(tmp_path: Path) -> None:
+    experiments, data = tmp_path / "experiments", tmp_path / "data"
+    for folder, pattern, source in (
+        (experiments, "overlong_worlds.yaml", EXPERIMENTS),
+        (data, "overlong_worlds.*", DATA),
+    ):
+        folder.mkdir()
+        for path in source.glob(pattern):
+            shutil.copy(path, folder)
+    shutil.copy(EXPERIMENTS / "dapo_worlds.yaml", experiments)
+    found = answers(experiments, data)
+    assert [answer.word for answer in found] == sorted((answer.word for answer in found), key=WORDS.index)
+    assert [answer.word for answer in found] == ["supported", NO_LARGER, NO_LARGER, "not run"]
+    assert found[0].where == ("world=length",) and found[-1].where == ("world=length", "regime=trust_region")
+    table = claims_table(found)
+    assert "| +0.168 [+0.146, +0.189] | - | [supported](#overlong_worlds) | n = 8 on 4 bases |" in table
+    assert "[no larger than the margin](#overlong_worlds)" in table and table.splitlines()[-1].endswith("|  |")
+    assert "downstream accuracy +0.001 [-0.017, +0.019], n = 8 on 4 bases" in claims_text(found)
+    numbers = claim_numbers(found)  # the first has no margin and the last no runs
+    assert numbers["margin"].tolist() == [0.05, 0.05] and set(numbers["verdict"]) == {NO_LARGER}
+    drawn = draw_claims(found)
+    assert drawn is not None and drawn.numbers.equals(numbers) and draw_claims(found[-1:]) is None
+
+
+def test_a_declaration_that_changed_after_its_runs_gets_no_answer(tmp_path: Path) -> None:
+    declared = yaml.safe_load((EXPERIMENTS / "overlong_worlds.yaml").read_text())
+    declared["design"]["margin"] = 0.1
+    (tmp_path / "overlong_worlds.yaml").write_text(yaml.safe_dump(declared))
+    with pytest.raises(ValueError, match="was changed after its runs"):
+        answers(tmp_path, DATA)
+
+
+def test_claims_decide_nothing() -> None:
+    design = load_design(EXPERIMENTS / "overlong_worlds.yaml")
+    assert design.claims and replace(design, claims=()).fingerprint() == design.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"says": "x", "source": "y", "prediction": 9, "direction": "above"}, r"no prediction 9; .* 0 to 7"),
+        ({"says": "x", "source": "y", "prediction": 0, "direction": "within"}, "is not within a margin"),
+        ({"says": "x", "source": "y", "prediction": 0}, "must give says"),
+        ({"says": "x", "source": "y", "prediction": True, "direction": "above"}, "must give says"),
+        ({"says": "x", "source": "y", "prediction": 0, "direction": "up"}, "must give says"),
+        ("x", "must give says"),
+    ],
+)
+def test_a_claim_that_cannot_be_judged_is_refused(entry: object, message: str) -> None:
+    node = yaml.safe_load((EXPERIMENTS / "overlong_worlds.yaml").read_text())["design"]
+    with pytest.raises(ValueError, match=message):
+        read_design(node | {"claims": [entry]})
+
+
+def test_the_index_shows_the_table() -> None:
+    assert [path for path, text in documented_claims().items() if path.read_text() != text] == [], "run `make docs`"
