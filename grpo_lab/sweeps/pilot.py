@@ -25,7 +25,7 @@ from grpo_lab.tracking import provenance
 from grpo_lab.tracking.run_reader import run_status
 from grpo_lab.tracking.sweep_record import record_sweep
 
-_LEFT_OUT = ("parts", "part", "predictions", "changes")  # of the declaration: a pilot judges nothing
+_LEFT_OUT = ("parts", "part", "predictions", "changes", "claims")  # of the declaration: a pilot judges nothing
 _PLAIN = ("evaluation=brief", "tracking=none")
 Start = Callable[[Sequence[Cell]], object]
 

@@ -37,6 +37,8 @@ NODE = {
     "seeds": 2,
     "bases": 2,
     "requires": {"higher": {"touched/surrogate": 0.005}, "mask": {"touched/truncation": 0.05}},
+    "predictions": [{"arm": "mask", "metric": "rollout/truncated", "direction": "above"}],
+    "claims": [{"says": "It does.", "source": "a paper", "prediction": 0, "direction": "above"}],
 }
 
 
