@@ -88,7 +88,10 @@ def test_a_part_chooses_bases() -> None:
         ({"seeds": 0}, "design.seeds is missing"),
         ({"seeds": -1}, "design.seeds must be how many for each base"),
         ({"bases": None}, "design.seeds must be a list of different whole numbers, got 2"),
-        ({"arms": {"plain": [], "x": ["model.base=3"]}, "requires": None}, "design.bases already chooses"),
+        (
+            {"arms": {"plain": [], "x": ["model.base=3"]}, "requires": None, "predictions": None, "claims": None},
+            "design.bases already chooses",
+        ),
         ({"parts": {"p": {"bases": [2]}}}, "design.parts.p.bases: there is no 2"),
         ({"parts": {"p": {"bases": [1], "seeds": [0]}}}, "design.parts.p: none of its seeds has one of its bases"),
         ({"requires": {"plain": {"touched/kl": 0.1}}}, "design.requires: there is no 'plain'"),
