@@ -19,7 +19,7 @@ import torch
 from grpo_lab.tricks.base import Trick, require_field
 from grpo_lab.types import Bool, Exhausted, Float, Int, Tensor
 
-UNBOUNDED = torch.iinfo(torch.long).max  # possible answers of a question that sets them no number
+UNBOUNDED = 2**63 - 1  # possible answers of a question that sets them no number: the largest int64
 _MOST_PASSES = 10_000  # over the split in one draw; needing more is treated as a mistake in the weights
 
 
