@@ -29,11 +29,12 @@ ABOVE, BELOW, WITHIN = Direction
 
 
 def judgement(predicted: Direction, word: str, mean: float) -> Judgement:
-    """A prediction that got this word, from eight pairs on four bases whose mean difference is `mean`."""
+    """A prediction that got this word, from eight pairs on four bases whose mean difference is `mean`; margin 0.05."""
     pairs = {seed: mean + 0.001 * (seed - 3.5) for seed in range(8)}
     found = compare(pairs, {seed: seed % 4 for seed in pairs})
     prediction = Prediction("arm", "eval/heldout/accuracy", predicted)
-    return Judgement(prediction, ("", "base"), found, 0.05, 0.5, 0.5, 0.5, 0.5, 1, word)
+    within = found.within(0.05)
+    return Judgement(prediction, ("", "base"), found, 0.05, found.p, found.p, within, within, 1, word)
 
 
 @pytest.mark.parametrize(
@@ -42,6 +43,9 @@ def judgement(predicted: Direction, word: str, mean: float) -> Judgement:
         (ABOVE, ABOVE, "supported", 0.2, "supported"),
         (ABOVE, ABOVE, "contradicted", -0.2, "contradicted"),
         (ABOVE, ABOVE, "within the margin", 0.01, NO_LARGER),
+        (ABOVE, ABOVE, "supported", 0.01, NO_LARGER),
+        (ABOVE, BELOW, "supported", -0.01, NO_LARGER),
+        (BELOW, ABOVE, "contradicted", -0.01, NO_LARGER),
         (ABOVE, BELOW, "supported", -0.2, "contradicted"),
         (ABOVE, BELOW, "contradicted", 0.2, "supported"),
         (ABOVE, BELOW, "within the margin", 0.01, NO_LARGER),

@@ -10,6 +10,7 @@ from grpo_lab.analysis.effects.verdict import Judgement, judge
 from grpo_lab.analysis.final_values import final_values
 from grpo_lab.analysis.metric_names import in_words
 from grpo_lab.analysis.sources.saved_data import load_data, saved_names
+from grpo_lab.analysis.stats.multiplicity import ALPHA
 from grpo_lab.config.catalogue import with_tables
 from grpo_lab.config.design import Claim, Design, Direction, load_design
 from grpo_lab.config.run_config import conf_folder
@@ -48,15 +49,16 @@ class Answer:
 def claim_word(expected: Direction, judgement: Judgement) -> str:
     """The verdict on a claim that expects this direction; see `judge` for what the words rest on.
 
-    A claim of a direction where the prediction says within a margin is supported or contradicted only by an effect
+    An effect with a sign that is surely smaller than the margin is no larger than what matters, and called that. A
+    claim of a direction where the prediction says within a margin is supported or contradicted only by an effect
     surely larger than the margin.
     """
     predicted, word = judgement.prediction.direction, judgement.word
+    if word in _OPPOSITE and expected is not Direction.within and judgement.equivalent < ALPHA:
+        return NO_LARGER
     if expected is predicted or word in ("not run", "could not act", "not resolved"):
         return NO_LARGER if word == "within the margin" else word
-    if predicted is Direction.within:
-        if word == "supported":
-            return NO_LARGER
+    if predicted is Direction.within:  # contradicted, since one that is supported is no larger than the margin
         above = judgement.comparison.sign > 0
         return "supported" if above == (expected is Direction.above) else "contradicted"
     return NO_LARGER if word == "within the margin" else _OPPOSITE[word]
