@@ -34,6 +34,11 @@ def token_uniforms(key: NoiseKey, start: int, stop: int) -> np.ndarray:
     return np.random.Generator(philox).random(skip + stop - start)[skip:]
 
 
+def uniform(key: NoiseKey) -> float:
+    """The first uniform number of a key."""
+    return float(token_uniforms(key, 0, 1)[0])
+
+
 def request_seed(key: NoiseKey, start: int) -> int:
     """A 63-bit seed for an engine that samples a response with its own generator, from position `start` on."""
     named = f"{key.seed}/{key.stream}/{key.step}/{key.problem}/{key.response}/{start}"

@@ -61,7 +61,8 @@ class Continuations:
         whole = [_after(request.prefix, completion) for request, completion in zip(requests, completions)]
         asked = [problems[state.place] for state in states]
         answers = to_rollouts(asked, [prompts[state.place] for state in states], samples, whole)
-        graded = grade(answers, decode(self.tokenizer, answers), run.reward)
+        keys = [request.noise for request in requests]
+        graded = grade(answers, decode(self.tokenizer, answers), run.reward, keys)
         return run.reward_shaping(graded).reward
 
     def step_ends(self) -> Bool[Tensor, "N T"]:

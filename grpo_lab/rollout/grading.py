@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 import transformers
 
-from grpo_lab.seeding import token_uniforms
+from grpo_lab.seeding import uniform
 from grpo_lab.tasks.base import Reward, Template
 from grpo_lab.tricks.reward_shaping import RewardShaping
 from grpo_lab.types import (
@@ -120,20 +120,21 @@ def token_texts(tokenizer: transformers.PreTrainedTokenizerBase, rollouts: Rollo
     return [[seen[token] for token in row[:end]] for row, end in zip(rollouts.tokens.tolist(), ends)]
 
 
-def grade(rollouts: Rollouts, texts: Sequence[str], reward: Reward) -> Graded:
-    """The verifier outcome of each row and its reward; every row is counted and trained."""
+def grade(rollouts: Rollouts, texts: Sequence[str], reward: Reward, keys: Sequence[NoiseKey]) -> Graded:
+    """The verifier outcome of each row and its reward; every row is counted and trained.
+
+    `keys` are those that the rows were sampled with.
+    """
     finished = rollouts.finished.tolist()
     answers = [rollouts.problems[row // rollouts.group_size].answer for row in range(len(texts))]
 
-    def graded(grader: Callable[[str, str, bool], float]) -> Float[Tensor, "P G"]:
-        return to_groups(
-            torch.tensor(list(map(grader, answers, texts, finished)), dtype=torch.float64), rollouts.group_size
-        )
+    def by_group(values: list[float]) -> Float[Tensor, "P G"]:
+        return to_groups(torch.tensor(values, dtype=torch.float64), rollouts.group_size)
 
-    outcome = graded(reward)
+    outcome = by_group(reward.outcomes(answers, texts, finished, keys))
     components = {"outcome": reward.values(outcome)}
     if reward.gives_part:
-        components["part"] = graded(reward.part)
+        components["part"] = by_group(list(map(reward.part, answers, texts, finished)))
     everyone = torch.ones_like(outcome, dtype=torch.bool)
     lengths_asked_for = [problem.target_length for problem in rollouts.problems]
     return Graded(
@@ -158,11 +159,6 @@ def tools_for(tokenizer: transformers.PreTrainedTokenizerBase) -> Tools:
         return token_ids(tokenizer, [text])[0]
 
     return Tools(encode, uniform)
-
-
-def uniform(key: NoiseKey) -> float:
-    """The first uniform number of a key."""
-    return float(token_uniforms(key, 0, 1)[0])
 
 
 def with_target_length(shaping: RewardShaping, template: Template, problem: Problem, key: NoiseKey) -> Problem:

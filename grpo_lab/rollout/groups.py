@@ -158,8 +158,9 @@ class GroupMaker:
         problems = [group.problem for group in groups]
         rollouts = to_rollouts(problems, [group.prompt for group in groups], self.group_size, completions)
         texts = decode(self.tokenizer, rollouts)
+        keys = [request.noise for group in groups for request in self.requests(group)]
         progress = torch.tensor([[group.progress] * self.group_size for group in groups], dtype=torch.float64)
-        graded = replace(grade(rollouts, texts, self.reward), progress=progress)
+        graded = replace(grade(rollouts, texts, self.reward, keys), progress=progress)
         shaped = self.reward_shaping(graded)
         indices = tuple(group.index for group in groups)
         return Groups(indices, rollouts, tuple(texts), graded, shaped, self.truncation(shaped))

@@ -190,7 +190,7 @@ def _answers(
         completions = suite.truncation.generate(session, requests, tools_for(tokenizer))
     rollouts = to_rollouts(suite.problems, prompts, samples, completions)
     texts = decode(tokenizer, rollouts)
-    graded = grade(rollouts, texts, suite.verifier)
+    graded = grade(rollouts, texts, suite.verifier, [request.noise for request in requests])
     asked = [problem for problem in suite.problems for _ in range(samples)]
     table = pd.DataFrame(
         {
@@ -231,6 +231,10 @@ def _summary(suite: str, table: pd.DataFrame, ks: Sequence[int]) -> Mapping[str,
     }
     if len(means) > 1:
         metrics[f"eval/{suite}/accuracy_se"] = float(means.std(ddof=1) / math.sqrt(len(means)))
+    levels = table.groupby("difficulty")["outcome"].mean()  # in the order of the labels
+    if len(levels) > 1:
+        metrics[f"eval/{suite}/accuracy_easiest"] = float(levels.iloc[0])
+        metrics[f"eval/{suite}/accuracy_hardest"] = float(levels.iloc[-1])
     for k in (k for k in ks if k <= drawn.min()):
         chances = [pass_at_k(int(n), int(c), k) for n, c in zip(drawn, right)]
         metrics[f"eval/{suite}/pass_at_{k}"] = sum(chances) / len(chances)

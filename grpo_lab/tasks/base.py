@@ -7,6 +7,7 @@ its numbers stand only in the YAML that selects it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from grpo_lab.tricks.base import require
-from grpo_lab.types import Float, Problem, Tensor
+from grpo_lab.types import Float, NoiseKey, Problem, Tensor
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -126,6 +127,12 @@ class Reward(ABC):
         `answer` is the problem's right answer, `text` the decoded response without its end-of-text token. `finished`
         is False for a truncated response.
         """
+
+    def outcomes(
+        self, answers: Sequence[str], texts: Sequence[str], finished: Sequence[bool], keys: Sequence[NoiseKey]
+    ) -> list[float]:
+        """The outcome of each response, from the same arguments; `keys` name the responses, for rewards by chance."""
+        return [self(*response) for response in zip(answers, texts, finished)]
 
     def part(self, answer: str, text: str, finished: bool) -> float:
         """What a response earns beside its outcome, for what is right in part; arguments as in `__call__`."""

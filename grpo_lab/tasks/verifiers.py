@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from grpo_lab.seeding import uniform
 from grpo_lab.tasks.base import Reward
 from grpo_lab.tricks.base import require
+from grpo_lab.types import NoiseKey
 
 _FINAL_NUMBER = re.compile(r"#([0-9]+)\Z")
 _WHOLE_NUMBER = re.compile(r"[0-9]+")
@@ -63,6 +66,45 @@ class Noisy(Strict):
         digest = hashlib.sha256(f"{self.seed}/{answer}/{finished}/{text}".encode()).digest()
         mistaken = int.from_bytes(digest[:8]) < rate * 2**64
         return 1.0 - right if mistaken else right
+
+
+@dataclass(frozen=True)
+class Inverted(Strict):
+    """1 for what Strict calls wrong: a control that should teach nothing that evaluation counts."""
+
+    def __call__(self, answer: str, text: str, finished: bool) -> float:
+        return 1.0 - super().__call__(answer, text, finished)
+
+
+@dataclass(frozen=True)
+class FormatOnly(Reward):
+    """1 if the response is not truncated and ends with a number after a `#`, whatever the number."""
+
+    def __call__(self, answer: str, text: str, finished: bool) -> float:
+        return float(finished and _FINAL_NUMBER.search(text) is not None)
+
+
+@dataclass(frozen=True)
+class RandomReward(Reward):
+    """1 by chance, drawn anew for every response.
+
+    Differs from Noisy, which judges the same text alike each time, so that a policy can learn which texts pay.
+    """
+
+    share: float  # of responses that are called right
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 < self.share < 1, "share", self.share, "above 0 and below 1", "else all rewards are the same")
+
+    def __call__(self, answer: str, text: str, finished: bool) -> float:
+        raise TypeError("a random reward belongs to a response and not to its text: call `outcomes`, with keys")
+
+    def outcomes(
+        self, answers: Sequence[str], texts: Sequence[str], finished: Sequence[bool], keys: Sequence[NoiseKey]
+    ) -> list[float]:
+        # A stream of its own: with the key's, the draw would be that of the response's first token.
+        return [float(uniform(replace(key, stream=f"{key.stream}/reward")) < self.share) for key in keys]
 
 
 @dataclass(frozen=True)

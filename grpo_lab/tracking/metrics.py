@@ -181,6 +181,8 @@ REGISTRY: tuple[Metric, ...] = (
     # Evaluation.
     Metric("eval/*/accuracy", "share", "mean over questions and samples", "right answers"),
     Metric("eval/*/responses", "responses", "sum", "answers that the accuracy is a mean of"),
+    Metric("eval/*/accuracy_easiest", "share", "mean over samples", "right answers, lowest difficulty label"),
+    Metric("eval/*/accuracy_hardest", "share", "mean over samples", "right answers, highest difficulty label"),
     Metric("eval/*/accuracy_se", "share", "standard error over questions", "uncertainty of accuracy, one run"),
     Metric("eval/*/pass_at_*", "share", "mean over questions", "unbiased chance that one of k samples is right"),
     Metric(

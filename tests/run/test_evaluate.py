@@ -45,6 +45,11 @@ def test_both_held_out_probes_draw_the_same_numbers_and_errors_are_of_questions(
     spread = sum((rate - mean) ** 2 for rate in rates) / 11
     assert len(rates) == 12 and metrics["eval/heldout/accuracy"] == pytest.approx(mean)
     assert metrics["eval/heldout/accuracy_se"] == pytest.approx(math.sqrt(spread / 12)) and spread > 0
+    labels = sorted(set(independent["difficulty"]))
+    assert len(labels) > 1
+    for name, label in (("easiest", labels[0]), ("hardest", labels[-1])):
+        asked = independent[independent["difficulty"] == label]["outcome"]
+        assert metrics[f"eval/heldout/accuracy_{name}"] == pytest.approx(sum(asked) / len(asked))
 
 
 def test_what_is_asked_between_the_ends_is_a_part_of_what_is_asked_there(make_run) -> None:

@@ -14,11 +14,13 @@ from test_arithmetic_world import from_yaml
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.run_config import to_run
 from grpo_lab.policy.model_folder import fingerprint
+from grpo_lab.seeding import token_uniforms
 from grpo_lab.tasks.arithmetic import ArithmeticWorld, Chain, Family, careful_steps
 from grpo_lab.tasks.rebuild import BASES, Compared, accuracy_of, every_recipe, rebuilt
 from grpo_lab.tasks.shipped import FOLDER, find_shipped, shipped
-from grpo_lab.tasks.verifiers import Near, Noisy, Strict
+from grpo_lab.tasks.verifiers import FormatOnly, Inverted, Near, Noisy, RandomReward, Strict
 from grpo_lab.tasks.warm_start import ArithmeticBase, LocalModel, draw_example
+from grpo_lab.types import NoiseKey
 
 WORLDS = ("sums", "length", "explore", "guessable", "families")
 strict = Strict(correct=1.0, wrong=0.0)
@@ -134,6 +136,33 @@ def test_a_noisy_verifier_errs_at_its_rates_and_always_alike() -> None:
     assert [exact("6", f"#{n}", True) for n in (5, 6, 7)] == [0.0, 1.0, 0.0]
     with pytest.raises(ValueError, match="false_positive_rate must be at least 0 and below 1, got 1"):
         replace(noisy, false_positive_rate=1.0)
+
+
+def test_a_random_reward_belongs_to_the_response_and_not_to_its_text() -> None:
+    coin = RandomReward(correct=1.0, wrong=0.0, share=0.3)
+    keys = [NoiseKey(0, "train", step, problem=7, response=row) for step in range(500) for row in range(8)]
+
+    def tossed(keys: list[NoiseKey], answer: str = "6") -> list[float]:
+        return coin.outcomes([answer] * len(keys), ["#6"] * len(keys), [True] * len(keys), keys)
+
+    drawn = tossed(keys)
+    assert sum(drawn) / len(keys) == pytest.approx(0.3, abs=0.03)
+    assert drawn == tossed(keys) == tossed(keys, answer="5"), "neither another time nor another answer matters"
+    assert drawn != tossed([replace(key, seed=1) for key in keys])
+    low = [key for key, outcome in zip(keys, drawn) if token_uniforms(key, 0, 1)[0] < 0.3]
+    assert sum(tossed(low)) / len(low) == pytest.approx(0.3, abs=0.06), "the first token's number is another one"
+    with pytest.raises(TypeError, match="belongs to a response"):
+        coin("6", "#6", True)
+    with pytest.raises(ValueError, match="share must be above 0 and below 1, got 1"):
+        replace(coin, share=1.0)
+
+
+def test_controls_pay_for_what_strict_does_not() -> None:
+    inverted, form = Inverted(correct=1.0, wrong=0.0), FormatOnly(correct=1.0, wrong=0.0)
+    seen = [("6", "1+5=#6", True), ("6", "#7", True), ("6", "#6", False), ("6", "6", True)]
+    assert [strict(*one) for one in seen] == [1.0, 0.0, 0.0, 0.0]
+    assert [inverted(*one) for one in seen] == [0.0, 1.0, 1.0, 1.0]
+    assert [form(*one) for one in seen] == [1.0, 1.0, 0.0, 0.0]
 
 
 def test_a_near_number_earns_a_part_and_is_no_right_answer() -> None:

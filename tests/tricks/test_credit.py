@@ -654,7 +654,7 @@ class World:
         how = {True: StopReason.EOS, False: StopReason.LENGTH}
         completions = [Completion(tuple(t), (0.0,) * len(t), (0,) * len(t), how[t[-1] == ids["<eos>"]]) for t in said]
         rollouts = to_rollouts(self.problems, [(ids["?"],)] * len(self.problems), size, completions)
-        return rollouts, grade(rollouts, decode(self.state.tokenizer, rollouts), self.run.reward)
+        return rollouts, grade(rollouts, decode(self.state.tokenizer, rollouts), self.run.reward, [])
 
     def centred(self, baseline: Baseline, rollouts: Rollouts, graded: Graded, values: Tensor | None = None) -> Tensor:
         """What the baseline makes of the batch, through the real estimator; [N, T]."""

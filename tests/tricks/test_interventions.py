@@ -154,10 +154,10 @@ def test_the_answer_behind_the_mark_is_what_is_graded(tiny_base: Path) -> None:
     rollouts = to_rollouts((Problem(0, "3+4?", "7", 1),), (encode("3+4?"),), 4, answers)
     texts = decode(tokenizer, rollouts)
     assert texts == ["3+4=#7", "#9#7", "3+4=#8", "3+4=7;#7"]
-    graded = grade(rollouts, texts, Strict(1.0, 0.0))
+    graded = grade(rollouts, texts, Strict(1.0, 0.0), [])
     assert_close(graded.outcome, [[1, 1, 0, 0]], 0, "a right answer counts, one that the budget cut does not")
     assert graded.truncated.tolist() == [[False, False, False, True]] and set(graded.components) == {"outcome"}
-    near = grade(rollouts, texts, Near(1.0, 0.0, near=0.25, within=1))
+    near = grade(rollouts, texts, Near(1.0, 0.0, near=0.25, within=1), [])
     assert_close(near.outcome, graded.outcome, 0, "a part of the reward is no right answer")
     assert_close(near.reward, [[1, 1, 0.25, 0]], 0, "8 is one off 7")
     assert_close(near.components["part"], [[0, 0, 0.25, 0]], 0, "only finished responses")
@@ -231,7 +231,7 @@ def test_a_loop_stops_exactly_where_the_run_of_sure_tokens_is_complete(
     rollouts = rollouts_of(tiny_base, stopped)
     by_reason = [c.stop is StopReason.REPETITION for c in stopped]
     assert rollouts.looped.tolist() == by_reason
-    graded = grade(rollouts, decode(AutoTokenizer.from_pretrained(tiny_base), rollouts), Strict(1.0, 0.0))
+    graded = grade(rollouts, decode(AutoTokenizer.from_pretrained(tiny_base), rollouts), Strict(1.0, 0.0), [])
     assert graded.truncated.flatten()[rollouts.looped].all() and not rollouts.finished[rollouts.looped].any()
     assert float(graded.outcome.flatten()[rollouts.looped].sum()) == 0
 
