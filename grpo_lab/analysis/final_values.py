@@ -70,6 +70,9 @@ QUANTITIES = {
 }
 
 
+_ACCURACIES = ("/accuracy", "/accuracy_easiest", "/accuracy_hardest")
+
+
 @dataclass(frozen=True, eq=False)
 class FinalValues:
     """The final values of a sweep.
@@ -183,12 +186,12 @@ class FinalValues:
 def is_rated(metric: str) -> bool:
     """Whether a metric is an accuracy or a reward, of which more is better and a run that stopped has 0."""
     metric = metric.removeprefix(AVERAGE)
-    return metric.startswith("reward/") or metric.endswith("/accuracy") or "/pass_at_" in metric
+    return metric.startswith("reward/") or metric.endswith(_ACCURACIES) or "/pass_at_" in metric
 
 
 def is_share(metric: str) -> bool:
     """Whether a metric's values lie within 0 and 1 whatever happens: shares of answers or of responses."""
-    return metric.removeprefix(AVERAGE).endswith(("/accuracy", "/truncated", "/outcome", "/in_loss_outcome"))
+    return metric.removeprefix(AVERAGE).endswith((*_ACCURACIES, "/truncated", "/outcome", "/in_loss_outcome"))
 
 
 def budget_axis(data: SweepData) -> str:

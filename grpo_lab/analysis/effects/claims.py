@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_lab.analysis.effects.verdict import Judgement, judge
+from grpo_lab.analysis.effects.verdict import Judgement, claim, judge
 from grpo_lab.analysis.final_values import final_values
 from grpo_lab.analysis.metric_names import in_words
 from grpo_lab.analysis.sources.saved_data import load_data, saved_names
-from grpo_lab.analysis.stats.multiplicity import ALPHA
+from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.multiplicity import ALPHA, p_text
 from grpo_lab.config.catalogue import with_tables
 from grpo_lab.config.design import Claim, Design, Direction, load_design
 from grpo_lab.config.run_config import conf_folder
@@ -105,6 +107,39 @@ def claims_table(found: Sequence[Answer]) -> str:
     return "\n".join(lines)
 
 
+def predictions_head(name: str) -> str:
+    """How the table of an experiment's predictions begins, on a page that has one."""
+    return f"| predictions of {name} |"
+
+
+def predictions_table(data: SweepData) -> str:
+    """One row per prediction: the difference, that of each base in turn, p, and the word, as a markdown table.
+
+    p is after Holm's correction, of what the word rests on: of an effect as large as the margin for predictions within
+    one and for effects within one, of no effect for all others.
+    """
+    assert data.design is not None, "only a declared sweep has predictions"
+    lines = [
+        f"{predictions_head(data.design.name)} measured | difference | base by base | p | word |",
+        "|---" * 6 + "|",
+    ]
+    for judgement in judge(data, final_values(data)):
+        prediction, difference = judgement.prediction, judgement.difference
+        within = prediction.direction is Direction.within or judgement.word == "within the margin"
+        p = judgement.equivalent if within else judgement.holm
+        judged = judgement.word not in ("not run", "could not act")
+        cells = (
+            claim(data, judgement),
+            in_words(prediction.metric),
+            difference.text("+") if judged else "",
+            ", ".join(f"{value:+.3f}" for value in judgement.comparison.observed) if judged else "",
+            p_text(p).removeprefix("p ").removeprefix("= ") if judged and not math.isnan(p) else "",
+            judgement.word,
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def claims_text(found: Sequence[Answer]) -> str:
     """The answers for a terminal: verdict, claim and source, and below them effect and world."""
     lines = []
@@ -118,8 +153,15 @@ def claims_text(found: Sequence[Answer]) -> str:
 
 
 def documented_claims() -> dict[Path, str]:
-    """The index of experiments with its up-to-date table of the claims that have runs in the checkout's saved data."""
+    """The index of experiments with up-to-date tables: claims that have runs in the checkout's saved data, predictions.
+
+    A table of predictions is written for an experiment where the page has one.
+    """
     root = conf_folder().parent
-    page = root / "experiments" / "README.md"
-    found = [answer for answer in answers(root / "experiments", root / "analysis" / "data") if answer.word != "not run"]
-    return {page: with_tables(page, {_HEAD: lambda: claims_table(found)})}
+    page, data_folder = root / "experiments" / "README.md", root / "analysis" / "data"
+    found = [answer for answer in answers(root / "experiments", data_folder) if answer.word != "not run"]
+    shown = [name for name in saved_names(data_folder) if f"\n{predictions_head(name)}" in page.read_text()]
+    tables = {
+        predictions_head(name): lambda name=name: predictions_table(load_data(data_folder, name)) for name in shown
+    }
+    return {page: with_tables(page, {_HEAD: lambda: claims_table(found), **tables})}
