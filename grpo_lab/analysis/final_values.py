@@ -100,7 +100,8 @@ class FinalValues:
         """How final values are taken, in one sentence for readers of a figure."""
         rule = (
             f"Final values at X = {self.at}, the smallest final budget of the finished runs: metrics of every step "
-            f"are means over {1 - WINDOW:g} X < x <= X, metrics of evaluations are interpolated linearly at X"
+            f"are means over {1 - WINDOW:g} X < x <= X, evaluations are those of a run's end, or interpolated linearly "
+            "at X if it took more than one step beyond"
         )
         if not self.values["stopped"].any():
             return rule

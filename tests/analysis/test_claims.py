@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
+import scipy.stats
 import yaml
 
 from grpo_lab.analysis.effects.claims import (
     NO_LARGER,
     WORDS,
+    Answer,
     answers,
     claim_word,
     claims_table,
@@ -121,3 +125,43 @@ def test_a_claim_that_cannot_be_judged_is_refused(entry: object, message: str) -
 
 def test_the_index_shows_the_table() -> None:
     assert [path for path, text in documented_claims().items() if path.read_text() != text] == [], "run `make docs`"
+
+
+def final(points: pd.DataFrame, metric: str, at: float) -> pd.Series:
+    """By seed: an evaluation at a run's end, the mean of a metric of every step near a budget, or its mean so far."""
+    found = {}
+    for seed, run in points.sort_values("step").groupby("seed"):
+        budget, values = run["budget/sampled_tokens"].ffill(), run[metric.removeprefix("average/")]
+        here = values.notna()
+        if metric.startswith("eval/"):
+            assert budget.iloc[-2] < at <= budget.iloc[-1], "a run's last step is the one that crosses the budget"
+            found[seed] = values[here].iloc[-1]
+        else:
+            since = 0.0 if metric.startswith("average/") else 0.8 * at
+            found[seed] = values[here & (budget > since) & (budget <= at)].mean()
+    return pd.Series(found)
+
+
+@pytest.mark.parametrize(
+    "answer", [one for one in answers(EXPERIMENTS, DATA) if one.judgement], ids=lambda a: a.claim.says
+)
+def test_every_effect_of_the_table_by_other_code(answer: Answer) -> None:
+    """From the saved numbers with numpy and scipy alone: the mean over bases of differences, and its t interval."""
+    design, judged = answer.design, answer.judgement
+    assert judged is not None
+    prediction = judged.prediction
+    points = pd.read_parquet(DATA / f"{design.name}.parquet")
+    at = points.groupby(["level", "arm", "seed"])["budget/sampled_tokens"].max().min()
+    cells = [(prediction.level, prediction.arm), judged.reference]
+    arm, reference = (
+        final(points[(points["level"] == level) & (points["arm"] == name)], prediction.metric, at)
+        for level, name in cells
+    )
+    pairs = (arm - reference).dropna()
+    by_base = pairs.groupby([design.base_of(seed) for seed in pairs.index]).mean()
+    assert len(by_base) == 4
+    half = scipy.stats.t.ppf(0.975, 3) * by_base.std(ddof=1) / 2
+    whole = judged.difference
+    assert whole.mean == pytest.approx(by_base.mean(), abs=1e-6)
+    if not math.isnan(whole.low):
+        assert (whole.low, whole.high) == pytest.approx((by_base.mean() - half, by_base.mean() + half), abs=1e-6)
