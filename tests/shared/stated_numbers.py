@@ -433,7 +433,7 @@ def _margin(entry: Entry, rest: list[str]) -> Interval:
         one
         for one in judgements_of(entry.sweep)
         if ((one.prediction.level, one.prediction.arm), one.prediction.metric) == (place, wanted)
-        and one.prediction.direction is Direction.within
+        and (one.prediction.direction is Direction.within or word == "within_the_margin")
     )
     if found.word != word.replace("_", " ") or found.margin is None:
         raise ValueError(f"the prediction on {arm} is {found.word}, not {word}")
