@@ -14,7 +14,6 @@ _NAMES = QUANTITIES | {
     CORRECTNESS: "training reward, correctness of all responses",
     REWARD: "training reward as the loss sees it",
     "train/entropy": "policy entropy in training",
-    "rollout/length": "length of responses",
     "rollout/length_correct": "length of right answers",
     "rollout/length_wrong": "length of wrong answers",
     "rollout/frac_zero_std": "share of groups whose responses are all right or all wrong",

@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 from pyarrow import parquet
@@ -25,8 +24,7 @@ def save_data(data: SweepData, folder: Path) -> list[Path]:
     """Write `<name>.parquet` (every logged number), `<name>.answers.parquet` (every evaluated question) and
     `<name>.json` (record and cells): enough for every figure.
 
-    Numbers are rounded to 24 bits (seven digits), which saves two fifths of a file. All are replaced whole; the same
-    data give the same bytes. Raises ValueError where that would lose finished
+    All are replaced whole; the same data give the same bytes. Raises ValueError where that would lose finished
     cells, RunFolderError where it cannot write.
     """
     table, answers, described = _data_files(folder, data.record.name)
@@ -37,7 +35,7 @@ def save_data(data: SweepData, folder: Path) -> list[Path]:
                 f"{table} holds {saved} finished cells, these runs {len(data.finished)}: finish the sweep, or save "
                 "to another folder with --to"
             )
-    write_whole(table, lambda path: _to_parquet(_rounded(data.points), path))
+    write_whole(table, lambda path: _to_parquet(data.points, path))
     write_whole(answers, lambda path: _to_parquet(data.answers, path))
     runs = data.runs.astype(object).where(data.runs.notna(), None)
     # Where this machine keeps its MLflow store means nothing on another.
@@ -92,13 +90,6 @@ def with_saved(data: SweepData, folder: Path) -> SweepData:
         answers=joined(data.answers, saved.answers),
         settings={**saved.settings, **data.settings},
     )
-
-
-def _rounded(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with its floats rounded to 24 bits; whole numbers below 2**24 stay as they are."""
-    floats = table.select_dtypes("float").columns
-    mantissa, exponent = np.frexp(table[floats].to_numpy(dtype=float))
-    return table.assign(**dict(zip(floats, np.ldexp(np.round(mantissa * 2**24) / 2**24, exponent).T)))
 
 
 def _to_parquet(table: pd.DataFrame, path: Path) -> None:
