@@ -370,13 +370,15 @@ def _lacking(data: SweepData) -> list[str]:
     compared = [name for name in points.columns if name.startswith(("eval/", "reward/")) and "/component/" not in name]
     compared = [name for name in compared if "/in_loss_component/" not in name]
     has = points[compared].notna().groupby([points["level"], points["arm"]], sort=False).any()
-    lines = []
+    lacking: dict[str, list[str]] = {}
     for name in compared:
         without = has.index[~has[name]]
         if len(without) and has[name].any():
-            arms = _listed(place(data, level, arm) for level, arm in without)
-            lines.append(f"No {name}: {arms}; not compared on it.")
-    return lines
+            lacking.setdefault(_listed(place(data, level, arm) for level, arm in without), []).append(name)
+    return [
+        f"No {', '.join(names)}: {arms}; not compared on {'it' if len(names) == 1 else 'them'}."
+        for arms, names in lacking.items()
+    ]
 
 
 def _untimed(data: SweepData) -> list[str]:

@@ -30,7 +30,8 @@ from grpo_lab.analysis.figures.style import (
     write_footer,
     write_heading,
 )
-from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, OVERSTATEMENT, QUANTITIES, TRUNCATED, FinalValues
+from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, OVERSTATEMENT, TRUNCATED, FinalValues
+from grpo_lab.analysis.metric_names import title
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.table_rows import rows_of
 from grpo_lab.config.design import Direction
@@ -94,10 +95,7 @@ def draw_effects(data: SweepData, finals: FinalValues) -> Drawn | None:
     left = 0.2 + text_width(max(arms, key=len), BODY) + (0.35 if factor else 0.0)
     width = max(8.0, left + 1.5 * len(colours))
     footer = wrapped(_footer(data, finals, numbers, bars), width - 0.2, TINY)
-    titles = {
-        metric: wrapped(QUANTITIES.get(metric, metric), (width - left) / len(colours) - 0.15, BODY)
-        for metric in colours
-    }
+    titles = {metric: wrapped(title(metric), (width - left) / len(colours) - 0.15, BODY) for metric in colours}
     top = heading_height(heading, width) + max(map(len, titles.values())) * BODY * LINE + 0.1
     bottom = 0.45 + len(footer) * TINY * LINE
     panel = _ROW * len(arms)
