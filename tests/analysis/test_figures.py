@@ -19,15 +19,18 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from PIL import Image
 from planted_sweeps import Planted, synthetic_sweep
 
 from grpo_lab.analysis import figures
 from grpo_lab.analysis.figures import coverage, frontier, ranks, waterfall
+from grpo_lab.analysis.figures.effects import draw_effects
 from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.registry import FIGURES
 from grpo_lab.analysis.figures.scatter_labels import Box, place_labels
 from grpo_lab.analysis.figures.style import DPI, TINY, Drawn, house_style, save, wrapped, write_footer
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues, final_values
+from grpo_lab.analysis.sources.saved_data import load_data
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.tracking.sweep_record import SweepRecord
 
@@ -542,3 +545,16 @@ def test_arms_with_names_too_long_for_the_scatter_have_their_rank_there() -> Non
 def test_outcomes_at_another_budget_are_drawn_there(planted: SweepData) -> None:
     finals: FinalValues = final_values(planted, "steps")
     assert "from step 0 to 40 steps" in words(waterfall.draw_waterfall(planted, finals).figure)
+
+
+def test_the_colours_of_a_picture_are_those_of_its_drawing(tmp_path: Path) -> None:
+    """In a figure whose green and blue marks are few, beside much grey text."""
+    data = load_data(Path(__file__).parents[2] / "analysis" / "data", "two_families")
+    drawn = draw_effects(data, final_values(data))
+    assert drawn is not None
+    whole = io.BytesIO()
+    drawn.write(whole, "png", DPI)
+    save(drawn, tmp_path, {})
+    with Image.open(whole) as asked, Image.open(tmp_path / f"{drawn.name}.png") as written:
+        apart = np.abs(np.asarray(asked.convert("RGB"), dtype=int) - np.asarray(written.convert("RGB"), dtype=int))
+    assert apart.max() <= 8

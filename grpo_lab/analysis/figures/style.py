@@ -166,7 +166,8 @@ def _write_small(drawn: Drawn, path: Path) -> None:
     whole = BytesIO()
     drawn.write(whole, "png", DPI)
     with Image.open(whole) as picture:
-        reduced = picture.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+        # The default, median cut, makes one teal of a few green and a few blue pixels.
+        reduced = picture.convert("RGB").quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
         reduced.save(path, format="PNG", optimize=True)
 
 
