@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -376,9 +376,16 @@ def _lacking(data: SweepData) -> list[str]:
         if len(without) and has[name].any():
             lacking.setdefault(_listed(place(data, level, arm) for level, arm in without), []).append(name)
     return [
-        f"No {', '.join(names)}: {arms}; not compared on {'it' if len(names) == 1 else 'them'}."
+        f"No {_listed(_by_suite(names, compared))}: {arms}; not compared on {'it' if len(names) == 1 else 'them'}."
         for arms, names in lacking.items()
     ]
+
+
+def _by_suite(names: Sequence[str], every: Sequence[str]) -> list[str]:
+    """The names, with a whole suite of those in `every` as one word (`eval/downstream/*`)."""
+    suites = {name: name.rpartition("/")[0] for name in every if name.startswith("eval/")}
+    whole = set(suites.values()) - {suite for name, suite in suites.items() if name not in names}
+    return list(dict.fromkeys(f"{suites[name]}/*" if suites.get(name) in whole else name for name in names))
 
 
 def _untimed(data: SweepData) -> list[str]:
@@ -412,12 +419,18 @@ def _protocols(data: SweepData) -> list[str]:
             "template, evaluation, verifier, target lengths or (training protocol) how responses end. Differences "
             "between levels are not of training alone; arms at one level are evaluated alike."
         ]
-    others = known[known["protocol"] != counts.index[0]]
-    named = _listed(f"{place(data, row.level, row.arm)} seed {row.seed}" for row in rows_of(others))
+    usual = known.groupby("level", sort=False)["protocol"].agg(lambda own: own.value_counts().index[0])
+    others = known[known["protocol"] != known["level"].map(usual)]
+    whole = known.groupby(["level", "arm"], sort=False).size()
+    named = []
+    for (level, arm), runs in others.groupby(["level", "arm"], sort=False):
+        seeds = "" if len(runs) == whole[level, arm] else f" seed {_listed(str(seed) for seed in runs['seed'])}"
+        named.append(f"{place(data, level, arm)}{seeds}")
+    levels = "" if len(usual) == 1 or usual.nunique() == 1 else " Levels differ in it, too."
     return [
         f"Not evaluated alike: task, template, evaluation, verifier, target lengths or (training protocol) how "
-        f"responses are ended differ for {len(others)} of {len(known)} runs ({named}); differences to them are not of "
-        "the arms alone."
+        f"responses end differ for {len(others)} of {len(known)} runs from the others of their level "
+        f"({'; '.join(named)}); differences to them are not of the arms alone.{levels}"
     ]
 
 

@@ -51,12 +51,13 @@ def atomic_write(path: Path, content: bytes | str) -> None:
     write_whole(path, lambda temporary: temporary.write_bytes(payload))
 
 
-def write_json(path: Path, value: Any, sort: bool = True) -> None:
-    """`atomic_write` of strict JSON; `sort=False` keeps the order of keys.
+def write_json(path: Path, value: Any, sort: bool = True, indent: int | None = 2) -> None:
+    """`atomic_write` of strict JSON; `sort=False` keeps the order of keys, `indent=None` writes one line.
 
     Raises ValueError for a number that is not finite.
     """
-    atomic_write(path, json.dumps(value, indent=2, sort_keys=sort, allow_nan=False) + "\n")
+    separators = (",", ":") if indent is None else None
+    atomic_write(path, json.dumps(value, indent=indent, sort_keys=sort, allow_nan=False, separators=separators) + "\n")
 
 
 def write_whole(path: Path, write: Callable[[Path], Any]) -> None:

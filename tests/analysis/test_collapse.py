@@ -15,7 +15,7 @@ import pytest
 from planted_sweeps import Planted, synthetic_sweep
 
 from grpo_lab.analysis.build import build, build_report
-from grpo_lab.analysis.caveats import _protocols, caveats
+from grpo_lab.analysis.caveats import _lacking, _protocols, caveats
 from grpo_lab.analysis.effects.verdict import verdict_text
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, final_values
 from grpo_lab.analysis.sources.saved_data import load_data, save_data
@@ -120,7 +120,7 @@ def test_runs_of_other_lengths_protocols_and_code_are_named(stopped: SweepData) 
     assert (
         "Unequal lengths: 4 of 5 finished runs went beyond 120,000 sampled tokens, the longest to 1.33 times" in lines
     )
-    assert "differ for 1 of 6 runs (base seed 2)" in lines
+    assert "differ for 1 of 6 runs from the others of their level (base seed 2)" in lines
     assert "The finished runs are of 2 commits" in lines
 
 
@@ -212,7 +212,23 @@ def test_levels_that_are_evaluated_otherwise_are_named_and_not_their_runs(stoppe
     assert line.startswith("Not evaluated alike: the levels of") and "seed" not in line
     runs.loc[runs.index[-1], "protocol"] = "c"
     (line,) = _protocols(replace(stopped, runs=runs))
-    assert f"seed {runs['seed'].iloc[-1]}" in line
+    assert f"seed {runs['seed'].iloc[-1]}" in line and "differ for 1 of 6 runs" in line and "Levels differ" in line
+
+
+def test_an_arm_that_is_evaluated_otherwise_is_named_once(stopped: SweepData) -> None:
+    runs = stopped.runs.assign(protocol=["b" if arm == "+trick" else "a" for arm in stopped.runs["arm"]])
+    few = runs[(runs["arm"] == "base") | (runs["seed"] < 2)]
+    (line,) = _protocols(replace(stopped, runs=few))
+    assert "(+trick)" in line and "seed" not in line and "Levels differ" not in line
+
+
+def test_a_suite_that_an_arm_was_not_asked_is_one_word(stopped: SweepData) -> None:
+    arm = stopped.points["arm"] == "base"
+    suite = [name for name in stopped.points.columns if name.startswith("eval/downstream/")]
+    assert len(suite) > 1
+    points = stopped.points.assign(**{name: stopped.points[name].mask(arm) for name in suite})
+    lines = [line for line in _lacking(replace(stopped, points=points)) if line.startswith("No ")]
+    assert any("eval/downstream/*: base" in line and "eval/downstream/accuracy" not in line for line in lines)
 
 
 def test_a_run_of_unknown_protocol_is_no_equal(stopped: SweepData) -> None:

@@ -90,8 +90,9 @@ def draw_claims(found: Sequence[Answer]) -> Drawn | None:
                 axes.plot(ends, [y, y], color=colour, linewidth=1.8, solid_capstyle="butt")
             axes.plot(shown, y, "D", color=colour, markersize=5, markerfacecolor="white" if math.isnan(low) else colour)
             said = f"{row.verdict}: {row.effect:+.3f} of {row.margin:g}"
+            side = "center" if abs(shown) < _LIMIT / 2 else "left" if shown < 0 else "right"  # into the picture
             axes.annotate(
-                said, (shown, y), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=TINY, color=colour
+                said, (shown, y), xytext=(0, 7), textcoords="offset points", ha=side, fontsize=TINY, color=colour
             )
             if row.expected != "within":
                 arrow, shift = ("→", 8) if row.expected == "above" else ("←", -8)
