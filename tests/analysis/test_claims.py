@@ -159,9 +159,12 @@ def test_every_effect_of_the_table_by_other_code(answer: Answer) -> None:
     )
     pairs = (arm - reference).dropna()
     by_base = pairs.groupby([design.base_of(seed) for seed in pairs.index]).mean()
+    whole = judged.difference
+    if answer.word == "could not act" and not (points["arm"] == prediction.arm).any():  # its pilot said so: no runs
+        assert by_base.empty and whole.n == 0
+        return
     assert len(by_base) == 4
     half = scipy.stats.t.ppf(0.975, 3) * by_base.std(ddof=1) / 2
-    whole = judged.difference
     assert whole.mean == pytest.approx(by_base.mean(), abs=1e-6)
     if not math.isnan(whole.low):
         assert (whole.low, whole.high) == pytest.approx((by_base.mean() - half, by_base.mean() + half), abs=1e-6)
