@@ -421,11 +421,12 @@ def _protocols(data: SweepData) -> list[str]:
         ]
     usual = known.groupby("level", sort=False)["protocol"].agg(lambda own: own.value_counts().index[0])
     others = known[known["protocol"] != known["level"].map(usual)]
-    whole = known.groupby(["level", "arm"], sort=False).size()
+    seeds_of = others.groupby(["level", "arm"], sort=False)["seed"].agg(list).reset_index()
     named = []
-    for (level, arm), runs in others.groupby(["level", "arm"], sort=False):
-        seeds = "" if len(runs) == whole[level, arm] else f" seed {_listed(str(seed) for seed in runs['seed'])}"
-        named.append(f"{place(data, level, arm)}{seeds}")
+    for row in rows_of(seeds_of):
+        every = ((known["level"] == row.level) & (known["arm"] == row.arm)).sum()
+        seeds = "" if len(row.seed) == every else f" seed {_listed(map(str, row.seed))}"
+        named.append(f"{place(data, row.level, row.arm)}{seeds}")
     levels = "" if len(usual) == 1 or usual.nunique() == 1 else " Levels differ in it, too."
     return [
         f"Not evaluated alike: task, template, evaluation, verifier, target lengths or (training protocol) how "
