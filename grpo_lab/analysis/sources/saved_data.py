@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 from pyarrow import parquet
@@ -17,12 +18,15 @@ from grpo_lab.tracking.renames import with_config_keys
 from grpo_lab.tracking.sweep_record import CellRecord, SweepRecord
 from grpo_lab.tracking.whole import read_json
 
+_PATTERNS = ("step", "question", "difficulty", "n")  # columns of whole numbers that repeat in a pattern
+_WHOLE = ("budget/", "mismatch/ess", "mismatch/pearson")  # cumulative, or so near 1 that the last digits count
+_BITS = 20  # of a rounded number: six digits
 _SAVE_AGAIN = "restore it from a copy, or save the data again with `grpo-lab data`"
 
 
-def save_data(data: SweepData, folder: Path) -> list[Path]:
+def save_data(data: SweepData, folder: Path, compact: bool = False) -> list[Path]:
     """Write `<name>.parquet` (every logged number), `<name>.answers.parquet` (every evaluated question) and
-    `<name>.json` (record and cells): enough for every figure.
+    `<name>.json` (record and cells): enough for every figure. With `compact` logged numbers are `rounded`.
 
     All are replaced whole; the same data give the same bytes. Raises ValueError where that would lose finished
     cells, RunFolderError where it cannot write.
@@ -35,7 +39,7 @@ def save_data(data: SweepData, folder: Path) -> list[Path]:
                 f"{table} holds {saved} finished cells, these runs {len(data.finished)}: finish the sweep, or save "
                 "to another folder with --to"
             )
-    write_whole(table, lambda path: _to_parquet(data.points, path))
+    write_whole(table, lambda path: _to_parquet(rounded(data.points) if compact else data.points, path))
     write_whole(answers, lambda path: _to_parquet(data.answers, path))
     runs = data.runs.astype(object).where(data.runs.notna(), None)
     # Where this machine keeps its MLflow store means nothing on another.
@@ -92,14 +96,18 @@ def with_saved(data: SweepData, folder: Path) -> SweepData:
     )
 
 
-_PATTERNS = ("step", "question", "difficulty", "n")  # columns of whole numbers
+def rounded(points: pd.DataFrame) -> pd.DataFrame:
+    """The logged numbers with six digits, which take less room; counts, budgets and what lies next to 1 stay exact."""
+    numbers = points.select_dtypes("float")
+    kept = numbers.columns.str.startswith(_WHOLE) | (numbers.isna() | (numbers == numbers.round())).all()
+    mantissa, exponent = np.frexp(numbers.loc[:, ~kept])
+    return points.assign(**np.ldexp(np.round(mantissa * 2**_BITS) / 2**_BITS, exponent))
 
 
 def _to_parquet(table: pd.DataFrame, path: Path) -> None:
     """As small as it gets without losing a bit: the bytes of numbers apart by their place, everything else once.
 
-    Whole numbers that repeat in a pattern compress best as they stand. Statistics of columns and pandas' own
-    description of them would be a tenth of a file; nothing here reads them.
+    Statistics of columns and pandas' own description of them would be a tenth of a file; nothing here reads them.
     """
     numbers = [str(name) for name in table.select_dtypes("number").columns if name not in LABELS]
     others = [str(name) for name in table.columns if name not in numbers]
