@@ -419,7 +419,9 @@ def _protocols(data: SweepData) -> list[str]:
             "template, evaluation, verifier, target lengths or (training protocol) how responses end. Differences "
             "between levels are not of training alone; arms at one level are evaluated alike."
         ]
-    usual = known.groupby("level", sort=False)["protocol"].agg(lambda own: own.value_counts().index[0])
+    controls = known[known["arm"] == data.control]
+    # A level without finished runs of the control is compared with its most frequent protocol.
+    usual = {level: runs["protocol"].mode()[0] for table in (known, controls) for level, runs in table.groupby("level")}
     others = known[known["protocol"] != known["level"].map(usual)]
     seeds_of = others.groupby(["level", "arm"], sort=False)["seed"].agg(list).reset_index()
     named = []
@@ -427,10 +429,10 @@ def _protocols(data: SweepData) -> list[str]:
         every = ((known["level"] == row.level) & (known["arm"] == row.arm)).sum()
         seeds = "" if len(row.seed) == every else f" seed {_listed(map(str, row.seed))}"
         named.append(f"{place(data, row.level, row.arm)}{seeds}")
-    levels = "" if len(usual) == 1 or usual.nunique() == 1 else " Levels differ in it, too."
+    levels = " Levels differ, too." if len(set(usual.values())) > 1 else ""
     return [
         f"Not evaluated alike: task, template, evaluation, verifier, target lengths or (training protocol) how "
-        f"responses end differ for {len(others)} of {len(known)} runs from the others of their level "
+        f"responses end differ for {len(others)} of {len(known)} runs from the control of their level "
         f"({'; '.join(named)}); differences to them are not of the arms alone.{levels}"
     ]
 
