@@ -329,7 +329,7 @@ def main() -> None:
     data.add_argument("name", help="the sweep, as its folder under RUNS/sweeps is called")
     data.add_argument("--runs", type=Path, default=Path(RUNS), help="the folder of runs (default: runs)")
     data.add_argument("--to", type=Path, default=Path("analysis/data"), help="where the two files go")
-    data.add_argument("--compact", action="store_true", help="keep six digits of what is no count, in two thirds of the room")
+    data.add_argument("--compact", action="store_true", help="six digits of what is no count, two thirds of the room")
     data.set_defaults(run=export_data)
     _add_rollouts(commands)
     arguments = parser.parse_args()
