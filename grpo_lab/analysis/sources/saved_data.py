@@ -100,8 +100,9 @@ def rounded(points: pd.DataFrame) -> pd.DataFrame:
     """The logged numbers with six digits, which take less room; counts, budgets and what lies next to 1 stay exact."""
     numbers = points.select_dtypes("float")
     kept = numbers.columns.str.startswith(_WHOLE) | (numbers.isna() | (numbers == numbers.round())).all()
-    mantissa, exponent = np.frexp(numbers.loc[:, ~kept])
-    return points.assign(**np.ldexp(np.round(mantissa * 2**_BITS) / 2**_BITS, exponent))
+    mantissa, exponent = np.frexp(numbers.loc[:, ~kept].to_numpy())
+    values = np.ldexp(np.round(mantissa * 2**_BITS) / 2**_BITS, exponent)
+    return points.assign(**dict(zip(map(str, numbers.columns[~kept]), values.T)))
 
 
 def _to_parquet(table: pd.DataFrame, path: Path) -> None:
