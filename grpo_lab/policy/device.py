@@ -28,4 +28,6 @@ def prepare_torch(name: str, threads: int) -> torch.device:
     # Filling fresh memory with NaN finds kernels that read what nothing wrote, and costs up to a tenth of a step.
     deterministic = torch.utils.deterministic
     deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue] torch adds it late
+    # cuDNN builds a plan for every new shape, and a decoding step brings one with every token.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     return choose_device(name)

@@ -2,8 +2,8 @@
 
     python tests/gpu/many.py --device cuda
 
-All processes start together and open their model; then windows of time follow in which the first 1, 4, 16 and 32 of
-them train and the others wait, so that starting up, which takes longer than a window, is measured apart.
+Processes are added until 1, 4 and 8 of them train, and the steps of a window of time are counted each time. Starting
+up, which takes longer than a window, is waited for and not counted.
 """
 
 from __future__ import annotations
@@ -18,17 +18,9 @@ from findings import HERE, ROOT, Findings, last_lines, run_part
 from learn import world_of
 
 STANDARD = 45  # steps of a run of the demo
-COUNTS, SMALL_COUNTS = (1, 4, 16, 32), (1, 2)
+COUNTS, SMALL_COUNTS = (1, 4, 8), (1, 2)
 WINDOW, SMALL_WINDOW = 7.0, 4.0  # seconds in which steps are counted
-SETTLE = 1.5  # seconds between a change of the number and the counting
-OPENING = 60.0  # seconds that the processes may take to start; the base is built meanwhile if it must be
-
-
-def told(folder: Path, number: int) -> None:
-    """Let the first `number` processes train; -1 ends all."""
-    partial = folder / "turn.new"
-    partial.write_text(str(number))
-    partial.replace(folder / "turn")
+KEEP = 10.0  # seconds of the part's time that are kept for the last counting
 
 
 def stamps(folder: Path, index: int) -> list[float]:
@@ -59,55 +51,46 @@ def memory_in_use(device: str) -> int:
 def measure(found: Findings) -> None:
     counts, window = (SMALL_COUNTS, SMALL_WINDOW) if found.small else (COUNTS, WINDOW)
     world = world_of(found.device, found.small)
-    before, started = memory_in_use(found.device), time.monotonic()
+    before = memory_in_use(found.device)
     with tempfile.TemporaryDirectory() as name:
         folder, processes = Path(name), []
-        told(folder, max(counts))
         try:
-            for index in range(max(counts)):
-                command = [sys.executable, HERE / "one_of_many.py", folder, str(index), *world]
-                with (folder / f"{index}.log").open("w") as log:
-                    processes.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT))
-            opened = wait_for_steps(found, folder, processes)
-            found.add(f"seconds until all {len(processes)} had trained", time.monotonic() - started, "s")
-            processes = [process for index, process in enumerate(processes) if index in opened]
             for number in counts:
-                if number > len(opened):
-                    found.verdict(f"{number} at once", False, f"only {len(opened)} started")
-                    continue
-                told(folder, number)
-                time.sleep(SETTLE)
+                started = time.monotonic()
+                for index in range(len(processes), number):
+                    command = [sys.executable, HERE / "one_of_many.py", folder, str(index), *world]
+                    with (folder / f"{index}.log").open("w") as log:
+                        processes.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT))
+                if not all_train(found, folder, processes):
+                    found.leave_out(f"{number} at once", "not all had started in time: give --patience 2")
+                    break
+                found.add(f"{number} at once: seconds until all trained", time.monotonic() - started, "s")
                 begin = time.monotonic()
                 time.sleep(window)
                 end = time.monotonic()
-                steps = sum(rate(stamps(folder, index), begin, end) for index in opened[:number])
+                steps = sum(rate(stamps(folder, index), begin, end) for index in range(number))
                 found.add(f"{number} at once: steps of all together", steps, "steps/s", more_than=0)
                 found.add(f"{number} at once: runs of {STANDARD} steps", 3600 * steps / STANDARD, "runs/hour")
-            if found.device == "cuda":
-                used = (memory_in_use(found.device) - before) / len(opened)
-                found.add("memory of one run, its CUDA context included", used / 2**20, "MiB")
-                found.add(f"memory of {len(opened)} runs", used * len(opened) / 2**30, "GiB")
-            told(folder, -1)
-            for process in processes:
-                process.wait(timeout=15)
+                if found.device == "cuda":
+                    used = memory_in_use(found.device) - before
+                    found.add(f"{number} at once: memory, CUDA contexts included", used / 2**30, "GiB")
         finally:
             for process in processes:
                 process.kill()
                 process.wait()
 
 
-def wait_for_steps(found: Findings, folder: Path, processes: list[subprocess.Popen[bytes]]) -> list[int]:
-    """Which processes have ended two steps, once all have or their time is over. Raises RuntimeError if one fails."""
-    ends = time.monotonic() + (OPENING if not found.small else 300)
-    while True:
+def all_train(found: Findings, folder: Path, processes: list[subprocess.Popen[bytes]]) -> bool:
+    """Wait until every process has ended two steps; False when time is over. Raises RuntimeError if one fails."""
+    while not all(len(stamps(folder, index)) > 2 for index in range(len(processes))):
         for index, process in enumerate(processes):
             if process.poll() is not None:
                 said = " / ".join(last_lines((folder / f"{index}.log").read_text(errors="replace"), 3))
                 raise RuntimeError(f"process {index} ended with {process.returncode}: {said}")
-        ready = [index for index in range(len(processes)) if len(stamps(folder, index)) > 2]
-        if len(ready) == len(processes) or time.monotonic() > ends:
-            return ready
+        if found.seconds_left < KEEP:
+            return False
         time.sleep(0.1)
+    return True
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""One of the processes of many.py: trains while it is its turn and writes down when each step ended.
+"""One of the processes of many.py: trains until it is killed and writes down when each step ended.
 
 python tests/gpu/one_of_many.py FOLDER INDEX OVERRIDE...
 """
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from dataclasses import dataclass
@@ -25,13 +24,9 @@ from grpo_lab.tracking.progress import RunProgress
 from grpo_lab.tracking.run_log import RunLog
 
 
-class Over(Exception):
-    """The measurement has ended."""
-
-
 @dataclass
-class TakesTurns(Recorder):
-    """A recorder that writes when each step ended and then waits for its turn."""
+class Stamps(Recorder):
+    """A recorder that also writes when each step ended."""
 
     folder: Path = ROOT
     index: int = 0
@@ -42,10 +37,6 @@ class TakesTurns(Recorder):
             torch.cuda.synchronize()
         with (self.folder / f"{self.index}.steps").open("a") as sink:
             sink.write(f"{time.monotonic()}\n")
-        while (turn := int((self.folder / "turn").read_text())) <= self.index:
-            if turn < 0:
-                raise Over
-            time.sleep(0.01)
 
 
 def main() -> None:
@@ -55,8 +46,8 @@ def main() -> None:
     device = prepare_torch(run.device, run.threads)
     with RunLog(folder / f"run{index}") as log, RunProgress(f"run {index}") as progress:
         progress.show = lambda *_: None  # many.py counts the steps
-        recorder = TakesTurns(run, log, progress, "benchmark", folder=folder, index=index)
-        with open_run(run, device) as (state, queue, _), contextlib.suppress(Over):
+        recorder = Stamps(run, log, progress, "benchmark", folder=folder, index=index)
+        with open_run(run, device) as (state, queue, _):
             train(run, state, queue, recorder)
 
 
