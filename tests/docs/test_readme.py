@@ -178,11 +178,12 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 def test_the_speed_tables_say_what_was_measured() -> None:
-    """What `bench.py --table` prints of the results file that stands beside them."""
+    """What `bench.py --table` prints of the CPU's results file, and `gpu/run.py --table` of the card's."""
     text = (ROOT / "tests" / "benchmarks" / "README.md").read_text()
-    (results,) = re.findall(r"\((results/\w+\.json)\)", text)
-    table = run([sys.executable, "tests/benchmarks/bench.py", "--table", f"tests/benchmarks/{results}"])
-    assert table.stdout.strip() in text
+    on_cpu, on_card = sorted(set(re.findall(r"\((results/\w+\.json)\)", text)))
+    for command, results in (("benchmarks/bench.py", on_cpu), ("gpu/run.py", on_card)):
+        table = run([sys.executable, f"tests/{command}", "--table", f"tests/benchmarks/{results}"])
+        assert table.stdout.strip() in text
 
 
 def tracked() -> list[Path]:

@@ -34,7 +34,7 @@ def length_of(small: bool) -> list[str]:
     """How long a run is, and how it is judged."""
     steps = 30 if small else 60
     return [
-        f"budget.amount={steps}", "optimizer.learning_rate=3e-4", "tracking=none", "evaluation=brief",
+        f"budget.amount={steps}", "tracking=none", "evaluation=brief",
         f"evaluation.every={steps}", "evaluation.samples=4", "evaluation.pass_at=[1]", "evaluation.probe_problems=32",
         f"evaluation.heldout_problems={64 if small else 256}", f"evaluation.downstream_problems={64 if small else 128}",
         f"checkpoint_every={steps}",

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,11 +36,13 @@ from grpo_lab.rollout.grading import encode_prompts, group_requests
 REAL = ROOT / ".bench" / "smollm2-135m"
 STAGES = ("generate", "logprobs", "train", "sync")
 WARMUP = 1  # steps of each run that are not counted
+UPDATES = 4  # of a step, recipe=plain's
+SHORT = 128  # tokens of a response where both sides decode eagerly, at most
 # A training pass keeps about a megabyte a token of this model (bf16 products, fp32 residuals, 30 layers); scores are
 # made 2^28 at a time.
 BYTES_PER_TOKEN = 1.05e6
 MEMORY_SHARE = 0.45
-OTHERS_NEED = 60.0  # seconds that TRL, vLLM or eager decoding take at least; with less left they are not begun
+OTHERS_NEED = 60.0  # seconds that TRL or vLLM take at least; with less left they are not begun
 LAUNCHES = 2000  # small kernels, timed together
 
 
@@ -92,8 +94,11 @@ def free() -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-def stages(work: Work, name: str, steps: int, *overrides: str) -> dict[str, Any]:
-    """Run the loop, count that many steps and report their stages; returns what the run was."""
+def stages(work: Work, name: str, steps: int, *overrides: str, updates: int = UPDATES) -> dict[str, Any]:
+    """Run the loop, count that many steps and report their stages; returns what the run was.
+
+    With one update a step the log-probs of before are those of the update, and no pass computes them.
+    """
     free()
     result = timed_run(steps, WARMUP, work.overrides(*overrides))
     add, rows = work.found.add, result["rows"]
@@ -114,9 +119,10 @@ def stages(work: Work, name: str, steps: int, *overrides: str) -> dict[str, Any]
     add(f"{name}: trained", tokens / seconds("train"), "tokens/s")
     add(f"{name}: sampler, of the peak", sampled / seconds("generate") / work.peak, "of it")
     add(f"{name}: learner, training, of the peak", 3 * forward / seconds("train") / work.peak, "of it")
-    if seconds("logprobs"):
+    if updates > 1:
         add(f"{name}: learner, log-probs, of the peak", forward / seconds("logprobs") / work.peak, "of it")
-    add(f"{name}: whole step, of the peak", (sampled + 4 * forward) / step / work.peak, "of it")
+    passes = 3 + (updates > 1)
+    add(f"{name}: whole step, of the peak", (sampled + passes * forward) / step / work.peak, "of it")
     if "gpu_bytes" in result:
         add(f"{name}: peak memory", result["gpu_bytes"] / 2**30, "GiB")
     return result
@@ -136,9 +142,8 @@ def launch_seconds(device: str) -> float:
     return (time.perf_counter() - started) / LAUNCHES
 
 
-def beside_trl(work: Work, folder: Path) -> None:
-    """TRL's GRPOTrainer on the same problems, one update a step on both sides, both decoding eagerly."""
-    with_one = stages(work, "one update", 1, "updates=one")
+def beside_trl(work: Work, folder: Path, with_one: dict[str, Any]) -> None:
+    """TRL's GRPOTrainer on the same problems as a run of ours."""
     source, target, log = folder / "setting.json", folder / "trl.json", folder / "trl.log"
     source.write_text(json.dumps(with_one["setting"]))
     free()
@@ -171,11 +176,12 @@ def by_vllm(work: Work) -> None:
     work.found.add("vLLM: sampler, of the peak", work.sampling(list(map(len, prompts))) / seconds / work.peak, "of it")
 
 
-def beside_others(work: Work, folder: Path) -> None:
-    """TRL and vLLM, where they are installed and time is left."""
+def beside_others(work: Work, short: Work, folder: Path) -> None:
+    """Eager decoding with one update a step, and TRL and vLLM where they are installed and time is left."""
+    with_one = stages(short, f"eager, {short.budget} tokens, one update", 1, "updates=one", updates=1)
     others: dict[str, tuple[str, Callable[[], None]]] = {
+        "trl": ("TRL's GRPOTrainer", lambda: beside_trl(short, folder, with_one)),
         "vllm": ("vLLM's generation", lambda: by_vllm(work)),
-        "trl": ("TRL's GRPOTrainer", lambda: beside_trl(work, folder)),
     }
     for module, (name, run) in others.items():
         if importlib.util.find_spec(module) is None:
@@ -210,13 +216,8 @@ def measure(found: Findings) -> None:
         else:
             with found.guarded("CUDA graphs"):
                 stages(work, "graphs", 2, "engine.cuda_graphs=true")
-        beside_others(work, folder)
-        if found.device != "cpu":
-            if found.seconds_left < OTHERS_NEED:
-                found.leave_out("eager decoding", f"{found.seconds_left:.0f} s were left: give --patience 2")
-            else:
-                with found.guarded("eager decoding"):
-                    stages(work, "eager", 1)
+        with found.guarded("eager decoding, one update"):
+            beside_others(work, replace(work, budget=min(work.budget, SHORT)), folder)
 
 
 if __name__ == "__main__":

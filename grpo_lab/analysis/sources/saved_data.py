@@ -19,8 +19,9 @@ from grpo_lab.tracking.sweep_record import CellRecord, SweepRecord
 from grpo_lab.tracking.whole import read_json
 
 _PATTERNS = ("step", "question", "difficulty", "n")  # columns of whole numbers that repeat in a pattern
-_WHOLE = ("budget/", "mismatch/ess", "mismatch/pearson")  # cumulative, or so near 1 that the last digits count
-_BITS = 20  # of a rounded number: six digits
+_EXACT = ("budget/", "mismatch/ess", "mismatch/pearson", "train/ratio")  # add up, or lie so near 1 that digits count
+_MEASURED = ("budget/device_seconds", "budget/simulated_seconds")  # no clock is that exact
+_BITS = 13  # of a rounded number: four digits, and fractions of up to 4,096 are exact
 _SAVE_AGAIN = "restore it from a copy, or save the data again with `grpo-lab data`"
 
 
@@ -97,9 +98,10 @@ def with_saved(data: SweepData, folder: Path) -> SweepData:
 
 
 def rounded(points: pd.DataFrame) -> pd.DataFrame:
-    """The logged numbers with six digits, which take less room; counts, budgets and what lies next to 1 stay exact."""
+    """The logged numbers with four digits, which take less room; counts, budgets and what lies next to 1 stay exact."""
     numbers = points.select_dtypes("float")
-    kept = numbers.columns.str.startswith(_WHOLE) | (numbers.isna() | (numbers == numbers.round())).all()
+    exact = numbers.columns.str.startswith(_EXACT) & ~numbers.columns.isin(_MEASURED)
+    kept = exact | (numbers.isna() | (numbers == numbers.round())).all()
     mantissa, exponent = np.frexp(numbers.loc[:, ~kept].to_numpy())
     values = np.ldexp(np.round(mantissa * 2**_BITS) / 2**_BITS, exponent)
     return points.assign(**dict(zip(map(str, numbers.columns[~kept]), values.T)))
