@@ -485,7 +485,7 @@ def _target_slope(entry: Entry, rest: list[str]) -> Interval:
 
 def _bench(entry: Entry, rest: list[str]) -> Interval:
     budget, which = rest
-    (path,) = (ROOT / "tests" / "benchmarks" / "results").glob("*.json")
+    (path,) = (ROOT / "tests" / "benchmarks" / "results").glob("*_cores.json")
     (found,) = (one for one in json.loads(path.read_text())["budgets"] if one["budget"] == int(budget))
     return _number(found["summary"]["step"][which])
 
