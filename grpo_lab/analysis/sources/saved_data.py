@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,8 @@ from grpo_lab.tracking.renames import with_config_keys
 from grpo_lab.tracking.sweep_record import CellRecord, SweepRecord
 from grpo_lab.tracking.whole import read_json
 
-_PATTERNS = ("step", "question", "difficulty", "n")  # columns of whole numbers that repeat in a pattern
-_EXACT = ("budget/", "mismatch/ess", "mismatch/pearson", "train/ratio")  # add up, or lie so near 1 that digits count
-_MEASURED = ("budget/device_seconds", "budget/simulated_seconds")  # no clock is that exact
-_BITS = 13  # of a rounded number: four digits, and fractions of up to 4,096 are exact
+_WHOLE = ("budget/", "mismatch/ess", "mismatch/pearson")  # cumulative, or so near 1 that the last digits count
+_BITS = 20  # of a rounded number: six digits
 _SAVE_AGAIN = "restore it from a copy, or save the data again with `grpo-lab data`"
 
 
@@ -40,13 +39,14 @@ def save_data(data: SweepData, folder: Path, compact: bool = False) -> list[Path
                 f"{table} holds {saved} finished cells, these runs {len(data.finished)}: finish the sweep, or save "
                 "to another folder with --to"
             )
-    write_whole(table, lambda path: _to_parquet(rounded(data.points) if compact else data.points, path))
+    points, twins = _without_twins(rounded(data.points) if compact else data.points)
+    write_whole(table, lambda path: _to_parquet(points, path))
     write_whole(answers, lambda path: _to_parquet(data.answers, path))
     runs = data.runs.astype(object).where(data.runs.notna(), None)
     # Where this machine keeps its MLflow store means nothing on another.
     record = asdict(replace(data.record, tracking=None))
     settings = [{"level": level, "arm": arm, "settings": own} for (level, arm), own in data.settings.items()]
-    content = {"sweep": record, "runs": runs.to_dict("records"), "settings": settings}
+    content = {"sweep": record, "runs": runs.to_dict("records"), "settings": settings, "twins": twins}
     content["sha256"] = {path.name: _digest(path) for path in (table, answers)}
     write_json(described, content, sort=False, indent=None)
     return [table, answers, described]
@@ -98,13 +98,34 @@ def with_saved(data: SweepData, folder: Path) -> SweepData:
 
 
 def rounded(points: pd.DataFrame) -> pd.DataFrame:
-    """The logged numbers with four digits, which take less room; counts, budgets and what lies next to 1 stay exact."""
+    """The logged numbers with six digits, which take less room; counts, budgets and what lies next to 1 stay exact."""
     numbers = points.select_dtypes("float")
-    exact = numbers.columns.str.startswith(_EXACT) & ~numbers.columns.isin(_MEASURED)
-    kept = exact | (numbers.isna() | (numbers == numbers.round())).all()
+    kept = numbers.columns.str.startswith(_WHOLE) | (numbers.isna() | (numbers == numbers.round())).all()
     mantissa, exponent = np.frexp(numbers.loc[:, ~kept].to_numpy())
     values = np.ldexp(np.round(mantissa * 2**_BITS) / 2**_BITS, exponent)
     return points.assign(**dict(zip(map(str, numbers.columns[~kept]), values.T)))
+
+
+def _without_twins(points: pd.DataFrame) -> tuple[pd.DataFrame, list[tuple[int, str, str]]]:
+    """The table without columns that repeat an earlier one bit by bit, and of each its place, name and twin.
+
+    A trick that is off logs the same numbers before and after it.
+    """
+    first: dict[bytes, str] = {}
+    numbers, twins = set(points.select_dtypes("float").columns), []
+    for place, name in enumerate(map(str, points.columns)):
+        if name in numbers:
+            twin = first.setdefault(points[name].to_numpy().tobytes(), name)
+            twins += [] if twin == name else [(place, name, twin)]
+    return points.drop(columns=[name for _, name, _ in twins]), twins
+
+
+def _with_twins(points: pd.DataFrame, twins: Sequence[tuple[int, str, str]]) -> pd.DataFrame:
+    """What `_without_twins` was given."""
+    names = [str(name) for name in points.columns]
+    for place, name, _ in twins:
+        names.insert(place, name)
+    return points.assign(**{name: points[twin] for _, name, twin in twins})[names]
 
 
 def _to_parquet(table: pd.DataFrame, path: Path) -> None:
@@ -114,13 +135,12 @@ def _to_parquet(table: pd.DataFrame, path: Path) -> None:
     """
     numbers = [str(name) for name in table.select_dtypes("number").columns if name not in LABELS]
     others = [str(name) for name in table.columns if name not in numbers]
-    encodings = {name: "PLAIN" if name in _PATTERNS else "BYTE_STREAM_SPLIT" for name in numbers}
     parquet.write_table(
         pa.Table.from_pandas(table, preserve_index=False).replace_schema_metadata(None),
         path,
-        compression="zstd",
-        compression_level=19,
-        column_encoding=encodings,
+        compression="brotli",
+        compression_level=11,
+        column_encoding=dict.fromkeys(numbers, "BYTE_STREAM_SPLIT"),
         use_dictionary=others,  # pyright: ignore[reportArgumentType] or a list, as documented; untyped
         write_statistics=False,
         store_schema=False,
@@ -147,7 +167,9 @@ def load_data(folder: Path, name: str) -> SweepData:
         settings = {
             (entry["level"], entry["arm"]): with_config_keys(entry["settings"]) for entry in raw.get("settings", ())
         }
-        return sweep_data(record, raw["runs"], pd.read_parquet(table), answered, "saved data", settings)
+        twins = [(place, name, twin) for place, name, twin in raw.get("twins", ())]  # earlier versions saved none
+        points = _with_twins(pd.read_parquet(table), twins)
+        return sweep_data(record, raw["runs"], points, answered, "saved data", settings)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{described} and the tables beside it cannot be read ({error!r}): {_SAVE_AGAIN}") from error
 
