@@ -2,8 +2,9 @@
 
     python tests/gpu/speed.py --device cuda
 
-64 problems x 8 responses of exactly 256 tokens, four updates a step, through the real training loop. Random weights,
-or SmolLM2's where `make .bench/smollm2-135m/config.json` has made that folder.
+64 problems x 8 responses of exactly 256 tokens, four updates a step, through the real training loop; beside TRL, 128
+tokens and one update, decoded eagerly on both sides. Random weights, or SmolLM2's where
+`make .bench/smollm2-135m/config.json` has made that folder.
 """
 
 from __future__ import annotations
