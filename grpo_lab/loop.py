@@ -48,7 +48,7 @@ def train(run: RunConfig, state: RunState, queue: RolloutQueue, recorder: Record
     is left to train on.
     """
     if state.log_position == 0:
-        recorder.record(state, queue, Clock(), {})
+        recorder.record(state, queue, Clock(state.start.clock), state.start.metrics)
     while state.ledger.spent(run.budget) < 1:
         clock = Clock()
         with clock("generate"):
@@ -78,12 +78,15 @@ def train(run: RunConfig, state: RunState, queue: RolloutQueue, recorder: Record
 
 @contextlib.contextmanager
 def open_run(
-    run: RunConfig, device: torch.device, resume_from: Path | None = None
+    run: RunConfig, device: torch.device, resume_from: Path | None = None, folder: Path | None = None
 ) -> Iterator[tuple[RunState, RolloutQueue, dict[str, Any]]]:
-    """The run state, the rollout queue, and the contents of the checkpoint `resume_from` ({} without one)."""
+    """The run state, the rollout queue, and the contents of the checkpoint `resume_from` ({} without one).
+
+    `folder` is the run's; fine-tuning keeps its model there.
+    """
     saved = {} if resume_from is None else checkpoint.load_state(resume_from)
     with contextlib.ExitStack() as opened:
-        state = open_state(run, device, resume_from, saved)
+        state = open_state(run, device, resume_from, saved, folder)
         opened.callback(state.session.close)
         queue = open_queue(run, state.session, state.tokenizer, state.problems, state.ledger, state.model_flops)
         opened.callback(queue.close)
@@ -126,7 +129,7 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
             say(f"[yellow]warning[/yellow] {warning}")
         newest = beginning.checkpoint
         with mirrored(run.tracking, folder), failures_recorded(log), contextlib.ExitStack() as opened:
-            state, queue, saved = opened.enter_context(open_run(run, device, newest))
+            state, queue, saved = opened.enter_context(open_run(run, device, newest, folder))
             check_base(folder, state.base)
             log.rewind(state.log_position, beginning.tables)
             recorder = Recorder(run, log, progress, described["run_key"])

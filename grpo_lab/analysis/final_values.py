@@ -37,6 +37,7 @@ from grpo_lab.analysis.stats.comparison import Comparison, compare
 from grpo_lab.analysis.stats.intervals import Interval, seed_differences
 from grpo_lab.analysis.table_rows import groups_of
 from grpo_lab.config.design import Collapsed
+from grpo_lab.tracking.metrics import logged_name
 
 WINDOW = 0.2  # share of X, at its end, over which a metric of every step is averaged
 FALLEN = 0.5  # of its own start: a held-out accuracy that ends below it has collapsed,
@@ -49,6 +50,7 @@ DOWNSTREAM = "eval/downstream/accuracy"
 TRUNCATED = "rollout/truncated"
 EVALUATED = (HELDOUT, "eval/heldout/accuracy", DOWNSTREAM)
 AVERAGE = "average/"  # before a metric of every step
+START = "start/"  # before an evaluation, of step 0; where the design names it
 GAP, OVERSTATEMENT, MASKED_SHARE, BEYOND = "gap", "overstatement", "q_times_a", "beyond_q_times_a"
 
 # What is reported of every arm, in this order, and what to call it.
@@ -186,13 +188,13 @@ class FinalValues:
 
 def is_rated(metric: str) -> bool:
     """Whether a metric is an accuracy or a reward, of which more is better and a run that stopped has 0."""
-    metric = metric.removeprefix(AVERAGE)
+    metric = logged_name(metric)
     return metric.startswith("reward/") or metric.endswith(_ACCURACIES) or "/pass_at_" in metric
 
 
 def is_share(metric: str) -> bool:
     """Whether a metric's values lie within 0 and 1 whatever happens: shares of answers or of responses."""
-    return metric.removeprefix(AVERAGE).endswith((*_ACCURACIES, "/truncated", "/outcome", "/in_loss_outcome"))
+    return logged_name(metric).endswith((*_ACCURACIES, "/truncated", "/outcome", "/in_loss_outcome"))
 
 
 def budget_axis(data: SweepData) -> str:
@@ -218,14 +220,21 @@ def final_values(data: SweepData, axis: str | None = None) -> FinalValues:
         raise ValueError(f"no finished run of {data.record.name} logged {x}: design.axis must name a budget of a run")
     budget = float(data.finished_points.groupby(LABELS, sort=False)[x].max().min())
     stopped = set(data.runs.loc[data.runs["collapsed"], LABELS].itertuples(index=False, name=None))
-    rows = []
+    rows, named = [], [one.metric for one in data.design.predictions] if data.design else []
+    starts = [metric for metric in named if metric.startswith(START)]
     for labels, run in points.groupby(LABELS, sort=False):
         short = labels in stopped and not run[x].max() >= budget
         final = _collapsed(run, x, budget, data.collapsed_as) if short else _final(run, x, budget)
+        final |= {metric: _start(run, metric.removeprefix(START)) for metric in starts}
         marks = {"masks": _masked(run), "filters": bool((_column(run, "touched/group_filter") > 0).any())}
         marks |= {"collapsed": short or _fell(run, final), "stopped": short}
         rows.append({**dict(zip(LABELS, labels)), **final, **marks})
     return FinalValues(axis, budget, pd.DataFrame(rows), data.collapsed_as, bases_of(data))
+
+
+def _start(run: pd.DataFrame, metric: str) -> float:
+    """An evaluation's value at step 0; NaN where it was not logged."""
+    return _mean(run.loc[run["step"] == 0, metric].dropna().to_numpy()) if metric in run else math.nan
 
 
 def _fell(run: pd.DataFrame, final: Mapping[str, float]) -> bool:

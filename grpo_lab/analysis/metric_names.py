@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from grpo_lab.analysis.final_values import AVERAGE, QUANTITIES, REWARD
+from grpo_lab.analysis.final_values import AVERAGE, QUANTITIES, REWARD, START
 from grpo_lab.analysis.stats.intervals import WITHHELD, Interval
-from grpo_lab.tracking.metrics import DERIVED, FURTHER_SUITES, SAMPLER_SUITES, SUITES, find, is_known
+from grpo_lab.tracking.metrics import DERIVED, FURTHER_SUITES, SAMPLER_SUITES, SUITES, find, is_known, logged_name
 
 CORRECTNESS = "reward/outcome"
 _NAMES = QUANTITIES | {
@@ -31,6 +31,8 @@ def title(metric: str) -> str:
         return _NAMES[metric]
     if metric.startswith(AVERAGE):
         return f"{title(metric.removeprefix(AVERAGE))}, mean over the run"
+    if metric.startswith(START):
+        return f"{title(metric.removeprefix(START))}, before RL"
     stage, _, rest = metric.partition("/")
     if stage == "eval":
         suite, _, quantity = rest.partition("/")
@@ -40,7 +42,7 @@ def title(metric: str) -> str:
 
 def in_words(metric: str) -> str:
     """The title, and for a metric without one its name with what the registry says it means."""
-    plain = metric.removeprefix(AVERAGE)
+    plain = logged_name(metric)
     bare = title(plain) == plain and is_known(plain)
     return f"{title(metric)} ({find(plain).meaning})" if bare else title(metric)
 
@@ -53,7 +55,7 @@ _PLAIN = ("1", "loss", "advantage")  # units that say nothing beside a number
 
 def unit(metric: str) -> str:
     """The unit of a metric, also of one that analysis derives."""
-    metric = metric.removeprefix(AVERAGE)
+    metric = logged_name(metric)
     return _DERIVED[metric] if metric in _DERIVED else find(metric).unit
 
 

@@ -93,9 +93,10 @@ def formula(run: RunConfig) -> list[tuple[str, str]]:
 
 def _what_is_generated(run: RunConfig) -> list[tuple[str, str]]:
     """Lines on how prompts are chosen and how responses end; none for the plain options."""
+    begins = [] if run.sft.touches_nothing else [("start", run.sft.written())]
     prompts = [run.curriculum.written()] if not run.curriculum.touches_nothing else []
     prompts += [run.group_filter.written()] if run.group_filter.refills else []
-    lines = [("prompts", "; ".join(prompts))] if prompts else []
+    lines = begins + ([("prompts", "; ".join(prompts))] if prompts else [])
     return lines + ([("ends", run.truncation.written())] if run.truncation.intervenes else [])
 
 

@@ -112,6 +112,13 @@ ERRORS: tuple[Rule, ...] = (
         "set learner_precision=bf16 or fp32, or a baseline without a critic",
     ),
     Rule(
+        "sft_has_no_loss_scale",
+        ("sft", "learner_precision"),
+        lambda run: not run.sft.touches_nothing and run.learner_precision.scales_loss,
+        "in float16 small gradients vanish unless the loss is scaled, and that of fine-tuning is not",
+        "set learner_precision=bf16 or fp32, or sft=none",
+    ),
+    Rule(
         "rewards_must_not_be_negative",
         ("scale", "reward", "reward_shaping", "kl"),
         lambda run: run.scale.needs_rewards_from_zero and (_lowest_reward(run) < 0 or run.kl.shapes_reward),

@@ -45,13 +45,14 @@ from grpo_lab.tricks.rejection import Rejection
 from grpo_lab.tricks.reward_shaping import RewardShaping
 from grpo_lab.tricks.scale import Scale
 from grpo_lab.tricks.schedule import Schedule
+from grpo_lab.tricks.sft import Sft
 from grpo_lab.tricks.surrogate import Surrogate
 from grpo_lab.tricks.truncation import Truncation
 from grpo_lab.tricks.updates import Updates
 from grpo_lab.types import Microbatching
 
 AXES = (
-    "curriculum", "schedule", "truncation", "reward_shaping", "group_filter", "old_policy", "correction",
+    "sft", "curriculum", "schedule", "truncation", "reward_shaping", "group_filter", "old_policy", "correction",
     "rejection", "updates", "baseline", "scale", "importance", "surrogate", "aggregation", "denominator",
     "kl", "reference", "entropy", "learner_precision", "sampler_precision",
 )  # fmt: skip
@@ -74,6 +75,7 @@ class CellLabel:
 class RunConfig:
     """Everything that defines a run: one object per trick axis, one per other slot, and run-level numbers."""
 
+    sft: Sft
     curriculum: Curriculum
     schedule: Schedule
     truncation: Truncation

@@ -25,8 +25,8 @@ from grpo_lab.types import Bool, Graded, Groups, Int, Tensor
 
 # The axes whose options may touch nothing in a run, and are then reported as inert.
 TOUCHING_AXES = (
-    "curriculum", "truncation", "reward_shaping", "group_filter", "old_policy", "correction", "rejection", "baseline",
-    "scale", "importance", "surrogate", "aggregation", "denominator", "kl", "entropy",
+    "sft", "curriculum", "truncation", "reward_shaping", "group_filter", "old_policy", "correction", "rejection",
+    "baseline", "scale", "importance", "surrogate", "aggregation", "denominator", "kl", "entropy",
 )  # fmt: skip
 
 

@@ -118,7 +118,7 @@ class RolloutQueue(ABC):
         self.source = ProblemSource.of(run, problems)
         self.maker = GroupMaker.of(run, problems, tokenizer)
         self.memory = Memory.of(len(problems))
-        self.clock = SimulatedClock()
+        self.clock = SimulatedClock(ledger.simulated_seconds, ledger.simulated_seconds)
 
     @abstractmethod
     def take(self) -> RolloutBatch:

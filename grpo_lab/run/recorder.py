@@ -76,7 +76,7 @@ class Recorder:
         if rollouts is not None:
             self.log.write_table("rollouts", step, rollouts)
         ledger.device_seconds += sum(clock.seconds.values())
-        share, numbers = ledger.spent(run.budget), dict(metrics)
+        share, numbers = ledger.spent(run.budget), {**metrics, **state.start.touched}
         speed = {}
         if "generate" in clock.seconds:
             generated = numbers["rollout/length"] * numbers["rollout/groups"] * run.group_size
@@ -86,7 +86,7 @@ class Recorder:
                 accuracies, answers = self._evaluate(state, step == 0 or share >= 1, sampled_by)
                 numbers |= accuracies | {"eval/probe/best_gap": state.probe_gap(answers)}
                 self.log.write_table("eval", step, answers.assign(step=step))
-        for name, value in metrics.items():
+        for name, value in numbers.items():
             if is_touched(name):
                 self.touched[name] = max(self.touched.get(name, 0.0), value)
         idle = metrics.get("train/skipped_updates", 0) > 0 and metrics["train/updates"] == 0

@@ -25,6 +25,7 @@ from grpo_lab.policy.model_folder import context_length, fingerprint, stop_token
 from grpo_lab.policy.models import load_model, moved, recompute_layers
 from grpo_lab.rollout.grading import asking, encode_prompts, tools_for
 from grpo_lab.run.evaluate import Suite, make_suites
+from grpo_lab.run.sft import Start, check_sft, fine_tuned
 from grpo_lab.types import Microbatching, Problem
 
 
@@ -41,7 +42,8 @@ class RunState:
     """
 
     device: torch.device
-    base: str  # fingerprint of the weights that the run began with
+    base: str  # fingerprint of the model's weights, before any fine-tuning
+    start: Start  # the model that RL begins with
     tokenizer: PreTrainedTokenizerBase
     problems: tuple[Problem, ...]
     suites: list[Suite]
@@ -170,9 +172,16 @@ def at_their_longest(
 
 
 def open_state(
-    run: RunConfig, device: torch.device, resume_from: Path | None = None, saved: dict[str, Any] | None = None
+    run: RunConfig,
+    device: torch.device,
+    resume_from: Path | None = None,
+    saved: dict[str, Any] | None = None,
+    own: Path | None = None,
 ) -> RunState:
-    """Load the run state: from the base model, or from a checkpoint folder with `saved`, its loaded state."""
+    """Load the run state: from the base model, or from a checkpoint folder with `saved`, its loaded state.
+
+    `own` is the run's folder, in which a fine-tuned model is kept.
+    """
     problems = run.task.problems("train")
     if len(problems) < run.problems_per_step:
         raise ValueError(
@@ -189,11 +198,12 @@ def open_state(
             f"this schedule has up to {held} different problems on their way at once, but the training split has "
             f"{len(problems)}: lower schedule.max_lag or problems_per_step, or enlarge the task"
         )
+    check_sft(run, problems)
     suites = make_suites(run)
     if missing := run.engine.missing():
         raise ValueError(missing)
     check_lengths(run, run.model.known_context(), 1)
-    folder = run.model.resolve()
+    base = folder = run.model.resolve()
     stop_token_ids(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     evaluated = tuple(problem for suite in suites for problem in suite.problems)
@@ -204,6 +214,8 @@ def open_state(
     check_lengths(run, run.engine.longest, max(map(len, prompts)), "engine.context")
     run.truncation.check(tools_for(tokenizer))
 
+    start = fine_tuned(run, base, own and own / "sft", tokenizer, problems, device)
+    folder = start.folder
     learner = moved(load_model(resume_from or folder, run.learner_precision.lm_head), device)
     if run.gradient_checkpointing:
         recompute_layers(learner)
@@ -225,7 +237,8 @@ def open_state(
             recompute_layers(critic.trunk)
     state = RunState(
         device=device,
-        base=fingerprint(folder),
+        base=fingerprint(base),
+        start=start,
         tokenizer=tokenizer,
         problems=problems,
         suites=suites,
@@ -237,7 +250,7 @@ def open_state(
         session=run.engine.open(folder, run.sampler_precision, device),
         optimizer=run.optimizer.build(learner.parameters()),
         model_flops=ModelFlops.of(learner),
-        ledger=Ledger(),
+        ledger=start.ledger,
         entropy_coef=run.entropy.start,
         loss_scale=torch.amp.GradScaler(device.type, enabled=run.learner_precision.scales_loss),
         microbatching=replace(run.microbatching, packs=packs),

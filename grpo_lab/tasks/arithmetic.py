@@ -297,10 +297,14 @@ class ArithmeticWorld(Task):
             for id, chain in enumerate(chains, start=first)
         )
 
-    def needed_tokens(self, split: str) -> tuple[int, ...]:
-        """The tokens of the steps, the final number and the end of text, one for each character."""
+    def solutions(self, split: str) -> tuple[str, ...]:
+        """The steps and the final number of each problem, without a slip."""
         worked = [careful_steps(Random(0), chain, 0.0, 1) for chain in self._draw(split)]
-        return tuple(len(f"{steps}{FINAL}{answer}") + 1 for steps, answer in worked)
+        return tuple(f"{steps}{FINAL}{answer}" for steps, answer in worked)
+
+    def needed_tokens(self, split: str) -> tuple[int, ...]:
+        """The tokens of the solutions, one for each character, and of the end of text."""
+        return tuple(len(solution) + 1 for solution in self.solutions(split))
 
     def _kinds(self, split: str) -> Kinds:
         prefix = "downstream_" if split == "downstream" else ""

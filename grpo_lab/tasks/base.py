@@ -54,6 +54,10 @@ class Task(ABC):
         """For each problem, the tokens of a right answer without a detour; None where a task cannot know."""
         return None
 
+    def solutions(self, split: str) -> tuple[str, ...] | None:
+        """For each problem, the text of a right answer without a detour; None where a task writes none."""
+        return None
+
     def load(self, split: str) -> Dataset:
         """The same problems as a table: columns id, question, answer and difficulty."""
         from datasets import Dataset

@@ -119,6 +119,12 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("rollout/longest", "tokens", "max over all responses", "decoding steps that the step's responses took"),
     Metric("advantage/mean", "advantage", "mean over trained responses", "mean advantage in the loss"),
     Metric("advantage/absolute", "advantage", "mean over trained responses", "mean |advantage| in the loss"),
+    # Supervised fine-tuning, at step 0 of a run that has it.
+    Metric("sft/answers", "answers", "sum", "answers that were learnt from"),
+    Metric("sft/length", "tokens", "mean over these answers", "their length, end-of-text token included"),
+    Metric("sft/right", "share", "mean over sampled answers", "right answers of the base model that ended in time"),
+    Metric("sft/loss", "nats", "mean over tokens of the last epoch", "negative log-likelihood of the answers"),
+    Metric("sft/updates", "updates", "sum", "optimiser steps of fine-tuning"),
     # The learner.
     Metric("train/loss", "loss", "mean over updates", "the loss that was optimised"),
     Metric("train/gradient_norm", "1", "mean over updates", "gradient norm before clipping"),
@@ -252,6 +258,7 @@ PEERS = {
 # Metrics that analysis derives from a run's final values; a prediction may name these too.
 DERIVED: tuple[Metric, ...] = (
     Metric("average/*/*", "of the metric", "mean over all steps", "a metric of every step over the whole budget"),
+    Metric("start/eval/*/*", "of the metric", "at step 0", "an evaluation before the first step of RL"),
     Metric("gap", "reward", "final value", "reward/in_loss_mean - eval/heldout_training/accuracy"),
     Metric("overstatement", "share", "final value", "reward/in_loss_outcome - eval/heldout_training/accuracy"),
     Metric("beyond_q_times_a", "share", "final value", "overstatement - q_times_a"),
@@ -413,11 +420,18 @@ def is_known(name: str) -> bool:
     """Whether a run logs such a metric or analysis derives it."""
     if name.startswith("average/eval/"):  # evaluations are too few for an average over the run
         return False
+    if name.startswith("start/") and not name.startswith("start/eval/"):  # before the first step nothing else is logged
+        return False
     try:
-        find(name.removeprefix("average/"))
+        find(logged_name(name))
     except KeyError:
         return name in [metric.name for metric in DERIVED]
     return True
+
+
+def logged_name(metric: str) -> str:
+    """The metric that a run logs, of one that names its average over the run or an evaluation before the first step."""
+    return metric.removeprefix("average/").removeprefix("start/")
 
 
 def touched_metric(axis: str) -> str:

@@ -107,7 +107,15 @@ TWO_OF_EIGHT = [[1, 0, 0, 0, 1, 0, 0, 0]]
 
 
 # Where the numbers of what generates, remembers or learns are.
-BESIDE = ("test_golden", "test_credit", "test_curricula", "test_filters", "test_interventions", "test_schedules")
+BESIDE = (
+    "test_golden",
+    "test_credit",
+    "test_curricula",
+    "test_filters",
+    "test_interventions",
+    "test_schedules",
+    "test_sft",
+)
 
 
 @pytest.mark.parametrize("axis", AXES)

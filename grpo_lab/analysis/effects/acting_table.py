@@ -8,14 +8,14 @@ from pathlib import Path
 
 from grpo_lab.analysis.effects.acted import run_means
 from grpo_lab.analysis.effects.verdict import judge
-from grpo_lab.analysis.final_values import AVERAGE, final_values
+from grpo_lab.analysis.final_values import final_values
 from grpo_lab.analysis.sources.saved_data import load_data, saved_names
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import Interval, t_interval
 from grpo_lab.config.catalogue import recipe_overrides, with_tables
 from grpo_lab.config.design import Direction
 from grpo_lab.config.run_config import conf_folder
-from grpo_lab.tracking.metrics import UNLIKE_PPO, axis_touched, is_touched
+from grpo_lab.tracking.metrics import UNLIKE_PPO, axis_touched, is_touched, logged_name
 
 METHODS = ("dapo", "dr_grpo", "scalerl", "cispo", "gspo")
 # Tricks of a paper that its recipe does not select: another form of one it does, or left out for its reason.
@@ -79,7 +79,7 @@ def _of_sweep(data: SweepData) -> Iterator[Acting]:
     assert data.design is not None  # these experiments declare arms and predictions
     for judgement in judge(data, final_values(data)):
         prediction = judgement.prediction
-        metric = prediction.metric.removeprefix(AVERAGE)
+        metric = logged_name(prediction.metric)
         axis = axis_touched(metric) if is_touched(metric) else _COUNTS.get(metric)
         if axis is None:
             continue

@@ -20,7 +20,6 @@ import pandas as pd
 
 from grpo_lab.analysis.effects.contrast_plan import KINDS, Contrast, not_run, order_warning, planned_contrasts
 from grpo_lab.analysis.final_values import (
-    AVERAGE,
     DOWNSTREAM,
     HELDOUT,
     QUANTITIES,
@@ -36,7 +35,7 @@ from grpo_lab.analysis.stats.multiplicity import ALPHA, benjamini_hochberg, holm
 from grpo_lab.analysis.stats.power import minimum_detectable_effect
 from grpo_lab.analysis.table_rows import groups_of
 from grpo_lab.analysis.tracks import EVALUATED, TRAINING
-from grpo_lab.tracking.metrics import SUITES
+from grpo_lab.tracking.metrics import SUITES, logged_name
 
 AXES = ("steps", "sampled_tokens", "trained_tokens", "flops", "simulated_seconds", "device_seconds")
 TRAINING_REWARD = TRAINING["reward"]
@@ -254,7 +253,7 @@ def effects_on_axes(data: SweepData, metrics: Sequence[str], axes: Iterable[str]
     On each axis the budget is the smallest final one over the finished runs, so nothing is extrapolated. Where arms
     spend a budget at different speeds, equal budgets on two axes are different moments of a run.
     """
-    named = {f"budget/{axis}" for axis in axes} | {metric.removeprefix(AVERAGE) for metric in metrics}
+    named = {f"budget/{axis}" for axis in axes} | {logged_name(metric) for metric in metrics}
     needed = [name for name in data.points if name in named or name in (*LABELS, "step", *_PARTS)]
     lean = replace(data, points=data.points[needed])
     by_axis = {axis: final_values(lean, axis) for axis in logged_axes(lean, axes)}

@@ -41,9 +41,9 @@ from grpo_lab.analysis.figures.style import (
     write_footer,
     write_heading,
 )
-from grpo_lab.analysis.final_values import AVERAGE, DOWNSTREAM, QUANTITIES, FinalValues
+from grpo_lab.analysis.final_values import DOWNSTREAM, QUANTITIES, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.tracking.metrics import find, is_known
+from grpo_lab.tracking.metrics import find, is_known, logged_name
 
 # Colour and mark of every axis; the three that style.py has no name for are of the same palette.
 LOOKS = {
@@ -133,7 +133,7 @@ def scale_of(metric: str) -> int:
 
 def unit_of(metric: str) -> str:
     """The unit in which a difference of the metric is shown."""
-    name = metric.removeprefix(AVERAGE)
+    name = logged_name(metric)
     unit = find(name).unit if is_known(name) and "/" in name else "share"  # what is derived is a share
     return "percentage points" if unit == "share" else unit
 

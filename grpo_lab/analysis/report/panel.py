@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from grpo_lab.analysis.final_values import AVERAGE, DOWNSTREAM, HELDOUT, REWARD, TRUNCATED, FinalValues, final_values
+from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, REWARD, TRUNCATED, FinalValues, final_values
 from grpo_lab.analysis.metric_names import CORRECTNESS, change_text, level_text, title, unit
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
 from grpo_lab.analysis.stats.comparison import FEWEST_BASES
@@ -23,7 +23,7 @@ from grpo_lab.analysis.stats.intervals import critical_t
 from grpo_lab.analysis.stats.mean_line import SMOOTHING, over_bases, running_mean
 from grpo_lab.analysis.table_rows import groups_of
 from grpo_lab.config.design import Collapsed
-from grpo_lab.tracking.metrics import find, is_touched
+from grpo_lab.tracking.metrics import find, is_touched, logged_name
 
 MAIN = (CORRECTNESS, REWARD, HELDOUT, DOWNSTREAM)
 # What else can be chosen, where it was logged; `touched/*` that ever moved and what the design names come on top.
@@ -88,7 +88,7 @@ def panel_metrics(data: SweepData) -> list[str]:
     touched = [name for name in points.columns if is_touched(name) and points[name].fillna(0).ne(0).any()]
     passes = sorted(name for name in points.columns if name.startswith("eval/downstream/pass_at_"))
     passes = [name for name in passes[-1:] if not name.endswith("pass_at_1")]
-    wanted = [*MAIN, *(name.removeprefix(AVERAGE) for name in named), *MORE, *passes, *touched]
+    wanted = [*MAIN, *(logged_name(name) for name in named), *MORE, *passes, *touched]
     return [name for name in dict.fromkeys(wanted) if name in points and points[name].notna().any()]
 
 
@@ -115,7 +115,7 @@ def other_axes(data: SweepData, finals: FinalValues) -> dict[str, FinalValues]:
     """Final values on the other budget axes that every run logged, of the metrics that the report compares."""
     same = proportional(data, finals.axis)
     named = [data.design.primary, *(one.metric for one in data.design.predictions)] if data.design else []
-    wanted = {*panel_metrics(data), *_FOR_DERIVED, *(name.removeprefix(AVERAGE) for name in named)}
+    wanted = {*panel_metrics(data), *_FOR_DERIVED, *(logged_name(name) for name in named)}
     chosen = [name for name in data.points.columns if name in wanted or name.startswith("budget/")]
     slim = replace(data, points=data.points[[*LABELS, "step", *chosen]])
     names = [name for name in AXES if name != finals.axis and name not in same and _complete(data.counted_points, name)]

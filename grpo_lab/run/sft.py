@@ -1,0 +1,249 @@
+"""Supervised fine-tuning before the first step: it makes a model folder in the run's own, once for all attempts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from grpo_lab.budget.ledger import Ledger, ModelFlops
+from grpo_lab.config.run_config import RunConfig
+from grpo_lab.policy import packing
+from grpo_lab.policy.batching import StepInputs, make_minibatch, on_device
+from grpo_lab.policy.logprobs import token_logprobs
+from grpo_lab.policy.model_folder import fingerprint
+from grpo_lab.policy.models import load_model, moved, recompute_layers
+from grpo_lab.rollout.grading import decode, encode_prompts, grade, group_requests, to_rollouts, token_ids, tools_for
+from grpo_lab.seeding import uniform
+from grpo_lab.tracking.files import write_json
+from grpo_lab.tracking.metrics import is_touched
+from grpo_lab.tracking.whole import AFRESH, digest_of, read_sealed, sealed, trouble_with
+from grpo_lab.tricks.denominator import Survivors
+from grpo_lab.tricks.sft import FineTuning
+from grpo_lab.types import Completion, NoiseKey, Problem, Rollouts, StopReason
+
+FILE = "sft.json"  # in the folder of the fine-tuned model
+
+
+@dataclass(frozen=True)
+class Start:
+    """The model that RL begins with.
+
+    `ledger` is what fine-tuning spent and `metrics` what it logs at step 0. `seconds` is the wall time it took.
+    """
+
+    folder: Path
+    ledger: Ledger
+    metrics: dict[str, float]
+    seconds: float
+
+    @property
+    def touched(self) -> dict[str, float]:
+        """What every step logs: the share of the chosen problems that gave an answer to learn."""
+        return {name: value for name, value in self.metrics.items() if is_touched(name)}
+
+    @property
+    def clock(self) -> dict[str, float]:
+        """The wall time by stage, for the line of step 0."""
+        return {"sft": self.seconds} if self.seconds else {}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer to learn, as the tokens of prompt and response."""
+
+    problem: Problem
+    prompt: tuple[int, ...]
+    completion: Completion
+
+
+def check_sft(run: RunConfig, problems: Sequence[Problem]) -> None:
+    """Raise ValueError if the task cannot give what fine-tuning asks for."""
+    sft = run.sft
+    if not isinstance(sft, FineTuning):
+        return
+    if sft.problems > len(problems):
+        raise ValueError(
+            f"sft.problems={sft.problems}, but the training split has {len(problems)} problems: lower it or enlarge "
+            "the task"
+        )
+    if not sft.draws and run.task.solutions("train") is None:
+        raise ValueError(
+            f"sft learns solutions, and {type(run.task).__name__} writes none: set sft=rejection_sampling or sft=none"
+        )
+
+
+def fine_tuned(
+    run: RunConfig,
+    base: Path,
+    own: Path | None,
+    tokenizer: PreTrainedTokenizerBase,
+    problems: Sequence[Problem],
+    device: torch.device,
+) -> Start:
+    """The model that RL begins with: `base` itself, or the fine-tuned one in the folder `own`, made if it is not there.
+
+    An interrupted attempt leaves nothing that could pass for it. Raises ValueError if `own` is damaged or was made from
+    another base, if no answer is left to learn, or if training on the answers diverges.
+    """
+    sft = run.sft
+    if not isinstance(sft, FineTuning):
+        return Start(base, Ledger(), {}, 0.0)
+    if own is None:
+        raise ValueError("sft needs a folder to keep the fine-tuned model in: start the run with grpo_lab.train")
+    weights = fingerprint(base)
+    if not own.exists():
+        began, partial = time.perf_counter(), own.with_name(f"{own.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)  # left by a killed attempt
+        learner = moved(load_model(base, run.learner_precision.lm_head), device)
+        cost, ledger = ModelFlops.of(learner), Ledger()
+        answers, metrics = _answers(run, sft, base, tokenizer, problems, device, cost, ledger)
+        metrics |= _train(run, sft, learner, answers, device, cost, ledger)
+        learner.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        files = {path.name: digest_of(path) for path in sorted(partial.iterdir())}
+        made = {"base": weights, "ledger": asdict(ledger), "metrics": metrics, "files": files}
+        write_json(partial / FILE, sealed(made | {"seconds": time.perf_counter() - began}))
+        os.replace(partial, own)
+    made = read_sealed(own / FILE, AFRESH)
+    if troubles := [trouble for name, digest in made["files"].items() if (trouble := trouble_with(own / name, digest))]:
+        raise ValueError(f"{', '.join(troubles)}; {AFRESH}")
+    if made["base"] != weights:
+        raise ValueError(
+            f"{own} was fine-tuned from the weights {made['base']}, and the model has {weights} now: give back the "
+            "model it had, or move the run's folder away"
+        )
+    return Start(own, Ledger(**made["ledger"]), made["metrics"], made["seconds"])
+
+
+def _answers(
+    run: RunConfig,
+    sft: FineTuning,
+    base: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    problems: Sequence[Problem],
+    device: torch.device,
+    cost: ModelFlops,
+    ledger: Ledger,
+) -> tuple[list[Answer], dict[str, float]]:
+    """The answers to learn to random problems, and the metrics of how they were found."""
+    drawn = sorted(range(len(problems)), key=lambda place: _chance(run, "problems", 0, problems[place].id))
+    places = drawn[: sft.problems]
+    asked = [problems[place] for place in places]
+    prompts = encode_prompts(tokenizer, run.template, asked)
+    if sft.draws:
+        found, metrics = _sampled(run, sft, base, tokenizer, asked, prompts, device, cost, ledger)
+        short = "raise sft.samples or sft.problems, or begin with a model that is right more often"
+    else:
+        solutions = run.task.solutions("train")
+        assert solutions is not None, "check_sft asks before"
+        end = tokenizer.eos_token_id
+        assert isinstance(end, int), "stop_token_ids asks before"
+        written = [(*ids, end) for ids in token_ids(tokenizer, [solutions[place] for place in places])]
+        found = [
+            Answer(problem, prompt, Completion(ids, (0.0,) * len(ids), (0,) * len(ids), StopReason.EOS))
+            for problem, prompt, ids in zip(asked, prompts, written)
+            if len(ids) <= run.engine.max_tokens
+        ]
+        metrics, short = {}, "raise engine.max_tokens, which all solutions exceed"
+    if not found:
+        raise ValueError(f"sft has no answer to learn from {len(asked)} problems: {short}")
+    return found, metrics | {
+        "sft/answers": float(len(found)),
+        "sft/length": sum(len(answer.completion.tokens) for answer in found) / len(found),
+        "touched/sft": len({answer.problem.id for answer in found}) / len(asked),
+    }
+
+
+def _sampled(
+    run: RunConfig,
+    sft: FineTuning,
+    base: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    asked: Sequence[Problem],
+    prompts: Sequence[tuple[int, ...]],
+    device: torch.device,
+    cost: ModelFlops,
+    ledger: Ledger,
+) -> tuple[list[Answer], dict[str, float]]:
+    """Those of the base model's own answers that `sft` picks; their sampling is counted in the ledger."""
+    requests = group_requests(asked, prompts, sft.draws, run.engine.params, run.seed, "sft", 0)
+    with closing(run.engine.open(base, run.sampler_precision, device)) as session:
+        completions = run.truncation.generate(session, requests, tools_for(tokenizer))
+    rollouts = to_rollouts(asked, prompts, sft.draws, completions)
+    graded = grade(rollouts, decode(tokenizer, rollouts), run.reward, [request.noise for request in requests])
+    right = (graded.outcome > 0.5) & ~graded.truncated
+    picked = sft.picks(right, graded.lengths)
+    lengths, nothing = graded.lengths.tolist(), [[0] * sft.draws for _ in asked]
+    injected = int((rollouts.response_mask & ~rollouts.sampled_mask).sum())
+    ledger.generated(cost, [len(prompt) for prompt in prompts], lengths, nothing, injected)
+    ledger.discarded_tokens += int(graded.sampled_lengths[~picked].sum())
+    decoding = run.cost_model.decoding([length for group in lengths for length in group], run.engine.max_rows)
+    ledger.simulated_seconds += decoding + run.cost_model.reading(sum(map(len, prompts)))
+    rows = picked.flatten().nonzero().flatten().tolist()
+    answers = [Answer(asked[row // sft.draws], prompts[row // sft.draws], completions[row]) for row in rows]
+    return answers, {"sft/right": float(right.double().mean())}
+
+
+def _train(
+    run: RunConfig,
+    sft: FineTuning,
+    learner: PreTrainedModel,
+    answers: Sequence[Answer],
+    device: torch.device,
+    cost: ModelFlops,
+    ledger: Ledger,
+) -> dict[str, float]:
+    """Train `learner` on the answers, counted in the ledger; returns the loss of the last epoch per token."""
+    if run.gradient_checkpointing:
+        recompute_layers(learner)
+    microbatching = replace(run.microbatching, packs=run.packing and packing.prepare(learner))
+    plan = replace(run.optimizer, learning_rate=sft.learning_rate, warmup_updates=sft.warmup_updates)
+    optimizer = plan.build(learner.parameters())
+    updates, loss, tokens = 0, 0.0, 0
+    for epoch in range(sft.epochs):
+        loss, tokens = 0.0, 0
+        for rollouts in _batches(run, sft, answers, epoch):
+            weight = torch.ones_like(rollouts.sampler_logprobs)
+            inputs = StepInputs(rollouts, rollouts.sampled_mask, weight, None, None, None)
+            for batch in make_minibatch(inputs, range(len(rollouts.problems)), Survivors(), microbatching):
+                batch = on_device(batch, device)
+                logprobs, _ = token_logprobs(
+                    learner, batch.prompts, batch.tokens, batch.loss_mask, 1.0, run.learner_precision,
+                    with_entropy=False, microbatching=microbatching,
+                )  # fmt: skip
+                part = -(logprobs * batch.loss_mask).sum()
+                (part / batch.totals.num_tokens).backward()
+                loss += float(part.detach())
+            lengths = rollouts.lengths.tolist()
+            prompts = [len(prompt) for prompt in rollouts.prompts]
+            in_loss = int(rollouts.sampled_mask.sum())
+            tokens += in_loss
+            ledger.trained(cost, prompts, lengths, in_loss)
+            ledger.simulated_seconds += run.cost_model.training(sum(prompts) + sum(lengths), 1)
+            try:
+                plan.step(optimizer, updates)
+            except FloatingPointError as error:
+                raise ValueError(f"sft diverged ({error}): lower sft.learning_rate") from error
+            updates += 1
+    return {"sft/loss": loss / tokens, "sft/updates": float(updates)}
+
+
+def _batches(run: RunConfig, sft: FineTuning, answers: Sequence[Answer], epoch: int) -> Iterator[Rollouts]:
+    """The answers of each update of an epoch, in an order of its own, as groups of one."""
+    order = sorted(range(len(answers)), key=lambda place: _chance(run, "order", epoch, place))
+    for start in range(0, len(order), sft.batch_size):
+        part = [answers[place] for place in order[start : start + sft.batch_size]]
+        problems, prompts = [answer.problem for answer in part], [answer.prompt for answer in part]
+        yield to_rollouts(problems, prompts, 1, [answer.completion for answer in part])
+
+
+def _chance(run: RunConfig, what: str, epoch: int, place: int) -> float:
+    return uniform(NoiseKey(run.seed, f"sft/{what}", epoch, place, 0))
