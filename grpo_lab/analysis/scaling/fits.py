@@ -211,20 +211,24 @@ def fit_cell(
     span: tuple[float, float] = (math.nan, math.nan),
     target: float = math.nan,
     collapsed: int = 0,
+    spent_before: bool = False,
 ) -> CellFit:
     """Fit the runs of one arm (seed -> compute and accuracy, the start at compute 0 included).
 
     R_0 of a run is its own evaluation before training, though all runs evaluate the same model there. The noise of one
     shared R_0 would be in every A alike, and the interval over seeds would miss it. Only the fits leave out points
-    below the compute `first`. Raises ValueError where a run was not evaluated before training.
+    below the compute `first`. Where `spent_before`, step 0 came after compute was spent, as in fine-tuning on sampled
+    answers, and there is no fit. Raises ValueError where a run was not evaluated before training.
     """
-    if not all(compute[0] == 0 for compute, _ in curves.values()):
+    if not spent_before and not all(compute[0] == 0 for compute, _ in curves.values()):
         raise ValueError(
             f"a run of {arm!r} has no evaluation at step 0, which is R_0: evaluate the model it starts from"
         )
     start = float(np.mean([accuracy[0] for _, accuracy in curves.values()]))
     fitted: dict[int | None, Curve] = {**curves} if len(curves) >= SEEDS else {None: _mean_curve(list(curves.values()))}
-    refused = f"{collapsed} of {len(curves) + collapsed} runs collapsed" if collapsed else _refused(fitted, first)
+    late = "step 0 comes after fine-tuning, which spent some of the budget" if spent_before else ""
+    fell = f"{collapsed} of {len(curves) + collapsed} runs collapsed" if collapsed else ""
+    refused = late or fell or _refused(fitted, first)
     fits = (
         {}
         if refused
@@ -269,7 +273,9 @@ def fit_sweep(
         runs = [curve for (other, _), seeds in cells.items() if other == level for curve in seeds.values()]
         span = _span([compute for compute, _ in runs])
         aim = _target(cells.get((level, data.control), {}), finals.budget) if target is None else target
-        fitted.append(fit_cell(level, arm, curves, first, span, aim, data.collapsed(level, arm)))
+        begun = points[(points["level"] == level) & (points["arm"] == arm) & (points["step"] == 0)]
+        late = bool((begun[f"budget/{finals.axis}"] > 0).any())
+        fitted.append(fit_cell(level, arm, curves, first, span, aim, data.collapsed(level, arm), late))
     return fitted
 
 
