@@ -69,6 +69,14 @@ class Track:
     around: tuple[int, int]
     lean: float
 
+    @property
+    def disagreement(self) -> np.ndarray:
+        """[K], share: by how much more held-out questions are right to the training protocol and its grader.
+
+        heldout_training less heldout. Of the protocol too, where the grader is the same: temperature and budget.
+        """
+        return self.heldout_training - self.heldout
+
 
 @lru_cache(maxsize=4)  # nine figures and tables of a sweep ask for the same
 def tracks(data: SweepData, finals: FinalValues) -> tuple[Track, ...]:
