@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +46,7 @@ from grpo_lab.analysis.stats.comparison import FEWEST_BASES, Comparison, mean_of
 from grpo_lab.analysis.stats.intervals import Interval, critical_t
 from grpo_lab.analysis.stats.multiplicity import holm
 from grpo_lab.analysis.stats.resampling import SEED, percentile_interval
-from grpo_lab.analysis.table_rows import rows_of
+from grpo_lab.analysis.table_rows import groups_of, rows_of
 from grpo_lab.analysis.tracks import (
     ANNOUNCING,
     EVALUATED,
@@ -182,7 +182,8 @@ class PooledRun:
 class Pool:
     """The contrasts of all sweeps, and their runs, each once; `shared` counts the entries of runs that were there.
 
-    `titles` maps conditions to a short name: the first sweep that has them, with its level.
+    `titles` maps conditions to a short name: the first sweep that has them, with its level, and with its arm where that
+    is asked or graded otherwise than the control.
     """
 
     contrasts: tuple[Contrast, ...]
@@ -240,9 +241,10 @@ def pool(sweeps: Iterable[SweepData]) -> Pool:
             seen += earlier is not None
             if earlier is None or (run.null and not earlier.null):
                 runs[run.key] = run if earlier is None else replace(earlier, null=True, apart="")
-        for level in data.levels:
-            for arm in data.arms:
-                titles.setdefault(conditions(data, level, arm), " ".join(filter(None, (data.record.name, level))))
+        for level, arm in data.run_arms:
+            where, usual = conditions(data, level, arm), conditions(data, level, data.control)
+            title = " ".join(filter(None, (data.record.name, level)))
+            titles.setdefault(where, title if where == usual else f"{title}: {arm}")
     return Pool(tuple(contrasts), tuple(runs.values()), titles, tuple(names), seen)
 
 
@@ -258,9 +260,15 @@ def _needed(data: SweepData) -> SweepData:
 def conditions(data: SweepData, level: str, arm: str) -> str:
     """What runs share that are compared: the declared words of base and level, and how the arm is asked and graded."""
     assert data.design is not None, "only a declared sweep has conditions"
-    here = data.counted[(data.counted["level"] == level) & (data.counted["arm"] == arm)]
-    protocols = sorted(set(here["protocol"].dropna()))
+    protocols = _protocols(data).get((level, arm), ())
     return " ".join([*_words(data.design, level), *(f"protocol={one}" for one in protocols)])
+
+
+@lru_cache(maxsize=4)
+def _protocols(data: SweepData) -> dict[tuple[str, str], list[str]]:
+    """(level, arm) -> the protocols of its runs; most have one."""
+    known = data.counted.dropna(subset="protocol")
+    return {place: sorted(set(own["protocol"])) for place, own in groups_of(known, ["level", "arm"])}
 
 
 def _words(design: Design, level: str) -> list[str]:
@@ -494,6 +502,10 @@ def clustered_area(
 
     Its interval resamples base models with all of their runs, and is withheld below 10 runs with a loss to come or 10
     without, as in `leading`, and where they are of fewer than 3 base models. `within` counts pairs of one base model.
+
+    Simulated with 24 base models of 30 runs, an indicator that says nothing, losses in 7% and 30% of runs that cluster
+    on few base models, and none or half of the indicator's variance between base models, the nominal 95% covers 87% to
+    91% of areas, and 87% to 93% within base models.
     """
     above, pairs = pair_counts([run.track for run in runs], indicator)
     known = [lost_at(run.track) for run in runs]
@@ -546,6 +558,12 @@ def regrets(runs: Sequence[PooledRun], rule: str) -> Interval:
     """The regret of a rule in points over these runs, a base model counting once."""
     known = [run for run in runs if run.choice is not None]
     return mean_over_bases(known, [100 * run.choice.regret[rule] for run in known if run.choice is not None])
+
+
+def regret_saved(runs: Sequence[PooledRun], rule: str, instead_of: str) -> Interval:
+    """How many points a rule saves instead of another one, in the same runs, a base model counting once."""
+    known = [(run, run.choice.regret) for run in runs if run.choice is not None]
+    return mean_over_bases([run for run, _ in known], [100 * (own[instead_of] - own[rule]) for _, own in known])
 
 
 def spent_after(runs: Sequence[PooledRun]) -> Interval:
