@@ -134,10 +134,8 @@ def draw_gap(pooled: Pool) -> Drawn | None:
 def _draw_contrasts(axes: Axes, pooled: Pool, size: tuple[float, float]) -> None:
     xs = np.array([100 * contrast.reward.whole.mean for contrast in pooled.contrasts])
     ys = np.array([100 * contrast.downstream.whole.mean for contrast in pooled.contrasts])
-    left, right, low, high = -75.0, 85.0, -60.0, 26.0
-    assert (xs > left).all() and (xs < right).all() and (ys > low).all() and (ys < high).all(), (
-        "a contrast lies outside"
-    )
+    left, right = min(-75.0, xs.min() - 5), max(85.0, xs.max() + 5)
+    low, high = min(-60.0, ys.min() - 5), max(26.0, ys.max() + 5)
     axes.set_xlim(left, right)
     axes.set_ylim(low, high)
     axes.fill_between([0, right], low, 0, color=VERMILLION, alpha=0.08, linewidth=0)
