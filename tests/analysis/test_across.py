@@ -52,6 +52,7 @@ from grpo_lab.analysis.notebooks import gap as tables
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.comparison import Comparison, compare
 from grpo_lab.analysis.tracks import Track
+from grpo_lab.config.design import load_design
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS, DATA = ROOT / "experiments", ROOT / "analysis" / "data"
@@ -375,8 +376,8 @@ def test_a_cost_has_fiellers_interval_and_none_where_nothing_is_gained() -> None
 
 
 @cache
-def frames() -> dict[str, tuple[dict, pd.DataFrame, dict]]:
-    """Name -> the declaration, every logged point with run_key and base, and which protocols each arm has."""
+def frames() -> dict[str, tuple[dict, pd.DataFrame]]:
+    """Name -> the declaration, and every logged point with the run_key, base and protocol of its run."""
     found = {}
     for path in sorted(EXPERIMENTS.glob("*.yaml")):
         design = yaml.safe_load(path.read_text()).get("design", {})
@@ -388,7 +389,7 @@ def frames() -> dict[str, tuple[dict, pd.DataFrame, dict]]:
         for _, column, twin in described["twins"]:
             points[column] = points[twin]
         runs = pd.DataFrame(described["runs"])[["level", "arm", "seed", "run_key", "base", "protocol"]]
-        found[name] = (described["sweep"]["design"], points.merge(runs, on=["level", "arm", "seed"]), described)
+        found[name] = (described["sweep"]["design"], points.merge(runs, on=["level", "arm", "seed"]))
     return found
 
 
@@ -409,7 +410,7 @@ def test_the_contrasts_of_the_saved_sweeps_by_other_code() -> None:
     found = saved_pool(EXPERIMENTS, DATA)
     by_name = {(contrast.sweep, contrast.level, contrast.arm): contrast for contrast in found.contrasts}
     checked = 0
-    for name, (_, points, _) in frames().items():
+    for name, (_, points) in frames().items():
         groups = points.groupby(["level", "arm", "seed"])
         x = groups["budget/sampled_tokens"].max().min()
         finals = pd.DataFrame({labels: at_x(run, x) for labels, run in groups}).T
@@ -440,12 +441,12 @@ def words_of(design: dict, level: str) -> str:
 def evaluated() -> dict[str, dict]:
     """run_key -> what each run has at its evaluations, its conditions and whether it is a control somewhere."""
     runs: dict[str, dict] = {}
-    for name, (design, points, described) in frames().items():
-        controls = described["sweep"]["design"].get("control")
+    for name, (design, points) in frames().items():
+        declared_control = load_design(EXPERIMENTS / f"{name}.yaml").control
         x = points.groupby(["level", "arm", "seed"])["budget/sampled_tokens"].max().min()
         for (level, arm, _), run in points.groupby(["level", "arm", "seed"]):
             run = run.sort_values("step")
-            key, control = run["run_key"].iloc[0], arm == (controls or next(iter(design["arms"])))
+            key, control = run["run_key"].iloc[0], arm == declared_control
             if key in runs:
                 runs[key]["control"] |= control
                 continue
@@ -505,7 +506,7 @@ def test_what_the_last_checkpoint_gives_away_by_other_code() -> None:
     """Other halves of the questions, drawn one at a time, from the saved answers."""
     rng, pooled = np.random.default_rng(5), saved_pool(EXPERIMENTS, DATA)
     by_base: dict[tuple[str, int], list[float]] = {}
-    for name, (design, points, _) in frames().items():
+    for name, (design, points) in frames().items():
         answers = pd.read_parquet(DATA / f"{name}.answers.parquet")
         answers = answers[answers["suite"] == "downstream"]
         keys = points.groupby(["level", "arm", "seed"])[["run_key", "base"]].first()
