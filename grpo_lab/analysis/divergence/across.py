@@ -299,8 +299,10 @@ def contrasts_of(data: SweepData, finals: FinalValues) -> list[Contrast]:
     for level, arm in data.run_arms:
         if arm == data.control or (level, data.control) not in data.run_arms:
             continue
-        compared = [finals.comparison((level, arm), (level, data.control), of) for of in (REWARD, HELDOUT, DOWNSTREAM)]
-        found.append(Contrast(data.record.name, level, arm, data.control, *compared, apart(data, level, arm)))
+        here, control = (level, arm), (level, data.control)
+        reward, heldout, downstream = (finals.comparison(here, control, of) for of in (REWARD, HELDOUT, DOWNSTREAM))
+        why = apart(data, level, arm)
+        found.append(Contrast(data.record.name, level, arm, data.control, reward, heldout, downstream, why))
     return found
 
 

@@ -177,10 +177,12 @@ def _draw_contrasts(axes: Axes, pooled: Pool, size: tuple[float, float]) -> None
         axes.text(left + box.x / scale[0], low + box.y / scale[1], text, fontsize=TINY, va="bottom", ha="left")
     axes.text(right - 2, high - 1.5, "both up", ha="right", va="top", fontsize=TINY, color=GREY)
     axes.text(left + 2, low + 1.5, "both down", ha="left", va="bottom", fontsize=TINY, color=GREY)
-    words = {"fontsize": TINY, "color": VERMILLION}
-    axes.text(right - 2, low + 1.5, "reward up, downstream down", ha="right", va="bottom", **words)
-    words = {"fontsize": TINY, "color": BLUE}
-    axes.text(left + 2, high - 1.5, "reward down, downstream up", ha="left", va="top", **words)
+    for x, y, side, words, colour in (
+        (right - 2, low + 1.5, "right", MISLED, VERMILLION),
+        (left + 2, high - 1.5, "left", OTHERWISE_MISLED, BLUE),
+    ):
+        edge = "bottom" if colour == VERMILLION else "top"
+        axes.text(x, y, words, ha=side, va=edge, fontsize=TINY, color=colour)
     axes.set_xlabel("effect on training reward (share right), points")
     axes.set_ylabel("effect on downstream accuracy, points")
     axes.set_title("a  every arm against its control", loc="left", fontweight="bold")

@@ -33,13 +33,11 @@ _SIGN = {1: "up", 0: "not resolved", -1: "down"}
 def signs_table(pooled: Pool) -> pd.DataFrame:
     """How many comparable contrasts have which sure sign on training reward (rows) and on downstream accuracy."""
     signs = [contrast.signs for contrast in pooled.comparable]
-    return pd.DataFrame(
-        {
-            "training reward": _SIGN[reward],
-            **{f"downstream {word}": signs.count((reward, downstream)) for downstream, word in _SIGN.items()},
-        }
-        for reward in _SIGN
-    )
+    rows = []
+    for reward, said in _SIGN.items():
+        counts = {f"downstream {word}": signs.count((reward, downstream)) for downstream, word in _SIGN.items()}
+        rows.append({"training reward": said, **counts})
+    return pd.DataFrame(rows)
 
 
 def contrasts_table(pooled: Pool, apart: bool) -> pd.DataFrame:
