@@ -62,7 +62,7 @@ data: $(STAMP) ## save the numbers of the sweep EXP to analysis/data, so that it
 figures: $(STAMP) ## draw the figures and tables of the sweep EXP into analysis/figures
 	@$(BIN)/grpo-lab figures '$(EXP)' --runs '$(RUNS)'
 
-claims: $(STAMP) ## what the saved sweeps say of claims in the literature: the table of experiments/README.md and its figure
+claims: $(STAMP) ## what the saved sweeps say of claims in the literature: the table of experiments/README.md and two figures
 	@$(BIN)/grpo-lab claims
 	@$(BIN)/grpo-lab docs
 

@@ -157,19 +157,22 @@ def write_docs(_: argparse.Namespace) -> None:
 
 
 def draw_claims(arguments: argparse.Namespace) -> None:
-    """Print the answer to every claim, and draw them."""
+    """Print the answer to every claim, and draw them, and beside them when training reward misled in their sweeps."""
     bootstrap()
+    from grpo_lab.analysis.divergence.across import saved_pool
     from grpo_lab.analysis.effects.claims import answers, claims_text
     from grpo_lab.analysis.figures.claims import draw_claims
+    from grpo_lab.analysis.figures.gap import draw_gap
     from grpo_lab.analysis.figures.style import save
     from grpo_lab.config.run_config import conf_folder
 
-    found = answers(conf_folder().parent / "experiments", arguments.data)
+    experiments = conf_folder().parent / "experiments"
+    found = answers(experiments, arguments.data)
     print(claims_text(found))
-    drawn = draw_claims(found)
-    if drawn is not None:
-        sources = {"data": str(arguments.data), "command": "grpo-lab claims"}
-        print(*save(drawn, arguments.to, sources), sep="\n")
+    sources = {"data": str(arguments.data), "command": "grpo-lab claims"}
+    for drawn in (draw_claims(found), draw_gap(saved_pool(experiments, arguments.data))):
+        if drawn is not None:
+            print(*save(drawn, arguments.to, sources), sep="\n")
 
 
 def explain_run(arguments: argparse.Namespace) -> None:
@@ -321,7 +324,7 @@ def main() -> None:
         command.add_argument("--data", type=Path, default=Path("analysis/data"), help="saved data, used if it has more")
         command.add_argument("--only-runs", action="store_true", help="do not look at saved data")
         command.add_argument("--to", type=Path, help=f"where the files go (default: {place})")
-    claims = commands.add_parser("claims", help="what the saved sweeps say of claims in the literature, and the figure")
+    claims = commands.add_parser("claims", help="what the saved sweeps say of claims in the literature, and figures")
     claims.add_argument("--data", type=Path, default=Path("analysis/data"), help="saved data of sweeps")
     claims.add_argument("--to", type=Path, default=Path("analysis/figures"), help="where the figure goes")
     claims.set_defaults(run=draw_claims)

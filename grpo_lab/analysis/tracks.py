@@ -69,6 +69,14 @@ class Track:
     around: tuple[int, int]
     lean: float
 
+    @property
+    def disagreement(self) -> np.ndarray:
+        """[K], share: by how much more held-out questions are right to the training protocol and its grader.
+
+        heldout_training less heldout. Of the protocol too, where the grader is the same: temperature and budget.
+        """
+        return self.heldout_training - self.heldout
+
 
 @lru_cache(maxsize=4)  # nine figures and tables of a sweep ask for the same
 def tracks(data: SweepData, finals: FinalValues) -> tuple[Track, ...]:
@@ -158,10 +166,11 @@ def _trailing(
     The standard error takes a step's noise from how much neighbouring steps differ: sqrt(mean(diff^2) / 2), which
     needs no second step in the window and does not count the rise of the curve as noise.
     """
-    logged = run[np.isfinite(run[metric])] if metric in run else run.iloc[:0]
-    if logged.empty:
+    every = run[metric].to_numpy(float) if metric in run else np.full(len(run), math.nan)
+    logged = np.isfinite(every)
+    if not logged.any():
         return np.full(len(points), math.nan), np.full(len(points), math.nan)
-    xs, values = logged[x].to_numpy(float), logged[metric].to_numpy(float)
+    xs, values = run[x].to_numpy(float)[logged], every[logged]
     end = np.maximum(np.searchsorted(xs, points, side="right"), 1)
     start = np.minimum(np.searchsorted(xs, points - width, side="right"), end - 1)
     sums = np.concatenate([[0.0], np.cumsum(values)])

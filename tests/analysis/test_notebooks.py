@@ -24,6 +24,7 @@ from grpo_lab.analysis.notebooks import noise, one_trick, show
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = ("sweep_overview", "reward_against_eval", "one_trick", "scaling", "noise_floor")
+OVER_ALL = "gap"  # takes no sweep
 SMALL = {"seeds": (0, 1, 2, 3), "steps": 48, "every": 4, "questions": 64, "rows": 64}
 HELPS = Planted(tricks=("helps", "null"), training={"helps": 0.12}, downstream={"helps": 0.12}, **SMALL)
 # Reward is gamed: training accuracy rises by .15, downstream accuracy turns over. The sigmoid is far from its end.
@@ -202,6 +203,19 @@ def test_the_saved_sweeps_say_nothing_of_asymptotes_they_do_not_show(printed: Ca
     assert "asymptote not identified" in said or "no fit" in said
 
 
+def test_when_reward_misled_over_all_saved_sweeps(printed: Callable[..., str]) -> None:
+    said = printed(OVER_ALL)
+    assert re.match(r"\d+ sweeps: batch_size, batching, .*\.\n\d+ runs on \d+ base models, \d+ further entries", said)
+    assert "Figure gap: " in said
+    assert "reward down, downstream up" in line(said, "batching: one_update")  # comparable, one update a batch
+    assert "another training grader" in line(said, "negative_controls: inverted", "reward up, downstream down")
+    for group in ("controls", "other arms"):
+        assert re.search(r"\d+ of \d+ \[[\d.]+%, [\d.]+%\], on \d+ of \d+ bases", line(said, group, " bases  "))
+    assert interval(line(said, "KL from the start rises"))[1] > 0.5 > interval(line(said, "training correctness"))[2]
+    assert "gain not surely above 0" in line(said, "kept_cache rate_4e-4", "controls")
+    assert re.search(r"Share of the budget after the best checkpoint, over base models: 0\.\d+ \[", said)
+
+
 # --- the numbers of the noise floor, by hand ----------------------------------------------------------------
 
 
@@ -319,7 +333,7 @@ def test_collapsed_and_unfinished_runs_are_counted() -> None:
 # --- the files ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NOTEBOOKS)
+@pytest.mark.parametrize("name", (*NOTEBOOKS, OVER_ALL))
 def test_notebooks_are_prose_and_calls(name: str) -> None:
     text = (ROOT / "analysis" / f"{name}.py").read_text()
     assert text.startswith("# %% [markdown]\n# # ") and text.count("# %%\n") >= 4

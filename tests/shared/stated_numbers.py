@@ -41,6 +41,7 @@ Instead of arms, one of these may stand first:
     tau share                  training reward against downstream accuracy, over the last share of the budget
     kl_distance quantile       of sqrt(nat) from the initial policy, over all evaluations after the start
     target_slope arm           tokens for each token asked for
+    gap quantity name          over all sweeps that test claims: `_gap` lists the quantities
     bench budget median        TRL's step by ours
     pressure aggregation truncation    thousandths, of tests/tricks/test_golden.py
 
@@ -66,6 +67,19 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from grpo_lab.analysis.divergence.across import (
+    GROUPS,
+    announcements,
+    costs,
+    counted,
+    misled,
+    opposite_adjusted,
+    regret_saved,
+    regrets,
+    saved_pool,
+    spent_after,
+    with_gap,
+)
 from grpo_lab.analysis.divergence.rank_agreement import kendall_tau
 from grpo_lab.analysis.divergence.table import divergence_table
 from grpo_lab.analysis.effects.contrasts import TrickEffect, trick_effects
@@ -483,6 +497,64 @@ def _target_slope(entry: Entry, rest: list[str]) -> Interval:
     return t_interval([slope_of(run.answers["end"]) for run in runs])
 
 
+def _gap(entry: Entry, rest: list[str]) -> Interval:
+    """What `grpo_lab.analysis.divergence.across` says of all sweeps that test claims:
+
+    sweeps, runs, bases, contrasts, apart   how many there are; contrasts that are comparable, and that are not
+    signs 1,-1, withheld                    comparable contrasts with these signs on reward and downstream; those of
+                                            0,0 with an interval that is withheld
+    holm sweep arm                          p of opposite effects, over the comparable contrasts
+    misled group, misled group sweep        runs with reward up and downstream down; group is 0, 1 or 2 of GROUPS
+    of group                                runs of the group
+    area, within, lead, caught, false name  of an indicator; caught and false are counts, with `share` shares
+    losses, null, at_once                   with an indicator's threshold; null runs that could alarm; before a reading
+    regret rule, saved rule rule            points, over all runs or (last word: a number) over those of a group
+    after                                   share of the budget after the best checkpoint
+    costs, priced                           conditions of controls; those where a point has a cost
+    cost least, cost most                   thousands of tokens for a point; `cost title` of one
+    """
+    pooled = saved_pool(ROOT / "experiments", DATA)
+    what, *names = rest
+    if what in ("sweeps", "runs", "bases", "contrasts", "apart"):
+        comparable = len(pooled.comparable)
+        sizes = {"sweeps": len(pooled.sweeps), "runs": len(pooled.runs), "bases": len(set(pooled.units))}
+        return _number((sizes | {"contrasts": comparable, "apart": len(pooled.contrasts) - comparable})[what])
+    if what == "signs":
+        wanted = tuple(map(int, names[0].split(",")))
+        return _number(sum(contrast.signs == wanted for contrast in pooled.comparable))
+    if what == "withheld":
+        effects = [(one.reward.whole, one.downstream.whole) for one in pooled.comparable if not any(one.signs)]
+        return _number(sum(any(effect.why for effect in pair) for pair in effects))
+    if what == "holm":
+        adjusted = zip(pooled.comparable, opposite_adjusted(pooled.comparable))
+        (found,) = (p for contrast, p in adjusted if [contrast.sweep, contrast.arm] == names)
+        return _number(found)
+    if what in ("misled", "of"):
+        own = with_gap(run for run in pooled.runs if run.group == GROUPS[int(names[0])])
+        own = [run for run in own if run.sweep in names[1:] or not names[1:]]
+        return _number(counted(own, [misled(run.track) for run in own]).runs.number if what == "misled" else len(own))
+    if what in ("area", "within", "lead", "caught", "false", "losses", "null", "at_once"):
+        found = announcements(pooled)[names[0]]
+        if names[1:] == ["share"]:
+            return getattr(found, what).runs.interval
+        numbers = {"caught": found.caught.runs.number, "losses": found.caught.runs.n, "lead": found.lead}
+        numbers |= {"false": found.false.runs.number, "null": found.false.runs.n, "at_once": found.at_once}
+        return {"area": found.auc, "within": found.within}[what] if what not in numbers else _number(numbers[what])
+    if what in ("regret", "saved"):
+        group = GROUPS[int(names.pop())] if names[-1].isdigit() else ""
+        own = [run for run in pooled.runs if group in ("", run.group)]
+        return regrets(own, *names) if what == "regret" else regret_saved(own, *names)
+    if what == "after":
+        return spent_after(pooled.runs)
+    priced = {one.title: one.cost for one in costs(pooled) if one.group == GROUPS[0]}
+    known = {title: _scaled(cost, 0.001) for title, cost in priced.items() if not math.isnan(cost.mean)}
+    if what in ("costs", "priced"):
+        return _number(len(priced if what == "costs" else known))
+    if what != "cost":
+        raise ValueError(f"no quantity {what!r} of the gap")
+    return _chosen(names, list(known.values())) if names[0] in CHOICES else known[" ".join(names)]
+
+
 def _bench(entry: Entry, rest: list[str]) -> Interval:
     budget, which = rest
     (path,) = (ROOT / "tests" / "benchmarks" / "results").glob("*_cores.json")
@@ -532,6 +604,7 @@ SPECIAL: Mapping[str, Callable[[Entry, list[str]], Interval]] = {
     "tau": _tau,
     "kl_distance": _kl_distance,
     "target_slope": _target_slope,
+    "gap": _gap,
     "bench": _bench,
     "pressure": _pressure,
     "given": _given,

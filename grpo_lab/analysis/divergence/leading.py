@@ -125,7 +125,7 @@ def announced(
     if number < FEWEST_NULL:
         short = f"{number} null runs without a loss are too few for a threshold"
         return Announced(auc, math.nan, Share(0, 0), (), Share(0, 0), f"{note}; {short}")
-    thresholds = {level: _threshold(own) for level, own in highest.items()}
+    thresholds = {level: prediction_bound(own) for level, own in highest.items()}
     lead = []
     losers = [run for run in runs if (lost_at(run) or 0) > 1]
     for run in losers:
@@ -135,7 +135,9 @@ def announced(
         if len(alarms):
             lead.append(float((run.x[lost] - run.x[alarms[0] + 1]) / run.x[-1]))
     alarmed = sum(
-        bool(own[place] > _threshold(np.delete(own, place))) for own in highest.values() for place in range(len(own))
+        bool(own[place] > prediction_bound(np.delete(own, place)))
+        for own in highest.values()
+        for place in range(len(own))
     )
     lowest = min(thresholds.values())
     return Announced(auc, lowest, Share(len(lead), len(losers)), tuple(lead), Share(alarmed, number), note)
@@ -151,7 +153,8 @@ def _highest_of(runs: Sequence[Track], quiet: Sequence[Track], indicator: Indica
     return {EVERY: np.array([value for own in by_level.values() for value in own])}
 
 
-def _threshold(highest: np.ndarray) -> float:
+def prediction_bound(highest: np.ndarray) -> float:
+    """The 95% bound for one more of these n values, m + t sqrt(1 + 1/n) s; it takes two of them."""
     n = len(highest)
     bound = stats.t.ppf(QUANTILE, n - 1) * math.sqrt(1 + 1 / n) * highest.std(ddof=1)
     return float(highest.mean() + bound)

@@ -66,6 +66,12 @@ def selection_regret(accuracy: np.ndarray, chosen: int, halves: np.ndarray) -> M
     return _measure(accuracy, sides, _best(accuracy, sides), chosen, np.ones(len(sides), dtype=bool))
 
 
+def best_shares(accuracy: np.ndarray, halves: np.ndarray) -> np.ndarray:
+    """[K]: in which share of the splits each checkpoint is the best on A, the earliest of equals."""
+    best = _best(accuracy, _sides(halves))
+    return np.bincount(best, minlength=len(accuracy)) / len(best)
+
+
 def selection_optimism(accuracy: np.ndarray, halves: np.ndarray) -> float:
     """How much too good the best checkpoint looks on the questions that chose it: E^A less E^B at the k best on A.
 

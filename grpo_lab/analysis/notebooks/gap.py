@@ -1,0 +1,152 @@
+"""The tables of the notebook `gap`: when training reward misled, over all sweeps that test claims."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pandas as pd
+
+from grpo_lab.analysis.divergence.across import (
+    GROUPS,
+    POOLED_INDICATORS,
+    RULES,
+    Contrast,
+    Counted,
+    Pool,
+    announcements,
+    costs,
+    counted,
+    misled,
+    opposite_adjusted,
+    regret_saved,
+    regrets,
+    wide_gaps,
+    with_gap,
+)
+from grpo_lab.analysis.metric_names import change_text
+from grpo_lab.analysis.stats.intervals import Interval
+
+_SIGN = {1: "up", 0: "not resolved", -1: "down"}
+
+
+def signs_table(pooled: Pool) -> pd.DataFrame:
+    """How many comparable contrasts have which sure sign on training reward (rows) and on downstream accuracy."""
+    signs = [contrast.signs for contrast in pooled.comparable]
+    rows = []
+    for reward, said in _SIGN.items():
+        counts = {f"downstream {word}": signs.count((reward, downstream)) for downstream, word in _SIGN.items()}
+        rows.append({"training reward": said, **counts})
+    return pd.DataFrame(rows)
+
+
+def contrasts_table(pooled: Pool, apart: bool) -> pd.DataFrame:
+    """The contrasts that are kept apart, or those that are not and in which something is resolved; in points."""
+    chosen = [contrast for contrast in pooled.contrasts if bool(contrast.apart) == apart]
+    rows = []
+    for contrast, p in zip(chosen, opposite_adjusted(chosen)):
+        if apart or any(contrast.signs):
+            rows.append(_effects(contrast) | {"p opposite, Holm": p} | ({"apart for": contrast.apart} if apart else {}))
+    return pd.DataFrame(rows)
+
+
+def _effects(contrast: Contrast) -> dict[str, object]:
+    found = {"training reward": contrast.reward, "held-out": contrast.heldout, "downstream": contrast.downstream}
+    said = {name: change_text(one.whole, "reward/outcome") for name, one in found.items()}
+    return {"contrast": contrast.name, **said, "both": contrast.kind}
+
+
+def runs_table(pooled: Pool) -> pd.DataFrame:
+    """By group of runs: reward up by 5 points while downstream falls by 10, and gaps above the bound of the null."""
+    rows = []
+    compared, wide = wide_gaps(pooled.runs)
+    for group in GROUPS:
+        own = with_gap(run for run in pooled.runs if run.group == group)
+        fell = counted(own, [misled(run.track) for run in own])
+        places = [place for place, run in enumerate(compared) if run.group == group]
+        above = counted([compared[place] for place in places], [wide[place] for place in places])
+        rows.append(
+            {"runs": group, "reward up, downstream down": _counted(fell), "gap above the null": _counted(above)}
+        )
+    return pd.DataFrame(rows)
+
+
+def misled_where(pooled: Pool) -> pd.DataFrame:
+    """In which conditions runs were misled: how many of the controls, and of all others."""
+    rows = []
+    for where, title in pooled.titles.items():
+        here = with_gap(run for run in pooled.runs if run.track.level == where)
+        parts = {"controls": [run for run in here if run.null], "others": [run for run in here if not run.null]}
+        counts = {name: sum(misled(run.track) for run in own) for name, own in parts.items()}
+        if any(counts.values()):
+            rows.append({"conditions": title, **{name: f"{counts[name]} of {len(own)}" for name, own in parts.items()}})
+    return pd.DataFrame(rows)
+
+
+def indicators_table(pooled: Pool) -> pd.DataFrame:
+    """Area, alarms, lead and false alarms of every indicator."""
+    rows = []
+    for name, found in announcements(pooled).items():
+        rows.append(
+            {
+                "indicator": POOLED_INDICATORS[name].words,
+                "area": found.auc.text(),
+                "within a base": found.within.text(),
+                "losses with an alarm": _counted(found.caught),
+                "median lead, share of X": found.lead,
+                "false alarms": _counted(found.false),
+                "sweeps": len(found.sweeps),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def regrets_table(pooled: Pool) -> pd.DataFrame:
+    """Points given away by every rule, over all runs, by group, and by conditions."""
+    parts = {"all runs": list(pooled.runs)}
+    parts |= {group: [run for run in pooled.runs if run.group == group] for group in GROUPS}
+    parts |= {title: [run for run in pooled.runs if run.track.level == at] for at, title in pooled.titles.items()}
+    rows = []
+    for name, own in parts.items():
+        if own:
+            said = {rule.replace("_", " "): _text(regrets(own, rule)) for rule in RULES}
+            saved = _text(regret_saved(own, "heldout", "last"))
+            rows.append({"runs": name, "n": len(own), **said, "held-out instead of last saves": saved})
+    return pd.DataFrame(rows)
+
+
+def costs_table(pooled: Pool) -> pd.DataFrame:
+    """Tokens per point, in thousands, of every condition and group of runs."""
+    rows = []
+    for one in costs(pooled):
+        rows.append(
+            {
+                "conditions": one.title,
+                "runs": one.group,
+                "n": one.gain.n,
+                "gain, points": _text(one.gain),
+                "thousand tokens a point": _cost(one.cost),
+                "to the best checkpoint": _cost(one.best_cost),
+                "share of budget after it": _text(one.after.within(0.0, 1.0), 2),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _counted(found: Counted) -> str:
+    share = found.runs.interval
+    bounds = "" if math.isnan(share.low) else f" [{share.low:.1%}, {share.high:.1%}]"
+    return f"{found.runs.number} of {found.runs.n}{bounds}, on {found.bases.number} of {found.bases.n} bases"
+
+
+def _cost(found: Interval) -> str:
+    if math.isnan(found.mean):
+        return "gain not surely above 0"
+    return _text(replace(found, mean=found.mean / 1000, low=found.low / 1000, high=found.high / 1000))
+
+
+def _text(found: Interval, decimals: int = 1) -> str:
+    if math.isnan(found.mean):
+        return ""
+    bounds = "" if math.isnan(found.low) else f" [{found.low:.{decimals}f}, {found.high:.{decimals}f}]"
+    return f"{found.mean:.{decimals}f}{bounds}"
