@@ -129,14 +129,19 @@ def test_the_index_shows_the_table() -> None:
 
 
 def final(points: pd.DataFrame, metric: str, at: float) -> pd.Series:
-    """By seed: an evaluation at a run's end, the mean of a metric of every step near a budget, or its mean so far."""
+    """By seed: an evaluation at a run's end or at step 0; a metric of every step near a budget, or its mean so far."""
     found = {}
     for seed, run in points.sort_values("step").groupby("seed"):
-        budget, values = run["budget/sampled_tokens"].ffill(), run[metric.removeprefix("average/")]
+        budget, values = (
+            run["budget/sampled_tokens"].ffill(),
+            run[metric.removeprefix("average/").removeprefix("start/")],
+        )
         here = values.notna()
         if metric.startswith("eval/"):
             assert budget.iloc[-2] < at <= budget.iloc[-1], "a run's last step is the one that crosses the budget"
             found[seed] = values[here].iloc[-1]
+        elif metric.startswith("start/"):
+            found[seed] = values[run["step"] == 0].item()
         else:
             since = 0.0 if metric.startswith("average/") else 0.8 * at
             found[seed] = values[here & (budget > since) & (budget <= at)].mean()

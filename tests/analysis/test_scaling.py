@@ -250,7 +250,7 @@ def test_a_run_without_its_start_is_an_error() -> None:
 def test_a_run_that_spent_some_before_step_0_has_no_fit_and_says_why() -> None:
     """Fine-tuning on sampled answers: its first evaluation is of another model than the base, at another compute."""
     curve = (evaluations(5.0), TRUE.at(evaluations(5.0)))
-    fitted = fit_cell("", "arm", {seed: curve for seed in range(3)}, spent_before=True)
+    fitted = fit_cell("", "arm", dict.fromkeys(range(3), curve), spent_before=True)
     assert not fitted.fits and not fitted.identified
     assert any("step 0 comes after fine-tuning" in reason for reason in fitted.reasons)
 

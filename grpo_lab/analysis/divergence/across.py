@@ -252,7 +252,7 @@ def _needed(data: SweepData) -> SweepData:
     """The sweep with the metrics and answers that are read here alone, a tenth of them: the rest takes a minute."""
     read = {*LABELS, "step", "budget/completions", f"budget/{budget_axis(data)}", "eval/probe/accuracy_se", KL, SAMPLED}
     read |= {*TRAINING.values(), *ANNOUNCING.values(), *EVALUATED.values()}
-    kept = [name for name in data.points if name in read or name.endswith("/responses")]
+    kept = [name for name in data.points.columns.tolist() if name in read or name.endswith("/responses")]
     answers = data.answers[data.answers["suite"] == SUITE]
     return replace(data, points=data.points[kept], answers=answers)
 

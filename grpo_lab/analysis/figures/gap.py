@@ -228,7 +228,7 @@ def _draw_regrets(axes: Axes, numbers: pd.DataFrame) -> None:
         single = own[(own["name"] == rule) & (own["axis"] != "all")]
         axes.plot(single["value"], [y] * len(single), "o", color=GREY, markersize=3.5, alpha=0.5, markeredgewidth=0)
         (row,) = rows_of(own[(own["name"] == rule) & (own["axis"] == "all")])
-        _bar(axes, Interval(row.value, row.low, row.high, row.runs), y, BLACK)
+        _bar(axes, Interval(row.value, row.low, row.high, row.runs), float(y), BLACK)
     axes.axvline(0, color=GREY, linewidth=0.8)
     axes.set_yticks(range(len(RULES)), [_RULES[rule] for rule in RULES])
     axes.set_ylim(len(RULES) - 0.5, -0.5)
