@@ -23,7 +23,6 @@ from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.small_multiples import WIDTH, legend_height, write_legend
 from grpo_lab.analysis.figures.style import (
     BLACK,
-    BODY,
     GREEN,
     GREY,
     LINE,
