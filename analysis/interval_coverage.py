@@ -2,7 +2,8 @@
 # # How often do the intervals hold?
 #
 # Every interval, p-value and chance that the verdicts and reports show is simulated here on sweeps whose truth is
-# planted. The tables are those of the docstring of `grpo_lab/analysis/stats/trials.py`; this makes them again.
+# planted. The tables are those of the docstrings of `trials.py` and `all_pairs.py` in `grpo_lab/analysis/stats`; this
+# makes them again.
 # `TRIALS` is the number of sweeps behind each number; a thousand take minutes on an idle core.
 
 # %%
@@ -10,12 +11,12 @@ import os
 from pathlib import Path
 
 from grpo_lab.analysis.effects.skewness import observed_skewness, skewness_text
-from grpo_lab.analysis.stats.trials import tables
+from grpo_lab.analysis.stats import all_pairs_trials, trials
 
 TRIALS = int(os.environ.get("TRIALS", "200"))
 
 # %%
-for table in tables(TRIALS):
+for table in (*trials.tables(TRIALS), *all_pairs_trials.tables(TRIALS)):
     print(table.text, end="\n\n")
 
 # %% [markdown]

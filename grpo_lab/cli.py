@@ -175,6 +175,17 @@ def draw_claims(arguments: argparse.Namespace) -> None:
             print(*save(drawn, arguments.to, sources), sep="\n")
 
 
+def choose_settings(arguments: argparse.Namespace) -> None:
+    """Print which setting every arm gets, from a sweep whose levels are settings, and the arms as YAML."""
+    from grpo_lab.analysis.effects.tuned import tuned_text
+    from grpo_lab.analysis.final_values import final_values
+    from grpo_lab.analysis.sources.read import read_source
+
+    _require_folder(arguments.runs)
+    data = read_source(arguments.runs, arguments.name, None if arguments.only_runs else arguments.data)
+    print(*filter(None, [data.notice]), tuned_text(data, final_values(data)), sep="\n")
+
+
 def explain_run(arguments: argparse.Namespace) -> None:
     """Print the loss of these overrides, the differences from the nearest recipe, broken rules and papers."""
     config, choices = compose_with_choices(arguments.overrides)
@@ -324,6 +335,12 @@ def main() -> None:
         command.add_argument("--data", type=Path, default=Path("analysis/data"), help="saved data, used if it has more")
         command.add_argument("--only-runs", action="store_true", help="do not look at saved data")
         command.add_argument("--to", type=Path, help=f"where the files go (default: {place})")
+    chosen = commands.add_parser("tuned", help="which setting, such as a rate, each arm of a tuning sweep gets")
+    chosen.add_argument("name", help="the sweep; its levels are labelled <where>_<setting>")
+    chosen.add_argument("--runs", default=RUNS, help="the folder of runs, or an MLflow URI (default: runs)")
+    chosen.add_argument("--data", type=Path, default=Path("analysis/data"), help="saved data, used if it has more")
+    chosen.add_argument("--only-runs", action="store_true", help="do not look at saved data")
+    chosen.set_defaults(run=choose_settings)
     claims = commands.add_parser("claims", help="what the saved sweeps say of claims in the literature, and figures")
     claims.add_argument("--data", type=Path, default=Path("analysis/data"), help="saved data of sweeps")
     claims.add_argument("--to", type=Path, default=Path("analysis/figures"), help="where the figure goes")

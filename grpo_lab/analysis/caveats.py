@@ -29,6 +29,7 @@ def caveats(data: SweepData, finals: FinalValues) -> list[str]:
         finished_cells(data),
         _bases(finals),
         _collapsed(data, finals),
+        _exhausted(data, finals),
         _two_groups(data, finals),
         _lengths(data, finals),
         _not_finite(data),
@@ -53,6 +54,7 @@ def notes(data: SweepData, finals: FinalValues) -> list[str]:
     infinite = [line for line in _not_finite(data) if line.startswith("Infinite") or "at their end" in line]
     lines += [
         *(line for line in _collapsed(data, finals) if not line.startswith(" ")),
+        *(line for line in _exhausted(data, finals) if not line.startswith(" ")),
         *_two_groups(data, finals),
         *_lengths(data, finals),
         *infinite,
@@ -83,8 +85,10 @@ def finished_cells(data: SweepData) -> list[str]:
     places = [(level, arm) for level in data.levels for arm in data.arms]
     planned = sum(data.seeds_planned(level, arm) for level, arm in places)
     lines = [f"Finished cells: {len(data.finished)} of {planned} planned."]
-    for status, word in (("failed", "failed"), ("partial", "unfinished"), ("unreadable", "unreadable")):
-        for row in rows_of(data.runs[data.runs["status"] == status]):
+    runs = data.runs.assign(status=data.runs["status"].mask(data.exhausted, "exhausted"))
+    words = {"failed": "failed", "exhausted": "ended", "partial": "unfinished", "unreadable": "unreadable"}
+    for status, word in words.items():
+        for row in rows_of(runs[runs["status"] == status]):
             reason = f": {row.problem}" if row.problem else ""
             lines.append(f"  {word}: {place(data, row.level, row.arm)} seed {row.seed}{reason}")
     started = data.runs[data.runs["status"] != "new"].groupby(["level", "arm"]).size()
@@ -277,6 +281,20 @@ def _collapsed(data: SweepData, finals: FinalValues) -> list[str]:
     for (level, arm), runs in groups_of(values[values["collapsed"]], ["level", "arm"], sort=False):
         seeds = _listed(str(seed) for seed in runs["seed"])
         lines.append(f"  {place(data, level, arm)}: {finals.collapses(level, arm).text}, seed {seeds}")
+    return lines
+
+
+def _exhausted(data: SweepData, finals: FinalValues) -> list[str]:
+    """Runs that ended before X since nothing was left to train on."""
+    dry = finals.values[finals.values["exhausted"]]
+    if dry.empty:
+        return []
+    lines = [
+        f"Nothing left to train on before X: {len(dry)} of {len(finals.values)} runs, counted with what they last had; "
+        "curves and measures up to X leave them out."
+    ]
+    for (level, arm), runs in groups_of(dry, ["level", "arm"], sort=False):
+        lines.append(f"  {place(data, level, arm)}: seed {_listed(str(seed) for seed in runs['seed'])}")
     return lines
 
 

@@ -16,6 +16,11 @@ cannot tell: see `stats.comparison`. A run that stopped has, by the rule `zero`,
 and no other metrics; by the rule `last` every metric keeps the last value it had. One that did not stop keeps its
 numbers.
 
+A run may also end before X since nothing was left to train on: every problem is solved, the curriculum has run dry, or
+the group filter fills no batch. It is no fault and no collapse. More budget would not change its policy, so every
+metric keeps the last value it had. An evaluation keeps that of its last one, which may be some steps older than the
+end: a run evaluates itself at its end only where its budget is spent.
+
 Theory beside the measured overstatement: let q be the truncated share and a the accuracy of the responses that are
 not truncated. An arm that masks truncated rows sees a in its loss and deploys (1 - q) a, so it overstates by q a; an
 arm that trains on them overstates by 0.
@@ -79,10 +84,11 @@ _ACCURACIES = ("/accuracy", "/accuracy_easiest", "/accuracy_hardest")
 class FinalValues:
     """The final values of a sweep.
 
-    `values` has one row per run that counts, finished or collapsed, with level, arm, seed and every metric, derived
+    `values` has one row per run that counts, `SweepData.counted`, with level, arm, seed and every metric, derived
     ones included; NaN where there is none. `masks` says whether the run took truncated rows out of its loss at any
     step, `filters` whether groups left its batch, `collapsed` whether it collapsed, `stopped` whether it did so before
-    X, on a loss that was not finite. `bases` maps a seed to its base; empty for a sweep of one base.
+    X, on a loss that was not finite, and `exhausted` whether it ended before X with nothing left to train on. `bases`
+    maps a seed to its base; empty for a sweep of one base.
     """
 
     axis: str
@@ -105,10 +111,13 @@ class FinalValues:
             f"are means over {1 - WINDOW:g} X < x <= X, evaluations are those of a run's end, or interpolated linearly "
             "at X if it took more than one step beyond"
         )
-        if not self.values["stopped"].any():
-            return rule
-        as_what = "accuracy and reward 0" if self.collapsed_as is Collapsed.zero else "what they last had"
-        return f"{rule}; {int(self.values['stopped'].sum())} runs that stopped before X count with {as_what}"
+        if self.values["stopped"].any():
+            as_what = "accuracy and reward 0" if self.collapsed_as is Collapsed.zero else "what they last had"
+            rule += f"; {int(self.values['stopped'].sum())} runs that stopped before X count with {as_what}"
+        if self.values["exhausted"].any():
+            number = int(self.values["exhausted"].sum())
+            rule += f"; {number} runs that had nothing left to train on before X count with what they last had"
+        return rule
 
     @property
     def brackets(self) -> str:
@@ -219,15 +228,20 @@ def final_values(data: SweepData, axis: str | None = None) -> FinalValues:
     if x not in points or data.finished_points[x].isna().all():
         raise ValueError(f"no finished run of {data.record.name} logged {x}: design.axis must name a budget of a run")
     budget = float(data.finished_points.groupby(LABELS, sort=False)[x].max().min())
-    stopped = set(data.runs.loc[data.runs["collapsed"], LABELS].itertuples(index=False, name=None))
+    stopped, exhausted = (
+        set(data.runs.loc[which, LABELS].itertuples(index=False, name=None))
+        for which in (data.runs["collapsed"], data.exhausted)
+    )
     rows, named = [], [one.metric for one in data.design.predictions] if data.design else []
     starts = [metric for metric in named if metric.startswith(START)]
     for labels, run in points.groupby(LABELS, sort=False):
-        short = labels in stopped and not run[x].max() >= budget
-        final = _collapsed(run, x, budget, data.collapsed_as) if short else _final(run, x, budget)
+        before = not run[x].max() >= budget
+        short, dry = labels in stopped and before, labels in exhausted and before
+        rule = Collapsed.last if dry else data.collapsed_as
+        final = _ended_before(run, x, budget, rule) if short or dry else _final(run, x, budget)
         final |= {metric: _start(run, metric.removeprefix(START)) for metric in starts}
         marks = {"masks": _masked(run), "filters": bool((_column(run, "touched/group_filter") > 0).any())}
-        marks |= {"collapsed": short or _fell(run, final), "stopped": short}
+        marks |= {"collapsed": short or _fell(run, final), "stopped": short, "exhausted": dry}
         rows.append({**dict(zip(LABELS, labels)), **final, **marks})
     return FinalValues(axis, budget, pd.DataFrame(rows), data.collapsed_as, bases_of(data))
 
@@ -289,8 +303,8 @@ def _mean(values: np.ndarray) -> float:
     return float(values.mean()) if len(values) else math.nan
 
 
-def _collapsed(run: pd.DataFrame, x: str, budget: float, rule: Collapsed) -> dict[str, float]:
-    """The final values of a run that collapsed before the budget."""
+def _ended_before(run: pd.DataFrame, x: str, budget: float, rule: Collapsed) -> dict[str, float]:
+    """The final values of a run that ended before the budget."""
     end = float(run[x].max()) if run[x].notna().any() else 0.0
     lived = end / budget
     own = _final(run, x, end) if end > 0 else {}

@@ -19,7 +19,7 @@ from pathlib import Path
 from grpo_lab.sweeps.board import Board, WatchedCell
 from grpo_lab.sweeps.child import BUSY, PARENT
 from grpo_lab.tracking.files import explained
-from grpo_lab.tracking.run_reader import holder, is_held, run_status
+from grpo_lab.tracking.run_reader import has_ended, holder, is_held
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _POLL_SECONDS = 0.1
@@ -83,7 +83,7 @@ def run_jobs(
                 watched = elsewhere.get(index) or job.watched()
                 try:
                     with explained(job.folder):
-                        done, held = run_status(job.folder) == "done", is_held(job.folder)
+                        done, held = has_ended(job.folder), is_held(job.folder)
                     if done:  # another process finished it in the meantime
                         board.end(watched, None)
                     elif held:
@@ -147,9 +147,9 @@ def _environment(job: Job, slot: int, devices: Sequence[str]) -> Mapping[str, st
 
 
 def _failure(entry: _Running) -> str | None:
-    """Why the process failed, in one line with the path of its output; None if it finished its run."""
+    """Why the process failed, in one line with the path of its output; None if its run needs no further attempt."""
     code, folder = entry.process.returncode, entry.job.folder
-    if code == 0 and run_status(folder) == "done":
+    if code in (0, 1) and has_ended(folder):
         return None
     text = (folder / "output.log").read_bytes()[-_LAST_BYTES:].decode(errors="replace")
     said = f"\n{text}".rpartition("\n$ ")[2]  # output of this attempt

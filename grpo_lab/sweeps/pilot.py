@@ -22,7 +22,7 @@ from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.config.design import Design, Part
 from grpo_lab.sweeps.cells import Cell, Compose, Plan, compose_cells, key_of, plan_cells, share_runs
 from grpo_lab.tracking import provenance
-from grpo_lab.tracking.run_reader import run_status
+from grpo_lab.tracking.run_reader import has_ended
 from grpo_lab.tracking.sweep_record import record_sweep
 
 _LEFT_OUT = ("parts", "part", "predictions", "changes", "claims")  # of the declaration: a pilot judges nothing
@@ -81,7 +81,7 @@ def run_pilot(
     `start` runs cells. A pilot whose loss was not finite counts with the steps that it had. Raises ValueError where
     another pilot did not finish.
     """
-    todo = [cell for cell in cells if not cell.same_as and run_status(cell.folder) != "done"]
+    todo = [cell for cell in cells if not cell.same_as and not has_ended(cell.folder)]
     runs_dir = Path(cells[0].run.runs_dir)
     seed = pilot_seed(design)
     node = {key: value for key, value in declared.items() if key not in _LEFT_OUT} | {"seeds": [seed]}

@@ -41,7 +41,7 @@ from grpo_lab.sweeps.pilot import pilot_cells, run_pilot, show_pilot
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.mlflow_parent import announce_sweep
 from grpo_lab.tracking.progress import clock
-from grpo_lab.tracking.run_reader import run_status
+from grpo_lab.tracking.run_reader import has_ended, run_status, was_exhausted
 from grpo_lab.tracking.sweep_record import record_sweep
 from grpo_lab.tracking.whole import AFRESH, read_json
 
@@ -107,15 +107,15 @@ def run_sweep(
 
     cells = share_runs(planned, axis)
     found: list[Action] = []
-    if design is not None and pilots and any(run_status(cell.folder) != "done" for cell in cells):
+    if design is not None and pilots and any(not has_ended(cell.folder) for cell in cells):
         _resolve_models(pilots)
         found = run_pilot(pilots, name, design, _declared(config), lambda todo: launch(f"{name}, pilot", todo, 0))
         show_pilot(console, name, found, Path(pilots[0].run.runs_dir))
         if not settings.run_inert:
             cells = share_runs(_without_inert(console, design, planned, found), axis)
     runs = [cell for cell in cells if not cell.same_as]
-    finished = [cell for cell in runs if run_status(cell.folder) == "done"]
-    todo = [cell for cell in runs if run_status(cell.folder) != "done"]
+    finished = [cell for cell in runs if has_ended(cell.folder)]
+    todo = [cell for cell in runs if not has_ended(cell.folder)]
     _resolve_models(todo)
     folder = record_sweep(
         runs_dir,
@@ -140,6 +140,7 @@ def run_sweep(
     finally:
         announce_sweep(folder, running=False)
     _report(name, todo, returns)
+    _say_exhausted(console, runs)
     if cells:
         _show_results(console, runs_dir, name)
         draw = shlex.join(["grpo-lab", "figures", name, "--runs", str(config.runs_dir)])
@@ -149,7 +150,7 @@ def run_sweep(
 
 def _resolve_models(cells: Sequence[Cell]) -> None:
     """Build or find every base model once, instead of in all first cells at the same moment."""
-    models = {repr(cell.run.model): cell.run.model for cell in cells if run_status(cell.folder) != "done"}
+    models = {repr(cell.run.model): cell.run.model for cell in cells if not has_ended(cell.folder)}
     for model in models.values():
         model.resolve()
 
@@ -175,6 +176,13 @@ def _say_shared(console: Console, cells: Sequence[Cell]) -> None:
     for cell in cells:
         if cell.same_as:
             _say(console, f"{cell.plan.title} is the same run as {cell.same_as}: it runs once")
+
+
+def _say_exhausted(console: Console, cells: Sequence[Cell]) -> None:
+    """Print which runs ended before their budget; to try one again, its folder must go."""
+    for cell in (cell for cell in cells if was_exhausted(cell.folder)):
+        why = (cell.folder / "error.txt").read_text().partition("\n")[0]
+        _say(console, f"{cell.plan.title} ended before its budget was spent: {why}")
 
 
 def _say(console: Console, line: str) -> None:

@@ -15,6 +15,8 @@ from grpo_lab.tracking.renames import with_metric_names
 
 NONFINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
+EXHAUSTED = "Exhausted"  # what error.txt opens with where nothing was left to train on
+
 Status = Literal["new", "partial", "failed", "done"]
 
 
@@ -57,6 +59,17 @@ def was_interrupted(folder: Path) -> bool:
     """Whether Ctrl-C or the end of its sweep ended the last attempt at a run, and not an error."""
     path = folder / "error.txt"
     return path.exists() and path.read_bytes().startswith(b"KeyboardInterrupt")
+
+
+def was_exhausted(folder: Path) -> bool:
+    """Whether the last attempt at a run ended since nothing was left to train on; another would end alike."""
+    path = folder / "error.txt"
+    return path.exists() and not (folder / "DONE").exists() and path.read_bytes().startswith(EXHAUSTED.encode())
+
+
+def has_ended(folder: Path) -> bool:
+    """Whether a run needs no further attempt: it is done, or nothing was left to train on."""
+    return run_status(folder) == "done" or was_exhausted(folder)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lab.tracking.files import explained, locked, write_json
-from grpo_lab.tracking.run_reader import Status, is_held, run_status, was_interrupted
+from grpo_lab.tracking.run_reader import Status, has_ended, is_held, run_status, was_interrupted
 from grpo_lab.tracking.whole import read_json
 
 FILE = "sweep.json"
@@ -143,11 +143,15 @@ def cell_states(folder: Path, record: SweepRecord) -> dict[str, Status]:
 
 
 def sweep_status(folder: Path, record: SweepRecord) -> str:
-    """The sweep's status in MLflow's words: FINISHED, RUNNING while a process holds a cell, FAILED or KILLED."""
-    states = cell_states(folder, record)
-    if all(state == "done" for state in states.values()):
+    """The sweep's status in MLflow's words: FINISHED, RUNNING while a process holds a cell, FAILED or KILLED.
+
+    A run with nothing left to train on has not failed.
+    """
+    runs_dir = folder.parent.parent
+    states = {cell: state for cell, state in cell_states(folder, record).items() if not has_ended(runs_dir / cell)}
+    if not states:
         return "FINISHED"
-    if any(is_held(folder.parent.parent / cell) for cell in states):
+    if any(is_held(runs_dir / cell) for cell in states):
         return "RUNNING"
     failed = [cell for cell, state in states.items() if state == "failed"]
-    return "FAILED" if any(not was_interrupted(folder.parent.parent / cell) for cell in failed) else "KILLED"
+    return "FAILED" if any(not was_interrupted(runs_dir / cell) for cell in failed) else "KILLED"

@@ -261,3 +261,56 @@ def test_a_forced_answer_is_no_mask_and_a_filter_has_no_theory_of_overstatement(
     theory = {line.split(":")[0].strip(): line for line in text.splitlines() if "theory" in line and ":" in line}
     assert "theory q a" in theory["+mask"] and "theory 0" in theory["+interrupt"]
     assert "no theory" in theory["+filter"] and "theory 0" not in theory["+filter"]
+
+
+# ---- runs that had nothing left to train on
+
+DRY = "Exhausted: 6 steps in a row left no token to train on. The run ends after step 20, saved in somewhere"
+
+
+@pytest.fixture(scope="module")
+def dry(stopped: SweepData) -> SweepData:
+    """The same sweep, but its short run ended since nothing was left to train on."""
+    return replace(stopped, runs=stopped.runs.assign(collapsed=False, problem=stopped.runs["problem"].where(
+        stopped.runs["problem"] == "", DRY
+    )))  # fmt: skip
+
+
+def test_a_run_with_nothing_left_to_train_on_keeps_its_last_values_under_either_rule(dry: SweepData) -> None:
+    run = points_of(dry, "+trick", 1)
+    for rule in Collapsed:
+        finals = final_values(with_rule(dry, rule))
+        assert finals.budget == 160_000, "it does not cut the others short"
+        assert finals.of("", "+trick", DOWNSTREAM)[1] == run[DOWNSTREAM].dropna().iloc[-1] > 0.2
+        last = run[run["step"] > 16]["train/entropy"].mean()
+        assert finals.of("", "+trick", "train/entropy")[1] == pytest.approx(last)
+        assert finals.collapsed("", "+trick") == finals.stopped("", "+trick") == 0
+        assert finals.values["exhausted"].sum() == 1
+        assert "1 runs that had nothing left to train on before X count with what they last had" in finals.rule
+        assert not math.isnan(finals.interval("", "+trick", DOWNSTREAM).low), "no collapse, so no interval is withheld"
+
+
+def test_its_last_evaluation_may_be_older_than_its_end(dry: SweepData) -> None:
+    late = (dry.points["arm"] == "+trick") & (dry.points["seed"] == 1) & (dry.points["step"] == 20)
+    evaluated = [name for name in dry.points if name.startswith("eval/")]
+    points = dry.points.copy()
+    points.loc[late, evaluated] = math.nan
+    before = points_of(dry, "+trick", 1).set_index("step")[DOWNSTREAM][10]
+    assert final_values(replace(dry, points=points)).of("", "+trick", DOWNSTREAM)[1] == before
+
+
+def test_a_run_that_lost_what_it_could_and_then_ran_dry_has_collapsed(dry: SweepData) -> None:
+    fell = (dry.points["arm"] == "+trick") & (dry.points["seed"] == 1) & (dry.points["step"] > 0)
+    points = dry.points.assign(**{HELDOUT: dry.points[HELDOUT].mask(fell & dry.points[HELDOUT].notna(), 0.05)})
+    finals = final_values(replace(dry, points=points))
+    assert finals.collapsed("", "+trick") == 1 and finals.stopped("", "+trick") == 0
+
+
+def test_a_reader_is_told_that_it_ran_dry_and_not_that_it_failed(dry: SweepData, tmp_path: Path) -> None:
+    save_data(dry, tmp_path)
+    for data in (dry, load_data(tmp_path, "synthetic")):
+        lines = caveats(data, final_values(data))
+        said = "Nothing left to train on before X: 1 of 6 runs, counted with what they last had"
+        assert any(line.startswith(said) for line in lines)
+        assert f"  ended: +trick seed 1: {DRY}" in lines and "  +trick: seed 1" in lines
+        assert not any("failed" in line or line.startswith("Collapsed") for line in lines)

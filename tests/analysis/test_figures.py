@@ -23,7 +23,7 @@ from PIL import Image
 from planted_sweeps import Planted, synthetic_sweep
 
 from grpo_lab.analysis import figures
-from grpo_lab.analysis.figures import coverage, frontier, ranks, waterfall
+from grpo_lab.analysis.figures import coverage, frontier, ranks, told_apart, waterfall
 from grpo_lab.analysis.figures.effects import draw_effects
 from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.registry import FIGURES
@@ -386,6 +386,74 @@ def test_bands_of_one_seed_come_from_its_questions() -> None:
     assert change.loc[1, "n"] == 1 and "resampled questions" in drawn.bands and "t interval" not in drawn.bands
 
 
+# --- which arms can be told apart ---------------------------------------------------------------------------
+
+
+def four_bases(ends: Mapping[str, float], scatter: float = 0.02) -> SweepData:
+    """Arms with these final accuracies, two runs on each of four bases, which deviate by 10 points."""
+    place = np.random.default_rng(5)
+    level = 0.1 * place.standard_normal(4)
+    runs = {}
+    for arm, end in ends.items():
+        for seed in range(8):
+            value = float(end + level[seed % 4] + scatter * place.standard_normal())
+            runs[arm, seed] = ten_steps((0.3, value), dict.fromkeys(SUITES, (0.3, value)))
+    data = sweep(runs)
+    return replace(data, runs=data.runs.assign(base=data.runs["seed"] % 4))
+
+
+def test_arms_are_told_apart_where_their_bars_do_not_meet() -> None:
+    data = four_bases({"first": 0.5, "second": 0.51, "last": 0.3, "best": 0.7})
+    drawn = told_apart.draw_told_apart(data, final_values(data))
+    means = drawn.numbers[drawn.numbers["part"] == "mean"].set_index("arm")
+    assert means.index.tolist()[0] == "best" and means.index.tolist()[-1] == "last"
+    assert means.loc["best", ["rank", "best", "worst"]].tolist() == [1, 1, 1]
+    assert means.loc["last", ["rank", "best", "worst"]].tolist() == [4, 4, 4]
+    assert set(means.loc["first", ["best", "worst"]]) == {2, 3}
+    pairs = drawn.numbers[drawn.numbers["part"] == "pair"]
+    for row in pairs.itertuples():
+        meet = means.loc[row.arm, "low"] <= means.loc[row.other, "high"]
+        assert row.apart != meet and (row.p < 0.05) == row.apart, (row.arm, row.other)
+    assert "5 of 6 pairs told apart" in words(drawn.figure) and "not judged" not in words(drawn.figure)
+
+
+def test_an_arm_that_scatters_or_collapses_in_some_runs_is_hollow_and_not_judged() -> None:
+    data = four_bases({"first": 0.5, "second": 0.51, "split": 0.6, "best": 0.7})
+    points = data.points.copy()
+    low = (points["arm"] == "split") & points["seed"].isin([1, 3, 4]) & (points["step"] == 10)
+    suites = [f"eval/{suite}/accuracy" for suite in SUITES]
+    points.loc[low, suites] -= 0.3
+    points.loc[(points["arm"] == "second") & (points["seed"] == 6) & (points["step"] == 10), suites] = 0.1
+    changed = replace(data, points=points)
+    drawn = told_apart.draw_told_apart(changed, final_values(changed))
+    means = drawn.numbers[drawn.numbers["part"] == "mean"].set_index("arm")
+    assert means.loc["split", ["best", "worst"]].tolist() == [1, 4] and math.isnan(means.loc["split", "low"])
+    said = "Not judged: second: collapsed runs in 1 of 8; split: scatters more than the others between seeds."
+    assert said in words(drawn.figure) and "2 arms not judged" in words(drawn.figure)
+    mark = next(line for line in drawn.figure.axes[0].lines if line.get_label() == "split")
+    assert mark.get_markerfacecolor() == "white"
+
+
+def test_thirty_one_arms_are_readable(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"reinforce_pp_baseline_{index}"[: 5 + index % 19] + f"{index}" for index in range(31)]
+    data = four_bases(dict(zip(names, np.linspace(0.3, 0.6, 31))))
+    drawn = told_apart.draw_told_apart(data, final_values(data))
+    assert overlapping(drawn.figure, monkeypatch) == []
+    assert drawn.figure.get_size_inches()[0] == 8 and drawn.size[1] < 9
+    pairs = drawn.numbers[drawn.numbers["part"] == "pair"]
+    assert len(pairs) == 465 and f"{pairs['apart'].sum()} of 465 pairs told apart" in words(drawn.figure)
+
+
+def test_why_arms_cannot_be_told_apart() -> None:
+    two = four_bases({"first": 0.5, "second": 0.51})
+    data = four_bases({"first": 0.5, "second": 0.51, "third": 0.3})
+    alone = replace(data, runs=data.runs.assign(base=0))
+    for case, reason in ((two, "no level has three arms on two bases"), (alone, "all runs are of one base")):
+        finals = final_values(case)
+        assert told_apart.draw_told_apart(case, finals) is None
+        assert told_apart.missing(case, finals).startswith(reason)
+
+
 # --- every figure -------------------------------------------------------------------------------------------
 
 
@@ -400,7 +468,8 @@ def test_every_module_with_a_figure_is_registered_once() -> None:
 @pytest.mark.parametrize("kind", FIGURES, ids=lambda kind: kind.suffix or "first")
 def test_a_figure_is_drawn_or_says_why_not(kind: FigureKind) -> None:
     """On a planted sweep, and on the same one with nothing logged but a reward."""
-    planted = synthetic_sweep(Planted(tricks=("helps", "hurts"), seeds=(0, 1, 2), steps=20, every=4, questions=8))
+    truths = Planted(tricks=("helps", "hurts"), seeds=(0, 1, 2), bases=3, steps=20, every=4, questions=8)
+    planted = synthetic_sweep(truths)
     logged = ["level", "arm", "seed", "step", AXIS, "reward/outcome"]
     bare = replace(planted, points=planted.points[logged], answers=planted.answers.iloc[:0])
     found = 0

@@ -34,10 +34,11 @@ from grpo_lab.sweeps.cells import (
     share_runs,
     sweep_name,
 )
-from grpo_lab.sweeps.local import slots, usable_cores
+from grpo_lab.sweeps.local import Job, run_jobs, slots, usable_cores
 from grpo_lab.sweeps.sweeper import LocalCells
 from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.run_log import RunLog
+from grpo_lab.tracking.run_reader import has_ended, was_exhausted
 from grpo_lab.tracking.sweep_record import (
     CellRecord,
     SweepRecord,
@@ -48,6 +49,7 @@ from grpo_lab.tracking.sweep_record import (
     sweep_of,
     sweep_status,
 )
+from grpo_lab.types import Exhausted
 
 WORLD = ("world=tiny", "tracking=none")
 EXPERIMENTS = sorted((conf_folder().parent / "experiments").glob("*.yaml"))
@@ -585,6 +587,25 @@ def test_where_a_sweep_stands(tmp_path: Path) -> None:
     assert sweep_status(folder, read_sweep(folder)) == "FAILED"
     (other / "DONE").write_text("{}")
     assert sweep_status(folder, read_sweep(folder)) == "FINISHED"
+
+
+def test_a_cell_with_nothing_left_to_train_on_has_ended_and_is_not_started_again(tmp_path: Path) -> None:
+    folder = record(tmp_path, ["a", "b"], None)
+    one, other = (tmp_path / name / "seed=0" for name in "ab")
+    for place, error in ((one, Exhausted("6 steps left no token")), (other, ValueError("Exhausted by something else"))):
+        with RunLog(place) as log:
+            log.mark_error(error)
+    assert (has_ended(one), has_ended(other), was_exhausted(other)) == (True, False, False)
+    assert sweep_status(folder, read_sweep(folder)) == "FAILED", "of the other one"
+    with RunLog(other) as log:
+        log.mark_done({})
+    assert has_ended(other) and sweep_status(folder, read_sweep(folder)) == "FINISHED"
+    board = Board("probe", 1, 0, Console(file=io.StringIO()))
+    job = Job("dry", ("no_such_key=1",), one, "steps", 1.0, 1)
+    assert run_jobs([job], 1, [], 30.0, board) == [None] and not (one / "output.log").exists()
+    with RunLog(one) as log:
+        log.begin()
+    assert not has_ended(one), "an attempt that somebody started by hand goes on"
 
 
 def test_a_run_knows_its_sweep_and_a_missing_sweep_is_said(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from grpo_lab.analysis.figures import (
     ranks,
     step_metrics,
     target_lengths,
+    told_apart,
     waterfall,
 )
 from grpo_lab.analysis.figures.kind import FigureKind
@@ -31,6 +32,7 @@ FIGURES: tuple[FigureKind, ...] = (
     effects.FIGURE,
     doses.FIGURE,
     ranks.FIGURE,
+    told_apart.FIGURE,
     waterfall.FIGURE,
     frontier.FIGURE,
     ceiling.FIGURE,

@@ -13,6 +13,7 @@ from grpo_lab.analysis.sources.answers import ADDED, COLUMNS
 from grpo_lab.analysis.sources.settings import Place, Settings, differing
 from grpo_lab.config.design import Collapsed, Design, read_design
 from grpo_lab.tracking.renames import metric_name
+from grpo_lab.tracking.run_reader import EXHAUSTED
 from grpo_lab.tracking.sweep_record import SweepRecord
 
 LABELS = ["level", "arm", "seed"]
@@ -67,9 +68,19 @@ class SweepData:
         return self.points.merge(self.finished[LABELS], on=LABELS)
 
     @property
+    def exhausted(self) -> pd.Series:
+        """Whether each row of `runs` ended before its budget was spent since nothing was left to train on.
+
+        That is how the run turned out, no fault: another attempt would end alike, and the policy stands as it was.
+        """
+        if "problem" not in self.runs:
+            return pd.Series(False, index=self.runs.index)
+        return (self.runs["status"] == "failed") & self.runs["problem"].str.startswith(EXHAUSTED)
+
+    @property
     def counted(self) -> pd.DataFrame:
-        """The rows of `runs` that final values count: finished ones, and those that collapsed."""
-        return self.runs[(self.runs["status"] == "done") | self.runs["collapsed"]]
+        """The rows of `runs` that final values count: finished, collapsed, and with nothing left to train on."""
+        return self.runs[(self.runs["status"] == "done") | self.runs["collapsed"] | self.exhausted]
 
     @property
     def counted_points(self) -> pd.DataFrame:
@@ -106,7 +117,7 @@ class SweepData:
 
     @property
     def run_arms(self) -> list[tuple[str, str]]:
-        """(level, arm) of everything with at least one run that counts, finished or collapsed, in declared order."""
+        """(level, arm) of everything with at least one run that counts, in declared order."""
         counted = set(self.counted[["level", "arm"]].itertuples(index=False, name=None))
         return [(level, arm) for level in self.levels for arm in self.arms if (level, arm) in counted]
 

@@ -421,10 +421,10 @@ def tables(number: int) -> Iterator[Table]:
     yield from detectable(number)
 
 
-def docstring_tables() -> dict[str, list[list[float]]]:
-    """The tables as they stand in this docstring: title -> rows of numbers, NaN for a dash."""
+def docstring_tables(text: str | None = __doc__) -> dict[str, list[list[float]]]:
+    """The tables as they stand in a docstring, this one without another: title -> rows of numbers, NaN for a dash."""
     found: dict[str, list[list[float]]] = {}
-    blocks = (__doc__ or "").split("\n\n")
+    blocks = (text or "").strip().split("\n\n")
     for title, table in itertools.pairwise(blocks):
         lines = table.splitlines()
         if title.endswith(":") and all(line.startswith("    ") for line in lines):

@@ -1,0 +1,289 @@
+"""Which arms can be told apart at all, one row per arm and one pair of panels per metric.
+
+Left, every arm's mean with a bar; arms are told apart exactly where their bars do not meet. Right, the ranks that this
+leaves to an arm. Arms stand in the order of the primary metric; `stats.all_pairs` says how they are judged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from grpo_lab.analysis.effects.told_apart import ranked_metrics, told_apart, why_not
+from grpo_lab.analysis.figures.kind import FigureKind
+from grpo_lab.analysis.figures.small_multiples import WIDTH, legend_height, write_legend
+from grpo_lab.analysis.figures.style import (
+    BLACK,
+    GREEN,
+    GREY,
+    LINE,
+    SMALL,
+    TINY,
+    VERMILLION,
+    Drawn,
+    heading_height,
+    house_style,
+    text_width,
+    wrapped,
+    write_footer,
+    write_heading,
+)
+from grpo_lab.analysis.final_values import FinalValues
+from grpo_lab.analysis.metric_names import title, unit
+from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.all_pairs import AllPairs
+from grpo_lab.analysis.table_rows import rows_of
+
+BARS = (
+    "mark: mean over bases; bar: two arms are told apart exactly where their bars do not meet, right for all pairs at "
+    "once in 95% of sweeps; dots: single bases, less what a base adds to all arms"
+)
+_ROW, _ROWS = 0.165, 1.2  # inches: an arm; least height of a panel
+_RANKS, _GAP, _BETWEEN, _RIGHT = 0.34, 0.08, 0.22, 0.1  # share of a pair that ranks have; inches
+_COLUMNS = 3  # of the legend
+_UNDER, _LEVEL = 0.42, 0.18  # inches below the panels of a level, and between its labels and the next one's titles
+
+
+def missing(data: SweepData, finals: FinalValues) -> str:
+    """Why the figure cannot be drawn, in one sentence part; empty where it can."""
+    return why_not(data, finals, ranked_metrics(data)[0])
+
+
+def _found(data: SweepData, finals: FinalValues) -> dict[str, dict[str, AllPairs]]:
+    """Level -> metric -> its arms, the primary metric first, for the levels that have the primary metric."""
+    first, *others = ranked_metrics(data)
+    found = {}
+    for level in data.levels:
+        if primary := told_apart(data, finals, level, first):
+            more = {metric: told_apart(data, finals, level, metric) for metric in others}
+            found[level] = {first: primary} | {metric: pairs for metric, pairs in more.items() if pairs}
+    return found
+
+
+def told_apart_numbers(found: Mapping[str, Mapping[str, AllPairs]]) -> pd.DataFrame:
+    """Every number the figure shows, six decimals, in the metric's unit; arms from the largest mean to the smallest.
+
+    `part` is "base" (in `value` the mean on a base, less what it adds to all arms), "mean" (with the bar in low and
+    high, the arm's rank and the best and worst it can have; `withheld` says why it is not judged), or "pair" (arm less
+    `other`, its simultaneous p, and whether both are told apart).
+    """
+    rows: list[dict[str, Any]] = []
+    for level, by_metric in found.items():
+        for metric, pairs in by_metric.items():
+            order = np.argsort(-pairs.means, kind="stable")
+            for rank, index in enumerate(order, start=1):
+                labels = {"level": level, "metric": metric, "arm": pairs.arms[index]}
+                own = pairs.by_base[:, index]
+                rows += [labels | {"part": "base", "value": value} for value in own if not math.isnan(value)]
+                mean, half = float(pairs.means[index]), float(pairs.halves[index])
+                best, worst = pairs.ranks(pairs.arms[index])
+                place = {"rank": rank, "best": best, "worst": worst, "low": mean - half, "high": mean + half}
+                why = pairs.withheld.get(pairs.arms[index], "")
+                rows.append(labels | {"part": "mean", "value": mean, **place, "withheld": why})
+            for place, index in enumerate(order):
+                for other in order[place + 1 :]:
+                    labels = {"level": level, "metric": metric, "arm": pairs.arms[index], "other": pairs.arms[other]}
+                    labels |= {"part": "pair", "value": pairs.differences[index, other], "p": pairs.p[index, other]}
+                    rows.append(labels | {"apart": bool(pairs.apart[index, other])})
+    names = ["level", "metric", "arm", "part", "other", "value", "low", "high", "rank", "best", "worst", "withheld"]
+    table = pd.DataFrame(rows, columns=[*names, "p", "apart"])
+    return table.astype(dict.fromkeys(("rank", "best", "worst"), "Int64") | {"apart": "boolean"}).round(6)
+
+
+def draw_told_apart(data: SweepData, finals: FinalValues) -> Drawn | None:
+    """The figure `<sweep>_told_apart`; None for the reason that `missing` gives."""
+    if missing(data, finals):
+        return None
+    found = _found(data, finals)
+    numbers = told_apart_numbers(found)
+    name = f"{data.record.name}_told_apart"
+    heading = f"{data.record.name}: which arms can be told apart?"
+    factor = data.design.factor if data.design else ""
+    metrics = list(dict.fromkeys(metric for by_metric in found.values() for metric in by_metric))
+    names = [arm for by_metric in found.values() for pairs in by_metric.values() for arm in pairs.arms]
+    # In inches, from the left: the level, names, and for every metric the means and the ranks.
+    left = 0.14 + 1.1 * max(text_width(arm, SMALL) for arm in names) + (0.24 if factor else 0.0)
+    pair = (WIDTH - left - _RIGHT - _BETWEEN * (len(metrics) - 1)) / len(metrics)
+    ranks = _RANKS * (pair if len(metrics) > 1 else pair * 0.8)
+    titles = {metric: wrapped(title(metric), pair, SMALL) for metric in metrics}
+    said = {
+        (level, metric): wrapped(_statement(pairs), pair, SMALL, bold=True)
+        for level, by_metric in found.items()
+        for metric, pairs in by_metric.items()
+    }
+    lines = max(map(len, said.values()))
+    over = (max(map(len, titles.values())) + lines) * SMALL * LINE + 0.1
+    legend = _legend(found, data)
+    footer = wrapped(_footer(data, finals, found), WIDTH - 0.2, TINY)
+    panels = {level: max(_ROWS, _ROW * len(next(iter(own.values())).arms)) for level, own in found.items()}
+    columns = min(len(legend), _COLUMNS)
+    top = heading_height(heading, WIDTH) + legend_height(len(legend), columns)
+    height = top + sum(over + panel + _UNDER for panel in panels.values()) + _LEVEL * (len(panels) - 1)
+    height += 0.1 + len(footer) * TINY * LINE
+    with house_style(name):
+        figure = Figure(figsize=(WIDTH, height))
+        write_heading(figure, heading)
+        write_legend(figure, heading, legend, columns)
+        y = height - top
+        for level, by_metric in found.items():
+            y -= over + panels[level]
+            here = numbers[numbers["level"] == level]
+            arms = here[(here["metric"] == metrics[0]) & (here["part"] == "mean")]["arm"].tolist()
+            for index, (metric, pairs) in enumerate(by_metric.items()):
+                x = left + index * (pair + _BETWEEN)
+                means, places = (
+                    figure.add_axes((at / WIDTH, y / height, wide / WIDTH, panels[level] / height))
+                    for at, wide in ((x, pair - ranks - _GAP), (x + pair - ranks, ranks))
+                )
+                own = here[here["metric"] == metric]
+                colours = _colours(pairs, data.control)
+                _means(means, own, arms, colours)
+                _ranks(places, own, arms, colours)
+                means.set_xlabel(_unit(metric))
+                own_lines = said[level, metric]
+                means.set_title("\n".join(own_lines), fontsize=SMALL, loc="left", pad=4, fontweight="bold")
+                above = {"xytext": (0, 5 + len(own_lines) * SMALL * 1.4), "textcoords": "offset points"}
+                means.annotate("\n".join(titles[metric]), (0, 1), xycoords="axes fraction", fontsize=SMALL, **above)
+                if index == 0:
+                    means.set_yticks(range(len(arms)), arms)
+                    for label in means.get_yticklabels():
+                        label.set_color(colours[label.get_text()])
+            if factor:
+                at = (0.1 / WIDTH, (y + panels[level] / 2) / height)
+                figure.text(*at, f"{factor} = {level}", rotation=90, va="center", fontsize=SMALL, fontweight="bold")
+            y -= _UNDER + _LEVEL
+        write_footer(figure, footer)
+    return Drawn(name, figure, numbers, BARS)
+
+
+def _statement(pairs: AllPairs) -> str:
+    """How many pairs are told apart."""
+    number = len(pairs.withheld)
+    judged = f"; {number} arm{'s' if number > 1 else ''} not judged" if number else ""
+    return f"{pairs.found} of {pairs.pairs} pairs told apart{judged}"
+
+
+def _unit(metric: str) -> str:
+    return "percent" if unit(metric) == "share" else unit(metric)
+
+
+def _scale(metric: str) -> float:
+    return 100.0 if unit(metric) == "share" else 1.0
+
+
+def _colours(pairs: AllPairs, control: str) -> dict[str, str]:
+    """Arm -> its colour, by the side of the control on which it surely is."""
+    if control not in pairs.arms:
+        return dict.fromkeys(pairs.arms, GREY)
+    sides = pairs.apart[:, pairs.arms.index(control)]
+    colours = {arm: {1: GREEN, -1: VERMILLION, 0: GREY}[int(side)] for arm, side in zip(pairs.arms, sides)}
+    return colours | {control: BLACK}
+
+
+def _means(axes: Axes, numbers: pd.DataFrame, arms: Sequence[str], colours: Mapping[str, str]) -> None:
+    """Means with their bars and, faintly, the single bases."""
+    scale = _scale(str(numbers["metric"].iloc[0]))
+    for row in rows_of(numbers[numbers["part"] == "base"]):
+        if row.arm in arms:
+            look: dict[str, Any] = {"color": colours[row.arm], "alpha": 0.3, "markersize": 2.6, "markeredgewidth": 0}
+            axes.plot(scale * row.value, arms.index(row.arm), "o", **look)
+    for row in rows_of(numbers[numbers["part"] == "mean"]):
+        if row.arm in arms:
+            y, colour = arms.index(row.arm), colours[row.arm]
+            inside = "white" if row.withheld else colour
+            if not row.withheld:
+                ends = [scale * row.low, scale * row.high]
+                axes.plot(ends, [y, y], color=colour, linewidth=2.0, alpha=0.75, solid_capstyle="butt")
+            look = {"color": colour, "markersize": 4.2, "markerfacecolor": inside, "label": row.arm, "zorder": 4}
+            axes.plot(scale * row.value, y, "o", **look)
+    axes.margins(x=0.05)
+    axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    _rows(axes, len(arms))
+
+
+def _ranks(axes: Axes, numbers: pd.DataFrame, arms: Sequence[str], colours: Mapping[str, str]) -> None:
+    """The ranks that an arm can have, and the one of its mean."""
+    means = numbers[numbers["part"] == "mean"]
+    for row in rows_of(means):
+        if row.arm in arms:
+            y, ends = arms.index(row.arm), [row.best - 0.4, row.worst + 0.4]
+            look: dict[str, Any] = {"color": colours[row.arm], "solid_capstyle": "butt"}
+            look |= {"linewidth": 0.8, "linestyle": ":"} if row.withheld else {"linewidth": 5.0, "alpha": 0.4}
+            axes.plot(ends, [y, y], label=row.arm, **look)
+            axes.plot(row.rank, y, "|", color=colours[row.arm], markersize=5.5, markeredgewidth=1.3)
+    axes.set_xlim(0.3, len(means) + 0.7)
+    ends = [1, len(means)]
+    middle = list(range(10, len(means) - 4, 10)) if len(means) > 10 else list(range(2, len(means)))
+    axes.set_xticks([ends[0], *middle, ends[1]])
+    axes.set_xlabel("rank")
+    _rows(axes, len(arms))
+
+
+def _rows(axes: Axes, number: int) -> None:
+    axes.set_ylim(number - 0.5, -0.5)
+    axes.set_yticks(range(number), [""] * number)
+    axes.tick_params(axis="y", length=0, labelsize=SMALL)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+
+
+def _legend(found: Mapping[str, Mapping[str, AllPairs]], data: SweepData) -> list[tuple[Artist, str]]:
+    """What the colours and a hollow mark mean, of those that occur."""
+    every = [pairs for by_metric in found.values() for pairs in by_metric.values()]
+    used = {colour for pairs in every for colour in _colours(pairs, data.control).values()}
+    words = {
+        BLACK: data.control if data.design else f"{data.control}, the sweep's first arm",
+        GREEN: f"surely above {data.control}",
+        VERMILLION: f"surely below {data.control}",
+        GREY: f"not told apart from {data.control}" if BLACK in used else "other arms",
+    }
+    look: dict[str, Any] = {"marker": "o", "markersize": 4.2}
+    entries: list[tuple[Artist, str]] = [
+        (Line2D([], [], color=colour, linewidth=2.0, **look), text) for colour, text in words.items() if colour in used
+    ]
+    if any(pairs.withheld for pairs in every):
+        hollow = Line2D([], [], color=GREY, linewidth=0.8, linestyle=":", markerfacecolor="white", **look)
+        entries.append((hollow, "not judged"))
+    return entries
+
+
+def _footer(data: SweepData, finals: FinalValues, found: Mapping[str, Mapping[str, AllPairs]]) -> str:
+    bases = len(set(finals.bases.values()))
+    withheld: dict[str, list[str]] = {}
+    for level, by_metric in found.items():
+        for metric, pairs in by_metric.items():
+            for arm, why in pairs.withheld.items():
+                where = f"{arm} at {level}" if level else arm
+                short = "downstream" if metric != next(iter(by_metric)) else ""
+                withheld.setdefault(why, []).append(f"{where} ({short})" if short else where)
+    reasons = "; ".join(f"{', '.join(arms)}: {why}" for why, arms in withheld.items())
+    absent = [level for level in data.levels if level not in found]
+    parts = [
+        f"{BARS[0].upper()}{BARS[1:]}. Light bars: the ranks an arm can have, 1 the largest, for all arms at once in "
+        f"95% of sweeps; tick: that of its mean. Tukey's studentized range in the model arm + base, {bases} bases, the "
+        "scatter of all judged arms together. "
+        f"Final values at {finals.at}.",
+        f"Not judged: {reasons}." if reasons else "",
+        f"Not drawn, with fewer than three arms on two bases: {', '.join(absent)}." if absent else "",
+    ]
+    return " ".join(filter(None, parts))
+
+
+FIGURE = FigureKind(
+    "told_apart",
+    draw_told_apart,
+    missing,
+    title="Which arms can be told apart?",
+    how_to_read=(
+        "Two arms are told apart where their bars do not meet, and an arm's rank lies within its light bar. Both hold "
+        "for all pairs at once. A hollow arm is not judged, since its runs scatter unlike those of the others."
+    ),
+)

@@ -1,0 +1,99 @@
+"""The rule that chooses a setting for every arm: by hand, and the YAML that it prints."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from grpo_lab.analysis.effects.tuned import tuned, tuned_text
+from grpo_lab.analysis.final_values import final_values
+from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.config.design import read_design
+from grpo_lab.tracking.sweep_record import SweepRecord
+
+METRIC = "eval/heldout/accuracy"
+NODE: dict[str, Any] = {
+    "name": "rates", "question": "which?", "prediction": "one.", "control": "plain", "primary": METRIC,
+    "axis": "sampled_tokens", "arms": {"plain": [], "dapo": ["recipe=dapo"]}, "factor": "world and rate",
+    "levels": {
+        "hard_sums_low": ["world=sums", "optimizer.learning_rate=5.0e-5"],
+        "hard_sums_middle": ["world=sums", "optimizer.learning_rate=1.5e-4"],
+        "hard_sums_high": ["world=sums", "optimizer.learning_rate=4.5e-4"],
+    },
+    "bases": [4, 5], "seeds": [940, 941],
+}  # fmt: skip
+# arm -> accuracies of both seeds at each rate
+ENDS = {"plain": ((0.2, 0.4), (0.5, 0.7), (0.6, 0.4)), "dapo": ((0.5, 0.3), (0.3, 0.5), (0.1, 0.1))}
+
+
+def sweep(ends: dict[str, tuple[tuple[float, float], ...]], **ended: str) -> SweepData:
+    """Two runs of every arm at every rate; `ended` maps arm_level_seed to the first line of its error.txt."""
+    runs, points = [], []
+    for arm, values in ends.items():
+        for level, own in zip(NODE["levels"], values):
+            for seed, value in zip(NODE["seeds"], own):
+                problem = ended.get(f"{arm}_{level}_{seed}", "")
+                labels = {"level": level, "arm": arm, "seed": seed}
+                run = labels | {"status": "failed" if problem else "done", "problem": problem, "base": seed - 936}
+                runs.append(run | {"collapsed": problem.startswith("FloatingPointError")})
+                last = 5 if problem else 10
+                for step in range(last + 1):
+                    row = labels | {"step": step, "budget/sampled_tokens": 1000.0 * step}
+                    points.append(row | {METRIC: value if step in (0, last) else math.nan})
+    record = SweepRecord("rates", "key", NODE, [], [], None, None, [])
+    return SweepData(record, read_design(NODE), pd.DataFrame(runs), pd.DataFrame(points), pd.DataFrame(), "memory")
+
+
+def chosen(data: SweepData) -> dict[str, str]:
+    return {choice.arm: choice.chosen for choice in tuned(data, final_values(data))}
+
+
+def test_the_highest_mean_is_chosen_and_the_first_of_two_that_are_equal() -> None:
+    data = sweep(ENDS)
+    plain, dapo = tuned(data, final_values(data))
+    assert [one.mean for one in plain.settings.values()] == pytest.approx([0.3, 0.6, 0.5])
+    assert (plain.where, plain.chosen, plain.end) == ("hard_sums", "middle", "")
+    assert (dapo.chosen, dapo.end) == ("low", "first")  # .4 and .4
+
+
+@pytest.mark.parametrize("problem", ["FloatingPointError: the loss is nan", "Exhausted: 100 steps in a row"])
+def test_a_run_that_stopped_counts_as_zero_whatever_it_had(problem: str) -> None:
+    data = sweep(ENDS, plain_hard_sums_middle_940=problem)
+    plain, _ = tuned(data, final_values(data))
+    assert [one.mean for one in plain.settings.values()] == pytest.approx([0.3, 0.35, 0.5])
+    assert (plain.chosen, plain.end, plain.settings["middle"].stopped) == ("high", "last", 1)
+    assert "0.350!" in tuned_text(data, final_values(data))
+
+
+def test_nothing_is_chosen_while_runs_lack() -> None:
+    data = sweep(ENDS, dapo_hard_sums_high_941="OSError: the disk is full")
+    assert chosen(data) == {"plain": "middle", "dapo": ""}
+    assert "open: 5 of 6 runs have ended" in tuned_text(data, final_values(data))
+
+
+def test_the_arms_can_be_pasted_into_an_experiment() -> None:
+    data = sweep(ENDS)
+    text = tuned_text(data, final_values(data))
+    assert "low, the end of the range: a better one may lie beyond" in text
+    assert "at an end of the range: 1 of 2" in text
+    table, _, arms = text.partition("arms of hard_sums:\n")
+    assert yaml.safe_load(arms) == {
+        "plain": ["optimizer.learning_rate=1.5e-4"],
+        "dapo": ["recipe=dapo", "optimizer.learning_rate=5.0e-5"],
+    }
+    assert "0.600*" in table
+
+
+def test_levels_that_are_no_settings_are_refused() -> None:
+    data = sweep(ENDS)
+    with pytest.raises(ValueError, match="one setting alone"):
+        levels = {"sums": ("world=sums",), "length_x": ("world=length",)}
+        bad = replace(data, design=replace(data.design, levels=levels))
+        tuned(bad, final_values(data))
+    with pytest.raises(ValueError, match="declared no levels"):
+        tuned(replace(data, design=None), final_values(data))
