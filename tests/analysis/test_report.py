@@ -273,6 +273,8 @@ def test_metrics_have_titles_and_units() -> None:
     assert in_words("average/rollout/staleness") == f"rollout/staleness, mean over the run ({meant})"
     assert in_words("eval/heldout_training/accuracy") == "held-out accuracy, training protocol"
     assert title("eval/heldout/length") == "held-out, evaluation protocol: length"
+    assert title("start/eval/heldout/length") == "held-out, evaluation protocol: length, before RL"
+    assert unit("start/eval/downstream/accuracy") == "share"
     assert unit("average/rollout/truncated") == "share" and unit("overstatement") == "share"
 
 

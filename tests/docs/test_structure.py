@@ -12,7 +12,7 @@ from helpers import PACKAGE
 
 from grpo_lab.config.run_config import AXES, conf_folder, options, slot_types
 from grpo_lab.learner import step_metrics as step_metrics
-from grpo_lab.tracking.metrics import REGISTRY, find
+from grpo_lab.tracking.metrics import REGISTRY, find, is_known
 
 
 def files_under(folder: str) -> list[Path]:
@@ -94,6 +94,11 @@ def test_metric_names_are_unique_and_mlflow_accepts_them() -> None:
     names = [metric.name for metric in REGISTRY]
     assert len(names) == len(set(names))
     assert all(re.fullmatch(r"[a-z0-9_/*]+", name) for name in names)
+
+
+def test_only_an_evaluation_has_a_value_before_the_first_step() -> None:
+    assert is_known("start/eval/heldout/truncated") and not is_known("start/train/loss")
+    assert is_known("average/train/loss") and not is_known("average/eval/heldout/accuracy")
 
 
 def test_an_unknown_metric_raises_and_stars_stand_for_one_segment() -> None:
