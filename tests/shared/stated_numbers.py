@@ -510,6 +510,7 @@ def _gap(entry: Entry, rest: list[str]) -> Interval:
     losses, null, at_once                   with an indicator's threshold; null runs that could alarm; before a reading
     regret rule, saved rule rule            points, over all runs or (last word: a number) over those of a group
     after                                   share of the budget after the best checkpoint
+    hours                                   of one core in steps, without evaluations; a shared run counts once
     costs, priced                           conditions of controls; those where a point has a cost
     cost least, cost most                   thousands of tokens for a point; `cost title` of one
     """
@@ -546,6 +547,8 @@ def _gap(entry: Entry, rest: list[str]) -> Interval:
         return regrets(own, *names) if what == "regret" else regret_saved(own, *names)
     if what == "after":
         return spent_after(pooled.runs)
+    if what == "hours":
+        return _number(sum(_seconds_of_runs(pooled.sweeps).values()) / 3600)
     priced = {one.title: one.cost for one in costs(pooled) if one.group == GROUPS[0]}
     known = {title: _scaled(cost, 0.001) for title, cost in priced.items() if not math.isnan(cost.mean)}
     if what in ("costs", "priced"):
@@ -553,6 +556,16 @@ def _gap(entry: Entry, rest: list[str]) -> Interval:
     if what != "cost":
         raise ValueError(f"no quantity {what!r} of the gap")
     return _chosen(names, list(known.values())) if names[0] in CHOICES else known[" ".join(names)]
+
+
+def _seconds_of_runs(sweeps: Sequence[str]) -> dict[str, float]:
+    """Run key -> seconds of one core that its steps took."""
+    seconds: dict[str, float] = {}
+    for name in sweeps:
+        data = saved(name)
+        took = data.points.groupby(LABELS)["budget/device_seconds"].max()
+        seconds |= {run.run_key: float(took[run.level, run.arm, run.seed]) for run in data.runs.itertuples()}
+    return seconds
 
 
 def _bench(entry: Entry, rest: list[str]) -> Interval:
