@@ -23,7 +23,7 @@ from PIL import Image
 from planted_sweeps import Planted, synthetic_sweep
 
 from grpo_lab.analysis import figures
-from grpo_lab.analysis.figures import coverage, frontier, ranks, told_apart, waterfall
+from grpo_lab.analysis.figures import coverage, frontier, ranks, step_metrics, told_apart, waterfall
 from grpo_lab.analysis.figures.effects import draw_effects
 from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.registry import FIGURES
@@ -627,3 +627,13 @@ def test_the_colours_of_a_picture_are_those_of_its_drawing(tmp_path: Path) -> No
     with Image.open(whole) as asked, Image.open(tmp_path / f"{drawn.name}.png") as written:
         apart = np.abs(np.asarray(asked.convert("RGB"), dtype=int) - np.asarray(written.convert("RGB"), dtype=int))
     assert apart.max() <= 8
+
+
+def test_step_metrics_of_many_levels_are_not_drawn_and_the_reason_says_so() -> None:
+    """Eight levels left arms' names no room, and drawing failed."""
+    data = synthetic_sweep(Planted(seeds=(0, 1), steps=8, every=4))
+    finals = final_values(data)
+    assert step_metrics.missing(data, finals) == ""
+    many = replace(finals, values=pd.concat([finals.values.assign(level=f"l{number}") for number in range(8)]))
+    assert step_metrics.missing(data, many) == "8 levels do not fit side by side, 6 do"
+    assert step_metrics.draw_step_metrics(data, many) is None

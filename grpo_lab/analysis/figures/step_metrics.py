@@ -45,6 +45,7 @@ _FAINT = "#C4C4C4"
 _POINTS, _FEWEST = 26, 12  # of a mean, and at least of a thin line
 _LOGARITHMIC = " (log above {:g})"
 _LEFT, _RIGHT, _BETWEEN, _OVER = 0.56, 0.06, 0.58, 0.36  # inches; the last between rows, for titles
+_MOST = 6  # levels side by side: with more, names of arms have no room
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,8 @@ def own_axes(data: SweepData) -> dict[str, list[str]]:
 
 def missing(data: SweepData, finals: FinalValues) -> str:
     """Why there is no figure; empty where there is one."""
+    if (levels := len(dict.fromkeys(finals.values["level"]))) > _MOST:
+        return f"{levels} levels do not fit side by side, {_MOST} do"
     return "" if _gather(data, finals).metrics else "no run logged a step metric that is not 0 throughout"
 
 
@@ -218,9 +221,9 @@ def _layout(metrics: Sequence[StepMetric], levels: int, arms: Sequence[str], top
 
 def draw_step_metrics(data: SweepData, finals: FinalValues) -> Drawn | None:
     """The figure `<sweep>_step_metrics`: a panel per metric and level, a line per arm; None as `missing` says."""
-    gathered = _gather(data, finals)
-    if not gathered.metrics:
+    if missing(data, finals):
         return None
+    gathered = _gather(data, finals)
     numbers = _numbers(gathered, data.control, finals.budget)
     levels = list(dict.fromkeys(level for level, _ in gathered.cells))
     arms = list(dict.fromkeys(arm for _, arm in gathered.cells))
