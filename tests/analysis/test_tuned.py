@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -12,10 +13,12 @@ import yaml
 
 from grpo_lab.analysis.effects.tuned import tuned, tuned_text
 from grpo_lab.analysis.final_values import final_values
+from grpo_lab.analysis.sources.saved_data import load_data
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.config.design import read_design
+from grpo_lab.config.design import load_design, read_design
 from grpo_lab.tracking.sweep_record import SweepRecord
 
+ROOT = Path(__file__).parents[2]
 METRIC = "eval/heldout/accuracy"
 NODE: dict[str, Any] = {
     "name": "rates", "question": "which?", "prediction": "one.", "control": "plain", "primary": METRIC,
@@ -97,3 +100,15 @@ def test_levels_that_are_no_settings_are_refused() -> None:
         tuned(bad, final_values(data))
     with pytest.raises(ValueError, match="declared no levels"):
         tuned(replace(data, design=None), final_values(data))
+
+
+def test_recipes_have_the_rates_that_the_rule_gives() -> None:
+    """What `recipes_sums` declares is what the saved runs of `recipe_rates` choose."""
+    data = load_data(ROOT / "analysis" / "data", "recipe_rates")
+    declared = load_design(ROOT / "experiments" / "recipes_sums.yaml").arms
+    chosen = {
+        one.arm: one.settings[one.chosen].overrides for one in tuned(data, final_values(data)) if one.where == "sums"
+    }
+    recipes = {arm: () if arm == "plain" else (f"recipe={arm}",) for arm in chosen}
+    assert declared == {arm: recipes[arm] + tuple(overrides) for arm, overrides in chosen.items()}
+    assert len(declared) == 31 and len(set(chosen.values())) == 4
