@@ -233,10 +233,11 @@ def export_data(arguments: argparse.Namespace) -> None:
     """Save the logged numbers of an experiment, from which its figures can be rebuilt; cells saved before stay."""
     from grpo_lab.analysis.caveats import finished_cells
     from grpo_lab.analysis.sources.run_folders import load_sweep
-    from grpo_lab.analysis.sources.saved_data import save_data, with_saved
+    from grpo_lab.analysis.sources.saved_data import evaluations_alone, save_data, with_saved
 
     _require_runs(arguments.runs)
-    data = with_saved(load_sweep(arguments.runs, arguments.name), arguments.to)
+    data = load_sweep(arguments.runs, arguments.name)
+    data = with_saved(evaluations_alone(data) if arguments.evaluations else data, arguments.to)
     for path in save_data(data, arguments.to, arguments.compact):
         print(f"{path}  {path.stat().st_size / 1e6:.2f} MB")
     print(*finished_cells(data), sep="\n")
@@ -349,6 +350,7 @@ def main() -> None:
     data.add_argument("name", help="the sweep, as its folder under RUNS/sweeps is called")
     data.add_argument("--runs", type=Path, default=Path(RUNS), help="the folder of runs (default: runs)")
     data.add_argument("--to", type=Path, default=Path("analysis/data"), help="where the two files go")
+    data.add_argument("--evaluations", action="store_true", help="evaluations and budgets alone, as tuning sweeps need")
     data.add_argument("--compact", action="store_true", help="six digits of what is no count, two thirds of the room")
     data.set_defaults(run=export_data)
     _add_rollouts(commands)

@@ -110,6 +110,11 @@ CASES = (
         "baseline=gae scale=none learner_precision=fp16",
         ("learner_precision=bf16", "baseline=greedy"),
     ),
+    Case(
+        "sft_has_no_loss_scale",
+        "sft=demonstrations learner_precision=fp16",
+        ("learner_precision=bf16", "learner_precision=fp32", "sft=none"),
+    ),
     Case("scale_is_of_responses", "baseline=gae", ("scale=none", "scale=batch_std_tokens")),
     Case("scale_is_of_responses", "baseline=monte_carlo scale=informative_share", ("scale=none",)),
     Case(
@@ -488,6 +493,7 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
         f["baseline.needs_critic"] and f["problems_per_step"] % f["critic.minibatches"] > 0
     ),
     "critic_has_no_loss_scale": lambda f: f["learner_precision.scales_loss"] and f["baseline.needs_critic"],
+    "sft_has_no_loss_scale": lambda f: f["learner_precision.scales_loss"] and not f["sft.touches_nothing"],
     "credit_is_of_tokens": lambda f: (
         f["baseline.per_token"]
         and f["surrogate.uses_ratio"]

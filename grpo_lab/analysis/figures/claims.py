@@ -31,7 +31,7 @@ from grpo_lab.analysis.table_rows import rows_of
 NAME = "claims"
 BARS = "mark: effect over its declared margin; bar: its 95% t interval over base models, likewise"
 _COLOURS = dict(zip(WORDS, (GREEN, VERMILLION, BLUE, BLACK)))
-_WIDTH, _TEXT, _ROW = 10.0, 5.2, 0.46  # inches: the figure, the sentences, one claim
+_WIDTH, _TEXT, _ROW = 9.4, 4.9, 0.43  # inches: the figure, the sentences, one claim
 _LIMIT = 8.0  # margins; what lies further out stands at the edge, with its number
 
 

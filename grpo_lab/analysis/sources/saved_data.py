@@ -97,6 +97,18 @@ def with_saved(data: SweepData, folder: Path) -> SweepData:
     )
 
 
+def evaluations_alone(data: SweepData) -> SweepData:
+    """The sweep with its evaluations and budgets alone, for one of many runs of which only the ends matter.
+
+    Figures of steps, answers to single questions and the settings of arms go.
+    """
+    names = [str(name) for name in data.points.columns]
+    asked = [name for name in names if name.startswith("eval/")]
+    kept = [name for name in names if name in (*LABELS, "step", *asked) or name.startswith("budget/")]
+    points = data.points.loc[data.points[asked].notna().any(axis=1), kept].reset_index(drop=True)
+    return replace(data, points=points, answers=data.answers.head(0), settings={})
+
+
 def rounded(points: pd.DataFrame) -> pd.DataFrame:
     """The logged numbers with six digits, which take less room; counts, budgets and what lies next to 1 stay exact."""
     numbers = points.select_dtypes("float")
