@@ -10,11 +10,12 @@ from typing import Any
 import pandas as pd
 import pytest
 import yaml
+from planted_sweeps import Planted, synthetic_sweep
 
 from grpo_lab.analysis.effects.tuned import tuned, tuned_text
 from grpo_lab.analysis.final_values import final_values
-from grpo_lab.analysis.sources.saved_data import load_data
-from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.sources.saved_data import evaluations_alone, load_data, save_data
+from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
 from grpo_lab.config.design import load_design, read_design
 from grpo_lab.tracking.sweep_record import SweepRecord
 
@@ -112,3 +113,15 @@ def test_recipes_have_the_rates_that_the_rule_gives() -> None:
     recipes = {arm: () if arm == "plain" else (f"recipe={arm}",) for arm in chosen}
     assert declared == {arm: recipes[arm] + tuple(overrides) for arm, overrides in chosen.items()}
     assert len(declared) == 31 and len(set(chosen.values())) == 4
+
+
+def test_evaluations_alone_give_the_same_choice(tmp_path: Path) -> None:
+    data = synthetic_sweep(Planted(seeds=(0, 1), steps=8, every=4))
+    lean = evaluations_alone(data)
+    assert {name.partition("/")[0] for name in lean.points.columns} == {*LABELS, "step", "eval", "budget"}
+    assert set(lean.points["step"]) == {0, 4, 8} and lean.answers.empty and not lean.settings
+    whole, alone = (final_values(one).values.set_index(LABELS) for one in (data, lean))
+    assert alone[METRIC].equals(whole[METRIC]) and alone["budget/sampled_tokens"].notna().all()
+    paths = save_data(lean, tmp_path)
+    assert paths[0].stat().st_size < save_data(data, tmp_path / "whole")[0].stat().st_size
+    assert load_data(tmp_path, "synthetic").points[METRIC].equals(lean.points[METRIC])
