@@ -41,6 +41,7 @@ def caveats(data: SweepData, finals: FinalValues) -> list[str]:
         *_code(data),
         *_lost(data),
         *_protocols(data),
+        *_harnesses(data),
         *undeclared_steps(data),
         *_changed(data),
     ]
@@ -61,7 +62,7 @@ def notes(data: SweepData, finals: FinalValues) -> list[str]:
         *_lacking(data),
         *_code(data),
     ]
-    return [*lines, *_lost(data), *_protocols(data), *_changed(data)]
+    return [*lines, *_lost(data), *_protocols(data), *_harnesses(data), *_changed(data)]
 
 
 def place(data: SweepData, level: str, arm: str) -> str:
@@ -452,6 +453,21 @@ def _protocols(data: SweepData) -> list[str]:
         f"Not evaluated alike: task, template, evaluation, verifier, target lengths or (training protocol) how "
         f"responses end differ for {len(others)} of {len(known)} runs from the control of their level "
         f"({'; '.join(named)}); differences to them are not of the arms alone.{levels}"
+    ]
+
+
+def _harnesses(data: SweepData) -> list[str]:
+    """Suites that a harness did not ask every run alike: other questions, settings or versions of task or harness."""
+    ways: dict[str, dict[str, list[str]]] = {}
+    for row in rows_of(data.counted[data.counted["harness"] != ""]):
+        for suite, _, way in (word.partition("=") for word in row.harness.split(" ")):
+            ways.setdefault(suite, {}).setdefault(way, []).append(place(data, row.level, row.arm))
+    return [
+        f"Not evaluated alike: {suite} was asked in {len(by_way)} ways, in questions, settings or versions "
+        f"({'; '.join(_listed(dict.fromkeys(arms)) for arms in by_way.values())}); differences in it are not of the "
+        "arms alone. One command for all runs, with --again, mends that."
+        for suite, by_way in ways.items()
+        if len(by_way) > 1 or any("+" in way for way in by_way)
     ]
 
 

@@ -47,7 +47,6 @@ from grpo_lab.tracking.metrics import logged_name
 WINDOW = 0.2  # share of X, at its end, over which a metric of every step is averaged
 FALLEN = 0.5  # of its own start: a held-out accuracy that ends below it has collapsed,
 LOST = 0.1  # where it lost so much accuracy at least
-DEFAULT_AXIS = "sampled_tokens"  # of a sweep that declares none
 
 REWARD = "reward/in_loss_mean"
 HELDOUT = "eval/heldout_training/accuracy"
@@ -206,11 +205,6 @@ def is_share(metric: str) -> bool:
     return logged_name(metric).endswith((*_ACCURACIES, "/truncated", "/outcome", "/in_loss_outcome"))
 
 
-def budget_axis(data: SweepData) -> str:
-    """The entry of budget/* on which the arms of the sweep are compared."""
-    return data.design.axis if data.design else DEFAULT_AXIS
-
-
 def final_values(data: SweepData, axis: str | None = None) -> FinalValues:
     """The final values of a sweep, on the declared budget axis or on another entry of budget/*.
 
@@ -222,7 +216,7 @@ def final_values(data: SweepData, axis: str | None = None) -> FinalValues:
             f"no cell of {data.record.name} is finished ({counts or 'it has no cells'}): "
             "start the sweep's command again, and draw when some are"
         )
-    axis = axis or budget_axis(data)
+    axis = axis or data.axis
     x = f"budget/{axis}"
     points = data.counted_points
     if x not in points or data.finished_points[x].isna().all():

@@ -7,7 +7,17 @@ from dataclasses import replace
 
 from grpo_lab.analysis.final_values import AVERAGE, QUANTITIES, REWARD, START
 from grpo_lab.analysis.stats.intervals import WITHHELD, Interval
-from grpo_lab.tracking.metrics import DERIVED, FURTHER_SUITES, SAMPLER_SUITES, SUITES, find, is_known, logged_name
+from grpo_lab.tracking.metrics import (
+    DERIVED,
+    FURTHER_SUITES,
+    HARNESSES,
+    SAMPLER_SUITES,
+    SUITES,
+    find,
+    harness_of,
+    is_known,
+    logged_name,
+)
 
 CORRECTNESS = "reward/outcome"
 _NAMES = QUANTITIES | {
@@ -36,6 +46,8 @@ def title(metric: str) -> str:
     stage, _, rest = metric.partition("/")
     if stage == "eval":
         suite, _, quantity = rest.partition("/")
+        if (harness := harness_of(metric)) is not None:
+            return f"{suite.removeprefix(f'{harness}_')}, by {HARNESSES[harness]}: {quantity.replace('_', ' ')}"
         return f"{_SUITES.get(suite, suite.replace('_', ' '))}: {quantity.replace('_', ' ')}"
     return metric
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -381,10 +382,10 @@ def frames() -> dict[str, tuple[dict, pd.DataFrame]]:
     found = {}
     for path in sorted(EXPERIMENTS.glob("*.yaml")):
         design = yaml.safe_load(path.read_text()).get("design", {})
-        if not design.get("claims") or not (DATA / f"{design['name']}.json").exists():
+        if not design.get("claims") or not (DATA / f"{design['name']}.json.xz").exists():
             continue
         name = design["name"]
-        described = json.loads((DATA / f"{name}.json").read_text())
+        described = json.loads(lzma.decompress((DATA / f"{name}.json.xz").read_bytes()))
         points = pd.read_parquet(DATA / f"{name}.parquet")
         for _, column, twin in described["twins"]:
             points[column] = points[twin]

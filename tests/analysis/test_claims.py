@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import math
 import shutil
 from dataclasses import replace
@@ -157,7 +158,7 @@ def test_every_effect_of_the_table_by_other_code(answer: Answer) -> None:
     assert judged is not None
     prediction = judged.prediction
     points = pd.read_parquet(DATA / f"{design.name}.parquet")
-    for _, name, twin in json.loads((DATA / f"{design.name}.json").read_text())["twins"]:
+    for _, name, twin in json.loads(lzma.decompress((DATA / f"{design.name}.json.xz").read_bytes()))["twins"]:
         points[name] = points[twin]
     at = points.groupby(["level", "arm", "seed"])["budget/sampled_tokens"].max().min()
     cells = [(prediction.level, prediction.arm), judged.reference]

@@ -18,13 +18,14 @@ from grpo_lab.analysis.divergence.table import divergence_table
 from grpo_lab.analysis.figures import curves, phase, step_metrics
 from grpo_lab.analysis.figures.curves import curve_numbers, draw_curves
 from grpo_lab.analysis.figures.direct_labels import looks, spread
-from grpo_lab.analysis.figures.phase import draw_phase
+from grpo_lab.analysis.figures.phase import draw_phase, slope_text
 from grpo_lab.analysis.figures.seed_lines import points_each, seed_lines, thinned
 from grpo_lab.analysis.figures.small_multiples import arranged, name_lines
 from grpo_lab.analysis.figures.step_metrics import draw_step_metrics, own_axes
 from grpo_lab.analysis.figures.style import Drawn, save
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, final_values
 from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.intervals import Interval
 from grpo_lab.analysis.stats.mean_line import mean_line
 from grpo_lab.config.design import read_design
 
@@ -424,3 +425,9 @@ def test_the_files_of_many_runs_stay_small_and_are_the_same_twice(draw: Callable
     lines = pd.read_csv(first[2]).query("part == 'seed'")
     assert lines.groupby([name for name in ("arm", "series", "seed") if name in lines]).size().max() <= 200
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
+
+
+def test_a_slope_without_an_interval_is_written_without_bounds() -> None:
+    """As where a base has no slope, and the interval over bases is withheld."""
+    assert slope_text("late", Interval(0.39, math.nan, math.nan, 2), 3) == "late* +0.39"
+    assert slope_text("late", Interval(-0.35, -0.5, -0.2, 3), 3) == "late -0.35 [-0.50, -0.20]"

@@ -7,6 +7,7 @@ names that run, or ends with exit status 1 and one line that names the file and 
 from __future__ import annotations
 
 import json
+import lzma
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from planted_sweeps import Planted, write_synthetic
 from grpo_lab import cli
 from grpo_lab.analysis import build
 from grpo_lab.analysis.sources.run_folders import load_sweep
-from grpo_lab.analysis.sources.saved_data import load_data, save_data
+from grpo_lab.analysis.sources.saved_data import load_data, save_data, saved_names
 
 PLANTED = Planted(
     tricks=("helps",),
@@ -308,9 +309,12 @@ SAVED = {
     ),
     "answers empty": (truncate("small.answers.parquet"), ["small.answers.parquet is not what was saved", COPY]),
     "answers gone": (remove("small.answers.parquet"), ["small.answers.parquet is missing", COPY]),
-    "nothing in the record": (truncate("small.json"), ["small.json", COPY]),
-    "a record without cells": (write("small.json", b'{"sweep": {}}'), ["small.json and the tables beside it", COPY]),
-    "a list for a record": (write("small.json", b"[]"), ["small.json", COPY]),
+    "nothing in the record": (truncate("small.json.xz"), ["small.json.xz", COPY]),
+    "a record without cells": (
+        write("small.json.xz", lzma.compress(b'{"sweep": {}}')),
+        ["small.json.xz and the tables beside it", COPY],
+    ),
+    "a list for a record": (write("small.json.xz", lzma.compress(b"[]")), ["small.json.xz", COPY]),
 }
 
 
@@ -336,7 +340,11 @@ def test_one_changed_byte_of_saved_data_is_seen_and_data_of_earlier_versions_are
         with pytest.raises(ValueError, match=r"small\.parquet is not what was saved"):
             load_data(tmp_path / "data", "small")
     table.write_bytes(content)
-    earlier = json.loads(described.read_text())
+    earlier = json.loads(lzma.decompress(described.read_bytes()))
     del earlier["sha256"]
-    described.write_text(json.dumps(earlier))
+    described.unlink()
+    described.with_suffix("").write_text(json.dumps(earlier))
+    assert saved_names(tmp_path / "data") == ["small"]
     pd.testing.assert_frame_equal(load_data(tmp_path / "data", "small").points, whole.points)
+    save_data(whole, tmp_path / "data")
+    assert described.exists() and not described.with_suffix("").exists(), "there is one description"

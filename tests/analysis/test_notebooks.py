@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
+import lzma
 import math
 import re
 import runpy
@@ -185,8 +187,11 @@ def test_saved_numbers_without_runs_and_without_answers(
 ) -> None:
     folder = tmp_path / "analysis" / "data"
     folder.mkdir(parents=True)
-    for suffix in ("parquet", "json"):
-        shutil.copy(ROOT / "analysis" / "data" / f"recipes.{suffix}", folder)
+    shutil.copy(ROOT / "analysis" / "data" / "recipes.parquet", folder)
+    # Earlier versions saved neither answers nor digests.
+    described = json.loads(lzma.decompress((ROOT / "analysis" / "data" / "recipes.json.xz").read_bytes()))
+    del described["sha256"]
+    (folder / "recipes.json.xz").write_bytes(lzma.compress(json.dumps(described).encode()))
     monkeypatch.setattr(show, "REPOSITORY", tmp_path)
     cells = pd.read_parquet(folder / "recipes.parquet").groupby(["arm", "level", "seed"]).ngroups
     said = printed("noise_floor", EXP="recipes", RUNS="nowhere")

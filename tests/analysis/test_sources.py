@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import math
 import os
 import shutil
@@ -658,7 +659,7 @@ def test_a_column_that_repeats_another_is_saved_once(from_folders: SweepData, tm
     stored = pd.read_parquet(table).columns
     assert "reward/again" not in stored and {"train/one", "train/other"} <= set(stored)
     place = list(points.columns).index("reward/again")
-    assert [place, "reward/again", "train/one"] in json.loads(described.read_text())["twins"]
+    assert [place, "reward/again", "train/one"] in json.loads(lzma.decompress(described.read_bytes()))["twins"]
     loaded = load_data(tmp_path, "small").points
     pd.testing.assert_frame_equal(loaded[points.columns], points, check_exact=True, check_dtype=False)
     save_data(load_data(tmp_path, "small"), tmp_path / "again")

@@ -13,8 +13,9 @@ import yaml
 from planted_sweeps import Planted, synthetic_sweep
 
 from grpo_lab.analysis.effects.tuned import tuned, tuned_text
+from grpo_lab.analysis.effects.verdict import verdict_text
 from grpo_lab.analysis.final_values import final_values
-from grpo_lab.analysis.sources.saved_data import evaluations_alone, load_data, save_data
+from grpo_lab.analysis.sources.saved_data import evaluations_alone, lean, load_data, save_data
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
 from grpo_lab.config.design import load_design, read_design
 from grpo_lab.tracking.sweep_record import SweepRecord
@@ -103,25 +104,43 @@ def test_levels_that_are_no_settings_are_refused() -> None:
         tuned(replace(data, design=None), final_values(data))
 
 
-def test_recipes_have_the_rates_that_the_rule_gives() -> None:
-    """What `recipes_sums` declares is what the saved runs of `recipe_rates` choose."""
+@pytest.mark.parametrize(("where", "rates"), [("sums", 4), ("trust_region", 3)])
+def test_recipes_have_the_rates_that_the_rule_gives(where: str, rates: int) -> None:
+    """What `recipes_sums` and `recipes_trust_region` declare is what the saved runs of `recipe_rates` choose."""
     data = load_data(ROOT / "analysis" / "data", "recipe_rates")
-    declared = load_design(ROOT / "experiments" / "recipes_sums.yaml").arms
+    declared = load_design(ROOT / "experiments" / f"recipes_{where}.yaml").arms
     chosen = {
-        one.arm: one.settings[one.chosen].overrides for one in tuned(data, final_values(data)) if one.where == "sums"
+        one.arm: one.settings[one.chosen].overrides for one in tuned(data, final_values(data)) if one.where == where
     }
     recipes = {arm: () if arm == "plain" else (f"recipe={arm}",) for arm in chosen}
+    # six recipes brought this reward themselves when they ran, and the world of sums has it anyway
+    said = "reward=strict_plus_minus"
+    declared = {arm: tuple(word for word in words if word != said) for arm, words in declared.items()}
     assert declared == {arm: recipes[arm] + tuple(overrides) for arm, overrides in chosen.items()}
-    assert len(declared) == 31 and len(set(chosen.values())) == 4
+    assert len(declared) == 31 and len(set(chosen.values())) == rates
 
 
 def test_evaluations_alone_give_the_same_choice(tmp_path: Path) -> None:
     data = synthetic_sweep(Planted(seeds=(0, 1), steps=8, every=4))
-    lean = evaluations_alone(data)
-    assert {name.partition("/")[0] for name in lean.points.columns} == {*LABELS, "step", "eval", "budget"}
-    assert set(lean.points["step"]) == {0, 4, 8} and lean.answers.empty and not lean.settings
-    whole, alone = (final_values(one).values.set_index(LABELS) for one in (data, lean))
+    few = evaluations_alone(data)
+    assert {name.partition("/")[0] for name in few.points.columns} == {*LABELS, "step", "eval", "budget"}
+    assert set(few.points["step"]) == {0, 4, 8} and few.answers.empty and not few.settings
+    whole, alone = (final_values(one).values.set_index(LABELS) for one in (data, few))
     assert alone[METRIC].equals(whole[METRIC]) and alone["budget/sampled_tokens"].notna().all()
-    paths = save_data(lean, tmp_path)
+    paths = save_data(few, tmp_path)
     assert paths[0].stat().st_size < save_data(data, tmp_path / "whole")[0].stat().st_size
-    assert load_data(tmp_path, "synthetic").points[METRIC].equals(lean.points[METRIC])
+    assert load_data(tmp_path, "synthetic").points[METRIC].equals(few.points[METRIC])
+
+
+@pytest.mark.parametrize("name", ["overlong_worlds", "staleness"])
+def test_a_lean_sweep_has_the_same_verdict(name: str) -> None:
+    data = load_data(ROOT / "analysis" / "data", name)
+    small = lean(data)
+    assert len(small.points.columns) < 0.8 * len(data.points.columns) and len(small.points) == len(data.points)
+    assert small.answers.empty and small.settings is data.settings
+    whole, said = (verdict_text(one, final_values(one)).splitlines() for one in (data, small))
+    assert len(said) > 20
+    # The lines on numbers that one run lacks at some step speak of all that was logged.
+    assert [line for line in whole if "Missing or NaN" not in line] == [
+        line for line in said if "Missing or NaN" not in line
+    ]

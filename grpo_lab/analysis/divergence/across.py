@@ -38,7 +38,7 @@ from grpo_lab.analysis.divergence.leading import (
 )
 from grpo_lab.analysis.divergence.measures import change, gap
 from grpo_lab.analysis.divergence.selection import best_shares, question_halves, selection_regret
-from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues, budget_axis, final_values
+from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues, final_values
 from grpo_lab.analysis.sources.saved_data import load_data, saved_names
 from grpo_lab.analysis.sources.settings import differences
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
@@ -250,7 +250,7 @@ def pool(sweeps: Iterable[SweepData]) -> Pool:
 
 def _needed(data: SweepData) -> SweepData:
     """The sweep with the metrics and answers that are read here alone, a tenth of them: the rest takes a minute."""
-    read = {*LABELS, "step", "budget/completions", f"budget/{budget_axis(data)}", "eval/probe/accuracy_se", KL, SAMPLED}
+    read = {*LABELS, "step", "budget/completions", f"budget/{data.axis}", "eval/probe/accuracy_se", KL, SAMPLED}
     read |= {*TRAINING.values(), *ANNOUNCING.values(), *EVALUATED.values()}
     kept = [name for name in data.points.columns.tolist() if name in read or name.endswith("/responses")]
     answers = data.answers[data.answers["suite"] == SUITE]

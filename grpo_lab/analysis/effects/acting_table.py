@@ -58,7 +58,9 @@ class Acting:
 
 def tricks_of(method: str) -> list[str]:
     """The overrides of a method's tricks, as `axis=option`: what its recipe selects, and what it leaves out."""
-    chosen = [f"{axis}={name}" for axis, name in recipe_overrides()[method].items() if axis not in SETTINGS]
+    chosen = [
+        f"{axis}={name}" for axis, name in recipe_overrides()[method].items() if axis.partition(".")[0] not in SETTINGS
+    ]
     return [*chosen, *BEYOND.get(method, ())]
 
 

@@ -1,19 +1,24 @@
-"""What further suites say of a sweep: those beside the four, where its runs asked them."""
+"""What further suites say of a sweep: those beside the four, where its runs asked them or a harness did."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from grpo_lab.analysis.caveats import place
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.metric_names import title
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.tracking.metrics import FURTHER_SUITES, SAMPLER_SUITES
+from grpo_lab.tracking.metrics import FURTHER_SUITES, SAMPLER_SUITES, SUITES
 
 
 def further_accuracies(finals: FinalValues) -> list[str]:
-    """The accuracies of further suites that some run logged."""
-    metrics = [f"eval/{suite}/accuracy" for suite in FURTHER_SUITES | SAMPLER_SUITES]
+    """The accuracies of further suites of some run: those of grpo_lab, then tables and harnesses, by name."""
+    known = [f"eval/{suite}/accuracy" for suite in SUITES | FURTHER_SUITES | SAMPLER_SUITES]
+    others = [
+        str(name) for name in finals.values if re.fullmatch(r"eval/\w+/accuracy", str(name)) and name not in known
+    ]
+    metrics = [*known[len(SUITES) :], *sorted(others)]
     return [metric for metric in metrics if metric in finals.values and finals.values[metric].notna().any()]
 
 

@@ -170,12 +170,12 @@ def _over(
 
 
 def slope_text(half: str, slope: Interval, runs: int) -> str:
-    """`late -0.35 [-0.50, -0.20]`; `late* ...` where not all runs have a slope."""
+    """`late -0.35 [-0.50, -0.20]`; `late* ...` where not all runs have a slope; no bounds where there is no interval."""
     if slope.n == 0:
         return f"{half} -"
     size = max(abs(value) for value in (slope.mean, slope.low, slope.high) if not math.isnan(value))
     digits = 2 if size < 10 else 0
-    ends = f" [{slope.low:.{digits}f}, {slope.high:.{digits}f}]" if slope.n > 1 else ""
+    ends = f" [{slope.low:.{digits}f}, {slope.high:.{digits}f}]" if not math.isnan(slope.low) else ""
     of = "*" if slope.n < runs else ""
     return f"{half}{of} {slope.mean:+.{digits}f}{ends}"
 

@@ -13,6 +13,7 @@ from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
 from grpo_lab.analysis.stats.intervals import Interval
 from grpo_lab.analysis.table_rows import groups_of
+from grpo_lab.tracking.metrics import harness_of
 
 _NAMED = 4  # arms that a sentence about missing values names one by one
 _POINTS, _MOST = 4000, 200  # of all thin lines of a figure, and of one of them
@@ -53,6 +54,7 @@ def seed_lines(data: SweepData, finals: FinalValues, metrics: Sequence[str]) -> 
     """The lines of some metrics over `finals.axis`; missing values, and values not finite, are left out and told."""
     x = f"budget/{finals.axis}"
     suites = [name for name in data.points.columns if name.startswith("eval/") and name.endswith("/accuracy")]
+    suites = [name for name in suites if harness_of(name) is None]  # those measure the steps that a user names
     logged = [metric for metric in dict.fromkeys(metrics) if metric in data.points]
     columns = list(dict.fromkeys([*LABELS, "step", x, *suites, *logged]))
     points = data.points[columns].merge(data.counted[[*LABELS, "collapsed"]], on=LABELS).sort_values("step")
@@ -67,6 +69,7 @@ def seed_lines(data: SweepData, finals: FinalValues, metrics: Sequence[str]) -> 
             finite = np.isfinite(values) & np.isfinite(at)
             # Step 0 trains on nothing, and most steps evaluate nothing.
             expected = evaluated if metric.startswith("eval/") else run["step"].to_numpy() > 0
+            expected = ~np.isnan(values) if harness_of(metric) else expected
             lost = int((expected & ~finite).sum() + np.isinf(values[~expected]).sum())
             if lost:
                 short[metric][level, arm, int(seed)] = (lost, int(finite.sum()))

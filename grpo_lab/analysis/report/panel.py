@@ -23,7 +23,7 @@ from grpo_lab.analysis.stats.intervals import critical_t
 from grpo_lab.analysis.stats.mean_line import SMOOTHING, over_bases, running_mean
 from grpo_lab.analysis.table_rows import groups_of
 from grpo_lab.config.design import Collapsed
-from grpo_lab.tracking.metrics import find, is_touched, logged_name
+from grpo_lab.tracking.metrics import find, harness_of, is_touched, logged_name
 
 MAIN = (CORRECTNESS, REWARD, HELDOUT, DOWNSTREAM)
 # What else can be chosen, where it was logged; `touched/*` that ever moved and what the design names come on top.
@@ -81,14 +81,15 @@ def panel_data(data: SweepData, finals: FinalValues, others: Mapping[str, FinalV
 
 
 def panel_metrics(data: SweepData) -> list[str]:
-    """The metrics that can be drawn: the four main ones, step metrics, and those the design names, where logged."""
+    """The metrics that can be drawn: the main ones, what harnesses measured, step metrics, and those of the design."""
     points = data.counted_points
     named = [data.design.primary, *(one.metric for one in data.design.predictions)] if data.design else []
     named += [*data.design.columns] if data.design else []
     touched = [name for name in points.columns if is_touched(name) and points[name].fillna(0).ne(0).any()]
     passes = sorted(name for name in points.columns if name.startswith("eval/downstream/pass_at_"))
     passes = [name for name in passes[-1:] if not name.endswith("pass_at_1")]
-    wanted = [*MAIN, *(logged_name(name) for name in named), *MORE, *passes, *touched]
+    measured = [name for name in points.columns if harness_of(name) and name.endswith("/accuracy")]
+    wanted = [*MAIN, *measured, *(logged_name(name) for name in named), *MORE, *passes, *touched]
     return [name for name in dict.fromkeys(wanted) if name in points and points[name].notna().any()]
 
 

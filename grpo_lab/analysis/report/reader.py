@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -178,10 +179,14 @@ def shade(advantage: float, scale: float) -> str:
     return "#" + "".join(f"{value:02x}" for value in mixed)
 
 
+def _verdict(outcome: float) -> str:
+    return "not graded" if math.isnan(outcome) else "right" if outcome == 1 else "wrong"
+
+
 def facts(row: Mapping[str, Any]) -> str:
     """One line: outcome, reward and its parts, advantage, length, whether truncated, whether in the loss."""
     parts = ", ".join(f"{name} {value + 0.0:+.3g}" for name, value in components(row).items())
-    words = ["right" if row["outcome"] == 1 else "wrong", f"reward {row['reward']:.3g} ({parts})"]
+    words = [_verdict(row["outcome"]), f"reward {row['reward']:.3g} ({parts})"]
     words += [f"advantage {row['advantage']:+.3f}", f"{row['length']} tokens"]
     words += ["truncated"] if row["truncated"] else []
     words += [] if row["trained"] else ["not in the loss"]

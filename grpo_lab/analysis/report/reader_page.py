@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ def _response(level: str, arm: str, seed: int, row: dict[str, Any]) -> dict[str,
         "response": int(row["response"]),
         "question": str(row["question"]),
         "answer": str(row["answer"]),
-        "outcome": float(row["outcome"]),
+        "outcome": None if math.isnan(row["outcome"]) else float(row["outcome"]),
         "reward": _short(row["reward"]),
         "parts": {name: _short(value) for name, value in components(row).items()},
         "advantage": _short(row["advantage"]),

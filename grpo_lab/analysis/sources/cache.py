@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,8 +22,9 @@ import pandas as pd
 
 from grpo_lab.analysis.sources import answers as answers_module
 from grpo_lab.analysis.sources.answers import COLUMNS, read_answers
-from grpo_lab.tracking import run_reader
+from grpo_lab.tracking import harness_results, run_reader
 from grpo_lab.tracking.files import atomic_write
+from grpo_lab.tracking.harness_results import FOLDER, current_results
 from grpo_lab.tracking.run_reader import read_steps
 from grpo_lab.tracking.whole import check_logged
 
@@ -36,7 +38,7 @@ logger = logging.getLogger("grpo_lab.analysis")
 
 @dataclass(frozen=True)
 class RunTables:
-    """What a run logged (step and one float column per metric) and what it answered (`answers.COLUMNS`)."""
+    """What was measured of a run (step and one float column per metric) and what it answered (`answers.COLUMNS`)."""
 
     points: pd.DataFrame
     answers: pd.DataFrame
@@ -60,22 +62,32 @@ def read_tables(folder: Path) -> RunTables:
         points = points.astype(dict.fromkeys(metrics, float))
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path} has a value that is no number ({str(error).splitlines()[0]}); {_RESTORE}") from error
-    return RunTables(points, read_answers(folder))
+    return RunTables(pd.concat([points, _measured(folder, len(points))], axis=1), read_answers(folder))
+
+
+def _measured(folder: Path, rows: int) -> pd.DataFrame:
+    """What harnesses measured of a run, a row per logged step; a current result is of one of them."""
+    columns: dict[str, list[float]] = {}
+    for result in current_results(folder):
+        for name, value in result.logged().items():
+            columns.setdefault(name, [math.nan] * rows)[result.step] = float(value)
+    return pd.DataFrame(columns, index=range(rows))
 
 
 def look_of(folder: Path) -> dict[str, list[int]]:
     """Size and modification time of the files a run's tables come from, to see whether any has changed.
 
-    Of the evaluations: their number, their bytes and the newest of their times.
+    Of the evaluations, its own and those of harnesses: their number, their bytes and the newest of their times.
     """
     seen = {}
     for name in _WATCHED:
         if (folder / name).exists():
             status = (folder / name).stat()
             seen[name] = [status.st_size, status.st_mtime_ns]
-    tables = [path.stat() for path in (folder / "eval").glob("step=*.parquet")]
-    sizes, times = [table.st_size for table in tables], [table.st_mtime_ns for table in tables]
-    seen["eval"] = [len(tables), sum(sizes), max(times, default=0)]
+    for name, pattern in (("eval", "step=*.parquet"), (FOLDER, "*/step=*.json")):
+        files = [path.stat() for path in (folder / name).glob(pattern)]
+        sizes, times = [file.st_size for file in files], [file.st_mtime_ns for file in files]
+        seen[name] = [len(files), sum(sizes), max(times, default=0)]
     return seen
 
 
@@ -173,5 +185,5 @@ def _load(path: Path) -> dict[str, tuple[dict[str, list[int]], RunTables]]:
 @cache
 def _reader() -> str:
     """A digest of the code that decides what is in the tables: with other code, all is parsed again."""
-    files = [Path(__file__), Path(answers_module.__file__), Path(run_reader.__file__)]
+    files = [Path(__file__), Path(answers_module.__file__), Path(run_reader.__file__), Path(harness_results.__file__)]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

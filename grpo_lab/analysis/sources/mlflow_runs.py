@@ -15,6 +15,7 @@ from grpo_lab.analysis.sources.mlflow_stores import MirroredRun, Store, open_sto
 from grpo_lab.analysis.sources.run_folders import changes_of_code, lost_evaluations, protocol_of
 from grpo_lab.analysis.sources.settings import settings_of
 from grpo_lab.analysis.sources.sweep_data import NO_BASE, CellData, SweepData, assemble
+from grpo_lab.tracking.mlflow_sender import HARNESS_TAG
 from grpo_lab.tracking.sweep_record import FILE, CellRecord, SweepRecord
 
 _STATUS = {"FINISHED": "done", "FAILED": "failed", "KILLED": "partial"}
@@ -143,17 +144,19 @@ def _cell(cell: CellRecord, run: MirroredRun | None, read: _Read, runs_dir: Path
     row: dict[str, Any] = {"level": cell.level, "arm": cell.arm, "seed": cell.seed, "folder": cell.folder}
     row |= {"status": "new", "problem": "", "collapsed": False, "run_key": None, "mlflow_run_id": None}
     row |= {"commit": None, "dirty": None, "inert": [], "protocol": None, "changed_code": "", "lost": ""}
-    row |= {"base": NO_BASE, "same_as": cell.same_as}
+    row |= {"base": NO_BASE, "same_as": cell.same_as, "harness": ""}
     empty = pd.DataFrame(columns=COLUMNS)
     if run is None:
         return CellData(row, pd.DataFrame(), empty)
     tags = run.tags
     row |= {"status": _STATUS.get(run.status, "partial"), "run_key": tags.get("run_key"), "mlflow_run_id": run.run_id}
     row["base"] = int(tags.get("base", NO_BASE))
+    row["harness"] = tags.get(HARNESS_TAG, "")
     row |= {"commit": tags.get("commit"), "dirty": {"true": True, "false": False}.get(tags.get("dirty", ""))}
     folder = _folder_here(run, cell, runs_dir)
     described = _json(read.described[run.run_id]) or _json(_content(folder, "run.json"))
-    row["protocol"], row["changed_code"] = protocol_of(described.get("config", {})), changes_of_code(described)
+    row["protocol"] = protocol_of(described.get("config", {}), described.get("data"))
+    row["changed_code"] = changes_of_code(described)
     if row["status"] == "done":
         row["inert"] = [] if tags.get("inert", "nothing") == "nothing" else tags["inert"].split(", ")
     elif run.status in ("FAILED", "KILLED"):

@@ -14,12 +14,14 @@ from grpo_lab.analysis.sources.answers import COLUMNS
 from grpo_lab.analysis.sources.cache import Cache
 from grpo_lab.analysis.sources.settings import settings_of
 from grpo_lab.analysis.sources.sweep_data import NO_BASE, CellData, SweepData, assemble
+from grpo_lab.tracking.harness_results import protocols
+from grpo_lab.tracking.metrics import harness_of
 from grpo_lab.tracking.run_reader import run_status, was_interrupted
 from grpo_lab.tracking.sweep_record import FILE, CellRecord, read_sweep, sweep_folder
 from grpo_lab.tracking.whole import read_json
 
-# What decides how often is asked, not what.
-_HOW_OFTEN = ("evaluation.every", "evaluation.initial_kl")
+# What decides how often is asked, not what; and budgets that evaluations have under names of their own.
+_HOW_OFTEN = ("evaluation.every", "evaluation.initial_kl", "task.response_tokens", "task.downstream_response_tokens")
 
 
 def load_sweep(runs_dir: Path, name: str, cache: bool = True) -> SweepData:
@@ -50,18 +52,20 @@ def _read_cell(runs_dir: Path, cell: CellRecord, cached: Cache) -> CellData:
     labels = {"level": cell.level, "arm": cell.arm, "seed": cell.seed}
     row = labels | {"folder": cell.folder, "status": run_status(folder), "problem": "", "collapsed": False}
     row |= {"run_key": None, "mlflow_run_id": None, "commit": None, "dirty": None, "inert": [], "protocol": None}
-    row |= {"changed_code": "", "lost": "", "base": NO_BASE, "same_as": cell.same_as}
+    row |= {"changed_code": "", "lost": "", "base": NO_BASE, "same_as": cell.same_as, "harness": ""}
     points, answers, settings = pd.DataFrame(), pd.DataFrame(columns=COLUMNS), {}
     try:
         if row["status"] != "new":
             run = _read_json(folder / "run.json")
             row |= {name: run[name] for name in ("run_key", "commit", "dirty")}
             row["base"] = run.get("tags", {}).get("base", NO_BASE)
-            row["protocol"], settings = protocol_of(run.get("config", {})), settings_of(run)
+            row["protocol"] = protocol_of(run.get("config", {}), run.get("data"))
+            settings = settings_of(run)
             row["changed_code"] = changes_of_code(run)
             tables = cached.tables(cell.folder, folder)
             points, answers = tables.points, tables.answers
             row["lost"] = lost_evaluations(folder, points)
+            row["harness"] = protocols(folder)
         if row["status"] == "done":
             done = _read_json(folder / "DONE")
             row["inert"] = list(done["inert"])
@@ -103,19 +107,24 @@ def changes_of_code(described: Mapping[str, Any]) -> str:
 
 
 def lost_evaluations(folder: Path, points: pd.DataFrame) -> str:
-    """The steps at which a run logged accuracies and whose table of answers is not there; "" where none was saved."""
+    """The steps at which a run logged accuracies and whose table of answers is not there; "" where none was saved.
+
+    What harnesses measured is no part of the run's log.
+    """
     done = _read_json(folder / "DONE") if (folder / "DONE").exists() else {}
     if not (folder / "eval").is_dir() and "files" not in done:
         return ""
     accuracies = [name for name in points.columns if name.startswith("eval/") and name.endswith("/accuracy")]
+    accuracies = [name for name in accuracies if harness_of(name) is None]
     evaluated = points.loc[points[accuracies].notna().any(axis=1), "step"] if accuracies else []
     return ", ".join(str(step) for step in evaluated if not (folder / "eval" / f"step={step:06d}.parquet").exists())
 
 
-def protocol_of(config: Mapping[str, Any]) -> str | None:
+def protocol_of(config: Mapping[str, Any], data: Mapping[str, str] | None = None) -> str | None:
     """Twelve hexadecimal digits of what a run is asked and how its evaluations are graded; None for an empty config.
 
-    Two runs that differ here were not evaluated alike, and are not to be compared.
+    `data` are the fingerprints of the splits, for a task whose questions lie in files. Two runs that differ here were
+    not evaluated alike, and are not to be compared.
     """
     if not config:
         return None
@@ -123,6 +132,8 @@ def protocol_of(config: Mapping[str, Any]) -> str | None:
     rooms = ("task.", "template.", "evaluation.", "verifier.", "truncation.", "reward_shaping.shortest")
     rooms += ("reward_shaping.longest",)
     asked = {key: value for key, value in config.items() if key.startswith(rooms) and key not in _HOW_OFTEN}
+    if data:
+        asked = {**asked, "data": data}
     return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import lzma
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,10 +16,9 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData, sweep_data
-from grpo_lab.tracking.files import write_json, write_whole
+from grpo_lab.tracking.files import write_whole
 from grpo_lab.tracking.renames import with_config_keys
 from grpo_lab.tracking.sweep_record import CellRecord, SweepRecord
-from grpo_lab.tracking.whole import read_json
 
 _WHOLE = ("budget/", "mismatch/ess", "mismatch/pearson")  # cumulative, or so near 1 that the last digits count
 _BITS = 20  # of a rounded number: six digits
@@ -26,7 +27,7 @@ _SAVE_AGAIN = "restore it from a copy, or save the data again with `grpo-lab dat
 
 def save_data(data: SweepData, folder: Path, compact: bool = False) -> list[Path]:
     """Write `<name>.parquet` (every logged number), `<name>.answers.parquet` (every evaluated question) and
-    `<name>.json` (record and cells): enough for every figure. With `compact` logged numbers are `rounded`.
+    `<name>.json.xz` (record and cells): enough for every figure. With `compact` logged numbers are `rounded`.
 
     All are replaced whole; the same data give the same bytes. Raises ValueError where that would lose finished
     cells, RunFolderError where it cannot write.
@@ -48,7 +49,11 @@ def save_data(data: SweepData, folder: Path, compact: bool = False) -> list[Path
     settings = [{"level": level, "arm": arm, "settings": own} for (level, arm), own in data.settings.items()]
     content = {"sweep": record, "runs": runs.to_dict("records"), "settings": settings, "twins": twins}
     content["sha256"] = {path.name: _digest(path) for path in (table, answers)}
-    write_json(described, content, sort=False, indent=None)
+    text = json.dumps(content, allow_nan=False, separators=(",", ":"))
+    earlier, described = described, folder / f"{data.record.name}.json.xz"
+    write_whole(described, lambda path: path.write_bytes(lzma.compress(text.encode(), preset=9)))
+    if earlier != described:
+        earlier.unlink()
     return [table, answers, described]
 
 
@@ -107,6 +112,41 @@ def evaluations_alone(data: SweepData) -> SweepData:
     kept = [name for name in names if name in (*LABELS, "step", *asked) or name.startswith("budget/")]
     points = data.points.loc[data.points[asked].notna().any(axis=1), kept].reset_index(drop=True)
     return replace(data, points=points, answers=data.answers.head(0), settings={})
+
+
+# Of what every step logs, what tables and verdicts read.
+_JUDGED = frozenset(
+    [
+        "reward/mean",
+        "reward/outcome",
+        "reward/in_loss_mean",
+        "reward/in_loss_outcome",
+        "rollout/length",
+        "rollout/truncated",
+        "rollout/interrupted",
+        "rollout/stopped",
+        "rollout/frac_zero_std",
+        "train/entropy",
+        "mismatch/ess_responses",
+    ]
+)
+
+
+def lean(data: SweepData) -> SweepData:
+    """The sweep without what no table or verdict reads: most numbers of steps, and answers to single questions.
+
+    Metrics of evaluations stay whole, and so do the budget on which arms are compared and the number of completions.
+    Other budgets stay where something was evaluated.
+    """
+    whole = {*LABELS, "step", *_JUDGED}
+    names = [str(name) for name in data.points.columns]
+    kept = [name for name in names if name in whole or name.startswith(("eval/", "start/", "budget/", "touched/"))]
+    points = data.points[kept].copy()
+    evaluated = points[[name for name in kept if name.startswith("eval/")]].notna().any(axis=1)
+    for name in kept:
+        if name.startswith("budget/") and name not in ("budget/completions", f"budget/{data.axis}"):
+            points[name] = points[name].where(evaluated)
+    return replace(data, points=points, answers=data.answers.head(0))
 
 
 def rounded(points: pd.DataFrame) -> pd.DataFrame:
@@ -192,13 +232,25 @@ def _digest(path: Path) -> str:
 
 def saved_names(folder: Path) -> list[str]:
     """The sweeps whose data `save_data` wrote into a folder."""
-    return sorted(path.stem for path in folder.glob("*.parquet") if path.with_suffix(".json").exists())
+    described = (".json.xz", ".json")
+    tables = folder.glob("*.parquet")
+    return sorted(path.stem for path in tables if any(path.with_suffix(ending).exists() for ending in described))
 
 
 def _data_files(folder: Path, name: str) -> tuple[Path, Path, Path]:
     # A name may hold dots (budget.amount=10), which with_suffix would take for the suffix.
-    return folder / f"{name}.parquet", folder / f"{name}.answers.parquet", folder / f"{name}.json"
+    described, earlier = folder / f"{name}.json.xz", folder / f"{name}.json"  # earlier versions did not compress it
+    described = earlier if earlier.exists() and not described.exists() else described
+    return folder / f"{name}.parquet", folder / f"{name}.answers.parquet", described
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return read_json(path, "restore it from a copy")
+    content = path.read_bytes()
+    try:
+        value = json.loads(lzma.decompress(content) if path.suffix == ".xz" else content)
+    except (ValueError, RecursionError, EOFError, lzma.LZMAError):  # cut, edited, or no such file at all
+        value = None
+    if not isinstance(value, dict):
+        what = "is empty" if not content else "holds no JSON object"
+        raise ValueError(f"{path} {what}: it was edited, or the disk fails; restore it from a copy")
+    return value

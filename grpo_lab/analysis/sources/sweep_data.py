@@ -19,7 +19,15 @@ from grpo_lab.tracking.sweep_record import SweepRecord
 LABELS = ["level", "arm", "seed"]
 NO_BASE = -1  # the base of a run that recorded none
 # Columns of `runs` that data saved by earlier versions lack.
-_ADDED = {"collapsed": False, "protocol": None, "changed_code": "", "lost": "", "base": NO_BASE, "same_as": ""}
+_ADDED = {
+    "collapsed": False,
+    "protocol": None,
+    "changed_code": "",
+    "lost": "",
+    "base": NO_BASE,
+    "same_as": "",
+    "harness": "",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +43,7 @@ class SweepData:
         changed_code  the steps after which it was resumed with changed code, such as "50, 100"
         lost          the steps whose table of evaluated answers is gone, written likewise
         base          the base model it started from, a value of model.base; NO_BASE where none was recorded
+        harness       the suites that harnesses measured, each with a hash of how: see `harness_results.protocols`
         same_as       the cell that made this run, where two cells are the same run by construction
 
     `points`: one row per logged step of every readable cell, with `step` and the metrics; NaN where one was not logged.
@@ -102,6 +111,11 @@ class SweepData:
     def control(self) -> str:
         """The arm the others are compared with: the declared one, or the first of a sweep that declared none."""
         return self.design.control if self.design else self.arms[0]
+
+    @property
+    def axis(self) -> str:
+        """The entry of budget/* on which arms are compared: the declared one, or sampled tokens."""
+        return self.design.axis if self.design else "sampled_tokens"
 
     @property
     def collapsed_as(self) -> Collapsed:

@@ -50,7 +50,7 @@
     const masked = [...row.flags.in_loss].filter((flag) => flag === "0").length;
     const clipped = [...row.flags.clipped].filter((flag) => flag === "1").length;
     return [
-      row.outcome === 1 ? "right" : "wrong",
+      row.outcome === null ? "not graded" : row.outcome === 1 ? "right" : "wrong",
       `reward ${row.reward} (${parts.join(", ")})`,
       `advantage ${row.advantage}`,
       `${row.length} tokens`,
