@@ -17,7 +17,7 @@ def stop_token_ids(folder: Path) -> frozenset[int]:
     if generation.exists():
         listed = json.loads(generation.read_text()).get("eos_token_id")
         ids.update(listed if isinstance(listed, list) else [] if listed is None else [listed])
-    eos = transformers.AutoTokenizer.from_pretrained(folder).eos_token_id
+    eos = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False).eos_token_id
     if eos is None:
         raise ValueError(f"the tokenizer of {folder} has no end-of-text token: set tokenizer.eos_token and save it")
     return frozenset(ids | {eos})
@@ -54,4 +54,6 @@ def fingerprint(folder: Path) -> str:
 
 def context_length(folder: Path) -> int | None:
     """The longest prompt plus response the model was built for, in tokens; None if it has no limit."""
-    return getattr(transformers.AutoConfig.from_pretrained(folder), "max_position_embeddings", None)
+    return getattr(
+        transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False), "max_position_embeddings", None
+    )

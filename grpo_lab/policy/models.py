@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from grpo_lab.policy.loading import Attention, Loading
 from grpo_lab.tricks.precision import LmHead
 from grpo_lab.types import Tensor
 
@@ -27,14 +28,23 @@ class Fp32Head(nn.Linear):
             return F.linear(input.float(), self.weight.float(), bias)
 
 
-def load_model(folder: Path, lm_head: LmHead) -> PreTrainedModel:
-    """The causal LM of `folder`: fp32 weights, on the CPU, in eval mode.
+PLAIN = Loading()
+
+
+def load_model(folder: Path, lm_head: LmHead, loading: Loading = PLAIN) -> PreTrainedModel:
+    """The causal LM of `folder`: fp32 weights, unless `loading` says otherwise, on the CPU, in eval mode.
 
     It stays in eval mode for training too: dropout would make learner and sampler different policies.
     The model's own sampling settings are dropped: the run has its own, and transformers refuses to save
     some that it loads.
     """
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    chosen = {} if loading.attention is Attention.auto else {"attn_implementation": loading.attention.value}
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=getattr(torch, loading.frozen.value), trust_remote_code=False, **chosen
+        )
+    except ImportError as error:
+        raise ValueError(f"model.attention={loading.attention.value}: {str(error).splitlines()[0]}") from error
     loaded = model.generation_config
     model.generation_config = GenerationConfig(
         bos_token_id=loaded.bos_token_id, eos_token_id=loaded.eos_token_id, pad_token_id=loaded.pad_token_id
@@ -43,6 +53,8 @@ def load_model(folder: Path, lm_head: LmHead) -> PreTrainedModel:
     if lm_head is LmHead.fp32 and type(head) is nn.Linear:
         # Changing the class keeps the parameter, its name and its tie to the embedding.
         head.__class__ = Fp32Head
+    if loading.compiled:
+        model.base_model.compile(dynamic=True)  # in place: names and class stay
     return model.eval()
 
 

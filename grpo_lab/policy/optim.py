@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import Enum
+from functools import cache
 
 import torch
 
@@ -27,38 +29,79 @@ class UpdateReport:
 
 @dataclass(frozen=True)
 class Optimizer(ABC):
-    """How a gradient becomes an update."""
+    """How a gradient becomes an update; `learning_rate` is the highest that it reaches."""
 
     max_grad_norm: float
+    learning_rate: float
 
     @abstractmethod
     def build(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
         """A fresh torch optimiser over `parameters`."""
 
     @abstractmethod
-    def step(self, optimizer: torch.optim.Optimizer, update: int) -> UpdateReport:
+    def step(self, optimizer: torch.optim.Optimizer, update: int, spent: float = 0.0) -> UpdateReport:
         """Clip the gradients, apply update number `update` (0-based) and clear the gradients.
 
-        Raises FloatingPointError, before any weight changes, if the gradient is not finite.
+        `spent` is the share of the run's budget that is spent, from 0 to 1. Raises FloatingPointError, before any
+        weight changes, if the gradient is not finite.
         """
+
+
+class Decay(Enum):
+    """How the learning rate falls with the share of the budget that is spent; the forms are transformers'.
+
+    constant             it stays
+    cosine               half a cosine, from the beginning
+    warmup_stable_decay  it stays until `decay_share` of the budget is left, then half a cosine (arXiv:2404.06395)
+    """
+
+    constant = "constant"
+    cosine = "cosine"
+    warmup_stable_decay = "warmup_stable_decay"
+
+
+_TICKS = 1_000_000  # of a budget, which may be counted in tokens: transformers' schedules count steps
+
+
+@cache
+def _falling(decay: Decay, decay_share: float, final_share: float) -> Callable[[int], float]:
+    """The factor of the learning rate at each of the budget's ticks."""
+    import transformers
+
+    idle = torch.optim.SGD([torch.zeros(1)], lr=1.0)  # the schedules want an optimiser, and only give a function
+    if decay is Decay.cosine:
+        schedule = transformers.get_cosine_with_min_lr_schedule_with_warmup(idle, 0, _TICKS, min_lr_rate=final_share)
+    else:
+        falls = round(decay_share * _TICKS)
+        schedule = transformers.get_wsd_schedule(
+            idle, 0, falls, num_stable_steps=_TICKS - falls, min_lr_ratio=final_share
+        )
+    return schedule.lr_lambdas[0]
 
 
 @dataclass(frozen=True)
 class Adamw(Optimizer):
-    """AdamW (arXiv:1711.05101) with a linear warm-up over `warmup_updates`, then a constant rate."""
+    """AdamW (arXiv:1711.05101): a linear warm-up over `warmup_updates`, then a rate that stays or falls.
 
-    learning_rate: float
+    It falls to `final_share` of the rate at the end of the budget.
+    """
+
     beta1: float
     beta2: float
     eps: float
     weight_decay: float
     warmup_updates: int
+    decay: Decay
+    decay_share: float  # of the budget, over which warmup_stable_decay falls
+    final_share: float
 
     def __post_init__(self) -> None:
         require_positive(self, "learning_rate", "eps", "max_grad_norm")
         require_not_negative(self, "weight_decay", "warmup_updates")
         for beta in ("beta1", "beta2"):
             require_field(0 <= getattr(self, beta) < 1, self, beta, "in [0, 1)")
+        require_field(0 < self.decay_share <= 1, self, "decay_share", "in (0, 1]")
+        require_field(0 <= self.final_share <= 1, self, "final_share", "in [0, 1]")
 
     def build(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(
@@ -69,16 +112,19 @@ class Adamw(Optimizer):
             weight_decay=self.weight_decay,
         )
 
-    def rate(self, update: int) -> float:
-        """The learning rate of update number `update`."""
-        return self.learning_rate * min(1.0, (update + 1) / max(self.warmup_updates, 1))
+    def rate(self, update: int, spent: float = 0.0) -> float:
+        """The learning rate of update number `update`, with this share of the budget spent."""
+        rate = self.learning_rate * min(1.0, (update + 1) / max(self.warmup_updates, 1))
+        if self.decay is Decay.constant:
+            return rate
+        return rate * _falling(self.decay, self.decay_share, self.final_share)(round(min(spent, 1.0) * _TICKS))
 
-    def step(self, optimizer: torch.optim.Optimizer, update: int) -> UpdateReport:
+    def step(self, optimizer: torch.optim.Optimizer, update: int, spent: float = 0.0) -> UpdateReport:
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         gradient_norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm))
         if not torch.isfinite(torch.tensor(gradient_norm)):
             raise FloatingPointError(f"the gradient's norm is {gradient_norm} at update {update}")
-        rate = self.rate(update)
+        rate = self.rate(update, spent)
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()

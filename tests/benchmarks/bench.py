@@ -134,9 +134,11 @@ def run_trl(python: Path, setting: Run, threads: int, doing: str) -> Run:
 def check_rewards(rows: Sequence[Run], setting: Run) -> None:
     """Ends the benchmark unless the other side's verifier gave every response of a step what ours gives it."""
     from grpo_lab.tasks.verifiers import Strict
+    from grpo_lab.types import Problem
 
     strict = Strict(correct=setting["correct"], wrong=setting["wrong"])
-    wrong = [row for row in rows if strict(row["answer"], row["text"], row["finished"]) != row["outcome"]]
+    judged = [strict(Problem(0, "", row["answer"], 1), row["text"], row["finished"]) for row in rows]
+    wrong = [row for row, outcome in zip(rows, judged) if outcome != row["outcome"]]
     if wrong:
         sys.exit(f"error: the two verifiers disagree, for example on {wrong[0]}: mend trl_side.py")
 

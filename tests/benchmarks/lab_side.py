@@ -120,7 +120,7 @@ def setting(run: RunConfig, state: RunState, total: int) -> dict[str, Any]:
         "device": state.device.type,
         "bf16": run.learner_precision.dtype is torch.bfloat16,
         "model": str(run.model.resolve()),
-        "prompts": [run.template.render(problem.question) for problem in drawn],
+        "prompts": [run.template.render(problem.question, state.tokenizer) for problem in drawn],
         "prompt_ids": [list(ids) for ids in encode_prompts(state.tokenizer, run.template, drawn)],
         "answers": [problem.answer for problem in drawn],
         "correct": run.reward.correct,

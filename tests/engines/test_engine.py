@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import assert_close
-from sampling import CPU, FP32, learner_logprobs, requests_of
+from sampling import CPU, FP32, asked, learner_logprobs, requests_of
 from transformers import AutoTokenizer, DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -219,7 +219,8 @@ def test_padding_drawn_within_a_response_stays_visible_to_the_verifier(tiny_base
     row = Completion(hidden, (0.0,) * 5, (0,) * 5, StopReason.EOS)
     rollouts = to_rollouts((Problem(0, "", "33", 2),), ((2,),), 1, [row])
     (text,) = decode(tokenizer, rollouts)
-    assert text != "#33" and Strict(1.0, 0.0)("33", text, True) == ExactAnswer(1.0, 0.0)("33", text, True) == 0.0
+    graders = (Strict(1.0, 0.0), ExactAnswer(1.0, 0.0))
+    assert text != "#33" and [grader(asked("33"), text, True) for grader in graders] == [0.0, 0.0]
 
 
 def test_draw_is_the_inverse_cdf() -> None:

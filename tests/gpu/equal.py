@@ -110,7 +110,7 @@ class Bench:
 
     def run(self, *overrides: str) -> RunConfig:
         budget = 24 if self.small else 96
-        return composed("model=local", f"model.path={self.folder}", f"engine.max_tokens={budget}", *overrides)
+        return composed("model=hf", f"model.path={self.folder}", f"engine.max_tokens={budget}", *overrides)
 
     def requests(self, run: RunConfig) -> tuple[list, tuple[tuple[int, ...], ...], list[Request]]:
         """Prompts of different lengths, several responses to each."""

@@ -1,4 +1,4 @@
-"""Random Llamas as folders for model=local, made on the spot: no hub and no download."""
+"""Random Llamas as folders for model=hf, made on the spot: no hub and no download."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Work:
 
     def overrides(self, *more: str) -> list[str]:
         return [
-            "recipe=plain", "world=arithmetic", "model=local", f"model.path={self.folder}", "evaluation.max_tokens=2",
+            "recipe=plain", "world=arithmetic", "model=hf", f"model.path={self.folder}", "evaluation.max_tokens=2",
             "evaluation.downstream_max_tokens=2", f"engine.max_tokens={self.budget}", "evaluation.initial_kl=false",
             f"problems_per_step={self.problems}", f"group_size={self.group}", f"device={self.found.device}",
             "learner_precision=bf16", "sampler_precision=bf16", "optimizer.learning_rate=1e-6",

@@ -11,11 +11,12 @@ from helpers import F64, assert_close
 from hypothesis import settings
 from torch import nn
 
-from grpo_lab.policy.optim import Adamw
+from grpo_lab.policy.optim import Adamw, Decay
 
 ADAMW = Adamw(
-    max_grad_norm=1.0, learning_rate=1e-2, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.0, warmup_updates=4
-)
+    max_grad_norm=1.0, learning_rate=1e-2, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.0, warmup_updates=4,
+    decay=Decay.constant, decay_share=0.25, final_share=0.1,
+)  # fmt: skip
 quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
 
@@ -121,3 +122,27 @@ def test_a_gradient_that_is_not_finite_moves_no_weight(bad) -> None:
 def test_optimiser_numbers_out_of_range_are_named(field, value) -> None:
     with pytest.raises(ValueError, match=rf"Adamw\.{field} must be"):
         replace(ADAMW, **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("decay", "factors"),
+    [
+        (Decay.constant, {0.0: 1.0, 0.5: 1.0, 1.0: 1.0}),
+        (Decay.cosine, {0.0: 1.0, 0.25: 0.1 + 0.9 * (1 + math.cos(math.pi / 4)) / 2, 0.5: 0.55, 1.0: 0.1, 1.3: 0.1}),
+        (Decay.warmup_stable_decay, {0.0: 1.0, 0.74: 1.0, 0.875: 0.55, 1.0: 0.1}),
+    ],
+)
+def test_the_rate_falls_with_the_budget_as_its_form_says(decay: Decay, factors: dict[float, float]) -> None:
+    adamw = replace(ADAMW, decay=decay)
+    for spent, factor in factors.items():
+        assert adamw.rate(100, spent) == pytest.approx(1e-2 * factor, rel=1e-5), spent
+        assert adamw.rate(1, spent) == pytest.approx(0.5e-2 * factor, rel=1e-5), "the warm-up comes on top"
+
+
+def test_an_update_takes_the_rate_of_its_place_in_the_budget() -> None:
+    adamw, parameters = replace(ADAMW, decay=Decay.cosine, final_share=0.0, warmup_updates=0), weights()
+    optimizer = adamw.build(parameters)
+    set_gradients(parameters, 0)
+    assert adamw.step(optimizer, 0, spent=1.0).update_norm == pytest.approx(0, abs=1e-12)
+    set_gradients(parameters, 1)
+    assert adamw.step(optimizer, 1, spent=0.5).learning_rate == pytest.approx(0.5e-2)
