@@ -21,7 +21,7 @@ from typing import ClassVar
 
 import transformers
 
-from grpo_lab.tasks.base import SPLITS, Task, Template
+from grpo_lab.tasks.base import SPLITS, Task
 from grpo_lab.tricks.base import require
 from grpo_lab.types import Problem
 
@@ -338,23 +338,3 @@ class ArithmeticWorld(Task):
                 "these ranges hold no more questions, so widen them or ask for fewer",
             )
         return list(drawn.values())
-
-
-@dataclass(frozen=True)
-class Plain(Template):
-    """The pattern with `{question}` replaced by the question."""
-
-    pattern: str
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            self.pattern.count("{question}") == 1,
-            "pattern",
-            repr(self.pattern),
-            "a text with {question} in it once",
-            "write '{question}' to pass the question on as it is",
-        )
-
-    def render(self, question: str) -> str:
-        return self.pattern.replace("{question}", question)

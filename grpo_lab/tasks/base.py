@@ -6,21 +6,25 @@ its numbers stand only in the YAML that selects it.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
+import transformers
 
+from grpo_lab.policy.loading import Loading
 from grpo_lab.tricks.base import require
-from grpo_lab.types import Float, NoiseKey, Problem, Tensor
+from grpo_lab.types import NoiseKey, Problem
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 
+# Published runs train all weights of a pretrained model at 1e-7 to 1e-5.
+PRETRAINED_RATE = 5e-5
 SPLITS = ("train", "probe", "heldout", "downstream")
 
 
@@ -37,6 +41,11 @@ class Task(ABC):
     and an id never names two questions.
     """
 
+    response_tokens: int  # how long a response may be, in training and for held-out questions
+    downstream_response_tokens: int  # the same for downstream questions
+
+    # Whether the splits have the sizes that the configuration says; if not, evaluation asks as many as there are.
+    exact_sizes: ClassVar[bool] = True
     step_end: ClassVar[str] = "\n"  # the text that ends a reasoning step
     # Texts that show that a response checks its own work.
     check_again: ClassVar[tuple[str, ...]] = ("Wait", "wait", "check again", "double-check", "Recheck", "recheck")
@@ -45,6 +54,11 @@ class Task(ABC):
     def splits(self) -> tuple[str, ...]:
         """The names of all splits of this task."""
         return SPLITS
+
+    @property
+    def mixture(self) -> dict[str, float]:
+        """Share of the training problems drawn from each source, by `Problem.source`; {} where there are no sources."""
+        return {}
 
     @abstractmethod
     def problems(self, split: str) -> tuple[Problem, ...]:
@@ -56,6 +70,14 @@ class Task(ABC):
 
     def solutions(self, split: str) -> tuple[str, ...] | None:
         """For each problem, the text of a right answer without a detour; None where a task writes none."""
+        return None
+
+    def notes(self) -> list[str]:
+        """What a reader of the results has to know about the problems, such as an overlap of splits."""
+        return []
+
+    def fingerprint(self) -> dict[str, str] | None:
+        """A hash of each split's problems; None where the configuration alone decides what they are."""
         return None
 
     def load(self, split: str) -> Dataset:
@@ -98,22 +120,34 @@ class Template(ABC):
         return self.target_length.replace("{tokens}", str(tokens)).replace("{question}", question)
 
     @abstractmethod
-    def render(self, question: str) -> str:
-        """The prompt as text; the tokenizer adds no special tokens to it."""
+    def render(self, question: str, tokenizer: transformers.PreTrainedTokenizerBase) -> str:
+        """The prompt as text; the tokenizer is the model's, and adds no special tokens to it."""
 
 
 @dataclass(frozen=True)
-class Reward(ABC):
-    """A verifier, and the training rewards for its two outcomes.
+class Grades:
+    """What a grader says of N responses.
 
-    The outcome is always 0 or 1. `correct` and `wrong` are the rewards for 1 and 0. So rewards of -1 and 1 are only a
-    choice of numbers and do not change any accuracy.
+    `outcomes` are 0 or 1, and NaN for a response that the grader failed on. `components` are named parts, whose sum is
+    a response's reward.
     """
 
-    gives_part: ClassVar[bool] = False  # whether `part` is ever above 0
+    outcomes: list[float]
+    components: dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Grader(ABC):
+    """Judges responses: an outcome of 0 or 1, whose mean is accuracy, and a reward in named parts.
+
+    `correct` and `wrong` are what a right and a wrong response earn, so rewards of -1 and 1 are only a choice of
+    numbers and change no accuracy. A recipe or a length penalty reads and sets them whatever the grader is.
+    """
 
     correct: float
     wrong: float
+
+    may_fail: ClassVar[bool] = False  # whether an outcome may be NaN
 
     def __post_init__(self) -> None:
         require(
@@ -125,26 +159,70 @@ class Reward(ABC):
         )
 
     @abstractmethod
-    def __call__(self, answer: str, text: str, finished: bool) -> float:
+    def grades(
+        self, problems: Sequence[Problem], texts: Sequence[str], finished: Sequence[bool], keys: Sequence[NoiseKey]
+    ) -> Grades:
+        """The grades of N responses.
+
+        `texts` are decoded responses without their end-of-text token. `finished` is False for a truncated response.
+        `keys` name the responses, for rewards by chance.
+        """
+
+    @abstractmethod
+    def bounds(self, right: bool) -> tuple[float, float]:
+        """The lowest and the highest reward of a response whose outcome is 1 (`right`) or 0."""
+
+    @abstractmethod
+    def written(self) -> str:
+        """The reward as a formula, for people."""
+
+    def check(self, problems: Sequence[Problem]) -> None:  # noqa: B027 - most graders need nothing
+        """Raise ValueError with a remedy if it could not grade responses to these problems."""
+
+    @property
+    def gathers(self) -> bool:
+        """Whether it gathers rubrics of problems in training, by the two methods below."""
+        return False
+
+    def contrasted(self, problems: Sequence[Problem], groups: Sequence[Sequence[str]]) -> list[Problem]:
+        """P problems as the G responses to each are to be graded: with rubrics that comparing them gave."""
+        return list(problems)
+
+    def learnt(
+        self, problems: Sequence[Problem], groups: Sequence[Sequence[str]]
+    ) -> list[tuple[tuple[str, float], ...]]:
+        """The rubrics of each problem that stay after its group was graded, with their weights."""
+        return [problem.rubrics for problem in problems]
+
+
+@dataclass(frozen=True)
+class Reward(Grader):
+    """A verifier, which finds a response right or wrong: its outcome is 0 or 1, its reward `wrong` or `correct`."""
+
+    @abstractmethod
+    def __call__(self, problem: Problem, text: str, finished: bool) -> float:
         """The outcome of one response, 0.0 or 1.0.
 
-        `answer` is the problem's right answer, `text` the decoded response without its end-of-text token. `finished`
-        is False for a truncated response.
+        `text` is the decoded response without its end-of-text token. `finished` is False for a truncated response.
         """
 
     def outcomes(
-        self, answers: Sequence[str], texts: Sequence[str], finished: Sequence[bool], keys: Sequence[NoiseKey]
+        self, problems: Sequence[Problem], texts: Sequence[str], finished: Sequence[bool], keys: Sequence[NoiseKey]
     ) -> list[float]:
-        """The outcome of each response, from the same arguments; `keys` name the responses, for rewards by chance."""
-        return [self(*response) for response in zip(answers, texts, finished)]
+        """The outcome of each response, from the arguments of `grades`; NaN for one that the grader failed on."""
+        return [self(*response) for response in zip(problems, texts, finished)]
 
-    def part(self, answer: str, text: str, finished: bool) -> float:
-        """What a response earns beside its outcome, for what is right in part; arguments as in `__call__`."""
-        return 0.0
+    def grades(
+        self, problems: Sequence[Problem], texts: Sequence[str], finished: Sequence[bool], keys: Sequence[NoiseKey]
+    ) -> Grades:
+        outcomes = self.outcomes(problems, texts, finished, keys)
+        return Grades(outcomes, {"outcome": [self.correct if one > 0.5 else self.wrong for one in outcomes]})
 
-    def values(self, outcome: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """The rewards of 0/1 outcomes, of any shape: `correct` for 1 and `wrong` for 0, exactly."""
-        return torch.where(outcome > 0.5, torch.full_like(outcome, self.correct), torch.full_like(outcome, self.wrong))
+    def bounds(self, right: bool) -> tuple[float, float]:
+        return (self.correct, self.correct) if right else (self.wrong, self.wrong)
+
+    def written(self) -> str:
+        return f"{self.correct:g} if right else {self.wrong:g}"
 
 
 @dataclass(frozen=True)
@@ -154,6 +232,15 @@ class Model(ABC):
     def known_context(self) -> int | None:
         """The context length in tokens if it is known before the model is built, else None."""
         return None
+
+    @property
+    def highest_rate(self) -> float:
+        """The learning rate beyond which RL is likely to break the model; inf where nothing is known of it."""
+        return math.inf
+
+    def loading(self) -> Loading:
+        """How the learner, the reference and the initial policy are loaded."""
+        return Loading()
 
     @abstractmethod
     def resolve(self) -> Path:

@@ -6,15 +6,15 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from grpo_lab.seeding import uniform
-from grpo_lab.tasks.base import Reward
+from grpo_lab.tasks.base import Grades, Reward
 from grpo_lab.tricks.base import require
-from grpo_lab.types import NoiseKey
+from grpo_lab.types import NoiseKey, Problem
 
 _FINAL_NUMBER = re.compile(r"#([0-9]+)\Z")
 _WHOLE_NUMBER = re.compile(r"[0-9]+")
+_WHOLE_ANSWER = re.compile(r"-?[0-9]+")
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Strict(Reward):
     wrong when the answer is 33.
     """
 
-    def __call__(self, answer: str, text: str, finished: bool) -> float:
+    def __call__(self, problem: Problem, text: str, finished: bool) -> float:
         final = _FINAL_NUMBER.search(text)
-        return float(finished and final is not None and final.group(1) == answer)
+        return float(finished and final is not None and final.group(1) == problem.answer)
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Lenient(Reward):
     may be right. A policy trained on this proxy can raise its reward while its strict accuracy falls.
     """
 
-    def __call__(self, answer: str, text: str, finished: bool) -> float:
-        return float(answer in _WHOLE_NUMBER.findall(text))
+    def __call__(self, problem: Problem, text: str, finished: bool) -> float:
+        return float(problem.answer in _WHOLE_NUMBER.findall(text))
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ class Noisy(Strict):
             rate = getattr(self, name)
             require(0 <= rate < 1, name, rate, "at least 0 and below 1", "it is a share of texts")
 
-    def __call__(self, answer: str, text: str, finished: bool) -> float:
-        right = super().__call__(answer, text, finished)
+    def __call__(self, problem: Problem, text: str, finished: bool) -> float:
+        right = super().__call__(problem, text, finished)
         rate = self.false_negative_rate if right else self.false_positive_rate
-        digest = hashlib.sha256(f"{self.seed}/{answer}/{finished}/{text}".encode()).digest()
+        digest = hashlib.sha256(f"{self.seed}/{problem.answer}/{finished}/{text}".encode()).digest()
         mistaken = int.from_bytes(digest[:8]) < rate * 2**64
         return 1.0 - right if mistaken else right
 
@@ -72,15 +72,15 @@ class Noisy(Strict):
 class Inverted(Strict):
     """1 for what Strict calls wrong: a control that should teach nothing that evaluation counts."""
 
-    def __call__(self, answer: str, text: str, finished: bool) -> float:
-        return 1.0 - super().__call__(answer, text, finished)
+    def __call__(self, problem: Problem, text: str, finished: bool) -> float:
+        return 1.0 - super().__call__(problem, text, finished)
 
 
 @dataclass(frozen=True)
 class FormatOnly(Reward):
     """1 if the response is not truncated and ends with a number after a `#`, whatever the number."""
 
-    def __call__(self, answer: str, text: str, finished: bool) -> float:
+    def __call__(self, problem: Problem, text: str, finished: bool) -> float:
         return float(finished and _FINAL_NUMBER.search(text) is not None)
 
 
@@ -97,11 +97,11 @@ class RandomReward(Reward):
         super().__post_init__()
         require(0 < self.share < 1, "share", self.share, "above 0 and below 1", "else all rewards are the same")
 
-    def __call__(self, answer: str, text: str, finished: bool) -> float:
+    def __call__(self, problem: Problem, text: str, finished: bool) -> float:
         raise TypeError("a random reward belongs to a response and not to its text: call `outcomes`, with keys")
 
     def outcomes(
-        self, answers: Sequence[str], texts: Sequence[str], finished: Sequence[bool], keys: Sequence[NoiseKey]
+        self, problems: Sequence[Problem], texts: Sequence[str], finished: Sequence[bool], keys: Sequence[NoiseKey]
     ) -> list[float]:
         # A stream of its own: with the key's, the draw would be that of the response's first token.
         return [float(uniform(replace(key, stream=f"{key.stream}/reward")) < self.share) for key in keys]
@@ -112,12 +112,11 @@ class Near(Strict):
     """Strict, with part of the reward for a final number close to the answer.
 
     A finished response whose number is wrong by at most `within` gets `near` more. The outcome stays Strict's, so
-    accuracies do not count it: a guess earns something early, and only work earns all.
+    accuracies do not count it: a guess earns something early, and only work earns all. Answers must be whole numbers.
     """
 
     near: float  # of the reward
     within: int
-    gives_part: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -125,11 +124,37 @@ class Near(Strict):
         require(0 < self.near < room, "near", self.near, f"above 0 and below {room}", "a right answer has to earn more")
         require(self.within >= 1, "within", self.within, "at least 1", "nothing but the answer itself would be near")
 
-    def part(self, answer: str, text: str, finished: bool) -> float:
+    def grades(
+        self, problems: Sequence[Problem], texts: Sequence[str], finished: Sequence[bool], keys: Sequence[NoiseKey]
+    ) -> Grades:
+        graded = super().grades(problems, texts, finished, keys)
+        near = [self._part(*response) for response in zip(problems, texts, finished)]
+        return Grades(graded.outcomes, {**graded.components, "part": near})
+
+    def bounds(self, right: bool) -> tuple[float, float]:
+        lowest, highest = super().bounds(right)
+        return lowest, highest if right else highest + self.near
+
+    def check(self, problems: Sequence[Problem]) -> None:
+        for problem in problems:
+            if not _WHOLE_ANSWER.fullmatch(problem.answer):
+                raise ValueError(
+                    f"nothing is near the answer {problem.answer[:60]!r} to {problem.question[:60]!r}, which is no "
+                    "whole number: set reward=strict or reward=math in place of near, or leave such problems out"
+                )
+
+    def _part(self, problem: Problem, text: str, finished: bool) -> float:
         final = _FINAL_NUMBER.search(text)
-        if not finished or final is None or self(answer, text, finished):
+        if not finished or final is None or self(problem, text, finished):
             return 0.0
-        return self.near if abs(int(final.group(1)) - int(answer)) <= self.within else 0.0
+        # Evaluation may ask what `check` did not see: nothing is near such an answer.
+        if not _WHOLE_ANSWER.fullmatch(problem.answer):
+            return 0.0
+        digits = final.group(1).lstrip("0") or "0"
+        # Python reads no number of thousands of digits, and one so much longer than the answer is not near it.
+        if len(digits) > max(len(problem.answer), len(str(self.within))) + 1:
+            return 0.0
+        return self.near if abs(int(digits) - int(problem.answer)) <= self.within else 0.0
 
 
 @dataclass(frozen=True)
@@ -140,7 +165,7 @@ class ExactAnswer(Reward):
     them shows as a gap between training outcome and evaluation.
     """
 
-    def __call__(self, answer: str, text: str, finished: bool) -> float:
+    def __call__(self, problem: Problem, text: str, finished: bool) -> float:
         if not finished:
             return 0.0
         position = len(text)
@@ -148,4 +173,4 @@ class ExactAnswer(Reward):
             position -= 1
         digits = text[position:]
         marked = position > 0 and text[position - 1] == "#"
-        return 1.0 if marked and digits and digits == answer else 0.0
+        return 1.0 if marked and digits and digits == problem.answer else 0.0

@@ -43,7 +43,7 @@ from grpo_lab.tasks.shipped import find_shipped
 from grpo_lab.tasks.verifiers import Strict
 from grpo_lab.tracking.files import locked
 from grpo_lab.tricks.base import require
-from grpo_lab.types import Tensor
+from grpo_lab.types import Problem, Tensor
 
 # Part of the cache key: raise it when this module's code changes what a recipe produces.
 CODE_VERSION = 1
@@ -383,7 +383,9 @@ def measure(
         text = tokenizer.decode(response)
         assert isinstance(text, str), "a list of lists would give a list"
         counts["tokens"] += len(response) + finished
-        counts["correct"] += int(verifier(str(chain.answer), text, finished))
+        counts["correct"] += int(
+            verifier(Problem(0, chain.question, str(chain.answer), len(chain.numbers)), text, finished)
+        )
         counts["truncated"] += not finished
         counts[answer_mode(text)] += 1
     total = len(problems)
@@ -431,40 +433,3 @@ def write_report(folder: Path, model: transformers.LlamaForCausalLM, report: Map
     """The size of the model of `folder` and what it answers, as its report.json."""
     parameters = sum(parameter.numel() for parameter in model.parameters())
     (folder / "report.json").write_text(json.dumps({"parameters": parameters, **report}, indent=2) + "\n")
-
-
-@dataclass(frozen=True)
-class LocalModel(Model):
-    """The user's own model folder, checked before anything is loaded from it."""
-
-    path: str
-
-    def resolve(self) -> Path:
-        """The folder itself. Raises ValueError that says what is missing; weights are not read."""
-        folder = Path(self.path).expanduser()
-        remedy = "give the folder that save_pretrained wrote"
-        require(folder.is_dir(), "path", self.path, "an existing folder", remedy)
-        config_file = folder / "config.json"
-        require(config_file.is_file(), "path", self.path, "a folder with a config.json", remedy)
-        architectures = json.loads(config_file.read_text()).get("architectures") or []
-        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-        known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-        rule = f"a causal language model, and its config.json names {architectures}"
-        remedy = "choose a model that AutoModelForCausalLM loads"
-        require(any(name in known for name in architectures), "path", self.path, rule, remedy)
-        tokenizer = self._load_tokenizer(folder)
-        remedy = "set eos_token in tokenizer_config.json, since a response has to be able to end"
-        has_end = tokenizer.eos_token_id is not None
-        require(has_end, "path", self.path, "a model whose tokenizer has an end-of-text token", remedy)
-        return folder
-
-    def _load_tokenizer(self, folder: Path) -> transformers.PreTrainedTokenizerBase:
-        try:
-            return transformers.AutoTokenizer.from_pretrained(folder)
-        # The exception of a broken tokenizer depends on its kind; all mean the same here.
-        except Exception as error:
-            raise ValueError(
-                f"path must be a model with a tokenizer, got {self.path}: "
-                f"save the tokenizer into the same folder ({type(error).__name__}: {error})"
-            ) from error

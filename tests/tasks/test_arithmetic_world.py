@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
+from sampling import asked, hf_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_lab.tasks import warm_start
@@ -22,13 +23,13 @@ from grpo_lab.tasks.arithmetic import (
     SYMBOLS,
     ArithmeticWorld,
     Chain,
-    Plain,
     answer_mode,
     build_tokenizer,
 )
 from grpo_lab.tasks.card_base import CardBase
+from grpo_lab.tasks.templates import Plain
 from grpo_lab.tasks.verifiers import ExactAnswer, Lenient, Strict
-from grpo_lab.tasks.warm_start import ArithmeticBase, LocalModel, draw_example, encode_slice
+from grpo_lab.tasks.warm_start import ArithmeticBase, draw_example, encode_slice
 
 CONF = Path(__file__).parents[2] / "conf"
 strict = Strict(correct=1.0, wrong=0.0)
@@ -178,8 +179,8 @@ def test_a_split_that_asks_for_more_questions_than_exist_is_refused() -> None:
 
 
 def test_templates_keep_the_question_and_need_a_place_for_it() -> None:
-    assert from_yaml(Plain, "template/plain").render("7+15?") == "7+15?"
-    mismatched = from_yaml(Plain, "template/mismatched").render("7+15?")
+    assert from_yaml(Plain, "template/plain").render("7+15?", build_tokenizer(64)) == "7+15?"
+    mismatched = from_yaml(Plain, "template/mismatched").render("7+15?", build_tokenizer(64))
     assert mismatched != "7+15?" and "7+15" in mismatched and set(mismatched) <= set(SYMBOLS)
     for pattern in ("no place", "{question}{question}"):
         with pytest.raises(ValueError, match=r"a text with \{question\} in it once"):
@@ -230,9 +231,9 @@ def test_answers_without_slips_are_right_and_every_prefix_of_them_is_wrong(base:
         assert re.fullmatch(f"(?:{STEP})+#\\d+", example.response)
         for left, right, total in re.findall(STEP, example.response):
             assert int(left) + int(right) == int(total)
-        assert strict(example.answer, example.response, True) == 1.0
+        assert strict(asked(example.answer), example.response, True) == 1.0
         for cut in range(len(example.response)):
-            assert strict(example.answer, example.response[:cut], False) == 0.0
+            assert strict(asked(example.answer), example.response[:cut], False) == 0.0
         assert answer_mode(example.response) == "careful"
 
 
@@ -297,45 +298,47 @@ answers = st.integers(0, 99).map(str)
 @given(answers, texts, st.booleans(), st.sampled_from(["", "#", "#{}", "#{};", "#0{}", "#{}\n", "#{}1"]))
 def test_the_two_verifiers_agree_on_every_text(answer: str, text: str, finished: bool, ending: str) -> None:
     whole = text + ending.format(answer)
-    assert strict(answer, whole, finished) == exact(answer, whole, finished)
+    assert strict(asked(answer), whole, finished) == exact(asked(answer), whole, finished)
 
 
 @given(answers, texts)
 def test_verdicts_that_no_text_before_the_final_clause_can_change(answer: str, text: str) -> None:
     for verifier in (strict, exact):
-        assert verifier(answer, f"{text}#{answer}", True) == 1.0
-        assert verifier(answer, f"{text}#{answer}", False) == 0.0
-        assert verifier(answer, f"{text}#{int(answer) + 1}", True) == 0.0
-        assert verifier(answer, f"{text}#{answer};", True) == 0.0
-        assert verifier(answer, f"{text}#0{answer}", True) == 0.0
-    assert lenient(answer, f"{text};{answer}", False) == 1.0
+        assert verifier(asked(answer), f"{text}#{answer}", True) == 1.0
+        assert verifier(asked(answer), f"{text}#{answer}", False) == 0.0
+        assert verifier(asked(answer), f"{text}#{int(answer) + 1}", True) == 0.0
+        assert verifier(asked(answer), f"{text}#{answer};", True) == 0.0
+        assert verifier(asked(answer), f"{text}#0{answer}", True) == 0.0
+    assert lenient(asked(answer), f"{text};{answer}", False) == 1.0
 
 
 @given(answers, texts, st.booleans())
 def test_whatever_strict_accepts_lenient_accepts(answer: str, text: str, finished: bool) -> None:
     for whole in (text, f"{text}#{answer}"):
-        assert lenient(answer, whole, finished) >= strict(answer, whole, finished)
+        assert lenient(asked(answer), whole, finished) >= strict(asked(answer), whole, finished)
 
 
 def test_lenient_can_be_gamed_but_not_by_part_of_a_number() -> None:
-    assert lenient("33", "31;32;33;34;", False) == 1.0
-    assert strict("33", "31;32;33;34;", True) == 0.0
-    assert lenient("33", "133;330", True) == 0.0
+    assert lenient(asked("33"), "31;32;33;34;", False) == 1.0
+    assert strict(asked("33"), "31;32;33;34;", True) == 0.0
+    assert lenient(asked("33"), "133;330", True) == 0.0
 
 
 def test_other_digits_are_no_digits() -> None:
     arabic = "#\N{ARABIC-INDIC DIGIT THREE}"
-    assert strict("\N{ARABIC-INDIC DIGIT THREE}", arabic, True) == 0.0
-    assert exact("\N{ARABIC-INDIC DIGIT THREE}", arabic, True) == 0.0
+    assert strict(asked("\N{ARABIC-INDIC DIGIT THREE}"), arabic, True) == 0.0
+    assert exact(asked("\N{ARABIC-INDIC DIGIT THREE}"), arabic, True) == 0.0
 
 
 def test_reward_values_are_exact_and_leave_the_outcome_alone() -> None:
     plus_minus = from_yaml(Strict, "reward/strict_plus_minus")
-    outcome = torch.tensor([[0.0, 1.0], [1.0, 1.0]], dtype=torch.float64)
-    assert plus_minus.values(outcome).tolist() == [[-1.0, 1.0], [1.0, 1.0]]
-    assert plus_minus("33", "#33", True) == 1.0 and plus_minus("33", "#34", True) == 0.0
+    responses = ([asked("33")] * 2, ["#33", "#34"], [True] * 2, [])
+    graded = plus_minus.grades(*responses)
+    assert graded.outcomes == [1.0, 0.0] and graded.components == {"outcome": [1.0, -1.0]}
+    assert plus_minus.bounds(True) == (1.0, 1.0) and plus_minus.bounds(False) == (-1.0, -1.0)
+    assert plus_minus(asked("33"), "#33", True) == 1.0 and plus_minus(asked("33"), "#34", True) == 0.0
     for name, kind in (("strict", Strict), ("lenient", Lenient)):
-        assert torch.equal(from_yaml(kind, f"reward/{name}").values(outcome), outcome)
+        assert from_yaml(kind, f"reward/{name}").grades(*responses).components == {"outcome": [1.0, 0.0]}
     with pytest.raises(ValueError, match=r"correct must be larger than wrong \(1.0\), got 1.0"):
         Strict(correct=1.0, wrong=1.0)
 
@@ -439,7 +442,7 @@ def test_the_folder_holds_a_model_its_recipe_and_its_report(hurried: ArithmeticB
     assert report["parameters"] == sum(parameter.numel() for parameter in model.parameters())
     modes = report["guess_share"] + report["careful_share"] + report["ramble_share"]
     assert modes == pytest.approx(1.0)
-    assert LocalModel(str(folder)).resolve() == folder
+    assert hf_model(folder).resolve() == folder
     assert [path.name for path in folder.parent.iterdir() if "partial" in path.name] == []
 
 
@@ -540,12 +543,12 @@ def test_a_folder_that_cannot_serve_is_refused_before_its_weights_are_read(
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    assert LocalModel(str(tmp_path)).resolve() == tmp_path  # it holds no weights at all
+    assert hf_model(tmp_path).resolve() == tmp_path  # it holds no weights at all
     damage(tmp_path)
     with pytest.raises(ValueError, match=message):
-        LocalModel(str(tmp_path)).resolve()
+        hf_model(tmp_path).resolve()
 
 
 def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="path must be an existing folder"):
-        LocalModel(str(tmp_path / "nowhere")).resolve()
+        hf_model(tmp_path / "nowhere").resolve()

@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 import torch
+from sampling import asked, hf_model
 from test_arithmetic_world import from_yaml
 
 from grpo_lab.config.hydra_setup import compose_config
@@ -19,7 +20,7 @@ from grpo_lab.tasks.arithmetic import ArithmeticWorld, Chain, Family, careful_st
 from grpo_lab.tasks.rebuild import BASES, Compared, accuracy_of, every_recipe, rebuilt
 from grpo_lab.tasks.shipped import FOLDER, find_shipped, shipped
 from grpo_lab.tasks.verifiers import FormatOnly, Inverted, Near, Noisy, RandomReward, Strict
-from grpo_lab.tasks.warm_start import ArithmeticBase, LocalModel, draw_example
+from grpo_lab.tasks.warm_start import ArithmeticBase, draw_example
 from grpo_lab.types import NoiseKey
 
 WORLDS = ("sums", "length", "explore", "guessable", "families")
@@ -117,7 +118,7 @@ def test_half_of_the_guesses_of_a_remainder_are_right() -> None:
     recipe = replace(recipe, modulus_share=1.0, hard_share=0.0)
     rng = Random(0)
     drawn = [draw_example(recipe, rng, careful_only=False) for _ in range(2000)]
-    right = sum(strict(example.answer, example.response, True) for example in drawn) / len(drawn)
+    right = sum(strict(asked(example.answer), example.response, True) for example in drawn) / len(drawn)
     assert right == pytest.approx(0.5, abs=0.04)
 
 
@@ -126,14 +127,14 @@ def test_half_of_the_guesses_of_a_remainder_are_right() -> None:
 
 def test_a_noisy_verifier_errs_at_its_rates_and_always_alike() -> None:
     noisy = Noisy(correct=1.0, wrong=0.0, false_positive_rate=0.3, false_negative_rate=0.1, seed=0)
-    wrong = [noisy("5", f"{n}=#6", True) for n in range(4000)]
-    right = [noisy("6", f"{n}=#6", True) for n in range(4000)]
+    wrong = [noisy(asked("5"), f"{n}=#6", True) for n in range(4000)]
+    right = [noisy(asked("6"), f"{n}=#6", True) for n in range(4000)]
     assert sum(wrong) / 4000 == pytest.approx(0.3, abs=0.03)
     assert sum(right) / 4000 == pytest.approx(0.9, abs=0.03)
-    assert wrong == [noisy("5", f"{n}=#6", True) for n in range(4000)]
-    assert wrong != [replace(noisy, seed=1)("5", f"{n}=#6", True) for n in range(4000)]
+    assert wrong == [noisy(asked("5"), f"{n}=#6", True) for n in range(4000)]
+    assert wrong != [replace(noisy, seed=1)(asked("5"), f"{n}=#6", True) for n in range(4000)]
     exact = replace(noisy, false_positive_rate=0.0, false_negative_rate=0.0)
-    assert [exact("6", f"#{n}", True) for n in (5, 6, 7)] == [0.0, 1.0, 0.0]
+    assert [exact(asked("6"), f"#{n}", True) for n in (5, 6, 7)] == [0.0, 1.0, 0.0]
     with pytest.raises(ValueError, match="false_positive_rate must be at least 0 and below 1, got 1"):
         replace(noisy, false_positive_rate=1.0)
 
@@ -143,7 +144,7 @@ def test_a_random_reward_belongs_to_the_response_and_not_to_its_text() -> None:
     keys = [NoiseKey(0, "train", step, problem=7, response=row) for step in range(500) for row in range(8)]
 
     def tossed(keys: list[NoiseKey], answer: str = "6") -> list[float]:
-        return coin.outcomes([answer] * len(keys), ["#6"] * len(keys), [True] * len(keys), keys)
+        return coin.outcomes([asked(answer)] * len(keys), ["#6"] * len(keys), [True] * len(keys), keys)
 
     drawn = tossed(keys)
     assert sum(drawn) / len(keys) == pytest.approx(0.3, abs=0.03)
@@ -152,14 +153,15 @@ def test_a_random_reward_belongs_to_the_response_and_not_to_its_text() -> None:
     low = [key for key, outcome in zip(keys, drawn) if token_uniforms(key, 0, 1)[0] < 0.3]
     assert sum(tossed(low)) / len(low) == pytest.approx(0.3, abs=0.06), "the first token's number is another one"
     with pytest.raises(TypeError, match="belongs to a response"):
-        coin("6", "#6", True)
+        coin(asked("6"), "#6", True)
     with pytest.raises(ValueError, match="share must be above 0 and below 1, got 1"):
         replace(coin, share=1.0)
 
 
 def test_controls_pay_for_what_strict_does_not() -> None:
     inverted, form = Inverted(correct=1.0, wrong=0.0), FormatOnly(correct=1.0, wrong=0.0)
-    seen = [("6", "1+5=#6", True), ("6", "#7", True), ("6", "#6", False), ("6", "6", True)]
+    texts = {"1+5=#6": True, "#7": True, "#6": False, "6": True}
+    seen = [(asked("6"), text, finished) for text, finished in texts.items()]
     assert [strict(*one) for one in seen] == [1.0, 0.0, 0.0, 0.0]
     assert [inverted(*one) for one in seen] == [0.0, 1.0, 1.0, 1.0]
     assert [form(*one) for one in seen] == [1.0, 1.0, 0.0, 0.0]
@@ -168,11 +170,28 @@ def test_controls_pay_for_what_strict_does_not() -> None:
 def test_a_near_number_earns_a_part_and_is_no_right_answer() -> None:
     near = Near(correct=1.0, wrong=0.0, near=0.3, within=3)
     texts = {"#33": 0.0, "#36": 0.3, "#30": 0.3, "#37": 0.0, "33": 0.0}
-    assert {text: near.part("33", text, True) for text in texts} == texts
-    assert near.part("33", "#34", False) == 0.0  # truncated
-    assert near("33", "#34", True) == 0.0 and near("33", "#33", True) == 1.0
+    graded = near.grades([asked("33")] * 6, [*texts, "#34"], [True] * 5 + [False], [])  # the last one truncated
+    assert graded.components["part"] == [*texts.values(), 0.0]
+    assert graded.components["outcome"] == graded.outcomes == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    assert near.bounds(right=True) == (1.0, 1.0) and near.bounds(right=False) == (0.0, 0.3)
+    assert near(asked("33"), "#34", True) == 0.0 and near(asked("33"), "#33", True) == 1.0
     with pytest.raises(ValueError, match="near must be above 0 and below 1"):
         replace(near, near=1.0)
+
+
+@pytest.mark.parametrize("answer", ["3/4", "", "2.5", "1 000", "1_000"])
+def test_nothing_is_near_an_answer_that_is_no_whole_number(answer: str) -> None:
+    near = Near(correct=1.0, wrong=0.0, near=0.3, within=3)
+    near.check([asked("33"), asked("-2")])
+    with pytest.raises(ValueError, match="which is no whole number: set reward=strict or reward=math in place of near"):
+        near.check([asked("33"), asked(answer)])
+    assert near.grades([asked(answer)], ["#5"], [True], []).components["part"] == [0.0]
+
+
+def test_a_final_number_of_any_length_is_read() -> None:
+    near = Near(correct=1.0, wrong=0.0, near=0.3, within=3)
+    graded = near.grades([asked("99")] * 3, ["#" + "1" * 9999, "#" + "0" * 9999 + "98", "#102"], [True] * 3, [])
+    assert graded.components["part"] == [0.0, 0.3, 0.3]
 
 
 # Base models that come with grpo_lab
@@ -257,7 +276,7 @@ def test_a_shipped_base_is_unpacked_to_the_same_weights_everywhere(
     assert unpacked.keys() == weights.keys()
     assert all(torch.equal(unpacked[name], weights[name].float()) for name in weights)
     assert fingerprint(folders[0]) == fingerprint(folders[1])
-    assert LocalModel(str(folders[0])).resolve() == folders[0]
+    assert hf_model(folders[0]).resolve() == folders[0]
 
 
 def test_shipped_weights_that_are_gone_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

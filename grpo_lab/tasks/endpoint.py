@@ -1,0 +1,227 @@
+"""Asks a model behind an OpenAI-compatible endpoint: in parallel, at a limited rate, again after errors."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpo_lab.tasks.warm_start import cache_root
+from grpo_lab.tricks.base import require, require_not_negative, require_positive
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+IN_CACHE = "shared"  # the name of the file in grpo_lab's own cache
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A model on a server that speaks OpenAI's protocol, and how it is asked.
+
+    Every answer is kept under a hash of model, prompt and settings, so a run that is killed and resumed reads the same
+    answers. The address is no part of it: a model's name is taken at its word.
+    """
+
+    base_url: str  # such as http://127.0.0.1:8000/v1; "" for OPENAI_BASE_URL, else OpenAI's own
+    model: str
+    key_from: str  # the environment variable with the key; "" for a server that asks for none
+    settings: dict[str, Any]  # what else is in the request: temperature, max_tokens, seed, and what the server knows
+    structured: bool  # hold the answer to its form by response_format
+    parallel: int  # requests at a time
+    per_minute: int  # requests, repeated ones included; 0 sets no limit
+    seconds: float  # of silence, after which a request is repeated
+    retries: int  # of a request, with growing pauses, after silence, 408, 409, 429 or 500 and above
+    cache: str  # a file; shared: one in grpo_lab's cache; "": the memory of this process
+
+    def __post_init__(self) -> None:
+        require(bool(self.model), "model", "''", "a text", "say which model the server is to ask")
+        require(
+            self.parallel >= 1, "parallel", self.parallel, "at least 1", "so many requests are on their way at once"
+        )
+        require_not_negative(self, "per_minute", "retries")
+        require_positive(self, "seconds")
+
+    def check(self) -> None:
+        """Raise ValueError with a remedy if the package, the key, the server or the cache is missing."""
+        _live(self).reach()
+
+    def ask(self, prompts: Sequence[str], form: Mapping[str, Any]) -> list[str | None]:
+        """The answer to each prompt; None where none came. `form` is the JSON schema of an answer.
+
+        Raises ValueError with a remedy if no prompt at all was answered, or if the server refuses key or model.
+        """
+        return _live(self).ask(list(prompts), form)
+
+
+_opened: dict[str, _Live] = {}
+_opening = threading.Lock()
+
+
+def _live(endpoint: Endpoint) -> _Live:
+    """The client and cache of an endpoint, one for each in a process."""
+    named = json.dumps([os.getpid(), vars(endpoint), _address(endpoint)], sort_keys=True, default=str)
+    with _opening:
+        if named not in _opened:
+            _opened[named] = _Live(endpoint)
+        return _opened[named]
+
+
+def _address(endpoint: Endpoint) -> str:
+    return endpoint.base_url or os.environ.get("OPENAI_BASE_URL", "https://api.openai.com/v1")
+
+
+class _Live:
+    """An endpoint's client and cache, for all threads of a process."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint, self.address = endpoint, _address(endpoint)
+        self.client = self._client()
+        self.answers = _Answers(endpoint.cache)
+        self.trouble = ""  # of the last request that had no answer
+
+    def _client(self) -> OpenAI:
+        asked = self.endpoint
+        try:
+            import openai
+        except ImportError as error:
+            raise ValueError("a judge is asked through the package openai: pip install 'grpo-lab[judge]'") from error
+        key = os.environ.get(asked.key_from) if asked.key_from else "none"
+        if not key:
+            raise ValueError(
+                f"the environment variable {asked.key_from} is empty: put the key of {self.address} into it, or set "
+                "key_from='' for a server that asks for none"
+            )
+        # The hook sees every request, repeated ones too, so the limit holds for what the server counts.
+        hooks = {"request": [_Pace(asked.per_minute).wait]} if asked.per_minute else {}
+        return openai.OpenAI(
+            api_key=key,
+            base_url=self.address,
+            timeout=asked.seconds,
+            max_retries=asked.retries,
+            http_client=openai.DefaultHttpxClient(event_hooks=hooks, timeout=asked.seconds),
+        )
+
+    def reach(self) -> None:
+        """Raise ValueError if the server cannot be reached or refuses the key. Not every server lists its models."""
+        import openai
+
+        try:
+            self.client.models.list()
+        except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
+            raise ValueError(self._refused(error)) from error
+        except openai.APIConnectionError as error:
+            raise ValueError(
+                f"no server answers at {self.address} ({error}): start it (vllm serve {self.endpoint.model}), or "
+                "correct base_url"
+            ) from error
+        except openai.APIStatusError:
+            pass
+
+    def ask(self, prompts: list[str], form: Mapping[str, Any]) -> list[str | None]:
+        asked = self.endpoint
+        request = {"model": asked.model, **asked.settings}
+        if asked.structured:
+            schema = {"name": "answer", "strict": True, "schema": form}
+            request["response_format"] = {"type": "json_schema", "json_schema": schema}
+        keys = {prompt: _hash([request, prompt]) for prompt in prompts}
+        found = {prompt: self.answers.get(key) for prompt, key in keys.items()}
+        left = [prompt for prompt, answer in found.items() if answer is None]
+        with ThreadPoolExecutor(asked.parallel) as pool:
+            waiting = {prompt: pool.submit(self._one, prompt, keys[prompt], request) for prompt in left}
+            try:
+                found |= {prompt: future.result() for prompt, future in waiting.items()}
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        if prompts and all(found[prompt] is None for prompt in prompts):
+            raise ValueError(
+                f"{asked.model} at {self.address} answered none of {len(found)} requests (the last: {self.trouble}): "
+                "see that the server runs and has that model, that it knows what settings hold, and set "
+                "structured=false if it knows no response_format"
+            )
+        return [found[prompt] for prompt in prompts]
+
+    def _one(self, prompt: str, key: str, request: Mapping[str, Any]) -> str | None:
+        """The answer to one prompt, kept at once; None if none came."""
+        import openai
+
+        try:
+            said = self.client.chat.completions.create(
+                model=self.endpoint.model, messages=[{"role": "user", "content": prompt}], extra_body=dict(request)
+            )
+            return self.answers.put(key, said.choices[0].message.content or "")
+        except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
+            raise ValueError(self._refused(error)) from error
+        except (openai.OpenAIError, IndexError, TypeError, AttributeError) as error:  # the last three: no such answer
+            self.trouble = f"{type(error).__name__}: {str(error)[:200]}"
+            return None
+
+    def _refused(self, error: Exception) -> str:
+        key = f"the key in {self.endpoint.key_from}" if self.endpoint.key_from else "key_from, which names no key"
+        return f"{self.address} refuses {self.endpoint.model} ({str(error)[:200]}): correct base_url, model or {key}"
+
+
+def _hash(parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class _Pace:
+    """Lets requests through at even distances, so many a minute."""
+
+    def __init__(self, per_minute: int) -> None:
+        self.gap, self.free, self.lock = 60 / per_minute, 0.0, threading.Lock()
+
+    def wait(self, request: object) -> None:
+        with self.lock:
+            begins = max(self.free, time.monotonic())
+            self.free = begins + self.gap
+        time.sleep(max(0.0, begins - time.monotonic()))
+
+
+class _Answers:
+    """Answers by key in a SQLite file, which several processes may share. The first answer to a key stays."""
+
+    def __init__(self, cache: str) -> None:
+        place = cache_root() / "judge" / "answers.sqlite" if cache == IN_CACHE else Path(cache).expanduser().absolute()
+        self.name = str(place) if cache else ":memory:"
+        self.lock = threading.Lock()
+        with self._explained():
+            if cache:
+                place.parent.mkdir(parents=True, exist_ok=True)
+            self.connection = sqlite3.connect(self.name, timeout=60, check_same_thread=False)
+            with self.connection:
+                self.connection.execute(
+                    "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL)"
+                )
+
+    def get(self, key: str) -> str | None:
+        with self.lock, self._explained():
+            found = self.connection.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
+        return None if found is None else found[0]
+
+    def put(self, key: str, answer: str) -> str:
+        """Keep an answer unless another process was first; returns the one that is kept."""
+        kept = answer.encode("utf-8", "replace").decode()  # SQLite takes no lone surrogates
+        with self.lock, self._explained(), self.connection:
+            self.connection.execute("INSERT OR IGNORE INTO answers VALUES (?, ?)", (key, kept))
+        return self.get(key) or kept
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, sqlite3.Error) as error:
+            raise ValueError(
+                f"the answers of the judge cannot be kept in {self.name} ({error}): give another file as cache, or "
+                "cache='' to keep them in memory"
+            ) from error

@@ -1,0 +1,137 @@
+"""Causal language models of the hub, or in a folder of your own."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import transformers
+
+from grpo_lab.policy.loading import Attention, Loading, Lora
+from grpo_lab.tasks.base import PRETRAINED_RATE, Model
+from grpo_lab.tricks.base import require
+from grpo_lab.types import WeightType
+
+_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.txt", "*.jinja")
+_REMEDY = "give the folder that save_pretrained wrote, or an id of the hub"
+
+
+@dataclass(frozen=True)
+class HfModel(Model):
+    """A causal language model with its tokenizer: an id on the hub, or a folder that `save_pretrained` wrote.
+
+    Only safetensors are read, and no code that comes with a model is run.
+    """
+
+    path: str
+    revision: str  # of the hub; "" for the newest, which may be another one tomorrow
+    frozen: WeightType  # the type of weights that do not train; with lora alone
+    attention: Attention
+    compiled: bool  # torch.compile for the learner: slow to begin, faster after
+    lora: Lora
+
+    def __post_init__(self) -> None:
+        rule, remedy = "fp32 where all weights train", "set model.lora.rank, or model.frozen=fp32"
+        require(self.lora.rank > 0 or self.frozen is WeightType.fp32, "frozen", self.frozen.name, rule, remedy)
+
+    @property
+    def highest_rate(self) -> float:
+        """None is known for an adapter, which is trained at higher rates than whole models."""
+        return math.inf if self.lora.rank else PRETRAINED_RATE
+
+    def loading(self) -> Loading:
+        return Loading(self.frozen, self.attention, self.compiled, self.lora if self.lora.rank else None)
+
+    def resolve(self) -> Path:
+        """The model's folder, downloaded first if it is not there. Raises ValueError that says what is missing.
+
+        Weights are not read.
+        """
+        return find_model(self.path, self.revision, "model.path")
+
+
+def find_model(path: str, revision: str, key: str) -> Path:
+    """The folder of a model, downloaded first if it is not there; a run's folder stands for its last checkpoint.
+
+    Weights are not read. Raises ValueError that names `key`, says what is wrong, and how to mend it.
+    """
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        looks_like_a_path = path.startswith(("/", ".", "~")) or path.count("/") != 1
+        require(not looks_like_a_path, key, path, "an existing folder", _REMEDY)
+        folder = _download(path, revision, key)
+    elif (folder / "run.json").is_file():
+        saved = sorted(folder.glob("checkpoints/step=*"))
+        remedy = "give a run that saved one, or the folder of a model"
+        require(bool(saved), key, path, "a run with a checkpoint, and this one has none", remedy)
+        folder = saved[-1]
+    _check(folder, path, key)
+    return folder
+
+
+def _download(path: str, revision: str, key: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        found = snapshot_download(path, revision=revision or None, allow_patterns=list(_FILES))
+    except Exception as error:  # the hub's, httpx's and the system's errors share no class
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
+        raise ValueError(
+            f"the model {path!r} is no local folder, and the hub did not give it{offline}: {said}. Without a "
+            f"network, copy it on a machine with one: `hf download {path} --local-dir FOLDER`, and give "
+            f"FOLDER as {key}; a model behind a licence needs `hf auth login` first"
+        ) from error
+    return Path(found)
+
+
+def _check(folder: Path, path: str, key: str) -> None:
+    config_file = folder / "config.json"
+    adapter = folder / "adapter_config.json"
+    if adapter.is_file() and not config_file.is_file():
+        base = json.loads(adapter.read_text()).get("base_model_name_or_path")
+        raise ValueError(
+            f"{key} must be a whole model, got an adapter of {base} in {path}: merge it into its base "
+            "(peft's merge_and_unload, then save_pretrained) and give that folder"
+        )
+    require(config_file.is_file(), key, path, "a folder with a config.json", _REMEDY)
+    config = json.loads(config_file.read_text())
+    architectures = config.get("architectures") or []
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    rule = f"a causal language model, and its config.json names {architectures}"
+    remedy = "choose a model that AutoModelForCausalLM loads"
+    if config.get("auto_map"):
+        remedy += "; this one brings code of its own, which is never run (trust_remote_code)"
+    require(any(name in known for name in architectures), key, path, rule, remedy)
+    others = [file.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for file in folder.glob(pattern)]
+    if others and not any(folder.glob("*.safetensors")):
+        raise ValueError(
+            f"{key} must hold safetensors, got {others[0]} in {path}: files of that kind can run code when "
+            "they are opened; convert it on a machine you can lose, with save_pretrained(safe_serialization=True)"
+        )
+    tokenizer = _load_tokenizer(folder, path, key)
+    remedy = "set eos_token in tokenizer_config.json, since a response has to be able to end"
+    has_end = tokenizer.eos_token_id is not None
+    require(has_end, key, path, "a model whose tokenizer has an end-of-text token", remedy)
+
+
+def _load_tokenizer(folder: Path, path: str, key: str) -> transformers.PreTrainedTokenizerBase:
+    try:
+        return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    # The exception of a broken tokenizer depends on its kind; all mean the same here.
+    except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise ValueError(
+                f"{key} must be a model whose tokenizer transformers has itself, got {path}: its tokenizer is code of "
+                "its own, which is never run (trust_remote_code); choose another model, or save a tokenizer.json into "
+                "the folder, and take auto_map out of its tokenizer_config.json"
+            ) from error
+        raise ValueError(
+            f"{key} must be a model with a tokenizer, got {path}: "
+            f"save the tokenizer into the same folder ({type(error).__name__}: {error})"
+        ) from error

@@ -1,0 +1,375 @@
+"""Tasks from data sets: what is read, how it is divided, what is said about it, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+from damage import cut_short
+from short_runs import SMALL, run_in_process
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import PreTrainedTokenizerFast
+
+from grpo_lab.config.hydra_setup import compose_config
+from grpo_lab.config.run_config import RunConfig, to_run
+from grpo_lab.rollout.grading import encode_prompts
+from grpo_lab.run.evaluate import make_suites
+from grpo_lab.run.identity import check_data, data_fingerprint, notes_on_data
+from grpo_lab.tasks.tables import Table, TableTask, _divided, _rows, fingerprint, overlaps
+from grpo_lab.tracking.mlflow_sender import _inputs
+
+Rows = Sequence[dict[str, Any]]
+
+
+def sums(number: int, first: int = 0) -> list[dict[str, Any]]:
+    return [{"question": f"What is {n} plus {n + 1}?", "answer": n + n + 1} for n in range(first, first + number)]
+
+
+def jsonl(path: Path, rows: Rows) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def run_of(*overrides: str) -> RunConfig:
+    return to_run(compose_config(["world=tiny", "task=jsonl", *overrides]))
+
+
+def task_of(*overrides: str) -> TableTask:
+    task = run_of(*overrides).task
+    assert isinstance(task, TableTask)
+    return task
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer that can write any text: bytes alone."""
+    alphabet = sorted(ByteLevel.alphabet())
+    words = Tokenizer(BPE({one: place for place, one in enumerate(alphabet)}, []))
+    words.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token=alphabet[0])
+
+
+def table(path: str, **fields: str) -> Table:
+    return Table.of({"path": path, "split": "train", "question": "question", "answer": "answer", **fields}, "table")
+
+
+# --- pass rates that come with a data set ---------------------------------------------------------------------
+
+RATES = [0.0, 0.1, 0.25, 0.5, 0.75, 1.0, None]
+
+
+def rated(path: Path, number: int = 70) -> str:
+    return jsonl(path, [row | {"solved": RATES[n % len(RATES)]} for n, row in enumerate(sums(number))])
+
+
+def test_a_column_of_pass_rates_bounds_what_is_trained_on_and_is_the_difficulty(tmp_path: Path) -> None:
+    """Rows of another table, or of the same one held out, are asked whatever their rate."""
+    words = [f"task.path={rated(tmp_path / 'rated.jsonl')}", "task.pass_rate=solved"]
+    whole = task_of(*words)
+    rates = {row.question: row.pass_rate for row in whole.rows()}
+    assert set(rates.values()) == set(RATES)
+    levels = {rates[problem.question]: problem.difficulty for problem in whole.problems("train")}
+    assert levels == {0.0: 101, 0.1: 91, 0.25: 76, 0.5: 51, 0.75: 26, 1.0: 1, None: 101}
+    middle = task_of(*words, "task.lowest_pass_rate=0.1", "task.highest_pass_rate=0.75")
+    trained = [problem.question for problem in middle.problems("train")]
+    assert {rates[question] for question in trained} == {0.1, 0.25, 0.5, 0.75}
+    assert trained == [one.question for one in whole.problems("train") if 0.1 <= (rates[one.question] or 0) <= 0.75]
+    for split in ("heldout", "downstream"):
+        assert middle.problems(split) == whole.problems(split)
+    assert "30 of 70 questions of" in middle.notes()[0] and "have no solved in [0.1, 0.75]" in middle.notes()[0]
+    assert middle.fingerprint()["train"] != whole.fingerprint()["train"]
+    assert task_of(*words, "task.difficulty=answer").rows()[3].difficulty == 7, "a column of levels comes first"
+
+
+def test_numbers_with_a_fraction_are_ordered_by_size_as_levels(tmp_path: Path) -> None:
+    rows = [row | {"level": level} for row, level in zip(sums(4), (10.5, 2.5, 0.25, 2.5))]
+    assert [row.difficulty for row in table(jsonl(tmp_path / "q.jsonl", rows), difficulty="level").rows()] == [
+        3,
+        2,
+        1,
+        2,
+    ]
+
+
+@pytest.mark.parametrize(
+    "words,message",
+    [
+        (["task.lowest_pass_rate=0.2"], "must be 0 and 1 without rates, got 0.2, 1: name the column of the rates"),
+        (["task.pass_rate=solved", "task.lowest_pass_rate=2"], r"lowest_pass_rate must be in \[0, 1\], got 2"),
+        (["task.pass_rate=solved", "task.lowest_pass_rate=0.5", "task.highest_pass_rate=0.4"], "between lowest_pass"),
+        (["task.pass_rate=solved", "task.lowest_pass_rate=0.3", "task.highest_pass_rate=0.4"], r"solved in \[0.3, 0.4"),
+        (["task.pass_rate=answer"], r"row 1 of .* has the pass rate '3': it must be a share from 0 to 1, or empty"),
+        (["task.pass_rate=rate"], "no column 'rate' for the pass_rate"),
+    ],
+)
+def test_pass_rates_that_are_refused(tmp_path: Path, words: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        task_of(f"task.path={rated(tmp_path / 'rated.jsonl')}", *words).problems("train")
+
+
+# --- reading --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet", "folder", "saved", "saved_splits"])
+def test_every_kind_of_local_copy_gives_the_same_rows(tmp_path: Path, kind: str) -> None:
+    made = datasets.Dataset.from_list(sums(30))
+    path = tmp_path / f"rows.{kind}"
+    if kind == "jsonl":
+        jsonl(path, sums(30))
+    elif kind == "json":
+        path.write_text(json.dumps(sums(30)))
+    elif kind == "csv":
+        made.to_csv(path, index=False)
+    elif kind == "parquet":
+        made.to_parquet(path)
+    elif kind == "folder":
+        path.mkdir()
+        made.to_parquet(path / "train.parquet")
+    elif kind == "saved":
+        made.save_to_disk(path)
+    else:
+        datasets.DatasetDict({"train": made, "test": made.select(range(3))}).save_to_disk(path)
+    rows = table(str(path)).rows()
+    assert [(row.number, row.question, row.answer, row.difficulty) for row in rows] == [
+        (n, f"What is {n} plus {n + 1}?", str(2 * n + 1), 1) for n in range(30)
+    ]
+
+
+def test_parts_of_columns_patterns_and_levels(tmp_path: Path) -> None:
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": f"Solve this. Task {n} is here. Thanks"}],
+            "reward_model": {"ground_truth": f"so we get {n}\n#### {n}"},
+            "level": f"Level {n % 3}",
+        }
+        for n in range(6)
+    ]
+    read = table(
+        jsonl(tmp_path / "verl.jsonl", rows), question="prompt.0.content", answer="reward_model.ground_truth",
+        question_pattern=r"this\. (.*) Thanks", answer_pattern=r"####\s*(.+)", difficulty="level",
+    ).rows()  # fmt: skip
+    assert [(row.question, row.answer, row.difficulty) for row in read] == [
+        (f"Task {n} is here.", str(n), n % 3) for n in range(6)
+    ]
+
+
+def test_a_boxed_answer_is_read_from_the_last_box(tmp_path: Path) -> None:
+    rows = [{"question": "q?", "answer": r"\boxed{1}, no, \boxed{ \frac{1}{2} }."}]
+    (row,) = table(jsonl(tmp_path / "q.jsonl", rows), answer_pattern="boxed").rows()
+    assert row.answer == r"\frac{1}{2}"
+    open_box = jsonl(tmp_path / "open.jsonl", [{"question": "q?", "answer": r"\boxed{7"}])
+    with pytest.raises(ValueError, match=r"row 0 of .* holds no answer by answer_pattern='boxed'"):
+        table(open_box, answer_pattern="boxed").rows()
+
+
+def test_levels_without_numbers_are_in_the_order_of_their_names(tmp_path: Path) -> None:
+    rows = [row | {"level": name} for row, name in zip(sums(4), ("hard", "easy", "hard", "medium"))]
+    read = table(jsonl(tmp_path / "q.jsonl", rows), difficulty="level").rows()
+    assert [row.difficulty for row in read] == [2, 1, 2, 3]
+
+
+def test_a_question_that_stands_twice_is_asked_once(tmp_path: Path) -> None:
+    rows = [*sums(5), {"question": " what IS 1  plus 2?", "answer": "3"}, *sums(1, first=7)]
+    assert [row.number for row in table(jsonl(tmp_path / "q.jsonl", rows)).rows()] == [0, 1, 2, 3, 4, 6]
+
+
+# --- dividing -------------------------------------------------------------------------------------------------
+
+
+def test_one_file_is_divided_by_questions_and_every_split_is_stable(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "q.jsonl", sums(1000))
+    task = task_of(f"task.path={path}")
+    parts = {split: task.problems(split) for split in ("train", "heldout", "downstream", "probe")}
+    assert {split: len(part) for split, part in parts.items()} == {
+        "train": 1000 - 200 - 200, "heldout": 200, "downstream": 200, "probe": 128,
+    }  # fmt: skip
+    questions = {split: {problem.question for problem in part} for split, part in parts.items()}
+    assert questions["probe"] < questions["train"]
+    assert len(questions["train"] | questions["heldout"] | questions["downstream"]) == 1000
+    ids = [problem.id for split in ("train", "heldout", "downstream") for problem in parts[split]]
+    assert len(set(ids)) == 1000 and {problem.id for problem in parts["probe"]} <= set(ids)
+    again = task_of(f"task.path={jsonl(tmp_path / 'other.jsonl', list(reversed(sums(1000))))}")
+    assert {problem.question for problem in again.problems("heldout")} == questions["heldout"], "order does not matter"
+
+
+def test_tables_of_their_own_give_all_they_have_and_leave_training(tmp_path: Path) -> None:
+    train = jsonl(tmp_path / "train.jsonl", sums(100))
+    other = jsonl(tmp_path / "other.jsonl", sums(40, first=90))
+    task = task_of(f"task.path={train}", f"task.heldout.path={other}", f"task.downstream.path={other}")
+    parts = {
+        split: {problem.question for problem in task.problems(split)} for split in ("train", "heldout", "downstream")
+    }
+    assert len(parts["heldout"]) == 20 and len(parts["downstream"]) == 20, "one table for both is halved"
+    assert parts["heldout"].isdisjoint(parts["downstream"])
+    assert len(parts["train"]) == 90
+    assert sum("were left out of training" in note for note in task.notes()) == 2
+    assert sum(int(note.split()[0]) for note in task.notes()) == 10
+
+
+def test_evaluation_asks_as_many_as_there_are(tmp_path: Path) -> None:
+    run = run_of(f"task.path={jsonl(tmp_path / 'q.jsonl', sums(60))}", "evaluation=standard")
+    assert {suite.name: len(suite.problems) for suite in make_suites(run)} == {
+        "probe": 36, "heldout_training": 12, "heldout": 12, "downstream": 12,
+    }  # fmt: skip
+    assert {suite.name: len(suite.problems) for suite in make_suites(run, ends=False)}["heldout"] == 12
+
+
+def test_levels_of_heldout_questions_are_mixed_as_they_are_where_training_has_none(tmp_path: Path) -> None:
+    levelled = [row | {"level": n % 5 + 1} for n, row in enumerate(sums(500, first=1000))]
+    other = jsonl(tmp_path / "levels.jsonl", levelled)
+    run = run_of(
+        f"task.path={jsonl(tmp_path / 'q.jsonl', sums(300))}", f"task.heldout.path={other}",
+        "task.heldout.difficulty=level", "evaluation.heldout_problems=50",
+    )  # fmt: skip
+    (heldout,) = (suite for suite in make_suites(run, ends=False) if suite.name == "heldout")
+    levels = [problem.difficulty for problem in heldout.problems]
+    assert {level: levels.count(level) for level in range(1, 6)} == pytest.approx(dict.fromkeys(range(1, 6), 10), abs=4)
+
+
+# --- what is said ---------------------------------------------------------------------------------------------
+
+
+def test_overlap_is_told_and_only_where_there_is_some() -> None:
+    long = "a farmer has three fields and sows wheat on two of them in the early spring"
+    asked = {"heldout": [f"Once more: {long} of 1999.", "a farmer has three fields"], "downstream": ["nothing alike"]}
+    (said,) = overlaps([f"{long.upper()}, so how many are left?"], asked)
+    assert said.startswith("1 of 2 heldout questions share 13 words in a row with a training question")
+    assert overlaps(["nothing alike at all"], asked) == []
+
+
+def test_the_fingerprint_is_of_what_is_asked(tmp_path: Path) -> None:
+    run = run_of(f"task.path={jsonl(tmp_path / 'q.jsonl', sums(60))}")
+    same = run_of(f"task.path={jsonl(tmp_path / 'copy.jsonl', sums(60))}")
+    changed = [row | ({"answer": 0} if n == 7 else {}) for n, row in enumerate(sums(60))]
+    other = run_of(f"task.path={jsonl(tmp_path / 'changed.jsonl', changed)}")
+    prints = [data_fingerprint(one) for one in (run, same, other)]
+    assert prints[0] == prints[1] != prints[2] and prints[0] is not None
+    assert sum(prints[0][split] != prints[2][split] for split in ("train", "heldout", "downstream")) == 1
+    assert data_fingerprint(to_run(compose_config(["world=tiny"]))) is None
+    check_data({}, prints[0])
+    check_data({"data": prints[0]}, prints[1])
+    check_data({"run_key": "of an earlier version"}, prints[0])
+    with pytest.raises(ValueError, match=r"the questions of .* are others than when this run began"):
+        check_data({"data": prints[0]}, prints[2])
+
+
+def test_tables_of_evaluation_are_suites_of_their_own(tmp_path: Path) -> None:
+    words = "one two three four five six seven eight nine ten eleven twelve thirteen"
+    train = jsonl(tmp_path / "q.jsonl", [*sums(100), *({"question": f"{words} {n}", "answer": n} for n in range(20))])
+    more = jsonl(tmp_path / "more.jsonl", [{"q": f"{words}!", "a": "4"}, {"q": "two and two?", "a": "4"}])
+    run = run_of(
+        f"task.path={train}", "evaluation.suite_problems=5",
+        f"+evaluation.tables.more={{path: {more}, split: train, question: q, answer: a}}",
+    )  # fmt: skip
+    *_, suite = make_suites(run)
+    assert suite.name == "more" and [problem.answer for problem in suite.problems] == ["4", "4"]
+    assert suite.params.max_tokens == run.evaluation.downstream_max_tokens
+    assert "more" not in {suite.name for suite in make_suites(run, ends=False)}
+    every = [problem.id for one in ("train", "heldout", "downstream") for problem in run.task.problems(one)]
+    assert not {problem.id for problem in suite.problems} & set(every)
+    assert [note for note in notes_on_data(run) if note.startswith("1 of 2 more questions share 13 words")]
+    assert data_fingerprint(run)["more"] == fingerprint(suite.problems)  # pyright: ignore[reportOptionalSubscript]
+
+
+# --- what is refused ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"question": "prompt"}, "no column 'prompt' for the question: set question to one of question, answer"),
+        ({"answer": "answer.0"}, "row 0 of .* has nothing at 'answer.0'"),
+        ({"answer_pattern": "####(.*)"}, "row 0 of .* holds no answer by answer_pattern='####"),
+        ({"answer_pattern": "####("}, "answer_pattern is no regular expression"),
+        ({"answer_pattern": "####"}, "answer_pattern must be a pattern with a group"),
+        ({"difficulty": "level"}, "no column 'level' for the difficulty"),
+        ({"path": "/no/such/file.jsonl"}, "there is no file /no/such/file.jsonl"),
+        ({"split": ""}, "split must be a text"),
+    ],
+)
+def test_a_mistaken_description_is_refused(tmp_path: Path, change: dict[str, str], message: str) -> None:
+    path = jsonl(tmp_path / "q.jsonl", sums(20))
+    with pytest.raises(ValueError, match=message):
+        table(**{"path": path} | change).rows()
+
+
+def test_files_that_hold_nothing_usable_are_refused(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.csv"
+    empty.write_text("question,answer\n")
+    with pytest.raises(ValueError, match="has no rows in split 'train'"):
+        table(str(empty)).rows()
+    with pytest.raises(ValueError, match=r"none.jsonl has no rows in split 'train': choose another split or file"):
+        table(jsonl(tmp_path / "none.jsonl", [])).rows()
+    torn = tmp_path / "torn.parquet"
+    torn.write_bytes(b"PAR1 and then nothing")
+    with pytest.raises(ValueError, match=r"torn\.parquet cannot be read"):
+        table(str(torn)).rows()
+    nested = jsonl(tmp_path / "nested.jsonl", [{"question": [{"content": "1+1?"}], "answer": "2"}])
+    with pytest.raises(ValueError, match=r"must be a text or a number: correct the row, or set question to a place"):
+        table(nested).rows()
+    blank = jsonl(tmp_path / "blank.jsonl", [{"question": "1+1?", "answer": "2"}, {"question": "1+2?", "answer": ""}])
+    with pytest.raises(ValueError, match=r"row 1 of .* holds no answer"):
+        table(blank).rows()
+    few = jsonl(tmp_path / "few.jsonl", sums(3))
+    with pytest.raises(ValueError, match="no rows are left for the split heldout"):
+        task_of(f"task.path={few}").problems("train")
+
+
+def test_the_hub_out_of_reach_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*arguments: object, **named: object) -> None:
+        raise ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    with pytest.raises(ValueError, match=r"no local file or folder.*`hf download --repo-type dataset openai/gsm8k"):
+        table("openai/gsm8k", split="test").rows()
+
+
+def test_fields_of_a_table_are_checked_by_name() -> None:
+    with pytest.raises(ValueError, match=r"evaluation\.tables\.x must be made of path"):
+        Table.of({"path": "a/b", "columns": "q"}, "evaluation.tables.x")
+    with pytest.raises(ValueError, match=r"evaluation\.tables\.x must be complete, got nothing for split, question"):
+        Table.of({"path": "a/b", "answer": "a"}, "evaluation.tables.x")
+
+
+def test_a_set_as_large_as_gsm8k_is_read_divided_and_prompted_in_seconds(tmp_path: Path) -> None:
+    words = "Sam buys some apples at the market and gives a few of them to his two friends before lunch"
+    rows = [{"question": f"{words} {n} times {n % 97}?", "answer": f"#### {n}"} for n in range(7500)]
+    path = jsonl(tmp_path / "large.jsonl", rows)
+    tokenizer = byte_tokenizer()
+    template = run_of("template=boxed", f"task.path={path}").template
+    started = time.process_time()
+    task = task_of(f"task.path={path}", "task.answer_pattern='#### (.*)'")
+    assert len(task.problems("train")) == 7500 - 512 and task.notes()
+    prompts = encode_prompts(tokenizer, template, task.problems("train"))
+    assert len(prompts) == 7500 - 512 and min(map(len, prompts)) > len(words)
+    took = time.process_time() - started
+    print(f"7,500 rows in {took:.1f} s of processor time")
+    assert took < 10
+
+
+def test_a_run_records_its_questions_and_refuses_to_go_on_with_others(tmp_path: Path) -> None:
+    rows = [{"question": f"{n % 9 + 1}+{n // 9}?", "answer": n % 9 + 1 + n // 9} for n in range(60)]
+    path = jsonl(tmp_path / "q.jsonl", rows)
+    settings = (
+        *SMALL, "task=jsonl", f"task.path={path}", "template=plain", "reward=strict", "verifier=exact_answer",
+        "task.response_tokens=12", "task.downstream_response_tokens=12", "budget.amount=2", "checkpoint_every=1",
+    )  # fmt: skip
+    with cut_short(1):
+        run_in_process(tmp_path / "runs", *settings)
+    folder = next((tmp_path / "runs").glob("*/seed=0"))
+    described = json.loads((folder / "run.json").read_text())
+    assert described["data"] == data_fingerprint(run_of(f"task.path={path}"))
+    inputs = {one.tags[0].value: one.dataset for one in _inputs(described)}
+    assert {split: one.digest for split, one in inputs.items()} == described["data"]
+    assert inputs["train"].name == f"{path}:train" and json.loads(inputs["train"].source)["task.path"] == path
+    jsonl(tmp_path / "q.jsonl", [*rows[:-1], {"question": "8+8?", "answer": 16}])
+    _rows.cache_clear()
+    _divided.cache_clear()
+    with pytest.raises(ValueError, match=r"the questions of .* are others than when this run began"):
+        run_in_process(tmp_path / "runs", *settings)
