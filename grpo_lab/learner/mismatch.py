@@ -8,6 +8,7 @@ import torch
 
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.engines.base import EngineFailure
+from grpo_lab.policy.adapters import whole_weights
 from grpo_lab.policy.batching import rollout_logprobs
 from grpo_lab.rollout.grading import encode_prompts, group_requests, to_rollouts
 from grpo_lab.rollout.queue import RolloutQueue
@@ -88,7 +89,7 @@ def check_last_sync(
 
 def sync_sampler(run: RunConfig, state: RunState, queue: RolloutQueue) -> None:
     """Stage 11: give the sampler the learner's weights, and the reference its share of them."""
-    queue.sync(state.learner.state_dict().items(), state.updates)
+    queue.sync(whole_weights(state.learner), state.updates)
     state.keep_weights(run)
     state.unproven = True
     probe_sync(run, state)

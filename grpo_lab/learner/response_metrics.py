@@ -25,13 +25,23 @@ def response_metrics(made: Groups, check_again: Sequence[str], best: Float[Tenso
         "rollout/stopped": float(rollouts.looped.double().mean()),
         "rollout/length_std_within": float(shaped.lengths.double().std(dim=1, correction=0).mean()),
         "rollout/length_std_across": float(shaped.lengths.double().mean(dim=1).std(correction=0)),
-        "rollout/best_gap": float((best[list(made.indices)] - shaped.reward.mean(dim=1)).mean()),
     }
+    if shaped.counted.any():
+        gap = best[list(made.indices)] - group_means(shaped).squeeze(1)
+        metrics["rollout/best_gap"] = float(gap.nanmean())
     size = rollouts.group_size
     right = shaped.outcome.sum(dim=1).round().int().tolist()
+    graded = shaped.counted.sum(dim=1).tolist()
     for k in (k for k in (2, 4, 8, 16, 32, 64) if k <= size):
-        metrics[f"rollout/pass_at_{k}"] = sum(pass_at_k(size, count, k) for count in right) / len(right)
+        chances = [pass_at_k(number, count, k) for number, count in zip(graded, right) if k <= number]
+        if chances:
+            metrics[f"rollout/pass_at_{k}"] = sum(chances) / len(chances)
     return metrics | target_length_metrics(shaped)
+
+
+def group_means(graded: Graded) -> Float[Tensor, "P 1"]:
+    """The mean reward of each group's counted responses; NaN for a group without any."""
+    return torch.where(graded.counted, graded.reward, torch.nan).nanmean(dim=1, keepdim=True)
 
 
 def repetition(tokens: Sequence[int]) -> float:

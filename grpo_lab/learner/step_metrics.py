@@ -12,9 +12,9 @@ import transformers
 from grpo_lab.config.rules import broken_warnings
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.learner.mismatch import mismatch_metrics
-from grpo_lab.learner.response_metrics import response_metrics
+from grpo_lab.learner.response_metrics import group_means, response_metrics
 from grpo_lab.learner.update import Advantages, BeforeUpdates, UpdateTally
-from grpo_lab.policy.batching import StepInputs, totals_of
+from grpo_lab.policy.batching import StepInputs, expand, totals_of
 from grpo_lab.rollout.grading import token_texts
 from grpo_lab.rollout.queue import RolloutBatch, RolloutQueue
 from grpo_lab.tracking.metrics import touched_metric
@@ -25,8 +25,9 @@ from grpo_lab.types import Bool, Graded, Groups, Int, Tensor
 
 # The axes whose options may touch nothing in a run, and are then reported as inert.
 TOUCHING_AXES = (
-    "sft", "curriculum", "truncation", "reward_shaping", "group_filter", "old_policy", "correction", "rejection",
-    "baseline", "scale", "importance", "surrogate", "aggregation", "denominator", "kl", "entropy",
+    "question_filter", "pass_rate", "sft", "curriculum", "truncation", "reward_shaping", "group_filter", "old_policy",
+    "correction", "rejection", "baseline", "scale", "importance", "surrogate", "aggregation", "denominator",
+    "kl", "entropy", "teacher",
 )  # fmt: skip
 
 
@@ -52,21 +53,22 @@ def step_metrics(run: RunConfig, queue: RolloutQueue, step: FinishedStep) -> dic
     metrics |= response_metrics(made, run.task.check_again, queue.memory.best) | before.metrics | queue.metrics()
     metrics |= mismatch_metrics(tally.logprobs, rollouts.sampler_logprobs, tally.read_mask)
     metrics |= staleness_metrics((tally.version - rollouts.weight_version)[rollouts.sampled_mask])
+    if made.graded.failed is not None:
+        metrics["rollout/ungraded"] = _share(made.graded.failed)
+    if run.reward.gathers:
+        metrics["reward/evolving_rubrics"] = sum(len(one.rubrics) for one in made.rollouts.problems) / made.number
     return metrics | {
         "touched/curriculum": batch.passed_over,
         "touched/aggregation": reweighted_tokens(run.aggregation, step.inputs.loss_mask, rollouts.group_size),
         "train/entropy_coef": step.inputs.entropy_coef,
-    }
+    } | taught_tokens(run, step)  # fmt: skip
 
 
 def reward_metrics(made: Groups, graded: Graded) -> dict[str, float]:
     """Rewards of all whole groups that were generated, and of the rows in the loss (`graded`)."""
     shaped = made.shaped
-    mean = shaped.reward.mean(dim=1, keepdim=True)
+    judged = shaped.counted  # a response that its grader failed on is neither right nor wrong
     metrics: dict[str, Tensor | float] = {
-        "reward/mean": shaped.reward.mean(),
-        "reward/outcome": shaped.outcome.mean(),
-        "reward/group_std": (shaped.reward - mean).pow(2).mean(dim=1).sqrt().mean(),
         "rollout/groups": made.number,
         "rollout/length": shaped.lengths.double().mean(),
         "rollout/longest": shaped.lengths.max(),
@@ -74,9 +76,20 @@ def reward_metrics(made: Groups, graded: Graded) -> dict[str, float]:
         "rollout/frac_zero_std": without_signal(shaped, Signal.outcome).double().mean(),
         "rollout/trained": graded.trained.sum() / shaped.trained.numel(),
     }
-    for name, values in shaped.components.items():
-        metrics[f"reward/component/{name}"] = values.mean()
-    for name, rows in (("correct", shaped.outcome == 1), ("wrong", shaped.outcome == 0)):
+    if judged.any():
+        off_mean = torch.where(judged, shaped.reward - group_means(shaped), torch.nan)
+        metrics["reward/mean"] = shaped.reward[judged].mean()
+        metrics["reward/outcome"] = shaped.outcome[judged].mean()
+        metrics["reward/group_std"] = off_mean.pow(2).nanmean(dim=1).sqrt().nanmean()
+        for name, values in shaped.components.items():
+            metrics[f"reward/component/{name}"] = values[judged].mean()
+    sources = [problem.source for problem in made.rollouts.problems]
+    for source in sorted(set(sources) - {""}):
+        of_it = judged & torch.tensor([name == source for name in sources])[:, None]
+        metrics[f"rollout/source/{source}"] = sources.count(source) / len(sources)
+        if of_it.any():
+            metrics[f"reward/source/{source}"] = shaped.reward[of_it].mean()
+    for name, rows in (("correct", judged & (shaped.outcome == 1)), ("wrong", judged & (shaped.outcome == 0))):
         if rows.any():
             metrics[f"rollout/length_{name}"] = shaped.lengths[rows].double().mean()
     if graded.trained.any():
@@ -170,6 +183,14 @@ def reweighted_tokens(aggregation: Aggregation, loss_mask: Bool[Tensor, "N T"], 
     return float(((ratio - 1).abs() > REWEIGHTED).double().mean()) if len(ratio) else 0.0
 
 
+def taught_tokens(run: RunConfig, step: FinishedStep) -> dict[str, float]:
+    """The share of the loss's tokens whose advantage the teacher changed; nothing without a teacher."""
+    if not run.teacher.needs_model:
+        return {}
+    rewarded, mask = expand(step.advantages.scaled, step.before.loss_mask), step.before.loss_mask
+    return {"touched/teacher": _share_moved(rewarded, step.inputs.advantages, mask)}
+
+
 def inert_axes(run: RunConfig, touched: dict[str, float]) -> list[str]:
     """Axes whose option is switched on and touched nothing in the whole run; `touched` holds maxima over steps.
 
@@ -198,7 +219,7 @@ def rollout_table(tokenizer: transformers.PreTrainedTokenizerBase, step: Finishe
         advantages = advantages.sum(dim=1) / rollouts.sampled_mask.sum(dim=1).clamp(min=1)
     asked = [problem for problem in rollouts.problems for _ in range(rollouts.group_size)]
     columns = {
-        "outcome": graded.outcome,
+        "outcome": graded.verdict,
         "reward": graded.reward,
         "advantage": advantages,
         "length": graded.lengths,

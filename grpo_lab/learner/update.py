@@ -35,6 +35,7 @@ class BeforeUpdates:
     entropy: Float[Tensor, "N T"] | None
     old_logprobs: Float[Tensor, "N T"] | None
     ref_logprobs: Float[Tensor, "N T"] | None
+    teacher_logprobs: Float[Tensor, "N T"] | None
     correction_weights: Float[Tensor, "N T"] | None
     values: Float[Tensor, "N T"] | None
     charges: Float[Tensor, "N T"]
@@ -162,13 +163,16 @@ def read_policies(run: RunConfig, state: RunState, filtered: Graded, rollouts: R
     `filtered` is the batch's record after the group filter.
     """
     sampled, sampler = rollouts.sampled_mask, rollouts.sampler_logprobs
-    logprobs = entropy = reference = weights = values = None
+    logprobs = entropy = reference = taught = weights = values = None
     accepted, rejected, metrics = sampled, filtered, {}
     if run.needs_logprobs:
         logprobs, entropy = _batch_logprobs(run, state, state.learner, rollouts, run.entropy.selects_tokens)
     old = run.old_policy(logprobs, sampler)
-    if state.reference is not None:
-        reference, _ = _batch_logprobs(run, state, state.reference, rollouts, with_entropy=False)
+    if run.kl.needs_reference:
+        with state.as_reference() as model:
+            reference, _ = _batch_logprobs(run, state, model, rollouts, with_entropy=False)
+    if state.teacher is not None:
+        taught = state.teacher.logprobs(run, rollouts, state.microbatching, state.device, state.ledger)
     if logprobs is not None:
         weights = run.correction(logprobs, sampler, sampled)
         accepted = run.rejection(logprobs, sampler, sampled)
@@ -181,8 +185,11 @@ def read_policies(run: RunConfig, state: RunState, filtered: Graded, rollouts: R
     if state.critic is not None:
         values = state.critic.values(rollouts, state.ledger)
     metrics |= touched_tokens(sampled, weights, accepted, in_loss, chosen)
+    if taught is not None and sampled.any():
+        assert old is not None, "needs_logprobs has it computed"
+        metrics["teacher/reverse_kl"] = float((old - taught)[sampled].double().mean())
     return BeforeUpdates(
-        logprobs, entropy, old, reference, weights, values, charges, rejected, graded, accepted, chosen, metrics
+        logprobs, entropy, old, reference, taught, weights, values, charges, rejected, graded, accepted, chosen, metrics
     )
 
 
@@ -223,11 +230,15 @@ def scaled(run: RunConfig, centred: Tensor, graded: Graded, accepted: Bool[Tenso
     return run.scale.of_tokens(centred, accepted & graded.counted.flatten()[:, None], graded)
 
 
-def make_inputs(rollouts: Rollouts, before: BeforeUpdates, advantages: Advantages, entropy_coef: float) -> StepInputs:
-    """Stage 9: the inputs of the loss for all rows of the batch."""
+def make_inputs(
+    run: RunConfig, rollouts: Rollouts, before: BeforeUpdates, advantages: Advantages, entropy_coef: float
+) -> StepInputs:
+    """Stage 9: the inputs of the loss for all rows of the batch; a teacher acts here, on single tokens."""
+    rewarded = expand(advantages.scaled, before.loss_mask)
+    learnt = run.teacher(rewarded, before.teacher_logprobs, before.old_logprobs, before.accepted_mask)
     return StepInputs(
-        rollouts, before.loss_mask, expand(advantages.scaled, before.loss_mask), before.old_logprobs,
-        before.ref_logprobs, before.correction_weights, entropy_coef,
+        rollouts, before.loss_mask, expand(learnt, before.loss_mask), before.old_logprobs, before.ref_logprobs,
+        before.correction_weights, entropy_coef,
     )  # fmt: skip
 
 
@@ -316,7 +327,7 @@ def update(run: RunConfig, state: RunState, batches: list[Batch], tokens: int, t
     if run.learner_precision.scales_loss and _overflows(state):
         tally.overflowed += 1
         return
-    tally.reports.append(run.optimizer.step(state.optimizer, state.updates))
+    tally.reports.append(run.optimizer.step(state.optimizer, state.updates, state.ledger.spent(run.budget)))
     state.updates += 1
 
 

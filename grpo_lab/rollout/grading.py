@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from grpo_lab.seeding import uniform
-from grpo_lab.tasks.base import Reward, Template
+from grpo_lab.tasks.base import Grader, Template
 from grpo_lab.tricks.reward_shaping import RewardShaping
 from grpo_lab.types import (
     Completion,
@@ -31,7 +31,7 @@ def encode_prompts(
     tokenizer: transformers.PreTrainedTokenizerBase, template: Template, problems: Sequence[Problem]
 ) -> tuple[tuple[int, ...], ...]:
     """Token ids of each problem's rendered prompt."""
-    return token_ids(tokenizer, [template.render(problem.question) for problem in problems])
+    return token_ids(tokenizer, [template.render(problem.question, tokenizer) for problem in problems])
 
 
 def token_ids(tokenizer: transformers.PreTrainedTokenizerBase, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
@@ -120,32 +120,33 @@ def token_texts(tokenizer: transformers.PreTrainedTokenizerBase, rollouts: Rollo
     return [[seen[token] for token in row[:end]] for row, end in zip(rollouts.tokens.tolist(), ends)]
 
 
-def grade(rollouts: Rollouts, texts: Sequence[str], reward: Reward, keys: Sequence[NoiseKey]) -> Graded:
-    """The verifier outcome of each row and its reward; every row is counted and trained.
+def grade(rollouts: Rollouts, texts: Sequence[str], reward: Grader, keys: Sequence[NoiseKey]) -> Graded:
+    """The verifier outcome of each row and its reward; every row that could be graded is counted and trained.
 
-    `keys` are those that the rows were sampled with.
+    `keys` are those that the rows were sampled with. A grader that failed says nothing about the response: such a row
+    has outcome and reward 0, and is neither counted nor trained.
     """
     finished = rollouts.finished.tolist()
-    answers = [rollouts.problems[row // rollouts.group_size].answer for row in range(len(texts))]
+    problems = [problem for problem in rollouts.problems for _ in range(rollouts.group_size)]
 
     def by_group(values: list[float]) -> Float[Tensor, "P G"]:
         return to_groups(torch.tensor(values, dtype=torch.float64), rollouts.group_size)
 
-    outcome = by_group(reward.outcomes(answers, texts, finished, keys))
-    components = {"outcome": reward.values(outcome)}
-    if reward.gives_part:
-        components["part"] = by_group(list(map(reward.part, answers, texts, finished)))
-    everyone = torch.ones_like(outcome, dtype=torch.bool)
+    grades = reward.grades(problems, texts, finished, keys)
+    judged = by_group(grades.outcomes)
+    graded = ~judged.isnan()
+    components = {name: torch.where(graded, by_group(values), 0.0) for name, values in grades.components.items()}
     lengths_asked_for = [problem.target_length for problem in rollouts.problems]
     return Graded(
-        outcome=outcome,
+        outcome=judged.nan_to_num(0.0),
         reward=torch.stack(list(components.values())).sum(dim=0),
         components=components,
         lengths=to_groups(rollouts.lengths, rollouts.group_size),
         sampled_lengths=to_groups(rollouts.sampled_mask.sum(dim=1), rollouts.group_size),
         truncated=to_groups(~rollouts.finished, rollouts.group_size),
-        counted=everyone,
-        trained=everyone,
+        counted=graded,
+        trained=graded,
+        failed=~graded if reward.may_fail else None,
         target_length=None
         if None in lengths_asked_for
         else torch.tensor(lengths_asked_for)[:, None].expand(-1, rollouts.group_size),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from grpo_lab.rollout.grading import (
     tools_for,
     with_target_length,
 )
-from grpo_lab.tasks.base import Reward, Template
+from grpo_lab.tasks.base import Grader, Template
 from grpo_lab.tricks.curriculum import UNBOUNDED, Curriculum, Memory, Pool
 from grpo_lab.tricks.reward_shaping import RewardShaping
 from grpo_lab.tricks.truncation import Truncation
@@ -81,6 +81,8 @@ class ProblemSource:
     curriculum: Curriculum
     difficulties: Int[Tensor, "S"]
     possible_answers: Int[Tensor, "S"]
+    sources: Int[Tensor, "S"]
+    shares: Mapping[str, float]
     problems_per_step: int
     seed: int
 
@@ -89,7 +91,9 @@ class ProblemSource:
         """The source for `run`, whose training split is `problems`."""
         difficulties = torch.tensor([problem.difficulty for problem in problems])
         possible = torch.tensor([problem.possible_answers or UNBOUNDED for problem in problems])
-        return cls(run.curriculum, difficulties, possible, run.problems_per_step, run.seed)
+        shares = run.task.mixture or {"": 1.0}
+        sources = torch.tensor([list(shares).index(problem.source) for problem in problems])
+        return cls(run.curriculum, difficulties, possible, sources, shares, run.problems_per_step, run.seed)
 
     def draw(self, number: int, memory: Memory, progress: float, taken: frozenset[int]) -> list[int]:
         """Indices of the next `number` problems, none of them in `taken`. Advances the memory's stream position.
@@ -97,7 +101,8 @@ class ProblemSource:
         Raises Exhausted when too few are left.
         """
         about = (self.difficulties, self.possible_answers)
-        pool = Pool(*about, self.problems_per_step, self.seed, progress, memory, taken)
+        whose = (self.sources, self.shares)
+        pool = Pool(*about, self.problems_per_step, self.seed, progress, memory, taken, *whose)
         return self.curriculum.draw(number, pool)
 
 
@@ -108,7 +113,7 @@ class GroupMaker:
     problems: tuple[Problem, ...]  # of the training split
     tokenizer: transformers.PreTrainedTokenizerBase
     template: Template
-    reward: Reward
+    reward: Grader
     reward_shaping: RewardShaping
     truncation: Truncation
     params: SamplingParams
@@ -153,17 +158,36 @@ class GroupMaker:
         """One completion per request, generated under the run's truncation option."""
         return self.truncation.generate(sampler, requests, self.tools, on_finish)
 
-    def grade(self, groups: Sequence[StartedGroup], completions: Sequence[Completion]) -> Groups:
-        """Grade, shape and mask whole responses [P * G]."""
+    def grade(
+        self, groups: Sequence[StartedGroup], completions: Sequence[Completion], memory: Memory | None = None
+    ) -> Groups:
+        """Grade, shape and mask whole responses [P * G].
+
+        `memory` has the rubrics that the reward gathered, for a reward that does; without it, groups keep their own.
+        """
         problems = [group.problem for group in groups]
         rollouts = to_rollouts(problems, [group.prompt for group in groups], self.group_size, completions)
         texts = decode(self.tokenizer, rollouts)
+        if memory is not None and self.reward.gathers:
+            held = [replace(group.problem, rubrics=memory.rubrics.get(group.index, ())) for group in groups]
+            problems = self.reward.contrasted(held, self._by_group(texts))
+            rollouts = replace(rollouts, problems=tuple(problems))
         keys = [request.noise for group in groups for request in self.requests(group)]
         progress = torch.tensor([[group.progress] * self.group_size for group in groups], dtype=torch.float64)
         graded = replace(grade(rollouts, texts, self.reward, keys), progress=progress)
         shaped = self.reward_shaping(graded)
         indices = tuple(group.index for group in groups)
         return Groups(indices, rollouts, tuple(texts), graded, shaped, self.truncation(shaped))
+
+    def note(self, made: Groups, memory: Memory) -> None:
+        """Add the results of graded groups to the run's memory."""
+        memory.note(torch.tensor(made.indices), made.graded.outcome, made.shaped.reward, made.graded.counted)
+        if self.reward.gathers:
+            left = self.reward.learnt(made.rollouts.problems, self._by_group(made.texts))
+            memory.rubrics.update(zip(made.indices, left))
+
+    def _by_group(self, texts: Sequence[str]) -> list[Sequence[str]]:
+        return [texts[row : row + self.group_size] for row in range(0, len(texts), self.group_size)]
 
     def from_state(self, state: dict[str, Any]) -> StartedGroup:
         """The group that `group_to_state` saved, to continue generating."""
@@ -177,12 +201,20 @@ class GroupMaker:
             )
             for part in state["responses"]
         )
-        return self.start(state["index"], state["step"], state["progress"], done)
+        started = self.start(state["index"], state["step"], state["progress"], done)
+        return replace(started, problem=replace(started.problem, rubrics=state.get("rubrics", ())))
 
 
-def group_to_state(index: int, number: int, progress: float, responses: Sequence[Completion]) -> dict[str, Any]:
-    """A group's responses so far, as plain values for a checkpoint."""
+def group_to_state(
+    index: int,
+    number: int,
+    progress: float,
+    responses: Sequence[Completion],
+    rubrics: tuple[tuple[str, float], ...] = (),
+) -> dict[str, Any]:
+    """A group's responses so far, and the rubrics they were graded by if they were, as plain values."""
     return {
+        "rubrics": rubrics,
         "index": index,
         "step": number,
         "progress": progress,

@@ -77,8 +77,10 @@ class RolloutBatch:
         assert made.graded.progress is not None, "what is drawn for training has a progress"
         responses, progress = completions_of(made.rollouts), made.graded.progress[:, 0].tolist()
         groups = [
-            group_to_state(index, number, progress[place], responses[place * size : (place + 1) * size])
-            for place, (index, number) in enumerate(zip(made.indices, self.numbers))
+            group_to_state(
+                index, number, progress[place], responses[place * size : (place + 1) * size], problem.rubrics
+            )
+            for place, (index, number, problem) in enumerate(zip(made.indices, self.numbers, made.rollouts.problems))
         ]
         plain = {name: getattr(self, name) for name in ("chosen", "passed_over", "started", "ready_at")}
         return plain | {"groups": groups, "spent": [asdict(spent) for spent in self.spent]}
@@ -246,10 +248,10 @@ def generation_seconds(run: RunConfig, spent: Spent) -> float:
 
 
 def training_seconds(run: RunConfig, batch: RolloutBatch) -> float:
-    """Simulated seconds of training on a batch: log-probs, updates, and the critic (taken to be as large) if any."""
+    """Simulated seconds of training on a batch: log-probs, updates, critic and teacher, both taken to be as large."""
     rollouts, trained = batch.rollouts, batch.filtered.trained.flatten().tolist()
     lengths = [len(rollouts.prompt_of_row(row)) + length for row, length in enumerate(rollouts.lengths.tolist())]
-    passes = run.needs_logprobs + run.kl.needs_reference
+    passes = run.needs_logprobs + run.kl.needs_reference + run.teacher.needs_model
     in_loss = sum(length for length, stays in zip(lengths, trained) if stays)
     seconds = run.cost_model.reading(passes * sum(lengths))
     seconds += run.cost_model.training(run.updates.passes * in_loss, run.updates.number)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
-
 from grpo_lab.rollout.groups import GroupMaker, ProblemSource, Spent, StartedGroup, group_to_state
 from grpo_lab.tricks.curriculum import Memory
 from grpo_lab.types import Completion, Graded, Groups, Request, Sampler, StopReason
@@ -37,7 +35,7 @@ class Rounds:
         requests = self._requests(fresh)
         completions = self.maker.generate(self.sampler, requests)
         self._count(fresh, completions)
-        return self.maker.grade(fresh, completions)
+        return self.maker.grade(fresh, completions, self.memory)
 
     def race(self, number: int, wanted: int, accepts: Callable[[Graded], bool], keeps_partial: bool) -> Groups:
         """See `types.GroupSource.race`. Leftovers of earlier races come first; the remaining problems are drawn."""
@@ -59,7 +57,7 @@ class Rounds:
             if accepted < wanted and place not in finished and all(row in found for row in rows):
                 finished.append(place)
                 whole = started[place].whole([found[row] for row in rows])
-                accepted += accepts(self.maker.grade([started[place]], whole).masked)
+                accepted += accepts(self.maker.grade([started[place]], whole, self.memory).masked)
 
         def on_finish(row: int, completion: Completion) -> Sequence[int]:
             if accepted == wanted:  # ended in the same decoding step in which the race was decided
@@ -81,7 +79,7 @@ class Rounds:
             if place not in finished:
                 self._put_aside(group, whole[place], keeps_partial)
         ended = [started[place] for place in finished]
-        return self.maker.grade(ended, [c for place in finished for c in whole[place]])
+        return self.maker.grade(ended, [c for place in finished for c in whole[place]], self.memory)
 
     def _ended_before(self, started: Sequence[StartedGroup]) -> dict[int, Completion]:
         """Rows of leftover groups whose response had ended before the group was aborted; they need no generation."""
@@ -95,7 +93,7 @@ class Rounds:
 
     def remember(self, made: Groups) -> Memory:
         """The run's memory after this full batch."""
-        self.memory.note(torch.tensor(made.indices), made.graded.outcome, made.shaped.reward)
+        self.maker.note(made, self.memory)
         return self.memory
 
     @property

@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.engines.base import Stream, all_ended
 from grpo_lab.engines.native_stream import NativeStream
@@ -154,8 +152,8 @@ class StreamQueue(RolloutQueue):
 
     def _judge(self, growing: _Growing) -> None:
         """Grade a whole group, note it in memory, and keep it for a batch or throw it away."""
-        made = self.maker.grade([growing.group], all_ended(growing.parts))
-        self.memory.note(torch.tensor(made.indices), made.graded.outcome, made.shaped.reward)
+        made = self.maker.grade([growing.group], all_ended(growing.parts), self.memory)
+        self.maker.note(made, self.memory)
         chosen = self.run.group_filter
         whole = _Whole(growing.group, made, self.clock.sampler)
         (self.ready if chosen.accepts(made.masked) else self.thrown).append(whole)
@@ -226,8 +224,9 @@ class StreamQueue(RolloutQueue):
 
 
 def _whole_state(whole: _Whole) -> dict[str, Any]:
-    held = whole.group
-    group = group_to_state(held.index, held.number, held.progress, completions_of(whole.made.rollouts))
+    held, rollouts = whole.group, whole.made.rollouts
+    graded_by = rollouts.problems[0].rubrics
+    group = group_to_state(held.index, held.number, held.progress, completions_of(rollouts), graded_by)
     return {"group": group, "at": whole.at}
 
 

@@ -4,11 +4,15 @@ Every option walks the same endless stream: passes over the training split, each
 sets the probability that a problem is taken when its turn comes; taking all of them is uniform sampling. So runs
 with the same seed meet the problems in the same order, whatever they skip. A resumed run only needs its position in
 the stream.
+
+Where a task mixes sources, each has a stream of its own, and the next problem is of the source that is furthest behind
+its share of those drawn. So shares hold whatever the curriculum passes over.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any, ClassVar
@@ -27,9 +31,9 @@ _MOST_PASSES = 10_000  # over the split in one draw; needing more is treated as 
 class Memory:
     """Results of each training problem so far. Mutable, and saved in checkpoints.
 
-    `looked` is the position in the stream, `passed` the number of problems that the curriculum skipped there. Before
-    a problem's first group `last` is NaN and `best` is -inf. `leftovers` are groups whose generation was aborted, as
-    plain values.
+    `looked` is the position in the stream, of all sources together, and `passed` how many problems the curriculum
+    skipped there. `places` are the positions in the streams of all sources but the first, `drawn` the problems of each.
+    Before a problem's first group `last` is NaN and `best` is -inf. `leftovers` are aborted groups, as plain values.
     """
 
     attempts: Int[Tensor, "S"]  # number of graded responses
@@ -39,17 +43,15 @@ class Memory:
     looked: int = 0
     passed: int = 0
     leftovers: list[dict[str, Any]] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    drawn: list[int] = field(default_factory=list)
+    rubrics: dict[int, tuple[tuple[str, float], ...]] = field(default_factory=dict)  # that a reward gathered, by index
 
     @classmethod
     def of(cls, size: int) -> Memory:
         """An empty memory for a training split of `size` problems."""
         nothing = torch.zeros(size, dtype=torch.float64)
-        return cls(
-            torch.zeros(size, dtype=torch.long),
-            nothing,
-            torch.full_like(nothing, torch.nan),
-            torch.full_like(nothing, -torch.inf),
-        )
+        return cls(torch.zeros(size, dtype=torch.long), nothing, nothing + torch.nan, nothing - torch.inf)
 
     @property
     def pass_rate(self) -> Float[Tensor, "S"]:
@@ -59,14 +61,23 @@ class Memory:
     def copy(self) -> Memory:
         """A copy; `note` on the copy does not change the original."""
         own = {name: value.clone() for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
-        return replace(self, leftovers=list(self.leftovers), **own)
+        kept = {name: value.copy() for name, value in vars(self).items() if isinstance(value, list | dict)}
+        return replace(self, **kept, **own)
 
-    def note(self, problems: Int[Tensor, "P"], outcome: Float[Tensor, "P G"], reward: Float[Tensor, "P G"]) -> None:
-        """Add the results of graded groups. No problem may appear twice in one call."""
-        self.attempts[problems] += outcome.shape[1]
-        self.right[problems] += outcome.sum(dim=1)
-        self.last[problems] = outcome.mean(dim=1)
-        self.best[problems] = torch.maximum(self.best[problems], reward.amax(dim=1))
+    def note(
+        self,
+        problems: Int[Tensor, "P"],
+        outcome: Float[Tensor, "P G"],
+        reward: Float[Tensor, "P G"],
+        graded: Bool[Tensor, "P G"],
+    ) -> None:
+        """Add the results of groups; responses that are not `graded` do not count. No problem may appear twice."""
+        number, right = graded.sum(dim=1), (outcome * graded).sum(dim=1)
+        self.attempts[problems] += number
+        self.right[problems] += right
+        self.last[problems] = torch.where(number > 0, right / number, self.last[problems])
+        best = torch.where(graded, reward, -torch.inf).amax(dim=1)
+        self.best[problems] = torch.maximum(self.best[problems], best)
 
     def to_state(self) -> dict[str, Any]:
         """Tensors and plain values only, for the checkpoint."""
@@ -84,10 +95,18 @@ class Pool:
     progress: float  # share of the budget spent
     memory: Memory
     taken: frozenset[int]  # problems already drawn in this step
+    sources: Int[Tensor, "S"] | None = None  # the source of each as a place in `shares`; None where all are of one
+    shares: Mapping[str, float] = field(default_factory=lambda: {"": 1.0})  # source -> its share of the problems drawn
 
     @property
     def size(self) -> int:
         return len(self.difficulties)
+
+    def of_source(self, source: int) -> list[int]:
+        """The problems of a source, as indices into the training split."""
+        if self.sources is None or len(self.shares) == 1:
+            return list(range(self.size))
+        return (self.sources == source).nonzero().flatten().tolist()
 
 
 @dataclass(frozen=True)
@@ -95,6 +114,7 @@ class Curriculum(Trick, ABC):
     """Chooses the problems of a step from the training split."""
 
     remedy: ClassVar[str] = "enlarge the task's training split or lower problems_per_step"
+    reads_difficulty: ClassVar[bool] = False  # whether problems' difficulties decide which come next
 
     @abstractmethod
     def weights(self, pool: Pool) -> Float[Tensor, "S"]:
@@ -103,38 +123,80 @@ class Curriculum(Trick, ABC):
     def draw(self, number: int, pool: Pool) -> list[int]:
         """The next `number` problems as indices into the training split, without those already drawn in this step.
 
-        Advances the memory's position in the stream. A problem is taken with probability weight / largest weight; the
-        uniform number for this belongs to its position in the stream. Problems beyond the last whole batch of a pass
-        are left out of that pass. Raises Exhausted if fewer than `number` problems can be taken, and ValueError for
-        weights that are negative or not finite.
+        Advances the memory's position in the stream. A problem is taken with probability weight / largest weight of its
+        source; the uniform number for this belongs to its position in the stream. With one source, problems beyond the
+        last whole batch of a pass are left out of that pass. Raises Exhausted if fewer than `number` problems can be
+        taken, and ValueError for weights that are negative or not finite.
         """
-        chances = _chances(self, number, pool)
-        usable = pool.size // pool.batch * pool.batch or pool.size
+        streams = [_Stream(pool, source, pool.of_source(source)) for source in range(len(pool.shares))]
+        coming = _next_sources(number, pool)
+        chances = _chances(self, coming, pool, streams)
         found: list[int] = []
-        order: list[int] = []
-        last = pool.memory.looked + _MOST_PASSES * usable
-        while len(found) < number:
-            if pool.memory.looked == last:
-                raise Exhausted(
-                    f"the curriculum found {len(found)} of {number} problems in {_MOST_PASSES} passes: all other "
-                    "weights are too small beside the largest"
-                )
-            round_, place = divmod(pool.memory.looked, usable)
-            if not order or place == 0:
-                order, thresholds = _shuffled(pool, round_)
-            index = order[place]
-            pool.memory.looked += 1
-            if index in found or index in pool.taken:
-                continue
-            if thresholds[place] < chances[index]:
-                found.append(index)
-            else:
-                pool.memory.passed += 1
+        for source in coming:
+            found.append(streams[source].next(chances, found, number))
+        pool.memory.drawn = [given + coming.count(source) for source, given in enumerate(_given(pool))]
         return found
 
 
-def _chances(curriculum: Curriculum, number: int, pool: Pool) -> list[float]:
-    """Probability that each problem is taken when its turn comes. Raises Exhausted if fewer than `number` can be."""
+def _given(pool: Pool) -> list[int]:
+    """How many problems each source has given so far."""
+    return pool.memory.drawn or [0] * len(pool.shares)
+
+
+def _next_sources(number: int, pool: Pool) -> list[int]:
+    """The sources of the next problems: each time the one furthest behind its share, the first of equals."""
+    given, found = _given(pool), []
+    for _ in range(number):
+        whole = sum(given) + 1
+        behind = [share * whole - so_far for share, so_far in zip(pool.shares.values(), given)]
+        found.append(behind.index(max(behind)))
+        given = [so_far + (source == found[-1]) for source, so_far in enumerate(given)]
+    return found
+
+
+@dataclass
+class _Stream:
+    """The endless stream of one source: passes over its problems `members`, each shuffled by (seed, source, pass)."""
+
+    pool: Pool
+    source: int
+    members: list[int]
+    looked: int = 0  # in this draw
+    order: list[int] = field(default_factory=list)
+    thresholds: list[float] = field(default_factory=list)
+
+    def next(self, chances: Sequence[float], found: Sequence[int], number: int) -> int:
+        """The next problem that is taken, of a draw of `number` with `found` so far. Advances the memory's position."""
+        batch, memory = self.pool.batch if len(self.pool.shares) == 1 else 1, self.pool.memory
+        usable = len(self.members) // batch * batch or len(self.members)
+        while self.looked < _MOST_PASSES * usable:
+            round_, place = divmod(self._position(), usable)
+            if not self.order or place == 0:
+                self.order, self.thresholds = _shuffled(self.pool.seed, self.source, round_, len(self.members))
+            index = self.members[self.order[place]]
+            self.looked += 1
+            memory.looked += 1
+            if self.source:
+                memory.places[self.source - 1] += 1
+            if index in found or index in self.pool.taken:
+                continue
+            if self.thresholds[place] < chances[index]:
+                return index
+            memory.passed += 1
+        raise Exhausted(
+            f"the curriculum found {len(found)} of {number} problems in {_MOST_PASSES} passes: all other weights are "
+            "too small beside the largest"
+        )
+
+    def _position(self) -> int:
+        """How far the stream was read."""
+        memory = self.pool.memory
+        memory.places = memory.places or [0] * (len(self.pool.shares) - 1)
+        return memory.places[self.source - 1] if self.source else memory.looked - sum(memory.places)
+
+
+def _chances(curriculum: Curriculum, coming: Sequence[int], pool: Pool, streams: Sequence[_Stream]) -> list[float]:
+    """Probability that each problem is taken when its turn comes. Raises Exhausted if a source has too few left."""
     weights = curriculum.weights(pool).clone()
     if not bool((weights.isfinite() & (weights >= 0)).all()):
         raise ValueError(
@@ -142,13 +204,18 @@ def _chances(curriculum: Curriculum, number: int, pool: Pool) -> list[float]:
             "memory.last NaN and memory.best -inf"
         )
     weights[list(pool.taken)] = 0
-    left = int((weights > 0).sum())
-    if left < number:
-        raise Exhausted(
-            f"the curriculum has run dry: a draw needs {number} problems, and of the {pool.size} of the training "
-            f"split {left} can be taken: {curriculum.remedy}{_refilling(pool)}"
-        )
-    return (weights / weights.max()).tolist()
+    for source, (name, stream) in enumerate(zip(pool.shares, streams)):
+        members, needed = stream.members, coming.count(source)
+        left = int((weights[members] > 0).sum())
+        if left < needed:
+            whose = f"the source {name}" if name else "the training split"
+            raise Exhausted(
+                f"the curriculum has run dry: a draw needs {needed} problems, and of the {len(members)} of {whose} "
+                f"{left} can be taken: {curriculum.remedy}{_refilling(pool)}"
+            )
+        if left:
+            weights[members] /= weights[members].max()
+    return weights.tolist()
 
 
 def _refilling(pool: Pool) -> str:
@@ -157,10 +224,11 @@ def _refilling(pool: Pool) -> str:
     return f". {len(pool.taken)} were in this step already: a group_filter that refills needs a larger split"
 
 
-def _shuffled(pool: Pool, round_: int) -> tuple[list[int], list[float]]:
-    """One pass over the split: its order, and a uniform number for each position."""
-    generator = np.random.Generator(np.random.Philox(key=np.array([pool.seed, round_], dtype=np.uint64)))
-    return generator.permutation(pool.size).tolist(), generator.random(pool.size).tolist()
+def _shuffled(seed: int, source: int, round_: int, size: int) -> tuple[list[int], list[float]]:
+    """One pass over a source: its order, and a uniform number for each position."""
+    key, counter = np.array([seed, round_], dtype=np.uint64), np.array([0, 0, 0, source], dtype=np.uint64)
+    generator = np.random.Generator(np.random.Philox(key=key, counter=counter))
+    return generator.permutation(size).tolist(), generator.random(size).tolist()
 
 
 @dataclass(frozen=True)
@@ -256,6 +324,7 @@ class EasyToHard(Curriculum):
     spent, so the option works on every budget axis. From `ramp` on it is Uniform.
     """
 
+    reads_difficulty: ClassVar[bool] = True
     remedy: ClassVar[str] = "raise curriculum.start_share, enlarge the task's training split or lower problems_per_step"
 
     start_share: float

@@ -23,6 +23,11 @@ class RewardShaping(Trick, ABC):
     group_relative: ClassVar[bool] = False
 
     @property
+    def out_of_proportion(self) -> bool:
+        """Whether its numbers hardly suit the length of responses."""
+        return False
+
+    @property
     def asks_for(self) -> range:
         """The target lengths, in tokens, that a prompt may ask for; empty if prompts ask for none."""
         return range(0)
@@ -82,6 +87,10 @@ class SoftOverlong(RewardShaping):
             self.cache_tokens <= self.max_tokens, self, "cache_tokens", f"at most the budget {self.max_tokens}"
         )
         require_field(self.correct > self.wrong, self, "correct", f"greater than `wrong` ({self.wrong:g})")
+
+    @property
+    def out_of_proportion(self) -> bool:
+        return self.cache_tokens * 10 < self.max_tokens
 
     @property
     def largest(self) -> float:
@@ -185,6 +194,10 @@ class L1Exact(RewardShaping):
     @property
     def asks_for(self) -> range:
         return range(self.shortest, self.longest + 1)
+
+    @property
+    def out_of_proportion(self) -> bool:
+        return self.alpha * self.longest > 3
 
     def lowest(self, correct: float, wrong: float) -> float:
         return -math.inf

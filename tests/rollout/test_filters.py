@@ -36,7 +36,7 @@ from grpo_lab.run.state import RunState, open_state
 from grpo_lab.seeding import token_uniforms
 from grpo_lab.tasks.base import Reward
 from grpo_lab.tricks.group_filter import Active, Collected, OversampleAbort, Resample, Signal, has_signal
-from grpo_lab.types import Completion, Exhausted, NoiseKey, OnFinish, Request, StopReason
+from grpo_lab.types import Completion, Exhausted, NoiseKey, OnFinish, Problem, Request, StopReason
 
 # --- a sampler of made-up responses ---------------------------------------------------------------------------
 
@@ -45,7 +45,7 @@ from grpo_lab.types import Completion, Exhausted, NoiseKey, OnFinish, Request, S
 class LastDigit(Reward):
     """Right where the text ends with a 1."""
 
-    def __call__(self, answer: str, text: str, finished: bool) -> float:
+    def __call__(self, problem: Problem, text: str, finished: bool) -> float:
         return float(finished and text.endswith("1"))
 
 

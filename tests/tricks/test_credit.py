@@ -30,7 +30,7 @@ from grpo_lab.config.run_config import RunConfig, to_run
 from grpo_lab.engines.base import EngineSession
 from grpo_lab.policy.batching import expand
 from grpo_lab.policy.critic import LiveCritic, open_critic
-from grpo_lab.policy.optim import Adamw
+from grpo_lab.policy.optim import Adamw, Decay
 from grpo_lab.rollout.grading import decode, grade, to_rollouts
 from grpo_lab.run.state import RunState, open_state
 from grpo_lab.seeding import token_uniforms
@@ -259,7 +259,10 @@ def test_advantages_of_tokens_and_of_responses_are_told_apart_where_the_batch_is
 
 # --- the critic ---------------------------------------------------------------------------------------------
 
-ADAMW = Adamw(1.0, learning_rate=1e-3, beta1=0.9, beta2=0.95, eps=1e-3, weight_decay=0.0, warmup_updates=0)
+ADAMW = Adamw(
+    1.0, learning_rate=1e-3, beta1=0.9, beta2=0.95, eps=1e-3, weight_decay=0.0, warmup_updates=0, decay=Decay.constant,
+    decay_share=1.0, final_share=0.0,
+)  # fmt: skip
 WHOLE = Microbatching(10**9, 192)
 PLAN = {
     "learning_rate": 1e-2, "warmup_updates": 2, "minibatches": 2, "passes": 2, "value_clip": 0.0, "head_range": 0.5,

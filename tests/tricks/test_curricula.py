@@ -103,7 +103,7 @@ def test_what_counts_as_positive_by_hand() -> None:
     memory = Memory.of(4)
     for group in ([4, 1, 3], [4, 4, 3], [2, 4, 4]):
         outcome = torch.tensor([[1.0] * right + [0.0] * (4 - right) for right in group], dtype=F64)
-        memory.note(torch.tensor([0, 1, 2]), outcome, outcome - 0.5)
+        memory.note(torch.tensor([0, 1, 2]), outcome, outcome - 0.5, torch.ones(3, outcome.shape[1], dtype=torch.bool))
     assert memory.attempts.tolist() == [12, 12, 12, 0] and memory.right.tolist() == [10, 9, 10, 0]
     assert memory.best.tolist() == [0.5, 0.5, 0.5, -math.inf]
     pool = pool_of(memory, 1)
@@ -114,7 +114,7 @@ def test_what_counts_as_positive_by_hand() -> None:
     assert by_last.tolist() == [1, 0, 0, 1], "2 of 4, 4 of 4, 4 of 4, and none"
     assert NoPositiveResampling(1.0, Record.last_group).weights(pool).tolist() == [1, 0, 0, 1]
     nothing = torch.zeros(1, 4, dtype=F64)
-    memory.note(torch.tensor([0]), nothing, nothing - 0.5)
+    memory.note(torch.tensor([0]), nothing, nothing - 0.5, torch.ones_like(nothing, dtype=torch.bool))
     assert memory.last[0] == 0 and memory.best[0] == 0.5, "the best stays where the latest is worse"
 
 
@@ -130,7 +130,7 @@ def test_what_left_never_comes_back(by: Record) -> None:
         drawn = trick.draw(3, pool_of(memory, 3))
         assert gone.isdisjoint(drawn)
         outcome = (torch.rand(3, 4, generator=generator, dtype=F64) < rates[drawn][:, None]).to(F64)
-        memory.note(torch.tensor(drawn), outcome, outcome)
+        memory.note(torch.tensor(drawn), outcome, outcome, torch.ones_like(outcome, dtype=torch.bool))
         rate = outcome.mean(dim=1) if by is Record.last_group else memory.right[drawn] / memory.attempts[drawn]
         gone |= {index for index, share in zip(drawn, rate.tolist()) if share >= 0.75}
     assert 3 <= len(gone) < 28 and memory.passed > 0
@@ -206,7 +206,7 @@ def test_all_responses_of_a_problem_decide_and_not_its_latest_group(curriculum: 
     memory = Memory.of(4)
     for problems, right in (([0, 1, 2], [2, 0, 0]), ([0, 1], [0, 2])):
         outcome = (torch.arange(4)[None, :] < torch.tensor(right)[:, None]).to(F64)
-        memory.note(torch.tensor(problems), outcome, outcome)
+        memory.note(torch.tensor(problems), outcome, outcome, torch.ones_like(outcome, dtype=torch.bool))
     weights = curriculum.weights(pool_of(memory, 1))
     assert_close(weights, [0.75, 0.75, 1.0, 1.0], 0.0, "1 less the share of right responses")
 

@@ -25,8 +25,9 @@ from grpo_lab.policy.models import load_model
 from grpo_lab.rollout.grading import asking, decode, encode_prompts, grade, to_rollouts, tools_for, with_target_length
 from grpo_lab.run.evaluate import evaluate, make_suites, pass_at_k
 from grpo_lab.run.state import open_state
-from grpo_lab.tasks.arithmetic import ArithmeticWorld, Plain
+from grpo_lab.tasks.arithmetic import ArithmeticWorld, build_tokenizer
 from grpo_lab.tasks.base import Task
+from grpo_lab.tasks.templates import Plain
 from grpo_lab.tasks.verifiers import Near, Strict
 from grpo_lab.tricks.kl import K3Loss
 from grpo_lab.tricks.precision import LmHead
@@ -540,6 +541,6 @@ def test_a_question_of_another_wording_is_rendered_as_it_stands() -> None:
     template = Plain("think; ", "{question} Think for {tokens} tokens.", "[{question}]")
     asked = asking(template, Problem(1, "2+{tokens}?", "3", 1), 12)
     assert asked.question == "2+{tokens}? Think for 12 tokens." and asked.target_length == 12
-    assert template.render(asked.question) == "[2+{tokens}? Think for 12 tokens.]"
+    assert template.render(asked.question, build_tokenizer(64)) == "[2+{tokens}? Think for 12 tokens.]"
     with pytest.raises(ValueError, match=r"target_length must be a text with \{tokens\} in it once"):
         Plain("x", "{question}", "{question}")
