@@ -32,6 +32,8 @@ SAMPLER_SUITES = {
     "sampler_heldout": "held-out, weights that sampled the batch",
     "sampler_downstream": "downstream, weights that sampled the batch",
 }
+# Evaluation by code that is not ours: each names its suites `<harness>_<task>`; `harness_results.py` keeps the results.
+HARNESSES = {"lm_eval": "lm-evaluation-harness", "inspect": "Inspect"}
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ REGISTRY: tuple[Metric, ...] = (
         "the training verifier outcome of every finished group, before any filter",
     ),
     Metric("reward/component/*", "reward", "mean over all responses", "one named part of the reward"),
+    Metric("reward/source/*", "reward", "mean over responses of a source", "reward/mean, of one part of a mixture"),
+    Metric("rollout/source/*", "share", "mean over groups", "whole groups whose problem is of one part of a mixture"),
     Metric(
         "reward/in_loss_mean",
         "reward",
@@ -70,6 +74,7 @@ REGISTRY: tuple[Metric, ...] = (
     ),
     Metric("reward/in_loss_outcome", "share", "mean over trained responses", "verifier outcome in the loss"),
     Metric("reward/in_loss_component/*", "reward", "mean over trained responses", "one named part of that reward"),
+    Metric("reward/evolving_rubrics", "rubrics", "mean over groups", "evolving rubrics a group was graded by"),
     Metric("reward/group_std", "reward", "mean over groups", "standard deviation of rewards within a group, ddof 0"),
     Metric("rollout/length", "tokens", "mean over all responses", "response length, end-of-text token included"),
     Metric("rollout/length_correct", "tokens", "mean over right responses", "their length; absent if there are none"),
@@ -85,6 +90,12 @@ REGISTRY: tuple[Metric, ...] = (
         "share",
         "mean over all responses",
         "of all responses of finished groups, those in the loss",
+    ),
+    Metric(
+        "rollout/ungraded",
+        "share",
+        "mean over all responses",
+        "neither right nor wrong: the grader failed on them",
     ),
     Metric("rollout/groups", "groups", "of the step", "whole groups generated, also those a filter discarded"),
     Metric(
@@ -119,6 +130,12 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("rollout/longest", "tokens", "max over all responses", "decoding steps that the step's responses took"),
     Metric("advantage/mean", "advantage", "mean over trained responses", "mean advantage in the loss"),
     Metric("advantage/absolute", "advantage", "mean over trained responses", "mean |advantage| in the loss"),
+    # Filters of the training problems, at step 0 of a run that has one.
+    Metric("problems/trained", "problems", "of the run", "training problems that its filters left"),
+    Metric("problems/dropped/*/*", "problems", "of the run", "those that left for one reason: axis and reason"),
+    Metric("pass_rate/mean", "share", "mean over measured problems", "right answers of the base model, before RL"),
+    Metric("pass_rate/unsolved", "share", "mean over measured problems", "none of the base model's answers is right"),
+    Metric("pass_rate/solved", "share", "mean over measured problems", "all of the base model's answers are right"),
     # Supervised fine-tuning, at step 0 of a run that has it.
     Metric("sft/answers", "answers", "sum", "answers that were learnt from"),
     Metric("sft/length", "tokens", "mean over these answers", "their length, end-of-text token included"),
@@ -177,6 +194,12 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("factor/correction", "1", "mean over tokens of the loss", "weight for the sampler not being the learner"),
     Metric("factor/aggregation", "1", "mean over updates", "the loss if every token's loss were 1"),
     Metric("factor/denominator", "1", "sum over updates", "the loss / the loss with original counts"),
+    Metric(
+        "teacher/reverse_kl",
+        "nats",
+        "mean over sampled tokens",
+        "old log-prob - teacher's: the KL of a token from the teacher, before the updates",
+    ),
     # The critic, if the baseline has one.
     Metric("critic/loss", "reward^2", "mean over tokens and updates", "half the squared error, clipped as configured"),
     Metric("critic/clip_fraction", "share", "mean over tokens and updates", "tokens whose loss the value clip decides"),
@@ -186,9 +209,12 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("critic/explained_variance", "1", "one step", "1 - mean squared error / variance of the target"),
     # Evaluation.
     Metric("eval/*/accuracy", "share", "mean over questions and samples", "right answers"),
+    Metric("eval/*/agreement", "share", "mean over samples", "answers that the training verifier judges alike"),
+    Metric("eval/*/ungraded", "share", "mean over samples", "answers that the grader failed on, left out of accuracy"),
     Metric("eval/*/responses", "responses", "sum", "answers that the accuracy is a mean of"),
     Metric("eval/*/accuracy_easiest", "share", "mean over samples", "right answers, lowest difficulty label"),
     Metric("eval/*/accuracy_hardest", "share", "mean over samples", "right answers, highest difficulty label"),
+    Metric("eval/*/source/*", "share", "mean over questions of a source", "right answers to one part of a mixture"),
     Metric("eval/*/accuracy_se", "share", "standard error over questions", "uncertainty of accuracy, one run"),
     Metric("eval/*/pass_at_*", "share", "mean over questions", "unbiased chance that one of k samples is right"),
     Metric(
@@ -228,7 +254,7 @@ REGISTRY: tuple[Metric, ...] = (
 # The nearest metrics of TRL and verl; brackets say how theirs differs.
 PEERS = {
     "reward/mean": "TRL reward, verl critic/score/mean",
-    "reward/component/*": "TRL rewards/<function>/mean",
+    "reward/component/*": "TRL rewards/<function>/mean (times its weight)",
     "rollout/length": "TRL completions/mean_length, verl response_length/mean",
     "rollout/longest": "TRL completions/max_length, verl response_length/max",
     "rollout/truncated": "TRL completions/clipped_ratio, verl response_length/clip_ratio",
@@ -432,6 +458,12 @@ def is_known(name: str) -> bool:
 def logged_name(metric: str) -> str:
     """The metric that a run logs, of one that names its average over the run or an evaluation before the first step."""
     return metric.removeprefix("average/").removeprefix("start/")
+
+
+def harness_of(metric: str) -> str | None:
+    """The harness that measured an evaluation, by the name of its suite; None for the run's own."""
+    name = logged_name(metric)
+    return next((harness for harness in HARNESSES if name.startswith(f"eval/{harness}_")), None)
 
 
 def touched_metric(axis: str) -> str:

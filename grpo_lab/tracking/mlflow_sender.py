@@ -1,24 +1,26 @@
 """Sends one run folder to its MLflow run, continuing after the last step sent.
 
-Only the folder is read: run.json describes the run, metrics.jsonl and timing.jsonl hold what it logged, and DONE
-or error.txt how it ended. mirror.json, written here, holds the last step sent. A step is sent once, with the time
-at which it was first logged. If mirror.json is lost, steps are sent again, which adds nothing: MLflow keeps one of
-two equal points. (On a machine that does not reproduce bits, a step repeated after a resume keeps the values of its
-first attempt in MLflow, and of its last in the folder.)
+Only the folder is read: run.json describes the run, metrics.jsonl and timing.jsonl hold what it logged, harness/ what
+harnesses measured, and DONE or error.txt how it ended. mirror.json, written here, holds the last step sent. A step is
+sent once, with the time at which it was first logged. If mirror.json is lost, steps are sent again, which adds nothing:
+MLflow keeps one of two equal points. (On a machine that does not reproduce bits, a step repeated after a resume keeps
+the values of its first attempt in MLflow, and of its last in the folder.)
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from grpo_lab.tracking.files import locked, write_json
+from grpo_lab.tracking.harness_results import outdated, protocols, read_results
 from grpo_lab.tracking.mlflow_parent import parent_of
 from grpo_lab.tracking.mlflow_store import check_uri, first_line, load_mlflow, prepare_store
 from grpo_lab.tracking.run_reader import StepReader, StepRecord, was_interrupted
@@ -28,6 +30,7 @@ POINTS_PER_BATCH = 1000  # MLflow's limit for one log_batch, and the cheapest si
 ENTRIES_PER_BATCH = 100  # params or tags, likewise
 PARAM_LENGTH = 500  # characters
 TAG_LENGTH = 5000  # characters
+HARNESS_TAG = "harness"  # how harnesses evaluated the run
 ARTIFACT_BYTES = 5_000_000
 ARTIFACTS = (
     "run.json", "base.json", "config.yaml", "explanation.txt", "environment.json", "source.diff", "DONE", "error.txt",
@@ -47,6 +50,7 @@ class _Cursor:
     last_step: int = -1
     nonfinite: str = ""
     artifacts: dict[str, str] = field(default_factory=dict)  # name -> hash of the file as sent
+    harness: dict[str, int] = field(default_factory=dict)  # suite and step -> the time of the result that was sent
 
 
 class Sender:
@@ -90,6 +94,7 @@ class Sender:
                     return sent
                 sent += self._send(steps)
             self._waiting.clear()
+            sent += self._send_harness()
             self._send_artifacts()
             self._set_status(live)
             return sent
@@ -191,6 +196,9 @@ class Sender:
         for chunk in _chunks(params, ENTRIES_PER_BATCH):
             client.log_batch(found.info.run_id, params=chunk, synchronous=True)
 
+        if run.get("data"):
+            client.log_inputs(found.info.run_id, datasets=_inputs(run))
+
     def _note(self) -> str:
         """The run's description in MLflow: the loss it optimises, then its folder."""
         run, path = self.run, self.folder / "explanation.txt"
@@ -217,6 +225,21 @@ class Sender:
         self._cursor.last_step = steps[-1].step
         self._save_cursor()
         return len(metrics)
+
+    def _send_harness(self) -> int:
+        """Send what harnesses measured since, whenever that was; return the number of points."""
+        entities, sent = load_mlflow().entities, 0
+        for result in read_results(self.folder):
+            place = f"{result.suite}/{result.step}"
+            if self._cursor.harness.get(place) == result.at or outdated(self.folder, result):
+                continue
+            points = [entities.Metric(name, value, result.at, result.step) for name, value in result.logged().items()]
+            self._client.log_batch(self.run_id, metrics=points, synchronous=True)
+            self._client.set_tag(self.run_id, HARNESS_TAG, protocols(self.folder)[:TAG_LENGTH], synchronous=True)
+            self._cursor.harness[place] = result.at
+            self._save_cursor()
+            sent += len(points)
+        return sent
 
     def _note_nonfinite(self, steps: list[StepRecord]) -> None:
         """Record the first value that is not finite in a tag; MLflow would store infinity as 1.8e308."""
@@ -262,6 +285,20 @@ class Sender:
 def _chunks(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
     for start in range(0, len(items), size):
         yield items[start : start + size]
+
+
+def _inputs(run: Mapping[str, Any]) -> list[Any]:
+    """The splits of a run's data as MLflow's inputs: name, fingerprint and where they came from."""
+    entities, config = load_mlflow().entities, run["config"]
+    source = json.dumps({key: config[key] for key in sorted(config) if key.startswith("task.")})
+    name = str(config.get("task.path") or config.get("task.family") or run["choices"].get("task", "task"))
+    return [
+        entities.DatasetInput(
+            entities.Dataset(name=f"{name[-400:]}:{split}", digest=digest, source_type="grpo_lab", source=source),
+            tags=[entities.InputTag("mlflow.data.context", split)],
+        )
+        for split, digest in run["data"].items()
+    ]
 
 
 def _points(record: StepRecord) -> dict[str, float | int]:

@@ -1,0 +1,1 @@
+"""Evaluation of a run's checkpoints by code that is not ours."""
