@@ -192,7 +192,33 @@ def explain_run(arguments: argparse.Namespace) -> None:
     from grpo_lab.config.explain import explain
     from grpo_lab.config.run_config import to_run
 
-    print(explain(to_run(config), config, choices))
+    run = to_run(config)
+    print(explain(run, config, choices))
+    if not run.question_filter.touches_nothing:
+        from grpo_lab.run.training_problems import read_questions
+
+        print("", *read_questions(run).notes(), sep="\n")
+
+
+def measure_pass_rates(arguments: argparse.Namespace) -> None:
+    """Measure how often the base model of the overrides answers training problems right, and print what it shows."""
+    overrides = arguments.overrides
+    if not any(word.startswith("pass_rate=") for word in overrides):
+        overrides = [*overrides, "pass_rate=difficulty"]
+    config = compose_config([*overrides, *([f"pass_rate.samples={arguments.samples}"] if arguments.samples else [])])
+    from grpo_lab.config.rules import check_compatible
+    from grpo_lab.config.run_config import to_run
+    from grpo_lab.policy.device import prepare_torch
+    from grpo_lab.run.memory import remedied
+    from grpo_lab.run.training_problems import pass_rates_text, training_problems
+
+    run = to_run(config)
+    if run.pass_rate.touches_nothing:
+        raise ValueError("pass_rate=none measures nothing: choose another option, or leave it out")
+    check_compatible(run)
+    with remedied("pass_rate"):
+        found = training_problems(run, prepare_torch(run.device, run.threads), say=lambda line: print(line, flush=True))
+    print(pass_rates_text(found))
 
 
 def draw_figures(arguments: argparse.Namespace) -> None:
@@ -233,11 +259,15 @@ def export_data(arguments: argparse.Namespace) -> None:
     """Save the logged numbers of an experiment, from which its figures can be rebuilt; cells saved before stay."""
     from grpo_lab.analysis.caveats import finished_cells
     from grpo_lab.analysis.sources.run_folders import load_sweep
-    from grpo_lab.analysis.sources.saved_data import evaluations_alone, save_data, with_saved
+    from grpo_lab.analysis.sources.saved_data import evaluations_alone, lean, save_data, with_saved
 
     _require_runs(arguments.runs)
     data = load_sweep(arguments.runs, arguments.name)
-    data = with_saved(evaluations_alone(data) if arguments.evaluations else data, arguments.to)
+    if arguments.evaluations:
+        data = evaluations_alone(data)
+    elif arguments.lean:
+        data = lean(data)
+    data = with_saved(data, arguments.to)
     for path in save_data(data, arguments.to, arguments.compact):
         print(f"{path}  {path.stat().st_size / 1e6:.2f} MB")
     print(*finished_cells(data), sep="\n")
@@ -265,6 +295,60 @@ def read_rollouts(arguments: argparse.Namespace) -> None:
         seed = seed_of(folder) if arguments.seed is None else arguments.seed
         other = find_run(arguments.run_name, arguments.runs, arguments.against, arguments.level, seed)
     show_pair(Console(), folder, other, arguments.step, chosen, arguments.limit)
+
+
+def evaluate_runs(arguments: argparse.Namespace) -> None:
+    """Evaluate checkpoints with another harness; results join the runs' folders and MLflow."""
+    from grpo_lab.harness.command import Plan, Settings, evaluate, mirror, suites_of
+
+    plan = Plan(
+        harness=arguments.harness,
+        tasks=suites_of(arguments.harness, [task for task in arguments.tasks.split(",") if task], arguments.name),
+        steps=arguments.steps,
+        base=arguments.base,
+        settings=Settings(
+            arguments.metric, arguments.limit, arguments.num_fewshot, arguments.apply_chat_template, arguments.dtype
+        ),
+        include_path=arguments.include_path,
+        batch_size=arguments.batch_size,
+        device=arguments.device,
+        python=arguments.python,
+        again=arguments.again,
+        command=["grpo-lab", *sys.argv[1:]],
+    )
+    runs: dict[Path, None] = {}
+    try:
+        for run, result, now in evaluate(arguments.run_folder, plan):
+            runs[run] = None
+            found = result.metrics[result.metric]
+            error = "" if found["stderr"] is None else f" (standard error {found['stderr']:.3f})"
+            there = "" if now else "; measured before, --again repeats it"
+            print(f"{run} step {result.step}: {result.suite} {found['value']:.3f}{error}, {result.metric}, "
+                  f"{result.samples} answers{there}", flush=True)  # fmt: skip
+    finally:  # what was measured before an error stays
+        for message in filter(None, map(mirror, runs)):
+            print(message, file=sys.stderr)
+
+
+def _add_evaluate(commands: argparse._SubParsersAction) -> None:
+    evaluated = commands.add_parser("evaluate", help="checkpoints under lm-evaluation-harness or Inspect")
+    evaluated.add_argument("run_folder", metavar="RUN", type=Path, help="a run, or a folder or sweep of finished runs")
+    evaluated.add_argument("--harness", required=True, choices=["lm_eval", "inspect"])
+    evaluated.add_argument("--tasks", required=True, help="names of lm_eval, or FILE.py@TASK; separated by commas")
+    evaluated.add_argument("--name", help="what to call the task here (default: as the harness does)")
+    evaluated.add_argument("--steps", nargs="+", default=["last"], help="all, last or numbers; 0 is before the first")
+    evaluated.add_argument("--base", action="store_true", help="step 0, too: the model that RL began with")
+    evaluated.add_argument("--metric", help="what counts as accuracy (default: the task's first that is better higher)")
+    evaluated.add_argument("--limit", type=int, help="ask so many questions of each task")
+    evaluated.add_argument("--num-fewshot", type=int, help="solved examples before each question (lm_eval)")
+    evaluated.add_argument("--apply-chat-template", action="store_true", help="ask as the model's chats do")
+    evaluated.add_argument("--include-path", help="a folder with tasks of your own (lm_eval)")
+    evaluated.add_argument("--batch-size", default="16", help="a number, or auto (lm_eval); default: 16")
+    evaluated.add_argument("--device", help="such as cpu or cuda:0 (default: a card where there is one)")
+    evaluated.add_argument("--dtype", default="float32", help="of the weights (default: float32)")
+    evaluated.add_argument("--python", default=sys.executable, help="a Python that has the harness (default: this one)")
+    evaluated.add_argument("--again", action="store_true", help="measure again what was measured")
+    evaluated.set_defaults(run=evaluate_runs)
 
 
 def _add_rollouts(commands: argparse._SubParsersAction) -> None:
@@ -326,6 +410,12 @@ def main() -> None:
     explained = commands.add_parser("explain", help="the loss that overrides choose, as a formula; rules, papers")
     explained.add_argument("overrides", nargs="*", help="Hydra overrides, for example recipe=dr_grpo kl=k3_loss")
     explained.set_defaults(run=explain_run)
+    rates = commands.add_parser(
+        "pass-rates", help="how often the base model solves the training problems; kept on disk"
+    )
+    rates.add_argument("overrides", nargs="*", help="Hydra overrides, for example world=tiny pass_rate=skywork_or1")
+    rates.add_argument("--samples", type=int, metavar="K", help="answers to each problem (default: as the option says)")
+    rates.set_defaults(run=measure_pass_rates)
     figures = commands.add_parser("figures", help="figures, tables and verdict of an experiment")
     figures.set_defaults(run=draw_figures)
     report = commands.add_parser("report", help="the same on one page, with switches and responses; works offline")
@@ -351,9 +441,13 @@ def main() -> None:
     data.add_argument("--runs", type=Path, default=Path(RUNS), help="the folder of runs (default: runs)")
     data.add_argument("--to", type=Path, default=Path("analysis/data"), help="where the two files go")
     data.add_argument("--evaluations", action="store_true", help="evaluations and budgets alone, as tuning sweeps need")
+    data.add_argument(
+        "--lean", action="store_true", help="what tables and verdicts read alone: few metrics of steps, no answers"
+    )
     data.add_argument("--compact", action="store_true", help="six digits of what is no count, two thirds of the room")
     data.set_defaults(run=export_data)
     _add_rollouts(commands)
+    _add_evaluate(commands)
     arguments = parser.parse_args()
     try:
         arguments.run(arguments)

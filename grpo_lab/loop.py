@@ -28,10 +28,20 @@ from grpo_lab.rollout.continuations import Continuations
 from grpo_lab.rollout.queue import RolloutQueue
 from grpo_lab.rollout.stream import open_queue
 from grpo_lab.run import checkpoint
-from grpo_lab.run.identity import check_base, check_folder, describe_run, run_identity
+from grpo_lab.run.identity import (
+    check_data,
+    check_folder,
+    check_models,
+    data_fingerprint,
+    describe_run,
+    notes_on_data,
+    run_identity,
+)
+from grpo_lab.run.memory import remedied
 from grpo_lab.run.recorder import Clock, Recorder, failures_recorded, mirrored, summarise, verdict
 from grpo_lab.run.resume import find_beginning
 from grpo_lab.run.state import RunState, open_state
+from grpo_lab.run.training_problems import TrainingProblems, check_trained, training_problems
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.files import atomic_write, write_json
 from grpo_lab.tracking.progress import RunProgress
@@ -48,7 +58,12 @@ def train(run: RunConfig, state: RunState, queue: RolloutQueue, recorder: Record
     is left to train on.
     """
     if state.log_position == 0:
-        recorder.record(state, queue, Clock(state.start.clock), state.start.metrics)
+        recorder.record(state, queue, Clock(state.clock_before), state.training.metrics | state.start.metrics)
+        if state.ledger.spent(run.budget) >= 1:
+            raise ValueError(
+                "the budget is spent before the first step, on what pass_rate or sft sampled and the first evaluation: "
+                "raise budget.amount, or choose budget=steps"
+            )
     while state.ledger.spent(run.budget) < 1:
         clock = Clock()
         with clock("generate"):
@@ -64,7 +79,7 @@ def train(run: RunConfig, state: RunState, queue: RolloutQueue, recorder: Record
             advantages = estimate_advantages(run, before, batch.rollouts, ends)
         with clock("train"):
             # 9 batch
-            inputs = make_inputs(batch.rollouts, before, advantages, state.entropy_coef)
+            inputs = make_inputs(run, batch.rollouts, before, advantages, state.entropy_coef)
             # 10 minibatches: loss, backward, step
             tally = train_on(run, state, inputs, before, advantages)
         with clock("sync"):
@@ -78,15 +93,20 @@ def train(run: RunConfig, state: RunState, queue: RolloutQueue, recorder: Record
 
 @contextlib.contextmanager
 def open_run(
-    run: RunConfig, device: torch.device, resume_from: Path | None = None, folder: Path | None = None
+    run: RunConfig,
+    device: torch.device,
+    resume_from: Path | None = None,
+    folder: Path | None = None,
+    training: TrainingProblems | None = None,
 ) -> Iterator[tuple[RunState, RolloutQueue, dict[str, Any]]]:
     """The run state, the rollout queue, and the contents of the checkpoint `resume_from` ({} without one).
 
-    `folder` is the run's; fine-tuning keeps its model there.
+    `folder` is the run's; fine-tuning keeps its model there. `training` are the problems to train on, if they are
+    known already.
     """
     saved = {} if resume_from is None else checkpoint.load_state(resume_from)
     with contextlib.ExitStack() as opened:
-        state = open_state(run, device, resume_from, saved, folder)
+        state = open_state(run, device, resume_from, saved, folder, training)
         opened.callback(state.session.close)
         queue = open_queue(run, state.session, state.tokenizer, state.problems, state.ledger, state.model_flops)
         opened.callback(queue.close)
@@ -99,13 +119,15 @@ def open_run(
 def start(config: DictConfig, name: str, choices: Mapping[str, str], command: list[str]) -> Path:
     """Start or resume the run that `config` describes; returns its folder. Raises ValueError for bad input."""
     run = to_run(config)
-    warnings = check_compatible(run, choices)
+    warnings = [*check_compatible(run, choices), *notes_on_data(run)]
+    data = data_fingerprint(run)
     device = prepare_torch(run.device, run.threads)
     folder = Path(run.runs_dir).expanduser().absolute() / name / f"seed={run.seed}"
     with RunLog(folder) as log, RunProgress(f"{name} seed {run.seed}") as progress:
         say = partial(progress.console.print, highlight=False, soft_wrap=True)
         identity = run_identity(config, device.type)
         before = check_folder(folder, identity)
+        check_data(before, data)
         if log.status() == "done":
             done, troubles = check_finished(folder, before)
             for trouble in troubles:
@@ -118,9 +140,13 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
             environment = provenance.write(folder, command)
             tracking = run.tracking.record()
             sweep = sweep_of(folder, run.runs_dir, run.cell.sweep)
+            with remedied("pass_rate"):
+                training = training_problems(run, device, folder, say)
+            check_trained(before, training.record())
+            warnings += training.notes()
             described = describe_run(
-                before.get("run_key") or uuid.uuid4().hex, name, config, identity, tracking, choices, warnings,
-                environment, sweep, beginning.all_stretches(environment),
+                before.get("run_key") or uuid.uuid4().hex, name, config, identity, tracking, choices, warnings, data,
+                training.record(), environment, sweep, beginning.all_stretches(environment),
             )  # fmt: skip
             write_json(folder / "run.json", sealed(described))
             atomic_write(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
@@ -129,8 +155,9 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
             say(f"[yellow]warning[/yellow] {warning}")
         newest = beginning.checkpoint
         with mirrored(run.tracking, folder), failures_recorded(log), contextlib.ExitStack() as opened:
-            state, queue, saved = opened.enter_context(open_run(run, device, newest, folder))
-            check_base(folder, state.base)
+            with remedied("open"):
+                state, queue, saved = opened.enter_context(open_run(run, device, newest, folder, training))
+            check_models(folder, state.base, state.teacher and state.teacher.fingerprint)
             log.rewind(state.log_position, beginning.tables)
             recorder = Recorder(run, log, progress, described["run_key"])
             if saved:

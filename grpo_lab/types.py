@@ -63,7 +63,9 @@ class Problem:
     `id` is stable across runs and unique over all splits of a task: the sampling noise, the
     curriculum and the per-question results refer to it. `target_length` is the response length in tokens
     that the question asks for, or None. `possible_answers` is how many answers the question can have, such as 2 if it
-    asks for yes or no; None if there is no such number.
+    asks for yes or no; None if there is no such number. `details` is what else a grader has to know, as text. `source`
+    names the part of a mixture that it is from. `rubrics` are those that a reward has gathered for it in training, with
+    their weights.
     """
 
     id: int
@@ -72,6 +74,9 @@ class Problem:
     difficulty: int
     target_length: int | None = None
     possible_answers: int | None = None
+    details: str = ""
+    source: str = ""
+    rubrics: tuple[tuple[str, float], ...] = ()
 
 
 class Exhausted(ValueError):
@@ -89,6 +94,13 @@ class StopReason(str, Enum):
     LENGTH = "length"
     REPETITION = "repetition"
     ABORTED = "aborted"
+
+
+class WeightType(Enum):
+    """The type of weights that do not train; trained ones are fp32 in every option."""
+
+    fp32 = "float32"
+    bf16 = "bfloat16"
 
 
 @dataclass(frozen=True)
@@ -263,7 +275,8 @@ class Graded:
     `components`. `counted` rows enter group and batch statistics, `trained` rows enter the loss. Two masks let a
     trick mask a row before or after the statistics. `target_length` is the length that the prompt asked for, or
     None. `lengths` count all response tokens; `sampled_lengths` count sampled tokens that rejection left in.
-    `progress` is the share of the budget spent when the problem was drawn, None outside training.
+    `progress` is the share of the budget spent when the problem was drawn, None outside training. `failed` are the
+    responses that the grader failed on, None where none did: their outcome and reward are 0 and mean nothing.
     """
 
     outcome: Float[Tensor, "P G"]
@@ -276,6 +289,12 @@ class Graded:
     trained: Bool[Tensor, "P G"]
     target_length: Int[Tensor, "P G"] | None = None
     progress: Float[Tensor, "P G"] | None = None
+    failed: Bool[Tensor, "P G"] | None = None
+
+    @property
+    def verdict(self) -> Float[Tensor, "P G"]:
+        """The outcome, NaN where the grader failed: what tables say."""
+        return self.outcome if self.failed is None else torch.where(self.failed, torch.nan, self.outcome)
 
     def choose(self, places: Sequence[int]) -> Graded:
         """The groups at positions `places`, in this order."""
@@ -291,8 +310,9 @@ class Graded:
         return replace(parts[0], components=named, **tensors)
 
     def with_component(self, name: str, values: Float[Tensor, "P G"]) -> Graded:
-        """A copy with `values` added to the reward as component `name`."""
-        assert name not in self.components, f"component {name} was added twice"
+        """A copy with `values` added to the reward as component `name`. Raises ValueError if it has such a one."""
+        if name in self.components:
+            raise ValueError(f"two components of the reward are named {name}: rename the part in reward.parts")
         return replace(self, reward=self.reward + values, components={**self.components, name: values})
 
 

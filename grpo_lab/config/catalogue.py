@@ -14,8 +14,8 @@ import yaml
 from grpo_lab.config.run_config import AXES, ROOMS, conf_folder, slot_types
 from grpo_lab.config.user_files import user_folders
 
-# Slots in the lists: the axes, and the critic's, which baselines with a critic read.
-_SHOWN = (*AXES, "critic")
+# Slots in the lists: filters of training problems, the axes, the critic, which some baselines read, and the teacher.
+_SHOWN = ("question_filter", "pass_rate", *AXES, "critic", "teacher")
 
 # An arXiv id and the one or two words before it that name the method; the first starts with a capital or a digit.
 _PAPER = re.compile(r"(?:[A-Z0-9][\w.@+/-]*(?: [\w][\w.@+/-]*)? )?\b\d{4}\.\d{5}\b")
@@ -47,6 +47,9 @@ class Axis:
     name: str
     question: str
     options: tuple[Option, ...]
+
+
+WRONG = "reward.wrong"  # what a wrong answer earns, which a recipe may set whatever grader a task has
 
 
 @cache
@@ -133,7 +136,8 @@ def papers_table() -> str:
 def recipes_table() -> str:
     """The recipes as a markdown table: the option each selects on each axis; `-` for the plain option."""
     recipes = recipe_overrides()
-    slots = [slot for slot in (*AXES, *ROOMS) if any(slot in chosen for chosen in recipes.values())]
+    numbers = sorted({slot for chosen in recipes.values() for slot in chosen if "." in slot})
+    slots = [slot for slot in (*AXES, *ROOMS, *numbers) if any(slot in chosen for chosen in recipes.values())]
     lines = [f"| recipe | {' | '.join(slots)} |", "|---" * (len(slots) + 1) + "|"]
     for name, chosen in recipes.items():
         lines.append(f"| {name} | {' | '.join(chosen.get(slot, '-') for slot in slots)} |")
@@ -141,13 +145,18 @@ def recipes_table() -> str:
 
 
 def recipe_overrides() -> dict[str, dict[str, str]]:
-    """Recipe -> slot -> the option it selects. Recipe `plain` comes first, the others by name."""
+    """Recipe -> slot -> the option it selects, and the few numbers it sets, as `reward.wrong` -> -1. `plain` is first.
+
+    A number is one of the reward or the optimiser, whose other numbers are those of the task and the model.
+    """
     found = {}
     for path in sorted((conf_folder() / "recipe").glob("*.yaml"), key=lambda path: (path.stem != "plain", path.stem)):
-        entries = yaml.safe_load(path.read_text())["defaults"]
+        written = yaml.safe_load(path.read_text())
         found[path.stem] = {
-            key.removeprefix("override /"): option for entry in entries for key, option in entry.items()
+            key.removeprefix("override /"): option for entry in written["defaults"] for key, option in entry.items()
         }
+        for slot in ("reward", "optimizer"):
+            found[path.stem] |= {f"{slot}.{name}": f"{value:g}" for name, value in written.get(slot, {}).items()}
     return found
 
 

@@ -5,10 +5,14 @@ The ends of a run are step 0 and its last step. Their evaluations may be larger 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Any
 
-from grpo_lab.tracking.metrics import FURTHER_SUITES
+from grpo_lab.tasks.tables import Table, suite_problems
+from grpo_lab.tracking.metrics import FURTHER_SUITES, HARNESSES, harness_of
 from grpo_lab.tricks.base import require_field, require_not_negative, require_positive
+from grpo_lab.types import Problem
 
 SPLITS = {"downstream_short": "downstream", "other_wording": "heldout"}  # of further suites; others have their own
 
@@ -32,7 +36,9 @@ class Evaluation:
     ends_heldout_problems: int
     ends_downstream_problems: int
     suites: list[str]
-    suite_problems: int  # of each of these suites
+    suite_problems: int  # of each of these suites, and at most of each of the tables
+    # Further suites from data sets, asked with the downstream budget: name -> fields of a `tasks.tables.Table`.
+    tables: dict[str, Any]
     other_wording: str  # the question in other words, with {question} for the question itself
     temperature: float
     top_p: float
@@ -60,6 +66,14 @@ class Evaluation:
         known = ", ".join(FURTHER_SUITES)
         require_field(all(suite in FURTHER_SUITES for suite in self.suites), self, "suites", f"a list of {known}")
         require_field(len(set(self.suites)) == len(self.suites), self, "suites", "a list without repetition")
+        taken = {*FURTHER_SUITES, "probe", "heldout_training", "heldout", "downstream"}
+        named = all(re.fullmatch(r"[A-Za-z0-9_]+", name) and name not in taken for name in self.tables)
+        require_field(named, self, "tables", f"named by letters, digits and _, and none of {', '.join(sorted(taken))}")
+        own = all(harness_of(f"eval/{name}/accuracy") is None for name in self.tables)
+        begin = " or ".join(f"{name}_" for name in HARNESSES)
+        require_field(
+            own, self, "tables", f"named without {begin} at the beginning: so `grpo-lab evaluate` names suites"
+        )
         require_field(
             self.other_wording.count("{question}") == 1, self, "other_wording", "a text with {question} in it once"
         )
@@ -68,6 +82,12 @@ class Evaluation:
     def splits(self) -> frozenset[str]:
         """The splits of the task that the further suites ask."""
         return frozenset(SPLITS.get(suite, suite) for suite in self.suites)
+
+    @property
+    def table_problems(self) -> dict[str, tuple[Problem, ...]]:
+        """The problems of each of the tables. Raises ValueError with a remedy for one that cannot be read."""
+        named = {name: Table.of(fields, f"evaluation.tables.{name}") for name, fields in self.tables.items()}
+        return suite_problems(named, self.suite_problems)
 
     def in_other_words(self, question: str) -> str:
         """The question as the suite `other_wording` asks it."""

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from grpo_lab.config.catalogue import option_text, plain_options, recipe_gaps, recipe_overrides
+from grpo_lab.config.catalogue import WRONG, option_text, plain_options, recipe_gaps, recipe_overrides
 from grpo_lab.config.rules import broken_errors, broken_warnings
 from grpo_lab.config.run_config import AXES, RunConfig
 
@@ -52,8 +52,11 @@ def formula(run: RunConfig) -> list[tuple[str, str]]:
         lines.append(("K", kl.written()))
     if entropy.needs_gradient:
         lines.append(("E", entropy.written()))
-    lines += [("A", "C" if run.baseline.scales_itself else run.scale.written()), ("C", run.baseline.written())]
-    reward = f"{run.reward.correct:g} if right else {run.reward.wrong:g}"
+    rewarded = "C" if run.baseline.scales_itself else run.scale.written()
+    if run.teacher.needs_model:
+        lines.append(("A", run.teacher.written()))
+    lines += [("A_R" if run.teacher.needs_model else "A", rewarded), ("C", run.baseline.written())]
+    reward = run.reward.written()
     if not run.reward_shaping.touches_nothing:
         reward = f"({reward}) + {run.reward_shaping.written()}"
     if kl.shapes_reward:
@@ -94,6 +97,8 @@ def formula(run: RunConfig) -> list[tuple[str, str]]:
 def _what_is_generated(run: RunConfig) -> list[tuple[str, str]]:
     """Lines on how prompts are chosen and how responses end; none for the plain options."""
     begins = [] if run.sft.touches_nothing else [("start", run.sft.written())]
+    data = [one.written() for one in (run.question_filter, run.pass_rate) if not one.touches_nothing]
+    begins = ([("data", "; then ".join(data))] if data else []) + begins
     prompts = [run.curriculum.written()] if not run.curriculum.touches_nothing else []
     prompts += [run.group_filter.written()] if run.group_filter.refills else []
     lines = begins + ([("prompts", "; ".join(prompts))] if prompts else [])
@@ -124,10 +129,17 @@ def _steps(run: RunConfig) -> str:
 
 
 def recipe_choices() -> dict[str, dict[str, str]]:
-    """Recipe -> slot -> option, for every axis and for the other slots that any recipe sets."""
-    recipes, plain = recipe_overrides(), plain_options()
+    """Recipe -> slot -> option, for every axis and for whatever else any recipe sets.
+
+    Of the optimiser, whose numbers suit a model, only those that the recipe itself sets.
+    """
+    recipes, plain = recipe_overrides(), plain_options() | {WRONG: "0"}
     rooms = sorted({slot for chosen in recipes.values() for slot in chosen} - set(AXES))
-    return {name: {slot: chosen.get(slot, plain[slot]) for slot in (*AXES, *rooms)} for name, chosen in recipes.items()}
+    slots = ("question_filter", "pass_rate", *AXES, *rooms)
+    return {
+        name: {slot: option for slot in slots if (option := (plain | chosen).get(slot)) is not None}
+        for name, chosen in recipes.items()
+    }
 
 
 def nearest_recipe(choices: Mapping[str, str], config: DictConfig) -> Departure:
@@ -136,22 +148,36 @@ def nearest_recipe(choices: Mapping[str, str], config: DictConfig) -> Departure:
     Differences are options, and numbers that differ from the option's own file.
     """
     recipes, plain = recipe_choices(), plain_options()
+    numbers = {slot for chosen in recipes.values() for slot in chosen if "." in slot}
+    held = {slot: OmegaConf.select(config, slot) for slot in numbers}
+    # An optimiser of the user's own may have no such number.
+    choices = {**choices, **{slot: "none" if value is None else f"{value:g}" for slot, value in held.items()}}
     named = choices.get("recipe", "plain")
 
     def differing(recipe: str) -> list[str]:
-        return [slot for slot, option in recipes[recipe].items() if choices.get(slot, plain[slot]) != option]
+        return [slot for slot, option in recipes[recipe].items() if choices.get(slot, plain.get(slot)) != option]
 
     nearest = min(recipes, key=lambda recipe: (len(differing(recipe)), recipe != named, recipe))
     said = [f"{slot}={choices[slot]} for {recipes[nearest][slot]}" for slot in differing(nearest)]
     return Departure(nearest, tuple(said + _numbers_changed(choices, config)))
 
 
+def _written(slot: str, option: str) -> dict[str, Any]:
+    """The fields in an option's file, and in those that it builds on."""
+    text = option_text(slot, option)
+    fields: dict[str, Any] = yaml.safe_load(text) if text else {}
+    below: dict[str, Any] = {}
+    for entry in fields.get("defaults", []):
+        if isinstance(entry, str) and entry != "_self_" and "/" not in entry:
+            below |= _written(slot, entry)
+    return below | fields
+
+
 def _numbers_changed(choices: Mapping[str, str], config: DictConfig) -> list[str]:
     """Fields of the axes, the critic and the convention whose value differs from the chosen option's file."""
     found = []
-    for slot in (*AXES, "critic", "convention"):
-        text = option_text(slot, choices.get(slot, plain_options()[slot]))
-        written: dict[str, Any] = yaml.safe_load(text) if text else {}
+    for slot in ("question_filter", "pass_rate", *AXES, "critic", "teacher", "convention"):
+        written = _written(slot, choices.get(slot, plain_options()[slot]))
         held = OmegaConf.to_container(config[slot], resolve=False, enum_to_str=True)
         assert isinstance(held, dict), "what stands on an axis has fields"
         for field, value in written.items():
@@ -188,7 +214,14 @@ def explain(run: RunConfig, config: DictConfig, choices: Mapping[str, str]) -> s
         parts += [title, *(_hang("  - ", item) for item in items)] if items else []
     off = plain_options()
     parts += ["", "options that are not the plain one"]
-    read = (*AXES, "critic", "optimizer") if run.baseline.needs_critic else (*AXES, "optimizer")
+    read = (
+        "question_filter",
+        "pass_rate",
+        *AXES,
+        *(["critic"] if run.baseline.needs_critic else []),
+        "teacher",
+        "optimizer",
+    )
     chosen = [(slot, choices.get(slot, off[slot])) for slot in read if choices.get(slot, off[slot]) != off[slot]]
     for axis, option in chosen:
         parts.append(_hang(f"  {axis}={option}: ", _said_of(run, axis, option), 6))

@@ -55,8 +55,17 @@ def bootstrap(arguments: Sequence[str] = ()) -> None:
         "engines.vllm_process",
         "tasks.arithmetic",
         "tasks.card_base",
+        "tasks.gym",
+        "tasks.hub",
+        "tasks.math_answers",
+        "tasks.mixture",
+        "tasks.rubrics",
+        "tasks.smollm2",
+        "tasks.tables",
+        "tasks.templates",
         "tasks.verifiers",
         "tasks.warm_start",
+        "tasks.weighted",
     ):
         importlib.import_module(f"grpo_lab.{name}")
     config = importlib.import_module("grpo_lab.config.run_config")

@@ -44,12 +44,16 @@ MEANT = {
     "temperature": Meant(("engine.temperature",), "evaluation.temperature is that of evaluations"),
     "top_p": Meant(("engine.top_p",), "evaluation.top_p is that of evaluations"),
     "loss_type": Meant(("aggregation", "surrogate"), "how tokens add up, and the trust region"),
+    "reward_funcs": Meant(("reward",), "an option; reward=math_and_format holds two in a weighted sum"),
+    "reward_weights": Meant(
+        ("reward.weights",), "a number for each part, {math:1,format:0.2}", "reward=math_and_format"
+    ),
     "output_dir": Meant(("runs_dir",)),
 }
 
 
 def misnamed(arguments: Sequence[str]) -> str:
-    """What to type instead of overrides whose key has another name here; "" if there are none."""
+    """What to type instead of overrides whose key has another name here, or whose value needs quotes; "" for none."""
     lines = []
     for argument in arguments:
         key, assigned, value = argument.partition("=")
@@ -60,6 +64,8 @@ def misnamed(arguments: Sequence[str]) -> str:
             under = f"{meant.under} " if meant.under else ""
             note = f" ({meant.note})" if meant.note else ""
             lines.append(f"there is no key {key!r}: type {under}{instead}{note}")
+        elif assigned and "=" in value and value[0] not in "'\"[{" and not key.startswith("hydra"):
+            lines.append(f"{key} has a value with '=' in it: quote it twice, \"{key}='{value}'\"")
         elif assigned and (today := config_key(key)) != key:
             lines.append(f"{key!r} is called {today!r} now: type {today}={value}")
     return "; ".join(lines)

@@ -44,7 +44,8 @@ def _label(value: object) -> str:
 
 
 def _lowest_reward(run: RunConfig) -> float:
-    return run.reward_shaping.lowest(run.reward.correct, run.reward.wrong)
+    right, wrong = (run.reward.bounds(right)[0] for right in (True, False))
+    return run.reward_shaping.lowest(right, wrong)
 
 
 ERRORS: tuple[Rule, ...] = (
@@ -123,7 +124,7 @@ ERRORS: tuple[Rule, ...] = (
         ("scale", "reward", "reward_shaping", "kl"),
         lambda run: run.scale.needs_rewards_from_zero and (_lowest_reward(run) < 0 or run.kl.shapes_reward),
         "divided by a mean that can be negative, right answers are punished and wrong ones rewarded",
-        "use reward=strict (0 and 1), no shaping and no kl that take a reward below 0, or another scale",
+        "set reward.wrong=0, no shaping and no kl that take a reward below 0, or another scale",
     ),
     Rule(
         "no_reward_is_negative",
@@ -135,7 +136,7 @@ ERRORS: tuple[Rule, ...] = (
             and not run.kl.shapes_reward
         ),
         "without a baseline and without negative rewards there is no negative advantage to weigh",
-        "set reward=strict_plus_minus, or a baseline that centres",
+        "set reward.wrong=-1, or a baseline that centres",
     ),
     Rule(
         "ratio_must_be_of_tokens",
@@ -160,6 +161,17 @@ ERRORS: tuple[Rule, ...] = (
             and (run.surrogate.sequence_level or run.importance.sequence_level)
         ),
         "one ratio for a whole response gives all its tokens the mean of their advantages, and the credit is lost",
+        "set importance=token or sequence_token, and a surrogate that takes one loss a token",
+    ),
+    Rule(
+        "teacher_speaks_of_tokens",
+        ("teacher", "importance", "surrogate"),
+        lambda run: (
+            run.teacher.needs_model
+            and run.surrogate.uses_ratio
+            and (run.surrogate.sequence_level or run.importance.sequence_level)
+        ),
+        "one ratio for a whole response gives all its tokens the mean of what the teacher says of each",
         "set importance=token or sequence_token, and a surrogate that takes one loss a token",
     ),
     Rule(
@@ -224,6 +236,13 @@ ERRORS: tuple[Rule, ...] = (
         lambda run: run.evaluation.sampler_weights and run.schedule.streams and run.engine.overlaps,
         "the weights that sampled a batch can be evaluated only while no response is on its way in another process",
         "set evaluation.sampler_weights=false, or engine=native",
+    ),
+    Rule(
+        "guesses_need_a_phrase",
+        ("pass_rate", "template"),
+        lambda run: run.pass_rate.guesses and not run.template.interruption,
+        "a guess begins with the template's interruption, which is empty, and would be a whole answer",
+        "set template.interruption to what comes before a final answer, or pass_rate.tries=0",
     ),
     Rule(
         "suites_need_their_splits",
@@ -295,10 +314,20 @@ WARNINGS: tuple[Rule, ...] = (
         idles=True,
     ),
     Rule(
+        "rank_is_not_read",
+        ("pass_rate", "curriculum"),
+        lambda run: run.pass_rate.ranks and not (run.pass_rate.drops or run.curriculum.reads_difficulty),
+        "every problem stays, and no curriculum reads the difficulty that pass rates give it",
+        "set curriculum=easy_to_hard or kimi, or a pass_rate that drops problems",
+        idles=True,
+    ),
+    Rule(
         "old_policy_is_ignored",
-        ("old_policy", "surrogate", "kl"),
-        lambda run: not (run.old_policy.recomputes or run.surrogate.uses_ratio or run.kl.reads_old),
-        "neither surrogate nor kl reads the old policy",
+        ("old_policy", "surrogate", "kl", "teacher"),
+        lambda run: (
+            not (run.old_policy.recomputes or run.surrogate.uses_ratio or run.kl.reads_old or run.teacher.needs_model)
+        ),
+        "neither surrogate nor kl nor a teacher reads the old policy",
         "choose a surrogate that reads the ratio, or old_policy=recomputed",
         idles=True,
     ),
@@ -353,9 +382,11 @@ WARNINGS: tuple[Rule, ...] = (
             "entropy",
             "surrogate",
             "aggregation",
+            "teacher",
         ),
         lambda run: (
             run.group_filter.removes_rows
+            and not run.teacher.needs_model
             and not run.group_filter.refills
             and run.baseline.group_relative
             and not run.baseline.handles_singletons
@@ -420,6 +451,19 @@ WARNINGS: tuple[Rule, ...] = (
         "this baseline reads the verifier's outcome, so a kl penalty in the reward never reaches the loss",
         "choose a kl that is a term of the loss, or a baseline that reads the reward",
         idles=True,
+    ),
+    Rule(
+        "reward_is_not_learnt",
+        ("teacher", "scale", "reward_shaping", "group_filter"),
+        lambda run: (
+            run.teacher.replaces_reward
+            and not (
+                run.scale.touches_nothing and run.reward_shaping.touches_nothing and not run.group_filter.removes_rows
+            )
+        ),
+        "the teacher stands in the place of the reward, so what shapes or scales it never reaches the loss, and a "
+        "filter by the reward drops groups that the teacher has a word on",
+        "set scale=none, reward_shaping=none and group_filter=keep, or teacher=with_reward",
     ),
     Rule(
         "rows_weigh_by_length",
@@ -495,6 +539,21 @@ WARNINGS: tuple[Rule, ...] = (
         ),
         "the tokens were sampled by older weights, and the loss takes them for the learner's own",
         "set correction=tis_token, or old_policy=sampler, unless that is what is studied",
+    ),
+    Rule(
+        "rate_is_for_small_models",
+        ("optimizer", "model"),
+        lambda run: run.optimizer.learning_rate > run.model.highest_rate,
+        "published runs train all weights of a pretrained model at 1e-7 to 1e-5; a higher rate is likely to break it",
+        "set optimizer=adamw_pretrained, or optimizer.learning_rate to a rate near 1e-6",
+    ),
+    Rule(
+        "length_penalty_is_out_of_proportion",
+        ("reward_shaping",),
+        lambda run: run.reward_shaping.out_of_proportion,
+        "its numbers are for other lengths: a ramp over less than a tenth of the budget, or a charge for length that "
+        "no right answer outweighs",
+        "set reward_shaping.cache_tokens to a fifth of engine.max_tokens, or reward_shaping.alpha to one over it",
     ),
     Rule(
         "top_p_biases_the_ratio",

@@ -24,7 +24,7 @@ from grpo_lab.budget.ledger import Budget
 from grpo_lab.config.evaluation import Evaluation
 from grpo_lab.engines.base import Engine
 from grpo_lab.policy.optim import Optimizer
-from grpo_lab.tasks.base import Model, Reward, Task, Template
+from grpo_lab.tasks.base import Grader, Model, Task, Template
 from grpo_lab.tracking.mlflow_mirror import Tracking
 from grpo_lab.tricks.aggregation import Aggregation
 from grpo_lab.tricks.base import Trick, formula_fault, require_field, require_not_negative
@@ -39,7 +39,9 @@ from grpo_lab.tricks.group_filter import GroupFilter
 from grpo_lab.tricks.importance import Importance
 from grpo_lab.tricks.kl import Kl
 from grpo_lab.tricks.old_policy import OldPolicy
+from grpo_lab.tricks.pass_rate import PassRate
 from grpo_lab.tricks.precision import Precision
+from grpo_lab.tricks.question_filter import QuestionFilter
 from grpo_lab.tricks.reference import Reference
 from grpo_lab.tricks.rejection import Rejection
 from grpo_lab.tricks.reward_shaping import RewardShaping
@@ -47,6 +49,7 @@ from grpo_lab.tricks.scale import Scale
 from grpo_lab.tricks.schedule import Schedule
 from grpo_lab.tricks.sft import Sft
 from grpo_lab.tricks.surrogate import Surrogate
+from grpo_lab.tricks.teacher import Teacher
 from grpo_lab.tricks.truncation import Truncation
 from grpo_lab.tricks.updates import Updates
 from grpo_lab.types import Microbatching
@@ -57,8 +60,8 @@ AXES = (
     "kl", "reference", "entropy", "learner_precision", "sampler_precision",
 )  # fmt: skip
 ROOMS = (
-    "task", "template", "reward", "model", "engine", "optimizer", "critic", "evaluation", "verifier", "budget",
-    "cost_model", "tracking", "convention",
+    "task", "question_filter", "pass_rate", "template", "reward", "model", "engine", "optimizer", "critic", "teacher",
+    "evaluation", "verifier", "budget", "cost_model", "tracking", "convention",
 )  # fmt: skip
 
 
@@ -98,14 +101,17 @@ class RunConfig:
     sampler_precision: Precision
 
     task: Task
+    question_filter: QuestionFilter
+    pass_rate: PassRate
     template: Template
-    reward: Reward
+    reward: Grader
     model: Model
     engine: Engine
     optimizer: Optimizer
     critic: Critic
+    teacher: Teacher
     evaluation: Evaluation
-    verifier: Reward
+    verifier: Grader
     budget: Budget
     cost_model: CostModel
     tracking: Tracking
@@ -152,7 +158,8 @@ class RunConfig:
         """
         below_the_ratio = self.old_policy.recomputes and (self.updates.number > 1 or self.kl.shapes_reward)
         of_the_sampler = self.correction.needs_old_logprobs or self.rejection.needs_old_logprobs
-        return below_the_ratio or of_the_sampler or self.entropy.selects_tokens
+        for_the_teacher = self.teacher.needs_model and self.old_policy.recomputes
+        return below_the_ratio or of_the_sampler or for_the_teacher or self.entropy.selects_tokens
 
     @property
     def skips_rows(self) -> bool:

@@ -15,8 +15,8 @@ _LONGEST_NAME = 120
 
 
 def chosen_options(choices: Mapping[str, str]) -> dict[str, str]:
-    """Slot -> option, from Hydra's record of its choices, without Hydra's own groups."""
-    return {name: option for name, option in choices.items() if "/" not in name and name != "experiments"}
+    """Slot -> option, from Hydra's record of its choices; not Hydra's own groups, nor options within options."""
+    return {name: option for name, option in choices.items() if not re.search("[/@]", name) and name != "experiments"}
 
 
 def run_name(recipe: str, overrides: Sequence[str]) -> str:

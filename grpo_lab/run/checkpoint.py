@@ -20,6 +20,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from grpo_lab.policy.adapters import save_whole
 from grpo_lab.tracking.files import RunFolderError, write_json
 from grpo_lab.tracking.whole import MANIFEST, sealed
 
@@ -44,7 +45,7 @@ def save(
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
-        model.save_pretrained(temporary)
+        save_whole(model, temporary)
         tokenizer.save_pretrained(temporary)
         torch.save(dict(state), temporary / "state.pt")
         digests = {}

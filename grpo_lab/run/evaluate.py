@@ -15,6 +15,8 @@ the four in one thing, and are asked at the ends of a run:
     other_numbers      numbers outside the training range, and the long budget, since they take more tokens to write
     other_family       problems of the family not trained on, long budget
 
+and one more for each table of `evaluation.tables`, with the long budget.
+
 Where the sampler lags behind the learner, `sampler_heldout` and `sampler_downstream` ask the weights that sampled the
 step's batch: training reward is theirs, and not that of the weights that the other suites ask.
 
@@ -30,6 +32,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
+import numpy as np
 import pandas as pd
 import torch
 import transformers
@@ -46,7 +49,7 @@ from grpo_lab.rollout.grading import (
     tools_for,
     with_target_length,
 )
-from grpo_lab.tasks.base import Reward, Template
+from grpo_lab.tasks.base import Grader, Template
 from grpo_lab.tracking.metrics import SAMPLER_SUITES, pass_at_k
 from grpo_lab.tricks.truncation import Truncation
 from grpo_lab.types import Float, NoiseKey, Problem, Rollouts, SamplingParams, Tensor
@@ -61,7 +64,7 @@ class Suite:
     problems: tuple[Problem, ...]
     samples: int
     params: SamplingParams
-    verifier: Reward
+    verifier: Grader
     truncation: Truncation | None = None  # the run's, under the training protocol
     measures_kl: bool = False  # whether it samples from the policy itself, with the training protocol
 
@@ -94,6 +97,8 @@ def make_suites(run: RunConfig, ends: bool = True) -> list[Suite]:
             problems = tuple(replace(one, question=plan.in_other_words(one.question)) for one in problems)
         params = long if name in ("other_numbers", "other_family") else protocol
         suites.append(Suite(name, split, problems, samples, params, run.verifier))
+    for name, problems in plan.table_problems.items() if ends else ():
+        suites.append(Suite(name, name, problems, samples, long, run.verifier))
     return suites
 
 
@@ -105,10 +110,11 @@ def of_the_sampler(suites: Sequence[Suite]) -> list[Suite]:
 
 def _asked(run: RunConfig, split: str, ends: bool, mix: Counter[int]) -> tuple[Problem, ...]:
     """The problems of one of the three main splits; those between the ends are some of those there."""
-    own = None if split == "downstream" else mix
+    own = None if split == "downstream" or len(mix) == 1 else mix
     key = f"ends_{split}_problems"
     problems = _some(run, split, getattr(run.evaluation, key), own, f"evaluation.{key}")
-    return problems if ends else with_mix(problems, getattr(run.evaluation, f"{split}_problems"), own or _mix(problems))
+    between = min(len(problems), getattr(run.evaluation, f"{split}_problems"))
+    return problems if ends else with_mix(problems, between, own or _mix(problems))
 
 
 def _mix(problems: Sequence[Problem]) -> Counter[int]:
@@ -122,6 +128,8 @@ def _some(run: RunConfig, split: str, number: int, mix: Counter[int] | None, key
         )
         for problem in run.task.problems(split)
     ]
+    if not run.task.exact_sizes:
+        number = min(number, len(problems))
     if len(problems) < number:
         raise ValueError(
             f"evaluation asks for {number} problems of split {split!r}, which has {len(problems)}: "
@@ -162,12 +170,26 @@ def evaluate(
     plan: Evaluation,
     seed: int,
     initial: InitialLogprobs | None = None,
+    reward: Grader | None = None,
 ) -> tuple[dict[str, float], pd.DataFrame]:
-    """Metrics of every suite, and one table row per suite, question and sample."""
+    """Metrics of every suite, and one table row per suite, question and sample.
+
+    `reward` is the training verifier: it judges the answers of other verifiers' suites too, for the log alone.
+    """
     tables, metrics = [], {}
     for suite in suites:
-        rollouts, table = _answers(suite, session, tokenizer, template, seed)
+        rollouts, keys, table = _answers(suite, session, tokenizer, template, seed)
+        if table["outcome"].isna().all():
+            raise ValueError(
+                f"the grader failed on all {len(table)} answers of the suite {suite.name}: see that it can read right "
+                f"answers such as {suite.problems[0].answer[:60]!r}, or choose another verifier, or another reward"
+            )
         metrics.update(_summary(suite.name, table, plan.pass_at))
+        if suite.verifier.may_fail:
+            metrics[f"eval/{suite.name}/ungraded"] = float(table["outcome"].isna().mean())
+        if reward is not None and suite.verifier is not reward:
+            agreement = _agreement(rollouts, keys, table, reward)
+            metrics |= {} if math.isnan(agreement) else {f"eval/{suite.name}/agreement": agreement}
         if suite.measures_kl and initial is not None:
             metrics[f"eval/{suite.name}/kl_initial"] = kl_of_responses(rollouts, initial(rollouts))
         tables.append(table)
@@ -180,7 +202,7 @@ def _answers(
     tokenizer: transformers.PreTrainedTokenizerBase,
     template: Template,
     seed: int,
-) -> tuple[Rollouts, pd.DataFrame]:
+) -> tuple[Rollouts, list[NoiseKey], pd.DataFrame]:
     samples = suite.samples
     prompts = encode_prompts(tokenizer, template, suite.problems)
     requests = group_requests(suite.problems, prompts, samples, suite.params, seed, f"eval/{suite.split}", 0)
@@ -190,7 +212,8 @@ def _answers(
         completions = suite.truncation.generate(session, requests, tools_for(tokenizer))
     rollouts = to_rollouts(suite.problems, prompts, samples, completions)
     texts = decode(tokenizer, rollouts)
-    graded = grade(rollouts, texts, suite.verifier, [request.noise for request in requests])
+    keys = [request.noise for request in requests]
+    graded = grade(rollouts, texts, suite.verifier, keys)
     asked = [problem for problem in suite.problems for _ in range(samples)]
     table = pd.DataFrame(
         {
@@ -198,7 +221,7 @@ def _answers(
             "problem_id": [problem.id for problem in asked],
             "difficulty": [problem.difficulty for problem in asked],
             "sample": list(range(samples)) * len(suite.problems),
-            "outcome": graded.outcome.flatten().numpy(),
+            "outcome": graded.verdict.flatten().numpy(),
             "length": graded.lengths.flatten().numpy(),
             "truncated": graded.truncated.flatten().numpy(),
             "wanted": [problem.target_length or 0 for problem in asked],
@@ -207,7 +230,16 @@ def _answers(
             "text": texts,
         }
     )
-    return rollouts, table
+    if any(problem.source for problem in suite.problems):
+        table["source"] = [problem.source for problem in asked]
+    return rollouts, keys, table
+
+
+def _agreement(rollouts: Rollouts, keys: Sequence[NoiseKey], table: pd.DataFrame, reward: Grader) -> float:
+    """The share of answers that `reward` judges as the table does, of those that both judge; NaN without any."""
+    other = grade(rollouts, table["text"].tolist(), reward, keys).verdict.flatten().numpy()
+    both = ~np.isnan(other) & table["outcome"].notna().to_numpy()
+    return float((other == table["outcome"])[both].mean()) if both.any() else math.nan
 
 
 def kl_of_responses(rollouts: Rollouts, initial_logprobs: Float[Tensor, "N T"]) -> float:
@@ -222,7 +254,7 @@ def kl_of_responses(rollouts: Rollouts, initial_logprobs: Float[Tensor, "N T"]) 
 
 def _summary(suite: str, table: pd.DataFrame, ks: Sequence[int]) -> Mapping[str, float]:
     by_question = table.groupby("problem_id", sort=False)["outcome"]
-    means, right, drawn = by_question.mean(), by_question.sum(), by_question.count()
+    means, right, drawn = by_question.mean(), by_question.sum(), by_question.count()  # of graded answers
     metrics = {
         f"eval/{suite}/accuracy": float(means.mean()),
         f"eval/{suite}/responses": len(table),
@@ -235,7 +267,10 @@ def _summary(suite: str, table: pd.DataFrame, ks: Sequence[int]) -> Mapping[str,
     if len(levels) > 1:
         metrics[f"eval/{suite}/accuracy_easiest"] = float(levels.iloc[0])
         metrics[f"eval/{suite}/accuracy_hardest"] = float(levels.iloc[-1])
-    for k in (k for k in ks if k <= drawn.min()):
-        chances = [pass_at_k(int(n), int(c), k) for n, c in zip(drawn, right)]
+    if "source" in table:
+        for source, rows in table.groupby("source"):
+            metrics[f"eval/{suite}/source/{source}"] = float(rows.groupby("problem_id")["outcome"].mean().mean())
+    for k in (k for k in ks if k <= drawn.max()):
+        chances = [pass_at_k(int(n), int(c), k) for n, c in zip(drawn, right) if k <= n]
         metrics[f"eval/{suite}/pass_at_{k}"] = sum(chances) / len(chances)
     return metrics

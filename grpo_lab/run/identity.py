@@ -3,23 +3,43 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from grpo_lab.config.run_config import VOLATILE, flat
+from grpo_lab.config.run_config import VOLATILE, RunConfig, flat
+from grpo_lab.tasks.tables import fingerprint, overlaps
 from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.renames import with_config_keys
 from grpo_lab.tracking.whole import AFRESH, SEAL, read_json, read_sealed
 
+CLASS = "class"
+
 
 def run_identity(config: DictConfig, device: str) -> dict[str, Any]:
-    """The resolved values that identify a run: all except the volatile ones, plus the kind of device."""
+    """The resolved values that identify a run: all except the volatile ones, plus the kind of device.
+
+    `<slot>.class` tells options apart whose numbers are alike, such as two graders.
+    """
+    classes = {f"{place}.{CLASS}": name for place, name in _classes(config) if place}
     return {"device": device} | {
-        key: value for key, value in flat(config).items() if key.split(".")[0] not in VOLATILE | {"hydra", "plugins"}
+        key: value
+        for key, value in (flat(config) | classes).items()
+        if key.split(".")[0] not in VOLATILE | {"hydra", "plugins"}
     }
+
+
+def _classes(node: DictConfig, place: str = "") -> Iterator[tuple[str, str]]:
+    """The place of every option within the configuration, and the name of its class."""
+    kind = OmegaConf.get_type(node)
+    if is_dataclass(kind):
+        yield place, kind.__name__
+    for name in node:
+        if not OmegaConf.is_missing(node, name) and isinstance(child := node[name], DictConfig):
+            yield from _classes(child, f"{place}.{name}" if place else str(name))
 
 
 def check_folder(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,6 +59,8 @@ def check_folder(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
     if not {"identity", "run_key"} <= before.keys():
         raise ValueError(f"{path} does not say which run this is: it was edited, or the disk fails; {AFRESH}")
     there, now = with_config_keys(before["identity"]), json.loads(json.dumps(identity))
+    if not any(key.endswith(f".{CLASS}") for key in there):  # earlier versions of grpo_lab wrote no classes
+        now = {key: value for key, value in now.items() if not key.endswith(f".{CLASS}")}
     different = sorted(key for key in there.keys() | now.keys() if there.get(key) != now.get(key))
     if different:
         shown = ", ".join(f"{key}: {there.get(key)!r} there, {now.get(key)!r} now" for key in different[:4])
@@ -49,18 +71,48 @@ def check_folder(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
     return before
 
 
-def check_base(folder: Path, weights: str) -> None:
-    """Record the fingerprint of the weights that the run began with, in base.json.
+def check_models(folder: Path, weights: str, teacher: str | None) -> None:
+    """Record the fingerprints of the weights that the run began with and of its teacher's, in base.json.
 
-    Raises ValueError if a run in this folder began with others: its reference and its step 0 would be of another model.
+    Raises ValueError if a run in this folder began with others: its reference and its step 0 would be of another
+    model, or its teacher would change in mid-run.
     """
-    path = folder / "base.json"
+    path, now = folder / "base.json", {"fingerprint": weights} | ({} if teacher is None else {"teacher": teacher})
     if not path.exists():
-        write_json(path, {"fingerprint": weights})
-    elif (before := read_json(path, AFRESH)["fingerprint"]) != weights:
+        write_json(path, now)
+        return
+    before = read_json(path, AFRESH)
+    for name, of_what in (("fingerprint", "the model"), ("teacher", "its teacher")):
+        if before.get(name) != now.get(name):
+            raise ValueError(
+                f"{folder} began with {of_what}'s weights {before.get(name)}, which are {now.get(name)} now: give back "
+                "what it had, or move that folder away"
+            )
+
+
+def data_fingerprint(run: RunConfig) -> dict[str, str] | None:
+    """A hash of each split's problems and of each table that evaluation asks; None where configuration decides them."""
+    own = run.task.fingerprint() or {}
+    return own | {name: fingerprint(problems) for name, problems in run.evaluation.table_problems.items()} or None
+
+
+def notes_on_data(run: RunConfig) -> list[str]:
+    """What the data make a reader doubt: the task's own notes, and tables of evaluation that overlap with training."""
+    tables = run.evaluation.table_problems
+    if not tables:
+        return run.task.notes()
+    asked = {name: [problem.question for problem in problems] for name, problems in tables.items()}
+    return [*run.task.notes(), *overlaps([problem.question for problem in run.task.problems("train")], asked)]
+
+
+def check_data(before: Mapping[str, Any], data: Mapping[str, str] | None) -> None:
+    """Raise ValueError if a run whose run.json is `before` began with other questions than `data` is a hash of."""
+    known = before.get("data")
+    if before and known is not None and known != data:
+        changed = [split for split, digest in known.items() if (data or {}).get(split) != digest]
         raise ValueError(
-            f"{folder} began with the weights {before}, and the model has {weights} now: give back the model it had, "
-            "or move that folder away"
+            f"the questions of {', '.join(changed)} are others than when this run began: give back the file or the "
+            "revision it had, or choose another runs_dir"
         )
 
 
@@ -82,14 +134,17 @@ def describe_run(
     tracking: Mapping[str, str] | None,
     choices: Mapping[str, str],
     warnings: Sequence[str],
+    data: Mapping[str, str] | None,
+    trained_on: Mapping[str, Any] | None,
     environment: Mapping[str, Any],
     sweep: str | None,
     stretches: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """The content of run.json: the run's identity and description, for the mirror and all readers of the folder.
 
-    `sweep` is the folder of this run's sweep, relative to the run's folder. `stretches` record which code computed
-    the run, one entry for each change of code.
+    `data` is what `data_fingerprint` gives, `trained_on` what filters left of the training split. `sweep` is the folder
+    of this run's sweep, relative to the run's folder.
+    `stretches` record which code computed the run, one entry for each change of code.
     """
     git = environment["git"] or {}
     recipe, _, rest = name.partition(",")
@@ -112,6 +167,8 @@ def describe_run(
         "stretches": list(stretches),
         "sweep_folder": sweep,
         "warnings": list(warnings),
+        "data": data,
+        "trained_on": trained_on,
         "tags": {name: label for name, label in config.cell.items() if label}
         | ({} if base is None else {"base": base}),
     }

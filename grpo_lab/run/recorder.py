@@ -19,6 +19,7 @@ from grpo_lab.policy.batching import rollout_logprobs
 from grpo_lab.rollout.queue import RolloutQueue
 from grpo_lab.run import checkpoint
 from grpo_lab.run.evaluate import InitialLogprobs, evaluate, of_the_sampler
+from grpo_lab.run.memory import remedied
 from grpo_lab.run.state import RunState
 from grpo_lab.tracking.metrics import FURTHER_SUITES, SUITES, check, is_touched
 from grpo_lab.tracking.mlflow_mirror import Tracking
@@ -26,21 +27,25 @@ from grpo_lab.tracking.progress import RunProgress
 from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.tracking.run_reader import parse_line
 from grpo_lab.tracking.whole import files_of, sealed
-from grpo_lab.types import Exhausted
+from grpo_lab.types import Exhausted, Float, Rollouts, Tensor
 
 _MAX_IDLE_STEPS = 100
 
 
 @dataclass
 class Clock:
-    """Wall time of the stages of one step; it goes only to timing.jsonl and the ledger."""
+    """Wall time of the stages of one step; it goes only to timing.jsonl and the ledger.
+
+    A stage that runs out of memory raises OutOfMemory.
+    """
 
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextlib.contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
         started = time.perf_counter()
-        yield
+        with remedied(stage):
+            yield
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()  # else the next stage that waits for the GPU is charged for this work
         self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - started
@@ -76,7 +81,7 @@ class Recorder:
         if rollouts is not None:
             self.log.write_table("rollouts", step, rollouts)
         ledger.device_seconds += sum(clock.seconds.values())
-        share, numbers = ledger.spent(run.budget), {**metrics, **state.start.touched}
+        share, numbers = ledger.spent(run.budget), {**metrics, **state.start.touched, **state.training.touched}
         speed = {}
         if "generate" in clock.seconds:
             generated = numbers["rollout/length"] * numbers["rollout/groups"] * run.group_size
@@ -110,7 +115,7 @@ class Recorder:
         suites = state.suites if ends else state.suites_between
         ask = partial(
             evaluate, session=state.session, tokenizer=state.tokenizer, template=run.template, plan=run.evaluation,
-            seed=run.seed,
+            seed=run.seed, reward=run.reward,
         )  # fmt: skip
         metrics, answers = ask(suites, initial=self._initial_logprobs(state))
         if sampled_by is None or not state.kept or sampled_by == state.updates:
@@ -128,12 +133,18 @@ class Recorder:
             )
 
     def _initial_logprobs(self, state: RunState) -> InitialLogprobs | None:
-        run, initial = self.run, state.initial
-        if initial is None:
+        run = self.run
+        if not run.evaluation.initial_kl:
             return None
-        return lambda rollouts: rollout_logprobs(
-            initial, rollouts, run.engine.temperature, run.learner_precision, state.microbatching, state.device, False
-        )[0]
+
+        def logprobs(rollouts: Rollouts) -> Float[Tensor, "N T"]:
+            with state.as_initial() as model:
+                return rollout_logprobs(
+                    model, rollouts, run.engine.temperature, run.learner_precision, state.microbatching, state.device,
+                    False,
+                )[0]  # fmt: skip
+
+        return logprobs
 
     def from_state(self, saved: Mapping[str, Any]) -> None:
         """Restore what `save` put into a checkpoint."""

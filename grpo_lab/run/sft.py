@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grpo_lab.budget.ledger import Ledger, ModelFlops
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.policy import packing
+from grpo_lab.policy.adapters import add_adapter, save_whole
 from grpo_lab.policy.batching import StepInputs, make_minibatch, on_device
 from grpo_lab.policy.logprobs import token_logprobs
 from grpo_lab.policy.model_folder import fingerprint
@@ -102,11 +103,15 @@ def fine_tuned(
     if not own.exists():
         began, partial = time.perf_counter(), own.with_name(f"{own.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)  # left by a killed attempt
-        learner = moved(load_model(base, run.learner_precision.lm_head), device)
+        loading = run.model.loading()
+        learner = load_model(base, run.learner_precision.lm_head, loading)
         cost, ledger = ModelFlops.of(learner), Ledger()
+        if loading.lora is not None:
+            add_adapter(learner, loading.lora, run.seed)
+        learner = moved(learner, device)
         answers, metrics = _answers(run, sft, base, tokenizer, problems, device, cost, ledger)
         metrics |= _train(run, sft, learner, answers, device, cost, ledger)
-        learner.save_pretrained(partial)
+        save_whole(learner, partial)
         tokenizer.save_pretrained(partial)
         files = {path.name: digest_of(path) for path in sorted(partial.iterdir())}
         made = {"base": weights, "ledger": asdict(ledger), "metrics": metrics, "files": files}
@@ -142,14 +147,15 @@ def _answers(
         found, metrics = _sampled(run, sft, base, tokenizer, asked, prompts, device, cost, ledger)
         short = "raise sft.samples or sft.problems, or begin with a model that is right more often"
     else:
-        solutions = run.task.solutions("train")
-        assert solutions is not None, "check_sft asks before"
+        written = run.task.solutions("train")
+        assert written is not None, "check_sft asks before"
+        solutions = dict(zip((problem.id for problem in run.task.problems("train")), written))
         end = tokenizer.eos_token_id
         assert isinstance(end, int), "stop_token_ids asks before"
-        written = [(*ids, end) for ids in token_ids(tokenizer, [solutions[place] for place in places])]
+        ended = [(*ids, end) for ids in token_ids(tokenizer, [solutions[problem.id] for problem in asked])]
         found = [
             Answer(problem, prompt, Completion(ids, (0.0,) * len(ids), (0,) * len(ids), StopReason.EOS))
-            for problem, prompt, ids in zip(asked, prompts, written)
+            for problem, prompt, ids in zip(asked, prompts, ended)
             if len(ids) <= run.engine.max_tokens
         ]
         metrics, short = {}, "raise engine.max_tokens, which all solutions exceed"
@@ -206,7 +212,7 @@ def _train(
         recompute_layers(learner)
     microbatching = replace(run.microbatching, packs=run.packing and packing.prepare(learner))
     plan = replace(run.optimizer, learning_rate=sft.learning_rate, warmup_updates=sft.warmup_updates)
-    optimizer = plan.build(learner.parameters())
+    optimizer = plan.build(one for one in learner.parameters() if one.requires_grad)
     updates, loss, tokens = 0, 0.0, 0
     for epoch in range(sft.epochs):
         loss, tokens = 0.0, 0

@@ -7,7 +7,7 @@ loaded.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,16 @@ from grpo_lab.budget.ledger import Ledger, ModelFlops
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.engines.base import EngineSession
 from grpo_lab.policy import packing
+from grpo_lab.policy.adapters import adapter_off, adapter_weights, add_adapter, load_adapter, whole_weights
 from grpo_lab.policy.critic import LiveCritic, open_critic
 from grpo_lab.policy.model_folder import context_length, fingerprint, stop_token_ids
 from grpo_lab.policy.models import load_model, moved, recompute_layers
-from grpo_lab.rollout.grading import asking, encode_prompts, tools_for
+from grpo_lab.rollout.grading import encode_prompts, tools_for
 from grpo_lab.run.evaluate import Suite, make_suites
+from grpo_lab.run.lengths import at_their_longest, check_lengths
 from grpo_lab.run.sft import Start, check_sft, fine_tuned
+from grpo_lab.run.teacher import LiveTeacher, open_teacher
+from grpo_lab.run.training_problems import TrainingProblems, training_problems
 from grpo_lab.types import Microbatching, Problem
 
 
@@ -34,7 +38,8 @@ class RunState:
     """Everything a run holds while it trains, except the rollout queue.
 
     `microbatching` is the run's, without packing if the model does not support it. `suites` are asked at the ends of
-    the run, `suites_between` in between. `kept` are the weights of the latest syncs by version, if evaluation asks the
+    the run, `suites_between` in between. `reference` and `initial` are None where they are not needed, and where they
+    are the learner without its adapter. `kept` are the weights of the latest syncs by version, if evaluation asks the
     weights that sampled a batch and the schedule lets them lag behind the learner.
     `initial` is the policy before the first update, loaded if evaluation measures the KL from it. `updates` and
     `ledger` count the work so far. `entropy_coef` is the entropy trick's state. `probe_best` is the best verifier
@@ -44,14 +49,15 @@ class RunState:
     device: torch.device
     base: str  # fingerprint of the model's weights, before any fine-tuning
     start: Start  # the model that RL begins with
+    training: TrainingProblems
     tokenizer: PreTrainedTokenizerBase
-    problems: tuple[Problem, ...]
     suites: list[Suite]
     suites_between: list[Suite]
     learner: PreTrainedModel
     reference: PreTrainedModel | None
     initial: PreTrainedModel | None
     critic: LiveCritic | None
+    teacher: LiveTeacher | None
     session: EngineSession
     optimizer: torch.optim.Optimizer
     model_flops: ModelFlops
@@ -66,6 +72,16 @@ class RunState:
     kept: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
 
     @property
+    def problems(self) -> tuple[Problem, ...]:
+        """The problems that are trained on."""
+        return self.training.problems
+
+    @property
+    def clock_before(self) -> dict[str, float]:
+        """The wall time by stage of what came before the first step."""
+        return self.training.clock | self.start.clock
+
+    @property
     def policy_learns(self) -> bool:
         """Whether the current step trains the policy, and not only its critic."""
         return self.critic is None or not self.critic.plan.policy_waits(self.ledger.steps)
@@ -75,15 +91,28 @@ class RunState:
         """Move the reference's weights towards the learner's by `share`, from 0 (none) to 1 (equal)."""
         if self.reference is None or share == 0:
             return
-        for own, learnt in zip(self.reference.parameters(), self.learner.parameters()):
-            own.lerp_(learnt, share)
+        references = dict(self.reference.named_parameters())
+        for name, learnt in whole_weights(self.learner):
+            if name in references:  # tied weights stand there once
+                references[name].lerp_(learnt, share)
+
+    @contextmanager
+    def as_reference(self) -> Iterator[PreTrainedModel]:
+        """The reference policy: a model of its own, or the learner with its adapter off."""
+        with nullcontext() if self.reference is not None else adapter_off(self.learner):
+            yield self.reference or self.learner
+
+    @contextmanager
+    def as_initial(self) -> Iterator[PreTrainedModel]:
+        """The policy before the first update: a model of its own, or the learner with its adapter off."""
+        with nullcontext() if self.initial is not None else adapter_off(self.learner):
+            yield self.initial or self.learner
 
     def keep_weights(self, run: RunConfig) -> None:
         """Keep a copy of the learner's weights for as long as a batch that they sampled may wait."""
         if not run.evaluation.sampler_weights or run.schedule.keeps_sampler_current:
             return
-        weights = self.learner.state_dict()
-        self.kept[self.updates] = {name: tensor.to("cpu", copy=True) for name, tensor in weights.items()}
+        self.kept[self.updates] = {name: tensor.to("cpu", copy=True) for name, tensor in whole_weights(self.learner)}
         for version in sorted(self.kept)[: -(run.schedule.ahead + 2)]:
             del self.kept[version]
 
@@ -96,7 +125,7 @@ class RunState:
         held = min(kept for kept in self.kept if kept >= version)
         self.session.update_weights(self.kept[held].items(), held)
         yield
-        self.session.update_weights(self.learner.state_dict().items(), self.updates)
+        self.session.update_weights(whole_weights(self.learner), self.updates)
 
     def probe_gap(self, answers: pd.DataFrame) -> float:
         """Mean over probe questions of the best verifier outcome so far minus the accuracy now.
@@ -104,6 +133,7 @@ class RunState:
         Over the questions that every evaluation asks.
         """
         (probe,) = (suite for suite in self.suites_between if suite.name == "probe")
+        answers = answers.dropna(subset=["outcome"])  # a grader may fail
         always = answers["problem_id"].isin([problem.id for problem in probe.problems])
         by_question = answers[always & (answers["suite"] == "probe")].groupby("problem_id")["outcome"]
         best, now = by_question.max(), by_question.mean()
@@ -126,6 +156,7 @@ class RunState:
             "probe_best": self.probe_best,
             "loss_scale": self.loss_scale.state_dict(),
             "kept": self.kept,
+            "adapter": adapter_weights(self.learner),
         }
 
     def from_state(self, state: dict[str, Any]) -> None:
@@ -138,37 +169,11 @@ class RunState:
         self.probe_best = state["probe_best"]
         self.loss_scale.load_state_dict(state["loss_scale"])
         self.kept = state["kept"]
+        load_adapter(self.learner, state.get("adapter", {}))
         if self.critic is not None:
             self.critic.from_state(state["critic"])
         if self.reference is not None and state["reference"] is not None:
             self.reference.load_state_dict(state["reference"])
-
-
-def check_lengths(run: RunConfig, context: int | None, longest_prompt: int, whose: str = "the model's context") -> None:
-    """Raise ValueError if the longest prompt and a token budget exceed the context; None is no limit."""
-    budgets = {
-        "engine.max_tokens": run.engine.max_tokens,
-        "evaluation.max_tokens": run.evaluation.max_tokens,
-        "evaluation.downstream_max_tokens": run.evaluation.downstream_max_tokens,
-    }
-    for name, budget in budgets.items():
-        if context is not None and longest_prompt + budget > context:
-            raise ValueError(
-                f"{name}={budget} and a prompt of {longest_prompt} tokens exceed {whose} "
-                f"of {context} tokens: lower {name} to at most {context - longest_prompt}"
-            )
-
-
-def at_their_longest(
-    run: RunConfig, tokenizer: PreTrainedTokenizerBase, problems: tuple[Problem, ...]
-) -> tuple[Problem, ...]:
-    """The problems as training may ask them, each with the target length whose prompt takes the most tokens."""
-    lengths = run.reward_shaping.asks_for
-    if not lengths:
-        return problems
-    tried = encode_prompts(tokenizer, run.template, [asking(run.template, problems[0], tokens) for tokens in lengths])
-    longest = max(range(len(lengths)), key=lambda place: len(tried[place]))
-    return tuple(asking(run.template, problem, lengths[longest]) for problem in problems)
 
 
 def open_state(
@@ -177,12 +182,15 @@ def open_state(
     resume_from: Path | None = None,
     saved: dict[str, Any] | None = None,
     own: Path | None = None,
+    training: TrainingProblems | None = None,
 ) -> RunState:
     """Load the run state: from the base model, or from a checkpoint folder with `saved`, its loaded state.
 
-    `own` is the run's folder, in which a fine-tuned model is kept.
+    `own` is the run's folder, in which a fine-tuned model is kept. `training` are the problems to train on, if they are
+    known already.
     """
-    problems = run.task.problems("train")
+    training = training or training_problems(run, device, own)
+    problems = training.problems
     if len(problems) < run.problems_per_step:
         raise ValueError(
             f"problems_per_step={run.problems_per_step}, but the training split has {len(problems)} problems: "
@@ -200,34 +208,45 @@ def open_state(
         )
     check_sft(run, problems)
     suites = make_suites(run)
+    run.reward.check([*problems, *(one for suite in suites if suite.verifier is run.reward for one in suite.problems)])
+    run.verifier.check([one for suite in suites if suite.verifier is run.verifier for one in suite.problems])
     if missing := run.engine.missing():
         raise ValueError(missing)
     check_lengths(run, run.model.known_context(), 1)
     base = folder = run.model.resolve()
     stop_token_ids(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     evaluated = tuple(problem for suite in suites for problem in suite.problems)
     prompts = encode_prompts(tokenizer, run.template, at_their_longest(run, tokenizer, problems) + evaluated)
     if not all(prompts):
         raise ValueError("a prompt has no tokens: the template must render at least one token")
-    check_lengths(run, context_length(folder), max(map(len, prompts)))
-    check_lengths(run, run.engine.longest, max(map(len, prompts)), "engine.context")
+    longest = max(map(len, prompts))
+    check_lengths(run, context_length(folder), longest)
+    check_lengths(run, run.engine.longest, longest, "engine.context")
     run.truncation.check(tools_for(tokenizer))
+    teacher = open_teacher(run, tokenizer, device, longest + run.engine.max_tokens)
 
     start = fine_tuned(run, base, own and own / "sft", tokenizer, problems, device)
     folder = start.folder
-    learner = moved(load_model(resume_from or folder, run.learner_precision.lm_head), device)
+    loading, lm_head = run.model.loading(), run.learner_precision.lm_head
+    # With an adapter the learner is the start and what a checkpoint says of the adapter.
+    learner = load_model(folder if loading.lora or resume_from is None else resume_from, lm_head, loading)
+    model_flops = ModelFlops.of(learner)
+    if loading.lora is not None:
+        add_adapter(learner, loading.lora, run.seed)
+    learner = moved(learner, device)
     if run.gradient_checkpointing:
         recompute_layers(learner)
     reference = None
-    if run.kl.needs_reference:
-        reference = moved(load_model(folder, run.learner_precision.lm_head), device).requires_grad_(False)
+    if run.kl.needs_reference and (loading.lora is None or run.reference.changes):
+        reference = moved(load_model(folder, lm_head, loading), device).requires_grad_(False)
     initial = None
-    if run.evaluation.initial_kl:
+    if run.evaluation.initial_kl and loading.lora is None:
         initial = reference  # the same weights, as long as the reference does not change
         if reference is None or run.reference.changes:
-            initial = moved(load_model(folder, run.learner_precision.lm_head), device).requires_grad_(False)
-    packs = run.packing and all(packing.prepare(model) for model in (learner, reference, initial) if model is not None)
+            initial = moved(load_model(folder, lm_head, loading), device).requires_grad_(False)
+    read = [learner, reference, initial, None if teacher is None else teacher.model]
+    packs = run.packing and all(packing.prepare(model) for model in read if model is not None)
     critic = None
     if run.baseline.needs_critic:
         critic = open_critic(
@@ -235,28 +254,31 @@ def open_state(
         )
         if run.gradient_checkpointing and critic.plan.owns_trunk:
             recompute_layers(critic.trunk)
+    ledger = replace(start.ledger)
+    training.charge(run, model_flops, ledger)
     state = RunState(
         device=device,
         base=fingerprint(base),
         start=start,
+        training=training,
         tokenizer=tokenizer,
-        problems=problems,
         suites=suites,
         suites_between=make_suites(run, ends=False),
         learner=learner,
         reference=reference,
         initial=initial,
         critic=critic,
+        teacher=teacher,
         session=run.engine.open(folder, run.sampler_precision, device),
-        optimizer=run.optimizer.build(learner.parameters()),
-        model_flops=ModelFlops.of(learner),
-        ledger=start.ledger,
+        optimizer=run.optimizer.build(one for one in learner.parameters() if one.requires_grad),
+        model_flops=model_flops,
+        ledger=ledger,
         entropy_coef=run.entropy.start,
         loss_scale=torch.amp.GradScaler(device.type, enabled=run.learner_precision.scales_loss),
         microbatching=replace(run.microbatching, packs=packs),
     )
     if saved:
         state.from_state(saved)
-    state.session.update_weights(learner.state_dict().items(), state.updates)
+    state.session.update_weights(whole_weights(learner), state.updates)
     state.keep_weights(run)
     return state

@@ -81,7 +81,7 @@ CASES = (
         ("correction=none", "old_policy=recomputed"),
     ),
     Case("advantage_is_scaled_twice", "baseline=pass_at_k", ("scale=none",)),
-    Case("rewards_must_not_be_negative", "scale=group_mean reward=strict_plus_minus", ("reward=strict", "scale=none")),
+    Case("rewards_must_not_be_negative", "scale=group_mean reward=strict_plus_minus", ("reward.wrong=0", "scale=none")),
     Case("rewards_must_not_be_negative", "scale=group_mean kl=k1_reward", ("kl=none", "kl=k2_loss", "scale=none")),
     Case(
         "rewards_must_not_be_negative",
@@ -91,7 +91,7 @@ CASES = (
     Case(
         "no_reward_is_negative",
         "baseline=none scale=sign_weighted_nsr",
-        ("reward=strict_plus_minus", "baseline=group_mean", "baseline=batch_mean"),
+        ("reward.wrong=-1", "baseline=group_mean", "baseline=batch_mean"),
     ),
     Case("ratio_must_be_of_tokens", "surrogate=gmpo importance=sequence", ("importance=token",)),
     Case("critic_divides_the_problems", "baseline=gae scale=none critic.minibatches=3", ("critic.minibatches=8",)),
@@ -114,6 +114,21 @@ CASES = (
         "sft_has_no_loss_scale",
         "sft=demonstrations learner_precision=fp16",
         ("learner_precision=bf16", "learner_precision=fp32", "sft=none"),
+    ),
+    Case(
+        "teacher_speaks_of_tokens",
+        "teacher=on_policy teacher.path=there scale=none importance=sequence surrogate=ppo_gspo",
+        ("importance=token", "importance=sequence_token", "surrogate=reinforce updates=one"),
+    ),
+    Case(
+        "reward_is_not_learnt",
+        "teacher=on_policy teacher.path=there reward_shaping=soft_overlong",
+        ("scale=none reward_shaping=none", "teacher=with_reward"),
+    ),
+    Case(
+        "reward_is_not_learnt",
+        "teacher=on_policy teacher.path=there scale=none group_filter=drop denominator=survivors",
+        ("group_filter=keep denominator=original", "teacher=with_reward"),
     ),
     Case("scale_is_of_responses", "baseline=gae", ("scale=none", "scale=batch_std_tokens")),
     Case("scale_is_of_responses", "baseline=monte_carlo scale=informative_share", ("scale=none",)),
@@ -271,14 +286,39 @@ CASES = (
     Case("microbatches_matter", "aggregation=token_mean convention=trl_bnpo", ("convention=house",)),
     Case("microbatches_matter", "aggregation=constant convention=verl", ("convention=house",)),
     Case("microbatches_matter", "surrogate=clip_cov convention=verl", ("convention=house",)),
+    Case(
+        "guesses_need_a_phrase",
+        "pass_rate=kimi template.interruption=''",
+        ("template.interruption='='", "pass_rate.tries=0 curriculum=kimi"),
+    ),
+    Case(
+        "rank_is_not_read",
+        "pass_rate=difficulty",
+        ("curriculum=easy_to_hard", "curriculum=kimi", "pass_rate=kimi"),
+    ),
     Case("reference_is_not_read", "reference=ema", ("kl=k3_loss", "kl=k1_reward", "reference=frozen")),
+    Case(
+        "rate_is_for_small_models",
+        "model=hf model.path=there optimizer=adamw",
+        ("optimizer=adamw_pretrained", "model.lora.rank=8", "optimizer.learning_rate=1e-6"),
+    ),
+    Case(
+        "length_penalty_is_out_of_proportion",
+        "reward_shaping=soft_overlong engine.max_tokens=400",
+        ("reward_shaping.cache_tokens=80", "reward_shaping=none"),
+    ),
+    Case(
+        "length_penalty_is_out_of_proportion",
+        "reward_shaping=l1_exact engine.max_tokens=400",
+        ("reward_shaping.alpha=0.003",),
+    ),
     Case("top_p_biases_the_ratio", "engine.top_p=0.9", ("engine.top_p=1",)),
 )
 
 
 def mended(case: Case, remedy: str = "") -> RunConfig:
     """The case with the overrides of the remedy in their places; composed only where live objects cannot tell."""
-    chosen = dict(entry.split("=") for entry in f"{case.overrides} {remedy}".split())
+    chosen = dict(entry.split("=", 1) for entry in f"{case.overrides} {remedy}".split())
     if all(key in AXES or (value.isdigit() and "." not in key) for key, value in chosen.items()):
         return replace(run_of(), **{key: samples()[key][v] if key in AXES else int(v) for key, v in chosen.items()})
     return run_of(*(f"{key}={value}" for key, value in chosen.items()))
@@ -380,12 +420,21 @@ def values_of(fact: str) -> list[Any]:
     given = {
         "group_size": [1, 2, 3, 4, 8],
         "problems_per_step": [6, 16],
+        "teacher.needs_model": [False, True],
+        "pass_rate.drops": [False, True],
+        "pass_rate.guesses": [False, True],
+        "pass_rate.ranks": [False, True],
+        "template.interruption": ["", "#"],
+        "teacher.replaces_reward": [False, True],
         "engine.top_p": [0.9, 1.0],
+        "optimizer.learning_rate": [1e-6, 1e-4],
+        "model.highest_rate": [5e-5, math.inf],
         "engine.streams": [False, True],
         "engine.overlaps": [False, True],
         "budget.is_simulated": [False, True],
-        "reward.correct": [0.25, 1.0],
-        "reward.wrong": [0.0, -1.0],
+        "reward.bounds": [
+            {True: (right, right), False: (wrong, wrong)}.__getitem__ for right in (0.25, 1.0) for wrong in (0.0, -1.0)
+        ],
         "critic.minibatches": [1, 4, 8],
         "evaluation.sampler_weights": [False, True],
         "evaluation.splits": [frozenset(), frozenset({"heldout_rule"})],
@@ -461,7 +510,7 @@ def _every_ratio_is_one(f: Facts) -> bool:
 
 
 def _can_be_negative(f: Facts) -> bool:
-    lowest = f["reward_shaping.lowest"](f["reward.correct"], f["reward.wrong"])
+    lowest = f["reward_shaping.lowest"](*(f["reward.bounds"](right)[0] for right in (True, False)))
     return lowest < 0 or f["kl.shapes_reward"]
 
 
@@ -469,6 +518,7 @@ def _filtered_group_is_noticed(f: Facts) -> bool:
     return any(
         (
             not f["baseline.group_relative"],  # it would have had an advantage
+            f["teacher.needs_model"],  # which has a word on every token
             f["scale.reads_batch"],
             f["scale.moves_zeros"],
             f["denominator.survivors_only"],
@@ -498,6 +548,25 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
         f["baseline.per_token"]
         and f["surrogate.uses_ratio"]
         and any((f["importance.sequence_level"], f["surrogate.sequence_level"]))
+    ),
+    "teacher_speaks_of_tokens": lambda f: (
+        f["surrogate.uses_ratio"]
+        and f["teacher.needs_model"]
+        and any((f["importance.sequence_level"], f["surrogate.sequence_level"]))
+    ),
+    "reward_is_not_learnt": lambda f: (
+        f["teacher.replaces_reward"]
+        and any(
+            (
+                not f["scale.touches_nothing"],
+                not f["reward_shaping.touches_nothing"],
+                f["group_filter.removes_rows"],
+            )
+        )
+    ),
+    "guesses_need_a_phrase": lambda f: f["template.interruption"] == "" and f["pass_rate.guesses"],
+    "rank_is_not_read": lambda f: (
+        f["pass_rate.ranks"] and not f["curriculum.reads_difficulty"] and not f["pass_rate.drops"]
     ),
     "scale_is_of_responses": lambda f: not f["scale.scales_tokens"] and f["baseline.per_token"],
     "race_has_one_finish": lambda f: f["truncation.generates_twice"] and f["group_filter.races"],
@@ -547,7 +616,10 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
     ),
     "importance_is_ignored": lambda f: not (f["importance.touches_nothing"] or f["surrogate.uses_ratio"]),
     "old_policy_is_ignored": lambda f: (
-        not f["old_policy.recomputes"] and not f["surrogate.uses_ratio"] and not f["kl.reads_old"]
+        not f["old_policy.recomputes"]
+        and not f["surrogate.uses_ratio"]
+        and not f["kl.reads_old"]
+        and not f["teacher.needs_model"]
     ),
     "sampler_is_the_old_policy": lambda f: not (f["old_policy.recomputes"] or _sampler_differs(f)),
     "survivors_are_everyone": lambda f: (
@@ -590,6 +662,8 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
     ),
     "reference_is_not_read": lambda f: not f["kl.needs_reference"] and f["reference.changes"],
     "top_p_biases_the_ratio": lambda f: f["engine.top_p"] != 1,
+    "rate_is_for_small_models": lambda f: f["optimizer.learning_rate"] > f["model.highest_rate"],
+    "length_penalty_is_out_of_proportion": lambda f: f["reward_shaping.out_of_proportion"],
 }
 
 
@@ -823,8 +897,9 @@ IDLE_SETTINGS = {
 
 def test_every_rule_that_says_idle_is_tried_against_gradients() -> None:
     idle = {rule.name for rule in WARNINGS if rule.idles} | {"filter_hardly_acts"}
-    # what a run's reference becomes takes a run to see: tests/tricks/test_options_differ.py
-    assert set(IDLE_SETTINGS) == idle - {"reference_is_not_read"}
+    # what a run's reference becomes takes a run to see: tests/tricks/test_options_differ.py; which problems come
+    # next is no part of the loss: tests/run/test_training_problems.py
+    assert set(IDLE_SETTINGS) == idle - {"reference_is_not_read", "rank_is_not_read"}
 
 
 MANY = 4  # idle options, each of which is tried beside a quarter of the others

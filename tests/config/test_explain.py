@@ -12,6 +12,7 @@ import mlflow
 import pytest
 from compositions import RECIPES, samples
 from helpers import composed
+from omegaconf import open_dict
 
 from grpo_lab.config import catalogue
 from grpo_lab.config.explain import explain, formula, inert_lines, nearest_recipe
@@ -176,9 +177,17 @@ def test_a_recipe_reached_by_hand_is_recognised() -> None:
 def test_numbers_conventions_and_rewards_that_differ_are_named() -> None:
     text = explained("recipe=grpo", "kl.kl_coef=0.01", "convention=trl", "reward=strict_plus_minus")
     assert "nearest recipe grpo" in text
-    for difference in ("kl.kl_coef=0.01 for 0.04", "convention=trl for house", "reward=strict_plus_minus for strict"):
+    for difference in ("kl.kl_coef=0.01 for 0.04", "convention=trl for house", "reward.wrong=-1 for 0"):
         assert f"  {difference}" in text.splitlines()
     assert "scale.ddof" not in text, "a number that follows the convention is no second difference"
+
+
+def test_an_optimiser_without_the_numbers_that_recipes_set_is_explained_too() -> None:
+    config, choices = compose_with_choices(["recipe=grpo"])
+    with open_dict(config):
+        del config.optimizer["eps"], config.optimizer["weight_decay"]
+    nearest = nearest_recipe(choices, config)
+    assert (nearest.recipe, nearest.differences) == ("grpo", ())
 
 
 def test_what_cannot_run_is_explained_with_the_reason() -> None:
@@ -264,7 +273,10 @@ def test_what_a_recipe_leaves_out_is_in_its_explanation_and_in_the_table() -> No
         assert all(f"{slot}={option}" in rows[recipe] for slot, option in chosen.items())
         assert all(item in rows[recipe] for item in (*gaps.left_out, *gaps.unverified))
     assert rows["dr_grpo"].endswith("| - | - |")
-    assert "optimizer=adamw_scalerl: ScaleRL 2510.13786" in explained("recipe=scalerl")
+    assert "optimizer.weight_decay=0.01" in rows["scalerl"] and "optimizer.eps=1e-15" in rows["cispo"]
+    text = explained("recipe=scalerl", "optimizer.weight_decay=0.1", "pass_rate=band", "pass_rate.solved=true")
+    for said in ("optimizer.weight_decay=0.1 for 0.01", "pass_rate=band for none", "pass_rate.solved=True for False"):
+        assert f"  {said}" in text.splitlines(), said
 
 
 def test_every_class_of_the_loss_says_what_it_computes_in_its_docstring() -> None:

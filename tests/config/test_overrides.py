@@ -49,3 +49,11 @@ def test_a_command_ends_in_the_right_key(command: list[str]) -> None:
     line = [sys.executable, "-m", *command, "steps=10"]
     done = subprocess.run(line, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and done.stderr.startswith("error: there is no key 'steps': type budget.amount=10 (")
+
+
+def test_a_path_with_an_equals_sign_needs_quotes_that_the_shell_leaves() -> None:
+    folder = "runs/plain,budget.amount=40/seed=0"
+    said = f"model.path has a value with '=' in it: quote it twice, \"model.path='{folder}'\""
+    assert misnamed([f"model.path={folder}"]) == said
+    for right in (f"model.path='{folder}'", f'model.path="{folder}"', "evaluation.tables={a: {path: x=1}}"):
+        assert misnamed([right]) == ""

@@ -50,13 +50,13 @@ def without_weights(tmp_path: Path, tiny_base: Path) -> Path:
 
 def test_a_missing_model_folder(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="path must be an existing folder, got /no/such/folder"):
-        start_with(tmp_path / "runs", "model=local", "model.path=/no/such/folder")
+        start_with(tmp_path / "runs", "model=hf", "model.path=/no/such/folder")
 
 
 def test_a_model_that_is_no_causal_lm(tmp_path: Path, without_weights: Path) -> None:
     (without_weights / "config.json").write_text(json.dumps({"architectures": ["BertModel"], **BertConfig().to_dict()}))
     with pytest.raises(ValueError, match="causal language model"):
-        start_with(tmp_path / "runs", "model=local", f"model.path={without_weights}")
+        start_with(tmp_path / "runs", "model=hf", f"model.path={without_weights}")
 
 
 def test_a_tokenizer_without_an_end_of_text(tmp_path: Path, without_weights: Path) -> None:
@@ -64,13 +64,13 @@ def test_a_tokenizer_without_an_end_of_text(tmp_path: Path, without_weights: Pat
     tokenizer.eos_token = None
     tokenizer.save_pretrained(without_weights)
     with pytest.raises(ValueError, match="end-of-text"):
-        start_with(tmp_path / "runs", "model=local", f"model.path={without_weights}")
+        start_with(tmp_path / "runs", "model=hf", f"model.path={without_weights}")
 
 
 @pytest.mark.parametrize("budget", ["engine.max_tokens=500", "evaluation.downstream_max_tokens=500"])
 def test_a_budget_longer_than_the_context(tmp_path: Path, without_weights: Path, budget: str) -> None:
     with pytest.raises(ValueError, match="exceed the model's context of 128 tokens: lower"):
-        start_with(tmp_path / "runs", "model=local", f"model.path={without_weights}", budget)
+        start_with(tmp_path / "runs", "model=hf", f"model.path={without_weights}", budget)
 
 
 def test_more_problems_than_there_are(tmp_path: Path) -> None:

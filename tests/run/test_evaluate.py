@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import shutil
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import pandas as pd
 import pytest
@@ -14,6 +16,7 @@ from short_runs import metrics_of, run_in_process
 from grpo_lab.config.rules import check_compatible
 from grpo_lab.run.evaluate import evaluate, make_suites
 from grpo_lab.run.state import open_state
+from grpo_lab.tasks.verifiers import Inverted, Strict
 
 # The evaluation protocol is that of training, but for its name.
 SAME = (
@@ -158,3 +161,36 @@ def test_a_resumed_run_evaluates_the_same_old_weights(tmp_path: Path) -> None:
     (folder / "DONE").unlink()
     again = run_in_process(tmp_path / "b", *settings)
     assert (again / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+
+
+@dataclass(frozen=True)
+class FailsOnEvenRows(Strict):
+    """Strict, with a grader that fails on every second response, or on all."""
+
+    may_fail: ClassVar[bool] = True
+    always: bool
+
+    def outcomes(self, problems, texts, finished, keys) -> list[float]:
+        judged = super().outcomes(problems, texts, finished, keys)
+        return [math.nan if self.always or row % 2 == 0 else one for row, one in enumerate(judged)]
+
+
+def test_answers_that_the_grader_failed_on_are_counted_and_in_no_accuracy(make_run) -> None:
+    run = make_run(*SAME, "evaluation.pass_at=[1,2,3]")
+    state = open_state(run, torch.device("cpu"), None)
+    (heldout,) = (suite for suite in state.suites if suite.name == "heldout")
+    rest = (state.session, state.tokenizer, run.template, run.evaluation, run.seed)
+    whole, answers = evaluate([heldout], *rest, reward=FailsOnEvenRows(1.0, 0.0, False))
+    failing = replace(heldout, verifier=FailsOnEvenRows(1.0, 0.0, False))
+    metrics, table = evaluate([failing], *rest, reward=run.reward)
+    assert metrics["eval/heldout/ungraded"] == 0.5 and "eval/heldout/ungraded" not in whole
+    odd = answers[answers.index % 2 == 1]
+    assert table["outcome"].isna().tolist() == [row % 2 == 0 for row in range(len(table))]
+    assert metrics["eval/heldout/accuracy"] == pytest.approx(odd.groupby("problem_id")["outcome"].mean().mean())
+    assert metrics["eval/heldout/agreement"] == whole["eval/heldout/agreement"] == 1.0, "of those that both judge"
+    assert "eval/heldout/pass_at_2" in metrics and "eval/heldout/pass_at_3" not in metrics
+    inverted, _ = evaluate([heldout], *rest, reward=Inverted(1.0, 0.0))
+    assert inverted["eval/heldout/agreement"] == 0.0
+    with pytest.raises(ValueError, match=r"the grader failed on all \d+ answers of the suite heldout: see that it can"):
+        evaluate([replace(heldout, verifier=FailsOnEvenRows(1.0, 0.0, True))], *rest)
+    state.session.close()

@@ -195,7 +195,7 @@ def test_any_causal_lm_of_transformers_trains(tmp_path: Path, tiny_base: Path, f
         transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     folder = run_in_process(
-        tmp_path, "model=local", f"model.path={tmp_path / 'model'}", "budget.amount=2", "kl=k3_loss",
+        tmp_path, "model=hf", f"model.path={tmp_path / 'model'}", "budget.amount=2", "kl=k3_loss",
         "evaluation.downstream_max_tokens=30", "reward=lenient",
     )  # fmt: skip
     rows = [row["metrics"] for row in metrics_of(folder)[1:]]

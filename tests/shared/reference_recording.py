@@ -150,9 +150,9 @@ def recorded() -> Iterator[Recording]:
         recording.steps[-1].updates.append(Update(copy_of(state.learner), rows))
         update(run, state, batches, *rest)
 
-    def stepping(self: Adamw, optimizer: torch.optim.Optimizer, number: int) -> Any:
+    def stepping(self: Adamw, optimizer: torch.optim.Optimizer, number: int, spent: float = 0.0) -> Any:
         recording.note_gradient(optimizer)
-        return optimizer_step(self, optimizer, number)
+        return optimizer_step(self, optimizer, number, spent)
 
     def estimating(self: Continuations, states: Any, samples: int, greedy: bool = False) -> Tensor:
         found = rewards(self, states, samples, greedy)

@@ -8,14 +8,26 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer
 
+from grpo_lab.policy.loading import Attention, Lora
 from grpo_lab.policy.logprobs import token_logprobs
 from grpo_lab.policy.models import load_model
 from grpo_lab.rollout.grading import to_rollouts
+from grpo_lab.tasks.hub import HfModel
 from grpo_lab.tricks.precision import Fp32, LmHead
-from grpo_lab.types import Completion, NoiseKey, Problem, Request, SamplingParams
+from grpo_lab.types import Completion, NoiseKey, Problem, Request, SamplingParams, WeightType
 
 CPU = torch.device("cpu")
 FP32 = Fp32(LmHead.same, 1e-3)
+
+
+def asked(answer: str, question: str = "") -> Problem:
+    """A problem of which a verifier needs to know the answer alone."""
+    return Problem(0, question, answer, 1)
+
+
+def hf_model(path: Path | str) -> HfModel:
+    """A model of which all weights are trained."""
+    return HfModel(str(path), "", WeightType.fp32, Attention.auto, False, Lora(0, 32.0, ["all-linear"]))
 
 
 def requests_of(folder: Path, rows: int = 48, params: SamplingParams | None = None, step: int = 0) -> list[Request]:

@@ -39,6 +39,10 @@ Instead of arms, one of these may stand first:
     csv file column=value ... column    a table in analysis/data; `_` for a blank, a comma between values
     divergence arm measure     of the divergence table; `_` for what ranks all arms
     tau share                  training reward against downstream accuracy, over the last share of the budget
+    told what                  how many pairs of arms there are, are told apart; how many arms are unjudged
+    told without=a,b           how many pairs are told apart among the other arms
+    rank arm                   the place of an arm by its mean, 1 the largest
+    hours sweep sweep          of one core in the steps of these sweeps, or of the block's, without evaluations
     kl_distance quantile       of sqrt(nat) from the initial policy, over all evaluations after the start
     target_slope arm           tokens for each token asked for
     gap quantity name          over all sweeps that test claims: `_gap` lists the quantities
@@ -83,6 +87,7 @@ from grpo_lab.analysis.divergence.across import (
 from grpo_lab.analysis.divergence.rank_agreement import kendall_tau
 from grpo_lab.analysis.divergence.table import divergence_table
 from grpo_lab.analysis.effects.contrasts import TrickEffect, trick_effects
+from grpo_lab.analysis.effects.told_apart import told_apart
 from grpo_lab.analysis.effects.verdict import Judgement, judge
 from grpo_lab.analysis.figures.target_lengths import asked_lengths, slope_of
 from grpo_lab.analysis.final_values import AVERAGE, FinalValues, final_values
@@ -427,7 +432,10 @@ def _set(entry: Entry, rest: list[str]) -> Interval:
 
 def _conf(entry: Entry, rest: list[str]) -> Interval:
     name, key = rest
-    return _number(yaml.safe_load((ROOT / "conf" / f"{name}.yaml").read_text())[key])
+    value = yaml.safe_load((ROOT / "conf" / f"{name}.yaml").read_text())
+    for part in key.split("."):
+        value = value[part]
+    return _number(value)
 
 
 def _judged(entry: Entry, rest: list[str]) -> Interval:
@@ -482,6 +490,28 @@ def _tau(entry: Entry, rest: list[str]) -> Interval:
     reward = late.groupby(["arm", "seed"])["reward/outcome"].mean().groupby("arm").mean()
     downstream = finals.values.groupby("arm")["eval/downstream/accuracy"].mean()
     return _number(kendall_tau(reward.to_numpy(), downstream.loc[reward.index].to_numpy()))
+
+
+def _told(entry: Entry, rest: list[str]) -> Interval:
+    """What the figure of arms told apart says of the block's level and metric."""
+    name = entry.metric if len(rest) == 1 else rest[1].removeprefix("@")
+    found = told_apart(saved(entry.sweep), finals_of(entry.sweep, None), entry.level, metric_called(name))
+    assert found is not None, "three arms on two bases"
+    if rest[0].startswith("without="):
+        others = [index for index, arm in enumerate(found.arms) if arm not in rest[0].partition("=")[2].split(",")]
+        assert len(others) + rest[0].count(",") + 1 == len(found.arms), "every arm that is left out exists"
+        return _number(int((found.apart[np.ix_(others, others)] > 0).sum()))
+    return _number({"pairs": found.pairs, "apart": found.found, "unjudged": len(found.withheld)}[rest[0]])
+
+
+def _rank(entry: Entry, rest: list[str]) -> Interval:
+    finals, name = finals_of(entry.sweep, None), metric_called(rest[1].removeprefix("@") if rest[1:] else entry.metric)
+    means = {arm: finals.of(entry.level, arm, name).mean() for arm in saved(entry.sweep).arms}
+    return _number(1 + sum(mean > means[rest[0]] for mean in means.values()))
+
+
+def _hours(entry: Entry, rest: list[str]) -> Interval:
+    return _number(sum(_seconds_of_runs(rest or [entry.sweep]).values()) / 3600)
 
 
 def _kl_distance(entry: Entry, rest: list[str]) -> Interval:
@@ -615,6 +645,9 @@ SPECIAL: Mapping[str, Callable[[Entry, list[str]], Interval]] = {
     "csv": _csv,
     "divergence": _divergence,
     "tau": _tau,
+    "told": _told,
+    "rank": _rank,
+    "hours": _hours,
     "kl_distance": _kl_distance,
     "target_slope": _target_slope,
     "gap": _gap,

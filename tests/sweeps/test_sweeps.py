@@ -470,6 +470,7 @@ IDLE = {
     "shaping_is_not_read": (["baseline=pass_at_k", "scale=none"], "reward_shaping=kimi_length"),
     "kl_is_not_read": (["baseline=pass_at_k", "scale=none"], "kl=k1_reward"),
     "reference_is_not_read": ([], "reference=ema"),
+    "rank_is_not_read": ([], "pass_rate=difficulty"),
 }
 
 
@@ -489,7 +490,7 @@ def test_what_a_rule_calls_idle_is_its_first_axis_and_trains_the_same_weights(
     rule, tmp_path: Path, tiny_base: Path
 ) -> None:
     base, word = IDLE[rule.name]
-    assert rule.axes[0] in AXES and word.startswith(f"{rule.axes[0]}=")
+    assert rule.axes[0] in (*AXES, "pass_rate") and word.startswith(f"{rule.axes[0]}=")
     fast = ["optimizer.learning_rate=1e-3", "optimizer.warmup_updates=1", "budget.amount=2", "evaluation=brief"]
     fast += ["optimizer.eps=1e-4"]  # below it Adam takes a whole step on gradients that are rounding
     weights = []
@@ -511,7 +512,7 @@ def test_what_a_rule_calls_idle_is_its_first_axis_and_trains_the_same_weights(
         (["recipe=dr_grpo", "device=cpu", "keep_checkpoints=1"], "seed", ["0"]),
         (["budget=sampled_tokens", "budget.amount=1e3"], "seed", ["0"]),
         (["budget=sampled_tokens"], "budget.amount", ["1e3", "2e3"]),
-        (["model=local", "model.path='MODEL'"], "budget.amount", ["1", "2"]),
+        (["model=hf", "model.path='MODEL'"], "budget.amount", ["1", "2"]),
         (["evaluation.max_tokens=${engine.max_tokens}"], "engine.max_tokens", ["20", "24"]),
     ],
     ids=["options", "volatile", "number", "numbers", "quoted", "interpolated"],
