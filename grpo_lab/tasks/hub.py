@@ -12,6 +12,7 @@ import transformers
 
 from grpo_lab.policy.loading import Attention, Loading, Lora
 from grpo_lab.tasks.base import PRETRAINED_RATE, Model
+from grpo_lab.tasks.merged_adapter import CONFIG, merged
 from grpo_lab.tricks.base import require
 from grpo_lab.types import WeightType
 
@@ -23,7 +24,8 @@ _REMEDY = "give the folder that save_pretrained wrote, or an id of the hub"
 class HfModel(Model):
     """A causal language model with its tokenizer: an id on the hub, or a folder that `save_pretrained` wrote.
 
-    Only safetensors are read, and no code that comes with a model is run.
+    An adapter of LoRA is merged into the base that it names, and the run begins with the whole: `lora` then trains a
+    new adapter, and the reference is the merged model. Only safetensors are read, and no code of a model is run.
     """
 
     path: str
@@ -48,15 +50,16 @@ class HfModel(Model):
     def resolve(self) -> Path:
         """The model's folder, downloaded first if it is not there. Raises ValueError that says what is missing.
 
-        Weights are not read.
+        Weights are read for an adapter alone, which is merged into its base.
         """
         return find_model(self.path, self.revision, "model.path")
 
 
 def find_model(path: str, revision: str, key: str) -> Path:
-    """The folder of a model, downloaded first if it is not there; a run's folder stands for its last checkpoint.
+    """The folder of a model, downloaded first if it is not there.
 
-    Weights are not read. Raises ValueError that names `key`, says what is wrong, and how to mend it.
+    A run's folder stands for its last checkpoint, and an adapter's for its base with the adapter merged into it, for
+    which alone weights are read. Raises ValueError that names `key`, says what is wrong, and how to mend it.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():
@@ -68,8 +71,19 @@ def find_model(path: str, revision: str, key: str) -> Path:
         remedy = "give a run that saved one, or the folder of a model"
         require(bool(saved), key, path, "a run with a checkpoint, and this one has none", remedy)
         folder = saved[-1]
+    if (folder / CONFIG).is_file() and not (folder / "config.json").is_file():
+        folder = _merged(folder, path, key)
     _check(folder, path, key)
     return folder
+
+
+def _merged(adapter: Path, path: str, key: str) -> Path:
+    """The base that an adapter names, with the adapter in it."""
+    said = json.loads((adapter / CONFIG).read_text())
+    base, revision = said.get("base_model_name_or_path"), said.get("revision")
+    named = f"base_model_name_or_path in the {CONFIG} of {path}"
+    require(bool(base), named, repr(base), "the base of the adapter", "write its folder or its id on the hub there")
+    return merged(adapter, find_model(base, revision or "", named), key)
 
 
 def _download(path: str, revision: str, key: str) -> Path:
@@ -90,13 +104,6 @@ def _download(path: str, revision: str, key: str) -> Path:
 
 def _check(folder: Path, path: str, key: str) -> None:
     config_file = folder / "config.json"
-    adapter = folder / "adapter_config.json"
-    if adapter.is_file() and not config_file.is_file():
-        base = json.loads(adapter.read_text()).get("base_model_name_or_path")
-        raise ValueError(
-            f"{key} must be a whole model, got an adapter of {base} in {path}: merge it into its base "
-            "(peft's merge_and_unload, then save_pretrained) and give that folder"
-        )
     require(config_file.is_file(), key, path, "a folder with a config.json", _REMEDY)
     config = json.loads(config_file.read_text())
     architectures = config.get("architectures") or []

@@ -170,7 +170,7 @@ def _over(
 
 
 def slope_text(half: str, slope: Interval, runs: int) -> str:
-    """`late -0.35 [-0.50, -0.20]`; `late* ...` where not all runs have a slope; no bounds where there is no interval."""
+    """`late -0.35 [-0.50, -0.20]`; `late* ...` where not all runs have a slope; no bounds without an interval."""
     if slope.n == 0:
         return f"{half} -"
     size = max(abs(value) for value in (slope.mean, slope.low, slope.high) if not math.isnan(value))

@@ -1,0 +1,86 @@
+"""A LoRA adapter as a model of its own: merged into its base once, and kept in the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import transformers
+
+from grpo_lab.policy.model_folder import fingerprint
+from grpo_lab.tasks.warm_start import cache_root
+from grpo_lab.tracking.files import locked
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def merged(adapter: Path, base: Path, key: str) -> Path:
+    """The folder of `base` with `adapter` added to its weights, in fp32; made if it is not there.
+
+    An interrupted attempt leaves nothing that could pass for a model. Raises ValueError that names `key` if the adapter
+    is no LoRA in safetensors, or is one of another base.
+    """
+    _check(adapter, key)
+    made = hashlib.sha256(fingerprint(base).encode())
+    for name in (CONFIG, WEIGHTS):
+        made.update((adapter / name).read_bytes())
+    folder = cache_root() / "merged" / made.hexdigest()[:16]
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked(folder.with_name(f"{folder.name}.lock"), wait_seconds=math.inf):
+        if not folder.is_dir():
+            partial = folder.with_name(f"{folder.name}.partial")
+            shutil.rmtree(partial, ignore_errors=True)  # left by a killed attempt
+            _merge(adapter, base, key, partial)
+            os.replace(partial, folder)
+    return folder
+
+
+def _check(adapter: Path, key: str) -> None:
+    kind = json.loads((adapter / CONFIG).read_text()).get("peft_type")
+    if kind != "LORA":
+        raise ValueError(f"{key} must be a model or an adapter of LoRA, got one of {kind} in {adapter}: merge it first")
+    if not (adapter / WEIGHTS).is_file():
+        raise ValueError(
+            f"{key} must hold safetensors, got an adapter without {WEIGHTS} in {adapter}: save it with "
+            "save_pretrained(safe_serialization=True)"
+        )
+
+
+def _merge(adapter: Path, base: Path, key: str, to: Path) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        base, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+    )
+    _adapted(model, adapter, base, key).merge_and_unload().save_pretrained(to)  # pyright: ignore[reportCallIssue]
+    own = (adapter / "tokenizer_config.json").is_file()
+    transformers.AutoTokenizer.from_pretrained(adapter if own else base, trust_remote_code=False).save_pretrained(to)
+
+
+def _adapted(model: transformers.PreTrainedModel, adapter: Path, base: Path, key: str) -> PeftModel:
+    try:
+        from peft import LoraConfig, PeftModel
+    except ImportError as error:
+        raise ValueError(f"{key} is an adapter, and that needs peft: pip install peft") from error
+    try:
+        added = PeftModel(model, LoraConfig.from_pretrained(adapter))  # pyright: ignore[reportArgumentType]
+        loaded = added.load_adapter(str(adapter), "default")
+        strange = sorted(loaded.unexpected_keys) + [name for name in loaded.missing_keys if ".lora_" in name]
+        trouble = f"{len(strange)} weights are of one of them alone, such as {strange[0]}" if strange else ""
+    except (ValueError, RuntimeError) as error:  # peft's for a module, and torch's for a shape
+        trouble = " ".join(str(error).split())[:200].rstrip("., ")
+    if trouble:
+        raise ValueError(
+            f"{key} must be an adapter of the base that it names, got {adapter}, which does not fit {base}: {trouble}; "
+            f"write the folder or the id of its own base into its {CONFIG}, as base_model_name_or_path"
+        )
+    return added
