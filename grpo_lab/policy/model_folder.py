@@ -11,16 +11,35 @@ import transformers
 
 
 def stop_token_ids(folder: Path) -> frozenset[int]:
-    """Ids that end a response: the tokenizer's EOS and those of the generation config."""
+    """Ids that end a response: the tokenizer's EOS, those of the generation config, and the chat template's own.
+
+    A base model often comes with the chat template of its instruct model and an EOS that the template never writes.
+    """
     ids: set[int] = set()
     generation = folder / "generation_config.json"
     if generation.exists():
         listed = json.loads(generation.read_text()).get("eos_token_id")
         ids.update(listed if isinstance(listed, list) else [] if listed is None else [listed])
-    eos = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False).eos_token_id
-    if eos is None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    if tokenizer.eos_token_id is None:
         raise ValueError(f"the tokenizer of {folder} has no end-of-text token: set tokenizer.eos_token and save it")
-    return frozenset(ids | {eos})
+    return frozenset({*ids, tokenizer.eos_token_id, *_end_of_message(tokenizer)})
+
+
+def _end_of_message(tokenizer: transformers.PreTrainedTokenizerBase) -> set[int]:
+    """The special token that the chat template writes right after what the assistant says, if it writes one."""
+    if not getattr(tokenizer, "chat_template", None):
+        return set()
+    said = "answer"
+    messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": said}]
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False)
+    except Exception:  # jinja2's and whatever the template raises: a run with template=chat will say so
+        return set()
+    assert isinstance(text, str), "not tokenised"
+    _, found, after = text.rpartition(said)
+    added = tokenizer.added_tokens_decoder.items() if found else ()
+    return {number for number, token in added if token.special and after.lstrip().startswith(token.content)}
 
 
 def weight_names(folder: Path) -> frozenset[str]:

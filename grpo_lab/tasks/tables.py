@@ -196,7 +196,7 @@ def _texts(table: Table, data: Dataset, place: str, what: str) -> list[str]:
         column, path = place, []
     if column not in data.column_names:
         raise ValueError(
-            f"{table.path} has no column {column!r} for the {what}: set {what} to one of {', '.join(data.column_names)}"
+            f"{table.path} has no column {column!r} for the {what}: set its {what} to one of {', '.join(data.column_names)}"
         )
     found = []
     for number, value in enumerate(data[column]):
@@ -403,6 +403,9 @@ def _notes(task: TableTask) -> tuple[str, ...]:
             if also:
                 said.append(f"{also} questions of {task.path} are also {split} questions and were left out of training")
     said += task.notes_on_rates(task.path)
+    for split, wanted in (("heldout", task.heldout_rows), ("downstream", task.downstream_rows)):
+        if len(parts[split]) < wanted:
+            said.append(f"{len(parts[split])} {split} questions were found for task.{split}_rows={wanted}")
     asked = {split: [row.question for row in parts[split]] for split in ("heldout", "downstream")}
     return (*said, *overlaps([row.question for row in parts["train"]], asked))
 

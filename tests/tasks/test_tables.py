@@ -208,8 +208,8 @@ def test_tables_of_their_own_give_all_they_have_and_leave_training(tmp_path: Pat
     assert len(parts["heldout"]) == 20 and len(parts["downstream"]) == 20, "one table for both is halved"
     assert parts["heldout"].isdisjoint(parts["downstream"])
     assert len(parts["train"]) == 90
-    assert sum("were left out of training" in note for note in task.notes()) == 2
-    assert sum(int(note.split()[0]) for note in task.notes()) == 10
+    left_out = [note for note in task.notes() if "were left out of training" in note]
+    assert len(left_out) == 2 and sum(int(note.split()[0]) for note in left_out) == 10
 
 
 def test_evaluation_asks_as_many_as_there_are(tmp_path: Path) -> None:
@@ -218,6 +218,9 @@ def test_evaluation_asks_as_many_as_there_are(tmp_path: Path) -> None:
         "probe": 36, "heldout_training": 12, "heldout": 12, "downstream": 12,
     }  # fmt: skip
     assert {suite.name: len(suite.problems) for suite in make_suites(run, ends=False)}["heldout"] == 12
+    fewer = [f"12 {split} questions were found for task.{split}_rows=256" for split in ("heldout", "downstream")]
+    assert run.task.notes() == fewer
+    assert run_of(f"task.path={run.task.path}", "task.heldout_rows=9", "task.downstream_rows=9").task.notes() == []  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_levels_of_heldout_questions_are_mixed_as_they_are_where_training_has_none(tmp_path: Path) -> None:
@@ -283,7 +286,7 @@ def test_tables_of_evaluation_are_suites_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"question": "prompt"}, "no column 'prompt' for the question: set question to one of question, answer"),
+        ({"question": "prompt"}, "no column 'prompt' for the question: set its question to one of question, answer"),
         ({"answer": "answer.0"}, "row 0 of .* has nothing at 'answer.0'"),
         ({"answer_pattern": "####(.*)"}, "row 0 of .* holds no answer by answer_pattern='####"),
         ({"answer_pattern": "####("}, "answer_pattern is no regular expression"),

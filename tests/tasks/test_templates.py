@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import transformers
 
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.run_config import to_run
+from grpo_lab.policy.model_folder import stop_token_ids
 from grpo_lab.tasks.arithmetic import build_tokenizer
 from grpo_lab.tasks.base import Template
 from grpo_lab.tasks.templates import Chat
@@ -46,6 +48,26 @@ def test_the_default_chat_asks_for_a_boxed_answer() -> None:
 def test_a_tokenizer_without_a_chat_template_is_refused_with_what_to_choose() -> None:
     with pytest.raises(ValueError, match=r"this model's has none.*choose template=r1, boxed or none"):
         template_of("chat").render("1+1?", chatting(None))
+
+
+def test_a_response_ends_where_the_chat_template_ends_a_message(tmp_path: Path) -> None:
+    """A base model's EOS is another token than the one that ends a message, and its generation config has but that."""
+
+    def stops(marks: str | None, special: bool = True) -> set[str]:
+        tokenizer = chatting(marks)
+        if special:
+            tokenizer.add_special_tokens({"additional_special_tokens": ["<end>", "<|user|>"]})  # pyright: ignore[reportArgumentType]
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        tokenizer.save_pretrained(folder)
+        return {str(tokenizer.convert_ids_to_tokens(one)) for one in stop_token_ids(folder)}
+
+    eos = str(chatting(None).eos_token)
+    assert stops(MARKS) == {eos, "<end>"}
+    assert stops(MARKS.replace("<end>", "<end>\n")) == {eos, "<end>"}
+    assert stops(None) == {eos}
+    assert stops(MARKS, special=False) == {eos}, "no token of its own"
+    assert stops(MARKS.replace("<end>", "")) == {eos}, "the template ends nothing"
+    assert stops("{{ raise_exception('never') }}") == {eos}
 
 
 def test_a_chat_template_that_refuses_says_why() -> None:
