@@ -195,9 +195,8 @@ def _texts(table: Table, data: Dataset, place: str, what: str) -> list[str]:
     if place in data.column_names:  # a column whose name has a dot in it
         column, path = place, []
     if column not in data.column_names:
-        raise ValueError(
-            f"{table.path} has no column {column!r} for the {what}: set its {what} to one of {', '.join(data.column_names)}"
-        )
+        known = ", ".join(data.column_names)
+        raise ValueError(f"{table.path} has no column {column!r} for the {what}: set its {what} to one of {known}")
     found = []
     for number, value in enumerate(data[column]):
         try:
