@@ -26,7 +26,7 @@ from grpo_lab.analysis.sources import cache
 from grpo_lab.analysis.sources.mlflow_runs import load_mlflow
 from grpo_lab.analysis.sources.mlflow_stores import shown
 from grpo_lab.analysis.sources.read import read_source, tidy
-from grpo_lab.analysis.sources.run_folders import load_sweep
+from grpo_lab.analysis.sources.run_folders import load_sweep, protocol_of
 from grpo_lab.analysis.sources.saved_data import load_data, save_data
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.tracking.files import write_json
@@ -615,6 +615,22 @@ def test_a_server_gives_what_the_folders_give(store: Path, from_folders: SweepDa
 
 
 # ---- one way in, one frame out
+
+
+def test_runs_are_compared_where_they_are_asked_the_same_questions() -> None:
+    """The path of a file says nothing of what is in it, and how often a suite is asked nothing of how."""
+    config = {"task.path": "q.jsonl", "evaluation.every": 10, "optimizer.learning_rate": 1e-3, "scale": "std"}
+    data = {"train": "a" * 16, "heldout": "b" * 16}
+    same = protocol_of(config, data)
+    assert same == protocol_of(config | {"evaluation.every": 5, "optimizer.learning_rate": 1e-4}, dict(data))
+    others = [
+        protocol_of(config),
+        protocol_of(config, data | {"heldout": "c" * 16}),
+        protocol_of(config | {"task.path": "p.jsonl"}, data),
+        protocol_of(config | {"verifier.tolerance": 1e-3}, data),
+    ]
+    assert len({same, *others}) == 5
+    assert protocol_of({}, data) is None
 
 
 def test_one_way_in(mirrored: Path, from_folders: SweepData, tmp_path: Path) -> None:

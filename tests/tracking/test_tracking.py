@@ -19,6 +19,7 @@ import pandas as pd
 import pytest
 from helpers import free_port, mlflow_server
 from hydra import compose, initialize_config_dir
+from mlflow import MlflowClient
 from omegaconf import OmegaConf
 
 from grpo_lab.config.hydra_setup import bootstrap
@@ -494,6 +495,24 @@ def test_replay_adds_nothing_twice_and_finds_its_run_again(store: Path, tmp_path
     assert (again.points, again.run_id) == (1600, first.run_id)
     assert query(store, everything) == points
     assert query(store, "select count(*) from runs") == [(1,)]
+
+
+def test_the_data_of_a_run_are_its_inputs_in_mlflow_however_often_it_is_sent(store: Path, tmp_path: Path) -> None:
+    folder, data = tmp_path / "runs" / "a", {"train": "0123456789abcdef", "heldout": "fedcba9876543210"}
+    with RunLog(folder) as log:
+        write_run_json(
+            folder, f"sqlite:///{store}", data=data, config={"task.path": "sums.jsonl", "task.split": "train"}
+        )
+        log_steps(log, range(2))
+        log.mark_done({})
+    report = sync(folder)
+    (folder / "mirror.json").unlink()
+    sync(folder)
+    assert report.run_id is not None
+    sent = MlflowClient(f"sqlite:///{store}").get_run(report.run_id).inputs.dataset_inputs
+    assert {one.dataset.name: one.dataset.digest for one in sent} == {f"sums.jsonl:{name}": data[name] for name in data}
+    assert {one.tags[0].key: one.dataset.source_type for one in sent} == {"mlflow.data.context": "grpo_lab"}
+    assert {one.tags[0].value for one in sent} == data.keys() and len(sent) == len(data)
 
 
 def test_a_new_store_receives_everything(store: Path, ready_store: Path, tmp_path: Path) -> None:
