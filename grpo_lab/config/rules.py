@@ -548,6 +548,23 @@ WARNINGS: tuple[Rule, ...] = (
         "set optimizer=adamw_pretrained, or optimizer.learning_rate to a rate near 1e-6",
     ),
     Rule(
+        "sft_rate_is_for_small_models",
+        ("sft", "model"),
+        lambda run: run.sft.rate > run.model.highest_rate,
+        "supervised fine-tuning of all weights of a pretrained model is published at 1e-6 to 5e-5; a higher rate is "
+        "likely to break it",
+        "set sft.learning_rate to a rate near 1e-5",
+    ),
+    Rule(
+        "critic_rate_is_for_small_models",
+        ("critic", "baseline", "model"),
+        lambda run: (
+            run.baseline.needs_critic and run.critic.owns_trunk and run.critic.learning_rate > run.model.highest_rate
+        ),
+        "the critic starts as a copy of a pretrained model, which published runs train at 1e-6 to 1e-5",
+        "set critic.learning_rate to five times the policy's, near 5e-6",
+    ),
+    Rule(
         "length_penalty_is_out_of_proportion",
         ("reward_shaping",),
         lambda run: run.reward_shaping.out_of_proportion,

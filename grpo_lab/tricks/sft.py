@@ -19,6 +19,11 @@ class Sft(Trick, ABC):
     The reference, the initial policy of `kl_initial` and a critic's own model start from the fine-tuned model too.
     """
 
+    @property
+    def rate(self) -> float:
+        """The learning rate, 0 where nothing is learnt."""
+        return 0.0
+
 
 @dataclass(frozen=True)
 class NoSft(Sft):
@@ -47,6 +52,10 @@ class FineTuning(Sft):
     def __post_init__(self) -> None:
         require_positive(self, "problems", "epochs", "batch_size", "learning_rate")
         require_not_negative(self, "warmup_updates")
+
+    @property
+    def rate(self) -> float:
+        return self.learning_rate
 
     @property
     @abstractmethod

@@ -303,6 +303,16 @@ CASES = (
         ("optimizer=adamw_pretrained", "model.lora.rank=8", "optimizer.learning_rate=1e-6"),
     ),
     Case(
+        "sft_rate_is_for_small_models",
+        "model=hf model.path=there sft=rejection_sampling",
+        ("sft.learning_rate=1e-5", "model.lora.rank=8", "sft=none"),
+    ),
+    Case(
+        "critic_rate_is_for_small_models",
+        "model=hf model.path=there baseline=gae critic=separate_model scale=none",
+        ("critic.learning_rate=5e-6", "critic=value_head", "baseline=group_mean"),
+    ),
+    Case(
         "length_penalty_is_out_of_proportion",
         "reward_shaping=soft_overlong engine.max_tokens=400",
         ("reward_shaping.cache_tokens=80", "reward_shaping=none"),
@@ -436,6 +446,8 @@ def values_of(fact: str) -> list[Any]:
             {True: (right, right), False: (wrong, wrong)}.__getitem__ for right in (0.25, 1.0) for wrong in (0.0, -1.0)
         ],
         "critic.minibatches": [1, 4, 8],
+        "critic.owns_trunk": [False, True],
+        "critic.learning_rate": [5e-6, 5e-4],
         "evaluation.sampler_weights": [False, True],
         "evaluation.splits": [frozenset(), frozenset({"heldout_rule"})],
         "task.splits": [("heldout",), ("heldout", "heldout_rule")],
@@ -663,6 +675,11 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
     "reference_is_not_read": lambda f: not f["kl.needs_reference"] and f["reference.changes"],
     "top_p_biases_the_ratio": lambda f: f["engine.top_p"] != 1,
     "rate_is_for_small_models": lambda f: f["optimizer.learning_rate"] > f["model.highest_rate"],
+    "sft_rate_is_for_small_models": lambda f: f["sft.rate"] > f["model.highest_rate"],
+    "critic_rate_is_for_small_models": lambda f: (
+        all((f["baseline.needs_critic"], f["critic.owns_trunk"]))
+        and f["critic.learning_rate"] > f["model.highest_rate"]
+    ),
     "length_penalty_is_out_of_proportion": lambda f: f["reward_shaping.out_of_proportion"],
 }
 
