@@ -1,16 +1,41 @@
-"""How a cell's process ends together with the sweep that started it."""
+"""A cell's process: how it is started, here or by a cluster, and that it ends together with what started it."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import signal
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 PARENT = "GRPO_LAB_SWEEP_PROCESS"
 BUSY = 75  # the exit status of a run whose folder another process holds; EX_TEMPFAIL of sysexits.h
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _LOOK_SECONDS = 1.0
 _PATIENCE_SECONDS = 10.0  # time for a run to flush its mirror
+
+
+def open_cell(words: Sequence[str], folder: Path, threads: int, further: Mapping[str, str]) -> subprocess.Popen:
+    """Start the run of these overrides in a fresh interpreter; its output goes to output.log in its folder.
+
+    `further` are environment variables beside those that limit its threads.
+    """
+    command = [sys.executable, "-m", "grpo_lab.train", *words]
+    with (folder / "output.log").open("ab") as output:
+        output.write(f"$ {shlex.join(command)}\n".encode())
+        output.flush()
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches only what started it, which interrupts its cells
+            env={**os.environ, PARENT: str(os.getpid()), **dict.fromkeys(THREAD_VARIABLES, str(threads)), **further},
+        )
 
 
 def follow_parent() -> None:

@@ -9,7 +9,6 @@ import contextlib
 import os
 import shlex
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,8 +23,6 @@ from rich.console import Console
 from grpo_lab.analysis.effects.acted import Action
 from grpo_lab.config.design import Design, read_design, require_known_metrics
 from grpo_lab.config.run_config import unresolved
-from grpo_lab.policy.device import choose_device
-from grpo_lab.sweeps.board import Board
 from grpo_lab.sweeps.cells import (
     Cell,
     compose_cells,
@@ -36,11 +33,9 @@ from grpo_lab.sweeps.cells import (
     share_runs,
     sweep_name,
 )
-from grpo_lab.sweeps.local import Job, run_jobs, slots
 from grpo_lab.sweeps.pilot import pilot_cells, run_pilot, show_pilot
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.mlflow_parent import announce_sweep
-from grpo_lab.tracking.progress import clock
 from grpo_lab.tracking.run_reader import has_ended, run_status, was_exhausted
 from grpo_lab.tracking.sweep_record import record_sweep
 from grpo_lab.tracking.whole import AFRESH, read_json
@@ -265,49 +260,3 @@ def _show_results(console: Console, runs_dir: Path, name: str) -> None:
     ]
     for line in (*said, *not_told_apart(data)):
         _say(console, line)
-
-
-class LocalCells:
-    """The work of the launcher `local`; see `local.run_jobs`."""
-
-    def __init__(self, workers: int | None, grace_seconds: float) -> None:
-        self.workers, self.grace_seconds = workers, grace_seconds
-        self.expected: tuple[str, Sequence[Cell], int] | None = None
-
-    def expect(self, name: str, cells: Sequence[Cell], finished: int) -> None:
-        """Set the cells of the next `launch`, so that they need not be composed again."""
-        self.expected = (name, cells, finished)
-
-    def launch(self, job_overrides: Sequence[Sequence[str]], compose: Any, hydra: Sequence[str]) -> list[JobReturn]:
-        """Run the jobs and return one JobReturn each; `hydra` are the sweep's overrides of Hydra's own settings."""
-        if self.workers is not None and self.workers < 1:
-            raise ValueError(f"hydra.launcher.workers must be at least 1, got {self.workers}: null uses the machine")
-        name, cells, finished = self.expected or ("jobs", _cells_of(job_overrides, compose), 0)
-        self.expected = None
-        # Settings of the sweep stay here; others, such as a search path or a log level, go to the cells.
-        own = ("hydra.mode", "hydra.sweep", "hydra/sweeper", "hydra.launcher", "hydra/launcher")
-        passed_on = [word for word in hydra if not word.lstrip("+~").startswith(own)]
-        jobs = [_job(cell, [*words, *passed_on]) for cell, words in zip(cells, job_overrides, strict=True)]
-        on_cuda = any(choose_device(cell.run.device).type == "cuda" for cell in cells)
-        workers, devices = slots(self.workers, max(job.threads for job in jobs), on_cuda)
-        began = time.monotonic()
-        with Board(name, len(jobs) + finished, finished) as board:
-            failures = run_jobs(jobs, workers, devices, self.grace_seconds, board)
-            board.say(f"{name}: {board.summary()} after {clock(time.monotonic() - began)}")
-        return [_returned(words, failure) for words, failure in zip(job_overrides, failures)]
-
-
-def _cells_of(job_overrides: Sequence[Sequence[str]], compose: Any) -> list[Cell]:
-    """The cells of jobs from another sweeper."""
-    return compose_cells([plan_cells(None, words)[0] for words in job_overrides], "", compose)
-
-
-def _job(cell: Cell, words: Sequence[str]) -> Job:
-    budget = cell.run.budget
-    return Job(cell.plan.title, tuple(words), cell.folder, budget.axis.value, budget.amount, cell.run.threads)
-
-
-def _returned(words: Sequence[str], failure: str | None) -> JobReturn:
-    done = JobReturn(overrides=list(words), status=JobStatus.FAILED if failure else JobStatus.COMPLETED)
-    done._return_value = RuntimeError(failure) if failure else None
-    return done

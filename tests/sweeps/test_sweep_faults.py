@@ -32,7 +32,9 @@ from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.run_config import conf_folder
 from grpo_lab.loop import start
 from grpo_lab.sweeps.board import Board
-from grpo_lab.sweeps.local import THREAD_VARIABLES, Job, run_jobs
+from grpo_lab.sweeps.child import THREAD_VARIABLES
+from grpo_lab.sweeps.jobs import Job, run_jobs
+from grpo_lab.sweeps.local import LocalPlace
 from grpo_lab.tracking.mlflow_mirror import sync_all
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="these tests follow processes in /proc")
@@ -245,7 +247,7 @@ def test_a_folder_that_cannot_be_made_fails_its_cell_alone(tmp_path: Path, tiny_
     words = (*WORLD, "budget.amount=1", f"runs_dir={tmp_path}", "seed=0")
     jobs = [Job(folder.parent.name, words, folder, "steps", 1.0, 1) for folder in (blocked, fine / "seed=0")]
     with quiet_board(2) as board:
-        failed, done = run_jobs(jobs, 1, [], 30.0, board)
+        failed, done = run_jobs(jobs, LocalPlace(1, []), 30.0, board)
     assert str(blocked) in failed and done is None
     assert (fine / "seed=0" / "DONE").exists() and (board.done, board.failed) == (1, 1)
 
@@ -265,7 +267,7 @@ def test_a_failure_is_told_in_the_words_of_its_last_attempt_and_devices_are_shar
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "output.log").write_text("$ python -m grpo_lab.train\nerror: an old trouble\n")
     with Watching("probe", 2, 0, Console(file=io.StringIO())) as board:
-        for failure in run_jobs(jobs, 2, ["3", "5"], 30.0, board):
+        for failure in run_jobs(jobs, LocalPlace(2, ["3", "5"]), 30.0, board):
             assert "an old trouble" not in failure and "no_such_key" in failure
     assert board.seen == {"3", "5"}
 

@@ -34,8 +34,9 @@ from grpo_lab.sweeps.cells import (
     share_runs,
     sweep_name,
 )
-from grpo_lab.sweeps.local import Job, run_jobs, slots, usable_cores
-from grpo_lab.sweeps.sweeper import LocalCells
+from grpo_lab.sweeps.jobs import Job, run_jobs
+from grpo_lab.sweeps.launching import LocalCells
+from grpo_lab.sweeps.local import LocalPlace, slots, usable_cores
 from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.tracking.run_reader import has_ended, was_exhausted
@@ -603,7 +604,7 @@ def test_a_cell_with_nothing_left_to_train_on_has_ended_and_is_not_started_again
     assert has_ended(other) and sweep_status(folder, read_sweep(folder)) == "FINISHED"
     board = Board("probe", 1, 0, Console(file=io.StringIO()))
     job = Job("dry", ("no_such_key=1",), one, "steps", 1.0, 1)
-    assert run_jobs([job], 1, [], 30.0, board) == [None] and not (one / "output.log").exists()
+    assert run_jobs([job], LocalPlace(1, []), 30.0, board) == [None] and not (one / "output.log").exists()
     with RunLog(one) as log:
         log.begin()
     assert not has_ended(one), "an attempt that somebody started by hand goes on"
@@ -716,7 +717,7 @@ def test_slots_follow_the_machine_unless_told(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     assert slots(None, 1, True) == (2, ["3", "5"]) and slots(6, 1, True) == (6, ["3", "5"])
     with pytest.raises(ValueError, match=r"hydra\.launcher\.workers must be at least 1, got 0"):
-        LocalCells(0, 30.0).launch([], None, [])
+        LocalCells(0, 30.0).place("jobs", [], [])
 
 
 def test_a_container_has_the_cores_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

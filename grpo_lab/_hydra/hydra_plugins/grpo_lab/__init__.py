@@ -120,7 +120,7 @@ class LocalLauncher(Launcher):
     """Runs jobs as processes of this machine."""
 
     def __init__(self, workers: Optional[int], grace_seconds: float) -> None:  # noqa: UP045
-        from grpo_lab.sweeps.sweeper import LocalCells
+        from grpo_lab.sweeps.launching import LocalCells
 
         self.cells = LocalCells(workers, grace_seconds)
         self.expect = self.cells.expect

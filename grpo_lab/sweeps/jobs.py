@@ -1,0 +1,205 @@
+"""One loop that starts cells, follows them and ends them, wherever they run: here, in Slurm's queue, on Ray's nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpo_lab.sweeps.board import Board, WatchedCell
+from grpo_lab.sweeps.child import BUSY
+from grpo_lab.tracking.files import explained
+from grpo_lab.tracking.run_reader import has_ended, holder, is_held
+
+OUTPUT = "output.log"  # in the run's folder: command and output of every attempt
+_POLL_SECONDS = 0.1
+_REPEAT_SECONDS = 3.0  # between two interrupts of a cell that did not react to the first
+_ADVICE = "Set the environment variable HYDRA_FULL_ERROR"
+_LAST_BYTES = 2000  # of the output, searched for the error
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to start: its overrides, and the facts needed to follow it."""
+
+    title: str
+    words: tuple[str, ...]
+    folder: Path
+    axis: str
+    amount: float
+    threads: int
+
+    def watched(self) -> WatchedCell:
+        """The run as a board follows it, with its clock started now."""
+        return WatchedCell(self.title, self.folder, self.axis, self.amount)
+
+
+class Started(ABC):
+    """A cell that was started at a place, until it has ended there."""
+
+    said: str = ""  # why the place ended it, where the cell's own output cannot tell
+
+    @abstractmethod
+    def poll(self) -> int | None:
+        """The exit status of its process, minus the number of the signal that killed it; None until it has ended."""
+
+    @abstractmethod
+    def interrupt(self) -> None:
+        """Ask the process to end, as Ctrl-C does; nothing if it has ended."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End it at once; returns when it has ended."""
+
+
+class Place(ABC):
+    """Where cells run. `workers` is how many at once."""
+
+    workers: int
+
+    @abstractmethod
+    def start(self, job: Job, slot: int) -> Started:
+        """Start a cell; `slot` is from 0 to workers - 1, and no other cell has it. Raises OSError if it cannot."""
+
+    def known(self, job: Job) -> Started | None:
+        """The cell as an earlier sweep left it at the place, which runs it or is going to; None if it does not."""
+        return None
+
+    def opened(self) -> contextlib.AbstractContextManager[None]:
+        """What the place needs while its cells run."""
+        return contextlib.nullcontext()
+
+
+@dataclass
+class _Running:
+    index: int
+    job: Job
+    slot: int
+    cell: Started
+    watched: WatchedCell
+    started: float  # unix time in s
+
+
+def run_jobs(jobs: Sequence[Job], place: Place, grace_seconds: float, board: Board) -> list[str | None]:
+    """Run all jobs at the place. Returns None or the reason of failure for each; a failure stops no other job.
+
+    A job whose folder another process holds, such as a cell of another sweep, waits while others start. It is done
+    when that process finishes it, and starts here if that process leaves it unfinished. On Ctrl-C every job is
+    interrupted and has `grace_seconds` to end; then KeyboardInterrupt is raised.
+    """
+    with place.opened():
+        return list(_run(jobs, place, grace_seconds, board))
+
+
+def _run(jobs: Sequence[Job], place: Place, grace_seconds: float, board: Board) -> Iterator[str | None]:
+    failures: list[str | None] = [None] * len(jobs)
+    waiting = list(enumerate(jobs))
+    running: list[_Running] = []
+    elsewhere: dict[int, WatchedCell] = {}
+    free = list(range(place.workers))
+
+    def wait_for(index: int, job: Job, watched: WatchedCell) -> None:
+        if index not in elsewhere:
+            elsewhere[index] = watched
+            board.say(f"waiting for {job.title}: process {holder(job.folder)} runs it in {job.folder}")
+
+    try:
+        while waiting or running:
+            for index, job in list(waiting):
+                if not free:
+                    break
+                watched = elsewhere.get(index) or job.watched()
+                try:
+                    with explained(job.folder):
+                        done = has_ended(job.folder)
+                        known = None if done else place.known(job)
+                        held = not done and known is None and is_held(job.folder)
+                    if done:  # another process finished it in the meantime
+                        board.end(watched, None)
+                    elif held:
+                        wait_for(index, job, watched)
+                        continue
+                    else:
+                        if elsewhere.pop(index, None):
+                            board.say(f"{job.title} was left unfinished: it goes on here")
+                        running.append(_start(index, job, free[0], place, known, board))
+                        free.pop(0)
+                except OSError as error:  # trouble with one folder does not stop the other jobs
+                    failures[index] = str(error)
+                    board.end(watched, failures[index])
+                waiting.remove((index, job))
+            ended = [(entry, code) for entry in running if (code := entry.cell.poll()) is not None]
+            for entry, code in ended:
+                running.remove(entry)
+                free.append(entry.slot)
+                if code == BUSY:  # another process locked the folder while this one loaded
+                    board.leave(entry.watched)
+                    wait_for(entry.index, entry.job, entry.watched)
+                    waiting.append((entry.index, entry.job))
+                else:
+                    failures[entry.index] = failure = _failure(entry, code)
+                    board.end(entry.watched, failure)
+            board.refresh()
+            time.sleep(_POLL_SECONDS)
+    finally:
+        if running:
+            _stop(running, grace_seconds, board)
+    yield from failures
+
+
+def _start(index: int, job: Job, slot: int, place: Place, known: Started | None, board: Board) -> _Running:
+    started = time.time()
+    with explained(job.folder):
+        job.folder.mkdir(parents=True, exist_ok=True)
+        cell = known or place.start(job, slot)
+    watched = job.watched()
+    board.start(watched)
+    return _Running(index, job, slot, cell, watched, started)
+
+
+def _failure(entry: _Running, code: int) -> str | None:
+    """Why the cell failed, in one line with the path of its output; None if its run needs no further attempt."""
+    folder = entry.job.folder
+    if code in (0, 1) and has_ended(folder):
+        return None
+    output = folder / OUTPUT
+    text = output.read_bytes()[-_LAST_BYTES:].decode(errors="replace") if output.exists() else ""
+    said = f"\n{text}".rpartition("\n$ ")[2]  # output of this attempt
+    lines = [line for line in said.splitlines()[1:] if line and not line.startswith(_ADVICE)]
+    if _ADVICE in said and "Traceback" not in said:
+        lines = lines[:1]  # of Hydra's many lines the first names the error
+    errors = [line for line in lines if line.startswith("error:")] or lines[-1:] or ["it said nothing"]
+    reason = f"killed by {signal.Signals(-code).name}" if code < 0 else errors[-1].removeprefix("error: ")
+    return f"{entry.cell.said or reason} (see {output})"
+
+
+def _stop(running: Sequence[_Running], grace_seconds: float, board: Board) -> None:
+    """Interrupt every job and wait for all. A second Ctrl-C, or the end of `grace_seconds`, kills them."""
+    board.say(f"stopping {len(running)} cells; Ctrl-C again kills them")
+    for entry in running:
+        entry.cell.interrupt()
+    deadline = time.monotonic() + grace_seconds
+    try:
+        again = time.monotonic() + _REPEAT_SECONDS
+        while any(entry.cell.poll() is None for entry in running) and time.monotonic() < deadline:
+            if time.monotonic() > again:  # Python drops an interrupt in a __del__
+                again += _REPEAT_SECONDS
+                for entry in running:
+                    if entry.cell.poll() is None and not _heard(entry):
+                        entry.cell.interrupt()
+            time.sleep(_POLL_SECONDS)
+    except KeyboardInterrupt:
+        pass
+    for entry in running:
+        if entry.cell.poll() is None:
+            entry.cell.kill()
+
+
+def _heard(entry: _Running) -> bool:
+    """Whether this attempt has written error.txt; that of an earlier attempt is older."""
+    note = entry.job.folder / "error.txt"
+    return note.exists() and note.stat().st_mtime >= entry.started

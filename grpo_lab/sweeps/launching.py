@@ -1,0 +1,83 @@
+"""What the launchers share: from the overrides that Hydra hands over to cells at a place, and back to its results."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from hydra.core.utils import JobReturn, JobStatus
+
+from grpo_lab.policy.device import choose_device
+from grpo_lab.sweeps.board import Board
+from grpo_lab.sweeps.cells import Cell, compose_cells, plan_cells
+from grpo_lab.sweeps.jobs import Job, Place, run_jobs
+from grpo_lab.sweeps.local import LocalPlace, slots
+from grpo_lab.tracking.progress import clock
+
+
+class CellLauncher(ABC):
+    """The work of a launcher. `grace_seconds`: from Ctrl-C until cells that have not ended are killed."""
+
+    def __init__(self, grace_seconds: float) -> None:
+        self.grace_seconds = grace_seconds
+        self.expected: tuple[str, Sequence[Cell], int] | None = None
+
+    @abstractmethod
+    def place(self, name: str, jobs: Sequence[Job], cells: Sequence[Cell]) -> Place:
+        """Where the jobs of the sweep `name` run. Raises ValueError with a remedy if they cannot."""
+
+    def expect(self, name: str, cells: Sequence[Cell], finished: int) -> None:
+        """Set the cells of the next `launch`, so that they need not be composed again."""
+        self.expected = (name, cells, finished)
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], compose: Any, hydra: Sequence[str]) -> list[JobReturn]:
+        """Run the jobs and return one JobReturn each; `hydra` are the sweep's overrides of Hydra's own settings."""
+        name, cells, finished = self.expected or ("jobs", _cells_of(job_overrides, compose), 0)
+        self.expected = None
+        # Settings of the sweep stay here; others, such as a search path or a log level, go to the cells.
+        own = ("hydra.mode", "hydra.sweep", "hydra/sweeper", "hydra.launcher", "hydra/launcher")
+        passed_on = [word for word in hydra if not word.lstrip("+~").startswith(own)]
+        jobs = [_job(cell, [*words, *passed_on]) for cell, words in zip(cells, job_overrides, strict=True)]
+        place = self.place(name, jobs, cells)
+        began = time.monotonic()
+        with Board(name, len(jobs) + finished, finished) as board:
+            failures = run_jobs(jobs, place, self.grace_seconds, board)
+            board.say(f"{name}: {board.summary()} after {clock(time.monotonic() - began)}")
+        return [_returned(words, failure) for words, failure in zip(job_overrides, failures)]
+
+
+class LocalCells(CellLauncher):
+    """The work of the launcher `local`."""
+
+    def __init__(self, workers: int | None, grace_seconds: float) -> None:
+        super().__init__(grace_seconds)
+        self.workers = workers
+
+    def place(self, name: str, jobs: Sequence[Job], cells: Sequence[Cell]) -> Place:
+        require_at_least_one("workers", self.workers, "null uses the machine")
+        on_cuda = any(choose_device(cell.run.device).type == "cuda" for cell in cells)
+        return LocalPlace(*slots(self.workers, max((job.threads for job in jobs), default=1), on_cuda))
+
+
+def require_at_least_one(name: str, value: int | None, remedy: str) -> None:
+    """Raise ValueError if the launcher's setting is a number below 1."""
+    if value is not None and value < 1:
+        raise ValueError(f"hydra.launcher.{name} must be at least 1, got {value}: {remedy}")
+
+
+def _cells_of(job_overrides: Sequence[Sequence[str]], compose: Any) -> list[Cell]:
+    """The cells of jobs from another sweeper."""
+    return compose_cells([plan_cells(None, words)[0] for words in job_overrides], "", compose)
+
+
+def _job(cell: Cell, words: Sequence[str]) -> Job:
+    budget = cell.run.budget
+    return Job(cell.plan.title, tuple(words), cell.folder, budget.axis.value, budget.amount, cell.run.threads)
+
+
+def _returned(words: Sequence[str], failure: str | None) -> JobReturn:
+    done = JobReturn(overrides=list(words), status=JobStatus.FAILED if failure else JobStatus.COMPLETED)
+    done._return_value = RuntimeError(failure) if failure else None
+    return done
