@@ -46,6 +46,7 @@ def main() -> None:
     """Entry of `python -m grpo_lab.train`: Hydra's command line over conf/."""
     follow_parent()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGUSR2, signal.default_int_handler)  # Slurm's, when the time of its job is nearly up
     try:
         bootstrap(sys.argv[1:])
         if wrong := misnamed(sys.argv[1:]):

@@ -32,6 +32,7 @@ class WatchedCell:
     step: int = 0
     latest: dict[str, float | int] = field(default_factory=dict)
     begun: float = 0.0  # share of its budget spent by earlier attempts
+    note: str = ""  # what it waits for, before its first step
 
     def __post_init__(self) -> None:
         self._reader = StepReader(self.folder)
@@ -54,8 +55,8 @@ class WatchedCell:
 
     @property
     def line(self) -> str:
-        """Its latest numbers; "starting" before the first."""
-        return describe(self.latest, self.step) if self.latest else "starting"
+        """What it waits for, else its latest numbers; "starting" before the first."""
+        return self.note or (describe(self.latest, self.step) if self.latest else "starting")
 
 
 class Board:
@@ -96,6 +97,7 @@ class Board:
     def end(self, cell: WatchedCell, failure: str | None) -> None:
         """Report a cell whose process ended; `failure` is the reason if it failed."""
         cell.look()
+        cell.note = ""
         self.leave(cell)
         self.failed += failure is not None
         self.done += failure is None

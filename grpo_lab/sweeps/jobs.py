@@ -42,6 +42,7 @@ class Started(ABC):
     """A cell that was started at a place, until it has ended there."""
 
     said: str = ""  # why the place ended it, where the cell's own output cannot tell
+    note: str = ""  # what it waits for, before its run has begun
 
     @abstractmethod
     def poll(self) -> int | None:
@@ -133,6 +134,8 @@ def _run(jobs: Sequence[Job], place: Place, grace_seconds: float, board: Board) 
                     board.end(watched, failures[index])
                 waiting.remove((index, job))
             ended = [(entry, code) for entry in running if (code := entry.cell.poll()) is not None]
+            for entry in running:
+                entry.watched.note = entry.cell.note
             for entry, code in ended:
                 running.remove(entry)
                 free.append(entry.slot)

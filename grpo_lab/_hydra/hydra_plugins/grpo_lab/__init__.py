@@ -5,8 +5,8 @@ environment. Nothing heavy is imported before a method is called.
 """
 
 import os
-from dataclasses import dataclass
-from typing import Any, List, Optional, Sequence  # noqa: UP035
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional, Sequence  # noqa: UP035
 
 from hydra._internal.core_plugins import file_config_source
 from hydra.core.config_search_path import ConfigSearchPath
@@ -87,6 +87,27 @@ class LocalLauncherConf:
     grace_seconds: float = 30.0  # between Ctrl-C and SIGKILL
 
 
+@dataclass
+class SlurmLauncherConf:
+    """hydra/launcher=slurm: one job per run, `at_once` in the queue (None: all). Empty texts: as the cluster does."""
+
+    _target_: str = "hydra_plugins.grpo_lab.SlurmLauncher"
+    at_once: Optional[int] = None  # noqa: UP045
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    constraint: str = ""
+    minutes: int = 240  # the limit of a job; a longer run goes back into the queue and on from its checkpoint
+    warning_seconds: int = 90  # before that limit
+    gpus: int = 0
+    cpus: Optional[int] = None  # noqa: UP045  the run's threads
+    memory_gb: Optional[float] = None  # noqa: UP045
+    setup: List[str] = field(default_factory=list)  # noqa: UP006  shell lines, such as "module load cuda"
+    further: Dict[str, Any] = field(default_factory=dict)  # noqa: UP006  of sbatch, such as {exclude: node7}
+    grace_seconds: float = 60.0  # between Ctrl-C and scancel
+
+
+ConfigStore.instance().store(group="hydra/launcher", name="slurm", node=SlurmLauncherConf, provider="grpo_lab")
 ConfigStore.instance().store(group="hydra/sweeper", name="cells", node=CellSweeperConf, provider="grpo_lab")
 ConfigStore.instance().store(group="hydra/launcher", name="local", node=LocalLauncherConf, provider="grpo_lab")
 
@@ -116,14 +137,13 @@ class CellSweeper(Sweeper):
             return run_sweep(config, arguments, compose, launcher, Settings(**self.settings))
 
 
-class LocalLauncher(Launcher):
-    """Runs jobs as processes of this machine."""
+class _CellLauncher(Launcher):
+    """Passes jobs on to `cells`, a CellLauncher of grpo_lab."""
 
-    def __init__(self, workers: Optional[int], grace_seconds: float) -> None:  # noqa: UP045
-        from grpo_lab.sweeps.launching import LocalCells
+    cells: Any
 
-        self.cells = LocalCells(workers, grace_seconds)
-        self.expect = self.cells.expect
+    def expect(self, *what: Any) -> None:
+        self.cells.expect(*what)
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.hydra_context, self.config = hydra_context, config
@@ -133,3 +153,21 @@ class LocalLauncher(Launcher):
             return self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
 
         return self.cells.launch(job_overrides, compose, list(self.config.hydra.overrides.hydra))
+
+
+class LocalLauncher(_CellLauncher):
+    """Runs jobs as processes of this machine."""
+
+    def __init__(self, workers: Optional[int], grace_seconds: float) -> None:  # noqa: UP045
+        from grpo_lab.sweeps.launching import LocalCells
+
+        self.cells = LocalCells(workers, grace_seconds)
+
+
+class SlurmLauncher(_CellLauncher):
+    """Runs jobs through Slurm's queue."""
+
+    def __init__(self, **settings: Any) -> None:
+        from grpo_lab.sweeps.slurm import SlurmCells
+
+        self.cells = SlurmCells(**settings)

@@ -1,0 +1,248 @@
+"""Cells as jobs of Slurm, submitted through submitit; squeue says what becomes of them, which needs no accounting."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpo_lab.sweeps.cells import Cell
+from grpo_lab.sweeps.child import open_cell
+from grpo_lab.sweeps.jobs import Job, Place, Started
+from grpo_lab.sweeps.launching import CellLauncher, require_at_least_one
+from grpo_lab.tracking.files import write_json
+from grpo_lab.tracking.whole import AFRESH, read_json
+
+if TYPE_CHECKING:
+    from submitit.core.utils import DelayedSubmission
+
+RECORD = "slurm.json"  # in the run's folder: the job that has it, for a sweep that is started again
+_REQUEUES = 10_000  # after so many runs into the limit of time a job is given up
+_LOOK_SECONDS = 5.0  # between two questions to Slurm
+_LATE_SECONDS = 10.0  # until a file that a node has written is seen here
+_END_SECONDS = 60.0  # for Slurm to end a job that was cancelled
+# States in which a job runs, or will; the others are ends.
+_ALIVE = frozenset(
+    {
+        "CONFIGURING", "COMPLETING", "PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESIZING", "RESV_DEL_HOLD",
+        "RUNNING", "SIGNALING", "SPECIAL_EXIT", "STAGE_OUT", "STOPPED", "SUSPENDED",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SlurmSettings:
+    """What each job asks for; an empty text or None leaves it to the cluster."""
+
+    partition: str
+    account: str
+    qos: str
+    constraint: str
+    minutes: int  # its limit of time; a run that needs longer goes back into the queue and on from its checkpoint
+    warning_seconds: int  # before the limit: a run ends its step, and what it has is saved
+    gpus: int
+    cpus: int | None  # None: the run's threads
+    memory_gb: float | None
+    setup: Sequence[str]  # shell lines before the run, such as "module load cuda"
+    further: Mapping[str, Any]  # other options of sbatch, such as {exclude: node7}
+
+    def __post_init__(self) -> None:
+        require_at_least_one("minutes", self.minutes, "it is the limit of time of a job")
+        require_at_least_one("cpus", self.cpus, "null asks for the run's threads")
+        if self.gpus < 0:
+            raise ValueError(f"hydra.launcher.gpus must be at least 0, got {self.gpus}: 0 asks for none")
+        if not 0 < self.warning_seconds < 60 * self.minutes:
+            raise ValueError(
+                f"hydra.launcher.warning_seconds must lie between 0 and the {60 * self.minutes} seconds of a job, got "
+                f"{self.warning_seconds}: lower it or raise hydra.launcher.minutes"
+            )
+
+    def parameters(self, job: Job) -> dict[str, Any]:
+        """The job's options as submitit names them."""
+        asked = {name: getattr(self, name) for name in ("partition", "account", "qos", "constraint")}
+        return {
+            **{name: text for name, text in asked.items() if text},
+            **({"setup": list(self.setup)} if self.setup else {}),
+            **({"gpus_per_node": self.gpus} if self.gpus else {}),
+            **({} if self.memory_gb is None else {"mem": f"{math.ceil(self.memory_gb * 1024)}MB"}),
+            "job_name": "".join(one if one.isalnum() or one in "._+=-" else "_" for one in job.title),
+            "time": self.minutes,
+            "signal_delay_s": self.warning_seconds,
+            "cpus_per_task": self.cpus or job.threads,
+            "stderr_to_stdout": True,
+            # A job whose node fails, or that is preempted, goes back into the queue.
+            "additional_parameters": {"requeue": True, **self.further},
+        }
+
+
+class CellJob:
+    """What a job does on its node: run the cell in a process of its own. submitit pickles it."""
+
+    def __init__(self, words: tuple[str, ...], folder: Path, threads: int) -> None:
+        self.words, self.folder, self.threads = words, folder, threads
+        self.process: subprocess.Popen | None = None
+
+    def __call__(self) -> int:
+        """The exit status of the cell's process; where Slurm ends the job, it waits for that.
+
+        Slurm's signals reach the cell as well, which ends in its own way. A job that ended by itself after SIGTERM
+        would count as complete, and Slurm would not put it back into the queue when it is preempted.
+        """
+        told: list[int] = []
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+        self.process = open_cell(self.words, self.folder, self.threads, {})
+        code = self.process.wait()
+        while told:
+            signal.pause()
+        return code
+
+    def checkpoint(self) -> DelayedSubmission:
+        """The job to put back into the queue, when its time is nearly up: the same, once the cell has ended."""
+        from submitit.core.utils import DelayedSubmission
+
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it has ended
+                os.kill(self.process.pid, signal.SIGINT)
+                # This runs in a signal's handler, while `__call__` waits and holds the lock that Popen.wait takes.
+                os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
+        return DelayedSubmission(CellJob(self.words, self.folder, self.threads))
+
+
+@dataclass
+class _Queue:
+    """What Slurm says of this user's jobs, asked at most every few seconds."""
+
+    asked: float = -math.inf  # when it last answered
+    states: dict[str, tuple[str, str]] = field(default_factory=dict)  # job -> state and reason
+
+    def state(self, job: str, since: float) -> tuple[str, str] | None:
+        """State and reason of a job, ("", "") if Slurm knows it no more; None if it has not answered after `since`."""
+        if time.monotonic() - self.asked > _LOOK_SECONDS or self.asked < since:
+            self._ask()
+        return None if self.asked < since else self.states.get(job, ("", ""))
+
+    def _ask(self) -> None:
+        now = time.monotonic()
+        command = ["squeue", "--me", "--noheader", "--states=all", "--format=%i|%T|%r"]
+        with contextlib.suppress(subprocess.SubprocessError, OSError):  # its controller is away: what was known stays
+            said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+            lines = [line.split("|", 2) for line in said.splitlines() if line.count("|") >= 2]
+            self.states = {job: (state, reason) for job, state, reason in lines}
+            self.asked = now
+
+
+class SlurmPlace(Place):
+    """Slurm's queue: each cell is a job, which Slurm starts when it has room."""
+
+    def __init__(self, settings: SlurmSettings, workers: int) -> None:
+        self.settings, self.workers = settings, workers
+        self.queue = _Queue()
+
+    def known(self, job: Job) -> Started | None:
+        path = job.folder / RECORD
+        if not path.exists():
+            return None
+        cell = _SlurmJob(str(read_json(path, AFRESH)["job"]), job.folder, self.queue, time.monotonic())
+        return cell if cell.alive() else None
+
+    def start(self, job: Job, slot: int) -> Started:
+        from submitit import SlurmExecutor
+
+        executor = SlurmExecutor(folder=job.folder / "slurm", max_num_timeout=_REQUEUES)
+        try:
+            executor.update_parameters(**self.settings.parameters(job))
+            submitted = executor.submit(CellJob(job.words, job.folder, job.threads))
+        except Exception as error:  # submitit's, Slurm's and the system's share no class
+            raise OSError(f"Slurm did not take the job of {job.title}: {_words(error)}") from error
+        write_json(job.folder / RECORD, {"job": submitted.job_id})
+        return _SlurmJob(submitted.job_id, job.folder, self.queue, time.monotonic())
+
+
+class _SlurmJob(Started):
+    def __init__(self, job: str, folder: Path, queue: _Queue, since: float) -> None:
+        self.job, self.folder, self.queue, self.since = job, folder, queue, since
+        self.gone: float | None = None  # when Slurm was first heard to have ended it
+
+    def alive(self) -> bool:
+        """Whether Slurm runs it or is going to; true until it has answered."""
+        known = self.queue.state(self.job, self.since)
+        return known is None or known[0] in _ALIVE
+
+    def poll(self) -> int | None:
+        known = self.queue.state(self.job, self.since)
+        if known is None or known[0] in _ALIVE:
+            self.note = "" if known is None or known[0] == "RUNNING" else f"{known[0].lower()} in Slurm: {known[1]}"
+            self.gone = None
+            return None
+        state, reason = known
+        self.gone = self.gone or time.monotonic()
+        code = self._result()
+        if code is None and time.monotonic() - self.gone < _LATE_SECONDS:
+            return None
+        if code is None:
+            why = "" if reason in ("", "None") else f" ({reason})"
+            self.said = f"Slurm ended job {self.job}: {state or 'it knows the job no more'}{why}"
+        return 1 if code is None else code
+
+    def _result(self) -> int | None:
+        """The exit status of the cell's process, if the job came to its end."""
+        from submitit import SlurmJob
+
+        job = SlurmJob(self.folder / "slurm", self.job)
+        if not job.paths.result_pickle.exists():
+            return None
+        try:
+            return int(job.result())
+        except Exception as error:
+            self.said = f"job {self.job} could not run the cell: {_words(error)}"
+            return 1
+
+    def interrupt(self) -> None:
+        _scancel("--state=PENDING", self.job)
+        _scancel("--signal=INT", self.job)
+
+    def kill(self) -> None:
+        _scancel(self.job)
+        deadline = time.monotonic() + _END_SECONDS
+        while self.alive() and time.monotonic() < deadline:
+            time.sleep(0.5)
+
+
+def _scancel(*words: str) -> None:
+    with contextlib.suppress(subprocess.SubprocessError, OSError):  # it has ended, or its controller is away
+        subprocess.run(["scancel", "--quiet", *words], capture_output=True, timeout=60)
+
+
+def _words(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+class SlurmCells(CellLauncher):
+    """The work of the launcher `slurm`. `at_once`: how many jobs are in the queue or run; None for all."""
+
+    def __init__(self, at_once: int | None, grace_seconds: float, **settings: Any) -> None:
+        super().__init__(grace_seconds)
+        self.at_once, self.settings = at_once, SlurmSettings(**settings)
+
+    def place(self, name: str, jobs: Sequence[Job], cells: Sequence[Cell]) -> Place:
+        require_at_least_one("at_once", self.at_once, "null puts all cells into the queue")
+        try:
+            import submitit  # noqa: F401
+        except ImportError as error:
+            raise ValueError("hydra/launcher=slurm needs submitit: pip install 'grpo-lab[slurm]'") from error
+        if missing := [name for name in ("sbatch", "srun", "squeue", "scancel") if shutil.which(name) is None]:
+            raise ValueError(
+                f"hydra/launcher=slurm needs {', '.join(missing)}, which {os.uname().nodename} lacks: start the sweep "
+                "on a machine that submits to Slurm"
+            )
+        return SlurmPlace(self.settings, self.at_once or max(1, len(jobs)))

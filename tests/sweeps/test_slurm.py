@@ -1,0 +1,215 @@
+"""Cells in Slurm's queue, on a real Slurm of one node: the same runs, whatever becomes of their jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from short_runs import same_ending
+from slurm_node import slurm_node, why_not
+from test_sweep_faults import finished, folder_of, lines_in, started, sweep, wait_until
+
+from grpo_lab.sweeps.launching import CellLauncher
+from grpo_lab.sweeps.slurm import RECORD, SlurmCells, SlurmSettings
+
+SETTINGS = {
+    "partition": "", "account": "", "qos": "", "constraint": "", "minutes": 30, "warning_seconds": 90, "gpus": 0,
+    "cpus": None, "memory_gb": None, "setup": [], "further": {},
+}  # fmt: skip
+SLURM = ("hydra/launcher=slurm", "hydra.launcher.minutes=30")
+real = pytest.mark.skipif(why_not() != "", reason=f"no Slurm here: {why_not()}")
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A Slurm of two processors, which every command of the module finds."""
+    before = os.environ.get("SLURM_CONF")
+    with slurm_node(tmp_path_factory.mktemp("slurm") / "node") as config:
+        os.environ["SLURM_CONF"] = str(config)
+        yield
+    if before is None:
+        del os.environ["SLURM_CONF"]
+    else:
+        os.environ["SLURM_CONF"] = before
+
+
+def jobs() -> dict[str, str]:
+    """State of every job by its number, those that ended a while ago included."""
+    said = subprocess.run(
+        ["squeue", "--noheader", "--states=all", "--format=%i %T"], capture_output=True, text=True, check=True
+    ).stdout
+    return dict(line.split() for line in said.splitlines())
+
+
+def job_of(folder: Path) -> str:
+    return json.loads((folder / RECORD).read_text())["job"]
+
+
+def at_once(job: str) -> None:
+    """Start a job that waits for two minutes since it was put back into the queue."""
+    wait_until(lambda: jobs()[job] == "PENDING")
+    subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=True)
+
+
+def attempts(folder: Path) -> int:
+    return (folder / "output.log").read_text().count("grpo_lab.train")
+
+
+@real
+@pytest.mark.extended
+@pytest.mark.timeout(600)
+def test_a_sweep_in_slurm_is_the_sweep_on_this_machine(slurm: None, tmp_path: Path, tiny_base: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    words = ("truncation=score,mask_after", "budget.amount=2")
+    said = sweep(there, *words, *SLURM)
+    assert said.returncode == 0, said.stderr
+    assert sweep(here, *words).returncode == 0
+    for truncation in ("score", "mask_after"):
+        one, other = folder_of(here, truncation, 0), folder_of(there, truncation, 0)
+        same_ending(one, other)
+        assert jobs()[job_of(other)] == "COMPLETED" and attempts(other) == 1
+    before = jobs()
+    again = sweep(there, *words, *SLURM)
+    assert again.returncode == 0 and "all 2 cells are finished" in again.stderr and jobs() == before
+
+
+@real
+@pytest.mark.extended
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("how", ["preempted", "its time is up"])
+def test_a_job_that_goes_back_into_the_queue_goes_on_from_its_checkpoint(
+    slurm: None, tmp_path: Path, tiny_base: Path, how: str
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    words = ("truncation=score", "budget.amount=12", "checkpoint_every=1")
+    with started(there, *words, *SLURM) as (process, _):
+        wait_until(lambda: len(list(there.glob("*/seed=0/checkpoints/step=*"))) > 0, process)
+        folder = folder_of(there, "score", 0)
+        job = job_of(folder)
+        if how == "preempted":
+            subprocess.run(
+                ["sbatch", "--partition=urgent", "--cpus-per-task=2", "--output=/dev/null", "--wrap=sleep 1"],
+                check=True, capture_output=True,
+            )  # fmt: skip
+        else:  # what Slurm sends before the limit
+            subprocess.run(["scancel", "--signal=USR2", job], check=True)
+        at_once(job)
+        _, said = process.communicate(timeout=200)
+    assert process.returncode == 0, said
+    assert attempts(folder) == 2 and "resuming after step" in (folder / "output.log").read_text()
+    assert jobs()[job] == "COMPLETED" and job_of(folder) == job
+    assert sweep(here, *words).returncode == 0
+    same_ending(folder_of(here, "score", 0), folder)
+
+
+@real
+@pytest.mark.extended
+@pytest.mark.timeout(600)
+def test_ctrl_c_ends_running_and_waiting_jobs(slurm: None, tmp_path: Path, tiny_base: Path) -> None:
+    words = ("truncation=score,mask_after,mask_before", "budget.amount=60", *SLURM)
+    with started(tmp_path, *words) as (process, _):
+        # two processors: the third job waits
+        wait_until(lambda: len(list(tmp_path.glob("*/seed=0/metrics.jsonl"))) == 2, process)
+        wait_until(lambda: all(lines_in(path) > 0 for path in tmp_path.glob("*/seed=0/metrics.jsonl")), process)
+        mine = {job_of(path.parent) for path in tmp_path.glob(f"*/seed=0/{RECORD}")}
+        assert len(mine) == 3 and sorted(jobs()[job] for job in mine) == ["PENDING", "RUNNING", "RUNNING"]
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=90)
+    assert process.returncode == 130 and "stopping 3 cells" in said and "Traceback" not in said
+    states = jobs()
+    assert sorted(states[job] for job in mine) == ["CANCELLED", "COMPLETED", "COMPLETED"], "interrupted, not killed"
+    assert finished(tmp_path) == 0
+    with started(tmp_path, *words) as (process, _):
+        wait_until(lambda: sum(state == "RUNNING" for state in jobs().values()) == 2, process)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=90)
+    assert not [job for job, state in jobs().items() if state in ("RUNNING", "PENDING")]
+
+
+@real
+@pytest.mark.extended
+@pytest.mark.timeout(600)
+def test_jobs_outlive_their_sweep_and_the_same_command_finds_them_again(
+    slurm: None, tmp_path: Path, tiny_base: Path
+) -> None:
+    words = ("truncation=score", "budget.amount=8", *SLURM)
+    with started(tmp_path, *words) as (process, _):
+        wait_until(lambda: any(lines_in(path) > 0 for path in tmp_path.glob("*/seed=0/metrics.jsonl")), process)
+        process.kill()
+        process.wait()
+    folder = folder_of(tmp_path, "score", 0)
+    job = job_of(folder)
+    assert jobs()[job] == "RUNNING"
+    again = sweep(tmp_path, *words)
+    assert again.returncode == 0 and finished(tmp_path) == 1
+    assert job_of(folder) == job and attempts(folder) == 1
+
+
+@real
+@pytest.mark.extended
+@pytest.mark.timeout(600)
+def test_a_job_that_fails_or_is_taken_away_is_told_with_its_reason(
+    slurm: None, tmp_path: Path, tiny_base: Path
+) -> None:
+    words = ("truncation=score", "budget.amount=200", *SLURM)
+    with started(tmp_path, *words) as (process, _):
+        wait_until(lambda: any(lines_in(path) > 0 for path in tmp_path.glob("*/seed=0/metrics.jsonl")), process)
+        job = job_of(folder_of(tmp_path, "score", 0))
+        subprocess.run(["scancel", "--signal=KILL", job], check=True)
+        _, said = process.communicate(timeout=90)
+    assert process.returncode == 1 and f"Slurm ended job {job}: CANCELLED" in said, said
+    failing = sweep(tmp_path, "truncation=score", "model=hf", "model.path=/nowhere", *SLURM)
+    assert failing.returncode == 1 and "model.path must be an existing folder, got /nowhere" in failing.stderr
+    refused = sweep(tmp_path, "truncation=mask_after", "budget.amount=1", *SLURM, "hydra.launcher.partition=none_such")
+    assert refused.returncode == 1 and "Slurm did not take the job of" in refused.stderr
+
+
+@real
+@pytest.mark.extended
+@pytest.mark.timeout(600)
+def test_while_the_controller_does_not_answer_a_sweep_waits(slurm: None, tmp_path: Path, tiny_base: Path) -> None:
+    controller = int(subprocess.run(["pgrep", "-xn", "slurmctld"], capture_output=True, text=True).stdout)
+    words = ("truncation=score", "budget.amount=4", *SLURM)
+    with started(tmp_path, *words) as (process, _):
+        wait_until(lambda: any(lines_in(path) > 0 for path in tmp_path.glob("*/seed=0/metrics.jsonl")), process)
+        os.kill(controller, signal.SIGSTOP)
+        try:
+            time.sleep(12)
+            assert process.poll() is None
+        finally:
+            os.kill(controller, signal.SIGCONT)
+        _, said = process.communicate(timeout=200)
+    assert process.returncode == 0, said
+    assert attempts(folder_of(tmp_path, "score", 0)) == 1
+
+
+# --- what needs no Slurm ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"minutes": 0}, r"hydra\.launcher\.minutes must be at least 1, got 0"),
+        ({"cpus": 0}, r"hydra\.launcher\.cpus must be at least 1, got 0: null asks"),
+        ({"gpus": -1}, r"hydra\.launcher\.gpus must be at least 0, got -1"),
+        ({"minutes": 1}, r"hydra\.launcher\.warning_seconds must lie between 0 and the 60 seconds of a job, got 90"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(change: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SlurmSettings(**{**SETTINGS, **change})
+
+
+def test_a_machine_without_slurm_is_told_where_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    cells: CellLauncher = SlurmCells(None, 60.0, **SETTINGS)
+    with pytest.raises(ValueError, match=r"needs sbatch, srun, squeue, scancel, which .* lacks: start the sweep on a"):
+        cells.place("jobs", [], [])
+    with pytest.raises(ValueError, match=r"hydra\.launcher\.at_once must be at least 1"):
+        SlurmCells(0, 60.0, **SETTINGS).place("jobs", [], [])
