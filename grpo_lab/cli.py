@@ -297,6 +297,27 @@ def read_rollouts(arguments: argparse.Namespace) -> None:
     show_pair(Console(), folder, other, arguments.step, chosen, arguments.limit)
 
 
+def show_status(arguments: argparse.Namespace) -> None:
+    """Print what sweeps are doing: a line for each, or a line for each cell of one."""
+    from grpo_lab.sweeps.status import cells_of_sweep, summary, sweep_names
+
+    _require_runs(arguments.runs)
+    for name in [arguments.sweep] if arguments.sweep else sweep_names(arguments.runs):
+        cells = cells_of_sweep(arguments.runs, name)
+        print(summary(name, cells), *(cell.line for cell in cells if arguments.sweep), sep="\n  ")
+
+
+def stop_cell(arguments: argparse.Namespace) -> None:
+    """Interrupt a running cell and wait for its end; its sweep goes on with the others."""
+    from grpo_lab.sweeps.stop import find_cell, stop_cell
+
+    folder = find_cell(arguments.cell, arguments.runs, arguments.sweep)
+    print(f"interrupting the run in {folder}", flush=True)
+    if not stop_cell(folder, arguments.wait):
+        sys.exit(f"it has not ended after {arguments.wait:g} s; it may be in the middle of a long step")
+    print("it has ended; the same command goes on from its last checkpoint")
+
+
 def evaluate_runs(arguments: argparse.Namespace) -> None:
     """Evaluate checkpoints with another harness; results join the runs' folders and MLflow."""
     from grpo_lab.harness.command import Plan, Settings, evaluate, mirror, suites_of
@@ -349,6 +370,21 @@ def _add_evaluate(commands: argparse._SubParsersAction) -> None:
     evaluated.add_argument("--python", default=sys.executable, help="a Python that has the harness (default: this one)")
     evaluated.add_argument("--again", action="store_true", help="measure again what was measured")
     evaluated.set_defaults(run=evaluate_runs)
+
+
+def _add_steering(commands: argparse._SubParsersAction) -> None:
+    status = commands.add_parser(
+        "status", help="what sweeps are doing, from any shell: cells, steps, time left, errors"
+    )
+    status.add_argument("sweep", nargs="?", help="one sweep, cell by cell (default: a line for each)")
+    status.add_argument("--runs", type=Path, default=Path(RUNS), help="the folder of runs (default: runs)")
+    status.set_defaults(run=show_status)
+    stop = commands.add_parser("stop", help="end a running cell as Ctrl-C does; its sweep goes on with the others")
+    stop.add_argument("cell", help="its folder, or its title as status shows it, such as 'base seed=0'")
+    stop.add_argument("--sweep", help="the sweep it is of (default: the latest)")
+    stop.add_argument("--runs", type=Path, default=Path(RUNS), help="the folder of runs (default: runs)")
+    stop.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="for its end (default: 60)")
+    stop.set_defaults(run=stop_cell)
 
 
 def _add_rollouts(commands: argparse._SubParsersAction) -> None:
@@ -446,6 +482,7 @@ def main() -> None:
     )
     data.add_argument("--compact", action="store_true", help="six digits of what is no count, two thirds of the room")
     data.set_defaults(run=export_data)
+    _add_steering(commands)
     _add_rollouts(commands)
     _add_evaluate(commands)
     arguments = parser.parse_args()

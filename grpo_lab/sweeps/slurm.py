@@ -140,6 +140,18 @@ class _Queue:
             self.asked = now
 
 
+def interrupt_job(folder: Path) -> bool:
+    """Interrupt the job that has the run in `folder`, or take it out of the queue; False if Slurm has none."""
+    path = folder / RECORD
+    if not path.exists() or shutil.which("squeue") is None:
+        return False
+    job = _SlurmJob(str(read_json(path, AFRESH)["job"]), folder, _Queue(), time.monotonic())
+    if job.queue.state(job.job, job.since) is None or not job.alive():
+        return False
+    job.interrupt()
+    return True
+
+
 class SlurmPlace(Place):
     """Slurm's queue: each cell is a job, which Slurm starts when it has room."""
 

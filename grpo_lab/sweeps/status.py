@@ -1,0 +1,163 @@
+"""What sweeps are doing, from any shell: read from the runs' folders, without disturbing them."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_lab.tracking.progress import clock
+from grpo_lab.tracking.run_reader import has_ended, is_held, parse_line, run_status, was_exhausted
+from grpo_lab.tracking.sweep_record import FILE, CellRecord, read_sweep, sweep_folder
+from grpo_lab.tracking.whole import AFRESH, read_json
+
+_CHUNK = 1 << 16  # bytes read at a time from the end of a log
+_HELD_OUT = "eval/heldout/accuracy"
+
+
+@dataclass(frozen=True)
+class CellStatus:
+    """A cell as its folder shows it; None where it has logged nothing of the kind.
+
+    `state`: done, running, waiting, interrupted or failed; `waiting` has not begun, or waits in a cluster's queue.
+    """
+
+    title: str
+    folder: Path
+    state: str
+    step: int | None = None
+    share: float | None = None  # of its budget
+    reward: float | None = None
+    heldout: float | None = None  # accuracy in the latest evaluation
+    seconds_left: float | None = None
+    reason: str = ""  # why it failed, or ended before its budget was spent
+
+    @property
+    def line(self) -> str:
+        """`running  base seed=0   step   12   34%  reward 0.41  held-out 0.52  3m07s left`."""
+        words = [f"{self.state:<11} {self.title:<40}"]
+        if self.step is not None:
+            words.append(f"step {self.step:>4}")
+        if self.share is not None and self.state != "done":
+            words.append(f"{self.share:4.0%}")
+        words += [
+            f"{name} {value:.3f}" for name, value in (("reward", self.reward), ("held-out", self.heldout))
+            if value is not None
+        ]  # fmt: skip
+        if self.seconds_left is not None:
+            words.append(f"{clock(self.seconds_left)} left")
+        return "  ".join([*words, *([self.reason] if self.reason else [])]).rstrip()
+
+
+def sweep_names(runs_dir: Path) -> list[str]:
+    """The sweeps recorded in a folder of runs, the latest last. Raises ValueError if there is none."""
+    found = sorted((runs_dir / "sweeps").glob(f"*/{FILE}"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise ValueError(
+            f"no sweep is recorded in {runs_dir}: start one with make sweep, or name its folder with --runs"
+        )
+    return [path.parent.name for path in found]
+
+
+def cells_of_sweep(runs_dir: Path, name: str) -> list[CellStatus]:
+    """Every cell of a sweep in the order of its record. Raises ValueError if there is no such sweep."""
+    record = read_sweep(sweep_folder(runs_dir, name))
+    return [cell_status(runs_dir / cell.folder, title_of(cell)) for cell in record.cells]
+
+
+def title_of(cell: CellRecord) -> str:
+    """Arm, level and seed, as the sweep's own lines have them."""
+    return " ".join(filter(None, (cell.arm, cell.level, f"seed={cell.seed}")))
+
+
+def cell_status(folder: Path, title: str) -> CellStatus:
+    """The cell in `folder`; a damaged log shows as a reason, not as an error."""
+    state, reason = _state(folder)
+    try:
+        return CellStatus(title, folder, state, **_progress(folder, state == "running"), reason=reason)
+    except (ValueError, OSError) as error:
+        return CellStatus(title, folder, state, reason=reason or str(error))
+
+
+def _state(folder: Path) -> tuple[str, str]:
+    said = ""
+    if (note := folder / "error.txt").exists() and not (folder / "DONE").exists():
+        said = note.read_text(errors="replace").partition("\n")[0]
+    if has_ended(folder):
+        return "done", said if was_exhausted(folder) else ""
+    if is_held(folder):
+        return "running", ""
+    if said:
+        return ("interrupted", "") if said.startswith("KeyboardInterrupt") else ("failed", said)
+    # A killed run leaves no word behind.
+    return ("waiting", "") if run_status(folder) == "new" else ("interrupted", "")
+
+
+def _progress(folder: Path, running: bool) -> dict[str, Any]:
+    """Step, share, reward and held-out accuracy as last logged, and the time left of a run that goes on."""
+    log = folder / "metrics.jsonl"
+    found: dict[str, Any] = {}
+    for line in _from_the_end(log):
+        record = parse_line(line, log)
+        metrics = record["metrics"]
+        found.setdefault("step", record["step"])
+        if "reward/mean" in metrics:
+            found.setdefault("reward", metrics["reward/mean"])
+        if "share" not in found:
+            found["share"] = _share(folder, metrics)
+        if _HELD_OUT in metrics:
+            found["heldout"] = metrics[_HELD_OUT]
+            break
+    if running and (share := found.get("share")):
+        found["seconds_left"] = _left(folder, share)
+    return found
+
+
+def _share(folder: Path, metrics: dict[str, Any]) -> float | None:
+    config = read_json(folder / "run.json", AFRESH).get("config", {})
+    amount = config.get("budget.amount")
+    spent = metrics.get(f"budget/{str(config.get('budget.axis', '')).rpartition('.')[2].lower()}")
+    return None if not amount or spent is None else min(1.0, spent / float(amount))
+
+
+def _left(folder: Path, share: float) -> float | None:
+    """Seconds until the budget is spent at the speed since the first line of this run's clock."""
+    with (folder / "timing.jsonl").open("rb") as stream:
+        first = json.loads(stream.readline())
+    last = json.loads(next(_from_the_end(folder / "timing.jsonl"), b"null")) or first
+    taken = (last["wall"] - first["wall"]) / 1000
+    if taken <= 0:
+        return None
+    since = max(0.0, time.time() - last["wall"] / 1000)  # the last line was written
+    return max(0.0, taken / share * (1 - share) - since)
+
+
+def _from_the_end(path: Path) -> Iterator[bytes]:
+    """The complete lines of a file, the last first, read no further back than is asked for."""
+    if not path.exists():
+        return
+    with path.open("rb") as stream:
+        position, rest, ended = stream.seek(0, os.SEEK_END), b"", False
+        while position > 0:
+            start = max(0, position - _CHUNK)
+            stream.seek(start)
+            rest, *lines = (stream.read(position - start) + rest).split(b"\n")  # the first may begin further back
+            position = start
+            if lines and not ended:
+                lines.pop()  # nothing, or a line that is being written
+                ended = True
+            yield from reversed(lines)
+        if ended:
+            yield rest
+
+
+def summary(name: str, cells: Sequence[CellStatus]) -> str:
+    """`dapo: 3 of 9 done, 2 running, 1 failed`."""
+    counts = Counter(cell.state for cell in cells)
+    others = [f"{counts[state]} {state}" for state in ("running", "waiting", "interrupted", "failed") if counts[state]]
+    return f"{name}: " + ", ".join([f"{counts['done']} of {len(cells)} done", *others])
