@@ -73,6 +73,8 @@ def check_yaml(path: Path) -> None:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        if "nesting depth" in problem:  # PyYAML's own limit, where it has one
+            problem = f"more than {DEEPEST} collections within each other: flatten them"
         raise ValueError(f"{path}{line} is not YAML ({problem}): mend it, or move it out of the folder") from error
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error.strerror}): mend it, or move it out of the folder") from error

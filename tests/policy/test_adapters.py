@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,12 +132,6 @@ def test_frozen_weights_may_be_bf16_where_an_adapter_trains(tiny_base: Path) -> 
     assert model.config._attn_implementation == "eager"
     with pytest.raises(ValueError, match="frozen must be fp32 where all weights train, got bf16"):
         replace(hf_model(tiny_base), frozen=WeightType.bf16)
-
-
-def test_an_adapter_in_place_of_a_model_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "Qwen/Qwen2.5-0.5B"}))
-    with pytest.raises(ValueError, match=r"got an adapter of Qwen/Qwen2\.5-0\.5B .*merge it into its base"):
-        hf_model(tmp_path).resolve()
 
 
 @pytest.mark.parametrize("kl", ["k3_loss", "none"])

@@ -67,12 +67,13 @@ def a_model(kind: str, **more) -> nn.Module:
     sizes = {
         "vocab_size": 13, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
         "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 64, "pad_token_id": 0, "eos_token_id": 1,
-        "bos_token_id": None, "initializer_range": 0.3, "attn_implementation": "sdpa",
+        "bos_token_id": None, "initializer_range": 0.3,
     }  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         config = getattr(transformers, f"{kind}Config")(**sizes | more)
-        return transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+        kernel = "sdpa" if getattr(transformers, f"{kind}ForCausalLM")._supports_sdpa else "eager"
+        return transformers.AutoModelForCausalLM.from_config(config, attn_implementation=kernel).eval()
 
 
 @pytest.mark.parametrize("cut", FAST.values(), ids=FAST.keys())
@@ -99,7 +100,7 @@ FAMILIES = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_packed_in_chunks_or_asked_for_its_own_scores(family) -> None:
     plain, fast = (a_model(family.split()[0], **FAMILIES[family]) for _ in range(2))
-    assert packing.prepare(fast)
+    assert packing.prepare(fast) == fast._supports_sdpa  # Gemma2 does not since transformers 5.24
     assert (linear_head(fast) is None) == (family in ("Gemma2", "Granite", "Cohere"))
     for cut in FAST.values():
         for one, other in zip(gradient(plain, PLAIN), gradient(fast, cut)):
