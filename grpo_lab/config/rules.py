@@ -48,6 +48,10 @@ def _lowest_reward(run: RunConfig) -> float:
     return run.reward_shaping.lowest(right, wrong)
 
 
+def _one_ratio_for_a_response(run: RunConfig) -> bool:
+    return run.surrogate.uses_ratio and (run.surrogate.sequence_level or run.importance.sequence_level)
+
+
 ERRORS: tuple[Rule, ...] = (
     Rule(
         "baseline_needs_a_group",
@@ -155,22 +159,14 @@ ERRORS: tuple[Rule, ...] = (
     Rule(
         "credit_is_of_tokens",
         ("baseline", "importance", "surrogate"),
-        lambda run: (
-            run.baseline.per_token
-            and run.surrogate.uses_ratio
-            and (run.surrogate.sequence_level or run.importance.sequence_level)
-        ),
+        lambda run: run.baseline.per_token and _one_ratio_for_a_response(run),
         "one ratio for a whole response gives all its tokens the mean of their advantages, and the credit is lost",
         "set importance=token or sequence_token, and a surrogate that takes one loss a token",
     ),
     Rule(
         "teacher_speaks_of_tokens",
         ("teacher", "importance", "surrogate"),
-        lambda run: (
-            run.teacher.needs_model
-            and run.surrogate.uses_ratio
-            and (run.surrogate.sequence_level or run.importance.sequence_level)
-        ),
+        lambda run: run.teacher.needs_model and _one_ratio_for_a_response(run),
         "one ratio for a whole response gives all its tokens the mean of what the teacher says of each",
         "set importance=token or sequence_token, and a surrogate that takes one loss a token",
     ),

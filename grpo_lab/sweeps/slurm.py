@@ -10,7 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,27 +117,27 @@ class CellJob:
         return DelayedSubmission(CellJob(self.words, self.folder, self.threads))
 
 
-@dataclass
 class _Queue:
     """What Slurm says of this user's jobs, asked at most every few seconds."""
 
-    asked: float = -math.inf  # when it last answered
-    states: dict[str, tuple[str, str]] = field(default_factory=dict)  # job -> state and reason
+    def __init__(self) -> None:
+        self.tried = self.answered = -math.inf
+        self.states: dict[str, tuple[str, str]] = {}  # job -> state and reason
 
     def state(self, job: str, since: float) -> tuple[str, str] | None:
         """State and reason of a job, ("", "") if Slurm knows it no more; None if it has not answered after `since`."""
-        if time.monotonic() - self.asked > _LOOK_SECONDS or self.asked < since:
+        if time.monotonic() - self.tried > _LOOK_SECONDS:
             self._ask()
-        return None if self.asked < since else self.states.get(job, ("", ""))
+        return None if self.answered <= since else self.states.get(job, ("", ""))
 
     def _ask(self) -> None:
-        now = time.monotonic()
+        self.tried = time.monotonic()
         command = ["squeue", "--me", "--noheader", "--states=all", "--format=%i|%T|%r"]
         with contextlib.suppress(subprocess.SubprocessError, OSError):  # its controller is away: what was known stays
             said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
             lines = [line.split("|", 2) for line in said.splitlines() if line.count("|") >= 2]
             self.states = {job: (state, reason) for job, state, reason in lines}
-            self.asked = now
+            self.answered = self.tried
 
 
 def interrupt_job(folder: Path) -> bool:
@@ -145,7 +145,7 @@ def interrupt_job(folder: Path) -> bool:
     path = folder / RECORD
     if not path.exists() or shutil.which("squeue") is None:
         return False
-    job = _SlurmJob(str(read_json(path, AFRESH)["job"]), folder, _Queue(), time.monotonic())
+    job = _SlurmJob(str(read_json(path, AFRESH)["job"]), folder, _Queue(), -math.inf)
     if job.queue.state(job.job, job.since) is None or not job.alive():
         return False
     job.interrupt()
@@ -163,7 +163,7 @@ class SlurmPlace(Place):
         path = job.folder / RECORD
         if not path.exists():
             return None
-        cell = _SlurmJob(str(read_json(path, AFRESH)["job"]), job.folder, self.queue, time.monotonic())
+        cell = _SlurmJob(str(read_json(path, AFRESH)["job"]), job.folder, self.queue, -math.inf)
         return cell if cell.alive() else None
 
     def start(self, job: Job, slot: int) -> Started:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-import os
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +12,7 @@ import transformers
 
 from grpo_lab.policy.model_folder import fingerprint
 from grpo_lab.tasks.warm_start import cache_root
-from grpo_lab.tracking.files import locked
+from grpo_lab.tracking.files import make_once
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -34,16 +31,7 @@ def merged(adapter: Path, base: Path, key: str) -> Path:
     for name in (CONFIG, WEIGHTS):
         made.update((adapter / name).read_bytes())
     folder = cache_root() / "merged" / made.hexdigest()[:16]
-    if folder.is_dir():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked(folder.with_name(f"{folder.name}.lock"), wait_seconds=math.inf):
-        if not folder.is_dir():
-            partial = folder.with_name(f"{folder.name}.partial")
-            shutil.rmtree(partial, ignore_errors=True)  # left by a killed attempt
-            _merge(adapter, base, key, partial)
-            os.replace(partial, folder)
-    return folder
+    return make_once(folder, lambda place: _merge(adapter, base, key, place))
 
 
 def _check(adapter: Path, key: str) -> None:

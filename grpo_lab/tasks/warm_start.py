@@ -11,7 +11,6 @@ import json
 import math
 import os
 import re
-import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -41,7 +40,7 @@ from grpo_lab.tasks.arithmetic import (
 from grpo_lab.tasks.base import Model
 from grpo_lab.tasks.shipped import find_shipped
 from grpo_lab.tasks.verifiers import Strict
-from grpo_lab.tracking.files import locked
+from grpo_lab.tracking.files import make_once
 from grpo_lab.tricks.base import require
 from grpo_lab.types import Problem, Tensor
 
@@ -155,22 +154,14 @@ class ArithmeticBase(Model):
         Unpacked or built on first use: unpacked if the base came with grpo_lab, built otherwise. Other processes that
         need it wait for the one that builds. An interrupted build leaves nothing that could be taken for a model.
         """
-        folder = cache_root() / "base" / self.key()
-        if folder.exists():
-            return folder
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(folder.with_name(f"{folder.name}.lock"), wait_seconds=math.inf):
-            if not folder.exists():
-                partial = folder.with_name(f"{folder.name}.partial")
-                shutil.rmtree(partial, ignore_errors=True)  # left by a killed build
-                partial.mkdir()
-                came = find_shipped(self.key())
-                if came is None:
-                    build(self, partial)
-                else:
-                    write_report(partial, unpack(self, came.weights, partial), came.report)
-                os.replace(partial, folder)
-        return folder
+        return make_once(cache_root() / "base" / self.key(), self._make)
+
+    def _make(self, folder: Path) -> None:
+        came = find_shipped(self.key())
+        if came is None:
+            build(self, folder)
+        else:
+            write_report(folder, unpack(self, came.weights, folder), came.report)
 
     def kinds(self, prefix: str = "") -> Kinds:
         """The questions to train on; `prefix` "hard_" gives the harder ones."""

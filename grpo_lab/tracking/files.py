@@ -6,7 +6,9 @@ import errno
 import fcntl
 import itertools
 import json
+import math
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -118,6 +120,28 @@ def locked(path: Path, wait_seconds: float) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def make_once(folder: Path, make: Callable[[Path], None], is_whole: Callable[[Path], bool] = Path.is_dir) -> Path:
+    """The folder, filled by `make` if it is not there or not whole; other processes wait for the one that makes it.
+
+    `make` is given an empty folder beside it, so that an interrupted attempt leaves nothing that could pass for it.
+    """
+    if is_whole(folder):
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked(folder.with_name(f"{folder.name}.lock"), math.inf):
+        if not is_whole(folder):
+            partial = folder.with_name(f"{folder.name}.partial")
+            shutil.rmtree(partial, ignore_errors=True)  # left by a killed attempt
+            partial.mkdir()
+            try:
+                make(partial)
+                shutil.rmtree(folder, ignore_errors=True)  # not whole
+                os.replace(partial, folder)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+    return folder
 
 
 def keep_previous(path: Path) -> None:
