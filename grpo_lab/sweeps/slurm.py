@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 RECORD = "slurm.json"  # in the run's folder: the job that has it, for a sweep that is started again
 _REQUEUES = 10_000  # after so many runs into the limit of time a job is given up
 _LOOK_SECONDS = 5.0  # between two questions to Slurm
-_LATE_SECONDS = 10.0  # until a file that a node has written is seen here
+_LATE_SECONDS = 60.0  # until a file that a node has written is surely seen here: nfs(5), acdirmax
 _END_SECONDS = 60.0  # for Slurm to end a job that was cancelled
 # States in which a job runs, or will; the others are ends.
 _ALIVE = frozenset(

@@ -51,10 +51,13 @@ def job_of(folder: Path) -> str:
     return json.loads((folder / RECORD).read_text())["job"]
 
 
-def at_once(job: str) -> None:
-    """Start a job that waits for two minutes since it was put back into the queue."""
+def soon(job: str) -> None:
+    """Start a job soon that was put back into the queue, where it would wait for two minutes.
+
+    Slurm refuses one that starts in the second in which it was put back: "Job credential revoked".
+    """
     wait_until(lambda: jobs()[job] == "PENDING")
-    subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=True)
+    subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now+5"], check=True)
 
 
 def attempts(folder: Path) -> int:
@@ -99,7 +102,7 @@ def test_a_job_that_goes_back_into_the_queue_goes_on_from_its_checkpoint(
             )  # fmt: skip
         else:  # what Slurm sends before the limit
             subprocess.run(["scancel", "--signal=USR2", job], check=True)
-        at_once(job)
+        soon(job)
         _, said = process.communicate(timeout=200)
     assert process.returncode == 0, said
     assert attempts(folder) == 2 and "resuming after step" in (folder / "output.log").read_text()
@@ -162,7 +165,7 @@ def test_a_job_that_fails_or_is_taken_away_is_told_with_its_reason(
         wait_until(lambda: any(lines_in(path) > 0 for path in tmp_path.glob("*/seed=0/metrics.jsonl")), process)
         job = job_of(folder_of(tmp_path, "score", 0))
         subprocess.run(["scancel", "--signal=KILL", job], check=True)
-        _, said = process.communicate(timeout=90)
+        _, said = process.communicate(timeout=180)
     assert process.returncode == 1 and f"Slurm ended job {job}: CANCELLED" in said, said
     failing = sweep(tmp_path, "truncation=score", "model=hf", "model.path=/nowhere", *SLURM)
     assert failing.returncode == 1 and "model.path must be an existing folder, got /nowhere" in failing.stderr
