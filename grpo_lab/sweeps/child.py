@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 PARENT = "GRPO_LAB_SWEEP_PROCESS"
+OUTPUT = "output.log"  # in the run's folder: command and output of every attempt
 BUSY = 75  # the exit status of a run whose folder another process holds; EX_TEMPFAIL of sysexits.h
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _LOOK_SECONDS = 1.0
@@ -25,7 +26,7 @@ def open_cell(words: Sequence[str], folder: Path, threads: int, further: Mapping
     `further` are environment variables beside those that limit its threads.
     """
     command = [sys.executable, "-m", "grpo_lab.train", *words]
-    with (folder / "output.log").open("ab") as output:
+    with (folder / OUTPUT).open("ab") as output:
         output.write(f"$ {shlex.join(command)}\n".encode())
         output.flush()
         return subprocess.Popen(

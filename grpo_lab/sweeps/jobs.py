@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_lab.sweeps.board import Board, WatchedCell
-from grpo_lab.sweeps.child import BUSY
+from grpo_lab.sweeps.child import BUSY, OUTPUT
 from grpo_lab.tracking.files import explained
 from grpo_lab.tracking.run_reader import has_ended, holder, is_held
 
-OUTPUT = "output.log"  # in the run's folder: command and output of every attempt
 _POLL_SECONDS = 0.1
 _REPEAT_SECONDS = 3.0  # between two interrupts of a cell that did not react to the first
 _ADVICE = "Set the environment variable HYDRA_FULL_ERROR"
@@ -70,10 +68,6 @@ class Place(ABC):
         """The cell as an earlier sweep left it at the place, which runs it or is going to; None if it does not."""
         return None
 
-    def opened(self) -> contextlib.AbstractContextManager[None]:
-        """What the place needs while its cells run."""
-        return contextlib.nullcontext()
-
 
 @dataclass
 class _Running:
@@ -92,11 +86,6 @@ def run_jobs(jobs: Sequence[Job], place: Place, grace_seconds: float, board: Boa
     when that process finishes it, and starts here if that process leaves it unfinished. On Ctrl-C every job is
     interrupted and has `grace_seconds` to end; then KeyboardInterrupt is raised.
     """
-    with place.opened():
-        return list(_run(jobs, place, grace_seconds, board))
-
-
-def _run(jobs: Sequence[Job], place: Place, grace_seconds: float, board: Board) -> Iterator[str | None]:
     failures: list[str | None] = [None] * len(jobs)
     waiting = list(enumerate(jobs))
     running: list[_Running] = []
@@ -129,7 +118,7 @@ def _run(jobs: Sequence[Job], place: Place, grace_seconds: float, board: Board) 
                             board.say(f"{job.title} was left unfinished: it goes on here")
                         running.append(_start(index, job, free[0], place, known, board))
                         free.pop(0)
-                except OSError as error:  # trouble with one folder does not stop the other jobs
+                except (OSError, ValueError) as error:  # trouble with one folder does not stop the other jobs
                     failures[index] = str(error)
                     board.end(watched, failures[index])
                 waiting.remove((index, job))
@@ -151,7 +140,7 @@ def _run(jobs: Sequence[Job], place: Place, grace_seconds: float, board: Board) 
     finally:
         if running:
             _stop(running, grace_seconds, board)
-    yield from failures
+    return failures
 
 
 def _start(index: int, job: Job, slot: int, place: Place, known: Started | None, board: Board) -> _Running:

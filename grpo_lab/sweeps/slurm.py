@@ -169,8 +169,8 @@ class SlurmPlace(Place):
     def start(self, job: Job, slot: int) -> Started:
         from submitit import SlurmExecutor
 
-        executor = SlurmExecutor(folder=job.folder / "slurm", max_num_timeout=_REQUEUES)
         try:
+            executor = SlurmExecutor(folder=job.folder / "slurm", max_num_timeout=_REQUEUES)
             executor.update_parameters(**self.settings.parameters(job))
             submitted = executor.submit(CellJob(job.words, job.folder, job.threads))
         except Exception as error:  # submitit's, Slurm's and the system's share no class

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 from short_runs import same_ending
 from slurm_node import slurm_node, why_not
-from test_sweep_faults import finished, folder_of, lines_in, started, sweep, wait_until
+from test_sweep_faults import finished, folder_of, lines_in, quiet_board, started, sweep, wait_until
 
+from grpo_lab.sweeps.jobs import Job, run_jobs
 from grpo_lab.sweeps.launching import CellLauncher
-from grpo_lab.sweeps.slurm import RECORD, SlurmCells, SlurmSettings
+from grpo_lab.sweeps.slurm import RECORD, SlurmCells, SlurmPlace, SlurmSettings
 
 SETTINGS = {
     "partition": "", "account": "", "qos": "", "constraint": "", "minutes": 30, "warning_seconds": 90, "gpus": 0,
@@ -217,3 +218,16 @@ def test_a_machine_without_slurm_is_told_where_to_start(monkeypatch: pytest.Monk
         cells.place("jobs", [], [])
     with pytest.raises(ValueError, match=r"hydra\.launcher\.at_once must be at least 1"):
         SlurmCells(0, 60.0, **SETTINGS).place("jobs", [], [])
+
+
+def test_a_damaged_record_of_a_job_fails_its_cell_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another cell, whose job Slurm is not asked for, ends as it does without."""
+    monkeypatch.setenv("PATH", "/nowhere")  # no squeue and no sbatch
+    place = SlurmPlace(SlurmSettings(**SETTINGS), 2)
+    damaged, new = (Job(name, ("no_such_key=1",), tmp_path / name, "steps", 1.0, 1) for name in ("damaged", "new"))
+    damaged.folder.mkdir()
+    (damaged.folder / RECORD).write_text("{not json")
+    with quiet_board(2) as board:
+        failures = run_jobs([damaged, new], place, 1.0, board)
+    assert "slurm.json" in str(failures[0]) and "Slurm did not take the job of new" in str(failures[1])
+    assert board.failed == 2
