@@ -105,6 +105,7 @@ class Engine(ABC):
     max_rows: int  # responses that decode together
 
     streams: ClassVar[bool] = False  # whether its sessions open streams
+    forks: ClassVar[bool] = True  # whether it works in a forked process
     overlaps: ClassVar[bool] = False  # whether it generates in a separate process while this one trains
 
     def __post_init__(self) -> None:

@@ -59,6 +59,7 @@ class VllmEngine(Engine):
     prefix_caching: bool
     arguments: dict[str, Any] = field(hash=False)  # other engine arguments, by vLLM's names
 
+    forks: ClassVar[bool] = False  # vLLM starts processes of its own, which import the program that started them
     option: ClassVar[str]  # its name on the command line
 
     def __post_init__(self) -> None:

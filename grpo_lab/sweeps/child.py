@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 PARENT = "GRPO_LAB_SWEEP_PROCESS"
 OUTPUT = "output.log"  # in the run's folder: command and output of every attempt
@@ -20,22 +21,40 @@ _LOOK_SECONDS = 1.0
 _PATIENCE_SECONDS = 10.0  # time for a run to flush its mirror
 
 
-def open_cell(words: Sequence[str], folder: Path, threads: int, further: Mapping[str, str]) -> subprocess.Popen:
+def cell_command(words: Sequence[str]) -> list[str]:
+    """The command that runs these overrides."""
+    return [sys.executable, "-m", "grpo_lab.train", *words]
+
+
+def thread_limits(threads: int) -> dict[str, str]:
+    """The environment variables that limit the threads of a process's libraries."""
+    return dict.fromkeys(THREAD_VARIABLES, str(threads))
+
+
+def write_command(output: IO[bytes], command: Sequence[str]) -> None:
+    """Begin an attempt in a cell's output."""
+    output.write(f"$ {shlex.join(command)}\n".encode())
+    output.flush()
+
+
+def open_cell(
+    words: Sequence[str], folder: Path, threads: int, further: Mapping[str, str], cwd: Path | None = None
+) -> subprocess.Popen:
     """Start the run of these overrides in a fresh interpreter; its output goes to output.log in its folder.
 
-    `further` are environment variables beside those that limit its threads.
+    `further` are environment variables beside those that limit its threads. It works in the folder `cwd`, or here.
     """
-    command = [sys.executable, "-m", "grpo_lab.train", *words]
+    command = cell_command(words)
     with (folder / OUTPUT).open("ab") as output:
-        output.write(f"$ {shlex.join(command)}\n".encode())
-        output.flush()
+        write_command(output, command)
         return subprocess.Popen(
             command,
+            cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C reaches only what started it, which interrupts its cells
-            env={**os.environ, PARENT: str(os.getpid()), **dict.fromkeys(THREAD_VARIABLES, str(threads)), **further},
+            env={**os.environ, PARENT: str(os.getpid()), **thread_limits(threads), **further},
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import signal
 import time
 from abc import ABC, abstractmethod
@@ -15,6 +17,7 @@ from grpo_lab.tracking.files import explained
 from grpo_lab.tracking.run_reader import has_ended, holder, is_held
 
 _POLL_SECONDS = 0.1
+_LISTEN_SECONDS = 5.0  # between two looks at what a cell has written
 _REPEAT_SECONDS = 3.0  # between two interrupts of a cell that did not react to the first
 _ADVICE = "Set the environment variable HYDRA_FULL_ERROR"
 _LAST_BYTES = 2000  # of the output, searched for the error
@@ -30,6 +33,7 @@ class Job:
     axis: str
     amount: float
     threads: int
+    forks: bool = True  # whether it may be forked from a process that has imported what it needs
 
     def watched(self) -> WatchedCell:
         """The run as a board follows it, with its clock started now."""
@@ -68,6 +72,10 @@ class Place(ABC):
         """The cell as an earlier sweep left it at the place, which runs it or is going to; None if it does not."""
         return None
 
+    def close(self) -> None:
+        """Let go of the place; no cell of it runs any more."""
+        return
+
 
 @dataclass
 class _Running:
@@ -77,10 +85,18 @@ class _Running:
     cell: Started
     watched: WatchedCell
     started: float  # unix time in s
+    wrote: object = None  # what its folder looked like when it last changed
+    heard: float = -math.inf  # when that was; this and what follows on the monotonic clock, in s
+    listened: float = -math.inf
+    ended: float | None = None  # when it was interrupted for its silence
 
 
-def run_jobs(jobs: Sequence[Job], place: Place, grace_seconds: float, board: Board) -> list[str | None]:
+def run_jobs(
+    jobs: Sequence[Job], place: Place, grace_seconds: float, board: Board, silent_seconds: float = math.inf
+) -> list[str | None]:
     """Run all jobs at the place. Returns None or the reason of failure for each; a failure stops no other job.
+
+    A cell that runs and writes nothing for `silent_seconds` hangs: it is interrupted, and killed after `grace_seconds`.
 
     A job whose folder another process holds, such as a cell of another sweep, waits while others start. It is done
     when that process finishes it, and starts here if that process leaves it unfinished. On Ctrl-C every job is
@@ -125,6 +141,8 @@ def run_jobs(jobs: Sequence[Job], place: Place, grace_seconds: float, board: Boa
             ended = [(entry, code) for entry in running if (code := entry.cell.poll()) is not None]
             for entry in running:
                 entry.watched.note = entry.cell.note
+                if not any(entry is one for one, _ in ended):
+                    _end_if_silent(entry, silent_seconds, grace_seconds)
             for entry, code in ended:
                 running.remove(entry)
                 free.append(entry.slot)
@@ -151,6 +169,25 @@ def _start(index: int, job: Job, slot: int, place: Place, known: Started | None,
     watched = job.watched()
     board.start(watched)
     return _Running(index, job, slot, cell, watched, started)
+
+
+def _end_if_silent(entry: _Running, silent_seconds: float, grace_seconds: float) -> None:
+    now = time.monotonic()
+    if entry.ended is not None:
+        if now > entry.ended + grace_seconds:
+            entry.cell.kill()
+        return
+    if now < entry.listened + _LISTEN_SECONDS:
+        return
+    entry.listened = now
+    with contextlib.suppress(OSError):  # a file that was replaced, a folder that is away for a moment
+        wrote = {(path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in entry.job.folder.iterdir()}
+        if entry.cell.note or wrote != entry.wrote:  # one that waits for its place has nothing to write
+            entry.wrote, entry.heard = wrote, now
+    if now > entry.heard + silent_seconds:
+        entry.cell.said = f"it hung: it wrote nothing for {silent_seconds / 60:g} minutes, and was ended"
+        entry.cell.interrupt()
+        entry.ended = now
 
 
 def _failure(entry: _Running, code: int) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -18,10 +20,19 @@ from grpo_lab.tracking.progress import clock
 
 
 class CellLauncher(ABC):
-    """The work of a launcher. `grace_seconds`: from Ctrl-C until cells that have not ended are killed."""
+    """The work of a launcher.
 
-    def __init__(self, grace_seconds: float) -> None:
+    `grace_seconds`: from Ctrl-C until cells that have not ended are killed. `silent_minutes`: after so long without a
+    word a cell hangs and is ended; None waits for ever.
+    """
+
+    def __init__(self, grace_seconds: float, silent_minutes: float | None) -> None:
+        if silent_minutes is not None and silent_minutes <= 0:
+            raise ValueError(
+                f"hydra.launcher.silent_minutes must be above 0, got {silent_minutes}: null waits for ever"
+            )
         self.grace_seconds = grace_seconds
+        self.silent_seconds = math.inf if silent_minutes is None else 60 * silent_minutes
         self.expected: tuple[str, Sequence[Cell], int] | None = None
 
     @abstractmethod
@@ -40,10 +51,12 @@ class CellLauncher(ABC):
         own = ("hydra.mode", "hydra.sweep", "hydra/sweeper", "hydra.launcher", "hydra/launcher")
         passed_on = [word for word in hydra if not word.lstrip("+~").startswith(own)]
         jobs = [_job(cell, [*words, *passed_on]) for cell, words in zip(cells, job_overrides, strict=True)]
-        place = self.place(name, jobs, cells)
         began = time.monotonic()
-        with Board(name, len(jobs) + finished, finished) as board:
-            failures = run_jobs(jobs, place, self.grace_seconds, board)
+        with (
+            contextlib.closing(self.place(name, jobs, cells)) as place,
+            Board(name, len(jobs) + finished, finished) as board,
+        ):
+            failures = run_jobs(jobs, place, self.grace_seconds, board, self.silent_seconds)
             board.say(f"{name}: {board.summary()} after {clock(time.monotonic() - began)}")
         return [_returned(words, failure) for words, failure in zip(job_overrides, failures)]
 
@@ -51,8 +64,8 @@ class CellLauncher(ABC):
 class LocalCells(CellLauncher):
     """The work of the launcher `local`."""
 
-    def __init__(self, workers: int | None, grace_seconds: float) -> None:
-        super().__init__(grace_seconds)
+    def __init__(self, workers: int | None, grace_seconds: float, silent_minutes: float | None) -> None:
+        super().__init__(grace_seconds, silent_minutes)
         self.workers = workers
 
     def place(self, name: str, jobs: Sequence[Job], cells: Sequence[Cell]) -> Place:
@@ -73,8 +86,10 @@ def _cells_of(job_overrides: Sequence[Sequence[str]], compose: Any) -> list[Cell
 
 
 def _job(cell: Cell, words: Sequence[str]) -> Job:
-    budget = cell.run.budget
-    return Job(cell.plan.title, tuple(words), cell.folder, budget.axis.value, budget.amount, cell.run.threads)
+    run, budget = cell.run, cell.run.budget
+    return Job(
+        cell.plan.title, tuple(words), cell.folder, budget.axis.value, budget.amount, run.threads, run.engine.forks
+    )
 
 
 def _returned(words: Sequence[str], failure: str | None) -> JobReturn:

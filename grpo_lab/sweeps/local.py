@@ -1,6 +1,6 @@
-"""Cells as processes of this machine: one fresh interpreter per run, a few at a time, on fixed slots.
+"""Cells as processes of this machine: one process per run, a few at a time, on fixed slots.
 
-A fresh process makes a cell the same run as one started by hand: no random state, CUDA context or engine is left
+A process of its own makes a cell the same run as one started by hand: no random state, CUDA context or engine is left
 over from an earlier cell.
 """
 
@@ -10,10 +10,12 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from grpo_lab.sweeps.child import open_cell
+from grpo_lab.sweeps.fork_server import fork_cell
 from grpo_lab.sweeps.jobs import Job, Place, Started
 
 
@@ -25,6 +27,8 @@ class LocalPlace(Place):
 
     def start(self, job: Job, slot: int) -> Started:
         devices = {"CUDA_VISIBLE_DEVICES": self.devices[slot % len(self.devices)]} if self.devices else {}
+        if job.forks and sys.platform == "linux":  # elsewhere system libraries do not outlive a fork
+            return fork_cell(job.words, job.folder, job.threads, devices)
         return _Process(open_cell(job.words, job.folder, job.threads, devices))
 
 

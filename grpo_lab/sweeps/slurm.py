@@ -242,8 +242,10 @@ def _words(error: Exception) -> str:
 class SlurmCells(CellLauncher):
     """The work of the launcher `slurm`. `at_once`: how many jobs are in the queue or run; None for all."""
 
-    def __init__(self, at_once: int | None, grace_seconds: float, **settings: Any) -> None:
-        super().__init__(grace_seconds)
+    def __init__(
+        self, at_once: int | None, grace_seconds: float, silent_minutes: float | None, **settings: Any
+    ) -> None:
+        super().__init__(grace_seconds, silent_minutes)
         self.at_once, self.settings = at_once, SlurmSettings(**settings)
 
     def place(self, name: str, jobs: Sequence[Job], cells: Sequence[Cell]) -> Place:

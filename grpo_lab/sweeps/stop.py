@@ -36,10 +36,10 @@ def stop_cell(folder: Path, wait_seconds: float) -> bool:
     if not interrupt_job(folder):
         if not is_held(folder):
             raise ValueError(f"nothing runs in {folder}: grpo-lab status shows what does")
-        process = holder(folder)
+        process, _, node = holder(folder).partition(" on ")
         command = Path(f"/proc/{process}/cmdline")
-        if not command.exists() or b"grpo_lab" not in command.read_bytes():
-            raise ValueError(f"{folder} is held by process {process} of another machine: stop it there")
+        if node or not command.exists() or b"grpo_lab" not in command.read_bytes():
+            raise ValueError(f"{folder} is held on {node or 'another machine'}: there, kill -INT {process}")
         os.kill(int(process), signal.SIGINT)
     deadline = time.monotonic() + wait_seconds
     while is_held(folder) and time.monotonic() < deadline:

@@ -99,17 +99,25 @@ def acquire_lock(path: Path, wait_seconds: float) -> int:
                     break
                 except BlockingIOError:
                     if time.monotonic() >= deadline:
-                        holder = os.pread(descriptor, 20, 0).decode().strip() or "unknown"
                         raise RunFolderBusyError(
-                            f"{path.parent} is in use by process {holder}: wait until it ends, or stop it"
+                            f"{path.parent} is in use by process {lock_holder(path)}: wait until it ends, or stop it"
                         ) from None
                     time.sleep(0.02)
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            os.pwrite(descriptor, f"{os.getpid()} {os.uname().nodename}\n".encode(), 0)
         except BaseException:
             os.close(descriptor)
             raise
     return descriptor
+
+
+def lock_holder(path: Path) -> str:
+    """Who holds a lock, or held it last: `1234`, `1234 on node7` for another machine, or `unknown`."""
+    try:
+        process, _, node = path.read_text().strip().partition(" ")
+    except OSError:
+        return "unknown"
+    return f"{process} on {node}" if node not in ("", os.uname().nodename) else process or "unknown"
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import platform
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -78,10 +78,20 @@ def code() -> dict[str, Any]:
     `sources` covers this package's Python files, except those that no run uses, and the files of the user's plugin
     modules. It leaves out configuration, whose values are in the run's identity, documentation and tests.
     """
+    plugins = filter(None, os.environ.get("GRPO_LAB_PLUGINS", "").split(","))
+    packages = _packages()
+    return {
+        "sources": digest_of_sources(plugins),
+        "packages": {name: packages[name] for name in COMPUTING if name in packages},
+    }
+
+
+def digest_of_sources(plugins: Iterable[str] = ()) -> str:
+    """A digest of this package's Python files, except those that no run uses, and of these modules' files."""
     package = Path(__file__).resolve().parents[1]
     files = {path.relative_to(package).as_posix(): path for path in package.rglob("*.py")}
     files = {name: path for name, path in files.items() if not name.startswith(_NOT_OF_A_RUN)}
-    for name in filter(None, os.environ.get("GRPO_LAB_PLUGINS", "").split(",")):
+    for name in plugins:
         module = importlib.import_module(name)  # bootstrap has imported it
         for folder in map(Path, getattr(module, "__path__", ())):
             files |= {f"{name}:{path.relative_to(folder).as_posix()}": path for path in folder.rglob("*.py")}
@@ -90,8 +100,7 @@ def code() -> dict[str, Any]:
     digest = hashlib.sha256()
     for name, path in sorted(files.items()):
         digest.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    packages = _packages()
-    return {"sources": digest.hexdigest(), "packages": {name: packages[name] for name in COMPUTING if name in packages}}
+    return digest.hexdigest()
 
 
 def typed() -> list[str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from grpo_lab.tracking.files import lock_holder
 from grpo_lab.tracking.renames import with_metric_names
 
 NONFINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -36,11 +37,8 @@ def is_held(folder: Path) -> bool:
 
 
 def holder(folder: Path) -> str:
-    """The id of the process that holds `folder`, or held it last; "unknown" if it is not recorded."""
-    try:
-        return (folder / ".lock").read_text().strip() or "unknown"
-    except OSError:
-        return "unknown"
+    """The process that holds `folder`, or held it last, as `lock_holder` names it."""
+    return lock_holder(folder / ".lock")
 
 
 def run_status(folder: Path) -> Status:

@@ -213,11 +213,11 @@ def test_settings_that_cannot_be_are_refused(change: dict[str, int], message: st
 
 def test_a_machine_without_slurm_is_told_where_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    cells: CellLauncher = SlurmCells(None, 60.0, **SETTINGS)
+    cells: CellLauncher = SlurmCells(None, 60.0, None, **SETTINGS)
     with pytest.raises(ValueError, match=r"needs sbatch, srun, squeue, scancel, which .* lacks: start the sweep on a"):
         cells.place("jobs", [], [])
     with pytest.raises(ValueError, match=r"hydra\.launcher\.at_once must be at least 1"):
-        SlurmCells(0, 60.0, **SETTINGS).place("jobs", [], [])
+        SlurmCells(0, 60.0, None, **SETTINGS).place("jobs", [], [])
 
 
 def test_a_damaged_record_of_a_job_fails_its_cell_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

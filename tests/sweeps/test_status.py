@@ -112,7 +112,7 @@ def test_what_cannot_be_shown_or_stopped_is_said(tmp_path: Path) -> None:
         stop_cell(find_cell("a seed=0", tmp_path, "probe"), 1.0)
     log = logged(tmp_path / "a" / "seed=0", 2)
     (tmp_path / "a" / "seed=0" / ".lock").write_text("999999999\n")
-    with pytest.raises(ValueError, match="held by process 999999999 of another machine"):
+    with pytest.raises(ValueError, match="is held on another machine: there, kill -INT 999999999"):
         stop_cell(tmp_path / "a" / "seed=0", 1.0)
     log.close()
 

@@ -22,7 +22,7 @@ from helpers import hear_interrupts
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from mlflow import MlflowClient
-from processes import alive, children_of, command_of
+from processes import alive, command_of, descendants_of
 from rich.console import Console
 
 from grpo_lab.analysis.effects.verdict import compared_arms
@@ -34,6 +34,7 @@ from grpo_lab.loop import start
 from grpo_lab.sweeps.board import Board
 from grpo_lab.sweeps.child import THREAD_VARIABLES
 from grpo_lab.sweeps.jobs import Job, run_jobs
+from grpo_lab.sweeps.launching import LocalCells
 from grpo_lab.sweeps.local import LocalPlace
 from grpo_lab.tracking.mlflow_mirror import sync_all
 
@@ -82,9 +83,9 @@ def started(runs: Path, *words: str, in_background: bool = False) -> Iterator[tu
 def cells_of(parent: int) -> dict[int, str]:
     """The processes that a sweep runs now: their commands by id.
 
-    Between fork and exec a child still is a copy of its parent, command and environment: not a cell yet.
+    Just after the fork a child still is a copy of its parent, command and environment: not a cell yet.
     """
-    commands = {pid: command_of(pid) for pid in children_of(parent)}
+    commands = {pid: command_of(pid) for pid in descendants_of(parent)}
     own = command_of(parent)
     return {pid: words for pid, words in commands.items() if "grpo_lab.train" in words and words != own}
 
@@ -120,30 +121,28 @@ class Watched:
     words: tuple[str, ...]
     said: str
     most: int
-    environments: dict[int, dict[str, str]]
+    cells: set[int]
 
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> Watched:
     runs = tmp_path_factory.mktemp("watched") / "my runs"
     words = ("truncation=score,mask_after", "seed=0,1", "budget.amount=2", "hydra.launcher.workers=2")
-    most, environments = 0, {}
+    most, seen = 0, set()
     with started(runs, *words) as (process, _):
         while process.poll() is None:
             at_once = cells_of(process.pid)
             most = max(most, len(at_once))
-            for pid in set(at_once) - set(environments):
-                entries = Path(f"/proc/{pid}/environ").read_text().split("\0") if alive(pid) else []
-                environments[pid] = dict(entry.split("=", 1) for entry in entries if "=" in entry)
+            seen |= set(at_once)
             time.sleep(0.05)
         assert process.returncode == 0
         said = process.stderr.read()
-    return Watched(runs, words, said, most, environments)
+    return Watched(runs, words, said, most, seen)
 
 
 @pytest.mark.extended
 def test_a_sweep_finishes_every_cell_in_its_own_process_and_folder(watched: Watched) -> None:
-    assert finished(watched.runs) == 4 == len(watched.environments)
+    assert finished(watched.runs) == 4 == len(watched.cells)
     for truncation in ("score", "mask_after"):
         for seed in (0, 1):
             output = (folder_of(watched.runs, truncation, seed) / "output.log").read_text()
@@ -167,8 +166,9 @@ def test_the_commands_that_a_sweep_prints_can_be_pasted_where_a_path_has_a_blank
 @pytest.mark.extended
 def test_no_more_cells_than_workers_run_at_once_each_on_the_threads_of_its_run(watched: Watched) -> None:
     assert watched.most == 2
-    for environment in watched.environments.values():
-        assert {environment[name] for name in THREAD_VARIABLES} == {"1"}
+    for path in watched.runs.glob("*/seed=*/environment.json"):
+        threads = json.loads(path.read_text())["threads"]
+        assert {threads[name] for name in THREAD_VARIABLES} == {"1"}
 
 
 @pytest.mark.extended
@@ -252,24 +252,40 @@ def test_a_folder_that_cannot_be_made_fails_its_cell_alone(tmp_path: Path, tiny_
     assert (fine / "seed=0" / "DONE").exists() and (board.done, board.failed) == (1, 1)
 
 
-class Watching(Board):
-    """A board that notes which devices the running cells see."""
-
-    seen: frozenset[str] = frozenset()
-
-    def refresh(self) -> None:
-        for pid in cells_of(os.getpid()):
-            self.seen |= set(re.findall(r"CUDA_VISIBLE_DEVICES=(\w*)", Path(f"/proc/{pid}/environ").read_text()))
-
-
-def test_a_failure_is_told_in_the_words_of_its_last_attempt_and_devices_are_shared_out(tmp_path: Path) -> None:
-    jobs = [Job(f"job {n}", ("no_such_key=1",), tmp_path / str(n), "steps", 1.0, 1) for n in range(2)]
+def test_a_failure_is_told_in_the_words_of_its_last_attempt_and_devices_are_shared_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "says_devices.py").write_text('import os\nprint("sees", os.environ["CUDA_VISIBLE_DEVICES"])\n')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = ("plugins=[says_devices]", "no_such_key=1")
+    jobs = [Job(f"job {n}", words, tmp_path / str(n), "steps", 1.0, 1) for n in range(2)]
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "output.log").write_text("$ python -m grpo_lab.train\nerror: an old trouble\n")
-    with Watching("probe", 2, 0, Console(file=io.StringIO())) as board:
+    with quiet_board(2) as board:
         for failure in run_jobs(jobs, LocalPlace(2, ["3", "5"]), 30.0, board):
             assert "an old trouble" not in failure and "no_such_key" in failure
-    assert board.seen == {"3", "5"}
+    for job, device in zip(jobs, "35"):
+        assert f"\nsees {device}\n" in (job.folder / "output.log").read_text()
+
+
+def test_a_cell_that_hangs_is_ended_and_another_takes_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One hears Ctrl-C while it hangs, one is deaf to it; a third is only told late what is wrong with it."""
+    hangs = "import signal, sys, time\nif 'deaf=1' in sys.argv:\n    signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+    (tmp_path / "hangs.py").write_text(hangs + "if 'late=1' not in sys.argv:\n    time.sleep(1e6)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    jobs = [
+        Job(word, ("plugins=[hangs]", word), tmp_path / word, "steps", 1.0, 1)
+        for word in ("hears=1", "deaf=1", "late=1")
+    ]
+    with quiet_board(3) as board:
+        hears, deaf, late = run_jobs(jobs, LocalPlace(2, []), 2.0, board, silent_seconds=12.0)
+    for failure in (hears, deaf):
+        assert failure.startswith("it hung: it wrote nothing for 0.2 minutes, and was ended (see ")
+    assert "late" in late and "it hung" not in late
+    with pytest.raises(ValueError, match="silent_minutes must be above 0, got 0: null waits for ever"):
+        LocalCells(1, 30.0, 0)
 
 
 # ---- sweeps that end early

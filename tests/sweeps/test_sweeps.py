@@ -717,7 +717,7 @@ def test_slots_follow_the_machine_unless_told(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     assert slots(None, 1, True) == (2, ["3", "5"]) and slots(6, 1, True) == (6, ["3", "5"])
     with pytest.raises(ValueError, match=r"hydra\.launcher\.workers must be at least 1, got 0"):
-        LocalCells(0, 30.0).place("jobs", [], [])
+        LocalCells(0, 30.0, None).place("jobs", [], [])
 
 
 def test_a_container_has_the_cores_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

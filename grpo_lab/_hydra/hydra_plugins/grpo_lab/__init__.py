@@ -85,6 +85,7 @@ class LocalLauncherConf:
     _target_: str = "hydra_plugins.grpo_lab.LocalLauncher"
     workers: Optional[int] = None  # noqa: UP045
     grace_seconds: float = 30.0  # between Ctrl-C and SIGKILL
+    silent_minutes: Optional[float] = 360.0  # noqa: UP045  a cell that writes nothing for so long hangs and is ended
 
 
 @dataclass
@@ -105,8 +106,29 @@ class SlurmLauncherConf:
     setup: List[str] = field(default_factory=list)  # noqa: UP006  shell lines, such as "module load cuda"
     further: Dict[str, Any] = field(default_factory=dict)  # noqa: UP006  of sbatch, such as {exclude: node7}
     grace_seconds: float = 60.0  # between Ctrl-C and scancel
+    silent_minutes: Optional[float] = 360.0  # noqa: UP045  as of local
 
 
+@dataclass
+class RayLauncherConf:
+    """hydra/launcher=ray: one task per run, `at_once` in the cluster (None: all).
+
+    Without `address` it is the cluster of RAY_ADDRESS, else that of this machine, else one that ends with the sweep.
+    """
+
+    _target_: str = "hydra_plugins.grpo_lab.RayLauncher"
+    address: str = ""
+    at_once: Optional[int] = None  # noqa: UP045
+    cpus: Optional[float] = None  # noqa: UP045  the run's threads
+    gpus: float = 0.0  # below 1, so many cells share a GPU
+    memory_gb: Optional[float] = None  # noqa: UP045
+    resources: Dict[str, float] = field(default_factory=dict)  # noqa: UP006  the cluster's own
+    retries: int = 10  # of a cell whose node or worker died
+    grace_seconds: float = 60.0  # between Ctrl-C and the end of what has not ended
+    silent_minutes: Optional[float] = 360.0  # noqa: UP045  as of local
+
+
+ConfigStore.instance().store(group="hydra/launcher", name="ray", node=RayLauncherConf, provider="grpo_lab")
 ConfigStore.instance().store(group="hydra/launcher", name="slurm", node=SlurmLauncherConf, provider="grpo_lab")
 ConfigStore.instance().store(group="hydra/sweeper", name="cells", node=CellSweeperConf, provider="grpo_lab")
 ConfigStore.instance().store(group="hydra/launcher", name="local", node=LocalLauncherConf, provider="grpo_lab")
@@ -158,10 +180,10 @@ class _CellLauncher(Launcher):
 class LocalLauncher(_CellLauncher):
     """Runs jobs as processes of this machine."""
 
-    def __init__(self, workers: Optional[int], grace_seconds: float) -> None:  # noqa: UP045
+    def __init__(self, **settings: Any) -> None:
         from grpo_lab.sweeps.launching import LocalCells
 
-        self.cells = LocalCells(workers, grace_seconds)
+        self.cells = LocalCells(**settings)
 
 
 class SlurmLauncher(_CellLauncher):
@@ -171,3 +193,12 @@ class SlurmLauncher(_CellLauncher):
         from grpo_lab.sweeps.slurm import SlurmCells
 
         self.cells = SlurmCells(**settings)
+
+
+class RayLauncher(_CellLauncher):
+    """Runs jobs as tasks of Ray."""
+
+    def __init__(self, **settings: Any) -> None:
+        from grpo_lab.sweeps.ray import RayCells
+
+        self.cells = RayCells(**settings)

@@ -1,0 +1,113 @@
+"""Cells forked from one process that has imported torch, transformers and mlflow, so that a sweep imports them once.
+
+A forked cell is what a fresh interpreter would be: the server has trained nothing, drawn no random number and touched
+no GPU. Where it would not be, because the code has changed on disk since or the run wants another number of threads,
+the cell starts an interpreter of its own. multiprocessing's fork server forks, and tells how a cell ended.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing import forkserver
+from pathlib import Path
+
+from grpo_lab.sweeps.child import OUTPUT, PARENT, cell_command, thread_limits, write_command
+from grpo_lab.sweeps.jobs import Started
+
+_loaded_for: int | None = None  # the threads of the server's libraries, which are those of the first cell
+_SERVER_DIED = 255  # multiprocessing's exit status of a process whose server has died
+
+
+def fork_cell(words: Sequence[str], folder: Path, threads: int, further: Mapping[str, str]) -> Started:
+    """Start the run of these overrides as `open_cell` does, forked. Raises OSError if it cannot.
+
+    The server starts with the first cell and ends with this process.
+    """
+    global _loaded_for
+    _loaded_for = _loaded_for or threads
+    with _environment(thread_limits(_loaded_for)):
+        forkserver.set_forkserver_preload(["grpo_lab.sweeps.preload"])
+        forkserver.ensure_running()
+    environment = {**os.environ, **thread_limits(threads), **further}
+    process = multiprocessing.get_context("forkserver").Process(
+        target=_be_the_cell, args=(tuple(words), folder, environment, threads == _loaded_for)
+    )
+    try:
+        process.start()
+    except EOFError as error:
+        raise OSError("the process that forks cells has died") from error
+    return _Forked(process)
+
+
+class _Forked(Started):
+    def __init__(self, process: multiprocessing.process.BaseProcess) -> None:
+        self.process = process
+
+    def poll(self) -> int | None:
+        code = self.process.exitcode
+        if code == _SERVER_DIED:
+            self.said = "the process that forked it has died"
+        return code
+
+    def interrupt(self) -> None:
+        """Interrupt the process alone, which ends its own children."""
+        self._send(os.kill, signal.SIGINT)
+
+    def kill(self) -> None:
+        """Kill its whole group."""
+        self._send(os.killpg, signal.SIGKILL)
+        self.process.join()
+
+    def _send(self, send, number: signal.Signals) -> None:
+        if self.process.exitcode is None and self.process.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                send(self.process.pid, number)
+
+
+@contextlib.contextmanager
+def _environment(changed: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(changed)
+    try:
+        yield
+    finally:
+        for name in changed:
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                del os.environ[name]
+
+
+def _be_the_cell(words: tuple[str, ...], folder: Path, environment: dict[str, str], same_threads: bool) -> None:
+    """In the forked process: become the cell, with its own session, output, environment and command line."""
+    from setproctitle import setproctitle
+
+    from grpo_lab.sweeps import preload
+    from grpo_lab.tracking.provenance import digest_of_sources
+
+    os.setsid()  # Ctrl-C reaches only the sweep, which interrupts its cells
+    os.environ.clear()
+    os.environ.update(environment)
+    os.environ[PARENT] = str(os.getppid())
+    command = cell_command(words)
+    with (folder / OUTPUT).open("ab") as output:
+        write_command(output, command)
+        for stream in (1, 2):
+            os.dup2(output.fileno(), stream)
+    if not same_threads or digest_of_sources() != preload.SOURCES:
+        os.execv(command[0], command)
+    setproctitle(" ".join(command))  # what ps shows
+    from grpo_lab import train
+
+    sys.argv = [train.__file__, *words]
+    try:
+        train.main()
+    finally:
+        sys.stdout.flush()
+        atexit._run_exitfuncs()  # multiprocessing ends its processes without them

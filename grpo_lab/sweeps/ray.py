@@ -1,0 +1,184 @@
+"""Cells as tasks of Ray: it places them by CPUs and GPUs, and starts one again elsewhere when its node dies."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_lab.sweeps.cells import Cell
+from grpo_lab.sweeps.child import OUTPUT, PARENT, THREAD_VARIABLES, open_cell
+from grpo_lab.sweeps.jobs import Job, Place, Started
+from grpo_lab.sweeps.launching import CellLauncher, require_at_least_one
+from grpo_lab.tracking.run_reader import is_held
+
+_LOOK_SECONDS = 0.2  # between two looks at a cell on its node
+_END_SECONDS = 45.0  # for a cell to notice that its task was killed, and to end: child.py
+_OF_THE_NODE = ("RAY_", "CUDA_", "HOSTNAME", "HOME", "PATH", "LD_LIBRARY_PATH", "TMPDIR", PARENT, *THREAD_VARIABLES)
+
+
+@dataclass(frozen=True)
+class RaySettings:
+    """What each cell asks of its node; None leaves it out."""
+
+    cpus: float | None  # None: the run's threads
+    gpus: float  # less than one shares a GPU among cells
+    memory_gb: float | None
+    resources: Mapping[str, float]  # the cluster's own, such as {node_with_disk: 1}
+    retries: int  # after so many nodes or workers that died a cell is given up
+
+    def __post_init__(self) -> None:
+        for name in ("cpus", "gpus", "memory_gb", "retries"):
+            if (getattr(self, name) or 0) < 0:
+                raise ValueError(f"hydra.launcher.{name} must be at least 0, got {getattr(self, name)}")
+        if self.gpus > 1 and self.gpus != int(self.gpus):
+            raise ValueError(f"hydra.launcher.gpus must be a whole number or below 1, got {self.gpus}")
+
+    def needs(self, job: Job) -> dict[str, float]:
+        """What a node must have for the job, as Ray counts it."""
+        memory = {} if self.memory_gb is None else {"memory": math.ceil(self.memory_gb * 2**30)}
+        return {"CPU": self.cpus or job.threads, "GPU": self.gpus, **memory, **self.resources}
+
+    def options(self, job: Job) -> dict[str, Any]:
+        """The options of the job's task as Ray names them."""
+        needs = self.needs(job)
+        asked = {"num_cpus": needs.pop("CPU"), "num_gpus": needs.pop("GPU")}
+        if "memory" in needs:
+            asked["memory"] = needs.pop("memory")
+        return {**asked, "resources": needs, "max_retries": self.retries, "name": job.title}
+
+
+def run_cell(words: tuple[str, ...], folder: Path, threads: int, environment: Mapping[str, str], place: Path) -> int:
+    """On a node: run the cell in a process of its own, in the folder `place`, and return its exit status.
+
+    Ray cancels a task by a KeyboardInterrupt, which only Python code hears: hence the short sleeps.
+    """
+    process = open_cell(words, folder, threads, environment, place)
+    interrupted = False
+    while process.poll() is None:
+        try:
+            time.sleep(_LOOK_SECONDS)
+        except KeyboardInterrupt:
+            interrupted = True
+            process.send_signal(signal.SIGINT)
+    if interrupted:
+        raise KeyboardInterrupt
+    return process.returncode
+
+
+class _RayTask(Started):
+    def __init__(self, task: Any, folder: Path, waits: str) -> None:
+        self.task, self.folder, self.waits = task, folder, waits
+        self.submitted = time.time()
+        self.code: int | None = None
+
+    def poll(self) -> int | None:
+        import ray
+        from ray.exceptions import RayError, TaskCancelledError
+
+        if self.code is None and ray.wait([self.task], timeout=0)[0]:
+            try:
+                self.code = int(ray.get(self.task))
+            except TaskCancelledError:
+                self.code = -signal.SIGINT
+            except (RayError, OSError) as error:
+                self.said, self.code = f"Ray could not run the cell: {_words(error)}", 1
+        self.note = "" if self.code is not None or self._begun() else self.waits
+        return self.code
+
+    def _begun(self) -> bool:
+        output = self.folder / OUTPUT
+        return output.exists() and output.stat().st_mtime >= self.submitted
+
+    def interrupt(self) -> None:
+        self._cancel(force=False)
+
+    def kill(self) -> None:
+        self._cancel(force=True)
+        deadline = time.monotonic() + _END_SECONDS
+        while is_held(self.folder) and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+
+    def _cancel(self, force: bool) -> None:
+        import ray
+        from ray.exceptions import RayError
+
+        if self.code is None:
+            with contextlib.suppress(RayError, ValueError):  # it has ended, or the cluster has
+                ray.cancel(self.task, force=force, recursive=False)
+
+
+def _words(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+class RayPlace(Place):
+    """The nodes of a Ray cluster, which is connected to as long as the place is open."""
+
+    def __init__(self, settings: RaySettings, address: str, workers: int) -> None:
+        import ray
+
+        self.settings, self.workers = settings, workers
+        handler = signal.getsignal(signal.SIGTERM)  # Ray sets one of its own, which would end the sweep without a word
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # Where Ray starts on this machine alone it needs no page of its own.
+        alone = {} if address or "RAY_ADDRESS" in os.environ else {"include_dashboard": False}
+        try:
+            ray.init(address or None, log_to_driver=False, logging_level="error", configure_logging=False, **alone)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise ValueError(
+                f"no Ray cluster answers at {address or 'this machine'}: {_words(error)}. Start one with ray start "
+                "--head, or set hydra.launcher.address"
+            ) from error
+        finally:
+            signal.signal(signal.SIGTERM, handler)
+        self.run = ray.remote(run_cell)
+        further = {name: text for name, text in os.environ.items() if not name.startswith(_OF_THE_NODE)}
+        self.environment = ray.put(further)
+
+    def waits(self, job: Job) -> str:
+        """Why a job that was handed over has not begun."""
+        import ray
+
+        needs = self.settings.needs(job)
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        if any(all(node.get(name, 0) >= amount for name, amount in needs.items()) for node in nodes):
+            return "waits for room on Ray"
+        asked = ", ".join(f"{amount:g} {name}" for name, amount in needs.items() if amount)
+        return f"waits for a node with {asked}: Ray has none now"
+
+    def start(self, job: Job, slot: int) -> Started:
+        task = self.run.options(**self.settings.options(job)).remote(
+            job.words, job.folder, job.threads, self.environment, Path.cwd()
+        )
+        return _RayTask(task, job.folder, self.waits(job))
+
+    def close(self) -> None:
+        import ray
+
+        ray.shutdown()
+
+
+class RayCells(CellLauncher):
+    """The work of the launcher `ray`. `at_once`: how many cells Ray has at once; None for all."""
+
+    def __init__(
+        self, address: str, at_once: int | None, grace_seconds: float, silent_minutes: float | None, **settings: Any
+    ) -> None:
+        super().__init__(grace_seconds, silent_minutes)
+        self.address, self.at_once, self.settings = address, at_once, RaySettings(**settings)
+
+    def place(self, name: str, jobs: Sequence[Job], cells: Sequence[Cell]) -> Place:
+        require_at_least_one("at_once", self.at_once, "null hands all cells to Ray")
+        try:
+            import ray  # noqa: F401
+        except ImportError as error:
+            raise ValueError("hydra/launcher=ray needs Ray: pip install 'grpo-lab[ray]'") from error
+        return RayPlace(self.settings, self.address, self.at_once or max(1, len(jobs)))

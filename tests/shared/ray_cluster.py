@@ -1,0 +1,41 @@
+"""A Ray cluster of several nodes on this machine, whose nodes can be killed one by one.
+
+with ray_cluster(2) as cluster:
+    python -m grpo_lab.train -m ... hydra/launcher=ray hydra.launcher.address=<cluster.address>
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ray.cluster_utils import Cluster
+
+NODE = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 80_000_000, "include_dashboard": False}
+
+
+def why_not() -> str:
+    """Why no cluster can be started here; empty where it can."""
+    if sys.platform != "linux":
+        return "these tests follow processes in /proc"
+    return "" if importlib.util.find_spec("ray") else "ray is not installed"
+
+
+@contextmanager
+def ray_cluster(nodes: int) -> Iterator[Cluster]:
+    """A cluster of so many nodes with one processor each. The first is the head, which must not be killed."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args=NODE)
+    try:
+        for _ in range(nodes - 1):
+            cluster.add_node(**NODE)
+        yield cluster
+    finally:
+        cluster.shutdown()

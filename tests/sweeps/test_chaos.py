@@ -1,0 +1,126 @@
+"""Whatever happens to a sweep, its folders and its machines: after the same command again every cell has ended once."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from processes import alive, command_of, descendants_of
+from short_runs import same_ending
+from test_sweep_faults import cells_of, command, finished, folder_of, lines_in, started, sweep, wait_until
+
+from grpo_lab.tracking.mlflow_mirror import sync_all
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="these tests follow processes in /proc"),
+    pytest.mark.extended,
+    pytest.mark.timeout(900),
+]
+ARMS = ("score", "mask_after", "mask_before")
+
+
+def steps_are_whole(folder: Path, steps: int) -> None:
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == list(range(steps + 1)), "no step twice, none missing"
+
+
+def test_cells_launchers_and_their_server_killed_at_random_times_end_with_the_bits_of_an_undisturbed_sweep(
+    tmp_path: Path, tiny_base: Path
+) -> None:
+    chance = random.Random(21)
+    here, there = tmp_path / "here", tmp_path / "there"
+    words = (f"truncation={','.join(ARMS)}", "budget.amount=40", "checkpoint_every=3", "hydra.launcher.workers=2")
+    killed = []
+    for victim in ("a cell", "the sweep", "the server", "a cell", "the sweep"):
+        with started(there, *words) as (process, cells):
+            before = sum(map(lines_in, there.glob("*/seed=0/metrics.jsonl")))
+            wait_until(lambda before=before: sum(map(lines_in, there.glob("*/seed=0/metrics.jsonl"))) > before + 2)
+            time.sleep(chance.uniform(0, 2))
+            at_work = cells_of(process.pid)
+            cells |= set(at_work)
+            everything = descendants_of(process.pid) | {process.pid}
+            server = [pid for pid in everything if "grpo_lab.sweeps.preload" in command_of(pid)]
+            chosen = {"a cell": sorted(at_work), "the sweep": [process.pid], "the server": server}[victim]
+            if chosen:
+                pid = chance.choice(chosen)
+                os.kill(pid, signal.SIGKILL)
+                killed.append(victim)
+            wait_until(lambda everything=everything: not any(map(alive, everything)))
+        if finished(there) == len(ARMS):
+            break
+    assert len(killed) >= 3
+    assert sweep(there, *words).returncode == 0 and finished(there) == len(ARMS)
+    assert sweep(here, *words).returncode == 0
+    for truncation in ARMS:
+        one, other = folder_of(here, truncation, 0), folder_of(there, truncation, 0)
+        same_ending(one, other)
+        steps_are_whole(other, 40)
+
+
+def on_another_machine(*words: str) -> list[str]:
+    """A command where processes have other numbers and the machine another name, over the same files."""
+    start = 'hostname elsewhere && exec "$@"'
+    return ["unshare", "--pid", "--uts", "--fork", "--kill-child", "--mount-proc", "sh", "-c", start, "sh", *words]
+
+
+@pytest.mark.skipif(
+    subprocess.run(on_another_machine("true"), capture_output=True).returncode != 0,
+    reason="this user may not give processes another machine's name",
+)
+def test_sweeps_on_two_machines_that_share_a_folder_share_its_cells(tmp_path: Path, tiny_base: Path) -> None:
+    words = ("seed=0,1,2", "budget.amount=60", "hydra.launcher.workers=1")
+    typed = command(tmp_path, *words)
+    other = subprocess.Popen(on_another_machine(*typed), stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: list(tmp_path.glob("*/seed=0/metrics.jsonl")), other)
+        mine = subprocess.run(typed, stderr=subprocess.PIPE, text=True, timeout=400)
+        said = other.communicate(timeout=400)[1]
+    finally:
+        other.kill()
+        other.communicate()
+    assert (mine.returncode, other.returncode) == (0, 0), (mine.stderr, said)
+    assert " on elsewhere runs it in " in mine.stderr.replace("\n", " ")
+    assert finished(tmp_path) == 3
+    for path in tmp_path.glob("*/seed=*/metrics.jsonl"):
+        steps_are_whole(path.parent, 60)
+    hosts = {json.loads(path.read_text())["host"] for path in tmp_path.glob("*/seed=*/environment.json")}
+    assert len(hosts) == 2, "both did some of the work"
+
+
+CLOCK = """
+import itertools, time
+
+real, calls = time.time, itertools.count()
+time.time = lambda: real() - 60 * next(calls)  # every look at the clock is a minute before the last
+"""
+
+
+def test_a_clock_that_goes_backwards_changes_nothing(
+    tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "backwards.py").write_text(CLOCK)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    here, there = tmp_path / "here", tmp_path / "there"
+    words = ("truncation=score", "budget.amount=30", "checkpoint_every=2")
+    plugin = "plugins=[backwards]"
+    with started(there, *words, plugin) as (process, cells):
+        wait_until(lambda: len(list(there.glob("*/seed=0/checkpoints/step=*"))) > 0, process)
+        cells |= set(cells_of(process.pid))
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        wait_until(lambda: not any(map(alive, cells)))
+    assert sweep(there, *words, plugin).returncode == 0
+    assert sweep(here, *words).returncode == 0
+    one, other = (next(runs.glob("*/seed=0")) for runs in (here, there))
+    same_ending(one, other)
+    walls = [json.loads(line)["wall"] for line in (other / "timing.jsonl").read_text().splitlines()]
+    assert walls != sorted(walls), "the run saw it"
+    (report,) = sync_all(there, uri=f"sqlite:///{tmp_path}/later.db")
+    assert report.status == "FINISHED" and report.points > 100

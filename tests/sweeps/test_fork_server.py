@@ -1,0 +1,129 @@
+"""Cells forked from one server: what a fresh interpreter would be, for a fraction of its start."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from processes import alive, children_of, command_of, descendants_of
+from short_runs import same_ending
+from test_sweep_faults import WORLD, cells_of, command, lines_in, started, wait_until
+
+import grpo_lab
+from grpo_lab.sweeps.child import OUTPUT, open_cell
+from grpo_lab.sweeps.fork_server import fork_cell
+from grpo_lab.sweeps.jobs import Started
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="cells are forked on Linux alone")
+NAME = "plain,budget.amount=2,evaluation=brief,world=tiny"
+
+
+def words(runs: Path, *more: str) -> tuple[str, ...]:
+    return (*WORLD, "budget.amount=2", f"runs_dir={runs}", "seed=0", *more)
+
+
+def made(runs: Path) -> Path:
+    folder = runs / NAME / "seed=0"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def ended(cell: Started) -> int:
+    wait_until(lambda: cell.poll() is not None)
+    code = cell.poll()
+    assert code is not None
+    return code
+
+
+def test_a_forked_cell_is_the_run_of_a_fresh_interpreter(tmp_path: Path, tiny_base: Path) -> None:
+    forked, fresh = made(tmp_path / "forked"), made(tmp_path / "fresh")
+    assert ended(fork_cell(words(tmp_path / "forked"), forked, 1, {})) == 0
+    assert open_cell(words(tmp_path / "fresh"), fresh, 1, {}).wait() == 0
+    same_ending(forked, fresh)
+    one, other = (yaml.safe_load((folder / "config.yaml").read_text()) for folder in (forked, fresh))
+    assert one | {"runs_dir": ""} == other | {"runs_dir": ""}
+    one, other = (json.loads((folder / "environment.json").read_text()) for folder in (forked, fresh))
+    assert one.pop("command")[0] == other.pop("command")[0] and one == other
+    one, other = ((folder / OUTPUT).read_text().splitlines() for folder in (forked, fresh))
+    assert len(one) == len(other) and one[0].replace("/forked", "/fresh") == other[0]
+
+
+def test_a_cell_of_another_number_of_threads_has_an_interpreter_of_its_own(tmp_path: Path) -> None:
+    """Libraries make their threads when they load."""
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    assert ended(fork_cell(("no_such_key=1",), tmp_path / "one", 1, {})) == 1
+    cell = fork_cell(("--help",), tmp_path / "two", 2, {})
+    seen: set[str] = set()
+    while cell.poll() is None:
+        server = next(pid for pid in children_of(os.getpid()) if "multiprocessing.forkserver" in command_of(pid))
+        for pid in children_of(server):
+            seen |= set(Path(f"/proc/{pid}/environ").read_text().split("\0")) if alive(pid) else set()
+    assert cell.poll() == 0 and "OMP_NUM_THREADS=2" in seen
+
+
+def test_a_cell_whose_server_has_died_says_so_and_the_next_has_another_server(tmp_path: Path) -> None:
+    (tmp_path / "long").mkdir()
+    (tmp_path / "short").mkdir()
+    cell = fork_cell(("--help",), tmp_path / "long", 1, {})
+    (server,) = (pid for pid in children_of(os.getpid()) if "multiprocessing.forkserver" in command_of(pid))
+    os.kill(server, signal.SIGKILL)
+    assert ended(cell) in (0, 255)
+    if cell.poll() == 255:
+        assert cell.said == "the process that forked it has died"
+    assert ended(fork_cell(("no_such_key=1",), tmp_path / "short", 1, {})) == 1
+    assert "no_such_key" in (tmp_path / "short" / OUTPUT).read_text()
+
+
+@pytest.mark.extended
+def test_code_that_changes_during_a_sweep_is_the_code_of_the_cells_that_start_after_it(
+    tmp_path: Path, tiny_base: Path
+) -> None:
+    """A run records the code that it finds on disk, so that has to be the code that it runs."""
+    package = tmp_path / "grpo_lab"
+    shutil.copytree(Path(grpo_lab.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    for beside in ("conf", "experiments"):
+        shutil.copytree(Path(grpo_lab.__file__).parents[1] / beside, tmp_path / beside)
+    runs = tmp_path / "runs"
+    typed = command(runs, "seed=0,1", "budget.amount=40", "hydra.launcher.workers=1")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    process = subprocess.Popen(typed, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: any(map(lines_in, runs.glob("*/seed=0/metrics.jsonl"))), process)
+    with (package / "loop.py").open("a") as loop:
+        loop.write('\nprint("changed code")\n')
+    assert process.wait(timeout=200) == 0, process.stderr and process.stderr.read()
+    first, second = (next(runs.glob(f"*/seed={seed}/{OUTPUT}")).read_text() for seed in (0, 1))
+    assert "changed code" not in first and "changed code" in second
+
+
+@pytest.mark.extended
+def test_a_cell_is_ready_within_three_seconds_of_its_own_processor_time(tmp_path: Path, tiny_base: Path) -> None:
+    """From its fork to the first line of its log, with MLflow's mirror; a fresh interpreter takes four times that."""
+    typed = ("budget.amount=200", "seed=0,1", "tracking=mlflow", "hydra.launcher.workers=1")
+    with started(tmp_path, *typed) as (process, _):
+        wait_until(lambda: any(map(lines_in, tmp_path.glob("*/seed=0/metrics.jsonl"))), process)
+        (pid,) = cells_of(process.pid)
+        spent = sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert spent / os.sysconf("SC_CLK_TCK") < 3
+
+
+@pytest.mark.extended
+def test_nothing_is_left_of_a_sweep_and_its_server(tmp_path: Path, tiny_base: Path) -> None:
+    with started(tmp_path, "budget.amount=400", "seed=0,1", "hydra.launcher.workers=2") as (process, cells):
+        wait_until(lambda: len(cells_of(process.pid)) == 2, process)
+        everything = descendants_of(process.pid)
+        cells |= everything
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+        wait_until(lambda: not any(map(alive, everything)))
