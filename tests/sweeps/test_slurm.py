@@ -18,6 +18,7 @@ from test_sweep_faults import finished, folder_of, lines_in, quiet_board, starte
 from grpo_lab.sweeps.jobs import Job, run_jobs
 from grpo_lab.sweeps.launching import CellLauncher
 from grpo_lab.sweeps.slurm import RECORD, SlurmCells, SlurmPlace, SlurmSettings
+from grpo_lab.tracking.run_reader import holder
 
 SETTINGS = {
     "partition": "", "account": "", "qos": "", "constraint": "", "minutes": 30, "warning_seconds": 90, "gpus": 0,
@@ -174,12 +175,63 @@ def test_a_job_that_fails_or_is_taken_away_is_told_with_its_reason(
     assert refused.returncode == 1 and "Slurm did not take the job of" in refused.stderr
 
 
+def daemon(name: str) -> int:
+    """The process of this module's Slurm; another worker of the tests may have one as well."""
+    own = f"^{name} .*{os.environ['SLURM_CONF']}"
+    return int(subprocess.run(["pgrep", "-f", own], capture_output=True, text=True, check=True).stdout)
+
+
+@real
+@pytest.mark.extended
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("dies", ["its daemon", "all of it"])
+def test_a_node_that_dies_and_comes_back_loses_no_cell(
+    tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch, dies: str
+) -> None:
+    """Its jobs outlive its daemon; those that die with it go back into the queue and on from their checkpoints."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    words = ("truncation=score", "budget.amount=40", "checkpoint_every=1")
+    with slurm_node(tmp_path / "node") as config:
+        monkeypatch.setenv("SLURM_CONF", str(config))
+        ends_well(there, words, dies)
+    folder = folder_of(there, "score", 0)
+    assert attempts(folder) == (2 if dies == "all of it" else 1)
+    assert sweep(here, *words).returncode == 0
+    same_ending(folder_of(here, "score", 0), folder)
+
+
+def ends_well(there: Path, words: tuple[str, ...], dies: str) -> None:
+    with started(there, *words, *SLURM) as (process, _):
+        wait_until(lambda: len(list(there.glob("*/seed=0/checkpoints/step=*"))) > 0, process)
+        folder = folder_of(there, "score", 0)
+        job = job_of(folder)
+        node = daemon("slurmd")
+        if dies == "all of it":
+            steps = subprocess.run(["pgrep", "-f", f"slurmstepd: .{job}[.]"], capture_output=True, text=True).stdout
+            for pid in (node, *map(int, steps.split()), int(holder(folder))):
+                os.kill(pid, signal.SIGKILL)
+        else:
+            os.kill(node, signal.SIGKILL)
+        time.sleep(1)
+        again = subprocess.Popen(
+            ["slurmd", "-D", *(["-b"] if dies == "all of it" else []), "-f", os.environ["SLURM_CONF"]],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        try:
+            if dies == "all of it":
+                soon(job)
+            _, said = process.communicate(timeout=300)
+            assert process.returncode == 0, said
+        finally:
+            again.send_signal(signal.SIGTERM)
+            again.wait(30)
+
+
 @real
 @pytest.mark.extended
 @pytest.mark.timeout(600)
 def test_while_the_controller_does_not_answer_a_sweep_waits(slurm: None, tmp_path: Path, tiny_base: Path) -> None:
-    own = f"^slurmctld .*{os.environ['SLURM_CONF']}$"  # another worker of the tests may have one as well
-    controller = int(subprocess.run(["pgrep", "-f", own], capture_output=True, text=True).stdout)
+    controller = daemon("slurmctld")
     words = ("truncation=score", "budget.amount=4", *SLURM)
     with started(tmp_path, *words) as (process, _):
         wait_until(lambda: any(lines_in(path) > 0 for path in tmp_path.glob("*/seed=0/metrics.jsonl")), process)

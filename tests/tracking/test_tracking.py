@@ -699,6 +699,31 @@ def test_mirror_through_a_server(tmp_path: Path, store: Path) -> None:
         assert list((tmp_path / "artifacts").rglob("DONE"))
 
 
+@pytest.mark.extended
+def test_a_server_that_goes_away_in_the_middle_of_a_run_and_comes_back_later_lacks_nothing(
+    tmp_path: Path, store: Path
+) -> None:
+    port = free_port()
+    folder = tmp_path / "runs" / "a"
+    with RunLog(folder) as log:
+        write_run_json(folder, f"http://127.0.0.1:{port}")
+        with mlflow_server(store, tmp_path, port):
+            log_steps(log, range(100))
+            mirror = Mirror(folder, 0.1, 3.0)
+            mirror.start()
+            deadline = time.monotonic() + 100
+            while query(store, "select count(*) from metrics") != [(400,)] and time.monotonic() < deadline:
+                time.sleep(0.2)
+        log_steps(log, range(100, 200))  # it is away
+        log.mark_done({})
+        mirror.stop()
+    assert query(store, "select count(*) from metrics") == [(400,)]
+    with mlflow_server(store, tmp_path, port):
+        assert sync(folder).points == 400, "the rest alone"
+        assert query(store, "select count(*) from metrics") == [(800,)]
+        assert query(store, "select status from runs") == [("FINISHED",)]
+
+
 MIRRORED = """
 import sys
 from pathlib import Path
