@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -64,9 +66,9 @@ def test_a_cell_of_another_number_of_threads_has_an_interpreter_of_its_own(tmp_p
     cell = fork_cell(("--help",), tmp_path / "two", 2, {})
     seen: set[str] = set()
     while cell.poll() is None:
-        server = next(pid for pid in children_of(os.getpid()) if "multiprocessing.forkserver" in command_of(pid))
-        for pid in children_of(server):
-            seen |= set(Path(f"/proc/{pid}/environ").read_text().split("\0")) if alive(pid) else set()
+        for pid in descendants_of(os.getpid()):
+            with contextlib.suppress(OSError):  # it has ended
+                seen |= set(Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0"))
     assert cell.poll() == 0 and "OMP_NUM_THREADS=2" in seen
 
 
@@ -104,17 +106,30 @@ def test_code_that_changes_during_a_sweep_is_the_code_of_the_cells_that_start_af
     assert "changed code" not in first and "changed code" in second
 
 
+def processor_seconds(pid: int) -> float:
+    spent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return sum(map(int, spent)) / os.sysconf("SC_CLK_TCK")
+
+
 @pytest.mark.extended
-def test_a_cell_is_ready_within_three_seconds_of_its_own_processor_time(tmp_path: Path, tiny_base: Path) -> None:
-    """From its fork to the first line of its log, with MLflow's mirror; a fresh interpreter takes four times that."""
-    typed = ("budget.amount=200", "seed=0,1", "tracking=mlflow", "hydra.launcher.workers=1")
-    with started(tmp_path, *typed) as (process, _):
-        wait_until(lambda: any(map(lines_in, tmp_path.glob("*/seed=0/metrics.jsonl"))), process)
-        (pid,) = cells_of(process.pid)
-        spent = sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
-    assert spent / os.sysconf("SC_CLK_TCK") < 3
+def test_a_forked_cell_is_ready_for_less_than_half_of_the_processor_time_of_a_fresh_one(
+    tmp_path: Path, tiny_base: Path
+) -> None:
+    """To the first line of its log, with MLflow's mirror. On an idle machine 2 s and 8 s; beside other work both grow."""
+    logs = "*/seed=0/metrics.jsonl"
+    typed = ("budget.amount=2000", "seed=0,1", "tracking=mlflow", "hydra.launcher.workers=1")
+    with started(tmp_path, *typed) as (sweep, _):
+        wait_until(lambda: any(map(lines_in, tmp_path.glob(logs))), sweep)
+        (pid,) = cells_of(sweep.pid)
+        forked = processor_seconds(pid)
+        (output,) = tmp_path.glob(f"*/seed=0/{OUTPUT}")
+        typed_by_hand = output.read_text().splitlines()[0].replace(str(tmp_path), str(tmp_path / "by_hand"))
+        cell = subprocess.Popen(shlex.split(typed_by_hand)[1:], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        wait_until(lambda: any(map(lines_in, (tmp_path / "by_hand").glob(logs))), cell)
+        fresh = processor_seconds(cell.pid)
+        cell.kill()
+        cell.wait()
+    assert forked < fresh / 2, (forked, fresh)
 
 
 @pytest.mark.extended
