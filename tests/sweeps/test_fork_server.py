@@ -115,7 +115,7 @@ def processor_seconds(pid: int) -> float:
 def test_a_forked_cell_is_ready_for_less_than_half_of_the_processor_time_of_a_fresh_one(
     tmp_path: Path, tiny_base: Path
 ) -> None:
-    """To the first line of its log, with MLflow's mirror. On an idle machine 2 s and 8 s; beside other work both grow."""
+    """To the first line of its log, with MLflow's mirror: 2 s and 8 s on an idle machine."""
     logs = "*/seed=0/metrics.jsonl"
     typed = ("budget.amount=2000", "seed=0,1", "tracking=mlflow", "hydra.launcher.workers=1")
     with started(tmp_path, *typed) as (sweep, _):
