@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from grpo_lab.budget.cost_model import CostModel, SimulatedClock
+from grpo_lab.budget.cost_model import SimulatedClock
 from grpo_lab.budget.roofline import Card, Efficiency, Engine, Learner, ModelShape, send
 from grpo_lab.tricks.base import require_field, require_positive
 from grpo_lab.tricks.schedule import Schedule
@@ -166,26 +166,6 @@ class Cluster:
         across = self.cards > self.card.per_node
         sent = send(self.shape, self.card, self.efficiency, self.engines if self.generating else 1, across, tree)
         return sent + (0 if self.generating else self.learner.swap())
-
-    def cost_model(self, lengths: Sequence[int], work: Workload) -> CostModel:
-        """The same in six numbers, for `cost_model.*` of a run in simulated time; these take decoding as memory bound.
-
-        `decode_token` is the cache read for a token of these lengths, `decode_step` all else of a step.
-        """
-        tokens, contexts = sum(lengths), sum(n * work.prompt + n * (n - 1) // 2 for n in lengths)
-        cards = self.engines * self.engine.cards
-        cached = self.shape.kv_bytes * contexts / tokens / (cards * self.efficiency.bandwidth * self.card.bandwidth)
-        rows = [work.prompt + length for length in lengths]
-        learner = self.learner
-        passes = learner.train(rows, 1) - learner.update
-        return CostModel(
-            decode_step=self.engine.step(0, 0),
-            decode_token=cached,
-            read_token=learner.read(rows) / sum(rows),
-            train_token=passes / sum(rows),
-            update=learner.update,
-            sync=self.sync(),
-        )
 
 
 @dataclass(frozen=True)

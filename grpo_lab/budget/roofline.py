@@ -95,9 +95,6 @@ class Efficiency:
             require_field(getattr(self, name) <= 1, self, name, "at most 1")
 
 
-PERFECT = Efficiency(1, 1, 1, 1, step=0, reduce=0, reserve=0, used=1, disk=float(10**9))  # the bare data sheet
-
-
 @dataclass(frozen=True)
 class Engine:
     """A tensor-parallel group of `cards` that generates with one copy of the weights."""

@@ -53,11 +53,11 @@ def draw_shares(study: Study) -> Drawn:
         f"{_PAPER} Right of each bar: card-hours of one question, {study.runs} runs of {study.given['question']['steps']} steps with "
         f"{study.work().responses:,} responses. {_setting(study)}"
     )
-    figure, top, bottom = _figure("shares", heading, footer, 10.0, 3.9)
+    figure, top, bottom = _figure("shares", heading, footer, 10.0, 4.1)
     width, height = figure.get_size_inches()
     with house_style(_name("shares")):
         for place, model in enumerate(models):
-            axes = figure.add_axes((0.125 + place * 0.295, bottom / height, 0.205, 1 - (top + bottom + 0.5) / height))
+            axes = figure.add_axes((0.145 + place * 0.29, bottom / height, 0.2, 1 - (top + bottom + 0.55) / height))
             y, ticks, labels = 0.0, [], []
             for cards in asked:
                 for name in SCHEDULES:
@@ -94,16 +94,16 @@ def draw_tails(study: Study) -> Drawn:
     table, models, asked = study.tails, list(study.shapes), study.given["cards_asked"]
     halves = [study.half_wasted(model, cards) for model in models for cards in asked[1:]]
     heading = (
-        f"On {asked[1]} cards or more, synchronous training wastes half of them once the longest response is {min(halves):.1f} to "
-        f"{max(halves):.1f} times the mean"
+        f"On {asked[1]} and {asked[2]} cards synchronous training wastes half of their time once the longest response is "
+        f"{min(halves):.1f} to {max(halves):.1f} times the mean"
     )
     footer = f"{_PAPER} Unused: slots that wait for the last responses, and cards that wait for others. {_setting(study)}"
     figure, top, bottom = _figure("tails", heading, footer, 9.0, 2.9)
     width, height = figure.get_size_inches()
     with house_style(_name("tails")):
         for place, model in enumerate(models):
-            share = (bottom + 0.38) / height
-            axes = figure.add_axes((0.07 + place * 0.315, share, 0.27, 1 - share - (top + 0.25) / height))
+            share = (bottom + 0.2) / height
+            axes = figure.add_axes((0.06 + place * 0.32, share, 0.275, 1 - share - (top + 0.55) / height))
             for cards, colour, mark in zip(asked, _MODELS, _MARKS):
                 for name, dash in ((SYNC, "-"), (IN_FLIGHT, ":")):
                     own = table[(table.model == model) & (table.cards == cards) & (table.schedule == name)]
@@ -129,8 +129,8 @@ def draw_sync(study: Study) -> Drawn:
     table, models = study.syncs, list(study.shapes)
     line = max(study.tolerated(model, "one by one") for model in models)
     heading = (
-        f"Serving engines one by one takes over a tenth of a step from {2 * line} cards on; a broadcast stays near a tenth even at "
-        f"{max(table.cards):,}"
+        f"Weights sent to engines one by one take over a tenth of a step beyond {line} cards; a broadcast takes at most "
+        f"{table.broadcast.max():.0%} even on {max(table.cards):,}"
     )
     footer = (
         f"{_PAPER} Half of the cards generate; their engines wait while weights arrive. Links at {study.efficiency.link:.0%} of "
@@ -139,8 +139,8 @@ def draw_sync(study: Study) -> Drawn:
     figure, top, bottom = _figure("sync", heading, footer, 8.0, 2.9)
     width, height = figure.get_size_inches()
     with house_style(_name("sync")):
-        share = (bottom + 0.38) / height
-        axes = figure.add_axes((0.085, share, 0.88, 1 - share - (top + 0.25) / height))
+        share = (bottom + 0.2) / height
+        axes = figure.add_axes((0.085, share, 0.88, 1 - share - (top + 0.55) / height))
         for model, colour, mark in zip(models, _MODELS, _MARKS):
             own = table[table.model == model]
             for name, dash in (("one by one", ":"), ("broadcast", "-")):
@@ -185,7 +185,7 @@ def _figure(which: str, heading: str, footer: str, width: float, body: float) ->
         figure = Figure(figsize=(width, math.ceil(10 * (top + body + bottom)) / 10))
         write_heading(figure, heading)
         write_footer(figure, lines)
-    return figure, top, bottom + 0.1
+    return figure, top, bottom + 0.25  # below axes, for the labels of their ticks
 
 
 def _bare(axes: Axes, title: str) -> None:

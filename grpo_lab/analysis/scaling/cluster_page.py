@@ -34,42 +34,34 @@ def answers(study: Study) -> str:
     rows = {model: study.row(model, some, IN_FLIGHT) for model in models}
     more = [study.row(model, some, SYNC).card_hours / rows[model].card_hours for model in models]
     low, high = slower(study)
-    dollars = rows["7B"].dollars
+    halves = [study.half_wasted(model, cards) for model in models for cards in (some, many)]
     lab = study.given["lab"]
     lab_price = lab["minutes"] / 60 * lab["cores"] * lab["core_price"]
-    smallest = study.row(models[0], few, IN_FLIGHT)
-    apart = study.row("7B", few, IN_FLIGHT)
-    halves = [study.half_wasted(model, cards) for model in models for cards in (some, many)]
+    smallest, apart = study.row(models[0], few, IN_FLIGHT), study.row("7B", few, IN_FLIGHT)
+    costs = (f"{_rounded(one.card_hours)} card-hours ({_dollars(one.dollars)}) at {model}" for model, one in rows.items())
     return "\n".join(
         [
-            f"- **What one question costs.** With {some} H100 and in-flight updates: "
-            + _listed(
-                f"{rows[model].card_hours:,.0f} card-hours ({_dollars(rows[model].dollars)}) at {model}"
-                for model in models
-            )
-            + f". Synchronous training takes {_listed(f'{one:.1f}' for one in more)} times as much.",
-            f"- **That is the least.** Three reported runs took {low:.1f} to {high:.1f} times what this model predicts. At that "
-            f"rate the 7B question costs {_dollars(low * dollars)} to {_dollars(high * dollars)}.",
-            f"- **From which tail synchronous training wastes over half.** On {some} and {many} cards: from a longest response "
-            f"of {min(halves):.1f} to {max(halves):.1f} times the mean. On {few} cards: {_on_few(study, few)}.",
-            f"- **Where adding cards stops helping.** {few} to {some} cards make a synchronous step only "
-            f"{_faster(study, SYNC, few, some)} times as fast, and {some} to {many} cards "
-            f"{_faster(study, SYNC, some, many)} times. In flight it is {_faster(study, IN_FLIGHT, few, some)} and "
-            f"{_faster(study, IN_FLIGHT, some, many)} times.",
-            f"- **Use them side by side.** The {study.runs} runs of a question are independent. At 7B, {few} cards a run, all at "
-            f"once on {few * study.runs}, take {apart.days / study.runs:.1f} days and {apart.card_hours:,.0f} card-hours in "
-            f"flight. One run after another on {some} takes {rows['7B'].days:.1f} days and "
-            f"{rows['7B'].card_hours:,.0f} card-hours.",
-            f"- **How many cards weight sync tolerates.** Sending weights stays below {TOLERATED:.0%} of an in-flight step up to "
-            + _listed(_tolerated(study, model) for model in models)
-            + f" by a broadcast, and up to {_listed(str(study.tolerated(model, 'one by one')) for model in models)} cards if "
-            "one sender serves engine after engine.",
+            f"- **What one question costs.** On {some} H100 with in-flight updates {_listed(costs)}. Synchronous training there "
+            f"takes {_listed(f'{one:.1f}' for one in more)} times as much.",
+            f"- **Take that as the least.** Reported whole runs took {low:.1f} to {high:.1f} times what this model predicts, if AReaL "
+            f"counts updates as steps ([below](#against-reports)). At that rate the 7B question costs "
+            f"{_dollars(low * rows['7B'].dollars)} to {_dollars(high * rows['7B'].dollars)}.",
+            f"- **From which tail synchronous training wastes over half.** On {some} and {many} cards from a longest response of "
+            f"{min(halves):.1f} to {max(halves):.1f} times the mean. On {few} cards {_on_few(study, few)}.",
+            f"- **Where adding cards stops helping.** {many} cards for {some} make a synchronous step {_faster(study, SYNC, some, many)} "
+            f"times as fast, {some} for {few} {_faster(study, SYNC, few, some)} times (at {_listed(models)}). In flight it is "
+            f"{_faster(study, IN_FLIGHT, some, many)}, and {_faster(study, IN_FLIGHT, few, some)}.",
+            f"- **Use them side by side.** The {study.runs} runs of a question are independent. At 7B in flight, {few} cards a run and "
+            f"all runs at once on {few * study.runs} take {apart.days / study.runs:.2f} days and {_rounded(apart.card_hours)} "
+            f"card-hours. One run after another on {some} takes {rows['7B'].days:.2f} days and {_rounded(rows['7B'].card_hours)}.",
+            f"- **How many cards weight sync tolerates.** By a pipelined broadcast, sending weights stays below {TOLERATED:.0%} of an "
+            f"in-flight step up to {_tolerated(study, 'broadcast')}. If one sender serves engine after engine, up to "
+            f"{_tolerated(study, 'one by one')}.",
             f"- **When the tiny-model lab is worth it.** A sweep of {lab['runs']} runs takes {lab['minutes']} minutes on "
             f"{lab['cores']} cores: {_dollars(lab_price)} at {_dollars(lab['core_price'])} a core-hour. The cheapest question here "
-            f"({models[0]}, {few} cards, in flight) costs {_dollars(smallest.dollars)}, "
-            f"{_rounded(smallest.dollars / lab_price)} times as much. By price the lab pays if it spares one such question in as "
-            "many sweeps. Whether its answers hold at these sizes was not tested, so it can choose what to ask, and not replace "
-            "the asking.",
+            f"({models[0]}, {few} cards, in flight) costs {_dollars(smallest.dollars)}, {_rounded(smallest.dollars / lab_price)} times as "
+            "much. By price the lab pays if it spares one such question in as many sweeps. Whether its answers hold at these sizes "
+            "was not tested. So it can choose what to ask, and cannot replace the asking.",
         ]
     )
 
@@ -148,31 +140,45 @@ def transfers_table(study: Study) -> str:
     return _table(["weights sent", "verl reports", "with checkpoint-engine", "predicted"], rows)
 
 
+def lag_table(study: Study) -> str:
+    """Card-hours by the bound on staleness."""
+    rows = [[str(row.lag), f"{row.hours:,.0f}"] for row in rows_of(study.by_lag)]
+    return _table(["steps behind, at most", "card-hours"], rows)
+
+
 def misses(study: Study) -> str:
     """Where predicted and reported part, with the numbers."""
     table = study.compared.set_index("what")
     low, high = slower(study)
-    pipelined = [row.ratio for row in rows_of(study.compared) if row.kind == "speedup"]
-    run = study.given["scalerl"]
+    streaming = [row.ratio for row in rows_of(study.compared) if row.kind == "speedup"]
+    runs, anchored = study.given["scalerl"], study.given["setups"]["verl"]
+    counted = sorted(1 / row.ratio / (4 if row.unit == "hours" else 1) for row in rows_of(study.compared) if _whole(row.what))
     step = study.row("7B", 64, IN_FLIGHT)
     generated = [table.loc[f"generation, {cards} cards"] for cards in (32, 64, 128)]
+    gains = [
+        table.loc["updates, 64 cards", column] / table.loc["updates, 128 cards", column]
+        for column in ("reported", "predicted")
+    ]
     return "\n".join(
         [
             f"- *Holds*: the tail. verl generates for {generated[1].reported:.0f} s on 64 cards and {generated[2].reported:.0f} s on "
-            f"128: twice the cards save nothing. The model says {generated[1].predicted:.0f} s and {generated[2].predicted:.0f} s, "
-            "since one response at the cap decides. It has the mean "
-            f"({study.anchored_mean('verl'):,.0f} tokens) from verl's updates on 32 cards.",
-            f"- *Misses*: on 32 cards verl takes {generated[0].reported:.0f} s, the model {generated[0].predicted:.0f} s. From 64 "
-            f"to 128 cards verl's updates gain a factor of {_gain(table, 'reported'):.2f}, the model's "
-            f"{_gain(table, 'predicted'):.2f}: it lets training scale too well.",
-            f"- *Misses*: whole runs take {low:.1f} to {high:.1f} times as long as predicted. Restarts, evaluation, longer "
-            "responses, lower utilisation of small models and slow software are not in the model. Each report is one run, and its "
-            "lengths are guessed. If AReaL's steps were batches, its predictions would be four times as high.",
-            f"- *Misses*: streaming gains only {min(pipelined):.2f} to {max(pipelined):.2f} of what is reported. In the model, cards "
-            "that are split lose nothing to training that scales badly, but gain nothing from it either.",
-            f"- *Not predicted*: ScaleRL's run of an 8B model (arXiv:2510.13786) took {run['card_hours']:,} GPU-hours for "
-            f"{run['steps']:,} steps, {run['card_hours'] / run['steps']:.1f} a step, on GB200 and with a batch that the abstract does "
-            f"not give. A step of 7B here takes {step.step * step.cards / 3600:.2f} card-hours.",
+            f"128, so that twice the cards save nothing. The model says {generated[1].predicted:.0f} s and "
+            f"{generated[2].predicted:.0f} s: a response at the cap decides. Its mean length, "
+            f"{study.anchored_mean('verl'):,.0f} tokens, is fitted to verl's updates on 32 cards.",
+            f"- *Misses*: on 32 cards verl generates for {generated[0].reported:.0f} s, the model for {generated[0].predicted:.0f} s. "
+            f"From 64 to 128 cards verl's updates get {gains[0]:.2f} times as fast, the model's {gains[1]:.2f} times.",
+            f"- *Misses*: whole runs take {low:.1f} to {high:.1f} times as long as predicted. Evaluation, restarts, longer responses and "
+            "slow software are not in the model, and a small model does not reach its MFU (prime-rl). If AReaL's 1000 steps "
+            f"are batches, the factors are {counted[0]:.1f} to {counted[-1]:.1f}.",
+            f"- *Misses*: streaming gains {min(streaming):.2f} to {max(streaming):.2f} of what is reported. verl's streaming run updates "
+            f"in {anchored['streaming_updates_take']:.0f} s on 32 cards, its synchronous run in "
+            f"{anchored['anchor']['updates_take']:.0f} s. So they differ in more than their schedule.",
+            "- *Not tested by any report*: the gains in the grid, which are larger. They need a small batch on many cards, and up to "
+            "five batches that decode together. PipelineRL reports about twice the speed of learning on 128 H100 "
+            "(arXiv:2509.19128).",
+            f"- *Not predicted*: ScaleRL's run of an 8B model (arXiv:2510.13786) took {runs['card_hours']:,} GPU-hours for "
+            f"{runs['steps']:,} steps, {runs['card_hours'] / runs['steps']:.1f} a step. Its batch and lengths are larger than here, "
+            f"where a step of 7B takes {step.step * step.cards / 3600:.2f} card-hours.",
         ]
     )
 
@@ -195,18 +201,18 @@ def assumptions(study: Study) -> str:
 
 def slower(study: Study) -> tuple[float, float]:
     """How many times as long reported whole runs took as predicted: least and most."""
-    ratios = [1 / row.ratio for row in rows_of(study.compared) if row.what.startswith("whole run")]
+    ratios = [1 / row.ratio for row in rows_of(study.compared) if _whole(row.what)]
     return min(ratios), max(ratios)
 
 
-def _gain(table: pd.DataFrame, column: str) -> float:
-    return table.loc["updates, 64 cards", column] / table.loc["updates, 128 cards", column]
+def _whole(what: str) -> bool:
+    return what.startswith("whole run")
 
 
 def _on_few(study: Study, cards: int) -> str:
     most = max(study.given["caps_over_mean"])
     found = {model: study.half_wasted(model, cards) for model in study.shapes}
-    said = [f"{ratio:.0f} times at {model}" for model, ratio in found.items() if not math.isnan(ratio)]
+    said = [f"from {ratio:.0f} times at {model}" for model, ratio in found.items() if not math.isnan(ratio)]
     never = [model for model, ratio in found.items() if math.isnan(ratio)]
     return _listed([*said, *([f"not up to {most} times at {_listed(never)}"] if never else [])])
 
@@ -216,13 +222,20 @@ def _faster(study: Study, schedule: str, few: int, many: int) -> str:
     return _listed(f"{before / after:.1f}" for before, after in steps)
 
 
-def _tolerated(study: Study, model: str) -> str:
-    most = study.tolerated(model, "broadcast")
-    return f"{most:,} cards{', the most tried,' if most == max(study.given['cards_synced']) else ''} at {model}"
+def _tolerated(study: Study, how: str) -> str:
+    """`4,096 cards (the most tried) at 1.5B and 7B and 256 cards at 32B`."""
+    most: dict[int, list[str]] = {}
+    for model in study.shapes:
+        most.setdefault(study.tolerated(model, how), []).append(model)
+    tried = max(study.given["cards_synced"])
+    return _listed(
+        f"{cards:,} cards{' (the most tried)' if cards == tried else ''} at {_listed(models)}"
+        for cards, models in most.items()
+    )
 
 
 def _dollars(amount: float) -> str:
-    return f"${amount:,.0f}" if amount >= 10 else f"${amount:.2f}"
+    return f"${_rounded(amount)}" if amount >= 10 else f"${amount:.2f}"
 
 
 def _figures(number: float) -> str:
@@ -231,6 +244,7 @@ def _figures(number: float) -> str:
 
 
 def _rounded(number: float) -> str:
+    """Two digits."""
     return f"{float(f'{number:.2g}'):,.0f}"
 
 
@@ -249,6 +263,7 @@ _BLOCKS: dict[str, Callable[[Study], str]] = {
     "question": question,
     "grid": grid_table,
     "caps": cap_table,
+    "lags": lag_table,
     "memory": memory_table,
     "reports": reports_table,
     "misses": misses,

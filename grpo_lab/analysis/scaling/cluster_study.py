@@ -184,6 +184,16 @@ class Study:
         return pd.DataFrame(rows)
 
     @cached_property
+    def by_lag(self) -> pd.DataFrame:
+        """A row per bound on staleness: card-hours of 7B on 64 cards in flight, half of which generate."""
+        rows = []
+        cluster = Cluster(self.shapes["7B"], self.cards["H100"], self.efficiency, 64, 32)
+        for lag in self.given["max_lags"]:
+            step = simulate(cluster, InFlight(max_lag=lag), self.work(), steps=8, skip=lag + 2)
+            rows.append({"lag": lag, "hours": self.card_hours(Cell("7B", IN_FLIGHT, cluster, step))})
+        return pd.DataFrame(rows)
+
+    @cached_property
     def syncs(self) -> pd.DataFrame:
         """A row per model and cards: share of an in-flight step in which weights are sent, half of the cards generate.
 
@@ -234,12 +244,12 @@ class Study:
         work = self._asked(setup, {})
         if kind in ("generation", "read", "train"):
             return self._stage(kind, whole, work)
-        batches = setup.get("at_once", 1)
-        together = replace(work, problems=batches * work.problems, updates=batches * work.updates)
-        in_turn = simulate(whole, Sync(), together, steps=3, skip=1).seconds / batches
+        in_turn = simulate(whole, Sync(), work, steps=3, skip=1).seconds
         if kind == "hours":
             return report["steps"] * in_turn / _HOUR
-        lag, split = setup["max_lag"], replace(whole, generating=report["generating"])
+        streaming = setup["streaming"]
+        lag, split = streaming["max_lag"], replace(whole, generating=report["generating"])
+        work = replace(work, reads=streaming.get("reads", work.reads))
         return in_turn / simulate(split, InFlight(max_lag=lag), work, steps=3, skip=lag + 2).seconds
 
     def _stage(self, kind: str, cluster: Cluster, work: Workload) -> float:
