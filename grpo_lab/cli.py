@@ -187,8 +187,9 @@ def cost_cluster(arguments: argparse.Namespace) -> None:
     if arguments.page.exists():
         arguments.page.write_text(written(arguments.page.read_text(), study))
         print(arguments.page)
+    sources = {"numbers": str(arguments.numbers), "command": "grpo-lab cluster-cost"}
     for drawn in draw_all(study):
-        print(*save(drawn, arguments.to, {"numbers": str(arguments.numbers), "command": "grpo-lab cluster-cost"}), sep="\n")
+        print(*save(drawn, arguments.to, sources), sep="\n")
 
 
 def choose_settings(arguments: argparse.Namespace) -> None:
@@ -488,7 +489,7 @@ def main() -> None:
     claims.add_argument("--data", type=Path, default=Path("analysis/data"), help="saved data of sweeps")
     claims.add_argument("--to", type=Path, default=Path("analysis/figures"), help="where the figure goes")
     claims.set_defaults(run=draw_claims)
-    cluster = commands.add_parser("cluster-cost", help="what one question costs on a cluster, on paper: page and figures")
+    cluster = commands.add_parser("cluster-cost", help="what a question costs on a cluster, on paper: page and figures")
     numbers = Path("analysis/cluster_cost.yaml")
     cluster.add_argument("--numbers", type=Path, default=numbers, help="models, cards and assumptions, as YAML")
     cluster.add_argument("--page", type=Path, default=numbers.with_suffix(".md"), help="whose tables are written anew")

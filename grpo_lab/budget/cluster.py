@@ -107,13 +107,13 @@ class Cluster:
     def slots(self, work: Workload) -> int:
         """Responses that all engines hold at once: as many as fit, each counted with its mean length while it runs."""
         lengths = work.lengths
-        running = min(lengths.cap, lengths.mean * math.exp(lengths.sigma**2) / 2)  # E[L^2] / 2 E[L]
+        running = min(lengths.cap, lengths.mean * math.exp(lengths.sigma**2)) / 2  # E[L^2] / 2 E[L]
         slots = int(self.engine.cache_tokens // (work.prompt + running))
         if not slots:
             raise ValueError("not one response fits beside the weights: spread an engine over more cards")
         return slots * self.engines
 
-    def step(self, rows: float, context: float) -> float:
+    def step(self, rows: float | int, context: float | int) -> float:
         """Seconds of a decoding step, `rows` responses spread evenly; an engine with any has a whole one."""
         busy = min(self.engines, max(rows, 1))
         return self.engine.step(rows / busy, context / busy)
@@ -206,7 +206,8 @@ def simulate(
         if number == skip:
             begins = run.spent()
         run.step()
-    return _mean_step(cluster, work, begins, run.spent(), steps)
+    hidden = schedule.ahead > 0 and schedule.overlaps and not schedule.streams  # from the generating cards
+    return _mean_step(cluster, work, begins, run.spent(), steps, hidden)
 
 
 @dataclass(frozen=True)
@@ -219,7 +220,7 @@ class _Spent:
     training: float = 0.0
 
 
-def _mean_step(cluster: Cluster, work: Workload, begins: _Spent, ends: _Spent, steps: int) -> StepTime:
+def _mean_step(cluster: Cluster, work: Workload, begins: _Spent, ends: _Spent, steps: int, hidden: bool) -> StepTime:
     def mean(name: str) -> float:
         return (getattr(ends, name) - getattr(begins, name)) / steps
 
@@ -229,7 +230,7 @@ def _mean_step(cluster: Cluster, work: Workload, begins: _Spent, ends: _Spent, s
     seconds = mean("until") + saving
     generation, training = on_generators * mean("even"), on_learners * mean("training")
     stragglers = on_generators * (mean("generating") - mean("even"))
-    moving = cluster.sync() + saving
+    moving = cluster.sync() * (on_learners if hidden else 1) + saving
     waiting = seconds - generation - stragglers - training - moving
     return StepTime(seconds, generation, stragglers, training, moving, max(waiting, 0.0))
 

@@ -117,7 +117,7 @@ class Engine:
             raise ValueError(f"{shape.weights / 1e9:.0f}B weights leave no room for a KV cache in one node: shard more")
         return cls(shape, card, efficiency, cards)
 
-    def step(self, rows: float, context: float) -> float:
+    def step(self, rows: float | int, context: float | int) -> float:
         """Seconds to decode one token of each of `rows` responses, whose caches hold `context` tokens together."""
         flops, use = self.shape.flops, self.efficiency
         read = BF16 * flops.weights + self.shape.kv_bytes * context
@@ -149,7 +149,7 @@ class Learner:
 
     @property
     def fits(self) -> str:
-        """"yes", "offloaded" (master weights and moments wait in the host's memory) or "no"."""
+        """Whether the states fit: "yes", "offloaded" (master weights and moments wait in the host's memory) or "no"."""
         free = self.cards * (self.card.memory - self.efficiency.reserve)
         if _STATES * self.shape.weights <= free:
             return "yes"

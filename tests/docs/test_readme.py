@@ -29,6 +29,7 @@ README = (ROOT / "README.md").read_text()
 CODE_PAGE = (ROOT / "grpo_lab" / "README.md").read_text()
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "experiments/LOG.md", "tests/benchmarks/README.md")),
+    ROOT / "analysis" / "cluster_cost.md",
     *sorted(ROOT.glob("[a-z]*/README.md")),
 ]
 

@@ -25,7 +25,6 @@ from grpo_lab.analysis.figures.style import (
     write_heading,
 )
 from grpo_lab.analysis.scaling.cluster_study import IN_FLIGHT, PARTS, SCHEDULES, SYNC, TOLERATED, Study
-from grpo_lab.analysis.table_rows import rows_of
 
 NAME = "cluster_cost"
 _PAPER = "Computed, not measured: no run behind it."
@@ -46,15 +45,17 @@ def draw_shares(study: Study) -> Drawn:
     table, models, asked = study.grid, list(study.shapes), study.given["cards_asked"]
     lost = table[(table.schedule == SYNC) & (table.cards == max(asked))].stragglers
     heading = (
-        f"On {max(asked)} cards synchronous training spends {lost.min():.0%} to {lost.max():.0%} of the time waiting for the "
+        f"On {max(asked)} cards synchronous training spends {lost.min():.0%} to {lost.max():.0%} of the time waiting "
+        "for the "
         "last responses; in-flight updates avoid it"
     )
     footer = (
-        f"{_PAPER} Right of each bar: card-hours of one question, {study.runs} runs of {study.given['question']['steps']} steps with "
+        f"{_PAPER} Right of each bar: card-hours of one question, {study.runs} runs of "
+        f"{study.given['question']['steps']} steps with "
         f"{study.work().responses:,} responses. {_setting(study)}"
     )
     figure, top, bottom = _figure("shares", heading, footer, 10.0, 4.1)
-    width, height = figure.get_size_inches()
+    height = float(figure.get_figheight())
     with house_style(_name("shares")):
         for place, model in enumerate(models):
             axes = figure.add_axes((0.145 + place * 0.29, bottom / height, 0.2, 1 - (top + bottom + 0.55) / height))
@@ -94,12 +95,17 @@ def draw_tails(study: Study) -> Drawn:
     table, models, asked = study.tails, list(study.shapes), study.given["cards_asked"]
     halves = [study.half_wasted(model, cards) for model in models for cards in asked[1:]]
     heading = (
-        f"On {asked[1]} and {asked[2]} cards synchronous training wastes half of their time once the longest response is "
+        f"On {asked[1]} and {asked[2]} cards synchronous training wastes half of their time once the longest response "
+        "is "
         f"{min(halves):.1f} to {max(halves):.1f} times the mean"
     )
-    footer = f"{_PAPER} Unused: slots that wait for the last responses, and cards that wait for others. {_setting(study)}"
+    footer = (
+        f"{_PAPER} Unused: slots that wait for the last responses, and cards that wait for others. A synchronous "
+        "curve bends down "
+        f"where the KV cache is full, so that responses queue. {_setting(study)}"
+    )
     figure, top, bottom = _figure("tails", heading, footer, 9.0, 2.9)
-    width, height = figure.get_size_inches()
+    height = float(figure.get_figheight())
     with house_style(_name("tails")):
         for place, model in enumerate(models):
             share = (bottom + 0.2) / height
@@ -107,10 +113,9 @@ def draw_tails(study: Study) -> Drawn:
             for cards, colour, mark in zip(asked, _MODELS, _MARKS):
                 for name, dash in ((SYNC, "-"), (IN_FLIGHT, ":")):
                     own = table[(table.model == model) & (table.cards == cards) & (table.schedule == name)]
-                    label = f"{cards} cards, {'synchronous' if name == SYNC else 'in flight'}"
                     axes.plot(
-                        own.ratio, own.unused, dash, color=colour, marker=mark, markersize=3.5, linewidth=1.4, label=label,
-                        markerfacecolor=colour if name == SYNC else "white",
+                        own.ratio, own.unused, dash, color=colour, marker=mark, markersize=3.5, linewidth=1.4,
+                        markerfacecolor=colour if name == SYNC else "white", label=f"{cards} cards, {name}",
                     )  # fmt: skip
             axes.axhline(0.5, color=GREY, linewidth=0.8)
             _bare(axes, f"{model}: unused share of the cards' time")
@@ -129,15 +134,17 @@ def draw_sync(study: Study) -> Drawn:
     table, models = study.syncs, list(study.shapes)
     line = max(study.tolerated(model, "one by one") for model in models)
     heading = (
-        f"Weights sent to engines one by one take over a tenth of a step beyond {line} cards; a broadcast takes at most "
+        f"Weights sent to engines one by one take over a tenth of a step beyond {line} cards; a broadcast takes at "
+        "most "
         f"{table.broadcast.max():.0%} even on {max(table.cards):,}"
     )
     footer = (
-        f"{_PAPER} Half of the cards generate; their engines wait while weights arrive. Links at {study.efficiency.link:.0%} of "
+        f"{_PAPER} Half of the cards generate; their engines wait while weights arrive. Links at "
+        f"{study.efficiency.link:.0%} of "
         f"{study.cards['H100'].network / 1e9:g} GB/s. {_setting(study)}"
     )
     figure, top, bottom = _figure("sync", heading, footer, 8.0, 2.9)
-    width, height = figure.get_size_inches()
+    height = float(figure.get_figheight())
     with house_style(_name("sync")):
         share = (bottom + 0.2) / height
         axes = figure.add_axes((0.085, share, 0.88, 1 - share - (top + 0.55) / height))
@@ -145,8 +152,8 @@ def draw_sync(study: Study) -> Drawn:
             own = table[table.model == model]
             for name, dash in (("one by one", ":"), ("broadcast", "-")):
                 axes.plot(
-                    own.cards, own[name], dash, color=colour, marker=mark, markersize=4, linewidth=1.4, label=f"{model}, {name}",
-                    markerfacecolor=colour if name == "broadcast" else "white",
+                    own.cards, own[name], dash, color=colour, marker=mark, markersize=4, linewidth=1.4,
+                    markerfacecolor=colour if name == "broadcast" else "white", label=f"{model}, {name}",
                 )  # fmt: skip
         axes.axhline(TOLERATED, color=GREY, linewidth=0.8)
         _bare(axes, "share of an in-flight step in which weights are sent (grey: a tenth)")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Sequence
-
-import pandas as pd
 
 from grpo_lab.analysis.scaling.cluster_study import IN_FLIGHT, SCHEDULES, SYNC, TOLERATED, Study
 from grpo_lab.analysis.table_rows import rows_of
 
-_BLOCK = r"(<!-- begin {} -->\n).*?(<!-- end -->)"
+_END = "<!-- end -->"
 
 
 def written(page: str, study: Study) -> str:
@@ -20,10 +17,11 @@ def written(page: str, study: Study) -> str:
     Raises ValueError where the page lacks one.
     """
     for name, make in _BLOCKS.items():
-        pattern = re.compile(_BLOCK.format(name), flags=re.S)
-        if not pattern.search(page):
-            raise ValueError(f"the page has no block {name}: write <!-- begin {name} --> and <!-- end --> into it")
-        page = pattern.sub(lambda found: f"{found[1]}{make(study)}\n{found[2]}", page)  # noqa: B023
+        before, begin, rest = page.partition(f"<!-- begin {name} -->\n")
+        _, end, after = rest.partition(_END)
+        if not end:
+            raise ValueError(f"the page has no block {name}: write <!-- begin {name} --> and {_END} into it")
+        page = f"{before}{begin}{make(study)}\n{end}{after}"
     return page
 
 
@@ -38,29 +36,44 @@ def answers(study: Study) -> str:
     lab = study.given["lab"]
     lab_price = lab["minutes"] / 60 * lab["cores"] * lab["core_price"]
     smallest, apart = study.row(models[0], few, IN_FLIGHT), study.row("7B", few, IN_FLIGHT)
-    costs = (f"{_rounded(one.card_hours)} card-hours ({_dollars(one.dollars)}) at {model}" for model, one in rows.items())
+    costs = (
+        f"{_rounded(one.card_hours)} card-hours ({_dollars(one.dollars)}) at {model}" for model, one in rows.items()
+    )
     return "\n".join(
         [
-            f"- **What one question costs.** On {some} H100 with in-flight updates {_listed(costs)}. Synchronous training there "
+            f"- **What one question costs.** On {some} H100 with in-flight updates {_listed(costs)}. Synchronous "
+            "training there "
             f"takes {_listed(f'{one:.1f}' for one in more)} times as much.",
-            f"- **Take that as the least.** Reported whole runs took {low:.1f} to {high:.1f} times what this model predicts, if AReaL "
+            f"- **Take that as the least.** Reported whole runs took {low:.1f} to {high:.1f} times what this model "
+            "predicts, if AReaL "
             f"counts updates as steps ([below](#against-reports)). At that rate the 7B question costs "
             f"{_dollars(low * rows['7B'].dollars)} to {_dollars(high * rows['7B'].dollars)}.",
-            f"- **From which tail synchronous training wastes over half.** On {some} and {many} cards from a longest response of "
+            f"- **From which tail synchronous training wastes over half.** On {some} and {many} cards from a longest "
+            "response of "
             f"{min(halves):.1f} to {max(halves):.1f} times the mean. On {few} cards {_on_few(study, few)}.",
-            f"- **Where adding cards stops helping.** {many} cards for {some} make a synchronous step {_faster(study, SYNC, some, many)} "
-            f"times as fast, {some} for {few} {_faster(study, SYNC, few, some)} times (at {_listed(models)}). In flight it is "
+            f"- **Where adding cards stops helping.** {many} cards for {some} make a synchronous step "
+            f"{_faster(study, SYNC, some, many)} "
+            f"times as fast, {some} for {few} {_faster(study, SYNC, few, some)} times (at {_listed(models)}). In "
+            "flight it is "
             f"{_faster(study, IN_FLIGHT, some, many)}, and {_faster(study, IN_FLIGHT, few, some)}.",
-            f"- **Use them side by side.** The {study.runs} runs of a question are independent. At 7B in flight, {few} cards a run and "
-            f"all runs at once on {few * study.runs} take {apart.days / study.runs:.2f} days and {_rounded(apart.card_hours)} "
-            f"card-hours. One run after another on {some} takes {rows['7B'].days:.2f} days and {_rounded(rows['7B'].card_hours)}.",
-            f"- **How many cards weight sync tolerates.** By a pipelined broadcast, sending weights stays below {TOLERATED:.0%} of an "
+            f"- **Use them side by side.** The {study.runs} runs of a question are independent. At 7B in flight, "
+            f"{few} cards a run and "
+            f"all runs at once on {few * study.runs} take {apart.days / study.runs:.2f} days and "
+            f"{_rounded(apart.card_hours)} "
+            f"card-hours. One run after another on {some} takes {rows['7B'].days:.2f} days and "
+            f"{_rounded(rows['7B'].card_hours)}.",
+            "- **How many cards weight sync tolerates.** By a pipelined broadcast, sending weights stays below "
+            f"{TOLERATED:.0%} of an "
             f"in-flight step up to {_tolerated(study, 'broadcast')}. If one sender serves engine after engine, up to "
             f"{_tolerated(study, 'one by one')}.",
-            f"- **When the tiny-model lab is worth it.** A sweep of {lab['runs']} runs takes {lab['minutes']} minutes on "
-            f"{lab['cores']} cores: {_dollars(lab_price)} at {_dollars(lab['core_price'])} a core-hour. The cheapest question here "
-            f"({models[0]}, {few} cards, in flight) costs {_dollars(smallest.dollars)}, {_rounded(smallest.dollars / lab_price)} times as "
-            "much. By price the lab pays if it spares one such question in as many sweeps. Whether its answers hold at these sizes "
+            f"- **When the tiny-model lab is worth it.** A sweep of {lab['runs']} runs takes {lab['minutes']} minutes "
+            "on "
+            f"{lab['cores']} cores: {_dollars(lab_price)} at {_dollars(lab['core_price'])} a core-hour. The cheapest "
+            "question here "
+            f"({models[0]}, {few} cards, in flight) costs {_dollars(smallest.dollars)}, "
+            f"{_rounded(smallest.dollars / lab_price)} times as "
+            "much. By price the lab pays if it spares one such question in as many sweeps. Whether its answers hold "
+            "at these sizes "
             "was not tested. So it can choose what to ask, and cannot replace the asking.",
         ]
     )
@@ -72,15 +85,19 @@ def question(study: Study) -> str:
     lengths = work.lengths
     return "\n".join(
         [
-            f"- {asked['arms']} arms, {study.runs // asked['arms']} seeds each: what finds an effect of {asked['effect']:g} points "
+            f"- {asked['arms']} arms, {study.runs // asked['arms']} seeds each: what finds an effect of "
+            f"{asked['effect']:g} points "
             f"with 80% power by a paired t test, if seeds deviate by {asked['sd']:g} point and arms correlate by "
             f"{asked['correlation']:g}. So {study.runs} runs of {asked['steps']} steps.",
             f"- A step: {work.problems} problems with {work.group_size} responses, {work.updates} updates, "
-            f"{work.reads} forward pass for old log-probs, no reference. A checkpoint every {work.checkpoint_every} steps.",
+            f"{work.reads} forward pass for old log-probs, no reference. A checkpoint every {work.checkpoint_every} "
+            "steps.",
             f"- Lengths: lognormal with mean {lengths.mean:,.0f} and sigma {lengths.sigma:.2f}, so that "
-            f"{study.given['work']['truncated']:.0%} reach the cap of {lengths.cap:,} tokens. An assumption. Two reports bound "
+            f"{study.given['work']['truncated']:.0%} reach the cap of {lengths.cap:,} tokens. An assumption. Two "
+            "reports bound "
             "the share: below 5% at 27K tokens ([AReaL "
-            "v0.2](https://github.com/inclusionAI/AReaL/blob/main/blog/AReaL_v0_2.md)), below 5% for most of the run at 14K "
+            "v0.2](https://github.com/inclusionAI/AReaL/blob/main/blog/AReaL_v0_2.md)), below 5% for most of the run "
+            "at 14K "
             "(arXiv:2510.13786).",
             f"- {_dollars(study.given['price'])} for an H100-hour, a parameter.",
         ]
@@ -115,8 +132,8 @@ def cap_table(study: Study) -> str:
 
 def memory_table(study: Study) -> str:
     rows = [
-        [row.model, row.card, f"{row.weights:.2f}", f"{row.kv:.0f}", str(row.engine), f"{row.cache:.2f}", f"{row.one:.1f}"]
-        + [f"{row.many:.0f}", f"{row.trains} ({row.offloaded})"]
+        [row.model, row.card, f"{row.weights:.2f}", f"{row.kv:.0f}", str(row.engine), f"{row.cache:.2f}"]
+        + [f"{row.one:.1f}", f"{row.many:.0f}", f"{row.trains} ({row.offloaded})"]
         for row in rows_of(study.memory)
     ]
     heads = ["model", "card", "weights, 10^9", "KV cache, kB a token", "cards of an engine", "tokens it holds, 10^6"]
@@ -135,7 +152,8 @@ def reports_table(study: Study) -> str:
 
 def transfers_table(study: Study) -> str:
     rows = [
-        [row.what, f"{row.plain:g} s", f"{row.engine:g} s", f"{row.predicted:.2g} s"] for row in rows_of(study.transfers)
+        [row.what, f"{row.plain:g} s", f"{row.engine:g} s", f"{row.predicted:.2g} s"]
+        for row in rows_of(study.transfers)
     ]
     return _table(["weights sent", "verl reports", "with checkpoint-engine", "predicted"], rows)
 
@@ -152,33 +170,39 @@ def misses(study: Study) -> str:
     low, high = slower(study)
     streaming = [row.ratio for row in rows_of(study.compared) if row.kind == "speedup"]
     runs, anchored = study.given["scalerl"], study.given["setups"]["verl"]
-    counted = sorted(1 / row.ratio / (4 if row.unit == "hours" else 1) for row in rows_of(study.compared) if _whole(row.what))
+    whole = [row for row in rows_of(study.compared) if _whole(row.what)]
+    counted = sorted(1 / row.ratio / (4 if row.unit == "hours" else 1) for row in whole)
     step = study.row("7B", 64, IN_FLIGHT)
     generated = [table.loc[f"generation, {cards} cards"] for cards in (32, 64, 128)]
-    gains = [
-        table.loc["updates, 64 cards", column] / table.loc["updates, 128 cards", column]
-        for column in ("reported", "predicted")
-    ]
+    updates = [table.loc[f"updates, {cards} cards"] for cards in (64, 128)]
+    gains = [updates[0][column] / updates[1][column] for column in ("reported", "predicted")]
     return "\n".join(
         [
-            f"- *Holds*: the tail. verl generates for {generated[1].reported:.0f} s on 64 cards and {generated[2].reported:.0f} s on "
+            f"- *Holds*: the tail. verl generates for {generated[1].reported:.0f} s on 64 cards and "
+            f"{generated[2].reported:.0f} s on "
             f"128, so that twice the cards save nothing. The model says {generated[1].predicted:.0f} s and "
             f"{generated[2].predicted:.0f} s: a response at the cap decides. Its mean length, "
             f"{study.anchored_mean('verl'):,.0f} tokens, is fitted to verl's updates on 32 cards.",
-            f"- *Misses*: on 32 cards verl generates for {generated[0].reported:.0f} s, the model for {generated[0].predicted:.0f} s. "
+            f"- *Misses*: on 32 cards verl generates for {generated[0].reported:.0f} s, the model for "
+            f"{generated[0].predicted:.0f} s. "
             f"From 64 to 128 cards verl's updates get {gains[0]:.2f} times as fast, the model's {gains[1]:.2f} times.",
-            f"- *Misses*: whole runs take {low:.1f} to {high:.1f} times as long as predicted. Evaluation, restarts, longer responses and "
-            "slow software are not in the model, and a small model does not reach its MFU (prime-rl). If AReaL's 1000 steps "
+            f"- *Misses*: whole runs take {low:.1f} to {high:.1f} times as long as predicted. Evaluation, restarts, "
+            "longer responses and "
+            "slow software are not in the model, and a small model does not reach its MFU (prime-rl). If AReaL's 1000 "
+            "steps "
             f"are batches, the factors are {counted[0]:.1f} to {counted[-1]:.1f}.",
-            f"- *Misses*: streaming gains {min(streaming):.2f} to {max(streaming):.2f} of what is reported. verl's streaming run updates "
+            f"- *Misses*: streaming gains {min(streaming):.2f} to {max(streaming):.2f} of what is reported. verl's "
+            "streaming run updates "
             f"in {anchored['streaming_updates_take']:.0f} s on 32 cards, its synchronous run in "
             f"{anchored['anchor']['updates_take']:.0f} s. So they differ in more than their schedule.",
-            "- *Not tested by any report*: the gains in the grid, which are larger. They need a small batch on many cards, and up to "
+            "- *Not tested by any report*: the gains in the grid, which are larger. They need a small batch on many "
+            "cards, and up to "
             "five batches that decode together. PipelineRL reports about twice the speed of learning on 128 H100 "
             "(arXiv:2509.19128).",
-            f"- *Not predicted*: ScaleRL's run of an 8B model (arXiv:2510.13786) took {runs['card_hours']:,} GPU-hours for "
-            f"{runs['steps']:,} steps, {runs['card_hours'] / runs['steps']:.1f} a step. Its batch and lengths are larger than here, "
-            f"where a step of 7B takes {step.step * step.cards / 3600:.2f} card-hours.",
+            f"- *Not predicted*: ScaleRL's run of an 8B model (arXiv:2510.13786) took {runs['card_hours']:,} "
+            "GPU-hours for "
+            f"{runs['steps']:,} steps, {runs['card_hours'] / runs['steps']:.1f} a step. Its abstract "
+            f"gives neither batch nor lengths. A step of 7B here takes {step.step * step.cards / 3600:.2f} card-hours.",
         ]
     )
 
@@ -187,12 +211,16 @@ def assumptions(study: Study) -> str:
     use = study.efficiency
     return "\n".join(
         [
-            f"- Of its peak a card reaches {use.train:.0%} in training and reading, {use.decode:.0%} in decoding where operations bound "
-            f"it; of its memory's bandwidth {use.bandwidth:.0%}. A decoding step takes {1e3 * use.step:g} ms besides, and "
+            f"- Of its peak a card reaches {use.train:.0%} in training and reading, {use.decode:.0%} in decoding "
+            "where operations bound "
+            f"it; of its memory's bandwidth {use.bandwidth:.0%}. A decoding step takes {1e3 * use.step:g} ms besides, "
+            "and "
             f"{1e6 * use.reduce:g} us for an all-reduce in a tensor-parallel group.",
-            f"- Links reach {use.link:.0%} of their data sheet when weights are sent, chosen after verl's times above. A checkpoint is "
+            f"- Links reach {use.link:.0%} of their data sheet when weights are sent, chosen after verl's times "
+            "above. A checkpoint is "
             f"written at {use.disk / 1e9:g} GB/s.",
-            f"- A training card keeps {use.reserve / 1e9:g} GB for activations. States take 16 bytes a weight, all of them sharded. Where "
+            f"- A training card keeps {use.reserve / 1e9:g} GB for activations. States take 16 bytes a weight, all of "
+            "them sharded. Where "
             "they do not fit, 12 of the 16 wait in the host's memory (*offloaded*). A generating card fills "
             f"{use.used:.0%} of its memory.",
         ]

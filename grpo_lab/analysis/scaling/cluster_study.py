@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,11 @@ class Study:
 
     @cached_property
     def cards(self) -> dict[str, Card]:
-        return {name: Card(**{key: float(one) for key, one in card.items()}) for name, card in self.given["cards"].items()}
+        given: dict[str, Any] = self.given["cards"]
+        sheets: dict[str, dict[str, Any]] = {
+            name: {key: float(one) for key, one in card.items()} for name, card in given.items()
+        }
+        return {name: Card(**sheet) for name, sheet in sheets.items()}
 
     @cached_property
     def efficiency(self) -> Efficiency:
@@ -80,7 +85,7 @@ class Study:
         cap = given.get("cap") or round(given["mean"] * given["cap_over_mean"])
         mean = given["mean"] if "cap" not in other or "mean" in other else cap / given["cap_over_mean"]
         names = ("problems", "group_size", "prompt", "updates", "reads", "checkpoint_every")
-        lengths = Lengths.truncated(mean, cap, given["truncated"])
+        lengths = Lengths.truncated(float(mean), cap, given["truncated"])
         return Workload(**{name: given[name] for name in names}, lengths=lengths)
 
     def cell(self, model: str, cards: int, name: str, card: str = "H100", work: Workload | None = None) -> Cell:
@@ -160,7 +165,8 @@ class Study:
                         work = self.work(cap_over_mean=ratio)
                         step = simulate(cluster, self.schedule(name), work, steps=6, skip=6)
                         unused = step.shares()["stragglers"] + step.shares()["waiting"]
-                        rows.append({"model": model, "cards": cards, "schedule": name, "ratio": ratio, "unused": unused})
+                        where = {"model": model, "cards": cards, "schedule": name}
+                        rows.append({**where, "ratio": ratio, "unused": unused})
         return pd.DataFrame(rows)
 
     def half_wasted(self, model: str, cards: int) -> float:
@@ -168,7 +174,7 @@ class Study:
         table = self.tails
         own = table[(table.model == model) & (table.cards == cards) & (table.schedule == SYNC)]
         points = list(zip(own.ratio, own.unused))
-        for (left, low), (right, high) in zip(points, points[1:]):
+        for (left, low), (right, high) in pairwise(points):
             if low < 0.5 <= high:
                 return left + (right - left) * (0.5 - low) / (high - low)
         return math.nan
@@ -207,7 +213,7 @@ class Study:
                 tree, line = cluster.sync(), cluster.sync(tree=False)
                 rest = step.seconds - tree
                 shares = {"broadcast": tree / (rest + tree), "one by one": line / (rest + line)}
-                rows.append({"model": model, "cards": cards, "engines": cluster.engines, "tree": tree, "line": line, **shares})
+                rows.append({"model": model, "cards": cards, "engines": cluster.engines, **shares})
         return pd.DataFrame(rows)
 
     def tolerated(self, model: str, how: str) -> int:
@@ -223,8 +229,14 @@ class Study:
     @cached_property
     def compared(self) -> pd.DataFrame:
         """A row per report: what was reported, what this predicts, and predicted over reported."""
+        return self.compared_to()
+
+    def compared_to(self, kind: str = "") -> pd.DataFrame:
+        """The reports of one kind, or all."""
         rows = []
         for report in self.given["reports"]:
+            if kind not in ("", report["kind"]):
+                continue
             predicted = self._predict(report, self.given["setups"][report["from"]])
             rows.append({**report, "predicted": predicted, "ratio": predicted / report["reported"]})
         return pd.DataFrame(rows)
@@ -273,7 +285,7 @@ class Study:
         def beyond(mean: float) -> float:
             return self._stage("train", cluster, self.work(**asked, mean=mean)) - anchor["updates_take"]
 
-        found = brentq(beyond, asked["cap"] / 100, asked["cap"] / 4, rtol=1e-3)
+        found = brentq(beyond, asked["cap"] / 100, asked["cap"] / 4, xtol=1.0)
         assert isinstance(found, float)
         return found
 
