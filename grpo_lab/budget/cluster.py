@@ -12,6 +12,7 @@ import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
 
@@ -88,11 +89,11 @@ class Cluster:
     def __post_init__(self) -> None:
         require_field(0 <= self.generating < self.cards, self, "generating", "at least 0 and below cards")
 
-    @property
+    @cached_property
     def engine(self) -> Engine:
         return Engine.of(self.shape, self.card, self.efficiency)
 
-    @property
+    @cached_property
     def engines(self) -> int:
         """How many engines the generating cards hold; ValueError for none."""
         count = (self.generating or self.cards) // self.engine.cards

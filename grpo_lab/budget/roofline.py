@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from grpo_lab.budget.ledger import ModelFlops
 from grpo_lab.tricks.base import require_field, require_not_negative, require_positive
@@ -37,7 +38,7 @@ class ModelShape:
         require_positive(self, "layers", "width", "heads", "kv_heads", "head_dim", "mlp", "vocabulary")
         require_field(self.heads % self.kv_heads == 0, self, "heads", "a multiple of kv_heads")
 
-    @property
+    @cached_property
     def weights(self) -> int:
         """All weights, embeddings included."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
@@ -46,13 +47,13 @@ class ModelShape:
         tables = 1 if self.tied else 2
         return self.layers * layer + tables * self.vocabulary * self.width + self.width
 
-    @property
+    @cached_property
     def flops(self) -> ModelFlops:
         """Operations as the ledger counts them: the table is looked up, the head is multiplied."""
         looked_up = 0 if self.tied else self.vocabulary * self.width
         return ModelFlops(self.weights - looked_up, 4 * self.layers * self.heads * self.head_dim)
 
-    @property
+    @cached_property
     def kv_bytes(self) -> int:
         """Bytes of keys and values for each token."""
         return 2 * self.layers * self.kv_heads * self.head_dim * BF16
