@@ -36,6 +36,7 @@ _WORDS = {
     "moving": "weights and checkpoints",
     "waiting": "other idle time",
 }
+_SHOWN = "7B"
 _MODELS = (BLUE, GREEN, VERMILLION)
 _MARKS = ("o", "s", "^")
 
@@ -91,41 +92,36 @@ def draw_shares(study: Study) -> Drawn:
 
 
 def draw_tails(study: Study) -> Drawn:
-    """`cluster_cost_tails`: unused card time against the longest response over the mean."""
-    table, models, asked = study.tails, list(study.shapes), study.given["cards_asked"]
-    halves = [study.half_wasted(model, cards) for model in models for cards in asked[1:]]
+    """`cluster_cost_tails`: unused card time at 7B against the longest response over the mean."""
+    asked = study.given["cards_asked"]
+    table = study.tails[study.tails.model == _SHOWN]
+    halves = [study.half_wasted(_SHOWN, cards) for cards in asked[1:]]
     heading = (
-        f"On {asked[1]} and {asked[2]} cards synchronous training wastes half of their time once the longest response "
-        "is "
+        f"Synchronous training of {_SHOWN} wastes half of {asked[1]} or {asked[2]} cards once the longest response is "
         f"{min(halves):.1f} to {max(halves):.1f} times the mean"
     )
-    footer = (
-        f"{_PAPER} Unused: slots that wait for the last responses, and cards that wait for others. A synchronous "
-        "curve bends down "
-        f"where the KV cache is full, so that responses queue. {_setting(study)}"
-    )
-    figure, top, bottom = _figure("tails", heading, footer, 9.0, 2.9)
+    footer = f"{_PAPER} Unused: slots that wait for the last responses, cards that wait for others. {_setting(study)}"
+    figure, top, bottom = _figure("tails", heading, footer, 8.0, 3.1)
     height = float(figure.get_figheight())
     with house_style(_name("tails")):
-        for place, model in enumerate(models):
-            share = (bottom + 0.2) / height
-            axes = figure.add_axes((0.06 + place * 0.32, share, 0.275, 1 - share - (top + 0.55) / height))
+        share = (bottom + 0.2) / height
+        axes = figure.add_axes((0.085, share, 0.88, 1 - share - (top + 0.7) / height))
+        for name, dash in ((SYNC, "-"), (IN_FLIGHT, ":")):
             for cards, colour, mark in zip(asked, _MODELS, _MARKS):
-                for name, dash in ((SYNC, "-"), (IN_FLIGHT, ":")):
-                    own = table[(table.model == model) & (table.cards == cards) & (table.schedule == name)]
-                    axes.plot(
-                        own.ratio, own.unused, dash, color=colour, marker=mark, markersize=3.5, linewidth=1.4,
-                        markerfacecolor=colour if name == SYNC else "white", label=f"{cards} cards, {name}",
-                    )  # fmt: skip
-            axes.axhline(0.5, color=GREY, linewidth=0.8)
-            _bare(axes, f"{model}: unused share of the cards' time")
-            axes.set_xscale("log")
-            axes.set_xticks([1, 2, 3, 4, 6, 8, 12], ["1", "2", "3", "4", "6", "8", "12"])
-            axes.minorticks_off()
-            axes.set_ylim(0, 1)
-            axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "25%", "50%", "75%", "100%"] if place == 0 else [""] * 5)
-            axes.set_xlabel("longest response over mean")
-        _legend(figure, top, 6)
+                own = table[(table.cards == cards) & (table.schedule == name)]
+                axes.plot(
+                    own.ratio, own.unused, dash, color=colour, marker=mark, markersize=4, linewidth=1.4,
+                    markerfacecolor=colour if name == SYNC else "white", label=f"{cards} cards, {name}",
+                )  # fmt: skip
+        axes.axhline(0.5, color=GREY, linewidth=0.8)
+        _bare(axes, "unused share of the cards' time (grey: a half)")
+        axes.set_xscale("log")
+        axes.set_xticks(study.given["caps_over_mean"], [f"{ratio:g}" for ratio in study.given["caps_over_mean"]])
+        axes.minorticks_off()
+        axes.set_ylim(0, 1)
+        axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "25%", "50%", "75%", "100%"])
+        axes.set_xlabel("longest response over mean")
+        _legend(figure, top, 3)
     return Drawn(_name("tails"), figure, table.round(4), "lines: a simulated run each")
 
 

@@ -42,39 +42,29 @@ def answers(study: Study) -> str:
     return "\n".join(
         [
             f"- **What one question costs.** On {some} H100 with in-flight updates {_listed(costs)}. Synchronous "
-            "training there "
-            f"takes {_listed(f'{one:.1f}' for one in more)} times as much.",
+            f"training there takes {_listed(f'{one:.1f}' for one in more)} times as much.",
             f"- **Take that as the least.** Reported whole runs took {low:.1f} to {high:.1f} times what this model "
-            "predicts, if AReaL "
-            f"counts updates as steps ([below](#against-reports)). At that rate the 7B question costs "
-            f"{_dollars(low * rows['7B'].dollars)} to {_dollars(high * rows['7B'].dollars)}.",
+            "predicts, if AReaL counts updates as steps ([below](#against-reports)). At that rate the 7B question "
+            f"costs {_dollars(low * rows['7B'].dollars)} to {_dollars(high * rows['7B'].dollars)}.",
             f"- **From which tail synchronous training wastes over half.** On {some} and {many} cards from a longest "
-            "response of "
-            f"{min(halves):.1f} to {max(halves):.1f} times the mean. On {few} cards {_on_few(study, few)}.",
+            f"response of {min(halves):.1f} to {max(halves):.1f} times the mean. On {few} cards {_on_few(study, few)}.",
             f"- **Where adding cards stops helping.** {many} cards for {some} make a synchronous step "
-            f"{_faster(study, SYNC, some, many)} "
-            f"times as fast, {some} for {few} {_faster(study, SYNC, few, some)} times (at {_listed(models)}). In "
-            "flight it is "
-            f"{_faster(study, IN_FLIGHT, some, many)}, and {_faster(study, IN_FLIGHT, few, some)}.",
+            f"{_faster(study, SYNC, some, many)} times as fast, {some} for {few} {_faster(study, SYNC, few, some)} "
+            f"times (at {_listed(models)}). In flight it is {_faster(study, IN_FLIGHT, some, many)}, and "
+            f"{_faster(study, IN_FLIGHT, few, some)}.",
             f"- **Use them side by side.** The {study.runs} runs of a question are independent. At 7B in flight, "
-            f"{few} cards a run and "
-            f"all runs at once on {few * study.runs} take {apart.days / study.runs:.2f} days and "
-            f"{_rounded(apart.card_hours)} "
-            f"card-hours. One run after another on {some} takes {rows['7B'].days:.2f} days and "
-            f"{_rounded(rows['7B'].card_hours)}.",
+            f"{few} cards a run and all runs at once on {few * study.runs} take {apart.days / study.runs:.2f} days "
+            f"and {_rounded(apart.card_hours)} card-hours. One run after another on {some} takes "
+            f"{rows['7B'].days:.2f} days and {_rounded(rows['7B'].card_hours)}.",
             "- **How many cards weight sync tolerates.** By a pipelined broadcast, sending weights stays below "
-            f"{TOLERATED:.0%} of an "
-            f"in-flight step up to {_tolerated(study, 'broadcast')}. If one sender serves engine after engine, up to "
-            f"{_tolerated(study, 'one by one')}.",
+            f"{TOLERATED:.0%} of an in-flight step up to {_tolerated(study, 'broadcast')}. If one sender serves "
+            f"engine after engine, up to {_tolerated(study, 'one by one')}.",
             f"- **When the tiny-model lab is worth it.** A sweep of {lab['runs']} runs takes {lab['minutes']} minutes "
-            "on "
-            f"{lab['cores']} cores: {_dollars(lab_price)} at {_dollars(lab['core_price'])} a core-hour. The cheapest "
-            "question here "
-            f"({models[0]}, {few} cards, in flight) costs {_dollars(smallest.dollars)}, "
-            f"{_rounded(smallest.dollars / lab_price)} times as "
-            "much. By price the lab pays if it spares one such question in as many sweeps. Whether its answers hold "
-            "at these sizes "
-            "was not tested. So it can choose what to ask, and cannot replace the asking.",
+            f"on {lab['cores']} cores: {_dollars(lab_price)} at {_dollars(lab['core_price'])} a core-hour. The "
+            f"cheapest question here ({models[0]}, {few} cards, in flight) costs {_dollars(smallest.dollars)}, "
+            f"{_rounded(smallest.dollars / lab_price)} times as much. By price the lab pays if it spares one such "
+            "question in as many sweeps. Whether its answers hold at these sizes was not tested. So it can choose "
+            "what to ask, and cannot replace the asking.",
         ]
     )
 
@@ -86,19 +76,16 @@ def question(study: Study) -> str:
     return "\n".join(
         [
             f"- {asked['arms']} arms, {study.runs // asked['arms']} seeds each: what finds an effect of "
-            f"{asked['effect']:g} points "
-            f"with 80% power by a paired t test, if seeds deviate by {asked['sd']:g} point and arms correlate by "
-            f"{asked['correlation']:g}. So {study.runs} runs of {asked['steps']} steps.",
+            f"{asked['effect']:g} points with 80% power by a paired t test, if seeds deviate by {asked['sd']:g} point "
+            f"and arms correlate by {asked['correlation']:g}. So {study.runs} runs of {asked['steps']} steps.",
             f"- A step: {work.problems} problems with {work.group_size} responses, {work.updates} updates, "
             f"{work.reads} forward pass for old log-probs, no reference. A checkpoint every {work.checkpoint_every} "
             "steps.",
             f"- Lengths: lognormal with mean {lengths.mean:,.0f} and sigma {lengths.sigma:.2f}, so that "
             f"{study.given['work']['truncated']:.0%} reach the cap of {lengths.cap:,} tokens. An assumption. Two "
-            "reports bound "
-            "the share: below 5% at 27K tokens ([AReaL "
+            "reports bound the share: below 5% at 27K tokens ([AReaL "
             "v0.2](https://github.com/inclusionAI/AReaL/blob/main/blog/AReaL_v0_2.md)), below 5% for most of the run "
-            "at 14K "
-            "(arXiv:2510.13786).",
+            "at 14K (arXiv:2510.13786).",
             f"- {_dollars(study.given['price'])} for an H100-hour, a parameter.",
         ]
     )
@@ -179,29 +166,23 @@ def misses(study: Study) -> str:
     return "\n".join(
         [
             f"- *Holds*: the tail. verl generates for {generated[1].reported:.0f} s on 64 cards and "
-            f"{generated[2].reported:.0f} s on "
-            f"128, so that twice the cards save nothing. The model says {generated[1].predicted:.0f} s and "
-            f"{generated[2].predicted:.0f} s: a response at the cap decides. Its mean length, "
-            f"{study.anchored_mean('verl'):,.0f} tokens, is fitted to verl's updates on 32 cards.",
+            f"{generated[2].reported:.0f} s on 128, so that twice the cards save nothing. The model says "
+            f"{generated[1].predicted:.0f} s and {generated[2].predicted:.0f} s: a response at the cap decides. Its "
+            f"mean length, {study.anchored_mean('verl'):,.0f} tokens, is fitted to verl's updates on 32 cards.",
             f"- *Misses*: on 32 cards verl generates for {generated[0].reported:.0f} s, the model for "
-            f"{generated[0].predicted:.0f} s. "
-            f"From 64 to 128 cards verl's updates get {gains[0]:.2f} times as fast, the model's {gains[1]:.2f} times.",
+            f"{generated[0].predicted:.0f} s. From 64 to 128 cards verl's updates get {gains[0]:.2f} times as fast, "
+            f"the model's {gains[1]:.2f} times.",
             f"- *Misses*: whole runs take {low:.1f} to {high:.1f} times as long as predicted. Evaluation, restarts, "
-            "longer responses and "
-            "slow software are not in the model, and a small model does not reach its MFU (prime-rl). If AReaL's 1000 "
-            "steps "
-            f"are batches, the factors are {counted[0]:.1f} to {counted[-1]:.1f}.",
+            "longer responses and slow software are not in the model, and a small model does not reach its MFU "
+            f"(prime-rl). If AReaL's 1000 steps are batches, the factors are {counted[0]:.1f} to {counted[-1]:.1f}.",
             f"- *Misses*: streaming gains {min(streaming):.2f} to {max(streaming):.2f} of what is reported. verl's "
-            "streaming run updates "
-            f"in {anchored['streaming_updates_take']:.0f} s on 32 cards, its synchronous run in "
+            f"streaming run updates in {anchored['streaming_updates_take']:.0f} s on 32 cards, its synchronous run in "
             f"{anchored['anchor']['updates_take']:.0f} s. So they differ in more than their schedule.",
             "- *Not tested by any report*: the gains in the grid, which are larger. They need a small batch on many "
-            "cards, and up to "
-            "five batches that decode together. PipelineRL reports about twice the speed of learning on 128 H100 "
-            "(arXiv:2509.19128).",
+            "cards, and up to five batches that decode together. PipelineRL reports about twice the speed of "
+            "learning on 128 H100 (arXiv:2509.19128).",
             f"- *Not predicted*: ScaleRL's run of an 8B model (arXiv:2510.13786) took {runs['card_hours']:,} "
-            "GPU-hours for "
-            f"{runs['steps']:,} steps, {runs['card_hours'] / runs['steps']:.1f} a step. Its abstract "
+            f"GPU-hours for {runs['steps']:,} steps, {runs['card_hours'] / runs['steps']:.1f} a step. Its abstract "
             f"gives neither batch nor lengths. A step of 7B here takes {step.step * step.cards / 3600:.2f} card-hours.",
         ]
     )
@@ -212,17 +193,13 @@ def assumptions(study: Study) -> str:
     return "\n".join(
         [
             f"- Of its peak a card reaches {use.train:.0%} in training and reading, {use.decode:.0%} in decoding "
-            "where operations bound "
-            f"it; of its memory's bandwidth {use.bandwidth:.0%}. A decoding step takes {1e3 * use.step:g} ms besides, "
-            "and "
-            f"{1e6 * use.reduce:g} us for an all-reduce in a tensor-parallel group.",
+            f"where operations bound it; of its memory's bandwidth {use.bandwidth:.0%}. A decoding step takes "
+            f"{1e3 * use.step:g} ms besides, and {1e6 * use.reduce:g} us for an all-reduce in a tensor-parallel group.",
             f"- Links reach {use.link:.0%} of their data sheet when weights are sent, chosen after verl's times "
-            "above. A checkpoint is "
-            f"written at {use.disk / 1e9:g} GB/s.",
+            f"above. A checkpoint is written at {use.disk / 1e9:g} GB/s.",
             f"- A training card keeps {use.reserve / 1e9:g} GB for activations. States take 16 bytes a weight, all of "
-            "them sharded. Where "
-            "they do not fit, 12 of the 16 wait in the host's memory (*offloaded*). A generating card fills "
-            f"{use.used:.0%} of its memory.",
+            "them sharded. Where they do not fit, 12 of the 16 wait in the host's memory (*offloaded*). A generating "
+            f"card fills {use.used:.0%} of its memory.",
         ]
     )
 
