@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from statistics import NormalDist
 
 import numpy as np
 
@@ -42,8 +43,6 @@ class Lengths:
         log(cap / mean) = z sigma - sigma^2 / 2 with z the normal quantile of 1 - share. Raises ValueError where no
         lognormal of this mean has so many.
         """
-        from statistics import NormalDist
-
         z = NormalDist().inv_cdf(1 - share)
         rest = z * z - 2 * math.log(cap / mean)
         if rest < 0:

@@ -6,6 +6,7 @@ import math
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from grpo_lab.analysis.figures.style import (
     BLACK,
@@ -37,7 +38,7 @@ _WORDS = {
     "waiting": "other idle time",
 }
 _SHOWN = "7B"
-_MODELS = (BLUE, GREEN, VERMILLION)
+_LINES = (BLUE, GREEN, VERMILLION)
 _MARKS = ("o", "s", "^")
 
 
@@ -82,7 +83,7 @@ def draw_shares(study: Study) -> Drawn:
             axes.set_title(f"{model}: share of the cards' time", loc="left", fontsize=BODY)
             for side in ("top", "right"):
                 axes.spines[side].set_visible(False)
-        handles = [figure.axes[0].barh(0, 0, color=_COLOURS[part]) for part in PARTS]
+        handles = [Patch(color=_COLOURS[part], linewidth=0) for part in PARTS]
         words = [_WORDS[part] for part in PARTS]
         figure.legend(
             handles, words, loc="upper left", bbox_to_anchor=(0.005, 1 - top / height), ncols=5, frameon=False,
@@ -106,8 +107,8 @@ def draw_tails(study: Study) -> Drawn:
     with house_style(_name("tails")):
         share = (bottom + 0.2) / height
         axes = figure.add_axes((0.085, share, 0.88, 1 - share - (top + 0.7) / height))
-        for name, dash in ((SYNC, "-"), (IN_FLIGHT, ":")):
-            for cards, colour, mark in zip(asked, _MODELS, _MARKS):
+        for cards, colour, mark in zip(asked, _LINES, _MARKS):
+            for name, dash in ((SYNC, "-"), (IN_FLIGHT, ":")):
                 own = table[(table.cards == cards) & (table.schedule == name)]
                 axes.plot(
                     own.ratio, own.unused, dash, color=colour, marker=mark, markersize=4, linewidth=1.4,
@@ -144,7 +145,7 @@ def draw_sync(study: Study) -> Drawn:
     with house_style(_name("sync")):
         share = (bottom + 0.2) / height
         axes = figure.add_axes((0.085, share, 0.88, 1 - share - (top + 0.55) / height))
-        for model, colour, mark in zip(models, _MODELS, _MARKS):
+        for model, colour, mark in zip(models, _LINES, _MARKS):
             own = table[table.model == model]
             for name, dash in (("one by one", ":"), ("broadcast", "-")):
                 axes.plot(
