@@ -21,7 +21,7 @@ SMOLLM2 := .bench/smollm2-135m
 NOTEBOOKS := sweep_overview reward_against_eval one_trick scaling noise_floor
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm base demo demo-real sweep recipes worlds data figures claims report notebooks docs test test-all test-vllm newest mutants check ui bench gpu gpu-real clean
+.PHONY: help setup setup-vllm base demo demo-real sweep recipes worlds data figures claims cluster-cost report notebooks docs test test-all test-vllm newest mutants check ui bench gpu gpu-real clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -72,6 +72,9 @@ figures: $(STAMP) ## draw the figures and tables of the sweep EXP into analysis/
 claims: $(STAMP) ## what the saved sweeps say of claims in the literature: the table of experiments/README.md and two figures
 	@$(BIN)/grpo-lab claims
 	@$(BIN)/grpo-lab docs
+
+cluster-cost: $(STAMP) ## what one question costs on 8, 64 and 512 cards, on paper: analysis/cluster_cost.md and its figures
+	@$(BIN)/grpo-lab cluster-cost
 
 report: $(STAMP) ## write analysis/reports/EXP.html: verdict, switches, figures, responses on one offline page
 	@$(BIN)/grpo-lab report '$(EXP)' --runs '$(RUNS)'

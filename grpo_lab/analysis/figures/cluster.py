@@ -1,0 +1,207 @@
+"""What one question costs on a cluster: what cards do, what long responses waste, what weight sync takes."""
+
+from __future__ import annotations
+
+import math
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from grpo_lab.analysis.figures.style import (
+    BLACK,
+    BLUE,
+    BODY,
+    GREEN,
+    GREY,
+    LINE,
+    SMALL,
+    TINY,
+    VERMILLION,
+    Drawn,
+    heading_height,
+    house_style,
+    wrapped,
+    write_footer,
+    write_heading,
+)
+from grpo_lab.analysis.scaling.cluster_study import IN_FLIGHT, PARTS, SCHEDULES, SYNC, TOLERATED, Study
+
+NAME = "cluster_cost"
+_PAPER = "Computed, not measured: no run behind it."
+_COLOURS = {"generation": BLUE, "training": GREEN, "stragglers": VERMILLION, "moving": BLACK, "waiting": "#C9C9C9"}
+_WORDS = {
+    "generation": "generation",
+    "training": "log-probs and updates",
+    "stragglers": "waiting for the last responses",
+    "moving": "weights and checkpoints",
+    "waiting": "other idle time",
+}
+_SHOWN = "7B"
+_LINES = (BLUE, GREEN, VERMILLION)
+_MARKS = ("o", "s", "^")
+
+
+def draw_shares(study: Study) -> Drawn:
+    """`cluster_cost_shares`: a bar per model, number of cards and schedule, divided by what the cards do."""
+    table, models, asked = study.grid, list(study.shapes), study.given["cards_asked"]
+    lost = table[(table.schedule == SYNC) & (table.cards == max(asked))].stragglers
+    heading = (
+        f"On {max(asked)} cards synchronous training spends {lost.min():.0%} to {lost.max():.0%} of the time waiting "
+        "for the "
+        "last responses; in-flight updates avoid it"
+    )
+    footer = (
+        f"{_PAPER} Right of each bar: card-hours of one question, {study.runs} runs of "
+        f"{study.given['question']['steps']} steps with "
+        f"{study.work().responses:,} responses. {_setting(study)}"
+    )
+    figure, top, bottom = _figure("shares", heading, footer, 10.0, 4.1)
+    height = float(figure.get_figheight())
+    with house_style(_name("shares")):
+        for place, model in enumerate(models):
+            axes = figure.add_axes((0.145 + place * 0.29, bottom / height, 0.2, 1 - (top + bottom + 0.55) / height))
+            y, ticks, labels = 0.0, [], []
+            for cards in asked:
+                for name in SCHEDULES:
+                    row = study.row(model, cards, name)
+                    left = 0.0
+                    for part in PARTS:
+                        axes.barh(y, row[part], left=left, height=0.8, color=_COLOURS[part], linewidth=0)
+                        left += row[part]
+                    axes.text(1.02, y, f"{row.card_hours:,.0f}", va="center", fontsize=SMALL)
+                    ticks.append(y)
+                    labels.append(f"{cards} cards, {name}" if name == SYNC else name)
+                    y += 1
+                y += 0.6
+            axes.set_yticks(ticks, labels if place == 0 else [""] * len(ticks))
+            axes.set_xlim(0, 1)
+            axes.set_xticks([0, 0.5, 1], ["0", "50%", "100%"])
+            axes.invert_yaxis()
+            axes.grid(axis="y", visible=False)
+            axes.tick_params(axis="y", length=0)
+            axes.set_title(f"{model}: share of the cards' time", loc="left", fontsize=BODY)
+            for side in ("top", "right"):
+                axes.spines[side].set_visible(False)
+        handles = [Patch(color=_COLOURS[part], linewidth=0) for part in PARTS]
+        words = [_WORDS[part] for part in PARTS]
+        figure.legend(
+            handles, words, loc="upper left", bbox_to_anchor=(0.005, 1 - top / height), ncols=5, frameon=False,
+            fontsize=SMALL, handlelength=1.0, columnspacing=1.4, borderaxespad=0.2,
+        )  # fmt: skip
+    return Drawn(_name("shares"), figure, table.round(4), "bars: what all cards do in a mean step")
+
+
+def draw_tails(study: Study) -> Drawn:
+    """`cluster_cost_tails`: unused card time at 7B against the longest response over the mean."""
+    asked = study.given["cards_asked"]
+    table = study.tails[study.tails.model == _SHOWN]
+    halves = [study.half_wasted(_SHOWN, cards) for cards in asked[1:]]
+    heading = (
+        f"Synchronous training of {_SHOWN} wastes half of {asked[1]} or {asked[2]} cards once the longest response is "
+        f"{min(halves):.1f} to {max(halves):.1f} times the mean"
+    )
+    footer = f"{_PAPER} Unused: slots that wait for the last responses, cards that wait for others. {_setting(study)}"
+    figure, top, bottom = _figure("tails", heading, footer, 8.0, 3.1)
+    height = float(figure.get_figheight())
+    with house_style(_name("tails")):
+        share = (bottom + 0.2) / height
+        axes = figure.add_axes((0.085, share, 0.88, 1 - share - (top + 0.7) / height))
+        for cards, colour, mark in zip(asked, _LINES, _MARKS):
+            for name, dash in ((SYNC, "-"), (IN_FLIGHT, ":")):
+                own = table[(table.cards == cards) & (table.schedule == name)]
+                axes.plot(
+                    own.ratio, own.unused, dash, color=colour, marker=mark, markersize=4, linewidth=1.4,
+                    markerfacecolor=colour if name == SYNC else "white", label=f"{cards} cards, {name}",
+                )  # fmt: skip
+        axes.axhline(0.5, color=GREY, linewidth=0.8)
+        _bare(axes, "unused share of the cards' time (grey: a half)")
+        axes.set_xscale("log")
+        axes.set_xticks(study.given["caps_over_mean"], [f"{ratio:g}" for ratio in study.given["caps_over_mean"]])
+        axes.minorticks_off()
+        axes.set_ylim(0, 1)
+        axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "25%", "50%", "75%", "100%"])
+        axes.set_xlabel("longest response over mean")
+        _legend(figure, top, 3)
+    return Drawn(_name("tails"), figure, table.round(4), "lines: a simulated run each")
+
+
+def draw_sync(study: Study) -> Drawn:
+    """`cluster_cost_sync`: the share of an in-flight step in which weights are sent, against the number of cards."""
+    table, models = study.syncs, list(study.shapes)
+    line = max(study.tolerated(model, "one by one") for model in models)
+    heading = (
+        f"Weights sent to engines one by one take over a tenth of a step beyond {line} cards; a broadcast takes at "
+        "most "
+        f"{table.broadcast.max():.0%} even on {max(table.cards):,}"
+    )
+    footer = (
+        f"{_PAPER} Half of the cards generate; their engines wait while weights arrive. Links at "
+        f"{study.efficiency.link:.0%} of "
+        f"{study.cards['H100'].network / 1e9:g} GB/s. {_setting(study)}"
+    )
+    figure, top, bottom = _figure("sync", heading, footer, 8.0, 2.9)
+    height = float(figure.get_figheight())
+    with house_style(_name("sync")):
+        share = (bottom + 0.2) / height
+        axes = figure.add_axes((0.085, share, 0.88, 1 - share - (top + 0.55) / height))
+        for model, colour, mark in zip(models, _LINES, _MARKS):
+            own = table[table.model == model]
+            for name, dash in (("one by one", ":"), ("broadcast", "-")):
+                axes.plot(
+                    own.cards, own[name], dash, color=colour, marker=mark, markersize=4, linewidth=1.4,
+                    markerfacecolor=colour if name == "broadcast" else "white", label=f"{model}, {name}",
+                )  # fmt: skip
+        axes.axhline(TOLERATED, color=GREY, linewidth=0.8)
+        _bare(axes, "share of an in-flight step in which weights are sent (grey: a tenth)")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(study.given["cards_synced"], [f"{cards:,}" for cards in study.given["cards_synced"]])
+        axes.minorticks_off()
+        axes.set_yticks([0.01, 0.1, 1], ["1%", "10%", "100%"])
+        axes.set_xlabel("cards")
+        _legend(figure, top, 6)
+    return Drawn(_name("sync"), figure, table.round(4), "lines: a simulated run each")
+
+
+def draw_all(study: Study) -> list[Drawn]:
+    """The figures of the page."""
+    return [draw_shares(study), draw_tails(study), draw_sync(study)]
+
+
+def _name(which: str) -> str:
+    return f"{NAME}_{which}"
+
+
+def _setting(study: Study) -> str:
+    work = study.work()
+    return (
+        f"H100, {work.responses:,} responses a step, mean {work.lengths.mean:,.0f} tokens; {IN_FLIGHT}: at most "
+        f"{study.given['max_lag']} steps behind."
+    )
+
+
+def _figure(which: str, heading: str, footer: str, width: float, body: float) -> tuple[Figure, float, float]:
+    """A figure with its heading and footer, and the inches that these take."""
+    lines = wrapped(footer, width - 0.2, TINY)
+    top, bottom = heading_height(heading, width), 0.14 + len(lines) * TINY * LINE
+    with house_style(_name(which)):
+        figure = Figure(figsize=(width, math.ceil(10 * (top + body + bottom)) / 10))
+        write_heading(figure, heading)
+        write_footer(figure, lines)
+    return figure, top, bottom + 0.25  # below axes, for the labels of their ticks
+
+
+def _bare(axes: Axes, title: str) -> None:
+    axes.set_title(title, loc="left", fontsize=BODY)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _legend(figure: Figure, top: float, columns: int) -> None:
+    handles, words = figure.axes[0].get_legend_handles_labels()
+    place = (0.005, 1 - top / figure.get_figheight())
+    figure.legend(
+        handles, words, loc="upper left", bbox_to_anchor=place, ncols=columns, frameon=False, fontsize=SMALL,
+        handlelength=2.2, columnspacing=1.0, borderaxespad=0.1,
+    )  # fmt: skip
