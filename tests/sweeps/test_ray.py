@@ -22,7 +22,7 @@ from grpo_lab.tracking.run_reader import holder, is_held
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
 
-SETTINGS = {"cpus": None, "gpus": 0, "memory_gb": None, "resources": {}, "retries": 10}
+SETTINGS = {"cpus": None, "gpus": 0.0, "memory_gb": None, "resources": {}, "retries": 10}
 pytestmark = pytest.mark.skipif(why_not() != "", reason=f"no Ray here: {why_not()}")
 
 
@@ -132,7 +132,7 @@ def test_cells_that_fail_or_are_killed_stop_no_other_and_are_told(
 
 @pytest.mark.extended
 def test_a_cell_that_no_node_can_take_says_what_it_waits_for(cluster: Cluster, tmp_path: Path) -> None:
-    place = RayCells(cluster.address, None, 30.0, None, **{**SETTINGS, "gpus": 2}).place("x", [], [])
+    place = RayCells(cluster.address, None, 30.0, None, **{**SETTINGS, "gpus": 2.0}).place("x", [], [])
     try:
         job = Job("cell", ("no_such_key=1",), tmp_path, "steps", 1.0, 1)
         cell = place.start(job, 0)
@@ -145,7 +145,7 @@ def test_a_cell_that_no_node_can_take_says_what_it_waits_for(cluster: Cluster, t
 
 def test_settings_that_cannot_be_and_clusters_that_do_not_answer_are_refused() -> None:
     for wrong, said in (
-        ({"gpus": -1}, "gpus must be at least 0"), ({"gpus": 1.5}, "a whole number or below 1"),
+        ({"gpus": -1.0}, "gpus must be at least 0"), ({"gpus": 1.5}, "a whole number or below 1"),
         ({"retries": -1}, "retries must be at least 0"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=said):
@@ -158,6 +158,6 @@ def test_a_job_asks_ray_for_what_its_settings_say() -> None:
     job = Job("arm seed=0", (), Path("x"), "steps", 1.0, 2)
     plain = RaySettings(**SETTINGS).options(job)
     assert plain == {"num_cpus": 2, "num_gpus": 0, "resources": {}, "max_retries": 10, "name": "arm seed=0"}
-    whole = RaySettings(cpus=4, gpus=0.5, memory_gb=1.5, resources={"disk": 1}, retries=0).options(job)
+    whole = RaySettings(cpus=4.0, gpus=0.5, memory_gb=1.5, resources={"disk": 1.0}, retries=0).options(job)
     assert whole["num_cpus"] == 4 and whole["num_gpus"] == 0.5 and whole["memory"] == 3 * 2**29
     assert whole["resources"] == {"disk": 1} and whole["max_retries"] == 0
