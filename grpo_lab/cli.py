@@ -318,6 +318,17 @@ def stop_cell(arguments: argparse.Namespace) -> None:
     print("it has ended; the same command goes on from its last checkpoint")
 
 
+def reproduce_run(arguments: argparse.Namespace) -> None:
+    """Run a finished run again from its record, and print what differs; exit with 1 where more than rounding does."""
+    from grpo_lab.reproduce.command import reproduce
+    from grpo_lab.reproduce.compare import Outcome
+
+    done = reproduce(arguments.run_folder, arguments.to, arguments.steps, lambda line: print(line, flush=True))
+    print(*done.compared.lines(), sep="\n")
+    if done.compared.outcome is Outcome.different:
+        sys.exit(1)
+
+
 def evaluate_runs(arguments: argparse.Namespace) -> None:
     """Evaluate checkpoints with another harness; results join the runs' folders and MLflow."""
     from grpo_lab.harness.command import Plan, Settings, evaluate, mirror, suites_of
@@ -385,6 +396,14 @@ def _add_steering(commands: argparse._SubParsersAction) -> None:
     stop.add_argument("--runs", type=Path, default=Path(RUNS), help="the folder of runs (default: runs)")
     stop.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="for its end (default: 60)")
     stop.set_defaults(run=stop_cell)
+
+
+def _add_reproduce(commands: argparse._SubParsersAction) -> None:
+    again = commands.add_parser("reproduce", help="a finished run again, from its own record, and what differs")
+    again.add_argument("run_folder", metavar="RUN", type=Path, help="the folder of a run")
+    again.add_argument("--to", type=Path, default=Path("reproduced"), help="the folder of runs for it")
+    again.add_argument("--steps", type=int, metavar="N", help="run and compare the first N steps alone")
+    again.set_defaults(run=reproduce_run)
 
 
 def _add_rollouts(commands: argparse._SubParsersAction) -> None:
@@ -484,6 +503,7 @@ def main() -> None:
     data.set_defaults(run=export_data)
     _add_steering(commands)
     _add_rollouts(commands)
+    _add_reproduce(commands)
     _add_evaluate(commands)
     arguments = parser.parse_args()
     try:

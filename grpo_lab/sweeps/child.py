@@ -20,12 +20,15 @@ _LOOK_SECONDS = 1.0
 _PATIENCE_SECONDS = 10.0  # time for a run to flush its mirror
 
 
-def open_cell(words: Sequence[str], folder: Path, threads: int, further: Mapping[str, str]) -> subprocess.Popen:
+def open_cell(
+    words: Sequence[str], folder: Path, threads: int, further: Mapping[str, str], module: str = "grpo_lab.train"
+) -> subprocess.Popen:
     """Start the run of these overrides in a fresh interpreter; its output goes to output.log in its folder.
 
-    `further` are environment variables beside those that limit its threads.
+    `further` are environment variables beside those that limit its threads. Another `module` than the one that trains
+    gets its own words.
     """
-    command = [sys.executable, "-m", "grpo_lab.train", *words]
+    command = [sys.executable, "-m", module, *words]
     with (folder / OUTPUT).open("ab") as output:
         output.write(f"$ {shlex.join(command)}\n".encode())
         output.flush()

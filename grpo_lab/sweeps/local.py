@@ -25,10 +25,12 @@ class LocalPlace(Place):
 
     def start(self, job: Job, slot: int) -> Started:
         devices = {"CUDA_VISIBLE_DEVICES": self.devices[slot % len(self.devices)]} if self.devices else {}
-        return _Process(open_cell(job.words, job.folder, job.threads, devices))
+        return LocalProcess(open_cell(job.words, job.folder, job.threads, devices))
 
 
-class _Process(Started):
+class LocalProcess(Started):
+    """A cell's process here."""
+
     def __init__(self, process: subprocess.Popen) -> None:
         self.process = process
 
