@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +37,8 @@ def reproduce(run_folder: Path, to: Path, steps: int | None, say: Say) -> Reprod
     Raises ValueError with a remedy where it cannot be repeated, or where the second run fails.
     """
     record = read_record(run_folder)
-    check_repeatable(record, steps)
+    for line in check_repeatable(record, steps):
+        say(line)
     to = to.expanduser().absolute()
     folder = to / record.name / record.folder.name
     if record.folder == folder or record.folder in to.parents or to == record.folder:
@@ -105,7 +107,7 @@ class _Again(LocalPlace):
 class _Until(LocalProcess):
     """A process that is interrupted once its log has enough steps, which says the same of them as a whole run."""
 
-    def __init__(self, process, place: _Again, folder: Path) -> None:
+    def __init__(self, process: subprocess.Popen, place: _Again, folder: Path) -> None:
         super().__init__(process)
         self.place, self.steps = place, StepReader(folder)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -98,8 +99,7 @@ def compare_runs(there: Path, here: Path, steps: int | None = None) -> Compared:
 
     Raises ValueError with the file for a log or a table that cannot be read.
     """
-    whole = steps is None
-    most = math.inf if whole else steps
+    whole, most = steps is None, sys.maxsize if steps is None else steps
     differences = list(_logs(there, here, most))
     answers = list(_tables(there, here, most))
     said: list[str] = []
@@ -116,19 +116,22 @@ def compare_runs(there: Path, here: Path, steps: int | None = None) -> Compared:
     if found:
         rounds = computed and all(one.rounds for one in found)
         outcome = Outcome.rounding if rounds else Outcome.different
-    return Compared(outcome, min(_last(there), _last(here), most), found, elsewhere, said)  # pyright: ignore
+    return Compared(outcome, min(_last(there), _last(here), most), found, elsewhere, said)
 
 
 def _last(folder: Path) -> int:
     return max((record.step for record in read_steps(folder)), default=0)
 
 
-def _logs(there: Path, here: Path, most: float) -> Iterator[Difference]:
+def _logs(there: Path, here: Path, most: int) -> Iterator[Difference]:
     """The metrics in which two logs differ, the first to differ first."""
     one, other = (_lines(folder, most) for folder in (there, here))
     if one == other:
         return
-    logs = [{record.step: record.metrics for record in read_steps(folder) if record.step <= most} for folder in (there, here)]
+    logs = [
+        {record.step: record.metrics for record in read_steps(folder) if record.step <= most}
+        for folder in (there, here)
+    ]
     if alone := sorted(logs[0].keys() ^ logs[1].keys()):
         where = "there alone" if alone[0] in logs[0] else "here alone"
         yield Difference("steps", alone[0], math.nan, False, f"{len(alone)} {where}")
@@ -149,9 +152,9 @@ def _logs(there: Path, here: Path, most: float) -> Iterator[Difference]:
         yield Difference("metrics.jsonl", 0, math.nan, False, "the same numbers, written otherwise")
 
 
-def _lines(folder: Path, most: float) -> list[bytes]:
+def _lines(folder: Path, most: int) -> list[bytes]:
     lines = (folder / "metrics.jsonl").read_bytes().splitlines()
-    return lines if math.isinf(most) else [line for line in lines if json.loads(line)["step"] <= most]
+    return [line for line in lines if json.loads(line)["step"] <= most]
 
 
 def _numbers(what: str, steps: np.ndarray, one: np.ndarray, other: np.ndarray) -> Difference | None:
@@ -168,7 +171,7 @@ def _numbers(what: str, steps: np.ndarray, one: np.ndarray, other: np.ndarray) -
     return Difference(what, int(steps[~same][0]), largest, largest <= ABSOLUTE + RELATIVE * size)
 
 
-def _tables(there: Path, here: Path, most: float) -> Iterator[Difference]:
+def _tables(there: Path, here: Path, most: int) -> Iterator[Difference]:
     """The columns in which tables of answers and of responses differ, each from its first table on."""
     known: dict[str, Difference] = {}
     for kind in _TABLES:
@@ -191,7 +194,7 @@ def _tables(there: Path, here: Path, most: float) -> Iterator[Difference]:
     yield from known.values()
 
 
-def _steps_of(folder: Path, most: float) -> dict[int, Path]:
+def _steps_of(folder: Path, most: int) -> dict[int, Path]:
     found = {int(path.stem.removeprefix("step=")): path for path in folder.glob("step=*.parquet")}
     return {step: path for step, path in found.items() if step <= most}
 
@@ -200,7 +203,9 @@ def _frame(path: Path) -> pd.DataFrame:
     try:
         return pd.read_parquet(path)
     except (ValueError, OSError) as error:
-        raise ValueError(f"{path} cannot be read ({error}): {_COPY}, or delete it, which counts as a difference") from error
+        raise ValueError(
+            f"{path} cannot be read ({error}): {_COPY}, or delete it, which counts as a difference"
+        ) from error
 
 
 def _columns(kind: str, step: int, one: pd.DataFrame, other: pd.DataFrame) -> Iterator[Difference]:

@@ -21,7 +21,7 @@ from grpo_lab.tracking import provenance
 from grpo_lab.tracking.mlflow_mirror import NoTracking
 from grpo_lab.tracking.renames import with_config_keys
 from grpo_lab.tracking.run_reader import has_ended
-from grpo_lab.tracking.whole import read_json
+from grpo_lab.tracking.whole import SEAL, check_finished, read_json, read_sealed
 
 _COPY = "restore it from a copy: without it the run cannot be repeated"
 _ASKS_A_SERVER = "Endpoint"
@@ -72,6 +72,8 @@ def read_record(folder: Path) -> Record:
     if not (folder / "run.json").is_file():
         raise ValueError(f"{folder} holds no run: give a run's folder, such as runs/plain/seed=0")
     described = read_json(folder / "run.json", _COPY)
+    if SEAL in described:
+        described = read_sealed(folder / "run.json", _COPY)
     if not {"identity", "stretches", "choices"} <= described.keys():
         raise ValueError(f"{folder} was run by an early version of grpo_lab, whose record does not name its code")
     if not (folder / "config.yaml").is_file():
@@ -137,10 +139,11 @@ def _typed(plain: DictConfig, identity: Mapping[str, Any]) -> DictConfig:
     return typed
 
 
-def check_repeatable(record: Record, steps: int | None) -> None:
+def check_repeatable(record: Record, steps: int | None) -> list[str]:
     """Raise ValueError with the reason where a second run cannot be this one, before anything is loaded.
 
-    `steps`: compare so many first steps alone, also of a run that has not finished.
+    `steps`: compare so many first steps alone, also of a run that has not finished. Returns what its own check of a
+    finished run's files found that is no reason to refuse, such as a lost table.
     """
     folder, run = record.folder, record.run
     if steps is not None and steps < 1:
@@ -167,6 +170,7 @@ def check_repeatable(record: Record, steps: int | None) -> None:
         raise ValueError(f"{folder} ran on {record.device}, which is not here: repeat it on such a machine") from error
     if kind != record.device:
         raise ValueError(f"{folder} ran on {record.device}, and device={record.run.device} is {kind} here")
+    return check_finished(folder, record.described)[1] if (folder / "DONE").exists() else []
 
 
 def device_name(record: Record) -> str:
