@@ -113,8 +113,9 @@ class _Until(LocalProcess):
 
     def poll(self) -> int | None:
         """As for any cell; a look at the log on the way."""
-        if self.place.steps is not None and not self.place.reached:
-            if any(record.step >= self.place.steps for record in self.steps.poll()):
-                self.place.reached = True
-                self.interrupt()
+        enough = self.place.steps
+        waits = enough is not None and not self.place.reached
+        if waits and any(record.step >= enough for record in self.steps.poll()):
+            self.place.reached = True
+            self.interrupt()
         return super().poll()

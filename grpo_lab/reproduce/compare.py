@@ -19,7 +19,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -186,11 +186,9 @@ def _tables(there: Path, here: Path, most: int) -> Iterator[Difference]:
                 continue
             for difference in _columns(kind, step, *map(_frame, paths)):
                 first = known.setdefault(difference.what, difference)
-                if difference.largest > first.largest or not difference.rounds:
-                    known[difference.what] = Difference(
-                        first.what, first.step, max(first.largest, difference.largest), first.rounds and difference.rounds,
-                        first.note,
-                    )  # fmt: skip
+                largest = max(first.largest, difference.largest)  # NaN, of texts, stays the first
+                rounds = first.rounds and difference.rounds
+                known[difference.what] = replace(first, largest=largest, rounds=rounds)
     yield from known.values()
 
 
@@ -218,12 +216,12 @@ def _columns(kind: str, step: int, one: pd.DataFrame, other: pd.DataFrame) -> It
             yield Difference(what, step, math.nan, False, "of one alone")
             continue
         left, right = one[name], other[name]
-        numbers = [_floats(column) for column in (left, right)]
-        if numbers[0] is None or numbers[1] is None or len(numbers[0]) != len(numbers[1]):
+        numbers, others = _floats(left), _floats(right)
+        if numbers is None or others is None or len(numbers) != len(others):
             unlike = sum(not _alike(a, b) for a, b in zip(left, right))
             if unlike:
                 yield Difference(what, step, math.nan, False, f"{unlike} of {len(left)} rows")
-        elif (found := _numbers(what, np.full(len(numbers[0]), step), *numbers)) is not None:
+        elif (found := _numbers(what, np.full(len(numbers), step), numbers, others)) is not None:
             yield found
 
 
@@ -280,7 +278,7 @@ def _elsewhere(there: Path, here: Path) -> tuple[list[tuple[str, str, str]], boo
     """What differs in where and with what the two were computed, and whether that explains rounding."""
     facts = [_facts(folder) for folder in (there, here)]
     names = list(dict.fromkeys([*facts[0], *facts[1]]))
-    rows = [(name, *(own.get(name, "-") for own in facts)) for name in names]
+    rows = [(name, facts[0].get(name, "-"), facts[1].get(name, "-")) for name in names]
     different = [row for row in rows if row[1] != row[2]]
     changed = {name for name, *_ in different}
     explains = bool(changed & {"processor", "threads", "device", "GPU", *COMPUTING}) and "sources" not in changed
