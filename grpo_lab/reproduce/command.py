@@ -114,8 +114,8 @@ class _Until(LocalProcess):
     def poll(self) -> int | None:
         """As for any cell; a look at the log on the way."""
         enough = self.place.steps
-        waits = enough is not None and not self.place.reached
-        if waits and any(record.step >= enough for record in self.steps.poll()):
+        found = [] if enough is None or self.place.reached else self.steps.poll()
+        if enough is not None and any(record.step >= enough for record in found):
             self.place.reached = True
             self.interrupt()
         return super().poll()
