@@ -170,7 +170,7 @@ def test_two_hundred_cells_are_composed_and_checked_within_20_seconds_of_cpu(
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [
-            sys.executable, "-m", "grpo_lab.train", *words, *(() if words[0].startswith("+") else ("-m",)),
+            sys.executable, "-m", "grpo_lab.train", *([] if words[0].startswith("+") else ["-m"]), *words,
             "tracking=none", f"runs_dir={tmp_path}", "hydra.sweeper.dry_run=true",
         ],
         capture_output=True, text=True, timeout=280,
