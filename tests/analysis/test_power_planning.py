@@ -23,7 +23,7 @@ from grpo_lab.analysis.effects.planning import (
     sizes,
     with_predictions,
 )
-from grpo_lab.analysis.final_values import DOWNSTREAM
+from grpo_lab.analysis.final_values import DOWNSTREAM, final_values
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.components import Scatter, components, pooled_scatter
 from grpo_lab.analysis.stats.multiplicity import ALPHA
@@ -233,6 +233,10 @@ def test_a_pilot_of_one_base_says_that_it_knows_nothing_of_others() -> None:
     assert "the pilot has one base, so how far effects differ between bases is not known" in lines
     alone = "\n".join(power_text(declare(bases=None, seeds=[0, 1, 2]), data, [0.1], trials=0))
     assert "seeds needed: " in alone and "as declared, 3 seeds" in alone
+    single = replace(data, runs=data.runs[data.runs["arm"] == "base"], points=data.points[data.points["arm"] == "base"])
+    scatter = measure_pilot(declare(), single, DOWNSTREAM).scatter
+    values = final_values(single).of("", "base", DOWNSTREAM)
+    assert math.isnan(scatter.between) and scatter.of_seeds == pytest.approx(math.sqrt(2) * values.std())
 
 
 def test_a_design_without_anything_to_compare_is_refused() -> None:

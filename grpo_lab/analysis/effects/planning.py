@@ -95,26 +95,31 @@ def measure_pilot(design: Design, data: SweepData, metric: str, finals: FinalVal
     if not found:
         found = _differences(finals, metric, [(place, (place[0], data.control)) for place in data.run_arms])
         how = f"each arm less {data.control}, as the pilot has not the design's arms"
-    factor = 1.0
-    if not found:
+    alone = not found
+    if alone:
         found = {place: _without(finals, metric, place) for place in data.run_arms}
-        factor = math.sqrt(2)
         how = (
             "runs of one arm alone: a pair is assumed to deviate by sqrt(2) times a run's seeds, and effects between "
-            "bases by as much as runs do, which is more than they may"
+            "bases by as much as runs do, which is careful"
         )
     columns = pd.DataFrame({str(place): series for place, (series, _) in found.items()})
     scatter = pooled_scatter(columns, finals.bases)
-    if factor != 1:
-        # (between - within) / seeds stays what it is, and the within part is that of two runs.
-        of_bases = max(0.0, scatter.between - scatter.within) if not math.isnan(scatter.within) else scatter.between
-        within = factor**2 * scatter.within
-        scatter = replace(scatter, between=of_bases + (0.0 if math.isnan(within) else within), within=within)
+    if alone:
+        scatter = _of_pairs(scatter)
     pairs = int(columns.notna().to_numpy().sum())
     collapsed = sum(number for _, number in found.values())
     bases = len({finals.bases.get(int(seed), -1) for seed in columns.index})
-    alone = factor * columns.std()
-    return Pilot(scatter, (float(alone.min()), float(alone.max())), len(found), pairs, collapsed, bases, how)
+    single = columns.std() * (math.sqrt(2) if alone else 1)
+    return Pilot(scatter, (float(single.min()), float(single.max())), len(found), pairs, collapsed, bases, how)
+
+
+def _of_pairs(runs: Scatter) -> Scatter:
+    """The scatter of differences between two independent runs of a base, whose effects differ as the bases do."""
+    if math.isnan(runs.between):
+        return replace(runs, within=2 * runs.within)
+    if math.isnan(runs.within):
+        return runs
+    return replace(runs, between=max(0.0, runs.between - runs.within) + 2 * runs.within, within=2 * runs.within)
 
 
 def _differences(
