@@ -335,6 +335,33 @@ def stop_cell(arguments: argparse.Namespace) -> None:
     print("it has ended; the same command goes on from its last checkpoint")
 
 
+def plan_power(arguments: argparse.Namespace) -> None:
+    """Print how many seeds and bases an experiment needs, from the deviations of a pilot."""
+    from grpo_lab.analysis.effects.planning import power_text
+    from grpo_lab.analysis.sources.read import read_source
+    from grpo_lab.config.design import load_design
+    from grpo_lab.config.run_config import conf_folder
+
+    design = load_design(conf_folder().parent / "experiments" / f"{arguments.name}.yaml")
+    runs, pilot = arguments.runs, arguments.pilot or design.name
+    if "://" not in pilot and Path(pilot).is_dir():
+        runs, pilot = pilot, design.name
+    _require_folder(runs)
+    data = read_source(runs, pilot, arguments.data if runs == arguments.runs else None)
+    print(*power_text(design, data, arguments.effect, arguments.metric, arguments.trials), sep="\n")
+
+
+def reproduce_run(arguments: argparse.Namespace) -> None:
+    """Run a finished run again from its record, and print what differs; exit with 1 where more than rounding does."""
+    from grpo_lab.reproduce.command import reproduce
+    from grpo_lab.reproduce.compare import Outcome
+
+    done = reproduce(arguments.run_folder, arguments.to, arguments.steps, lambda line: print(line, flush=True))
+    print(*done.compared.lines(), sep="\n")
+    if done.compared.outcome is Outcome.different:
+        sys.exit(1)
+
+
 def evaluate_runs(arguments: argparse.Namespace) -> None:
     """Evaluate checkpoints with another harness; results join the runs' folders and MLflow."""
     from grpo_lab.harness.command import Plan, Settings, evaluate, mirror, suites_of
@@ -402,6 +429,28 @@ def _add_steering(commands: argparse._SubParsersAction) -> None:
     stop.add_argument("--runs", type=Path, default=Path(RUNS), help="the folder of runs (default: runs)")
     stop.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="for its end (default: 60)")
     stop.set_defaults(run=stop_cell)
+
+
+def _add_power(commands: argparse._SubParsersAction) -> None:
+    power = commands.add_parser("power", help="how many seeds and bases an experiment needs, from a pilot's runs")
+    power.add_argument("name", metavar="EXP", help="an experiment, as its file in experiments/ is called")
+    power.add_argument("--pilot", help="a sweep, or a folder of runs that has this one (default: the experiment's own)")
+    power.add_argument(
+        "--effect", type=float, nargs="+", default=(), help="what to find, in the metric's unit (default: its margins)"
+    )
+    power.add_argument("--metric", default="", help="of this metric alone (default: all of the predictions)")
+    power.add_argument("--trials", type=int, default=400, help="simulated sweeps; 0 for none (default: 400)")
+    power.add_argument("--runs", default=RUNS, help="the folder of runs, or an MLflow URI (default: runs)")
+    power.add_argument("--data", type=Path, default=Path("analysis/data"), help="saved data, used if it has more")
+    power.set_defaults(run=plan_power)
+
+
+def _add_reproduce(commands: argparse._SubParsersAction) -> None:
+    again = commands.add_parser("reproduce", help="a finished run again, from its own record, and what differs")
+    again.add_argument("run_folder", metavar="RUN", type=Path, help="the folder of a run")
+    again.add_argument("--to", type=Path, default=Path("reproduced"), help="the folder of runs for it")
+    again.add_argument("--steps", type=int, metavar="N", help="run and compare the first N steps alone")
+    again.set_defaults(run=reproduce_run)
 
 
 def _add_rollouts(commands: argparse._SubParsersAction) -> None:
@@ -507,6 +556,8 @@ def main() -> None:
     data.set_defaults(run=export_data)
     _add_steering(commands)
     _add_rollouts(commands)
+    _add_reproduce(commands)
+    _add_power(commands)
     _add_evaluate(commands)
     arguments = parser.parse_args()
     try:

@@ -215,7 +215,7 @@ def register() -> None:
     for slot, base in slot_types().items():
         for name, cls in options(base).items():
             try:
-                node = _writable(cls)
+                node = writable(cls)
             except OmegaConfBaseException as error:
                 raise ValueError(
                     f"{_place(cls)} cannot be an option ({str(error).splitlines()[0]}): a field of an "
@@ -224,7 +224,7 @@ def register() -> None:
             if issubclass(cls, Trick) and (fault := formula_fault(cls)):
                 raise ValueError(f"{_place(cls)} {fault}")
             store.store(group=f"schema/{slot}", name=name, node=node)
-    store.store(group="schema", name="run", node=_writable(RunConfig))
+    store.store(group="schema", name="run", node=writable(RunConfig))
 
 
 def _place(cls: type) -> str:
@@ -232,7 +232,7 @@ def _place(cls: type) -> str:
 
 
 @cache
-def _writable(cls: type) -> DictConfig:
+def writable(cls: type) -> DictConfig:
     """The structured config of a frozen class, with the read-only flag cleared because Hydra merges into it."""
     node = OmegaConf.structured(cls)
 

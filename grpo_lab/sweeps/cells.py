@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from grpo_lab.run.identity import check_folder, run_identity
 from grpo_lab.tracking.run_reader import run_status
 from grpo_lab.tracking.sweep_record import CellRecord
 
+_BASE = "model.base"
 Compose = Callable[[Sequence[str]], DictConfig]
 # Budgets that an option without effect still draws on: log-probs that nothing needs are computed all the same.
 _COSTS = frozenset({"flops", "simulated_seconds", "device_seconds"})
@@ -151,31 +153,38 @@ def _name(plan: Plan) -> str:
 def compose_cells(plans: Sequence[Plan], sweep: str, compose: Compose) -> list[Cell]:
     """Compose every plan and check it: rules, identity of an existing folder, equal labels.
 
-    Raises one ValueError with all that is wrong. Plans that differ only in the seed are composed once.
+    Raises one ValueError with all that is wrong. Plans that differ only in the seed or in the base model's number are
+    composed once: composing costs more than everything else here.
     """
     composed: dict[tuple[str, ...], tuple[DictConfig, dict[str, str]]] = {}
     cells, refusals = [], {}
     for plan in plans:
-        shared = tuple(word for word in plan.overrides if key_of(word) != "seed")
+        words = tuple(word for word in plan.overrides if key_of(word) != "seed")
+        base = next((word for word in words if re.fullmatch(rf"{_BASE}=\d+", word)), None)
+        # The first that is composed has its own base, so that Hydra says what is wrong with it.
+        shared = tuple(_BASE if word == base else word for word in words)
         try:
-            if wrong := misnamed(shared):
+            if wrong := misnamed(words):
                 raise ValueError(wrong)
             if shared not in composed:
-                config = compose(shared)
+                config = compose(words)
                 choices = chosen_options(config.hydra.runtime.choices)
                 with open_dict(config):
                     del config["hydra"]
                 composed[shared] = config, choices
             config, choices = composed[shared]
-            config = config.copy()
             with open_dict(config):
                 config.seed = plan.seed
                 for name, label in labels(plan, sweep).items():
                     config.cell[name] = label
+            if base is not None:
+                config.model.base = int(base.partition("=")[2])
             run = to_run(config)
             check_compatible(run, choices)
             folder = _runs_dir(run) / _name(plan) / f"seed={plan.seed}"
-            check_folder(folder, run_identity(config, choose_device(run.device).type))
+            device = choose_device(run.device).type
+            known = (folder / "run.json").exists()  # else nothing is there to be compared with
+            check_folder(folder, run_identity(config, device) if known else {})
             cells.append(Cell(plan, run, folder, choices))
         except (ValueError, HydraException, OmegaConfBaseException) as error:
             refusals.setdefault(str(error), plan.title)  # the same message for several seeds is reported once

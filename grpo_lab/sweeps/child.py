@@ -21,9 +21,9 @@ _LOOK_SECONDS = 1.0
 _PATIENCE_SECONDS = 10.0  # time for a run to flush its mirror
 
 
-def cell_command(words: Sequence[str]) -> list[str]:
+def cell_command(words: Sequence[str], module: str = "grpo_lab.train") -> list[str]:
     """The command that runs these overrides."""
-    return [sys.executable, "-m", "grpo_lab.train", *words]
+    return [sys.executable, "-m", module, *words]
 
 
 def thread_limits(threads: int) -> dict[str, str]:
@@ -38,13 +38,19 @@ def write_command(output: IO[bytes], command: Sequence[str]) -> None:
 
 
 def open_cell(
-    words: Sequence[str], folder: Path, threads: int, further: Mapping[str, str], cwd: Path | None = None
+    words: Sequence[str],
+    folder: Path,
+    threads: int,
+    further: Mapping[str, str],
+    module: str = "grpo_lab.train",
+    cwd: Path | None = None,
 ) -> subprocess.Popen:
     """Start the run of these overrides in a fresh interpreter; its output goes to output.log in its folder.
 
-    `further` are environment variables beside those that limit its threads. It works in the folder `cwd`, or here.
+    `further` are environment variables beside those that limit its threads. Another `module` than the one that trains
+    gets its own words. It works in the folder `cwd`, or here.
     """
-    command = cell_command(words)
+    command = cell_command(words, module)
     with (folder / OUTPUT).open("ab") as output:
         write_command(output, command)
         return subprocess.Popen(

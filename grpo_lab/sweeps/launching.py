@@ -39,6 +39,10 @@ class CellLauncher(ABC):
     def place(self, name: str, jobs: Sequence[Job], cells: Sequence[Cell]) -> Place:
         """Where the jobs of the sweep `name` run. Raises ValueError with a remedy if they cannot."""
 
+    @abstractmethod
+    def workers_for(self, cells: Sequence[Cell]) -> int:
+        """How many of these cells run at once, as far as the settings say."""
+
     def expect(self, name: str, cells: Sequence[Cell], finished: int) -> None:
         """Set the cells of the next `launch`, so that they need not be composed again."""
         self.expected = (name, cells, finished)
@@ -69,9 +73,15 @@ class LocalCells(CellLauncher):
         self.workers = workers
 
     def place(self, name: str, jobs: Sequence[Job], cells: Sequence[Cell]) -> Place:
+        return LocalPlace(*self._slots(cells))
+
+    def workers_for(self, cells: Sequence[Cell]) -> int:
+        return self._slots(cells)[0]
+
+    def _slots(self, cells: Sequence[Cell]) -> tuple[int, list[str]]:
         require_at_least_one("workers", self.workers, "null uses the machine")
         on_cuda = any(choose_device(cell.run.device).type == "cuda" for cell in cells)
-        return LocalPlace(*slots(self.workers, max((job.threads for job in jobs), default=1), on_cuda))
+        return slots(self.workers, max((cell.run.threads for cell in cells), default=1), on_cuda)
 
 
 def require_at_least_one(name: str, value: int | None, remedy: str) -> None:

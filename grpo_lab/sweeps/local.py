@@ -29,10 +29,12 @@ class LocalPlace(Place):
         devices = {"CUDA_VISIBLE_DEVICES": self.devices[slot % len(self.devices)]} if self.devices else {}
         if job.forks and sys.platform == "linux":  # elsewhere system libraries do not outlive a fork
             return fork_cell(job.words, job.folder, job.threads, devices)
-        return _Process(open_cell(job.words, job.folder, job.threads, devices))
+        return LocalProcess(open_cell(job.words, job.folder, job.threads, devices))
 
 
-class _Process(Started):
+class LocalProcess(Started):
+    """A cell's process here."""
+
     def __init__(self, process: subprocess.Popen) -> None:
         self.process = process
 

@@ -59,7 +59,7 @@ def run_cell(words: tuple[str, ...], folder: Path, threads: int, environment: Ma
 
     Ray cancels a task by a KeyboardInterrupt, which only Python code hears: hence the short sleeps.
     """
-    process = open_cell(words, folder, threads, environment, place)
+    process = open_cell(words, folder, threads, environment, cwd=place)
     interrupted = False
     while process.poll() is None:
         try:
@@ -176,9 +176,13 @@ class RayCells(CellLauncher):
         self.address, self.at_once, self.settings = address, at_once, RaySettings(**settings)
 
     def place(self, name: str, jobs: Sequence[Job], cells: Sequence[Cell]) -> Place:
-        require_at_least_one("at_once", self.at_once, "null hands all cells to Ray")
+        workers = self.workers_for(cells)
         try:
             import ray  # noqa: F401
         except ImportError as error:
             raise ValueError("hydra/launcher=ray needs Ray: pip install 'grpo-lab[ray]'") from error
-        return RayPlace(self.settings, self.address, self.at_once or max(1, len(jobs)))
+        return RayPlace(self.settings, self.address, workers)
+
+    def workers_for(self, cells: Sequence[Cell]) -> int:
+        require_at_least_one("at_once", self.at_once, "null hands all cells to Ray")
+        return self.at_once or max(1, len(cells))

@@ -249,7 +249,7 @@ class SlurmCells(CellLauncher):
         self.at_once, self.settings = at_once, SlurmSettings(**settings)
 
     def place(self, name: str, jobs: Sequence[Job], cells: Sequence[Cell]) -> Place:
-        require_at_least_one("at_once", self.at_once, "null puts all cells into the queue")
+        workers = self.workers_for(cells)
         try:
             import submitit  # noqa: F401
         except ImportError as error:
@@ -259,4 +259,8 @@ class SlurmCells(CellLauncher):
                 f"hydra/launcher=slurm needs {', '.join(missing)}, which {os.uname().nodename} lacks: start the sweep "
                 "on a machine that submits to Slurm"
             )
-        return SlurmPlace(self.settings, self.at_once or max(1, len(jobs)))
+        return SlurmPlace(self.settings, workers)
+
+    def workers_for(self, cells: Sequence[Cell]) -> int:
+        require_at_least_one("at_once", self.at_once, "null puts all cells into the queue")
+        return self.at_once or max(1, len(cells))

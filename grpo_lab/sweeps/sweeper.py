@@ -6,6 +6,7 @@ Hydra calls it through two thin classes in the `hydra_plugins` namespace.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shlex
 import sys
@@ -33,9 +34,11 @@ from grpo_lab.sweeps.cells import (
     share_runs,
     sweep_name,
 )
+from grpo_lab.sweeps.estimate import estimate_lines, estimates
 from grpo_lab.sweeps.pilot import pilot_cells, run_pilot, show_pilot
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.mlflow_parent import announce_sweep
+from grpo_lab.tracking.progress import clock
 from grpo_lab.tracking.run_reader import has_ended, run_status, was_exhausted
 from grpo_lab.tracking.sweep_record import record_sweep
 from grpo_lab.tracking.whole import AFRESH, read_json
@@ -91,7 +94,7 @@ def run_sweep(
             pilots = pilot_cells(design, arguments, name, planned, compose, settings.pilot_share)
     axis = design.axis if design else ""
     if settings.dry_run:
-        _show(console, name, share_runs(planned, axis), pilots)
+        _show(console, name, share_runs(planned, axis), pilots, runs_dir, launcher)
         return []
 
     def launch(title: str, todo: Sequence[Cell], finished: int) -> list[JobReturn]:
@@ -211,23 +214,35 @@ def _sweep_of(cell: Cell) -> str:
     return read_json(cell.folder / "run.json", AFRESH)["tags"].get("sweep", "")
 
 
-def _show(console: Console, name: str, cells: Sequence[Cell], pilots: Sequence[Cell]) -> None:
-    def line_of(cell: Cell, word: str) -> None:
+def _show(
+    console: Console, name: str, cells: Sequence[Cell], pilots: Sequence[Cell], runs_dir: Path, launcher: Launcher
+) -> None:
+    left = estimates(cells, pilots, name, runs_dir)
+    expected = {one.cell.plan.title: one for one in left}
+
+    def line_of(cell: Cell, word: str, about: str = "") -> None:
         shared = f"  same run as {cell.same_as}" if cell.same_as else ""
-        line = f"  {word:<8} {cell.plan.title:<44} {cell.record().folder}{shared}"
+        line = f"  {word:<8} {cell.plan.title:<44} {about}{cell.record().folder}{shared}"
         _say(console, line)
 
     runs = sum(not cell.same_as for cell in cells)
     once = "" if runs == len(cells) else f", which are {runs} runs"
     _say(console, f"{name}: {len(cells)} cells{once}; none is started")
     for cell in cells:
-        line_of(cell, run_status(cell.folder))
+        one = expected.get(cell.plan.title)
+        about = "" if one is None or math.isnan(one.seconds) else f"about {clock(one.seconds)}  "
+        line_of(cell, run_status(cell.folder), about)
     if pilots:
         amount = f"{pilots[0].run.budget.amount:g} {pilots[0].run.budget.axis.value}"
         line = f"pilots, before the first cell, of {amount}, in {pilots[0].run.runs_dir}:"
         _say(console, line)
     for cell in pilots:
         line_of(cell, run_status(cell.folder))
+    at_once = getattr(launcher, "at_once", None)
+    for line in estimate_lines(left, 1 if at_once is None else at_once([one.cell for one in left])):
+        _say(console, line)
+    if any(not cell.same_as and not has_ended(cell.folder) for cell in pilots) and left:
+        _say(console, "  the pilots come on top of that")
 
 
 def _report(name: str, cells: Sequence[Cell], returns: Sequence[JobReturn]) -> None:

@@ -78,6 +78,12 @@ def test_figures_and_bad_input_load_no_model_library(tmp_path: Path) -> None:
     assert loaded == set()
 
 
+def test_a_plan_of_power_loads_no_model_library(tmp_path: Path) -> None:
+    said, _, loaded = ran(tmp_path, "grpo_lab.cli", "power", "dapo_worlds", "--trials", "0", "--runs", "runs")
+    assert "bases needed" in said and "8 predictions" in said
+    assert loaded.isdisjoint({"torch", "transformers", "datasets", "mlflow"})
+
+
 def test_help_names_every_axis_every_room_and_their_options() -> None:
     lines = {line.split()[0] for line in help_text().splitlines() if line[:1].isalpha()}
     assert {*AXES, *ROOMS, "recipe", "world"} <= lines

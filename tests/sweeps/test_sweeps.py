@@ -398,6 +398,20 @@ def test_a_folder_that_holds_another_run_is_refused_before_anything_starts(
         cells_of(None, *words, "seed=0,1")
 
 
+def test_a_cell_of_another_base_is_what_it_would_be_alone(cells_of: Callable) -> None:
+    """Bases are composed once, as seeds are; each cell must still have its own."""
+    words = ("world=sums", "tracking=none", "truncation=score,mask_after")
+    together = cells_of(None, *words, "model.base=0,2,1", "seed=3,4")
+    assert len(together) == 12 and {cell.run.model.base for cell in together} == {0, 1, 2}
+    for base in (0, 2):
+        for alone in cells_of(None, *words, f"model.base={base}", "seed=4"):
+            (same,) = (
+                cell for cell in together
+                if (cell.run.model.base, cell.run.seed, cell.run.truncation) == (base, 4, alone.run.truncation)
+            )  # fmt: skip
+            assert (same.folder, replace(same.run, cell=alone.run.cell)) == (alone.folder, alone.run)
+
+
 def test_a_dry_run_lists_the_cells_and_touches_nothing(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
     runs = tmp_path / "runs"
     multirun("truncation=score,mask_after", "seed=0,1", f"runs_dir={runs}", "hydra.sweeper.dry_run=true")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from grpo_lab.analysis.caveats import caveats, comparison, name_of, place
@@ -62,24 +62,40 @@ def judge(data: SweepData, finals: FinalValues) -> list[Judgement]:
     """
     if data.design is None:
         return []
-    predictions = data.design.predictions
     compared = []
-    for prediction in predictions:
-        place = (prediction.level, prediction.arm)
-        against = (prediction.against, prediction.arm)
-        reference = against if prediction.against else (prediction.level, prediction.reference or data.control)
+    for prediction in data.design.predictions:
+        place, reference = places_of(data.design, prediction)
         compared.append((reference, finals.comparison(place, reference, prediction.metric)))
-    margins = [data.design.margin_of(prediction) for prediction in predictions]
+    return decide(data.design, compared, could_not_act(data))
+
+
+def places_of(design: Design, prediction: Prediction) -> tuple[tuple[str, str], tuple[str, str]]:
+    """The level and arm of which something is predicted, and those that it is compared with."""
+    if prediction.against:
+        return (prediction.level, prediction.arm), (prediction.against, prediction.arm)
+    return (prediction.level, prediction.arm), (prediction.level, prediction.reference or design.control)
+
+
+def decide(
+    design: Design,
+    compared: Sequence[tuple[tuple[str, str], Comparison]],
+    reasons: Mapping[tuple[str, str], str],
+) -> list[Judgement]:
+    """Judge every prediction of a design by its comparison, which stands beside its reference (level and arm).
+
+    `reasons` says of which level and arm the trick could not act, and why.
+    """
+    predictions = design.predictions
+    margins = [design.margin_of(prediction) for prediction in predictions]
     tests = [
         _tests(prediction.direction, found, margin)
         for prediction, (_, found), margin in zip(predictions, compared, margins)
     ]
     counted = [
-        not math.isnan(p) or _asked_for(data.design, prediction, reference)
-        for prediction, (p, _), (reference, _) in zip(predictions, tests, compared)
+        not math.isnan(p) or asked_for(design, prediction)
+        for prediction, (p, _) in zip(predictions, tests, strict=True)
     ]
     adjusted, family = _adjusted(tests, counted), sum(counted)
-    reasons = could_not_act(data)
     judgements = []
     for prediction, (reference, found), margin, plain, (holm_p, equivalent) in zip(
         predictions, compared, margins, tests, adjusted
@@ -113,10 +129,10 @@ def _adjusted(tests: Sequence[tuple[float, float]], counted: Sequence[bool]) -> 
     return [(apart, within) for apart, within in found]
 
 
-def _asked_for(design: Design, prediction: Prediction, reference: tuple[str, str]) -> bool:
+def asked_for(design: Design, prediction: Prediction) -> bool:
+    """Whether the chosen part of the design runs both that it compares."""
     part = design.chosen()
-    cells = ((prediction.level, prediction.arm), reference)
-    return all(level in part.levels and arm in part.arms for level, arm in cells)
+    return all(level in part.levels and arm in part.arms for level, arm in places_of(design, prediction))
 
 
 def _word(direction: Direction, found: Comparison, adjusted: float, equivalent: float) -> str:

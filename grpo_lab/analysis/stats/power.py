@@ -9,7 +9,9 @@ a paired one; `difference_sd` gives the second from the first. A deviation from 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
+import numpy as np
 from scipy import optimize, stats
 
 from grpo_lab.analysis.stats.intervals import CONFIDENCE, Interval
@@ -17,6 +19,7 @@ from grpo_lab.analysis.stats.intervals import CONFIDENCE, Interval
 POWER = 0.8
 ALPHA = 0.05
 MOST_SEEDS = 100_000
+_NODES = 512  # deviations, of equal chance, over which a power is averaged
 
 
 def difference_sd(sd: float | int, correlation: float | int) -> float:
@@ -82,18 +85,41 @@ def seeds_needed(
     Raises ValueError for an effect of 0 or one that needs more than 100,000 seeds, and as `power_of_t`.
     """
     _check_power(power, alpha)
-    few, enough = 1, 2
-    while power_of_t(effect, sd, enough, paired, alpha) < power:
+    enough = fewest(lambda n: power_of_t(effect, sd, n, paired, alpha), power)
+    if enough is None:
+        raise ValueError(f"an effect of {effect} at sd {sd} needs over {MOST_SEEDS:,} seeds: look for a larger one")
+    return enough
+
+
+def fewest(chance: Callable[[int], float], power: float = POWER, least: int = 2) -> int | None:
+    """The smallest n from `least` on at which a chance that rises with n reaches the power; None beyond 100,000."""
+    few, enough = least - 1, least
+    while chance(enough) < power:
         if enough == MOST_SEEDS:
-            raise ValueError(f"an effect of {effect} at sd {sd} needs over {MOST_SEEDS:,} seeds: look for a larger one")
+            return None
         few, enough = enough, min(2 * enough, MOST_SEEDS)
     while enough - few > 1:
         middle = (few + enough) // 2
-        if power_of_t(effect, sd, middle, paired, alpha) < power:
+        if chance(middle) < power:
             few = middle
         else:
             enough = middle
     return enough
+
+
+def power_within(margin: float | int, sd: float | int, n: int, alpha: float | int = ALPHA) -> float:
+    """The chance that two one-sided t tests find an effect of exactly 0 to be smaller than the margin, paired.
+
+    With s the deviation that n differences show, both tests pass where |mean| < margin - t(alpha, n - 1) s / sqrt(n);
+    averaged over the law of s. Raises ValueError as `power_of_t`.
+    """
+    if n < 2 or sd <= 0:
+        raise ValueError(f"n = {n}, sd = {sd}: a test needs 2 seeds or more, and a deviation above 0")
+    shares = (np.arange(_NODES) + 0.5) / _NODES
+    seen = sd * np.sqrt(stats.chi2.ppf(shares, n - 1) / (n - 1))
+    room = margin - stats.t.isf(alpha, n - 1) * seen / math.sqrt(n)
+    inside = 2 * stats.norm.cdf(room * math.sqrt(n) / sd) - 1
+    return float(np.maximum(inside, 0).mean())
 
 
 def questions_needed(

@@ -167,6 +167,9 @@ class _CellLauncher(Launcher):
     def expect(self, *what: Any) -> None:
         self.cells.expect(*what)
 
+    def at_once(self, cells: Sequence[Any]) -> int:
+        return self.cells.workers_for(cells)
+
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.hydra_context, self.config = hydra_context, config
 

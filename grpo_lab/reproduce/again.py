@@ -1,0 +1,42 @@
+"""A recorded run in a fresh process: `python -m grpo_lab.reproduce.again RUN RUNS_DIR` starts or resumes it there."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from grpo_lab.engines.base import EngineFailure
+from grpo_lab.reproduce.record import Record, device_name, read_record
+from grpo_lab.sweeps.child import BUSY, follow_parent
+from grpo_lab.tracking.files import RunFolderBusyError
+
+
+def configured(record: Record, runs_dir: Path) -> DictConfig:
+    """The record's configuration, to run in another folder on the kind of device that it had."""
+    config = record.config.copy()
+    config.runs_dir, config.device = str(runs_dir), device_name(record)
+    return config
+
+
+def main() -> None:
+    """Run it; errors as `grpo_lab.train` says them."""
+    follow_parent()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    folder, runs_dir = map(Path, sys.argv[1:])
+    try:
+        record = read_record(folder)
+        from grpo_lab.loop import start
+
+        start(configured(record, runs_dir), record.name, record.described["choices"], sys.argv)
+    except (ValueError, OSError, FloatingPointError, EngineFailure) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(BUSY if isinstance(error, RunFolderBusyError) else 1)
+    except KeyboardInterrupt:
+        sys.exit("interrupted: the same command goes on from the last checkpoint")
+
+
+if __name__ == "__main__":
+    main()

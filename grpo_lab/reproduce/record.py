@@ -1,0 +1,218 @@
+"""A run's record as something that can be run: its configuration with types, and why it cannot be repeated, if so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from grpo_lab.budget.ledger import BudgetAxis
+from grpo_lab.config.hydra_setup import bootstrap
+from grpo_lab.config.run_config import RunConfig, options, slot_types, to_run, writable
+from grpo_lab.policy.device import choose_device
+from grpo_lab.policy.model_folder import fingerprint
+from grpo_lab.run.identity import CLASS, check_data, data_fingerprint, run_identity
+from grpo_lab.tracking import provenance
+from grpo_lab.tracking.mlflow_mirror import NoTracking
+from grpo_lab.tracking.renames import with_config_keys
+from grpo_lab.tracking.run_reader import has_ended
+from grpo_lab.tracking.whole import SEAL, check_finished, read_json, read_sealed
+
+_COPY = "restore it from a copy: without it the run cannot be repeated"
+_ASKS_A_SERVER = "Endpoint"
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run as its folder records it.
+
+    `config` is composed again from `config.yaml`, without Hydra, so that today's conf/ has no say in it.
+    """
+
+    folder: Path
+    described: Mapping[str, Any]  # run.json
+    config: DictConfig
+    run: RunConfig
+
+    @property
+    def name(self) -> str:
+        """The run's name, which is its folder's."""
+        return self.folder.parent.name
+
+    @property
+    def device(self) -> str:
+        """The kind of device that it ran on: cpu or cuda."""
+        return self.described["identity"]["device"]
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has come to its own end."""
+        return has_ended(self.folder)
+
+    def code_of(self, steps: int | None) -> Mapping[str, Any]:
+        """The code that computed its first `steps`, or all. Raises ValueError if it was of several kinds."""
+        first, *later = self.described["stretches"]
+        if later and (steps is None or later[0]["from_step"] < steps):
+            after = later[0]["from_step"]
+            raise ValueError(
+                f"{self.folder} cannot be repeated: it was resumed with changed code after step {after}, and no one "
+                f"code computes it. Remedy: --steps {after} compares what the first code computed"
+            )
+        return first
+
+
+def read_record(folder: Path) -> Record:
+    """The record in a run's folder. Raises ValueError with a remedy where this code cannot read it."""
+    folder = folder.expanduser().absolute()
+    if not (folder / "run.json").is_file():
+        raise ValueError(f"{folder} holds no run: give a run's folder, such as runs/plain/seed=0")
+    described = read_json(folder / "run.json", _COPY)
+    if SEAL in described:
+        described = read_sealed(folder / "run.json", _COPY)
+    if not {"identity", "stretches", "choices"} <= described.keys():
+        raise ValueError(f"{folder} was run by an early version of grpo_lab, whose record does not name its code")
+    if not (folder / "config.yaml").is_file():
+        raise ValueError(f"{folder / 'config.yaml'} is missing: {_COPY}")
+    plain = OmegaConf.load(folder / "config.yaml")
+    assert isinstance(plain, DictConfig), "config.yaml is a mapping"
+    bootstrap([f"plugins=[{','.join(plain.get('plugins') or ())}]"])
+    identity = with_config_keys(described["identity"])
+    try:
+        config = _typed(plain, identity)
+        run = to_run(config)
+    except (ValueError, OmegaConfBaseException) as error:
+        raise ValueError(
+            f"{folder / 'config.yaml'} is not a configuration of this code ({str(error).splitlines()[0]}): go back to "
+            f"{code_name(described['stretches'][0])}"
+        ) from error
+    record = Record(folder, described, config, run)
+    now = json.loads(json.dumps(run_identity(config, record.device)))
+    different = sorted(key for key in identity.keys() | now.keys() if identity.get(key) != now.get(key))
+    if different:
+        shown = ", ".join(f"{key}: {identity.get(key)!r} in run.json, {now.get(key)!r} here" for key in different[:4])
+        raise ValueError(
+            f"config.yaml and run.json in {folder} are not of one run ({shown}): one of them was edited, or the code "
+            f"has other options now; restore them, or go back to {code_name(described['stretches'][0])}"
+        )
+    return record
+
+
+def code_name(stretch: Mapping[str, Any]) -> str:
+    """The code of a stretch in words: its commit."""
+    if stretch.get("commit") is None:
+        return "the version of grpo_lab that ran it"
+    return f"commit {stretch['commit'][:12]}" + (" with the source.diff beside run.json" if stretch["dirty"] else "")
+
+
+def _typed(plain: DictConfig, identity: Mapping[str, Any]) -> DictConfig:
+    """The values of config.yaml in nodes of the classes that run.json names; raises ValueError for an unknown one.
+
+    Where the run is stored is not the record's to say: no mirror, no sweep.
+    """
+    if not any(key.endswith(f".{CLASS}") for key in identity):
+        raise ValueError("run.json names no classes")
+    config = OmegaConf.create({key: value for key, value in plain.items() if key not in ("tracking", "design")})
+    places = sorted(key.removesuffix(f".{CLASS}") for key in identity if key.endswith(f".{CLASS}"))
+    for place in sorted(places, key=lambda place: place.count("."), reverse=True):  # the innermost first
+        values = OmegaConf.select(config, place)
+        known = {cls.__name__: cls for cls in options(slot_types()[place.split(".")[0]]).values()}
+        cls = known.get(identity[f"{place}.{CLASS}"])
+        if cls is None and "." in place:
+            continue  # a part that its class declares itself
+        if cls is None:
+            raise ValueError(
+                f"there is no {identity[f'{place}.{CLASS}']} for {place}: if a plugin has it, name that in "
+                "GRPO_LAB_PLUGINS"
+            )
+        OmegaConf.update(config, place, OmegaConf.merge(writable(cls), values), merge=False)
+    config.tracking, config.design = writable(NoTracking), None
+    config.cell = {"sweep": "", "arm": "", "level": ""}
+    config.resume_with_changed_code = False
+    # A copy: what is stored for Hydra must not change.
+    typed = OmegaConf.merge(writable(RunConfig), config)
+    assert isinstance(typed, DictConfig)
+    return typed
+
+
+def check_repeatable(record: Record, steps: int | None) -> list[str]:
+    """Raise ValueError with the reason where a second run cannot be this one, before anything is loaded.
+
+    `steps`: compare so many first steps alone, also of a run that has not finished. Returns what its own check of a
+    finished run's files found that is no reason to refuse, such as a lost table.
+    """
+    folder, run = record.folder, record.run
+    if steps is not None and steps < 1:
+        raise ValueError(f"--steps {steps}: compare at least one step")
+    if steps is None and not record.finished:
+        raise ValueError(
+            f"{folder} has not finished, so its end cannot be compared. Remedy: let it finish by the command that "
+            "started it, or compare its first steps with --steps N"
+        )
+    record.code_of(steps)
+    if judge := _server(record):
+        raise ValueError(
+            f"{folder} cannot be repeated: {judge} asks a model on a server, whose answers are no part of the record "
+            "and may be others today. Remedy: reward=strict, or another grader that computes, makes runs repeatable"
+        )
+    if steps is None and run.budget.axis is BudgetAxis.device_seconds:
+        raise ValueError(
+            f"{folder} cannot be repeated: its budget is device_seconds, so the clock ended it. Remedy: --steps N "
+            "compares its first steps; another budget, such as steps, makes runs repeatable"
+        )
+    try:
+        kind = choose_device(device_name(record)).type
+    except ValueError as error:
+        raise ValueError(f"{folder} ran on {record.device}, which is not here: repeat it on such a machine") from error
+    if kind != record.device:
+        raise ValueError(f"{folder} ran on {record.device}, and device={record.run.device} is {kind} here")
+    return check_finished(folder, record.described)[1] if (folder / "DONE").exists() else []
+
+
+def device_name(record: Record) -> str:
+    """What to ask for: as recorded, and where that was a choice of its own, the kind that it chose."""
+    return record.device if record.run.device == "auto" else record.run.device
+
+
+def _server(record: Record) -> str:
+    """The place of a grader that asks a server; empty if none does."""
+    asking = (key for key, name in record.described["identity"].items() if name == _ASKS_A_SERVER)
+    return next((key.removesuffix(f".{CLASS}") for key in asking if key.endswith(f".{CLASS}")), "")
+
+
+def check_inputs(record: Record) -> None:
+    """Raise ValueError with a remedy if the data or the model are not those that the run began with, or are missing."""
+    check = "the run cannot be repeated from other inputs"
+    try:
+        check_data(record.described, data_fingerprint(record.run))
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{record.folder}: {check}: {error}") from error
+    path = record.folder / "base.json"
+    if not path.exists():  # it ended before it had loaded a model
+        raise ValueError(f"{path} is missing, so nothing says which model the run began with: {_COPY}")
+    began = read_json(path, _COPY)["fingerprint"]
+    try:
+        model = record.run.model.resolve()
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{record.folder}: its model is not here: {error}") from error
+    if (now := fingerprint(model)) != began:
+        raise ValueError(
+            f"{record.folder} began with a model of fingerprint {began}, and {model} has {now}: {check}. "
+            "Remedy: give back the weights that this folder had"
+        )
+
+
+def changed_code(record: Record, steps: int | None) -> list[str]:
+    """How today's code differs from the one that computed the run; empty where a second run has the same."""
+    there, now = record.code_of(steps), provenance.code()
+    versions = there["packages"].keys() | now["packages"].keys()
+    said = [
+        f"{name}: {there['packages'].get(name)} there, {now['packages'].get(name)} now"
+        for name in sorted(versions)
+        if there["packages"].get(name) != now["packages"].get(name)
+    ]
+    return said + (["the sources of grpo_lab or of plugins differ"] if there["sources"] != now["sources"] else [])

@@ -1,0 +1,221 @@
+"""What is left of a sweep is expected to cost: seconds, tokens and operations, from runs that were measured.
+
+A cell's cost is the mean over up to eight measured runs of the best source that there is, each scaled to the cell's
+budget. Sources, the best first:
+
+    the same arm            finished cells of the same arm and level of this sweep, of other seeds
+    other arms              finished cells of this sweep, of the same level if there are some
+    pilots                  finished pilots of this sweep, of the same arm if there are some; they evaluate briefly
+    runs of the same model  finished runs in runs_dir with the same options of model and engine, on the same kind of
+                            device; where the budget counts steps or prompts, with batches of the same size
+
+Scaled is by the budget's amount where both have a budget of one kind, else by what the run spent of the cell's kind.
+Seconds are those of stages, evaluation included, at the number of cells that then shared the machine. The start of a
+process is not in them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_lab.policy.device import choose_device
+from grpo_lab.sweeps.cells import Cell
+from grpo_lab.sweeps.status import cell_status
+from grpo_lab.tracking.progress import clock
+from grpo_lab.tracking.run_reader import has_ended, read_steps
+from grpo_lab.tracking.sweep_record import FILE, read_sweep, sweep_folder
+from grpo_lab.tracking.whole import AFRESH, read_json
+
+_MOST = 8  # runs behind one number
+_LOOKED_AT = 100  # of the newest runs in a folder, for the last source
+_PER_BATCH = ("steps", "prompts")  # budgets of which a unit costs what the batch's size makes of it
+_BATCH = ("problems_per_step", "group_size")
+_SPENT = "budget/"
+NOT_MEASURED = "no run measured yet: run one cell, or the pilot"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a finished run cost: seconds of its stages, and what it spent on each budget by name."""
+
+    seconds: float
+    spent: Mapping[str, float]
+    axis: str
+    amount: float
+
+    def scale_to(self, cell: Cell) -> float:
+        """By how much more a cell's budget is; NaN where this run spent nothing of that kind."""
+        budget = cell.run.budget
+        if budget.axis.value == self.axis:
+            return budget.amount / self.amount
+        spent = self.spent.get(budget.axis.value, 0.0)
+        return budget.amount / spent if spent > 0 else math.nan
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What is left of one cell: seconds, sampled tokens and operations, NaN where not known; `source` in words."""
+
+    cell: Cell
+    seconds: float
+    tokens: float
+    flops: float
+    source: str
+
+
+def measured(folder: Path) -> Measured | None:
+    """The cost of a finished run, from its logs; None where these do not tell.
+
+    Of steps that were computed twice, since the run was killed, the first counts.
+    """
+    try:
+        config = read_json(folder / "run.json", AFRESH)["config"]
+        seconds, last = 0.0, None
+        for record in read_steps(folder):
+            stages = {name: value for name, value in record.timing.items() if name.startswith("time/")}
+            seconds += sum(value for name, value in stages.items() if name != "time/tokens_per_second")
+            last = record
+        if last is None or seconds <= 0:
+            return None
+        every = {**last.metrics, **last.timing}
+        spent = {name.removeprefix(_SPENT): value for name, value in every.items() if name.startswith(_SPENT)}
+        axis = str(config["budget.axis"]).rpartition(".")[2]
+        return Measured(seconds, spent, axis, float(config["budget.amount"]))
+    except (OSError, ValueError, KeyError):  # a damaged log is no measurement; whoever reads that run says so
+        return None
+
+
+def estimates(cells: Sequence[Cell], pilots: Sequence[Cell], name: str, runs_dir: Path) -> list[Estimate]:
+    """What is left of the cells of a sweep that are to run, in their order. `pilots` are the sweep's, run or not."""
+    sources = _Sources([cell for cell in cells if not cell.same_as], pilots, name, runs_dir)
+    todo = [cell for cell in cells if not cell.same_as and not has_ended(cell.folder)]
+    return [_estimate(cell, *sources.of(cell)) for cell in todo]
+
+
+def _estimate(cell: Cell, runs: Sequence[Measured], source: str) -> Estimate:
+    scaled = [(one, scale) for one in runs if not math.isnan(scale := one.scale_to(cell))]
+    share = cell_status(cell.folder, cell.plan.title).share or 0.0
+    left = max(0.0, 1.0 - share)
+
+    def mean(values: Sequence[float]) -> float:
+        return left * sum(values) / len(values) if values else math.nan
+
+    budget, tokens = cell.run.budget, [scale * one.spent.get("sampled_tokens", math.nan) for one, scale in scaled]
+    flops = [scale * one.spent.get("flops", math.nan) for one, scale in scaled]
+    known = {"sampled_tokens": tokens, "flops": flops}
+    if budget.axis.value in known:  # the budget itself says it
+        known[budget.axis.value] = [float(budget.amount)]
+    seconds = mean([scale * one.seconds for one, scale in scaled])
+    return Estimate(cell, seconds, mean(known["sampled_tokens"]), mean(known["flops"]), source if scaled else "")
+
+
+class _Sources:
+    """Measured runs for cells; every folder is read at most once."""
+
+    def __init__(self, cells: Sequence[Cell], pilots: Sequence[Cell], name: str, runs_dir: Path) -> None:
+        self._runs_dir = runs_dir
+        self._read: dict[Path, Measured | None] = {}
+        self._found: dict[tuple[Any, ...], tuple[list[Measured], str]] = {}
+        places = {(cell.plan.level, cell.plan.arm, cell.folder) for cell in cells}
+        if (sweep_folder(runs_dir, name) / FILE).exists():  # cells of other seeds than are asked for now
+            recorded = read_sweep(sweep_folder(runs_dir, name)).cells
+            places |= {(cell.level, cell.arm, runs_dir / cell.folder) for cell in recorded}
+        self._finished = [place for place in sorted(places) if has_ended(place[2])]
+        self._pilots = [(cell.plan.level, cell.plan.arm, cell.folder) for cell in pilots if has_ended(cell.folder)]
+        self._others: list[tuple[Path, dict[str, Any]]] | None = None
+
+    def of(self, cell: Cell) -> tuple[list[Measured], str]:
+        """The measured runs of the best source for a cell, and its name."""
+        key = (cell.plan.level, cell.plan.arm, cell.run.budget.axis)
+        if key not in self._found:
+            self._found[key] = next(self._candidates(cell), ([], ""))
+        return self._found[key]
+
+    def _candidates(self, cell: Cell) -> Iterator[tuple[list[Measured], str]]:
+        level, arm = cell.plan.level, cell.plan.arm
+        of_sweep = (
+            (self._finished, lambda at: at[:2] == (level, arm), "finished cells of the same arm"),
+            (self._finished, lambda at: at[0] == level, "finished cells of other arms"),
+            (self._finished, lambda at: True, "finished cells of other arms and levels"),
+            (self._pilots, lambda at: at[:2] == (level, arm), "pilots of the same arm"),
+            (self._pilots, lambda at: True, "pilots"),
+        )
+        for places, fits, words in of_sweep:
+            if runs := self._measure(place[2] for place in places if fits(place)):
+                yield runs, words
+        if runs := self._measure(self._alike(cell)):
+            yield runs, f"finished runs in {self._runs_dir} of the same model, engine and device"
+
+    def _measure(self, folders: Iterator[Path]) -> list[Measured]:
+        runs: list[Measured] = []
+        for folder in folders:
+            if folder not in self._read:
+                self._read[folder] = measured(folder)
+            if (run := self._read[folder]) is not None:
+                runs.append(run)
+            if len(runs) == _MOST:
+                break
+        return runs
+
+    def _alike(self, cell: Cell) -> Iterator[Path]:
+        """The newest finished runs with the cell's model, engine and device."""
+        if self._others is None:
+            done = sorted(self._runs_dir.glob("*/seed=*/DONE"), key=lambda path: path.stat().st_mtime, reverse=True)
+            self._others = []
+            for path in done[:_LOOKED_AT]:
+                try:
+                    self._others.append((path.parent, json.loads((path.parent / "run.json").read_bytes())))
+                except (OSError, ValueError):
+                    continue
+        wanted = {slot: cell.choices.get(slot) for slot in ("model", "engine")}
+        device = choose_device(cell.run.device).type
+        for folder, described in self._others:
+            choices, config = described.get("choices", {}), described.get("config", {})
+            same = all(choices.get(slot) == option for slot, option in wanted.items())
+            if cell.run.budget.axis.value in _PER_BATCH:
+                same = same and all(config.get(name) == getattr(cell.run, name) for name in _BATCH)
+            if same and described.get("identity", {}).get("device") == device:
+                yield folder
+
+
+def wall_seconds(seconds: Sequence[float], workers: int) -> float:
+    """How long cells take that start in this order, as many at once as there are workers."""
+    ends = [0.0] * min(workers, max(1, len(seconds)))
+    for one in seconds:
+        heapq.heapreplace(ends, ends[0] + one)
+    return max(ends)
+
+
+def estimate_lines(found: Sequence[Estimate], workers: int) -> list[str]:
+    """What is left in all, and what that rests on."""
+    if not found:
+        return ["nothing is left to run"]
+    known = [one for one in found if not math.isnan(one.seconds)]
+    lines = []
+    if known:
+        seconds = [one.seconds for one in known]
+        of = "" if len(known) == len(found) else f"{len(known)} of the "
+        lines.append(
+            f"left to run: {of}{len(found)} cells take about {clock(wall_seconds(seconds, workers))} with {workers} at "
+            f"once ({clock(sum(seconds))} one after another), without the start of each process"
+        )
+    else:
+        lines.append(f"left to run: {len(found)} cells; {NOT_MEASURED}")
+    amounts = (
+        (sum(one.tokens for one in found), "sampled tokens"),
+        (sum(one.flops for one in found), "floating point operations"),
+    )
+    if spent := [f"{amount:.3g} {words}" for amount, words in amounts if not math.isnan(amount)]:
+        lines.append(f"  they spend about {' and '.join(spent)}")
+    sources = Counter(one.source for one in found)
+    lines += [f"  {number} estimated from {source}" for source, number in sources.items() if source]
+    if known and sources[""]:
+        lines.append(f"  {sources['']} not estimated: {NOT_MEASURED}")
+    return lines

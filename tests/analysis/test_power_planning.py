@@ -1,0 +1,245 @@
+"""How many seeds and bases a design needs: the predicted power is what the lab's own decision finds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from planted_sweeps import Planted, synthetic_sweep
+from scipy import stats
+
+from grpo_lab.analysis.effects.planning import (
+    Question,
+    cheapest,
+    family_of,
+    measure_pilot,
+    needed,
+    power_text,
+    simulated_power,
+    sizes,
+    with_predictions,
+)
+from grpo_lab.analysis.final_values import DOWNSTREAM, final_values
+from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.components import Scatter, components, pooled_scatter
+from grpo_lab.analysis.stats.multiplicity import ALPHA
+from grpo_lab.analysis.stats.power import fewest, power_of_t, power_within, seeds_needed
+from grpo_lab.config.design import Design, load_design, read_design
+from grpo_lab.config.run_config import conf_folder
+
+NODE = {
+    "name": "planned",
+    "question": "Does it?",
+    "prediction": "It does.",
+    "control": "plain",
+    "primary": DOWNSTREAM,
+    "axis": "steps",
+    "arms": {"plain": [], "one": ["updates=one"], "two": ["updates=two"], "mask": ["truncation=mask_after"]},
+    "seeds": 2,
+    "bases": 4,
+    "predictions": [{"arm": arm, "metric": DOWNSTREAM, "direction": "above"} for arm in ("one", "two", "mask")],
+}
+NESTED = Scatter(between=0.03**2 + 2 * 0.02**2, between_freedom=3.0, within=0.03**2, within_freedom=4.0, seeds=2.0)
+NESTED_RUNS = Planted(steps=20, every=4, questions=64, bases=4, seeds=tuple(range(8)), base_effect_sd=0.03)
+
+
+def declare(**changes: Any) -> Design:
+    return read_design({**NODE, **changes})
+
+
+@pytest.fixture(scope="module")
+def nested() -> SweepData:
+    """A synthetic sweep of four bases with two seeds each."""
+    return synthetic_sweep(NESTED_RUNS, 0)
+
+
+# ---- statistics
+
+
+@pytest.mark.parametrize("n,margin", [(4, 2.0), (6, 1.0), (12, 1.0)])
+def test_the_power_of_equivalence_is_what_two_one_sided_tests_find(n: int, margin: float) -> None:
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((40_000, n))
+    error = values.std(axis=1, ddof=1) / math.sqrt(n)
+    found = (np.abs(values.mean(axis=1)) + stats.t.isf(0.02, n - 1) * error < margin).mean()
+    assert power_within(margin, 1.0, n, 0.02) == pytest.approx(float(found), abs=0.01)
+
+
+def test_the_fewest_is_the_first_with_the_power() -> None:
+    enough = fewest(lambda n: power_within(1.0, 2.0, n))
+    assert enough is not None and power_within(1.0, 2.0, enough) >= 0.8 > power_within(1.0, 2.0, enough - 1)
+    assert fewest(lambda n: 0.5) is None
+    assert fewest(lambda n: 1.0, least=3) == 3
+    assert seeds_needed(1.0, 2.0) == fewest(lambda n: power_of_t(1.0, 2.0, n))
+
+
+def test_one_contrast_has_the_components_of_an_analysis_of_variance() -> None:
+    rng = np.random.default_rng(1)
+    values = pd.Series(rng.standard_normal(8), index=range(8))
+    bases = {seed: seed % 4 for seed in range(8)}
+    of_bases, of_seeds = components(pd.DataFrame({"base": values.index % 4, "value": values}))
+    scatter = pooled_scatter(values.to_frame("one"), bases)
+    assert (scatter.of_bases, scatter.of_seeds) == pytest.approx((of_bases.mean, of_seeds.mean))
+    assert (scatter.between_freedom, scatter.within_freedom) == (3, 4)
+
+
+def test_without_bases_or_without_seeds_one_part_is_not_known() -> None:
+    values = pd.Series([0.1, 0.2, 0.4, 0.0]).to_frame("one")
+    alone = pooled_scatter(values, {})
+    assert math.isnan(alone.between) and alone.of_mean(1).mean == pytest.approx(values["one"].std())
+    single = pooled_scatter(values, {0: 0, 1: 1, 2: 2, 3: 3})
+    assert math.isnan(single.within) and single.of_mean(1).mean == single.of_mean(8).mean == pytest.approx(
+        values["one"].std()
+    )
+    with pytest.raises(ValueError, match="no contrast has two paired differences"):
+        pooled_scatter(values.head(1), {})
+
+
+def test_the_same_contrast_twice_counts_once() -> None:
+    rng = np.random.default_rng(2)
+    one, other = rng.standard_normal((2, 400))
+    equal = pooled_scatter(pd.DataFrame({"a": one, "b": one}), {})
+    assert equal.within_freedom == pytest.approx(399)
+    independent = pooled_scatter(pd.DataFrame({"a": one, "b": other}), {})
+    assert independent.within_freedom == pytest.approx(798, rel=0.01)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("seeds", [1, 4])
+def test_the_interval_of_the_deviation_holds_it_as_often_as_it_says(seeds: int) -> None:
+    """Pilots of four bases and two seeds, three contrasts with one control; 95% is asked for, and it may be careful."""
+    rng = np.random.default_rng(3)
+    bases = {seed: seed % 4 for seed in range(8)}
+    of, truth, held, number = np.arange(8) % 4, math.sqrt(0.02**2 + 0.03**2 / seeds), 0, 300
+    for _ in range(number):
+        arms = [(0.02 * rng.standard_normal(4)[of] + 0.03 * rng.standard_normal(8)) / math.sqrt(2) for _ in range(4)]
+        columns = pd.DataFrame({str(arm): arms[arm] - arms[0] for arm in (1, 2, 3)})
+        held += pooled_scatter(columns, bases).of_mean(seeds).contains(truth)
+    assert 0.92 <= held / number <= 1.0
+
+
+# ---- the decision
+
+
+@pytest.mark.parametrize(
+    "changes,scatter",
+    [
+        ({}, NESTED),
+        ({"bases": 6, "seeds": 1}, NESTED),
+        ({"bases": None, "seeds": list(range(6))}, replace(NESTED, between=math.nan)),
+        ({"predictions": NODE["predictions"][:1]}, NESTED),
+    ],
+    ids=["4 bases x 2", "6 bases x 1", "6 seeds", "one prediction"],
+)
+def test_the_predicted_power_is_that_of_the_labs_own_decision(changes: dict[str, Any], scatter: Scatter) -> None:
+    """`decide` over `compare` and Holm, 400 sweeps: a standard error of 2 points at 80%."""
+    design = declare(**changes)
+    observations, seeds = sizes(design)
+    family = family_of(design)
+    sd = scatter.of_mean(seeds).mean
+    effect = next(
+        size * sd
+        for size in np.arange(0.5, 20, 0.05)
+        if power_of_t(size, 1.0, observations, alpha=ALPHA / family) > 0.8
+    )
+    question = Question(float(effect), False, family)
+    predicted = question.power(sd, observations)
+    assert 0.8 < predicted < 0.82
+    found = simulated_power(design, {DOWNSTREAM: scatter}, question, 0, trials=400)
+    assert found == pytest.approx(predicted, abs=0.055)
+
+
+def test_a_prediction_within_a_margin_is_found_as_often_as_predicted() -> None:
+    predictions = [{**one, "direction": "within"} for one in NODE["predictions"]]
+    design = declare(predictions=predictions, margin=0.075, bases=5)
+    question = Question(0.075, True, 3)
+    predicted = question.power(NESTED.of_mean(2).mean, 5)
+    assert 0.5 < predicted < 0.95
+    assert simulated_power(design, {DOWNSTREAM: NESTED}, question, 1, trials=400) == pytest.approx(predicted, abs=0.06)
+
+
+def test_what_has_no_effect_is_hardly_ever_found() -> None:
+    found = simulated_power(declare(), {DOWNSTREAM: NESTED}, Question(1e-9, False, 3), 0, trials=400)
+    assert found <= 0.03
+
+
+# ---- the plan
+
+
+def test_more_bases_are_needed_with_fewer_seeds_and_the_fewest_runs_are_named(nested: SweepData) -> None:
+    design = load_design(conf_folder().parent / "experiments" / "dapo_worlds.yaml")
+    data = synthetic_sweep(
+        Planted(steps=20, every=4, questions=64, bases=4, seeds=tuple(range(8)), base_effect_sd=0.03), 0
+    )
+    pilot = measure_pilot(design, data, DOWNSTREAM)
+    rows = needed(Question(0.05, False, 8), pilot, True)
+    numbers = [row.number for row in rows]
+    assert numbers == sorted(numbers, reverse=True) and numbers[-1] >= 3
+    assert all(row.low <= row.number <= row.high for row in rows)
+    best = cheapest(rows)
+    assert best is not None and best.runs == min(row.runs for row in rows)
+    question = Question(0.05, False, 8)
+    assert question.power(best.sd.mean, best.number) >= 0.8 > question.power(best.sd.mean, best.number - 1)
+
+
+@pytest.mark.extended
+def test_planted_deviations_are_found_in_a_pilot() -> None:
+    """Over ten pilots: effects of bases by 0.04, a pair's difference by the noise of its two arms."""
+    squares = {"bases": 0.0, "seeds": 0.0}
+    planted = Planted(
+        steps=20, every=4, questions=256, samples=4, bases=4, seeds=tuple(range(16)), base_effect_sd=0.04, own_sd=0.03
+    )
+    for seed in range(10):
+        data = synthetic_sweep(planted, seed)
+        assert data.design is not None
+        pilot = measure_pilot(with_predictions(data.design), data, DOWNSTREAM)
+        squares["bases"] += max(0.0, pilot.scatter.between - pilot.scatter.within) / pilot.scatter.seeds / 10
+        squares["seeds"] += pilot.scatter.within / 10
+    assert math.sqrt(squares["bases"]) == pytest.approx(0.04, rel=0.4)
+    least = math.sqrt(2) * 0.03  # and the noise of the answers
+    assert least < math.sqrt(squares["seeds"]) < 1.6 * least
+
+
+def test_a_pilot_of_another_sweep_and_one_of_a_single_arm_serve_and_say_so(nested: SweepData) -> None:
+    data = nested
+    assert "each arm less base" in measure_pilot(declare(), data, DOWNSTREAM).how
+    single = replace(data, runs=data.runs[data.runs["arm"] == "base"], points=data.points[data.points["arm"] == "base"])
+    alone = measure_pilot(declare(), single, DOWNSTREAM)
+    assert "runs of one arm alone" in alone.how and alone.contrasts == 1 and alone.pairs == 8
+
+
+def test_the_margin_is_what_is_planned_for_and_an_effect_replaces_it(nested: SweepData) -> None:
+    data = nested
+
+    def said(design: Design, *effects: float) -> str:
+        return "\n".join(power_text(design, data, effects, trials=0))
+
+    assert "no margin is declared" in said(declare())
+    assert "to find an effect of 0.03:" in said(declare(margin=0.03))
+    named = said(declare(margin=0.03), 0.1, 0.2)
+    assert "effect of 0.1:" in named and "effect of 0.2:" in named and "0.03:" not in named
+    assert "p below 0.05 / 3 = 0.0167" in named and "as declared, 4 bases x 2 seeds" in named
+    with pytest.raises(ValueError, match="--effect -1: give a size above 0"):
+        said(declare(), -1.0)
+
+
+def test_a_pilot_of_one_base_says_that_it_knows_nothing_of_others() -> None:
+    data = synthetic_sweep(Planted(tricks=("helps",), kind="add_one", steps=20, every=4, questions=64), 0)
+    lines = "\n".join(power_text(declare(), data, [0.1], trials=0))
+    assert "the pilot has one base, so how far effects differ between bases is not known" in lines
+    alone = "\n".join(power_text(declare(bases=None, seeds=[0, 1, 2]), data, [0.1], trials=0))
+    assert "seeds needed: " in alone and "as declared, 3 seeds" in alone
+    single = replace(data, runs=data.runs[data.runs["arm"] == "base"], points=data.points[data.points["arm"] == "base"])
+    scatter = measure_pilot(declare(), single, DOWNSTREAM).scatter
+    values = final_values(single).of("", "base", DOWNSTREAM)
+    assert math.isnan(scatter.between) and scatter.of_seeds == pytest.approx(math.sqrt(2) * values.std())
+
+
+def test_a_design_without_anything_to_compare_is_refused() -> None:
+    with pytest.raises(ValueError, match="has one arm and compares nothing"):
+        with_predictions(declare(arms={"plain": []}, predictions=[]))
+    assert len(with_predictions(declare(predictions=[])).predictions) == 3
