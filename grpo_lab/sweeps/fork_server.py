@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import multiprocessing
 import os
+import runpy
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -103,11 +104,9 @@ def _be_the_cell(words: tuple[str, ...], folder: Path, environment: dict[str, st
     if not same_threads or digest_of_sources() != preload.SOURCES:
         os.execv(command[0], command)
     setproctitle(" ".join(command))  # what ps shows
-    from grpo_lab import train
-
-    sys.argv = [train.__file__, *words]
+    sys.argv = ["grpo_lab.train", *words]
     try:
-        train.main()
+        runpy.run_module("grpo_lab.train", run_name="__main__", alter_sys=True)
     finally:
         sys.stdout.flush()
         atexit._run_exitfuncs()  # multiprocessing ends its processes without them
