@@ -43,7 +43,7 @@ class RaySettings:
     def needs(self, job: Job) -> dict[str, float]:
         """What a node must have for the job, as Ray counts it."""
         memory = {} if self.memory_gb is None else {"memory": math.ceil(self.memory_gb * 2**30)}
-        return {"CPU": self.cpus or job.threads, "GPU": self.gpus, **memory, **self.resources}
+        return {"CPU": float(self.cpus or job.threads), "GPU": self.gpus, **memory, **self.resources}
 
     def options(self, job: Job) -> dict[str, Any]:
         """The options of the job's task as Ray names them."""
