@@ -17,6 +17,7 @@ from grpo_lab.config.hydra_setup import bootstrap, compose_config, compose_with_
 
 if TYPE_CHECKING:
     from grpo_lab.tasks.warm_start import ArithmeticBase
+    from grpo_lab.tracking.mlflow_mirror import SyncReport
 
 RUNS = "runs"  # default folder of runs
 
@@ -95,16 +96,36 @@ def measure_world(arguments: argparse.Namespace) -> None:
 
 
 def sync_runs(arguments: argparse.Namespace) -> None:
-    """Replay run folders into MLflow; nothing is sent twice."""
+    """Replay run folders into MLflow or another tracker; nothing is sent twice."""
     from grpo_lab.tracking.mlflow_mirror import sync_all
 
-    reports = sync_all(arguments.folder)
+    if arguments.to == "mlflow" and not arguments.overrides:
+        reports = sync_all(arguments.folder)
+    else:
+        reports = _replay(arguments.folder, arguments.to, arguments.overrides)
     if not reports:
         raise ValueError(f"{arguments.folder} holds no run that is mirrored to MLflow: give a folder of runs")
     for report in reports:
         print(f"{report.folder}: {report.error or f'{report.points} points sent, {report.status}'}")
     if any(report.error for report in reports):
         sys.exit(1)
+
+
+def _replay(folder: Path, to: str, overrides: Sequence[str]) -> list[SyncReport]:
+    """Send the runs below a folder to the tracker that `tracking=<to>` and the overrides configure."""
+    from omegaconf import OmegaConf
+
+    from grpo_lab.tracking.mlflow_mirror import Mlflow, sync_all
+    from grpo_lab.tracking.trackers import replay
+
+    if wrong := [word for word in overrides if not word.startswith("tracking.")]:
+        raise ValueError(f"{wrong[0]}: --to takes overrides of the tracker alone, such as tracking.folder=/there")
+    runs = folder.absolute()
+    if (runs / "run.json").exists():  # one run: its tracker lies where its folder of runs is
+        runs = Path(json.loads((runs / "run.json").read_text()).get("config", {}).get("runs_dir", RUNS)).absolute()
+    config = compose_config([f"tracking={to}", f"runs_dir='{runs}'", *overrides])
+    tracking = OmegaConf.to_object(config.tracking)
+    return sync_all(folder, tracking.uri) if isinstance(tracking, Mlflow) else replay(folder, tracking)  # pyright: ignore
 
 
 def measure_cost_model(arguments: argparse.Namespace) -> None:
@@ -121,9 +142,9 @@ def measure_cost_model(arguments: argparse.Namespace) -> None:
 
 def list_metrics(_: argparse.Namespace) -> None:
     """Print the metric registry with the names in TRL and verl, and the metrics that analysis derives."""
-    from grpo_lab.tracking.metrics import DERIVED, DIVERGENCE, PEERS, REGISTRY
+    from grpo_lab.tracking.metrics import DERIVED, DIVERGENCE, PEERS, REGISTRY, SENT
 
-    for metric in REGISTRY + DERIVED + DIVERGENCE:
+    for metric in REGISTRY + SENT + DERIVED + DIVERGENCE:
         known_as = f"; {PEERS[metric.name]}" if metric.name in PEERS else ""
         print(f"{metric.name:<28} [{metric.unit}] {metric.reduction}: {metric.meaning}{known_as}")
 
@@ -429,8 +450,12 @@ def main() -> None:
     world.add_argument("--runs", type=Path, default=Path(RUNS), help="the folder of runs (default: runs)")
     world.add_argument("--to", type=Path, default=Path("analysis/data/worlds"), help="where the card is saved")
     world.set_defaults(run=measure_world)
-    sync = commands.add_parser("sync", help="replay run folders into MLflow")
+    sync = commands.add_parser("sync", help="replay run folders into MLflow or another tracker")
     sync.add_argument("folder", type=Path, nargs="?", default=Path(RUNS), help="a run, or a folder of runs")
+    sync.add_argument(
+        "--to", choices=["mlflow", "tensorboard", "wandb", "trackio"], default="mlflow", help="default: mlflow"
+    )
+    sync.add_argument("overrides", nargs="*", help="of the tracker, for example tracking.project=mine")
     sync.set_defaults(run=sync_runs)
     measured = commands.add_parser("cost-model", help="seconds of simulated time, measured on runs, as overrides")
     measured.add_argument("folders", type=Path, nargs="+", metavar="RUN", help="a run's folder, of schedule=sync")

@@ -291,6 +291,14 @@ DERIVED: tuple[Metric, ...] = (
     Metric("q_times_a", "share", "final value", "held-out truncated share times accuracy of what finished"),
 )
 
+# What trackers are sent beside what a run logs, and no log holds: see `final_metrics.py` and `system_metrics.py`.
+AT_BUDGET, AUC = "at_budget/", "auc/"
+SENT: tuple[Metric, ...] = (
+    Metric(f"{AT_BUDGET}*/*", "of the metric", "final value", "reward or accuracy at the run's own full budget"),
+    Metric(f"{AUC}*/*", "of the metric", "mean over the budget", "area under its curve over the share of that budget"),
+    Metric("system/*", "as it says", "one sample", "the machine beside the run: CPU, memory, disk, graphics cards"),
+)
+
 # Metrics that analysis derives from whole curves, per arm or per level; no prediction can name these.
 DIVERGENCE: tuple[Metric, ...] = (
     Metric(

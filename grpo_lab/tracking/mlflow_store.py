@@ -11,6 +11,7 @@ import re
 import shlex
 import sqlite3
 from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from urllib.parse import urlsplit
@@ -51,6 +52,15 @@ def check_uri(uri: str) -> None:
             f"tracking.uri={uri} is not supported (MLflow 3.13 gave up its file store): write "
             "sqlite:////absolute/path/mlflow.db or http://host:port, or choose tracking=none; an old "
             "file store is converted by `mlflow migrate-filestore`"
+        )
+
+
+def check_driver(uri: str) -> None:
+    """Raise ValueError where a PostgreSQL store is named and the package that reaches one is missing."""
+    if urlsplit(uri).scheme in ("postgresql", "postgresql+psycopg2") and find_spec("psycopg2") is None:
+        raise ValueError(
+            "tracking.uri names a PostgreSQL database, and psycopg2 is not installed: pip install "
+            "'grpo-lab[postgres]', or start `mlflow server` on it and set tracking.uri to http://host:port"
         )
 
 
