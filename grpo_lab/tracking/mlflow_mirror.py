@@ -14,12 +14,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from grpo_lab import deferred
 from grpo_lab.tracking.files import RunFolderBusyError
 from grpo_lab.tracking.mlflow_parent import sync_sweep
-from grpo_lab.tracking.mlflow_sender import Sender, ending
+from grpo_lab.tracking.mlflow_sender import FolderSender, Sender, ending
 from grpo_lab.tracking.mlflow_store import check_driver, check_uri, first_line
 from grpo_lab.tracking.run_reader import is_held
 from grpo_lab.tracking.sweep_record import FILE as SWEEP
@@ -44,14 +44,6 @@ class Tracking(ABC):
     @abstractmethod
     def mirror(self, folder: Path) -> Mirror | NoMirror:
         """The mirror of the run in `folder`, not started."""
-
-
-class FolderSender(Protocol):
-    """What sends one run folder to one tracker; every method may raise."""
-
-    def push(self, live: bool, patience: float, give_up: Callable[[], bool]) -> int:
-        """Send what is new and the run's status; return the number of points. See `mlflow_sender.Sender`."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import json
 import logging
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -60,8 +61,20 @@ class _Cursor:
     registered: str = ""  # the registered model and its version
 
 
-class Sender:
-    """Sends one folder to its MLflow run, continuing after the last step sent. Every method may raise."""
+class FolderSender(ABC):
+    """What sends one run folder to one tracker. Every method may raise."""
+
+    @abstractmethod
+    def push(self, live: bool, patience: float, give_up: Callable[[], bool]) -> int:
+        """Send new steps and the run's status; return the number of points sent.
+
+        `live` is whether the run is still running. Waits at most `patience` seconds for another process that
+        mirrors the same folder, then raises RunFolderBusyError. Stops between batches once `give_up()` is true.
+        """
+
+
+class Sender(FolderSender):
+    """Sends one folder to its MLflow run, continuing after the last step sent."""
 
     FILE: ClassVar[str] = "mirror.json"
 
@@ -82,11 +95,7 @@ class Sender:
         self._cursor = self._new_cursor(None)
 
     def push(self, live: bool, patience: float, give_up: Callable[[], bool]) -> int:
-        """Send new steps and the run's status; return the number of points sent.
-
-        `live` is whether the run is still running. Waits at most `patience` seconds for another process that
-        mirrors the same folder, then raises RunFolderBusyError. Stops between batches once `give_up()` is true.
-        """
+        """See FolderSender."""
         with locked(self.folder / ".mirror.lock", patience):
             self._load_cursor()
             if self._client is None:

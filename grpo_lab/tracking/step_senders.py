@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import import_module
@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 from grpo_lab.tracking.files import locked, write_json
 from grpo_lab.tracking.final_metrics import final_metrics
-from grpo_lab.tracking.mlflow_sender import ending, points_of
+from grpo_lab.tracking.mlflow_sender import FolderSender, ending, points_of
 from grpo_lab.tracking.run_reader import StepReader
 from grpo_lab.tracking.system_metrics import SYSTEM, Sample, read_samples
 from grpo_lab.tracking.whole import AFRESH, read_json
@@ -28,8 +28,8 @@ from grpo_lab.tracking.whole import AFRESH, read_json
 Points = Mapping[str, float | int]
 
 
-class StepSender(ABC):
-    """Sends one folder to one place. Every method may raise."""
+class StepSender(FolderSender):
+    """Sends one folder to one place, step by step."""
 
     TRACKER: ClassVar[str]
 
@@ -43,11 +43,7 @@ class StepSender(ABC):
         self._opened = False
 
     def push(self, live: bool, patience: float, give_up: Callable[[], bool]) -> int:
-        """Send new steps, and at a run's end its final values; return the number of points sent.
-
-        `live` is whether the run is still running. Waits at most `patience` seconds for another process that
-        sends the same folder, then raises RunFolderBusyError. Stops between steps once `give_up()` is true.
-        """
+        """See FolderSender. At a finished run's end its final values follow."""
         with locked(self.folder / f".mirror-{self.TRACKER}.lock", patience):
             cursor, sent = self._load_cursor(), 0
             try:

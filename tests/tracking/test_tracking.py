@@ -421,9 +421,13 @@ def test_only_a_uri_that_can_work_is_accepted() -> None:
         with pytest.raises(ValueError, match=remedy):
             check_uri(uri)
         with pytest.raises(ValueError, match=remedy):
-            Mlflow(uri, "grpo_lab", 1.0, 1.0)
+            Mlflow(1.0, 1.0, 0.0, uri, "grpo_lab", "")
     with pytest.raises(ValueError, match="interval_seconds"):
-        Mlflow("http://h", "grpo_lab", 0.0, 1.0)
+        Mlflow(0.0, 1.0, 0.0, "http://h", "grpo_lab", "")
+    with pytest.raises(ValueError, match=r"tracking\.system_metrics=-1"):
+        Mlflow(1.0, 1.0, -1.0, "http://h", "grpo_lab", "")
+    with pytest.raises(ValueError, match=r"tracking\.register=a/b"):
+        Mlflow(1.0, 1.0, 0.0, "http://h", "grpo_lab", "a/b")
 
 
 def test_the_file_system_of_a_path_is_that_of_its_deepest_mount(tmp_path: Path) -> None:
