@@ -248,7 +248,8 @@ def draw_figures(arguments: argparse.Namespace) -> None:
 
     _require_folder(arguments.runs)
     saved = None if arguments.only_runs else arguments.data
-    built = build(arguments.name, arguments.runs, saved, arguments.to, ["grpo-lab", *sys.argv[1:]])
+    command = ["grpo-lab", *sys.argv[1:]]
+    built = build(arguments.name, arguments.runs, saved, arguments.to, command, arguments.foreign)
     print(*filter(None, [built.notice]), f"{arguments.name}, from {built.source}\n\n{built.verdict}", sep="\n")
     program = "grpo-lab" if shutil.which("grpo-lab") else os.path.relpath(sys.argv[0])
     print(*what_to_open(built, arguments.name, arguments.runs, saved, arguments.to, program), sep="\n")
@@ -292,6 +293,25 @@ def export_data(arguments: argparse.Namespace) -> None:
     for path in save_data(data, arguments.to, arguments.compact):
         print(f"{path}  {path.stat().st_size / 1e6:.2f} MB")
     print(*finished_cells(data), sep="\n")
+
+
+def import_foreign(arguments: argparse.Namespace) -> None:
+    """Keep a run of another framework as a run folder, and print what was understood of its log."""
+    from grpo_lab.config.run_config import conf_folder
+    from grpo_lab.tracking.foreign import Chosen, import_run
+
+    if (conf_folder().parent / "experiments" / f"{arguments.name}.yaml").exists():
+        raise ValueError(f"{arguments.name} is a declared experiment: give foreign runs another name with --as")
+    chosen = Chosen(arguments.accuracy, arguments.heldout, arguments.downstream)
+    found = import_run(
+        arguments.framework, arguments.folder, arguments.runs, arguments.name, arguments.label or arguments.framework,
+        arguments.seed, chosen, ["grpo-lab", *sys.argv[1:]],
+    )  # fmt: skip
+    known = {theirs: ours for theirs, ours in found.log.read_as.items() if not ours.startswith("foreign/")}
+    print(f"{found.source}: {len(found.log.steps)} steps, into {found.folder}")
+    print(*(f"  {theirs} -> {ours}" for theirs, ours in sorted(known.items())), sep="\n")
+    print(f"  {len(found.log.read_as) - len(known)} others are kept as foreign/*")
+    print(*found.log.notes, f"draw them: grpo-lab figures {arguments.name} --runs {arguments.runs}", sep="\n")
 
 
 def read_rollouts(arguments: argparse.Namespace) -> None:
@@ -408,6 +428,20 @@ def _add_steering(commands: argparse._SubParsersAction) -> None:
     stop.set_defaults(run=stop_cell)
 
 
+def _add_import(commands: argparse._SubParsersAction) -> None:
+    foreign = commands.add_parser("import", help="a run of TRL or prime-rl, as one that figures can draw beside ours")
+    foreign.add_argument("framework", choices=["trl", "prime-rl"])
+    foreign.add_argument("folder", type=Path, help="what it wrote: an output folder, trainer_state.json, metrics.jsonl")
+    foreign.add_argument("--as", dest="name", required=True, help="the sweep that it is kept in")
+    foreign.add_argument("--label", default="", help="of its arm, foreign:LABEL (default: the framework)")
+    foreign.add_argument("--seed", type=int, default=0, help="tells runs of one label apart (default: 0)")
+    foreign.add_argument("--accuracy", default="", help="of several rewards: the one that says what is right")
+    foreign.add_argument("--heldout", default="", help="of several evaluation sets: the one of held-out questions")
+    foreign.add_argument("--downstream", default="", help="the evaluation set of harder questions")
+    foreign.add_argument("--runs", type=Path, default=Path(RUNS), help="the folder of runs (default: runs)")
+    foreign.set_defaults(run=import_foreign)
+
+
 def _add_rollouts(commands: argparse._SubParsersAction) -> None:
     rollouts = commands.add_parser("rollouts", help="training responses, token by token; two arms side by side")
     rollouts.add_argument("run_name", metavar="RUN", help="a run folder, or the name of a sweep")
@@ -478,6 +512,9 @@ def main() -> None:
     rates.add_argument("--samples", type=int, metavar="K", help="answers to each problem (default: as the option says)")
     rates.set_defaults(run=measure_pass_rates)
     figures = commands.add_parser("figures", help="figures, tables and verdict of an experiment")
+    figures.add_argument(
+        "--foreign", action="append", default=[], metavar="NAME", help="imported runs to draw beside it, in one figure"
+    )
     figures.set_defaults(run=draw_figures)
     report = commands.add_parser("report", help="the same on one page, with switches and responses; works offline")
     report.set_defaults(run=write_report)
@@ -510,6 +547,7 @@ def main() -> None:
     _add_steering(commands)
     _add_rollouts(commands)
     _add_evaluate(commands)
+    _add_import(commands)
     arguments = parser.parse_args()
     try:
         arguments.run(arguments)
