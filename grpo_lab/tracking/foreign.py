@@ -3,9 +3,10 @@
     TRL       log_history of trainer_state.json, which transformers' Trainer saves with every checkpoint
     prime-rl  metrics.jsonl of its file monitor, to which orchestrator and trainer write (commit 559b44772 read)
 
-A foreign run lies in `<runs_dir>/foreign/<name>/`, and is a cell of a sweep of its own without a declaration: no verdict
-counts it. Its arm is called `foreign:<label>`. Numbers are theirs, under our names where the quantity is the same
-(`metrics.PEERS`), else as `foreign/<their name>`, dots for slashes. Whether a suite asked what ours asks, nobody knows.
+A foreign run lies in `<runs_dir>/foreign/<name>/`, and is a cell of a sweep of its own without a declaration: no
+verdict counts it. Its arm is called `foreign:<label>`. Numbers are theirs, under our names where the quantity is the
+same (`metrics.PEERS`), else as `foreign/<their name>`, dots for slashes. Whether a suite asked what ours asks, nobody
+knows.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Chosen:
 
 @dataclass
 class ForeignLog:
-    """A log under our names: step -> numbers; `read_as` maps their names to ours, `notes` say what was not understood."""
+    """A log under our names: step -> numbers; `read_as` maps theirs to ours, `notes` say what was not understood."""
 
     steps: dict[int, dict[str, float]] = field(default_factory=dict)
     read_as: dict[str, str] = field(default_factory=dict)
@@ -119,7 +120,7 @@ def read_trl(place: Path, chosen: Chosen) -> tuple[Path, ForeignLog]:
             if key in ("step", "epoch"):
                 continue
             of = next((one for one in sorted(sets, key=len, reverse=True) if key.startswith(_eval_prefix(one))), None)
-            if of is None or not key.startswith("eval_"):
+            if of is None:
                 log.add(step, key, TRL.get(key), value)
             else:
                 part = TRL_SUITE.get(key.removeprefix(_eval_prefix(of)))

@@ -56,11 +56,17 @@ def check_uri(uri: str) -> None:
 
 
 def check_driver(uri: str) -> None:
-    """Raise ValueError where a PostgreSQL store is named and the package that reaches one is missing."""
-    if urlsplit(uri).scheme in ("postgresql", "postgresql+psycopg2") and find_spec("psycopg2") is None:
+    """Raise ValueError where a PostgreSQL database is named and the package that reaches one is missing."""
+    if urlsplit(uri).scheme.split("+")[0] != "postgresql":
+        return
+    from sqlalchemy.engine import make_url  # of MLflow; what reaches a plain postgresql:// depends on its version
+
+    driver = make_url(uri).get_driver_name()
+    if find_spec(driver) is None:
         raise ValueError(
-            "tracking.uri names a PostgreSQL database, and psycopg2 is not installed: pip install "
-            "'grpo-lab[postgres]', or start `mlflow server` on it and set tracking.uri to http://host:port"
+            f"tracking.uri names a PostgreSQL database, which {driver} would reach, and it is not installed: "
+            "pip install 'grpo-lab[postgres]' and write postgresql+psycopg2://user@host/database, or start `mlflow "
+            "server` on the database and set tracking.uri to http://host:port"
         )
 
 

@@ -93,7 +93,8 @@ def mlflow_server(store: Path | str, folder: Path, port: int) -> Iterator[None]:
                 time.sleep(0.2)
         yield
     finally:
-        os.killpg(server.pid, signal.SIGTERM)
+        if server.poll() is None:
+            os.killpg(server.pid, signal.SIGTERM)
         server.wait()
 
 

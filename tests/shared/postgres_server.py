@@ -57,7 +57,7 @@ def postgres_server() -> Iterator[str]:
         )  # fmt: skip
         try:
             _wait(server, port)
-            yield f"postgresql://lab@127.0.0.1:{port}/postgres"
+            yield f"postgresql+psycopg2://lab@127.0.0.1:{port}/postgres"
         finally:
             server.terminate()
             server.wait()

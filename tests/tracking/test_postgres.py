@@ -57,5 +57,5 @@ def test_a_run_on_postgresql_reads_back_as_its_folder_and_its_model_is_registere
 
 def test_a_missing_driver_is_told_before_anything_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mlflow_store, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"psycopg2 is not installed: pip install 'grpo-lab\[postgres\]'"):
-        Mlflow(10.0, 30.0, 0.0, "postgresql://host/db", "grpo_lab", "")
+    with pytest.raises(ValueError, match=r"psycopg2 would reach, .*pip install 'grpo-lab\[postgres\]'"):
+        Mlflow(10.0, 30.0, 0.0, "postgresql+psycopg2://host/db", "grpo_lab", "")
