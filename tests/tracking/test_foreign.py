@@ -117,10 +117,9 @@ def test_a_reward_outside_of_0_and_1_is_no_accuracy(tmp_path: Path) -> None:
 
 
 def prime_rl_log(folder: Path) -> Path:
-    """Three steps: rows of the orchestrator and of the trainer, an evaluation of the base and one of the second step."""
-    rows: list[dict[str, Any]] = [
-        {"eval/aime/effective/solver/avg@4": 0.1, "eval/aime/policy_version": 0.0, "step": 1.0}
-    ]
+    """Three steps: rows of the orchestrator and of the trainer, an evaluation of the base and one of step 2."""
+    score, version = "eval/aime/effective/solver/avg@4", "eval/aime/policy_version"
+    rows: list[dict[str, Any]] = [{score: 0.1, version: 0.0, "step": 1.0}]
     for step in (1, 2, 3):
         agent = {f"train/agg/{subset}/solver/reward/mean": 0.1 * step for subset in ("all", "effective")}
         agent |= {"train/agg/all/solver/num_output_tokens/mean": 30.0 + step}

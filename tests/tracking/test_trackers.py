@@ -10,16 +10,21 @@ import sys
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import pytest
 from mirrored_runs import log_steps, query, write_run_json
 from omegaconf import OmegaConf
+from short_runs import run_in_process
 
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.tracking import trackers
 from grpo_lab.tracking.final_metrics import final_metrics
 from grpo_lab.tracking.mlflow_mirror import Mirror, sync
+from grpo_lab.tracking.mlflow_sender import FolderSender, Sender
 from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.tracking.run_reader import read_steps
 from grpo_lab.tracking.system_metrics import Sampler, read_samples
@@ -302,6 +307,50 @@ def test_values_at_the_budget_and_areas_by_hand(tmp_path: Path) -> None:
         }
     )
     assert final_metrics(list(read_steps(tmp_path)), {"config": {"budget.axis": "flops"}}) == {}
+
+
+@pytest.mark.extended
+def test_tracking_costs_under_two_percent_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPU seconds of sending a step, and of a sample every ten seconds, against those of a step of world=sums.
+
+    CPU time, since other processes share the cores. Packages are imported and stores made before, once a run.
+    """
+    ends: list[float] = []
+    write = RunLog.write_step
+
+    def stamped(log: RunLog, step: int, *arguments: Any, **named: Any) -> None:
+        ends.append(time.process_time())
+        write(log, step, *arguments, **named)
+
+    monkeypatch.setattr(RunLog, "write_step", stamped)
+    runs = tmp_path / "runs"
+    folder = run_in_process(runs, "world=sums", "evaluation=brief", "evaluation.every=1000", "budget.amount=16")
+    monkeypatch.undo()
+    step = median(after - before for before, after in pairwise(ends[4:-1]))
+
+    lines = (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    costs = {}
+    for option in ("mlflow", "tensorboard", "wandb"):
+        if option == "mlflow":
+            sender: FolderSender = Sender(folder, f"sqlite:///{tmp_path}/mlflow.db")
+        else:
+            sender = configured(option, runs).sender(folder)
+        (folder / "metrics.jsonl").write_bytes(b"".join(lines[:2]))
+        sender.push(True, 1.0, lambda: False)
+        (folder / "metrics.jsonl").write_bytes(b"".join(lines))
+        before = time.process_time()
+        sender.push(True, 1.0, lambda: False)
+        costs[option] = (time.process_time() - before) / (len(lines) - 2)
+    sampler = Sampler(tmp_path, 0.01)
+    before = time.process_time()
+    sampler.start()
+    time.sleep(2.0)
+    sampler.stop()
+    sample = (time.process_time() - before) / len(read_samples(tmp_path))
+    said = ", ".join(f"{option} {1e3 * cost:.2f} ms" for option, cost in costs.items())
+    print(f"a step {1e3 * step:.0f} ms; sending it to {said}; a sample {1e3 * sample:.2f} ms")
+    for option, cost in costs.items():
+        assert cost / step + sample / 10 < 0.02, option
 
 
 def test_a_sender_of_no_run_is_refused(tmp_path: Path) -> None:
