@@ -49,8 +49,8 @@ class StepSender(FolderSender):
             try:
                 records = [record for record in self._reader.poll() if record.step > cursor["last_step"]]
                 samples = read_samples(self.folder, cursor["system_bytes"])
-                ended = not live and not cursor["ended"]
-                if records or ended:
+                final = {} if cursor["final"] or live else self._final()
+                if records or final:
                     self._open_once(cursor["last_step"])
                 for record in records:
                     if give_up():
@@ -61,9 +61,9 @@ class StepSender(FolderSender):
                     cursor["last_step"], cursor["wall"] = record.step, record.wall
                     cursor["system_bytes"] = machine[-1].end if machine else cursor["system_bytes"]
                     sent += len(points)
-                if ended and (self.folder / "DONE").exists():
-                    final = final_metrics(StepReader(self.folder).poll(), self.run)
+                if final:
                     self._write_final(cursor["last_step"], cursor["wall"], final)
+                    cursor["final"] = True
                     sent += len(final)
             except BaseException:
                 self._reader = StepReader(self.folder)  # what was read and not sent is read again
@@ -74,10 +74,13 @@ class StepSender(FolderSender):
                 self._save_cursor(cursor)
             if not live:
                 self._close(ending(self.folder, live)[0])
-                self._save_cursor(cursor | {"ended": True})
-            elif cursor["ended"] and sent:
-                self._save_cursor(cursor | {"ended": False})
             return sent
+
+    def _final(self) -> dict[str, float]:
+        """A finished run's values at its full budget; {} of one that is not done."""
+        if not (self.folder / "DONE").exists():
+            return {}
+        return final_metrics(StepReader(self.folder).poll(), self.run)
 
     def _open_once(self, last_step: int) -> None:
         if not self._opened:
@@ -90,7 +93,7 @@ class StepSender(FolderSender):
         stored = read_json(path, "remove it, and sync again") if path.exists() else {}
         if fresh.items() <= stored.items():
             return stored
-        return {**fresh, "last_step": -1, "wall": 0, "system_bytes": 0, "ended": False}
+        return {**fresh, "last_step": -1, "wall": 0, "system_bytes": 0, "final": False}
 
     def _save_cursor(self, cursor: Mapping[str, Any]) -> None:
         write_json(self.folder / f"mirror-{self.TRACKER}.json", dict(cursor))

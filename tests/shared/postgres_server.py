@@ -6,6 +6,7 @@ import contextlib
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -59,7 +60,7 @@ def postgres_server() -> Iterator[str]:
             _wait(server, port)
             yield f"postgresql+psycopg2://lab@127.0.0.1:{port}/postgres"
         finally:
-            server.terminate()
+            server.send_signal(signal.SIGINT)  # its fast end: connections that are still open do not keep it
             server.wait()
     finally:
         shutil.rmtree(folder)

@@ -21,7 +21,10 @@ from grpo_lab.tracking.sweep_record import CellRecord, record_sweep
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
-def test_a_run_on_postgresql_reads_back_as_its_folder_and_its_model_is_registered(tmp_path: Path) -> None:
+def test_a_run_on_postgresql_reads_back_as_its_folder_and_its_model_is_registered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "100")  # a server of its own on cores that others use too
     runs, port = tmp_path / "runs", free_port()
     address = f"http://127.0.0.1:{port}"
     with postgres_server() as database, mlflow_server(database, tmp_path, port):
@@ -42,7 +45,8 @@ def test_a_run_on_postgresql_reads_back_as_its_folder_and_its_model_is_registere
         client = MlflowClient(address)
         (version,) = client.search_model_versions("name='tiny'")
         assert (version.run_id, version.tags["step"]) == (report.run_id, "000003")
-        model = Path(download_artifacts(f"models:/tiny/{version.version}", tracking_uri=address))
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+        model = Path(download_artifacts(f"models:/tiny/{version.version}"))
         kept = run / "checkpoints/step=000003"
         assert (model / "model.safetensors").read_bytes() == (kept / "model.safetensors").read_bytes()
         assert not (model / "state.pt").exists()
