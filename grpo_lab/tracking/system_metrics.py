@@ -56,14 +56,14 @@ class Sampler:
 
     def _run(self) -> None:
         try:
-            with _cards() as cards, self.path.open("ab") as file:
+            with _cards() as cards:
                 number = _cut_partial(self.path)
                 _machine(self.path.parent)  # psutil's first share of busy time is of no interval
                 while not self._ended.wait(self.seconds):
                     values = _machine(self.path.parent) | cards()
                     line = {"sample": number, "wall": time.time_ns() // 1_000_000, "system": values}
-                    file.write(json.dumps(line).encode() + b"\n")
-                    file.flush()
+                    with self.path.open("ab") as file:
+                        file.write(json.dumps(line).encode() + b"\n")
                     number += 1
         except Exception as error:
             # How busy the machine is decides nothing: the run goes on.
@@ -87,7 +87,9 @@ def read_samples(folder: Path, start: int = 0) -> list[Sample]:
 
 
 def _cut_partial(path: Path) -> int:
-    """Cut off a partial last line, as a kill leaves it; returns the number of whole ones."""
+    """Cut off a partial last line, as a kill leaves it; returns the number of whole ones, 0 where there is no file."""
+    if not path.exists():
+        return 0
     content = path.read_bytes()
     whole = content.rfind(b"\n") + 1
     if whole < len(content):
