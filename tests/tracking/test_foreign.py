@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from planted_sweeps import Planted, write_synthetic
 
 from grpo_lab.analysis.build import build
-from grpo_lab.analysis.figures.foreign import draw_foreign, foreign_numbers
+from grpo_lab.analysis.figures.foreign import draw_foreign
 from grpo_lab.analysis.final_values import final_values
 from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.tracking.foreign import READERS, TRL, Chosen, Imported, import_run, read_prime_rl, read_trl
@@ -162,7 +163,26 @@ def test_what_is_no_log_is_refused_and_leaves_nothing(framework: str, tmp_path: 
 PLANTED = Planted(tricks=("helps",), kind="add_one", seeds=(0, 1), steps=12, every=6, questions=6, name="small")
 
 
-def test_foreign_runs_stand_marked_in_a_figure_and_change_no_verdict(tmp_path: Path) -> None:
+def test_foreign_runs_stand_marked_beside_ours(tmp_path: Path) -> None:
+    write_synthetic(PLANTED, tmp_path)
+    before = load_sweep(tmp_path, "small")
+    kept("trl", REAL, tmp_path)
+    data, theirs = load_sweep(tmp_path, "small"), load_sweep(tmp_path, "theirs")
+    for table in ("runs", "points", "answers"):
+        pd.testing.assert_frame_equal(getattr(data, table), getattr(before, table))
+    drawn = draw_foreign(data, [theirs])
+    own = drawn.numbers[drawn.numbers["foreign"]]
+    assert set(own["name"]) == {"theirs foreign:trl"} and own["share"].iloc[[0, -1]].tolist() == [0.0, 1.0]
+    assert own["heldout"].tolist() == theirs.points["eval/heldout_training/accuracy"].dropna().tolist()
+    assert np.isfinite(own["reward"]).all()
+    assert set(drawn.numbers.loc[~drawn.numbers["foreign"], "name"]) == {"base", "+helps"}
+    for axes in drawn.figure.axes:
+        marks = {line.get_label(): line.get_marker() for line in axes.lines}
+        assert (marks["base"], marks["theirs foreign:trl"]) == ("o", "D")
+
+
+@pytest.mark.extended
+def test_foreign_runs_beside_a_sweep_change_no_verdict_and_no_table(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     write_synthetic(PLANTED, runs)
     kept("trl", REAL, runs)
@@ -171,21 +191,7 @@ def test_foreign_runs_stand_marked_in_a_figure_and_change_no_verdict(tmp_path: P
     assert beside.verdict == alone.verdict
     for path in (tmp_path / "alone").glob("*.csv"):
         assert path.read_bytes() == (tmp_path / "beside" / path.name).read_bytes()
-    data, theirs = load_sweep(runs, "small"), load_sweep(runs, "theirs")
-    numbers = foreign_numbers(data, [theirs])
-    own = numbers[numbers["foreign"]]
-    assert own[["name", "share"]].iloc[[0, -1]].values.tolist() == [
-        ["theirs foreign:trl", 0.0],
-        ["theirs foreign:trl", 1],
-    ]
-    assert set(numbers.loc[~numbers["foreign"], "name"]) == {"base", "+helps"}
-    figure = draw_foreign(data, [theirs]).figure
-    for axes in figure.axes:
-        marks = {line.get_label(): line.get_marker() for line in axes.lines}
-        assert (marks["base"], marks["theirs foreign:trl"]) == ("o", "D")
-    assert np.isfinite(own[["reward", "heldout"]].to_numpy()).all()
-    listed = [line for line in (tmp_path / "beside/small_files.txt").read_text().splitlines() if "foreign" in line]
-    assert any(line.endswith("small_foreign.png") for line in listed)
+    assert (tmp_path / "beside/small_foreign.png") in beside.paths
 
 
 def test_a_foreign_run_is_named_under_its_own_figures(tmp_path: Path) -> None:
@@ -200,7 +206,7 @@ def test_a_sweep_of_ours_is_neither_extended_nor_taken_for_foreign(tmp_path: Pat
     with pytest.raises(ValueError, match="is a sweep of grpo_lab: give foreign runs another name"):
         kept("trl", REAL, tmp_path, name="small")
     data = load_sweep(tmp_path, "small")
-    with pytest.raises(ValueError, match="small is not foreign: --foreign takes names"):
+    with pytest.raises(ValueError, match="small is no foreign sweep: --foreign takes names"):
         draw_foreign(data, [data])
 
 
