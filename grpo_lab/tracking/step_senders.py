@@ -55,7 +55,8 @@ class StepSender(FolderSender):
                 for record in records:
                     if give_up():
                         raise InterruptedError(f"stopped before step {record.step}; the rest is sent later")
-                    machine = [samples.pop(0) for sample in list(samples) if sample.wall <= record.wall]
+                    machine = [sample for sample in samples if sample.wall <= record.wall]
+                    samples = samples[len(machine) :]
                     points = _finite(points_of(record)) | _newest(machine)
                     self._write(record.step, record.wall, points)
                     cursor["last_step"], cursor["wall"] = record.step, record.wall
