@@ -196,6 +196,7 @@ class WandbSender(StepSender):
         self.project, self.mode = project, mode
 
     def _open(self, last_step: int) -> None:
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # it is read at import
         import wandb
 
         # W&B would else read git and the console, and send which machine this is.

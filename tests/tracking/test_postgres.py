@@ -20,6 +20,7 @@ from grpo_lab.tracking.mlflow_mirror import Mlflow, sync_all
 from grpo_lab.tracking.sweep_record import CellRecord, record_sweep
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 def test_a_run_on_postgresql_reads_back_as_its_folder_and_its_model_is_registered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
