@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -155,7 +156,7 @@ class TensorBoardSender(StepSender):
         self._event, self._summary = Event, Summary
         self._writer = EventFileWriter(str(Path(self.place) / self._path))
         if last_step >= 0:  # TensorBoard then drops what an earlier file has of later steps
-            self._add(last_step + 1, 0, session_log=SessionLog(status=SessionLog.START))
+            self._add(last_step + 1, time.time_ns() // 1_000_000, session_log=SessionLog(status=SessionLog.START))
         else:
             self._add_text(self.run["name"])
 
@@ -183,7 +184,8 @@ class TensorBoardSender(StepSender):
         explanation = self.folder / "explanation.txt"
         said = explanation.read_text() if explanation.exists() else ""
         options = "\n".join(f"{name}: {value}" for name, value in self.run["choices"].items())
-        self._add(0, 0, summary=text_pb("run", f"{title}\n\n```\n{said}\n{options}\n```"))
+        began = (self.folder / "run.json").stat().st_mtime_ns // 1_000_000
+        self._add(0, began, summary=text_pb("run", f"{title}\n\n```\n{said}\n{options}\n```"))
 
 
 class WandbSender(StepSender):
