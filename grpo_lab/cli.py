@@ -17,6 +17,7 @@ from grpo_lab.config.hydra_setup import bootstrap, compose_config, compose_with_
 
 if TYPE_CHECKING:
     from grpo_lab.tasks.warm_start import ArithmeticBase
+    from grpo_lab.tracking.mlflow_mirror import SyncReport
 
 RUNS = "runs"  # default folder of runs
 
@@ -95,16 +96,36 @@ def measure_world(arguments: argparse.Namespace) -> None:
 
 
 def sync_runs(arguments: argparse.Namespace) -> None:
-    """Replay run folders into MLflow; nothing is sent twice."""
+    """Replay run folders into MLflow or another tracker; nothing is sent twice."""
     from grpo_lab.tracking.mlflow_mirror import sync_all
 
-    reports = sync_all(arguments.folder)
+    if arguments.to == "mlflow" and not arguments.overrides:
+        reports = sync_all(arguments.folder)
+    else:
+        reports = _replay(arguments.folder, arguments.to, arguments.overrides)
     if not reports:
         raise ValueError(f"{arguments.folder} holds no run that is mirrored to MLflow: give a folder of runs")
     for report in reports:
         print(f"{report.folder}: {report.error or f'{report.points} points sent, {report.status}'}")
     if any(report.error for report in reports):
         sys.exit(1)
+
+
+def _replay(folder: Path, to: str, overrides: Sequence[str]) -> list[SyncReport]:
+    """Send the runs below a folder to the tracker that `tracking=<to>` and the overrides configure."""
+    from omegaconf import OmegaConf
+
+    from grpo_lab.tracking.mlflow_mirror import Mlflow, sync_all
+    from grpo_lab.tracking.trackers import replay
+
+    if wrong := [word for word in overrides if not word.startswith("tracking.")]:
+        raise ValueError(f"{wrong[0]}: --to takes overrides of the tracker alone, such as tracking.folder=/there")
+    runs = folder.absolute()
+    if (runs / "run.json").exists():  # one run: its tracker lies where its folder of runs is
+        runs = Path(json.loads((runs / "run.json").read_text()).get("config", {}).get("runs_dir", RUNS)).absolute()
+    config = compose_config([f"tracking={to}", f"runs_dir='{runs}'", *overrides])
+    tracking = OmegaConf.to_object(config.tracking)
+    return sync_all(folder, tracking.uri) if isinstance(tracking, Mlflow) else replay(folder, tracking)  # pyright: ignore
 
 
 def measure_cost_model(arguments: argparse.Namespace) -> None:
@@ -121,9 +142,9 @@ def measure_cost_model(arguments: argparse.Namespace) -> None:
 
 def list_metrics(_: argparse.Namespace) -> None:
     """Print the metric registry with the names in TRL and verl, and the metrics that analysis derives."""
-    from grpo_lab.tracking.metrics import DERIVED, DIVERGENCE, PEERS, REGISTRY
+    from grpo_lab.tracking.metrics import DERIVED, DIVERGENCE, PEERS, REGISTRY, SENT
 
-    for metric in REGISTRY + DERIVED + DIVERGENCE:
+    for metric in REGISTRY + SENT + DERIVED + DIVERGENCE:
         known_as = f"; {PEERS[metric.name]}" if metric.name in PEERS else ""
         print(f"{metric.name:<28} [{metric.unit}] {metric.reduction}: {metric.meaning}{known_as}")
 
@@ -244,7 +265,8 @@ def draw_figures(arguments: argparse.Namespace) -> None:
 
     _require_folder(arguments.runs)
     saved = None if arguments.only_runs else arguments.data
-    built = build(arguments.name, arguments.runs, saved, arguments.to, ["grpo-lab", *sys.argv[1:]])
+    command = ["grpo-lab", *sys.argv[1:]]
+    built = build(arguments.name, arguments.runs, saved, arguments.to, command, arguments.foreign)
     print(*filter(None, [built.notice]), f"{arguments.name}, from {built.source}\n\n{built.verdict}", sep="\n")
     program = "grpo-lab" if shutil.which("grpo-lab") else os.path.relpath(sys.argv[0])
     print(*what_to_open(built, arguments.name, arguments.runs, saved, arguments.to, program), sep="\n")
@@ -288,6 +310,25 @@ def export_data(arguments: argparse.Namespace) -> None:
     for path in save_data(data, arguments.to, arguments.compact):
         print(f"{path}  {path.stat().st_size / 1e6:.2f} MB")
     print(*finished_cells(data), sep="\n")
+
+
+def import_foreign(arguments: argparse.Namespace) -> None:
+    """Keep a run of another framework as a run folder, and print what was understood of its log."""
+    from grpo_lab.config.run_config import conf_folder
+    from grpo_lab.tracking.foreign import Chosen, import_run
+
+    if (conf_folder().parent / "experiments" / f"{arguments.name}.yaml").exists():
+        raise ValueError(f"{arguments.name} is a declared experiment: give foreign runs another name with --as")
+    chosen = Chosen(arguments.accuracy, arguments.heldout, arguments.downstream)
+    found = import_run(
+        arguments.framework, arguments.folder, arguments.runs, arguments.name, arguments.label or arguments.framework,
+        arguments.seed, chosen, ["grpo-lab", *sys.argv[1:]],
+    )  # fmt: skip
+    known = {theirs: ours for theirs, ours in found.log.read_as.items() if not ours.startswith("foreign/")}
+    print(f"{found.source}: {len(found.log.steps)} steps, into {found.folder}")
+    print(*(f"  {theirs} -> {ours}" for theirs, ours in sorted(known.items())), sep="\n")
+    print(f"  {len(found.log.read_as) - len(known)} others are kept as foreign/*")
+    print(*found.log.notes, f"draw them: grpo-lab figures {arguments.name} --runs {arguments.runs}", sep="\n")
 
 
 def read_rollouts(arguments: argparse.Namespace) -> None:
@@ -453,6 +494,20 @@ def _add_reproduce(commands: argparse._SubParsersAction) -> None:
     again.set_defaults(run=reproduce_run)
 
 
+def _add_import(commands: argparse._SubParsersAction) -> None:
+    foreign = commands.add_parser("import", help="a run of TRL or prime-rl, as one that figures can draw beside ours")
+    foreign.add_argument("framework", choices=["trl", "prime-rl"])
+    foreign.add_argument("folder", type=Path, help="what it wrote: an output folder, trainer_state.json, metrics.jsonl")
+    foreign.add_argument("--as", dest="name", required=True, help="the sweep that it is kept in")
+    foreign.add_argument("--label", default="", help="of its arm, foreign:LABEL (default: the framework)")
+    foreign.add_argument("--seed", type=int, default=0, help="tells runs of one label apart (default: 0)")
+    foreign.add_argument("--accuracy", default="", help="of several rewards: the one that says what is right")
+    foreign.add_argument("--heldout", default="", help="of several evaluation sets: the one of held-out questions")
+    foreign.add_argument("--downstream", default="", help="the evaluation set of harder questions")
+    foreign.add_argument("--runs", type=Path, default=Path(RUNS), help="the folder of runs (default: runs)")
+    foreign.set_defaults(run=import_foreign)
+
+
 def _add_rollouts(commands: argparse._SubParsersAction) -> None:
     rollouts = commands.add_parser("rollouts", help="training responses, token by token; two arms side by side")
     rollouts.add_argument("run_name", metavar="RUN", help="a run folder, or the name of a sweep")
@@ -495,8 +550,12 @@ def main() -> None:
     world.add_argument("--runs", type=Path, default=Path(RUNS), help="the folder of runs (default: runs)")
     world.add_argument("--to", type=Path, default=Path("analysis/data/worlds"), help="where the card is saved")
     world.set_defaults(run=measure_world)
-    sync = commands.add_parser("sync", help="replay run folders into MLflow")
+    sync = commands.add_parser("sync", help="replay run folders into MLflow or another tracker")
     sync.add_argument("folder", type=Path, nargs="?", default=Path(RUNS), help="a run, or a folder of runs")
+    sync.add_argument(
+        "--to", choices=["mlflow", "tensorboard", "wandb", "trackio"], default="mlflow", help="default: mlflow"
+    )
+    sync.add_argument("overrides", nargs="*", help="of the tracker, for example tracking.project=mine")
     sync.set_defaults(run=sync_runs)
     measured = commands.add_parser("cost-model", help="seconds of simulated time, measured on runs, as overrides")
     measured.add_argument("folders", type=Path, nargs="+", metavar="RUN", help="a run's folder, of schedule=sync")
@@ -519,6 +578,9 @@ def main() -> None:
     rates.add_argument("--samples", type=int, metavar="K", help="answers to each problem (default: as the option says)")
     rates.set_defaults(run=measure_pass_rates)
     figures = commands.add_parser("figures", help="figures, tables and verdict of an experiment")
+    figures.add_argument(
+        "--foreign", action="append", default=[], metavar="NAME", help="imported runs to draw beside it, in one figure"
+    )
     figures.set_defaults(run=draw_figures)
     report = commands.add_parser("report", help="the same on one page, with switches and responses; works offline")
     report.set_defaults(run=write_report)
@@ -559,6 +621,7 @@ def main() -> None:
     _add_reproduce(commands)
     _add_power(commands)
     _add_evaluate(commands)
+    _add_import(commands)
     arguments = parser.parse_args()
     try:
         arguments.run(arguments)

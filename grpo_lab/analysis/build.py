@@ -19,6 +19,7 @@ from grpo_lab.analysis.effects.contrasts import effects_markdown, effects_table
 from grpo_lab.analysis.effects.suites import suites_text
 from grpo_lab.analysis.effects.table import effect_table, markdown
 from grpo_lab.analysis.effects.verdict import judge, verdict_text
+from grpo_lab.analysis.figures.foreign import draw_foreign
 from grpo_lab.analysis.figures.registry import draw_all
 from grpo_lab.analysis.figures.style import save
 from grpo_lab.analysis.final_values import FinalValues, final_values
@@ -51,8 +52,17 @@ class Built:
     listing: Path
 
 
-def build(name: str, source: str, data_folder: Path | None, output: Path | None, command: Sequence[str]) -> Built:
+def build(
+    name: str,
+    source: str,
+    data_folder: Path | None,
+    output: Path | None,
+    command: Sequence[str],
+    foreign: Sequence[str] = (),
+) -> Built:
     """Draw and write everything about the sweep `name` into `output`; `command` is the line that asked for it.
+
+    `foreign` are sweeps of foreign runs from the same source, which one more figure draws beside it, and nothing else.
 
     `source` is a folder of runs or an MLflow URI. Without `output`, a declared experiment goes to analysis/figures and
     any other sweep to `figures` beside its runs. Raises ValueError where neither source nor data_folder has the
@@ -63,6 +73,8 @@ def build(name: str, source: str, data_folder: Path | None, output: Path | None,
     finals = final_values(data)
     sources = describe_sources(data, finals, command)
     drawn, missing = draw_all(data, finals)
+    if foreign:
+        drawn.append(draw_foreign(data, [read_source(source, other, None) for other in foreign]))
     paths = [path for figure in drawn for path in save(figure, output, sources)]
     divergence = divergence_table(data, finals, np.random.default_rng(SEED))
     verdict = "\n".join(filter(None, (verdict_text(data, finals), *_further(data, finals, divergence).values())))

@@ -15,6 +15,7 @@ from grpo_lab.analysis.stats.comparison import FEWEST_BASES, compare, two_groups
 from grpo_lab.analysis.stats.intervals import seed_differences
 from grpo_lab.analysis.table_rows import groups_of, rows_of
 from grpo_lab.config.design import Collapsed
+from grpo_lab.tracking.foreign import FOREIGN
 from grpo_lab.tracking.metrics import CLIP_FRACTION, UNLIKE_PPO, axis_touched, is_touched
 
 _FEW = 3  # runs, named where something is wrong with no more than these
@@ -61,8 +62,20 @@ def notes(data: SweepData, finals: FinalValues) -> list[str]:
         *infinite,
         *_lacking(data),
         *_code(data),
+        *_foreign(data),
     ]
     return [*lines, *_lost(data), *_protocols(data), *_harnesses(data), *_changed(data)]
+
+
+def _foreign(data: SweepData) -> list[str]:
+    """That runs of other frameworks were not measured here."""
+    arms = [arm for arm in data.arms if arm.startswith(FOREIGN)]
+    if not arms:
+        return []
+    return [
+        f"Foreign runs, logged by another framework under its own protocol and not measured here: {', '.join(arms)}. "
+        "No verdict counts them."
+    ]
 
 
 def place(data: SweepData, level: str, arm: str) -> str:

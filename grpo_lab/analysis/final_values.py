@@ -42,9 +42,9 @@ from grpo_lab.analysis.stats.comparison import Comparison, compare
 from grpo_lab.analysis.stats.intervals import Interval, seed_differences
 from grpo_lab.analysis.table_rows import groups_of
 from grpo_lab.config.design import Collapsed
+from grpo_lab.tracking.final_metrics import WINDOW
 from grpo_lab.tracking.metrics import logged_name
 
-WINDOW = 0.2  # share of X, at its end, over which a metric of every step is averaged
 FALLEN = 0.5  # of its own start: a held-out accuracy that ends below it has collapsed,
 LOST = 0.1  # where it lost so much accuracy at least
 

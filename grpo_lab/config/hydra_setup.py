@@ -66,6 +66,7 @@ def bootstrap(arguments: Sequence[str] = ()) -> None:
         "tasks.verifiers",
         "tasks.warm_start",
         "tasks.weighted",
+        "tracking.trackers",
     ):
         importlib.import_module(f"grpo_lab.{name}")
     config = importlib.import_module("grpo_lab.config.run_config")

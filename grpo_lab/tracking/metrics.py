@@ -245,6 +245,7 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("simulated/generating", "share", "of all simulated time", "how long the sampler was busy"),
     Metric("simulated/training", "share", "of all simulated time", "how long the learner was busy"),
     Metric("budget/device_seconds", "s", "sum", "wall time times devices, without evaluation and checkpoints"),
+    Metric("foreign/*", "of the framework", "as logged", "a number of a foreign run without a name here"),
     Metric("time/log", "s", "sum over the step", "writing the line before this one, a due checkpoint included"),
     Metric("time/*", "s", "sum over the step", "wall time of one stage of the step"),
     Metric("time/tokens_per_second", "tokens/s", "one step", "generated tokens over the whole step's wall time"),
@@ -275,7 +276,7 @@ PEERS = {
     "mismatch/absolute": "TRL sampling/sampling_logp_difference/mean, verl training/rollout_probs_diff_mean (probs)",
     "mismatch/max": "TRL sampling/sampling_logp_difference/max, verl training/rollout_probs_diff_max (probs)",
     "mismatch/k1": "verl rollout_corr/kl",
-    "mismatch/k3": "verl rollout_corr/k3_kl",
+    "mismatch/k3": "verl rollout_corr/k3_kl, prime-rl mismatch_kl/all/mean",
     "mismatch/ess": "verl rollout_corr/rollout_is_eff_sample_size (of bounded weights)",
     "mismatch/rejected_responses": "verl rollout_corr/rollout_rs_seq_masked_fraction (with one token or more)",
     "budget/sampled_tokens": "TRL num_tokens",
@@ -289,6 +290,14 @@ DERIVED: tuple[Metric, ...] = (
     Metric("overstatement", "share", "final value", "reward/in_loss_outcome - eval/heldout_training/accuracy"),
     Metric("beyond_q_times_a", "share", "final value", "overstatement - q_times_a"),
     Metric("q_times_a", "share", "final value", "held-out truncated share times accuracy of what finished"),
+)
+
+# What trackers are sent beside what a run logs, and no log holds: see `final_metrics.py` and `system_metrics.py`.
+AT_BUDGET, AUC = "at_budget/", "auc/"
+SENT: tuple[Metric, ...] = (
+    Metric(f"{AT_BUDGET}*/*", "of the metric", "final value", "reward or accuracy at the run's own full budget"),
+    Metric(f"{AUC}*/*", "of the metric", "mean over the budget", "area under its curve over the share of that budget"),
+    Metric("system/*", "as it says", "one sample", "the machine beside the run: CPU, memory, disk, graphics cards"),
 )
 
 # Metrics that analysis derives from whole curves, per arm or per level; no prediction can name these.

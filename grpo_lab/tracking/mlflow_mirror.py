@@ -1,5 +1,6 @@
 """MLflow as a mirror of run folders: filled by a background thread, or replayed with `grpo-lab sync`.
 
+The thread serves other trackers too, with a sender of theirs: see `trackers.py`.
 mlflow takes over a second to import, so only the thread or the command imports it.
 """
 
@@ -10,17 +11,20 @@ import math
 import shlex
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from grpo_lab import deferred
 from grpo_lab.tracking.files import RunFolderBusyError
 from grpo_lab.tracking.mlflow_parent import sync_sweep
-from grpo_lab.tracking.mlflow_sender import Sender, ending
-from grpo_lab.tracking.mlflow_store import check_uri, first_line
+from grpo_lab.tracking.mlflow_sender import FolderSender, Sender, ending
+from grpo_lab.tracking.mlflow_store import check_driver, check_uri, first_line
 from grpo_lab.tracking.run_reader import is_held
 from grpo_lab.tracking.sweep_record import FILE as SWEEP
 from grpo_lab.tracking.sweep_record import read_sweep, sweep_status
+from grpo_lab.tracking.system_metrics import Sampler
 from grpo_lab.tracking.whole import AFRESH, read_json
 
 LONGEST_BACKOFF_SECONDS = 60.0
@@ -35,7 +39,7 @@ class Tracking(ABC):
 
     @abstractmethod
     def record(self) -> dict[str, str] | None:
-        """The value of "tracking" in run.json: {"uri", "experiment"}, or None."""
+        """The value of "tracking" in run.json, the run's place in MLflow: {"uri", "experiment"}, or None."""
 
     @abstractmethod
     def mirror(self, folder: Path) -> Mirror | NoMirror:
@@ -43,7 +47,36 @@ class Tracking(ABC):
 
 
 @dataclass(frozen=True)
-class Mlflow(Tracking):
+class Mirrored(Tracking):
+    """A tracker that a background thread fills from the run folder."""
+
+    interval_seconds: float  # between two reads of the folder
+    flush_seconds: float  # longest wait of `stop`
+    system_metrics: float  # seconds between two samples of the machine; 0: none
+    name: ClassVar[str]  # of the tracker, in messages
+    option: ClassVar[str]  # of `tracking=` and of `grpo-lab sync --to`
+
+    def __post_init__(self) -> None:
+        for name in ("interval_seconds", "flush_seconds"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"tracking.{name} must be over 0 seconds, got {getattr(self, name)!r}")
+        if not 0 <= self.system_metrics < math.inf:
+            raise ValueError(
+                f"tracking.system_metrics={self.system_metrics!r}: give the seconds between two samples, or 0 for none"
+            )
+
+    @abstractmethod
+    def sender(self, folder: Path) -> FolderSender:
+        """What sends the run in `folder` to this tracker; not yet connected."""
+
+    def mirror(self, folder: Path) -> Mirror:
+        return Mirror(
+            folder, self.interval_seconds, self.flush_seconds, self.sender, self.name, self.option, self.system_metrics
+        )
+
+
+@dataclass(frozen=True)
+class Mlflow(Mirrored):
     """Mirror the run to one experiment of an MLflow server or database.
 
     `uri` is checked when the run is configured, without a connection: a server that is down stops nothing.
@@ -51,25 +84,28 @@ class Mlflow(Tracking):
 
     uri: str
     experiment: str
-    interval_seconds: float  # between two reads of the folder
-    flush_seconds: float  # longest wait of `stop`
+    register: str  # the name of a registered model, which the run's last checkpoint becomes a version of; "": none
+    name: ClassVar[str] = "MLflow"
+    option: ClassVar[str] = "mlflow"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_uri(self.uri)
-        for name in ("interval_seconds", "flush_seconds"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"Mlflow.{name} must be over 0 seconds, got {getattr(self, name)!r}")
+        check_driver(self.uri)
+        if set(self.register) & set("/:.%\"'"):
+            raise ValueError(f"tracking.register={self.register}: MLflow takes no / : . % or quotes in a model's name")
 
     def record(self) -> dict[str, str]:
-        return {"uri": self.uri, "experiment": self.experiment}
+        asked = {"register": self.register} if self.register else {}
+        return {"uri": self.uri, "experiment": self.experiment, **asked}
 
-    def mirror(self, folder: Path) -> Mirror:
-        return Mirror(folder, self.interval_seconds, self.flush_seconds)
+    def sender(self, folder: Path) -> Sender:
+        return Sender(folder)
 
 
 @dataclass(frozen=True)
 class NoTracking(Tracking):
-    """No MLflow; the run folder alone holds the run."""
+    """No tracker; the run folder alone holds the run."""
 
     def record(self) -> None:
         return None
@@ -93,14 +129,26 @@ class NoMirror:
 
 
 class Mirror:
-    """Sends a run folder to MLflow from a background thread that neither blocks the run nor raises.
+    """Sends a run folder to a tracker from a background thread that neither blocks the run nor raises.
 
-    The folder must hold run.json when `start` is called. Times in seconds.
+    The folder must hold run.json when `start` is called. Times in seconds. `make_sender`, `name` and `option` are the
+    tracker's; with `system_metrics` over 0 another thread samples the machine as often.
     """
 
-    def __init__(self, folder: Path, interval_seconds: float, flush_seconds: float) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        interval_seconds: float,
+        flush_seconds: float,
+        make_sender: Callable[[Path], FolderSender] = Sender,
+        name: str = "MLflow",
+        option: str = "mlflow",
+        system_metrics: float = 0.0,
+    ) -> None:
         self.folder = Path(folder)
-        self._quoted = shlex.quote(str(folder))
+        self._make_sender, self._name = make_sender, name
+        self._replay = f"grpo-lab sync {shlex.quote(str(folder))}" + ("" if option == "mlflow" else f" --to {option}")
+        self._sampler = Sampler(self.folder, system_metrics) if system_metrics else None
         self.interval_seconds = interval_seconds
         self.flush_seconds = flush_seconds
         self._stopping = threading.Event()
@@ -111,34 +159,38 @@ class Mirror:
     def start(self) -> None:
         """Start the thread; returns once the packages that both the run and the thread import are loaded."""
         deferred.load()
+        if self._sampler is not None:
+            self._sampler.start()
         self._thread.start()
 
     def stop(self) -> None:
         """Send the rest, waiting at most flush_seconds; a second call does nothing.
 
         Call it after DONE or error.txt was written, since these decide the status in MLflow. A run that stops
-        with neither is KILLED there.
+        with neither is KILLED in MLflow.
         """
         if self._thread.ident is None or self._stopping.is_set():
             return
+        if self._sampler is not None:
+            self._sampler.stop()
         self._stopping.set()
         self._thread.join(self.flush_seconds)
         self._abandoned.set()
         if self._thread.is_alive() or self._behind:
-            logger.warning("MLflow lacks a part of this run: send it with `grpo-lab sync %s`", self._quoted)
+            logger.warning("%s lacks a part of this run: send it with `%s`", self._name, self._replay)
 
     def _run(self) -> None:
         # urllib3 warns at every failed connection; this thread warns once.
         logging.getLogger("urllib3.connectionpool").addFilter(_not_from_a_mirror)
-        sender: Sender | None = None
+        sender: FolderSender | None = None
         failures = 0
-        # The first read waits too: importing MLflow would compete with the run's own start.
+        # The first read waits too: importing the tracker's package would compete with the run's own start.
         delay = self.interval_seconds
         stopping = False
         while not stopping:
             stopping = self._stopping.wait(delay)
             try:
-                sender = sender or Sender(self.folder)
+                sender = sender or self._make_sender(self.folder)
                 patience = self.flush_seconds if stopping else 0.0
                 sender.push(not stopping, patience, self._abandoned.is_set)
                 failures, delay, self._behind = 0, self.interval_seconds, False
@@ -148,10 +200,10 @@ class Mirror:
                 # No error here may stop the run: its folder has everything.
                 if failures == 0 and not stopping:
                     logger.warning(
-                        "MLflow does not take this run (%s); the run goes on, and `grpo-lab sync %s` sends "
-                        "what is missing",
+                        "%s does not take this run (%s); the run goes on, and `%s` sends what is missing",
+                        self._name,
                         first_line(error),
-                        self._quoted,
+                        self._replay,
                     )
                 failures += 1
                 delay = min(self.interval_seconds * 2**failures, LONGEST_BACKOFF_SECONDS)
@@ -160,7 +212,7 @@ class Mirror:
 
 @dataclass(frozen=True)
 class SyncReport:
-    """The result of a replay: `points` sent now, the `status` in MLflow, and `error` if it failed."""
+    """The result of a replay: `points` sent now, the `status` in MLflow's words, and `error` if it failed."""
 
     folder: Path
     points: int

@@ -1,10 +1,10 @@
 """Sends one run folder to its MLflow run, continuing after the last step sent.
 
 Only the folder is read: run.json describes the run, metrics.jsonl and timing.jsonl hold what it logged, harness/ what
-harnesses measured, and DONE or error.txt how it ended. mirror.json, written here, holds the last step sent. A step is
-sent once, with the time at which it was first logged. If mirror.json is lost, steps are sent again, which adds nothing:
-MLflow keeps one of two equal points. (On a machine that does not reproduce bits, a step repeated after a resume keeps
-the values of its first attempt in MLflow, and of its last in the folder.)
+harnesses measured, system.jsonl how busy the machine was, and DONE or error.txt how it ended. mirror.json, written
+here, holds the last step sent. A step is sent once, with the time at which it was first logged. If mirror.json is lost,
+steps are sent again, which adds nothing: MLflow keeps one of two equal points. (On a machine that does not reproduce
+bits, a step repeated after a resume keeps the values of its first attempt in MLflow, and of its last in the folder.)
 """
 
 from __future__ import annotations
@@ -14,17 +14,20 @@ import json
 import logging
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from grpo_lab.tracking.files import locked, write_json
+from grpo_lab.tracking.final_metrics import final_metrics
 from grpo_lab.tracking.harness_results import outdated, protocols, read_results
 from grpo_lab.tracking.mlflow_parent import parent_of
 from grpo_lab.tracking.mlflow_store import check_uri, first_line, load_mlflow, prepare_store
 from grpo_lab.tracking.run_reader import StepReader, StepRecord, was_interrupted
-from grpo_lab.tracking.whole import AFRESH, AGAIN, read_json
+from grpo_lab.tracking.system_metrics import SYSTEM, read_samples
+from grpo_lab.tracking.whole import AFRESH, AGAIN, MANIFEST, read_json
 
 POINTS_PER_BATCH = 1000  # MLflow's limit for one log_batch, and the cheapest size per point
 ENTRIES_PER_BATCH = 100  # params or tags, likewise
@@ -35,6 +38,8 @@ ARTIFACT_BYTES = 5_000_000
 ARTIFACTS = (
     "run.json", "base.json", "config.yaml", "explanation.txt", "environment.json", "source.diff", "DONE", "error.txt",
 )  # fmt: skip
+
+_NOT_REGISTERED = ("state.pt", MANIFEST)  # of a checkpoint: what only a run that goes on reads
 
 logger = logging.getLogger("grpo_lab.tracking")
 
@@ -51,10 +56,25 @@ class _Cursor:
     nonfinite: str = ""
     artifacts: dict[str, str] = field(default_factory=dict)  # name -> hash of the file as sent
     harness: dict[str, int] = field(default_factory=dict)  # suite and step -> the time of the result that was sent
+    system_bytes: int = 0  # of system.jsonl
+    final: bool = False  # whether the values at the run's end were sent
+    registered: str = ""  # the registered model and its version
 
 
-class Sender:
-    """Sends one folder to its MLflow run, continuing after the last step sent. Every method may raise."""
+class FolderSender(ABC):
+    """What sends one run folder to one tracker. Every method may raise."""
+
+    @abstractmethod
+    def push(self, live: bool, patience: float, give_up: Callable[[], bool]) -> int:
+        """Send new steps and the run's status; return the number of points sent.
+
+        `live` is whether the run is still running. Waits at most `patience` seconds for another process that
+        mirrors the same folder, then raises RunFolderBusyError. Stops between batches once `give_up()` is true.
+        """
+
+
+class Sender(FolderSender):
+    """Sends one folder to its MLflow run, continuing after the last step sent."""
 
     FILE: ClassVar[str] = "mirror.json"
 
@@ -75,11 +95,7 @@ class Sender:
         self._cursor = self._new_cursor(None)
 
     def push(self, live: bool, patience: float, give_up: Callable[[], bool]) -> int:
-        """Send new steps and the run's status; return the number of points sent.
-
-        `live` is whether the run is still running. Waits at most `patience` seconds for another process that
-        mirrors the same folder, then raises RunFolderBusyError. Stops between batches once `give_up()` is true.
-        """
+        """See FolderSender."""
         with locked(self.folder / ".mirror.lock", patience):
             self._load_cursor()
             if self._client is None:
@@ -94,8 +110,9 @@ class Sender:
                     return sent
                 sent += self._send(steps)
             self._waiting.clear()
-            sent += self._send_harness()
+            sent += self._send_harness() + self._send_system() + self._send_final()
             self._send_artifacts()
+            self._register()
             self._set_status(live)
             return sent
 
@@ -216,7 +233,7 @@ class Sender:
         metrics = [
             entities.Metric(name, value, record.wall, record.step)
             for record in steps
-            for name, value in _points(record).items()
+            for name, value in points_of(record).items()
             if math.isfinite(value)
         ]
         for chunk in _chunks(metrics, POINTS_PER_BATCH):
@@ -241,12 +258,67 @@ class Sender:
             sent += len(points)
         return sent
 
+    def _send_system(self) -> int:
+        """Send new samples of the machine, each under its number as the step; return the number of points."""
+        samples = read_samples(self.folder, self._cursor.system_bytes)
+        entities = load_mlflow().entities
+        points = [
+            entities.Metric(f"{SYSTEM}{name}", value, sample.wall, sample.number)
+            for sample in samples
+            for name, value in sample.values.items()
+        ]
+        for chunk in _chunks(points, POINTS_PER_BATCH):
+            self._client.log_batch(self.run_id, metrics=chunk, synchronous=True)
+        if samples:
+            self._cursor.system_bytes = samples[-1].end
+            self._save_cursor()
+        return len(points)
+
+    def _send_final(self) -> int:
+        """Send a finished run's values at its full budget, once; return their number."""
+        if self._cursor.final or not (self.folder / "DONE").exists():
+            return 0
+        records = StepReader(self.folder).poll()
+        entities = load_mlflow().entities
+        values = final_metrics(records, self.run)
+        if values:
+            points = [entities.Metric(*item, records[-1].wall, records[-1].step) for item in values.items()]
+            self._client.log_batch(self.run_id, metrics=points, synchronous=True)
+        self._cursor.final = True
+        self._save_cursor()
+        return len(values)
+
+    def _register(self) -> None:
+        """Make a finished run's last checkpoint a version of a registered model, where the run asks for it, once.
+
+        The files that transformers loads are copied to MLflow, without the optimiser's state.
+        """
+        name = (self.run["tracking"] or {}).get("register")
+        if not name or self._cursor.registered or not (self.folder / "DONE").exists():
+            return
+        checkpoints = sorted(self.folder.glob("checkpoints/step=*"))
+        if not checkpoints:
+            raise ValueError(f"{self.folder} has no checkpoint to register as {name}: restore it from a copy")
+        errors = load_mlflow().MlflowException
+        for path in sorted(checkpoints[-1].iterdir()):
+            if path.name not in _NOT_REGISTERED:
+                self._client.log_artifact(self.run_id, str(path), "model")
+        try:
+            self._client.create_registered_model(name)
+        except errors as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        source = f"{self._client.get_run(self.run_id).info.artifact_uri}/model"
+        version = self._client.create_model_version(name, source, self.run_id, tags={"step": checkpoints[-1].name[5:]})
+        self._cursor.registered = f"{name}/{version.version}"
+        self._save_cursor()
+
     def _note_nonfinite(self, steps: list[StepRecord]) -> None:
         """Record the first value that is not finite in a tag; MLflow would store infinity as 1.8e308."""
         lost = (
             f"step {record.step}: {name} = {value}"
             for record in steps
-            for name, value in _points(record).items()
+            for name, value in points_of(record).items()
             if not math.isfinite(value)
         )
         if not self._cursor.nonfinite and (first := next(lost, "")):
@@ -301,8 +373,8 @@ def _inputs(run: Mapping[str, Any]) -> list[Any]:
     ]
 
 
-def _points(record: StepRecord) -> dict[str, float | int]:
-    """Everything logged at a step under its MLflow name; times outside of time/ and budget/ go under time/."""
+def points_of(record: StepRecord) -> dict[str, float | int]:
+    """Everything logged at a step under its name in a tracker; times outside of time/ and budget/ go under time/."""
     timing = {
         name if name.startswith(("time/", "budget/")) else f"time/{name}": value
         for name, value in record.timing.items()

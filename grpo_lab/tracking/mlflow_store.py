@@ -11,6 +11,7 @@ import re
 import shlex
 import sqlite3
 from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from urllib.parse import urlsplit
@@ -51,6 +52,21 @@ def check_uri(uri: str) -> None:
             f"tracking.uri={uri} is not supported (MLflow 3.13 gave up its file store): write "
             "sqlite:////absolute/path/mlflow.db or http://host:port, or choose tracking=none; an old "
             "file store is converted by `mlflow migrate-filestore`"
+        )
+
+
+def check_driver(uri: str) -> None:
+    """Raise ValueError where a PostgreSQL database is named and the package that reaches one is missing."""
+    if urlsplit(uri).scheme.split("+")[0] != "postgresql":
+        return
+    from sqlalchemy.engine import make_url  # of MLflow; what reaches a plain postgresql:// depends on its version
+
+    driver = make_url(uri).get_driver_name()
+    if find_spec(driver) is None:
+        raise ValueError(
+            f"tracking.uri names a PostgreSQL database, which {driver} would reach, and it is not installed: "
+            "pip install 'grpo-lab[postgres]' and write postgresql+psycopg2://user@host/database, or start `mlflow "
+            "server` on the database and set tracking.uri to http://host:port"
         )
 
 

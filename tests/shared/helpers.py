@@ -71,10 +71,11 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def mlflow_server(store: Path, folder: Path, port: int) -> Iterator[None]:
-    """A real MLflow server over the SQLite file `store`, its artifacts in `folder`, once it answers."""
+def mlflow_server(store: Path | str, folder: Path, port: int) -> Iterator[None]:
+    """A real MLflow server over a SQLite file or a database's address, its artifacts in `folder`, once it answers."""
+    uri = store if isinstance(store, str) else f"sqlite:///{store}"
     command = [
-        sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{store}", "--workers", "1",
+        sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri, "--workers", "1",
         "--artifacts-destination", str(folder / "artifacts"), "--host", "127.0.0.1", "--port", str(port),
     ]  # fmt: skip
     server = subprocess.Popen(
@@ -92,7 +93,8 @@ def mlflow_server(store: Path, folder: Path, port: int) -> Iterator[None]:
                 time.sleep(0.2)
         yield
     finally:
-        os.killpg(server.pid, signal.SIGTERM)
+        if server.poll() is None:
+            os.killpg(server.pid, signal.SIGTERM)
         server.wait()
 
 

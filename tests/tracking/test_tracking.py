@@ -7,78 +7,28 @@ import math
 import os
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import threading
 import time
-from contextlib import closing
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from helpers import free_port, mlflow_server
 from hydra import compose, initialize_config_dir
+from mirrored_runs import log_steps, query, write_run_json
 from mlflow import MlflowClient
 from omegaconf import OmegaConf
 
 from grpo_lab.config.hydra_setup import bootstrap
 from grpo_lab.config.run_config import conf_folder
 from grpo_lab.tracking import provenance
-from grpo_lab.tracking.files import RunFolderBusyError, RunFolderError, atomic_write, write_json
+from grpo_lab.tracking.files import RunFolderBusyError, RunFolderError, atomic_write
 from grpo_lab.tracking.mlflow_mirror import Mirror, Mlflow, NoTracking, sync, sync_all
-from grpo_lab.tracking.mlflow_store import check_uri, file_system, prepare_store
+from grpo_lab.tracking.mlflow_store import check_uri, file_system
 from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.tracking.run_reader import is_held, read_steps, run_status
-
-
-def log_steps(log: RunLog, steps: range, factor: float = 1.0) -> None:
-    for step in steps:
-        log.write_step(
-            step,
-            {"train/loss": factor / (step + 1), "budget/sampled_tokens": 10**15 + step},
-            {"generate": 0.25, "budget/device_seconds": float(step)},
-        )
-
-
-def write_run_json(folder: Path, uri: str | None, **changes: object) -> None:
-    """What the loop writes into a run folder before its first step."""
-    run = {
-        "name": f"grpo-{folder.name}",
-        "recipe": "grpo",
-        "seed": 3,
-        "choices": {"baseline": "group_mean", "kl": "none"},
-        "config": {"optimizer.lr": 1e-3, "note": "x" * 900, **{f"numbers.n{i}": i for i in range(120)}},
-        "tracking": {"uri": uri, "experiment": "grpo_lab"} if uri else None,
-        "commit": "0" * 40,
-        "dirty": False,
-        "sweep_folder": None,
-        "tags": {"sweep": "s1"},
-        "run_key": f"key-{folder.name}",
-    }
-    write_json(folder / "run.json", {**run, **changes})
-
-
-def query(database: Path, sql: str) -> list[tuple]:
-    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
-        return connection.execute(sql).fetchall()
-
-
-@pytest.fixture(scope="session")
-def ready_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sqlite store made once: making it costs seconds, copying it nothing."""
-    database = tmp_path_factory.mktemp("store") / "mlflow.db"
-    prepare_store(f"sqlite:///{database}", "unused")
-    with closing(sqlite3.connect(database)) as connection:
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    return database
-
-
-@pytest.fixture
-def store(ready_store: Path, tmp_path: Path) -> Path:
-    (tmp_path / "mlflow.db").write_bytes(ready_store.read_bytes())
-    return tmp_path / "mlflow.db"
-
 
 # ---- the run folder
 
@@ -421,9 +371,13 @@ def test_only_a_uri_that_can_work_is_accepted() -> None:
         with pytest.raises(ValueError, match=remedy):
             check_uri(uri)
         with pytest.raises(ValueError, match=remedy):
-            Mlflow(uri, "grpo_lab", 1.0, 1.0)
+            Mlflow(1.0, 1.0, 0.0, uri, "grpo_lab", "")
     with pytest.raises(ValueError, match="interval_seconds"):
-        Mlflow("http://h", "grpo_lab", 0.0, 1.0)
+        Mlflow(0.0, 1.0, 0.0, "http://h", "grpo_lab", "")
+    with pytest.raises(ValueError, match=r"tracking\.system_metrics=-1"):
+        Mlflow(1.0, 1.0, -1.0, "http://h", "grpo_lab", "")
+    with pytest.raises(ValueError, match=r"tracking\.register=a/b"):
+        Mlflow(1.0, 1.0, 0.0, "http://h", "grpo_lab", "a/b")
 
 
 def test_the_file_system_of_a_path_is_that_of_its_deepest_mount(tmp_path: Path) -> None:

@@ -23,14 +23,16 @@ import numpy as np
 import pandas as pd
 
 from grpo_lab import deferred
-from grpo_lab.tracking.mlflow_store import check_uri, first_line
+from grpo_lab.tracking.metrics import AT_BUDGET, AUC
+from grpo_lab.tracking.mlflow_store import check_driver, check_uri, first_line
 from grpo_lab.tracking.mlflow_store import load_mlflow as import_mlflow
 
 THREADS = 8
 PATIENCE_SECONDS = 20.0  # for a writer's transaction in a database without a write-ahead log
 _PATIENT = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "60", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
-# Stages of the step and MLflow's own measurements, which run folders do not count among the metrics either.
-_TIMES = ("time/", "system/")
+# Stages of the step, the machine, and what the mirror adds at a run's end: readers of run folders do not count them
+# among the metrics either.
+_BESIDE = ("time/", "system/", AT_BUDGET, AUC)
 _INFINITY = float(np.finfo(np.float64).max)  # as MLflow stores it
 
 
@@ -71,6 +73,7 @@ class Store(ABC):
 def open_store(uri: str) -> Iterator[Store]:
     """The store at `uri` for the length of a block. Raises ValueError, with a remedy, where it cannot be read."""
     check_uri(uri)
+    check_driver(uri)
     if urlsplit(uri).scheme.split("+")[0] != "sqlite":
         deferred.load("pandas")  # the client reads in threads
         client = import_mlflow().MlflowClient(tracking_uri=uri)
@@ -167,7 +170,7 @@ class SqliteStore(Store):
 
     def points(self, runs: Sequence[MirroredRun]) -> list[pd.DataFrame]:
         """See Store. Each run is one query, so that a writer without a write-ahead log never waits for long."""
-        skipped = "".join(f" AND key NOT GLOB '{prefix}*'" for prefix in _TIMES)
+        skipped = "".join(f" AND key NOT GLOB '{prefix}*'" for prefix in _BESIDE)
         query = (
             "SELECT key, step, CASE WHEN is_nan THEN NULL ELSE value END FROM metrics "
             f"WHERE run_uuid = ?{skipped} ORDER BY timestamp, rowid"
@@ -220,7 +223,8 @@ class ClientStore(Store):
 
     def points(self, runs: Sequence[MirroredRun]) -> list[pd.DataFrame]:
         """See Store."""
-        series = [(run.run_id, key) for run in runs for key in self._metrics[run.run_id] if not key.startswith(_TIMES)]
+        logged = {run.run_id: [key for key in self._metrics[run.run_id] if not key.startswith(_BESIDE)] for run in runs}
+        series = [(run_id, key) for run_id, keys in logged.items() for key in keys]
         with ThreadPoolExecutor(THREADS) as pool:
             histories = list(pool.map(lambda one: self._client.get_metric_history(*one), series))
         rows: dict[str, list[tuple[str, int, float]]] = {run.run_id: [] for run in runs}
