@@ -214,14 +214,18 @@ def cost_cluster(arguments: argparse.Namespace) -> None:
 
 
 def choose_settings(arguments: argparse.Namespace) -> None:
-    """Print which setting every arm gets, from a sweep whose levels are settings, and the arms as YAML."""
-    from grpo_lab.analysis.effects.tuned import tuned_text
+    """Print which setting every arm gets: by its trials, or from levels that are settings, and the arms as YAML."""
+    from grpo_lab.analysis.effects.tuned import numbers_text, trials_text, tuned_text
     from grpo_lab.analysis.final_values import final_values
+    from grpo_lab.analysis.sources.chosen_numbers import chosen_numbers
     from grpo_lab.analysis.sources.read import read_source
 
     _require_folder(arguments.runs)
     data = read_source(arguments.runs, arguments.name, None if arguments.only_runs else arguments.data)
-    print(*filter(None, [data.notice]), tuned_text(data, final_values(data)), sep="\n")
+    if found := chosen_numbers(data.record):
+        print(*filter(None, [data.notice]), numbers_text(found), "", trials_text(found), sep="\n")
+    else:
+        print(*filter(None, [data.notice]), tuned_text(data, final_values(data)), sep="\n")
 
 
 def explain_run(arguments: argparse.Namespace) -> None:
@@ -357,12 +361,12 @@ def read_rollouts(arguments: argparse.Namespace) -> None:
 
 def show_status(arguments: argparse.Namespace) -> None:
     """Print what sweeps are doing: a line for each, or a line for each cell of one."""
-    from grpo_lab.sweeps.status import cells_of_sweep, summary, sweep_names
+    from grpo_lab.sweeps.status import stages_of_sweep, summary, sweep_names
 
     _require_runs(arguments.runs)
     for name in [arguments.sweep] if arguments.sweep else sweep_names(arguments.runs):
-        cells = cells_of_sweep(arguments.runs, name)
-        print(summary(name, cells), *(cell.line for cell in cells if arguments.sweep), sep="\n  ")
+        for title, cells, planned in stages_of_sweep(arguments.runs, name):
+            print(summary(title, cells, planned), *(cell.line for cell in cells if arguments.sweep), sep="\n  ")
 
 
 def stop_cell(arguments: argparse.Namespace) -> None:

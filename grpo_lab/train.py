@@ -20,21 +20,25 @@ from grpo_lab.config.run_config import conf_folder, to_run
 from grpo_lab.config.run_name import chosen_options, run_name
 from grpo_lab.engines.base import EngineFailure
 from grpo_lab.sweeps.child import BUSY, follow_parent
+from grpo_lab.sweeps.objective import objective
 from grpo_lab.tracking.files import RunFolderBusyError
 
 
-def _run_hydra(config: DictConfig) -> None:
+def _run_hydra(config: DictConfig) -> float | None:
+    """Run it; a launcher that runs jobs in its own process gets the final value of `objective`."""
     hydra_config = HydraConfig.get()
     axes = chosen_options(hydra_config.runtime.choices)
+    launched = not OmegaConf.is_missing(hydra_config.job, "num")  # by a launcher, which numbers its jobs
     try:
-        check_compatible(to_run(config), axes)  # refuse before any large import
+        run = to_run(config)
+        check_compatible(run, axes)  # refuse before any large import
         name = run_name(axes.get("recipe", "plain"), hydra_config.overrides.task)
         from grpo_lab.loop import start
 
-        start(config, name, axes, sys.argv)
+        folder = start(config, name, axes, sys.argv)
+        return objective(folder, run.objective, run.budget.axis.value) if launched else None
     except (ValueError, OSError, FloatingPointError, EngineFailure) as error:
-        # A launcher that runs jobs in its own process numbers them (`job.num`) and handles errors itself.
-        if os.environ.get("HYDRA_FULL_ERROR") == "1" or not OmegaConf.is_missing(hydra_config.job, "num"):
+        if os.environ.get("HYDRA_FULL_ERROR") == "1" or launched:  # a launcher handles errors itself
             raise
         print(f"error: {error}", file=sys.stderr)
         sys.exit(BUSY if isinstance(error, RunFolderBusyError) else 1)

@@ -240,6 +240,12 @@ def final_values(data: SweepData, axis: str | None = None) -> FinalValues:
     return FinalValues(axis, budget, pd.DataFrame(rows), data.collapsed_as, bases_of(data))
 
 
+def own_final(run: pd.DataFrame, metric: str, axis: str) -> float:
+    """The final value of one run at its own end, from its steps with `step` and metrics; NaN where it logged none."""
+    x = f"budget/{axis}"
+    return _final(run, x, float(run[x].max())).get(metric, math.nan) if x in run else math.nan
+
+
 def _start(run: pd.DataFrame, metric: str) -> float:
     """An evaluation's value at step 0; NaN where it was not logged."""
     return _mean(run.loc[run["step"] == 0, metric].dropna().to_numpy()) if metric in run else math.nan

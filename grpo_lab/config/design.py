@@ -18,6 +18,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from grpo_lab.config.tuning import Tuning, read_tuning
 from grpo_lab.config.user_files import check_yaml
 from grpo_lab.tracking.metrics import is_known
 from grpo_lab.tracking.renames import first_metric_name, metric_name
@@ -116,8 +117,9 @@ class Design:
     `base_of`, so that seeds are nested in bases. `requires` maps an arm to metrics, and each to how far the arm's mean
     over steps must be from its control's; an arm that is nearer could not act. `collapsed` sets the final value of runs
     whose loss was not finite. `margin` is the largest difference on the primary metric that does not matter, in its
-    unit. `columns` replaces the usual metrics of its table, `changes` lists arms whose meaning changed, and `claims`
-    says what sources expect of predictions. These three decide nothing, so the fingerprint leaves them out.
+    unit. With `tuning` every arm first chooses numbers of its own, on other seeds. `columns` replaces the usual metrics
+    of its table, `changes` lists arms whose meaning changed, and `claims` says what sources expect of predictions.
+    These three decide nothing, so the fingerprint leaves them out.
     """
 
     name: str
@@ -143,6 +145,7 @@ class Design:
     bases: tuple[int, ...] = ()  # values of model.base; empty for the model's own
     requires: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     margin: float | None = None
+    tuning: Tuning | None = None
 
     def margin_of(self, prediction: Prediction) -> float | None:
         """The prediction's own margin, else on the primary metric the design's."""
@@ -160,7 +163,7 @@ class Design:
         left_out = ("part", "parts", "columns", "changes", "claims")
         declared = {name: value for name, value in asdict(self).items() if name not in left_out}
         unused = {"kind": Kind.arms, "tricks": {}, "collapsed": Collapsed.zero, "margin": None}
-        unused |= {"bases": (), "requires": {}}
+        unused |= {"bases": (), "requires": {}, "tuning": None}
         declared = {name: value for name, value in declared.items() if name not in unused or value != unused[name]}
         declared["base"] = tuple(word for word in self.base if word != FIRST_WORLD)
         declared["primary"] = first_metric_name(self.primary)
@@ -169,6 +172,8 @@ class Design:
                 arm: {first_metric_name(metric): least for metric, least in asked.items()}
                 for arm, asked in self.requires.items()
             }
+        if self.tuning:
+            declared["tuning"] = declared["tuning"] | {"metric": first_metric_name(self.tuning.metric)}
         declared["predictions"] = [
             {name: value for name, value in prediction.items() if name not in ("reference", "margin") or value}
             | {"metric": first_metric_name(prediction["metric"])}
@@ -227,18 +232,25 @@ def read_design(node: Any) -> Design:
         raise ValueError("design.factor names what design.levels vary: give both or neither")
     parts = {name: _part(name, part) for name, part in (node.get("parts") or {}).items()}
     bases = _bases(node.get("bases"))
+    base = _override_lists("base", {"": node.get("base") or []})[""]
+    seeds = _nested(node["seeds"], bases) if bases else _seeds("seeds", node["seeds"])
+    primary, tuning = metric_name(str(node["primary"])), None
+    if "tuning" in node:
+        judged = {*seeds, *(seed for part in parts.values() for seed in part.seeds)}
+        others = [*base, *(word for words in levels.values() for word in words)]
+        tuning = read_tuning(node["tuning"], primary, sorted(judged), arms, others)
     design = Design(
         name=str(node["name"]),
         question=_text(node["question"]),
         prediction=_text(node["prediction"]),
         control=str(node["control"]),
-        primary=metric_name(str(node["primary"])),
+        primary=primary,
         axis=str(node["axis"]),
-        base=_override_lists("base", {"": node.get("base") or []})[""],
+        base=base,
         arms=arms,
         factor=str(node.get("factor", "")),
         levels=levels,
-        seeds=_nested(node["seeds"], bases) if bases else _seeds("seeds", node["seeds"]),
+        seeds=seeds,
         predictions=tuple(_prediction(entry) for entry in node.get("predictions") or ()),
         parts=parts,
         part=node.get("part"),
@@ -251,6 +263,7 @@ def read_design(node: Any) -> Design:
         bases=bases,
         requires=_requires(node.get("requires") or {}),
         margin=_margin(node.get("margin")),
+        tuning=tuning,
     )
     _check_names(design)
     return design
@@ -375,7 +388,8 @@ def require_known_metrics(design: Design) -> None:
     """Raise ValueError, before the first run starts, for a metric or budget axis that no run logs."""
     predicted = [prediction.metric for prediction in design.predictions]
     required = [metric for asked in design.requires.values() for metric in asked]
-    named = (design.primary, f"budget/{design.axis}", *predicted, *design.columns, *required)
+    tuned = [design.tuning.metric] if design.tuning else []
+    named = (design.primary, f"budget/{design.axis}", *predicted, *design.columns, *required, *tuned)
     for metric in named:
         if not is_known(metric):
             raise ValueError(f"design: no run has the metric {metric!r}; `grpo-lab metrics` lists what there is")

@@ -25,6 +25,7 @@ from grpo_lab.config.evaluation import Evaluation
 from grpo_lab.engines.base import Engine
 from grpo_lab.policy.optim import Optimizer
 from grpo_lab.tasks.base import Grader, Model, Task, Template
+from grpo_lab.tracking.metrics import is_known
 from grpo_lab.tracking.mlflow_mirror import Tracking
 from grpo_lab.tricks.aggregation import Aggregation
 from grpo_lab.tricks.base import Trick, formula_fault, require_field, require_not_negative
@@ -134,6 +135,7 @@ class RunConfig:
     runs_dir: str
     resume_with_changed_code: bool
     plugins: list[str]
+    objective: str
     cell: CellLabel
     design: Any  # an experiment's declaration; only a sweep reads it
 
@@ -144,6 +146,7 @@ class RunConfig:
             "keep_checkpoints", "rollouts_every",
         ):  # fmt: skip
             require_field(getattr(self, field) >= 1, self, field, "at least 1")
+        require_field(is_known(self.objective), self, "objective", "a metric that `grpo-lab metrics` lists")
 
     @property
     def microbatching(self) -> Microbatching:
@@ -178,7 +181,7 @@ class RunConfig:
 # Fields that say where and how a run is stored or computed, not what it computes: they are no part of its
 # name and may change when it resumes.
 VOLATILE = frozenset(
-    {"runs_dir", "tracking", "keep_checkpoints", "device", "cell", "design", "resume_with_changed_code"}
+    {"runs_dir", "tracking", "keep_checkpoints", "device", "objective", "cell", "design", "resume_with_changed_code"}
 )
 
 

@@ -139,13 +139,28 @@ def sweep_name(design: Design | None, arguments: Sequence[str]) -> str:
     return short(",".join([*([design.name] if design else []), *words])) or "seeds"
 
 
-def folders_of(design: Design, arguments: Sequence[str]) -> frozenset[str]:
-    """Folders, relative to runs_dir and without the seed, of every run of the whole design."""
+def with_overrides(plan: Plan, words: Sequence[str]) -> Plan:
+    """The plan with these overrides in place of its own for the same keys, and of the options within `tracking`."""
+    keys = {key_of(word) for word in words}
+    own = [word for word in plan.overrides if key_of(word) not in keys]
+    if "tracking" in keys:
+        own = [word for word in own if not key_of(word).startswith("tracking.")]
+    return replace(plan, overrides=(*own, *words))
+
+
+def folders_of(
+    design: Design, arguments: Sequence[str], settled: Callable[[Plan], Plan] = lambda plan: plan
+) -> frozenset[str]:
+    """Folders, relative to runs_dir and without the seed, of every run of the whole design.
+
+    `settled` gives a plan the numbers that its arm is tuned to.
+    """
     whole = plan_cells(replace(design, part=None), [word for word in arguments if key_of(word) != "seed"])
-    return frozenset(_name(plan) for plan in whole)
+    return frozenset(folder_name(settled(plan)) for plan in whole)
 
 
-def _name(plan: Plan) -> str:
+def folder_name(plan: Plan) -> str:
+    """The folder of its run, relative to runs_dir and without the seed."""
     recipe = next((word.partition("=")[2] for word in plan.overrides if key_of(word) == "recipe"), "plain")
     return run_name(recipe, plan.overrides)
 
@@ -181,7 +196,7 @@ def compose_cells(plans: Sequence[Plan], sweep: str, compose: Compose) -> list[C
                 config.model.base = int(base.partition("=")[2])
             run = to_run(config)
             check_compatible(run, choices)
-            folder = _runs_dir(run) / _name(plan) / f"seed={plan.seed}"
+            folder = _runs_dir(run) / folder_name(plan) / f"seed={plan.seed}"
             device = choose_device(run.device).type
             known = (folder / "run.json").exists()  # else nothing is there to be compared with
             check_folder(folder, run_identity(config, device) if known else {})

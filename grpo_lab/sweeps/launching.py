@@ -16,6 +16,7 @@ from grpo_lab.sweeps.board import Board
 from grpo_lab.sweeps.cells import Cell, compose_cells, plan_cells
 from grpo_lab.sweeps.jobs import Job, Place, run_jobs
 from grpo_lab.sweeps.local import LocalPlace, slots
+from grpo_lab.sweeps.objective import objective
 from grpo_lab.tracking.progress import clock
 
 
@@ -50,7 +51,7 @@ class CellLauncher(ABC):
     def launch(self, job_overrides: Sequence[Sequence[str]], compose: Any, hydra: Sequence[str]) -> list[JobReturn]:
         """Run the jobs and return one JobReturn each; `hydra` are the sweep's overrides of Hydra's own settings."""
         name, cells, finished = self.expected or ("jobs", _cells_of(job_overrides, compose), 0)
-        self.expected = None
+        ours, self.expected = self.expected is not None, None
         # Settings of the sweep stay here; others, such as a search path or a log level, go to the cells.
         own = ("hydra.mode", "hydra.sweep", "hydra/sweeper", "hydra.launcher", "hydra/launcher")
         passed_on = [word for word in hydra if not word.lstrip("+~").startswith(own)]
@@ -62,7 +63,9 @@ class CellLauncher(ABC):
         ):
             failures = run_jobs(jobs, place, self.grace_seconds, board, self.silent_seconds)
             board.say(f"{name}: {board.summary()} after {clock(time.monotonic() - began)}")
-        return [_returned(words, failure) for words, failure in zip(job_overrides, failures)]
+        # Another sweeper, which may search, is told what each run is worth.
+        worth = [None if ours or failure else _objective(cell) for cell, failure in zip(cells, failures)]
+        return [_returned(*job) for job in zip(job_overrides, failures, worth)]
 
 
 class LocalCells(CellLauncher):
@@ -102,7 +105,11 @@ def _job(cell: Cell, words: Sequence[str]) -> Job:
     )
 
 
-def _returned(words: Sequence[str], failure: str | None) -> JobReturn:
+def _objective(cell: Cell) -> float:
+    return objective(cell.folder, cell.run.objective, cell.run.budget.axis.value)
+
+
+def _returned(words: Sequence[str], failure: str | None, value: float | None) -> JobReturn:
     done = JobReturn(overrides=list(words), status=JobStatus.FAILED if failure else JobStatus.COMPLETED)
-    done._return_value = RuntimeError(failure) if failure else None
+    done._return_value = RuntimeError(failure) if failure else value
     return done

@@ -20,7 +20,16 @@ from rich.console import Console
 from grpo_lab.analysis.effects.acted import Action, actions
 from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.config.design import Design, Part
-from grpo_lab.sweeps.cells import Cell, Compose, Plan, compose_cells, key_of, plan_cells, share_runs
+from grpo_lab.sweeps.cells import (
+    Cell,
+    Compose,
+    Plan,
+    compose_cells,
+    key_of,
+    plan_cells,
+    share_runs,
+    with_overrides,
+)
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.run_reader import has_ended
 from grpo_lab.tracking.sweep_record import record_sweep
@@ -37,11 +46,18 @@ def pilot_seed(design: Design) -> int:
 
 
 def pilot_cells(
-    design: Design, arguments: Sequence[str], name: str, cells: Sequence[Cell], compose: Compose, share: float
+    design: Design,
+    arguments: Sequence[str],
+    name: str,
+    cells: Sequence[Cell],
+    compose: Compose,
+    share: float,
+    settled: Callable[[Plan], Plan] = lambda plan: plan,
 ) -> list[Cell]:
     """The arms among `cells` that require something, and their control, of one seed and a `share` of the budget.
 
-    None where nothing is required. Raises ValueError for a share that is not above 0 and at most 1.
+    `settled` gives a plan the numbers that its arm is tuned to. None where nothing is required. Raises ValueError for a
+    share that is not above 0 and at most 1.
     """
     if not 0 < share <= 1:
         raise ValueError(f"hydra.sweeper.pilot_share must be above 0 and at most 1, got {share}: it is a share")
@@ -59,18 +75,12 @@ def pilot_cells(
     plans = []
     for plan in plan_cells(part, [*words, f"seed={pilot_seed(design)}"]):
         amount = own.get((plan.level, plan.arm), amounts[plan.level]) * share
-        plans.append(_shortened(plan, (*_PLAIN, f"budget.amount={amount:.6g}", f"runs_dir={folder}")))
+        plans.append(with_overrides(settled(plan), (*_PLAIN, f"budget.amount={amount:.6g}", f"runs_dir={folder}")))
     return share_runs(compose_cells(plans, name, compose))
 
 
 def _code() -> str:
     return hashlib.sha256(json.dumps(provenance.code(), sort_keys=True).encode()).hexdigest()[:12]
-
-
-def _shortened(plan: Plan, changed: Sequence[str]) -> Plan:
-    keys = {key_of(word) for word in changed}
-    kept = [word for word in plan.overrides if key_of(word) not in keys and not key_of(word).startswith("tracking.")]
-    return replace(plan, overrides=(*kept, *changed))
 
 
 def run_pilot(

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo_lab.config.design import read_design
 from grpo_lab.tracking.progress import clock
 from grpo_lab.tracking.run_reader import has_ended, is_held, parse_line, run_status, was_exhausted
 from grpo_lab.tracking.sweep_record import FILE, CellRecord, read_sweep, sweep_folder
 from grpo_lab.tracking.whole import AFRESH, read_json
 
+TUNING = "tuning"  # the runs_dir of trials, within that of their sweep
 _CHUNK = 1 << 16  # bytes read at a time from the end of a log
 _HELD_OUT = "eval/heldout/accuracy"
 
@@ -68,6 +70,24 @@ def cells_of_sweep(runs_dir: Path, name: str) -> list[CellStatus]:
     """Every cell of a sweep in the order of its record. Raises ValueError if there is no such sweep."""
     record = read_sweep(sweep_folder(runs_dir, name))
     return [cell_status(runs_dir / cell.folder, title_of(cell)) for cell in record.cells]
+
+
+def stages_of_sweep(runs_dir: Path, name: str) -> list[tuple[str, list[CellStatus], int]]:
+    """The title, the cells and the planned number of the sweep's tuning, where it has one, and of the sweep itself.
+
+    Raises ValueError if there is no such sweep.
+    """
+    cells = cells_of_sweep(runs_dir, name)
+    declared = read_sweep(sweep_folder(runs_dir, name)).design
+    design = None if declared is None else read_design(declared)
+    tuning = design and design.tuning
+    if not design or not tuning or not (sweep_folder(runs_dir / TUNING, name) / FILE).exists():
+        return [(name, cells, len(cells))]
+    trials = cells_of_sweep(runs_dir / TUNING, name)
+    now = design.chosen()
+    arms = len(now.arms) * len(now.levels)
+    planned = max(arms * tuning.trials * len(tuning.seeds), len(trials))
+    return [(f"{name}, tuning", trials, planned), (name, cells, len(cells) or arms * len(now.seeds))]
 
 
 def title_of(cell: CellRecord) -> str:
@@ -156,8 +176,8 @@ def _from_the_end(path: Path) -> Iterator[bytes]:
             yield rest
 
 
-def summary(name: str, cells: Sequence[CellStatus]) -> str:
-    """`dapo: 3 of 9 done, 2 running, 1 failed`."""
+def summary(name: str, cells: Sequence[CellStatus], planned: int | None = None) -> str:
+    """`dapo: 3 of 9 done, 2 running, 1 failed`; of `planned`, where more follow than those that are known."""
     counts = Counter(cell.state for cell in cells)
     others = [f"{counts[state]} {state}" for state in ("running", "waiting", "interrupted", "failed") if counts[state]]
-    return f"{name}: " + ", ".join([f"{counts['done']} of {len(cells)} done", *others])
+    return f"{name}: " + ", ".join([f"{counts['done']} of {planned or len(cells)} done", *others])

@@ -10,7 +10,7 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from grpo_lab.config.design import Design, read_design, require_known_metrics
 from grpo_lab.config.run_config import unresolved
 from grpo_lab.sweeps.cells import (
     Cell,
+    Plan,
     compose_cells,
     folders_of,
     overrides_for,
@@ -36,6 +37,7 @@ from grpo_lab.sweeps.cells import (
 )
 from grpo_lab.sweeps.estimate import estimate_lines, estimates
 from grpo_lab.sweeps.pilot import pilot_cells, run_pilot, show_pilot
+from grpo_lab.sweeps.tuning import Search, plan_tuning, run_tuning, show_tuning
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.mlflow_parent import announce_sweep
 from grpo_lab.tracking.progress import clock
@@ -85,17 +87,7 @@ def run_sweep(
     if design is not None:
         require_known_metrics(design)
     name = sweep_name(design, arguments)
-    planned = compose_cells(plan_cells(design, arguments), name, compose)
     runs_dir = Path(config.runs_dir).expanduser().absolute()
-    pilots: list[Cell] = []
-    if design is not None:
-        refuse_idle_arms(design, planned)
-        if settings.pilot:
-            pilots = pilot_cells(design, arguments, name, planned, compose, settings.pilot_share)
-    axis = design.axis if design else ""
-    if settings.dry_run:
-        _show(console, name, share_runs(planned, axis), pilots, runs_dir, launcher)
-        return []
 
     def launch(title: str, todo: Sequence[Cell], finished: int) -> list[JobReturn]:
         expect = getattr(launcher, "expect", None)
@@ -103,6 +95,26 @@ def run_sweep(
             expect(title, todo, finished)
         return list(launcher.launch([overrides_for(cell, name) for cell in todo], initial_job_idx=0)) if todo else []
 
+    plans, search, settled = plan_cells(design, arguments), None, _as_it_is
+    if design is not None and design.tuning is not None:
+        search = plan_tuning(design, arguments, name, compose, runs_dir)
+        if settings.dry_run:
+            show_tuning(console, search)
+        elif search.open():
+            _tune(console, search, design, _declared(config), launch)
+        settled = search.settled()
+        plans = [settled(plan) for plan in plans]
+    planned = compose_cells(plans, name, compose)
+    pilots: list[Cell] = []
+    if design is not None:
+        if search is None:  # else checked before its first trial
+            refuse_idle_arms(design, planned)
+        if settings.pilot:
+            pilots = pilot_cells(design, arguments, name, planned, compose, settings.pilot_share, settled)
+    axis = design.axis if design else ""
+    if settings.dry_run:
+        _show(console, name, share_runs(planned, axis), pilots, runs_dir, launcher)
+        return []
     cells = share_runs(planned, axis)
     found: list[Action] = []
     if design is not None and pilots and any(not has_ended(cell.folder) for cell in cells):
@@ -119,7 +131,7 @@ def run_sweep(
         runs_dir,
         name,
         [cell.record() for cell in cells],
-        None if design is None else folders_of(design, arguments),
+        None if design is None else folders_of(design, arguments, settled),
         None if design is None else _declared(config),
         "" if design is None else design.fingerprint(),
         provenance.typed(),
@@ -127,6 +139,7 @@ def run_sweep(
         planned[0].run.tracking.record(),
         starts=bool(todo),
         pilot=[asdict(action) for action in found],
+        tuning=[asdict(one) for one in search.chosen()] if search else (),
     )
     _say_whose(console, name, finished)
     _say_shared(console, cells)
@@ -144,6 +157,24 @@ def run_sweep(
         draw = shlex.join(["grpo-lab", "figures", name, "--runs", str(config.runs_dir)])
         _say(console, f"draw it: {draw}")
     return returns
+
+
+def _as_it_is(plan: Plan) -> Plan:
+    return plan
+
+
+def _tune(
+    console: Console, search: Search, design: Design, declared: Any, launch: Callable[..., list[JobReturn]]
+) -> None:
+    """Record what is declared before the first trial, then run the trials that lack."""
+    fingerprint, command, commit = design.fingerprint(), provenance.typed(), provenance.commit()
+    record_sweep(search.runs_dir, search.name, [], None, declared, fingerprint, command, commit, None)
+
+    def start(title: str, todo: Sequence[Cell], finished: int) -> list[JobReturn]:
+        _resolve_models(todo)
+        return launch(title, todo, finished)
+
+    run_tuning(console, search, start)
 
 
 def _resolve_models(cells: Sequence[Cell]) -> None:

@@ -38,7 +38,8 @@ class CellRecord:
 class SweepRecord:
     """The content of sweep.json. `declared` lists every declaration so far, the valid one last.
 
-    `pilot` holds what pilots measured of `design.requires`, one entry for each level, arm and metric.
+    `pilot` holds what pilots measured of `design.requires`, one entry for each level, arm and metric. `tuning` holds
+    the trials of every level and arm, and which of them was chosen.
     """
 
     name: str
@@ -50,6 +51,7 @@ class SweepRecord:
     tracking: Mapping[str, str] | None
     cells: Sequence[CellRecord]
     pilot: Sequence[Mapping[str, Any]] = ()
+    tuning: Sequence[Mapping[str, Any]] = ()
 
 
 def sweep_folder(runs_dir: Path, name: str) -> Path:
@@ -96,14 +98,15 @@ def record_sweep(
     tracking: Mapping[str, str] | None,
     starts: bool = True,
     pilot: Sequence[Mapping[str, Any]] = (),
+    tuning: Sequence[Mapping[str, Any]] = (),
 ) -> Path:
     """Write or extend a sweep's record before its first cell starts, and return the sweep's folder.
 
     Cells of earlier commands stay if `valid` contains their folder without the seed, that is, if today's declaration
     can still reach them. With `valid` None all stay. A declaration that differs from the last one is added with its
     time and the number of cells started by then. `starts` is whether this command has anything left to run; if not,
-    the recorded command and commit stay. `pilot` replaces what was recorded for the same levels and arms. Raises
-    RunFolderError.
+    the recorded command and commit stay. `pilot` and `tuning` replace what was recorded for the same levels and arms.
+    Raises RunFolderError.
     """
     folder = sweep_folder(runs_dir, name)
     with explained(folder):
@@ -119,8 +122,6 @@ def record_sweep(
             now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             declared.append({"fingerprint": fingerprint, "at": now, "cells_started_before": started})
         kept = [cell for cell in merged.values() if valid is None or cell.folder.rpartition("/")[0] in valid]
-        piloted = {(entry["level"], entry["arm"]) for entry in pilot}
-        earlier = [entry for entry in (before.pilot if before else ()) if (entry["level"], entry["arm"]) not in piloted]
         record = SweepRecord(
             name=name,
             key=before.key if before else uuid.uuid4().hex,
@@ -130,11 +131,18 @@ def record_sweep(
             commit=commit if starts or before is None else before.commit,
             tracking=tracking or (before.tracking if before else None),
             cells=kept,
-            pilot=[*earlier, *pilot],
+            pilot=_replacing(before.pilot if before else (), pilot),
+            tuning=_replacing(before.tuning if before else (), tuning),
         )
         # Unsorted, because a ladder adds its tricks in the order in which they were declared.
         write_json(folder / FILE, asdict(record), sort=False)
     return folder
+
+
+def _replacing(earlier: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The entries of `now`, after those of `earlier` for other levels and arms."""
+    places = {(entry["level"], entry["arm"]) for entry in now}
+    return [*(entry for entry in earlier if (entry["level"], entry["arm"]) not in places), *now]
 
 
 def cell_states(folder: Path, record: SweepRecord) -> dict[str, Status]:

@@ -1,4 +1,6 @@
-"""Which setting each arm gets, from a sweep whose levels are settings, such as learning rates, in one place or several.
+"""Which setting each arm gets: from a sweep whose levels are settings, or by the trials of a design's tuning.
+
+Levels may be settings, such as learning rates, in one place or several.
 
 A level is labelled `<where>_<setting>`: `sums_low` and `sums_high` are two settings in the place `sums`. The overrides
 that the levels of a place do not share are the setting's own.
@@ -16,6 +18,7 @@ from dataclasses import dataclass
 
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.metric_names import title
+from grpo_lab.analysis.sources.chosen_numbers import ChosenNumbers, tuned_in_words
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
 from grpo_lab.analysis.table_rows import rows_of
 from grpo_lab.config.design import Design
@@ -103,6 +106,40 @@ def tuned_text(data: SweepData, finals: FinalValues) -> str:
         own = [choice for choice in choices if choice.where == where]
         blocks.append(_table(data.design, finals, where, own))
     return "\n\n".join(blocks)
+
+
+def numbers_text(found: Sequence[ChosenNumbers]) -> str:
+    """A table of the numbers that tuning chose for every arm, and what to know of it; empty without a tuning."""
+    if not found:
+        return ""
+    keys = list(dict.fromkeys(key for one in found for key in one.ranges))
+    rows = [["arm", *keys, title(found[0].metric), "trial"]]
+    for one in found:
+        numbers = [
+            "-" if key not in one.ranges else f"{one.chosen.numbers[key]:g}{'!' if key in one.ends else ''}"
+            for key in keys
+        ]
+        where = " at ".join(filter(None, (one.arm, one.level)))
+        rows.append([where, *numbers, f"{one.chosen.value:.3f}", f"{one.trial + 1} of {len(one.trials)}"])
+    said, *ends = tuned_in_words(found)
+    return "\n".join([said, *_columns(rows), *ends])
+
+
+def trials_text(found: Sequence[ChosenNumbers]) -> str:
+    """Every trial of every arm, in order; * marks the one that was chosen."""
+    blocks = []
+    for one in found:
+        rows = [["trial", *one.ranges, title(one.metric)]]
+        for number, trial in enumerate(one.trials):
+            numbers = [f"{trial.numbers[key]:g}" for key in one.ranges]
+            rows.append([str(number + 1), *numbers, f"{trial.value:.3f}{'*' if number == one.trial else ''}"])
+        blocks.append("\n".join([f"{' at '.join(filter(None, (one.arm, one.level)))}:", *_columns(rows)]))
+    return "\n\n".join(blocks)
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
 
 
 def _table(design: Design, finals: FinalValues, where: str, choices: Sequence[Tuned]) -> str:

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from grpo_lab.analysis.caveats import caveats, comparison, name_of, place
 from grpo_lab.analysis.effects.acted import could_not_act
+from grpo_lab.analysis.effects.tuned import numbers_text
 from grpo_lab.analysis.final_values import BEYOND, EVALUATED, MASKED_SHARE, OVERSTATEMENT, FinalValues, is_rated
 from grpo_lab.analysis.metric_names import in_words
+from grpo_lab.analysis.sources.chosen_numbers import chosen_numbers
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.collapse import barnard
 from grpo_lab.analysis.stats.comparison import HARM, Comparison
@@ -187,10 +189,11 @@ def claim(data: SweepData, judgement: Judgement) -> str:
 
 
 def verdict_text(data: SweepData, finals: FinalValues) -> str:
-    """The question, each prediction with its word, overstatement beside theory, and the caveats."""
+    """The question, each prediction with its word, tuned numbers, overstatement beside theory, and the caveats."""
     known = caveats(data, finals)
     parts = [
         _predictions(data, data.design, finals) if data.design else compared_arms(data, finals),
+        list(filter(None, [numbers_text(chosen_numbers(data.record))])),
         _overstatements(data, finals),
         ["What to know before believing this", *(f"  {line}" for line in known)] if known else [],
     ]

@@ -32,6 +32,8 @@ def load_sweep(runs_dir: Path, name: str, cache: bool = True) -> SweepData:
     """
     folder = sweep_folder(runs_dir, name)
     record = read_sweep(folder)
+    if not record.cells:
+        raise ValueError(f"{name} has no cells yet: its arms are being tuned; `grpo-lab status {name}` shows how far")
     cells = read_cells(Path(runs_dir), record.cells, folder / "cache" if cache else None)
     try:
         return assemble(record, cells, "run folders")

@@ -86,11 +86,13 @@ def with_saved(data: SweepData, folder: Path) -> SweepData:
     cells = {(cell.level, cell.arm, cell.seed): cell for cell in (*saved.record.cells, *data.record.cells)}
     declared = {entry["at"]: entry for entry in (*saved.record.declared, *data.record.declared)}
     pilots = {(one["level"], one["arm"], one["metric"]): one for one in (*saved.record.pilot, *data.record.pilot)}
+    tuning = {(one["level"], one["arm"]): one for one in (*saved.record.tuning, *data.record.tuning)}
     record = replace(
         data.record,
         cells=list(cells.values()),
         declared=[declared[at] for at in sorted(declared)],
         pilot=list(pilots.values()),
+        tuning=list(tuning.values()),
     )
     return replace(
         data,

@@ -18,7 +18,7 @@ STEPS = "updates.number"  # optimiser steps on one batch of rollouts
 # Bundles of options, which show in the options themselves; and what says where and how a run is stored.
 _NOT_COMPARED = (
     "recipe", "world", "tracking", "seed", "runs_dir", "keep_checkpoints", "device", "plugins", "cell",
-    "resume_with_changed_code",
+    "objective", "resume_with_changed_code",
 )  # fmt: skip
 
 
