@@ -93,17 +93,17 @@ def _be_the_cell(words: tuple[str, ...], folder: Path, environment: dict[str, st
     from grpo_lab.tracking.provenance import digest_of_sources
 
     os.setsid()  # Ctrl-C reaches only the sweep, which interrupts its cells
+    command = cell_command(words)
+    setproctitle(" ".join(command))  # what ps shows; first, since it looks for the memory of the old environment
     os.environ.clear()
     os.environ.update(environment)
     os.environ[PARENT] = str(os.getppid())
-    command = cell_command(words)
     with (folder / OUTPUT).open("ab") as output:
         write_command(output, command)
         for stream in (1, 2):
             os.dup2(output.fileno(), stream)
     if not same_threads or digest_of_sources() != preload.SOURCES:
         os.execv(command[0], command)
-    setproctitle(" ".join(command))  # what ps shows
     sys.argv = ["grpo_lab.train", *words]
     try:
         runpy.run_module("grpo_lab.train", run_name="__main__", alter_sys=True)
