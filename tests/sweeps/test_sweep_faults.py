@@ -284,8 +284,8 @@ def test_a_cell_that_hangs_is_ended_and_another_takes_its_place(
     for failure in (hears, deaf):
         assert failure.startswith("it hung: it wrote nothing for 0.2 minutes, and was ended (see ")
     assert "late" in late and "it hung" not in late
-    with pytest.raises(ValueError, match="silent_minutes must be above 0, got 0: null waits for ever"):
-        LocalCells(1, 30.0, 0)
+    with pytest.raises(ValueError, match="silent_minutes must be above 0, got 0.0: null waits for ever"):
+        LocalCells(1, 30.0, 0.0)
 
 
 # ---- sweeps that end early
