@@ -19,6 +19,8 @@ from grpo_lab.config.rules import check_compatible
 from grpo_lab.config.run_config import conf_folder, to_run
 from grpo_lab.config.run_name import chosen_options, run_name
 from grpo_lab.engines.base import EngineFailure
+from grpo_lab.policy import ranks
+from grpo_lab.policy.device import choose_device
 from grpo_lab.sweeps.child import BUSY, follow_parent
 from grpo_lab.tracking.files import RunFolderBusyError
 
@@ -27,19 +29,25 @@ def _run_hydra(config: DictConfig) -> None:
     hydra_config = HydraConfig.get()
     axes = chosen_options(hydra_config.runtime.choices)
     try:
-        check_compatible(to_run(config), axes)  # refuse before any large import
-        name = run_name(axes.get("recipe", "plain"), hydra_config.overrides.task)
-        from grpo_lab.loop import start
+        with ranks.opened(choose_device(config.device)):
+            check_compatible(to_run(config), axes)  # refuse before any large import
+            name = run_name(axes.get("recipe", "plain"), hydra_config.overrides.task)
+            from grpo_lab.loop import start
 
-        start(config, name, axes, sys.argv)
-    except (ValueError, OSError, FloatingPointError, EngineFailure) as error:
+            start(config, name, axes, sys.argv)
+    except (Exception, KeyboardInterrupt) as error:
+        cause = ranks.cause_of(error)
+        if cause is not error:
+            # torchrun's other processes need not repeat what one of them says
+            sys.exit(f"error: {cause}" if ranks.is_first() else 1)
+        if isinstance(error, KeyboardInterrupt):
+            sys.exit("interrupted: the same command goes on from the last checkpoint")
         # A launcher that runs jobs in its own process numbers them (`job.num`) and handles errors itself.
-        if os.environ.get("HYDRA_FULL_ERROR") == "1" or not OmegaConf.is_missing(hydra_config.job, "num"):
+        in_a_launcher = os.environ.get("HYDRA_FULL_ERROR") == "1" or not OmegaConf.is_missing(hydra_config.job, "num")
+        if in_a_launcher or not isinstance(error, (ValueError, OSError, FloatingPointError, EngineFailure)):
             raise
         print(f"error: {error}", file=sys.stderr)
         sys.exit(BUSY if isinstance(error, RunFolderBusyError) else 1)
-    except KeyboardInterrupt:
-        sys.exit("interrupted: the same command goes on from the last checkpoint")
 
 
 def main() -> None:
@@ -51,6 +59,8 @@ def main() -> None:
         bootstrap(sys.argv[1:])
         if wrong := misnamed(sys.argv[1:]):
             raise ValueError(wrong)
+        if ranks.launched() > 1 and {"-m", "--multirun"} & set(sys.argv[1:]):
+            raise ValueError("torchrun starts the processes of one run, and -m starts many runs: use one of them")
         asked = answer(sys.argv[1:])
     except (ValueError, HydraException) as error:
         sys.exit(f"error: {error}")

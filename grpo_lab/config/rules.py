@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from grpo_lab.config.run_config import RunConfig, snake_case
-from grpo_lab.tricks.convention import Scope
+from grpo_lab.policy import ranks
 
 
 @dataclass(frozen=True)
@@ -218,6 +218,46 @@ ERRORS: tuple[Rule, ...] = (
         lambda run: run.schedule.streams and not run.engine.streams,
         "this engine answers whole calls, and cannot take new weights in the middle of one",
         "set engine=native (in simulated time) or engine=vllm_process (for real), or schedule=one_step_off",
+    ),
+    Rule(
+        "streams_have_one_rank",
+        ("schedule",),
+        lambda run: ranks.launched() > 1 and run.schedule.streams,
+        "responses that continue across weight syncs are not divided among several processes",
+        "set schedule=one_step_off or off_policy_k, or start one process",
+    ),
+    Rule(
+        "races_have_one_rank",
+        ("group_filter",),
+        lambda run: ranks.launched() > 1 and run.group_filter.races,
+        "which group ends first cannot be told when several processes sample at their own speed",
+        "set group_filter=resample, which waits for all responses, or start one process",
+    ),
+    Rule(
+        "compiled_models_have_one_rank",
+        ("model",),
+        lambda run: ranks.launched() > 1 and run.model.loading().compiled,
+        "a compiled model and weights split over several processes were not tried together",
+        "set model.compile=false, or start one process",
+    ),
+    Rule(
+        "tensor_parallel_divides_the_ranks",
+        ("engine",),
+        lambda run: not run.engine.fits_ranks(ranks.launched()),
+        "vLLM in the learner's processes shares a model between as many of them as engine.tensor_parallel says",
+        "let it divide the number of processes, or set engine=vllm_process, which has cards of its own",
+    ),
+    Rule(
+        "one_rank_asks_the_base",
+        ("engine", "pass_rate", "sft"),
+        lambda run: (
+            ranks.launched() > 1
+            and run.engine.needs_all_ranks
+            and not (run.pass_rate.touches_nothing and run.sft.touches_nothing)
+        ),
+        "what comes before the first step is done by one process, and vLLM in several opens in all of them at once",
+        "set pass_rate=none and sft=none, set engine=vllm_process or native, or start one process up to the first "
+        "checkpoint",
     ),
     Rule(
         "real_streams_have_no_simulated_time",
@@ -498,7 +538,7 @@ WARNINGS: tuple[Rule, ...] = (
     Rule(
         "microbatches_matter",
         ("aggregation", "surrogate", "convention"),
-        lambda run: not run.aggregation.invariant or run.surrogate.mark_scope is Scope.microbatch,
+        lambda run: run.reads_microbatches,
         "under this convention the gradient depends on how the step is split into microbatches",
         "set convention=house unless a past run has to be matched",
     ),
