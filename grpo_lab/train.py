@@ -37,11 +37,12 @@ def _run_hydra(config: DictConfig) -> None:
             start(config, name, axes, sys.argv)
     except (Exception, KeyboardInterrupt) as error:
         cause = ranks.cause_of(error)
-        if cause is not error:
-            # torchrun's other processes need not repeat what one of them says
-            sys.exit(f"error: {cause}" if ranks.is_first() else 1)
-        if isinstance(error, KeyboardInterrupt):
+        if cause is not error and not ranks.is_first():
+            sys.exit(1)  # the first rank, and the one that failed, say why
+        if isinstance(cause, KeyboardInterrupt):
             sys.exit("interrupted: the same command goes on from the last checkpoint")
+        if cause is not error:
+            sys.exit(f"error: {cause}")
         # A launcher that runs jobs in its own process numbers them (`job.num`) and handles errors itself.
         in_a_launcher = os.environ.get("HYDRA_FULL_ERROR") == "1" or not OmegaConf.is_missing(hydra_config.job, "num")
         if in_a_launcher or not isinstance(error, (ValueError, OSError, FloatingPointError, EngineFailure)):

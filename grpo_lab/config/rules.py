@@ -220,46 +220,6 @@ ERRORS: tuple[Rule, ...] = (
         "set engine=native (in simulated time) or engine=vllm_process (for real), or schedule=one_step_off",
     ),
     Rule(
-        "streams_have_one_rank",
-        ("schedule",),
-        lambda run: ranks.launched() > 1 and run.schedule.streams,
-        "responses that continue across weight syncs are not divided among several processes",
-        "set schedule=one_step_off or off_policy_k, or start one process",
-    ),
-    Rule(
-        "races_have_one_rank",
-        ("group_filter",),
-        lambda run: ranks.launched() > 1 and run.group_filter.races,
-        "which group ends first cannot be told when several processes sample at their own speed",
-        "set group_filter=resample, which waits for all responses, or start one process",
-    ),
-    Rule(
-        "compiled_models_have_one_rank",
-        ("model",),
-        lambda run: ranks.launched() > 1 and run.model.loading().compiled,
-        "a compiled model and weights split over several processes were not tried together",
-        "set model.compile=false, or start one process",
-    ),
-    Rule(
-        "tensor_parallel_divides_the_ranks",
-        ("engine",),
-        lambda run: not run.engine.fits_ranks(ranks.launched()),
-        "vLLM in the learner's processes shares a model between as many of them as engine.tensor_parallel says",
-        "let it divide the number of processes, or set engine=vllm_process, which has cards of its own",
-    ),
-    Rule(
-        "one_rank_asks_the_base",
-        ("engine", "pass_rate", "sft"),
-        lambda run: (
-            ranks.launched() > 1
-            and run.engine.needs_all_ranks
-            and not (run.pass_rate.touches_nothing and run.sft.touches_nothing)
-        ),
-        "what comes before the first step is done by one process, and vLLM in several opens in all of them at once",
-        "set pass_rate=none and sft=none, set engine=vllm_process or native, or start one process up to the first "
-        "checkpoint",
-    ),
-    Rule(
         "real_streams_have_no_simulated_time",
         ("budget", "engine", "schedule"),
         lambda run: run.budget.is_simulated and run.schedule.streams and run.engine.overlaps,
@@ -287,6 +247,39 @@ ERRORS: tuple[Rule, ...] = (
         "this task has no problems for one of the suites",
         "leave it out of evaluation.suites, or set the field of the task that makes them: withheld_numbers, "
         "other_number_max or other_families",
+    ),
+)
+
+# What is refused where torchrun started several processes.
+ERRORS_OF_SEVERAL_RANKS: tuple[Rule, ...] = (
+    Rule(
+        "streams_have_one_rank",
+        ("schedule",),
+        lambda run: run.schedule.streams,
+        "responses that continue across weight syncs are not divided among several processes",
+        "set schedule=one_step_off or off_policy_k, or start one process",
+    ),
+    Rule(
+        "races_have_one_rank",
+        ("group_filter",),
+        lambda run: run.group_filter.races,
+        "which group ends first cannot be told when several processes sample at their own speed",
+        "set group_filter=resample, which waits for all responses, or start one process",
+    ),
+    Rule(
+        "compiled_models_have_one_rank",
+        ("model",),
+        lambda run: run.model.loading().compiled,
+        "a compiled model and weights split over several processes were not tried together",
+        "set model.compiled=false, or start one process",
+    ),
+    Rule(
+        "one_rank_asks_the_base",
+        ("engine", "pass_rate", "sft"),
+        lambda run: run.engine.needs_all_ranks and not (run.pass_rate.touches_nothing and run.sft.touches_nothing),
+        "what comes before the first step is done by one process, and vLLM in several opens in all of them at once",
+        "set pass_rate=none and sft=none, set engine=vllm_process or native, or start one process up to the first "
+        "checkpoint",
     ),
 )
 
@@ -620,7 +613,8 @@ WARNINGS: tuple[Rule, ...] = (
 
 def broken_errors(run: RunConfig) -> list[Rule]:
     """The rules that refuse this run."""
-    return [rule for rule in ERRORS if rule.broken_when(run)]
+    rules = ERRORS + ERRORS_OF_SEVERAL_RANKS if ranks.launched() > 1 else ERRORS
+    return [rule for rule in rules if rule.broken_when(run)]
 
 
 def broken_warnings(run: RunConfig) -> list[Rule]:

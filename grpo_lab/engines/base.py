@@ -128,10 +128,6 @@ class Engine(ABC):
         """How many neighbouring ranks of a run hold one model together; every other engine is one rank's own."""
         return 1
 
-    def fits_ranks(self, number: int) -> bool:
-        """Whether a run of `number` processes can use this engine."""
-        return number % self.ranks_a_model == 0
-
     def missing(self) -> str | None:
         """An error message with a remedy if something this engine needs is not installed, else None."""
         return None

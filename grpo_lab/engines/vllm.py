@@ -55,6 +55,15 @@ class Vllm(VllmEngine):
     def ranks_a_model(self) -> int:
         return self.tensor_parallel
 
+    def missing(self) -> str | None:
+        if (there := ranks.launched()) % self.tensor_parallel == 0:
+            return super().missing()
+        return (
+            f"engine.tensor_parallel={self.tensor_parallel}, and {there} processes share this run: in them so many hold "
+            "one model together, so start a multiple of that with torchrun, or choose engine=vllm_process, which has "
+            "cards of its own"
+        )
+
     def open(self, folder: Path, precision: Precision, device: torch.device) -> VllmSession:
         assert not VllmSession.opened, "one vLLM at a time in a process: close the other session first"
         sleeps = self.sleeps and device.type == "cuda"

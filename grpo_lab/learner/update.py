@@ -358,9 +358,8 @@ def _overflows(state: RunState) -> bool:
     """
     state.loss_scale.unscale_(state.optimizer)
     gradients = [p.grad for group in state.optimizer.param_groups for p in group["params"] if p.grad is not None]
-    overflows = any(
-        ranks.gathered(not all(bool(torch.isfinite(ranks.own_part(gradient)).all()) for gradient in gradients))
-    )
+    finite = all(bool(torch.isfinite(ranks.own_part(gradient)).all()) for gradient in gradients)
+    overflows = not all(ranks.gathered(finite))
     state.loss_scale.update()
     if overflows:
         state.optimizer.zero_grad(set_to_none=True)

@@ -214,8 +214,10 @@ def cause_of(error: BaseException) -> BaseException:
     try:
         if _open.blamed is None and _open.store.add(_BLAMED, 1) == 1:
             _open.blamed = error
-            _open.store.set(_REASON, f"rank {_open.rank} of {_open.number}: {type(error).__name__}: {error}")
+            said = f"rank {_open.rank} of {_open.number}: {type(error).__name__}: {error}"
+            _open.store.set(_REASON, "" if isinstance(error, KeyboardInterrupt) else said)
             return error
-        return OtherRankFailed(_open.store.get(_REASON).decode())
+        reason = _open.store.get(_REASON).decode()
+        return OtherRankFailed(reason) if reason else KeyboardInterrupt()
     except (RuntimeError, OSError):  # torchrun, which keeps the store, is gone
         return error

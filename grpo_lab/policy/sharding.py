@@ -24,6 +24,7 @@ from torch.distributed.fsdp import (
     register_fsdp_forward_method,
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils._pytree import tree_map_only
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from grpo_lab.policy import ranks
@@ -65,7 +66,8 @@ def shard(model: nn.Module, precision: Precision) -> None:
 
 
 def _call(model: nn.Module, work: Callable[[], T]) -> T:
-    return work()
+    # A view would lose its hook for the backward pass if it was changed in place, so torch warns of it.
+    return tree_map_only(torch.Tensor, torch.clone, work())
 
 
 def within(model: nn.Module, work: Callable[[], T]) -> T:
