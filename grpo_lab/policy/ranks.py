@@ -91,12 +91,14 @@ def opened(device: torch.device) -> Iterator[None]:
         return
     from torch import distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
 
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    store, mine, ranks = next(dist.rendezvous("env://"))
+    store, mine, ranks = next(rendezvous("env://"))
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    within = dist.PrefixStore("grpo_lab/group", store)
+    within = PrefixStore("grpo_lab/group", store)
     dist.init_process_group(backend, store=within, rank=mine, world_size=ranks, timeout=_PATIENCE)
     aside = dist.new_group(backend="gloo", timeout=_PATIENCE)
     assert isinstance(aside, dist.ProcessGroup), "every rank is a member"
@@ -186,12 +188,12 @@ def in_order(items: int, own: Sequence[T]) -> list[T]:
 
 def whole(tensor: Tensor) -> Tensor:
     """The whole of a tensor that may be split over the ranks; all of them must ask for it."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return getattr(tensor, "full_tensor", lambda: tensor)()
 
 
 def own_part(tensor: Tensor) -> Tensor:
     """What this rank holds of a tensor that may be split."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return getattr(tensor, "to_local", lambda: tensor)()
 
 
 def agree(what: str, value: Any) -> None:

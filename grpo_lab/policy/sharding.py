@@ -52,7 +52,7 @@ def shard(model: nn.Module, precision: Precision) -> None:
     # With its adapter off, some of a layer's products do not run, and a group waits for all of its parts.
     rounds = precision.rounds and not any(hasattr(part, "lora_A") for part in model.modules())
     for layer in [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]:
-        products = [part for part in layer.modules() if type(part) is nn.Linear]
+        products: list[nn.Module] = [part for part in layer.modules() if type(part) is nn.Linear]
         if rounds and products:
             fully_shard(products, mesh=mesh, mp_policy=rounded, reshard_after_forward=True)
         fully_shard(layer, mesh=mesh, mp_policy=exact, reshard_after_forward=True)

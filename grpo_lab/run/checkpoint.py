@@ -87,20 +87,20 @@ def save(
 
 
 def _save_shards(folder: Path, shards: dict[str, Any]) -> None:
-    from torch.distributed import checkpoint as dcp
     from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.state_dict_saver import save as write_shards
 
     try:
-        dcp.save(shards, checkpoint_id=folder / SHARDS)
+        write_shards(shards, checkpoint_id=folder / SHARDS)
     except CheckpointException as error:  # derived from BaseException
         raise RuntimeError("; ".join(str(one[0]) for one in error.failures.values())) from error
 
 
 def load_shards(folder: Path, held: dict[str, Any]) -> None:
     """Fill the tensors and values of `held` from a checkpoint that any number of ranks saved."""
-    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_loader import load
 
-    dcp.load(held, checkpoint_id=folder / SHARDS)
+    load(held, checkpoint_id=folder / SHARDS, no_dist=ranks.number() == 1)
 
 
 def latest(root: Path) -> Path | None:

@@ -65,7 +65,8 @@ def write(folder: Path, command: Sequence[str], ranks: int = 1) -> dict[str, Any
 
     source.diff applies to the recorded commit with `git apply`. Raises RunFolderError.
     """
-    environment = collect(command) | {"ranks": ranks}
+    environment = collect(command)
+    environment["ranks"] = ranks
     diff = environment["git"].pop("diff") if environment["git"] else ""
     if environment["git"]:
         environment["git"]["diff_sha256"] = hashlib.sha256(diff.encode()).hexdigest() if diff else None

