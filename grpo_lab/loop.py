@@ -154,7 +154,7 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
     data = data_fingerprint(run)
     device = prepare_torch(run.device, run.threads)
     folder = Path(run.runs_dir).expanduser().absolute() / name / f"seed={run.seed}"
-    ranks.agree("code", provenance.code())
+    ranks.agree("code", provenance.code)
     if not ranks.is_first():
         follow(run, device, folder)
         return folder

@@ -59,7 +59,7 @@ class Vllm(VllmEngine):
         if (there := ranks.launched()) % self.tensor_parallel == 0:
             return super().missing()
         return (
-            f"engine.tensor_parallel={self.tensor_parallel}, and {there} processes share this run: so many of them hold "
+            f"engine.tensor_parallel={self.tensor_parallel}, and {there} processes share this run: so many hold "
             "one model together, so start a multiple of that with torchrun, or choose engine=vllm_process, which has "
             "cards of its own"
         )

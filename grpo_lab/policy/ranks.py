@@ -196,9 +196,9 @@ def own_part(tensor: Tensor) -> Tensor:
     return getattr(tensor, "to_local", lambda: tensor)()
 
 
-def agree(what: str, value: Any) -> None:
-    """Raise ValueError unless all ranks have the same value of `what`."""
-    found = gathered(value)
+def agree(what: str, value: Callable[[], Any]) -> None:
+    """Raise ValueError unless all ranks have the same value of `what`; with one rank it is not asked for."""
+    found = [] if number() == 1 else gathered(value())
     if other := [place for place, one in enumerate(found) if one != found[0]]:
         raise ValueError(
             f"rank {other[0]} has {what} {found[other[0]]}, and rank 0 has {found[0]}: give every machine of the run "

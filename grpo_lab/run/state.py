@@ -267,7 +267,7 @@ def open_state(
     teacher = open_teacher(run, tokenizer, device, longest + run.engine.max_tokens)
 
     weights = fingerprint(base)
-    ranks.agree("the model's weights", weights)
+    ranks.agree("the model's weights", lambda: weights)
     start = ranks.on_first(lambda: fine_tuned(run, base, own and own / "sft", tokenizer, problems, device))
     folder = start.folder
     loading, lm_head = run.model.loading(), run.learner_precision.lm_head
@@ -279,19 +279,27 @@ def open_state(
     learner = moved(learner, device)
     if run.gradient_checkpointing:
         recompute_layers(learner)
+
+    def settled(model: PreTrainedModel, packs: bool) -> bool:
+        """Whether this model packs rows too. It is whole on the device for no longer than it takes to see that."""
+        packs = packs and packing.prepare(model)
+        shard(model, run.learner_precision)
+        return packs
+
+    packs = settled(learner, run.packing)
     reference = None
     if run.kl.needs_reference and (loading.lora is None or run.reference.changes):
         reference = moved(load_model(folder, lm_head, loading), device).requires_grad_(False)
+        packs = settled(reference, packs)
     initial = None
     if run.evaluation.initial_kl and loading.lora is None:
         initial = reference  # the same weights, as long as the reference does not change
         if reference is None or run.reference.changes:
             initial = moved(load_model(folder, lm_head, loading), device).requires_grad_(False)
-    read = [learner, reference, initial, None if teacher is None else teacher.model]
-    packs = run.packing and all(packing.prepare(model) for model in read if model is not None)
-    for model in read:
-        if model is not None:
-            shard(model, run.learner_precision)
+        if initial is not reference:
+            packs = settled(initial, packs)
+    if teacher is not None:
+        packs = settled(teacher.model, packs)
     critic = None
     if run.baseline.needs_critic:
         critic = open_critic(

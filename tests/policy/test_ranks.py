@@ -57,7 +57,6 @@ def test_one_process_is_one_rank_that_does_nothing() -> None:
     value = [object()]
     assert ranks.gathered(value) == [value] and ranks.from_first(value) is value
     assert ranks.in_order(2, [1, 2]) == [1, 2] and ranks.on_first(lambda: 3) == 3
-    ranks.agree("nothing", 1)
     error = ValueError("own")
     assert ranks.cause_of(error) is error
 

@@ -23,7 +23,13 @@ from grpo_lab.run import checkpoint
 
 RECIPES = {
     "grpo": ["recipe=grpo", "budget.amount=2", "schedule=one_step_off"],
-    "dr_grpo": ["recipe=dr_grpo", "budget.amount=2", "packing=false", "gradient_checkpointing=true"],
+    "dr_grpo": [
+        "recipe=dr_grpo",
+        "budget.amount=2",
+        "packing=false",
+        "gradient_checkpointing=true",
+        "evaluation.initial_kl=true",
+    ],  # fmt: skip
     "dapo": ["recipe=dapo", "budget.amount=2", "updates=two", "microbatch_tokens=64"],
     "gspo": ["recipe=gspo", "budget.amount=2", "updates=two", "logits_per_chunk=512"],
     "ppo": ["recipe=ppo", "budget.amount=2", "updates=two", "critic.minibatches=2"],
@@ -175,13 +181,25 @@ def variants(tmp_path_factory, tiny_base: Path) -> tuple[Path, Path]:
         "recipe=grpo", "reference=ema", "budget.amount=2", "model=hf", f"model.path={tiny_base}", "model.lora.rank=4",
         "optimizer.learning_rate=1e-3",
     ]  # fmt: skip
-    on_one(one, VARIANTS | {"adapter": adapter})
-    on_two(two, VARIANTS | {"adapter": adapter})
+    teacher = ["teacher=on_policy", f"teacher.path={tiny_base}", "budget.amount=2", "updates=one"]
+    runs = VARIANTS | {
+        "adapter": adapter,
+        "teacher": teacher,
+        "filtered": [
+            "pass_rate=solvable",
+            "sft=rejection_sampling",
+            "sft.problems=32",
+            "budget.amount=1",
+            "updates=two",
+        ],
+    }
+    on_one(one, runs)
+    on_two(two, runs)
     return one, two
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("name", [*VARIANTS, "adapter"])
+@pytest.mark.parametrize("name", [*VARIANTS, "adapter", "teacher", "filtered"])
 def test_precisions_adapters_and_marks_are_the_same_too(variants: tuple[Path, Path], name: str) -> None:
     one, two = variants
     same_gradients(one, two, name)
