@@ -29,7 +29,7 @@ RECIPES = {
         "packing=false",
         "gradient_checkpointing=true",
         "evaluation.initial_kl=true",
-    ],  # fmt: skip
+    ],
     "dapo": ["recipe=dapo", "budget.amount=2", "updates=two", "microbatch_tokens=64"],
     "gspo": ["recipe=gspo", "budget.amount=2", "updates=two", "logits_per_chunk=512"],
     "ppo": ["recipe=ppo", "budget.amount=2", "updates=two", "critic.minibatches=2"],
