@@ -136,7 +136,7 @@ def train_or_save(run: RunConfig, state: RunState, queue: RolloutQueue, recorder
 
 def follow(run: RunConfig, device: torch.device, folder: Path) -> None:
     """What `start` is on every rank but the first: the same training, which writes and prints nothing."""
-    told = ranks.from_first(None)
+    told: Any = ranks.from_first(None)
     if told is None:  # the run is finished
         return
     newest, training, key = told

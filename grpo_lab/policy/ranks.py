@@ -20,8 +20,9 @@ import torch
 from grpo_lab.types import Tensor
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup, Store
+    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.distributed_c10d import Store
 
 T = TypeVar("T")
 

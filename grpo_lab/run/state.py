@@ -296,7 +296,6 @@ def open_state(
         initial = reference  # the same weights, as long as the reference does not change
         if reference is None or run.reference.changes:
             initial = moved(load_model(folder, lm_head, loading), device).requires_grad_(False)
-        if initial is not reference:
             packs = settled(initial, packs)
     if teacher is not None:
         packs = settled(teacher.model, packs)
