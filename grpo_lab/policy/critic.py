@@ -51,7 +51,7 @@ def open_critic(
     own = replace(optimizer, learning_rate=plan.learning_rate, warmup_updates=plan.warmup_updates)
     head = head.to(device)
     shard(head, precision)
-    return LiveCritic(plan, trunk, learner, head, own, precision, microbatching)
+    return LiveCritic(plan, trunk, head, own, precision, microbatching, None if plan.owns_trunk else learner)
 
 
 @dataclass
@@ -71,17 +71,17 @@ class Fit:
 
 
 class LiveCritic:
-    """A critic's weights and optimiser."""
+    """A critic's weights and optimiser. `learner` is the model that its trunk is a part of, None for one of its own."""
 
     def __init__(
         self,
         plan: Critic,
         trunk: PreTrainedModel,
-        learner: PreTrainedModel,
         head: nn.Module,
         optimizer: Optimizer,
         precision: Precision,
         microbatching: Microbatching,
+        learner: PreTrainedModel | None = None,
     ) -> None:
         self.plan, self.trunk, self.head, self.precision, self.microbatching = (
             plan,
@@ -221,7 +221,7 @@ class LiveCritic:
             return self.trunk(input_ids=ids, use_cache=False).last_hidden_state
 
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.plan.owns_trunk):
-            return read() if self.plan.owns_trunk else within(self.learner, read)
+            return read() if self.learner is None else within(self.learner, read)
 
     def _microbatches(self, rollouts: Rollouts, mask: Bool[Tensor, "N T"], rows: range | list[int]) -> list[list[int]]:
         rows = [row for row in rows if bool(mask[row].any())]

@@ -183,7 +183,7 @@ def variants(tmp_path_factory, tiny_base: Path) -> tuple[Path, Path]:
         "recipe=grpo", "reference=ema", "budget.amount=2", "model=hf", f"model.path={tiny_base}", "model.lora.rank=4",
         "optimizer.learning_rate=1e-3",
     ]  # fmt: skip
-    teacher = ["teacher=on_policy", f"teacher.path={tiny_base}", "budget.amount=2", "updates=one"]
+    teacher = ["teacher=with_reward", f"teacher.path={tiny_base}", "budget.amount=2", "updates=one"]
     runs = VARIANTS | {
         "adapter": adapter,
         "teacher": teacher,
