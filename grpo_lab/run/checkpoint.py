@@ -13,6 +13,7 @@ import hashlib
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,9 @@ def load_shards(folder: Path, held: dict[str, Any]) -> None:
     """Fill the tensors and values of `held` from a checkpoint that any number of ranks saved."""
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    load(held, checkpoint_id=folder / SHARDS, no_dist=ranks.number() == 1)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process is meant
+        load(held, checkpoint_id=folder / SHARDS, no_dist=ranks.number() == 1)
 
 
 def latest(root: Path) -> Path | None:
