@@ -29,7 +29,7 @@ def _run_hydra(config: DictConfig) -> None:
     hydra_config = HydraConfig.get()
     axes = chosen_options(hydra_config.runtime.choices)
     try:
-        with ranks.opened(choose_device(config.device)):
+        with ranks.opened(lambda: choose_device(config.device)):
             check_compatible(to_run(config), axes)  # refuse before any large import
             name = run_name(axes.get("recipe", "plain"), hydra_config.overrides.task)
             from grpo_lab.loop import start

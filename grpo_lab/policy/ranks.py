@@ -84,8 +84,11 @@ def is_first() -> bool:
 
 
 @contextmanager
-def opened(device: torch.device) -> Iterator[None]:
-    """The process group of the run: gloo for what is on the CPU, NCCL for what is on GPUs; none without torchrun."""
+def opened(choose: Callable[[], torch.device]) -> Iterator[None]:
+    """The process group of the run: gloo for what is on the CPU, NCCL for what is on GPUs; none without torchrun.
+
+    `choose` gives this rank's device, and is not asked without torchrun: it would load torch.
+    """
     global _open
     if launched() == 1:
         yield
@@ -95,6 +98,7 @@ def opened(device: torch.device) -> Iterator[None]:
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
+    device = choose()
     if device.type == "cuda":
         torch.cuda.set_device(device)
     store, mine, ranks = next(rendezvous("env://"))

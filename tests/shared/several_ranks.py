@@ -72,5 +72,5 @@ def on_one(folder: Path, runs: Runs) -> None:
 
 
 if __name__ == "__main__":
-    with ranks.opened(torch.device("cpu")):
+    with ranks.opened(lambda: torch.device("cpu")):
         on_one(Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text()))
