@@ -42,7 +42,8 @@ def _run_hydra(config: DictConfig) -> None:
         if isinstance(cause, KeyboardInterrupt):
             sys.exit("interrupted: the same command goes on from the last checkpoint")
         if cause is not error:
-            sys.exit(f"error: {cause}")
+            # What all ranks refuse, the one that was quickest has said.
+            sys.exit(1 if str(error) in str(cause) else f"error: {cause}")
         # A launcher that runs jobs in its own process numbers them (`job.num`) and handles errors itself.
         in_a_launcher = os.environ.get("HYDRA_FULL_ERROR") == "1" or not OmegaConf.is_missing(hydra_config.job, "num")
         if in_a_launcher or not isinstance(error, (ValueError, OSError, FloatingPointError, EngineFailure)):
