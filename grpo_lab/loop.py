@@ -23,6 +23,7 @@ from grpo_lab.config.run_config import RunConfig, to_run
 from grpo_lab.learner.mismatch import probe_sync, sync_sampler
 from grpo_lab.learner.step_metrics import FinishedStep, inert_axes, rollout_table, step_metrics
 from grpo_lab.learner.update import estimate_advantages, make_inputs, read_policies, train_on
+from grpo_lab.policy import ranks
 from grpo_lab.policy.device import prepare_torch
 from grpo_lab.rollout.continuations import Continuations
 from grpo_lab.rollout.queue import RolloutQueue
@@ -39,13 +40,13 @@ from grpo_lab.run.identity import (
 )
 from grpo_lab.run.memory import remedied
 from grpo_lab.run.recorder import Clock, Recorder, failures_recorded, mirrored, summarise, verdict
-from grpo_lab.run.resume import find_beginning
+from grpo_lab.run.resume import find_beginning, stretches_of_ranks
 from grpo_lab.run.state import RunState, open_state
 from grpo_lab.run.training_problems import TrainingProblems, check_trained, training_problems
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.files import atomic_write, write_json
-from grpo_lab.tracking.progress import RunProgress
-from grpo_lab.tracking.run_log import RunLog
+from grpo_lab.tracking.progress import RunProgress, Unshown
+from grpo_lab.tracking.run_log import RunLog, UnwrittenLog
 from grpo_lab.tracking.sweep_record import sweep_of
 from grpo_lab.tracking.whole import check_finished, sealed
 from grpo_lab.types import Exhausted
@@ -116,6 +117,36 @@ def open_run(
         yield state, queue, saved
 
 
+def train_or_save(run: RunConfig, state: RunState, queue: RolloutQueue, recorder: Recorder, folder: Path) -> None:
+    """`train`, and a checkpoint if it cannot go on; the error then says where that is."""
+    try:
+        train(run, state, queue, recorder)
+    except Exhausted as error:
+        saved = recorder.save(state, queue, folder / "checkpoints")
+        raise Exhausted(f"{error}. The run ends after step {state.ledger.steps}, saved in {saved}") from error
+    except FloatingPointError as error:
+        saved = recorder.save(state, queue, folder / "failure")
+        raise FloatingPointError(
+            f"{error}: the run stopped before that update, within step {state.ledger.steps + 1}; its state, "
+            f"with the step's earlier updates, is in {saved}. "
+            "Lower optimizer.learning_rate (critic.learning_rate, if it was the critic's) or look at the last "
+            "rows of metrics.jsonl"
+        ) from error
+
+
+def follow(run: RunConfig, device: torch.device, folder: Path) -> None:
+    """What `start` is on every rank but the first: the same training, which writes and prints nothing."""
+    told: Any = ranks.from_first(None)
+    if told is None:  # the run is finished
+        return
+    newest, training, key = told
+    with open_run(run, device, newest, folder, training) as (state, queue, saved):
+        recorder = Recorder(run, UnwrittenLog(folder), Unshown(), key)
+        if saved:
+            recorder.from_state(saved)
+        train_or_save(run, state, queue, recorder, folder)
+
+
 def start(config: DictConfig, name: str, choices: Mapping[str, str], command: list[str]) -> Path:
     """Start or resume the run that `config` describes; returns its folder. Raises ValueError for bad input."""
     run = to_run(config)
@@ -123,6 +154,10 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
     data = data_fingerprint(run)
     device = prepare_torch(run.device, run.threads)
     folder = Path(run.runs_dir).expanduser().absolute() / name / f"seed={run.seed}"
+    ranks.agree("code", provenance.code)
+    if not ranks.is_first():
+        follow(run, device, folder)
+        return folder
     with RunLog(folder) as log, RunProgress(f"{name} seed {run.seed}") as progress:
         say = partial(progress.console.print, highlight=False, soft_wrap=True)
         identity = run_identity(config, device.type)
@@ -133,20 +168,22 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
             for trouble in troubles:
                 say(f"[yellow]warning[/yellow] {trouble}")
             say(f"this run is finished; to run it again, move its folder away\n{verdict(folder, done)}")
+            ranks.from_first(None)
             return folder
         beginning = find_beginning(folder, before, log, run.resume_with_changed_code)
         log.begin()
         with failures_recorded(log):
-            environment = provenance.write(folder, command)
+            environment = provenance.write(folder, command, ranks.number())
             tracking = run.tracking.record()
             sweep = sweep_of(folder, run.runs_dir, run.cell.sweep)
             with remedied("pass_rate"):
-                training = training_problems(run, device, folder, say)
+                training = ranks.alone(lambda: training_problems(run, device, folder, say))
             check_trained(before, training.record())
             warnings += training.notes()
             described = describe_run(
                 before.get("run_key") or uuid.uuid4().hex, name, config, identity, tracking, choices, warnings, data,
                 training.record(), environment, sweep, beginning.all_stretches(environment),
+                stretches_of_ranks(before, beginning.step, ranks.number()),
             )  # fmt: skip
             write_json(folder / "run.json", sealed(described))
             atomic_write(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
@@ -155,6 +192,7 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
             say(f"[yellow]warning[/yellow] {warning}")
         newest = beginning.checkpoint
         with mirrored(run.tracking, folder), failures_recorded(log), contextlib.ExitStack() as opened:
+            ranks.from_first((newest, training, described["run_key"]))  # `follow` waits for it
             with remedied("open"):
                 state, queue, saved = opened.enter_context(open_run(run, device, newest, folder, training))
             check_models(folder, state.base, state.teacher and state.teacher.fingerprint)
@@ -163,19 +201,7 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
             if saved:
                 recorder.from_state(saved)
                 say(f"resuming after step {state.ledger.steps} from {newest}")
-            try:
-                train(run, state, queue, recorder)
-            except Exhausted as error:
-                saved = recorder.save(state, queue, folder / "checkpoints")
-                raise Exhausted(f"{error}. The run ends after step {state.ledger.steps}, saved in {saved}") from error
-            except FloatingPointError as error:
-                saved = recorder.save(state, queue, folder / "failure")
-                raise FloatingPointError(
-                    f"{error}: the run stopped before that update, within step {state.ledger.steps + 1}; its state, "
-                    f"with the step's earlier updates, is in {saved}. "
-                    "Lower optimizer.learning_rate (critic.learning_rate, if it was the critic's) or look at the last "
-                    "rows of metrics.jsonl"
-                ) from error
+            train_or_save(run, state, queue, recorder, folder)
             inert = inert_axes(run, recorder.touched)
             done = summarise(log, state.ledger, inert, described)
             log.mark_done(done)

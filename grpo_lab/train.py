@@ -19,6 +19,8 @@ from grpo_lab.config.rules import check_compatible
 from grpo_lab.config.run_config import conf_folder, to_run
 from grpo_lab.config.run_name import chosen_options, run_name
 from grpo_lab.engines.base import EngineFailure
+from grpo_lab.policy import ranks
+from grpo_lab.policy.device import choose_device
 from grpo_lab.sweeps.child import BUSY, follow_parent
 from grpo_lab.sweeps.objective import objective
 from grpo_lab.tracking.files import RunFolderBusyError
@@ -30,20 +32,28 @@ def _run_hydra(config: DictConfig) -> float | None:
     axes = chosen_options(hydra_config.runtime.choices)
     launched = not OmegaConf.is_missing(hydra_config.job, "num")  # by a launcher, which numbers its jobs
     try:
-        run = to_run(config)
-        check_compatible(run, axes)  # refuse before any large import
-        name = run_name(axes.get("recipe", "plain"), hydra_config.overrides.task)
-        from grpo_lab.loop import start
+        with ranks.opened(lambda: choose_device(config.device)):
+            run = to_run(config)
+            check_compatible(run, axes)  # refuse before any large import
+            name = run_name(axes.get("recipe", "plain"), hydra_config.overrides.task)
+            from grpo_lab.loop import start
 
-        folder = start(config, name, axes, sys.argv)
-        return objective(folder, run.objective, run.budget.axis.value) if launched else None
-    except (ValueError, OSError, FloatingPointError, EngineFailure) as error:
-        if os.environ.get("HYDRA_FULL_ERROR") == "1" or launched:  # a launcher handles errors itself
+            folder = start(config, name, axes, sys.argv)
+            return objective(folder, run.objective, run.budget.axis.value) if launched else None
+    except (Exception, KeyboardInterrupt) as error:
+        cause = ranks.cause_of(error)
+        if cause is not error and not ranks.is_first():
+            sys.exit(1)  # the first rank, and the one that failed, say why
+        if isinstance(cause, KeyboardInterrupt):
+            sys.exit("interrupted: the same command goes on from the last checkpoint")
+        if cause is not error:
+            # What all ranks refuse, the one that was quickest has said.
+            sys.exit(1 if str(error) in str(cause) else f"error: {cause}")
+        itself = os.environ.get("HYDRA_FULL_ERROR") == "1" or launched  # a launcher handles errors itself
+        if itself or not isinstance(error, (ValueError, OSError, FloatingPointError, EngineFailure)):
             raise
         print(f"error: {error}", file=sys.stderr)
         sys.exit(BUSY if isinstance(error, RunFolderBusyError) else 1)
-    except KeyboardInterrupt:
-        sys.exit("interrupted: the same command goes on from the last checkpoint")
 
 
 def main() -> None:
@@ -55,6 +65,8 @@ def main() -> None:
         bootstrap(sys.argv[1:])
         if wrong := misnamed(sys.argv[1:]):
             raise ValueError(wrong)
+        if ranks.launched() > 1 and {"-m", "--multirun"} & set(sys.argv[1:]):
+            raise ValueError("torchrun starts the processes of one run, and -m starts many runs: use one of them")
         asked = answer(sys.argv[1:])
     except (ValueError, HydraException) as error:
         sys.exit(f"error: {error}")

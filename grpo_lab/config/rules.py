@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from grpo_lab.config.run_config import RunConfig, snake_case
-from grpo_lab.tricks.convention import Scope
+from grpo_lab.policy import ranks
 
 
 @dataclass(frozen=True)
@@ -247,6 +247,39 @@ ERRORS: tuple[Rule, ...] = (
         "this task has no problems for one of the suites",
         "leave it out of evaluation.suites, or set the field of the task that makes them: withheld_numbers, "
         "other_number_max or other_families",
+    ),
+)
+
+# What is refused where torchrun started several processes.
+ERRORS_OF_SEVERAL_RANKS: tuple[Rule, ...] = (
+    Rule(
+        "streams_have_one_rank",
+        ("schedule",),
+        lambda run: run.schedule.streams,
+        "responses that continue across weight syncs are not divided among several processes",
+        "set schedule=one_step_off or off_policy_k, or start one process",
+    ),
+    Rule(
+        "races_have_one_rank",
+        ("group_filter",),
+        lambda run: run.group_filter.races,
+        "which group ends first cannot be told when several processes sample at their own speed",
+        "set group_filter=resample, which waits for all responses, or start one process",
+    ),
+    Rule(
+        "compiled_models_have_one_rank",
+        ("model",),
+        lambda run: run.model.loading().compiled,
+        "a compiled model and weights split over several processes were not tried together",
+        "set model.compiled=false, or start one process",
+    ),
+    Rule(
+        "one_rank_asks_the_base",
+        ("engine", "pass_rate", "sft"),
+        lambda run: run.engine.needs_all_ranks and not (run.pass_rate.touches_nothing and run.sft.touches_nothing),
+        "what comes before the first step is done by one process, and vLLM in several opens in all of them at once",
+        "set pass_rate=none and sft=none, set engine=vllm_process or native, or start one process up to the first "
+        "checkpoint",
     ),
 )
 
@@ -498,7 +531,7 @@ WARNINGS: tuple[Rule, ...] = (
     Rule(
         "microbatches_matter",
         ("aggregation", "surrogate", "convention"),
-        lambda run: not run.aggregation.invariant or run.surrogate.mark_scope is Scope.microbatch,
+        lambda run: run.reads_microbatches,
         "under this convention the gradient depends on how the step is split into microbatches",
         "set convention=house unless a past run has to be matched",
     ),
@@ -580,7 +613,8 @@ WARNINGS: tuple[Rule, ...] = (
 
 def broken_errors(run: RunConfig) -> list[Rule]:
     """The rules that refuse this run."""
-    return [rule for rule in ERRORS if rule.broken_when(run)]
+    rules = ERRORS + ERRORS_OF_SEVERAL_RANKS if ranks.launched() > 1 else ERRORS
+    return [rule for rule in rules if rule.broken_when(run)]
 
 
 def broken_warnings(run: RunConfig) -> list[Rule]:

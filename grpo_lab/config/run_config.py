@@ -30,7 +30,7 @@ from grpo_lab.tracking.mlflow_mirror import Tracking
 from grpo_lab.tricks.aggregation import Aggregation
 from grpo_lab.tricks.base import Trick, formula_fault, require_field, require_not_negative
 from grpo_lab.tricks.baseline import Baseline
-from grpo_lab.tricks.convention import Convention
+from grpo_lab.tricks.convention import Convention, Scope
 from grpo_lab.tricks.correction import Correction
 from grpo_lab.tricks.critic import Critic
 from grpo_lab.tricks.curriculum import Curriculum
@@ -163,6 +163,11 @@ class RunConfig:
         of_the_sampler = self.correction.needs_old_logprobs or self.rejection.needs_old_logprobs
         for_the_teacher = self.teacher.needs_model and self.old_policy.recomputes
         return below_the_ratio or of_the_sampler or for_the_teacher or self.entropy.selects_tokens
+
+    @property
+    def reads_microbatches(self) -> bool:
+        """Whether the loss depends on how rows are divided into microbatches."""
+        return not self.aggregation.invariant or self.surrogate.mark_scope is Scope.microbatch
 
     @property
     def skips_rows(self) -> bool:

@@ -107,6 +107,7 @@ class Engine(ABC):
     streams: ClassVar[bool] = False  # whether its sessions open streams
     forks: ClassVar[bool] = True  # whether it works in a forked process
     overlaps: ClassVar[bool] = False  # whether it generates in a separate process while this one trains
+    needs_all_ranks: ClassVar[bool] = False  # whether it opens in all processes of a run at once, or in none
 
     def __post_init__(self) -> None:
         require_positive(self, "max_tokens", "temperature")
@@ -122,6 +123,11 @@ class Engine(ABC):
     def longest(self) -> int | None:
         """The longest prompt plus response this engine accepts, in tokens; None for the model's own limit."""
         return None
+
+    @property
+    def ranks_a_model(self) -> int:
+        """How many neighbouring ranks of a run hold one model together; every other engine is one rank's own."""
+        return 1
 
     def missing(self) -> str | None:
         """An error message with a remedy if something this engine needs is not installed, else None."""

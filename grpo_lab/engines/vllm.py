@@ -28,6 +28,7 @@ from grpo_lab.engines.vllm_common import (
     set_defaults_of_vllm,
     vllm_params,
 )
+from grpo_lab.policy import ranks
 from grpo_lab.policy.model_folder import stop_token_ids, weight_names
 from grpo_lab.tricks.precision import Precision
 from grpo_lab.types import Completion, OnFinish, Request, StopReason, Tensor
@@ -48,11 +49,27 @@ class Vllm(VllmEngine):
     sleeps: bool
 
     option: ClassVar[str] = "vllm"
+    needs_all_ranks: ClassVar[bool] = True  # vLLM makes its process groups among all processes of the run
+
+    @property
+    def ranks_a_model(self) -> int:
+        return self.tensor_parallel
+
+    def missing(self) -> str | None:
+        if (there := ranks.launched()) % self.tensor_parallel == 0:
+            return super().missing()
+        return (
+            f"engine.tensor_parallel={self.tensor_parallel}, and {there} processes share this run: so many hold "
+            "one model together, so start a multiple of that with torchrun, or choose engine=vllm_process, which has "
+            "cards of its own"
+        )
 
     def open(self, folder: Path, precision: Precision, device: torch.device) -> VllmSession:
         assert not VllmSession.opened, "one vLLM at a time in a process: close the other session first"
         sleeps = self.sleeps and device.type == "cuda"
         arguments = {"enable_sleep_mode": sleeps, **self.engine_arguments(folder, precision, device)}
+        if ranks.number() > 1:  # not measured: vLLM then computes in the processes that torchrun started
+            arguments["distributed_executor_backend"] = "external_launcher"
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         set_defaults_of_vllm()
         with process_kept():
@@ -96,11 +113,14 @@ class VllmSession(EngineSession):
         self.version = version
 
     def close(self) -> None:
-        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory, destroy_model_parallel
 
         del self.model, self.engine
         gc.collect()
-        cleanup_dist_env_and_memory()
+        if ranks.number() > 1:
+            destroy_model_parallel()  # the other would close the run's own process group too
+        else:
+            cleanup_dist_env_and_memory()
         VllmSession.opened = False
 
     def generate(self, requests: Sequence[Request], on_finish: OnFinish | None = None) -> list[Completion]:

@@ -38,7 +38,7 @@ _OWN_ARGUMENTS = frozenset(
     {"model", "tokenizer", "dtype", "seed", "max_num_seqs", "max_model_len", "enforce_eager", "enable_prefix_caching",
      "gpu_memory_utilization", "kv_cache_memory_bytes", "enable_sleep_mode", "logprobs_mode",
      "hf_overrides", "disable_log_stats", "use_tqdm_on_load", "logging_config", "worker_extension_cls", "device_ids",
-     "weight_transfer_config"}
+     "weight_transfer_config", "tensor_parallel_size"}
 )  # fmt: skip
 
 
@@ -57,6 +57,7 @@ class VllmEngine(Engine):
     memory_share: float  # of a GPU, weights and cache together
     eager: bool  # no CUDA graphs and no torch.compile
     prefix_caching: bool
+    tensor_parallel: int  # GPUs that hold one model together
     arguments: dict[str, Any] = field(hash=False)  # other engine arguments, by vLLM's names
 
     forks: ClassVar[bool] = False  # vLLM starts processes of its own, which import the program that started them
@@ -70,6 +71,7 @@ class VllmEngine(Engine):
         require_field(self.context is None or self.context > 1, self, "context", "at least 2, or null")
         require_field(self.cache_gib >= 0, self, "cache_gib", "0 or more")
         require_field(0 < self.memory_share <= 1, self, "memory_share", "in (0, 1]")
+        require_field(self.tensor_parallel >= 1, self, "tensor_parallel", "at least 1")
         own = sorted(_OWN_ARGUMENTS & self.arguments.keys())
         require_field(not own, self, "arguments", f"without {own}, which the run sets itself by other options")
 
@@ -96,6 +98,7 @@ class VllmEngine(Engine):
             "max_model_len": self.context,
             "enforce_eager": self.eager,
             "enable_prefix_caching": self.prefix_caching,
+            "tensor_parallel_size": self.tensor_parallel,
             "kv_cache_memory_bytes": round(self.cache_gib * _GIB) or None,
             "logprobs_mode": "processed_logprobs",
             "hf_overrides": overrides,

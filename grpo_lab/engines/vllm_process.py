@@ -36,6 +36,7 @@ from grpo_lab.engines.vllm_common import (
 )
 from grpo_lab.engines.vllm_session import VllmProcessSession
 from grpo_lab.engines.vllm_weights import FileTransfer, NcclTransfer, roomy_folder, taken_port
+from grpo_lab.policy import ranks
 from grpo_lab.policy.model_folder import stop_token_ids, weight_names
 from grpo_lab.tricks.base import require_field, require_positive
 from grpo_lab.tricks.precision import Precision
@@ -73,17 +74,24 @@ class VllmProcess(VllmEngine):
             return said
         if not torch.cuda.is_available():
             return None
-        if self.device_index >= (seen := torch.cuda.device_count()):
+        if (last := self._cards[-1]) >= (seen := torch.cuda.device_count()):
             return (
-                f"engine.device_index={self.device_index}, but torch sees {seen} CUDA devices: lower it, or choose "
-                "engine=vllm, which shares the learner's card"
+                f"engine.device_index={self.device_index} and engine.tensor_parallel={self.tensor_parallel} need CUDA "
+                f"device {last}, but torch sees {seen} CUDA devices: lower them, or choose engine=vllm, which shares "
+                "the learner's card"
             )
-        return None if self.port is None else taken_port(self.port)
+        return None if self.port is None else taken_port(self.port + ranks.local_rank())
+
+    @property
+    def _cards(self) -> list[int]:
+        """This rank's GPUs for sampling: `tensor_parallel` of them, after those of the ranks before it here."""
+        first = self.device_index + ranks.local_rank() * self.tensor_parallel
+        return list(range(first, first + self.tensor_parallel))
 
     def open(self, folder: Path, precision: Precision, device: torch.device) -> VllmProcessSession:
         on_gpu = device.type == "cuda"
-        port = self.port if on_gpu else None  # NCCL sends from card to card
-        if port is not None and (device.index or 0) == self.device_index:
+        port = None if self.port is None or not on_gpu else self.port + ranks.local_rank()  # NCCL: card to card
+        if port is not None and (device.index or 0) in self._cards:
             raise ValueError(
                 f"engine.device_index={self.device_index} is the learner's card, and NCCL takes one side a card: give "
                 "the engine another card, or engine.port=null, which sends weights by a file"
@@ -93,7 +101,7 @@ class VllmProcess(VllmEngine):
         shared = Path(tempfile.mkdtemp(prefix="grpo_lab_", dir=roomy_folder(2 * size, Path(tempfile.gettempdir()))))
         arguments = self.engine_arguments(folder, precision, device) | {
             "worker_extension_cls": f"{_WORKER}.WeightReader",
-            **({"device_ids": [self.device_index]} if on_gpu else {}),
+            **({"device_ids": self._cards} if on_gpu else {}),
         }
         try:
             with (
@@ -124,6 +132,8 @@ class VllmProcess(VllmEngine):
 def environment_of_the_engine(threads: int, shared: Path) -> Iterator[None]:
     """Set environment variables for a process started in this block; afterwards restore all, also those vLLM sets."""
     before = dict(os.environ)
+    for name in ranks.VARIABLES:
+        os.environ.pop(name, None)  # they are of the learner's processes
     if os.environ.get("VLLM_LOGGING_LEVEL") in ("INFO", "DEBUG"):
         os.environ[SHOWN] = "1"
     set_defaults_of_vllm()

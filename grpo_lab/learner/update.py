@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.learner.loss import mark_tokens, policy_loss
 from grpo_lab.learner.mismatch import bound_metrics, check_last_sync
+from grpo_lab.policy import ranks
 from grpo_lab.policy.batching import StepInputs, expand, make_minibatch, on_device, rollout_logprobs, tokens_in_loss
 from grpo_lab.policy.logprobs import token_logprobs
 from grpo_lab.policy.optim import UpdateReport
@@ -19,6 +21,8 @@ from grpo_lab.tracking.metrics import CLIP_FRACTION, UNLIKE_PPO
 from grpo_lab.tricks.base import NEGLIGIBLE
 from grpo_lab.tricks.baseline import Credit, Estimator, rewards_by_token
 from grpo_lab.types import Batch, Bool, Float, Graded, Int, LossOutput, Rollouts, Tensor
+
+_Result = TypeVar("_Result", Tensor, LossOutput)
 
 
 @dataclass(frozen=True)
@@ -250,7 +254,9 @@ def train_on(
     tally = UpdateTally.of(inputs, state.updates, keeps_touched=step % run.rollouts_every == 0)
     run.updates.begin(state.optimizer)
     for number, part in enumerate(run.updates.split(run.problems_per_step)):
-        minibatch = make_minibatch(inputs, part, run.denominator, state.microbatching, run.skips_rows)
+        minibatch = make_minibatch(
+            inputs, part, run.denominator, state.microbatching, run.skips_rows, not run.reads_microbatches
+        )
         batches = [on_device(batch, state.device) for batch in minibatch]
         noise = mark_noise(run, rollouts, step, number)
         update(run, state, marked(run, state, batches, noise), tokens_in_loss(inputs, part), tally)
@@ -295,31 +301,37 @@ def marked(run: RunConfig, state: RunState, batches: list[Batch], noise: Float[T
     if noise is None:
         return batches
     with torch.no_grad():
-        logprobs = [_read(run, state, batch, with_entropy=False)[0] for batch in batches]
+        own = [_read(run, state, batches[place], with_entropy=False)[0] for place, _ in ranks.dealt(len(batches))]
     for batch in batches:
         state.ledger.forwarded(state.model_flops, *_sizes(batch))
+    logprobs = [part.to(state.device) for part in ranks.in_order(len(batches), own)]
     return mark_tokens(run, batches, logprobs, noise)
 
 
 def update(run: RunConfig, state: RunState, batches: list[Batch], tokens: int, tally: UpdateTally) -> None:
     """One optimiser step over its microbatches, with `tokens` tokens in the loss. Skipped without microbatches.
 
+    `batches` are the step's; each rank computes some of them, and afterwards knows what all gave.
+
     Raises FloatingPointError if the loss is NaN or infinite, before the optimiser step.
     """
     if not batches:
         tally.skipped += 1
         return
-    outputs, first = [], not tally.losses
-    for batch in batches:
-        logprobs, entropy = _read(run, state, batch, with_entropy=True)
-        if first:
-            tally.keep_reading(batch.rows, logprobs, batch.loss_mask)
+    own = []
+    for place, counts in ranks.dealt(len(batches)):
+        logprobs, entropy = _read(run, state, batches[place], with_entropy=True)
         assert entropy is not None, "it was asked for"
-        output = policy_loss(run, batch, logprobs, entropy)
-        state.loss_scale.scale(output.loss).backward()
-        outputs.append(output)
+        output = policy_loss(run, batches[place], logprobs, entropy)
+        state.loss_scale.scale(output.loss if counts else 0 * output.loss).backward()
+        own.append((_to_tell(output), None if tally.losses else _to_tell(logprobs)))
+    passes = ranks.in_order(len(batches), own)
+    for batch, (output, logprobs) in zip(batches, passes):
+        if logprobs is not None:
+            tally.keep_reading(batch.rows, logprobs, batch.loss_mask)
         tally.keep_touched(batch.rows, output.touched)
         state.ledger.trained(state.model_flops, *_sizes(batch), 0)
+    outputs = [output for output, _ in passes]
     state.ledger.trained_tokens += tokens  # including rows that were skipped in the forward pass
     loss = tally.add_outputs(outputs, tokens)
     if not torch.isfinite(torch.tensor(loss)):
@@ -331,6 +343,14 @@ def update(run: RunConfig, state: RunState, batches: list[Batch], tokens: int, t
     state.updates += 1
 
 
+def _to_tell(result: _Result) -> _Result:
+    """A loss or log-probs without their graph; on the CPU if other ranks are told."""
+    if isinstance(result, torch.Tensor):
+        return result.detach() if ranks.number() == 1 else result.detach().cpu()
+    sums = {name: _to_tell(value) for name, value in result.sums.items()}
+    return LossOutput(_to_tell(result.loss), sums, _to_tell(result.touched))
+
+
 def _overflows(state: RunState) -> bool:
     """Unscale the gradients and adapt the loss scale. Returns True and clears the gradients if one is not finite.
 
@@ -338,7 +358,8 @@ def _overflows(state: RunState) -> bool:
     """
     state.loss_scale.unscale_(state.optimizer)
     gradients = [p.grad for group in state.optimizer.param_groups for p in group["params"] if p.grad is not None]
-    overflows = not all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+    finite = all(bool(torch.isfinite(ranks.own_part(gradient)).all()) for gradient in gradients)
+    overflows = not all(ranks.gathered(finite))
     state.loss_scale.update()
     if overflows:
         state.optimizer.zero_grad(set_to_none=True)

@@ -13,9 +13,12 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
+from grpo_lab.policy import ranks
 from grpo_lab.policy.loading import Lora
+from grpo_lab.policy.sharding import like
 from grpo_lab.types import Tensor
 
 _NAME = "default"
@@ -70,7 +73,7 @@ def adapted(model: nn.Module) -> bool:
 
 def adapter_weights(model: nn.Module) -> dict[str, Tensor]:
     """The adapter's own weights, for a checkpoint; {} without one."""
-    return {name: tensor for name, tensor in model.state_dict().items() if _is_adapter(name)}
+    return {name: ranks.whole(tensor) for name, tensor in model.state_dict().items() if _is_adapter(name)}
 
 
 def load_adapter(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
@@ -84,14 +87,15 @@ def load_adapter(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
         )
     with torch.no_grad():
         for name, tensor in own.items():
-            tensor.copy_(weights[name])
+            tensor.copy_(like(weights[name], tensor))
 
 
 @torch.no_grad()
 def whole_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The model's weights under the names they have without an adapter, with what the adapter adds.
 
-    One merged matrix exists at a time. Without an adapter these are the model's own tensors.
+    One merged matrix exists at a time. Without an adapter these are the model's own tensors. If the model is split over
+    ranks, all of them must go through the weights, and each gets them whole, one at a time.
     """
     layers = _layers(model)
     for name, tensor in model.state_dict().items():
@@ -101,18 +105,24 @@ def whole_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         if owner in layers and last == "weight":
             layer = layers[owner]
             added = layer.get_delta_weight(_NAME)  # pyright: ignore[reportCallIssue] of peft's LoraLayer
-            yield f"{owner}.{last}", (tensor.float() + added.float()).to(tensor.dtype)
+            yield f"{owner}.{last}", ranks.whole((tensor.float() + added.float()).to(tensor.dtype))
         else:
-            yield name.replace(".base_layer.", "."), tensor
+            yield name.replace(".base_layer.", "."), ranks.whole(tensor)
 
 
 def save_whole(model: PreTrainedModel, folder: Path) -> None:
-    """Write the model as `save_pretrained` does, merged with its adapter: a model that any program loads."""
-    if not adapted(model):
+    """Write the model as `save_pretrained` does, merged with its adapter: a model that any program loads.
+
+    The first rank writes; all must call it.
+    """
+    if not adapted(model) and not isinstance(model, FSDPModule):
         model.save_pretrained(folder)
         return
     tied = getattr(model, "all_tied_weights_keys", None) or {}
-    model.save_pretrained(folder, state_dict={name: one for name, one in whole_weights(model) if name not in tied})
+    weights = ((name, one.cpu() if ranks.is_first() else None) for name, one in whole_weights(model))
+    chosen = {name: one for name, one in weights if name not in tied}
+    if ranks.is_first():
+        model.save_pretrained(folder, state_dict=chosen)
 
 
 @contextlib.contextmanager

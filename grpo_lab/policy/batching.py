@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from grpo_lab.policy import ranks
 from grpo_lab.policy.logprobs import mask_lengths, token_logprobs
 from grpo_lab.policy.packing import microbatch_rows, packed_rows
 from grpo_lab.tricks.denominator import Denominator
@@ -61,11 +62,13 @@ def make_minibatch(
     denominator: Denominator,
     microbatching: Microbatching,
     only_signal: bool = False,
+    divisible: bool = True,
 ) -> list[Batch]:
     """The microbatches of the optimiser step over `problems`; [] if no token is in the loss.
 
     `only_signal` leaves out rows whose advantages are all 0; every count still includes them. If all rows are such,
-    the shortest one stays: with a zero gradient Adam still makes an update, from its momentum.
+    the shortest one stays: with a zero gradient Adam still makes an update, from its momentum. `divisible`: no trick
+    reads how rows are divided into microbatches, so there may be more of them, for several ranks.
     """
     rollouts, size = inputs.rollouts, inputs.rollouts.group_size
     step = slice(problems.start * size, problems.stop * size)
@@ -77,6 +80,8 @@ def make_minibatch(
         live = [row for row in live if pulls[row]] or [min(live, key=ends.__getitem__)]
     prompts = [rollouts.prompt_of_row(step.start + row) for row in live]
     batches, groups = [], _microbatches(prompts, [ends[row] for row in live], microbatching)
+    if divisible:
+        groups = spread(groups, [len(prompt) + ends[row] for prompt, row in zip(prompts, live)])
     for group in groups:
         rows = [live[place] for place in group]
         width = max(ends[row] for row in rows)
@@ -109,6 +114,29 @@ def _microbatches(
     return microbatch_rows([len(prompt) + end for prompt, end in zip(prompts, ends)], microbatching)
 
 
+def spread(groups: list[list[int]], sizes: Sequence[int]) -> list[list[int]]:
+    """Halve the largest microbatches until all ranks have equally many, longest first; unchanged with one rank.
+
+    `sizes` are the tokens of each row. Single rows are not divided, so some ranks may have one microbatch less.
+    """
+    if ranks.number() == 1:
+        return groups
+
+    def tokens(group: list[int]) -> int:
+        return sum(sizes[row] for row in group)
+
+    groups = list(groups)
+    while len(groups) % ranks.number():
+        largest = max(groups, key=lambda group: (len(group) > 1, tokens(group)))
+        if len(largest) == 1:
+            break
+        # Where the first half has half of the tokens; rows with one prompt stay neighbours.
+        halves = min(range(1, len(largest)), key=lambda end: abs(2 * tokens(largest[:end]) - tokens(largest)))
+        place = groups.index(largest)
+        groups[place : place + 1] = [largest[:halves], largest[halves:]]
+    return sorted(groups, key=tokens, reverse=True)
+
+
 def _cut(values: Tensor | None, step: slice, rows: list[int], width: int) -> Tensor | None:
     return None if values is None else values[step][rows, :width]
 
@@ -125,13 +153,15 @@ def rollout_logprobs(
 ) -> tuple[Float[Tensor, "N T"], Float[Tensor, "N T"] | None]:
     """Log-prob and (`with_entropy`) entropy of every sampled token under `model`; 0 elsewhere.
 
-    Computed without gradient; the results are on the CPU.
+    Computed without gradient, each rank a part of the rows; the results are on the CPU, whole on every rank.
     """
     found = torch.zeros_like(rollouts.sampler_logprobs)
-    spread = torch.zeros_like(found) if with_entropy else None
+    entropies = torch.zeros_like(found) if with_entropy else None
     prompts = [rollouts.prompt_of_row(row) for row in range(rollouts.num_rows)]
     ends = mask_lengths(rollouts.sampled_mask)
-    for rows in _microbatches(prompts, ends, microbatching):
+    groups = spread(_microbatches(prompts, ends, microbatching), [len(one) + end for one, end in zip(prompts, ends)])
+    for place, counts in ranks.dealt(len(groups)):
+        rows = groups[place]
         width = max(ends[row] for row in rows)
         logprobs, entropy = token_logprobs(
             model,
@@ -143,11 +173,13 @@ def rollout_logprobs(
             with_entropy=with_entropy,
             microbatching=microbatching,
         )
+        if not counts:
+            continue
         found[rows, :width] = logprobs.to("cpu", found.dtype)
-        if spread is not None:
+        if entropies is not None:
             assert entropy is not None, "token_logprobs gives the entropy that it is asked for"
-            spread[rows, :width] = entropy.to("cpu", spread.dtype)
-    return found, spread
+            entropies[rows, :width] = entropy.to("cpu", entropies.dtype)
+    return ranks.added_up(found), None if entropies is None else ranks.added_up(entropies)
 
 
 def on_device(batch: Batch, device: torch.device) -> Batch:

@@ -12,10 +12,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from grpo_lab.budget.ledger import Ledger, ModelFlops
-from grpo_lab.policy.batching import microbatch_rows
+from grpo_lab.policy import ranks
+from grpo_lab.policy.batching import microbatch_rows, spread
 from grpo_lab.policy.logprobs import mask_lengths, token_values
 from grpo_lab.policy.models import load_model, moved
 from grpo_lab.policy.optim import Optimizer, UpdateReport
+from grpo_lab.policy.sharding import load_optimizer, load_whole, shard, within
 from grpo_lab.tricks.base import NEGLIGIBLE
 from grpo_lab.tricks.critic import Critic
 from grpo_lab.tricks.precision import LmHead, Precision
@@ -36,6 +38,8 @@ def open_critic(
     trunk = (load_model(folder, LmHead.same) if plan.owns_trunk else learner).base_model
     assert isinstance(trunk, PreTrainedModel), "what a causal LM is without its head"
     trunk = moved(trunk, device)  # the learner's is there already
+    if plan.owns_trunk:
+        shard(trunk, precision)
     table = learner.get_input_embeddings().weight
     assert isinstance(table, torch.Tensor), "an embedding's weight is its table"
     width = table.shape[1]
@@ -45,7 +49,9 @@ def open_critic(
         head.weight.copy_((2 * torch.rand(1, width, generator=generator) - 1) * plan.head_range)
         head.bias.zero_()
     own = replace(optimizer, learning_rate=plan.learning_rate, warmup_updates=plan.warmup_updates)
-    return LiveCritic(plan, trunk, head.to(device), own, precision, microbatching)
+    head = head.to(device)
+    shard(head, precision)
+    return LiveCritic(plan, trunk, head, own, precision, microbatching, None if plan.owns_trunk else learner)
 
 
 @dataclass
@@ -65,7 +71,7 @@ class Fit:
 
 
 class LiveCritic:
-    """A critic's weights and optimiser."""
+    """A critic's weights and optimiser. `learner` is the model that its trunk is a part of, None for one of its own."""
 
     def __init__(
         self,
@@ -75,6 +81,7 @@ class LiveCritic:
         optimizer: Optimizer,
         precision: Precision,
         microbatching: Microbatching,
+        learner: PreTrainedModel | None = None,
     ) -> None:
         self.plan, self.trunk, self.head, self.precision, self.microbatching = (
             plan,
@@ -83,7 +90,7 @@ class LiveCritic:
             precision,
             microbatching,
         )
-        self.recipe = optimizer
+        self.recipe, self.learner = optimizer, learner
         parameters = [*head.parameters(), *(trunk.parameters() if plan.owns_trunk else ())]
         self.optimizer = optimizer.build(parameters)
         self.updates = 0
@@ -99,22 +106,30 @@ class LiveCritic:
         }
 
     def from_state(self, state: dict[str, Any]) -> None:
-        """Restore what `to_state` returned."""
-        self.head.load_state_dict(state["head"])
+        """Restore what `to_state` returned in one process."""
+        load_whole(self.head, state["head"])
         if state["trunk"] is not None:
-            self.trunk.load_state_dict(state["trunk"])
-        self.optimizer.load_state_dict(state["optimizer"])
+            load_whole(self.trunk, state["trunk"])
+        load_optimizer(self.optimizer, self.trained, state["optimizer"])
         self.updates = state["updates"]
+
+    @property
+    def trained(self) -> nn.ModuleDict:
+        """The modules that it trains, as one."""
+        return nn.ModuleDict({"head": self.head} | ({"trunk": self.trunk} if self.plan.owns_trunk else {}))
 
     @torch.no_grad()
     def values(self, rollouts: Rollouts, ledger: Ledger) -> Float[Tensor, "N T"]:
         """The value of the state before each sampled token, on the CPU; 0 elsewhere."""
         found = torch.zeros_like(rollouts.sampler_logprobs)
-        for rows in self._microbatches(rollouts, rollouts.sampled_mask, range(rollouts.num_rows)):
-            part = self._read(rollouts, rollouts.sampled_mask, rows)
-            found[rows, : part.shape[1]] = part.to("cpu", found.dtype)
+        groups = self._microbatches(rollouts, rollouts.sampled_mask, range(rollouts.num_rows))
+        for place, counts in ranks.dealt(len(groups)):
+            part = self._read(rollouts, rollouts.sampled_mask, groups[place])
+            if counts:
+                found[groups[place], : part.shape[1]] = part.to("cpu", found.dtype)
+        for rows in groups:
             ledger.forwarded(self.cost, *_sizes(rollouts, rows))
-        return found
+        return ranks.added_up(found)
 
     def learn(
         self,
@@ -134,7 +149,9 @@ class LiveCritic:
             tokens = int(mask[rows].sum()) if rows else 0
             if not tokens:
                 continue
-            for chosen in self._microbatches(rollouts, mask, rows):
+            groups, own = self._microbatches(rollouts, mask, rows), []
+            for place, counts in ranks.dealt(len(groups)):
+                chosen = groups[place]
                 values = self._read(rollouts, mask, chosen)
                 width, device = values.shape[1], values.device
                 loss, clipped = self._loss(
@@ -143,8 +160,10 @@ class LiveCritic:
                     targets[chosen, :width].to(device, values.dtype),
                     mask[chosen, :width].to(device),
                 )
-                (loss / tokens).backward()
-                fit.loss, fit.clipped = fit.loss + float(loss.detach()), fit.clipped + int(clipped)
+                (loss / tokens if counts else 0 * loss).backward()
+                own.append((float(loss.detach()), int(clipped)))
+            for chosen, (loss, clipped) in zip(groups, ranks.in_order(len(groups), own)):
+                fit.loss, fit.clipped = fit.loss + loss, fit.clipped + clipped
                 self._count(ledger, *_sizes(rollouts, chosen))
             fit.tokens += tokens
             if not math.isfinite(fit.loss):
@@ -198,14 +217,18 @@ class LiveCritic:
         )
 
     def _features(self, ids: Int[Tensor, "M W"]) -> Float[Tensor, "M W H"]:
-        with torch.set_grad_enabled(torch.is_grad_enabled() and self.plan.owns_trunk):
+        def read() -> Tensor:
             return self.trunk(input_ids=ids, use_cache=False).last_hidden_state
+
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.plan.owns_trunk):
+            return read() if self.learner is None else within(self.learner, read)
 
     def _microbatches(self, rollouts: Rollouts, mask: Bool[Tensor, "N T"], rows: range | list[int]) -> list[list[int]]:
         rows = [row for row in rows if bool(mask[row].any())]
         ends = mask_lengths(mask)
         lengths = [len(rollouts.prompt_of_row(row)) + ends[row] for row in rows]
-        return [[rows[place] for place in group] for group in microbatch_rows(lengths, self.microbatching)]
+        groups = spread(microbatch_rows(lengths, self.microbatching), lengths)
+        return [[rows[place] for place in group] for group in groups]
 
 
 def _sizes(rollouts: Rollouts, rows: list[int]) -> tuple[list[int], list[int]]:

@@ -6,11 +6,22 @@ import re
 
 import torch
 
+from grpo_lab.policy import ranks
+
 
 def choose_device(name: str) -> torch.device:
-    """The device of this name; `auto` is the first CUDA device, else the CPU. Raises ValueError if it is missing."""
+    """The device of this name; `auto` is the first CUDA device, else the CPU. Raises ValueError if it is missing.
+
+    Of several processes that torchrun started on a machine, each takes the CUDA device of its number there.
+    """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if ranks.launched() > 1:
+        if name not in ("cpu", "cuda"):
+            raise ValueError(
+                f"device={name} is one device, and torchrun started {ranks.launched()} processes: use cuda"
+            )
+        name = f"cuda:{ranks.local_rank()}" if name == "cuda" else name
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         raise ValueError(f"device={name} is not supported: use cpu, cuda, cuda:<number> or auto")
     device = torch.device(name)

@@ -16,8 +16,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from grpo_lab.policy.models import widen
-from grpo_lab.policy.output_head import in_chunks, linear_head, of_logits
+from grpo_lab.policy.output_head import LogProbs, in_chunks, linear_head, of_logits
 from grpo_lab.policy.packing import PLAIN, pack, prepared
+from grpo_lab.policy.sharding import within
 from grpo_lab.tricks.precision import Precision
 from grpo_lab.types import Bool, Float, Int, Microbatching, Tensor
 
@@ -58,11 +59,14 @@ def token_logprobs(
             with _arithmetic(tokens.device, precision):
                 return head(states)
 
-        with _arithmetic(tokens.device, precision):
-            hidden = layout.foreseeing(model.base_model(**layout.inputs()).last_hidden_state)
-        bound = microbatching.logits_per_chunk
-        positions = len(hidden) if bound is None else max(1, bound // head.weight.shape[0])
-        picked, spread = in_chunks(logits_of, hidden, targets, *asked, positions)
+        def read() -> LogProbs:
+            with _arithmetic(tokens.device, precision):
+                hidden = layout.foreseeing(model.base_model(**layout.inputs()).last_hidden_state)
+            bound = microbatching.logits_per_chunk
+            positions = len(hidden) if bound is None else max(1, bound // head.weight.shape[0])
+            return in_chunks(logits_of, hidden, targets, *asked, positions)
+
+        picked, spread = within(model, read)
     zeros = torch.zeros(tokens.shape, dtype=picked.dtype, device=tokens.device)
     return zeros.index_put(place, picked), None if spread is None else zeros.index_put(place, spread)
 

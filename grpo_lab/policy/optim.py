@@ -10,6 +10,7 @@ from functools import cache
 
 import torch
 
+from grpo_lab.policy import ranks
 from grpo_lab.tricks.base import require_field, require_not_negative, require_positive
 from grpo_lab.types import Tensor
 
@@ -121,7 +122,9 @@ class Adamw(Optimizer):
 
     def step(self, optimizer: torch.optim.Optimizer, update: int, spent: float = 0.0) -> UpdateReport:
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        gradient_norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm))
+        total = ranks.whole(torch.nn.utils.get_total_norm([p.grad for p in parameters]))
+        torch.nn.utils.clip_grads_with_norm_(parameters, self.max_grad_norm, total)
+        gradient_norm = float(total)
         if not torch.isfinite(torch.tensor(gradient_norm)):
             raise FloatingPointError(f"the gradient's norm is {gradient_norm} at update {update}")
         rate = self.rate(update, spent)
@@ -138,11 +141,13 @@ class Adamw(Optimizer):
         for parameter in parameters:
             state = optimizer.state[parameter]
             count = float(state["step"])
-            first = state["exp_avg"] / (1 - self.beta1**count)
-            second = (state["exp_avg_sq"] / (1 - self.beta2**count)).sqrt_()
+            first = ranks.own_part(state["exp_avg"]) / (1 - self.beta1**count)
+            second = (ranks.own_part(state["exp_avg_sq"]) / (1 - self.beta2**count)).sqrt_()
             direction = first / second.add_(self.eps)
             if self.weight_decay:
-                before = (parameter.detach() + rate * direction) / (1 - rate * self.weight_decay)
+                before = (ranks.own_part(parameter.detach()) + rate * direction) / (1 - rate * self.weight_decay)
                 direction = direction + self.weight_decay * before
             total += float(direction.double().pow(2).sum())
+        if ranks.number() > 1:  # every rank holds a part of every parameter
+            total = float(ranks.added_up(torch.tensor(total, dtype=torch.float64)))
         return rate * total**0.5

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 import transformers
 
+from grpo_lab.policy import ranks
 from grpo_lab.seeding import uniform
 from grpo_lab.tasks.base import Grader, Template
 from grpo_lab.tricks.reward_shaping import RewardShaping
@@ -132,7 +133,8 @@ def grade(rollouts: Rollouts, texts: Sequence[str], reward: Grader, keys: Sequen
     def by_group(values: list[float]) -> Float[Tensor, "P G"]:
         return to_groups(torch.tensor(values, dtype=torch.float64), rollouts.group_size)
 
-    grades = reward.grades(problems, texts, finished, keys)
+    # A judge or a time limit may answer otherwise when asked again: all ranks take what one of them was told.
+    grades = ranks.on_first(lambda: reward.grades(problems, texts, finished, keys))
     judged = by_group(grades.outcomes)
     graded = ~judged.isnan()
     components = {name: torch.where(graded, by_group(values), 0.0) for name, values in grades.components.items()}

@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from grpo_lab.config.run_config import RunConfig
+from grpo_lab.policy import ranks
 from grpo_lab.rollout.grading import (
     decode,
     encode_prompts,
@@ -170,7 +171,7 @@ class GroupMaker:
         texts = decode(self.tokenizer, rollouts)
         if memory is not None and self.reward.gathers:
             held = [replace(group.problem, rubrics=memory.rubrics.get(group.index, ())) for group in groups]
-            problems = self.reward.contrasted(held, self._by_group(texts))
+            problems = ranks.on_first(lambda: self.reward.contrasted(held, self._by_group(texts)))
             rollouts = replace(rollouts, problems=tuple(problems))
         keys = [request.noise for group in groups for request in self.requests(group)]
         progress = torch.tensor([[group.progress] * self.group_size for group in groups], dtype=torch.float64)
@@ -183,7 +184,7 @@ class GroupMaker:
         """Add the results of graded groups to the run's memory."""
         memory.note(torch.tensor(made.indices), made.graded.outcome, made.shaped.reward, made.graded.counted)
         if self.reward.gathers:
-            left = self.reward.learnt(made.rollouts.problems, self._by_group(made.texts))
+            left = ranks.on_first(lambda: self.reward.learnt(made.rollouts.problems, self._by_group(made.texts)))
             memory.rubrics.update(zip(made.indices, left))
 
     def _by_group(self, texts: Sequence[str]) -> list[Sequence[str]]:

@@ -1,6 +1,7 @@
 """Checkpoints: everything a run needs to resume with identical bits, written atomically.
 
-A checkpoint is a folder that transformers and vLLM load as a model, with `state.pt` beside the weights.
+A checkpoint is a folder that transformers and vLLM load as a model, with `state.pt` beside the weights. Where several
+ranks train, the optimiser's state is in `shards/`, a file for each rank. Any number of ranks resumes from either.
 It is written under a temporary name and renamed when complete, so a folder with a checkpoint's name is
 complete, even after a kill. `manifest.json`, written last, names its run and holds a digest of every other
 file, so that later damage is noticed before anything is loaded.
@@ -12,6 +13,7 @@ import hashlib
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,12 @@ import torch
 from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from grpo_lab.policy import ranks
 from grpo_lab.policy.adapters import save_whole
 from grpo_lab.tracking.files import RunFolderError, write_json
 from grpo_lab.tracking.whole import MANIFEST, sealed
 
+SHARDS = "shards"  # a folder in a checkpoint of several ranks, in the format of torch.distributed.checkpoint
 _NAME = re.compile(r"step=(\d+)")
 
 
@@ -35,17 +39,25 @@ def save(
     state: Mapping[str, Any],
     run_key: str,
     log: Mapping[str, Any],
+    shards: dict[str, Any],
 ) -> Path:
     """Write `root/step=<step>` and return its path; `log` is the stamp of the run log at this step.
 
+    All ranks call it. The first writes, and each writes its part of `shards`, into one folder that all must see.
     Raises RunFolderError if the disk is full; older checkpoints stay.
     """
     final = root / f"step={step:06d}"
-    temporary = root / f".step={step:06d}.{os.getpid()}"
-    shutil.rmtree(temporary, ignore_errors=True)
+    temporary = ranks.from_first(root / f".step={step:06d}.{os.getpid()}")
     try:
-        temporary.mkdir(parents=True)
+        if ranks.is_first():
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+        if shards:
+            ranks.from_first(None)  # the folder is there
+            _save_shards(temporary, shards)
         save_whole(model, temporary)
+        if not ranks.is_first():
+            return ranks.from_first(final)
         tokenizer.save_pretrained(temporary)
         torch.save(dict(state), temporary / "state.pt")
         digests = {}
@@ -72,7 +84,26 @@ def save(
     descriptor = os.open(root, os.O_RDONLY)
     os.fsync(descriptor)
     os.close(descriptor)
-    return final
+    return ranks.from_first(final)
+
+
+def _save_shards(folder: Path, shards: dict[str, Any]) -> None:
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.state_dict_saver import save as write_shards
+
+    try:
+        write_shards(shards, checkpoint_id=folder / SHARDS)
+    except CheckpointException as error:  # derived from BaseException
+        raise RuntimeError("; ".join(str(one[0]) for one in error.failures.values())) from error
+
+
+def load_shards(folder: Path, held: dict[str, Any]) -> None:
+    """Fill the tensors and values of `held` from a checkpoint that any number of ranks saved."""
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process is meant
+        load(held, checkpoint_id=folder / SHARDS, no_dist=ranks.number() == 1)
 
 
 def latest(root: Path) -> Path | None:

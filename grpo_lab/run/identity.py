@@ -139,12 +139,14 @@ def describe_run(
     environment: Mapping[str, Any],
     sweep: str | None,
     stretches: Sequence[Mapping[str, Any]],
+    ranks: Sequence[Mapping[str, int]],
 ) -> dict[str, Any]:
     """The content of run.json: the run's identity and description, for the mirror and all readers of the folder.
 
     `data` is what `data_fingerprint` gives, `trained_on` what filters left of the training split. `sweep` is the folder
     of this run's sweep, relative to the run's folder.
-    `stretches` record which code computed the run, one entry for each change of code.
+    `stretches` record which code computed the run, one entry for each change of code. `ranks` record how many processes
+    computed it, one entry for each change of their number.
     """
     git = environment["git"] or {}
     recipe, _, rest = name.partition(",")
@@ -165,6 +167,7 @@ def describe_run(
         "commit": git.get("commit"),
         "dirty": git.get("dirty"),
         "stretches": list(stretches),
+        "ranks": list(ranks),
         "sweep_folder": sweep,
         "warnings": list(warnings),
         "data": data,

@@ -15,6 +15,7 @@ import torch
 
 from grpo_lab.budget.ledger import Ledger
 from grpo_lab.config.run_config import RunConfig
+from grpo_lab.policy import ranks
 from grpo_lab.policy.batching import rollout_logprobs
 from grpo_lab.rollout.queue import RolloutQueue
 from grpo_lab.run import checkpoint
@@ -23,8 +24,8 @@ from grpo_lab.run.memory import remedied
 from grpo_lab.run.state import RunState
 from grpo_lab.tracking.metrics import FURTHER_SUITES, SUITES, check, is_touched
 from grpo_lab.tracking.mlflow_mirror import Tracking
-from grpo_lab.tracking.progress import RunProgress
-from grpo_lab.tracking.run_log import RunLog
+from grpo_lab.tracking.progress import RunProgress, Unshown
+from grpo_lab.tracking.run_log import RunLog, UnwrittenLog
 from grpo_lab.tracking.run_reader import parse_line
 from grpo_lab.tracking.whole import files_of, sealed
 from grpo_lab.types import Exhausted, Float, Rollouts, Tensor
@@ -56,8 +57,8 @@ class Recorder:
     """Stage 12: logs and shows a finished step, and evaluates and saves when due."""
 
     run: RunConfig
-    log: RunLog
-    progress: RunProgress
+    log: RunLog | UnwrittenLog
+    progress: RunProgress | Unshown
     run_key: str
     touched: dict[str, float] = field(default_factory=dict)
     seconds_logging: float = 0.0  # of the previous step: a line cannot hold the time of its own writing
@@ -80,7 +81,8 @@ class Recorder:
         run, ledger, step = self.run, state.ledger, state.ledger.steps
         if rollouts is not None:
             self.log.write_table("rollouts", step, rollouts)
-        ledger.device_seconds += sum(clock.seconds.values())
+        # All ranks go by one clock, since a budget may end by it.
+        ledger.device_seconds += ranks.from_first(sum(clock.seconds.values())) * ranks.number()
         share, numbers = ledger.spent(run.budget), {**metrics, **state.start.touched, **state.training.touched}
         speed = {}
         if "generate" in clock.seconds:
@@ -154,10 +156,16 @@ class Recorder:
     def save(self, state: RunState, queue: RolloutQueue, root: Path) -> Path:
         """Write a checkpoint of the run after its latest step, and delete old ones."""
         stamp = self.log.stamp()
-        saved = state.to_state(stamp["bytes"], self.run.reference.changes) | {"queue": queue.to_state()}
+        shards = state.shards()
+        if not self.run.reference.changes:
+            shards.pop("reference", None)
+        saved = state.to_state(stamp["bytes"], self.run.reference.changes, shards) | {"queue": queue.to_state()}
         saved |= {"touched": dict(self.touched), "steps_without_update": self.steps_without_update}
-        folder = checkpoint.save(root, state.ledger.steps, state.learner, state.tokenizer, saved, self.run_key, stamp)
-        checkpoint.prune(root, self.run.keep_checkpoints)
+        folder = checkpoint.save(
+            root, state.ledger.steps, state.learner, state.tokenizer, saved, self.run_key, stamp, shards
+        )
+        if ranks.is_first():
+            checkpoint.prune(root, self.run.keep_checkpoints)
         return folder
 
 
@@ -179,7 +187,7 @@ def failures_recorded(log: RunLog) -> Iterator[None]:
         yield
     except BaseException as error:
         with contextlib.suppress(OSError):  # a full disk must not hide the first error
-            log.mark_error(error)
+            log.mark_error(ranks.cause_of(error))
         raise
 
 

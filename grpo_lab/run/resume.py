@@ -40,6 +40,16 @@ class Beginning:
         return [*self.stretches, {"from_step": self.step, **self.code, **git}]
 
 
+def stretches_of_ranks(described: Mapping[str, Any], step: int, number: int) -> list[Mapping[str, int]]:
+    """For run.json: after which steps the number of processes changed, and to what; `step` is where it goes on.
+
+    Sums are then rounded otherwise, so the bits of a run are those of its numbers of processes.
+    """
+    before = [one for one in described.get("ranks", [{"from_step": 0, "number": 1}]) if one["from_step"] < step]
+    same = bool(before) and before[-1]["number"] == number
+    return before if same else [*before, {"from_step": step, "number": number}]
+
+
 def find_beginning(folder: Path, described: Mapping[str, Any], log: RunLog, changed_code: bool) -> Beginning:
     """Where the run in `folder` starts or resumes; `described` is its run.json, {} for a new run.
 

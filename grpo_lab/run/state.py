@@ -6,7 +6,7 @@ loaded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,12 +19,15 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from grpo_lab.budget.ledger import Ledger, ModelFlops
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.engines.base import EngineSession
-from grpo_lab.policy import packing
+from grpo_lab.engines.divided import divided
+from grpo_lab.policy import packing, ranks
 from grpo_lab.policy.adapters import adapter_off, adapter_weights, add_adapter, load_adapter, whole_weights
 from grpo_lab.policy.critic import LiveCritic, open_critic
 from grpo_lab.policy.model_folder import context_length, fingerprint, stop_token_ids
 from grpo_lab.policy.models import load_model, moved, recompute_layers
+from grpo_lab.policy.sharding import Trained, like, load_optimizer, load_whole, shard
 from grpo_lab.rollout.grading import encode_prompts, tools_for
+from grpo_lab.run.checkpoint import load_shards
 from grpo_lab.run.evaluate import Suite, make_suites
 from grpo_lab.run.lengths import at_their_longest, check_lengths
 from grpo_lab.run.sft import Start, check_sft, fine_tuned
@@ -94,7 +97,7 @@ class RunState:
         references = dict(self.reference.named_parameters())
         for name, learnt in whole_weights(self.learner):
             if name in references:  # tied weights stand there once
-                references[name].lerp_(learnt, share)
+                references[name].lerp_(like(learnt, references[name]), share)
 
     @contextmanager
     def as_reference(self) -> Iterator[PreTrainedModel]:
@@ -142,17 +145,51 @@ class RunState:
         means = zip(now.index.tolist(), now.tolist())
         return float(sum(self.probe_best[question] - mean for question, mean in means) / len(now))
 
-    def to_state(self, log_position: int, with_reference: bool) -> dict[str, Any]:
-        """What a checkpoint saves beside the learner's weights; noise is counter-based and has no state."""
-        reference = self.reference if with_reference else None
+    def shards(self, names: Collection[str] | None = None) -> dict[str, Any]:
+        """What a checkpoint of several ranks keeps in shards; {} with one rank. `names`: to load these, on any number.
+
+        The optimisers, the critic, and the reference if it changes. The learner itself is saved whole, as a model.
+        """
+        if names is None and ranks.number() == 1:
+            return {}
+        trained, modules = {"optimizer": Trained(self.learner, self.optimizer)}, {}
+        if self.critic is not None:
+            trained["critic_optimizer"] = Trained(self.critic.trained, self.critic.optimizer)
+            modules["critic"] = self.critic.trained
+        if self.reference is not None:
+            modules["reference"] = self.reference
+        if names is None:
+            names = {name for name, one in trained.items() if one.begun} | modules.keys()
+        held = {name: one.to_state() for name, one in trained.items() if name in names}
+        return held | {name: one.state_dict() for name, one in modules.items() if name in names}
+
+    def from_shards(self, held: dict[str, Any]) -> None:
+        """Restore what `shards` gave, after its tensors were loaded in place."""
+        if "optimizer" in held:
+            Trained(self.learner, self.optimizer).from_state(held["optimizer"])
+        if self.critic is not None:
+            if "critic_optimizer" in held:
+                Trained(self.critic.trained, self.critic.optimizer).from_state(held["critic_optimizer"])
+            if "critic" in held:
+                self.critic.trained.load_state_dict(held["critic"])
+        if self.reference is not None and "reference" in held:
+            self.reference.load_state_dict(held["reference"])
+
+    def to_state(self, log_position: int, with_reference: bool, shards: Collection[str] = ()) -> dict[str, Any]:
+        """What a checkpoint saves beside the learner's weights; noise is counter-based and has no state.
+
+        `shards` are the names of what is saved elsewhere, each rank its part.
+        """
+        reference = self.reference if with_reference and not shards else None
         return {
+            "shards": sorted(shards),
             "ledger": dict(vars(self.ledger)),
             "updates": self.updates,
             "entropy_coef": self.entropy_coef,
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": None if "optimizer" in shards else self.optimizer.state_dict(),
             "log_position": log_position,
             "reference": None if reference is None else reference.state_dict(),
-            "critic": None if self.critic is None else self.critic.to_state(),
+            "critic": self.critic and ({"updates": self.critic.updates} if shards else self.critic.to_state()),
             "probe_best": self.probe_best,
             "loss_scale": self.loss_scale.state_dict(),
             "kept": self.kept,
@@ -160,20 +197,23 @@ class RunState:
         }
 
     def from_state(self, state: dict[str, Any]) -> None:
-        """Restore what `to_state` returned; the learner's weights must be loaded already."""
+        """Restore what `to_state` returned, but for what is in shards; the learner's weights must be loaded already."""
         self.ledger = Ledger(**state["ledger"])
         self.updates = state["updates"]
         self.entropy_coef = state["entropy_coef"]
         self.log_position = state["log_position"]
-        self.optimizer.load_state_dict(state["optimizer"])
+        if state["optimizer"] is not None:
+            load_optimizer(self.optimizer, self.learner, state["optimizer"])
         self.probe_best = state["probe_best"]
         self.loss_scale.load_state_dict(state["loss_scale"])
         self.kept = state["kept"]
         load_adapter(self.learner, state.get("adapter", {}))
-        if self.critic is not None:
+        if self.critic is not None and state.get("shards"):
+            self.critic.updates = state["critic"]["updates"]
+        elif self.critic is not None:
             self.critic.from_state(state["critic"])
         if self.reference is not None and state["reference"] is not None:
-            self.reference.load_state_dict(state["reference"])
+            load_whole(self.reference, state["reference"])
 
 
 def open_state(
@@ -226,7 +266,9 @@ def open_state(
     run.truncation.check(tools_for(tokenizer))
     teacher = open_teacher(run, tokenizer, device, longest + run.engine.max_tokens)
 
-    start = fine_tuned(run, base, own and own / "sft", tokenizer, problems, device)
+    weights = fingerprint(base)
+    ranks.agree("the model's weights", lambda: weights)
+    start = ranks.on_first(lambda: fine_tuned(run, base, own and own / "sft", tokenizer, problems, device))
     folder = start.folder
     loading, lm_head = run.model.loading(), run.learner_precision.lm_head
     # With an adapter the learner is the start and what a checkpoint says of the adapter.
@@ -237,16 +279,26 @@ def open_state(
     learner = moved(learner, device)
     if run.gradient_checkpointing:
         recompute_layers(learner)
+
+    def settled(model: PreTrainedModel, packs: bool) -> bool:
+        """Whether this model packs rows too. It is whole on the device for no longer than it takes to see that."""
+        packs = packs and packing.prepare(model)
+        shard(model, run.learner_precision)
+        return packs
+
+    packs = settled(learner, run.packing)
     reference = None
     if run.kl.needs_reference and (loading.lora is None or run.reference.changes):
         reference = moved(load_model(folder, lm_head, loading), device).requires_grad_(False)
+        packs = settled(reference, packs)
     initial = None
     if run.evaluation.initial_kl and loading.lora is None:
         initial = reference  # the same weights, as long as the reference does not change
         if reference is None or run.reference.changes:
             initial = moved(load_model(folder, lm_head, loading), device).requires_grad_(False)
-    read = [learner, reference, initial, None if teacher is None else teacher.model]
-    packs = run.packing and all(packing.prepare(model) for model in read if model is not None)
+            packs = settled(initial, packs)
+    if teacher is not None:
+        packs = settled(teacher.model, packs)
     critic = None
     if run.baseline.needs_critic:
         critic = open_critic(
@@ -258,7 +310,7 @@ def open_state(
     training.charge(run, model_flops, ledger)
     state = RunState(
         device=device,
-        base=fingerprint(base),
+        base=weights,
         start=start,
         training=training,
         tokenizer=tokenizer,
@@ -269,7 +321,7 @@ def open_state(
         initial=initial,
         critic=critic,
         teacher=teacher,
-        session=run.engine.open(folder, run.sampler_precision, device),
+        session=divided(run.engine.open(folder, run.sampler_precision, device), run.engine.ranks_a_model),
         optimizer=run.optimizer.build(one for one in learner.parameters() if one.requires_grad),
         model_flops=model_flops,
         ledger=ledger,
@@ -279,6 +331,11 @@ def open_state(
     )
     if saved:
         state.from_state(saved)
+        if saved.get("shards"):
+            assert resume_from is not None, "what was saved has a folder"
+            held = state.shards(saved["shards"])
+            load_shards(resume_from, held)
+            state.from_shards(held)
     state.session.update_weights(whole_weights(learner), state.updates)
     state.keep_weights(run)
     return state

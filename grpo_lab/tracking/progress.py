@@ -75,6 +75,15 @@ class RunProgress:
         return f"{clock(seconds)} left"
 
 
+class Unshown:
+    """In place of `RunProgress` where another process of the run shows it."""
+
+    def show(
+        self, step: int, share: float, metrics: Mapping[str, float | int], timing: Mapping[str, float | int]
+    ) -> None:
+        """Show nothing."""
+
+
 def describe(latest: Mapping[str, float | int], step: int) -> str:
     """One line of a run's latest numbers: step, training reward, held-out accuracy, truncated share, tokens/s.
 

@@ -58,12 +58,15 @@ def collect(command: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def write(folder: Path, command: Sequence[str]) -> dict[str, Any]:
+def write(folder: Path, command: Sequence[str], ranks: int = 1) -> dict[str, Any]:
     """Write the result of `collect` to environment.json and its diff to source.diff; return environment.json's content.
+
+    `ranks` is how many processes share the run.
 
     source.diff applies to the recorded commit with `git apply`. Raises RunFolderError.
     """
     environment = collect(command)
+    environment["ranks"] = ranks
     diff = environment["git"].pop("diff") if environment["git"] else ""
     if environment["git"]:
         environment["git"]["diff_sha256"] = hashlib.sha256(diff.encode()).hexdigest() if diff else None

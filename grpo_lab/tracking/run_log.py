@@ -248,6 +248,23 @@ class RunLog:
         self.close()
 
 
+class UnwrittenLog:
+    """In place of `RunLog` in a process that computes a run whose folder another process writes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write_step(self, step: int, metrics: Mapping[str, float | int], timing: Mapping[str, float | int]) -> None:
+        """Write nothing."""
+
+    def write_table(self, kind: str, step: int, frame: pd.DataFrame) -> None:
+        """Write nothing."""
+
+    def stamp(self) -> dict[str, Any]:
+        """Nothing is logged here, and no checkpoint is written from here."""
+        return {"bytes": 0, "sha256": "", "tables": {}}
+
+
 def _section(name: str, values: Mapping[str, float | int]) -> dict[str, dict[str, Any]]:
     """{name: finite values} and, if there are any others, {"nonfinite": {...}}; keys sorted."""
     finite: dict[str, float | int] = {}

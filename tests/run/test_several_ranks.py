@@ -1,0 +1,282 @@
+"""Two processes on the CPU, started by torchrun, are one run: gradients, metrics, checkpoints, files."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from processes import children_of, descendants_of
+from safetensors.torch import load_file
+from several_ranks import TORCHRUN, WORLD, on_one, on_two
+from short_runs import metrics_of
+from transformers import AutoModelForCausalLM
+
+from grpo_lab.run import checkpoint
+
+RECIPES = {
+    "grpo": ["recipe=grpo", "budget.amount=2", "schedule=one_step_off"],
+    "dr_grpo": [
+        "recipe=dr_grpo",
+        "budget.amount=2",
+        "packing=false",
+        "gradient_checkpointing=true",
+        "evaluation.initial_kl=true",
+    ],
+    "dapo": ["recipe=dapo", "budget.amount=2", "updates=two", "microbatch_tokens=64"],
+    "gspo": ["recipe=gspo", "budget.amount=2", "updates=two", "logits_per_chunk=512"],
+    "ppo": ["recipe=ppo", "budget.amount=2", "updates=two", "critic.minibatches=2"],
+    "remax": ["recipe=remax", "budget.amount=2"],
+}
+# Under this convention no microbatch is divided further, so in half precision the same products are rounded alike.
+SAME_MICROBATCHES = ["budget.amount=1", "convention=trl_bnpo", "aggregation=token_mean", "microbatch_tokens=64"]
+VARIANTS = {
+    "bf16": [*SAME_MICROBATCHES, "learner_precision=bf16"],
+    "bf16_again": [*SAME_MICROBATCHES, "learner_precision=bf16", "gradient_checkpointing=true"],
+    "fp16": [*SAME_MICROBATCHES, "learner_precision=fp16"],
+    "marks": ["budget.amount=2", "surrogate=clip_cov", "microbatch_tokens=64"],
+}
+
+
+def of(folder: Path, name: str) -> Path:
+    return folder / name / "seed=0"
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    newest = checkpoint.latest(folder / "checkpoints")
+    assert newest is not None
+    return load_file(newest / "model.safetensors")
+
+
+def same_metrics(one: Path, two: Path, relative: float = 1e-4) -> None:
+    """The same numbers under the same names, up to rounding; what measures rounding itself is only small in both."""
+    for ours, theirs in zip(metrics_of(one), metrics_of(two), strict=True):
+        assert ours["metrics"].keys() == theirs["metrics"].keys()
+        for name, value in ours["metrics"].items():
+            near = 1e-5 if name.startswith("mismatch/") else 1e-6
+            if name == "touched/kl":  # the share of tokens whose term is not exactly 0, which rounding alone can be
+                near = 0.1
+            assert theirs["metrics"][name] == pytest.approx(value, rel=relative, abs=near), (ours["step"], name)
+
+
+def same_gradients(one: Path, two: Path, name: str) -> None:
+    """Those of the first update that pulls within 1e-6; later ones begin from weights that differ by rounding."""
+    ours, theirs = (torch.load(folder / f"{name}.pt") for folder in (one, two))
+    assert len(ours) == len(theirs) > 0
+    pulls = [any(bool(gradient.any()) for gradient in update.values()) for update in ours]
+    first = pulls.index(True)
+    for number, (here, there) in enumerate(zip(ours, theirs)):
+        assert here.keys() == there.keys()
+        for place in here:
+            torch.testing.assert_close(there[place], here[place], rtol=0, atol=1e-6 if number <= first else 1e-5)
+
+
+def same_tables(one: Path, two: Path) -> None:
+    for table in sorted((one / "eval").iterdir()):
+        pd.testing.assert_frame_equal(pd.read_parquet(table), pd.read_parquet(two / "eval" / table.name))
+
+
+def cut_back(run: Path, into: Path, step: int) -> None:
+    """A copy of a finished run as a kill after a checkpoint would have left it."""
+    shutil.copytree(run, into)
+    (into / "DONE").unlink()
+    for place in checkpoint.complete(into / "checkpoints"):
+        if place.name > f"step={step:06d}":
+            shutil.rmtree(place)
+
+
+FOUR_STEPS = ["recipe=grpo", "reference=ema", "budget.amount=4", "checkpoint_every=2", "keep_checkpoints=9"]
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory) -> tuple[Path, Path]:
+    """The same run by one process and by two, which also continue what the other began."""
+    one, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
+    on_one(one, {"whole": FOUR_STEPS})
+    cut_back(of(one, "whole"), of(two, "continued"), 2)
+    on_two(two, {"whole": FOUR_STEPS, "continued": FOUR_STEPS})
+    cut_back(of(two, "whole"), of(one, "continued"), 2)
+    on_one(one, {"continued": FOUR_STEPS})
+    return one, two
+
+
+def test_two_processes_compute_what_one_does(both: tuple[Path, Path]) -> None:
+    one, two = both
+    same_gradients(one, two, "whole")
+    same_metrics(of(one, "whole"), of(two, "whole"))
+    same_tables(of(one, "whole"), of(two, "whole"))
+    ours, theirs = weights(of(one, "whole")), weights(of(two, "whole"))
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        torch.testing.assert_close(theirs[name], ours[name], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_another_number_of_processes_goes_on(both: tuple[Path, Path], number: int) -> None:
+    """One from the shards of two, two from the whole state of one: optimiser, reference and log go on as they were."""
+    folder = both[number - 1]
+    whole, continued = of(folder, "whole"), of(folder, "continued")
+    same_metrics(whole, continued)
+    ours, theirs = weights(whole), weights(continued)
+    for name in ours:
+        torch.testing.assert_close(theirs[name], ours[name], rtol=0, atol=1e-5)
+    assert json.loads((continued / "run.json").read_text())["ranks"] == [
+        {"from_step": 0, "number": 3 - number},
+        {"from_step": 2, "number": number},
+    ]
+
+
+def test_the_first_process_alone_writes(both: tuple[Path, Path]) -> None:
+    """The folder of two processes holds the files that one leaves, and the optimiser's state in a shard for each."""
+    one, two = (of(folder, "whole") for folder in both)
+
+    def names(folder: Path) -> set[str]:
+        return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+    shards = {name for name in names(two) if "/shards/" in name}
+    assert names(two) - shards == names(one)
+    newest = checkpoint.latest(two / "checkpoints")
+    assert newest is not None
+    assert sum(name.startswith(f"checkpoints/{newest.name}/") and name.endswith(".distcp") for name in shards) == 2
+    assert checkpoint.load_state(newest)["optimizer"] is None
+    assert len((two / "timing.jsonl").read_text().splitlines()) == 5
+    assert json.loads((two / "environment.json").read_text())["ranks"] == 2
+
+
+def test_a_checkpoint_of_two_processes_is_a_model_for_any_program(both: tuple[Path, Path]) -> None:
+    newest = checkpoint.latest(of(both[1], "whole") / "checkpoints")
+    model = AutoModelForCausalLM.from_pretrained(newest)
+    assert model.config.architectures == ["LlamaForCausalLM"]
+    assert sum(one.numel() for one in model.parameters()) == sum(
+        one.numel() for one in weights(of(both[0], "whole")).values()
+    )
+
+
+@pytest.fixture(scope="module")
+def recipes(tmp_path_factory) -> tuple[Path, Path]:
+    one, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
+    on_one(one, RECIPES)
+    on_two(two, RECIPES)
+    return one, two
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_the_same_on_two_processes(recipes: tuple[Path, Path], name: str) -> None:
+    one, two = recipes
+    same_gradients(one, two, name)
+    same_metrics(of(one, name), of(two, name))
+    same_tables(of(one, name), of(two, name))
+
+
+@pytest.fixture(scope="module")
+def variants(tmp_path_factory, tiny_base: Path) -> tuple[Path, Path]:
+    one, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
+    adapter = [
+        "recipe=grpo", "reference=ema", "budget.amount=2", "model=hf", f"model.path={tiny_base}", "model.lora.rank=4",
+        "optimizer.learning_rate=1e-3",
+    ]  # fmt: skip
+    teacher = ["teacher=with_reward", f"teacher.path={tiny_base}", "budget.amount=2", "updates=one"]
+    runs = VARIANTS | {
+        "adapter": adapter,
+        "teacher": teacher,
+        "filtered": [
+            "pass_rate=solvable",
+            "sft=rejection_sampling",
+            "sft.problems=32",
+            "budget.amount=1",
+            "updates=two",
+        ],
+    }
+    on_one(one, runs)
+    on_two(two, runs)
+    return one, two
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("name", [*VARIANTS, "adapter", "teacher", "filtered"])
+def test_precisions_adapters_and_marks_are_the_same_too(variants: tuple[Path, Path], name: str) -> None:
+    one, two = variants
+    same_gradients(one, two, name)
+    same_metrics(of(one, name), of(two, name))
+
+
+def start_two(folder: Path, *overrides: str, **env: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*TORCHRUN, "-m", "grpo_lab.train", *WORLD, f"runs_dir={folder}", *overrides],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+    )  # fmt: skip
+
+
+def only_run(folder: Path) -> Path:
+    (found,) = folder.glob("*/seed=0")
+    return found
+
+
+def wait_for_step(folder: Path, process: subprocess.Popen[str], step: int) -> None:
+    deadline = time.monotonic() + 200
+    while not list(folder.glob(f"*/seed=0/checkpoints/step={step:06d}")):
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
+        time.sleep(0.1)
+
+
+LONG = ["budget.amount=30", "checkpoint_every=2", "recipe=dr_grpo"]
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("how", ["a process dies", "torchrun is stopped"])
+def test_a_run_whose_process_dies_ends_and_goes_on(tmp_path: Path, how: str) -> None:
+    process = start_two(tmp_path, *LONG)
+    wait_for_step(tmp_path, process, 2)
+    workers = sorted(children_of(process.pid))
+    assert len(workers) == 2
+    os.kill(workers[1] if how == "a process dies" else process.pid, signal.SIGKILL if "dies" in how else signal.SIGTERM)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode != 0 and not descendants_of(process.pid), output
+    run = only_run(tmp_path)
+    assert not (run / "DONE").exists() and (run / "error.txt").exists()
+    again = start_two(tmp_path, *LONG)
+    output, _ = again.communicate(timeout=250)
+    assert again.returncode == 0 and "resuming after step" in output, output
+    assert [line["step"] for line in metrics_of(run)] == list(range(31))
+
+
+FAILS_ON_THE_SECOND = """
+import os
+
+from grpo_lab.policy.optim import Adamw
+
+
+def fail(self, optimizer, update, spent=0.0):
+    raise ValueError("the second process cannot go on")
+
+
+if os.environ.get("RANK") == "1":
+    Adamw.step = fail
+"""
+
+
+@pytest.mark.extended
+def test_the_error_of_another_process_is_the_run_s(tmp_path: Path) -> None:
+    (tmp_path / "fails_on_the_second.py").write_text(FAILS_ON_THE_SECOND)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    process = start_two(tmp_path / "runs", *LONG, GRPO_LAB_PLUGINS="fails_on_the_second", PYTHONPATH=path)
+    output, _ = process.communicate(timeout=250)
+    said = "rank 1 of 2: ValueError: the second process cannot go on"
+    assert process.returncode != 0 and "error: the second process cannot go on" in output, output
+    assert said in (only_run(tmp_path / "runs") / "error.txt").read_text()
+
+
+@pytest.mark.extended
+def test_what_both_processes_refuse_is_said_once(tmp_path: Path) -> None:
+    process = start_two(tmp_path, "schedule=in_flight")
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode != 0 and output.count("this combination cannot run") == 1, output
+    assert not list(tmp_path.iterdir())
