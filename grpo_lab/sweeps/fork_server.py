@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import io
 import multiprocessing
 import os
 import runpy
@@ -16,6 +17,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from grpo_lab.sweeps.child import OUTPUT, PARENT, cell_command, thread_limits, write_command
@@ -47,7 +49,7 @@ def fork_cell(words: Sequence[str], folder: Path, threads: int, further: Mapping
 
 
 class _Forked(Started):
-    def __init__(self, process: multiprocessing.process.BaseProcess) -> None:
+    def __init__(self, process: BaseProcess) -> None:
         self.process = process
 
     def poll(self) -> int | None:
@@ -92,6 +94,8 @@ def _be_the_cell(words: tuple[str, ...], folder: Path, environment: dict[str, st
     from grpo_lab.sweeps import preload
     from grpo_lab.tracking.provenance import digest_of_sources
 
+    # A server ends when nobody holds this any more: with the sweep, whose end the cells notice by it.
+    os.close(forkserver._forkserver._forkserver_alive_fd)  # pyright: ignore[reportAttributeAccessIssue]
     os.setsid()  # Ctrl-C reaches only the sweep, which interrupts its cells
     command = cell_command(words)
     setproctitle(" ".join(command))  # what ps shows; first, since it looks for the memory of the old environment
@@ -102,6 +106,8 @@ def _be_the_cell(words: tuple[str, ...], folder: Path, environment: dict[str, st
         write_command(output, command)
         for stream in (1, 2):
             os.dup2(output.fileno(), stream)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=False, write_through=False)  # as where it is a file from the start
     if not same_threads or digest_of_sources() != preload.SOURCES:
         os.execv(command[0], command)
     sys.argv = ["grpo_lab.train", *words]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import signal
@@ -54,7 +55,7 @@ class RaySettings:
         return {**asked, "resources": needs, "max_retries": self.retries, "name": job.title}
 
 
-def run_cell(words: tuple[str, ...], folder: Path, threads: int, environment: Mapping[str, str], place: Path) -> int:
+def run_cell(words: tuple[str, ...], folder: Path, threads: int, environment: dict[str, str], place: Path) -> int:
     """On a node: run the cell in a process of its own, in the folder `place`, and return its exit status.
 
     Ray cancels a task by a KeyboardInterrupt, which only Python code hears: hence the short sleeps.
@@ -128,10 +129,15 @@ class RayPlace(Place):
         self.settings, self.workers = settings, workers
         handler = signal.getsignal(signal.SIGTERM)  # Ray sets one of its own, which would end the sweep without a word
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        # Where Ray starts on this machine alone it needs no page of its own.
-        alone = {} if address or "RAY_ADDRESS" in os.environ else {"include_dashboard": False}
+        page = None if address or "RAY_ADDRESS" in os.environ else False  # a cluster of this sweep alone needs none
         try:
-            ray.init(address or None, log_to_driver=False, logging_level="error", configure_logging=False, **alone)
+            ray.init(
+                address or None,
+                include_dashboard=page,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                configure_logging=False,
+            )
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ValueError(
                 f"no Ray cluster answers at {address or 'this machine'}: {_words(error)}. Start one with ray start "

@@ -168,7 +168,8 @@ def test_no_more_cells_than_workers_run_at_once_each_on_the_threads_of_its_run(w
     assert watched.most == 2
     for path in watched.runs.glob("*/seed=*/environment.json"):
         threads = json.loads(path.read_text())["threads"]
-        assert {threads[name] for name in THREAD_VARIABLES} == {"1"}
+        assert threads["torch.get_num_threads"] == 1
+        assert {threads[name] for name in set(THREAD_VARIABLES) & set(threads)} == {"1"}
 
 
 @pytest.mark.extended
@@ -284,7 +285,7 @@ def test_a_cell_that_hangs_is_ended_and_another_takes_its_place(
     for failure in (hears, deaf):
         assert failure.startswith("it hung: it wrote nothing for 0.2 minutes, and was ended (see ")
     assert "late" in late and "it hung" not in late
-    with pytest.raises(ValueError, match="silent_minutes must be above 0, got 0.0: null waits for ever"):
+    with pytest.raises(ValueError, match=r"silent_minutes must be above 0, got 0\.0: null waits for ever"):
         LocalCells(1, 30.0, 0.0)
 
 
