@@ -58,19 +58,21 @@ class RaySettings:
 def run_cell(words: tuple[str, ...], folder: Path, threads: int, environment: dict[str, str], place: Path) -> int:
     """On a node: run the cell in a process of its own, in the folder `place`, and return its exit status.
 
-    Ray cancels a task by a KeyboardInterrupt, which only Python code hears: hence the short sleeps.
+    Ray cancels a task as Ctrl-C would. An exception could strike between any two lines here and leave the cell alone,
+    so the cell is told by a handler instead.
     """
-    process = open_cell(words, folder, threads, environment, cwd=place)
-    interrupted = False
-    while process.poll() is None:
-        try:
+    told: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: told.append(number))
+    try:
+        process = open_cell(words, folder, threads, environment, cwd=place)
+        while process.poll() is None:
+            if told:
+                told.clear()
+                process.send_signal(signal.SIGINT)
             time.sleep(_LOOK_SECONDS)
-        except KeyboardInterrupt:
-            interrupted = True
-            process.send_signal(signal.SIGINT)
-    if interrupted:
-        raise KeyboardInterrupt
-    return process.returncode
+        return process.returncode
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class _RayTask(Started):

@@ -86,7 +86,7 @@ def test_cells_of_a_killed_node_start_again_elsewhere_from_their_checkpoints(
 @pytest.mark.extended
 @pytest.mark.timeout(600)
 def test_ctrl_c_ends_running_and_waiting_cells(cluster: Cluster, tmp_path: Path, tiny_base: Path) -> None:
-    words = ("truncation=score,mask_after,mask_before", "budget.amount=60", *on(cluster))
+    words = ("truncation=score,mask_after,mask_before", "budget.amount=200", *on(cluster))
     with started(tmp_path, *words) as (process, _):
         wait_until(lambda: len(logs(tmp_path)) == 2 and min(logs(tmp_path)) > 1, process)
         cells = [int(holder(path.parent)) for path in tmp_path.glob("*/seed=0/metrics.jsonl")]
@@ -102,18 +102,20 @@ def test_ctrl_c_ends_running_and_waiting_cells(cluster: Cluster, tmp_path: Path,
 
 @pytest.mark.extended
 @pytest.mark.timeout(600)
-def test_the_cells_of_a_sweep_that_is_killed_end_by_themselves(
+def test_the_cells_of_a_sweep_that_is_killed_end_with_it_and_the_same_command_continues_them(
     cluster: Cluster, tmp_path: Path, tiny_base: Path
 ) -> None:
-    words = ("truncation=score,mask_after", "budget.amount=4000", *on(cluster))
+    words = ("truncation=score,mask_after", "budget.amount=100", "checkpoint_every=2", *on(cluster))
     with started(tmp_path, *words) as (process, cells):
-        wait_until(lambda: len(logs(tmp_path)) == 2 and min(logs(tmp_path)) > 1, process)
+        wait_until(lambda: len(list(tmp_path.glob("*/seed=0/checkpoints/step=*"))) >= 2 and len(logs(tmp_path)) == 2)
         cells |= {int(holder(path.parent)) for path in tmp_path.glob("*/seed=0/metrics.jsonl")}
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         wait_until(lambda: not any(map(alive, cells)))
-    for path in tmp_path.glob("*/seed=0"):
-        assert "KeyboardInterrupt" in (path / "error.txt").read_text(), "interrupted, not killed"
+    assert len(cells) == 2 and finished(tmp_path) == 0
+    again = sweep(tmp_path, *words)
+    assert again.returncode == 0 and finished(tmp_path) == 2, again.stderr
+    assert all("resuming after step" in path.read_text() for path in tmp_path.glob("*/seed=0/output.log"))
 
 
 @pytest.mark.extended
