@@ -88,8 +88,8 @@ class _RayTask(Started):
         if self.code is None and ray.wait([self.task], timeout=0)[0]:
             try:
                 self.code = int(ray.get(self.task))
-            except TaskCancelledError:
-                self.code = -signal.SIGINT
+            except TaskCancelledError:  # said at once, while the cell still saves what it has
+                self.code = None if is_held(self.folder) else -signal.SIGINT
             except (RayError, OSError) as error:
                 self.said, self.code = f"Ray could not run the cell: {_words(error)}", 1
         self.note = "" if self.code is not None or self._begun() else self.waits
