@@ -69,8 +69,9 @@ def follow_parent() -> None:
     parent = os.environ.pop(PARENT, None)
     if parent is None:
         return
-    # Children of a sweep in a shell's background inherit that SIGINT is ignored.
+    # Children of a sweep in a shell's background inherit that SIGINT is ignored, those of Ray's workers that it waits.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with, args=(int(parent),), name="sweep-watch", daemon=True).start()
 
 

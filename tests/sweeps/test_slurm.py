@@ -212,9 +212,10 @@ def ends_well(there: Path, words: tuple[str, ...], dies: str) -> None:
                 os.kill(pid, signal.SIGKILL)
         else:
             os.kill(node, signal.SIGKILL)
-        time.sleep(1)
+        if dies == "all of it":  # Slurm gives it up after a while
+            wait_until(lambda: jobs()[job] == "PENDING", process)
         again = subprocess.Popen(
-            ["slurmd", "-D", *(["-b"] if dies == "all of it" else []), "-f", os.environ["SLURM_CONF"]],
+            ["slurmd", "-D", "-f", os.environ["SLURM_CONF"]],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         try:
