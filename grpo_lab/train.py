@@ -22,7 +22,6 @@ from grpo_lab.engines.base import EngineFailure
 from grpo_lab.policy import ranks
 from grpo_lab.policy.device import choose_device
 from grpo_lab.sweeps.child import BUSY, follow_parent
-from grpo_lab.sweeps.objective import objective
 from grpo_lab.tracking.files import RunFolderBusyError
 
 
@@ -39,7 +38,11 @@ def _run_hydra(config: DictConfig) -> float | None:
             from grpo_lab.loop import start
 
             folder = start(config, name, axes, sys.argv)
-            return objective(folder, run.objective, run.budget.axis.value) if launched else None
+            if not launched:
+                return None
+            from grpo_lab.sweeps.objective import objective
+
+            return objective(folder, run.objective, run.budget.axis.value)
     except (Exception, KeyboardInterrupt) as error:
         cause = ranks.cause_of(error)
         if cause is not error and not ranks.is_first():

@@ -134,12 +134,12 @@ def test_cells_side_by_side_take_as_long_as_the_last_of_them(tmp_path: Path) -> 
 
 def test_launchers_say_how_many_run_at_once(tmp_path: Path) -> None:
     cells = [cell(tmp_path, "plain", seed) for seed in range(5)]
-    assert LocalCells(3, 30.0).workers_for(cells) == 3 and LocalCells(None, 30.0).workers_for(cells) >= 1
+    assert LocalCells(3, 30.0, None).workers_for(cells) == 3 and LocalCells(None, 30.0, None).workers_for(cells) >= 1
     slurm = {
         "partition": "", "account": "", "qos": "", "constraint": "", "minutes": 30, "warning_seconds": 90, "gpus": 0,
         "cpus": None, "memory_gb": None, "setup": [], "further": {},
     }  # fmt: skip
-    found = [SlurmCells(at_once, 60.0, **slurm).workers_for(cells) for at_once in (None, 2)]
+    found = [SlurmCells(at_once, 60.0, None, **slurm).workers_for(cells) for at_once in (None, 2)]
     assert found == [5, 2], "all of them, or as many as are asked for"
 
 
