@@ -11,7 +11,7 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString, ValueType
 from hydra.errors import HydraException
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from grpo_lab.config.design import Design
@@ -172,6 +172,7 @@ def compose_cells(plans: Sequence[Plan], sweep: str, compose: Compose) -> list[C
     composed once: composing costs more than everything else here.
     """
     composed: dict[tuple[str, ...], tuple[DictConfig, dict[str, str]]] = {}
+    runs: dict[tuple[str, ...], RunConfig] = {}
     cells, refusals = [], {}
     for plan in plans:
         words = tuple(word for word in plan.overrides if key_of(word) != "seed")
@@ -194,8 +195,10 @@ def compose_cells(plans: Sequence[Plan], sweep: str, compose: Compose) -> list[C
                     config.cell[name] = label
             if base is not None:
                 config.model.base = int(base.partition("=")[2])
-            run = to_run(config)
+            run = _with_labels(runs[shared], config) if shared in runs else to_run(config)
             check_compatible(run, choices)
+            if shared not in runs and not _refers_to_labels(config):
+                runs[shared] = run
             folder = _runs_dir(run) / folder_name(plan) / f"seed={plan.seed}"
             device = choose_device(run.device).type
             known = (folder / "run.json").exists()  # else nothing is there to be compared with
@@ -207,6 +210,18 @@ def compose_cells(plans: Sequence[Plan], sweep: str, compose: Compose) -> list[C
         listed = "\n".join(f"  {title}: {message}" for message, title in refusals.items())
         raise ValueError(f"no cell was started, because these cannot run:\n{listed}")
     return cells
+
+
+def _refers_to_labels(config: DictConfig) -> bool:
+    """Whether another value of the configuration may follow from the seed, the base or the cell."""
+    return re.search(r"\$\{[^}]*(seed|base|cell)", str(OmegaConf.to_container(config, resolve=False))) is not None
+
+
+def _with_labels(run: RunConfig, config: DictConfig) -> RunConfig:
+    """The run with the seed, the base and the cell of this configuration, which differs from the run's in no more."""
+    labels = OmegaConf.to_object(config.cell)
+    model = replace(run.model, base=config.model.base) if hasattr(run.model, "base") else run.model
+    return replace(run, seed=config.seed, cell=labels, model=model)
 
 
 def share_runs(cells: Sequence[Cell], axis: str = "") -> list[Cell]:

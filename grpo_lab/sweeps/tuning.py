@@ -19,8 +19,6 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.core.utils import JobReturn
 from rich.console import Console
 
-from grpo_lab.analysis.effects.tuned import numbers_text
-from grpo_lab.analysis.final_values import is_rated
 from grpo_lab.analysis.sources.chosen_numbers import ChosenNumbers, Trial
 from grpo_lab.config.design import Design
 from grpo_lab.config.rules import IncompatibleRun
@@ -111,6 +109,8 @@ def plan_tuning(design: Design, arguments: Sequence[str], name: str, compose: Co
     """Check a design's tuning before anything runs, at both ends of its ranges. Raises ValueError with a remedy."""
     tuning = design.tuning
     assert tuning is not None, "the caller asks"
+    from grpo_lab.analysis.final_values import is_rated
+
     if not is_rated(tuning.metric):
         raise ValueError(
             f"design.tuning.metric: {tuning.metric} is no accuracy or reward, of which more is better: name one, such "
@@ -196,6 +196,8 @@ def run_tuning(console: Console, search: Search, launch: Launch) -> None:
             values = {at: _value(search, [folders[plan.title] for plan in runs]) for _, at, runs in own}
             search.studies.tell(search.study(place), values)
     chosen = [one for one in search.chosen() if (one.level, one.arm) in search.asked_for]
+    from grpo_lab.analysis.effects.tuned import numbers_text
+
     console.print(numbers_text(chosen), highlight=False, soft_wrap=True, markup=False)
 
 
@@ -251,7 +253,11 @@ def show_tuning(console: Console, search: Search) -> None:
     chosen = [one for one in search.chosen() if (one.level, one.arm) in places]
     if len(chosen) < len(places):
         lines.append("not every number is chosen yet: in the cells below the middle of its range stands for it")
-    for line in (*lines, *([numbers_text(chosen)] if chosen else [])):
+    if chosen:
+        from grpo_lab.analysis.effects.tuned import numbers_text
+
+        lines = [*lines, numbers_text(chosen)]
+    for line in lines:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 

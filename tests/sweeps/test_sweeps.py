@@ -412,6 +412,12 @@ def test_a_cell_of_another_base_is_what_it_would_be_alone(cells_of: Callable) ->
             assert (same.folder, replace(same.run, cell=alone.run.cell)) == (alone.folder, alone.run)
 
 
+def test_a_value_that_follows_the_seed_follows_each_cell(cells_of: Callable) -> None:
+    """Cells of one composition share its values, but for those that refer to what tells the cells apart."""
+    cells = cells_of(None, "world=sums", "task.seed=${seed}", "seed=0,1,2")
+    assert [cell.run.task.seed for cell in cells] == [0, 1, 2]
+
+
 def test_a_dry_run_lists_the_cells_and_touches_nothing(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
     runs = tmp_path / "runs"
     multirun("truncation=score,mask_after", "seed=0,1", f"runs_dir={runs}", "hydra.sweeper.dry_run=true")
