@@ -493,7 +493,7 @@ def test_another_sweeper_is_told_what_each_run_is_worth(compose: Callable, tmp_p
         "objective=reward/mean",
         "seed=3",
     ]
-    launcher = LocalCells(1, 30.0)
+    launcher = LocalCells(1, 30.0, None)
     (done,) = launcher.launch([words], compose, [])
     (folder,) = tmp_path.glob("*/seed=3")
     assert done.return_value == objective(folder, "reward/mean", "steps") and 0 <= done.return_value <= 1
