@@ -236,7 +236,7 @@ def _record(search: Search, cells: Sequence[Cell], starts: bool) -> None:
 def show_tuning(console: Console, search: Search) -> None:
     """Print how many trials and runs a tuning has, how many have ended, and what it chose."""
     tuning, places = search.tuning, search.asked_for
-    runs = len(places) * tuning.trials * len(tuning.seeds)
+    planned = len(places) * tuning.trials * len(tuning.seeds)
     folder = search.runs_dir / TUNING
     ended = 0
     for place in places:
@@ -247,7 +247,7 @@ def show_tuning(console: Console, search: Search) -> None:
     arms = "1 arm" if len(places) == 1 else f"{len(places)} arms"
     seeds = "1 seed" if len(tuning.seeds) == 1 else f"{len(tuning.seeds)} seeds"
     lines = [
-        f"tuning, before the first cell: {tuning.trials} trials of each of {arms} on {seeds}, which are {runs} runs, "
+        f"tuning, before the first cell: {tuning.trials} trials of each of {arms} on {seeds}, which are {planned} runs, "
         f"{ended} of them finished, in {folder}"
     ]
     chosen = [one for one in search.chosen() if (one.level, one.arm) in places]

@@ -126,15 +126,15 @@ class RunLog:
         # Timing first: then a reader that sees a line of metrics.jsonl also finds the step's time.
         timing_line = {"step": step, "wall": time.time_ns() // 1_000_000, **_section("timing", timing)}
         metrics_line = {"step": step, **_section("metrics", metrics)}
-        self._append(self._timing, timing_line)
-        self._digest.update(self._append(self._metrics, metrics_line))
+        self._append("timing.jsonl", timing_line)
+        self._digest.update(self._append("metrics.jsonl", metrics_line))
         self._last_step = step
         if time.monotonic() - self._synced_at >= FSYNC_SECONDS:
             self._sync()
 
-    def _append(self, descriptor: int, record: Mapping[str, Any]) -> bytes:
-        line = json.dumps(record, allow_nan=False).encode() + b"\n"
-        with explained(self.folder):
+    def _append(self, name: str, record: Mapping[str, Any]) -> bytes:
+        descriptor, line = self._descriptors[name], json.dumps(record, allow_nan=False).encode() + b"\n"
+        with explained(self.folder / name):
             written = 0
             try:
                 while written < len(line):

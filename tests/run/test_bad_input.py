@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from short_runs import WORLD, command_line, same_ending
@@ -14,6 +17,8 @@ from transformers import AutoTokenizer, BertConfig
 
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.loop import start
+from grpo_lab.run import checkpoint
+from grpo_lab.tracking.run_log import RunLog
 
 
 def start_with(folder: Path, *overrides: str) -> Path:
@@ -94,35 +99,59 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         start_with(Path("/proc/grpo_lab"))
 
 
-@pytest.mark.extended
-@pytest.mark.timeout(900)
-def test_a_disk_that_fills_up_loses_nothing_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    """Each attempt finds a little more room than the last, so that the disk is full at many different files."""
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, of 8 MB."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=5m", "tmpfs", str(disk)], capture_output=True).returncode:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(disk)], capture_output=True).returncode:
         pytest.skip("this user may not mount a small disk")
-    numbers = ["budget.amount=12", "checkpoint_every=2", "keep_checkpoints=3", "rollouts_every=1"]
-    try:
-        filler = disk / "filler"
-        filler.write_bytes(b"\0" * (5 * 2**20 - 300_000))
-        met: list[str] = []
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def fill(disk: Path) -> None:
+    """Leave no free page."""
+    with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
         while True:
-            try:
-                folder = start_with(disk, *numbers)
-                break
-            except OSError as error:
-                assert "free space and start the same command again: it resumes from the last checkpoint" in str(error)
-                met.append(str(error))
-            assert filler.stat().st_size > 0, met
-            os.truncate(filler, max(0, filler.stat().st_size - 400_000))
-        for kind in ("/checkpoints/", ".parquet"):
-            assert any(kind in said for said in met), (kind, met)
-        assert not list(disk.rglob("*.tmp")), "nothing half written stays"
-        other = start_with(tmp_path / "whole", *numbers)
-        same_ending(other, folder)
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
+            filler.write(bytes(4096))
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    ("owner", "writes", "named", "often"),
+    [(RunLog, "write_step", r"(metrics|timing)\.jsonl", ()), (RunLog, "write_table", r"\.parquet", ()),
+     (checkpoint, "save", "checkpoint of step 4", ("checkpoint_every=2",))],
+    ids=["metrics", "table", "checkpoint"],
+)  # fmt: skip
+def test_a_full_disk_loses_nothing_and_the_same_command_goes_on(
+    owner: Any,
+    writes: str,
+    named: str,
+    often: tuple[str, ...],
+    small_disk: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before one of its writes another program takes the rest of a real disk."""
+    numbers = ["budget.amount=6", "rollouts_every=2", *often]
+    write, calls = getattr(owner, writes), 0
+
+    def on_a_full_disk(*arguments: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            fill(small_disk)
+        return write(*arguments, **named)
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match=named) as met:
+        patch.setattr(owner, writes, on_a_full_disk)
+        start_with(small_disk, *numbers)
+    assert "free space and start the same command again: it resumes from the last checkpoint" in str(met.value)
+    (small_disk / "filler").unlink()
+    folder = start_with(small_disk, *numbers)
+    assert not list(small_disk.rglob("*.tmp")), "nothing half written stays"
+    same_ending(start_with(tmp_path / "whole", *numbers), folder)
 
 
 @pytest.mark.extended
@@ -143,8 +172,6 @@ def test_an_mlflow_server_that_is_down_stops_nothing_and_sync_catches_up(tmp_pat
 
 
 def test_two_processes_cannot_write_one_run(tmp_path: Path) -> None:
-    from grpo_lab.tracking.run_log import RunLog
-
     config = compose_config([*WORLD, f"runs_dir={tmp_path}", "budget.amount=2"])
     with RunLog(tmp_path / "run" / "seed=0"), pytest.raises(OSError, match=str(os.getpid())):
         start(config, "run", {}, ["test"])

@@ -9,16 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-from hydra.types import RunMode
+from sweeping import multirun
 
 from grpo_lab.analysis.caveats import not_told_apart
 from grpo_lab.analysis.effects.acted import Action, actions, could_not_act
 from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.analysis.sources.saved_data import load_data, save_data
 from grpo_lab.config.design import Design, load_design, read_design, require_known_metrics
-from grpo_lab.config.run_config import conf_folder
 from grpo_lab.sweeps.cells import Cell, compose_cells, plan_cells, sweep_name
 from grpo_lab.sweeps.pilot import pilot_cells, pilot_seed
 from grpo_lab.tracking.files import write_json
@@ -127,14 +124,6 @@ def test_the_fingerprint_holds_bases_and_requirements() -> None:
 # ---- composed
 
 
-@pytest.fixture(scope="module")
-def compose() -> Callable:
-    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        hydra = GlobalHydra.instance().hydra
-        sweep = hydra.compose_config("config", [], run_mode=RunMode.MULTIRUN, with_log_configuration=False)
-        return lambda words: hydra.config_loader.load_sweep_config(sweep, list(words))
-
-
 def test_a_pilot_is_short_of_one_base_and_of_a_seed_that_the_design_does_not_use(
     compose: Callable, tmp_path: Path
 ) -> None:
@@ -165,9 +154,7 @@ def test_a_pilot_is_short_of_one_base_and_of_a_seed_that_the_design_does_not_use
 
 def sweep(folder: Path, *words: str) -> None:
     """`python -m grpo_lab.train +experiments=acting` in this process; its cells have processes of their own."""
-    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        typed = ["+experiments=acting", f"runs_dir='{folder / 'my runs'}'", *words]
-        GlobalHydra.instance().hydra.multirun("config", None, typed, with_log_configuration=False)
+    multirun("+experiments=acting", f"runs_dir='{folder / 'my runs'}'", *words)
 
 
 @pytest.fixture

@@ -19,17 +19,15 @@ from pathlib import Path
 
 import pytest
 from helpers import hear_interrupts
-from hydra import initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from mlflow import MlflowClient
 from processes import alive, command_of, descendants_of
 from rich.console import Console
+from sweeping import multirun
 
 from grpo_lab.analysis.effects.verdict import compared_arms
 from grpo_lab.analysis.final_values import final_values
 from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.config.hydra_setup import compose_config
-from grpo_lab.config.run_config import conf_folder
 from grpo_lab.loop import start
 from grpo_lab.sweeps.board import Board
 from grpo_lab.sweeps.child import THREAD_VARIABLES
@@ -43,8 +41,8 @@ WORLD = ["world=tiny", "tracking=none", "evaluation=brief"]
 PATIENCE = 200.0  # seconds; other processes may share the cores
 
 
-def command(runs: Path, *words: str, multirun: str = "-m") -> list[str]:
-    typed = [sys.executable, "-m", "grpo_lab.train", multirun, *WORLD, f"runs_dir={runs}", *words]
+def command(runs: Path, *words: str, flag: str = "-m") -> list[str]:
+    typed = [sys.executable, "-m", "grpo_lab.train", flag, *WORLD, f"runs_dir={runs}", *words]
     return [word for word in typed if word]
 
 
@@ -54,9 +52,7 @@ def sweep(runs: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def sweep_from_here(runs: Path, *words: str) -> None:
     """The same from this process, which spares an interpreter; its cells have theirs. Raises SystemExit."""
-    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        overrides = [*WORLD, f"runs_dir={runs}", *words]
-        GlobalHydra.instance().hydra.multirun("config", None, overrides, with_log_configuration=False)
+    multirun(*WORLD, f"runs_dir={runs}", *words)
 
 
 @contextmanager
@@ -424,14 +420,14 @@ design:
 
 @pytest.mark.extended
 @pytest.mark.parametrize(
-    "multirun,words",
+    "flag,words",
     [
         pytest.param("-m", ["seed=0,1", "budget.amount=1"], id="typed", marks=pytest.mark.extended),
         pytest.param("", ["+experiments=mine"], id="declared"),
     ],
 )
 def test_the_basic_launcher_runs_our_cells_and_reports_the_one_that_fails(
-    multirun: str, words: list[str], tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
+    flag: str, words: list[str], tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All cells in one process, as Hydra does without plugins, of a list or of an experiment of the user's own."""
     monkeypatch.setenv("GRPO_LAB_CONFIG_PATH", str(tmp_path / "mine"))
@@ -441,7 +437,7 @@ def test_the_basic_launcher_runs_our_cells_and_reports_the_one_that_fails(
     blocked = runs / "plain,budget.amount=1,evaluation=brief,world=tiny" / "seed=0" / "eval"
     blocked.parent.mkdir(parents=True)
     blocked.write_text("in the way")
-    typed = command(runs, *words, "hydra/launcher=basic", multirun=multirun)
+    typed = command(runs, *words, "hydra/launcher=basic", flag=flag)
     done = subprocess.run(typed, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 1 and "error: 1 of 2 cells" in done.stderr and "a file stands where" in done.stderr
     assert not (blocked.parent / "DONE").exists() and finished(runs) == 1, "the other one was run"

@@ -5,15 +5,12 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import pytest
-from hydra import initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-from hydra.types import RunMode
 from rich.console import Console
 from safetensors.torch import load_file
+from sweeping import multirun
 from torch.testing import assert_close
 
 from grpo_lab.config.design import Design, load_design, read_design, require_known_metrics
@@ -82,16 +79,6 @@ def flat_design(*, base: Sequence[str] = (), seeds: Sequence[int] = (0,), **arms
     return declare(**changes, base=[*WORLD, *base], seeds=list(seeds), arms={"plain": [], **arms})
 
 
-@pytest.fixture(scope="module")
-def compose() -> Callable:
-    """Overrides to a composed cell, as the sweeper plugin does it."""
-    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        hydra = GlobalHydra.instance().hydra
-        sweep = hydra.compose_config("config", [], run_mode=RunMode.MULTIRUN, with_log_configuration=False)
-        composed = cache(lambda words: hydra.config_loader.load_sweep_config(sweep, list(words)))
-        return lambda words: composed(tuple(words)).copy()
-
-
 @pytest.fixture
 def cells_of(compose: Callable, tmp_path: Path) -> Callable[..., list[Cell]]:
     """cells_of(design, "seed=0,1", ...) -> the checked cells, with runs in tmp_path."""
@@ -101,12 +88,6 @@ def cells_of(compose: Callable, tmp_path: Path) -> Callable[..., list[Cell]]:
         return compose_cells(plan_cells(design, words), sweep_name(design, words), compose)
 
     return make
-
-
-def multirun(*words: str) -> None:
-    """What `python -m grpo_lab.train -m` does below its argument parser, in this process."""
-    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        GlobalHydra.instance().hydra.multirun("config", None, [*WORLD, *words], with_log_configuration=False)
 
 
 # ---- declared
@@ -420,7 +401,7 @@ def test_a_value_that_follows_the_seed_follows_each_cell(cells_of: Callable) -> 
 
 def test_a_dry_run_lists_the_cells_and_touches_nothing(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
     runs = tmp_path / "runs"
-    multirun("truncation=score,mask_after", "seed=0,1", f"runs_dir={runs}", "hydra.sweeper.dry_run=true")
+    multirun(*WORLD, "truncation=score,mask_after", "seed=0,1", f"runs_dir={runs}", "hydra.sweeper.dry_run=true")
     said = capfd.readouterr().err
     assert "4 cells; none is started" in said and said.count("new ") == 4 and "truncation=mask_after seed=1" in said
     assert not runs.exists()
@@ -431,7 +412,7 @@ def test_a_run_that_was_started_by_hand_is_a_cell_that_is_finished(
 ) -> None:
     words = [*WORLD, "budget.amount=1", "evaluation=brief", f"runs_dir={tmp_path}"]
     folder = start(compose_config(words), run_name("plain", words), {}, ["test"])
-    multirun(*words, "seed=0")
+    multirun(*WORLD, *words, "seed=0")
     said = capfd.readouterr().err
     assert "all 1 cells are finished" in said and "run seed=0 (a run on its own)" in said
     assert not (folder / "output.log").exists(), "no process was started"

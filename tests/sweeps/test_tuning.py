@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.utils import JobReturn, JobStatus
-from hydra.types import RunMode
 from rich.console import Console
+from sweeping import multirun
 from test_sweep_faults import finished, started, wait_until
 
 from grpo_lab.analysis.caveats import notes
@@ -27,7 +25,6 @@ from grpo_lab.analysis.sources.chosen_numbers import ChosenNumbers, Trial, chose
 from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.analysis.sources.saved_data import load_data, save_data
 from grpo_lab.config.design import Design, read_design, require_known_metrics
-from grpo_lab.config.run_config import conf_folder
 from grpo_lab.config.tuning import Range
 from grpo_lab.sweeps.cells import Cell, plan_cells, sweep_name
 from grpo_lab.sweeps.launching import LocalCells
@@ -222,14 +219,6 @@ def test_a_choice_near_an_end_of_its_range_is_said() -> None:
     assert "0.400*" in trials_text([inside]) and numbers_text([]) == "" and tuned_in_words([]) == []
 
 
-@pytest.fixture(scope="module")
-def compose() -> Callable:
-    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        hydra = GlobalHydra.instance().hydra
-        sweep = hydra.compose_config("config", [], run_mode=RunMode.MULTIRUN, with_log_configuration=False)
-        return lambda words: hydra.config_loader.load_sweep_config(sweep, list(words))
-
-
 @pytest.fixture
 def plan(compose: Callable, tmp_path: Path) -> Callable[..., Search]:
     """plan(design, "seed=3", ...) -> the checked tuning, with runs in tmp_path."""
@@ -253,7 +242,7 @@ class Launcher:
             if len(self.started) == self.dies_after:
                 raise KeyboardInterrupt
             self.started.append(f"{cell.folder.parent.name} {cell.plan.seed}")
-            rate, bound = cell.run.optimizer.learning_rate, cell.run.surrogate.clip_high  # type: ignore[attr-defined]
+            rate, bound = cell.run.optimizer.learning_rate, cell.run.surrogate.clip_high
             accuracy = 0.9 - 0.1 * (math.log10(rate) + 3.5) ** 2 + 0.05 * bound - 0.01 * (cell.plan.seed % 100)
             write_json(cell.folder / "run.json", {"identity": {}, "run_key": "x"})
             with RunLog(cell.folder) as log:
@@ -287,14 +276,17 @@ def test_every_arm_gets_as_many_trials_and_a_kill_changes_none(
         except KeyboardInterrupt:
             assert plan(design).open() == [("", "plain"), ("", "higher")]
         started += launcher.started
+        said = capsys.readouterr().out
+        show_tuning(console, plan(design))
+        assert f"which are 12 runs, {len(started)} of them finished" in capsys.readouterr().out
     assert len(started) == len(set(started)) == 12, "no run twice"
-    assert "Tuned: 3 trials each" in capsys.readouterr().out
+    assert "Tuned: 3 trials each" in said
     search = plan(design)
     chosen = search.chosen()
     assert search.open() == [] and [(one.arm, len(one.trials)) for one in chosen] == [("plain", 3), ("higher", 3)]
     for one in chosen:
         assert one.chosen.value == max(trial.value for trial in one.trials)
-        assert set(one.ranges) == set(design.tuning.of(one.arm))  # type: ignore[union-attr]
+        assert set(one.ranges) == set(design.tuning.of(one.arm))
     elsewhere = plan_tuning(design, [], "tuned", compose, tmp_path / "elsewhere")
     run_tuning(console, elsewhere, Launcher())
     assert elsewhere.chosen() == chosen, "as a search that was never killed"
@@ -414,9 +406,7 @@ def test_the_worth_of_a_run_is_its_final_value_and_zero_if_it_stopped(tmp_path: 
 
 def tuned_sweep(folder: Path, *words: str) -> None:
     """`python -m grpo_lab.train +experiments=tuned` in this process; its runs have processes of their own."""
-    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        typed = ["+experiments=tuned", *WORLD, f"runs_dir={folder}", *words]
-        GlobalHydra.instance().hydra.multirun("config", None, typed, with_log_configuration=False)
+    multirun("+experiments=tuned", *WORLD, f"runs_dir={folder}", *words)
 
 
 @pytest.fixture
