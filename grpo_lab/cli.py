@@ -104,7 +104,7 @@ def sync_runs(arguments: argparse.Namespace) -> None:
     else:
         reports = _replay(arguments.folder, arguments.to, arguments.overrides)
     if not reports:
-        raise ValueError(f"{arguments.folder} holds no run that is mirrored to MLflow: give a folder of runs")
+        raise ValueError(f"{arguments.folder} holds no run that {arguments.to} can be sent: give a folder of runs")
     for report in reports:
         print(f"{report.folder}: {report.error or f'{report.points} points sent, {report.status}'}")
     if any(report.error for report in reports):
@@ -120,12 +120,18 @@ def _replay(folder: Path, to: str, overrides: Sequence[str]) -> list[SyncReport]
 
     if wrong := [word for word in overrides if not word.startswith("tracking.")]:
         raise ValueError(f"{wrong[0]}: --to takes overrides of the tracker alone, such as tracking.folder=/there")
-    runs = folder.absolute()
-    if (runs / "run.json").exists():  # one run: its tracker lies where its folder of runs is
-        runs = Path(json.loads((runs / "run.json").read_text()).get("config", {}).get("runs_dir", RUNS)).absolute()
-    config = compose_config([f"tracking={to}", f"runs_dir='{runs}'", *overrides])
+    config = compose_config([f"tracking={to}", f"runs_dir='{_runs_dir_of(folder.absolute())}'", *overrides])
     tracking = OmegaConf.to_object(config.tracking)
     return sync_all(folder, tracking.uri) if isinstance(tracking, Mlflow) else replay(folder, tracking)  # pyright: ignore
+
+
+def _runs_dir_of(folder: Path) -> Path:
+    """The folder of runs that this one is, or lies in: a run, or the runs of one name."""
+    run = next((path.parent for path in sorted(folder.rglob("run.json"))), None)
+    if run is None:
+        return folder
+    runs = run.parents[3 if "foreign" in json.loads((run / "run.json").read_text()) else 1]
+    return folder if folder == runs or folder in runs.parents else runs
 
 
 def measure_cost_model(arguments: argparse.Namespace) -> None:

@@ -140,7 +140,9 @@ def follow(run: RunConfig, device: torch.device, folder: Path) -> None:
     if told is None:  # the run is finished
         return
     newest, training, key = told
-    with open_run(run, device, newest, folder, training) as (state, queue, saved):
+    with contextlib.ExitStack() as opened:
+        with remedied("open"):
+            state, queue, saved = opened.enter_context(open_run(run, device, newest, folder, training))
         recorder = Recorder(run, UnwrittenLog(folder), Unshown(), key)
         if saved:
             recorder.from_state(saved)
@@ -154,13 +156,16 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
     data = data_fingerprint(run)
     device = prepare_torch(run.device, run.threads)
     folder = Path(run.runs_dir).expanduser().absolute() / name / f"seed={run.seed}"
+    identity = run_identity(config, device.type)
     ranks.agree("code", provenance.code)
+    ranks.agree("the run's folder", lambda: str(folder))
+    ranks.agree("configuration", lambda: identity)
+    ranks.agree("data", lambda: data)
     if not ranks.is_first():
         follow(run, device, folder)
         return folder
     with RunLog(folder) as log, RunProgress(f"{name} seed {run.seed}") as progress:
         say = partial(progress.console.print, highlight=False, soft_wrap=True)
-        identity = run_identity(config, device.type)
         before = check_folder(folder, identity)
         check_data(before, data)
         if log.status() == "done":

@@ -18,11 +18,9 @@ from grpo_lab.config.overrides import misnamed
 from grpo_lab.config.rules import check_compatible
 from grpo_lab.config.run_config import conf_folder, to_run
 from grpo_lab.config.run_name import chosen_options, run_name
-from grpo_lab.engines.base import EngineFailure
 from grpo_lab.policy import ranks
 from grpo_lab.policy.device import choose_device
-from grpo_lab.sweeps.child import BUSY, follow_parent
-from grpo_lab.tracking.files import RunFolderBusyError
+from grpo_lab.sweeps.child import errors_said, follow_parent
 
 
 def _run_hydra(config: DictConfig) -> float | None:
@@ -30,33 +28,19 @@ def _run_hydra(config: DictConfig) -> float | None:
     hydra_config = HydraConfig.get()
     axes = chosen_options(hydra_config.runtime.choices)
     launched = not OmegaConf.is_missing(hydra_config.job, "num")  # by a launcher, which numbers its jobs
-    try:
-        with ranks.opened(lambda: choose_device(config.device)):
-            run = to_run(config)
-            check_compatible(run, axes)  # refuse before any large import
-            name = run_name(axes.get("recipe", "plain"), hydra_config.overrides.task)
-            from grpo_lab.loop import start
+    raised = os.environ.get("HYDRA_FULL_ERROR") == "1" or launched  # a launcher handles errors itself
+    with errors_said(raised), ranks.opened(lambda: choose_device(config.device)):
+        run = to_run(config)
+        check_compatible(run, axes)  # refuse before any large import
+        name = run_name(axes.get("recipe", "plain"), hydra_config.overrides.task)
+        from grpo_lab.loop import start
 
-            folder = start(config, name, axes, sys.argv)
-            if not launched:
-                return None
-            from grpo_lab.sweeps.objective import objective
+        folder = start(config, name, axes, sys.argv)
+        if not launched:
+            return None
+        from grpo_lab.sweeps.objective import objective
 
-            return objective(folder, run.objective, run.budget.axis.value)
-    except (Exception, KeyboardInterrupt) as error:
-        cause = ranks.cause_of(error)
-        if cause is not error and not ranks.is_first():
-            sys.exit(1)  # the first rank, and the one that failed, say why
-        if isinstance(cause, KeyboardInterrupt):
-            sys.exit("interrupted: the same command goes on from the last checkpoint")
-        if cause is not error:
-            # What all ranks refuse, the one that was quickest has said.
-            sys.exit(1 if str(error) in str(cause) else f"error: {cause}")
-        itself = os.environ.get("HYDRA_FULL_ERROR") == "1" or launched  # a launcher handles errors itself
-        if itself or not isinstance(error, (ValueError, OSError, FloatingPointError, EngineFailure)):
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(BUSY if isinstance(error, RunFolderBusyError) else 1)
+        return objective(folder, run.objective, run.budget.axis.value)
 
 
 def main() -> None:
@@ -69,7 +53,10 @@ def main() -> None:
         if wrong := misnamed(sys.argv[1:]):
             raise ValueError(wrong)
         if ranks.launched() > 1 and {"-m", "--multirun"} & set(sys.argv[1:]):
-            raise ValueError("torchrun starts the processes of one run, and -m starts many runs: use one of them")
+            raise ValueError(
+                "torchrun starts the processes of one run, and -m starts many runs: leave torchrun out, and set "
+                f"hydra.launcher.processes={ranks.launched()}"
+            )
         asked = answer(sys.argv[1:])
     except (ValueError, HydraException) as error:
         sys.exit(f"error: {error}")

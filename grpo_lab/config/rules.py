@@ -250,7 +250,7 @@ ERRORS: tuple[Rule, ...] = (
     ),
 )
 
-# What is refused where torchrun started several processes.
+# What is refused where several processes share the run.
 ERRORS_OF_SEVERAL_RANKS: tuple[Rule, ...] = (
     Rule(
         "streams_have_one_rank",

@@ -60,8 +60,8 @@ class Vllm(VllmEngine):
             return super().missing()
         return (
             f"engine.tensor_parallel={self.tensor_parallel}, and {there} processes share this run: so many hold "
-            "one model together, so start a multiple of that with torchrun, or choose engine=vllm_process, which has "
-            "cards of its own"
+            "one model together, so start a multiple of that with torchrun (in a sweep: hydra.launcher.processes), or "
+            "choose engine=vllm_process, which has cards of its own"
         )
 
     def open(self, folder: Path, precision: Precision, device: torch.device) -> VllmSession:
@@ -100,13 +100,17 @@ class VllmSession(EngineSession):
         VllmSession.opened = True
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        given = dict(weights)
-        check_names(self.names - given.keys())
+        sent: set[str] = set()
+
+        def noted() -> Iterator[tuple[str, Tensor]]:  # one whole tensor at a time, where weights are split over ranks
+            for name, tensor in weights:
+                sent.add(name)
+                yield name, tensor
+
         self._wake()
         # Send tied weights under each of their names: without the head's name vLLM silently keeps the old head.
-        self.model.collective_rpc(
-            "reload_weights", kwargs={"weights_iterator": iter(given.items()), "is_checkpoint_format": True}
-        )
+        self.model.collective_rpc("reload_weights", kwargs={"weights_iterator": noted(), "is_checkpoint_format": True})
+        check_names(self.names - sent)
         # The cached prompts were computed by the old weights.
         if not self.model.reset_prefix_cache():
             raise EngineFailure("vLLM did not clear its cache of prompts after new weights: a request is still running")
@@ -115,10 +119,13 @@ class VllmSession(EngineSession):
     def close(self) -> None:
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory, destroy_model_parallel
 
+        several = ranks.number() > 1
+        if several:  # its shutdown, now or when Python ends, would close the process group of the run
+            self.engine.engine_core._finalizer.detach()
         del self.model, self.engine
         gc.collect()
-        if ranks.number() > 1:
-            destroy_model_parallel()  # the other would close the run's own process group too
+        if several:
+            destroy_model_parallel()
         else:
             cleanup_dist_env_and_memory()
         VllmSession.opened = False

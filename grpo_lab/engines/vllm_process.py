@@ -80,6 +80,12 @@ class VllmProcess(VllmEngine):
                 f"device {last}, but torch sees {seen} CUDA devices: lower them, or choose engine=vllm, which shares "
                 "the learner's card"
             )
+        if taken := set(self._cards) & set(range(ranks.local_number())) - {ranks.local_rank()}:
+            return (
+                f"engine.device_index={self.device_index} puts an engine on CUDA device {min(taken)}, the learner's of "
+                f"another process: set it to {ranks.local_number()}, or to 0 with engine.port=null, so that each "
+                "engine shares its learner's card"
+            )
         return None if self.port is None else taken_port(self.port + ranks.local_rank())
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -55,17 +55,34 @@ class _Group:
 
 
 _open: _Group | None = None
+_planned = 1  # how many processes a sweep is going to start for each of its runs
 _solo = threading.local()  # .alone: whether this thread is within a call of `alone`
 
 
 def launched() -> int:
-    """How many processes torchrun started for this run; 1 without it. Needs no open group."""
-    return int(os.environ["WORLD_SIZE"]) if _TORCHRUN in os.environ else 1
+    """How many processes torchrun started for this run, or is going to (see `planned`). Needs no open group."""
+    return int(os.environ["WORLD_SIZE"]) if _TORCHRUN in os.environ else _planned
+
+
+@contextmanager
+def planned(processes: int) -> Iterator[None]:
+    """Check runs as they are checked where so many processes share each of them."""
+    global _planned
+    before, _planned = _planned, processes
+    try:
+        yield
+    finally:
+        _planned = before
 
 
 def local_rank() -> int:
     """Which of the processes on this machine this is, from 0."""
     return int(os.environ["LOCAL_RANK"]) if _TORCHRUN in os.environ else 0
+
+
+def local_number() -> int:
+    """How many of the processes are on this machine."""
+    return int(os.environ["LOCAL_WORLD_SIZE"]) if _TORCHRUN in os.environ else _planned
 
 
 def number() -> int:
@@ -204,11 +221,21 @@ def own_part(tensor: Tensor) -> Tensor:
 def agree(what: str, value: Callable[[], Any]) -> None:
     """Raise ValueError unless all ranks have the same value of `what`; with one rank it is not asked for."""
     found = [] if number() == 1 else gathered(value())
-    if other := [place for place, one in enumerate(found) if one != found[0]]:
-        raise ValueError(
-            f"rank {other[0]} has {what} {found[other[0]]}, and rank 0 has {found[0]}: give every machine of the run "
-            "the same files and packages"
-        )
+    for place, one in enumerate(found):
+        if one != found[0]:
+            here, there = _unlike(one, found[0])
+            raise ValueError(
+                f"rank {place} has {what} {here}, and rank 0 has {there}: start the same command on every machine of "
+                "the run, with the same files and packages"
+            )
+
+
+def _unlike(one: Any, other: Any) -> tuple[Any, Any]:
+    """Two values that differ; of mappings the first entries that do."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        key = next(key for key in {**one, **other} if one.get(key) != other.get(key))
+        return f"{key}={one.get(key)}", f"{key}={other.get(key)}"
+    return one, other
 
 
 def cause_of(error: BaseException) -> BaseException:

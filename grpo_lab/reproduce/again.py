@@ -8,10 +8,10 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from grpo_lab.engines.base import EngineFailure
+from grpo_lab.policy import ranks
+from grpo_lab.policy.device import choose_device
 from grpo_lab.reproduce.record import Record, device_name, read_record
-from grpo_lab.sweeps.child import BUSY, follow_parent
-from grpo_lab.tracking.files import RunFolderBusyError
+from grpo_lab.sweeps.child import errors_said, follow_parent
 
 
 def configured(record: Record, runs_dir: Path) -> DictConfig:
@@ -26,16 +26,12 @@ def main() -> None:
     follow_parent()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder, runs_dir = map(Path, sys.argv[1:])
-    try:
+    with errors_said():
         record = read_record(folder)
-        from grpo_lab.loop import start
+        with ranks.opened(lambda: choose_device(device_name(record))):
+            from grpo_lab.loop import start
 
-        start(configured(record, runs_dir), record.name, record.described["choices"], sys.argv)
-    except (ValueError, OSError, FloatingPointError, EngineFailure) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(BUSY if isinstance(error, RunFolderBusyError) else 1)
-    except KeyboardInterrupt:
-        sys.exit("interrupted: the same command goes on from the last checkpoint")
+            start(configured(record, runs_dir), record.name, record.described["choices"], sys.argv)
 
 
 if __name__ == "__main__":

@@ -77,7 +77,8 @@ def _run(record: Record, to: Path, folder: Path, steps: int | None) -> None:
     budget = record.run.budget
     words = (str(record.folder), str(to))
     title = f"{record.name} {record.folder.name}"
-    job = Job(title, words, folder, budget.axis.value, budget.amount, record.run.threads)
+    processes = record.processes(steps)
+    job = Job(title, words, folder, budget.axis.value, budget.amount, record.run.threads, False, processes)
     place = _Again(_threads(record), steps)
     with Board("reproduce", 1, 0) as board:
         (failure,) = run_jobs([job], place, _GRACE_SECONDS, board)
@@ -100,7 +101,7 @@ class _Again(LocalPlace):
         self.variables, self.steps, self.reached = variables, steps, False
 
     def start(self, job: Job, slot: int) -> LocalProcess:
-        process = open_cell(job.words, job.folder, job.threads, self.variables, _MODULE)
+        process = open_cell(job.words, job.folder, job.threads, self.variables, job.processes, _MODULE)
         return _Until(process, self, job.folder)
 
 

@@ -3,11 +3,11 @@
 Three outcomes:
 
     equal       metrics.jsonl has the same bytes, tables have the same values, the last weights the same bits
-    rounding    the two were computed on another processor, device or number of threads, or with another version of a
-                package that computes; the sources are the same; every table has the same answers, that is, the same
-                texts, tokens, counts and marks; and every other number differs by no more than 1e-6 plus a thousandth
-                of the largest size that this number has in the run. Weights do not decide: an optimiser that divides
-                a gradient by its size turns rounding into steps
+    rounding    the two were computed on another processor, device or number of threads or processes, or with another
+                version of a package that computes; the sources are the same; every table has the same answers, that
+                is, the same texts, tokens, counts and marks; and every other number differs by no more than 1e-5 plus
+                a thousandth of the largest size that this number has in the run. Weights do not decide: an optimiser
+                that divides a gradient by its size turns rounding into steps
     different   anything else
 
 On a CPU, with the same code and packages, only `equal` is right.
@@ -32,7 +32,7 @@ from grpo_lab.tracking.provenance import COMPUTING
 from grpo_lab.tracking.run_reader import has_ended, read_steps
 from grpo_lab.tracking.whole import MANIFEST, read_json
 
-ABSOLUTE, RELATIVE = 1e-6, 1e-3  # what rounding may make of a logged number
+ABSOLUTE, RELATIVE = 1e-5, 1e-3  # what rounding may make of a logged number; log-probs in fp32 are good to 1e-6
 _TABLES = ("eval", "rollouts")
 _WEIGHTS = "the last weights"
 _COPY = "restore it from a copy"
@@ -281,14 +281,15 @@ def _elsewhere(there: Path, here: Path) -> tuple[list[tuple[str, str, str]], boo
     rows = [(name, facts[0].get(name, "-"), facts[1].get(name, "-")) for name in names]
     different = [row for row in rows if row[1] != row[2]]
     changed = {name for name, *_ in different}
-    explains = bool(changed & {"processor", "threads", "device", "GPU", *COMPUTING}) and "sources" not in changed
-    return different, explains
+    explaining = {"processor", "threads", "processes", "device", "GPU", *COMPUTING}
+    return different, bool(changed & explaining) and "sources" not in changed
 
 
 def _facts(folder: Path) -> dict[str, str]:
     """Where a run was computed, in words; of a run of several attempts, each different value."""
     described = read_json(folder / "run.json", _COPY)
     facts = {"device": [described["identity"]["device"]]}
+    facts["processes"] = [str(one["number"]) for one in described.get("ranks", [{"number": 1}])]
     facts["sources"] = [one["sources"][:12] for one in described["stretches"]]
     facts["commit"] = [_commit(one) for one in described["stretches"]]
     for path in sorted(folder.glob("environment*.json")):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -53,6 +54,18 @@ class Record:
     def finished(self) -> bool:
         """Whether it has come to its own end."""
         return has_ended(self.folder)
+
+    def processes(self, steps: int | None) -> int:
+        """How many processes computed its first `steps`, or all. Raises ValueError if their number changed."""
+        first, *later = self.described.get("ranks") or [{"from_step": 0, "number": 1}]
+        if later and (steps is None or later[0]["from_step"] < steps):
+            after = later[0]["from_step"]
+            raise ValueError(
+                f"{self.folder} cannot be repeated: the number of its processes changed from {first['number']} to "
+                f"{later[0]['number']} after step {after}, and each rounds sums otherwise. Remedy: --steps {after} "
+                "compares the first ones"
+            )
+        return first["number"]
 
     def code_of(self, steps: int | None) -> Mapping[str, Any]:
         """The code that computed its first `steps`, or all. Raises ValueError if it was of several kinds."""
@@ -154,6 +167,7 @@ def check_repeatable(record: Record, steps: int | None) -> list[str]:
             "started it, or compare its first steps with --steps N"
         )
     record.code_of(steps)
+    processes = record.processes(steps)
     if judge := _server(record):
         raise ValueError(
             f"{folder} cannot be repeated: {judge} asks a model on a server, whose answers are no part of the record "
@@ -164,6 +178,8 @@ def check_repeatable(record: Record, steps: int | None) -> list[str]:
             f"{folder} cannot be repeated: its budget is device_seconds, so the clock ended it. Remedy: --steps N "
             "compares its first steps; another budget, such as steps, makes runs repeatable"
         )
+    if record.device == "cuda" and processes > (there := torch.cuda.device_count()):
+        raise ValueError(f"{folder} ran on {processes} GPUs, and there are {there} here: repeat it on such a machine")
     try:
         kind = choose_device(device_name(record)).type
     except ValueError as error:

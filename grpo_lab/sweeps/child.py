@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -9,21 +10,31 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
+
+import psutil
+
+from grpo_lab.engines.base import EngineFailure
+from grpo_lab.policy import ranks
+from grpo_lab.tracking.files import RunFolderBusyError
 
 PARENT = "GRPO_LAB_SWEEP_PROCESS"
 OUTPUT = "output.log"  # in the run's folder: command and output of every attempt
 BUSY = 75  # the exit status of a run whose folder another process holds; EX_TEMPFAIL of sysexits.h
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+# torchrun does not know Slurm's signal, and would die of it alone.
+_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR2"
 _LOOK_SECONDS = 1.0
 _PATIENCE_SECONDS = 10.0  # time for a run to flush its mirror
 
 
-def cell_command(words: Sequence[str], module: str = "grpo_lab.train") -> list[str]:
-    """The command that runs these overrides."""
-    return [sys.executable, "-m", module, *words]
+def cell_command(words: Sequence[str], processes: int = 1, module: str = "grpo_lab.train") -> list[str]:
+    """The command that runs these overrides, in so many processes that share the run."""
+    torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    shared = [*torchrun, f"--signals-to-handle={_SIGNALS}", "-m"] if processes > 1 else []
+    return [sys.executable, "-m", *shared, module, *words]
 
 
 def thread_limits(threads: int) -> dict[str, str]:
@@ -42,15 +53,16 @@ def open_cell(
     folder: Path,
     threads: int,
     further: Mapping[str, str],
+    processes: int = 1,
     module: str = "grpo_lab.train",
     cwd: Path | None = None,
 ) -> subprocess.Popen:
     """Start the run of these overrides in a fresh interpreter; its output goes to output.log in its folder.
 
-    `further` are environment variables beside those that limit its threads. Another `module` than the one that trains
-    gets its own words. It works in the folder `cwd`, or here.
+    `further` are environment variables beside those that limit the threads of each of its `processes`. Another `module`
+    than the one that trains gets its own words. It works in the folder `cwd`, or here.
     """
-    command = cell_command(words, module)
+    command = cell_command(words, processes, module)
     with (folder / OUTPUT).open("ab") as output:
         write_command(output, command)
         return subprocess.Popen(
@@ -75,9 +87,42 @@ def follow_parent() -> None:
     threading.Thread(target=_end_with, args=(int(parent),), name="sweep-watch", daemon=True).start()
 
 
+@contextlib.contextmanager
+def errors_said(raised: bool = False) -> Iterator[None]:
+    """In a run's process: end with a message and an exit status for what this block raises, a traceback for a bug.
+
+    `raised`: what a user can mend is raised too. Of several ranks one says what the run ended by.
+    """
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:
+        cause = ranks.cause_of(error)
+        if cause is not error and not ranks.is_first():
+            sys.exit(1)  # the first rank, and the one that failed, say why
+        if isinstance(cause, KeyboardInterrupt):
+            sys.exit("interrupted: the same command goes on from the last checkpoint")
+        if cause is not error:
+            # What all ranks refuse, the one that was quickest has said.
+            sys.exit(1 if str(error) in str(cause) else f"error: {cause}")
+        if raised or not isinstance(error, (ValueError, OSError, FloatingPointError, EngineFailure)):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(BUSY if isinstance(error, RunFolderBusyError) else 1)
+
+
+def _starter() -> int:
+    """The process that started this one, or that started torchrun, whose process this is; 0 if that is gone."""
+    parent = os.getppid()
+    if ranks.launched() == 1:
+        return parent
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(parent).ppid()
+    return 0
+
+
 def _end_with(parent: int) -> None:
     """Interrupt this process when its parent is gone, up to three times: Python drops an interrupt in a __del__."""
-    while os.getppid() == parent:
+    while _starter() == parent:
         time.sleep(_LOOK_SECONDS)
     for _ in range(3):
         os.kill(os.getpid(), signal.SIGINT)

@@ -15,7 +15,7 @@ import os
 import runpy
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -63,11 +63,12 @@ class _Forked(Started):
         self._send(os.kill, signal.SIGINT)
 
     def kill(self) -> None:
-        """Kill its whole group."""
+        """Kill its whole group, and itself where it has not left the server's group yet."""
         self._send(os.killpg, signal.SIGKILL)
+        self._send(os.kill, signal.SIGKILL)
         self.process.join()
 
-    def _send(self, send, number: signal.Signals) -> None:
+    def _send(self, send: Callable[[int, int], None], number: signal.Signals) -> None:
         if self.process.exitcode is None and self.process.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 send(self.process.pid, number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import signal
 import time
 from abc import ABC, abstractmethod
@@ -20,7 +21,9 @@ _POLL_SECONDS = 0.1
 _LISTEN_SECONDS = 5.0  # between two looks at what a cell has written
 _REPEAT_SECONDS = 3.0  # between two interrupts of a cell that did not react to the first
 _ADVICE = "Set the environment variable HYDRA_FULL_ERROR"
-_LAST_BYTES = 2000  # of the output, searched for the error
+_LAST_BYTES = 20_000  # of the output, searched for the error; torchrun says much after it
+# What threads beside a run write: it goes on where the run hangs.
+_BESIDE = re.compile(r"system\.jsonl|\.?mirror.*")
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Job:
     amount: float
     threads: int
     forks: bool = True  # whether it may be forked from a process that has imported what it needs
+    processes: int = 1  # that share the run, started by torchrun
 
     def watched(self) -> WatchedCell:
         """The run as a board follows it, with its clock started now."""
@@ -97,6 +101,7 @@ def run_jobs(
     """Run all jobs at the place. Returns None or the reason of failure for each; a failure stops no other job.
 
     A cell that runs and writes nothing for `silent_seconds` hangs: it is interrupted, and killed after `grace_seconds`.
+    What its mirror and its look at the machine write does not count.
 
     A job whose folder another process holds, such as a cell of another sweep, waits while others start. It is done
     when that process finishes it, and starts here if that process leaves it unfinished. On Ctrl-C every job is
@@ -146,7 +151,8 @@ def run_jobs(
             for entry, code in ended:
                 running.remove(entry)
                 free.append(entry.slot)
-                if code == BUSY:  # another process locked the folder while this one loaded
+                # Another process locked the folder while this one loaded; torchrun does not pass on the exit status.
+                if code == BUSY or (code and entry.job.processes > 1 and is_held(entry.job.folder)):
                     board.leave(entry.watched)
                     wait_for(entry.index, entry.job, entry.watched)
                     waiting.append((entry.index, entry.job))
@@ -181,7 +187,8 @@ def _end_if_silent(entry: _Running, silent_seconds: float, grace_seconds: float)
         return
     entry.listened = now
     with contextlib.suppress(OSError):  # a file that was replaced, a folder that is away for a moment
-        wrote = {(path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in entry.job.folder.iterdir()}
+        files = (path for path in entry.job.folder.iterdir() if not _BESIDE.fullmatch(path.name))
+        wrote = {(path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in files}
         if entry.cell.note or wrote != entry.wrote:  # one that waits for its place has nothing to write
             entry.wrote, entry.heard = wrote, now
     if now > entry.heard + silent_seconds:

@@ -11,6 +11,7 @@ from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
 
+from grpo_lab.policy import ranks
 from grpo_lab.policy.device import choose_device
 from grpo_lab.sweeps.board import Board
 from grpo_lab.sweeps.cells import Cell, compose_cells, plan_cells
@@ -24,15 +25,16 @@ class CellLauncher(ABC):
     """The work of a launcher.
 
     `grace_seconds`: from Ctrl-C until cells that have not ended are killed. `silent_minutes`: after so long without a
-    word a cell hangs and is ended; None waits for ever.
+    word a cell hangs and is ended; None waits for ever. `processes`: how many share one run, started by torchrun.
     """
 
-    def __init__(self, grace_seconds: float, silent_minutes: float | None) -> None:
+    def __init__(self, grace_seconds: float, silent_minutes: float | None, processes: int = 1) -> None:
+        require_at_least_one("processes", processes, "so many share one run")
         if silent_minutes is not None and silent_minutes <= 0:
             raise ValueError(
                 f"hydra.launcher.silent_minutes must be above 0, got {silent_minutes}: null waits for ever"
             )
-        self.grace_seconds = grace_seconds
+        self.grace_seconds, self.processes = grace_seconds, processes
         self.silent_seconds = math.inf if silent_minutes is None else 60 * silent_minutes
         self.expected: tuple[str, Sequence[Cell], int] | None = None
 
@@ -50,12 +52,14 @@ class CellLauncher(ABC):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], compose: Any, hydra: Sequence[str]) -> list[JobReturn]:
         """Run the jobs and return one JobReturn each; `hydra` are the sweep's overrides of Hydra's own settings."""
-        name, cells, finished = self.expected or ("jobs", _cells_of(job_overrides, compose), 0)
+        with ranks.planned(self.processes):
+            name, cells, finished = self.expected or ("jobs", _cells_of(job_overrides, compose), 0)
         ours, self.expected = self.expected is not None, None
         # Settings of the sweep stay here; others, such as a search path or a log level, go to the cells.
         own = ("hydra.mode", "hydra.sweep", "hydra/sweeper", "hydra.launcher", "hydra/launcher")
         passed_on = [word for word in hydra if not word.lstrip("+~").startswith(own)]
-        jobs = [_job(cell, [*words, *passed_on]) for cell, words in zip(cells, job_overrides, strict=True)]
+        told = [[*words, *passed_on] for words in job_overrides]
+        jobs = [_job(cell, words, self.processes) for cell, words in zip(cells, told, strict=True)]
         began = time.monotonic()
         with (
             contextlib.closing(self.place(name, jobs, cells)) as place,
@@ -71,8 +75,10 @@ class CellLauncher(ABC):
 class LocalCells(CellLauncher):
     """The work of the launcher `local`."""
 
-    def __init__(self, workers: int | None, grace_seconds: float, silent_minutes: float | None) -> None:
-        super().__init__(grace_seconds, silent_minutes)
+    def __init__(
+        self, workers: int | None, grace_seconds: float, silent_minutes: float | None, processes: int = 1
+    ) -> None:
+        super().__init__(grace_seconds, silent_minutes, processes)
         self.workers = workers
 
     def place(self, name: str, jobs: Sequence[Job], cells: Sequence[Cell]) -> Place:
@@ -84,7 +90,8 @@ class LocalCells(CellLauncher):
     def _slots(self, cells: Sequence[Cell]) -> tuple[int, list[str]]:
         require_at_least_one("workers", self.workers, "null uses the machine")
         on_cuda = any(choose_device(cell.run.device).type == "cuda" for cell in cells)
-        return slots(self.workers, max((cell.run.threads for cell in cells), default=1), on_cuda)
+        threads = max((cell.run.threads for cell in cells), default=1)
+        return slots(self.workers, threads, on_cuda, self.processes)
 
 
 def require_at_least_one(name: str, value: int | None, remedy: str) -> None:
@@ -93,16 +100,25 @@ def require_at_least_one(name: str, value: int | None, remedy: str) -> None:
         raise ValueError(f"hydra.launcher.{name} must be at least 1, got {value}: {remedy}")
 
 
+def require_gpus_for(processes: int, gpus: float | int) -> None:
+    """Raise ValueError for fewer GPUs than the processes of a run, each of which takes one."""
+    if 0 < gpus < processes > 1:
+        raise ValueError(
+            f"hydra.launcher.gpus={gpus:g} is less than hydra.launcher.processes={processes}, and each process takes a "
+            "GPU: raise gpus, or set it to 0 for device=cpu"
+        )
+
+
 def _cells_of(job_overrides: Sequence[Sequence[str]], compose: Any) -> list[Cell]:
     """The cells of jobs from another sweeper."""
     return compose_cells([plan_cells(None, words)[0] for words in job_overrides], "", compose)
 
 
-def _job(cell: Cell, words: Sequence[str]) -> Job:
+def _job(cell: Cell, words: Sequence[str], processes: int) -> Job:
     run, budget = cell.run, cell.run.budget
-    return Job(
-        cell.plan.title, tuple(words), cell.folder, budget.axis.value, budget.amount, run.threads, run.engine.forks
-    )
+    forks = run.engine.forks and processes == 1
+    told = (cell.plan.title, tuple(words), cell.folder, budget.axis.value, budget.amount)
+    return Job(*told, run.threads, forks, processes)
 
 
 def _objective(cell: Cell) -> float:

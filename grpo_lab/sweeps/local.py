@@ -1,4 +1,4 @@
-"""Cells as processes of this machine: one process per run, a few at a time, on fixed slots.
+"""Cells as processes of this machine: one per run, or several that share it, a few runs at a time, on fixed slots.
 
 A process of its own makes a cell the same run as one started by hand: no random state, CUDA context or engine is left
 over from an earlier cell.
@@ -20,7 +20,7 @@ from grpo_lab.sweeps.jobs import Job, Place, Started
 
 
 class LocalPlace(Place):
-    """Processes of this machine. `devices` are CUDA device ids shared among the slots; none for CPU."""
+    """Processes of this machine. `devices` are CUDA device ids for one run each, shared by slots; none for CPU."""
 
     def __init__(self, workers: int, devices: Sequence[str]) -> None:
         self.workers, self.devices = workers, devices
@@ -29,7 +29,7 @@ class LocalPlace(Place):
         devices = {"CUDA_VISIBLE_DEVICES": self.devices[slot % len(self.devices)]} if self.devices else {}
         if job.forks and sys.platform == "linux":  # elsewhere system libraries do not outlive a fork
             return fork_cell(job.words, job.folder, job.threads, devices)
-        return LocalProcess(open_cell(job.words, job.folder, job.threads, devices))
+        return LocalProcess(open_cell(job.words, job.folder, job.threads, devices, job.processes))
 
 
 class LocalProcess(Started):
@@ -53,10 +53,11 @@ class LocalProcess(Started):
         self.process.wait()
 
 
-def slots(workers: int | None, threads: int, on_cuda: bool) -> tuple[int, list[str]]:
-    """How many jobs run at once, and the CUDA devices they share.
+def slots(workers: int | None, threads: int, on_cuda: bool, processes: int = 1) -> tuple[int, list[str]]:
+    """How many jobs run at once, and the CUDA devices of one job each, as many as it has `processes`.
 
-    Without `workers`: one job per device, or on CPU one per `threads` cores that this process may use.
+    Without `workers`: as many jobs as there are such devices, or on CPU so many cores that this process may use, of
+    which each of its processes has `threads`. Raises ValueError for fewer devices than one job needs.
     """
     devices: list[str] = []
     if on_cuda:
@@ -64,7 +65,14 @@ def slots(workers: int | None, threads: int, on_cuda: bool) -> tuple[int, list[s
 
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         devices = visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]
-    return workers or len(devices) or max(1, usable_cores() // threads), devices
+        if len(devices) < processes:
+            raise ValueError(
+                f"hydra.launcher.processes={processes}, and there are {len(devices)} CUDA devices here: lower it, or "
+                "set device=cpu"
+            )
+        places = range(0, len(devices) - processes + 1, processes)
+        devices = [",".join(devices[place : place + processes]) for place in places]
+    return workers or len(devices) or max(1, usable_cores() // (threads * processes)), devices
 
 
 def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 from grpo_lab.sweeps.cells import Cell
 from grpo_lab.sweeps.child import OUTPUT, PARENT, THREAD_VARIABLES, open_cell
 from grpo_lab.sweeps.jobs import Job, Place, Started
-from grpo_lab.sweeps.launching import CellLauncher, require_at_least_one
+from grpo_lab.sweeps.launching import CellLauncher, require_at_least_one, require_gpus_for
 from grpo_lab.tracking.run_reader import is_held
 
 _LOOK_SECONDS = 0.2  # between two looks at a cell on its node
@@ -28,7 +28,7 @@ _OF_THE_NODE = ("RAY_", "CUDA_", "HOSTNAME", "HOME", "PATH", "LD_LIBRARY_PATH", 
 class RaySettings:
     """What each cell asks of its node; None leaves it out."""
 
-    cpus: float | None  # None: the run's threads
+    cpus: float | None  # None: the threads of the run's processes
     gpus: float  # less than one shares a GPU among cells
     memory_gb: float | None
     resources: Mapping[str, float]  # the cluster's own, such as {node_with_disk: 1}
@@ -44,7 +44,7 @@ class RaySettings:
     def needs(self, job: Job) -> dict[str, float]:
         """What a node must have for the job, as Ray counts it."""
         memory = {} if self.memory_gb is None else {"memory": math.ceil(self.memory_gb * 2**30)}
-        return {"CPU": float(self.cpus or job.threads), "GPU": self.gpus, **memory, **self.resources}
+        return {"CPU": float(self.cpus or job.threads * job.processes), "GPU": self.gpus, **memory, **self.resources}
 
     def options(self, job: Job) -> dict[str, Any]:
         """The options of the job's task as Ray names them."""
@@ -55,7 +55,9 @@ class RaySettings:
         return {**asked, "resources": needs, "max_retries": self.retries, "name": job.title}
 
 
-def run_cell(words: tuple[str, ...], folder: Path, threads: int, environment: dict[str, str], place: Path) -> int:
+def run_cell(
+    words: tuple[str, ...], folder: Path, threads: int, environment: dict[str, str], processes: int, place: Path
+) -> int:
     """On a node: run the cell in a process of its own, in the folder `place`, and return its exit status.
 
     Ray cancels a task as Ctrl-C would. An exception could strike between any two lines here and leave the cell alone,
@@ -64,7 +66,7 @@ def run_cell(words: tuple[str, ...], folder: Path, threads: int, environment: di
     told: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: told.append(number))
     try:
-        process = open_cell(words, folder, threads, environment, cwd=place)
+        process = open_cell(words, folder, threads, environment, processes, cwd=place)
         while process.poll() is None:
             if told:
                 told.clear()
@@ -164,7 +166,7 @@ class RayPlace(Place):
 
     def start(self, job: Job, slot: int) -> Started:
         task = self.run.options(**self.settings.options(job)).remote(
-            job.words, job.folder, job.threads, self.environment, Path.cwd()
+            job.words, job.folder, job.threads, self.environment, job.processes, Path.cwd()
         )
         return _RayTask(task, job.folder, self.waits(job))
 
@@ -178,10 +180,17 @@ class RayCells(CellLauncher):
     """The work of the launcher `ray`. `at_once`: how many cells Ray has at once; None for all."""
 
     def __init__(
-        self, address: str, at_once: int | None, grace_seconds: float, silent_minutes: float | None, **settings: Any
+        self,
+        address: str,
+        at_once: int | None,
+        grace_seconds: float,
+        silent_minutes: float | None,
+        processes: int = 1,
+        **settings: Any,
     ) -> None:
-        super().__init__(grace_seconds, silent_minutes)
+        super().__init__(grace_seconds, silent_minutes, processes)
         self.address, self.at_once, self.settings = address, at_once, RaySettings(**settings)
+        require_gpus_for(processes, self.settings.gpus)
 
     def place(self, name: str, jobs: Sequence[Job], cells: Sequence[Cell]) -> Place:
         workers = self.workers_for(cells)

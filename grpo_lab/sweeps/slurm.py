@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from grpo_lab.sweeps.cells import Cell
 from grpo_lab.sweeps.child import open_cell
 from grpo_lab.sweeps.jobs import Job, Place, Started
-from grpo_lab.sweeps.launching import CellLauncher, require_at_least_one
+from grpo_lab.sweeps.launching import CellLauncher, require_at_least_one, require_gpus_for
 from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.whole import AFRESH, read_json
 
@@ -48,8 +48,8 @@ class SlurmSettings:
     constraint: str
     minutes: int  # its limit of time; a run that needs longer goes back into the queue and on from its checkpoint
     warning_seconds: int  # before the limit: a run ends its step, and what it has is saved
-    gpus: int
-    cpus: int | None  # None: the run's threads
+    gpus: int  # of one node
+    cpus: int | None  # None: the threads of the run's processes
     memory_gb: float | None
     setup: Sequence[str]  # shell lines before the run, such as "module load cuda"
     further: Mapping[str, Any]  # other options of sbatch, such as {exclude: node7}
@@ -76,7 +76,7 @@ class SlurmSettings:
             "job_name": "".join(one if one.isalnum() or one in "._+=-" else "_" for one in job.title),
             "time": self.minutes,
             "signal_delay_s": self.warning_seconds,
-            "cpus_per_task": self.cpus or job.threads,
+            "cpus_per_task": self.cpus or job.threads * job.processes,
             "stderr_to_stdout": True,
             # A job whose node fails, or that is preempted, goes back into the queue.
             "additional_parameters": {"requeue": True, **self.further},
@@ -86,8 +86,8 @@ class SlurmSettings:
 class CellJob:
     """What a job does on its node: run the cell in a process of its own. submitit pickles it."""
 
-    def __init__(self, words: tuple[str, ...], folder: Path, threads: int) -> None:
-        self.words, self.folder, self.threads = words, folder, threads
+    def __init__(self, words: tuple[str, ...], folder: Path, threads: int, processes: int) -> None:
+        self.words, self.folder, self.threads, self.processes = words, folder, threads, processes
         self.process: subprocess.Popen | None = None
 
     def __call__(self) -> int:
@@ -99,7 +99,7 @@ class CellJob:
         told: list[int] = []
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
-        self.process = open_cell(self.words, self.folder, self.threads, {})
+        self.process = open_cell(self.words, self.folder, self.threads, {}, self.processes)
         code = self.process.wait()
         while told:
             signal.pause()
@@ -114,7 +114,7 @@ class CellJob:
                 os.kill(self.process.pid, signal.SIGINT)
                 # This runs in a signal's handler, while `__call__` waits and holds the lock that Popen.wait takes.
                 os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
-        return DelayedSubmission(CellJob(self.words, self.folder, self.threads))
+        return DelayedSubmission(CellJob(self.words, self.folder, self.threads, self.processes))
 
 
 class _Queue:
@@ -172,7 +172,7 @@ class SlurmPlace(Place):
         try:
             executor = SlurmExecutor(folder=job.folder / "slurm", max_num_timeout=_REQUEUES)
             executor.update_parameters(**self.settings.parameters(job))
-            submitted = executor.submit(CellJob(job.words, job.folder, job.threads))
+            submitted = executor.submit(CellJob(job.words, job.folder, job.threads, job.processes))
         except Exception as error:  # submitit's, Slurm's and the system's share no class
             raise OSError(f"Slurm did not take the job of {job.title}: {_words(error)}") from error
         write_json(job.folder / RECORD, {"job": submitted.job_id})
@@ -243,10 +243,16 @@ class SlurmCells(CellLauncher):
     """The work of the launcher `slurm`. `at_once`: how many jobs are in the queue or run; None for all."""
 
     def __init__(
-        self, at_once: int | None, grace_seconds: float, silent_minutes: float | None, **settings: Any
+        self,
+        at_once: int | None,
+        grace_seconds: float,
+        silent_minutes: float | None,
+        processes: int = 1,
+        **settings: Any,
     ) -> None:
-        super().__init__(grace_seconds, silent_minutes)
+        super().__init__(grace_seconds, silent_minutes, processes)
         self.at_once, self.settings = at_once, SlurmSettings(**settings)
+        require_gpus_for(processes, self.settings.gpus)
 
     def place(self, name: str, jobs: Sequence[Job], cells: Sequence[Cell]) -> Place:
         workers = self.workers_for(cells)

@@ -247,8 +247,8 @@ def show_tuning(console: Console, search: Search) -> None:
     arms = "1 arm" if len(places) == 1 else f"{len(places)} arms"
     seeds = "1 seed" if len(tuning.seeds) == 1 else f"{len(tuning.seeds)} seeds"
     lines = [
-        f"tuning, before the first cell: {tuning.trials} trials of each of {arms} on {seeds}, which are {planned} runs, "
-        f"{ended} of them finished, in {folder}"
+        f"tuning, before the first cell: {tuning.trials} trials of each of {arms} on {seeds}, which are {planned} "
+        f"runs, {ended} of them finished, in {folder}"
     ]
     chosen = [one for one in search.chosen() if (one.level, one.arm) in places]
     if len(chosen) < len(places):

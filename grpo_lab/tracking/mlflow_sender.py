@@ -39,7 +39,7 @@ ARTIFACTS = (
     "run.json", "base.json", "config.yaml", "explanation.txt", "environment.json", "source.diff", "DONE", "error.txt",
 )  # fmt: skip
 
-_NOT_REGISTERED = ("state.pt", MANIFEST)  # of a checkpoint: what only a run that goes on reads
+_NOT_REGISTERED = ("state.pt", "shards", MANIFEST)  # of a checkpoint: what only a run that goes on reads
 
 logger = logging.getLogger("grpo_lab.tracking")
 

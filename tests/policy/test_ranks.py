@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -97,6 +99,40 @@ def test_a_model_of_two_cards_needs_that_many_processes(make_run, monkeypatch) -
     monkeypatch.setattr(ranks, "launched", lambda: 4)
     assert "share this run" not in (engine.missing() or "") and engine.ranks_a_model == 2
     assert make_run("engine=vllm_process", "engine.tensor_parallel=2").engine.ranks_a_model == 1
+
+
+def test_a_sweep_checks_its_runs_for_the_processes_that_it_is_going_to_start(make_run) -> None:
+    streams = make_run("schedule=in_flight", "correction=tis_token")
+    with ranks.planned(2):
+        assert (ranks.launched(), ranks.local_number(), ranks.number()) == (2, 2, 1)
+        with pytest.raises(IncompatibleRun):
+            check_compatible(streams)
+        assert "share this run" not in (make_run("engine=vllm", "engine.tensor_parallel=2").engine.missing() or "")
+    check_compatible(streams)
+
+
+def test_an_engine_takes_no_card_of_another_learner(make_run, monkeypatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    engine = make_run("engine=vllm_process").engine
+    assert engine.missing() is None, "one learner, on cuda:0"
+    with ranks.planned(2):
+        assert "on CUDA device 1, the learner's of another process: set it to 2" in engine.missing()
+        assert replace(engine, device_index=0).missing() is None, "each on its own learner's card"
+        assert replace(engine, device_index=2).missing() is None
+
+
+def test_ranks_that_differ_are_told_in_what(monkeypatch) -> None:
+    monkeypatch.setattr(ranks, "number", lambda: 2)
+    monkeypatch.setattr(ranks, "gathered", lambda value: [{"task": "a", "seed": 1}, value])
+    ranks.agree("configuration", lambda: {"seed": 1, "task": "a"})
+    with pytest.raises(
+        ValueError, match="rank 1 has configuration task=b, and rank 0 has task=a: start the same command"
+    ):
+        ranks.agree("configuration", lambda: {"seed": 1, "task": "b"})
+    with pytest.raises(ValueError, match="rank 1 has configuration seed=None, and rank 0 has seed=1"):
+        ranks.agree("configuration", lambda: {"task": "a"})
 
 
 def test_one_device_is_not_enough_for_several_processes(two_launched) -> None:

@@ -80,12 +80,13 @@ class CellSweeperConf:
 
 @dataclass
 class LocalLauncherConf:
-    """hydra/launcher=local: one fresh process per run, `workers` at a time (None: as many as fit the machine)."""
+    """hydra/launcher=local: one process per run, `workers` runs at a time (None: as many as fit the machine)."""
 
     _target_: str = "hydra_plugins.grpo_lab.LocalLauncher"
     workers: Optional[int] = None  # noqa: UP045
     grace_seconds: float = 30.0  # between Ctrl-C and SIGKILL
     silent_minutes: Optional[float] = 360.0  # noqa: UP045  a cell that writes nothing for so long hangs and is ended
+    processes: int = 1  # that share one run, started by torchrun; each takes a GPU where there are some
 
 
 @dataclass
@@ -107,6 +108,7 @@ class SlurmLauncherConf:
     further: Dict[str, Any] = field(default_factory=dict)  # noqa: UP006  of sbatch, such as {exclude: node7}
     grace_seconds: float = 60.0  # between Ctrl-C and scancel
     silent_minutes: Optional[float] = 360.0  # noqa: UP045  as of local
+    processes: int = 1  # as of local
 
 
 @dataclass
@@ -126,6 +128,7 @@ class RayLauncherConf:
     retries: int = 10  # of a cell whose node or worker died
     grace_seconds: float = 60.0  # between Ctrl-C and the end of what has not ended
     silent_minutes: Optional[float] = 360.0  # noqa: UP045  as of local
+    processes: int = 1  # as of local
 
 
 ConfigStore.instance().store(group="hydra/launcher", name="ray", node=RayLauncherConf, provider="grpo_lab")
@@ -147,6 +150,7 @@ class CellSweeper(Sweeper):
         )
 
     def sweep(self, arguments: List[str]) -> Any:  # noqa: UP006
+        from grpo_lab.policy import ranks
         from grpo_lab.sweeps.sweeper import Settings, ends_in_words, run_sweep
 
         context, config, launcher = self.hydra_context, self.config, self.launcher
@@ -155,7 +159,7 @@ class CellSweeper(Sweeper):
         def compose(overrides: Sequence[str]) -> DictConfig:
             return context.config_loader.load_sweep_config(config, list(overrides))
 
-        with ends_in_words():
+        with ends_in_words(), ranks.planned(getattr(launcher, "processes", 1)):
             return run_sweep(config, arguments, compose, launcher, Settings(**self.settings))
 
 
@@ -169,6 +173,10 @@ class _CellLauncher(Launcher):
 
     def at_once(self, cells: Sequence[Any]) -> int:
         return self.cells.workers_for(cells)
+
+    @property
+    def processes(self) -> int:
+        return self.cells.processes
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.hydra_context, self.config = hydra_context, config
