@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
+
+PATIENCE = 200.0  # seconds; other processes may share the cores
+
+
+def wait_until(condition: Callable[[], object], process: subprocess.Popen | None = None) -> None:
+    """Look until it holds; fails after PATIENCE, and at once where `process` has ended and it does not hold."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        ended = process is not None and process.poll() is not None
+        if condition():
+            return
+        assert not ended, f"the process ended before, with {process and process.returncode}"
+        assert time.monotonic() < deadline, f"not within {PATIENCE:g} seconds"
+        time.sleep(0.02)
 
 
 def stat_of(pid: int) -> list[str]:
@@ -44,3 +62,8 @@ def descendants_of(parent: int) -> set[int]:
     """The children of a process, their children, and so on."""
     children = children_of(parent)
     return children.union(*(descendants_of(child) for child in children))
+
+
+def processor_seconds(pid: int) -> float:
+    """CPU seconds that a process has used itself; 0 where there is none."""
+    return sum(map(int, stat_of(pid)[11:13])) / os.sysconf("SC_CLK_TCK")

@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import alive, command_of, descendants_of
+from processes import alive, command_of, descendants_of, wait_until
 from short_runs import same_ending
-from test_sweep_faults import cells_of, command, finished, folder_of, started, sweep, wait_until
+from sweep_processes import cells_of, command, finished, folder_of, started, sweep
 
 from grpo_lab.tracking.mlflow_mirror import sync_all
 

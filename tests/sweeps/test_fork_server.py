@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from processes import alive, children_of, command_of, descendants_of
+from processes import alive, children_of, command_of, descendants_of, processor_seconds, wait_until
 from short_runs import same_ending
-from test_sweep_faults import WORLD, cells_of, command, lines_in, started, wait_until
+from sweep_processes import WORLD, cells_of, command, lines_in, started
 
 import grpo_lab
 from grpo_lab.sweeps.child import OUTPUT, open_cell
@@ -104,11 +104,6 @@ def test_code_that_changes_during_a_sweep_is_the_code_of_the_cells_that_start_af
     assert process.wait(timeout=200) == 0, process.stderr and process.stderr.read()
     first, second = (next(runs.glob(f"*/seed={seed}/{OUTPUT}")).read_text() for seed in (0, 1))
     assert "changed code" not in first and "changed code" in second
-
-
-def processor_seconds(pid: int) -> float:
-    spent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-    return sum(map(int, spent)) / os.sysconf("SC_CLK_TCK")
 
 
 @pytest.mark.extended

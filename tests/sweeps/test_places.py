@@ -10,7 +10,7 @@ import ray_cluster
 import slurm_node
 import torch
 from short_runs import final_weights
-from test_sweep_faults import command, finished
+from sweep_processes import command, finished
 
 WORDS = ("truncation=score,mask_after,mask_before", "baseline=group_mean,leave_one_out", "seed=0,1", "budget.amount=3")
 

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from processes import wait_until
 from short_runs import same_ending
 from slurm_node import slurm_node, why_not
-from test_sweep_faults import finished, folder_of, lines_in, quiet_board, started, sweep, wait_until
+from sweep_processes import attempts, finished, folder_of, lines_in, quiet_board, started, sweep
 
 from grpo_lab.sweeps.jobs import Job, run_jobs
 from grpo_lab.sweeps.launching import CellLauncher
@@ -60,10 +61,6 @@ def soon(job: str) -> None:
     """
     wait_until(lambda: jobs()[job] == "PENDING")
     subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now+5"], check=True)
-
-
-def attempts(folder: Path) -> int:
-    return (folder / "output.log").read_text().count("grpo_lab.train")
 
 
 @real

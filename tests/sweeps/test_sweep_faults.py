@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -12,24 +11,30 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from helpers import hear_interrupts
 from mlflow import MlflowClient
-from processes import alive, command_of, descendants_of
-from rich.console import Console
-from sweeping import multirun
+from processes import PATIENCE, alive, wait_until
+from sweep_processes import (
+    WORLD,
+    cells_of,
+    command,
+    finished,
+    folder_of,
+    lines_in,
+    quiet_board,
+    started,
+    sweep,
+    sweep_from_here,
+)
 
 from grpo_lab.analysis.effects.verdict import compared_arms
 from grpo_lab.analysis.final_values import final_values
 from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.loop import start
-from grpo_lab.sweeps.board import Board
 from grpo_lab.sweeps.child import THREAD_VARIABLES
 from grpo_lab.sweeps.jobs import Job, run_jobs
 from grpo_lab.sweeps.launching import LocalCells
@@ -37,73 +42,6 @@ from grpo_lab.sweeps.local import LocalPlace
 from grpo_lab.tracking.mlflow_mirror import sync_all
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="these tests follow processes in /proc")
-WORLD = ["world=tiny", "tracking=none", "evaluation=brief"]
-PATIENCE = 200.0  # seconds; other processes may share the cores
-
-
-def command(runs: Path, *words: str, flag: str = "-m") -> list[str]:
-    typed = [sys.executable, "-m", "grpo_lab.train", flag, *WORLD, f"runs_dir={runs}", *words]
-    return [word for word in typed if word]
-
-
-def sweep(runs: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(runs, *words), capture_output=True, text=True, timeout=PATIENCE)
-
-
-def sweep_from_here(runs: Path, *words: str) -> None:
-    """The same from this process, which spares an interpreter; its cells have theirs. Raises SystemExit."""
-    multirun(*WORLD, f"runs_dir={runs}", *words)
-
-
-@contextmanager
-def started(runs: Path, *words: str, in_background: bool = False) -> Iterator[tuple[subprocess.Popen[str], set[int]]]:
-    """A sweep at work, and the ids of its cells, for the test to fill; what is left of them is killed at the end."""
-    shell = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"] if in_background else []
-    process = subprocess.Popen(
-        [*shell, *command(runs, *words)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=hear_interrupts,
-    )
-    cells: set[int] = set()
-    try:
-        yield process, cells
-    finally:
-        for pid in (process.pid, *cells, *cells_of(process.pid)):
-            if alive(pid) and f"runs_dir={runs}" in command_of(pid):
-                os.kill(pid, signal.SIGKILL)
-        process.communicate()
-
-
-def cells_of(parent: int) -> dict[int, str]:
-    """The processes that a sweep runs now: their commands by id.
-
-    Just after the fork a child still is a copy of its parent, command and environment: not a cell yet.
-    """
-    commands = {pid: command_of(pid) for pid in descendants_of(parent)}
-    own = command_of(parent)
-    return {pid: words for pid, words in commands.items() if "grpo_lab.train" in words and words != own}
-
-
-def wait_until(condition: Callable[[], object], process: subprocess.Popen | None = None) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline and (process is None or process.poll() is None)
-        time.sleep(0.02)
-
-
-def lines_in(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-def folder_of(runs: Path, truncation: str, seed: int, name: str = "evaluation=brief,world=tiny") -> Path:
-    (folder,) = runs.glob(f"plain,truncation={truncation},*{name}/seed={seed}")
-    return folder
-
-
-def finished(runs: Path) -> int:
-    return len(list(runs.glob("*/seed=*/DONE")))
 
 
 # ---- a sweep that nothing happens to
@@ -231,10 +169,6 @@ def test_cells_that_fail_or_are_killed_stop_no_other_and_the_same_command_finish
     config = compose_config([*WORLD, "truncation=mask_after", *numbers, f"runs_dir={tmp_path / 'whole'}"])
     whole = start(config, "x", {}, ["test"])
     assert (killed / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
-
-
-def quiet_board(total: int) -> Board:
-    return Board("probe", total, 0, Console(file=io.StringIO()))
 
 
 def test_a_folder_that_cannot_be_made_fails_its_cell_alone(tmp_path: Path, tiny_base: Path) -> None:
