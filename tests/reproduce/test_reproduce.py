@@ -6,10 +6,8 @@ import hashlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,10 @@ import pandas as pd
 import pytest
 from helpers import composed
 from omegaconf import OmegaConf
+from processes import wait_until
 from safetensors.torch import load_file, save_file
 from short_runs import SMALL, WORLD, metrics_of, run_in_process, same_ending
+from sweep_processes import lines_in
 
 from grpo_lab.cli import main
 from grpo_lab.config.run_config import AXES, RunConfig, conf_folder, slot_types, to_run
@@ -144,13 +144,13 @@ def test_a_run_that_was_killed_and_resumed_comes_out_the_same(tmp_path: Path) ->
     words = [*WORLD, *RUN, "budget.amount=20", "checkpoint_every=1", f"runs_dir={tmp_path / 'runs'}"]
     command = [sys.executable, "-m", "grpo_lab.train", *words]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 200
-    while not (logs := list((tmp_path / "runs").glob("*/*/metrics.jsonl"))) or len(metrics_of(logs[0].parent)) < 5:
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    folder = logs[0].parent
+    logs = "runs/*/*/metrics.jsonl"
+    try:
+        wait_until(lambda: any(lines_in(path) >= 5 for path in tmp_path.glob(logs)), process)
+    finally:
+        process.kill()
+        process.wait()
+    (folder,) = (path.parent for path in tmp_path.glob(logs))
     with pytest.raises(ValueError, match=r"has not finished, .* or compare its first steps with --steps N"):
         reproduce(folder, tmp_path / "again", None, print)
     first = reproduce(folder, tmp_path / "again", 3, print)
