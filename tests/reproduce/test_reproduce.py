@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -202,19 +203,28 @@ def rows_of(slots: str) -> list[list[str]]:
     return [[f"{axis}={choices[axis][number % len(choices[axis])]}" for axis in AXES] for number in range(most)]
 
 
+JUDGE = "judge.model=a"
+# What options ask for, which have no value of their own for it.
+ASKED = {
+    "task=gym": ["task.family=leg_counting"],
+    "task=jsonl": ["task.path=questions.jsonl"],
+    "task=mixture": [f"+task.sources.{name}={{path: {name}.jsonl, weight: 1}}" for name in ("a", "b")],
+    "reward=rubric": [f"reward.{JUDGE}"],
+    "reward=rubric_evolving": [f"reward.{JUDGE}", "reward.proposer.model=b"],
+    "model=hf": ["model.path=a"],
+    "teacher=on_policy": ["teacher.path=a"],
+    "teacher=with_reward": ["teacher.path=a"],
+    "verifier=rubric": [f"verifier.{JUDGE}"],
+}
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize("slots", ["axes", *(slot for slot in slot_types() if slot not in AXES)])
 def test_a_record_holds_every_option(slots: str) -> None:
-    tried = 0
     for row in rows_of(slots):
-        config = composed(*row)[0]
-        try:
-            to_run(config)
-        except ValueError:  # an option that asks for a value, such as a path
+        if row == ["tracking=trackio"] and find_spec("trackio") is None:  # dev does not install it
             continue
-        assert_same(config)
-        tried += 1
-    assert tried
+        assert_same(composed(*row, *ASKED.get(row[0], []))[0])
 
 
 # ---- refused

@@ -64,6 +64,22 @@ def descendants_of(parent: int) -> set[int]:
     return children.union(*(descendants_of(child) for child in children))
 
 
+def with_word(word: str) -> set[int]:
+    """The processes that have this word in their command and run, whoever has started them."""
+    pids = {int(path.name) for path in Path("/proc").glob("[0-9]*")}
+    return {pid for pid in pids if f" {word} " in command_of(pid) and alive(pid)}
+
+
 def processor_seconds(pid: int) -> float:
     """CPU seconds that a process has used itself; 0 where there is none."""
     return sum(map(int, stat_of(pid)[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+def processor_seconds_at_rest() -> float:
+    """CPU seconds of this process and of all that it has started, once the others have nothing left to do."""
+    while True:
+        before = sum(map(processor_seconds, descendants_of(os.getpid())))
+        time.sleep(0.5)
+        others = sum(map(processor_seconds, descendants_of(os.getpid())))
+        if others - before < 0.02:  # two ticks of their clocks
+            return sum(os.times()[:4]) + others
