@@ -6,11 +6,10 @@ import hashlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,10 @@ import pandas as pd
 import pytest
 from helpers import composed
 from omegaconf import OmegaConf
+from processes import wait_until
 from safetensors.torch import load_file, save_file
 from short_runs import SMALL, WORLD, metrics_of, run_in_process, same_ending
+from sweep_processes import lines_in
 
 from grpo_lab.cli import main
 from grpo_lab.config.run_config import AXES, RunConfig, conf_folder, slot_types, to_run
@@ -144,13 +145,13 @@ def test_a_run_that_was_killed_and_resumed_comes_out_the_same(tmp_path: Path) ->
     words = [*WORLD, *RUN, "budget.amount=20", "checkpoint_every=1", f"runs_dir={tmp_path / 'runs'}"]
     command = [sys.executable, "-m", "grpo_lab.train", *words]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 200
-    while not (logs := list((tmp_path / "runs").glob("*/*/metrics.jsonl"))) or len(metrics_of(logs[0].parent)) < 5:
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    folder = logs[0].parent
+    logs = "runs/*/*/metrics.jsonl"
+    try:
+        wait_until(lambda: any(lines_in(path) >= 5 for path in tmp_path.glob(logs)), process)
+    finally:
+        process.kill()
+        process.wait()
+    (folder,) = (path.parent for path in tmp_path.glob(logs))
     with pytest.raises(ValueError, match=r"has not finished, .* or compare its first steps with --steps N"):
         reproduce(folder, tmp_path / "again", None, print)
     first = reproduce(folder, tmp_path / "again", 3, print)
@@ -202,19 +203,28 @@ def rows_of(slots: str) -> list[list[str]]:
     return [[f"{axis}={choices[axis][number % len(choices[axis])]}" for axis in AXES] for number in range(most)]
 
 
+JUDGE = "judge.model=a"
+# What options ask for, which have no value of their own for it.
+ASKED = {
+    "task=gym": ["task.family=leg_counting"],
+    "task=jsonl": ["task.path=questions.jsonl"],
+    "task=mixture": [f"+task.sources.{name}={{path: {name}.jsonl, weight: 1}}" for name in ("a", "b")],
+    "reward=rubric": [f"reward.{JUDGE}"],
+    "reward=rubric_evolving": [f"reward.{JUDGE}", "reward.proposer.model=b"],
+    "model=hf": ["model.path=a"],
+    "teacher=on_policy": ["teacher.path=a"],
+    "teacher=with_reward": ["teacher.path=a"],
+    "verifier=rubric": [f"verifier.{JUDGE}"],
+}
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize("slots", ["axes", *(slot for slot in slot_types() if slot not in AXES)])
 def test_a_record_holds_every_option(slots: str) -> None:
-    tried = 0
     for row in rows_of(slots):
-        config = composed(*row)[0]
-        try:
-            to_run(config)
-        except ValueError:  # an option that asks for a value, such as a path
+        if row == ["tracking=trackio"] and find_spec("trackio") is None:  # dev does not install it
             continue
-        assert_same(config)
-        tried += 1
-    assert tried
+        assert_same(composed(*row, *ASKED.get(row[0], []))[0])
 
 
 # ---- refused

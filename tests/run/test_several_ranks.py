@@ -7,16 +7,16 @@ import os
 import shutil
 import signal
 import subprocess
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
-from processes import children_of, descendants_of
-from safetensors.torch import load_file
+from processes import alive, children_of, descendants_of, wait_until, with_word
 from several_ranks import TORCHRUN, WORLD, on_one, on_two
-from short_runs import metrics_of
+from short_runs import final_weights, metrics_of
 from transformers import AutoModelForCausalLM
 
 from grpo_lab.run import checkpoint
@@ -49,33 +49,38 @@ def of(folder: Path, name: str) -> Path:
     return folder / name / "seed=0"
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    newest = checkpoint.latest(folder / "checkpoints")
-    assert newest is not None
-    return load_file(newest / "model.safetensors")
-
-
 def same_metrics(one: Path, two: Path, relative: float = 1e-4) -> None:
     """The same numbers under the same names, up to rounding; what measures rounding itself is only small in both."""
     for ours, theirs in zip(metrics_of(one), metrics_of(two), strict=True):
         assert ours["metrics"].keys() == theirs["metrics"].keys()
         for name, value in ours["metrics"].items():
             near = 1e-5 if name.startswith("mismatch/") else 1e-6
-            if name == "touched/kl":  # the share of tokens whose term is not exactly 0, which rounding alone can be
-                near = 0.1
+            if name == "touched/kl":  # of some 170 tokens some terms are so near to 0 that rounding makes them 0 or not
+                near = 0.02
             assert theirs["metrics"][name] == pytest.approx(value, rel=relative, abs=near), (ours["step"], name)
 
 
 def same_gradients(one: Path, two: Path, name: str) -> None:
-    """Those of the first update that pulls within 1e-6; later ones begin from weights that differ by rounding."""
+    """Those of the first update that pulls within 1e-6; later ones begin from weights that differ by rounding.
+
+    The largest of the first is a thousand times as large or more.
+    """
     ours, theirs = (torch.load(folder / f"{name}.pt") for folder in (one, two))
     assert len(ours) == len(theirs) > 0
     pulls = [any(bool(gradient.any()) for gradient in update.values()) for update in ours]
     first = pulls.index(True)
+    assert max(float(gradient.abs().max()) for gradient in ours[first].values()) > 1e-3
     for number, (here, there) in enumerate(zip(ours, theirs)):
         assert here.keys() == there.keys()
         for place in here:
             torch.testing.assert_close(there[place], here[place], rtol=0, atol=1e-6 if number <= first else 1e-5)
+
+
+def same_weights(one: Path, two: Path) -> None:
+    ours, theirs = final_weights(one), final_weights(two)
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        torch.testing.assert_close(theirs[name], ours[name], rtol=0, atol=1e-5)
 
 
 def same_tables(one: Path, two: Path) -> None:
@@ -112,10 +117,7 @@ def test_two_processes_compute_what_one_does(both: tuple[Path, Path]) -> None:
     same_gradients(one, two, "whole")
     same_metrics(of(one, "whole"), of(two, "whole"))
     same_tables(of(one, "whole"), of(two, "whole"))
-    ours, theirs = weights(of(one, "whole")), weights(of(two, "whole"))
-    assert ours.keys() == theirs.keys()
-    for name in ours:
-        torch.testing.assert_close(theirs[name], ours[name], rtol=0, atol=1e-5)
+    same_weights(of(one, "whole"), of(two, "whole"))
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -124,9 +126,7 @@ def test_another_number_of_processes_goes_on(both: tuple[Path, Path], number: in
     folder = both[number - 1]
     whole, continued = of(folder, "whole"), of(folder, "continued")
     same_metrics(whole, continued)
-    ours, theirs = weights(whole), weights(continued)
-    for name in ours:
-        torch.testing.assert_close(theirs[name], ours[name], rtol=0, atol=1e-5)
+    same_weights(whole, continued)
     assert json.loads((continued / "run.json").read_text())["ranks"] == [
         {"from_step": 0, "number": 3 - number},
         {"from_step": 2, "number": number},
@@ -154,9 +154,8 @@ def test_a_checkpoint_of_two_processes_is_a_model_for_any_program(both: tuple[Pa
     newest = checkpoint.latest(of(both[1], "whole") / "checkpoints")
     model = AutoModelForCausalLM.from_pretrained(newest)
     assert model.config.architectures == ["LlamaForCausalLM"]
-    assert sum(one.numel() for one in model.parameters()) == sum(
-        one.numel() for one in weights(of(both[0], "whole")).values()
-    )
+    ours = final_weights(of(both[0], "whole"))
+    assert sum(one.numel() for one in model.parameters()) == sum(one.numel() for one in ours.values())
 
 
 @pytest.fixture(scope="module")
@@ -208,23 +207,24 @@ def test_precisions_adapters_and_marks_are_the_same_too(variants: tuple[Path, Pa
     same_metrics(of(one, name), of(two, name))
 
 
-def start_two(folder: Path, *overrides: str, **env: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+@contextmanager
+def two_started(folder: Path, *overrides: str, **env: str) -> Iterator[subprocess.Popen[str]]:
+    """A run by two processes at work; what is left of it is killed at the end, also what torchrun has left."""
+    process = subprocess.Popen(
         [*TORCHRUN, "-m", "grpo_lab.train", *WORLD, f"runs_dir={folder}", *overrides],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1", **env},
     )  # fmt: skip
+    try:
+        yield process
+    finally:
+        for pid in with_word(f"runs_dir={folder}"):
+            os.kill(pid, signal.SIGKILL)
+        process.communicate()
 
 
 def only_run(folder: Path) -> Path:
     (found,) = folder.glob("*/seed=0")
     return found
-
-
-def wait_for_step(folder: Path, process: subprocess.Popen[str], step: int) -> None:
-    deadline = time.monotonic() + 200
-    while not list(folder.glob(f"*/seed=0/checkpoints/step={step:06d}")):
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
-        time.sleep(0.1)
 
 
 LONG = ["budget.amount=30", "checkpoint_every=2", "recipe=dr_grpo"]
@@ -233,17 +233,21 @@ LONG = ["budget.amount=30", "checkpoint_every=2", "recipe=dr_grpo"]
 @pytest.mark.extended
 @pytest.mark.parametrize("how", ["a process dies", "torchrun is stopped"])
 def test_a_run_whose_process_dies_ends_and_goes_on(tmp_path: Path, how: str) -> None:
-    process = start_two(tmp_path, *LONG)
-    wait_for_step(tmp_path, process, 2)
-    workers = sorted(children_of(process.pid))
-    assert len(workers) == 2
-    os.kill(workers[1] if how == "a process dies" else process.pid, signal.SIGKILL if "dies" in how else signal.SIGTERM)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode != 0 and not descendants_of(process.pid), output
+    with two_started(tmp_path, *LONG) as process:
+        wait_until(lambda: list(tmp_path.glob("*/seed=0/checkpoints/step=000002")), process)
+        workers, everything = sorted(children_of(process.pid)), descendants_of(process.pid)
+        assert len(workers) == 2
+        if how == "a process dies":
+            os.kill(workers[1], signal.SIGKILL)
+        else:
+            process.terminate()
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode != 0, output
+        wait_until(lambda: not any(map(alive, everything)))
     run = only_run(tmp_path)
     assert not (run / "DONE").exists() and (run / "error.txt").exists()
-    again = start_two(tmp_path, *LONG)
-    output, _ = again.communicate(timeout=250)
+    with two_started(tmp_path, *LONG) as again:
+        output, _ = again.communicate(timeout=250)
     assert again.returncode == 0 and "resuming after step" in output, output
     assert [line["step"] for line in metrics_of(run)] == list(range(31))
 
@@ -267,8 +271,9 @@ if os.environ.get("RANK") == "1":
 def test_the_error_of_another_process_is_the_run_s(tmp_path: Path) -> None:
     (tmp_path / "fails_on_the_second.py").write_text(FAILS_ON_THE_SECOND)
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    process = start_two(tmp_path / "runs", *LONG, GRPO_LAB_PLUGINS="fails_on_the_second", PYTHONPATH=path)
-    output, _ = process.communicate(timeout=250)
+    plugin = {"GRPO_LAB_PLUGINS": "fails_on_the_second", "PYTHONPATH": path}
+    with two_started(tmp_path / "runs", *LONG, **plugin) as process:
+        output, _ = process.communicate(timeout=250)
     said = "rank 1 of 2: ValueError: the second process cannot go on"
     assert process.returncode != 0 and "error: the second process cannot go on" in output, output
     assert said in (only_run(tmp_path / "runs") / "error.txt").read_text()
@@ -276,7 +281,7 @@ def test_the_error_of_another_process_is_the_run_s(tmp_path: Path) -> None:
 
 @pytest.mark.extended
 def test_what_both_processes_refuse_is_said_once(tmp_path: Path) -> None:
-    process = start_two(tmp_path, "schedule=in_flight")
-    output, _ = process.communicate(timeout=200)
+    with two_started(tmp_path, "schedule=in_flight") as process:
+        output, _ = process.communicate(timeout=200)
     assert process.returncode != 0 and output.count("this combination cannot run") == 1, output
     assert not list(tmp_path.iterdir())

@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
+
+PATIENCE = 200.0  # seconds; other processes may share the cores
+
+
+def wait_until(condition: Callable[[], object], process: subprocess.Popen | None = None) -> None:
+    """Look until it holds; fails after PATIENCE, and at once where `process` has ended and it does not hold."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        ended = process is not None and process.poll() is not None
+        if condition():
+            return
+        assert not ended, f"the process ended before, with {process and process.returncode}"
+        assert time.monotonic() < deadline, f"not within {PATIENCE:g} seconds"
+        time.sleep(0.02)
 
 
 def stat_of(pid: int) -> list[str]:
@@ -44,3 +62,24 @@ def descendants_of(parent: int) -> set[int]:
     """The children of a process, their children, and so on."""
     children = children_of(parent)
     return children.union(*(descendants_of(child) for child in children))
+
+
+def with_word(word: str) -> set[int]:
+    """The processes that have this word in their command and run, whoever has started them."""
+    pids = {int(path.name) for path in Path("/proc").glob("[0-9]*")}
+    return {pid for pid in pids if f" {word} " in command_of(pid) and alive(pid)}
+
+
+def processor_seconds(pid: int) -> float:
+    """CPU seconds that a process has used itself; 0 where there is none."""
+    return sum(map(int, stat_of(pid)[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+def processor_seconds_at_rest() -> float:
+    """CPU seconds of this process and of all that it has started, once the others have nothing left to do."""
+    while True:
+        before = sum(map(processor_seconds, descendants_of(os.getpid())))
+        time.sleep(0.5)
+        others = sum(map(processor_seconds, descendants_of(os.getpid())))
+        if others - before < 0.02:  # two ticks of their clocks
+            return sum(os.times()[:4]) + others

@@ -20,6 +20,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+SETTINGS = {
+    "partition": "", "account": "", "qos": "", "constraint": "", "minutes": 30, "warning_seconds": 90, "gpus": 0,
+    "cpus": None, "memory_gb": None, "setup": [], "further": {},
+}  # fmt: skip
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")
 _CONFIG = """\
 ClusterName=one

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
-from processes import alive, command_of, descendants_of
-from short_runs import same_ending
-from test_sweep_faults import cells_of, command, finished, folder_of, started, sweep, wait_until
+from processes import alive, command_of, descendants_of, wait_until
+from short_runs import metrics_of, same_ending
+from sweep_processes import cells_of, command, finished, folder_of, lines_in, started, sweep
 
 from grpo_lab.tracking.mlflow_mirror import sync_all
 
@@ -27,40 +29,52 @@ ARMS = ("score", "mask_after", "mask_before")
 
 
 def steps_are_whole(folder: Path, steps: int) -> None:
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [record["step"] for record in records] == list(range(steps + 1)), "no step twice, none missing"
+    assert [line["step"] for line in metrics_of(folder)] == list(range(steps + 1)), "no step twice, none missing"
+
+
+def logged_in(runs: Path) -> int:
+    """The lines of all logs together."""
+    return sum(map(lines_in, runs.glob("*/seed=*/metrics.jsonl")))
+
+
+def at_a_random_moment(chance: random.Random, runs: Path, process: subprocess.Popen) -> None:
+    """Return once two cells are there and up to ten more steps are logged, anywhere within a step."""
+    enough = logged_in(runs) + chance.randint(0, 10)
+    wait_until(lambda: logged_in(runs) >= enough and len(cells_of(process.pid)) == 2, process)
+    time.sleep(chance.uniform(0, 0.3))
 
 
 def test_cells_launchers_and_their_server_killed_at_random_times_end_with_the_bits_of_an_undisturbed_sweep(
     tmp_path: Path, tiny_base: Path
 ) -> None:
+    """The sweep starts other cells in the place of those that die, and is started again once it is killed itself.
+
+    Moments are counted in logged steps, of which there are several times as many as five kills wait for.
+    """
     chance = random.Random(21)
     here, there = tmp_path / "here", tmp_path / "there"
-    words = (f"truncation={','.join(ARMS)}", "budget.amount=100", "checkpoint_every=3", "hydra.launcher.workers=2")
+    words = (f"truncation={','.join(ARMS)}", "seed=0,1", "budget.amount=40", "checkpoint_every=3")
+    words += ("hydra.launcher.workers=2",)
     killed = []
-    for victim in ("a cell", "the sweep", "the server", "a cell", "the sweep"):
+    for victims in (("a cell", "the server", "the sweep"), ("a cell", "the sweep")):
         with started(there, *words) as (process, cells):
-            wait_until(lambda process=process: process.poll() is not None or cells_of(process.pid))
-            time.sleep(chance.uniform(1, 6))
-            at_work = cells_of(process.pid)
-            cells |= set(at_work)
-            everything = descendants_of(process.pid) | {process.pid}
-            server = [pid for pid in everything if "grpo_lab.sweeps.preload" in command_of(pid)]
-            chosen = {"a cell": sorted(at_work), "the sweep": [process.pid], "the server": server}[victim]
-            if chosen and process.poll() is None:
-                pid = chance.choice(chosen)
-                os.kill(pid, signal.SIGKILL)
+            everything: set[int] = set()
+            for victim in victims:
+                at_a_random_moment(chance, there, process)
+                cells |= set(cells_of(process.pid))
+                everything |= descendants_of(process.pid) | {process.pid}
+                server = [pid for pid in descendants_of(process.pid) if "grpo_lab.sweeps.preload" in command_of(pid)]
+                chosen = {"a cell": sorted(cells_of(process.pid)), "the sweep": [process.pid], "the server": server}
+                os.kill(chance.choice(chosen[victim]), signal.SIGKILL)
                 killed.append(victim)
             wait_until(lambda everything=everything: not any(map(alive, everything)))
-        if finished(there) == len(ARMS):
-            break
-    assert len(killed) >= 3
-    assert sweep(there, *words).returncode == 0 and finished(there) == len(ARMS)
+    assert len(killed) == 5 and finished(there) < 6
+    assert sweep(there, *words).returncode == 0 and finished(there) == 6
     assert sweep(here, *words).returncode == 0
-    for truncation in ARMS:
-        one, other = folder_of(here, truncation, 0), folder_of(there, truncation, 0)
+    for truncation, seed in product(ARMS, (0, 1)):
+        one, other = folder_of(here, truncation, seed), folder_of(there, truncation, seed)
         same_ending(one, other)
-        steps_are_whole(other, 100)
+        steps_are_whole(other, 40)
 
 
 def on_another_machine(*words: str) -> list[str]:
@@ -69,11 +83,15 @@ def on_another_machine(*words: str) -> list[str]:
     return ["unshare", "--pid", "--uts", "--fork", "--kill-child", "--mount-proc", "sh", "-c", start, "sh", *words]
 
 
-@pytest.mark.skipif(
-    subprocess.run(on_another_machine("true"), capture_output=True).returncode != 0,
-    reason="this user may not give processes another machine's name",
-)
-def test_sweeps_on_two_machines_that_share_a_folder_share_its_cells(tmp_path: Path, tiny_base: Path) -> None:
+@pytest.fixture
+def another_machine() -> None:
+    if shutil.which("unshare") is None or subprocess.run(on_another_machine("true"), capture_output=True).returncode:
+        pytest.skip("this user may not give processes another machine's name")
+
+
+def test_sweeps_on_two_machines_that_share_a_folder_share_its_cells(
+    another_machine: None, tmp_path: Path, tiny_base: Path
+) -> None:
     words = ("seed=0,1,2", "budget.amount=60", "hydra.launcher.workers=1")
     typed = command(tmp_path, *words)
     other = subprocess.Popen(on_another_machine(*typed), stderr=subprocess.PIPE, text=True)
@@ -107,7 +125,7 @@ def test_a_clock_that_goes_backwards_changes_nothing(
     tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "backwards.py").write_text(CLOCK)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     here, there = tmp_path / "here", tmp_path / "there"
     words = ("truncation=score", "budget.amount=30", "checkpoint_every=2")
     plugin = "plugins=[backwards]"

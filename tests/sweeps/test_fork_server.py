@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shlex
@@ -10,18 +9,17 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import yaml
-from processes import alive, children_of, command_of, descendants_of
+from processes import alive, children_of, command_of, descendants_of, processor_seconds, wait_until
 from short_runs import same_ending
-from test_sweep_faults import WORLD, cells_of, command, lines_in, started, wait_until
+from sweep_processes import WORLD, cells_of, command, lines_in, started
 
 import grpo_lab
-from grpo_lab.sweeps.child import OUTPUT, open_cell
-from grpo_lab.sweeps.fork_server import fork_cell
+from grpo_lab.sweeps.child import OUTPUT, THREAD_VARIABLES, open_cell
+from grpo_lab.sweeps.fork_server import _Forked, fork_cell
 from grpo_lab.sweeps.jobs import Started
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="cells are forked on Linux alone")
@@ -61,33 +59,39 @@ def test_a_forked_cell_is_the_run_of_a_fresh_interpreter(tmp_path: Path, tiny_ba
 def test_a_cell_of_another_number_of_threads_has_an_interpreter_of_its_own(tmp_path: Path) -> None:
     """Libraries make their threads when they load."""
     (tmp_path / "one").mkdir()
-    (tmp_path / "two").mkdir()
     assert ended(fork_cell(("no_such_key=1",), tmp_path / "one", 1, {})) == 1
-    cell = fork_cell(("--help",), tmp_path / "two", 2, {})
-    seen: set[str] = set()
-    while cell.poll() is None:
-        for pid in descendants_of(os.getpid()):
-            with contextlib.suppress(OSError):  # it has ended
-                seen |= set(Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0"))
-    assert cell.poll() == 0 and "OMP_NUM_THREADS=2" in seen
+    folder = made(tmp_path)
+    cell = fork_cell(words(tmp_path, "threads=2"), folder, 2, {})
+    assert isinstance(cell, _Forked)
+    at_its_start = Path(f"/proc/{cell.process.pid}/environ")  # a forked process has the server's
+    wait_until(lambda: "OMP_NUM_THREADS=2" in at_its_start.read_text(errors="replace").split("\0"))
+    assert ended(cell) == 0
+    threads = json.loads((folder / "environment.json").read_text())["threads"]
+    assert threads["torch.get_num_threads"] == 2
+    assert {threads[name] for name in set(THREAD_VARIABLES) & set(threads)} == {"2"}
 
 
-def test_a_cell_whose_server_has_died_says_so_and_the_next_has_another_server(tmp_path: Path) -> None:
+def test_a_cell_whose_server_has_died_says_so_and_the_next_has_another_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hangs.py").write_text('import time\nprint("at work", flush=True)\ntime.sleep(1e6)\n')
+    monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "long").mkdir()
     (tmp_path / "short").mkdir()
-    cell = fork_cell(("--help",), tmp_path / "long", 1, {})
+    cell = fork_cell(("plugins=[hangs]",), tmp_path / "long", 1, {})
+    assert isinstance(cell, _Forked) and cell.process.pid is not None
+    wait_until(lambda: "at work" in (tmp_path / "long" / OUTPUT).read_text())
     (server,) = (pid for pid in children_of(os.getpid()) if "multiprocessing.forkserver" in command_of(pid))
     os.kill(server, signal.SIGKILL)
-    assert ended(cell) in (0, 255)
-    if cell.poll() == 255:
-        assert cell.said == "the process that forked it has died"
+    assert ended(cell) == 255 and cell.said == "the process that forked it has died"
+    wait_until(lambda: not alive(cell.process.pid))  # by itself
     assert ended(fork_cell(("no_such_key=1",), tmp_path / "short", 1, {})) == 1
     assert "no_such_key" in (tmp_path / "short" / OUTPUT).read_text()
 
 
 @pytest.mark.extended
 def test_code_that_changes_during_a_sweep_is_the_code_of_the_cells_that_start_after_it(
-    tmp_path: Path, tiny_base: Path
+    tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run records the code that it finds on disk, so that has to be the code that it runs."""
     package = tmp_path / "grpo_lab"
@@ -96,23 +100,23 @@ def test_code_that_changes_during_a_sweep_is_the_code_of_the_cells_that_start_af
         shutil.copytree(Path(grpo_lab.__file__).parents[1] / beside, tmp_path / beside)
     runs = tmp_path / "runs"
     typed = command(runs, "seed=0,1", "budget.amount=40", "hydra.launcher.workers=1")
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    process = subprocess.Popen(typed, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
-    wait_until(lambda: any(map(lines_in, runs.glob("*/seed=0/metrics.jsonl"))), process)
-    with (package / "loop.py").open("a") as loop:
-        loop.write('\nprint("changed code")\n')
-    assert process.wait(timeout=200) == 0, process.stderr and process.stderr.read()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    process = subprocess.Popen(typed, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: any(map(lines_in, runs.glob("*/seed=0/metrics.jsonl"))), process)
+        with (package / "loop.py").open("a") as loop:
+            loop.write('\nprint("changed code")\n')
+        _, said = process.communicate(timeout=200)
+    finally:
+        process.kill()  # its cells end with it
+        process.wait()
+    assert process.returncode == 0, said
     first, second = (next(runs.glob(f"*/seed={seed}/{OUTPUT}")).read_text() for seed in (0, 1))
     assert "changed code" not in first and "changed code" in second
 
 
-def processor_seconds(pid: int) -> float:
-    spent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-    return sum(map(int, spent)) / os.sysconf("SC_CLK_TCK")
-
-
 @pytest.mark.extended
-def test_a_forked_cell_is_ready_for_less_than_half_of_the_processor_time_of_a_fresh_one(
+def test_a_forked_cell_is_ready_for_under_three_seconds_of_a_processor_and_half_of_a_fresh_one(
     tmp_path: Path, tiny_base: Path
 ) -> None:
     """To the first line of its log, with MLflow's mirror: 2 s and 8 s on an idle machine."""
@@ -125,20 +129,23 @@ def test_a_forked_cell_is_ready_for_less_than_half_of_the_processor_time_of_a_fr
         (output,) = tmp_path.glob(f"*/seed=0/{OUTPUT}")
         typed_by_hand = output.read_text().splitlines()[0].replace(str(tmp_path), str(tmp_path / "by_hand"))
         cell = subprocess.Popen(shlex.split(typed_by_hand)[1:], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        wait_until(lambda: any(map(lines_in, (tmp_path / "by_hand").glob(logs))), cell)
-        fresh = processor_seconds(cell.pid)
-        cell.kill()
-        cell.wait()
-    assert forked < fresh / 2, (forked, fresh)
+        try:
+            wait_until(lambda: any(map(lines_in, (tmp_path / "by_hand").glob(logs))), cell)
+            fresh = processor_seconds(cell.pid)
+        finally:
+            cell.kill()
+            cell.wait()
+    assert forked < 3.0 and forked < fresh / 2, (forked, fresh)
 
 
 @pytest.mark.extended
 def test_nothing_is_left_of_a_sweep_and_its_server(tmp_path: Path, tiny_base: Path) -> None:
     with started(tmp_path, "budget.amount=400", "seed=0,1", "hydra.launcher.workers=2") as (process, cells):
-        wait_until(lambda: len(cells_of(process.pid)) == 2, process)
+        logs = "*/seed=*/metrics.jsonl"
+        wait_until(lambda: [lines_in(path) > 0 for path in tmp_path.glob(logs)] == [True, True], process)
         everything = descendants_of(process.pid)
+        assert len(cells_of(process.pid)) == 2 and len(everything) > 2, "the server as well"
         cells |= everything
-        time.sleep(1)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
         wait_until(lambda: not any(map(alive, everything)))

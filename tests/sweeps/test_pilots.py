@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sweeping import multirun
+from sweep_processes import multirun
 
 from grpo_lab.analysis.caveats import not_told_apart
 from grpo_lab.analysis.effects.acted import Action, actions, could_not_act

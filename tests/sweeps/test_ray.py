@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from processes import alive
+from processes import alive, wait_until
 from ray_cluster import NODE, ray_cluster, why_not
 from short_runs import same_ending
-from test_sweep_faults import finished, folder_of, lines_in, started, sweep, wait_until
+from sweep_processes import attempts, finished, folder_of, lines_in, started, sweep
 
 from grpo_lab.sweeps.jobs import Job
 from grpo_lab.sweeps.ray import RayCells, RaySettings
@@ -38,10 +38,6 @@ def on(cluster: Cluster) -> tuple[str, ...]:
 
 def logs(runs: Path) -> list[int]:
     return [lines_in(path) for path in runs.glob("*/seed=0/metrics.jsonl")]
-
-
-def attempts(folder: Path) -> int:
-    return (folder / "output.log").read_text().count("grpo_lab.train")
 
 
 @pytest.mark.extended

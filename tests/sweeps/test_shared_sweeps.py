@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from processes import alive
-from test_sweep_faults import WORLD, cells_of, finished, lines_in, quiet_board, started, sweep_from_here, wait_until
+from processes import alive, wait_until
+from sweep_processes import WORLD, cells_of, finished, lines_in, quiet_board, started, sweep_from_here
 
 from grpo_lab.sweeps.board import Board
 from grpo_lab.sweeps.jobs import Job, run_jobs

@@ -8,23 +8,22 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from processes import wait_until
 from short_runs import same_ending
-from slurm_node import slurm_node, why_not
-from test_sweep_faults import finished, folder_of, lines_in, quiet_board, started, sweep, wait_until
+from slurm_node import SETTINGS, slurm_node, why_not
+from sweep_processes import attempts, finished, folder_of, lines_in, quiet_board, started, sweep
 
 from grpo_lab.sweeps.jobs import Job, run_jobs
 from grpo_lab.sweeps.launching import CellLauncher
 from grpo_lab.sweeps.slurm import RECORD, SlurmCells, SlurmPlace, SlurmSettings
 from grpo_lab.tracking.run_reader import holder
 
-SETTINGS = {
-    "partition": "", "account": "", "qos": "", "constraint": "", "minutes": 30, "warning_seconds": 90, "gpus": 0,
-    "cpus": None, "memory_gb": None, "setup": [], "further": {},
-}  # fmt: skip
 SLURM = ("hydra/launcher=slurm", "hydra.launcher.minutes=30")
+LONG = ("truncation=score", "budget.amount=40", "checkpoint_every=1")
 real = pytest.mark.skipif(why_not() != "", reason=f"no Slurm here: {why_not()}")
 
 
@@ -60,10 +59,6 @@ def soon(job: str) -> None:
     """
     wait_until(lambda: jobs()[job] == "PENDING")
     subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now+5"], check=True)
-
-
-def attempts(folder: Path) -> int:
-    return (folder / "output.log").read_text().count("grpo_lab.train")
 
 
 @real
@@ -181,51 +176,69 @@ def daemon(name: str) -> int:
     return int(subprocess.run(["pgrep", "-f", own], capture_output=True, text=True, check=True).stdout)
 
 
+@pytest.fixture
+def own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A Slurm for one test alone, whose daemons it may kill."""
+    with slurm_node(tmp_path / "node") as config:
+        monkeypatch.setenv("SLURM_CONF", str(config))
+        yield
+
+
+def saved_once(runs: Path, process: subprocess.Popen) -> Path:
+    """The folder of the only cell, once its run has left a checkpoint."""
+    wait_until(lambda: len(list(runs.glob("*/seed=0/checkpoints/step=*"))) > 0, process)
+    return folder_of(runs, "score", 0)
+
+
+@contextmanager
+def the_node_again() -> Iterator[None]:
+    """Within, a daemon in the place of one that was killed."""
+    again = subprocess.Popen(
+        ["slurmd", "-D", "-f", os.environ["SLURM_CONF"]],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield
+    finally:
+        again.send_signal(signal.SIGTERM)
+        again.wait(30)
+
+
 @real
 @pytest.mark.extended
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("dies", ["its daemon", "all of it"])
-def test_a_node_that_dies_and_comes_back_loses_no_cell(
-    tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch, dies: str
-) -> None:
-    """Its jobs outlive its daemon; those that die with it go back into the queue and on from their checkpoints."""
+def test_a_job_outlives_the_daemon_of_its_node(own_node: None, tmp_path: Path, tiny_base: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
-    words = ("truncation=score", "budget.amount=40", "checkpoint_every=1")
-    with slurm_node(tmp_path / "node") as config:
-        monkeypatch.setenv("SLURM_CONF", str(config))
-        ends_well(there, words, dies)
-    folder = folder_of(there, "score", 0)
-    assert attempts(folder) == (2 if dies == "all of it" else 1)
-    assert sweep(here, *words).returncode == 0
+    with started(there, *LONG, *SLURM) as (process, _):
+        folder = saved_once(there, process)
+        os.kill(daemon("slurmd"), signal.SIGKILL)
+        with the_node_again():
+            _, said = process.communicate(timeout=300)
+    assert process.returncode == 0 and attempts(folder) == 1, said
+    assert sweep(here, *LONG).returncode == 0
     same_ending(folder_of(here, "score", 0), folder)
 
 
-def ends_well(there: Path, words: tuple[str, ...], dies: str) -> None:
-    with started(there, *words, *SLURM) as (process, _):
-        wait_until(lambda: len(list(there.glob("*/seed=0/checkpoints/step=*"))) > 0, process)
-        folder = folder_of(there, "score", 0)
+@real
+@pytest.mark.extended
+@pytest.mark.timeout(600)
+def test_jobs_that_die_with_their_node_go_back_into_the_queue_and_on_from_their_checkpoints(
+    own_node: None, tmp_path: Path, tiny_base: Path
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    with started(there, *LONG, *SLURM) as (process, _):
+        folder = saved_once(there, process)
         job = job_of(folder)
-        node = daemon("slurmd")
-        if dies == "all of it":
-            steps = subprocess.run(["pgrep", "-f", f"slurmstepd: .{job}[.]"], capture_output=True, text=True).stdout
-            for pid in (node, *map(int, steps.split()), int(holder(folder))):
-                os.kill(pid, signal.SIGKILL)
-        else:
-            os.kill(node, signal.SIGKILL)
-        if dies == "all of it":  # Slurm gives it up after a while
-            wait_until(lambda: jobs()[job] == "PENDING", process)
-        again = subprocess.Popen(
-            ["slurmd", "-D", "-f", os.environ["SLURM_CONF"]],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
-        try:
-            if dies == "all of it":
-                soon(job)
+        steps = subprocess.run(["pgrep", "-f", f"slurmstepd: .{job}[.]"], capture_output=True, text=True).stdout
+        for pid in (daemon("slurmd"), *map(int, steps.split()), int(holder(folder))):
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: jobs()[job] == "PENDING", process)  # Slurm gives it up after a while
+        with the_node_again():
+            soon(job)
             _, said = process.communicate(timeout=300)
-            assert process.returncode == 0, said
-        finally:
-            again.send_signal(signal.SIGTERM)
-            again.wait(30)
+    assert process.returncode == 0 and attempts(folder) == 2, said
+    assert sweep(here, *LONG).returncode == 0
+    same_ending(folder_of(here, "score", 0), folder)
 
 
 @real

@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from test_sweep_faults import finished, folder_of, lines_in, started, sweep, wait_until
+from processes import wait_until
+from sweep_processes import finished, folder_of, lines_in, started, sweep
 
 from grpo_lab.sweeps import status
 from grpo_lab.sweeps.status import cell_status, cells_of_sweep, summary, sweep_names

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -12,24 +11,30 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from helpers import hear_interrupts
 from mlflow import MlflowClient
-from processes import alive, command_of, descendants_of
-from rich.console import Console
-from sweeping import multirun
+from processes import PATIENCE, alive, wait_until
+from sweep_processes import (
+    WORLD,
+    cells_of,
+    command,
+    finished,
+    folder_of,
+    lines_in,
+    quiet_board,
+    started,
+    sweep,
+    sweep_from_here,
+)
 
 from grpo_lab.analysis.effects.verdict import compared_arms
 from grpo_lab.analysis.final_values import final_values
 from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.loop import start
-from grpo_lab.sweeps.board import Board
 from grpo_lab.sweeps.child import THREAD_VARIABLES
 from grpo_lab.sweeps.jobs import Job, run_jobs
 from grpo_lab.sweeps.launching import LocalCells
@@ -37,73 +42,6 @@ from grpo_lab.sweeps.local import LocalPlace
 from grpo_lab.tracking.mlflow_mirror import sync_all
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="these tests follow processes in /proc")
-WORLD = ["world=tiny", "tracking=none", "evaluation=brief"]
-PATIENCE = 200.0  # seconds; other processes may share the cores
-
-
-def command(runs: Path, *words: str, flag: str = "-m") -> list[str]:
-    typed = [sys.executable, "-m", "grpo_lab.train", flag, *WORLD, f"runs_dir={runs}", *words]
-    return [word for word in typed if word]
-
-
-def sweep(runs: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(runs, *words), capture_output=True, text=True, timeout=PATIENCE)
-
-
-def sweep_from_here(runs: Path, *words: str) -> None:
-    """The same from this process, which spares an interpreter; its cells have theirs. Raises SystemExit."""
-    multirun(*WORLD, f"runs_dir={runs}", *words)
-
-
-@contextmanager
-def started(runs: Path, *words: str, in_background: bool = False) -> Iterator[tuple[subprocess.Popen[str], set[int]]]:
-    """A sweep at work, and the ids of its cells, for the test to fill; what is left of them is killed at the end."""
-    shell = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"] if in_background else []
-    process = subprocess.Popen(
-        [*shell, *command(runs, *words)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=hear_interrupts,
-    )
-    cells: set[int] = set()
-    try:
-        yield process, cells
-    finally:
-        for pid in (process.pid, *cells, *cells_of(process.pid)):
-            if alive(pid) and f"runs_dir={runs}" in command_of(pid):
-                os.kill(pid, signal.SIGKILL)
-        process.communicate()
-
-
-def cells_of(parent: int) -> dict[int, str]:
-    """The processes that a sweep runs now: their commands by id.
-
-    Just after the fork a child still is a copy of its parent, command and environment: not a cell yet.
-    """
-    commands = {pid: command_of(pid) for pid in descendants_of(parent)}
-    own = command_of(parent)
-    return {pid: words for pid, words in commands.items() if "grpo_lab.train" in words and words != own}
-
-
-def wait_until(condition: Callable[[], object], process: subprocess.Popen | None = None) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline and (process is None or process.poll() is None)
-        time.sleep(0.02)
-
-
-def lines_in(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-def folder_of(runs: Path, truncation: str, seed: int, name: str = "evaluation=brief,world=tiny") -> Path:
-    (folder,) = runs.glob(f"plain,truncation={truncation},*{name}/seed={seed}")
-    return folder
-
-
-def finished(runs: Path) -> int:
-    return len(list(runs.glob("*/seed=*/DONE")))
 
 
 # ---- a sweep that nothing happens to
@@ -233,10 +171,6 @@ def test_cells_that_fail_or_are_killed_stop_no_other_and_the_same_command_finish
     assert (killed / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
 
 
-def quiet_board(total: int) -> Board:
-    return Board("probe", total, 0, Console(file=io.StringIO()))
-
-
 def test_a_folder_that_cannot_be_made_fails_its_cell_alone(tmp_path: Path, tiny_base: Path) -> None:
     blocked, fine = tmp_path / "blocked" / "seed=0", tmp_path / "plain,budget.amount=1,evaluation=brief,world=tiny"
     blocked.parent.mkdir()
@@ -268,19 +202,19 @@ def test_a_failure_is_told_in_the_words_of_its_last_attempt_and_devices_are_shar
 def test_a_cell_that_hangs_is_ended_and_another_takes_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One hears Ctrl-C while it hangs, one is deaf to it; a third is only told late what is wrong with it."""
+    """One hears Ctrl-C while it hangs, one is deaf to it; a third has the time to load and to say what is wrong."""
     hangs = "import signal, sys, time\nif 'deaf=1' in sys.argv:\n    signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-    (tmp_path / "hangs.py").write_text(hangs + "if 'late=1' not in sys.argv:\n    time.sleep(1e6)\n")
+    (tmp_path / "hangs.py").write_text(hangs + "if 'wrong=1' not in sys.argv:\n    time.sleep(1e6)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     jobs = [
         Job(word, ("plugins=[hangs]", word), tmp_path / word, "steps", 1.0, 1)
-        for word in ("hears=1", "deaf=1", "late=1")
+        for word in ("hears=1", "deaf=1", "wrong=1")
     ]
     with quiet_board(3) as board:
-        hears, deaf, late = run_jobs(jobs, LocalPlace(2, []), 2.0, board, silent_seconds=12.0)
+        hears, deaf, wrong = run_jobs(jobs, LocalPlace(2, []), 2.0, board, silent_seconds=30.0)
     for failure in (hears, deaf):
-        assert failure.startswith("it hung: it wrote nothing for 0.2 minutes, and was ended (see ")
-    assert "late" in late and "it hung" not in late
+        assert failure.startswith("it hung: it wrote nothing for 0.5 minutes, and was ended (see ")
+    assert "wrong" in wrong and "it hung" not in wrong
     with pytest.raises(ValueError, match=r"silent_minutes must be above 0, got 0\.0: null waits for ever"):
         LocalCells(1, 30.0, 0.0)
 
@@ -327,7 +261,7 @@ def test_the_cells_of_a_sweep_that_is_killed_end_by_themselves(
 ) -> None:
     """A shell starts what its scripts put in the background with Ctrl-C ignored, and children inherit that."""
     (tmp_path / "hard_of_hearing.py").write_text(HARD_OF_HEARING)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     words = ("truncation=score,mask_after", "budget.amount=4000", "hydra.launcher.workers=2")
     words += ("plugins=[hard_of_hearing]",)
     with started(tmp_path, *words, in_background=True) as (process, cells):

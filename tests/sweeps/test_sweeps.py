@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from safetensors.torch import load_file
-from sweeping import multirun
+from sweep_processes import multirun
 from torch.testing import assert_close
 
 from grpo_lab.config.design import Design, load_design, read_design, require_known_metrics

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 from hydra.core.utils import JobReturn, JobStatus
+from processes import wait_until
 from rich.console import Console
-from sweeping import multirun
-from test_sweep_faults import finished, started, wait_until
+from sweep_processes import WORLD, finished, multirun, started
 
 from grpo_lab.analysis.caveats import notes
 from grpo_lab.analysis.effects.tuned import numbers_text, trials_text
@@ -37,7 +37,6 @@ from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.tracking.sweep_record import read_sweep, record_sweep, sweep_folder
 from grpo_lab.types import Exhausted
 
-WORLD = ["world=tiny", "tracking=none", "evaluation=brief"]  # as test_sweep_faults starts sweeps
 NAME = "tuned,evaluation=brief,world=tiny"  # the experiment with these words
 RATE = "optimizer.learning_rate"
 RATES = {"low": 1.0e-5, "high": 1.0e-2, "log": True}
@@ -268,18 +267,18 @@ def test_every_arm_gets_as_many_trials_and_a_kill_changes_none(
     assert "3 trials of each of 2 arms on 2 seeds, which are 12 runs, 0 of them finished" in said
     assert "the middle of its range stands for it" in said and not runs.exists(), "a dry run writes nothing"
 
-    started: list[str] = []
+    ran: list[str] = []
     for dies_after in (3, 7, None):
         launcher = Launcher(dies_after)
         try:
             run_tuning(console, plan(design), launcher)
         except KeyboardInterrupt:
             assert plan(design).open() == [("", "plain"), ("", "higher")]
-        started += launcher.started
+        ran += launcher.started
         said = capsys.readouterr().out
         show_tuning(console, plan(design))
-        assert f"which are 12 runs, {len(started)} of them finished" in capsys.readouterr().out
-    assert len(started) == len(set(started)) == 12, "no run twice"
+        assert f"which are 12 runs, {len(ran)} of them finished" in capsys.readouterr().out
+    assert len(ran) == len(set(ran)) == 12, "no run twice"
     assert "Tuned: 3 trials each" in said
     search = plan(design)
     chosen = search.chosen()

@@ -20,6 +20,7 @@ from hydra import compose, initialize_config_dir
 from mirrored_runs import log_steps, query, write_run_json
 from mlflow import MlflowClient
 from omegaconf import OmegaConf
+from processes import wait_until
 
 from grpo_lab.config.hydra_setup import bootstrap
 from grpo_lab.config.run_config import conf_folder
@@ -399,9 +400,7 @@ def test_mirror_end_to_end(store: Path, tmp_path: Path, caplog: pytest.LogCaptur
         mirror = Mirror(folder, 0.1, 60.0)
         mirror.start()
         log_steps(log, range(30))
-        deadline = time.monotonic() + 60
-        while not query(store, "select * from metrics") and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: query(store, "select * from metrics"))
         assert query(store, "select name, status from runs") == [("grpo-a", "RUNNING")]
         log_steps(log, range(30, 60))
         log.write_step(60, {"train/loss": math.inf, "train/kl": math.nan}, {})
@@ -665,9 +664,7 @@ def test_a_server_that_goes_away_in_the_middle_of_a_run_and_comes_back_later_lac
             log_steps(log, range(100))
             mirror = Mirror(folder, 0.1, 3.0)
             mirror.start()
-            deadline = time.monotonic() + 100
-            while query(store, "select count(*) from metrics") != [(400,)] and time.monotonic() < deadline:
-                time.sleep(0.2)
+            wait_until(lambda: query(store, "select count(*) from metrics") == [(400,)])
         log_steps(log, range(100, 200))  # it is away
         log.mark_done({})
         mirror.stop()

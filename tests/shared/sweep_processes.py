@@ -1,0 +1,105 @@
+"""Sweeps as tests start them, in a process of their own or in this one, and what they leave in their folders."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from helpers import hear_interrupts
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from processes import PATIENCE, alive, command_of, descendants_of
+from rich.console import Console
+
+from grpo_lab.config.run_config import conf_folder
+from grpo_lab.sweeps.board import Board
+
+WORLD = ["world=tiny", "tracking=none", "evaluation=brief"]
+
+
+def multirun(*words: str) -> None:
+    """Run the sweep of these overrides as `python -m grpo_lab.train` does below its argument parser.
+
+    It works in this process, which spares an interpreter; its cells have theirs.
+    """
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        GlobalHydra.instance().hydra.multirun("config", None, list(words), with_log_configuration=False)
+
+
+def command(runs: Path, *words: str, flag: str = "-m") -> list[str]:
+    """The command of a sweep in the tiny world."""
+    typed = [sys.executable, "-m", "grpo_lab.train", flag, *WORLD, f"runs_dir={runs}", *words]
+    return [word for word in typed if word]
+
+
+def sweep(runs: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """It, run to its end."""
+    return subprocess.run(command(runs, *words), capture_output=True, text=True, timeout=PATIENCE)
+
+
+def sweep_from_here(runs: Path, *words: str) -> None:
+    """The same from this process. Raises SystemExit."""
+    multirun(*WORLD, f"runs_dir={runs}", *words)
+
+
+@contextmanager
+def started(runs: Path, *words: str, in_background: bool = False) -> Iterator[tuple[subprocess.Popen[str], set[int]]]:
+    """A sweep at work, and the ids of its cells, for the test to fill; what is left of them is killed at the end."""
+    shell = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"] if in_background else []
+    process = subprocess.Popen(
+        [*shell, *command(runs, *words)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=hear_interrupts,
+    )
+    cells: set[int] = set()
+    try:
+        yield process, cells
+    finally:
+        for pid in (process.pid, *cells, *cells_of(process.pid)):
+            if alive(pid) and f"runs_dir={runs}" in command_of(pid):
+                os.kill(pid, signal.SIGKILL)
+        process.communicate()
+
+
+def cells_of(parent: int) -> dict[int, str]:
+    """The processes that a sweep runs now: their commands by id.
+
+    Just after the fork a child still is a copy of its parent, command and environment: not a cell yet.
+    """
+    commands = {pid: command_of(pid) for pid in descendants_of(parent)}
+    own = command_of(parent)
+    return {pid: words for pid, words in commands.items() if "grpo_lab.train" in words and words != own}
+
+
+def lines_in(path: Path) -> int:
+    """The complete lines of a file; 0 where there is none."""
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def folder_of(runs: Path, truncation: str, seed: int, name: str = "evaluation=brief,world=tiny") -> Path:
+    """The folder of a cell of `truncation=...`."""
+    (folder,) = runs.glob(f"plain,truncation={truncation},*{name}/seed={seed}")
+    return folder
+
+
+def finished(runs: Path) -> int:
+    """How many runs have ended well."""
+    return len(list(runs.glob("*/seed=*/DONE")))
+
+
+def attempts(folder: Path) -> int:
+    """How many processes have had the run in `folder`."""
+    return (folder / "output.log").read_text().count("grpo_lab.train")
+
+
+def quiet_board(total: int) -> Board:
+    """A board of so many cells that shows nobody what it says."""
+    return Board("probe", total, 0, Console(file=io.StringIO()))
