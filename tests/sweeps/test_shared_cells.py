@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import json
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from processes import alive, descendants_of
-from rich.console import Console
+from processes import alive, descendants_of, wait_until
 from several_ranks import WORLD
 from short_runs import final_weights, metrics_of
-from sweeping import multirun
+from sweep_processes import multirun, quiet_board
 
 from grpo_lab.config.run_name import run_name
-from grpo_lab.sweeps.board import Board
 from grpo_lab.sweeps.jobs import Job, run_jobs
 from grpo_lab.sweeps.launching import LocalCells
 from grpo_lab.sweeps.local import LocalPlace, slots
@@ -28,13 +23,6 @@ from grpo_lab.sweeps.slurm import SlurmSettings
 from grpo_lab.tracking.system_metrics import read_samples
 
 TWO = ("hydra.launcher.processes=2", "hydra.launcher.workers=1")
-
-
-def wait_until(holds: Callable[[], object], seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def sweep(runs: Path, *words: str) -> subprocess.Popen[str]:
@@ -110,7 +98,6 @@ def test_clusters_are_asked_for_the_room_of_all_processes(tmp_path: Path) -> Non
 
 
 HANGS = """
-import time
 from grpo_lab.tracking.run_log import RunLog
 
 write_step = RunLog.write_step
@@ -136,7 +123,7 @@ def test_a_cell_hangs_although_its_mirror_and_its_look_at_the_machine_go_on(
     words += ["plugins=[hangs_later]", "budget.amount=3", f"runs_dir={runs}", "seed=0"]
     folder = runs / run_name("plain", words) / "seed=0"
     job = Job("hangs", tuple(words), folder, "steps", 3.0, 1)
-    with Board("probe", 1, 0, Console(file=io.StringIO())) as board:
+    with quiet_board(1) as board:
         (failure,) = run_jobs([job], LocalPlace(1, []), 30.0, board, silent_seconds=20.0)
     assert failure is not None and failure.startswith("it hung: it wrote nothing for 0.333333 minutes, and was ended")
     samples = read_samples(folder)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from helpers import free_port, mlflow_server
 from mirrored_runs import query
+from processes import wait_until
 from short_runs import WORLD
 
 from grpo_lab.tracking.mlflow_mirror import sync
@@ -29,10 +29,7 @@ def test_a_run_goes_on_without_its_server_and_a_sync_sends_what_is_missing(tmp_p
     try:
         with mlflow_server(store, tmp_path, port):
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            deadline = time.monotonic() + 120
-            while query(store, "select max(step) from metrics")[0][0] is None:
-                assert process.poll() is None and time.monotonic() < deadline
-                time.sleep(0.1)
+            wait_until(lambda: query(store, "select max(step) from metrics")[0][0] is not None, process)
         (folder,) = runs.glob("*/seed=0")
         assert not (folder / "DONE").exists(), "the server is gone while it runs"
         _, said = process.communicate(timeout=200)
