@@ -296,7 +296,7 @@ def test_a_part_has_the_bases_of_its_seeds() -> None:
 
 
 def test_a_design_without_anything_to_compare_is_refused() -> None:
-    with pytest.raises(ValueError, match="part two of planned runs nothing that is predicted .* choose another part"):
+    with pytest.raises(ValueError, match=r"part two of planned runs nothing that is predicted .* choose another part"):
         with_predictions(declare(parts={"two": {"arms": ["one", "two"]}}, part="two"))
     with pytest.raises(ValueError, match="has one arm and compares nothing"):
         with_predictions(declare(arms={"plain": []}, predictions=[]))
