@@ -59,7 +59,7 @@ class Pilot:
 def with_predictions(design: Design) -> Design:
     """The design with those predictions that its chosen part decides, which are the ones that Holm counts.
 
-    Where it predicts nothing, every arm is predicted to differ from the control, at each level. Raises ValueError where
+    Where it predicts nothing, there is one for every arm against its control, at each level. Raises ValueError where
     there is nothing to compare.
     """
     made = design.predictions or tuple(
