@@ -1,4 +1,4 @@
-"""Rows and groups of a table, their values typed as Any.
+"""Rows and groups of a table, their values typed as Any, and rows of words as aligned lines.
 
 The stubs of pandas let a cell be a date or a complex number, and the key of a group anything hashable. What the columns
 hold is documented where a table is made; readers of the table need no proof of it.
@@ -6,7 +6,7 @@ hold is documented where a table is made; readers of the table need no proof of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import pandas as pd
@@ -32,3 +32,9 @@ def row_at(table: pd.DataFrame, label: str | int) -> pd.Series:
     row = table.loc[label]
     assert isinstance(row, pd.Series), f"several rows are labelled {label!r}"
     return row
+
+
+def aligned(rows: Sequence[Sequence[str]], indent: str = "") -> list[str]:
+    """Each row as a line whose cells begin where those of the other rows do."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]

@@ -16,9 +16,9 @@ from grpo_lab.budget.ledger import ModelFlops
 from grpo_lab.tricks.base import require_field, require_not_negative, require_positive
 
 BF16, FP32 = 2, 4  # bytes
-_STATES = 16  # bytes a weight: bf16 weight and gradient, fp32 master weight and Adam's two moments
-_ON_HOST = 12  # of these, what may wait in the host's memory: master weight and moments
-_CHECKPOINT = BF16 + _ON_HOST
+STATES = 16  # bytes a weight: bf16 weight and gradient, fp32 master weight and Adam's two moments
+ON_HOST = 12  # of these, what may wait in the host's memory: master weight and moments
+_CHECKPOINT = BF16 + ON_HOST
 
 
 @dataclass(frozen=True)
@@ -152,9 +152,9 @@ class Learner:
     def fits(self) -> str:
         """Whether the states fit: "yes", "offloaded" (master weights and moments wait in the host's memory) or "no"."""
         free = self.cards * (self.card.memory - self.efficiency.reserve)
-        if _STATES * self.shape.weights <= free:
+        if STATES * self.shape.weights <= free:
             return "yes"
-        return "offloaded" if (_STATES - _ON_HOST) * self.shape.weights <= free else "no"
+        return "offloaded" if (STATES - ON_HOST) * self.shape.weights <= free else "no"
 
     def _passes(self, lengths: Sequence[int], forwards: int) -> float:
         """Seconds for so many forwards' worth of work on rows that are dealt to nodes, longest first."""
@@ -177,7 +177,7 @@ class Learner:
     @property
     def update(self) -> float:
         """Seconds of an optimiser step: gradients all-reduced between nodes, states read and written."""
-        moved = 2 * _ON_HOST * self.shape.weights / self.cards
+        moved = 2 * ON_HOST * self.shape.weights / self.cards
         seconds = moved / (self.efficiency.bandwidth * self.card.bandwidth)
         if self.fits == "offloaded":
             seconds += moved / self.card.host
@@ -189,7 +189,7 @@ class Learner:
 
     def swap(self) -> float:
         """Seconds to move master weights and moments to the host and back, so that the same cards can generate."""
-        return 2 * _ON_HOST * self.shape.weights / self.cards / self.card.host
+        return 2 * ON_HOST * self.shape.weights / self.cards / self.card.host
 
     def checkpoint(self) -> float:
         """Seconds to write weights, master weights and moments."""

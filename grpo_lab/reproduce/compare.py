@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from grpo_lab.analysis.table_rows import aligned
 from grpo_lab.run.checkpoint import complete
 from grpo_lab.tracking.provenance import COMPUTING
 from grpo_lab.tracking.run_reader import has_ended, read_steps
@@ -83,15 +84,10 @@ class Compared:
                 (one.what, str(one.step), one.note if math.isnan(one.largest) else f"{one.largest:.3g}")
                 for one in self.differences
             ]
-            lines += ["", *_table(rows)]
+            lines += ["", *aligned(rows, "  ")]
         if self.elsewhere:
-            lines += ["", *_table([("computed with", "there", "here"), *self.elsewhere])]
+            lines += ["", *aligned([("computed with", "there", "here"), *self.elsewhere], "  ")]
         return [*lines, *self.said]
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
 
 
 def compare_runs(there: Path, here: Path, steps: int | None = None) -> Compared:

@@ -7,10 +7,18 @@ import re
 from functools import cache
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
-from grpo_lab.analysis.figures.cluster import draw_all
-from grpo_lab.analysis.scaling.cluster_page import memory_table, question, transfers_table, written
+from grpo_lab.analysis.figures.cluster import draw_all, draw_shares, draw_tails
+from grpo_lab.analysis.scaling.cluster_page import (
+    assumptions,
+    half_wasted,
+    memory_table,
+    question,
+    transfers_table,
+    written,
+)
 from grpo_lab.analysis.scaling.cluster_study import IN_FLIGHT, PARTS, SYNC, Study
 
 FOLDER = Path(__file__).parents[2] / "analysis"
@@ -31,7 +39,7 @@ def small() -> Study:
     return Study(given)
 
 
-@pytest.mark.parametrize("block", [question, memory_table, transfers_table])
+@pytest.mark.parametrize("block", [question, memory_table, transfers_table, assumptions])
 def test_the_page_states_what_the_numbers_imply(block) -> None:
     assert block(study()) in PAGE
 
@@ -80,7 +88,54 @@ def test_nothing_is_wasted_by_equal_lengths_and_much_by_a_tail() -> None:
     own = table[table.schedule == SYNC].set_index(["cards", "ratio"]).unused
     for cards in (8, 16, 32):
         assert own[cards, 1] == pytest.approx(0, abs=0.02) and own[cards, 4] > 0.4
-        assert 1 < small().half_wasted("7B", cards) < 4 or math.isnan(small().half_wasted("7B", cards))
+
+
+def wasting(*unused: float) -> Study:
+    """7B wastes these shares by a longest response of 1, 2, 4 and 8 times the mean, on 8, 16 and 32 cards."""
+    ratios = [1, 2, 4, 8]
+    given = {**study().given, "caps_over_mean": ratios, "cards_asked": [8, 16, 32]}
+    made = Study(given | {"models": {"7B": study().given["models"]["7B"]}})
+    rows = [("7B", cards, SYNC, *point) for cards in (8, 16, 32) for point in zip(ratios, unused)]
+    vars(made)["tails"] = pd.DataFrame(rows, columns=["model", "cards", "schedule", "ratio", "unused"])
+    return made
+
+
+@pytest.mark.parametrize(
+    ("unused", "ratio"),
+    [
+        ((0.1, 0.2, 0.6, 0.7), 3.5),  # of the 0.4 between 2 and 4, 0.3 lie below a half
+        ((0.1, 0.5, 0.6, 0.7), 2.0),
+        ((0.5, 0.6, 0.7, 0.8), 1.0),
+        ((0.9, 0.9, 0.9, 0.9), 1.0),
+        ((0.1, 0.2, 0.3, 0.49), math.nan),
+    ],
+)
+def test_half_is_wasted_from_where_the_line_between_two_points_crosses_it(
+    unused: tuple[float, ...], ratio: float
+) -> None:
+    assert wasting(*unused).half_wasted("7B", 16) == pytest.approx(ratio, nan_ok=True)
+
+
+def test_what_is_wasted_at_once_and_what_never_is_are_said_apart() -> None:
+    once, never = wasting(0.6, 0.7, 0.8, 0.9), wasting(0.1, 0.2, 0.3, 0.4)
+    assert half_wasted(once) == (
+        "On 16 and 32 cards from a longest response of 1.0 to 1.0 times the mean. On 8 cards from 1 times at 7B."
+    )
+    assert half_wasted(never) == (
+        "On 16 and 32 cards not up to 8 times at 7B on 16 and 7B on 32. On 8 cards not up to 8 times at 7B."
+    )
+    heading = draw_tails(never).figure.texts[0].get_text()
+    assert "wastes less than half of 16 or 32 cards up to a longest response of 8 times" in " ".join(heading.split())
+
+
+def test_a_tail_that_never_wastes_half_on_some_cards_leaves_the_others_said() -> None:
+    mixed = wasting(0.1, 0.2, 0.6, 0.7)
+    mixed.tails.loc[mixed.tails.cards == 32, "unused"] = 0.3
+    assert half_wasted(mixed).startswith(
+        "On 16 and 32 cards from a longest response of 3.5 to 3.5 times the mean and not up to 8 times at 7B on 32. "
+    )
+    heading = " ".join(draw_tails(mixed).figure.texts[0].get_text().split())
+    assert "wastes half of 16 cards once the longest response is 3.5 to 3.5 times the mean" in heading
 
 
 def test_engines_served_one_by_one_wait_in_proportion() -> None:
@@ -89,6 +144,12 @@ def test_engines_served_one_by_one_wait_in_proportion() -> None:
     odds = table["one by one"] / (1 - table["one by one"]) / (table["broadcast"] / (1 - table["broadcast"]))
     assert odds.to_numpy() == pytest.approx(table.engines.to_numpy(), rel=1e-9)
     assert small().tolerated("7B", "one by one") <= small().tolerated("7B", "broadcast")
+
+
+def test_a_heading_says_what_in_flight_updates_leave_idle() -> None:
+    row = small().row("7B", 32, IN_FLIGHT)
+    heading = " ".join(draw_shares(small()).figure.texts[0].get_text().split())
+    assert row.waiting > 0.01 and f"with in-flight updates cards idle for {row.waiting:.0%} to" in heading
 
 
 def test_a_model_that_fits_no_split_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,6 @@ from scipy import stats
 from grpo_lab.analysis.effects.planning import (
     Question,
     cheapest,
-    family_of,
     measure_pilot,
     needed,
     power_text,
@@ -47,6 +47,9 @@ NESTED = Scatter(between=0.03**2 + 2 * 0.02**2, between_freedom=3.0, within=0.03
 NESTED_RUNS = Planted(steps=20, every=4, questions=64, bases=4, seeds=tuple(range(8)), base_effect_sd=0.03)
 
 
+ONE_SEED = Scatter(between=0.03**2, between_freedom=3.0, within=math.nan, within_freedom=0.0, seeds=1.0)
+
+
 def declare(**changes: Any) -> Design:
     return read_design({**NODE, **changes})
 
@@ -55,6 +58,12 @@ def declare(**changes: Any) -> Design:
 def nested() -> SweepData:
     """A synthetic sweep of four bases with two seeds each."""
     return synthetic_sweep(NESTED_RUNS, 0)
+
+
+def one_arm(data: SweepData) -> SweepData:
+    """The runs of its control alone."""
+    runs, points = (table[table["arm"] == "base"] for table in (data.runs, data.points))
+    return replace(data, runs=runs, points=points)
 
 
 # ---- statistics
@@ -132,14 +141,16 @@ def test_the_interval_of_the_deviation_holds_it_as_often_as_it_says(seeds: int) 
         ({"bases": 6, "seeds": 1}, NESTED),
         ({"bases": None, "seeds": list(range(6))}, replace(NESTED, between=math.nan)),
         ({"predictions": NODE["predictions"][:1]}, NESTED),
+        ({"bases": None, "seeds": list(range(6))}, ONE_SEED),
+        ({}, ONE_SEED),
     ],
-    ids=["4 bases x 2", "6 bases x 1", "6 seeds", "one prediction"],
+    ids=["4 bases x 2", "6 bases x 1", "6 seeds", "one prediction", "6 seeds, one a base known", "one a base known"],
 )
 def test_the_predicted_power_is_that_of_the_labs_own_decision(changes: dict[str, Any], scatter: Scatter) -> None:
     """`decide` over `compare` and Holm, 400 sweeps: a standard error of 2 points at 80%."""
     design = declare(**changes)
     observations, seeds = sizes(design)
-    family = family_of(design)
+    family = len(design.predictions)
     sd = scatter.of_mean(seeds).mean
     effect = next(
         size * sd
@@ -172,10 +183,7 @@ def test_what_has_no_effect_is_hardly_ever_found() -> None:
 
 def test_more_bases_are_needed_with_fewer_seeds_and_the_fewest_runs_are_named(nested: SweepData) -> None:
     design = load_design(conf_folder().parent / "experiments" / "dapo_worlds.yaml")
-    data = synthetic_sweep(
-        Planted(steps=20, every=4, questions=64, bases=4, seeds=tuple(range(8)), base_effect_sd=0.03), 0
-    )
-    pilot = measure_pilot(design, data, DOWNSTREAM)
+    pilot = measure_pilot(design, nested, DOWNSTREAM)
     rows = needed(Question(0.05, False, 8), pilot, True)
     numbers = [row.number for row in rows]
     assert numbers == sorted(numbers, reverse=True) and numbers[-1] >= 3
@@ -205,18 +213,14 @@ def test_planted_deviations_are_found_in_a_pilot() -> None:
 
 
 def test_a_pilot_of_another_sweep_and_one_of_a_single_arm_serve_and_say_so(nested: SweepData) -> None:
-    data = nested
-    assert "each arm less base" in measure_pilot(declare(), data, DOWNSTREAM).how
-    single = replace(data, runs=data.runs[data.runs["arm"] == "base"], points=data.points[data.points["arm"] == "base"])
-    alone = measure_pilot(declare(), single, DOWNSTREAM)
+    assert "each arm less base" in measure_pilot(declare(), nested, DOWNSTREAM).how
+    alone = measure_pilot(declare(), one_arm(nested), DOWNSTREAM)
     assert "runs of one arm alone" in alone.how and alone.contrasts == 1 and alone.pairs == 8
 
 
 def test_the_margin_is_what_is_planned_for_and_an_effect_replaces_it(nested: SweepData) -> None:
-    data = nested
-
     def said(design: Design, *effects: float) -> str:
-        return "\n".join(power_text(design, data, effects, trials=0))
+        return "\n".join(power_text(design, nested, effects, trials=0))
 
     assert "no margin is declared" in said(declare())
     assert "to find an effect of 0.03:" in said(declare(margin=0.03))
@@ -233,13 +237,67 @@ def test_a_pilot_of_one_base_says_that_it_knows_nothing_of_others() -> None:
     assert "the pilot has one base, so how far effects differ between bases is not known" in lines
     alone = "\n".join(power_text(declare(bases=None, seeds=[0, 1, 2]), data, [0.1], trials=0))
     assert "seeds needed: " in alone and "as declared, 3 seeds" in alone
-    single = replace(data, runs=data.runs[data.runs["arm"] == "base"], points=data.points[data.points["arm"] == "base"])
+    single = one_arm(data)
     scatter = measure_pilot(declare(), single, DOWNSTREAM).scatter
     values = final_values(single).of("", "base", DOWNSTREAM)
     assert math.isnan(scatter.between) and scatter.of_seeds == pytest.approx(math.sqrt(2) * values.std())
 
 
+def test_one_arm_with_a_run_a_base_deviates_less_than_its_pairs_may() -> None:
+    """A run by bases and seeds, a difference by bases and twice by seeds: at most twice a run's variance."""
+    data = one_arm(synthetic_sweep(replace(NESTED_RUNS, seeds=tuple(range(4))), 0))
+    pilot = measure_pilot(declare(), data, DOWNSTREAM)
+    values = final_values(data).of("", "base", DOWNSTREAM)
+    assert math.isnan(pilot.scatter.within) and pilot.scatter.of_bases == pytest.approx(math.sqrt(2) * values.std())
+    assert pilot.alone == pytest.approx((pilot.scatter.of_bases,) * 2) and "runs of several bases" in pilot.how
+
+
+def test_the_smallest_effect_of_a_design_of_one_base_is_that_of_the_table(nested: SweepData) -> None:
+    """The pilot has four bases: how far these differ is not asked."""
+    lines = power_text(declare(bases=None, seeds=list(range(6))), nested, trials=0)
+    seeds, effects = (
+        next(line.split() for line in lines if line.startswith(f"  {head} ")) for head in ("seeds", "effect")
+    )
+    said = f"as declared, 6 seeds: the smallest effect found with 80% power is {dict(zip(seeds, effects))['6']} ["
+    assert any(said in line for line in lines)
+
+
+@pytest.mark.parametrize(("seeds", "what"), [(3, "2 bases x 3 seeds"), (1, "2 bases x 1 seed")])
+def test_two_bases_decide_nothing(nested: SweepData, seeds: int, what: str) -> None:
+    """`compare` withholds the interval, so the chance to find an effect is none, however large it is."""
+    lines = "\n".join(power_text(declare(bases=2, seeds=seeds), nested, [10.0], trials=20))
+    assert f"as declared, {what}: nothing is decided, so no effect is found: 3 bases are needed" in lines
+    assert "as declared: power 0% [0%, 0%]" in lines and "with no other effect: 0%" in lines
+    assert "fewest runs: 3 bases with one seed each" in lines
+
+
+def test_one_seed_decides_nothing(nested: SweepData) -> None:
+    lines = "\n".join(power_text(declare(bases=None, seeds=[0]), nested, [0.1], trials=20))
+    assert "as declared, 1 seed: nothing is decided, so no effect is found: 2 seeds are needed" in lines
+
+
+def test_predictions_of_the_chosen_part_alone_count(nested: SweepData) -> None:
+    """One of three, so that Holm asks for no less than 5%; the simulation agrees within 3 standard errors."""
+    part = {"parts": {"some": {"arms": ["plain", "one"], "bases": [0, 1, 2]}}, "part": "some"}
+    design = with_predictions(declare(**part))
+    assert [one.arm for one in design.predictions] == ["one"] and sizes(design) == (3, 2)
+    lines = "\n".join(power_text(declare(**part), nested, [0.12], trials=400))
+    assert "1 prediction; Holm asks the first for p below 0.05 / 1 = 0.05" in lines
+    (stated,), (found,) = (
+        re.findall(said, lines) for said in (r"as declared: power (\d+)%", r"with no other effect: (\d+)%")
+    )
+    assert 50 < int(stated) < 90 and int(found) == pytest.approx(int(stated), abs=8)
+
+
+def test_a_part_has_the_bases_of_its_seeds() -> None:
+    """Its first three seeds start from three of the four bases."""
+    few = {"parts": {"few": {"seeds": [0, 1, 2]}}, "part": "few"}
+    assert sizes(declare(**few)) == (3, 1) and sizes(declare()) == (4, 2)
+
+
 def test_a_design_without_anything_to_compare_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"part two of planned runs nothing that is predicted .* choose another part"):
+        with_predictions(declare(parts={"two": {"arms": ["one", "two"]}}, part="two"))
     with pytest.raises(ValueError, match="has one arm and compares nothing"):
         with_predictions(declare(arms={"plain": []}, predictions=[]))
     assert len(with_predictions(declare(predictions=[])).predictions) == 3

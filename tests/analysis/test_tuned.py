@@ -81,6 +81,24 @@ def test_nothing_is_chosen_while_runs_lack() -> None:
     assert "open: 5 of 6 runs have ended" in tuned_text(data, final_values(data))
 
 
+def test_a_verdict_has_the_table_of_chosen_numbers_and_says_once_what_to_know_of_it() -> None:
+    rate = "optimizer.learning_rate"
+    entry = {
+        "level": "", "arm": "dapo", "metric": METRIC, "seeds": [100], "trial": 1,
+        "ranges": {rate: {"low": 1e-5, "high": 1e-2, "log": True}},
+        "trials": [{"numbers": {rate: at}, "value": value} for at, value in ((1e-4, 0.1), (9e-3, 0.5))],
+    }  # fmt: skip
+    data = synthetic_sweep(Planted(seeds=(0, 1), steps=8, every=4))
+    data = replace(data, record=replace(data.record, tuning=[entry]))
+    lines = verdict_text(data, final_values(data)).splitlines()
+    table = lines.index("What tuning chose; ! marks a number near an end of its range")
+    assert lines[table + 1].split()[:2] == ["arm", rate]
+    assert " ".join(lines[table + 2].split()) == "dapo 0.009! 0.500 2 of 2"
+    known = lines[lines.index("What to know before believing this") :]
+    for said in ("Tuned: 2 trials each, on seed 100", f"Tuned to an end of its range: {rate}=0.009 of dapo"):
+        assert [said in line for line in lines].count(True) == [said in line for line in known].count(True) == 1
+
+
 def test_the_arms_can_be_pasted_into_an_experiment() -> None:
     data = sweep(ENDS)
     text = tuned_text(data, final_values(data))

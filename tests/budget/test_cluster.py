@@ -6,15 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from clusters import H100, SEVEN, USUAL
 
 from grpo_lab.budget.cluster import Cluster, Lengths, StepTime, Workload, simulate
 from grpo_lab.budget.cost_model import CostModel
-from grpo_lab.budget.roofline import Card, Efficiency, ModelShape
 from grpo_lab.tricks.schedule import InFlight, Interruptible, OffPolicyK, OneStepOff, Sync
 
-SEVEN = ModelShape(28, 3584, 28, 4, 128, 18944, 152064, tied=False)
-H100 = Card(989e12, 3.35e12, 80e9, 450e9, 50e9, 64e9)
-USUAL = Efficiency(0.35, 0.5, 0.7, 0.25, step=1e-3, reduce=1e-5, reserve=15e9, used=0.9, disk=5e9)
 TURNS = Cluster(SEVEN, H100, USUAL, 16)
 SPLIT = replace(TURNS, generating=8)
 EQUAL = Lengths(1000.0, 0.0, 4000)
@@ -116,9 +113,16 @@ def test_reading_caches_again_costs_time() -> None:
 
 
 def test_a_streaming_step_generates_every_token_that_it_trains_on() -> None:
-    """In the long run: with equal lengths and full slots, generation of a step is that of one batch."""
-    step = simulate(SPLIT, InFlight(1), work(EQUAL), steps=12, skip=6)
-    assert step.seconds >= SPLIT.training([1000] * 128, work(EQUAL))
+    """In the long run: where all slots stay full, generation of a step is that of one batch, and no more."""
+    narrow = Cluster(SEVEN, replace(H100, memory=34e9), USUAL, 9, generating=1)
+    asked = replace(work(EQUAL), problems=64, group_size=16)
+    slots, lengths = narrow.slots(asked), [1000] * asked.responses
+    assert slots < asked.responses / 2, "so that they stay full"
+    step = simulate(narrow, InFlight(1), asked, steps=40, skip=6)
+    batch = narrow.engine.prefill([asked.prompt] * asked.problems) + narrow.even(lengths, asked.prompt, slots)
+    assert batch > narrow.training(lengths, asked), "so that generation bounds the step"
+    assert step.generation == pytest.approx(batch / 9, rel=0.02)
+    assert step.seconds == pytest.approx(batch + narrow.sync(), rel=0.1)
 
 
 def test_more_cards_never_make_a_step_longer_and_the_tail_bounds_it() -> None:

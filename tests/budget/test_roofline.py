@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from clusters import H100, SEVEN, USUAL
 
 from grpo_lab.budget.ledger import ModelFlops
-from grpo_lab.budget.roofline import Card, Efficiency, Engine, Learner, ModelShape, send
+from grpo_lab.budget.roofline import Efficiency, Engine, Learner, ModelShape, send
 
 SMALL = ModelShape(28, 1536, 12, 2, 128, 8960, 151936, tied=True)
-SEVEN = ModelShape(28, 3584, 28, 4, 128, 18944, 152064, tied=False)
 LARGE = ModelShape(64, 5120, 40, 8, 128, 27648, 152064, tied=False)
-H100 = Card(989e12, 3.35e12, 80e9, 450e9, 50e9, 64e9)
 PEAK = Efficiency(1.0, 1.0, 1.0, 1.0, step=0.0, reduce=0.0, reserve=0.0, used=1.0, disk=1e9)
-USUAL = Efficiency(0.35, 0.5, 0.7, 0.25, step=1e-3, reduce=1e-5, reserve=15e9, used=0.9, disk=5e9)
 
 
 def test_shapes_have_the_weights_that_their_cards_state() -> None:

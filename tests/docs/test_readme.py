@@ -187,6 +187,22 @@ def test_the_speed_tables_say_what_was_measured() -> None:
         assert table.stdout.strip() in text
 
 
+def test_the_price_of_a_question_is_that_of_its_page() -> None:
+    """With in-flight updates, of which the answers speak first; tests/analysis holds the page to its study."""
+    page = " ".join((ROOT / "analysis" / "cluster_cost.md").read_text().split())
+    said = re.search(
+        r"On paper one question \(two arms, five seeds\) costs (\$\S+) at (\S+) and (\$\S+) at (\S+) on (\d+) H100 "
+        r"with in-flight updates; reported runs took (\d) to (\d) times",
+        " ".join(README.split()),
+    )
+    assert said is not None and "- 2 arms, 5 seeds each:" in page
+    first, model, second, other, cards, least, most = said.groups()
+    (answer,) = re.findall(rf"On {cards} H100 with in-flight updates (.*?) Synchronous training", page)
+    assert dict(re.findall(r"\((\$[\d,]+)\) at ([\w.]+\w)", answer)).items() >= {(first, model), (second, other)}
+    (whole,) = re.findall(r"Reported whole runs took ([\d.]+) to ([\d.]+) times", page)
+    assert [round(float(number)) for number in whole] == [int(least), int(most)]
+
+
 def tracked() -> list[Path]:
     """The files git keeps. Skips where this is no checkout."""
     if not (ROOT / ".git").exists():

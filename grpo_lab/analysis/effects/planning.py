@@ -27,6 +27,7 @@ from grpo_lab.analysis.stats.components import Scatter, pooled_scatter
 from grpo_lab.analysis.stats.intervals import Interval, seed_differences
 from grpo_lab.analysis.stats.multiplicity import ALPHA
 from grpo_lab.analysis.stats.power import POWER, fewest, minimum_detectable_effect, power_of_t, power_within
+from grpo_lab.analysis.table_rows import aligned
 from grpo_lab.config.design import Design, Direction, Prediction
 
 SEEDS = (1, 2, 4, 8)  # on each base, of the tables
@@ -55,19 +56,13 @@ class Pilot:
     how: str
 
 
-def family_of(design: Design) -> int:
-    """How many predictions Holm counts: all of the chosen part of the design."""
-    return sum(asked_for(design, prediction) for prediction in design.predictions)
-
-
 def with_predictions(design: Design) -> Design:
-    """The design, and where it predicts nothing, with a prediction for every arm against its control, at each level.
+    """The design with those predictions that its chosen part decides, which are the ones that Holm counts.
 
-    Raises ValueError where there is nothing to compare.
+    Where it predicts nothing, there is one for every arm against its control, at each level. Raises ValueError where
+    there is nothing to compare.
     """
-    if design.predictions:
-        return design
-    made = tuple(
+    made = design.predictions or tuple(
         Prediction(arm, design.primary, Direction.above, level)
         for level in design.levels
         for arm in design.arms
@@ -75,7 +70,18 @@ def with_predictions(design: Design) -> Design:
     )
     if not made:
         raise ValueError(f"{design.name} has one arm and compares nothing, so there is no power to plan")
-    return replace(design, predictions=made)
+    asked = tuple(one for one in made if asked_for(design, one))
+    if not asked:
+        raise ValueError(
+            f"part {design.part} of {design.name} runs nothing that is predicted together with what it is compared "
+            "with, so there is no power to plan: choose another part, or none for the whole design"
+        )
+    return replace(design, predictions=asked)
+
+
+def bases_run(design: Design) -> set[int]:
+    """The bases that the seeds of the chosen part start from; none where the design names none."""
+    return {base for seed in design.chosen().seeds if (base := design.base_of(seed)) is not None}
 
 
 # --- what a pilot shows -----------------------------------------------------------------------------------------
@@ -98,13 +104,14 @@ def measure_pilot(design: Design, data: SweepData, metric: str, finals: FinalVal
     alone = not found
     if alone:
         found = {place: _without(finals, metric, place) for place in data.run_arms}
-        how = (
-            "runs of one arm alone: a pair is assumed to deviate by sqrt(2) times a run's seeds, and effects between "
-            "bases by as much as runs do, which is careful"
-        )
     columns = pd.DataFrame({str(place): series for place, (series, _) in found.items()})
     scatter = pooled_scatter(columns, finals.bases)
     if alone:
+        how = "runs of one arm alone: a pair is assumed to deviate by sqrt(2) times "
+        if math.isnan(scatter.within):
+            how += "what runs of several bases do, which is careful"
+        else:
+            how += "a run's seeds, and effects between bases by as much as runs do, which is careful"
         scatter = _of_pairs(scatter)
     pairs = int(columns.notna().to_numpy().sum())
     collapsed = sum(number for _, number in found.values())
@@ -114,11 +121,14 @@ def measure_pilot(design: Design, data: SweepData, metric: str, finals: FinalVal
 
 
 def _of_pairs(runs: Scatter) -> Scatter:
-    """The scatter of differences between two independent runs of a base, whose effects differ as the bases do."""
+    """The scatter of differences between two independent runs of a base, whose effects differ as the bases do.
+
+    With one run a base the two parts are not told apart, and both count twice: no less than the difference has.
+    """
     if math.isnan(runs.between):
         return replace(runs, within=2 * runs.within)
     if math.isnan(runs.within):
-        return runs
+        return replace(runs, between=2 * runs.between)
     return replace(runs, between=max(0.0, runs.between - runs.within) + 2 * runs.within, within=2 * runs.within)
 
 
@@ -164,16 +174,16 @@ class Question:
         """What the smallest p of the family must be below."""
         return ALPHA / self.family
 
-    def power(self, sd: float, observations: int) -> float:
-        """The chance to find it, with so many bases (or seeds, with one base) of this deviation."""
-        if observations < 2:
+    def power(self, sd: float, observations: int, least: int = 2) -> float:
+        """The chance to find it, with so many bases (or seeds, with one base) of this deviation; 0 below `least`."""
+        if observations < least:
             return 0.0
         power = power_within if self.within else power_of_t
         return power(self.effect, sd, observations, alpha=self.alpha)
 
     def needed(self, sd: float, least: int) -> int | None:
         """The fewest observations with the power, `least` or more; None beyond 100,000."""
-        return fewest(lambda n: self.power(sd, n), POWER, least)
+        return fewest(lambda n: self.power(sd, n, least), POWER, least)
 
 
 @dataclass(frozen=True)
@@ -203,12 +213,17 @@ def _number(value: int | None) -> str:
     return "over 100,000" if value is None else str(value)
 
 
+def fewest_observations(of_bases: bool) -> int:
+    """With how many bases (or seeds, with one base) `compare` has an interval, without which nothing is decided."""
+    return FEWEST_BASES if of_bases else 2
+
+
 def needed(question: Question, pilot: Pilot, of_bases: bool) -> list[Needed]:
     """For each number of seeds on a base, how many bases; with one base, how many seeds."""
     rows = []
     for seeds in SEEDS if of_bases else (1,):
         sd = pilot.scatter.of_mean(seeds)
-        least = FEWEST_BASES if of_bases else 2
+        least = fewest_observations(of_bases)
         middle, low, high = (question.needed(max(one, 1e-12), least) for one in (sd.mean, sd.low, sd.high))
         rows.append(Needed(seeds, sd, middle, low, high))
     return rows
@@ -222,27 +237,21 @@ def cheapest(rows: Sequence[Needed]) -> Needed | None:
 
 def sizes(design: Design) -> tuple[int, int]:
     """The design's observations and the seeds behind each: bases and seeds a base, or with one base seeds and 1."""
-    part = design.chosen()
-    if len(part.bases) > 1:
-        return len(part.bases), max(1, len(part.seeds) // len(part.bases))
-    return len(part.seeds), 1
+    bases, seeds = len(bases_run(design)), len(design.chosen().seeds)
+    return (bases, seeds // bases) if bases > 1 else (seeds, 1)
 
 
 def simulated_power(
-    design: Design,
-    scatters: Mapping[str, Scatter],
-    question: Question,
-    at: int,
-    trials: int = TRIALS,
-    seed: int = 0,
+    design: Design, scatters: Mapping[str, Scatter], question: Question, at: int, trials: int = TRIALS
 ) -> float:
     """How often the lab finds prediction `at` of a design, in simulated sweeps of the design's bases and seeds.
 
-    Arms are normal, so that paired differences deviate as `scatters` says for each metric; arms that share a control
-    share its noise. The question's effect is planted in the prediction's arm, 0 where the question is `within`; all
-    others are 0. Found is the word `supported`, by `compare` and Holm over the family.
+    All predictions of the design count, so it is one that `with_predictions` gave. Arms are normal, so that paired
+    differences deviate as `scatters` says for each metric; arms that share a control share its noise. The question's
+    effect is planted in the prediction's arm, 0 where the question is `within`; all others are 0. Found is the word
+    `supported`, by `compare` and Holm over the family.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     asked = design.predictions[at]
     if not question.within and asked.direction is Direction.within:
         asked = replace(asked, direction=Direction.above)
@@ -254,11 +263,12 @@ def simulated_power(
     of = np.array([sorted(set(bases.values())).index(bases[one]) if bases else 0 for one in seeds])
     pairs = [(one, *places_of(design, one)) for one in design.predictions]
     cells = list(dict.fromkeys((place, one.metric) for one, *both in pairs for place in both))
+    met = {metric: _met(scatter, len(bases_run(design)) > 1) for metric, scatter in scatters.items()}
     found = 0
     for _ in range(trials):
         values = {}
         for place, metric in cells:
-            scatter = scatters[metric]
+            scatter = met[metric]
             between = 0.0 if math.isnan(scatter.between) else scatter.of_bases
             within = 0.0 if math.isnan(scatter.within) else scatter.of_seeds
             own = between * rng.standard_normal(len(set(bases.values())))[of] if bases else 0.0
@@ -282,12 +292,12 @@ def power_text(
     """The plan of every metric of which something is predicted, the primary one first; of `metric` alone if named.
 
     `effects` are sizes on the primary metric (or on `metric`); without them the margins that are declared count. Raises
-    ValueError for a pilot that shows no deviation, or an effect that is not above 0.
+    ValueError for a pilot that shows no deviation, an effect that is not above 0, or a part without a prediction.
     """
     if wrong := [one for one in effects if not 0 < one < math.inf]:
         raise ValueError(f"--effect {wrong[0]:g}: give a size above 0, in the metric's unit, such as 0.05")
     design = with_predictions(design)
-    family = family_of(design)
+    family = len(design.predictions)
     metrics = list(dict.fromkeys([design.primary, *(one.metric for one in design.predictions)]))
     metrics = [name for name in metrics if any(one.metric == name for one in design.predictions)]
     if metric and metric not in metrics:
@@ -304,8 +314,8 @@ def power_text(
     if first in missing:
         raise ValueError(f"{first} in {data.source}: {missing[first]}")
     lines = [
-        f"{design.name}: {family} predictions; Holm asks the first for p below {ALPHA:g} / {family} = "
-        f"{ALPHA / family:.3g}, and that is planned for, with {POWER:.0%} power",
+        f"{design.name}: {family} prediction{'s' * (family > 1)}; Holm asks the first for p below {ALPHA:g} / {family} "
+        f"= {ALPHA / family:.3g}, and that is planned for, with {POWER:.0%} power",
         f"deviations from {data.source}; values at X = {finals.at}",
     ]
     for name in [metric] if metric else metrics:
@@ -321,15 +331,20 @@ def power_text(
 def _metric_lines(
     design: Design, metric: str, pilots: Mapping[str, Pilot], effects: Sequence[float], family: int, trials: int
 ) -> list[str]:
-    pilot, many = pilots[metric], len(design.chosen().bases) > 1
-    lines = _scatter_lines(pilot, many)
+    many = len(bases_run(design)) > 1
+    lines = _scatter_lines(pilots[metric], many)
+    pilot = replace(pilots[metric], scatter=_met(pilots[metric].scatter, many))
     if pilot.scatter.of_mean(1).mean == 0:
         return [*lines, "all differences are equal, so nothing can be planned: a pilot with more seeds may tell"]
     observations, seeds = sizes(design)
-    sd = pilot.scatter.of_mean(seeds)
-    declared = f"{observations} bases x {seeds} seeds" if many else f"{observations} seeds"
+    sd, least = pilot.scatter.of_mean(seeds), fewest_observations(many)
+    each = seeds if many else observations
+    declared = f"{f'{observations} bases x ' if many else ''}{each} seed{'s' * (each > 1)}"
     alpha = ALPHA / family
-    if observations > 1:
+    if observations < least:
+        what = "bases" if many else "seeds"
+        lines.append(f"as declared, {declared}: nothing is decided, so no effect is found: {least} {what} are needed")
+    else:
         found = [minimum_detectable_effect(one, observations, POWER, alpha) for one in (sd.mean, sd.low, sd.high)]
         lines.append(
             f"as declared, {declared}: the smallest effect found with {POWER:.0%} power is {_interval(found, '.3g')}"
@@ -369,6 +384,11 @@ def _scatter_lines(pilot: Pilot, many: bool) -> list[str]:
         )
     elif many and math.isnan(scatter.within):
         lines.append("the pilot has one seed a base, so that more seeds a base may help is not known")
+    elif not many and math.isnan(scatter.within):
+        lines.append(
+            "the pilot has one seed a base, so what differs between its bases counts for the seeds of one, which is "
+            "careful"
+        )
     elif not many and not math.isnan(scatter.between):
         lines.append("the design has one base, so what differs between seeds of a base counts")
     return lines
@@ -377,28 +397,33 @@ def _scatter_lines(pilot: Pilot, many: bool) -> list[str]:
 def _detectable(pilot: Pilot, many: bool, alpha: float) -> list[str]:
     """The smallest effects by size of the design."""
     if not many:
-        sd = _own(pilot, many).of_mean(1).mean
+        sd = pilot.scatter.of_mean(1).mean
         cells = [f"{minimum_detectable_effect(sd, n, POWER, alpha):.3g}" for n in ALONE]
-        return ["smallest effect, by seeds:", *_columns([["seeds", *map(str, ALONE)], ["effect", *cells]])]
+        return ["smallest effect, by seeds:", *aligned([["seeds", *map(str, ALONE)], ["effect", *cells]])]
     rows = [["bases", *(f"{seeds} seeds each" if seeds > 1 else "1 seed each" for seeds in SEEDS)]]
     for bases in BASES:
         found = [minimum_detectable_effect(pilot.scatter.of_mean(seeds).mean, bases, POWER, alpha) for seeds in SEEDS]
         rows.append([str(bases), *(f"{one:.3g}" for one in found)])
-    return ["smallest effect, by bases and seeds:", *_columns(rows)]
+    return ["smallest effect, by bases and seeds:", *aligned(rows)]
 
 
-def _own(pilot: Pilot, many: bool) -> Scatter:
-    """The scatter that a design of one base meets: that between its seeds."""
-    scatter = pilot.scatter
-    known = many or math.isnan(scatter.within) or math.isnan(scatter.between)
-    return scatter if known else replace(scatter, between=math.nan, between_freedom=0.0)
+def _met(scatter: Scatter, many: bool) -> Scatter:
+    """The scatter that a design meets: one of a single base that between seeds.
+
+    Where the pilot has one seed a base, all that its bases differ by stands for it.
+    """
+    if many or math.isnan(scatter.between):
+        return scatter
+    if math.isnan(scatter.within):
+        scatter = replace(scatter, within=scatter.between, within_freedom=scatter.between_freedom)
+    return replace(scatter, between=math.nan, between_freedom=0.0)
 
 
 def _questions(design: Design, metric: str, effects: Sequence[float], family: int) -> list[tuple[Question, int]]:
     """What is to be found on a metric, each with the position of a prediction that asks it."""
     found: dict[Question, int] = {}
     for at, one in enumerate(design.predictions):
-        if one.metric != metric or not asked_for(design, one):
+        if one.metric != metric:
             continue
         margin = design.margin_of(one)
         within = one.direction is Direction.within
@@ -420,23 +445,22 @@ def _question_lines(
     pilots: Mapping[str, Pilot],
     trials: int,
 ) -> list[str]:
-    own = replace(pilot, scatter=_own(pilot, many))
     what = f"an effect of {question.effect:g}"
     if question.within:
         what = f"that an effect of 0 is within {question.effect:g}"
     observations, seeds = sizes(design)
-    sd = own.scatter.of_mean(seeds)
-    powers = [question.power(max(one, 1e-12), observations) for one in (sd.mean, sd.high, sd.low)]
+    sd, least = pilot.scatter.of_mean(seeds), fewest_observations(many)
+    powers = [question.power(max(one, 1e-12), observations, least) for one in (sd.mean, sd.high, sd.low)]
     lines = [f"to find {what}:", f"  as declared: power {_interval(powers, '.0%')}"]
     if trials and set(pilots) >= {one.metric for one in design.predictions}:
-        scatters = {name: _own(one, many) for name, one in pilots.items()}
+        scatters = {name: one.scatter for name, one in pilots.items()}
         alone = simulated_power(design, scatters, question, at, trials)
         lines.append(f"  {trials} simulated sweeps, decided as the lab does, with no other effect: {alone:.0%}")
-    rows = needed(question, own, many)
+    rows = needed(question, pilot, many)
     if many:
         table = [["seeds a base", "sd of a base's mean", "bases needed", "runs of an arm"]]
         table += [[str(row.seeds), row.sd.text(), row.text, _number(row.runs)] for row in rows]
-        lines += [f"  {line}" for line in _columns(table)]
+        lines += [f"  {line}" for line in aligned(table)]
         if (best := cheapest(rows)) is not None:
             arms = len(design.chosen().arms) * len(design.chosen().levels)
             each = "one seed" if best.seeds == 1 else f"{best.seeds} seeds"
@@ -451,8 +475,3 @@ def _question_lines(
 def _interval(values: Sequence[float], form: str) -> str:
     middle, low, high = (format(value, form) for value in values)
     return f"{middle} [{low}, {high}]"
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]

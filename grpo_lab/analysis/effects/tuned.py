@@ -20,7 +20,7 @@ from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.metric_names import title
 from grpo_lab.analysis.sources.chosen_numbers import ChosenNumbers, tuned_in_words
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
-from grpo_lab.analysis.table_rows import rows_of
+from grpo_lab.analysis.table_rows import aligned, rows_of
 from grpo_lab.config.design import Design
 
 
@@ -112,6 +112,12 @@ def numbers_text(found: Sequence[ChosenNumbers]) -> str:
     """A table of the numbers that tuning chose for every arm, and what to know of it; empty without a tuning."""
     if not found:
         return ""
+    said, *ends = tuned_in_words(found)
+    return "\n".join([said, *numbers_table(found), *ends])
+
+
+def numbers_table(found: Sequence[ChosenNumbers]) -> list[str]:
+    """The numbers of every arm as lines, `!` behind one near an end of its range. Of one choice or more."""
     keys = list(dict.fromkeys(key for one in found for key in one.ranges))
     rows = [["arm", *keys, title(found[0].metric), "trial"]]
     for one in found:
@@ -121,8 +127,7 @@ def numbers_text(found: Sequence[ChosenNumbers]) -> str:
         ]
         where = " at ".join(filter(None, (one.arm, one.level)))
         rows.append([where, *numbers, f"{one.chosen.value:.3f}", f"{one.trial + 1} of {len(one.trials)}"])
-    said, *ends = tuned_in_words(found)
-    return "\n".join([said, *_columns(rows), *ends])
+    return aligned(rows, "  ")
 
 
 def trials_text(found: Sequence[ChosenNumbers]) -> str:
@@ -133,13 +138,8 @@ def trials_text(found: Sequence[ChosenNumbers]) -> str:
         for number, trial in enumerate(one.trials):
             numbers = [f"{trial.numbers[key]:g}" for key in one.ranges]
             rows.append([str(number + 1), *numbers, f"{trial.value:.3f}{'*' if number == one.trial else ''}"])
-        blocks.append("\n".join([f"{' at '.join(filter(None, (one.arm, one.level)))}:", *_columns(rows)]))
+        blocks.append("\n".join([f"{' at '.join(filter(None, (one.arm, one.level)))}:", *aligned(rows, "  ")]))
     return "\n\n".join(blocks)
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
 
 
 def _table(design: Design, finals: FinalValues, where: str, choices: Sequence[Tuned]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from grpo_lab.analysis.caveats import caveats, comparison, name_of, place
 from grpo_lab.analysis.effects.acted import could_not_act
-from grpo_lab.analysis.effects.tuned import numbers_text
+from grpo_lab.analysis.effects.tuned import numbers_table
 from grpo_lab.analysis.final_values import BEYOND, EVALUATED, MASKED_SHARE, OVERSTATEMENT, FinalValues, is_rated
 from grpo_lab.analysis.metric_names import in_words
 from grpo_lab.analysis.sources.chosen_numbers import chosen_numbers
@@ -17,6 +17,7 @@ from grpo_lab.analysis.stats.collapse import barnard
 from grpo_lab.analysis.stats.comparison import HARM, Comparison
 from grpo_lab.analysis.stats.intervals import WITHHELD_MEANS, Interval, seed_differences
 from grpo_lab.analysis.stats.multiplicity import ALPHA, holm, p_text
+from grpo_lab.analysis.table_rows import aligned
 from grpo_lab.config.design import Design, Direction, Prediction
 from grpo_lab.tracking.metrics import SUITES
 
@@ -190,10 +191,10 @@ def claim(data: SweepData, judgement: Judgement) -> str:
 
 def verdict_text(data: SweepData, finals: FinalValues) -> str:
     """The question, each prediction with its word, tuned numbers, overstatement beside theory, and the caveats."""
-    known = caveats(data, finals)
+    known, chosen = caveats(data, finals), chosen_numbers(data.record)
     parts = [
         _predictions(data, data.design, finals) if data.design else compared_arms(data, finals),
-        list(filter(None, [numbers_text(chosen_numbers(data.record))])),
+        ["What tuning chose; ! marks a number near an end of its range", *numbers_table(chosen)] if chosen else [],
         _overstatements(data, finals),
         ["What to know before believing this", *(f"  {line}" for line in known)] if known else [],
     ]
@@ -259,14 +260,12 @@ def compared_arms(data: SweepData, finals: FinalValues) -> list[str]:
         if arm != data.control:
             found = [finals.difference(level, arm, data.control, metric) for metric in metrics]
             rows.append([f"  less {data.control}", _counts(found), *(one.text("+") for one in found)])
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
     return [
         f"{data.record.name}: nothing was declared, so nothing is judged; {data.control} is the control",
         "",
         "Accuracy of every arm, and its difference to the control, paired by seed. Brackets: "
         f"{finals.brackets}, n runs.",
-        *(f"  {line}" for line in table),
+        *aligned(rows, "  "),
         f"  {finals.rule}.",
         *(["", *comparison(data)] if comparison(data) else []),
     ]

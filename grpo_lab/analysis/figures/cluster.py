@@ -25,7 +25,7 @@ from grpo_lab.analysis.figures.style import (
     write_footer,
     write_heading,
 )
-from grpo_lab.analysis.scaling.cluster_study import IN_FLIGHT, PARTS, SCHEDULES, SYNC, TOLERATED, Study
+from grpo_lab.analysis.scaling.cluster_study import IN_FLIGHT, MODEL, PARTS, SCHEDULES, SYNC, TOLERATED, Study
 
 NAME = "cluster_cost"
 _PAPER = "Computed, not measured: no run behind it."
@@ -37,7 +37,6 @@ _WORDS = {
     "moving": "weights and checkpoints",
     "waiting": "other idle time",
 }
-_SHOWN = "7B"
 _LINES = (BLUE, GREEN, VERMILLION)
 _MARKS = ("o", "s", "^")
 
@@ -45,16 +44,16 @@ _MARKS = ("o", "s", "^")
 def draw_shares(study: Study) -> Drawn:
     """`cluster_cost_shares`: a bar per model, number of cards and schedule, divided by what the cards do."""
     table, models, asked = study.grid, list(study.shapes), study.given["cards_asked"]
-    lost = table[(table.schedule == SYNC) & (table.cards == max(asked))].stragglers
+    most = table[table.cards == max(asked)]
+    lost, left = most[most.schedule == SYNC].stragglers, most[most.schedule == IN_FLIGHT]
+    idle = left.stragglers + left.waiting
     heading = (
         f"On {max(asked)} cards synchronous training spends {lost.min():.0%} to {lost.max():.0%} of the time waiting "
-        "for the "
-        "last responses; in-flight updates avoid it"
+        f"for the last responses; with in-flight updates cards idle for {idle.min():.0%} to {idle.max():.0%}"
     )
     footer = (
         f"{_PAPER} Right of each bar: card-hours of one question, {study.runs} runs of "
-        f"{study.given['question']['steps']} steps with "
-        f"{study.work().responses:,} responses. {_setting(study)}"
+        f"{study.given['question']['steps']} steps with {study.work().responses:,} responses. {_setting(study)}"
     )
     figure, top, bottom = _figure("shares", heading, footer, 10.0, 4.1)
     height = float(figure.get_figheight())
@@ -80,9 +79,7 @@ def draw_shares(study: Study) -> Drawn:
             axes.invert_yaxis()
             axes.grid(axis="y", visible=False)
             axes.tick_params(axis="y", length=0)
-            axes.set_title(f"{model}: share of the cards' time", loc="left", fontsize=BODY)
-            for side in ("top", "right"):
-                axes.spines[side].set_visible(False)
+            _bare(axes, f"{model}: share of the cards' time")
         handles = [Patch(color=_COLOURS[part], linewidth=0) for part in PARTS]
         words = [_WORDS[part] for part in PARTS]
         figure.legend(
@@ -93,13 +90,16 @@ def draw_shares(study: Study) -> Drawn:
 
 
 def draw_tails(study: Study) -> Drawn:
-    """`cluster_cost_tails`: unused card time at 7B against the longest response over the mean."""
+    """`cluster_cost_tails`: unused card time of MODEL against the longest response over the mean."""
     asked = study.given["cards_asked"]
-    table = study.tails[study.tails.model == _SHOWN]
-    halves = [study.half_wasted(_SHOWN, cards) for cards in asked[1:]]
+    table = study.tails[study.tails.model == MODEL]
+    halves = {cards: half for cards in asked[1:] if not math.isnan(half := study.half_wasted(MODEL, cards))}
     heading = (
-        f"Synchronous training of {_SHOWN} wastes half of {asked[1]} or {asked[2]} cards once the longest response is "
-        f"{min(halves):.1f} to {max(halves):.1f} times the mean"
+        f"Synchronous training of {MODEL} wastes half of {' or '.join(map(str, halves))} cards once the longest "
+        f"response is {min(halves.values()):.1f} to {max(halves.values()):.1f} times the mean"
+        if halves
+        else f"Synchronous training of {MODEL} wastes less than half of {' or '.join(map(str, asked[1:]))} cards up to "
+        f"a longest response of {max(table.ratio):g} times the mean"
     )
     footer = f"{_PAPER} Unused: slots that wait for the last responses, cards that wait for others. {_setting(study)}"
     figure, top, bottom = _figure("tails", heading, footer, 8.0, 3.1)
@@ -132,13 +132,11 @@ def draw_sync(study: Study) -> Drawn:
     line = max(study.tolerated(model, "one by one") for model in models)
     heading = (
         f"Weights sent to engines one by one take over a tenth of a step beyond {line} cards; a broadcast takes at "
-        "most "
-        f"{table.broadcast.max():.0%} even on {max(table.cards):,}"
+        f"most {table.broadcast.max():.0%} even on {max(table.cards):,}"
     )
     footer = (
         f"{_PAPER} Half of the cards generate; their engines wait while weights arrive. Links at "
-        f"{study.efficiency.link:.0%} of "
-        f"{study.cards['H100'].network / 1e9:g} GB/s. {_setting(study)}"
+        f"{study.efficiency.link:.0%} of {study.cards['H100'].network / 1e9:g} GB/s. {_setting(study)}"
     )
     figure, top, bottom = _figure("sync", heading, footer, 8.0, 2.9)
     height = float(figure.get_figheight())

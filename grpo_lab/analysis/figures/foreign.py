@@ -14,7 +14,19 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from grpo_lab.analysis.figures.style import BLACK, GREY, SMALL, Drawn, house_style, wrapped, write_footer, write_heading
+from grpo_lab.analysis.figures.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    SMALL,
+    VERMILLION,
+    Drawn,
+    house_style,
+    wrapped,
+    write_footer,
+    write_heading,
+)
 from grpo_lab.analysis.final_values import HELDOUT
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
 from grpo_lab.analysis.table_rows import groups_of
@@ -22,7 +34,7 @@ from grpo_lab.analysis.tracks import TRAILING, TRAINING
 from grpo_lab.tracking.foreign import FOREIGN
 
 REWARD = TRAINING["reward"]
-_COLOURS = ("#0072B2", "#009E73", "#D55E00", "#CC79A7", "#E69F00", "#56B4E9")
+_COLOURS = (BLUE, GREEN, VERMILLION, "#CC79A7", "#E69F00", "#56B4E9")
 _FOREIGN = (BLACK, GREY, "#A0A0A0")
 _MARK = {False: {"marker": "o"}, True: {"marker": "D", "markerfacecolor": "white", "linestyle": "--"}}
 _WIDTH, _HEIGHT, _LEGEND = 10.0, 4.6, 0.21  # inches; of a line of the legend

@@ -1,12 +1,18 @@
-"""The tables and sentences of analysis/cluster_cost.md, made from the study: no number of them is typed."""
+"""The tables and sentences of analysis/cluster_cost.md, made from the study.
+
+What the study computes or is given is never typed here. Which of its rows a sentence quotes is, and so is what a source
+says beside the reports that are compared.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from grpo_lab.analysis.scaling.cluster_study import IN_FLIGHT, SCHEDULES, SYNC, TOLERATED, Study
-from grpo_lab.analysis.table_rows import rows_of
+from grpo_lab.analysis.scaling.cluster_study import CARDS, IN_FLIGHT, MODEL, SCHEDULES, SYNC, TOLERATED, Study
+from grpo_lab.analysis.stats.power import POWER
+from grpo_lab.analysis.table_rows import records_of, rows_of
+from grpo_lab.budget.roofline import ON_HOST, STATES
 
 _END = "<!-- end -->"
 
@@ -32,10 +38,9 @@ def answers(study: Study) -> str:
     rows = {model: study.row(model, some, IN_FLIGHT) for model in models}
     more = [study.row(model, some, SYNC).card_hours / rows[model].card_hours for model in models]
     low, high = slower(study)
-    halves = [study.half_wasted(model, cards) for model in models for cards in (some, many)]
     lab = study.given["lab"]
     lab_price = lab["minutes"] / 60 * lab["cores"] * lab["core_price"]
-    smallest, apart = study.row(models[0], few, IN_FLIGHT), study.row("7B", few, IN_FLIGHT)
+    smallest, apart = study.row(models[0], few, IN_FLIGHT), study.row(MODEL, few, IN_FLIGHT)
     costs = (
         f"{_rounded(one.card_hours)} card-hours ({_dollars(one.dollars)}) at {model}" for model, one in rows.items()
     )
@@ -44,18 +49,17 @@ def answers(study: Study) -> str:
             f"- **What one question costs.** On {some} H100 with in-flight updates {_listed(costs)}. Synchronous "
             f"training there takes {_listed(f'{one:.1f}' for one in more)} times as much.",
             f"- **Take that as the least.** Reported whole runs took {low:.1f} to {high:.1f} times what this model "
-            "predicts, if AReaL counts updates as steps ([below](#against-reports)). At that rate the 7B question "
-            f"costs {_dollars(low * rows['7B'].dollars)} to {_dollars(high * rows['7B'].dollars)}.",
-            f"- **From which tail synchronous training wastes over half.** On {some} and {many} cards from a longest "
-            f"response of {min(halves):.1f} to {max(halves):.1f} times the mean. On {few} cards {_on_few(study, few)}.",
+            f"predicts, if AReaL counts updates as steps ([below](#against-reports)). At that rate the {MODEL} "
+            f"question costs {_dollars(low * rows[MODEL].dollars)} to {_dollars(high * rows[MODEL].dollars)}.",
+            f"- **From which tail synchronous training wastes over half.** {half_wasted(study)}",
             f"- **Where adding cards stops helping.** {many} cards for {some} make a synchronous step "
             f"{_faster(study, SYNC, some, many)} times as fast, {some} for {few} {_faster(study, SYNC, few, some)} "
             f"times (at {_listed(models)}). In flight it is {_faster(study, IN_FLIGHT, some, many)}, and "
             f"{_faster(study, IN_FLIGHT, few, some)}.",
-            f"- **Use them side by side.** The {study.runs} runs of a question are independent. At 7B in flight, "
+            f"- **Use them side by side.** The {study.runs} runs of a question are independent. At {MODEL} in flight, "
             f"{few} cards a run and all runs at once on {few * study.runs} take {apart.days / study.runs:.2f} days "
             f"and {_rounded(apart.card_hours)} card-hours. One run after another on {some} takes "
-            f"{rows['7B'].days:.2f} days and {_rounded(rows['7B'].card_hours)}.",
+            f"{rows[MODEL].days:.2f} days and {_rounded(rows[MODEL].card_hours)}.",
             "- **How many cards weight sync tolerates.** By a pipelined broadcast, sending weights stays below "
             f"{TOLERATED:.0%} of an in-flight step up to {_tolerated(study, 'broadcast')}. If one sender serves "
             f"engine after engine, up to {_tolerated(study, 'one by one')}.",
@@ -76,8 +80,9 @@ def question(study: Study) -> str:
     return "\n".join(
         [
             f"- {asked['arms']} arms, {study.runs // asked['arms']} seeds each: what finds an effect of "
-            f"{asked['effect']:g} points with 80% power by a paired t test, if seeds deviate by {asked['sd']:g} point "
-            f"and arms correlate by {asked['correlation']:g}. So {study.runs} runs of {asked['steps']} steps.",
+            f"{asked['effect']:g} points with {POWER:.0%} power by a paired t test, if seeds deviate by "
+            f"{asked['sd']:g} point and arms correlate by {asked['correlation']:g}. So {study.runs} runs of "
+            f"{asked['steps']} steps.",
             f"- A step: {work.problems} problems with {work.group_size} responses, {work.updates} updates, "
             f"{work.reads} forward pass for old log-probs, no reference. A checkpoint every {work.checkpoint_every} "
             "steps.",
@@ -156,10 +161,14 @@ def misses(study: Study) -> str:
     table = study.compared.set_index("what")
     low, high = slower(study)
     streaming = [row.ratio for row in rows_of(study.compared) if row.kind == "speedup"]
-    runs, anchored = study.given["scalerl"], study.given["setups"]["verl"]
-    whole = [row for row in rows_of(study.compared) if _whole(row.what)]
-    counted = sorted(1 / row.ratio / (4 if row.unit == "hours" else 1) for row in whole)
-    step = study.row("7B", 64, IN_FLIGHT)
+    runs, setups = study.given["scalerl"], study.given["setups"]
+    anchored, anchor = setups["verl"], setups["verl"]["anchor"]
+    whole = [row for row in records_of(study.compared) if _whole(row["what"])]
+    # AReaL's steps are read as updates. Were they batches, a run would have so many times as many of these.
+    of_batch = [setups[row["from"]]["updates"] if row["kind"] == "hours" else 1 for row in whole]
+    counted = sorted(1 / row["ratio"] / updates for row, updates in zip(whole, of_batch))
+    steps = {f"{row['steps'] * updates:.0f}" for row, updates in zip(whole, of_batch) if row["kind"] == "hours"}
+    step = study.row(MODEL, CARDS, IN_FLIGHT)
     generated = [table.loc[f"generation, {cards} cards"] for cards in (32, 64, 128)]
     updates = [table.loc[f"updates, {cards} cards"] for cards in (64, 128)]
     gains = [updates[0][column] / updates[1][column] for column in ("reported", "predicted")]
@@ -168,22 +177,25 @@ def misses(study: Study) -> str:
             f"- *Holds*: the tail. verl generates for {generated[1].reported:.0f} s on 64 cards and "
             f"{generated[2].reported:.0f} s on 128, so that twice the cards save nothing. The model says "
             f"{generated[1].predicted:.0f} s and {generated[2].predicted:.0f} s: a response at the cap decides. Its "
-            f"mean length, {study.anchored_mean('verl'):,.0f} tokens, is fitted to verl's updates on 32 cards.",
+            f"mean length, {study.anchored_mean('verl'):,.0f} tokens, is fitted to verl's updates on {anchor['cards']} "
+            "cards.",
             f"- *Misses*: on 32 cards verl generates for {generated[0].reported:.0f} s, the model for "
             f"{generated[0].predicted:.0f} s. From 64 to 128 cards verl's updates get {gains[0]:.2f} times as fast, "
             f"the model's {gains[1]:.2f} times.",
             f"- *Misses*: whole runs take {low:.1f} to {high:.1f} times as long as predicted. Evaluation, restarts, "
             "longer responses and slow software are not in the model, and a small model does not reach its MFU "
-            f"(prime-rl). If AReaL's 1000 steps are batches, the factors are {counted[0]:.1f} to {counted[-1]:.1f}.",
+            f"(prime-rl). If AReaL's {_listed(sorted(steps))} steps are batches, the factors are {counted[0]:.1f} to "
+            f"{counted[-1]:.1f}.",
             f"- *Misses*: streaming gains {min(streaming):.2f} to {max(streaming):.2f} of what is reported. verl's "
-            f"streaming run updates in {anchored['streaming_updates_take']:.0f} s on 32 cards, its synchronous run in "
-            f"{anchored['anchor']['updates_take']:.0f} s. So they differ in more than their schedule.",
+            f"streaming run updates in {anchored['streaming_updates_take']:.0f} s on {anchor['cards']} cards, its "
+            f"synchronous run in {anchor['updates_take']:.0f} s. So they differ in more than their schedule.",
             "- *Not tested by any report*: the gains in the grid, which are larger. They need a small batch on many "
-            "cards, and up to five batches that decode together. PipelineRL reports about twice the speed of "
-            "learning on 128 H100 (arXiv:2509.19128).",
+            f"cards, and up to {study.given['max_lag'] + 1} batches that decode together. PipelineRL reports about "
+            "twice the speed of learning on 128 H100 (arXiv:2509.19128).",
             f"- *Not predicted*: ScaleRL's run of an 8B model (arXiv:2510.13786) took {runs['card_hours']:,} "
             f"GPU-hours for {runs['steps']:,} steps, {runs['card_hours'] / runs['steps']:.1f} a step. Its abstract "
-            f"gives neither batch nor lengths. A step of 7B here takes {step.step * step.cards / 3600:.2f} card-hours.",
+            f"gives neither batch nor lengths. A step of {MODEL} here takes {step.step * step.cards / 3600:.2f} "
+            "card-hours.",
         ]
     )
 
@@ -197,9 +209,9 @@ def assumptions(study: Study) -> str:
             f"{1e3 * use.step:g} ms besides, and {1e6 * use.reduce:g} us for an all-reduce in a tensor-parallel group.",
             f"- Links reach {use.link:.0%} of their data sheet when weights are sent, chosen after verl's times "
             f"above. A checkpoint is written at {use.disk / 1e9:g} GB/s.",
-            f"- A training card keeps {use.reserve / 1e9:g} GB for activations. States take 16 bytes a weight, all of "
-            "them sharded. Where they do not fit, 12 of the 16 wait in the host's memory (*offloaded*). A generating "
-            f"card fills {use.used:.0%} of its memory.",
+            f"- A training card keeps {use.reserve / 1e9:g} GB for activations. States take {STATES} bytes a weight, "
+            f"all of them sharded. Where they do not fit, {ON_HOST} of the {STATES} wait in the host's memory "
+            f"(*offloaded*). A generating card fills {use.used:.0%} of its memory.",
         ]
     )
 
@@ -214,12 +226,24 @@ def _whole(what: str) -> bool:
     return what.startswith("whole run")
 
 
-def _on_few(study: Study, cards: int) -> str:
-    most = max(study.given["caps_over_mean"])
-    found = {model: study.half_wasted(model, cards) for model in study.shapes}
-    said = [f"from {ratio:.0f} times at {model}" for model, ratio in found.items() if not math.isnan(ratio)]
-    never = [model for model, ratio in found.items() if math.isnan(ratio)]
-    return _listed([*said, *([f"not up to {most} times at {_listed(never)}"] if never else [])])
+def half_wasted(study: Study) -> str:
+    """From which longest response over the mean half is wasted, on many cards and on few."""
+    few, *more = study.given["cards_asked"]
+    own = {f"{model} on {cards}": study.half_wasted(model, cards) for model in study.shapes for cards in more}
+    known = [ratio for ratio in own.values() if not math.isnan(ratio)]
+    from_to = [f"from a longest response of {min(known):.1f} to {max(known):.1f} times the mean"] if known else []
+    on_few = {model: study.half_wasted(model, few) for model in study.shapes}
+    each = [f"from {ratio:.0f} times at {model}" for model, ratio in on_few.items() if not math.isnan(ratio)]
+    return (
+        f"On {_listed(map(str, more))} cards {_listed([*from_to, *_never(study, own)])}. "
+        f"On {few} cards {_listed([*each, *_never(study, on_few)])}."
+    )
+
+
+def _never(study: Study, halves: Mapping[str, float]) -> list[str]:
+    """Of the named ratios at which half is wasted, that some are beyond all that were tried."""
+    names = [name for name, ratio in halves.items() if math.isnan(ratio)]
+    return [f"not up to {max(study.given['caps_over_mean'])} times at {_listed(names)}"] if names else []
 
 
 def _faster(study: Study, schedule: str, few: int, many: int) -> str:

@@ -26,6 +26,7 @@ from grpo_lab.tricks.schedule import InFlight, OneStepOff, Schedule, Sync
 SYNC, ONE_STEP, IN_FLIGHT = SCHEDULES = ("synchronous", "one step off", "in flight")
 PARTS = ("generation", "training", "stragglers", "moving", "waiting")
 TOLERATED = 0.1  # of a step, for sending weights
+MODEL, CARDS = "7B", 64  # of which a sentence, a table or a figure speaks that shows one row
 _SPLITS = (1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8)  # of the cards that generate
 _HOUR = 3600
 
@@ -170,10 +171,15 @@ class Study:
         return pd.DataFrame(rows)
 
     def half_wasted(self, model: str, cards: int) -> float:
-        """From which longest response over mean synchronous training wastes half; between points, linear; or NaN."""
+        """From which longest response over mean synchronous training wastes half; between points, linear.
+
+        The smallest one where that wastes half already, NaN where none does.
+        """
         table = self.tails
         own = table[(table.model == model) & (table.cards == cards) & (table.schedule == SYNC)]
         points = list(zip(own.ratio, own.unused))
+        if points[0][1] >= 0.5:
+            return float(points[0][0])
         for (left, low), (right, high) in pairwise(points):
             if low < 0.5 <= high:
                 return left + (right - left) * (0.5 - low) / (high - low)
@@ -181,22 +187,22 @@ class Study:
 
     @cached_property
     def by_cap(self) -> pd.DataFrame:
-        """A row per cap on responses, whose mean is in the same proportion: card-hours of 7B on 64 cards."""
+        """A row per cap on responses, whose mean is in the same proportion: card-hours of MODEL on CARDS."""
         rows = []
         for cap in self.given["caps"]:
             work = self.work(cap=cap)
-            hours = {name: self.card_hours(self.cell("7B", 64, name, work=work)) for name in (SYNC, IN_FLIGHT)}
+            hours = {name: self.card_hours(self.cell(MODEL, CARDS, name, work=work)) for name in (SYNC, IN_FLIGHT)}
             rows.append({"cap": cap, "mean": work.lengths.mean, **hours})
         return pd.DataFrame(rows)
 
     @cached_property
     def by_lag(self) -> pd.DataFrame:
-        """A row per bound on staleness: card-hours of 7B on 64 cards in flight, half of which generate."""
+        """A row per bound on staleness: card-hours of MODEL on CARDS in flight, half of which generate."""
         rows = []
-        cluster = Cluster(self.shapes["7B"], self.cards["H100"], self.efficiency, 64, 32)
+        cluster = Cluster(self.shapes[MODEL], self.cards["H100"], self.efficiency, CARDS, CARDS // 2)
         for lag in self.given["max_lags"]:
             step = simulate(cluster, InFlight(max_lag=lag), self.work(), steps=8, skip=lag + 2)
-            rows.append({"lag": lag, "hours": self.card_hours(Cell("7B", IN_FLIGHT, cluster, step))})
+            rows.append({"lag": lag, "hours": self.card_hours(Cell(MODEL, IN_FLIGHT, cluster, step))})
         return pd.DataFrame(rows)
 
     @cached_property
