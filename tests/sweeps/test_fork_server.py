@@ -81,11 +81,14 @@ def test_a_cell_whose_server_has_died_says_so_and_the_next_has_another_server(
     cell = fork_cell(("plugins=[hangs]",), tmp_path / "long", 1, {})
     assert isinstance(cell, _Forked) and cell.process.pid is not None
     output = tmp_path / "long" / OUTPUT
-    wait_until(lambda: output.exists() and "at work" in output.read_text())
-    (server,) = (pid for pid in children_of(os.getpid()) if "multiprocessing.forkserver" in command_of(pid))
-    os.kill(server, signal.SIGKILL)
-    assert ended(cell) == 255 and cell.said == "the process that forked it has died"
-    wait_until(lambda: not alive(cell.process.pid))  # by itself
+    try:
+        wait_until(lambda: output.exists() and "at work" in output.read_text())
+        (server,) = (pid for pid in children_of(os.getpid()) if "multiprocessing.forkserver" in command_of(pid))
+        os.kill(server, signal.SIGKILL)
+        assert ended(cell) == 255 and cell.said == "the process that forked it has died"
+        wait_until(lambda: not alive(cell.process.pid))  # by itself
+    finally:
+        cell.kill()  # this process waits for its children when it ends
     assert ended(fork_cell(("no_such_key=1",), tmp_path / "short", 1, {})) == 1
     assert "no_such_key" in (tmp_path / "short" / OUTPUT).read_text()
 

@@ -149,7 +149,7 @@ def test_a_run_that_takes_longer_than_its_job_may_comes_to_its_end(
             if process.poll() is None:
                 soon(job)
                 wait_until(lambda: jobs()[job] != "PENDING", process)
-        _, said = process.communicate()
+        _, said = process.communicate(timeout=60)
     assert process.returncode == 0 and jobs()[job] == "COMPLETED" and job_of(folder) == job, said
     output = (folder / "output.log").read_text()
     assert attempts(folder) >= 2 and output.count("resuming after step") == attempts(folder) - 1
