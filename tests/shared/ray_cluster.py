@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
@@ -27,15 +27,19 @@ def why_not() -> str:
 
 
 @contextmanager
-def ray_cluster(nodes: int) -> Iterator[Cluster]:
-    """A cluster of so many nodes with one processor each. The first is the head, which must not be killed."""
+def ray_cluster(nodes: int, **changed: Any) -> Iterator[Cluster]:
+    """A cluster of so many nodes with one processor each, or what else NODE is to be; GPUs need not exist.
+
+    The first is the head, which must not be killed. In its processes NODE_NUMBER says which node it is.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args=NODE)
+    made = [{**NODE, **changed, "env_vars": {"NODE_NUMBER": str(number)}} for number in range(nodes)]
+    cluster = Cluster(initialize_head=True, head_node_args=made[0])
     try:
-        for _ in range(nodes - 1):
-            cluster.add_node(**NODE)
+        for node in made[1:]:
+            cluster.add_node(**node)
         yield cluster
     finally:
         cluster.shutdown()

@@ -7,13 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from helpers import hear_interrupts
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig
 from processes import PATIENCE, alive, command_of, descendants_of
 from rich.console import Console
 
@@ -23,13 +25,14 @@ from grpo_lab.sweeps.board import Board
 WORLD = ["world=tiny", "tracking=none", "evaluation=brief"]
 
 
-def multirun(*words: str) -> None:
+def multirun(*words: str, task: Callable[[DictConfig], Any] | None = None) -> Any:
     """Run the sweep of these overrides as `python -m grpo_lab.train` does below its argument parser.
 
-    It works in this process, which spares an interpreter; its cells have theirs.
+    It works in this process, which spares an interpreter; its cells have theirs. Launchers of Hydra's own run `task`
+    instead. Returns what the sweeper does.
     """
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        GlobalHydra.instance().hydra.multirun("config", None, list(words), with_log_configuration=False)
+        return GlobalHydra.instance().hydra.multirun("config", task, list(words), with_log_configuration=False)
 
 
 def command(runs: Path, *words: str, flag: str = "-m") -> list[str]:

@@ -53,7 +53,7 @@ def test_cells_launchers_and_their_server_killed_at_random_times_end_with_the_bi
     """
     chance = random.Random(21)
     here, there = tmp_path / "here", tmp_path / "there"
-    words = (f"truncation={','.join(ARMS)}", "seed=0,1", "budget.amount=40", "checkpoint_every=3")
+    words = (f"truncation={','.join(ARMS)}", "seed=0,1", "budget.amount=30", "checkpoint_every=3")
     words += ("hydra.launcher.workers=2",)
     killed = []
     for victims in (("a cell", "the server", "the sweep"), ("a cell", "the sweep")):
@@ -74,7 +74,7 @@ def test_cells_launchers_and_their_server_killed_at_random_times_end_with_the_bi
     for truncation, seed in product(ARMS, (0, 1)):
         one, other = folder_of(here, truncation, seed), folder_of(there, truncation, seed)
         same_ending(one, other)
-        steps_are_whole(other, 40)
+        steps_are_whole(other, 30)
 
 
 def on_another_machine(*words: str) -> list[str]:

@@ -30,8 +30,8 @@ def words(runs: Path, *more: str) -> tuple[str, ...]:
     return (*WORLD, "budget.amount=2", f"runs_dir={runs}", "seed=0", *more)
 
 
-def made(runs: Path) -> Path:
-    folder = runs / NAME / "seed=0"
+def made(runs: Path, name: str = NAME) -> Path:
+    folder = runs / name / "seed=0"
     folder.mkdir(parents=True)
     return folder
 
@@ -60,7 +60,7 @@ def test_a_cell_of_another_number_of_threads_has_an_interpreter_of_its_own(tmp_p
     """Libraries make their threads when they load."""
     (tmp_path / "one").mkdir()
     assert ended(fork_cell(("no_such_key=1",), tmp_path / "one", 1, {})) == 1
-    folder = made(tmp_path)
+    folder = made(tmp_path, NAME.replace("world", "threads=2,world"))
     cell = fork_cell(words(tmp_path, "threads=2"), folder, 2, {})
     assert isinstance(cell, _Forked)
     at_its_start = Path(f"/proc/{cell.process.pid}/environ")  # a forked process has the server's
@@ -80,11 +80,15 @@ def test_a_cell_whose_server_has_died_says_so_and_the_next_has_another_server(
     (tmp_path / "short").mkdir()
     cell = fork_cell(("plugins=[hangs]",), tmp_path / "long", 1, {})
     assert isinstance(cell, _Forked) and cell.process.pid is not None
-    wait_until(lambda: "at work" in (tmp_path / "long" / OUTPUT).read_text())
-    (server,) = (pid for pid in children_of(os.getpid()) if "multiprocessing.forkserver" in command_of(pid))
-    os.kill(server, signal.SIGKILL)
-    assert ended(cell) == 255 and cell.said == "the process that forked it has died"
-    wait_until(lambda: not alive(cell.process.pid))  # by itself
+    output = tmp_path / "long" / OUTPUT
+    try:
+        wait_until(lambda: output.exists() and "at work" in output.read_text())
+        (server,) = (pid for pid in children_of(os.getpid()) if "multiprocessing.forkserver" in command_of(pid))
+        os.kill(server, signal.SIGKILL)
+        assert ended(cell) == 255 and cell.said == "the process that forked it has died"
+        wait_until(lambda: not alive(cell.process.pid))  # by itself
+    finally:
+        cell.kill()  # this process waits for its children when it ends
     assert ended(fork_cell(("no_such_key=1",), tmp_path / "short", 1, {})) == 1
     assert "no_such_key" in (tmp_path / "short" / OUTPUT).read_text()
 

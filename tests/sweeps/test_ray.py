@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from sweep_processes import attempts, finished, folder_of, lines_in, started, sw
 
 from grpo_lab.sweeps.jobs import Job
 from grpo_lab.sweeps.ray import RayCells, RaySettings
-from grpo_lab.tracking.run_reader import holder, is_held
+from grpo_lab.tracking.run_reader import holder
 
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
@@ -92,8 +93,14 @@ def test_ctrl_c_ends_running_and_waiting_cells(cluster: Cluster, tmp_path: Path,
     assert finished(tmp_path) == 0 and not any(map(alive, cells))
     notes = [path.read_text() for path in tmp_path.glob("*/seed=0/error.txt")]
     assert len(notes) == 2 and all("KeyboardInterrupt" in note for note in notes), "interrupted, not killed"
-    time.sleep(2)
-    assert not any(is_held(path) for path in tmp_path.glob("*/seed=0")), "the third was never started"
+    place = RayCells(cluster.address, None, 30.0, None, **SETTINGS).place("x", [], [])
+    try:
+        import ray
+
+        wait_until(lambda: ray.available_resources().get("CPU") == 2)  # nothing runs, and nothing waits
+    finally:
+        place.close()
+    assert len(list(tmp_path.glob("*/seed=0/output.log"))) == 2, "the third was never started"
 
 
 @pytest.mark.extended
@@ -126,6 +133,49 @@ def test_cells_that_fail_or_are_killed_stop_no_other_and_are_told(
         _, said = process.communicate(timeout=200)
     assert process.returncode == 1 and finished(tmp_path) == 1
     assert "truncation=score seed=0: killed by SIGKILL" in said
+
+
+SAYS_WHERE = """
+import atexit, os, time
+
+print(*map(os.environ.get, ("NODE_NUMBER", "CUDA_VISIBLE_DEVICES")), "from", time.time(), flush=True)
+atexit.register(lambda: print("until", time.time(), flush=True))
+"""
+
+
+def spans_by_node(runs: Path) -> dict[tuple[str, str], list[tuple[float, float]]]:
+    """Number of a node and GPUs that its cells saw -> from when until when each of them ran, in s of unix time."""
+    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for path in runs.glob("*/seed=*/output.log"):
+        (told,) = re.findall(r"^(\d+) (\S+) from ([\d.]+)$.*^until ([\d.]+)$", path.read_text(), re.M | re.S)
+        node, gpus, began, ended = told
+        found.setdefault((node, gpus), []).append((float(began), float(ended)))
+    return found
+
+
+def most_at_once(spans: list[tuple[float, float]]) -> int:
+    return max(sum(began <= at < ended for began, ended in spans) for at, _ in spans)
+
+
+@pytest.mark.extended
+@pytest.mark.timeout(600)
+def test_cells_share_the_gpus_of_their_nodes_as_the_launcher_is_told(
+    tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two nodes with room for two cells each, and one GPU, of which Ray only keeps count."""
+    (tmp_path / "says_where.py").write_text(SAYS_WHERE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    words = ("seed=0,1,2,3", "budget.amount=1", "device=cpu", "plugins=[says_where]")
+    with ray_cluster(2, num_cpus=2, num_gpus=1) as cluster:
+        for gpus, at_once in ((1, 1), (0.5, 2)):
+            runs = tmp_path / str(gpus)
+            said = sweep(runs, *words, *on(cluster), f"hydra.launcher.gpus={gpus}")
+            assert said.returncode == 0 and finished(runs) == 4, said.stderr
+            spans = spans_by_node(runs)
+            assert sorted(spans) == [("0", "0"), ("1", "0")], "both nodes, and each cell the GPU of its node"
+            assert [most_at_once(own) for own in spans.values()] == [at_once, at_once]
+            for path in runs.glob("*/seed=*/environment.json"):
+                assert json.loads(path.read_text())["threads"]["CUDA_VISIBLE_DEVICES"] == "0"
 
 
 @pytest.mark.extended

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,10 +22,20 @@ from sweep_processes import attempts, finished, folder_of, lines_in, quiet_board
 from grpo_lab.sweeps.jobs import Job, run_jobs
 from grpo_lab.sweeps.launching import CellLauncher
 from grpo_lab.sweeps.slurm import RECORD, SlurmCells, SlurmPlace, SlurmSettings
+from grpo_lab.sweeps.status import sweep_names
 from grpo_lab.tracking.run_reader import holder
 
 SLURM = ("hydra/launcher=slurm", "hydra.launcher.minutes=30")
+THREE = ("truncation=score,mask_after,mask_before", "budget.amount=60")
 LONG = ("truncation=score", "budget.amount=40", "checkpoint_every=1")
+SLOW = """
+import time
+
+from grpo_lab.tracking.run_log import RunLog
+
+write = RunLog.write_step
+RunLog.write_step = lambda *arguments, **named: (time.sleep(1), write(*arguments, **named))[1]
+"""
 real = pytest.mark.skipif(why_not() != "", reason=f"no Slurm here: {why_not()}")
 
 
@@ -59,6 +71,15 @@ def soon(job: str) -> None:
     """
     wait_until(lambda: jobs()[job] == "PENDING")
     subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now+5"], check=True)
+
+
+def two_at_work_and_one_that_waits(runs: Path, process: subprocess.Popen) -> dict[Path, str]:
+    """Folder -> job of the cells of THREE, once two of them log steps; there are two processors."""
+    logs = "*/seed=0/metrics.jsonl"
+    wait_until(lambda: [lines_in(path) > 0 for path in runs.glob(logs)] == [True, True], process)
+    mine = {path.parent: job_of(path.parent) for path in runs.glob(f"*/seed=0/{RECORD}")}
+    assert sorted(jobs()[job] for job in mine.values()) == ["PENDING", "RUNNING", "RUNNING"]
+    return mine
 
 
 @real
@@ -110,15 +131,70 @@ def test_a_job_that_goes_back_into_the_queue_goes_on_from_its_checkpoint(
 
 @real
 @pytest.mark.extended
+@pytest.mark.timeout(900)
+def test_a_run_that_takes_longer_than_its_job_may_comes_to_its_end(
+    slurm: None, tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm itself sends the signal, up to half a minute earlier than asked; every line of the log takes a second."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    here, there = tmp_path / "here", tmp_path / "there"
+    words = ("truncation=score", "budget.amount=60", "checkpoint_every=1")
+    limits = ("hydra/launcher=slurm", "hydra.launcher.minutes=1", "hydra.launcher.warning_seconds=10")
+    with started(there, *words, *limits, "plugins=[slow]") as (process, _):
+        folder = saved_once(there, process)
+        job = job_of(folder)
+        while process.poll() is None:
+            wait_until(lambda: jobs()[job] == "PENDING" or process.poll() is not None)
+            if process.poll() is None:
+                soon(job)
+                wait_until(lambda: jobs()[job] != "PENDING", process)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 0 and jobs()[job] == "COMPLETED" and job_of(folder) == job, said
+    output = (folder / "output.log").read_text()
+    assert attempts(folder) >= 2 and output.count("resuming after step") == attempts(folder) - 1
+    told = "".join(path.read_text() for path in (folder / "slurm").glob(f"{job}_*"))
+    assert told.count("Caught signal SIGUSR2") == attempts(folder) - 1
+    assert sweep(here, *words).returncode == 0
+    same_ending(folder_of(here, "score", 0), folder)
+
+
+@real
+@pytest.mark.extended
+@pytest.mark.timeout(600)
+def test_a_running_and_a_waiting_job_are_stopped_from_another_shell(
+    slurm: None, tmp_path: Path, tiny_base: Path
+) -> None:
+    program, runs = [sys.executable, "-m", "grpo_lab.cli"], ["--runs", str(tmp_path)]
+
+    def say(*words: str) -> str:
+        done = subprocess.run([*program, *words, *runs], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    with started(tmp_path, *THREE, *SLURM) as (process, _):
+        mine = two_at_work_and_one_that_waits(tmp_path, process)
+        name = sweep_names(tmp_path)[0]
+        assert "0 of 3 done, 2 running, 1 waiting" in say("status", name)
+        states = jobs()
+        by_state = {states[job]: path for path, job in mine.items()}
+        for state, end in (("PENDING", "CANCELLED"), ("RUNNING", "COMPLETED")):
+            (option,) = re.findall("truncation=([a-z_]+)", str(by_state[state]))
+            assert "it has ended" in say("stop", f"truncation={option} seed=0")
+            wait_until(lambda job=mine[by_state[state]], end=end: jobs()[job] == end, process)
+        assert "KeyboardInterrupt" in (by_state["RUNNING"] / "error.txt").read_text(), "interrupted, not killed"
+        assert not (by_state["PENDING"] / "output.log").exists(), "never started"
+        _, said = process.communicate(timeout=300)
+    assert process.returncode == 1 and finished(tmp_path) == 1, said
+
+
+@real
+@pytest.mark.extended
 @pytest.mark.timeout(600)
 def test_ctrl_c_ends_running_and_waiting_jobs(slurm: None, tmp_path: Path, tiny_base: Path) -> None:
-    words = ("truncation=score,mask_after,mask_before", "budget.amount=60", *SLURM)
+    words = (*THREE, *SLURM)
     with started(tmp_path, *words) as (process, _):
-        # two processors: the third job waits
-        wait_until(lambda: len(list(tmp_path.glob("*/seed=0/metrics.jsonl"))) == 2, process)
-        wait_until(lambda: all(lines_in(path) > 0 for path in tmp_path.glob("*/seed=0/metrics.jsonl")), process)
-        mine = {job_of(path.parent) for path in tmp_path.glob(f"*/seed=0/{RECORD}")}
-        assert len(mine) == 3 and sorted(jobs()[job] for job in mine) == ["PENDING", "RUNNING", "RUNNING"]
+        mine = two_at_work_and_one_that_waits(tmp_path, process).values()
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=90)
     assert process.returncode == 130 and "stopping 3 cells" in said and "Traceback" not in said
@@ -275,6 +351,26 @@ def test_while_the_controller_does_not_answer_a_sweep_waits(slurm: None, tmp_pat
 def test_settings_that_cannot_be_are_refused(change: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SlurmSettings(**{**SETTINGS, **change})
+
+
+def test_a_job_asks_slurm_for_what_its_settings_say() -> None:
+    job = Job("an arm/a level seed=0", (), Path("x"), "steps", 1.0, 2)
+    plain = {
+        "job_name": "an_arm_a_level_seed=0", "time": 30, "signal_delay_s": 90, "cpus_per_task": 2,
+        "stderr_to_stdout": True, "additional_parameters": {"requeue": True},
+    }  # fmt: skip
+    assert SlurmSettings(**SETTINGS).parameters(job) == plain
+    asked = {
+        "partition": "cards", "account": "lab", "qos": "high", "constraint": "a100", "minutes": 60,
+        "warning_seconds": 120, "gpus": 4, "cpus": 8, "memory_gb": 1.5, "setup": ("module load cuda",),
+        "further": {"exclude": "node7", "requeue": False},
+    }  # fmt: skip
+    assert SlurmSettings(**asked).parameters(job) == {
+        "partition": "cards", "account": "lab", "qos": "high", "constraint": "a100", "gpus_per_node": 4,
+        "mem": "1536MB", "setup": ["module load cuda"], "job_name": "an_arm_a_level_seed=0", "time": 60,
+        "signal_delay_s": 120, "cpus_per_task": 8, "stderr_to_stdout": True,
+        "additional_parameters": {"requeue": False, "exclude": "node7"},
+    }  # fmt: skip
 
 
 def test_a_machine_without_slurm_is_told_where_to_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,10 @@ import pytest
 from hydra.core.utils import JobReturn, JobStatus
 from processes import wait_until
 from rich.console import Console
+from short_runs import metrics_of
 from sweep_processes import WORLD, finished, multirun, started
 
+from grpo_lab import train
 from grpo_lab.analysis.caveats import notes
 from grpo_lab.analysis.effects.tuned import numbers_text, trials_text
 from grpo_lab.analysis.effects.verdict import verdict_text
@@ -472,19 +474,24 @@ def test_a_tuned_sweep_that_is_killed_ends_with_the_record_of_one_that_is_not(
     assert f"{NAME}: all 2 cells are finished" in said and "tuning, trials" not in said, "nothing is run again"
 
 
+OBJECTIVE = (*WORLD, "problems_per_step=4", "budget.amount=1", "objective=reward/mean")
+
+
 @pytest.mark.extended
 def test_another_sweeper_is_told_what_each_run_is_worth(compose: Callable, tmp_path: Path, tiny_base: Path) -> None:
-    words = [
-        *WORLD,
-        "problems_per_step=4",
-        "budget.amount=1",
-        f"runs_dir={tmp_path}",
-        "objective=reward/mean",
-        "seed=3",
-    ]
+    words = [*OBJECTIVE, f"runs_dir={tmp_path}", "seed=3"]
     launcher = LocalCells(1, 30.0, None)
     (done,) = launcher.launch([words], compose, [])
     (folder,) = tmp_path.glob("*/seed=3")
     assert done.return_value == objective(folder, "reward/mean", "steps") and 0 <= done.return_value <= 1
     with pytest.raises(ValueError, match=r"objective must be a metric that `grpo-lab metrics` lists"):
         launcher.launch([[*words, "objective=reward/men"]], compose, [])
+
+
+@pytest.mark.extended
+def test_a_launcher_of_hydra_s_own_is_told_so_too(tmp_path: Path, tiny_base: Path) -> None:
+    words = (*OBJECTIVE, f"runs_dir={tmp_path}", "seed=3,4", "hydra/launcher=basic", "hydra/sweeper=basic")
+    (done,) = multirun(*words, task=train._run_hydra)
+    logs = [metrics_of(next(tmp_path.glob(f"*/seed={seed}"))) for seed in (3, 4)]
+    assert [one.return_value for one in done] == [log[-1]["metrics"]["reward/mean"] for log in logs]
+    assert len({one.return_value for one in done}) == 2, "each its own"

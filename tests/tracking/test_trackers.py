@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from mirrored_runs import log_steps, query, write_run_json
 from omegaconf import OmegaConf
-from processes import processor_seconds_at_rest, wait_until
+from processes import command_of, descendants_of, processor_seconds_at_rest, wait_until
 from short_runs import run_in_process
 
 from grpo_lab.config.hydra_setup import compose_config
@@ -347,6 +347,8 @@ def test_tracking_costs_under_two_percent_of_a_step(tmp_path: Path, monkeypatch:
         before = processor_seconds_at_rest()
         sender.push(True, 1.0, lambda: False)
         costs[option] = (processor_seconds_at_rest() - before) / (len(lines) - 2)
+        if option == "wandb":
+            assert any("wandb-core" in command_of(pid) for pid in descendants_of(os.getpid())), "it was counted"
     sampler = Sampler(tmp_path, 0.01)
     before = time.process_time()
     sampler.start()
