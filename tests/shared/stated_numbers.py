@@ -41,6 +41,8 @@ Instead of arms, one of these may stand first:
     tau share                  training reward against downstream accuracy, over the last share of the budget
     told what                  how many pairs of arms there are, are told apart; how many arms are unjudged
     told without=a,b           how many pairs are told apart among the other arms
+    tuned a,b key              the number that these arms chose alike for a key of the configuration
+    tuned a lowest             of the values of an arm's trials; or highest
     rank arm                   the place of an arm by its mean, 1 the largest
     hours sweep sweep          of one core in the steps of these sweeps, or of the block's, without evaluations
     kl_distance quantile       of sqrt(nat) from the initial policy, over all evaluations after the start
@@ -91,6 +93,7 @@ from grpo_lab.analysis.effects.told_apart import told_apart
 from grpo_lab.analysis.effects.verdict import Judgement, judge
 from grpo_lab.analysis.figures.target_lengths import asked_lengths, slope_of
 from grpo_lab.analysis.final_values import AVERAGE, FinalValues, final_values
+from grpo_lab.analysis.sources.chosen_numbers import chosen_numbers
 from grpo_lab.analysis.sources.saved_data import load_data
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData, bases_of
 from grpo_lab.analysis.stats.comparison import compare
@@ -504,6 +507,18 @@ def _told(entry: Entry, rest: list[str]) -> Interval:
     return _number({"pairs": found.pairs, "apart": found.found, "unjudged": len(found.withheld)}[rest[0]])
 
 
+def _tuned(entry: Entry, rest: list[str]) -> Interval:
+    """What the tuning of a sweep of one level chose. Raises ValueError where the arms chose otherwise."""
+    arms, what = rest
+    found = {one.arm: one for one in chosen_numbers(saved(entry.sweep).record)}
+    if what in ("lowest", "highest"):
+        return _number((min if what == "lowest" else max)(trial.value for trial in found[arms].trials))
+    numbers = {found[arm].chosen.numbers[what] for arm in arms.split(",")}
+    if len(numbers) > 1:
+        raise ValueError(f"{arms} chose {numbers}")
+    return _number(numbers.pop())
+
+
 def _rank(entry: Entry, rest: list[str]) -> Interval:
     finals, name = finals_of(entry.sweep, None), metric_called(rest[1].removeprefix("@") if rest[1:] else entry.metric)
     means = {arm: finals.of(entry.level, arm, name).mean() for arm in saved(entry.sweep).arms}
@@ -646,6 +661,7 @@ SPECIAL: Mapping[str, Callable[[Entry, list[str]], Interval]] = {
     "divergence": _divergence,
     "tau": _tau,
     "told": _told,
+    "tuned": _tuned,
     "rank": _rank,
     "hours": _hours,
     "kl_distance": _kl_distance,
