@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -186,9 +188,24 @@ def failures_recorded(log: RunLog) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        with contextlib.suppress(OSError):  # a full disk must not hide the first error
+        with _signals_unheard(), contextlib.suppress(OSError):  # a full disk must not hide the first error
             log.mark_error(ranks.cause_of(error))
         raise
+
+
+@contextlib.contextmanager
+def _signals_unheard() -> Iterator[None]:
+    """Within, a run that ends already hears no second Ctrl-C, and no signal of torchrun's to a rank that has failed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)  # those that train.py makes an interrupt of
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in heard}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def summarise(log: RunLog, ledger: Ledger, inert: Sequence[str], described: Mapping[str, Any]) -> dict[str, Any]:

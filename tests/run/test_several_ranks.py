@@ -20,6 +20,8 @@ from short_runs import final_weights, metrics_of
 from transformers import AutoModelForCausalLM
 
 from grpo_lab.run import checkpoint
+from grpo_lab.run.recorder import failures_recorded
+from grpo_lab.tracking.run_log import RunLog
 
 RECIPES = {
     "grpo": ["recipe=grpo", "budget.amount=2", "schedule=one_step_off"],
@@ -252,6 +254,23 @@ def test_a_run_whose_process_dies_ends_and_goes_on(tmp_path: Path, how: str) -> 
         output, _ = again.communicate(timeout=250)
     assert again.returncode == 0 and "resuming after step" in output, output
     assert [line["step"] for line in metrics_of(run)] == list(range(31))
+
+
+def test_a_signal_that_comes_while_an_error_is_recorded_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torchrun's, which comes just after what a rank says of another that has died."""
+    record = RunLog.mark_error
+
+    def meanwhile(log: RunLog, error: BaseException) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        record(log, error)
+
+    monkeypatch.setattr(RunLog, "mark_error", meanwhile)
+    with pytest.raises(BaseException) as raised, RunLog(tmp_path) as log, failures_recorded(log):
+        raise ValueError("the other has died")
+    assert raised.type is ValueError and "the other has died" in (tmp_path / "error.txt").read_text()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 FAILS_ON_THE_SECOND = """

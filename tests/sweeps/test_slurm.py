@@ -139,7 +139,7 @@ def test_a_run_that_takes_longer_than_its_job_may_comes_to_its_end(
     (tmp_path / "slow.py").write_text(SLOW)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     here, there = tmp_path / "here", tmp_path / "there"
-    words = ("truncation=score", "budget.amount=60", "checkpoint_every=1")
+    words = ("truncation=score", "budget.amount=50", "checkpoint_every=1")
     limits = ("hydra/launcher=slurm", "hydra.launcher.minutes=1", "hydra.launcher.warning_seconds=10")
     with started(there, *words, *limits, "plugins=[slow]") as (process, _):
         folder = saved_once(there, process)
@@ -153,8 +153,8 @@ def test_a_run_that_takes_longer_than_its_job_may_comes_to_its_end(
     assert process.returncode == 0 and jobs()[job] == "COMPLETED" and job_of(folder) == job, said
     output = (folder / "output.log").read_text()
     assert attempts(folder) >= 2 and output.count("resuming after step") == attempts(folder) - 1
-    told = "".join(path.read_text() for path in (folder / "slurm").glob(f"{job}_*"))
-    assert told.count("Caught signal SIGUSR2") == attempts(folder) - 1
+    told = "".join(path.read_text() for path in (folder / "slurm").glob(f"{job}_*_log.out"))
+    assert "Caught signal SIGUSR2" in told and "this job is timed-out" in told
     assert sweep(here, *words).returncode == 0
     same_ending(folder_of(here, "score", 0), folder)
 
