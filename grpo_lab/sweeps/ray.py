@@ -151,6 +151,8 @@ class RayPlace(Place):
             signal.signal(signal.SIGTERM, handler)
         self.run = ray.remote(run_cell)
         further = {name: text for name, text in os.environ.items() if not name.startswith(_OF_THE_NODE)}
+        if not settings.gpus:  # Ray would show a cell every GPU of its node, and all of them would take the first
+            further["CUDA_VISIBLE_DEVICES"] = ""
         self.environment = ray.put(further)
 
     def waits(self, job: Job) -> str:

@@ -176,6 +176,10 @@ def test_cells_share_the_gpus_of_their_nodes_as_the_launcher_is_told(
             assert [most_at_once(own) for own in spans.values()] == [at_once, at_once]
             for path in runs.glob("*/seed=*/environment.json"):
                 assert json.loads(path.read_text())["threads"]["CUDA_VISIBLE_DEVICES"] == "0"
+        runs = tmp_path / "none"
+        assert sweep(runs, *words, *on(cluster)).returncode == 0
+        for path in runs.glob("*/seed=*/environment.json"):
+            assert json.loads(path.read_text())["threads"]["CUDA_VISIBLE_DEVICES"] == "", "a cell sees what it asks for"
 
 
 @pytest.mark.extended
