@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil  # pyright: ignore[reportMissingModuleSource] vLLM brings it
+import psutil
 from safetensors import safe_open
 
 from grpo_lab.engines.vllm_common import FOLDER, LOG, SHOWN, TRAINER

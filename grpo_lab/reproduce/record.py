@@ -178,14 +178,14 @@ def check_repeatable(record: Record, steps: int | None) -> list[str]:
             f"{folder} cannot be repeated: its budget is device_seconds, so the clock ended it. Remedy: --steps N "
             "compares its first steps; another budget, such as steps, makes runs repeatable"
         )
-    if record.device == "cuda" and processes > (there := torch.cuda.device_count()):
-        raise ValueError(f"{folder} ran on {processes} GPUs, and there are {there} here: repeat it on such a machine")
     try:
         kind = choose_device(device_name(record)).type
     except ValueError as error:
         raise ValueError(f"{folder} ran on {record.device}, which is not here: repeat it on such a machine") from error
     if kind != record.device:
         raise ValueError(f"{folder} ran on {record.device}, and device={record.run.device} is {kind} here")
+    if record.device == "cuda" and processes > (there := torch.cuda.device_count()):
+        raise ValueError(f"{folder} ran on {processes} GPUs, and there are {there} here: repeat it on such a machine")
     return check_finished(folder, record.described)[1] if (folder / "DONE").exists() else []
 
 

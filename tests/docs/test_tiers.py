@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # What the other extras of pyproject.toml install, what comes along with them, and what has an environment of its own.
 EXTRAS = {
-    "vllm", "psutil", "jupytext", "nbconvert", "nbclient", "ipykernel", "submitit", "ray", "trl", "math_verify",
+    "vllm", "jupytext", "nbconvert", "nbclient", "ipykernel", "submitit", "ray", "trl", "math_verify",
     "optuna",
 }  # fmt: skip
 IMPORTED = """
