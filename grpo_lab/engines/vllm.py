@@ -100,9 +100,13 @@ class VllmSession(EngineSession):
         VllmSession.opened = True
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        if ranks.number() == 1:  # here no tensor is copied; of several ranks each gets one whole tensor at a time
+            given = dict(weights)
+            check_names(self.names - given.keys())
+            weights = given.items()
         sent: set[str] = set()
 
-        def noted() -> Iterator[tuple[str, Tensor]]:  # one whole tensor at a time, where weights are split over ranks
+        def noted() -> Iterator[tuple[str, Tensor]]:
             for name, tensor in weights:
                 sent.add(name)
                 yield name, tensor
