@@ -98,6 +98,7 @@ def test_clusters_are_asked_for_the_room_of_all_processes(tmp_path: Path) -> Non
 
 
 HANGS = """
+import time
 from grpo_lab.tracking.run_log import RunLog
 
 write_step = RunLog.write_step
