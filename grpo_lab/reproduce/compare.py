@@ -5,9 +5,10 @@ Three outcomes:
     equal       metrics.jsonl has the same bytes, tables have the same values, the last weights the same bits
     rounding    the two were computed on another processor, device or number of threads or processes, or with another
                 version of a package that computes; the sources are the same; every table has the same answers, that
-                is, the same texts, tokens, counts and marks; and every other number differs by no more than 1e-5 plus
-                a thousandth of the largest size that this number has in the run. Weights do not decide: an optimiser
-                that divides a gradient by its size turns rounding into steps
+                is, the same texts, tokens, counts and marks; and every other number differs by no more than 1e-6 plus
+                a thousandth of the largest size that this number has in the run; mismatch/*, which measures rounding
+                itself, by 1e-5 plus that. Weights do not decide: an optimiser that divides a gradient by its size
+                turns rounding into steps
     different   anything else
 
 On a CPU, with the same code and packages, only `equal` is right.
@@ -33,7 +34,8 @@ from grpo_lab.tracking.provenance import COMPUTING
 from grpo_lab.tracking.run_reader import has_ended, read_steps
 from grpo_lab.tracking.whole import MANIFEST, read_json
 
-ABSOLUTE, RELATIVE = 1e-5, 1e-3  # what rounding may make of a logged number; log-probs in fp32 are good to 1e-6
+ABSOLUTE, RELATIVE = 1e-6, 1e-3  # what rounding may make of a logged number
+_OF_ROUNDING = 1e-5  # and of mismatch/*, which measures rounding: the largest of many differences, each good to 1e-6
 _TABLES = ("eval", "rollouts")
 _WEIGHTS = "the last weights"
 _COPY = "restore it from a copy"
@@ -164,7 +166,8 @@ def _numbers(what: str, steps: np.ndarray, one: np.ndarray, other: np.ndarray) -
     sizes = np.abs(np.concatenate([one, other]))
     size = float(sizes[np.isfinite(sizes)].max(initial=0.0))
     largest = float(apart.max()) if np.isfinite(apart).all() else math.inf
-    return Difference(what, int(steps[~same][0]), largest, largest <= ABSOLUTE + RELATIVE * size)
+    absolute = _OF_ROUNDING if what.startswith("mismatch/") else ABSOLUTE
+    return Difference(what, int(steps[~same][0]), largest, largest <= absolute + RELATIVE * size)
 
 
 def _tables(there: Path, here: Path, most: int) -> Iterator[Difference]:

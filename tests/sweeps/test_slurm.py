@@ -110,8 +110,7 @@ def test_a_job_that_goes_back_into_the_queue_goes_on_from_its_checkpoint(
     here, there = tmp_path / "here", tmp_path / "there"
     words = ("truncation=score", "budget.amount=12", "checkpoint_every=1")
     with started(there, *words, *SLURM) as (process, _):
-        wait_until(lambda: len(list(there.glob("*/seed=0/checkpoints/step=*"))) > 0, process)
-        folder = folder_of(there, "score", 0)
+        folder = saved_once(there, process)
         job = job_of(folder)
         if how == "preempted":
             subprocess.run(
