@@ -360,7 +360,9 @@ def _metric_lines(
 
 def _scatter_lines(pilot: Pilot, many: bool) -> list[str]:
     scatter = pilot.scatter
-    lines = [f"{pilot.pairs} pairs in {pilot.contrasts} contrasts, on {pilot.bases} bases: {pilot.how}"]
+    counted = ((pilot.pairs, "pair"), (pilot.contrasts, "contrast"), (pilot.bases, "base"))
+    pairs, contrasts, bases = (f"{number} {what}{'s' * (number != 1)}" for number, what in counted)
+    lines = [f"{pairs} in {contrasts}, on {bases}: {pilot.how}"]
     if pilot.collapsed:
         lines.append(
             f"{pilot.collapsed} more pairs hold a collapsed run and are left out: where runs collapse, fewer effects "
