@@ -78,7 +78,7 @@ def adapter_weights(model: nn.Module) -> dict[str, Tensor]:
 
 def load_adapter(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Restore what `adapter_weights` returned. Raises ValueError if it is of an adapter of another shape."""
-    own = adapter_weights(model)
+    own = {name: tensor for name, tensor in model.state_dict().items() if _is_adapter(name)}
     differ = [name for name in own.keys() | weights.keys() if name not in own or name not in weights]
     differ += [name for name in own.keys() & weights.keys() if own[name].shape != weights[name].shape]
     if differ:

@@ -209,6 +209,35 @@ def test_precisions_adapters_and_marks_are_the_same_too(variants: tuple[Path, Pa
     same_metrics(of(one, name), of(two, name))
 
 
+@pytest.mark.extended
+def test_an_adapter_goes_on_where_it_was(tmp_path: Path, tiny_base: Path) -> None:
+    """Two processes continue what two began and what one began, and one what two began: none loses the adapter."""
+    steps = [
+        "recipe=dr_grpo", "budget.amount=2", "checkpoint_every=1", "keep_checkpoints=9", "model=hf",
+        f"model.path={tiny_base}", "model.lora.rank=4", "optimizer.learning_rate=1e-2",
+    ]  # fmt: skip
+    one, two = tmp_path / "one", tmp_path / "two"
+    on_one(one, {"whole": steps})
+    cut_back(of(one, "whole"), of(two, "of_one"), 1)
+    on_two(two, {"whole": steps})
+    cut_back(of(two, "whole"), of(two, "of_two"), 1)
+    cut_back(of(two, "whole"), of(one, "of_two"), 1)
+    on_two(two, {"of_one": steps, "of_two": steps})
+    on_one(one, {"of_two": steps})
+    for folder, name in ((two, "of_one"), (two, "of_two"), (one, "of_two")):
+        same_metrics(of(folder, "whole"), of(folder, name))
+        ours, theirs = (adapter_of(of(folder, run)) for run in ("whole", name))
+        assert ours.keys() == theirs.keys() and any(bool(part.any()) for key, part in ours.items() if "lora_B" in key)
+        for part in ours:
+            torch.testing.assert_close(theirs[part], ours[part], rtol=0, atol=1e-5)
+
+
+def adapter_of(run: Path) -> dict[str, torch.Tensor]:
+    newest = checkpoint.latest(run / "checkpoints")
+    assert newest is not None
+    return checkpoint.load_state(newest)["adapter"]
+
+
 @contextmanager
 def two_started(folder: Path, *overrides: str, **env: str) -> Iterator[subprocess.Popen[str]]:
     """A run by two processes at work; what is left of it is killed at the end, also what torchrun has left."""
