@@ -96,7 +96,7 @@ class NcclTransfer(Transfer):
 
         if said := taken_port(port):
             raise ValueError(said)
-        self.device, self.source = device, weight_source()
+        self.device, self.source = device, weight_source(device)
         with torch.cuda.device(device):
             self.engine = NCCLTrainerWeightTransferEngine.trainer_init(
                 NCCLTrainerInitInfo(rank=0, master_address=_LOCAL, master_port=port, world_size=1 + workers),
@@ -107,6 +107,8 @@ class NcclTransfer(Transfer):
     def send(self, weights: Mapping[str, Tensor]) -> None:
         self.source.weights = weights
         with torch.cuda.device(self.device):
+            # vLLM packs on streams of its own, which do not wait for the one that computed the weights.
+            torch.cuda.current_stream(self.device).synchronize()
             self.engine.send_weights()
         self.source.weights = {}
 
@@ -133,8 +135,11 @@ class SyncClient:
         self.remote("finish_weight_update", {})
 
 
-def weight_source() -> Any:
-    """vLLM's `WeightSource` over named tensors; a tied head is sent under its own name as well."""
+def weight_source(device: torch.device) -> Any:
+    """vLLM's `WeightSource` over named tensors, which NCCL needs on `device`: those on the CPU are moved one by one.
+
+    A tied head is sent under its own name as well.
+    """
     from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 
     class Named(WeightSource):
@@ -144,6 +149,6 @@ def weight_source() -> Any:
             return [ParamMeta(name, one.dtype, tuple(one.shape)) for name, one in self.weights.items()]
 
         def __iter__(self):
-            return iter(self.weights.items())
+            return ((name, one.to(device)) for name, one in self.weights.items())
 
     return Named()

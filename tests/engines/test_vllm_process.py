@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -40,7 +41,7 @@ from grpo_lab.engines.base import EngineFailure
 from grpo_lab.engines.native import Native
 from grpo_lab.engines.vllm_process import VllmProcess, interrupts_heard, main_left_alone
 from grpo_lab.engines.vllm_session import VllmProcessSession, VllmStream
-from grpo_lab.engines.vllm_weights import SyncClient, roomy_folder, taken_port, weight_source
+from grpo_lab.engines.vllm_weights import NcclTransfer, SyncClient, roomy_folder, taken_port, weight_source
 from grpo_lab.policy.model_folder import stop_token_ids
 from grpo_lab.policy.models import load_model
 from grpo_lab.run.state import open_state
@@ -483,6 +484,19 @@ def test_files_of_weights_pass_through_memory_where_there_is_room(tmp_path: Path
     assert roomy_folder(1, tmp_path, memory) == memory and roomy_folder(2**60, tmp_path, memory) == tmp_path
 
 
+def test_weights_are_sent_once_they_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a card this holds the order of the calls."""
+    done: list[str] = []
+    stream = SimpleNamespace(synchronize=lambda: done.append("waited"))
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    transfer = NcclTransfer.__new__(NcclTransfer)
+    transfer.device, transfer.source = torch.device("cuda", 0), SimpleNamespace()
+    transfer.engine = SimpleNamespace(send_weights=lambda: done.append("sent"))
+    transfer.send({"embed": torch.ones(2, 3)})
+    assert done == ["waited", "sent"]
+
+
 @pytest.mark.vllm
 def test_what_is_sent_between_cards_is_what_vllm_asks_for() -> None:
     """NCCL itself needs two cards; vLLM's own check of names, types and shapes against what is sent does not."""
@@ -493,10 +507,11 @@ def test_what_is_sent_between_cards_is_what_vllm_asks_for() -> None:
     client = SyncClient(lambda method, arguments: asked.append((method, arguments)))
     assert isinstance(client, VLLMWeightSyncClient) and WeightTransferInitRequest
     assert NCCLTrainerInitInfo(rank=0, master_address="127.0.0.1", master_port=29600, world_size=2).is_sender
-    source = weight_source()
+    source = weight_source(torch.device("meta"))
     source.weights = {"embed": torch.ones(2, 3), "lm_head": torch.ones(2, 3)}
     sent = NCCLTrainerWeightTransferEngine._checked_iter(source, source.metadata())
-    assert [(name, tuple(tensor.shape)) for name, tensor in sent] == [("embed", (2, 3)), ("lm_head", (2, 3))]
+    seen = [(name, tuple(tensor.shape), tensor.device.type) for name, tensor in sent]
+    assert seen == [("embed", (2, 3), "meta"), ("lm_head", (2, 3), "meta")], "weights kept on the CPU are moved"
     client.start_weight_update()
     client.update_weights({"names": ["embed"]})
     client.finish_weight_update()
