@@ -301,7 +301,8 @@ def marked(run: RunConfig, state: RunState, batches: list[Batch], noise: Float[T
     if noise is None:
         return batches
     with torch.no_grad():
-        own = [_read(run, state, batches[place], with_entropy=False)[0] for place, _ in ranks.dealt(len(batches))]
+        read = (_read(run, state, batches[place], with_entropy=False) for place, _ in ranks.dealt(len(batches)))
+        own = [_to_tell(logprobs) for logprobs, _ in read]
     for batch in batches:
         state.ledger.forwarded(state.model_flops, *_sizes(batch))
     logprobs = [part.to(state.device) for part in ranks.in_order(len(batches), own)]
