@@ -67,11 +67,13 @@ class NativeSession(EngineSession):
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         own = self.model.state_dict()
-        given = dict(weights)
-        check_names(own.keys() ^ given.keys())
+        missing = set(own)
         with torch.no_grad():
-            for name, tensor in own.items():
-                tensor.copy_(given[name])
+            for name, tensor in weights:  # which may be made whole, or merged, one at a time
+                check_names({name} - own.keys())
+                own[name].copy_(tensor)
+                missing.discard(name)
+        check_names(missing)
         self.version = version
 
     def open_stream(self) -> NativeStream:

@@ -103,8 +103,9 @@ class VllmProcess(VllmEngine):
                 "the engine another card, or engine.port=null, which sends weights by a file"
             )
         size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-        # The learner's weights are fp32; those in the folder may be half that size.
-        shared = Path(tempfile.mkdtemp(prefix="grpo_lab_", dir=roomy_folder(2 * size, Path(tempfile.gettempdir()))))
+        # The learner's weights are fp32; those in the folder may be half that size. Every rank here writes a file.
+        chosen = roomy_folder(2 * size * ranks.local_number(), Path(tempfile.gettempdir()))
+        shared = Path(tempfile.mkdtemp(prefix="grpo_lab_", dir=chosen))
         arguments = self.engine_arguments(folder, precision, device) | {
             "worker_extension_cls": f"{_WORKER}.WeightReader",
             **({"device_ids": self._cards} if on_gpu else {}),

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from grpo_lab.engines.base import EngineFailure, EngineSession, Stream, all_ended, already_ended, check_names
 from grpo_lab.engines.vllm_common import Growing, failure, last_error, vllm_params
 from grpo_lab.engines.vllm_weights import Transfer
+from grpo_lab.policy import ranks
 from grpo_lab.types import Completion, OnFinish, Request, StopReason, Tensor
 
 if TYPE_CHECKING:
@@ -127,7 +128,8 @@ class VllmProcessSession(EngineSession):
 
         Even with `keeps_cache`, vLLM recomputes a response that it had preempted because the cache was full.
         """
-        given = dict(weights)
+        # With one rank no tensor is copied; of several each gets one whole tensor at a time, and the host has room.
+        given = dict(weights) if ranks.number() == 1 else {name: tensor.cpu() for name, tensor in weights}
         check_names(self.names - given.keys())
         try:
             self.call(self._in_loop_pause(keeps_cache))

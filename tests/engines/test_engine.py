@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -158,6 +160,25 @@ def test_updated_weights_are_used_and_their_version_is_on_every_token(tiny_base:
 def test_weights_of_another_model_are_refused(session: NativeSession) -> None:
     with pytest.raises(ValueError, match="load both from one folder"):
         session.update_weights([("nothing.weight", torch.zeros(1))], 1)
+    with pytest.raises(ValueError, match="load both from one folder"):
+        session.update_weights(list(session.model.state_dict().items())[:-1], 1)
+    assert session.version == 0
+
+
+def test_new_weights_are_not_held_together(session: NativeSession) -> None:
+    """Of several ranks each gets one whole tensor at a time; together they would be a second model on the card."""
+    made: list[weakref.ref[torch.Tensor]] = []
+    together = []
+
+    def weights() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in session.model.state_dict().items():
+            whole = tensor.clone()
+            made.append(weakref.ref(whole))
+            together.append(sum(one() is not None for one in made))
+            yield name, whole
+
+    session.update_weights(weights(), 1)
+    assert len(made) > 10 and max(together) <= 2
 
 
 def test_bf16_sampling_disagrees_with_the_fp32_learner_by_its_rounding(tiny_base: Path) -> None:
