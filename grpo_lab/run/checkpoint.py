@@ -67,6 +67,8 @@ def save(
                 os.fsync(file.fileno())
         manifest = {"run_key": run_key, "step": step, "log": log, "files": digests}
         write_json(temporary / MANIFEST, sealed(manifest))
+    except (torch.OutOfMemoryError, torch.AcceleratorError, torch.distributed.DistError):
+        raise  # from gathering the weights, which no free disk space mends
     except (OSError, RuntimeError, SafetensorError) as error:
         # torch and safetensors each raise their own exception for a failed write.
         shutil.rmtree(temporary, ignore_errors=True)

@@ -1,14 +1,20 @@
-"""Checkpoints of earlier versions are read under today's names."""
+"""Checkpoints of earlier versions are read under today's names, and errors while one is written keep theirs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from helpers import queue_of
+from transformers import AutoTokenizer
 
+from grpo_lab.policy.models import load_model
+from grpo_lab.run import checkpoint
 from grpo_lab.run.checkpoint import load_state
 from grpo_lab.run.state import open_state
+from grpo_lab.tracking.files import RunFolderError
+from grpo_lab.tricks.precision import LmHead
 
 
 def test_a_checkpoint_of_before_the_queue_is_read(make_run, tiny_base: Path, tmp_path: Path) -> None:
@@ -25,3 +31,23 @@ def test_a_checkpoint_of_before_the_queue_is_read(make_run, tiny_base: Path, tmp
     assert len(again.ready) == len(queue.ready) > 0
     assert torch.equal(again.ready[0].rollouts.tokens, queue.ready[0].rollouts.tokens)
     state.session.close()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory"), torch.distributed.DistBackendError("NCCL"), OSError("disk full")],
+)
+def test_only_a_failed_write_is_laid_to_the_disk(
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The weights are gathered while they are written, which fails for other reasons."""
+
+    def fail(*given: object) -> None:
+        raise error
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_base)
+    monkeypatch.setattr(checkpoint, "save_whole", fail)
+    with pytest.raises(RunFolderError if isinstance(error, OSError) else type(error)) as raised:
+        checkpoint.save(tmp_path, 1, load_model(tiny_base, LmHead.same), tokenizer, {}, "key", {}, {})
+    assert ("free space" in str(raised.value)) is isinstance(error, OSError)
+    assert not checkpoint.complete(tmp_path)
