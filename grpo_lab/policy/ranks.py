@@ -11,12 +11,13 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from grpo_lab.policy.hung import free_main
 from grpo_lab.types import Tensor
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class _Group:
     mesh: DeviceMesh
     aside: ProcessGroup
     blamed: BaseException | None = None
+    ended: threading.Event = field(default_factory=threading.Event)  # it needs no other rank any more
 
 
 _open: _Group | None = None
@@ -124,12 +126,21 @@ def opened(choose: Callable[[], torch.device]) -> Iterator[None]:
     dist.init_process_group(backend, store=within, rank=mine, world_size=ranks, timeout=_PATIENCE)
     aside = dist.new_group(backend="gloo", timeout=_PATIENCE)
     assert isinstance(aside, dist.ProcessGroup), "every rank is a member"
-    _open = _Group(mine, ranks, store, init_device_mesh(device.type, (ranks,)), aside)
+    _open = group = _Group(mine, ranks, store, init_device_mesh(device.type, (ranks,)), aside)
+    if device.type == "cuda":
+        watch(lambda: group.mesh.get_group()._get_backend(device).abort())
     # After an error the process ends with its group open: to close it would wait for the others.
     yield
+    group.ended.set()
     dist.barrier(group=aside)
     dist.destroy_process_group()
     _open = None
+
+
+def watch(abort: Callable[[], None]) -> None:
+    """End by `abort` what this rank's main thread waits for, if another rank has failed and the wait goes on."""
+    assert _open is not None, "there is one rank"
+    free_main(_open.store, _REASON, _open.ended, abort)
 
 
 def mesh() -> DeviceMesh:
@@ -241,10 +252,11 @@ def _unlike(one: Any, other: Any) -> tuple[Any, Any]:
 def cause_of(error: BaseException) -> BaseException:
     """The error that ended the run: this one, or that of the rank which failed first.
 
-    When one rank fails, the others fail too, in a call that waits for it or by torchrun's signal.
+    When one rank fails, the others fail too, in a call that waits for it, by torchrun's signal, or as `watch` has it.
     """
     if _open is None or _open.blamed is error:
         return error
+    _open.ended.set()
     try:
         if _open.blamed is None and _open.store.add(_BLAMED, 1) == 1:
             _open.blamed = error

@@ -329,6 +329,48 @@ def test_the_error_of_another_process_is_the_run_s(tmp_path: Path) -> None:
     assert said in (only_run(tmp_path / "runs") / "error.txt").read_text()
 
 
+WAITS_FOR_THE_SECOND = """
+import os
+import signal
+import sys
+from datetime import timedelta
+
+import torch
+
+from grpo_lab.policy import hung, ranks
+
+hung.GRACE_SECONDS = 1.0
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+with ranks.opened(lambda: torch.device("cpu")):
+    store = ranks._open.store
+    ranks.watch(lambda: store.clone().set("aborted", "now"))
+    try:
+        if ranks.rank() == 1 and "is killed" in sys.argv:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if ranks.rank() == 1:
+            raise ValueError("the second process cannot go on")
+        store.clone().wait(["aborted"], timedelta(hours=1))
+    except BaseException as error:
+        print("recorded", repr(ranks.cause_of(error)), flush=True)
+        raise
+"""
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("how", ["fails", "is killed"])
+def test_a_wait_that_hears_no_signal_is_ended(tmp_path: Path, how: str) -> None:
+    """As one in CUDA, for a kernel of NCCL; here it is for a key of the store, which `abort` sets."""
+    (tmp_path / "waits.py").write_text(WAITS_FOR_THE_SECOND)
+    ended = subprocess.run(
+        [*TORCHRUN, str(tmp_path / "waits.py"), how],
+        capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    cause = "KeyboardInterrupt()"
+    if how == "fails":
+        cause = "OtherRankFailed('rank 1 of 2: ValueError: the second process cannot go on')"
+    assert ended.returncode != 0 and f"recorded {cause}" in ended.stdout, ended.stdout + ended.stderr[-3000:]
+
+
 @pytest.mark.extended
 def test_what_both_processes_refuse_is_said_once(tmp_path: Path) -> None:
     with two_started(tmp_path, "schedule=in_flight") as process:

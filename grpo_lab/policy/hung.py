@@ -1,0 +1,53 @@
+"""Ends a wait on the GPU for a rank that has failed.
+
+On the CPU such a wait ends by itself, with an error, when the other process is gone. On GPUs the main thread waits in
+CUDA for a kernel of NCCL that never ends: no error comes, and Python hears no signal. So another thread looks.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import os
+import select
+import signal
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+LOOK_SECONDS = 1.0
+GRACE_SECONDS = 5.0  # for what ends by itself; torchrun kills what is left 30 seconds after its signal
+_ENDS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR2}  # the signals by which a run ends
+
+
+def free_main(store: Store, reason: str, ended: threading.Event, abort: Callable[[], None]) -> None:
+    """Start to watch; call it in the main thread. `abort` makes what the main thread waits for return.
+
+    It is called, and the main thread interrupted, if `ended` is not yet set some seconds after the key `reason` was set
+    in the store, a signal came, or the store was gone.
+    """
+    told, tells = os.pipe()  # open until the process ends
+    os.set_blocking(tells, False)
+    signal.set_wakeup_fd(tells, warn_on_full_buffer=False)  # Python writes there even while the main thread waits
+    own = store.clone()  # the main thread may wait in its own
+
+    def signalled(seconds: float) -> bool:
+        return bool(select.select([told], [], [], seconds)[0] and _ENDS & set(os.read(told, 64)))
+
+    def look() -> None:
+        heard = False
+        with contextlib.suppress(RuntimeError, OSError):  # torchrun, which keeps the store, is gone
+            while not heard and not own.check([reason]):
+                if ended.is_set():
+                    return
+                heard = signalled(LOOK_SECONDS)
+        if ended.wait(GRACE_SECONDS):
+            return
+        if not heard and not signalled(0):  # a second interrupt would come while the first is dealt with
+            _thread.interrupt_main()
+        abort()
+
+    threading.Thread(target=look, name="hung-watch", daemon=True).start()
