@@ -264,7 +264,7 @@ def open_state(
     check_lengths(run, context_length(folder), longest)
     check_lengths(run, run.engine.longest, longest, "engine.context")
     run.truncation.check(tools_for(tokenizer))
-    teacher = open_teacher(run, tokenizer, device, longest + run.engine.max_tokens)
+    teacher = open_teacher(run, tokenizer, longest + run.engine.max_tokens)
 
     weights = fingerprint(base)
     ranks.agree("the model's weights", lambda: weights)
@@ -298,7 +298,7 @@ def open_state(
             initial = moved(load_model(folder, lm_head, loading), device).requires_grad_(False)
             packs = settled(initial, packs)
     if teacher is not None:
-        packs = settled(teacher.model, packs)
+        packs = settled(moved(teacher.model, device), packs)
     critic = None
     if run.baseline.needs_critic:
         critic = open_critic(

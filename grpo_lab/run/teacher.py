@@ -12,7 +12,7 @@ from grpo_lab.config.run_config import RunConfig
 from grpo_lab.policy.batching import rollout_logprobs
 from grpo_lab.policy.loading import Loading
 from grpo_lab.policy.model_folder import fingerprint
-from grpo_lab.policy.models import load_model, moved
+from grpo_lab.policy.models import load_model
 from grpo_lab.tasks.hub import find_model
 from grpo_lab.tricks.base import require
 from grpo_lab.tricks.teacher import OnPolicyDistillation
@@ -39,10 +39,8 @@ class LiveTeacher:
         return found
 
 
-def open_teacher(
-    run: RunConfig, tokenizer: PreTrainedTokenizerBase, device: torch.device, context: int
-) -> LiveTeacher | None:
-    """The teacher of a run, None for one without.
+def open_teacher(run: RunConfig, tokenizer: PreTrainedTokenizerBase, context: int) -> LiveTeacher | None:
+    """The teacher of a run, on the CPU; None for one without.
 
     `context` is the longest prompt and response together, in tokens. Raises ValueError for a model that cannot be
     used, and for one whose tokenizer writes the policy's tokens otherwise.
@@ -61,5 +59,5 @@ def open_teacher(
     longest = getattr(model.config, "max_position_embeddings", None) or context
     rule, remedy = f"a model with a context of {context} tokens or more", "lower engine.max_tokens"
     require(longest >= context, "teacher.path", f"{plan.path}, which has {longest}", rule, remedy)
-    model = moved(model, device).requires_grad_(False)
+    model.requires_grad_(False)
     return LiveTeacher(model, ModelFlops.of(model), fingerprint(folder))
