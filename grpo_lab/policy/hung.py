@@ -32,7 +32,8 @@ def free_main(store: Store, reason: str, ended: threading.Event, abort: Callable
     told, tells = os.pipe()  # open until the process ends
     os.set_blocking(tells, False)
     signal.set_wakeup_fd(tells, warn_on_full_buffer=False)  # Python writes there even while the main thread waits
-    own = store.clone()  # the main thread may wait in its own
+    # The main thread may wait in its own; torch's stubs lack the method.
+    own = store.clone()  # pyright: ignore[reportAttributeAccessIssue]
 
     def signalled(seconds: float) -> bool:
         return bool(select.select([told], [], [], seconds)[0] and _ENDS & set(os.read(told, 64)))
