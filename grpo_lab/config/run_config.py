@@ -130,6 +130,7 @@ class RunConfig:
     device: str
     threads: int
     checkpoint_every: int
+    checkpoint_minutes: float | None
     keep_checkpoints: int
     rollouts_every: int
     runs_dir: str
@@ -146,6 +147,8 @@ class RunConfig:
             "keep_checkpoints", "rollouts_every",
         ):  # fmt: skip
             require_field(getattr(self, field) >= 1, self, field, "at least 1")
+        minutes = self.checkpoint_minutes
+        require_field(minutes is None or minutes > 0, self, "checkpoint_minutes", "above 0, or null for no such limit")
         require_field(is_known(self.objective), self, "objective", "a metric that `grpo-lab metrics` lists")
 
     @property
@@ -186,7 +189,17 @@ class RunConfig:
 # Fields that say where and how a run is stored or computed, not what it computes: they are no part of its
 # name and may change when it resumes.
 VOLATILE = frozenset(
-    {"runs_dir", "tracking", "keep_checkpoints", "device", "objective", "cell", "design", "resume_with_changed_code"}
+    {
+        "runs_dir",
+        "tracking",
+        "checkpoint_minutes",
+        "keep_checkpoints",
+        "device",
+        "objective",
+        "cell",
+        "design",
+        "resume_with_changed_code",
+    }
 )
 
 

@@ -146,6 +146,8 @@ def _typed(plain: DictConfig, identity: Mapping[str, Any]) -> DictConfig:
     config.tracking, config.design = writable(NoTracking), None
     config.cell = {"sweep": "", "arm": "", "level": ""}
     config.resume_with_changed_code = False
+    if "checkpoint_minutes" not in config:
+        config.checkpoint_minutes = None  # earlier versions saved by steps alone
     # A copy: what is stored for Hydra must not change.
     typed = OmegaConf.merge(writable(RunConfig), config)
     assert isinstance(typed, DictConfig)

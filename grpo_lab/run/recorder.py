@@ -65,6 +65,7 @@ class Recorder:
     touched: dict[str, float] = field(default_factory=dict)
     seconds_logging: float = 0.0  # of the previous step: a line cannot hold the time of its own writing
     steps_without_update: int = 0
+    saved_at: float = field(default_factory=time.monotonic)  # in s; at first when the run began, or went on
 
     def record(
         self,
@@ -83,8 +84,9 @@ class Recorder:
         run, ledger, step = self.run, state.ledger, state.ledger.steps
         if rollouts is not None:
             self.log.write_table("rollouts", step, rollouts)
-        # All ranks go by one clock, since a budget may end by it.
-        ledger.device_seconds += ranks.from_first(sum(clock.seconds.values())) * ranks.number()
+        # All ranks go by one clock, since a budget may end by it, and save together.
+        seconds, waited = ranks.from_first((sum(clock.seconds.values()), time.monotonic() - self.saved_at))
+        ledger.device_seconds += seconds * ranks.number()
         share, numbers = ledger.spent(run.budget), {**metrics, **state.start.touched, **state.training.touched}
         speed = {}
         if "generate" in clock.seconds:
@@ -106,7 +108,8 @@ class Recorder:
         started = time.perf_counter()
         timing["budget/device_seconds"] = ledger.device_seconds
         self.log.write_step(step, check(numbers), check(timing))
-        if step and (step % run.checkpoint_every == 0 or share >= 1):
+        late = run.checkpoint_minutes is not None and waited >= 60 * run.checkpoint_minutes
+        if step and (step % run.checkpoint_every == 0 or late or share >= 1):
             self.save(state, queue, self.log.folder / "checkpoints")
         self.seconds_logging = time.perf_counter() - started
         self.progress.show(step, share, numbers, timing)
@@ -168,6 +171,7 @@ class Recorder:
         )
         if ranks.is_first():
             checkpoint.prune(root, self.run.keep_checkpoints)
+        self.saved_at = time.monotonic()
         return folder
 
 

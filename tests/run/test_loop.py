@@ -287,6 +287,16 @@ def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(
     assert (folder / "environment.1.json").exists(), "so does what is known of the machine they ran on"
 
 
+@pytest.mark.parametrize("schedule", ["sync", "one_step_off", "in_flight"])
+def test_a_checkpoint_is_due_by_time_too_and_changes_no_result(tmp_path: Path, schedule: str) -> None:
+    words = (f"schedule={schedule}", "budget.amount=4", "keep_checkpoints=9")
+    by_steps = run_in_process(tmp_path / "steps", *words, name="x")
+    by_time = run_in_process(tmp_path / "time", *words, "checkpoint_minutes=1e-6", name="x")
+    saved = [sorted(path.name for path in (run / "checkpoints").iterdir()) for run in (by_steps, by_time)]
+    assert saved == [["step=000004"], [f"step={step:06d}" for step in range(1, 5)]]
+    same_ending(by_steps, by_time)
+
+
 @pytest.mark.extended
 def test_ctrl_c_leaves_a_message_and_the_same_command_goes_on(tmp_path: Path) -> None:
     command = train_command(tmp_path, "budget.amount=30", "checkpoint_every=3")
