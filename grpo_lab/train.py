@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 
 import hydra
@@ -20,7 +19,7 @@ from grpo_lab.config.run_config import conf_folder, to_run
 from grpo_lab.config.run_name import chosen_options, run_name
 from grpo_lab.policy import ranks
 from grpo_lab.policy.device import choose_device
-from grpo_lab.sweeps.child import errors_said, follow_parent
+from grpo_lab.sweeps.child import errors_said, follow_parent, hear_signals
 
 
 def _run_hydra(config: DictConfig) -> float | None:
@@ -46,8 +45,7 @@ def _run_hydra(config: DictConfig) -> float | None:
 def main() -> None:
     """Entry of `python -m grpo_lab.train`: Hydra's command line over conf/."""
     follow_parent()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    signal.signal(signal.SIGUSR2, signal.default_int_handler)  # Slurm's, when the time of its job is nearly up
+    hear_signals()
     try:
         bootstrap(sys.argv[1:])
         if wrong := misnamed(sys.argv[1:]):

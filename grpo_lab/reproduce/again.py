@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from omegaconf import DictConfig
 from grpo_lab.policy import ranks
 from grpo_lab.policy.device import choose_device
 from grpo_lab.reproduce.record import Record, device_name, read_record
-from grpo_lab.sweeps.child import errors_said, follow_parent
+from grpo_lab.sweeps.child import errors_said, follow_parent, hear_signals
 
 
 def configured(record: Record, runs_dir: Path) -> DictConfig:
@@ -24,7 +23,7 @@ def configured(record: Record, runs_dir: Path) -> DictConfig:
 def main() -> None:
     """Run it; errors as `grpo_lab.train` says them."""
     follow_parent()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    hear_signals()
     folder, runs_dir = map(Path, sys.argv[1:])
     with errors_said():
         record = read_record(folder)

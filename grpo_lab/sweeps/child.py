@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shlex
 import signal
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import IO
 
 import psutil
@@ -28,6 +30,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR2"
 _LOOK_SECONDS = 1.0
 _PATIENCE_SECONDS = 10.0  # time for a run to flush its mirror
+_ONE_INTERRUPT_SECONDS = 1.0
 
 
 def cell_command(words: Sequence[str], processes: int = 1, module: str = "grpo_lab.train") -> list[str]:
@@ -74,6 +77,24 @@ def open_cell(
             start_new_session=True,  # Ctrl-C reaches only what started it, which interrupts its cells
             env={**os.environ, PARENT: str(os.getpid()), **thread_limits(threads), **further},
         )
+
+
+def hear_signals() -> None:
+    """In a run's process: Ctrl-C, SIGTERM and Slurm's SIGUSR2 raise KeyboardInterrupt, unless they are ignored.
+
+    Of signals within a second the first counts: Slurm may tell all processes of a job, and one of them passes it on.
+    """
+    last = -math.inf
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal last
+        before, last = last, time.monotonic()
+        if last > before + _ONE_INTERRUPT_SECONDS:
+            raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, interrupt)
 
 
 def follow_parent() -> None:

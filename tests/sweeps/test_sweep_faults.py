@@ -35,7 +35,7 @@ from grpo_lab.analysis.final_values import final_values
 from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.loop import start
-from grpo_lab.sweeps.child import THREAD_VARIABLES
+from grpo_lab.sweeps.child import THREAD_VARIABLES, hear_signals
 from grpo_lab.sweeps.jobs import Job, run_jobs
 from grpo_lab.sweeps.launching import LocalCells
 from grpo_lab.sweeps.local import LocalPlace
@@ -217,6 +217,24 @@ def test_a_cell_that_hangs_is_ended_and_another_takes_its_place(
     assert "wrong" in wrong and "it hung" not in wrong
     with pytest.raises(ValueError, match=r"silent_minutes must be above 0, got 0\.0: null waits for ever"):
         LocalCells(1, 30.0, 0.0)
+
+
+def test_signals_that_come_together_are_one_interrupt() -> None:
+    """As where Slurm tells every process of a job and the first passes it on; a second Ctrl-C is another."""
+    heard = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
+    before = {number: signal.getsignal(number) for number in heard}
+    hear_signals()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        for number in heard:
+            signal.raise_signal(number)
+        time.sleep(1.1)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGUSR2)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 # ---- sweeps that end early
