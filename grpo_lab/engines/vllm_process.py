@@ -37,6 +37,7 @@ from grpo_lab.engines.vllm_common import (
 from grpo_lab.engines.vllm_session import VllmProcessSession
 from grpo_lab.engines.vllm_weights import FileTransfer, NcclTransfer, roomy_folder, taken_port
 from grpo_lab.policy import ranks
+from grpo_lab.policy.device import is_elsewhere
 from grpo_lab.policy.model_folder import stop_token_ids, weight_names
 from grpo_lab.tricks.base import require_field, require_positive
 from grpo_lab.tricks.precision import Precision
@@ -72,7 +73,7 @@ class VllmProcess(VllmEngine):
     def missing(self) -> str | None:
         if said := super().missing():
             return said
-        if not torch.cuda.is_available():
+        if is_elsewhere() or not torch.cuda.is_available():
             return None
         if (last := self._cards[-1]) >= (seen := torch.cuda.device_count()):
             return (

@@ -3,10 +3,40 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 from grpo_lab.policy import ranks
+
+_elsewhere = False  # whether the runs of a sweep are going to be on other machines than this one
+
+
+@contextmanager
+def planned_elsewhere(there: bool) -> Iterator[None]:
+    """Within, this machine is not asked for the devices of runs that are going to be on others."""
+    global _elsewhere
+    before, _elsewhere = _elsewhere, there
+    try:
+        yield
+    finally:
+        _elsewhere = before
+
+
+def is_elsewhere() -> bool:
+    """Whether the runs that are composed now are going to be on other machines."""
+    return _elsewhere
+
+
+def device_kind(name: str) -> str | None:
+    """`cpu` or `cuda`, which a run with this device will have; None for `auto` on another machine, which will tell.
+
+    Raises ValueError for a device that this machine lacks, if the run is to be here.
+    """
+    if not _elsewhere:
+        return choose_device(name).type
+    return None if name == "auto" else name.partition(":")[0]
 
 
 def choose_device(name: str) -> torch.device:

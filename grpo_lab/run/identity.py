@@ -19,13 +19,13 @@ from grpo_lab.tracking.whole import AFRESH, SEAL, read_json, read_sealed
 CLASS = "class"
 
 
-def run_identity(config: DictConfig, device: str) -> dict[str, Any]:
-    """The resolved values that identify a run: all except the volatile ones, plus the kind of device.
+def run_identity(config: DictConfig, device: str | None) -> dict[str, Any]:
+    """The resolved values that identify a run: all except the volatile ones, plus the kind of device if it is known.
 
     `<slot>.class` tells options apart whose numbers are alike, such as two graders.
     """
     classes = {f"{place}.{CLASS}": name for place, name in _classes(config) if place}
-    return {"device": device} | {
+    return ({} if device is None else {"device": device}) | {
         key: value
         for key, value in (flat(config) | classes).items()
         if key.split(".")[0] not in VOLATILE | {"hydra", "plugins"}
@@ -61,6 +61,8 @@ def check_folder(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
     there, now = with_config_keys(before["identity"]), json.loads(json.dumps(identity))
     if not any(key.endswith(f".{CLASS}") for key in there):  # earlier versions of grpo_lab wrote no classes
         now = {key: value for key, value in now.items() if not key.endswith(f".{CLASS}")}
+    if "device" not in now:  # the machine that goes on with the run will tell
+        there.pop("device", None)
     different = sorted(key for key in there.keys() | now.keys() if there.get(key) != now.get(key))
     if different:
         shown = ", ".join(f"{key}: {there.get(key)!r} there, {now.get(key)!r} now" for key in different[:4])

@@ -19,7 +19,7 @@ from grpo_lab.config.overrides import misnamed
 from grpo_lab.config.rules import IncompatibleRun, broken_warnings, check_compatible
 from grpo_lab.config.run_config import AXES, VOLATILE, RunConfig, to_run
 from grpo_lab.config.run_name import chosen_options, run_name, short
-from grpo_lab.policy.device import choose_device
+from grpo_lab.policy.device import device_kind
 from grpo_lab.run.identity import check_folder, run_identity
 from grpo_lab.tracking.run_reader import run_status
 from grpo_lab.tracking.sweep_record import CellRecord
@@ -200,7 +200,7 @@ def compose_cells(plans: Sequence[Plan], sweep: str, compose: Compose) -> list[C
             if shared not in runs and not _refers_to_labels(config):
                 runs[shared] = run
             folder = _runs_dir(run) / folder_name(plan) / f"seed={plan.seed}"
-            device = choose_device(run.device).type
+            device = device_kind(run.device)
             known = (folder / "run.json").exists()  # else nothing is there to be compared with
             check_folder(folder, run_identity(config, device) if known else {})
             cells.append(Cell(plan, run, folder, choices))

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.policy.device import choose_device
+from grpo_lab.policy.device import device_kind
 from grpo_lab.sweeps.cells import Cell
 from grpo_lab.sweeps.status import cell_status
 from grpo_lab.tracking.progress import clock
@@ -175,13 +175,13 @@ class _Sources:
                 except (OSError, ValueError):
                     continue
         wanted = {slot: cell.choices.get(slot) for slot in ("model", "engine")}
-        device = choose_device(cell.run.device).type
+        device = device_kind(cell.run.device)
         for folder, described in self._others:
             choices, config = described.get("choices", {}), described.get("config", {})
             same = all(choices.get(slot) == option for slot, option in wanted.items())
             if cell.run.budget.axis.value in _PER_BATCH:
                 same = same and all(config.get(name) == getattr(cell.run, name) for name in _BATCH)
-            if same and described.get("identity", {}).get("device") == device:
+            if same and device in (None, described.get("identity", {}).get("device")):
                 yield folder
 
 

@@ -6,13 +6,13 @@ import contextlib
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
 
 from hydra.core.utils import JobReturn, JobStatus
 
 from grpo_lab.policy import ranks
-from grpo_lab.policy.device import choose_device
+from grpo_lab.policy.device import choose_device, planned_elsewhere
 from grpo_lab.sweeps.board import Board
 from grpo_lab.sweeps.cells import Cell, compose_cells, plan_cells
 from grpo_lab.sweeps.jobs import Job, Place, run_jobs
@@ -26,7 +26,10 @@ class CellLauncher(ABC):
 
     `grace_seconds`: from Ctrl-C until cells that have not ended are killed. `silent_minutes`: after so long without a
     word a cell hangs and is ended; None waits for ever. `processes`: how many share one run, started by torchrun.
+    `elsewhere`: whether cells run on other machines than the sweep.
     """
+
+    elsewhere: ClassVar[bool] = False
 
     def __init__(self, grace_seconds: float, silent_minutes: float | None, processes: int = 1) -> None:
         require_at_least_one("processes", processes, "so many share one run")
@@ -46,13 +49,19 @@ class CellLauncher(ABC):
     def workers_for(self, cells: Sequence[Cell]) -> int:
         """How many of these cells run at once, as far as the settings say."""
 
+    @contextlib.contextmanager
+    def planned(self) -> Iterator[None]:
+        """Within, runs are composed and checked as they are going to be started."""
+        with ranks.planned(self.processes), planned_elsewhere(self.elsewhere):
+            yield
+
     def expect(self, name: str, cells: Sequence[Cell], finished: int) -> None:
         """Set the cells of the next `launch`, so that they need not be composed again."""
         self.expected = (name, cells, finished)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], compose: Any, hydra: Sequence[str]) -> list[JobReturn]:
         """Run the jobs and return one JobReturn each; `hydra` are the sweep's overrides of Hydra's own settings."""
-        with ranks.planned(self.processes):
+        with self.planned():
             name, cells, finished = self.expected or ("jobs", _cells_of(job_overrides, compose), 0)
         ours, self.expected = self.expected is not None, None
         # Settings of the sweep stay here; others, such as a search path or a log level, go to the cells.

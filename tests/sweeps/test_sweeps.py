@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,8 @@ from grpo_lab.config.rules import WARNINGS, IncompatibleRun
 from grpo_lab.config.run_config import AXES, conf_folder, to_run
 from grpo_lab.config.run_name import run_name
 from grpo_lab.loop import start
+from grpo_lab.policy.device import device_kind, planned_elsewhere
+from grpo_lab.run.identity import check_folder, run_identity
 from grpo_lab.sweeps.board import Board, WatchedCell
 from grpo_lab.sweeps.cells import (
     Cell,
@@ -47,6 +50,7 @@ from grpo_lab.tracking.sweep_record import (
     sweep_of,
     sweep_status,
 )
+from grpo_lab.tracking.whole import SEAL, sealed
 from grpo_lab.types import Exhausted
 
 WORLD = ("world=tiny", "tracking=none")
@@ -377,6 +381,35 @@ def test_a_folder_that_holds_another_run_is_refused_before_anything_starts(
     assert start(config, cell.folder.parent.name, {}, ["test"]) == cell.folder
     with pytest.raises(ValueError, match=r"(?s)no cell was started.*run seed=0: .*scale\.ddof: 1 there, 0 now"):
         cells_of(None, *words, "seed=0,1")
+
+
+@pytest.mark.parametrize("launcher", ["slurm", "ray"])
+def test_a_sweep_for_other_machines_needs_no_gpu_where_it_starts(
+    tmp_path: Path, launcher: str, capfd: pytest.CaptureFixture
+) -> None:
+    words = (*WORLD, "device=cuda:99", f"runs_dir={tmp_path}", "hydra.sweeper.dry_run=true")
+    multirun(*words, f"hydra/launcher={launcher}")
+    assert "1 cells; none is started" in capfd.readouterr().err
+    with pytest.raises(SystemExit, match=r"device=cuda:99, but torch sees \d+ CUDA devices"):
+        multirun(*words)
+
+
+def test_a_run_that_found_a_gpu_on_its_node_goes_on_from_a_machine_without(
+    cells_of: Callable, tmp_path: Path, tiny_base: Path
+) -> None:
+    words = (*WORLD, "budget.amount=1", "evaluation=brief")  # and device=auto
+    (cell,) = cells_of(None, *words)
+    start(compose_config([*words, f"runs_dir={tmp_path}"]), cell.folder.parent.name, {}, ["test"])
+    described = json.loads((cell.folder / "run.json").read_text())
+    described["identity"]["device"] = "cuda" if described["identity"]["device"] == "cpu" else "cpu"
+    write_json(cell.folder / "run.json", sealed({key: described[key] for key in described if key != SEAL}))
+    with pytest.raises(ValueError, match=r"holds a run with another configuration by its run\.json \(device: "):
+        cells_of(None, *words)
+    with planned_elsewhere(True):
+        assert cells_of(None, *words)[0].folder == cell.folder
+        with pytest.raises(ValueError, match=r"scale\.ddof: 0 there, 1 now"):
+            changed = compose_config([*words, f"runs_dir={tmp_path}", "convention.std_ddof=1"])
+            check_folder(cell.folder, run_identity(changed, device_kind("auto")))
 
 
 def test_a_cell_of_another_base_is_what_it_would_be_alone(cells_of: Callable) -> None:

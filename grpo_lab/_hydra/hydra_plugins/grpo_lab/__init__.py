@@ -105,7 +105,7 @@ class SlurmLauncherConf:
     cpus: Optional[int] = None  # noqa: UP045  the run's threads
     memory_gb: Optional[float] = None  # noqa: UP045
     setup: List[str] = field(default_factory=list)  # noqa: UP006  shell lines, such as "module load cuda"
-    further: Dict[str, Any] = field(default_factory=dict)  # noqa: UP006  of sbatch, such as {exclude: node7}
+    further: Dict[str, Any] = field(default_factory=dict)  # noqa: UP006  of sbatch: +...further.exclude=node7
     grace_seconds: float = 60.0  # between Ctrl-C and scancel
     silent_minutes: Optional[float] = 360.0  # noqa: UP045  as of local
     processes: int = 1  # as of local
@@ -124,7 +124,7 @@ class RayLauncherConf:
     cpus: Optional[float] = None  # noqa: UP045  the run's threads
     gpus: float = 0.0  # below 1, so many cells share a GPU
     memory_gb: Optional[float] = None  # noqa: UP045
-    resources: Dict[str, float] = field(default_factory=dict)  # noqa: UP006  the cluster's own
+    resources: Dict[str, float] = field(default_factory=dict)  # noqa: UP006  the cluster's own: +...resources.disk=1
     retries: int = 10  # of a cell whose node or worker died
     grace_seconds: float = 60.0  # between Ctrl-C and the end of what has not ended
     silent_minutes: Optional[float] = 360.0  # noqa: UP045  as of local
@@ -150,7 +150,8 @@ class CellSweeper(Sweeper):
         )
 
     def sweep(self, arguments: List[str]) -> Any:  # noqa: UP006
-        from grpo_lab.policy import ranks
+        from contextlib import nullcontext
+
         from grpo_lab.sweeps.sweeper import Settings, ends_in_words, run_sweep
 
         context, config, launcher = self.hydra_context, self.config, self.launcher
@@ -159,7 +160,7 @@ class CellSweeper(Sweeper):
         def compose(overrides: Sequence[str]) -> DictConfig:
             return context.config_loader.load_sweep_config(config, list(overrides))
 
-        with ends_in_words(), ranks.planned(getattr(launcher, "processes", 1)):
+        with ends_in_words(), getattr(launcher, "planned", nullcontext)():
             return run_sweep(config, arguments, compose, launcher, Settings(**self.settings))
 
 
@@ -174,9 +175,8 @@ class _CellLauncher(Launcher):
     def at_once(self, cells: Sequence[Any]) -> int:
         return self.cells.workers_for(cells)
 
-    @property
-    def processes(self) -> int:
-        return self.cells.processes
+    def planned(self) -> Any:
+        return self.cells.planned()
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.hydra_context, self.config = hydra_context, config
