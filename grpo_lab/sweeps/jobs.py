@@ -20,6 +20,9 @@ from grpo_lab.tracking.run_reader import has_ended, holder, is_held
 _POLL_SECONDS = 0.1
 _LISTEN_SECONDS = 5.0  # between two looks at what a cell has written
 _REPEAT_SECONDS = 3.0  # between two interrupts of a cell that did not react to the first
+_ELSEWHERE_SECONDS = 2.0  # between two looks at a folder that another process holds
+_REST_SECONDS = 30.0  # before a place that took no cell is asked again
+_END_SECONDS = 60.0  # for a place to end cells that were killed
 _ADVICE = "Set the environment variable HYDRA_FULL_ERROR"
 _LAST_BYTES = 20_000  # of the output, searched for the error; torchrun says much after it
 # What threads beside a run write: it goes on where the run hangs.
@@ -44,6 +47,10 @@ class Job:
         return WatchedCell(self.title, self.folder, self.axis, self.amount)
 
 
+class TryLater(Exception):
+    """A place takes no cell for now; the message says why."""
+
+
 class Started(ABC):
     """A cell that was started at a place, until it has ended there."""
 
@@ -60,21 +67,39 @@ class Started(ABC):
 
     @abstractmethod
     def kill(self) -> None:
-        """End it at once; returns when it has ended."""
+        """End it at once; `gone` says when it has ended."""
+
+    def gone(self) -> bool:
+        """Whether nothing of it runs any more."""
+        return self.poll() is not None
 
 
 class Place(ABC):
     """Where cells run. `workers` is how many at once."""
 
     workers: int
+    late_seconds: float = 0.0  # until a file that a cell has written is surely seen here
 
     @abstractmethod
     def start(self, job: Job, slot: int) -> Started:
-        """Start a cell; `slot` is from 0 to workers - 1, and no other cell has it. Raises OSError if it cannot."""
+        """Start a cell; `slot` is from 0 to workers - 1, and no other cell has it.
+
+        Raises OSError if it cannot, TryLater if it cannot now.
+        """
 
     def known(self, job: Job) -> Started | None:
         """The cell as an earlier sweep left it at the place, which runs it or is going to; None if it does not."""
         return None
+
+    def interrupt(self, cells: Sequence[Started]) -> None:
+        """Ask several cells to end."""
+        for cell in cells:
+            cell.interrupt()
+
+    def kill(self, cells: Sequence[Started]) -> None:
+        """End several cells at once."""
+        for cell in cells:
+            cell.kill()
 
     def close(self) -> None:
         """Let go of the place; no cell of it runs any more."""
@@ -92,7 +117,8 @@ class _Running:
     wrote: object = None  # what its folder looked like when it last changed
     heard: float = -math.inf  # when that was; this and what follows on the monotonic clock, in s
     listened: float = -math.inf
-    ended: float | None = None  # when it was interrupted for its silence
+    told: float | None = None  # when it was interrupted for its silence; infinite once it was killed
+    done: float | None = None  # when its process was first seen to have ended
 
 
 def run_jobs(
@@ -104,7 +130,8 @@ def run_jobs(
     What its mirror and its look at the machine write does not count.
 
     A job whose folder another process holds, such as a cell of another sweep, waits while others start. It is done
-    when that process finishes it, and starts here if that process leaves it unfinished. On Ctrl-C every job is
+    when that process finishes it, and starts here if that process leaves it unfinished. Where the place takes no more
+    for now, what is left waits. On Ctrl-C every job is
     interrupted and has `grace_seconds` to end; then KeyboardInterrupt is raised.
     """
     failures: list[str | None] = [None] * len(jobs)
@@ -112,6 +139,8 @@ def run_jobs(
     running: list[_Running] = []
     elsewhere: dict[int, WatchedCell] = {}
     free = list(range(place.workers))
+    looked: dict[int, float] = {}  # when a folder that another process holds was last looked at
+    rests, why = -math.inf, ""  # until when the place is left alone, and what it said
 
     def wait_for(index: int, job: Job, watched: WatchedCell) -> None:
         if index not in elsewhere:
@@ -121,8 +150,12 @@ def run_jobs(
     try:
         while waiting or running:
             for index, job in list(waiting):
-                if not free:
+                now = time.monotonic()
+                if not free or now < rests:
                     break
+                if index in elsewhere and now < looked.get(index, -math.inf) + _ELSEWHERE_SECONDS:
+                    continue
+                looked[index] = now
                 watched = elsewhere.get(index) or job.watched()
                 try:
                     with explained(job.folder):
@@ -139,11 +172,16 @@ def run_jobs(
                             board.say(f"{job.title} was left unfinished: it goes on here")
                         running.append(_start(index, job, free[0], place, known, board))
                         free.pop(0)
+                except TryLater as error:
+                    if why != (why := str(error)):
+                        board.say(f"{job.title} and what follows wait: {why}")
+                    rests = time.monotonic() + _REST_SECONDS
+                    break
                 except (OSError, ValueError) as error:  # trouble with one folder does not stop the other jobs
                     failures[index] = str(error)
                     board.end(watched, failures[index])
                 waiting.remove((index, job))
-            ended = [(entry, code) for entry in running if (code := entry.cell.poll()) is not None]
+            ended = [(entry, code) for entry in running if (code := _ended(entry, place.late_seconds)) is not None]
             for entry in running:
                 entry.watched.note = entry.cell.note
                 if not any(entry is one for one, _ in ended):
@@ -151,6 +189,7 @@ def run_jobs(
             for entry, code in ended:
                 running.remove(entry)
                 free.append(entry.slot)
+                rests = -math.inf
                 # Another process locked the folder while this one loaded; torchrun does not pass on the exit status.
                 if code == BUSY or (code and entry.job.processes > 1 and is_held(entry.job.folder)):
                     board.leave(entry.watched)
@@ -163,7 +202,7 @@ def run_jobs(
             time.sleep(_POLL_SECONDS)
     finally:
         if running:
-            _stop(running, grace_seconds, board)
+            _stop(running, place, grace_seconds, board)
     return failures
 
 
@@ -177,11 +216,22 @@ def _start(index: int, job: Job, slot: int, place: Place, known: Started | None,
     return _Running(index, job, slot, cell, watched, started)
 
 
+def _ended(entry: _Running, late_seconds: float) -> int | None:
+    """The exit status of a cell, once its folder shows that it is finished if it says so."""
+    code, now = entry.cell.poll(), time.monotonic()
+    if code is not None:
+        entry.done = entry.done or now
+        if code == 0 and now < entry.done + late_seconds and not has_ended(entry.job.folder):
+            return None
+    return code
+
+
 def _end_if_silent(entry: _Running, silent_seconds: float, grace_seconds: float) -> None:
     now = time.monotonic()
-    if entry.ended is not None:
-        if now > entry.ended + grace_seconds:
+    if entry.told is not None:
+        if now > entry.told + grace_seconds:
             entry.cell.kill()
+            entry.told = math.inf
         return
     if now < entry.listened + _LISTEN_SECONDS:
         return
@@ -194,7 +244,7 @@ def _end_if_silent(entry: _Running, silent_seconds: float, grace_seconds: float)
     if now > entry.heard + silent_seconds:
         entry.cell.said = f"it hung: it wrote nothing for {silent_seconds / 60:g} minutes, and was ended"
         entry.cell.interrupt()
-        entry.ended = now
+        entry.told = now
 
 
 def _failure(entry: _Running, code: int) -> str | None:
@@ -213,26 +263,29 @@ def _failure(entry: _Running, code: int) -> str | None:
     return f"{entry.cell.said or reason} (see {output})"
 
 
-def _stop(running: Sequence[_Running], grace_seconds: float, board: Board) -> None:
+def _stop(running: Sequence[_Running], place: Place, grace_seconds: float, board: Board) -> None:
     """Interrupt every job and wait for all. A second Ctrl-C, or the end of `grace_seconds`, kills them."""
     board.say(f"stopping {len(running)} cells; Ctrl-C again kills them")
-    for entry in running:
-        entry.cell.interrupt()
-    deadline = time.monotonic() + grace_seconds
+
+    def left() -> list[_Running]:
+        return [entry for entry in running if entry.cell.poll() is None]
+
     try:
+        place.interrupt([entry.cell for entry in running])
+        deadline = time.monotonic() + grace_seconds
         again = time.monotonic() + _REPEAT_SECONDS
-        while any(entry.cell.poll() is None for entry in running) and time.monotonic() < deadline:
+        while (at_work := left()) and time.monotonic() < deadline:
             if time.monotonic() > again:  # Python drops an interrupt in a __del__
-                again += _REPEAT_SECONDS
-                for entry in running:
-                    if entry.cell.poll() is None and not _heard(entry):
-                        entry.cell.interrupt()
+                place.interrupt([entry.cell for entry in at_work if not _heard(entry)])
+                again = time.monotonic() + _REPEAT_SECONDS
             time.sleep(_POLL_SECONDS)
     except KeyboardInterrupt:
         pass
-    for entry in running:
-        if entry.cell.poll() is None:
-            entry.cell.kill()
+    killed = [entry.cell for entry in left()]
+    place.kill(killed)
+    deadline = time.monotonic() + _END_SECONDS
+    while any(not cell.gone() for cell in killed) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
 
 
 def _heard(entry: _Running) -> bool:

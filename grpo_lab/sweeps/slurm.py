@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from grpo_lab.sweeps.cells import Cell
 from grpo_lab.sweeps.child import open_cell
-from grpo_lab.sweeps.jobs import Job, Place, Started
+from grpo_lab.sweeps.jobs import Job, Place, Started, TryLater
 from grpo_lab.sweeps.launching import CellLauncher, require_at_least_one, require_gpus_for
 from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.whole import AFRESH, read_json
@@ -25,10 +28,16 @@ if TYPE_CHECKING:
     from submitit.core.utils import DelayedSubmission
 
 RECORD = "slurm.json"  # in the run's folder: the job that has it, for a sweep that is started again
+_RULE = 22 * "-"  # around the traceback in submitit's errors
 _REQUEUES = 10_000  # after so many runs into the limit of time a job is given up
 _LOOK_SECONDS = 5.0  # between two questions to Slurm
 _LATE_SECONDS = 60.0  # until a file that a node has written is surely seen here: nfs(5), acdirmax
-_END_SECONDS = 60.0  # for Slurm to end a job that was cancelled
+_EARLY_SECONDS = 90.0  # by which Slurm's warning may come early, and a job begin before its cell: sbatch(1), --signal
+# What sbatch says where it may take the same job later: a limit of jobs in the queue, a controller that is away.
+_LATER = re.compile("(Max|Grp)Submit|timed out|temporarily|unable to contact|connection refused", re.IGNORECASE)
+# What Slurm tells a job of itself; sbatch and srun take it for what the next job asks, where a sweep runs in a job.
+_OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_", "SUBMITIT_", "PMI")
+_OF_THE_CLUSTER = frozenset({"SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS"})
 # States in which a job runs, or will; the others are ends.
 _ALIVE = frozenset(
     {
@@ -47,7 +56,7 @@ class SlurmSettings:
     qos: str
     constraint: str
     minutes: int  # its limit of time; a run that needs longer goes back into the queue and on from its checkpoint
-    warning_seconds: int  # before the limit: a run ends its step, and what it has is saved
+    warning_seconds: int  # before the limit a run is interrupted; it goes on from its last checkpoint
     gpus: int  # of one node
     cpus: int | None  # None: the threads of the run's processes
     memory_gb: float | None
@@ -64,10 +73,18 @@ class SlurmSettings:
                 f"hydra.launcher.warning_seconds must lie between 0 and the {60 * self.minutes} seconds of a job, got "
                 f"{self.warning_seconds}: lower it or raise hydra.launcher.minutes"
             )
+        if {"M", "cluster", "clusters"} & set(self.further):
+            raise ValueError(
+                "hydra.launcher.further.clusters is not supported: start the sweep where sbatch submits to that cluster"
+            )
 
     def parameters(self, job: Job) -> dict[str, Any]:
         """The job's options as submitit names them."""
         asked = {name: getattr(self, name) for name in ("partition", "account", "qos", "constraint")}
+        # A job whose node fails, or that is preempted, goes back into the queue.
+        further = {"requeue": True, **self.further}
+        if further["requeue"] is False:
+            further["no-requeue"] = True
         return {
             **{name: text for name, text in asked.items() if text},
             **({"setup": list(self.setup)} if self.setup else {}),
@@ -78,43 +95,72 @@ class SlurmSettings:
             "signal_delay_s": self.warning_seconds,
             "cpus_per_task": self.cpus or job.threads * job.processes,
             "stderr_to_stdout": True,
-            # A job whose node fails, or that is preempted, goes back into the queue.
-            "additional_parameters": {"requeue": True, **self.further},
+            # An option that is false is one that sbatch is not given.
+            "additional_parameters": {name: value for name, value in further.items() if value is not False},
         }
 
 
 class CellJob:
     """What a job does on its node: run the cell in a process of its own. submitit pickles it."""
 
-    def __init__(self, words: tuple[str, ...], folder: Path, threads: int, processes: int) -> None:
+    def __init__(self, words: tuple[str, ...], folder: Path, threads: int, processes: int, seconds: int) -> None:
         self.words, self.folder, self.threads, self.processes = words, folder, threads, processes
+        self.seconds = seconds  # until Slurm's warning
         self.process: subprocess.Popen | None = None
+        self.began = math.inf  # on this node's monotonic clock
+        self.before: str | None = None  # the checkpoint that it went on from
 
     def __call__(self) -> int:
         """The exit status of the cell's process; where Slurm ends the job, it waits for that.
 
-        Slurm's signals reach the cell as well, which ends in its own way. A job that ended by itself after SIGTERM
-        would count as complete, and Slurm would not put it back into the queue when it is preempted.
+        Slurm tells this process, or all of the job's, by how the cluster tracks them; so signals are passed on. A job
+        that ended by itself after SIGTERM would count as complete, and Slurm would not put it back into the queue when
+        it is preempted.
         """
         told: list[int] = []
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+
+        def pass_on(number: int, frame: FrameType | None) -> None:
+            told.append(number)
+            self._interrupt()
+
+        self.began, self.before = time.monotonic(), self._newest()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, pass_on)
         self.process = open_cell(self.words, self.folder, self.threads, {}, self.processes)
+        if told:
+            self._interrupt()  # it came before there was a process to tell
         code = self.process.wait()
-        while told:
+        while signal.SIGTERM in told:
             signal.pause()
         return code
 
     def checkpoint(self) -> DelayedSubmission:
-        """The job to put back into the queue, when its time is nearly up: the same, once the cell has ended."""
+        """The job to put back into the queue, when its time is nearly up: the same, once the cell has ended.
+
+        Raises RuntimeError where that would go on for ever: its time went by without a checkpoint.
+        """
         from submitit.core.utils import DelayedSubmission
 
         if self.process is not None:
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it has ended
-                os.kill(self.process.pid, signal.SIGINT)
+            self._interrupt()
+            with contextlib.suppress(ChildProcessError):  # it has ended
                 # This runs in a signal's handler, while `__call__` waits and holds the lock that Popen.wait takes.
                 os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
-        return DelayedSubmission(CellJob(self.words, self.folder, self.threads, self.processes))
+        ran = time.monotonic() - self.began
+        if ran > self.seconds - _EARLY_SECONDS and self._newest() == self.before:
+            raise RuntimeError(
+                f"its {ran / 60:.1f} minutes went by without a checkpoint, and would again: raise "
+                "hydra.launcher.minutes, or lower checkpoint_minutes"
+            )
+        return DelayedSubmission(CellJob(self.words, self.folder, self.threads, self.processes, self.seconds))
+
+    def _interrupt(self) -> None:
+        if self.process is not None and self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.kill(self.process.pid, signal.SIGINT)
+
+    def _newest(self) -> str | None:
+        return max((path.name for path in (self.folder / "checkpoints").glob("step=*")), default=None)
 
 
 class _Queue:
@@ -155,6 +201,8 @@ def interrupt_job(folder: Path) -> bool:
 class SlurmPlace(Place):
     """Slurm's queue: each cell is a job, which Slurm starts when it has room."""
 
+    late_seconds = _LATE_SECONDS
+
     def __init__(self, settings: SlurmSettings, workers: int) -> None:
         self.settings, self.workers = settings, workers
         self.queue = _Queue()
@@ -169,20 +217,47 @@ class SlurmPlace(Place):
     def start(self, job: Job, slot: int) -> Started:
         from submitit import SlurmExecutor
 
+        parameters = self.settings.parameters(job)
+        until_told = 60 * self.settings.minutes - self.settings.warning_seconds
+        cell = CellJob(job.words, job.folder, job.threads, job.processes, until_told)
         try:
-            executor = SlurmExecutor(folder=job.folder / "slurm", max_num_timeout=_REQUEUES)
-            executor.update_parameters(**self.settings.parameters(job))
-            submitted = executor.submit(CellJob(job.words, job.folder, job.threads, job.processes))
+            with _outside_of_jobs(), contextlib.redirect_stderr(io.StringIO()):  # submitit prints what is raised too
+                executor = SlurmExecutor(folder=job.folder / "slurm", max_num_timeout=_REQUEUES)
+                executor.update_parameters(**parameters)
+                submitted = executor.submit(cell)
         except Exception as error:  # submitit's, Slurm's and the system's share no class
-            raise OSError(f"Slurm did not take the job of {job.title}: {_words(error)}") from error
+            said = _words(error)
+            if _LATER.search(said):
+                raise TryLater(f"Slurm takes no job for now: {said}") from error
+            raise OSError(f"Slurm did not take the job of {job.title}: {said}") from error
         write_json(job.folder / RECORD, {"job": submitted.job_id})
         return _SlurmJob(submitted.job_id, job.folder, self.queue, time.monotonic())
+
+    def interrupt(self, cells: Sequence[Started]) -> None:
+        _interrupt_jobs(_jobs_of(cells))
+
+    def kill(self, cells: Sequence[Started]) -> None:
+        _scancel(*_jobs_of(cells))
+
+
+@contextlib.contextmanager
+def _outside_of_jobs() -> Iterator[None]:
+    """Without what Slurm tells the job that this process may be of."""
+    own = {
+        name: value for name, value in os.environ.items() if name.startswith(_OF_A_JOB) and name not in _OF_THE_CLUSTER
+    }
+    for name in own:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(own)
 
 
 class _SlurmJob(Started):
     def __init__(self, job: str, folder: Path, queue: _Queue, since: float) -> None:
         self.job, self.folder, self.queue, self.since = job, folder, queue, since
-        self.gone: float | None = None  # when Slurm was first heard to have ended it
+        self.ended: float | None = None  # when Slurm was first heard to have ended it
 
     def alive(self) -> bool:
         """Whether Slurm runs it or is going to; true until it has answered."""
@@ -193,13 +268,15 @@ class _SlurmJob(Started):
         known = self.queue.state(self.job, self.since)
         if known is None or known[0] in _ALIVE:
             self.note = "" if known is None or known[0] == "RUNNING" else f"{known[0].lower()} in Slurm: {known[1]}"
-            self.gone = None
+            self.ended = None
             return None
         state, reason = known
-        self.gone = self.gone or time.monotonic()
+        self.ended = self.ended or time.monotonic()
         code = self._result()
-        if code is None and time.monotonic() - self.gone < _LATE_SECONDS:
+        if code is None and time.monotonic() - self.ended < _LATE_SECONDS:
             return None
+        if code is not None and code < 0 and state == "OUT_OF_MEMORY":
+            self.said = f"Slurm ended job {self.job}: {state}: raise hydra.launcher.memory_gb"
         if code is None:
             why = "" if reason in ("", "None") else f" ({reason})"
             self.said = f"Slurm ended job {self.job}: {state or 'it knows the job no more'}{why}"
@@ -219,14 +296,22 @@ class _SlurmJob(Started):
             return 1
 
     def interrupt(self) -> None:
-        _scancel("--state=PENDING", self.job)
-        _scancel("--signal=INT", self.job)
+        _interrupt_jobs([self.job])
 
     def kill(self) -> None:
         _scancel(self.job)
-        deadline = time.monotonic() + _END_SECONDS
-        while self.alive() and time.monotonic() < deadline:
-            time.sleep(0.5)
+
+    def gone(self) -> bool:
+        return not self.alive()
+
+
+def _jobs_of(cells: Sequence[Started]) -> list[str]:
+    return [cell.job for cell in cells if isinstance(cell, _SlurmJob)]
+
+
+def _interrupt_jobs(jobs: Sequence[str]) -> None:
+    _scancel("--state=PENDING", *jobs)
+    _scancel("--signal=INT", *jobs)
 
 
 def _scancel(*words: str) -> None:
@@ -235,12 +320,17 @@ def _scancel(*words: str) -> None:
 
 
 def _words(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    """What sbatch has said, its several lines in one; of an error on a node the last line of its traceback."""
+    text = str(error).partition(_RULE)[2].partition(_RULE)[0] or str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    said = [line.partition("error: ")[2] for line in lines if line.startswith("sbatch: error: ")]
+    return ": ".join(said) or (lines[-1] if lines else type(error).__name__)
 
 
 class SlurmCells(CellLauncher):
     """The work of the launcher `slurm`. `at_once`: how many jobs are in the queue or run; None for all."""
+
+    elsewhere = True
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ SETTINGS = {
     "cpus": None, "memory_gb": None, "setup": [], "further": {},
 }  # fmt: skip
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")
+GPUS = 2  # of the node
 _CONFIG = """\
 ClusterName=one
 SlurmctldHost={host}(127.0.0.1)
@@ -39,7 +41,7 @@ SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd.log
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/{tracking}
 TaskPlugin=task/none
 SwitchType=switch/none
 MpiDefault=none
@@ -51,7 +53,8 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 KillWait=5
 SchedulerParameters=bf_interval=1,sched_interval=1
-NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
+GresTypes=gpu
+NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} Gres=gpu:{gpus} State=UNKNOWN
 PartitionName=usual Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=10
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 """
@@ -65,17 +68,24 @@ def why_not() -> str:
 
 
 @contextlib.contextmanager
-def slurm_node(folder: Path, cpus: int = 2) -> Iterator[Path]:
-    """Start munged, slurmctld and slurmd; gives the file for SLURM_CONF. All of them end with the block."""
+def slurm_node(folder: Path, cpus: int = 2, tracking: str = "linuxproc") -> Iterator[Path]:
+    """Start munged, slurmctld and slurmd; gives the file for SLURM_CONF. All of them end with the block.
+
+    With the `tracking` linuxproc every process of a job hears Slurm's signals; with pgid, as with cgroup, the first.
+    """
     (folder / "munge").mkdir(parents=True, mode=0o700)
     (folder / "munge" / "key").write_bytes(os.urandom(1024))
     (folder / "munge" / "key").chmod(0o600)
     for name in ("state", "spool"):
         (folder / name).mkdir()
+    for gpu in range(GPUS):  # Slurm deals them out by their device files: these are two of /dev/null
+        os.mknod(folder / f"nvidia{gpu}", stat.S_IFCHR | 0o600, os.stat("/dev/null").st_rdev)
+    (folder / "gres.conf").write_text(f"Name=gpu File={folder}/nvidia[0-{GPUS - 1}]\n")
     controller, daemon = _free_ports(2)
     config = folder / "slurm.conf"
     host = socket.gethostname().partition(".")[0]
-    config.write_text(_CONFIG.format(folder=folder, host=host, controller=controller, daemon=daemon, cpus=cpus))
+    numbers = {"controller": controller, "daemon": daemon, "cpus": cpus, "gpus": GPUS}
+    config.write_text(_CONFIG.format(folder=folder, host=host, tracking=tracking, **numbers))
     munge = folder / "munge"
     place = [f"--{name}-file={munge}/{name}" for name in ("key", "pid", "log", "seed")]
     environment = {**os.environ, "SLURM_CONF": str(config)}

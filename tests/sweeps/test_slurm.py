@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import wait_until
@@ -73,6 +74,12 @@ def soon(job: str) -> None:
     subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now+5"], check=True)
 
 
+def environment_of(pid: int) -> dict[str, str]:
+    """The environment that a process was started with."""
+    lines = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    return dict(line.split("=", 1) for line in lines if "=" in line)
+
+
 def two_at_work_and_one_that_waits(runs: Path, process: subprocess.Popen) -> dict[Path, str]:
     """Folder -> job of the cells of THREE, once two of them log steps; there are two processors."""
     logs = "*/seed=0/metrics.jsonl"
@@ -130,6 +137,34 @@ def test_a_job_that_goes_back_into_the_queue_goes_on_from_its_checkpoint(
 
 @real
 @pytest.mark.extended
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("gpus", "shown"), [(1, ["0", "1"]), (2, ["0,1"])])
+def test_jobs_share_the_gpus_of_their_node(
+    slurm: None, tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, shown: list[str]
+) -> None:
+    """The node has two: each job sees its own, and who finds none left waits, though a processor is free.
+
+    The sweep is in a job itself, as far as its environment says; nothing of that reaches its cells.
+    """
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "3")
+    words = ("truncation=score,mask_after,mask_before", "budget.amount=20", "+hydra.launcher.further.requeue=false")
+    with started(tmp_path, *words, *SLURM, "hydra.launcher.cpus=1", f"hydra.launcher.gpus={gpus}") as (process, _):
+        logs = "*/seed=0/metrics.jsonl"
+        wait_until(lambda: sum(lines_in(path) > 0 for path in tmp_path.glob(logs)) == len(shown), process)
+        at_work = [path.parent for path in tmp_path.glob(logs)]
+        states = [jobs()[job_of(path.parent)] for path in tmp_path.glob(f"*/seed=0/{RECORD}")]
+        assert sorted(states) == ["PENDING"] * (3 - len(shown)) + ["RUNNING"] * len(shown)
+        seen = [environment_of(int(holder(folder))) for folder in at_work]
+        assert sorted(one["CUDA_VISIBLE_DEVICES"] for one in seen) == shown
+        assert all("SLURM_JOB_ID" in one and "SLURM_RESTART_COUNT" not in one for one in seen)
+        told = subprocess.run(["scontrol", "show", "job", job_of(at_work[0])], capture_output=True, text=True).stdout
+        assert "Requeue=0" in told
+        _, said = process.communicate(timeout=300)
+    assert process.returncode == 0 and finished(tmp_path) == 3, said
+
+
+@real
+@pytest.mark.extended
 @pytest.mark.timeout(900)
 def test_a_run_that_takes_longer_than_its_job_may_comes_to_its_end(
     slurm: None, tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
@@ -156,6 +191,49 @@ def test_a_run_that_takes_longer_than_its_job_may_comes_to_its_end(
     assert "Caught signal SIGUSR2" in told and "this job is timed-out" in told
     assert sweep(here, *words).returncode == 0
     same_ending(folder_of(here, "score", 0), folder)
+
+
+@real
+@pytest.mark.extended
+@pytest.mark.timeout(600)
+def test_a_run_that_leaves_no_checkpoint_in_its_job_s_time_is_given_up(
+    slurm: None, tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would begin again for ever."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    words = ("truncation=score", "budget.amount=500", "checkpoint_every=500", "plugins=[slow]")
+    limits = ("hydra/launcher=slurm", "hydra.launcher.minutes=1", "hydra.launcher.warning_seconds=10")
+    said = sweep(tmp_path, *words, *limits)
+    folder = folder_of(tmp_path, "score", 0)
+    assert said.returncode == 1 and attempts(folder) == 1
+    assert "went by without a checkpoint, and would again: raise hydra.launcher.minutes" in said.stderr
+    assert "KeyboardInterrupt" in (folder / "error.txt").read_text()
+
+
+@real
+@pytest.mark.extended
+@pytest.mark.timeout(600)
+def test_where_slurm_tells_the_first_process_alone_a_cell_hears_of_it_all_the_same(
+    tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, words = tmp_path / "runs", (*THREE, *SLURM)
+    with slurm_node(tmp_path / "node", tracking="pgid") as config:
+        monkeypatch.setenv("SLURM_CONF", str(config))
+        with started(runs, *words) as (process, _):
+            mine = two_at_work_and_one_that_waits(runs, process)
+            states = jobs()
+            at_work = [path for path, job in mine.items() if states[job] == "RUNNING"]
+            stop = [sys.executable, "-m", "grpo_lab.cli", "stop", str(at_work[0]), "--runs", str(runs)]
+            said = subprocess.run(stop, capture_output=True, text=True, timeout=120)
+            assert "it has ended" in said.stdout, said.stderr
+            wait_until(lambda: jobs()[mine[at_work[0]]] == "COMPLETED")
+            process.send_signal(signal.SIGINT)
+            _, told = process.communicate(timeout=90)
+        assert process.returncode == 130, told
+        assert not [job for job, state in jobs().items() if state in ("RUNNING", "PENDING")]
+        for folder in at_work:
+            assert "KeyboardInterrupt" in (folder / "error.txt").read_text(), "interrupted, not killed"
 
 
 @real
@@ -344,10 +422,11 @@ def test_while_the_controller_does_not_answer_a_sweep_waits(slurm: None, tmp_pat
         ({"minutes": 0}, r"hydra\.launcher\.minutes must be at least 1, got 0"),
         ({"cpus": 0}, r"hydra\.launcher\.cpus must be at least 1, got 0: null asks"),
         ({"gpus": -1}, r"hydra\.launcher\.gpus must be at least 0, got -1"),
+        ({"further": {"clusters": "b"}}, r"hydra\.launcher\.further\.clusters is not supported: start the sweep where"),
         ({"minutes": 1}, r"hydra\.launcher\.warning_seconds must lie between 0 and the 60 seconds of a job, got 90"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(change: dict[str, int], message: str) -> None:
+def test_settings_that_cannot_be_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SlurmSettings(**{**SETTINGS, **change})
 
@@ -368,7 +447,7 @@ def test_a_job_asks_slurm_for_what_its_settings_say() -> None:
         "partition": "cards", "account": "lab", "qos": "high", "constraint": "a100", "gpus_per_node": 4,
         "mem": "1536MB", "setup": ["module load cuda"], "job_name": "an_arm_a_level_seed=0", "time": 60,
         "signal_delay_s": 120, "cpus_per_task": 8, "stderr_to_stdout": True,
-        "additional_parameters": {"requeue": False, "exclude": "node7"},
+        "additional_parameters": {"no-requeue": True, "exclude": "node7"},
     }  # fmt: skip
 
 
@@ -379,6 +458,40 @@ def test_a_machine_without_slurm_is_told_where_to_start(monkeypatch: pytest.Monk
         cells.place("jobs", [], [])
     with pytest.raises(ValueError, match=r"hydra\.launcher\.at_once must be at least 1"):
         SlurmCells(0, 60.0, None, **SETTINGS).place("jobs", [], [])
+
+
+def test_what_slurm_takes_later_waits_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A limit of jobs is no failure, a wrong partition is; these are Slurm's own words, from a script."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    tried = tmp_path / "tried"
+    (programs / "sbatch").write_text(f"""#!/bin/sh
+echo once >> {tried}
+if [ "$(wc -l < {tried})" -lt 3 ]; then
+    echo "sbatch: error: QOSMaxSubmitJobPerUserLimit"
+    echo "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit)"
+else
+    echo "sbatch: error: invalid partition specified: gpu"
+    echo "sbatch: error: Batch job submission failed: Invalid partition name specified"
+fi >&2
+exit 1
+""")
+    (programs / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
+    monkeypatch.setattr("grpo_lab.sweeps.jobs._REST_SECONDS", 0.5)
+    place, said = SlurmPlace(SlurmSettings(**SETTINGS), 2), []
+    new = [Job(name, ("no_such_key=1",), tmp_path / name, "steps", 1.0, 1) for name in ("one", "other")]
+    with quiet_board(2) as board:
+        monkeypatch.setattr(board, "say", said.append)
+        failures = run_jobs(new, place, 1.0, board)
+    assert lines_in(tried) == 4, "twice in vain, and then each once"
+    for failure in failures:
+        assert "invalid partition specified: gpu: Batch job submission failed" in str(failure)
+    (told,) = (line for line in said if "follows wait" in line)
+    assert "one and what follows wait: Slurm takes no job for now: QOSMaxSubmitJobPerUserLimit" in told
+    assert capsys.readouterr().err == "", "said once, and not by submitit at every try"
 
 
 def test_a_damaged_record_of_a_job_fails_its_cell_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
