@@ -20,7 +20,7 @@ from grpo_lab.sweeps.launching import CellLauncher, require_at_least_one, requir
 from grpo_lab.tracking.run_reader import is_held
 
 _LOOK_SECONDS = 0.2  # between two looks at a cell on its node
-_END_SECONDS = 45.0  # for a cell to notice that its task was killed, and to end: child.py
+_LATE_SECONDS = 60.0  # until a file that a node has written is surely seen here: nfs(5), acdirmax
 _OF_THE_NODE = ("RAY_", "CUDA_", "HOSTNAME", "HOME", "PATH", "LD_LIBRARY_PATH", "TMPDIR", PARENT, *THREAD_VARIABLES)
 
 
@@ -87,9 +87,10 @@ class _RayTask(Started):
         import ray
         from ray.exceptions import RayError, TaskCancelledError
 
-        if self.code is None and ray.wait([self.task], timeout=0)[0]:
+        if self.code is None:
             try:
-                self.code = int(ray.get(self.task))
+                if ray.wait([self.task], timeout=0)[0]:
+                    self.code = int(ray.get(self.task))
             except TaskCancelledError:  # said at once, while the cell still saves what it has
                 self.code = None if is_held(self.folder) else -signal.SIGINT
             except (RayError, OSError) as error:
@@ -106,9 +107,9 @@ class _RayTask(Started):
 
     def kill(self) -> None:
         self._cancel(force=True)
-        deadline = time.monotonic() + _END_SECONDS
-        while is_held(self.folder) and time.monotonic() < deadline:
-            time.sleep(_LOOK_SECONDS)
+
+    def gone(self) -> bool:
+        return not is_held(self.folder)  # its process notices that the task was killed: child.py
 
     def _cancel(self, force: bool) -> None:
         import ray
@@ -127,6 +128,8 @@ def _words(error: Exception) -> str:
 class RayPlace(Place):
     """The nodes of a Ray cluster, which is connected to as long as the place is open."""
 
+    late_seconds = _LATE_SECONDS
+
     def __init__(self, settings: RaySettings, address: str, workers: int) -> None:
         import ray
 
@@ -143,9 +146,12 @@ class RayPlace(Place):
                 configure_logging=False,
             )
         except (ConnectionError, RuntimeError, ValueError) as error:
+            where, said = address or "this machine", " ".join(str(error).split())
+            if "mismatch" in said:  # one answers, of another version of Ray or Python
+                raise ValueError(f"the Ray cluster at {where} cannot be used from here: {said}") from error
             raise ValueError(
-                f"no Ray cluster answers at {address or 'this machine'}: {_words(error)}. Start one with ray start "
-                "--head, or set hydra.launcher.address"
+                f"no Ray cluster answers at {where}: {_words(error)}. Start one with ray start --head, or set "
+                "hydra.launcher.address"
             ) from error
         finally:
             signal.signal(signal.SIGTERM, handler)
@@ -180,6 +186,8 @@ class RayPlace(Place):
 
 class RayCells(CellLauncher):
     """The work of the launcher `ray`. `at_once`: how many cells Ray has at once; None for all."""
+
+    elsewhere = True
 
     def __init__(
         self,
