@@ -37,7 +37,7 @@ def explained(path: Path) -> Iterator[None]:
             remedy = "free space and start the same command again: it resumes from the last checkpoint"
         elif error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR):
             remedy = "a file stands where a folder must be, or the reverse: move it, or set another runs_dir"
-        elif error.errno in (errno.ENOLCK, errno.EOPNOTSUPP):
+        elif error.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
             remedy = "this file system has no file locks: set runs_dir to one that has them"
         else:
             remedy = "set runs_dir (or GRPO_LAB_RUNS) to a folder this user can write"

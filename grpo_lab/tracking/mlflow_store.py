@@ -20,7 +20,8 @@ from grpo_lab.tracking.files import locked, write_whole
 
 STORE_LOCK_SECONDS = 120.0  # enough for eight processes that open a new store one after another on a slow disk
 DATABASES = ("postgresql", "mysql", "mssql")
-NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "9p", "fuse.sshfs")
+# The others may be shared by machines. "" is of a system that does not tell, such as macOS.
+LOCAL_FILE_SYSTEMS = ("", "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "overlay")
 ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "ERROR",
@@ -120,9 +121,9 @@ def _refuse_half_made(database: Path) -> None:
 def _allow_readers_while_writing(database: Path) -> None:
     """Set sqlite's write-ahead log, a lasting setting; all processes that open the file must share memory."""
     kind = file_system(database.parent)
-    if kind.startswith(NETWORK_FILE_SYSTEMS):
+    if kind not in LOCAL_FILE_SYSTEMS:
         logger.warning(
-            "%s lies on %s, where sqlite is slow and unsafe with several machines: start `mlflow server` on "
+            "%s lies on %s, where sqlite may be slow, and unsafe with several machines: start `mlflow server` on "
             "one of them and set tracking.uri to its address",
             database,
             kind,
