@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 import torch
 from processes import alive, children_of, descendants_of, wait_until, with_word
-from several_ranks import TORCHRUN, WORLD, on_one, on_two
+from several_ranks import TORCHRUN, WORLD, on_one, on_two, on_two_machines, two_machines
 from short_runs import final_weights, metrics_of
 from transformers import AutoModelForCausalLM
 
@@ -135,6 +135,16 @@ def test_another_number_of_processes_goes_on(both: tuple[Path, Path], number: in
     ]
 
 
+@pytest.mark.extended
+def test_two_machines_compute_what_one_with_two_processes_does(both: tuple[Path, Path], tmp_path: Path) -> None:
+    """Two torchruns that meet, as the command for several machines says; here both are on one."""
+    on_two_machines(tmp_path, {"whole": FOUR_STEPS})
+    here, there = of(both[1], "whole"), of(tmp_path, "whole")
+    assert [line["metrics"] for line in metrics_of(there)] == [line["metrics"] for line in metrics_of(here)]
+    ours, theirs = final_weights(here), final_weights(there)
+    assert all(torch.equal(theirs[name], ours[name]) for name in ours)
+
+
 def test_the_first_process_alone_writes(both: tuple[Path, Path]) -> None:
     """The folder of two processes holds the files that one leaves, and the optimiser's state in a shard for each."""
     one, two = (of(folder, "whole") for folder in both)
@@ -239,10 +249,10 @@ def adapter_of(run: Path) -> dict[str, torch.Tensor]:
 
 
 @contextmanager
-def two_started(folder: Path, *overrides: str, **env: str) -> Iterator[subprocess.Popen[str]]:
+def started(folder: Path, *overrides: str, by: Sequence[str] = TORCHRUN, **env: str) -> Iterator[subprocess.Popen[str]]:
     """A run by two processes at work; what is left of it is killed at the end, also what torchrun has left."""
     process = subprocess.Popen(
-        [*TORCHRUN, "-m", "grpo_lab.train", *WORLD, f"runs_dir={folder}", *overrides],
+        [*by, "-m", "grpo_lab.train", *WORLD, f"runs_dir={folder}", *overrides],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1", **env},
     )  # fmt: skip
     try:
@@ -265,7 +275,7 @@ LONG = ["budget.amount=30", "checkpoint_every=2", "recipe=dr_grpo"]
 @pytest.mark.extended
 @pytest.mark.parametrize("how", ["a process dies", "torchrun is stopped"])
 def test_a_run_whose_process_dies_ends_and_goes_on(tmp_path: Path, how: str) -> None:
-    with two_started(tmp_path, *LONG) as process:
+    with started(tmp_path, *LONG) as process:
         wait_until(lambda: list(tmp_path.glob("*/seed=0/checkpoints/step=000002")), process)
         workers, everything = children_of(process.pid), descendants_of(process.pid)
         assert len(workers) == 2
@@ -279,9 +289,30 @@ def test_a_run_whose_process_dies_ends_and_goes_on(tmp_path: Path, how: str) -> 
         wait_until(lambda: not any(map(alive, everything)))
     run = only_run(tmp_path)
     assert not (run / "DONE").exists() and (run / "error.txt").exists(), output
-    with two_started(tmp_path, *LONG) as again:
+    with started(tmp_path, *LONG) as again:
         output, _ = again.communicate(timeout=250)
     assert again.returncode == 0 and "resuming after step" in output, output
+    assert [line["step"] for line in metrics_of(run)] == list(range(31))
+
+
+@pytest.mark.extended
+def test_a_run_that_loses_a_machine_ends_and_goes_on(tmp_path: Path) -> None:
+    here, there = two_machines()
+    with started(tmp_path, *LONG, by=here) as first, started(tmp_path, *LONG, by=there) as second:
+        wait_until(lambda: list(tmp_path.glob("*/seed=0/checkpoints/step=000002")), first)
+        ours = descendants_of(first.pid)
+        for pid in (second.pid, *descendants_of(second.pid)):
+            os.kill(pid, signal.SIGKILL)
+        output, _ = first.communicate(timeout=120)
+        assert first.returncode != 0, output
+        wait_until(lambda: not any(map(alive, ours)))
+    run = only_run(tmp_path)
+    assert not (run / "DONE").exists()
+    here, there = two_machines()
+    with started(tmp_path, *LONG, by=here) as first, started(tmp_path, *LONG, by=there) as second:
+        for process in (first, second):
+            output, _ = process.communicate(timeout=250)
+            assert process.returncode == 0, output
     assert [line["step"] for line in metrics_of(run)] == list(range(31))
 
 
@@ -322,7 +353,7 @@ def test_the_error_of_another_process_is_the_run_s(tmp_path: Path) -> None:
     (tmp_path / "fails_on_the_second.py").write_text(FAILS_ON_THE_SECOND)
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     plugin = {"GRPO_LAB_PLUGINS": "fails_on_the_second", "PYTHONPATH": path}
-    with two_started(tmp_path / "runs", *LONG, **plugin) as process:
+    with started(tmp_path / "runs", *LONG, **plugin) as process:
         output, _ = process.communicate(timeout=250)
     said = "rank 1 of 2: ValueError: the second process cannot go on"
     assert process.returncode != 0 and "error: the second process cannot go on" in output, output
@@ -373,7 +404,7 @@ def test_a_wait_that_hears_no_signal_is_ended(tmp_path: Path, how: str) -> None:
 
 @pytest.mark.extended
 def test_what_both_processes_refuse_is_said_once(tmp_path: Path) -> None:
-    with two_started(tmp_path, "schedule=in_flight") as process:
+    with started(tmp_path, "schedule=in_flight") as process:
         output, _ = process.communicate(timeout=200)
     assert process.returncode != 0 and output.count("this combination cannot run") == 1, output
     assert not list(tmp_path.iterdir())

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -35,15 +36,43 @@ Runs = Mapping[str, Sequence[str]]
 
 def on_two(folder: Path, runs: Runs) -> None:
     """All `runs` on two processes; their folders are `folder/<name>/seed=0`."""
+    _run_all(folder, runs, [TORCHRUN])
+
+
+def two_machines() -> list[list[str]]:
+    """What would start one process on each of two machines, which meet; here both are on this one."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    meeting = ["--rdzv-backend=c10d", "--rdzv-id=test", f"--rdzv-endpoint=127.0.0.1:{port}"]
+    return [[*TORCHRUN[:3], "--nnodes=2", "--nproc-per-node=1", *meeting]] * 2
+
+
+def on_two_machines(folder: Path, runs: Runs) -> None:
+    """All `runs` on two processes, each started by a torchrun of its own."""
+    _run_all(folder, runs, two_machines())
+
+
+def _run_all(folder: Path, runs: Runs, commands: Sequence[Sequence[str]]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     plan = folder / "runs.json"
     plan.write_text(json.dumps(runs))
-    ended = subprocess.run(
-        [*TORCHRUN, __file__, str(folder), str(plan)],
-        capture_output=True, text=True, timeout=280, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    assert "Warning" not in ended.stderr, ended.stderr
+    said = [folder / f"torchrun-{place}.txt" for place in range(len(commands))]
+    processes = []
+    try:
+        for command, path in zip(commands, said, strict=True):
+            with path.open("wb") as file:
+                processes.append(
+                    subprocess.Popen(
+                        [*command, __file__, str(folder), str(plan)],
+                        stdout=subprocess.DEVNULL, stderr=file, env={**os.environ, "OMP_NUM_THREADS": "1"},
+                    )
+                )  # fmt: skip
+        for process, path in zip(processes, said, strict=True):
+            assert process.wait(280) == 0, path.read_text()[-4000:]
+            assert "Warning" not in path.read_text()
+    finally:
+        for process in processes:
+            process.kill()
 
 
 def on_one(folder: Path, runs: Runs) -> None:
