@@ -33,6 +33,7 @@ _REQUEUES = 10_000  # after so many runs into the limit of time a job is given u
 _LOOK_SECONDS = 5.0  # between two questions to Slurm
 _LATE_SECONDS = 60.0  # until a file that a node has written is surely seen here: nfs(5), acdirmax
 _EARLY_SECONDS = 90.0  # by which Slurm's warning may come early, and a job begin before its cell: sbatch(1), --signal
+_VAIN = 2  # what comes before the first step is done once: the second job may get further than the first
 # What sbatch says where it may take the same job later: a limit of jobs in the queue, a controller that is away.
 _LATER = re.compile("(Max|Grp)Submit|timed out|temporarily|unable to contact|connection refused", re.IGNORECASE)
 # What Slurm tells a job of itself; sbatch and srun take it for what the next job asks, where a sweep runs in a job.
@@ -103,9 +104,12 @@ class SlurmSettings:
 class CellJob:
     """What a job does on its node: run the cell in a process of its own. submitit pickles it."""
 
-    def __init__(self, words: tuple[str, ...], folder: Path, threads: int, processes: int, seconds: int) -> None:
+    def __init__(
+        self, words: tuple[str, ...], folder: Path, threads: int, processes: int, seconds: int, vain: int = 0
+    ) -> None:
         self.words, self.folder, self.threads, self.processes = words, folder, threads, processes
         self.seconds = seconds  # until Slurm's warning
+        self.vain = vain  # how many times in a row the whole time went by without a checkpoint
         self.process: subprocess.Popen | None = None
         self.began = math.inf  # on this node's monotonic clock
         self.before: str | None = None  # the checkpoint that it went on from
@@ -137,7 +141,7 @@ class CellJob:
     def checkpoint(self) -> DelayedSubmission:
         """The job to put back into the queue, when its time is nearly up: the same, once the cell has ended.
 
-        Raises RuntimeError where that would go on for ever: its time went by without a checkpoint.
+        Raises RuntimeError where that would go on for ever: the time goes by without a checkpoint.
         """
         from submitit.core.utils import DelayedSubmission
 
@@ -146,13 +150,14 @@ class CellJob:
             with contextlib.suppress(ChildProcessError):  # it has ended
                 # This runs in a signal's handler, while `__call__` waits and holds the lock that Popen.wait takes.
                 os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
-        ran = time.monotonic() - self.began
-        if ran > self.seconds - _EARLY_SECONDS and self._newest() == self.before:
+        whole = time.monotonic() - self.began > self.seconds - _EARLY_SECONDS
+        vain = self.vain + 1 if whole and self._newest() == self.before else 0
+        if vain >= _VAIN:
             raise RuntimeError(
-                f"its {ran / 60:.1f} minutes went by without a checkpoint, and would again: raise "
+                f"the whole time of {vain} jobs went by without a checkpoint, and would again: raise "
                 "hydra.launcher.minutes, or lower checkpoint_minutes"
             )
-        return DelayedSubmission(CellJob(self.words, self.folder, self.threads, self.processes, self.seconds))
+        return DelayedSubmission(CellJob(self.words, self.folder, self.threads, self.processes, self.seconds, vain))
 
     def _interrupt(self) -> None:
         if self.process is not None and self.process.returncode is None:

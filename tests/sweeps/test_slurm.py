@@ -196,7 +196,7 @@ def test_a_run_that_takes_longer_than_its_job_may_comes_to_its_end(
 @real
 @pytest.mark.extended
 @pytest.mark.timeout(600)
-def test_a_run_that_leaves_no_checkpoint_in_its_job_s_time_is_given_up(
+def test_a_run_whose_jobs_leave_no_checkpoint_is_given_up(
     slurm: None, tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would begin again for ever."""
@@ -204,10 +204,14 @@ def test_a_run_that_leaves_no_checkpoint_in_its_job_s_time_is_given_up(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     words = ("truncation=score", "budget.amount=500", "checkpoint_every=500", "plugins=[slow]")
     limits = ("hydra/launcher=slurm", "hydra.launcher.minutes=1", "hydra.launcher.warning_seconds=10")
-    said = sweep(tmp_path, *words, *limits)
-    folder = folder_of(tmp_path, "score", 0)
-    assert said.returncode == 1 and attempts(folder) == 1
-    assert "went by without a checkpoint, and would again: raise hydra.launcher.minutes" in said.stderr
+    with started(tmp_path, *words, *limits) as (process, _):
+        wait_until(lambda: len(list(tmp_path.glob(f"*/seed=0/{RECORD}"))) > 0, process)
+        folder = folder_of(tmp_path, "score", 0)
+        wait_until(lambda: (folder / "error.txt").exists() and jobs()[job_of(folder)] == "PENDING", process)
+        soon(job_of(folder))
+        _, said = process.communicate(timeout=300)
+    assert process.returncode == 1 and attempts(folder) == 2
+    assert "the whole time of 2 jobs went by without a checkpoint, and would again: raise hydra.launcher" in said
     assert "KeyboardInterrupt" in (folder / "error.txt").read_text()
 
 
