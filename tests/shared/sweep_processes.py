@@ -16,7 +16,7 @@ from helpers import hear_interrupts
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
-from processes import PATIENCE, alive, command_of, descendants_of
+from processes import PATIENCE, alive, command_of, descendants_of, stat_of
 from rich.console import Console
 
 from grpo_lab.config.run_config import conf_folder
@@ -75,11 +75,13 @@ def started(runs: Path, *words: str, in_background: bool = False) -> Iterator[tu
 def cells_of(parent: int) -> dict[int, str]:
     """The processes that a sweep runs now: their commands by id.
 
-    Just after the fork a child still is a copy of its parent, command and environment: not a cell yet.
+    Just after the fork a child still is a copy of its parent, command and environment: of the sweep no cell yet, of a
+    cell, which asks git and others, no further one.
     """
     commands = {pid: command_of(pid) for pid in descendants_of(parent)}
     own = command_of(parent)
-    return {pid: words for pid, words in commands.items() if "grpo_lab.train" in words and words != own}
+    found = {pid: words for pid, words in commands.items() if "grpo_lab.train" in words and words != own}
+    return {pid: words for pid, words in found.items() if int(*stat_of(pid)[1:2] or [parent]) not in found}
 
 
 def lines_in(path: Path) -> int:
