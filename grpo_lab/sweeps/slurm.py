@@ -242,7 +242,7 @@ class SlurmPlace(Place):
         _interrupt_jobs(_jobs_of(cells))
 
     def kill(self, cells: Sequence[Started]) -> None:
-        _scancel(*_jobs_of(cells))
+        _scancel(_jobs_of(cells))
 
 
 @contextlib.contextmanager
@@ -304,7 +304,7 @@ class _SlurmJob(Started):
         _interrupt_jobs([self.job])
 
     def kill(self) -> None:
-        _scancel(self.job)
+        _scancel([self.job])
 
     def gone(self) -> bool:
         return not self.alive()
@@ -315,13 +315,15 @@ def _jobs_of(cells: Sequence[Started]) -> list[str]:
 
 
 def _interrupt_jobs(jobs: Sequence[str]) -> None:
-    _scancel("--state=PENDING", *jobs)
-    _scancel("--signal=INT", *jobs)
+    _scancel(jobs, "--state=PENDING")
+    _scancel(jobs, "--signal=INT")
 
 
-def _scancel(*words: str) -> None:
+def _scancel(jobs: Sequence[str], *options: str) -> None:
+    if not jobs:
+        return  # without a number scancel takes every job of this user that fits its options
     with contextlib.suppress(subprocess.SubprocessError, OSError):  # it has ended, or its controller is away
-        subprocess.run(["scancel", "--quiet", *words], capture_output=True, timeout=60)
+        subprocess.run(["scancel", "--quiet", *options, *jobs], capture_output=True, timeout=60)
 
 
 def _words(error: Exception) -> str:

@@ -27,6 +27,7 @@ from grpo_lab.sweeps.status import sweep_names
 from grpo_lab.tracking.run_reader import holder
 
 SLURM = ("hydra/launcher=slurm", "hydra.launcher.minutes=30")
+ONE_MINUTE = ("hydra/launcher=slurm", "hydra.launcher.minutes=1", "hydra.launcher.warning_seconds=10")
 THREE = ("truncation=score,mask_after,mask_before", "budget.amount=60")
 LONG = ("truncation=score", "budget.amount=40", "checkpoint_every=1")
 SLOW = """
@@ -51,6 +52,13 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         del os.environ["SLURM_CONF"]
     else:
         os.environ["SLURM_CONF"] = before
+
+
+@pytest.fixture
+def slow_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `plugins=[slow]` a line of the log takes a second."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
 
 
 def jobs() -> dict[str, str]:
@@ -167,15 +175,12 @@ def test_jobs_share_the_gpus_of_their_node(
 @pytest.mark.extended
 @pytest.mark.timeout(900)
 def test_a_run_that_takes_longer_than_its_job_may_comes_to_its_end(
-    slurm: None, tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
+    slurm: None, slow_steps: None, tmp_path: Path, tiny_base: Path
 ) -> None:
-    """Slurm itself sends the signal, up to half a minute earlier than asked; every line of the log takes a second."""
-    (tmp_path / "slow.py").write_text(SLOW)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    """Slurm itself sends the signal, up to half a minute earlier than asked."""
     here, there = tmp_path / "here", tmp_path / "there"
     words = ("truncation=score", "budget.amount=50", "checkpoint_every=1")
-    limits = ("hydra/launcher=slurm", "hydra.launcher.minutes=1", "hydra.launcher.warning_seconds=10")
-    with started(there, *words, *limits, "plugins=[slow]") as (process, _):
+    with started(there, *words, *ONE_MINUTE, "plugins=[slow]") as (process, _):
         folder = saved_once(there, process)
         job = job_of(folder)
         while process.poll() is None:
@@ -197,14 +202,11 @@ def test_a_run_that_takes_longer_than_its_job_may_comes_to_its_end(
 @pytest.mark.extended
 @pytest.mark.timeout(600)
 def test_a_run_whose_jobs_leave_no_checkpoint_is_given_up(
-    slurm: None, tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
+    slurm: None, slow_steps: None, tmp_path: Path, tiny_base: Path
 ) -> None:
     """It would begin again for ever."""
-    (tmp_path / "slow.py").write_text(SLOW)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    words = ("truncation=score", "budget.amount=500", "checkpoint_every=500", "plugins=[slow]")
-    limits = ("hydra/launcher=slurm", "hydra.launcher.minutes=1", "hydra.launcher.warning_seconds=10")
-    with started(tmp_path, *words, *limits) as (process, _):
+    words = ("truncation=score", "budget.amount=500", "checkpoint_every=500", "plugins=[slow]", *ONE_MINUTE)
+    with started(tmp_path, *words) as (process, _):
         wait_until(lambda: len(list(tmp_path.glob(f"*/seed=0/{RECORD}"))) > 0, process)
         folder = folder_of(tmp_path, "score", 0)
         wait_until(lambda: (folder / "error.txt").exists() and jobs()[job_of(folder)] == "PENDING", process)
@@ -272,8 +274,10 @@ def test_a_running_and_a_waiting_job_are_stopped_from_another_shell(
 @real
 @pytest.mark.extended
 @pytest.mark.timeout(600)
-def test_ctrl_c_ends_running_and_waiting_jobs(slurm: None, tmp_path: Path, tiny_base: Path) -> None:
+def test_ctrl_c_ends_running_and_waiting_jobs_and_no_other(slurm: None, tmp_path: Path, tiny_base: Path) -> None:
     words = (*THREE, *SLURM)
+    asked = ["sbatch", "--parsable", "--begin=now+1hour", "--output=/dev/null", "--wrap=sleep 1"]
+    foreign = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
     with started(tmp_path, *words) as (process, _):
         mine = two_at_work_and_one_that_waits(tmp_path, process).values()
         process.send_signal(signal.SIGINT)
@@ -286,7 +290,8 @@ def test_ctrl_c_ends_running_and_waiting_jobs(slurm: None, tmp_path: Path, tiny_
         wait_until(lambda: sum(state == "RUNNING" for state in jobs().values()) == 2, process)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=90)
-    assert not [job for job, state in jobs().items() if state in ("RUNNING", "PENDING")]
+    assert [job for job, state in jobs().items() if state in ("RUNNING", "PENDING")] == [foreign]
+    subprocess.run(["scancel", foreign], check=True)
 
 
 @real
@@ -496,6 +501,17 @@ exit 1
     (told,) = (line for line in said if "follows wait" in line)
     assert "one and what follows wait: Slurm takes no job for now: QOSMaxSubmitJobPerUserLimit" in told
     assert capsys.readouterr().err == "", "said once, and not by submitit at every try"
+
+
+def test_where_no_cell_is_left_to_end_scancel_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a job's number it would cancel every waiting job of this user."""
+    (tmp_path / "scancel").write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/asked\n')
+    (tmp_path / "scancel").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    place = SlurmPlace(SlurmSettings(**SETTINGS), 2)
+    place.interrupt([])
+    place.kill([])
+    assert not (tmp_path / "asked").exists()
 
 
 def test_a_damaged_record_of_a_job_fails_its_cell_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
