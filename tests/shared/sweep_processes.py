@@ -16,7 +16,7 @@ from helpers import hear_interrupts
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
-from processes import PATIENCE, alive, command_of, descendants_of, stat_of
+from processes import PATIENCE, alive, children_of, command_of, descendants_of
 from rich.console import Console
 
 from grpo_lab.config.run_config import conf_folder
@@ -81,7 +81,8 @@ def cells_of(parent: int) -> dict[int, str]:
     commands = {pid: command_of(pid) for pid in descendants_of(parent)}
     own = command_of(parent)
     found = {pid: words for pid, words in commands.items() if "grpo_lab.train" in words and words != own}
-    return {pid: words for pid, words in found.items() if int(*stat_of(pid)[1:2] or [parent]) not in found}
+    copies = {child for pid in found for child in children_of(pid)}
+    return {pid: words for pid, words in found.items() if pid not in copies}
 
 
 def lines_in(path: Path) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -24,10 +26,10 @@ from processes import wait_until
 
 from grpo_lab.config.hydra_setup import bootstrap
 from grpo_lab.config.run_config import conf_folder
-from grpo_lab.tracking import provenance
+from grpo_lab.tracking import mlflow_store, provenance
 from grpo_lab.tracking.files import RunFolderBusyError, RunFolderError, atomic_write
 from grpo_lab.tracking.mlflow_mirror import Mirror, Mlflow, NoTracking, sync, sync_all
-from grpo_lab.tracking.mlflow_store import check_uri, file_system
+from grpo_lab.tracking.mlflow_store import check_uri, file_system, prepare_store
 from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.tracking.run_reader import is_held, read_steps, run_status
 
@@ -387,6 +389,18 @@ def test_the_file_system_of_a_path_is_that_of_its_deepest_mount(tmp_path: Path) 
     assert file_system(Path("/home/me/runs"), mounts) == "nfs4"
     assert file_system(Path("/homes/me"), mounts) == "ext4"
     assert file_system(Path("/x"), tmp_path / "missing") == ""
+
+
+@pytest.mark.parametrize(("kind", "mode"), [("ext4", "wal"), ("nfs4", "delete"), ("virtiofs", "delete"), ("", "wal")])
+def test_a_write_ahead_log_is_for_file_systems_of_one_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str, mode: str
+) -> None:
+    """Its processes share memory, which those of several machines cannot."""
+    monkeypatch.setattr(mlflow_store, "file_system", lambda path: kind)
+    prepare_store(f"sqlite:///{tmp_path}/mlflow.db", "probe")
+    with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == (mode,)
+    assert ("unsafe with several machines" in caplog.text) is (mode == "delete")
 
 
 # ---- the mirror
