@@ -16,33 +16,46 @@ from grpo_lab.tasks.grader_pool import LONGEST_TEXT, Answer, GraderPool, shared_
 from grpo_lab.tricks.base import require, require_positive
 from grpo_lab.types import NoiseKey, Problem
 
-_BOX = re.compile(r"\\boxed\s*\{")
+# A box holds what its braces enclose. Without braces it holds what begins as a number, a command or a lone letter does.
+_BOX = re.compile(
+    r"\\(?:boxed|fbox)(?![a-zA-Z])\s*"
+    r"(?:(?P<brace>\{)|(?=[-+]?(?:\.?[0-9]|\\(?!boxed|fbox)[a-zA-Z])|[a-zA-Z]\s?(?:\$|\\[)\]])))"
+)
+_BARE = re.compile(r"[^$\n]{1,100}?(?=\$|\\[)\]])|[^\s<$]{1,100}")  # to the end of the formula, or else one word
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is no brace
 
 
 def last_box(text: str) -> str | None:
-    """What stands in the last `\\boxed{...}`; None if there is none or its braces do not balance."""
-    start = _last_opening(text)
+    """The content of the last `\\boxed{...}`, `\\boxed 5` or `\\fbox{...}`; None without one, or if it does not close."""
+    box = _last_opening(text)
+    if box is None:
+        return None
+    if not box["brace"]:
+        bare = _BARE.match(text, box.end())
+        return None if bare is None else bare.group()
     depth = 1
-    for brace in _BRACE.finditer(text, start) if start >= 0 else ():
+    for brace in _BRACE.finditer(text, box.end()):
         depth += {"{": 1, "}": -1}.get(brace.group(), 0)
         if depth == 0:
-            return text[start : brace.start()]
+            return text[box.end() : brace.start()]
     return None
 
 
 def marked_answer(text: str) -> str | None:
     """What stands in the last `\\boxed{...}` or `<answer>...</answer>`, whichever opens later; None if it is open."""
-    tag = text.rfind("<answer>")
-    if tag < _last_opening(text):
+    tag, box = text.rfind("<answer>"), _last_opening(text)
+    if box is not None and tag < box.start():
         return last_box(text)
     end = text.find("</answer>", tag)
     return None if tag < 0 or end < 0 else text[tag + len("<answer>") : end]
 
 
-def _last_opening(text: str) -> int:
-    """Where the content of the last `\\boxed{` begins, -1 without one."""
-    return max((box.end() for box in _BOX.finditer(text)), default=-1)
+def _last_opening(text: str) -> re.Match[str] | None:
+    """The opening of the last box, up to its content."""
+    box = None
+    for opening in _BOX.finditer(text):
+        box = opening
+    return box
 
 
 class Reading(Enum):
@@ -151,6 +164,8 @@ _MOST_DIGITS = 200  # of a number; a longer one is text
 
 _Value = Fraction | str | tuple[str, tuple | frozenset]
 
+_OPENS = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
+_FORMULA_ENDS = re.compile(r"\$|\\[)\]]")
 _ANNOUNCED = re.compile(r"answer is|answer:", re.IGNORECASE)
 _NUMBER_IN_TEXT = re.compile(r"[-\u2212]?[0-9][0-9,]*(?:\.[0-9]+)?(?:/[0-9]+)?")
 _SIGNS = "−–×÷·π∞≤≥≠∪∩√"  # noqa: RUF001
@@ -186,13 +201,8 @@ _NO_UNITS = "pi e i sqrt sin cos tan log ln exp mod and or to infinity inf x y z
 
 def _stated(text: str) -> str:
     """The answer that a response states; "" if it states none, or opens a last box that it does not close."""
-    place = len(text)
-    while (place := text.rfind("\\boxed", 0, place)) >= 0:
-        start = place + len("\\boxed")
-        while start < len(text) and text[start].isspace():
-            start += 1
-        if text.startswith("{", start):
-            return _inside(text, start)
+    if (box := _boxed(text)) is not None:
+        return box
     if (place := text.rfind("####")) >= 0:
         return text[place + 4 :].strip().split("\n", 1)[0]
     if announced := [found.end() for found in _ANNOUNCED.finditer(text)]:
@@ -200,6 +210,22 @@ def _stated(text: str) -> str:
         return line.split(". ", 1)[0].strip(" *")
     numbers = _NUMBER_IN_TEXT.findall(text)
     return numbers[-1] if numbers else ""
+
+
+def _boxed(text: str) -> str | None:
+    """What the last box holds, "" if it is open; None without a box. `\\boxed 5` needs no braces."""
+    for box in reversed(list(_OPENS.finditer(text))):
+        start = box.end()
+        if text.startswith("{", start):
+            return _inside(text, start)
+        begins = text[start : start + 2].lstrip("+-.")
+        if begins[:1].isdigit() or (begins[:1] == "\\" and not _OPENS.match(text, start)):
+            line = text[start : start + 100].split("\n", 1)[0]
+            formula = _FORMULA_ENDS.split(line, maxsplit=1)
+            return formula[0] if len(formula) > 1 else line.replace("<", " ").split(maxsplit=1)[0]
+        if begins[:1].isalpha() and _FORMULA_ENDS.match(text[start + 1 : start + 4].lstrip()):
+            return begins[0]
+    return None
 
 
 def _inside(text: str, opening: int) -> str:

@@ -67,7 +67,7 @@ def test_every_pair_is_judged_as_the_table_says() -> None:
         if named & {"plain", "design"} and not truth:
             assert named & {"plain"}, f"a wrong answer called right is a fault: {gold}, {answer}"
     assert not surprises
-    assert misses == {"strict": 23, "failed": 1, "plain": 11, "design": 65}
+    assert misses == {"strict": 22, "failed": 1, "plain": 10, "design": 65}
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,19 @@ def test_only_lenient_reads_a_response_that_did_not_end() -> None:
         (r"\boxed{\boxed{3}}", "3"),
         (r"\boxed{1} \boxed{2", None),
         (r"\boxed{2\}", None),
-        (r"\boxed 72", None),
+        (r"\boxed 72", "72"),
+        (r"so that our answer is $\boxed 2$.", "2"),
+        (r"\boxed9$", "9"),
+        (r"$\boxed \frac 1 2$ and $x$", r"\frac 1 2"),
+        (r"\boxed\text{Yes} it is", r"\text{Yes}"),
+        (r"\boxed -5, of course", "-5,"),
+        (r"\[\boxed x\]", "x"),
+        (r"\boxed a letter", None),
+        (r"\boxed{72} is what \boxed asks for: \boxed. No \boxed", "72"),
+        (r"\boxed{\(34\)}", r"\(34\)"),
+        (r"\fbox{2}", "2"),
+        (r"\boxed{1} \fbox 2", "2"),
+        (r"\boxed{1} \boxed \boxed", "1"),
         (r"\boxed{}", ""),
         ("", None),
     ],
@@ -141,6 +153,7 @@ def test_the_last_box(text: str, box: str | None) -> None:
         (r"\boxed{5} <answer> 72 </answer>", " 72 "),
         (r"<answer>5</answer> \boxed{72}", "72"),
         (r"<answer>\boxed{72}</answer>", "72"),
+        (r"<answer>\boxed 72</answer>", "72"),
         ("<answer>5</answer> <answer>7", None),
         (r"\boxed{5} <answer>7", None),
         (r"<answer>5</answer> \boxed{7", None),
