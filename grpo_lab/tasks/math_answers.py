@@ -26,7 +26,7 @@ _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is no brace
 
 
 def last_box(text: str) -> str | None:
-    """The content of the last `\\boxed{...}`, `\\boxed 5` or `\\fbox{...}`; None without one, or if it does not close."""
+    """The content of the last `\\boxed{...}`, `\\boxed 5` or `\\fbox{...}`; None without one or if it is open."""
     box = _last_opening(text)
     if box is None:
         return None
