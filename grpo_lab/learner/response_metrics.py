@@ -30,7 +30,7 @@ def response_metrics(made: Groups, check_again: Sequence[str], best: Float[Tenso
         gap = best[list(made.indices)] - group_means(shaped).squeeze(1)
         metrics["rollout/best_gap"] = float(gap.nanmean())
     size = rollouts.group_size
-    right = shaped.outcome.sum(dim=1).round().int().tolist()
+    right = (shaped.outcome * shaped.counted).sum(dim=1).round().int().tolist()
     graded = shaped.counted.sum(dim=1).tolist()
     for k in (k for k in (2, 4, 8, 16, 32, 64) if k <= size):
         chances = [pass_at_k(number, count, k) for number, count in zip(graded, right) if k <= number]

@@ -379,6 +379,29 @@ def test_what_overlaps_takes_the_longer_of_the_two(opened) -> None:
     assert rates["one_step_off"][-1] < rates["sync"][-1]
 
 
+@pytest.mark.parametrize("name", ["sync", "one_step_off"])
+def test_a_batch_waits_for_the_weights_that_sample_it(opened, name: str) -> None:
+    """Batch k of one step off is generated as soon as the sampler is free and has the weights of step k - 2."""
+    update, sync = 0.5, 0.25
+    times = (
+        "cost_model.decode_step=0.001", "cost_model.decode_token=0", "cost_model.read_token=0",
+        "cost_model.train_token=1e-9", f"cost_model.update={update}", f"cost_model.sync={sync}",
+    )  # fmt: skip
+    run, state, queue = opened(f"schedule={name}", *times)
+    lag = 1 if name == "sync" else 2
+    ready, ended = [], []
+    for number in range(6):
+        batch = step(run, state, queue)
+        weights_at = ended[number - lag] + sync if number >= lag else 0.0
+        begins = max(weights_at, ready[-1] if ready else 0.0)
+        assert begins == weights_at or number < lag, "the learner is the slower one: every later batch waits for it"
+        ready.append(begins + 0.001 * int(batch.made.rollouts.lengths.max()))
+        assert_close(batch.ready_at, ready[-1], 1e-5, "begins when its weights have arrived")
+        ended.append(max(ready[-1], ended[-1] + sync if ended else 0.0) + update)
+        assert_close(state.ledger.simulated_seconds, ended[-1], 1e-5, "a sync holds up the learner too")
+        assert_close(queue.to_state()["weights_at"], ended[-1] + sync, 1e-5, "a resumed run goes on with it")
+
+
 def test_training_time_counts_what_is_forwarded(opened) -> None:
     run, _, queue = opened("kl=k3_loss", "updates=two_passes", "schedule=sync")
     batch = queue.take()

@@ -440,6 +440,20 @@ def test_metrics_of_responses_by_hand() -> None:
     assert any(mark in "Wait, I should double-check" for mark in Task.check_again)
 
 
+def test_pass_at_k_is_of_the_responses_that_were_graded() -> None:
+    """Of the first group three of four were graded, one right; of the second one, which is too few for pass@2.
+
+    In the third a right response does not count, since it was truncated: two wrong ones and a right one are left.
+    """
+    made = groups_of([1] * 12, ["a"] * 12, [[1, 0, 0, 0], [1, 0, 0, 0], [1, 1, 0, 0]], [[0.0] * 4] * 3)
+    counted = torch.tensor([[True, True, True, False], [True, False, False, False], [False, True, True, True]])
+    made = replace(made, shaped=replace(made.shaped, counted=counted))
+    signs = response_metrics(made, ArithmeticWorld.check_again, torch.zeros(3, dtype=F64))
+    # 1 - C(2, 2) / C(3, 2) = 2/3, twice
+    assert signs["rollout/pass_at_2"] == pytest.approx(2 / 3)
+    assert "rollout/pass_at_4" not in signs, "no group has four graded responses"
+
+
 def test_metrics_of_target_lengths_by_hand() -> None:
     graded = make_graded([[0.0, 0], [0, 0]], lengths=[[10, 14], [20, 24]])
     assert target_length_metrics(graded) == {}
