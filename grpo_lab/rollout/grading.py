@@ -134,7 +134,7 @@ def grade(rollouts: Rollouts, texts: Sequence[str], reward: Grader, keys: Sequen
         return to_groups(torch.tensor(values, dtype=torch.float64), rollouts.group_size)
 
     # A judge or a time limit may answer otherwise when asked again: all ranks take what one of them was told.
-    grades = ranks.on_first(lambda: reward.grades(problems, texts, finished, keys))
+    grades = ranks.on_first(lambda: reward.checked_grades(problems, texts, finished, keys))
     judged = by_group(grades.outcomes)
     graded = ~judged.isnan()
     components = {name: torch.where(graded, by_group(values), 0.0) for name, values in grades.components.items()}

@@ -266,7 +266,7 @@ def _sampled(
     # A guess is judged by what it says first; the few tokens it may take need not hold an end.
     finished = rollouts.finished.tolist() if asked.kind == "answers" else [True] * len(texts)
     each = [problem for problem in problems for _ in range(asked.samples)]
-    judged = run.reward.grades(each, texts, finished, [request.noise for request in requests]).outcomes
+    judged = run.reward.checked_grades(each, texts, finished, [request.noise for request in requests]).outcomes
     groups = [slice(place * asked.samples, (place + 1) * asked.samples) for place in range(len(problems))]
     lengths = rollouts.lengths.tolist()
     injected = (rollouts.response_mask & ~rollouts.sampled_mask).sum(dim=1).tolist()

@@ -168,6 +168,38 @@ class Grader(ABC):
         `keys` name the responses, for rewards by chance.
         """
 
+    def checked_grades(
+        self, problems: Sequence[Problem], texts: Sequence[str], finished: Sequence[bool], keys: Sequence[NoiseKey]
+    ) -> Grades:
+        """The grades of N responses; training, evaluation and other graders take them from here.
+
+        Raises ValueError with a remedy for an outcome other than 0, 1 or NaN, and for a reward that is not finite.
+        """
+        grades, name = self.grades(problems, texts, finished, keys), type(self).__name__
+        for part, values in {"outcomes": grades.outcomes, **grades.components}.items():
+            if len(values) != len(texts):
+                raise ValueError(f"{name} gave {len(values)} {part} for {len(texts)} responses: give one for each")
+        for row, outcome in enumerate(grades.outcomes):
+            if outcome not in (0, 1) and outcome == outcome:
+                raise ValueError(
+                    f"{name} gave the outcome {outcome!r} to the response {texts[row][:60]!r}: an outcome is 0 "
+                    "(wrong), 1 (right) or NaN (not graded). For a score return float(score >= threshold), with "
+                    "`threshold` a field whose number stands in the YAML of the reward. To pay for a part of an "
+                    "answer, add a component to the reward, as class Near in grpo_lab/tasks/verifiers.py does"
+                )
+            if outcome != outcome and not self.may_fail:
+                raise ValueError(
+                    f"{name} could not grade the response {texts[row][:60]!r} (NaN): if that may happen, write "
+                    "`may_fail: ClassVar[bool] = True` in the class, so that such responses are counted as ungraded"
+                )
+            for part, values in grades.components.items():
+                if outcome == outcome and not math.isfinite(values[row]):
+                    raise ValueError(
+                        f"{name} gave {values[row]} as {part} to the response {texts[row][:60]!r}: give a finite "
+                        "number, or the outcome NaN to a response that cannot be graded"
+                    )
+        return Grades([float(outcome) for outcome in grades.outcomes], grades.components)
+
     @abstractmethod
     def bounds(self, right: bool) -> tuple[float, float]:
         """The lowest and the highest reward of a response whose outcome is 1 (`right`) or 0."""
@@ -216,7 +248,7 @@ class Reward(Grader):
         self, problems: Sequence[Problem], texts: Sequence[str], finished: Sequence[bool], keys: Sequence[NoiseKey]
     ) -> Grades:
         outcomes = self.outcomes(problems, texts, finished, keys)
-        return Grades(outcomes, {"outcome": [self.correct if one > 0.5 else self.wrong for one in outcomes]})
+        return Grades(outcomes, {"outcome": [self.correct if one == 1 else self.wrong for one in outcomes]})
 
     def bounds(self, right: bool) -> tuple[float, float]:
         return (self.correct, self.correct) if right else (self.wrong, self.wrong)

@@ -56,10 +56,10 @@ class GraderPool:
         _pools.add(self)
 
     def grade(self, answers: Sequence[Answer], seconds: float, workers: int) -> list[float]:
-        """1.0 for each right answer, 0.0 for a wrong one, NaN for one that a worker failed on, in their order.
+        """What a worker says of each answer, in their order: 1.0 for a right one, 0.0 for a wrong one, or a score.
 
-        Each answer may take `seconds` of processor time, and `WAITS` times as long by the clock. Raises RuntimeError
-        if a worker cannot start.
+        NaN for an answer that a worker failed on. Each answer may take `seconds` of processor time, and `WAITS` times
+        as long by the clock. Raises RuntimeError if a worker cannot start.
         """
         with self._turn:
             return self._grade(answers, seconds, min(workers, len(answers)))

@@ -131,7 +131,7 @@ class Judge:
             return False
 
 
-def reply(judge: Callable[[str, str, bool], bool | None], request: dict[str, Any]) -> dict[str, bool | None]:
+def reply(judge: Callable[[str, str, bool], float | None], request: dict[str, Any]) -> dict[str, float | None]:
     """The verdict on one request, None for a failure, and whether the worker has to be replaced."""
     # The kernel ends this process when its time is up, whatever it is doing, and even without its parent.
     signal.setitimer(signal.ITIMER_PROF, request["seconds"])
@@ -165,7 +165,7 @@ def _limit(bytes_of_memory: int) -> None:
         resource.setrlimit(kind, (bound, bound))
 
 
-def serve(make_judge: Callable[[], Callable[[str, str, bool], bool | None]]) -> None:
+def serve(make_judge: Callable[[], Callable[[str, str, bool], float | None]]) -> None:
     """Answer requests until the parent closes the pipe or is gone."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the parent handles them, and ends its workers

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import io
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from grpo_lab.tasks.grader_pool import Answer, GraderPool
 from grpo_lab.tasks.math_answers import JudgedApart, marked_answer
 from grpo_lab.tasks.tables import fingerprint
 from grpo_lab.tricks.base import require
-from grpo_lab.types import Problem
+from grpo_lab.types import NoiseKey, Problem
 
 if TYPE_CHECKING:
     from reasoning_gym.dataset import ProceduralDataset
@@ -220,11 +221,25 @@ _NUMBER = re.compile(r"-?[0-9][0-9,]*(?:\.[0-9]+)?")
 
 @dataclass(frozen=True)
 class GymScore(JudgedApart):
-    """1 if the response ended and its family gives the whole score for the answer in it."""
+    """1 if the response ended and its family scores the answer in it with `threshold` or more.
+
+    Many families score an answer between 0 and 1: 0.01 for a wrong one in the right form, or the share that is right.
+    """
 
     pool: ClassVar[GraderPool] = GraderPool(Path(__file__).with_name("gym_worker.py"))
 
     place: Place
+    threshold: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 < self.threshold <= 1, "threshold", self.threshold, "above 0 and at most 1", "scores are in [0, 1]")
+
+    def outcomes(
+        self, problems: Sequence[Problem], texts: Sequence[str], finished: Sequence[bool], keys: Sequence[NoiseKey]
+    ) -> list[float]:
+        scores = super().outcomes(problems, texts, finished, keys)
+        return [score if math.isnan(score) else float(score >= self.threshold) for score in scores]
 
     def known_or_asked(self, problem: Problem, text: str, finished: bool) -> float | Answer:
         answer = self.answer(text) if finished else ""

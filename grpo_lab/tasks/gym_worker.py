@@ -16,17 +16,17 @@ from grpo_lab.tasks.grader_worker import serve
 from grpo_lab.tasks.gym import score
 
 
-def judge(details: str, answer: str, anywhere: bool) -> bool | None:
-    """Whether the answer to the problem with these details earns the whole score; None where the family fails."""
+def judge(details: str, answer: str, anywhere: bool) -> float | None:
+    """The score of an answer to the problem with these details; None where the family fails."""
     try:
-        return score(details, answer) >= 1.0
+        return score(details, answer)
     except (MemoryError, RecursionError):
         raise
     except Exception:  # each family raises what it likes on an answer it did not expect
         return None
 
 
-def make_judge() -> Callable[[str, str, bool], bool | None]:
+def make_judge() -> Callable[[str, str, bool], float | None]:
     """The judge, with reasoning-gym loaded before the memory is bounded."""
     importlib.import_module("reasoning_gym")
     return judge

@@ -59,7 +59,7 @@ class Weighted(Grader):
     def grades(
         self, problems: Sequence[Problem], texts: Sequence[str], finished: Sequence[bool], keys: Sequence[NoiseKey]
     ) -> Grades:
-        each = {name: part.grades(problems, texts, finished, keys) for name, part in self.parts.items()}
+        each = {name: part.checked_grades(problems, texts, finished, keys) for name, part in self.parts.items()}
         outcomes = each[self.outcome_of].outcomes
         failed = [any(map(math.isnan, row)) for row in zip(*(graded.outcomes for graded in each.values()))]
         return Grades(

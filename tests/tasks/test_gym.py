@@ -17,7 +17,7 @@ from grpo_lab.tasks.gym import GymScore, Place, ReasoningGym, create, score
 from grpo_lab.types import Problem
 
 pytest.importorskip("reasoning_gym")
-marked = GymScore(1.0, 0.0, Place.marked, seconds=30.0, workers=2)
+marked = GymScore(1.0, 0.0, Place.marked, threshold=1.0, seconds=30.0, workers=2)
 
 
 def task_of(family: str, *overrides: str) -> ReasoningGym:
