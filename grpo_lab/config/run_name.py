@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from grpo_lab.config.run_config import AXES, VOLATILE
-
-_LONGEST_NAME = 120
+from grpo_lab.tracking.names import folder_name
 
 
 def chosen_options(choices: Mapping[str, str]) -> dict[str, str]:
@@ -27,23 +26,25 @@ def run_name(recipe: str, overrides: Sequence[str]) -> str:
     """
     chosen = []
     for override in overrides:
-        key, _, value = override.lstrip("+~").partition("=")
-        if key.split(".")[0].split("@")[0] not in VOLATILE | {"seed", "recipe", "plugins", "hydra"}:
-            chosen.append((key.split(".")[0] not in AXES, f"{key}={_canonical(value)}"))
-    return short(",".join([recipe, *(word for _, word in sorted(chosen))]))
+        key, _, value = override.lstrip("+").partition("=")
+        first = key.lstrip("~").split(".")[0]
+        if first.split("@")[0] not in VOLATILE | {"seed", "recipe", "plugins", "hydra"}:
+            chosen.append((first not in AXES, f"{key}={_canonical(value)}"))
+    return folder_name([recipe, *(word for _, word in sorted(chosen))])
 
 
 def _canonical(value: str) -> str:
-    """A value as Hydra writes it, so that 1e3 typed by hand and 1000.0 from a sweep give one name."""
+    """A value as Hydra writes it, so that 1e3 typed by hand and 1000.0 from a sweep give one name.
+
+    A text is without quotes and backslashes, unless it would be read as something else.
+    """
+    parser = OverridesParser.create()
     try:
-        return OverridesParser.create().parse_override(f"key={value}").get_value_element_as_str()
+        parsed = parser.parse_override(f"key={value}")
+        text = parsed.value()
+        with suppress(HydraException):
+            if isinstance(text, str) and parser.parse_override(f"key={text}").value() == text:
+                return text
+        return parsed.get_value_element_as_str()
     except HydraException:
         return value
-
-
-def short(name: str) -> str:
-    """The name as a folder name: no slashes, spaces, quotes or braces; a long one is shortened and ends in its hash."""
-    name = re.sub(r"[\s'\"\\${}]", "", name.replace("/", "_"))
-    if len(name) > _LONGEST_NAME:
-        name = f"{name[: _LONGEST_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-    return name

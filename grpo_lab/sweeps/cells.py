@@ -18,9 +18,10 @@ from grpo_lab.config.design import Design
 from grpo_lab.config.overrides import misnamed
 from grpo_lab.config.rules import IncompatibleRun, broken_warnings, check_compatible
 from grpo_lab.config.run_config import AXES, VOLATILE, RunConfig, to_run
-from grpo_lab.config.run_name import chosen_options, run_name, short
+from grpo_lab.config.run_name import chosen_options, run_name
 from grpo_lab.policy.device import device_kind
 from grpo_lab.run.identity import check_folder, run_identity
+from grpo_lab.tracking import names
 from grpo_lab.tracking.run_reader import run_status
 from grpo_lab.tracking.sweep_record import CellRecord
 
@@ -136,7 +137,7 @@ def sweep_name(design: Design | None, arguments: Sequence[str]) -> str:
     words = [word for word in arguments if not is_own(word) and key_of(word).split(".")[0] not in hidden]
     # As in a run's name: recipe and tricks first, sizes and budgets last.
     words.sort(key=lambda word: (key_of(word) != "recipe", key_of(word).split(".")[0] not in AXES, word))
-    return short(",".join([*([design.name] if design else []), *words])) or "seeds"
+    return names.folder_name([*([design.name] if design else []), *words]) or "seeds"
 
 
 def with_overrides(plan: Plan, words: Sequence[str]) -> Plan:
@@ -168,12 +169,13 @@ def folder_name(plan: Plan) -> str:
 def compose_cells(plans: Sequence[Plan], sweep: str, compose: Compose) -> list[Cell]:
     """Compose every plan and check it: rules, identity of an existing folder, equal labels.
 
-    Raises one ValueError with all that is wrong. Plans that differ only in the seed or in the base model's number are
-    composed once: composing costs more than everything else here.
+    Raises one ValueError with all that is wrong, two runs in one folder included. Plans that differ only in the seed or
+    in the base model's number are composed once: composing costs more than everything else here.
     """
     composed: dict[tuple[str, ...], tuple[DictConfig, dict[str, str]]] = {}
     runs: dict[tuple[str, ...], RunConfig] = {}
     cells, refusals = [], {}
+    held: dict[Path, Cell] = {}  # by each folder
     for plan in plans:
         words = tuple(word for word in plan.overrides if key_of(word) != "seed")
         base = next((word for word in words if re.fullmatch(rf"{_BASE}=\d+", word)), None)
@@ -204,6 +206,11 @@ def compose_cells(plans: Sequence[Plan], sweep: str, compose: Compose) -> list[C
             known = (folder / "run.json").exists()  # else nothing is there to be compared with
             check_folder(folder, run_identity(config, device) if known else {})
             cells.append(Cell(plan, run, folder, choices))
+            other = held.setdefault(folder, cells[-1])
+            if _changed(cells[-1], other):
+                raise ValueError(
+                    f"{other.plan.title} has the same folder, {folder}, and is another run: rename a value"
+                )
         except (ValueError, HydraException, OmegaConfBaseException) as error:
             refusals.setdefault(str(error), plan.title)  # the same message for several seeds is reported once
     if refusals:

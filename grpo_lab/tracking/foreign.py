@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lab.tracking.files import write_json
+from grpo_lab.tracking.names import MOST_CHARACTERS, marked
 from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.tracking.sweep_record import FILE, CellRecord, read_sweep, record_sweep, sweep_folder
 from grpo_lab.tracking.whole import AFRESH, read_json, sealed
@@ -94,8 +95,9 @@ class ForeignLog:
 
 
 def _kept(theirs: str) -> str:
-    """The name of a number that has no counterpart here, as a run folder takes it."""
-    return f"foreign/{re.sub(r'[^A-Za-z0-9_.-]', '.', theirs).strip('.')[:200]}"
+    """The name of a number that has no counterpart here, as a run folder takes it: dots for slashes."""
+    written = re.sub(r"[^A-Za-z0-9_/-]", ".", theirs).strip("./")[:200]
+    return f"foreign/{marked(theirs, written).replace('/', '.')}"
 
 
 def read_trl(place: Path, chosen: Chosen) -> tuple[Path, ForeignLog]:
@@ -270,8 +272,11 @@ def import_run(
     Raises ValueError for a log that cannot be read, and for a sweep of this name that is not foreign.
     """
     for word in (name, label):
-        if not re.fullmatch(r"[A-Za-z0-9_.-]+", word):
-            raise ValueError(f"{word!r}: a name has letters, digits, dots, dashes and underscores")
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", word) or len(word) > MOST_CHARACTERS:
+            raise ValueError(
+                f"{word!r}: a name has letters, digits, dots, dashes and underscores, begins with none of . and -, and "
+                f"has at most {MOST_CHARACTERS} characters"
+            )
     home = sweep_folder(runs_dir, name)
     if (home / FILE).exists() and any(not cell.arm.startswith(FOREIGN) for cell in read_sweep(home).cells):
         raise ValueError(f"{home} is a sweep of grpo_lab: give foreign runs another name with --as")

@@ -25,6 +25,7 @@ from grpo_lab.tracking.final_metrics import final_metrics
 from grpo_lab.tracking.harness_results import outdated, protocols, read_results
 from grpo_lab.tracking.mlflow_parent import parent_of
 from grpo_lab.tracking.mlflow_store import check_uri, first_line, load_mlflow, prepare_store
+from grpo_lab.tracking.names import marked
 from grpo_lab.tracking.run_reader import StepReader, StepRecord, was_interrupted
 from grpo_lab.tracking.system_metrics import SYSTEM, read_samples
 from grpo_lab.tracking.whole import AFRESH, AGAIN, MANIFEST, read_json
@@ -32,6 +33,7 @@ from grpo_lab.tracking.whole import AFRESH, AGAIN, MANIFEST, read_json
 POINTS_PER_BATCH = 1000  # MLflow's limit for one log_batch, and the cheapest size per point
 ENTRIES_PER_BATCH = 100  # params or tags, likewise
 PARAM_LENGTH = 500  # characters
+PARAM_NAME_LENGTH = 240  # characters, of 250
 TAG_LENGTH = 5000  # characters
 HARNESS_TAG = "harness"  # how harnesses evaluated the run
 ARTIFACT_BYTES = 5_000_000
@@ -202,9 +204,7 @@ class Sender(FolderSender):
             client.log_batch(found.info.run_id, tags=chunk, synchronous=True)
         # A parameter cannot change in MLflow: values that a resumed run changed are in its config.yaml.
         # Options are sent as parameters too, because MLflow's page that compares runs plots only parameters.
-        values = {
-            re.sub(r"[^/\w.\- :]", "_", key): str(value) for key, value in (run["choices"] | run["config"]).items()
-        }
+        values = {_param(key): str(value) for key, value in (run["choices"] | run["config"]).items()}
         params = [
             entities.Param(key, value if len(value) <= PARAM_LENGTH else value[: PARAM_LENGTH - 3] + "...")
             for key, value in values.items()
@@ -352,6 +352,11 @@ class Sender(FolderSender):
         info = self._client.get_run(self.run_id).info
         if (info.status, info.end_time) != (status, ended):
             self._client.set_terminated(self.run_id, status, ended)
+
+
+def _param(key: str) -> str:
+    """A key of the configuration as MLflow takes it, at most 250 characters: own names in it may hold others."""
+    return marked(key, re.sub(r"[^/\w.\- :]", "_", key)[:PARAM_NAME_LENGTH])
 
 
 def _chunks(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

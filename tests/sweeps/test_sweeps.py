@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.types import Quote, QuotedString
 from rich.console import Console
 from safetensors.torch import load_file
 from sweep_processes import multirun
@@ -22,6 +23,7 @@ from grpo_lab.config.run_name import run_name
 from grpo_lab.loop import start
 from grpo_lab.policy.device import device_kind, planned_elsewhere
 from grpo_lab.run.identity import check_folder, run_identity
+from grpo_lab.sweeps import cells as planning
 from grpo_lab.sweeps.board import Board, WatchedCell
 from grpo_lab.sweeps.cells import (
     Cell,
@@ -566,6 +568,32 @@ def test_a_cell_is_the_run_that_its_words_give_by_hand(
         by_hand = [*words, f"{swept}={value}"]
         recipe = next((word.partition("=")[2] for word in by_hand if word.startswith("recipe=")), "plain")
         assert cell.folder == tmp_path / run_name(recipe, by_hand) / "seed=0"
+
+
+WORDING = ["Q: {question}", "Q:  {question}", "Q: {question} ", "'Q:' {question}", "Q:\n{question}"]
+
+
+def test_arms_that_differ_in_characters_no_folder_can_have_are_several_runs(cells_of: Callable) -> None:
+    """They shared one folder, one of them never ran, and the report called them identical."""
+    arms = {f"arm{at}": [f"evaluation.other_wording={_quoted(text)}"] for at, text in enumerate(WORDING)}
+    found = share_runs(cells_of(flat_design(**arms), "tracking=none"))
+    assert len({cell.folder for cell in found}) == len(WORDING) + 1 and not any(cell.same_as for cell in found)
+    typed = ",".join(map(_quoted, WORDING))
+    found = share_runs(cells_of(None, *WORLD, f"evaluation.other_wording={typed}"))
+    assert [cell.run.evaluation.other_wording for cell in found] == WORDING
+    assert len({cell.folder for cell in found}) == len(WORDING)
+
+
+def test_two_runs_of_a_sweep_in_one_folder_are_refused(cells_of: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names that differ make that impossible but for a hash that two values share: here one for all."""
+    monkeypatch.setattr(planning, "folder_name", lambda plan: "plain")
+    with pytest.raises(ValueError, match=r"=8 seed=0: group_size=4 seed=0 has the same folder, .*plain/seed=0"):
+        cells_of(None, *WORLD, "group_size=4,8")
+    assert len(cells_of(None, *WORLD, "device=cpu,auto", "keep_checkpoints=1,2")) == 4, "one run, by its identity"
+
+
+def _quoted(text: str) -> str:
+    return QuotedString(text, Quote.single).with_quotes()
 
 
 # ---- recorded
