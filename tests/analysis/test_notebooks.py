@@ -352,13 +352,14 @@ def test_make_executes_every_notebook() -> None:
 
 
 @pytest.mark.extended
+@pytest.mark.needs("jupytext", "nbclient", "ipykernel")
 def test_jupyter_executes_a_notebook(
     printed: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As `make test-all` does, which installs the extra `notebooks`: the same text as from the script, and figures."""
-    missing = "the extra notebooks is not installed: make notebooks"
-    jupytext, nbclient = (pytest.importorskip(name, reason=missing) for name in ("jupytext", "nbclient"))
-    pytest.importorskip("ipykernel", reason=missing)
+    import jupytext
+    import nbclient
+
     write_synthetic(HELPS, tmp_path)
     monkeypatch.setenv("EXP", "synthetic")
     monkeypatch.setenv("RUNS", str(tmp_path))

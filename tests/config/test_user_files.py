@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from processes import python_path
 from short_runs import command_line
 
 from grpo_lab.config import run_config as config
@@ -110,7 +111,7 @@ def test_options_are_found_in_each_of_several_folders(tmp_path: Path, monkeypatc
     [
         (["--help"], {"GRPO_LAB_CONFIG_PATH": "{here}/nowhere"}, "error: GRPO_LAB_CONFIG_PATH names {here}/nowhere, "),
         (["seed=1"], {"GRPO_LAB_CONFIG_PATH": "{here}/bomb"}, "{here}/bomb/recipe/mine.yaml line 5: with its aliases"),
-        (["plugins=[broken]"], {"PYTHONPATH": "{here}"}, "module 'broken' fails at {here}/broken.py line 2 (NameError"),
+        (["plugins=[broken]"], {}, "module 'broken' fails at {here}/broken.py line 2 (NameError"),
         (
             ["seed=${group_size}", "group_size=${seed}"],
             {},
@@ -126,8 +127,7 @@ def test_the_command_says_it_in_one_line(
     (tmp_path / "bomb" / "recipe" / "mine.yaml").write_text(BOMB)
     (tmp_path / "broken.py").write_text("import math\nmath.cos(nothing)\n")
     env = {name: value.format(here=tmp_path) for name, value in environment.items()}
-    if "PYTHONPATH" in env:
-        env["PYTHONPATH"] += os.pathsep + os.environ.get("PYTHONPATH", "")
+    env |= {"PYTHONPATH": python_path(tmp_path)}
     done = command_line("world=tiny", f"runs_dir={tmp_path / 'runs'}", *words, env=env)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
     assert said.format(here=tmp_path) in done.stderr
@@ -206,8 +206,7 @@ class HalfMark(Baseline):
 
 def test_a_plugin_whose_trick_has_no_formula_is_refused_before_a_model_loads(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(PLUGIN)
-    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-    done = command_line("plugins=[mine]", "world=tiny", env={"PYTHONPATH": path})
+    done = command_line("plugins=[mine]", "world=tiny", env={"PYTHONPATH": python_path(tmp_path)})
     assert done.returncode == 1 and done.stderr.startswith(
         f"error: HalfMark at {tmp_path}/mine.py line 5 has no formula: write `formula: ClassVar[str] = "
     ), done.stderr

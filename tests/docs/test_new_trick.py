@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from processes import python_path
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("grpo_lab", "conf", "tests", "experiments", ".ci", "Makefile", "README.md", "CONTRIBUTING.md", "LICENSE",
@@ -110,7 +111,7 @@ def there(folder: Path, *words: str, seconds: float = 280) -> subprocess.Complet
     """What a module does in the folder, where its package is the one that is imported."""
     done = subprocess.run(
         [sys.executable, "-m", *words], cwd=folder, capture_output=True, text=True, timeout=seconds,
-        env={**os.environ, "PYTHONPATH": str(folder), "GRPO_LAB_PLUGINS": ""},
+        env={**os.environ, "PYTHONPATH": python_path(folder), "GRPO_LAB_PLUGINS": ""},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     return done

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import python_path
 
 from grpo_lab.config.catalogue import (
     axes,
@@ -95,11 +96,11 @@ def test_the_example_trick_works_as_written(tmp_path: Path) -> None:
             sys.executable, "-m", "grpo_lab.train", "plugins=[example_trick]", "baseline=group_median", "world=tiny",
             "budget.amount=2", "tracking=none", f"runs_dir={tmp_path / 'runs'}",
         ],
-        PYTHONPATH=str(tmp_path),
+        PYTHONPATH=python_path(tmp_path),
         GRPO_LAB_CONFIG_PATH=str(tmp_path / "conf"),
     )  # fmt: skip
     (tmp_path / "test_example.py").write_text(hand.replace("grpo_lab.tricks.baseline", "example_trick"))
-    path = os.pathsep.join([str(tmp_path), str(ROOT / "tests" / "shared")])
+    path = python_path(tmp_path, ROOT / "tests" / "shared")
     run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(tmp_path / "test_example.py")], PYTHONPATH=path)
 
 

@@ -1,53 +1,118 @@
-"""The tiers of the tests: what runs with the dev extras alone, and where the rest runs."""
+"""The tiers of the tests, and the bare machine that a test sees which does not declare what it needs."""
 
 from __future__ import annotations
 
+import ast
+import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
+
+import bare_machine
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+# Planted where the whole machine has them: what this machine has by itself must not matter.
+SIGHT = """
+import shutil, subprocess, sys
+from importlib.util import find_spec
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-# What the other extras of pyproject.toml install, what comes along with them, and what has an environment of its own.
-EXTRAS = {
-    "vllm", "jupytext", "nbconvert", "nbclient", "ipykernel", "submitit", "ray", "trl", "math_verify",
-    "optuna",
-}  # fmt: skip
-IMPORTED = """
-import importlib, sys
 
-class Without:
-    # a finder that finds everything but the extras, as where they are not installed
-    def __init__(self, finder):
-        self.finder = finder
+def seen():
+    python = "import sys, planted_package, shutil; sys.exit(shutil.which('planted_program') is None)"
+    there = subprocess.run([sys.executable, "-c", python], stderr=subprocess.DEVNULL).returncode == 0
+    return shutil.which("planted_program") is not None, find_spec("planted_package") is not None, there
 
-    def __getattr__(self, name):
-        return getattr(self.finder, name)
 
-    def find_spec(self, name, path=None, target=None):
-        return None if name.partition(".")[0] in {extras!r} else self.finder.find_spec(name, path, target)
+@pytest.fixture(scope="module")
+def once():
+    return seen()
 
-sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
-sys.path[:0] = {folders!r}
-failed = []
-for name in ["conftest", *{modules!r}]:
-    try:
-        importlib.import_module(name)
-    except ImportError as error:
-        failed.append(f"{{name}}: {{error}}")
-sys.exit("\\n".join(failed) or 0)
+
+@pytest.mark.needs("planted_program", "planted_package")
+def test_declared(once):
+    assert once == seen() == (True, True, True)
+
+
+def test_undeclared():
+    assert seen() == (False, False, False)
+    assert shutil.which("git") and find_spec("torch") and find_spec("hypothesis") and find_spec("pip")
+
+
+@pytest.mark.needs("planted_program", "not_installed")
+def test_missing():
+    raise AssertionError("is skipped")
+"""
+CONFTEST = """
+import bare_machine
+
+bare_machine.enter()
+bare_machine.PACKAGES["planted_package"] = bare_machine.INSTALL["planted_package"] = "install the package"
+bare_machine.INSTALL |= {"planted_program": "install the program", "not_installed": "make it"}
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(bare_machine)
 """
 
 
-def test_every_module_of_the_tests_is_collected_where_no_extra_is_installed() -> None:
-    """A module that asks for an extra when it is imported fails `make test` for whoever has followed the README."""
-    modules = sorted((ROOT / "tests").rglob("test_*.py"))
-    folders = [str(ROOT / "tests"), str(ROOT / "tests" / "shared"), *sorted({str(path.parent) for path in modules})]
-    code = IMPORTED.format(extras=EXTRAS, folders=folders, modules=[path.stem for path in modules])
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
+@pytest.fixture
+def machine_with_more(tmp_path: Path) -> dict[str, str]:
+    """The environment of somebody who has installed a program and a package beyond the bare machine."""
+    program = tmp_path / "bin" / "planted_program"
+    package, facts = (tmp_path / "packages" / name for name in ("planted_package", "planted-1.dist-info"))
+    for folder in (program.parent, package, facts):
+        folder.mkdir(parents=True)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    (package / "__init__.py").touch()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1\n")
+    (facts / "RECORD").write_text("planted_package/__init__.py,,\n")
+    with bare_machine.whole_machine():
+        whole = {name: value for name, value in os.environ.items() if name != bare_machine.WHOLE}
+    path = os.pathsep.join([str(program.parent), whole["PATH"]])
+    return whole | {"PATH": path, "PYTHONPATH": os.pathsep.join([str(package.parent), str(ROOT / "tests" / "shared")])}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_a_machine_has_beyond_the_bare_one_is_seen_by_who_declares_it(
+    machine_with_more: dict[str, str], tmp_path: Path, workers: int
+) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_sight.py").write_text(SIGHT)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = needs(name, ...): as in pyproject.toml\n")
+    words = ["-rs", "-n", str(workers), "-p", "no:cacheprovider", "--strict-markers", "test_sight.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words], cwd=tmp_path, env=machine_with_more, capture_output=True, text=True,
+        timeout=200,
+    )  # fmt: skip
+    assert "2 passed, 1 skipped" in done.stdout, done.stdout + done.stderr
+    assert "no not_installed: make it" in done.stdout
+
+
+def test_this_session_runs_on_the_bare_machine() -> None:
+    """Whatever is installed here: no other program is on PATH, and no package that `dev` does not bring is found."""
+    here = {path.name for folder in os.environ["PATH"].split(os.pathsep) for path in Path(folder).iterdir()}
+    assert here <= set(bare_machine.PROGRAMS)
+    assert not torch.cuda.is_available()
+    assert not {name for name in bare_machine.PACKAGES if find_spec(name)}
+
+
+def test_every_program_that_a_test_starts_is_on_the_list_or_can_be_declared() -> None:
+    started = {}
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(ast.Attribute(ast.Name("subprocess")), [ast.List([ast.Constant(name), *_]), *_]):
+                    started[name] = path.name
+    assert {"git", "make", "mount", "squeue"} <= started.keys()
+    known = {*bare_machine.PROGRAMS, *bare_machine.INSTALL}
+    assert {name: path for name, path in started.items() if name not in known} == {}
 
 
 def test_ci_runs_what_a_change_can_wait_for_and_begins_with_what_a_newcomer_types() -> None:

@@ -10,7 +10,6 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,6 @@ from grpo_lab.harness.command import Plan, Settings, evaluate, runs_of, suites_o
 from grpo_lab.tracking.harness_results import HarnessResult
 from grpo_lab.tracking.sweep_record import CellRecord, record_sweep
 from grpo_lab.tracking.whole import check_finished, read_json
-
-needs_lm_eval = pytest.mark.skipif(find_spec("lm_eval") is None, reason="lm-eval is not installed (extra lm-eval)")
-needs_inspect = pytest.mark.skipif(
-    find_spec("inspect_ai") is None, reason="inspect-ai is not installed (extra inspect)"
-)
 
 LM_EVAL_TASK = r"""
 task: {name}
@@ -143,7 +137,6 @@ def same_answers(place: Place, suite: str, results: dict[int, HarnessResult]) ->
     assert len({result.weights for result in results.values()}) == len(results)
 
 
-@needs_lm_eval
 def test_lm_eval_measures_what_we_measure_and_all_readers_see_it(place: Place) -> None:
     plan = place.plan("lm_eval", "own_sums", steps=["all"], base=True)
     before = (place.run / "metrics.jsonl").read_bytes()
@@ -172,7 +165,6 @@ def test_lm_eval_measures_what_we_measure_and_all_readers_see_it(place: Place) -
     assert finals["eval/lm_eval_own_sums/accuracy"].item() == own[4]
 
 
-@needs_inspect
 def test_inspect_measures_what_we_measure(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     plan = place.plan("inspect", f"{place.tasks / 'sums.py'}@sums", base=True)
@@ -181,7 +173,6 @@ def test_inspect_measures_what_we_measure(place: Place, monkeypatch: pytest.Monk
     same_answers(place, "inspect_sums", results)
 
 
-@needs_inspect
 @pytest.mark.parametrize(
     "spec,message",
     [("sums.py@product", "has no task 'product'; it has sums"), ("none.py@sums", "there is no file .*none.py")],
@@ -192,7 +183,6 @@ def test_a_task_that_inspect_does_not_have_is_refused(place: Place, spec: str, m
         list(evaluate(place.run, plan))
 
 
-@needs_lm_eval
 @pytest.mark.extended
 def test_a_task_or_metric_that_lm_eval_does_not_have_is_refused_before_a_model_loads(
     place: Place, capfd: pytest.CaptureFixture[str]
@@ -205,7 +195,6 @@ def test_a_task_or_metric_that_lm_eval_does_not_have_is_refused_before_a_model_l
     assert "Loading weights" not in capfd.readouterr().err
 
 
-@needs_lm_eval
 @pytest.mark.extended
 def test_a_few_questions_with_a_metric_by_name_and_the_same_weights_once(place: Place, tmp_path: Path) -> None:
     """Two runs of one base: it is asked once, and both get the result."""
@@ -220,7 +209,6 @@ def test_a_few_questions_with_a_metric_by_name_and_the_same_weights_once(place: 
     assert one.logged()["eval/lm_eval_few/accuracy"] == share
 
 
-@needs_lm_eval
 @pytest.mark.extended
 def test_a_task_without_its_data_or_with_a_metric_that_is_no_share_is_refused(place: Place) -> None:
     text = (place.tasks / "sums.yaml").read_text()

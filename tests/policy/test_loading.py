@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -48,7 +47,6 @@ def test_a_compiled_learner_computes_the_same_and_a_run_trains_with_it(tiny_base
     assert len(norms[0]) == 2 and norms[0] == pytest.approx(norms[1], rel=1e-3)
 
 
-@pytest.mark.skipif(find_spec("flash_attn") is not None, reason="flash_attn is installed here")
 def test_an_attention_that_is_not_installed_is_said(tiny_base: Path) -> None:
     loading = Loading(WeightType.fp32, Attention.flash_attention_2, False, None)
     with pytest.raises(ValueError, match=r"model.attention=flash_attention_2: .*(FlashAttention2|flash_attn)"):

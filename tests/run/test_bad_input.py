@@ -124,6 +124,7 @@ def fill(disk: Path) -> None:
      (checkpoint, "save", "checkpoint of step 4", ("checkpoint_every=2",))],
     ids=["metrics", "table", "checkpoint"],
 )  # fmt: skip
+@pytest.mark.needs("mount", "umount")
 def test_a_full_disk_loses_nothing_and_the_same_command_goes_on(
     owner: Any,
     writes: str,

@@ -15,6 +15,7 @@ import grimp
 import pytest
 from damage import GOOD, choose, compare, outcome, prepare, run
 from helpers import PACKAGE, shapes_unchecked
+from processes import python_path
 
 from grpo_lab.analysis.caveats import caveats, notes
 from grpo_lab.analysis.final_values import final_values
@@ -342,7 +343,7 @@ def test_code_is_what_a_run_reads_and_nothing_else(tmp_path: Path) -> None:
 
     def sources() -> str:
         command = [sys.executable, "-c", "from grpo_lab.tracking import provenance as p; print(p.code()['sources'])"]
-        environment = {**os.environ, "PYTHONPATH": str(tmp_path), "GRPO_LAB_PLUGINS": ""}
+        environment = {**os.environ, "PYTHONPATH": python_path(tmp_path), "GRPO_LAB_PLUGINS": ""}
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
         return done.stdout
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from processes import alive, children_of, descendants_of, wait_until, with_word
+from processes import alive, children_of, descendants_of, python_path, wait_until, with_word
 from several_ranks import TORCHRUN, WORLD, on_one, on_two, on_two_machines, two_machines
 from short_runs import final_weights, metrics_of
 from transformers import AutoModelForCausalLM
@@ -351,8 +351,7 @@ if os.environ.get("RANK") == "1":
 @pytest.mark.extended
 def test_the_error_of_another_process_is_the_run_s(tmp_path: Path) -> None:
     (tmp_path / "fails_on_the_second.py").write_text(FAILS_ON_THE_SECOND)
-    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    plugin = {"GRPO_LAB_PLUGINS": "fails_on_the_second", "PYTHONPATH": path}
+    plugin = {"GRPO_LAB_PLUGINS": "fails_on_the_second", "PYTHONPATH": python_path(tmp_path)}
     with started(tmp_path / "runs", *LONG, **plugin) as process:
         output, _ = process.communicate(timeout=250)
     said = "rank 1 of 2: ValueError: the second process cannot go on"

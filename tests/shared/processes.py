@@ -11,6 +11,11 @@ from pathlib import Path
 PATIENCE = 200.0  # seconds; other processes may share the cores
 
 
+def python_path(*folders: Path) -> str:
+    """PYTHONPATH with these folders first; the rest hides what a bare machine lacks."""
+    return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def wait_until(condition: Callable[[], object], process: subprocess.Popen | None = None) -> None:
     """Look until it holds; fails after PATIENCE, and at once where `process` has ended and it does not hold."""
     deadline = time.monotonic() + PATIENCE

@@ -6,9 +6,7 @@ with ray_cluster(2) as cluster:
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -17,13 +15,6 @@ if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
 
 NODE = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 80_000_000, "include_dashboard": False}
-
-
-def why_not() -> str:
-    """Why no cluster can be started here; empty where it can."""
-    if sys.platform != "linux":
-        return "these tests follow processes in /proc"
-    return "" if importlib.util.find_spec("ray") else "ray is not installed"
 
 
 @contextmanager

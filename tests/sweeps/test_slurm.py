@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from processes import wait_until
 from short_runs import same_ending
-from slurm_node import SETTINGS, slurm_node, why_not
+from slurm_node import PROGRAMS, SETTINGS, slurm_node
 from sweep_processes import attempts, finished, folder_of, lines_in, quiet_board, started, sweep
 
 from grpo_lab.sweeps.jobs import Job, run_jobs
@@ -38,7 +38,7 @@ from grpo_lab.tracking.run_log import RunLog
 write = RunLog.write_step
 RunLog.write_step = lambda *arguments, **named: (time.sleep(1), write(*arguments, **named))[1]
 """
-real = pytest.mark.skipif(why_not() != "", reason=f"no Slurm here: {why_not()}")
+real = pytest.mark.needs(*PROGRAMS, "pgrep", "root")
 
 
 @pytest.fixture(scope="module")
@@ -487,7 +487,10 @@ else
 fi >&2
 exit 1
 """)
-    (programs / "sbatch").chmod(0o755)
+    for name in ("srun", "squeue", "scancel"):  # asked for before a job is submitted
+        (programs / name).write_text("#!/bin/sh\n")
+    for program in programs.iterdir():
+        program.chmod(0o755)
     monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
     monkeypatch.setattr("grpo_lab.sweeps.jobs._REST_SECONDS", 0.5)
     place, said = SlurmPlace(SlurmSettings(**SETTINGS), 2), []

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from helpers import PACKAGE
 from judge_server import JudgeServer, judge_server
+from processes import python_path
 
 from grpo_lab.tasks import endpoint
 from grpo_lab.tasks.endpoint import Endpoint
@@ -101,7 +102,7 @@ def test_answers_outlive_the_process_and_belong_to_model_prompt_and_settings(
     assert kept.ask(["a"], SCORE) == ["said a"]
     server.answer = lambda prompt: "something else"
     code = f"from grpo_lab.tasks.endpoint import Endpoint\nprint({kept!r}.ask(['a'], {SCORE!r}))"
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")])}
+    env = {**os.environ, "PYTHONPATH": python_path(PACKAGE.parent)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, env=env)
     assert done.stdout.strip() == "['said a']", done.stderr
     assert len(server.asked) == 1

@@ -16,7 +16,6 @@ from grpo_lab.tasks.base import SPLITS
 from grpo_lab.tasks.gym import GymScore, Place, ReasoningGym, create, score
 from grpo_lab.types import Problem
 
-pytest.importorskip("reasoning_gym")
 marked = GymScore(1.0, 0.0, Place.marked, threshold=1.0, seconds=30.0, workers=2)
 
 

@@ -17,7 +17,6 @@ import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -262,7 +261,8 @@ def small_llama() -> LlamaForCausalLM:
 
 def write_gguf(file: Path, changes: dict[str, Any] | None = None, extra: str | None = None) -> LlamaForCausalLM:
     """A GGUF file as llama.cpp's converter writes one, and the model in it; returns that model."""
-    gguf = pytest.importorskip("gguf", reason="gguf is not installed: pip install gguf")
+    import gguf
+
     llama, (texts, merges) = small_llama(), small_vocabulary()
     facts = {
         "general.name": "small",
@@ -467,9 +467,6 @@ def test_a_file_of_another_kind_is_refused(
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Smollm2 | str]:
     """The settings with the real GGUF file, or why there is none."""
-    if find_spec("gguf") is None:
-        yield "gguf is not installed: pip install gguf"
-        return
     model, place = settings(file=os.environ.get("SMOLLM2_FILE", "")), tmp_path_factory.mktemp("smollm2")
     try:
         yield replace(model, file=str(smollm2._unpacked(model._find(place), place)))

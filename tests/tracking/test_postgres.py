@@ -10,7 +10,7 @@ import pytest
 from helpers import free_port, mlflow_server
 from mlflow import MlflowClient
 from mlflow.artifacts import download_artifacts
-from postgres_server import postgres_server, why_not
+from postgres_server import postgres_server
 from short_runs import SMALL, run_in_process
 
 from grpo_lab.analysis.sources.mlflow_runs import load_mlflow
@@ -21,7 +21,7 @@ from grpo_lab.tracking.sweep_record import CellRecord, record_sweep
 
 
 @pytest.mark.extended
-@pytest.mark.skipif(bool(why_not()), reason=why_not())
+@pytest.mark.needs("initdb", "postgres")
 def test_a_run_on_postgresql_reads_back_as_its_folder_and_its_model_is_registered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

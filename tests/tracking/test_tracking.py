@@ -253,6 +253,7 @@ def tiny_disk(tmp_path: Path) -> Path:
     subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
+@pytest.mark.needs("mount", "umount")
 def test_a_full_disk_says_so_and_the_run_goes_on_once_there_is_room(tiny_disk: Path) -> None:
     ballast = tiny_disk / "ballast"
     ballast.write_bytes(b"\0" * 30_000)
