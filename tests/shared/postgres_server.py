@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from helpers import free_port
 
 
@@ -19,6 +21,8 @@ from helpers import free_port
 def postgres_server() -> Iterator[str]:
     """The address of an empty database of a server that runs for the length of the block."""
     user = "postgres" if os.getuid() == 0 else None  # it does not run as root
+    if user and user not in {entry.pw_name for entry in pwd.getpwall()}:
+        pytest.skip("PostgreSQL does not run as root, and there is no user postgres")
     folder = Path(tempfile.mkdtemp(prefix="postgres-"))  # pytest's own folders are closed to other users
     if user:
         shutil.chown(folder, user)
