@@ -283,10 +283,13 @@ def test_predictions_of_the_chosen_part_alone_count(nested: SweepData) -> None:
     assert [one.arm for one in design.predictions] == ["one"] and sizes(design) == (3, 2)
     lines = "\n".join(power_text(declare(**part), nested, [0.12], trials=400))
     assert "1 prediction; Holm asks the first for p below 0.05 / 1 = 0.05" in lines
+    assert "as declared, 3 bases x 2 seeds: the smallest effect found with 80% power is" in lines, "three are enough"
     (stated,), (found,) = (
         re.findall(said, lines) for said in (r"as declared: power (\d+)%", r"with no other effect: (\d+)%")
     )
     assert 50 < int(stated) < 90 and int(found) == pytest.approx(int(stated), abs=8)
+    once = "\n".join(power_text(declare(**part), nested, [0.12], trials=1))
+    assert re.search(r"1 simulated sweeps, decided as the lab does, with no other effect: (0|100)%", once), once
 
 
 def test_a_part_has_the_bases_of_its_seeds() -> None:

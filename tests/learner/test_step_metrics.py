@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pandas as pd
 import pytest
 import torch
+from short_runs import SMALL, metrics_of, run_in_process
 
 from grpo_lab.learner.loss import policy_loss
 from grpo_lab.learner.step_metrics import reweighted_tokens
@@ -68,3 +72,29 @@ def test_tokens_with_another_gradient_than_ppos_are_counted_on_the_same_tokens(
     logprobs = old + ratios.log()
     output = policy_loss(run, batch_of_rows(run, inputs, [0, 1, 2]), logprobs, -logprobs)
     assert float(output.sums["unlike_ppo"]) == unlike
+
+
+def test_the_numbers_of_a_step_are_those_of_its_table(tmp_path: Path, tiny_base: Path) -> None:
+    """Rewards, lengths and advantages as they follow from the responses that the run saved."""
+    folder = run_in_process(tmp_path, *SMALL, "scale=group_std", "budget.amount=2", "rollouts_every=1")
+    for line in metrics_of(folder)[1:]:
+        logged, rows = line["metrics"], pd.read_parquet(folder / "rollouts" / f"step={line['step']:06d}.parquet")
+        assert rows["trained"].all() and rows["counted"].all() and 0 < rows["outcome"].mean() < 1
+        groups = rows.groupby("problem_id")["reward"]
+        centred = rows["reward"] - groups.transform("mean")
+        expected = {
+            "reward/mean": rows["reward"].mean(),
+            "reward/outcome": rows["outcome"].mean(),
+            "reward/group_std": groups.std(ddof=0).mean(),
+            "rollout/length": rows["length"].mean(),
+            "rollout/longest": rows["length"].max(),
+            "rollout/truncated": rows["truncated"].mean(),
+            "rollout/length_correct": rows[rows["outcome"] == 1]["length"].mean(),
+            "rollout/length_wrong": rows[rows["outcome"] == 0]["length"].mean(),
+            "rollout/frac_zero_std": (groups.std(ddof=0) == 0).mean(),
+            "advantage/mean": rows["advantage"].mean(),
+            "advantage/absolute": rows["advantage"].abs().mean(),
+            "factor/scale": rows["advantage"].abs().sum() / centred.abs().sum(),
+        }
+        assert {name: logged[name] for name in expected} == pytest.approx(expected, abs=1e-9)
+        assert logged["factor/scale"] > 1.5, "a deviation is at most a half"

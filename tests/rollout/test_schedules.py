@@ -314,6 +314,17 @@ def test_a_group_written_down_is_read_whole(opened) -> None:
     assert list(group.done) == whole and (group.index, group.number, group.progress) == (3, 7, 0.5)
 
 
+def test_a_waiting_batch_written_down_keeps_the_rubrics_it_was_graded_by(opened) -> None:
+    run, _, queue = opened("schedule=one_step_off")
+    batch = queue.take()
+    rollouts = batch.made.rollouts
+    rubrics = [((f"names {place}", 1.0),) for place, _ in enumerate(rollouts.problems)]
+    judged = tuple(replace(problem, rubrics=own) for problem, own in zip(rollouts.problems, rubrics))
+    batch = replace(batch, made=replace(batch.made, rollouts=replace(rollouts, problems=judged)))
+    again = RolloutBatch.from_state(batch.to_state(), queue.maker, run.group_filter)
+    assert [problem.rubrics for problem in again.made.rollouts.problems] == rubrics
+
+
 @pytest.mark.parametrize(("schedule", "ages"), [("sync", [0, 0, 0]), ("one_step_off", [0, 2, 2])])
 def test_the_age_of_a_token_is_in_updates_before_the_step(
     schedule: str, ages: list[int], tmp_path: Path, tiny_base: Path

@@ -16,6 +16,7 @@ from grpo_lab.budget.ledger import Ledger, ModelFlops
 from grpo_lab.cli import main
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.engines.native import Native
+from grpo_lab.policy.model_folder import fingerprint
 from grpo_lab.run import pass_rates
 from grpo_lab.run.pass_rates import Asked, Base, Rates, measure
 from grpo_lab.run.state import open_state
@@ -75,6 +76,7 @@ def test_rates_and_guesses_are_those_of_plain_code(make_run) -> None:
                 return tokenizer.decode(tokens[:-1]), True
         return tokenizer.decode(tokens), False
 
+    protocols = {}
     for kind, begins, limit in (("answers", [], run.engine.max_tokens), ("guesses", [mark], 5)):
         said = [[answer(problem, kind, one, begins, limit) for one in range(3)] for problem in problems]
         # a guess need not hold its end
@@ -84,6 +86,13 @@ def test_rates_and_guesses_are_those_of_plain_code(make_run) -> None:
         ]
         rates = answers_of(run, problems, kind=kind)
         assert rates.right == expected and rates.graded == [3] * 12, kind
+        protocols[kind] = json.loads((rates.folder / "protocol.json").read_text())
+    assert {kind: protocol["truncation"] for kind, protocol in protocols.items()} == {
+        "answers": "Score()",
+        "guesses": "",
+    }
+    assert {protocol["weights"] for protocol in protocols.values()} == {fingerprint(folder)}
+    assert [protocol["phrase"] for protocol in protocols.values()] == [[], [mark]]
     assert 0 < sum(expected) < 36
 
 

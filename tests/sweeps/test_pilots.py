@@ -190,6 +190,7 @@ def test_a_sweep_runs_the_arm_that_acts_and_not_the_one_that_could_not(
     assert "acts          mask: touched/truncation" in said and "hydra.sweeper.run_inert=true" in said
     assert "1 of 3 cells are not run" in said and "acting: 2 of 2 done" in said
     (pilots,) = (runs / "pilots").iterdir()
+    assert f"acting: the pilot ran in {pilots}\n" in said
     assert (
         len(finished(pilots)) == 3 and len(finished(runs)) == 2 and not any("higher" in name for name in finished(runs))
     )
@@ -243,7 +244,8 @@ def acting_sweep(root: Path, design: Design, touched: dict[tuple[str, int], Sequ
         folder = root / arm / f"seed={seed}"
         described = {"run_key": f"{arm}{seed}", "commit": None, "dirty": None, "tags": {"base": design.base_of(seed)}}
         write_json(folder / "run.json", described)
-        rows = [{"step": 0, "metrics": {}}]
+        # what is logged before the first step is no mean over training steps
+        rows = [{"step": 0, "metrics": {} if values is None else {"touched/truncation": 9.0}}]
         for step, value in enumerate(values or (0.0, 0.0), 1):
             rows.append(
                 {

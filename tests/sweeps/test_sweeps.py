@@ -739,6 +739,18 @@ def test_a_terminal_shows_running_cells_in_place_and_keeps_lines_of_those_that_e
     assert "done   mask_after constant seed=0: step    2" in written.getvalue()[len(shown) :]
 
 
+def test_a_narrow_terminal_has_one_line_for_each_cell(eager: None, tmp_path: Path) -> None:
+    cell = WatchedCell("mask_after constant seed=0", tmp_path, "steps", 4.0)
+    console = Console(file=io.StringIO(), width=30)
+    board = Board("probe", 2, 0, console)
+    board.start(cell)
+    log_to(tmp_path, range(3))
+    board.refresh()
+    console.file = written = io.StringIO()
+    console.print(board._picture())
+    assert len(written.getvalue().splitlines()) == 2, "one for the sweep and one for the cell"
+
+
 def test_time_left_follows_the_share_of_all_budgets(eager: None, tmp_path: Path) -> None:
     board = Board("probe", 4, 1, Console(file=io.StringIO()))
     cell = WatchedCell("a", tmp_path, "steps", 4.0)

@@ -275,6 +275,7 @@ def test_warm_start_reads_no_held_out_and_no_downstream_problem(world: Arithmeti
 
 def test_labels_cover_the_response_and_its_end_only(base: ArithmeticBase) -> None:
     tokenizer = build_tokenizer(base.max_positions)
+    assert tokenizer.model_max_length == base.max_positions
     drawn = examples(base, 60)
     assert {example.finished for example in drawn} == {True, False}
     tokens, labels = encode_slice(tokenizer, drawn)

@@ -59,5 +59,11 @@ def test_a_model_that_the_hub_does_not_give_comes_with_the_way_without_a_network
     )
     with pytest.raises(ValueError, match=wanted):
         find_model("no/such", "", "model.path")
-    with pytest.raises(ValueError, match=r"model\.path must be an existing folder, got /no/such"):
-        find_model("/no/such", "", "model.path")
+    for place in ("/no/such", "~/no", "./no", "such", "no/such/model"):
+        with pytest.raises(ValueError, match=rf"model\.path must be an existing folder, got {place}: "):
+            find_model(place, "", "model.path")
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=rf"model\.path must be a folder with a config\.json, got {tmp_path}: "):
+        find_model(str(tmp_path), "", "model.path")

@@ -102,7 +102,10 @@ def test_numbers_with_a_fraction_are_ordered_by_size_as_levels(tmp_path: Path) -
     [
         (["task.lowest_pass_rate=0.2"], "must be 0 and 1 without rates, got 0.2, 1: name the column of the rates"),
         (["task.pass_rate=solved", "task.lowest_pass_rate=2"], r"lowest_pass_rate must be in \[0, 1\], got 2"),
-        (["task.pass_rate=solved", "task.lowest_pass_rate=0.5", "task.highest_pass_rate=0.4"], "between lowest_pass"),
+        (
+            ["task.pass_rate=solved", "task.lowest_pass_rate=0.5", "task.highest_pass_rate=0.4"],
+            r"highest_pass_rate must be between lowest_pass_rate \(0.5\) and 1, got 0.4: mend either",
+        ),
         (["task.pass_rate=solved", "task.lowest_pass_rate=0.3", "task.highest_pass_rate=0.4"], r"solved in \[0.3, 0.4"),
         (["task.pass_rate=answer"], r"row 1 of .* has the pass rate '3': it must be a share from 0 to 1, or empty"),
         (["task.pass_rate=rate"], "no column 'rate' for the pass_rate"),
@@ -336,7 +339,7 @@ def test_the_hub_out_of_reach_names_the_remedy(monkeypatch: pytest.MonkeyPatch) 
 def test_fields_of_a_table_are_checked_by_name() -> None:
     with pytest.raises(ValueError, match=r"evaluation\.tables\.x must be made of path"):
         Table.of({"path": "a/b", "columns": "q"}, "evaluation.tables.x")
-    with pytest.raises(ValueError, match=r"evaluation\.tables\.x must be complete, got nothing for split, question"):
+    with pytest.raises(ValueError, match=r"x must be complete, got nothing for split, question: add what is missing"):
         Table.of({"path": "a/b", "answer": "a"}, "evaluation.tables.x")
 
 
