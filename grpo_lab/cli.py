@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from grpo_lab.config.hydra_setup import bootstrap, compose_config, compose_with_choices
 
 if TYPE_CHECKING:
+    from grpo_lab.config.run_config import RunConfig
     from grpo_lab.tasks.warm_start import ArithmeticBase
     from grpo_lab.tracking.mlflow_mirror import SyncReport
 
@@ -241,11 +242,32 @@ def explain_run(arguments: argparse.Namespace) -> None:
     from grpo_lab.config.run_config import to_run
 
     run = to_run(config)
-    print(explain(run, config, choices))
+    print(explain(run, config, choices), "", _first_prompt(run), sep="\n")
     if not run.question_filter.touches_nothing:
         from grpo_lab.run.training_problems import read_questions
 
         print("", *read_questions(run).notes(), sep="\n")
+
+
+def _first_prompt(run: RunConfig) -> str:
+    """The first prompt of a run, where model and questions are on this machine; otherwise why it is not shown."""
+    from transformers import AutoTokenizer
+
+    from grpo_lab.run.lengths import at_their_longest
+    from grpo_lab.run.prompts import prompts_text, read_prompts
+    from grpo_lab.run.training_problems import read_questions
+
+    if not run.task.at_hand:
+        return "first prompt: the questions are not on this machine, and nothing is downloaded to explain a run"
+    try:
+        folder = run.model.at_hand()
+        if folder is None:
+            return "first prompt: the model is not on this machine, and nothing is built or downloaded to explain a run"
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        problems = at_their_longest(run, tokenizer, read_questions(run).problems[:1])
+        return prompts_text(read_prompts(tokenizer, run.template, problems, problems))
+    except ValueError as error:  # a run would be refused with it
+        return f"first prompt: {error}"
 
 
 def measure_pass_rates(arguments: argparse.Namespace) -> None:

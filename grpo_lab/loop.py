@@ -39,10 +39,11 @@ from grpo_lab.run.identity import (
     run_identity,
 )
 from grpo_lab.run.memory import remedied
+from grpo_lab.run.prompts import check_prompts, prompts_text
 from grpo_lab.run.recorder import Clock, Recorder, failures_recorded, mirrored, summarise, verdict
 from grpo_lab.run.resume import find_beginning, stretches_of_ranks
-from grpo_lab.run.state import RunState, open_state
-from grpo_lab.run.training_problems import TrainingProblems, check_trained, training_problems
+from grpo_lab.run.state import Inputs, RunState, open_state, read_inputs
+from grpo_lab.run.training_problems import check_trained, training_problems
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.files import atomic_write, write_json
 from grpo_lab.tracking.progress import RunProgress, Unshown
@@ -98,16 +99,15 @@ def open_run(
     device: torch.device,
     resume_from: Path | None = None,
     folder: Path | None = None,
-    training: TrainingProblems | None = None,
+    inputs: Inputs | None = None,
 ) -> Iterator[tuple[RunState, RolloutQueue, dict[str, Any]]]:
     """The run state, the rollout queue, and the contents of the checkpoint `resume_from` ({} without one).
 
-    `folder` is the run's; fine-tuning keeps its model there. `training` are the problems to train on, if they are
-    known already.
+    `folder` is the run's; fine-tuning keeps its model there. `inputs` are what the run reads, if that is known already.
     """
     saved = {} if resume_from is None else checkpoint.load_state(resume_from)
     with contextlib.ExitStack() as opened:
-        state = open_state(run, device, resume_from, saved, folder, training)
+        state = open_state(run, device, resume_from, saved, folder, inputs)
         opened.callback(state.session.close)
         queue = open_queue(run, state.session, state.tokenizer, state.problems, state.ledger, state.model_flops)
         opened.callback(queue.close)
@@ -142,7 +142,8 @@ def follow(run: RunConfig, device: torch.device, folder: Path) -> None:
     newest, training, key = told
     with contextlib.ExitStack() as opened:
         with remedied("open"):
-            state, queue, saved = opened.enter_context(open_run(run, device, newest, folder, training))
+            inputs = read_inputs(run, training)
+            state, queue, saved = opened.enter_context(open_run(run, device, newest, folder, inputs))
         recorder = Recorder(run, UnwrittenLog(folder), Unshown(), key)
         if saved:
             recorder.from_state(saved)
@@ -184,22 +185,26 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
             with remedied("pass_rate"):
                 training = ranks.alone(lambda: training_problems(run, device, folder, say))
             check_trained(before, training.record())
-            warnings += training.notes()
+            with remedied("open"):
+                inputs = read_inputs(run, training)
+            check_prompts(before, inputs.prompts)
+            warnings += [*training.notes(), *inputs.prompts.notes()]
             described = describe_run(
                 before.get("run_key") or uuid.uuid4().hex, name, config, identity, tracking, choices, warnings, data,
-                training.record(), environment, sweep, beginning.all_stretches(environment),
+                training.record(), inputs.prompts.record(), environment, sweep, beginning.all_stretches(environment),
                 stretches_of_ranks(before, beginning.step, ranks.number()),
             )  # fmt: skip
             write_json(folder / "run.json", sealed(described))
             atomic_write(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
             atomic_write(folder / "explanation.txt", explain(run, config, choices) + "\n")
+            atomic_write(folder / "first_prompt.txt", prompts_text(inputs.prompts) + "\n")
         for warning in (*warnings, *beginning.said):
             say(f"[yellow]warning[/yellow] {warning}")
         newest = beginning.checkpoint
         with mirrored(run.tracking, folder), failures_recorded(log), contextlib.ExitStack() as opened:
             ranks.from_first((newest, training, described["run_key"]))  # `follow` waits for it
             with remedied("open"):
-                state, queue, saved = opened.enter_context(open_run(run, device, newest, folder, training))
+                state, queue, saved = opened.enter_context(open_run(run, device, newest, folder, inputs))
             check_models(folder, state.base, state.teacher and state.teacher.fingerprint)
             log.rewind(state.log_position, beginning.tables)
             recorder = Recorder(run, log, progress, described["run_key"])

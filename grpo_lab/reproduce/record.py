@@ -18,6 +18,9 @@ from grpo_lab.config.run_config import RunConfig, options, slot_types, to_run, w
 from grpo_lab.policy.device import choose_device
 from grpo_lab.policy.model_folder import fingerprint
 from grpo_lab.run.identity import CLASS, check_data, data_fingerprint, run_identity
+from grpo_lab.run.prompts import check_prompts
+from grpo_lab.run.state import read_inputs
+from grpo_lab.run.training_problems import read_questions
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.mlflow_mirror import NoTracking
 from grpo_lab.tracking.renames import with_config_keys
@@ -222,6 +225,12 @@ def check_inputs(record: Record) -> None:
             f"{record.folder} began with a model of fingerprint {began}, and {model} has {now}: {check}. "
             "Remedy: give back the weights that this folder had"
         )
+    # Of training prompts, those that pass rates leave are not known yet.
+    parts = ["training", "evaluation"] if record.run.pass_rate.touches_nothing else ["evaluation"]
+    try:
+        check_prompts(record.described, read_inputs(record.run, read_questions(record.run)).prompts, parts)
+    except ValueError as error:
+        raise ValueError(f"{record.folder}: {check}: {error}") from error
 
 
 def changed_code(record: Record, steps: int | None) -> list[str]:

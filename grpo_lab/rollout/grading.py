@@ -31,8 +31,21 @@ from grpo_lab.types import (
 def encode_prompts(
     tokenizer: transformers.PreTrainedTokenizerBase, template: Template, problems: Sequence[Problem]
 ) -> tuple[tuple[int, ...], ...]:
-    """Token ids of each problem's rendered prompt."""
-    return token_ids(tokenizer, [template.render(problem.question, tokenizer) for problem in problems])
+    """Token ids of each problem's rendered prompt. All that the model ever reads as a prompt comes from here.
+
+    A prompt begins as the tokenizer begins a text, such as with BOS, unless the template writes that itself.
+    """
+    texts = [template.render(problem.question, tokenizer) for problem in problems]
+    prompts = token_ids(tokenizer, texts)
+    begins = beginning(tokenizer, texts[0]) if texts else ()
+    return tuple(ids if ids[: len(begins)] == begins else begins + ids for ids in prompts)
+
+
+def beginning(tokenizer: transformers.PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
+    """The ids that the tokenizer puts before a text; what some put behind it, such as EOS, would end a prompt."""
+    (bare,), whole = token_ids(tokenizer, [text]), tuple(tokenizer(text)["input_ids"])
+    places = range(len(whole) - len(bare) + 1)
+    return whole[: next((place for place in places if whole[place : place + len(bare)] == bare), 0)]
 
 
 def token_ids(tokenizer: transformers.PreTrainedTokenizerBase, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:

@@ -138,6 +138,7 @@ def describe_run(
     warnings: Sequence[str],
     data: Mapping[str, str] | None,
     trained_on: Mapping[str, Any] | None,
+    prompts: Mapping[str, Any],
     environment: Mapping[str, Any],
     sweep: str | None,
     stretches: Sequence[Mapping[str, Any]],
@@ -145,8 +146,8 @@ def describe_run(
 ) -> dict[str, Any]:
     """The content of run.json: the run's identity and description, for the mirror and all readers of the folder.
 
-    `data` is what `data_fingerprint` gives, `trained_on` what filters left of the training split. `sweep` is the folder
-    of this run's sweep, relative to the run's folder.
+    `data` is what `data_fingerprint` gives, `trained_on` what filters left of the training split, `prompts` what the
+    model reads. `sweep` is the folder of this run's sweep, relative to the run's folder.
     `stretches` record which code computed the run, one entry for each change of code. `ranks` record how many processes
     computed it, one entry for each change of their number.
     """
@@ -174,6 +175,7 @@ def describe_run(
         "warnings": list(warnings),
         "data": data,
         "trained_on": trained_on,
+        "prompts": prompts,
         "tags": {name: label for name, label in config.cell.items() if label}
         | ({} if base is None else {"base": base}),
     }

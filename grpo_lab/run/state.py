@@ -26,10 +26,11 @@ from grpo_lab.policy.critic import LiveCritic, open_critic
 from grpo_lab.policy.model_folder import context_length, fingerprint, stop_token_ids
 from grpo_lab.policy.models import load_model, moved, recompute_layers
 from grpo_lab.policy.sharding import Trained, like, load_optimizer, load_whole, shard
-from grpo_lab.rollout.grading import encode_prompts, tools_for
+from grpo_lab.rollout.grading import tools_for
 from grpo_lab.run.checkpoint import load_shards
 from grpo_lab.run.evaluate import Suite, make_suites
 from grpo_lab.run.lengths import at_their_longest, check_lengths
+from grpo_lab.run.prompts import Prompts, read_prompts
 from grpo_lab.run.sft import Start, check_sft, fine_tuned
 from grpo_lab.run.teacher import LiveTeacher, open_teacher
 from grpo_lab.run.training_problems import TrainingProblems, training_problems
@@ -216,20 +217,19 @@ class RunState:
             load_whole(self.reference, state["reference"])
 
 
-def open_state(
-    run: RunConfig,
-    device: torch.device,
-    resume_from: Path | None = None,
-    saved: dict[str, Any] | None = None,
-    own: Path | None = None,
-    training: TrainingProblems | None = None,
-) -> RunState:
-    """Load the run state: from the base model, or from a checkpoint folder with `saved`, its loaded state.
+@dataclass(frozen=True)
+class Inputs:
+    """What a run reads, known before any weights are loaded; `base` is the model's folder before any fine-tuning."""
 
-    `own` is the run's folder, in which a fine-tuned model is kept. `training` are the problems to train on, if they are
-    known already.
-    """
-    training = training or training_problems(run, device, own)
+    training: TrainingProblems
+    suites: list[Suite]
+    base: Path
+    tokenizer: PreTrainedTokenizerBase
+    prompts: Prompts
+
+
+def read_inputs(run: RunConfig, training: TrainingProblems) -> Inputs:
+    """Everything a run reads. Raises ValueError for what cannot be trained on or asked."""
     problems = training.problems
     if len(problems) < run.problems_per_step:
         raise ValueError(
@@ -253,21 +253,38 @@ def open_state(
     if missing := run.engine.missing():
         raise ValueError(missing)
     check_lengths(run, run.model.known_context(), 1)
-    base = folder = run.model.resolve()
-    stop_token_ids(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    evaluated = tuple(problem for suite in suites for problem in suite.problems)
-    prompts = encode_prompts(tokenizer, run.template, at_their_longest(run, tokenizer, problems) + evaluated)
-    if not all(prompts):
-        raise ValueError("a prompt has no tokens: the template must render at least one token")
-    longest = max(map(len, prompts))
-    check_lengths(run, context_length(folder), longest)
-    check_lengths(run, run.engine.longest, longest, "engine.context")
+    base = run.model.resolve()
+    stop_token_ids(base)
+    tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
+    evaluated = [problem for suite in suites for problem in suite.problems]
+    prompts = read_prompts(tokenizer, run.template, at_their_longest(run, tokenizer, problems), evaluated)
+    check_lengths(run, context_length(base), prompts.longest)
+    check_lengths(run, run.engine.longest, prompts.longest, "engine.context")
     run.truncation.check(tools_for(tokenizer))
-    teacher = open_teacher(run, tokenizer, longest + run.engine.max_tokens)
+    return Inputs(training, suites, base, tokenizer, prompts)
+
+
+def open_state(
+    run: RunConfig,
+    device: torch.device,
+    resume_from: Path | None = None,
+    saved: dict[str, Any] | None = None,
+    own: Path | None = None,
+    inputs: Inputs | None = None,
+) -> RunState:
+    """Load the run state: from the base model, or from a checkpoint folder with `saved`, its loaded state.
+
+    `own` is the run's folder, in which a fine-tuned model is kept. `inputs` are what the run reads, if that is known
+    already.
+    """
+    inputs = inputs or read_inputs(run, training_problems(run, device, own))
+    training, base, tokenizer = inputs.training, inputs.base, inputs.tokenizer
+    problems = training.problems
+    teacher = open_teacher(run, tokenizer, inputs.prompts.longest + run.engine.max_tokens)
 
     weights = fingerprint(base)
     ranks.agree("the model's weights", lambda: weights)
+    ranks.agree("prompts", inputs.prompts.record)
     start = ranks.on_first(lambda: fine_tuned(run, base, own and own / "sft", tokenizer, problems, device))
     folder = start.folder
     loading, lm_head = run.model.loading(), run.learner_precision.lm_head
@@ -314,7 +331,7 @@ def open_state(
         start=start,
         training=training,
         tokenizer=tokenizer,
-        suites=suites,
+        suites=inputs.suites,
         suites_between=make_suites(run, ends=False),
         learner=learner,
         reference=reference,

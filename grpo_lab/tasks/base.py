@@ -64,6 +64,11 @@ class Task(ABC):
     def problems(self, split: str) -> tuple[Problem, ...]:
         """The problems of one split, in a fixed order. Raises ValueError for an unknown split."""
 
+    @property
+    def at_hand(self) -> bool:
+        """Whether its questions are on this machine, so that nothing is downloaded to read them."""
+        return True
+
     def needed_tokens(self, split: str) -> tuple[int, ...] | None:
         """For each problem, the tokens of a right answer without a detour; None where a task cannot know."""
         return None
@@ -121,7 +126,7 @@ class Template(ABC):
 
     @abstractmethod
     def render(self, question: str, tokenizer: transformers.PreTrainedTokenizerBase) -> str:
-        """The prompt as text; the tokenizer is the model's, and adds no special tokens to it."""
+        """The prompt as text. Where it does not begin with what the tokenizer puts before a text, that comes first."""
 
 
 @dataclass(frozen=True)
@@ -273,6 +278,10 @@ class Model(ABC):
     def loading(self) -> Loading:
         """How the learner, the reference and the initial policy are loaded."""
         return Loading()
+
+    def at_hand(self) -> Path | None:
+        """The folder if it takes no building, converting or downloading; None otherwise, or where that is not known."""
+        return None
 
     @abstractmethod
     def resolve(self) -> Path:

@@ -47,6 +47,20 @@ class HfModel(Model):
     def loading(self) -> Loading:
         return Loading(self.frozen, self.attention, self.compiled, self.lora if self.lora.rank else None)
 
+    def at_hand(self) -> Path | None:
+        """A folder of its own, or what the hub's cache holds; not an adapter, which has to be merged first."""
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import LocalEntryNotFoundError
+
+        folder = Path(self.path).expanduser()
+        if not folder.is_dir():
+            try:
+                folder = Path(snapshot_download(self.path, revision=self.revision or None, local_files_only=True))
+            except (LocalEntryNotFoundError, ValueError):  # the second for what is no id of the hub
+                return None
+        there = any((folder / name).is_file() for name in ("config.json", "run.json"))
+        return find_model(str(folder), "", "model.path") if there else None
+
     def resolve(self) -> Path:
         """The model's folder, downloaded first if it is not there. Raises ValueError that says what is missing.
 

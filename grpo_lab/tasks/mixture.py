@@ -59,6 +59,10 @@ class MixtureTask(Task):
         whole = sum(fields["weight"] for fields in self.sources.values())
         return {name: fields["weight"] / whole for name, fields in self.sources.items()}
 
+    @property
+    def at_hand(self) -> bool:
+        return all(_table_task(self, name).at_hand for name in self.sources)
+
     def problems(self, split: str) -> tuple[Problem, ...]:
         self.require_split(split)
         return _mixed(self._written)[split]

@@ -90,13 +90,20 @@ class Smollm2(Model):
     def highest_rate(self) -> float:
         return PRETRAINED_RATE
 
+    def at_hand(self) -> Path | None:
+        return self._folder if is_whole(self._folder) else None
+
+    @property
+    def _folder(self) -> Path:
+        return cache_root() / "smollm2" / self.key()
+
     def resolve(self) -> Path:
         """The cached folder: weights, tokenizer, recipe.json and report.json; converted on first use.
 
         Other processes that need it wait for the one that converts. An interrupted one leaves nothing that could be
         taken for a model. Raises ValueError that says what is missing.
         """
-        return make_once(cache_root() / "smollm2" / self.key(), self._make, is_whole)
+        return make_once(self._folder, self._make, is_whole)
 
     def key(self) -> str:
         """Sixteen hexadecimal digits that name the folder; where a copy of the file lies is no part of them."""

@@ -101,6 +101,11 @@ class Table:
         return Table(**{**empty, **fields})
 
     @property
+    def at_hand(self) -> bool:
+        """Whether its rows are on this machine."""
+        return Path(self.path).expanduser().exists()
+
+    @property
     def source(self) -> tuple[str, str, str, str]:
         """What tells rows of two tables apart; how they are read does not. A file has one split."""
         file = _kind(Path(self.path)) is not None
@@ -311,6 +316,10 @@ class TableTask(Table, Task):
     @property
     def _wanted_rate(self) -> str:
         return f"{self.pass_rate} in [{self.lowest_pass_rate:g}, {self.highest_pass_rate:g}]"
+
+    @property
+    def at_hand(self) -> bool:
+        return super().at_hand and self.heldout.at_hand and self.downstream.at_hand
 
     def within_bounds(self, row: Row) -> bool:
         """Whether the row may be trained on by its pass rate."""

@@ -148,13 +148,20 @@ class ArithmeticBase(Model):
     def known_context(self) -> int:
         return self.max_positions
 
+    def at_hand(self) -> Path | None:
+        return self.resolve() if find_shipped(self.key()) or self._folder.is_dir() else None
+
+    @property
+    def _folder(self) -> Path:
+        return cache_root() / "base" / self.key()
+
     def resolve(self) -> Path:
         """The cached folder of this recipe: weights, tokenizer, recipe.json and report.json.
 
         Unpacked or built on first use: unpacked if the base came with grpo_lab, built otherwise. Other processes that
         need it wait for the one that builds. An interrupted build leaves nothing that could be taken for a model.
         """
-        return make_once(cache_root() / "base" / self.key(), self._make)
+        return make_once(self._folder, self._make)
 
     def _make(self, folder: Path) -> None:
         came = find_shipped(self.key())

@@ -38,7 +38,8 @@ TAG_LENGTH = 5000  # characters
 HARNESS_TAG = "harness"  # how harnesses evaluated the run
 ARTIFACT_BYTES = 5_000_000
 ARTIFACTS = (
-    "run.json", "base.json", "config.yaml", "explanation.txt", "environment.json", "source.diff", "DONE", "error.txt",
+    "run.json", "base.json", "config.yaml", "explanation.txt", "first_prompt.txt", "environment.json", "source.diff",
+    "DONE", "error.txt",
 )  # fmt: skip
 
 _NOT_REGISTERED = ("state.pt", "shards", MANIFEST)  # of a checkpoint: what only a run that goes on reads

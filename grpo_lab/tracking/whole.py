@@ -20,7 +20,7 @@ AGAIN = (
     "whole checkpoint"
 )
 # Files that are not part of the result: damage is reported but is no reason to refuse.
-_BESIDES = ("explanation.txt", "environment.json", "source.diff", "timing.jsonl", "rollouts/")
+_BESIDES = ("explanation.txt", "first_prompt.txt", "environment.json", "source.diff", "timing.jsonl", "rollouts/")
 _ALONE = ("metrics.jsonl", "run.json", "config.yaml")
 
 
