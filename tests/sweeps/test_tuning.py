@@ -33,10 +33,11 @@ from grpo_lab.sweeps.launching import LocalCells
 from grpo_lab.sweeps.objective import has_settled, objective
 from grpo_lab.sweeps.status import stages_of_sweep, summary
 from grpo_lab.sweeps.studies import Studies
+from grpo_lab.sweeps.sweeper import _tune
 from grpo_lab.sweeps.tuning import Search, plan_tuning, run_tuning, show_tuning
 from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.run_log import RunLog
-from grpo_lab.tracking.sweep_record import read_sweep, record_sweep, sweep_folder
+from grpo_lab.tracking.sweep_record import read_sweep, sweep_folder
 from grpo_lab.types import Exhausted
 
 NAME = "tuned,evaluation=brief,world=tiny"  # the experiment with these words
@@ -307,8 +308,10 @@ def test_every_arm_gets_as_many_trials_and_a_kill_changes_none(
     show_tuning(console, plan(declare(seeds=[100])))
     assert "6 runs, 0 of them finished" in capsys.readouterr().out, "another tuning begins anew"
 
-    # Its trials can be listed, as a sweep of their own.
-    record_sweep(runs, "tuned", [], None, NODE, design.fingerprint(), ["x"], None, None)
+    # Its trials can be listed, as a sweep of their own, once what is declared was recorded.
+    _tune(console, search, design, NODE, Launcher())
+    record = read_sweep(sweep_folder(runs, "tuned"))
+    assert record.design == NODE and [one["fingerprint"] for one in record.declared] == [design.fingerprint()]
     (title, trials, planned), (_, cells, judged) = stages_of_sweep(runs, "tuned")
     assert summary(title, trials, planned) == "tuned, tuning: 16 of 16 done"
     assert summary("tuned", cells, judged) == "tuned: 0 of 4 done" and trials[0].title == "plain trial=1 seed=100"
