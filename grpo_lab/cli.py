@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_lab.config.hydra_setup import bootstrap, compose_config, compose_with_choices
+from grpo_lab.tracking.provenance import typed
+from grpo_lab.tracking.terminal import Terminal, printable, say
 
 if TYPE_CHECKING:
     from grpo_lab.config.run_config import RunConfig
@@ -41,14 +43,14 @@ def build_base(arguments: argparse.Namespace) -> None:
             return
         for recipe in recipes:
             base = ship(choices["model"], recipe)
-            print(f"{base.weights}  accuracy {base.report['accuracy']:.3f}", flush=True)
+            say(f"{base.weights}  accuracy {base.report['accuracy']:.3f}", flush=True)
         return
     folder = model.resolve()
-    print(f"base model: {folder}")
+    say(f"base model: {folder}")
     report = folder / "report.json"
     if report.exists():
         for name, value in json.loads(report.read_text()).items():
-            print(f"  {name:<16} {value:g}")
+            say(f"  {name:<16} {value:g}")
 
 
 def _rebuild(recipes: Sequence[ArithmeticBase] | None) -> None:
@@ -57,7 +59,7 @@ def _rebuild(recipes: Sequence[ArithmeticBase] | None) -> None:
 
     agree = True
     for compared in rebuilt(every_recipe() if recipes is None else recipes):
-        print(compared.text(), flush=True)
+        say(compared.text(), flush=True)
         agree = agree and compared.agrees
     if not agree:
         sys.exit(1)
@@ -93,7 +95,7 @@ def measure_world(arguments: argparse.Namespace) -> None:
     runs, updates = sweeps
     card = measure_card(arguments.name, runs, updates, fit)
     write_json(arguments.to / f"{arguments.name}.json", card, sort=False)
-    print(card_text(card))
+    say(card_text(card))
 
 
 def sync_runs(arguments: argparse.Namespace) -> None:
@@ -107,7 +109,7 @@ def sync_runs(arguments: argparse.Namespace) -> None:
     if not reports:
         raise ValueError(f"{arguments.folder} holds no run that {arguments.to} can be sent: give a folder of runs")
     for report in reports:
-        print(f"{report.folder}: {report.error or f'{report.points} points sent, {report.status}'}")
+        say(f"{report.folder}: {report.error or f'{report.points} points sent, {report.status}'}")
     if any(report.error for report in reports):
         sys.exit(1)
 
@@ -140,8 +142,8 @@ def measure_cost_model(arguments: argparse.Namespace) -> None:
     from grpo_lab.budget.cost_model import measure
 
     found = measure(arguments.folders)
-    print(" ".join(f"cost_model.{name}={value:.3g}" for name, value in vars(found.cost_model).items()))
-    print(
+    say(" ".join(f"cost_model.{name}={value:.3g}" for name, value in vars(found.cost_model).items()))
+    say(
         f"from {found.steps} steps; a step's time is off by {found.generate_error:.0%} (generation) and "
         f"{found.train_error:.0%} (training) in the mean"
     )
@@ -153,7 +155,7 @@ def list_metrics(_: argparse.Namespace) -> None:
 
     for metric in REGISTRY + SENT + DERIVED + DIVERGENCE:
         known_as = f"; {PEERS[metric.name]}" if metric.name in PEERS else ""
-        print(f"{metric.name:<28} [{metric.unit}] {metric.reduction}: {metric.meaning}{known_as}")
+        say(f"{metric.name:<28} [{metric.unit}] {metric.reduction}: {metric.meaning}{known_as}")
 
 
 def list_tricks(arguments: argparse.Namespace) -> None:
@@ -162,7 +164,7 @@ def list_tricks(arguments: argparse.Namespace) -> None:
     from grpo_lab.config.catalogue import ingredients_table, papers_table, recipes_table, tricks_list, tricks_table
 
     tables = (tricks_table, papers_table, recipes_table, ingredients_table)
-    print("\n\n".join(table() for table in tables) if arguments.markdown else tricks_list())
+    say("\n\n".join(table() for table in tables) if arguments.markdown else tricks_list())
 
 
 def write_docs(_: argparse.Namespace) -> None:
@@ -181,7 +183,7 @@ def write_docs(_: argparse.Namespace) -> None:
                 path.write_text(text)
             changed[path] = new or changed.get(path, False)
     for path, new in changed.items():
-        print(f"{path}: {'written' if new else 'up to date'}")
+        say(f"{path}: {'written' if new else 'up to date'}")
 
 
 def draw_claims(arguments: argparse.Namespace) -> None:
@@ -196,11 +198,11 @@ def draw_claims(arguments: argparse.Namespace) -> None:
 
     experiments = conf_folder().parent / "experiments"
     found = answers(experiments, arguments.data)
-    print(claims_text(found))
+    say(claims_text(found))
     sources = {"data": str(arguments.data), "command": "grpo-lab claims"}
     for drawn in (draw_claims(found), draw_gap(saved_pool(experiments, arguments.data))):
         if drawn is not None:
-            print(*save(drawn, arguments.to, sources), sep="\n")
+            say(*save(drawn, arguments.to, sources), sep="\n")
 
 
 def cost_cluster(arguments: argparse.Namespace) -> None:
@@ -211,13 +213,13 @@ def cost_cluster(arguments: argparse.Namespace) -> None:
     from grpo_lab.analysis.scaling.cluster_study import Study
 
     study = Study.load(arguments.numbers)
-    print(answers(study))
+    say(answers(study))
     if arguments.page.exists():
         arguments.page.write_text(written(arguments.page.read_text(), study))
-        print(arguments.page)
+        say(arguments.page)
     sources = {"numbers": str(arguments.numbers), "command": "grpo-lab cluster-cost"}
     for drawn in draw_all(study):
-        print(*save(drawn, arguments.to, sources), sep="\n")
+        say(*save(drawn, arguments.to, sources), sep="\n")
 
 
 def choose_settings(arguments: argparse.Namespace) -> None:
@@ -230,9 +232,9 @@ def choose_settings(arguments: argparse.Namespace) -> None:
     _require_folder(arguments.runs)
     data = read_source(arguments.runs, arguments.name, None if arguments.only_runs else arguments.data)
     if found := chosen_numbers(data.record):
-        print(*filter(None, [data.notice]), numbers_text(found), "", trials_text(found), sep="\n")
+        say(*filter(None, [data.notice]), numbers_text(found), "", trials_text(found), sep="\n")
     else:
-        print(*filter(None, [data.notice]), tuned_text(data, final_values(data)), sep="\n")
+        say(*filter(None, [data.notice]), tuned_text(data, final_values(data)), sep="\n")
 
 
 def explain_run(arguments: argparse.Namespace) -> None:
@@ -242,11 +244,11 @@ def explain_run(arguments: argparse.Namespace) -> None:
     from grpo_lab.config.run_config import to_run
 
     run = to_run(config)
-    print(explain(run, config, choices), "", _first_prompt(run), sep="\n")
+    say(explain(run, config, choices), "", _first_prompt(run), sep="\n")
     if not run.question_filter.touches_nothing:
         from grpo_lab.run.training_problems import read_questions
 
-        print("", *read_questions(run).notes(), sep="\n")
+        say("", *read_questions(run).notes(), sep="\n")
 
 
 def _first_prompt(run: RunConfig) -> str:
@@ -287,8 +289,8 @@ def measure_pass_rates(arguments: argparse.Namespace) -> None:
         raise ValueError("pass_rate=none measures nothing: choose another option, or leave it out")
     check_compatible(run)
     with remedied("pass_rate"):
-        found = training_problems(run, prepare_torch(run.device, run.threads), say=lambda line: print(line, flush=True))
-    print(pass_rates_text(found))
+        found = training_problems(run, prepare_torch(run.device, run.threads), say=lambda line: say(line, flush=True))
+    say(pass_rates_text(found))
 
 
 def draw_figures(arguments: argparse.Namespace) -> None:
@@ -297,11 +299,11 @@ def draw_figures(arguments: argparse.Namespace) -> None:
 
     _require_folder(arguments.runs)
     saved = None if arguments.only_runs else arguments.data
-    command = ["grpo-lab", *sys.argv[1:]]
+    command = typed("grpo-lab")
     built = build(arguments.name, arguments.runs, saved, arguments.to, command, arguments.foreign)
-    print(*filter(None, [built.notice]), f"{arguments.name}, from {built.source}\n\n{built.verdict}", sep="\n")
+    say(*filter(None, [built.notice]), f"{arguments.name}, from {built.source}\n\n{built.verdict}", sep="\n")
     program = "grpo-lab" if shutil.which("grpo-lab") else os.path.relpath(sys.argv[0])
-    print(*what_to_open(built, arguments.name, arguments.runs, saved, arguments.to, program), sep="\n")
+    say(*what_to_open(built, arguments.name, arguments.runs, saved, arguments.to, program), sep="\n")
 
 
 def _require_folder(runs: str | Path) -> None:
@@ -322,8 +324,8 @@ def write_report(arguments: argparse.Namespace) -> None:
 
     _require_folder(arguments.runs)
     saved = None if arguments.only_runs else arguments.data
-    path, notice = build_report(arguments.name, arguments.runs, saved, arguments.to, ["grpo-lab", *sys.argv[1:]])
-    print(*filter(None, [notice]), path, sep="\n")
+    path, notice = build_report(arguments.name, arguments.runs, saved, arguments.to, typed("grpo-lab"))
+    say(*filter(None, [notice]), path, sep="\n")
 
 
 def export_data(arguments: argparse.Namespace) -> None:
@@ -340,8 +342,8 @@ def export_data(arguments: argparse.Namespace) -> None:
         data = lean(data)
     data = with_saved(data, arguments.to)
     for path in save_data(data, arguments.to, arguments.compact):
-        print(f"{path}  {path.stat().st_size / 1e6:.2f} MB")
-    print(*finished_cells(data), sep="\n")
+        say(f"{path}  {path.stat().st_size / 1e6:.2f} MB")
+    say(*finished_cells(data), sep="\n")
 
 
 def import_foreign(arguments: argparse.Namespace) -> None:
@@ -354,19 +356,17 @@ def import_foreign(arguments: argparse.Namespace) -> None:
     chosen = Chosen(arguments.accuracy, arguments.heldout, arguments.downstream)
     found = import_run(
         arguments.framework, arguments.folder, arguments.runs, arguments.name, arguments.label or arguments.framework,
-        arguments.seed, chosen, ["grpo-lab", *sys.argv[1:]],
+        arguments.seed, chosen, typed("grpo-lab"),
     )  # fmt: skip
     known = {theirs: ours for theirs, ours in found.log.read_as.items() if not ours.startswith("foreign/")}
-    print(f"{found.source}: {len(found.log.steps)} steps, into {found.folder}")
-    print(*(f"  {theirs} -> {ours}" for theirs, ours in sorted(known.items())), sep="\n")
-    print(f"  {len(found.log.read_as) - len(known)} others are kept as foreign/*")
-    print(*found.log.notes, f"draw them: grpo-lab figures {arguments.name} --runs {arguments.runs}", sep="\n")
+    say(f"{found.source}: {len(found.log.steps)} steps, into {found.folder}")
+    say(*(f"  {theirs} -> {ours}" for theirs, ours in sorted(known.items())), sep="\n")
+    say(f"  {len(found.log.read_as) - len(known)} others are kept as foreign/*")
+    say(*found.log.notes, f"draw them: grpo-lab figures {arguments.name} --runs {arguments.runs}", sep="\n")
 
 
 def read_rollouts(arguments: argparse.Namespace) -> None:
     """Show training responses of a run, or of two side by side, token by token."""
-    from rich.console import Console
-
     from grpo_lab.analysis.report.reader import Filter, find_run, seed_of
     from grpo_lab.analysis.report.reader_terminal import show_pair, show_run
 
@@ -377,14 +377,14 @@ def read_rollouts(arguments: argparse.Namespace) -> None:
     chosen = Filter(arguments.correct, arguments.truncated, arguments.in_loss, arguments.problem)
     folder = find_run(arguments.run_name, arguments.runs, arguments.arm, arguments.level, arguments.seed)
     if arguments.against is None:
-        show_run(Console(), folder, arguments.step, chosen, arguments.limit)
+        show_run(Terminal(stderr=False), folder, arguments.step, chosen, arguments.limit)
         return
     if Path(arguments.against).is_dir():
         other = find_run(arguments.against, arguments.runs, None, None, None)
     else:  # an arm of the same sweep, with the same seed
         seed = seed_of(folder) if arguments.seed is None else arguments.seed
         other = find_run(arguments.run_name, arguments.runs, arguments.against, arguments.level, seed)
-    show_pair(Console(), folder, other, arguments.step, chosen, arguments.limit)
+    show_pair(Terminal(stderr=False), folder, other, arguments.step, chosen, arguments.limit)
 
 
 def show_status(arguments: argparse.Namespace) -> None:
@@ -394,7 +394,7 @@ def show_status(arguments: argparse.Namespace) -> None:
     _require_runs(arguments.runs)
     for name in [arguments.sweep] if arguments.sweep else sweep_names(arguments.runs):
         for title, cells, planned in stages_of_sweep(arguments.runs, name):
-            print(summary(title, cells, planned), *(cell.line for cell in cells if arguments.sweep), sep="\n  ")
+            say(summary(title, cells, planned), *(cell.line for cell in cells if arguments.sweep), sep="\n  ")
 
 
 def stop_cell(arguments: argparse.Namespace) -> None:
@@ -402,10 +402,10 @@ def stop_cell(arguments: argparse.Namespace) -> None:
     from grpo_lab.sweeps.stop import find_cell, stop_cell
 
     folder = find_cell(arguments.cell, arguments.runs, arguments.sweep)
-    print(f"interrupting the run in {folder}", flush=True)
+    say(f"interrupting the run in {folder}", flush=True)
     if not stop_cell(folder, arguments.wait):
-        sys.exit(f"it has not ended after {arguments.wait:g} s; it may be in the middle of a long step")
-    print("it has ended; the same command goes on from its last checkpoint")
+        sys.exit(printable(f"it has not ended after {arguments.wait:g} s; it may be in the middle of a long step"))
+    say("it has ended; the same command goes on from its last checkpoint")
 
 
 def plan_power(arguments: argparse.Namespace) -> None:
@@ -421,7 +421,7 @@ def plan_power(arguments: argparse.Namespace) -> None:
         runs, pilot = pilot, design.name
     _require_folder(runs)
     data = read_source(runs, pilot, arguments.data if runs == arguments.runs else None)
-    print(*power_text(design, data, arguments.effect, arguments.metric, arguments.trials), sep="\n")
+    say(*power_text(design, data, arguments.effect, arguments.metric, arguments.trials), sep="\n")
 
 
 def reproduce_run(arguments: argparse.Namespace) -> None:
@@ -429,8 +429,8 @@ def reproduce_run(arguments: argparse.Namespace) -> None:
     from grpo_lab.reproduce.command import reproduce
     from grpo_lab.reproduce.compare import Outcome
 
-    done = reproduce(arguments.run_folder, arguments.to, arguments.steps, lambda line: print(line, flush=True))
-    print(*done.compared.lines(), sep="\n")
+    done = reproduce(arguments.run_folder, arguments.to, arguments.steps, lambda line: say(line, flush=True))
+    say(*done.compared.lines(), sep="\n")
     if done.compared.outcome is Outcome.different:
         sys.exit(1)
 
@@ -452,7 +452,7 @@ def evaluate_runs(arguments: argparse.Namespace) -> None:
         device=arguments.device,
         python=arguments.python,
         again=arguments.again,
-        command=["grpo-lab", *sys.argv[1:]],
+        command=typed("grpo-lab"),
     )
     runs: dict[Path, None] = {}
     try:
@@ -461,11 +461,11 @@ def evaluate_runs(arguments: argparse.Namespace) -> None:
             found = result.metrics[result.metric]
             error = "" if found["stderr"] is None else f" (standard error {found['stderr']:.3f})"
             there = "" if now else "; measured before, --again repeats it"
-            print(f"{run} step {result.step}: {result.suite} {found['value']:.3f}{error}, {result.metric}, "
+            say(f"{run} step {result.step}: {result.suite} {found['value']:.3f}{error}, {result.metric}, "
                   f"{result.samples} answers{there}", flush=True)  # fmt: skip
     finally:  # what was measured before an error stays
         for message in filter(None, map(mirror, runs)):
-            print(message, file=sys.stderr)
+            say(message, error=True)
 
 
 def _add_evaluate(commands: argparse._SubParsersAction) -> None:
@@ -660,7 +660,7 @@ def main() -> None:
     except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(printable(f"error: {error}"))
 
 
 if __name__ == "__main__":

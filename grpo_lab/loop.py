@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +45,7 @@ from grpo_lab.run.state import Inputs, RunState, open_state, read_inputs
 from grpo_lab.run.training_problems import check_trained, training_problems
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.files import atomic_write, write_json
+from grpo_lab.tracking.passwords import masked
 from grpo_lab.tracking.progress import RunProgress, Unshown
 from grpo_lab.tracking.run_log import RunLog, UnwrittenLog
 from grpo_lab.tracking.sweep_record import sweep_of
@@ -166,13 +166,13 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
         follow(run, device, folder)
         return folder
     with RunLog(folder) as log, RunProgress(f"{name} seed {run.seed}") as progress:
-        say = partial(progress.console.print, highlight=False, soft_wrap=True)
+        say = progress.console.say
         before = check_folder(folder, identity)
         check_data(before, data)
         if log.status() == "done":
             done, troubles = check_finished(folder, before)
             for trouble in troubles:
-                say(f"[yellow]warning[/yellow] {trouble}")
+                say(trouble, "warning")
             say(f"this run is finished; to run it again, move its folder away\n{verdict(folder, done)}")
             ranks.from_first(None)
             return folder
@@ -194,12 +194,12 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
                 training.record(), inputs.prompts.record(), environment, sweep, beginning.all_stretches(environment),
                 stretches_of_ranks(before, beginning.step, ranks.number()),
             )  # fmt: skip
-            write_json(folder / "run.json", sealed(described))
-            atomic_write(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
+            write_json(folder / "run.json", sealed(masked(described)))
+            atomic_write(folder / "config.yaml", masked(OmegaConf.to_yaml(config, resolve=True)))
             atomic_write(folder / "explanation.txt", explain(run, config, choices) + "\n")
             atomic_write(folder / "first_prompt.txt", prompts_text(inputs.prompts) + "\n")
         for warning in (*warnings, *beginning.said):
-            say(f"[yellow]warning[/yellow] {warning}")
+            say(warning, "warning")
         newest = beginning.checkpoint
         with mirrored(run.tracking, folder), failures_recorded(log), contextlib.ExitStack() as opened:
             ranks.from_first((newest, training, described["run_key"]))  # `follow` waits for it
@@ -216,6 +216,6 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
             done = summarise(log, state.ledger, inert, described)
             log.mark_done(done)
         for line in inert_lines(inert, choices):
-            say(f"[yellow]inert[/yellow] {line}")
+            say(line, "inert")
         say(verdict(folder, done))
     return folder

@@ -20,6 +20,7 @@ from grpo_lab.config.run_name import chosen_options, run_name
 from grpo_lab.policy import ranks
 from grpo_lab.policy.device import choose_device
 from grpo_lab.sweeps.child import errors_said, follow_parent, hear_signals
+from grpo_lab.tracking.terminal import printable, say
 
 
 def _run_hydra(config: DictConfig) -> float | None:
@@ -57,10 +58,10 @@ def main() -> None:
             )
         asked = answer(sys.argv[1:])
     except (ValueError, HydraException) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(printable(f"error: {error}"))
     if asked is not None:
         with contextlib.suppress(BrokenPipeError):  # the reader, such as head, has seen enough
-            print(asked, flush=True)
+            say(asked, flush=True)
         return
     hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")(_run_hydra)()
 

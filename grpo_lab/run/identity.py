@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from grpo_lab.config.run_config import VOLATILE, RunConfig, flat
 from grpo_lab.tasks.tables import fingerprint, overlaps
 from grpo_lab.tracking.files import write_json
+from grpo_lab.tracking.passwords import masked
 from grpo_lab.tracking.renames import with_config_keys
 from grpo_lab.tracking.whole import AFRESH, SEAL, read_json, read_sealed
 
@@ -58,7 +59,7 @@ def check_folder(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
         before = read_sealed(path, AFRESH)
     if not {"identity", "run_key"} <= before.keys():
         raise ValueError(f"{path} does not say which run this is: it was edited, or the disk fails; {AFRESH}")
-    there, now = with_config_keys(before["identity"]), json.loads(json.dumps(identity))
+    there, now = with_config_keys(before["identity"]), json.loads(json.dumps(masked(dict(identity))))
     if not any(key.endswith(f".{CLASS}") for key in there):  # earlier versions of grpo_lab wrote no classes
         now = {key: value for key, value in now.items() if not key.endswith(f".{CLASS}")}
     if "device" not in now:  # the machine that goes on with the run will tell

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -15,6 +15,7 @@ from rich.text import Text
 
 from grpo_lab.tracking.progress import clock, describe
 from grpo_lab.tracking.run_reader import StepReader
+from grpo_lab.tracking.terminal import Terminal
 
 _LOOK_SECONDS = 1.0  # between two reads of the cells' logs
 _PLAIN_SECONDS = 60.0  # between lines if the output is no terminal
@@ -62,8 +63,8 @@ class WatchedCell:
 class Board:
     """Shows the progress of `total` cells, of which `done` were finished before."""
 
-    def __init__(self, name: str, total: int, done: int, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True)
+    def __init__(self, name: str, total: int, done: int, console: Terminal | None = None) -> None:
+        self.console = console or Terminal()
         self.name, self.total, self.done, self.failed = name, total, done, 0
         self.running: list[WatchedCell] = []
         self._first_done, self._began = done, time.monotonic()
@@ -82,7 +83,7 @@ class Board:
 
     def say(self, line: str) -> None:
         """Print a lasting line."""
-        self.console.print(line, highlight=False, soft_wrap=True, markup=False)
+        self.console.say(line)
 
     def start(self, cell: WatchedCell) -> None:
         """Follow a cell whose process was started."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,10 +23,12 @@ from grpo_lab.config.run_name import chosen_options, run_name
 from grpo_lab.policy.device import device_kind
 from grpo_lab.run.identity import check_folder, run_identity
 from grpo_lab.tracking import names
+from grpo_lab.tracking.passwords import has_password
 from grpo_lab.tracking.run_reader import run_status
 from grpo_lab.tracking.sweep_record import CellRecord
 
 _BASE = "model.base"
+STORE = "GRPO_LAB_TRACKING_URI"  # the environment variable in which cells get an address with a password
 Compose = Callable[[Sequence[str]], DictConfig]
 # Budgets that an option without effect still draws on: log-probs that nothing needs are computed all the same.
 _COSTS = frozenset({"flops", "simulated_seconds", "device_seconds"})
@@ -309,7 +312,20 @@ def overrides_for(cell: Cell, sweep: str) -> list[str]:
     """The command line that runs this cell on its own, labels included."""
     said = {name: QuotedString(value, Quote.single) for name, value in labels(cell.plan, sweep).items()}
     quoted = [f"cell.{name}={value.with_quotes()}" for name, value in said.items()]
-    return [*cell.plan.overrides, *quoted]
+    return [*(_without_password(word, cell) for word in cell.plan.overrides), *quoted]
+
+
+def _without_password(word: str, cell: Cell) -> str:
+    """The override; an address of a store with a password is handed over in the environment.
+
+    Command lines are shown to everyone on a machine, and kept in logs and jobs.
+    """
+    uri = getattr(cell.run.tracking, "uri", "")
+    if key_of(word) != "tracking.uri" or not has_password(uri):
+        return word
+    if os.environ.setdefault(STORE, uri) != uri:
+        raise ValueError(f"a sweep has one store: {STORE} is set to another, unset it or tracking.uri")
+    return f"tracking.uri=${{oc.env:{STORE}}}"
 
 
 def labels(plan: Plan, sweep: str) -> dict[str, str]:

@@ -21,6 +21,8 @@ import psutil
 from grpo_lab.engines.base import EngineFailure
 from grpo_lab.policy import ranks
 from grpo_lab.tracking.files import RunFolderBusyError
+from grpo_lab.tracking.passwords import masked
+from grpo_lab.tracking.terminal import printable, say
 
 PARENT = "GRPO_LAB_SWEEP_PROCESS"
 OUTPUT = "output.log"  # in the run's folder: command and output of every attempt
@@ -47,7 +49,7 @@ def thread_limits(threads: int) -> dict[str, str]:
 
 def write_command(output: IO[bytes], command: Sequence[str]) -> None:
     """Begin an attempt in a cell's output."""
-    output.write(f"$ {shlex.join(command)}\n".encode())
+    output.write(f"$ {shlex.join(masked(command))}\n".encode(errors="surrogateescape"))
     output.flush()
 
 
@@ -124,10 +126,10 @@ def errors_said(raised: bool = False) -> Iterator[None]:
             sys.exit("interrupted: the same command goes on from the last checkpoint")
         if cause is not error:
             # What all ranks refuse, the one that was quickest has said.
-            sys.exit(1 if str(error) in str(cause) else f"error: {cause}")
+            sys.exit(1 if str(error) in str(cause) else printable(f"error: {cause}"))
         if raised or not isinstance(error, (ValueError, OSError, FloatingPointError, EngineFailure)):
             raise
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", error=True)
         sys.exit(BUSY if isinstance(error, RunFolderBusyError) else 1)
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import Quote, QuotedString
-from rich.console import Console
 
 from grpo_lab.analysis.effects.acted import Action, actions
 from grpo_lab.analysis.sources.run_folders import load_sweep
@@ -33,6 +32,7 @@ from grpo_lab.sweeps.cells import (
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.run_reader import has_ended
 from grpo_lab.tracking.sweep_record import record_sweep
+from grpo_lab.tracking.terminal import Terminal
 
 _LEFT_OUT = ("parts", "part", "predictions", "changes", "claims")  # of the declaration: a pilot judges nothing
 _PLAIN = ("evaluation=brief", "tracking=none")
@@ -117,10 +117,10 @@ def run_pilot(
     return actions(data)
 
 
-def show_pilot(console: Console, name: str, found: Sequence[Action], runs_dir: Path) -> None:
+def show_pilot(console: Terminal, name: str, found: Sequence[Action], runs_dir: Path) -> None:
     """Print what every requirement came to."""
-    console.print(f"{name}: the pilot ran in {runs_dir}", highlight=False, soft_wrap=True, markup=False)
+    console.say(f"{name}: the pilot ran in {runs_dir}")
     for action in found:
         word = "acts" if action.acts else "could not act"
         where = " ".join(filter(None, (action.arm, action.level)))
-        console.print(f"  {word:<13} {where}: {action.reason}", highlight=False, soft_wrap=True, markup=False)
+        console.say(f"  {word:<13} {where}: {action.reason}")

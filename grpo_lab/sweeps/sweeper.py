@@ -19,7 +19,6 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError
-from rich.console import Console
 
 from grpo_lab.analysis.effects.acted import Action
 from grpo_lab.config.design import Design, read_design, require_known_metrics
@@ -43,6 +42,7 @@ from grpo_lab.tracking.mlflow_parent import announce_sweep
 from grpo_lab.tracking.progress import clock
 from grpo_lab.tracking.run_reader import has_ended, run_status, was_exhausted
 from grpo_lab.tracking.sweep_record import record_sweep
+from grpo_lab.tracking.terminal import Terminal, printable, say
 from grpo_lab.tracking.whole import AFRESH, read_json
 
 
@@ -66,12 +66,12 @@ def ends_in_words() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print("interrupted: the same command goes on with what is left", file=sys.stderr)
+        say("interrupted: the same command goes on with what is left", error=True)
         sys.exit(130)
     except (ValueError, OSError) as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
-        sys.exit(f"error: {error}")
+        sys.exit(printable(f"error: {error}"))
 
 
 def run_sweep(
@@ -82,7 +82,7 @@ def run_sweep(
     `config` is the sweep's own composed configuration, and `arguments` its overrides as typed. `compose` turns a
     cell's overrides into its configuration. Raises ValueError before anything starts, SweepFailed at the end.
     """
-    console = Console(stderr=True)
+    console = Terminal()
     design = _design(config)
     if design is not None:
         require_known_metrics(design)
@@ -127,6 +127,8 @@ def run_sweep(
     finished = [cell for cell in runs if has_ended(cell.folder)]
     todo = [cell for cell in runs if not has_ended(cell.folder)]
     _resolve_models(todo)
+    tracking = planned[0].run.tracking.record()
+    uri = None if tracking is None else tracking["uri"]
     folder = record_sweep(
         runs_dir,
         name,
@@ -136,7 +138,7 @@ def run_sweep(
         "" if design is None else design.fingerprint(),
         provenance.typed(),
         provenance.commit(),
-        planned[0].run.tracking.record(),
+        tracking,
         starts=bool(todo),
         pilot=[asdict(action) for action in found],
         tuning=[asdict(one) for one in search.chosen()] if search else (),
@@ -144,18 +146,18 @@ def run_sweep(
     _say_whose(console, name, finished)
     _say_shared(console, cells)
     if cells and not todo:
-        _say(console, f"{name}: all {len(cells)} cells are finished")
-    announce_sweep(folder, running=bool(todo))
+        console.say(f"{name}: all {len(cells)} cells are finished")
+    announce_sweep(folder, bool(todo), uri)
     try:
         returns = launch(name, todo, len(finished))
     finally:
-        announce_sweep(folder, running=False)
+        announce_sweep(folder, False, uri)
     _report(name, todo, returns)
     _say_exhausted(console, runs)
     if cells:
         _show_results(console, runs_dir, name)
         draw = shlex.join(["grpo-lab", "figures", name, "--runs", str(config.runs_dir)])
-        _say(console, f"draw it: {draw}")
+        console.say(f"draw it: {draw}")
     return returns
 
 
@@ -164,7 +166,7 @@ def _as_it_is(plan: Plan) -> Plan:
 
 
 def _tune(
-    console: Console, search: Search, design: Design, declared: Any, launch: Callable[..., list[JobReturn]]
+    console: Terminal, search: Search, design: Design, declared: Any, launch: Callable[..., list[JobReturn]]
 ) -> None:
     """Record what is declared before the first trial, then run the trials that lack."""
     fingerprint, command, commit = design.fingerprint(), provenance.typed(), provenance.commit()
@@ -184,7 +186,7 @@ def _resolve_models(cells: Sequence[Cell]) -> None:
         model.resolve()
 
 
-def _without_inert(console: Console, design: Design, cells: Sequence[Cell], found: Sequence[Action]) -> list[Cell]:
+def _without_inert(console: Terminal, design: Design, cells: Sequence[Cell], found: Sequence[Action]) -> list[Cell]:
     """The cells without those whose pilot could not act; none where the control alone would be left."""
     inert = {(action.level, action.arm) for action in found if not action.acts}
     left = [cell for cell in cells if (cell.plan.level, cell.plan.arm) not in inert]
@@ -192,8 +194,7 @@ def _without_inert(console: Console, design: Design, cells: Sequence[Cell], foun
         return left
     if all(cell.plan.arm == design.control for cell in left):
         left = []
-    _say(
-        console,
+    console.say(
         f"{len(cells) - len(left)} of {len(cells)} cells are not run: their trick could not act. "
         "Remedy: another regime, such as more updates a batch or a higher rate; a longer pilot "
         "(hydra.sweeper.pilot_share); or hydra.sweeper.run_inert=true, which runs them all the same",
@@ -201,21 +202,17 @@ def _without_inert(console: Console, design: Design, cells: Sequence[Cell], foun
     return left
 
 
-def _say_shared(console: Console, cells: Sequence[Cell]) -> None:
+def _say_shared(console: Terminal, cells: Sequence[Cell]) -> None:
     for cell in cells:
         if cell.same_as:
-            _say(console, f"{cell.plan.title} is the same run as {cell.same_as}: it runs once")
+            console.say(f"{cell.plan.title} is the same run as {cell.same_as}: it runs once")
 
 
-def _say_exhausted(console: Console, cells: Sequence[Cell]) -> None:
+def _say_exhausted(console: Terminal, cells: Sequence[Cell]) -> None:
     """Print which runs ended before their budget; to try one again, its folder must go."""
     for cell in (cell for cell in cells if was_exhausted(cell.folder)):
         why = (cell.folder / "error.txt").read_text().partition("\n")[0]
-        _say(console, f"{cell.plan.title} ended before its budget was spent: {why}")
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(line, highlight=False, soft_wrap=True, markup=False)
+        console.say(f"{cell.plan.title} ended before its budget was spent: {why}")
 
 
 def _design(config: DictConfig) -> Design | None:
@@ -232,13 +229,13 @@ def _declared(config: DictConfig) -> Any:
     return OmegaConf.to_container(config.design, resolve=True)
 
 
-def _say_whose(console: Console, name: str, finished: Sequence[Cell]) -> None:
+def _say_whose(console: Terminal, name: str, finished: Sequence[Cell]) -> None:
     """Print which finished cells MLflow shows elsewhere: a run has one parent there, its first sweep."""
     elsewhere = [cell for cell in finished if _sweep_of(cell) != name]
     if elsewhere:
         titles = ", ".join(f"{cell.plan.title} ({_sweep_of(cell) or 'a run on its own'})" for cell in elsewhere)
         line = f"finished before, and shown in MLflow where they ran: {titles}"
-        _say(console, line)
+        console.say(line)
 
 
 def _sweep_of(cell: Cell) -> str:
@@ -246,7 +243,7 @@ def _sweep_of(cell: Cell) -> str:
 
 
 def _show(
-    console: Console, name: str, cells: Sequence[Cell], pilots: Sequence[Cell], runs_dir: Path, launcher: Launcher
+    console: Terminal, name: str, cells: Sequence[Cell], pilots: Sequence[Cell], runs_dir: Path, launcher: Launcher
 ) -> None:
     left = estimates(cells, pilots, name, runs_dir)
     expected = {one.cell.plan.title: one for one in left}
@@ -254,11 +251,11 @@ def _show(
     def line_of(cell: Cell, word: str, about: str = "") -> None:
         shared = f"  same run as {cell.same_as}" if cell.same_as else ""
         line = f"  {word:<8} {cell.plan.title:<44} {about}{cell.record().folder}{shared}"
-        _say(console, line)
+        console.say(line)
 
     runs = sum(not cell.same_as for cell in cells)
     once = "" if runs == len(cells) else f", which are {runs} runs"
-    _say(console, f"{name}: {len(cells)} cells{once}; none is started")
+    console.say(f"{name}: {len(cells)} cells{once}; none is started")
     for cell in cells:
         one = expected.get(cell.plan.title)
         about = "" if one is None or math.isnan(one.seconds) else f"about {clock(one.seconds)}  "
@@ -266,14 +263,14 @@ def _show(
     if pilots:
         amount = f"{pilots[0].run.budget.amount:g} {pilots[0].run.budget.axis.value}"
         line = f"pilots, before the first cell, of {amount}, in {pilots[0].run.runs_dir}:"
-        _say(console, line)
+        console.say(line)
     for cell in pilots:
         line_of(cell, run_status(cell.folder))
     at_once = getattr(launcher, "at_once", None)
     for line in estimate_lines(left, 1 if at_once is None else at_once([one.cell for one in left])):
-        _say(console, line)
+        console.say(line)
     if any(not cell.same_as and not has_ended(cell.folder) for cell in pilots) and left:
-        _say(console, "  the pilots come on top of that")
+        console.say("  the pilots come on top of that")
 
 
 def _report(name: str, cells: Sequence[Cell], returns: Sequence[JobReturn]) -> None:
@@ -283,13 +280,11 @@ def _report(name: str, cells: Sequence[Cell], returns: Sequence[JobReturn]) -> N
     if not failed:
         return
     lines = [f"  {cell.plan.title}: {result._return_value}" for cell, result in failed]
-    raise SweepFailed(
-        f"error: {len(failed)} of {len(cells)} cells of {name} failed; the same command tries them again:\n"
-        + "\n".join(lines)
-    )
+    said = f"error: {len(failed)} of {len(cells)} cells of {name} failed; the same command tries them again:"
+    raise SweepFailed(printable("\n".join([said, *lines])))
 
 
-def _show_results(console: Console, runs_dir: Path, name: str) -> None:
+def _show_results(console: Terminal, runs_dir: Path, name: str) -> None:
     """Print which tricks did nothing, and for a sweep without a declared design a comparison of its arms."""
     from grpo_lab.analysis.caveats import not_told_apart
     from grpo_lab.analysis.effects.acted import could_not_act
@@ -299,10 +294,10 @@ def _show_results(console: Console, runs_dir: Path, name: str) -> None:
 
     data = load_sweep(runs_dir, name)
     if data.design is None:
-        print("", *compared_arms(data, final_values(data)), "", sep="\n", flush=True)
+        say("", *compared_arms(data, final_values(data)), "", sep="\n", flush=True)
     said = [
         f"could not act: {' '.join(filter(None, (arm, level)))}: {why}"
         for (level, arm), why in could_not_act(data).items()
     ]
     for line in (*said, *not_told_apart(data)):
-        _say(console, line)
+        console.say(line)

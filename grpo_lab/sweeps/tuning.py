@@ -17,7 +17,6 @@ from pathlib import Path
 
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.core.utils import JobReturn
-from rich.console import Console
 
 from grpo_lab.analysis.sources.chosen_numbers import ChosenNumbers, Trial
 from grpo_lab.config.design import Design
@@ -41,6 +40,7 @@ from grpo_lab.sweeps.status import TUNING
 from grpo_lab.sweeps.studies import Asked, Studies
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.sweep_record import record_sweep, sweep_folder
+from grpo_lab.tracking.terminal import Terminal
 
 JOURNAL = "tuning.journal"  # within the sweep's folder
 Place = tuple[str, str]  # level and arm
@@ -162,7 +162,7 @@ def _check_ends(design: Design, search: Search) -> None:
                 )
 
 
-def run_tuning(console: Console, search: Search, launch: Launch) -> None:
+def run_tuning(console: Terminal, search: Search, launch: Launch) -> None:
     """Run the trials that lack, a batch of every arm at a time. Raises ValueError where a run of one failed."""
     tuning = search.tuning
     while places := search.open():
@@ -198,7 +198,7 @@ def run_tuning(console: Console, search: Search, launch: Launch) -> None:
     chosen = [one for one in search.chosen() if (one.level, one.arm) in search.asked_for]
     from grpo_lab.analysis.effects.tuned import numbers_text
 
-    console.print(numbers_text(chosen), highlight=False, soft_wrap=True, markup=False)
+    console.say(numbers_text(chosen))
 
 
 def _value(search: Search, folders: Sequence[Path]) -> float:
@@ -233,7 +233,7 @@ def _record(search: Search, cells: Sequence[Cell], starts: bool) -> None:
     )
 
 
-def show_tuning(console: Console, search: Search) -> None:
+def show_tuning(console: Terminal, search: Search) -> None:
     """Print how many trials and runs a tuning has, how many have ended, and what it chose."""
     tuning, places = search.tuning, search.asked_for
     planned = len(places) * tuning.trials * len(tuning.seeds)
@@ -258,7 +258,7 @@ def show_tuning(console: Console, search: Search) -> None:
 
         lines = [*lines, numbers_text(chosen)]
     for line in lines:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        console.say(line)
 
 
 def _identifies(word: str) -> bool:

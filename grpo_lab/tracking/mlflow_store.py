@@ -17,6 +17,7 @@ from types import ModuleType
 from urllib.parse import urlsplit
 
 from grpo_lab.tracking.files import locked, write_whole
+from grpo_lab.tracking.passwords import masked
 
 STORE_LOCK_SECONDS = 120.0  # enough for eight processes that open a new store one after another on a slow disk
 DATABASES = ("postgresql", "mysql", "mssql")
@@ -44,6 +45,11 @@ def check_uri(uri: str) -> None:
             raise ValueError(
                 f"tracking.uri={uri}: the path of the database must be absolute, or every working folder "
                 f"gets its own: write sqlite:////absolute/path/mlflow.db, with four slashes"
+            )
+        if re.search(r"\?.*/|%[0-9A-Fa-f]{2}", uri):
+            raise ValueError(
+                f"tracking.uri={uri}: MLflow would read ? and % with two digits in the path as something else, and put "
+                "its store into another folder: choose another runs_dir, or tracking=none, or a tracking.uri without"
             )
     elif scheme in ("http", "https"):
         if not parts.hostname:
@@ -171,4 +177,4 @@ def _experiment_id(uri: str, experiment: str, artifact_location: str | None) -> 
 
 def first_line(error: BaseException) -> str:
     """The error's type and the first line of its message; MLflow's messages have many lines."""
-    return f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
+    return masked(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")[:250]

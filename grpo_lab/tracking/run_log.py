@@ -30,6 +30,7 @@ from typing import Any
 import pandas as pd
 
 from grpo_lab.tracking.files import acquire_lock, atomic_write, explained, keep_previous, write_json
+from grpo_lab.tracking.passwords import masked
 from grpo_lab.tracking.run_reader import Status, parse_line, run_status
 
 FSYNC_SECONDS = 5.0  # at most this much of a run is lost when the machine, not the process, dies
@@ -217,9 +218,9 @@ class RunLog:
 
     def mark_error(self, error: BaseException) -> None:
         """Write error.txt: the message, then the traceback. Never raises, so that `error` reaches the caller."""
-        text = f"{type(error).__name__}: {error}\n\n{''.join(traceback.format_exception(error))}"
+        text = masked(f"{type(error).__name__}: {error}\n\n{''.join(traceback.format_exception(error))}")
         try:
-            atomic_write(self.folder / "error.txt", text)
+            atomic_write(self.folder / "error.txt", text.encode(errors="replace"))
         except OSError as failure:
             logger.warning("error.txt could not be written: %s", failure)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lab.tracking.files import explained, locked, write_json
+from grpo_lab.tracking.passwords import masked
 from grpo_lab.tracking.run_reader import Status, has_ended, is_held, run_status, was_interrupted
 from grpo_lab.tracking.whole import read_json
 
@@ -127,9 +128,9 @@ def record_sweep(
             key=before.key if before else uuid.uuid4().hex,
             design=design,
             declared=declared,
-            command=list(command if starts or before is None else before.command),
+            command=masked(command if starts or before is None else before.command),
             commit=commit if starts or before is None else before.commit,
-            tracking=tracking or (before.tracking if before else None),
+            tracking=masked(dict(tracking)) if tracking else before and before.tracking,
             cells=kept,
             pilot=_replacing(before.pilot if before else (), pilot),
             tuning=_replacing(before.tuning if before else (), tuning),

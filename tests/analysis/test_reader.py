@@ -13,7 +13,6 @@ import pytest
 import torch
 from helpers import make_rollouts
 from planted_sweeps import Planted, synthetic_sweep
-from rich.console import Console
 from short_runs import metrics_of, run_in_process
 
 from grpo_lab.analysis.report import reader_page
@@ -33,6 +32,7 @@ from grpo_lab.analysis.report.reader_terminal import show_pair, show_run
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.run.evaluate import kl_of_responses
 from grpo_lab.tracking.sweep_record import CellRecord, record_sweep
+from grpo_lab.tracking.terminal import Terminal
 
 BRIEF = [
     "budget.amount=4", "rollouts_every=2", "evaluation.every=2", "task=tiny", "engine.max_tokens=10",
@@ -158,8 +158,8 @@ def test_two_arms_on_the_same_prompt_and_noise(runs: Path) -> None:
         list(paired(left, right.assign(problem_id=-1)))
 
 
-def console() -> Console:
-    return Console(width=120, record=True, force_terminal=False, file=open("/dev/null", "w"))
+def console() -> Terminal:
+    return Terminal(width=120, record=True, force_terminal=False, file=open("/dev/null", "w"))
 
 
 def test_the_terminal_shows_a_run_and_a_pair(runs: Path) -> None:
@@ -211,7 +211,7 @@ def two(runs: Path) -> SweepData:
 def embedded(section: str) -> list[dict]:
     found = re.search(r'id="rollout-data">(.*?)</script>', section, re.DOTALL)
     assert found is not None
-    return json.loads(found.group(1).replace("<\\/", "</"))["responses"]
+    return json.loads(found.group(1))["responses"]
 
 
 def test_the_section_holds_what_the_runs_kept(two: SweepData, runs: Path) -> None:
@@ -243,3 +243,13 @@ def test_without_run_folders_the_section_says_so(tmp_path: Path) -> None:
 def test_scale_of_nothing_is_one() -> None:
     assert scale_of(pd.DataFrame({"advantage": [0.0, 0.0]})) == 1.0
     assert scale_of(pd.DataFrame({"advantage": [0.5, -2.0]})) == 2.0
+
+
+def test_no_response_ends_or_opens_a_script_of_the_page(two: SweepData, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`<!--<script` made a browser read the rest of the page as one script."""
+    hostile = ["<!--<script>", "</script><script>alert(1)</script>", "<!--", "-->", "<", "\u2028"]
+    monkeypatch.setattr(reader_page, "_collect", lambda data, runs_dir: [{"tokens": hostile, "question": hostile[0]}])
+    section = reader_page.rollouts_section(two, Path("runs"))
+    assert embedded(section) == [{"tokens": hostile, "question": hostile[0]}]
+    data = section.partition('id="rollout-data">')[2].partition("</script>")[0]
+    assert "<" not in data and json.loads(data)["responses"][0]["tokens"] == hostile

@@ -23,10 +23,10 @@ from grpo_lab.analysis.figures.effects import draw_effects
 from grpo_lab.analysis.figures.style import Drawn
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues, final_values
 from grpo_lab.analysis.metric_names import change_text, in_words, level_text, title, unit
-from grpo_lab.analysis.report.page import ASSETS, embedded_json, report_html
+from grpo_lab.analysis.report.page import ASSETS, report_html
 from grpo_lab.analysis.report.page_figures import LARGEST_SVG, figures_section, image_uri
 from grpo_lab.analysis.report.page_verdict import verdict_section
-from grpo_lab.analysis.report.page_words import Html, escaped, items, table
+from grpo_lab.analysis.report.page_words import Html, embedded_json, escaped, items, table
 from grpo_lab.analysis.report.panel import (
     POINTS,
     evaluation_curve,

@@ -17,10 +17,10 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 from processes import PATIENCE, alive, children_of, command_of, descendants_of
-from rich.console import Console
 
 from grpo_lab.config.run_config import conf_folder
 from grpo_lab.sweeps.board import Board
+from grpo_lab.tracking.terminal import Terminal
 
 WORLD = ["world=tiny", "tracking=none", "evaluation=brief"]
 
@@ -108,4 +108,4 @@ def attempts(folder: Path) -> int:
 
 def quiet_board(total: int) -> Board:
     """A board of so many cells that shows nobody what it says."""
-    return Board("probe", total, 0, Console(file=io.StringIO()))
+    return Board("probe", total, 0, Terminal(file=io.StringIO()))

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from hydra.core.override_parser.types import Quote, QuotedString
-from rich.console import Console
 from safetensors.torch import load_file
 from sweep_processes import multirun
 from torch.testing import assert_close
@@ -52,6 +51,7 @@ from grpo_lab.tracking.sweep_record import (
     sweep_of,
     sweep_status,
 )
+from grpo_lab.tracking.terminal import Terminal
 from grpo_lab.tracking.whole import SEAL, sealed
 from grpo_lab.types import Exhausted
 
@@ -664,7 +664,7 @@ def test_a_cell_with_nothing_left_to_train_on_has_ended_and_is_not_started_again
     with RunLog(other) as log:
         log.mark_done({})
     assert has_ended(other) and sweep_status(folder, read_sweep(folder)) == "FINISHED"
-    board = Board("probe", 1, 0, Console(file=io.StringIO()))
+    board = Board("probe", 1, 0, Terminal(file=io.StringIO()))
     job = Job("dry", ("no_such_key=1",), one, "steps", 1.0, 1)
     assert run_jobs([job], LocalPlace(1, []), 30.0, board) == [None] and not (one / "output.log").exists()
     with RunLog(one) as log:
@@ -704,7 +704,7 @@ def test_a_log_gets_a_line_for_the_sweep_now_and_then_and_one_for_each_cell_that
 ) -> None:
     written = io.StringIO()
     first, second = (WatchedCell(f"[arm] seed={seed}", tmp_path / str(seed), "steps", 4.0) for seed in (0, 1))
-    with Board("probe", 5, 1, Console(file=written, width=40)) as board:
+    with Board("probe", 5, 1, Terminal(file=written, width=40)) as board:
         board.start(first)
         board.start(second)
         log_to(tmp_path / "0", range(3))
@@ -725,7 +725,7 @@ def test_a_terminal_shows_running_cells_in_place_and_keeps_lines_of_those_that_e
     eager: None, tmp_path: Path
 ) -> None:
     written = io.StringIO()
-    console = Console(file=written, width=80, force_terminal=True, legacy_windows=False)
+    console = Terminal(file=written, width=80, force_terminal=True, legacy_windows=False)
     cell = WatchedCell("mask_after constant seed=0", tmp_path, "steps", 4.0)
     with Board("probe", 2, 0, console) as board:
         board.start(cell)
@@ -741,7 +741,7 @@ def test_a_terminal_shows_running_cells_in_place_and_keeps_lines_of_those_that_e
 
 def test_a_narrow_terminal_has_one_line_for_each_cell(eager: None, tmp_path: Path) -> None:
     cell = WatchedCell("mask_after constant seed=0", tmp_path, "steps", 4.0)
-    console = Console(file=io.StringIO(), width=30)
+    console = Terminal(file=io.StringIO(), width=30)
     board = Board("probe", 2, 0, console)
     board.start(cell)
     log_to(tmp_path, range(3))
@@ -752,7 +752,7 @@ def test_a_narrow_terminal_has_one_line_for_each_cell(eager: None, tmp_path: Pat
 
 
 def test_time_left_follows_the_share_of_all_budgets(eager: None, tmp_path: Path) -> None:
-    board = Board("probe", 4, 1, Console(file=io.StringIO()))
+    board = Board("probe", 4, 1, Terminal(file=io.StringIO()))
     cell = WatchedCell("a", tmp_path, "steps", 4.0)
     board.start(cell)
     assert "left" not in board.summary(), "nothing to go by yet"
@@ -764,7 +764,7 @@ def test_time_left_follows_the_share_of_all_budgets(eager: None, tmp_path: Path)
 
 def test_what_a_resumed_cell_had_done_before_is_no_speed_of_this_sweep(eager: None, tmp_path: Path) -> None:
     log_to(tmp_path, range(6))
-    board = Board("probe", 1, 0, Console(file=io.StringIO()))
+    board = Board("probe", 1, 0, Terminal(file=io.StringIO()))
     board.start(WatchedCell("a", tmp_path, "steps", 10.0))
     board.refresh()
     log_to(tmp_path, [6])
@@ -776,7 +776,7 @@ def test_what_a_resumed_cell_had_done_before_is_no_speed_of_this_sweep(eager: No
 def test_a_damaged_log_of_one_cell_does_not_end_the_sweep(eager: None, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("not json\n")
     cell = WatchedCell("a", tmp_path, "steps", 10.0)
-    board = Board("probe", 1, 0, Console(file=io.StringIO()))
+    board = Board("probe", 1, 0, Terminal(file=io.StringIO()))
     board.start(cell)
     board.refresh()
     board.end(cell, "metrics.jsonl has a line that is not JSON")

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from hydra.core.utils import JobReturn, JobStatus
 from processes import wait_until
-from rich.console import Console
 from short_runs import metrics_of
 from sweep_processes import WORLD, finished, multirun, started
 
@@ -38,6 +37,7 @@ from grpo_lab.sweeps.tuning import Search, plan_tuning, run_tuning, show_tuning
 from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.tracking.sweep_record import read_sweep, sweep_folder
+from grpo_lab.tracking.terminal import Terminal
 from grpo_lab.types import Exhausted
 
 NAME = "tuned,evaluation=brief,world=tiny"  # the experiment with these words
@@ -263,7 +263,7 @@ def no_identity(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_arm_gets_as_many_trials_and_a_kill_changes_none(
     plan: Callable[..., Search], no_identity: None, tmp_path: Path, compose: Callable, capsys: pytest.CaptureFixture
 ) -> None:
-    console = Console(width=200)
+    console = Terminal(stderr=False, width=200)
     design, runs = declare(), tmp_path / "my runs"
     show_tuning(console, plan(design))
     said = capsys.readouterr().out
@@ -338,7 +338,7 @@ def test_a_failed_trial_stops_the_sweep_and_a_collapsed_one_counts_as_zero(
         return [failed, *Launcher()(title, todo[1:], finished)]
 
     with pytest.raises(ValueError, match=r"trials failed; the same command tries again:\n  plain trial=1 seed=100: no"):
-        run_tuning(Console(quiet=True), plan(declare()), fails)
+        run_tuning(Terminal(quiet=True), plan(declare()), fails)
 
     def collapses(title: str, todo: Sequence[Cell], finished: int) -> list[JobReturn]:
         for cell in todo:
@@ -349,12 +349,12 @@ def test_a_failed_trial_stops_the_sweep_and_a_collapsed_one_counts_as_zero(
         return [JobReturn(status=JobStatus.FAILED) for _ in todo]
 
     search = plan(declare(trials=1))
-    run_tuning(Console(quiet=True), search, collapses)
+    run_tuning(Terminal(quiet=True), search, collapses)
     plain, higher = search.chosen()
     assert plain.chosen.value > 0.1, "one of its two runs had ended before"
     assert higher.chosen.value > 0.3, "both had"
     other = plan(declare(trials=1, seeds=[200]))
-    run_tuning(Console(quiet=True), other, collapses)
+    run_tuning(Terminal(quiet=True), other, collapses)
     assert [one.chosen.value for one in other.chosen()] == [0.0, 0.0]
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from rich.console import Console
-
 from grpo_lab.run.recorder import verdict
 from grpo_lab.tracking.metrics import SUITES
 from grpo_lab.tracking.progress import RunProgress
+from grpo_lab.tracking.terminal import Terminal
 
 METRICS = {"reward/mean": 0.5, "rollout/truncated": 0.25, "eval/heldout/accuracy": 0.75}
 TIMING = {"time/tokens_per_second": 12345.6}
@@ -17,7 +16,7 @@ TIMING = {"time/tokens_per_second": 12345.6}
 
 def test_a_log_gets_a_line_per_evaluation_with_the_share_and_the_time_left() -> None:
     written = io.StringIO()
-    with RunProgress("plain seed 0", Console(file=written, width=80)) as progress:
+    with RunProgress("plain seed 0", Terminal(file=written, width=80)) as progress:
         progress.show(0, 0.0, {"eval/heldout/accuracy": 0.3}, {})
         progress.show(1, 0.1, {"reward/mean": 0.4}, {})  # neither an evaluation nor overdue
         progress.show(2, 0.5, METRICS, TIMING)
@@ -29,7 +28,7 @@ def test_a_log_gets_a_line_per_evaluation_with_the_share_and_the_time_left() -> 
 
 def test_a_narrow_terminal_cuts_the_name_and_keeps_the_numbers() -> None:
     written = io.StringIO()
-    console = Console(file=written, width=80, force_terminal=True, legacy_windows=False)
+    console = Terminal(file=written, width=80, force_terminal=True, legacy_windows=False)
     with RunProgress("a,very=long,name=that,goes=on,and=on,for=ever,and=ever,and=a,day seed 0", console) as progress:
         progress.show(7, 0.5, METRICS, TIMING)
         progress.live.refresh()

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from grpo_lab.tracking.mlflow_store import prepare_store
+from grpo_lab.config.hydra_setup import compose_config
+from grpo_lab.config.run_config import to_run
+from grpo_lab.tracking.mlflow_store import check_uri, load_mlflow, prepare_store
 
 # Each announces a sweep; MLflow is imported before they part, so that they meet at the store.
 EIGHT_AT_ONCE = """
@@ -69,3 +71,25 @@ def test_what_killed_processes_left_is_replaced_or_named(tmp_path: Path) -> None
     with pytest.raises(ValueError, match=r"my store\.db is half made \(_alembic_tmp_latest_metrics is left") as refused:
         prepare_store(f"sqlite:///{store}", "grpo_lab")
     assert f"move it away, and `grpo-lab sync {tmp_path}` fills a new one" in str(refused.value)
+
+
+def test_a_store_lies_in_the_folder_that_it_is_given(tmp_path: Path) -> None:
+    name = "a b#c%d&e=f;[x]:@ü日本"
+    folder = tmp_path / name
+    experiment = prepare_store(f"sqlite:///{folder}/mlflow.db", "e")
+    client = load_mlflow().MlflowClient(tracking_uri=f"sqlite:///{folder}/mlflow.db")
+    run = client.create_run(experiment).info.run_id
+    (tmp_path / "file.txt").write_text("content")
+    client.log_artifact(run, str(tmp_path / "file.txt"))
+    assert [path.read_text() for path in folder.rglob("file.txt")] == ["content"]
+    assert {path.name for path in tmp_path.iterdir()} == {name, "file.txt"} and (folder / "mlflow.db").exists()
+
+
+@pytest.mark.parametrize("name", ["a?b", "a%25b", "a%20b", "?"])
+def test_a_folder_that_mlflow_would_read_as_another_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="into another folder: choose another runs_dir, or tracking=none, or"):
+        compose = compose_config(["world=tiny", f"runs_dir='{tmp_path / name}'"])
+        to_run(compose)
+    assert to_run(compose_config(["world=tiny", f"runs_dir='{tmp_path / name}'", "tracking=none"]))
+    assert not list(tmp_path.iterdir())
+    check_uri("sqlite:////runs/mlflow.db?timeout=30")

@@ -25,6 +25,7 @@ from grpo_lab.analysis.sources.read import read_source
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.table_rows import rows_of
 from grpo_lab.analysis.tracks import Track, tracks
+from grpo_lab.tracking.terminal import say
 
 REPOSITORY = Path(__file__).parents[3]
 NO_ANSWERS = "answers to single questions were not saved with these numbers; what needs them says so below"
@@ -121,7 +122,7 @@ def show_lines(text: str) -> None:
         return
     if _display() is not None:
         text = "\n".join("\n".join(_broken(line)) for line in text.splitlines())
-    print(text, end="\n\n")
+    say(text, end="\n\n")
 
 
 def _broken(line: str) -> list[str]:
@@ -133,7 +134,7 @@ def show_text(text: str) -> None:
     """Markdown: rendered in a notebook, printed as it is from a script."""
     display = _display()
     if display is None:
-        print(text)
+        say(text)
     else:
         display.display(display.Markdown(text))
 
@@ -158,7 +159,7 @@ def show_table(table: pd.DataFrame, decimals: int = 2, otherwise: str = "") -> N
 
     words, display = table.map(written), _display()
     if display is None:
-        print(words.to_string(index=False), end="\n\n")
+        say(words.to_string(index=False), end="\n\n")
     else:
         display.display(display.HTML(words.to_html(index=False, border=0)))
 

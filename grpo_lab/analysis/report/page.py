@@ -7,7 +7,6 @@ it. `panel` holds the numbers behind the switches, `assets/panel.js` what they d
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
@@ -21,6 +20,7 @@ from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.report.page_figures import figures_section
 from grpo_lab.analysis.report.page_tables import provenance_section, tables_section
 from grpo_lab.analysis.report.page_verdict import verdict_section
+from grpo_lab.analysis.report.page_words import embedded_json
 from grpo_lab.analysis.report.panel import other_axes, panel_data
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.resampling import SEED
@@ -78,8 +78,3 @@ def _section(heading: str, place: str, text: str) -> str:
         f'<section id="{place}" aria-labelledby="{place}-head">\n<h2 id="{place}-head">{html.escape(heading)}</h2>\n'
         f"{text}\n</section>"
     )
-
-
-def embedded_json(value: object) -> str:
-    """JSON that can stand inside a script element: no `<` in it can end that or open another."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

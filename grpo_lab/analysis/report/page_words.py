@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 from collections.abc import Iterable, Sequence
 
@@ -56,3 +57,8 @@ def items(lines: Iterable[object]) -> Html:
 def folded(summary: str, content: str) -> Html:
     """Content that opens on a click."""
     return Html(f"<details><summary>{html.escape(summary)}</summary>{content}</details>")
+
+
+def embedded_json(value: object) -> str:
+    """JSON that can stand inside a script element: no `<` in it can end that or open another."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

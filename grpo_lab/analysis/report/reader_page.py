@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from grpo_lab.analysis.report.page_words import embedded_json
 from grpo_lab.analysis.report.reader import LEGEND, components, read_rollouts, rollout_steps, tokens_of
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.table_rows import records_of, rows_of
@@ -31,7 +31,7 @@ def rollouts_section(data: SweepData, runs_dir: Path | None) -> str:
             "<p>No training responses are at hand: they stay in the run folders and are not saved with the numbers. "
             "Where those folders are, <code>grpo-lab rollouts RUN</code> shows them.</p>"
         )
-    embedded = json.dumps({"responses": responses, "legend": LEGEND}, separators=(",", ":")).replace("</", "<\\/")
+    embedded = embedded_json({"responses": responses, "legend": LEGEND})
     script = (_ASSETS / "reader.js").read_text()
     controls = (_ASSETS / "reader.html").read_text()
     return f'{controls}<script type="application/json" id="rollout-data">{embedded}</script><script>{script}</script>'

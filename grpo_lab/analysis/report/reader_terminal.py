@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 from rich.columns import Columns
-from rich.console import Console, Group
+from rich.console import Group
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -25,9 +25,10 @@ from grpo_lab.analysis.report.reader import (
     seed_of,
 )
 from grpo_lab.analysis.table_rows import records_of
+from grpo_lab.tracking.terminal import Terminal
 
 
-def show_run(console: Console, folder: Path, step: int | None, chosen: Filter, limit: int) -> int:
+def show_run(console: Terminal, folder: Path, step: int | None, chosen: Filter, limit: int) -> int:
     """Print responses of one run that pass the filter, at most `limit`; returns how many passed."""
     table = read_rollouts(folder, step)
     passed = chosen(table)
@@ -39,7 +40,7 @@ def show_run(console: Console, folder: Path, step: int | None, chosen: Filter, l
     return len(passed)
 
 
-def show_pair(console: Console, left: Path, right: Path, step: int | None, chosen: Filter, limit: int) -> int:
+def show_pair(console: Terminal, left: Path, right: Path, step: int | None, chosen: Filter, limit: int) -> int:
     """Print responses of two runs side by side where either passes; returns the number of pairs that passed.
 
     Without a step, the last that both saved. Raises ValueError where they share none, or no prompt at that step.
@@ -57,7 +58,7 @@ def show_pair(console: Console, left: Path, right: Path, step: int | None, chose
         _head(console, folder, table, legend=side == "right")
     if seed_of(left) != seed_of(right):
         console.print(
-            f"[yellow]seeds differ ({seed_of(left)}, {seed_of(right)}): same prompts by chance, other noise[/yellow]"
+            f"seeds differ ({seed_of(left)}, {seed_of(right)}): same prompts by chance, other noise", style="yellow"
         )
     scale = max(map(scale_of, tables))
     for pair in pairs[:limit]:
@@ -70,17 +71,17 @@ def show_pair(console: Console, left: Path, right: Path, step: int | None, chose
     return len(pairs)
 
 
-def _head(console: Console, folder: Path, table: pd.DataFrame, legend: bool = True) -> None:
+def _head(console: Terminal, folder: Path, table: pd.DataFrame, legend: bool = True) -> None:
     steps = ", ".join(map(str, rollout_steps(folder)))
-    console.print(f"{folder}  step {table['step'].iloc[0]} (saved: {steps})", highlight=False, soft_wrap=True)
+    console.print(f"{folder}  step {table['step'].iloc[0]} (saved: {steps})", soft_wrap=True)
     if legend:
         note = LEGEND if "tokens" in table else f"{LEGEND}. This run saved no tokens: whole responses are coloured"
-        console.print(note, style="dim", highlight=False)
+        console.print(note, style="dim")
 
 
-def _foot(console: Console, passed: int, number: int, limit: int) -> None:
+def _foot(console: Terminal, passed: int, number: int, limit: int) -> None:
     more = f"; {passed - limit} more with --limit {passed}" if passed > limit else ""
-    console.print(f"{passed} of {number} responses of this step pass the filter{more}", highlight=False)
+    console.print(f"{passed} of {number} responses of this step pass the filter{more}")
 
 
 def _title(row: Mapping[str, Any]) -> Text:
