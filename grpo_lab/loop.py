@@ -41,7 +41,7 @@ from grpo_lab.run.memory import remedied
 from grpo_lab.run.prompts import check_prompts, prompts_text
 from grpo_lab.run.recorder import Clock, Recorder, failures_recorded, mirrored, summarise, verdict
 from grpo_lab.run.resume import find_beginning, stretches_of_ranks
-from grpo_lab.run.state import Inputs, RunState, open_state, read_inputs
+from grpo_lab.run.state import Inputs, RunState, open_state, read_inputs, require_models
 from grpo_lab.run.training_problems import check_trained, training_problems
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.files import atomic_write, write_json
@@ -162,6 +162,8 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
     ranks.agree("the run's folder", lambda: str(folder))
     ranks.agree("configuration", lambda: identity)
     ranks.agree("data", lambda: data)
+    if not (folder / "run.json").exists():
+        require_models(run)
     if not ranks.is_first():
         follow(run, device, folder)
         return folder

@@ -133,6 +133,13 @@ class Engine(ABC):
         """An error message with a remedy if something this engine needs is not installed, else None."""
         return None
 
+    def refusal(self, folder: Path, streams: bool) -> str | None:
+        """An error message with a remedy if this engine cannot sample the model of `folder`, by its config.json alone.
+
+        `streams`: in a stream, where the schedule needs one.
+        """
+        return None
+
     @abstractmethod
     def open(self, folder: Path, precision: Precision, device: torch.device) -> EngineSession:
         """Load the model of `folder` for sampling, as weight version 0.

@@ -26,6 +26,11 @@ class Native(Engine):
 
     streams: ClassVar[bool] = True
 
+    def refusal(self, folder: Path, streams: bool) -> str | None:
+        from grpo_lab.engines.native_cache import refusal
+
+        return refusal(folder, streams)
+
     def open(self, folder: Path, precision: Precision, device: torch.device) -> NativeSession:
         from grpo_lab.engines.native_session import open_session
 

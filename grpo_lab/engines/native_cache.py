@@ -6,14 +6,29 @@ copying all others. Here storage grows by a block of tokens at a time, and the l
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Cache, DynamicCache, PreTrainedConfig
-from transformers.cache_utils import DynamicLayer
+import transformers
+from transformers import AutoConfig, Cache, DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from grpo_lab.types import Bool, Int, Tensor
 
+# Layers of caches whose rows can be selected; some versions of transformers lack some of them.
+_LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer", "LinearAttentionLayer"}
+_LAYERS |= {f"LinearAttentionAnd{kind}Layer" for kind in ("FullAttention", "SlidingWindowAttention")}
+# Models with recurrent states whose sampled log-probs are those of a plain forward: tests/engines/test_families.py.
+RECURRENT = frozenset(
+    {
+        "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "inkling_text", "jamba", "kimi_linear", "lfm2",
+        "lfm2_moe", "mamba", "mamba2", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "zaya",
+    }
+)  # fmt: skip
 BLOCK = 64  # tokens; a larger block leaves more memory unused, a smaller one copies the cache more often
 
 
@@ -61,6 +76,48 @@ class BlockLayer(DynamicLayer):
         self.keys, self.values = keys[:rows], values[:rows]
 
 
+def recurrent(config: PreTrainedConfig) -> bool:
+    """Whether some layer of the model holds a state, which takes in every token, padding too."""
+    return _has_state(DynamicCache(config=config).layers)
+
+
+def _has_state(layers: Sequence[object]) -> bool:
+    return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers)
+
+
+def cache_name(kind: type[PreTrainedModel]) -> str:
+    """What the model's forward calls its cache: Mamba's has a name of its own."""
+    return "cache_params" if "cache_params" in signature(kind.forward).parameters else "past_key_values"
+
+
+def refusal(folder: Path, streams: bool) -> str | None:
+    """A message with a remedy for a model whose sampled log-probs are not those of a plain forward, else None.
+
+    Some models keep states outside the cache that transformers gives them, or decode otherwise than they read.
+    `streams`: also for one with other layers than attention to the whole text.
+    """
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    kind, name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type], config.get_text_config(decoder=True).model_type
+    said = f"engine=native cannot sample {name} ({kind}), the model in {folder}"
+    try:
+        layers = DynamicCache(config=config).layers
+    except (AttributeError, KeyError):
+        layers = []
+    known = bool(layers) and {type(layer).__name__ for layer in layers} <= _LAYERS
+    stateful = getattr(transformers, kind)._is_stateful or _has_state(layers)
+    if not known or (stateful and name not in RECURRENT):
+        return (
+            f"{said}: its states were not shown to give the log-probs of a plain forward. Choose engine=vllm, if vLLM "
+            f"has the model, or one of attention alone or of {', '.join(sorted(RECURRENT))}"
+        )
+    if streams and any(type(layer) is not DynamicLayer for layer in layers):
+        return (
+            f"{said}, under a schedule that changes weights in the middle of responses, since it has sliding windows "
+            "or recurrent states: choose schedule=sync or one_step_off, or engine=vllm_process"
+        )
+    return None
+
+
 def block_cache(config: PreTrainedConfig) -> DynamicCache:
     """An empty cache for this model; sliding-window and recurrent layers are transformers' own."""
     cache = DynamicCache(config=config)
@@ -81,6 +138,20 @@ def keys_and_values(layer: DynamicLayer) -> tuple[Tensor, Tensor]:
     return layer.keys, layer.values
 
 
+def select_rows(cache: Cache, rows: Int[Tensor, "K"]) -> None:
+    """Select these rows of the cache; one may repeat."""
+    for layer in cache.layers:
+        _select(layer, rows)
+
+
+def _select(layer: Any, rows: Int[Tensor, "K"]) -> None:
+    if isinstance(layer, LinearAttentionCacheLayerMixin):
+        # Its states too, which batch_select_indices leaves as they are.
+        layer.reorder_cache(rows)  # pyright: ignore[reportArgumentType] any integers do
+    else:
+        layer.batch_select_indices(rows)
+
+
 def keep_rows(cache: Cache, keep: Bool[Tensor, "R"]) -> Int[Tensor, "K"]:
     """Keep only these rows of the cache. Returns, for each new row i, which old row it was."""
     rows = int(keep.sum())
@@ -91,5 +162,5 @@ def keep_rows(cache: Cache, keep: Bool[Tensor, "R"]) -> Int[Tensor, "K"]:
         if isinstance(layer, BlockLayer):
             layer.fill_gaps(gaps, movers, rows)
         else:
-            layer.batch_select_indices(order)  # pyright: ignore[reportAttributeAccessIssue] its mixins do not declare it
+            _select(layer, order)
     return order

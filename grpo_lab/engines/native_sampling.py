@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from grpo_lab.engines.native_cache import cache_name, select_rows
 from grpo_lab.policy.models import widen
 from grpo_lab.types import Float, Int, Tensor
 
@@ -32,12 +33,12 @@ def read_texts(
         input_ids=ids,
         attention_mask=mask if padded else None,
         position_ids=(mask.cumsum(1) - 1).clamp(min=0),
-        past_key_values=cache,
         use_cache=True,
         logits_to_keep=1,
+        **{cache_name(type(model)): cache},
     )
     rows = torch.tensor([distinct[text] for text in texts], device=model.device)
-    cache.batch_select_indices(rows)
+    select_rows(cache, rows)
     return output.logits[rows, -1], mask[rows], sum(map(len, distinct))
 
 

@@ -1,4 +1,4 @@
-"""The native engine's sampler: batched decoding with torch and any causal LM of transformers, on CPU or GPU.
+"""The native engine's sampler: batched decoding with torch and transformers, on CPU or GPU.
 
 A prompt that several responses share is prefilled once, and finished rows leave the batch at once. Each
 token is the inverse CDF of one counter-based uniform number, so a response does not depend on the other
@@ -7,7 +7,8 @@ rows of its batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from transformers import PreTrainedModel
 
 from grpo_lab.engines.base import EngineSession, all_ended, already_ended, check_names
 from grpo_lab.engines.native_attention import use_decode_attention
-from grpo_lab.engines.native_cache import block_cache, keep_rows
+from grpo_lab.engines.native_cache import block_cache, cache_name, keep_rows, recurrent
 from grpo_lab.engines.native_graphs import FixedStep, check_graphs
 from grpo_lab.engines.native_sampling import draw, read_texts
 from grpo_lab.engines.native_stream import NativeStream
@@ -63,6 +64,7 @@ class NativeSession(EngineSession):
         self.max_rows = max_rows
         self.look_every = 1 if self.device.type == "cpu" else LOOK_EVERY
         self.version = 0
+        self.recurrent = recurrent(model.config)
         self.logprob_dtype = widen(next(model.parameters())[:0]).dtype
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
@@ -91,14 +93,24 @@ class NativeSession(EngineSession):
             # Waves of similar context length need little padding, and the order cannot change any response. With
             # `on_finish` the given order stays: it decides who starts first, and continued responses must not wait
             # behind new ones.
-            order.sort(key=lambda i: len(requests[i].prompt) + len(requests[i].prefix))
-        for start in range(0, len(order), self.max_rows):
-            wave = [i for i in order[start : start + self.max_rows] if i not in aborted]
+            order.sort(key=lambda i: _context(requests[i]))
+        for wave in self._waves(requests, order):
+            wave = [i for i in wave if i not in aborted]
             if wave:
                 _Wave(self, [requests[i] for i in wave], wave).run(results, aborted, on_finish)
         for index in aborted:
             results[index] = results[index] or Completion((), (), (), StopReason.ABORTED)
         return all_ended(results)
+
+    def _waves(self, requests: Sequence[Request], order: Sequence[int]) -> Iterator[Sequence[int]]:
+        """Parts of `order` that decode together. A recurrent state would take in padding: its rows share one length."""
+        alike = groupby(order, key=lambda i: self.recurrent and _context(requests[i]))
+        for group in (list(members) for _, members in alike):
+            yield from (group[start : start + self.max_rows] for start in range(0, len(group), self.max_rows))
+
+
+def _context(request: Request) -> int:
+    return len(request.prompt) + len(request.prefix)
 
 
 class _Wave:
@@ -228,8 +240,8 @@ class _Wave:
             input_ids=drawn[:, None],
             attention_mask=self.mask,
             position_ids=self.next_positions,
-            past_key_values=self.cache,
             use_cache=True,
+            **{cache_name(type(self.session.model)): self.cache},
         )
         self.next_positions = torch.minimum(self.next_positions + 1, self.last_positions)
         return output.logits[:, -1]

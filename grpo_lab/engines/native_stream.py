@@ -74,11 +74,7 @@ class NativeStream(Stream):
     def __init__(self, session: Owner) -> None:
         self.session = session
         layers = DynamicCache(config=session.model.config).layers
-        if any(type(layer) is not DynamicLayer for layer in layers):
-            raise ValueError(
-                "engine=native streams models whose layers all attend to the whole text, and this one has others: "
-                "choose schedule=sync or one_step_off, or engine=vllm_process"
-            )
+        assert all(type(layer) is DynamicLayer for layer in layers), "Native.refusal turns others away"
         self.waiting: deque[_Row] = deque()
         self.rows: list[_Row] = []
         self.ended: list[tuple[int, Completion]] = []

@@ -149,7 +149,7 @@ def set_defaults_of_vllm() -> None:
 _REMEDIES = (
     (
         ("not supported for now", "no model architectures", "not supported by vllm"),
-        "choose engine=native, which runs any causal LM of transformers",
+        "choose engine=native, which samples nearly every causal LM of transformers and refuses the others by name",
     ),
     (
         ("max_model_len", "max seq len", "maximum model length"),

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from grpo_lab.policy.loading import Attention, Loading
+from grpo_lab.policy.model_folder import require_complete
 from grpo_lab.tricks.precision import LmHead
 from grpo_lab.types import Tensor
 
@@ -31,6 +32,21 @@ class Fp32Head(nn.Linear):
 PLAIN = Loading()
 
 
+def read_model(folder: Path, dtype: torch.dtype, **chosen: Any) -> PreTrainedModel:
+    """The causal LM of `folder`, on the CPU: the only place of the package that reads a model's weights.
+
+    Raises ValueError that names the weights if the files are not those of config.json: transformers would make random
+    numbers of missing ones.
+    """
+    read: Any = AutoModelForCausalLM.from_pretrained(  # two values for one, which its declaration does not say
+        folder, dtype=dtype, use_safetensors=True, trust_remote_code=False,
+        output_loading_info=True, ignore_mismatched_sizes=True, **chosen,
+    )  # fmt: skip
+    model, loaded = read
+    require_complete(folder, loaded)
+    return model
+
+
 def load_model(folder: Path, lm_head: LmHead, loading: Loading = PLAIN) -> PreTrainedModel:
     """The causal LM of `folder`: fp32 weights, unless `loading` says otherwise, on the CPU, in eval mode.
 
@@ -40,9 +56,7 @@ def load_model(folder: Path, lm_head: LmHead, loading: Loading = PLAIN) -> PreTr
     """
     chosen = {} if loading.attention is Attention.auto else {"attn_implementation": loading.attention.value}
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, loading.frozen.value), trust_remote_code=False, **chosen
-        )
+        model = read_model(folder, getattr(torch, loading.frozen.value), **chosen)
     except ImportError as error:
         raise ValueError(f"model.attention={loading.attention.value}: {str(error).splitlines()[0]}") from error
     loaded = model.generation_config

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_lab.policy import ranks
 from grpo_lab.policy.adapters import save_whole
-from grpo_lab.tracking.files import RunFolderError, write_json
+from grpo_lab.tracking.files import RunFolderError, follow_umask, write_json
 from grpo_lab.tracking.whole import MANIFEST, sealed
 
 SHARDS = "shards"  # a folder in a checkpoint of several ranks, in the format of torch.distributed.checkpoint
@@ -60,6 +60,7 @@ def save(
             return ranks.from_first(final)
         tokenizer.save_pretrained(temporary)
         torch.save(dict(state), temporary / "state.pt")
+        follow_umask(temporary)
         digests = {}
         for path in sorted(found for found in temporary.rglob("*") if found.is_file()):
             with path.open("rb") as file:

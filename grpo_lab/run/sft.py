@@ -23,7 +23,7 @@ from grpo_lab.policy.model_folder import fingerprint
 from grpo_lab.policy.models import load_model, moved, recompute_layers
 from grpo_lab.rollout.grading import decode, encode_prompts, grade, group_requests, to_rollouts, token_ids, tools_for
 from grpo_lab.seeding import uniform
-from grpo_lab.tracking.files import write_json
+from grpo_lab.tracking.files import follow_umask, write_json
 from grpo_lab.tracking.metrics import is_touched
 from grpo_lab.tracking.whole import AFRESH, digest_of, read_sealed, sealed, trouble_with
 from grpo_lab.tricks.denominator import Survivors
@@ -113,6 +113,7 @@ def fine_tuned(
         metrics |= _train(run, sft, learner, answers, device, cost, ledger)
         save_whole(learner, partial)
         tokenizer.save_pretrained(partial)
+        follow_umask(partial)
         files = {path.name: digest_of(path) for path in sorted(partial.iterdir())}
         made = {"base": weights, "ledger": asdict(ledger), "metrics": metrics, "files": files}
         write_json(partial / FILE, sealed(made | {"seconds": time.perf_counter() - began}))

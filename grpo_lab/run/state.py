@@ -23,16 +23,16 @@ from grpo_lab.engines.divided import divided
 from grpo_lab.policy import packing, ranks
 from grpo_lab.policy.adapters import adapter_off, adapter_weights, add_adapter, load_adapter, whole_weights
 from grpo_lab.policy.critic import LiveCritic, open_critic
-from grpo_lab.policy.model_folder import context_length, fingerprint, stop_token_ids
+from grpo_lab.policy.model_folder import check_tokens, context_length, fingerprint, fingerprint_of, stop_token_ids
 from grpo_lab.policy.models import load_model, moved, recompute_layers
 from grpo_lab.policy.sharding import Trained, like, load_optimizer, load_whole, shard
-from grpo_lab.rollout.grading import tools_for
+from grpo_lab.rollout.grading import encode_prompts, tools_for
 from grpo_lab.run.checkpoint import load_shards
 from grpo_lab.run.evaluate import Suite, make_suites
 from grpo_lab.run.lengths import at_their_longest, check_lengths
 from grpo_lab.run.prompts import Prompts, read_prompts
 from grpo_lab.run.sft import Start, check_sft, fine_tuned
-from grpo_lab.run.teacher import LiveTeacher, open_teacher
+from grpo_lab.run.teacher import LiveTeacher, find_teacher, open_teacher
 from grpo_lab.run.training_problems import TrainingProblems, training_problems
 from grpo_lab.types import Microbatching, Problem
 
@@ -217,6 +217,21 @@ class RunState:
             load_whole(self.reference, state["reference"])
 
 
+def require_models(run: RunConfig) -> None:
+    """Raise ValueError for a model or a teacher that cannot be used, before the run has a folder.
+
+    A model that has to be built or downloaded is.
+    """
+    if missing := run.engine.missing():
+        raise ValueError(missing)
+    folder = run.model.resolve()
+    if refused := run.engine.refusal(folder, run.schedule.streams):
+        raise ValueError(refused)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    check_tokens(folder, tokenizer, encode_prompts(tokenizer, run.template, run.task.problems("train")[:1]))
+    find_teacher(run, tokenizer)
+
+
 @dataclass(frozen=True)
 class Inputs:
     """What a run reads, known before any weights are loaded; `base` is the model's folder before any fine-tuning."""
@@ -255,9 +270,12 @@ def read_inputs(run: RunConfig, training: TrainingProblems) -> Inputs:
     check_lengths(run, run.model.known_context(), 1)
     base = run.model.resolve()
     stop_token_ids(base)
+    if refused := run.engine.refusal(base, run.schedule.streams):
+        raise ValueError(refused)
     tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
     evaluated = [problem for suite in suites for problem in suite.problems]
     prompts = read_prompts(tokenizer, run.template, at_their_longest(run, tokenizer, problems), evaluated)
+    check_tokens(base, tokenizer, [sorted(prompts.tokens)])
     check_lengths(run, context_length(base), prompts.longest)
     check_lengths(run, run.engine.longest, prompts.longest, "engine.context")
     run.truncation.check(tools_for(tokenizer))
@@ -290,12 +308,23 @@ def open_state(
     loading, lm_head = run.model.loading(), run.learner_precision.lm_head
     # With an adapter the learner is the start and what a checkpoint says of the adapter.
     learner = load_model(folder if loading.lora or resume_from is None else resume_from, lm_head, loading)
+    began = fingerprint_of(learner.named_parameters()) if loading.lora or resume_from is None else None
     model_flops = ModelFlops.of(learner)
     if loading.lora is not None:
         add_adapter(learner, loading.lora, run.seed)
     learner = moved(learner, device)
     if run.gradient_checkpointing:
         recompute_layers(learner)
+
+    def frozen_start() -> PreTrainedModel:
+        """The start's weights in a model that is not trained; they are the learner's, unless it is resumed."""
+        model = load_model(folder, lm_head, loading)
+        if began is not None and (now := fingerprint_of(model.named_parameters())) != began:
+            raise ValueError(
+                f"{folder} gave the learner the weights {began} and its reference {now}: its files changed between, or "
+                "the disk fails; start again"
+            )
+        return moved(model, device).requires_grad_(False)
 
     def settled(model: PreTrainedModel, packs: bool) -> bool:
         """Whether this model packs rows too. It is whole on the device for no longer than it takes to see that."""
@@ -306,13 +335,13 @@ def open_state(
     packs = settled(learner, run.packing)
     reference = None
     if run.kl.needs_reference and (loading.lora is None or run.reference.changes):
-        reference = moved(load_model(folder, lm_head, loading), device).requires_grad_(False)
+        reference = frozen_start()
         packs = settled(reference, packs)
     initial = None
     if run.evaluation.initial_kl and loading.lora is None:
         initial = reference  # the same weights, as long as the reference does not change
         if reference is None or run.reference.changes:
-            initial = moved(load_model(folder, lm_head, loading), device).requires_grad_(False)
+            initial = frozen_start()
             packs = settled(initial, packs)
     if teacher is not None:
         packs = settled(moved(teacher.model, device), packs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -39,11 +40,10 @@ class LiveTeacher:
         return found
 
 
-def open_teacher(run: RunConfig, tokenizer: PreTrainedTokenizerBase, context: int) -> LiveTeacher | None:
-    """The teacher of a run, on the CPU; None for one without.
+def find_teacher(run: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Path | None:
+    """The folder of a run's teacher, None for a run without one.
 
-    `context` is the longest prompt and response together, in tokens. Raises ValueError for a model that cannot be
-    used, and for one whose tokenizer writes the policy's tokens otherwise.
+    Raises ValueError for a model that cannot be used, and for one whose tokenizer writes the policy's tokens otherwise.
     """
     plan = run.teacher
     if not isinstance(plan, OnPolicyDistillation):
@@ -55,6 +55,19 @@ def open_teacher(run: RunConfig, tokenizer: PreTrainedTokenizerBase, context: in
     remedy = "distillation on sampled tokens needs one tokenizer, so choose a teacher of the policy's family"
     shown = f"{plan.path} (such as {other[0]!r})" if other else ""
     require(not other, "teacher.path", shown, rule, remedy)
+    return folder
+
+
+def open_teacher(run: RunConfig, tokenizer: PreTrainedTokenizerBase, context: int) -> LiveTeacher | None:
+    """The teacher of a run, on the CPU; None for one without.
+
+    `context` is the longest prompt and response together, in tokens. Raises ValueError for a model that cannot be
+    used.
+    """
+    plan, folder = run.teacher, find_teacher(run, tokenizer)
+    if folder is None:
+        return None
+    assert isinstance(plan, OnPolicyDistillation), "it has a folder"
     model = load_model(folder, run.learner_precision.lm_head, Loading(frozen=plan.weights))
     longest = getattr(model.config, "max_position_embeddings", None) or context
     rule, remedy = f"a model with a context of {context} tokens or more", "lower engine.max_tokens"

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
+import signal
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 import transformers
 
 from grpo_lab.policy.loading import Attention, Loading, Lora
+from grpo_lab.policy.model_folder import check_tokens, check_weights, stop_token_ids
 from grpo_lab.tasks.base import PRETRAINED_RATE, Model
 from grpo_lab.tasks.merged_adapter import CONFIG, merged
+from grpo_lab.tracking.whole import read_json
 from grpo_lab.tricks.base import require
 from grpo_lab.types import WeightType
 
 _FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.txt", "*.jinja")
+_TEMPLATE_SECONDS = 10.0  # for one short message; ordinary templates take milliseconds
 _REMEDY = "give the folder that save_pretrained wrote, or an id of the hub"
 
 
@@ -85,7 +89,10 @@ def find_model(path: str, revision: str, key: str) -> Path:
         remedy = "give a run that saved one, or the folder of a model"
         require(bool(saved), key, path, "a run with a checkpoint, and this one has none", remedy)
         folder = saved[-1]
-    if (folder / CONFIG).is_file() and not (folder / "config.json").is_file():
+    if (folder / CONFIG).is_file():
+        both = (folder / "config.json").is_file()
+        remedy = f"move {CONFIG} away to begin with the model, or config.json to begin with the adapter"
+        require(not both, key, path, "a model or an adapter, and this folder holds both", remedy)
         folder = _merged(folder, path, key)
     _check(folder, path, key)
     return folder
@@ -93,10 +100,14 @@ def find_model(path: str, revision: str, key: str) -> Path:
 
 def _merged(adapter: Path, path: str, key: str) -> Path:
     """The base that an adapter names, with the adapter in it."""
-    said = json.loads((adapter / CONFIG).read_text())
+    said = read_json(adapter / CONFIG, "copy it again")
     base, revision = said.get("base_model_name_or_path"), said.get("revision")
     named = f"base_model_name_or_path in the {CONFIG} of {path}"
-    require(bool(base), named, repr(base), "the base of the adapter", "write its folder or its id on the hub there")
+    remedy = "write its folder or its id on the hub there"
+    require(isinstance(base, str) and bool(base), named, repr(base), "the base of the adapter", remedy)
+    assert isinstance(base, str), "it was required"
+    chain = (Path(base).expanduser() / CONFIG).is_file()
+    require(not chain, named, repr(base), "the base of the adapter, and this is an adapter too", remedy)
     return merged(adapter, find_model(base, revision or "", named), key)
 
 
@@ -119,8 +130,9 @@ def _download(path: str, revision: str, key: str) -> Path:
 def _check(folder: Path, path: str, key: str) -> None:
     config_file = folder / "config.json"
     require(config_file.is_file(), key, path, "a folder with a config.json", _REMEDY)
-    config = json.loads(config_file.read_text())
-    architectures = config.get("architectures") or []
+    config = read_json(config_file, "copy it again")
+    listed = config.get("architectures")
+    architectures = listed if isinstance(listed, list) else [listed]
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
@@ -135,10 +147,39 @@ def _check(folder: Path, path: str, key: str) -> None:
             f"{key} must hold safetensors, got {others[0]} in {path}: files of that kind can run code when "
             "they are opened; convert it on a machine you can lose, with save_pretrained(safe_serialization=True)"
         )
+    check_weights(folder)
     tokenizer = _load_tokenizer(folder, path, key)
     remedy = "set eos_token in tokenizer_config.json, since a response has to be able to end"
     has_end = tokenizer.eos_token_id is not None
     require(has_end, key, path, "a model whose tokenizer has an end-of-text token", remedy)
+    _check_template(tokenizer, path, key)
+    check_tokens(folder, tokenizer, [[min(stop_token_ids(folder))]], "the end of a response")
+
+
+def _check_template(tokenizer: transformers.PreTrainedTokenizerBase, path: str, key: str) -> None:
+    """Raise ValueError if the chat template takes longer than _TEMPLATE_SECONDS for one short message.
+
+    Other faults are reported where the template is used. Only the main thread can be interrupted.
+    """
+    if not getattr(tokenizer, "chat_template", None) or threading.current_thread() is not threading.main_thread():
+        return
+
+    def late(*_: object) -> None:
+        raise TimeoutError
+
+    handler, timer = signal.signal(signal.SIGALRM, late), signal.setitimer(signal.ITIMER_REAL, _TEMPLATE_SECONDS)
+    try:
+        tokenizer.apply_chat_template([{"role": "user", "content": "question"}], tokenize=False)
+    except TimeoutError as error:
+        raise ValueError(
+            f"{key} has a chat template that did not render one short message in {_TEMPLATE_SECONDS:g} s, in {path}: "
+            "correct the template, or delete it and choose template=boxed"
+        ) from error
+    except Exception:  # jinja2's and whatever the template raises
+        return
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, handler)
 
 
 def _load_tokenizer(folder: Path, path: str, key: str) -> transformers.PreTrainedTokenizerBase:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ import transformers
 
 from grpo_lab.policy.model_folder import fingerprint
 from grpo_lab.tasks.warm_start import cache_root
-from grpo_lab.tracking.files import make_once
+from grpo_lab.tracking.whole import make_sealed, read_json
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -31,11 +30,11 @@ def merged(adapter: Path, base: Path, key: str) -> Path:
     for name in (CONFIG, WEIGHTS):
         made.update((adapter / name).read_bytes())
     folder = cache_root() / "merged" / made.hexdigest()[:16]
-    return make_once(folder, lambda place: _merge(adapter, base, key, place))
+    return make_sealed(folder, lambda place: _merge(adapter, base, key, place))
 
 
 def _check(adapter: Path, key: str) -> None:
-    kind = json.loads((adapter / CONFIG).read_text()).get("peft_type")
+    kind = read_json(adapter / CONFIG, "copy it again").get("peft_type")
     if kind != "LORA":
         raise ValueError(f"{key} must be a model or an adapter of LoRA, got one of {kind} in {adapter}: merge it first")
     if not (adapter / WEIGHTS).is_file():
@@ -46,9 +45,9 @@ def _check(adapter: Path, key: str) -> None:
 
 
 def _merge(adapter: Path, base: Path, key: str, to: Path) -> None:
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        base, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
-    )
+    from grpo_lab.policy.models import read_model  # it loads torch, which a command that only speaks does without
+
+    model = read_model(base, torch.float32)
     _adapted(model, adapter, base, key).merge_and_unload().save_pretrained(to)  # pyright: ignore[reportCallIssue]
     own = (adapter / "tokenizer_config.json").is_file()
     transformers.AutoTokenizer.from_pretrained(adapter if own else base, trust_remote_code=False).save_pretrained(to)

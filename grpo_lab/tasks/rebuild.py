@@ -13,10 +13,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 from scipy import stats
 
+from grpo_lab.policy.models import read_model
 from grpo_lab.tasks.base import Model
 from grpo_lab.tasks.shipped import FOLDER, Shipped, shipped, write_index
 from grpo_lab.tasks.warm_start import ArithmeticBase, build, measure, unpack
 from grpo_lab.tracking.files import locked
+from grpo_lab.tracking.whole import digest_of
 
 BASES = 4  # of every recipe
 PROBLEMS = 1024  # asked of each of two models that are compared
@@ -95,7 +97,7 @@ def ship(name: str, recipe: ArithmeticBase) -> Shipped:
         save_file({key: tensor.half() for key, tensor in weights.items()}, FOLDER / file, {"format": "pt"})
         unpack(recipe, FOLDER / file, Path(scratch, "rounded"))
         report = _report(recipe, Path(scratch, "rounded"))
-    base = Shipped(recipe.key(), file, recipe.written(), report)
+    base = Shipped(recipe.key(), file, digest_of(FOLDER / file), recipe.written(), report)
     with locked(FOLDER / ".lock", wait_seconds=math.inf):
         others = [other for other in shipped() if other.file != file]
         write_index(sorted([*others, base], key=lambda one: one.file))
@@ -108,7 +110,8 @@ def accuracy_of(recipe: ArithmeticBase, folder: Path) -> float:
 
 
 def _report(recipe: ArithmeticBase, folder: Path) -> dict[str, float]:
-    model = transformers.LlamaForCausalLM.from_pretrained(folder, dtype="float32")
+    model = read_model(folder, torch.float32)
+    assert isinstance(model, transformers.LlamaForCausalLM), "what a recipe builds"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.base)
         return measure(replace(recipe, report_problems=PROBLEMS), model.eval(), recipe.tokenizer())

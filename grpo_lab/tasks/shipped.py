@@ -5,13 +5,16 @@ Every machine starts from the same weights: fp16 numbers become fp32 without rou
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo_lab.tracking.files import write_json
+from grpo_lab.tracking.whole import read_sealed, sealed, trouble_with
+
 FOLDER = Path(__file__).parents[1] / "bases"
 INDEX = FOLDER / "index.json"
+_REMEDY = "install grpo_lab again, or restore the files with git"
 
 
 @dataclass(frozen=True)
@@ -20,21 +23,25 @@ class Shipped:
 
     key: str
     file: str
+    sha256: str  # of the file
     recipe: dict[str, Any]
     report: dict[str, float]
 
     @property
     def weights(self) -> Path:
+        """The file. Raises ValueError if it is not the one that came with grpo_lab."""
+        if trouble := trouble_with(FOLDER / self.file, self.sha256):
+            raise ValueError(f"{trouble}; {_REMEDY}")
         return FOLDER / self.file
 
 
 def shipped() -> list[Shipped]:
-    """The index, in its order. Raises ValueError for weights that it names and that are gone."""
-    if not INDEX.exists():
-        return []
-    found = [Shipped(**entry) for entry in json.loads(INDEX.read_text())]
-    if gone := [base.file for base in found if not base.weights.exists()]:
-        raise ValueError(f"{FOLDER} lacks {', '.join(gone)}: install grpo_lab again, or restore the files with git")
+    """The index, in its order. Raises ValueError if it was changed, or if it or weights that it names are gone."""
+    if not INDEX.is_file():
+        raise ValueError(f"{INDEX} is missing; {_REMEDY}")
+    found = [Shipped(**entry) for entry in read_sealed(INDEX, _REMEDY)["bases"]]
+    if gone := [base.file for base in found if not (FOLDER / base.file).exists()]:
+        raise ValueError(f"{FOLDER} lacks {', '.join(gone)}: {_REMEDY}")
     return found
 
 
@@ -45,4 +52,4 @@ def find_shipped(key: str) -> Shipped | None:
 
 def write_index(bases: list[Shipped]) -> None:
     """Replace the index."""
-    INDEX.write_text(json.dumps([asdict(base) for base in bases], indent=1) + "\n")
+    write_json(INDEX, sealed({"bases": [asdict(base) for base in bases]}), sort=False, indent=1)

@@ -25,8 +25,8 @@ import transformers
 
 from grpo_lab.tasks.base import PRETRAINED_RATE, Model
 from grpo_lab.tasks.warm_start import cache_root
-from grpo_lab.tracking.files import make_once
 from grpo_lab.tracking.terminal import say
+from grpo_lab.tracking.whole import make_sealed
 from grpo_lab.tricks.base import require
 from grpo_lab.types import Tensor
 
@@ -91,7 +91,7 @@ class Smollm2(Model):
         return PRETRAINED_RATE
 
     def at_hand(self) -> Path | None:
-        return self._folder if is_whole(self._folder) else None
+        return self.resolve() if self._folder.is_dir() else None
 
     @property
     def _folder(self) -> Path:
@@ -101,9 +101,9 @@ class Smollm2(Model):
         """The cached folder: weights, tokenizer, recipe.json and report.json; converted on first use.
 
         Other processes that need it wait for the one that converts. An interrupted one leaves nothing that could be
-        taken for a model. Raises ValueError that says what is missing.
+        taken for a model. Raises ValueError that says what is missing, or is not what was written.
         """
-        return make_once(self._folder, self._make, is_whole)
+        return make_sealed(self._folder, self._make)
 
     def key(self) -> str:
         """Sixteen hexadecimal digits that name the folder; where a copy of the file lies is no part of them."""
@@ -165,7 +165,7 @@ class Smollm2(Model):
             )
 
     def _convert(self, file: Path, folder: Path) -> None:
-        """Write the model of `file` into `folder`; recipe.json, which lists the other files, comes last."""
+        """Write the model of `file` into `folder`."""
         from safetensors.torch import save_file  # it loads torch, which a command that only speaks does without
 
         reader = _load_gguf().GGUFReader(file)
@@ -192,20 +192,8 @@ class Smollm2(Model):
         parameters = sum(weight.numel() for weight in weights.values())
         (folder / "report.json").write_text(json.dumps({"parameters": parameters}) + "\n")
         about = {name: value for name, value in facts.items() if name.startswith("general.") and isinstance(value, str)}
-        sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
-        recipe = {**self.written(), "weights": _WEIGHTS_NOTE, "licence": facts.get("general.license")}
-        recipe |= {"about": about, "files": sizes}
+        recipe = {**self.written(), "weights": _WEIGHTS_NOTE, "licence": facts.get("general.license"), "about": about}
         (folder / "recipe.json").write_text(json.dumps(recipe, indent=2) + "\n")
-
-
-def is_whole(folder: Path) -> bool:
-    """Whether `folder` has a recipe.json and every file that it lists, at its length."""
-    recipe = folder / "recipe.json"
-    try:
-        sizes = json.loads(recipe.read_text())["files"]
-        return all((folder / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, ValueError, KeyError):
-        return False
 
 
 def architecture(facts: Mapping[str, Any]) -> transformers.LlamaConfig:

@@ -39,8 +39,8 @@ from grpo_lab.tasks.arithmetic import (
 from grpo_lab.tasks.base import Model
 from grpo_lab.tasks.shipped import find_shipped
 from grpo_lab.tasks.verifiers import Strict
-from grpo_lab.tracking.files import make_once
 from grpo_lab.tracking.terminal import Terminal
+from grpo_lab.tracking.whole import make_sealed
 from grpo_lab.tricks.base import require
 from grpo_lab.types import Problem, Tensor
 
@@ -153,15 +153,16 @@ class ArithmeticBase(Model):
 
     @property
     def _folder(self) -> Path:
-        return cache_root() / "base" / self.key()
+        return cache_root() / "bases" / self.key()
 
     def resolve(self) -> Path:
         """The cached folder of this recipe: weights, tokenizer, recipe.json and report.json.
 
         Unpacked or built on first use: unpacked if the base came with grpo_lab, built otherwise. Other processes that
         need it wait for the one that builds. An interrupted build leaves nothing that could be taken for a model.
+        Raises ValueError if the files are not those that were written.
         """
-        return make_once(self._folder, self._make)
+        return make_sealed(self._folder, self._make)
 
     def _make(self, folder: Path) -> None:
         came = find_shipped(self.key())

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -90,7 +91,7 @@ def acquire_lock(path: Path, wait_seconds: float) -> int:
     Raises RunFolderBusyError with the process that holds it.
     """
     with explained(path):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         deadline = time.monotonic() + wait_seconds
         try:
             while True:
@@ -150,6 +151,17 @@ def make_once(folder: Path, make: Callable[[Path], None], is_whole: Callable[[Pa
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
     return folder
+
+
+def follow_umask(folder: Path) -> None:
+    """Give every file in the folder the mode of one opened here: safetensors writes some for their owner only."""
+    probe = folder / ".probe"
+    probe.touch()
+    mode = stat.S_IMODE(probe.stat().st_mode)
+    probe.unlink()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
 
 
 def keep_previous(path: Path) -> None:

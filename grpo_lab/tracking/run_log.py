@@ -96,7 +96,7 @@ class RunLog:
 
     def _open(self, name: str) -> int:
         """Open for appending, after cutting off a partial last line."""
-        descriptor = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         self._descriptors[name] = descriptor
         content = (self.folder / name).read_bytes()
         whole = content.rfind(b"\n") + 1

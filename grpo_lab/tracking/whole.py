@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-MANIFEST = "manifest.json"  # of a checkpoint
+from grpo_lab.tracking.files import follow_umask, make_once, write_json
+
+MANIFEST = "manifest.json"  # of a checkpoint, and of a folder in the cache
 SEAL = "sha256"  # the key of a JSON object that holds the digest of all its other keys
 AFRESH = "restore it from a copy, or move the run's folder away and start it afresh"
 AGAIN = (
@@ -21,7 +24,7 @@ AGAIN = (
 )
 # Files that are not part of the result: damage is reported but is no reason to refuse.
 _BESIDES = ("explanation.txt", "first_prompt.txt", "environment.json", "source.diff", "timing.jsonl", "rollouts/")
-_ALONE = ("metrics.jsonl", "run.json", "config.yaml")
+_ALONE = ("metrics.jsonl", "run.json", "config.yaml", "base.json")
 
 
 def digest_of(path: Path) -> str:
@@ -67,6 +70,43 @@ def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
     if sealed(value)[SEAL] != value[SEAL]:
         raise ValueError(f"{path} is damaged: it is not what was written; {remedy}")
     return value
+
+
+def make_sealed(folder: Path, make: Callable[[Path], None]) -> Path:
+    """`make_once` of a folder in the cache with a digest of each file, and all of them compared at every use.
+
+    A folder without digests is made again. Raises ValueError if a file was changed, or is another folder's.
+    """
+
+    def made(partial: Path) -> None:
+        make(partial)
+        follow_umask(partial)
+        files = {path.relative_to(partial).as_posix(): digest_of(path) for path in sorted(partial.rglob("*"))}
+        write_json(partial / MANIFEST, sealed({"folder": folder.name, "files": files}))
+
+    make_once(folder, made, lambda place: (place / MANIFEST).is_file())
+    remedy = f"remove {folder}, and the next start makes it again"
+    manifest = read_sealed(folder / MANIFEST, remedy)
+    found = [_trouble_with_unchanged(folder / name, digest) for name, digest in manifest["files"].items()]
+    if manifest["folder"] != folder.name:
+        found.append(f"{folder} holds the files of {manifest['folder']}")
+    if troubles := [trouble for trouble in found if trouble]:
+        raise ValueError(f"{', '.join(troubles)}; {remedy}")
+    return folder
+
+
+def _trouble_with_unchanged(path: Path, digest: str) -> str | None:
+    """`trouble_with`, which reads a file once as long as its size and its times are the same."""
+    try:
+        state = path.stat()
+    except OSError:
+        return trouble_with(path, digest)
+    return _known_trouble(path, digest, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+
+
+@lru_cache(maxsize=256)
+def _known_trouble(path: Path, digest: str, *state: int) -> str | None:
+    return trouble_with(path, digest)
 
 
 def check_manifest(folder: Path, run_key: str) -> dict[str, Any]:

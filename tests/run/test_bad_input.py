@@ -45,12 +45,14 @@ def test_the_command_line_says_what_is_wrong_without_a_traceback(tmp_path: Path,
 
 
 @pytest.fixture
-def without_weights(tmp_path: Path, tiny_base: Path) -> Path:
-    """A model folder whose weights are missing: whoever reads them first fails with another message."""
-    folder = tmp_path / "model"
-    shutil.copytree(tiny_base, folder)
-    (folder / "model.safetensors").unlink()
-    return folder
+def unread(tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model folder whose weights nobody may read: whoever does fails with another message."""
+
+    def read(*_: object, **__: object) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr("grpo_lab.policy.models.read_model", read)
+    return Path(shutil.copytree(tiny_base, tmp_path / "model"))
 
 
 def test_a_missing_model_folder(tmp_path: Path) -> None:
@@ -58,24 +60,24 @@ def test_a_missing_model_folder(tmp_path: Path) -> None:
         start_with(tmp_path / "runs", "model=hf", "model.path=/no/such/folder")
 
 
-def test_a_model_that_is_no_causal_lm(tmp_path: Path, without_weights: Path) -> None:
-    (without_weights / "config.json").write_text(json.dumps({"architectures": ["BertModel"], **BertConfig().to_dict()}))
+def test_a_model_that_is_no_causal_lm(tmp_path: Path, unread: Path) -> None:
+    (unread / "config.json").write_text(json.dumps({"architectures": ["BertModel"], **BertConfig().to_dict()}))
     with pytest.raises(ValueError, match="causal language model"):
-        start_with(tmp_path / "runs", "model=hf", f"model.path={without_weights}")
+        start_with(tmp_path / "runs", "model=hf", f"model.path={unread}")
 
 
-def test_a_tokenizer_without_an_end_of_text(tmp_path: Path, without_weights: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(without_weights)
+def test_a_tokenizer_without_an_end_of_text(tmp_path: Path, unread: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(unread)
     tokenizer.eos_token = None
-    tokenizer.save_pretrained(without_weights)
+    tokenizer.save_pretrained(unread)
     with pytest.raises(ValueError, match="end-of-text"):
-        start_with(tmp_path / "runs", "model=hf", f"model.path={without_weights}")
+        start_with(tmp_path / "runs", "model=hf", f"model.path={unread}")
 
 
 @pytest.mark.parametrize("budget", ["engine.max_tokens=500", "evaluation.downstream_max_tokens=500"])
-def test_a_budget_longer_than_the_context(tmp_path: Path, without_weights: Path, budget: str) -> None:
+def test_a_budget_longer_than_the_context(tmp_path: Path, unread: Path, budget: str) -> None:
     with pytest.raises(ValueError, match="exceed the model's context of 128 tokens: lower"):
-        start_with(tmp_path / "runs", "model=hf", f"model.path={without_weights}", budget)
+        start_with(tmp_path / "runs", "model=hf", f"model.path={unread}", budget)
 
 
 def test_more_problems_than_there_are(tmp_path: Path) -> None:
