@@ -31,7 +31,7 @@ from grpo_lab.tricks.base import require
 from grpo_lab.types import Tensor
 
 # Part of the cache key: raise it when this module's code changes what is written.
-CODE_VERSION = 1
+CODE_VERSION = 2
 _CONTROL = 3  # the kind of a special token in GGUF
 # What the file has to say about itself, since the code below relies on it.
 _UNDERSTOOD = {

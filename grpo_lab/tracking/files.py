@@ -131,7 +131,7 @@ def locked(path: Path, wait_seconds: float) -> Iterator[None]:
         os.close(descriptor)
 
 
-def make_once(folder: Path, make: Callable[[Path], None], is_whole: Callable[[Path], bool] = Path.is_dir) -> Path:
+def make_once(folder: Path, make: Callable[[Path], None], is_whole: Callable[[Path], bool]) -> Path:
     """The folder, filled by `make` if it is not there or not whole; other processes wait for the one that makes it.
 
     `make` is given an empty folder beside it, so that an interrupted attempt leaves nothing that could pass for it.

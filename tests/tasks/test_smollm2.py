@@ -32,7 +32,8 @@ from grpo_lab.engines.native import Native
 from grpo_lab.policy.model_folder import context_length, fingerprint, stop_token_ids, weight_names
 from grpo_lab.policy.models import load_model
 from grpo_lab.tasks import smollm2
-from grpo_lab.tasks.smollm2 import Smollm2, is_whole
+from grpo_lab.tasks.smollm2 import Smollm2
+from grpo_lab.tracking.whole import MANIFEST
 from grpo_lab.tricks.precision import LmHead
 from grpo_lab.types import NoiseKey, Request, SamplingParams, StopReason
 
@@ -407,23 +408,27 @@ def test_an_interrupted_conversion_leaves_nothing_that_is_taken_for_a_model(
     killed.mkdir()
     (killed / "model.safetensors").write_bytes(b"half")
     folder = small.resolve()
-    assert is_whole(folder) and not killed.exists()
+    assert (folder / MANIFEST).is_file() and not killed.exists()
 
 
-@pytest.mark.parametrize("damage", ["short", "lost", "no recipe", "half a recipe"])
-def test_a_folder_that_is_not_whole_is_made_again(small: Smollm2, damage: str) -> None:
+@pytest.mark.parametrize("damage", ["short", "lost", "changed", "half the digests"])
+def test_a_folder_that_is_not_whole_is_refused_and_made_again_once_removed(small: Smollm2, damage: str) -> None:
     folder = small.resolve()
-    wanted, weights, recipe = fingerprint(folder), folder / "model.safetensors", folder / "recipe.json"
+    wanted, weights, manifest = fingerprint(folder), folder / "model.safetensors", folder / MANIFEST
     if damage == "short":
         weights.write_bytes(weights.read_bytes()[:-1])
     elif damage == "lost":
         (folder / "tokenizer.json").unlink()
-    elif damage == "no recipe":
-        recipe.unlink()
+    elif damage == "changed":
+        weights.write_bytes(weights.read_bytes()[:-1] + b"!")
     else:
-        recipe.write_text(recipe.read_text()[:-20])
-    assert not is_whole(folder)
-    assert small.resolve() == folder and is_whole(folder) and fingerprint(folder) == wanted
+        manifest.write_text(manifest.read_text()[:-20])
+    with pytest.raises(ValueError, match=f"remove {folder}, and the next start makes it again"):
+        small.resolve()
+    shutil.rmtree(folder)
+    assert small.resolve() == folder and fingerprint(folder) == wanted
+    manifest.unlink()  # of an earlier version
+    assert small.resolve() == folder and manifest.is_file() and fingerprint(folder) == wanted
 
 
 def test_of_several_that_need_it_one_converts(small: Smollm2, monkeypatch: pytest.MonkeyPatch) -> None:
