@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from grpo_lab.tracking.mlflow_mirror import SyncReport
 
 RUNS = "runs"  # default folder of runs
+SHIPPED_GRADERS = ("reward=math", "verifier=math", "reward=math_lenient", "reward=boxed_only")
+GYM_GRADER = "reward=gym_last_number"  # needs the extra gym
 
 
 def build_base(arguments: argparse.Namespace) -> None:
@@ -270,6 +273,26 @@ def _first_prompt(run: RunConfig) -> str:
         return prompts_text(read_prompts(tokenizer, run.template, problems, problems))
     except ValueError as error:  # a run would be refused with it
         return f"first prompt: {error}"
+
+
+def grade_pairs(arguments: argparse.Namespace) -> None:
+    """Print how often graders are wrong on the pairs of grpo_lab: those of the overrides, or the shipped ones."""
+    from grpo_lab.config.run_config import to_run
+    from grpo_lab.tasks.grader_errors import errors_text, outcomes, pairs
+
+    chosen = {word.split("=")[0].split(".")[0].lstrip("+") for word in arguments.overrides} & {"reward", "verifier"}
+    if not arguments.overrides:
+        shipped = (*SHIPPED_GRADERS, *([GYM_GRADER] if find_spec("reasoning_gym") else []))
+        asked = [(name.split("=")[0], [name]) for name in shipped]
+    elif chosen:
+        asked = [(slot, arguments.overrides) for slot in sorted(chosen)]
+    else:
+        raise ValueError("no grader is named: write reward=NAME or verifier=NAME, or nothing for the shipped ones")
+    judged, said = pairs(), {}
+    for slot, words in asked:
+        config, choices = compose_with_choices(words)
+        said[f"{slot}={choices[slot]}"] = outcomes(getattr(to_run(config), slot), judged)
+    print(errors_text(judged, said, arguments.pairs))
 
 
 def measure_pass_rates(arguments: argparse.Namespace) -> None:
@@ -603,6 +626,10 @@ def main() -> None:
     explained = commands.add_parser("explain", help="the loss that overrides choose, as a formula; rules, papers")
     explained.add_argument("overrides", nargs="*", help="Hydra overrides, for example recipe=dr_grpo kl=k3_loss")
     explained.set_defaults(run=explain_run)
+    graders = commands.add_parser("graders", help="false positives and false negatives of graders, by kind of answer")
+    graders.add_argument("overrides", nargs="*", help="reward=NAME or verifier=NAME, and plugins=MODULE; all without")
+    graders.add_argument("--pairs", action="store_true", help="list the pairs that each grader is wrong about")
+    graders.set_defaults(run=grade_pairs)
     rates = commands.add_parser(
         "pass-rates", help="how often the base model solves the training problems; kept on disk"
     )

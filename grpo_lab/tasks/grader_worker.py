@@ -1,8 +1,8 @@
 """One worker of the grader pool: judges answers with math-verify, one at a time.
 
 `grader_pool.py` starts this file as a script, with its own process id and a bound on memory as arguments. A request is
-a line of JSON on standard input, a reply one on standard output. The worker imports nothing of this package, so it
-starts fast and never loads torch.
+a line of JSON on standard input, a reply one on standard output. Of this package the worker imports `answer_types.py`
+alone, so it starts fast and never loads torch.
 
 math-verify's own time limits stay off (`timeout_seconds` and `parsing_timeout` of 0). They are Python signal
 handlers, and those wait until a long operation in C ends: a huge power would never be interrupted. Here the kernel
@@ -21,8 +21,26 @@ import signal
 import sys
 import unicodedata
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the package may not be installed
+
+from grpo_lab.tasks.answer_types import (
+    choice,
+    inequalities,
+    is_text,
+    key,
+    latex,
+    listed,
+    moment,
+    quantity,
+    same_moment,
+    shapes_clash,
+    undressed,
+)
 
 _LOOKS_FOR_PARENT_S = 1.0
 _SIGNS = "−–⁄×÷·⋅°π∞≤≥≠∪∩∅"  # noqa: RUF001
@@ -67,24 +85,107 @@ class Judge:
 
     def __init__(self) -> None:
         import math_verify
+        import sympy
         from latex2sympy2_extended import antlr_parser
-        from latex2sympy2_extended.latex2sympy2 import NormalizationConfig, normalize_latex
-        from math_verify.parser import parse_latex_cached
+        from latex2sympy2_extended.latex2sympy2 import (
+            ConversionConfig,
+            NormalizationConfig,
+            latex2sympy,
+            normalize_latex,
+        )
+        from math_verify.parser import get_last_eq, parse_latex_cached, should_treat_as_complex
 
         # The parser generated for ANTLR 4.9.3, which Hydra needs, lacks this rule. Without it no percent is read.
         atom, rule = antlr_parser.PSParser.AtomContext, "FUNC_GAMMA"
         if not hasattr(atom, rule):
             setattr(atom, rule, lambda self: None)
         self._parse, self._verify = math_verify.parse, math_verify.verify
-        self._normal: Callable[..., str] = normalize_latex
         self._parse_latex: Callable[[str], Value] = parse_latex_cached
+        self._convert: Callable[..., Value] = latex2sympy
+        self._normal: Callable[..., str] = normalize_latex
+        self._last_side: Callable[[str], str] = get_last_eq
+        self._is_complex: Callable[[str], bool] = should_treat_as_complex
+        self._union: Callable[..., Value] = sympy.Union
+        self._cases = ConversionConfig(lowercase_symbols=False)
         self._config = NormalizationConfig(
             basic_latex=True, units=True, malformed_operators=True, nits=True, boxed="none", equations=False
         )
+        self._value_config = replace(self._config, units=False)
         self._gold = lru_cache(maxsize=64)(self._read)
+        self._right = lru_cache(maxsize=64)(self._value)
+
+    def __call__(self, gold: str, text: str, anywhere: bool) -> bool | None:
+        """Whether the answer is right; None if the right answer cannot be read.
+
+        `text` is an answer or, with `anywhere`, a response in which math-verify looks for one.
+        """
+        if not anywhere:
+            return self._same(gold, text)
+        right, written = self._gold(gold)
+        found = self._search(text)
+        if written.strip() and written.strip() in [read.strip() for read in found if isinstance(read, str)]:
+            return True
+        if right is None:
+            return None
+        return any(self._equal(right, read) for read in found if not isinstance(read, str))
+
+    def _same(self, gold: str, answer: str) -> bool | None:
+        """Compare by what the right answer is: a choice, a moment, a text, or else a value with its unit."""
+        gold, answer = (undressed(spelled(text)) for text in (gold, answer))
+        if key(gold) == key(answer) != "":
+            return True
+        if (right := choice(gold)) is not None:
+            chosen, said = choice(answer, any_case=True) or ("", answer)
+            if chosen or right[1]:
+                return chosen in ("", right[0]) and (not said or not right[1] or bool(self._same(right[1], said)))
+            return False
+        if (verdict := same_moment(moment(gold), moment(answer))) is not None:
+            return verdict
+        right, read = quantity(gold), quantity(answer)
+        if is_text(right.value) or is_text(read.value):
+            return is_text(right.value) and listed(gold) == listed(answer)
+        if right.clashes(read) or shapes_clash(right.value, read.value):
+            return False
+        value = self._right(right.value)
+        if value is None:
+            return None
+        found = self._value(read.value)
+        if found is None:
+            return False
+        pairs = [(right.scale, read.scale)]
+        if (right.unit == "%") != (read.unit == "%"):
+            pairs += [(right.scale, read.scale * 100) if right.unit == "%" else (right.scale * 100, read.scale)]
+        return any(self._equal(scaled(value, one), scaled(found, other)) for one, other in pairs)
+
+    def _value(self, text: str) -> Value | None:
+        """A whole answer as an expression, None if it is none."""
+        try:
+            if len(parts := inequalities(text)) > 1:
+                return self._union(*(self._expression(part).as_set() for part in parts))
+            return self._expression(text)
+        except (MemoryError, RecursionError):
+            raise
+        except Exception:  # of the parser and of sympy, without a common class: the answer is no mathematics
+            return None
+
+    def _expression(self, text: str) -> Value:
+        normal = self._normal(latex(text), config=self._value_config)
+        if _NUMBERS_APART.search(normal):  # math-verify takes `7 2` for 9
+            raise ValueError
+        last = self._last_side(normal)
+        for written in dict.fromkeys((normal, last)):
+            try:
+                is_real = not self._is_complex(written)
+                return self._convert(written, is_real=is_real, normalization_config=None, conversion_config=self._cases)
+            except (MemoryError, RecursionError):
+                raise
+            except Exception:
+                if written == last:
+                    raise
+        raise AssertionError("one of them was returned or raised")
 
     def _read(self, answer: str) -> tuple[Value | None, str]:
-        """A whole answer as an expression, None if it is none, and as normalised text.
+        """A right answer as an expression, None if it is none, and as normalised text, as math-verify reads both.
 
         These are the steps of math-verify's `parse` without its search, which could find an answer in the midst of
         this one.
@@ -92,26 +193,13 @@ class Judge:
         normal = answer
         try:
             normal = self._normal(spelled(answer), config=self._config)
-            if _NUMBERS_APART.search(normal):  # math-verify takes `7 2` for 9
+            if _NUMBERS_APART.search(normal):
                 return None, normal
             return self._parse_latex(normal), normal
         except (MemoryError, RecursionError):
             raise
-        except Exception:  # of the parser and of sympy, without a common class: the answer is no mathematics
+        except Exception:
             return None, normal
-
-    def __call__(self, gold: str, text: str, anywhere: bool) -> bool | None:
-        """Whether the answer is right; None if the right answer cannot be read.
-
-        `text` is an answer or, with `anywhere`, a response in which math-verify looks for one.
-        """
-        right, written = self._gold(gold)
-        found = self._search(text) if anywhere else [read for read in self._read(text) if read is not None]
-        if written.strip() and written.strip() in [read.strip() for read in found if isinstance(read, str)]:
-            return True
-        if right is None:
-            return None
-        return any(self._equal(right, read) for read in found if not isinstance(read, str))
 
     def _search(self, response: str) -> list[Value]:
         """What math-verify finds in a response: an expression and its text, or one of them, or nothing."""
@@ -124,11 +212,16 @@ class Judge:
 
     def _equal(self, right: Value, read: Value) -> bool:
         try:
-            return bool(self._verify(right, read, timeout_seconds=0, raise_on_error=True))
+            return bool(self._verify(right, read, timeout_seconds=0, raise_on_error=True, allow_set_relation_comp=True))
         except (MemoryError, RecursionError):
             raise
         except Exception:  # things that cannot be compared, such as a matrix and a set, are not equal
             return False
+
+
+def scaled(value: Value, factor: int) -> Value:
+    """A number times that many; anything else as it is."""
+    return value if factor == 1 else value * factor
 
 
 def reply(judge: Callable[[str, str, bool], float | None], request: dict[str, Any]) -> dict[str, float | None]:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from fractions import Fraction
 from typing import ClassVar
 
 from grpo_lab.tasks.base import Reward
 from grpo_lab.tasks.grader_pool import LONGEST_TEXT, Answer, GraderPool, shared_pool
+from grpo_lab.tasks.plain_math import same_answer
 from grpo_lab.tricks.base import require, require_positive
 from grpo_lab.types import NoiseKey, Problem
 
@@ -141,62 +140,26 @@ class BoxedOnly(Reward):
 
 @dataclass(frozen=True)
 class PlainMath(Reward):
-    """The verifier for evaluation: 1 if the response ended and its answer equals the right one as text or number.
+    """The verifier for evaluation: 1 if the response ended and its answer means what the right one means.
 
     It reads the last `\\boxed{...}`, else what follows the last `####`, else what follows the last `answer is` or
-    `answer:`, else the last number. It compares texts without LaTeX's dress, exact fractions, and lists element by
-    element. It knows no algebra: `x+1` is not `1+x`, and `2^3` not 8. It shares no code with MathVerify, so a bug in
-    one of them shows as a gap between training outcome and evaluation.
+    `answer:`, else the last number of a clause that denies nothing. What it compares how is said in `plain_math.py`.
+    Where the right answer is a number the answer has to be one too: `37 \\cdot 43` is not 1591. It shares no code with
+    MathVerify, so a bug in one of them shows as a gap between training outcome and evaluation.
     """
 
     def __call__(self, problem: Problem, text: str, finished: bool) -> float:
-        answer = _stated(text) if finished else ""
-        if not answer.strip():
-            return 0.0
-        if answer.strip() == problem.answer.strip():
-            return 1.0
-        return float(len(answer) <= _LONGEST_ANSWER and _same(_dressed_down(problem.answer), _dressed_down(answer)))
+        answer = _stated(text).strip() if finished else ""
+        return float(bool(answer) and (answer == problem.answer.strip() or same_answer(problem.answer, answer)))
 
 
-# What follows is PlainMath's alone. Every step is linear in the text; an answer that is read further is short.
-_LONGEST_ANSWER = 1_000  # characters
-_MOST_DIGITS = 200  # of a number; a longer one is text
-
-_Value = Fraction | str | tuple[str, tuple | frozenset]
-
+# Where PlainMath finds an answer, linear in the text. What the answer means is read in plain_math.py.
 _OPENS = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
 _FORMULA_ENDS = re.compile(r"\$|\\[)\]]")
 _ANNOUNCED = re.compile(r"answer is|answer:", re.IGNORECASE)
 _NUMBER_IN_TEXT = re.compile(r"[-\u2212]?[0-9][0-9,]*(?:\.[0-9]+)?(?:/[0-9]+)?")
-_SIGNS = "−–×÷·π∞≤≥≠∪∩√"  # noqa: RUF001
-_COMMANDS = r"- - \times \div \cdot \pi \infty \le \ge \ne \cup \cap \sqrt"
-_LOOKS = {**dict(zip(_SIGNS, _COMMANDS.split())), **dict.fromkeys("°€£", "")}
-_SIZES = re.compile(r"\\(?:left|right|[bB]ig{1,2}[lr]?|displaystyle|limits)(?![a-zA-Z])")
-_GAPS = re.compile(r"(\\\\)|\\[,;:! ]|~|\\q?quad(?![a-zA-Z])")
-_WORDS = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|mbox|math(?:rm|bf|it)|operatorname)\s*\{([^{}]*)\}")
-_SAME_SIGNS = (
-    (re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
-    (re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z])|\\?%|\\?\$"), ""),
-    (re.compile(r"\\([lg])eq(?:slant)?(?![a-zA-Z])"), r"\\\1e"),
-    (re.compile(r"\\lt(?![a-zA-Z])"), "<"),
-    (re.compile(r"\\gt(?![a-zA-Z])"), ">"),
-    (re.compile(r"\\varnothing(?![a-zA-Z])"), r"\\emptyset"),
-    (re.compile(r"\s(?:and|or)\s"), ","),
-    (re.compile(r"\\neq(?![a-zA-Z])"), r"\\ne"),
-    (re.compile(r"\{,\}"), ","),
-    (re.compile(r"\\lbrace(?![a-zA-Z])"), r"\\{"),
-    (re.compile(r"\\rbrace(?![a-zA-Z])"), r"\\}"),
-    (re.compile(r"([_^])\s*\{\s*([0-9a-zA-Z])\s*\}"), r"\1\2"),
-    (re.compile(r"\\sqrt\s*([0-9a-zA-Z])"), r"\\sqrt{\1}"),
-)
-_NAMED = re.compile(r"([a-zA-Z](?:_[0-9a-zA-Z])?(?:\([a-z]\))?)\s*(?:=|\\in(?![a-zA-Z]))([^=<>]+)")
-_DECIMAL = re.compile(r"[-+]?(?:[0-9]{1,3}(?:[, ][0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|[-+]?\.[0-9]+")
-_BRACED = re.compile(r"\A\{([^{}]*)\}\Z")
-_SIGN = re.compile(r"\A([-+])\s+")
-_OVER = re.compile(r"([-+]?)(?:([0-9]+)\s+)?([0-9.]+)\s*/\s*([0-9.]+)")
-_FRAC = re.compile(r"([-+]?)([0-9]*)\s*\\frac\s*(?:\{([^{}]*)\}|([0-9]))\s*(?:\{([^{}]*)\}|([0-9]))")
-_SHORT_UNITS = "m g s h L l N J W V A K C F cm mm km kg mg ml mL ft in mi lb oz mph kmh hr min sec"
-_NO_UNITS = "pi e i sqrt sin cos tan log ln exp mod and or to infinity inf x y z times plus minus"
+_CLAUSE_ENDS = re.compile(r"[.,;:!?](?:\s|\Z)|\n")
+_DENIED = re.compile(r"\b(?:not|never|no|nor|neither|cannot|wrong|incorrect)\b|n['\u2019]t\b", re.IGNORECASE)
 
 
 def _stated(text: str) -> str:
@@ -208,8 +171,16 @@ def _stated(text: str) -> str:
     if announced := [found.end() for found in _ANNOUNCED.finditer(text)]:
         line = text[announced[-1] :].lstrip(" \t\r\n:*").split("\n", 1)[0]
         return line.split(". ", 1)[0].strip(" *")
-    numbers = _NUMBER_IN_TEXT.findall(text)
-    return numbers[-1] if numbers else ""
+    number = None
+    for found in _NUMBER_IN_TEXT.finditer(text):
+        number = found
+    return "" if number is None or _DENIED.search(_clause(text, number)) else number.group()
+
+
+def _clause(text: str, number: re.Match[str]) -> str:
+    """The part of a sentence around a number: `It is certainly not 42, though.` does not state 42."""
+    before, after = text[max(0, number.start() - 200) : number.start()], text[number.end() : number.end() + 200]
+    return _CLAUSE_ENDS.split(before)[-1] + " " + _CLAUSE_ENDS.split(after, maxsplit=1)[0]
 
 
 def _boxed(text: str) -> str | None:
@@ -243,127 +214,3 @@ def _inside(text: str, opening: int) -> str:
                 return text[opening + 1 : place]
         place += 1
     return ""
-
-
-def _dressed_down(text: str) -> tuple[str, _Value]:
-    """The name before an equals sign, "" without one, and the value."""
-    signs = []
-    for sign in text:
-        plain = unicodedata.normalize("NFKC", sign)
-        if sign in _LOOKS:
-            signs.append(_LOOKS[sign])
-        elif "\u2044" in plain:  # ½ becomes 1, a fraction slash and 2
-            signs.append(" " + plain.replace("\u2044", "/"))
-        elif unicodedata.decomposition(sign).startswith("<super>"):
-            signs.append("^" + plain)
-        elif unicodedata.category(sign) != "Cf":  # marks of direction and width zero show nothing
-            signs.append(plain)
-    text = _WORDS.sub(r" \1 ", _SIZES.sub("", _GAPS.sub(lambda gap: gap[1] or " ", "".join(signs))))
-    for pattern, sign in _SAME_SIGNS:
-        text = pattern.sub(sign, text)
-    text = text.strip().rstrip(".,;:").strip()
-    named = _NAMED.fullmatch(text)
-    return ("".join(named[1].split()), _value(named[2])) if named else ("", _value(text))
-
-
-def _same(gold: tuple[str, _Value], answer: tuple[str, _Value]) -> bool:
-    """Whether two values are equal, and their names where both have one."""
-    return gold[1] == answer[1] and (gold[0] == answer[0] or "" in (gold[0], answer[0]))
-
-
-def _value(text: str) -> _Value:
-    """A number as a fraction, a list with its brackets, or else the text without blanks."""
-    text = _BRACED.sub(r"\1", text.strip().strip("*").strip())
-    opening, inner, closing = _unbracketed(text)
-    while opening + closing == "()" and len(_split(inner)) == 1:
-        text = inner.strip()
-        opening, inner, closing = _unbracketed(text)
-    if (number := _number(text)) is not None:
-        return number
-    parts = _split(inner)
-    if opening:
-        values = tuple(_element(part) for part in parts)
-        return (opening + closing, frozenset(values) if opening == "\\{" else values)
-    if len(parts) > 1:
-        return ("\\{\\}", frozenset(_element(part) for part in parts))
-    quantity = _without_unit(text)
-    if quantity is not None:
-        return quantity
-    bare = "".join(text.split())
-    return bare.casefold() if len(bare) > 1 and bare.isalpha() else bare
-
-
-def _element(text: str) -> _Value:
-    number = _number(text.strip())
-    return "".join(text.split()) if number is None else number
-
-
-def _unbracketed(text: str) -> tuple[str, str, str]:
-    """The brackets around the whole text and what is in them; no brackets where they do not enclose all of it."""
-    for opening in ("\\{", "(", "["):
-        for closing in ("\\}",) if opening == "\\{" else (")", "]"):
-            inner = text[len(opening) : len(text) - len(closing)]
-            if text.startswith(opening) and text.endswith(closing) and len(text) >= len(opening) + len(closing):
-                depth = lowest = 0
-                for sign in inner:
-                    depth += (sign in "([{") - (sign in ")]}")
-                    lowest = min(lowest, depth)
-                if lowest == 0 == depth:
-                    return opening, inner, closing
-    return "", text, ""
-
-
-def _split(text: str) -> list[str]:
-    """The parts between commas that no bracket encloses."""
-    parts, depth = [""], 0
-    for sign in text:
-        depth += (sign in "([{") - (sign in ")]}")
-        if sign in ",;" and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += sign
-    return parts
-
-
-def _number(text: str) -> Fraction | None:
-    """The exact value of a decimal, a fraction or a mixed number; None for anything else, and for very long ones."""
-    text = _SIGN.sub(r"\1", text)
-    if len(text) > _MOST_DIGITS:
-        return None
-    if _DECIMAL.fullmatch(text):
-        return _fraction(text)
-    if over := _OVER.fullmatch(text):
-        sign, whole, above, below = over.groups()
-    elif frac := _FRAC.fullmatch(text):
-        sign, whole = frac[1], frac[2]
-        above, below = frac[3] or frac[4] or "", frac[5] or frac[6] or ""
-    else:
-        return None
-    if not (_DECIMAL.fullmatch(above.strip()) and _DECIMAL.fullmatch(below.strip())):
-        return None
-    numerator, denominator = (_fraction(part.strip()) for part in (above, below))
-    if denominator == 0:
-        return None
-    value = Fraction(whole or 0) + numerator / denominator
-    return -value if sign == "-" else value
-
-
-def _fraction(decimal: str) -> Fraction:
-    return Fraction(decimal.replace(",", "").replace(" ", ""))
-
-
-def _without_unit(text: str) -> Fraction | None:
-    """The number before a unit such as `cm^2`, `km/h` or `square feet`; None if that is not what the text is."""
-    end = len(text) - 2 if text.endswith(("^2", "^3")) else len(text)
-    start = end
-    while start > 0 and (text[start - 1] in " /" or text[start - 1].isalpha()):
-        start -= 1
-    while start < end and text[start] == "/":
-        start += 1
-    words = text[start:end].replace("/", " ").split()
-    apart = text[start:end].startswith(" ")
-    if not words or any(word.lower() in _NO_UNITS.split() for word in words):
-        return None
-    if not all(word in _SHORT_UNITS.split() or (apart and len(word) > 2) for word in words):
-        return None
-    return _number(text[:start].strip())
