@@ -213,7 +213,7 @@ class Quantity:
 def quantity(text: str) -> Quantity:
     """An answer as a value with its unit; without one the text itself is the value."""
     text = re.sub(r"\A(?:minus|negative)\s+", "-", text, flags=re.IGNORECASE)
-    numbers: list[str] = _NUMBERS.split()
+    numbers = re.split(" ", _NUMBERS)
     if text.lower() in numbers:
         return Quantity(str(numbers.index(text.lower())))
     if ordinal := _ORDINAL.fullmatch(text):
