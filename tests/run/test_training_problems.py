@@ -20,7 +20,7 @@ from grpo_lab.policy.model_folder import fingerprint
 from grpo_lab.run import pass_rates
 from grpo_lab.run.pass_rates import Asked, Base, Rates, measure
 from grpo_lab.run.state import open_state
-from grpo_lab.run.training_problems import pass_rates_text, read_questions, training_problems
+from grpo_lab.run.training_problems import check_trained, pass_rates_text, read_questions, training_problems
 from grpo_lab.seeding import token_uniforms
 from grpo_lab.tricks.pass_rate import Measured
 from grpo_lab.types import NoiseKey, Problem
@@ -319,3 +319,12 @@ def test_a_text_filter_leaves_evaluation_alone(tmp_path: Path, make_run) -> None
     ]
     assert kept.metrics == {"problems/dropped/question_filter/proof": dropped, "problems/trained": len(kept.problems)}
     assert any("Prove" in one.question for one in filtered.task.problems("heldout"))
+
+
+def test_a_run_goes_on_with_the_training_problems_that_it_began_with() -> None:
+    began = {"fingerprint": "a", "problems": 3}
+    for before in ({}, {"trained_on": None}, {"trained_on": began}):
+        check_trained(before, began)
+    for now, number in (({"fingerprint": "b", "problems": 2}, "2"), (None, "None")):
+        with pytest.raises(ValueError, match=f"the filters leave {number} training problems, which are not the 3 that"):
+            check_trained({"trained_on": began}, now)

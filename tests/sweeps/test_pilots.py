@@ -203,8 +203,10 @@ def test_a_sweep_runs_the_arm_that_acts_and_not_the_one_that_could_not(
     data = load_sweep(runs, "acting")
     assert list(could_not_act(data)) == [("", "higher")] and could_not_act(data)["", "higher"].endswith("in the pilot")
     assert [action.arm for action in actions(data)] == ["mask"] and set(data.runs["base"]) == {0}
-    tags = json.loads((runs / record.cells[0].folder / "run.json").read_text())["tags"]
-    assert tags == {"sweep": "acting", "arm": "plain", "base": 0}
+    cell = runs / record.cells[0].folder
+    described = json.loads((cell / "run.json").read_text())
+    assert described["tags"] == {"sweep": "acting", "arm": "plain", "base": 0}
+    assert (cell / described["sweep_folder"]).resolve() == sweep_folder(runs, "acting").resolve()
     save_data(data, experiment / "data")
     saved = load_data(experiment / "data", "acting")
     assert could_not_act(saved) == could_not_act(data) and set(saved.runs["base"]) == {0}

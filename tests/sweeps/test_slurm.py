@@ -22,8 +22,9 @@ from sweep_processes import attempts, finished, folder_of, lines_in, quiet_board
 
 from grpo_lab.sweeps.jobs import Job, run_jobs
 from grpo_lab.sweeps.launching import CellLauncher
-from grpo_lab.sweeps.slurm import RECORD, SlurmCells, SlurmPlace, SlurmSettings
+from grpo_lab.sweeps.slurm import RECORD, CellJob, SlurmCells, SlurmPlace, SlurmSettings
 from grpo_lab.sweeps.status import sweep_names
+from grpo_lab.sweeps.stop import stop_cell
 from grpo_lab.tracking.run_reader import holder
 
 SLURM = ("hydra/launcher=slurm", "hydra.launcher.minutes=30")
@@ -460,6 +461,26 @@ def test_a_job_asks_slurm_for_what_its_settings_say() -> None:
     }  # fmt: skip
 
 
+def test_a_job_starts_all_processes_of_its_cell_and_ends_as_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the node, where Slurm calls it; what would train is a script that says how it was called."""
+    program = tmp_path / "python"
+    program.write_text('#!/bin/sh\necho "called with $*"\nexit 7\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        for processes in (1, 2):
+            assert CellJob(("seed=1",), tmp_path, 1, processes, 60)() == 7
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    one, two = (line for line in (tmp_path / "output.log").read_text().splitlines() if line.startswith("called with"))
+    assert one == "called with -m grpo_lab.train seed=1"
+    assert "--nproc-per-node=2" in two and two.endswith("-m grpo_lab.train seed=1")
+
+
 def test_a_machine_without_slurm_is_told_where_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     cells: CellLauncher = SlurmCells(None, 60.0, None, **SETTINGS)
@@ -515,6 +536,16 @@ def test_where_no_cell_is_left_to_end_scancel_is_not_asked(tmp_path: Path, monke
     place.interrupt([])
     place.kill([])
     assert not (tmp_path / "asked").exists()
+
+
+def test_a_job_that_slurm_no_longer_has_is_not_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cell is then stopped as any process is, and where none runs that is said."""
+    (tmp_path / "squeue").write_text("#!/bin/sh\n")
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    (tmp_path / RECORD).write_text('{"job": 7}')
+    with pytest.raises(ValueError, match="nothing runs in"):
+        stop_cell(tmp_path, 1.0)
 
 
 def test_a_damaged_record_of_a_job_fails_its_cell_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

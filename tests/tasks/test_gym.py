@@ -38,6 +38,8 @@ def test_splits_share_no_question_and_downstream_has_its_own_settings() -> None:
     assert len({problem.question for problem in every}) == len({problem.id for problem in every}) == 100
     terms = {split: {len(p.question.replace("-", "+").split("+")) for p in part} for split, part in parts.items()}
     assert terms == {"train": {2, 3}, "heldout": {2, 3}, "downstream": {5}}
+    told = {split: {json.loads(p.details)["settings"]["max_terms"] for p in part} for split, part in parts.items()}
+    assert told == {"train": {3}, "heldout": {3}, "downstream": {5}}, "by which an answer is judged"
 
 
 @pytest.mark.parametrize("downstream", ["{}", "{min_digits: 1, max_terms: 2}"])
