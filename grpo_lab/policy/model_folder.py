@@ -24,7 +24,7 @@ def stop_token_ids(folder: Path) -> frozenset[int]:
     """
     ids: set[int] = set()
     generation = folder / "generation_config.json"
-    if generation.exists():
+    if generation.is_file():
         listed = read_json(generation, "copy it again, or delete it").get("eos_token_id")
         listed = listed if isinstance(listed, list) else [] if listed is None else [listed]
         if not all(type(one) is int for one in listed):
