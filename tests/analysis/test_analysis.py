@@ -584,6 +584,8 @@ def test_the_markdown_table(planted: Callable[..., SweepData]) -> None:
     assert f"{cut.mean:.3f} [{cut.low:.3f}, {cut.high:.3f}]" in text
     assert finals.difference("", "mask", "score", "rollout/truncated").text("+") in text
     assert text.count("| score |") == 1 and "paired by seed" in text
+    head, rule = next(pair for pair in zip(text.splitlines(), text.splitlines()[1:]) if pair[0].startswith("| arm |"))
+    assert rule == "|" + " --- |" * (head.count("|") - 1)
 
 
 def test_an_experiment_may_name_the_columns_of_its_table(planted: Callable[..., SweepData]) -> None:

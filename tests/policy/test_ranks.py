@@ -35,6 +35,9 @@ def test_every_pass_counts_once_and_all_ranks_make_equally_many(number: int, ite
         for mine in range(number):
             as_rank(patch, mine, number)
             own.append(ranks.dealt(items))
+        # what a pass gives is here its place; all ranks send those that count
+        patch.setattr(ranks, "gathered", lambda _: [[place for place, counts in one if counts] for one in own])
+        assert ranks.in_order(items, [place for place, _ in own[-1]]) == list(range(items))
     assert sorted(place for one in own for place, counts in one if counts) == list(range(items))
     assert len({len(one) for one in own}) == 1
     assert all(0 <= place < items for one in own for place, _ in one)

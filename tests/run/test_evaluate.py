@@ -29,6 +29,7 @@ SAME = (
 def test_each_probe_has_its_own_budget_and_verifier(make_run) -> None:
     run = make_run("verifier=exact_answer", "reward=lenient")
     plan, protocol = run.evaluation, run.engine.params
+    assert [suite.name for suite in make_suites(run)] == ["probe", "heldout_training", "heldout", "downstream"]
     assert [suite.split for suite in make_suites(run)] == ["probe", "heldout", "heldout", "downstream"]
     budgets = [suite.params.max_tokens for suite in make_suites(run)]
     assert budgets == [24, 24, plan.max_tokens, plan.downstream_max_tokens] == [24, 24, 24, 48]

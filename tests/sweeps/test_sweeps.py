@@ -446,10 +446,17 @@ def test_a_run_that_was_started_by_hand_is_a_cell_that_is_finished(
     tmp_path: Path, tiny_base: Path, capfd: pytest.CaptureFixture
 ) -> None:
     words = [*WORLD, "budget.amount=1", "evaluation=brief", f"runs_dir={tmp_path}"]
-    folder = start(compose_config(words), run_name("plain", words), {}, ["test"])
-    multirun(*WORLD, *words, "seed=0")
+    folder = start(
+        compose_config([*words, "correction=none"]), run_name("plain", [*words, "correction=none"]), {}, ["test"]
+    )
+    multirun(*WORLD, *words, "seed=0", "correction=none")
     said = capfd.readouterr().err
     assert "all 1 cells are finished" in said and "run seed=0 (a run on its own)" in said
+    multirun(*WORLD, *words, "seed=0", "correction=none,tis_token")
+    out, said = capfd.readouterr()
+    assert "correction=tis_token seed=0 is the same run as correction=none seed=0: it runs once" in said
+    assert "all 2 cells are finished" in said
+    assert "less correction=none  1  +0.000" in out and out.endswith("Settings in which the arms differ: 0.\n\n")
     assert not (folder / "output.log").exists(), "no process was started"
 
 

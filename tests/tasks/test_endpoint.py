@@ -50,7 +50,8 @@ def test_each_prompt_is_asked_once_and_answers_keep_their_order(server: JudgeSer
     assert asked.ask([], SCORE) == []
     body = server.asked[0]
     assert (body["model"], body["temperature"], body["max_tokens"]) == ("judge", 0.0, 9)
-    assert body["response_format"]["json_schema"]["schema"] == SCORE
+    schema = {"name": "answer", "strict": True, "schema": SCORE}
+    assert body["response_format"] == {"type": "json_schema", "json_schema": schema}, "as OpenAI's API has it"
     at(server, structured=False).ask(["a"], SCORE)
     assert "response_format" not in server.asked[-1]
 
