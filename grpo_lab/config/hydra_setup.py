@@ -11,8 +11,9 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -29,6 +30,13 @@ def plugin_modules(arguments: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(name.strip().strip("'\"") for name in names if name.strip()))
 
 
+# What YAML may compute: an absolute path, and the cap of CISPO that makes a weight the largest under either form.
+_RESOLVERS: dict[str, Callable[..., Any]] = {
+    "absolute": lambda path: str(Path(path).expanduser().absolute()),
+    "cap": lambda largest, form: round(largest - 1, 9) if "one_plus" in str(form) else largest,
+}
+
+
 def bootstrap(arguments: Sequence[str] = ()) -> None:
     """Prepare this process for Hydra; a second call adds only new modules.
 
@@ -42,8 +50,8 @@ def bootstrap(arguments: Sequence[str] = ()) -> None:
     plugins_home = str(Path(__file__).resolve().parent.parent / "_hydra")
     if plugins_home not in sys.path:
         sys.path.append(plugins_home)
-    if not OmegaConf.has_resolver("absolute"):
-        OmegaConf.register_new_resolver("absolute", lambda path: str(Path(path).expanduser().absolute()))
+    for name, resolver in _RESOLVERS.items():
+        OmegaConf.register_new_resolver(name, resolver, replace=True)
     modules = plugin_modules(arguments)
     os.environ["GRPO_LAB_PLUGINS"] = ",".join(modules)
     for name in modules:

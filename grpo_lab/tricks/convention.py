@@ -72,7 +72,9 @@ class Convention:
     `batch_ddof`, `batch_eps`: the same as the two `std_` fields, for standard deviations over the batch.
     `batch_floor`: whether `batch_eps` is added to the deviation, added to the variance (verl's whitening), or a floor
     on the variance (OpenRLHF).
-    `sequence_mean_eps`: added to a response's token count in sequence_mean, in tokens (verl).
+    `k1_limit`, `k2_limit`, `k3_limit`: the largest value, in nats, of a token's estimate of the KL to the reference;
+    beyond it the token has no gradient. 0 sets no limit (verl, NeMo-RL and OpenRLHF: 10).
+    `sequence_mean_eps`: added to a response's token count in sequence_mean, in tokens (verl, NeMo-RL, OpenRLHF).
     `token_mean_scope`: `microbatch` makes token_mean depend on the microbatching (TRL's "bnpo").
     """
 
@@ -86,6 +88,9 @@ class Convention:
     gpg_alpha: AlphaForm
     cispo_cap: CapForm
     k1_bounds: BoundForm
+    k1_limit: float
+    k2_limit: float
+    k3_limit: float
     sequence_mean_eps: float
     constant_width: Width
     token_mean_scope: Scope
@@ -94,4 +99,4 @@ class Convention:
     def __post_init__(self) -> None:
         require_field(self.std_ddof in (0, 1), self, "std_ddof", "0 or 1")
         require_field(self.batch_ddof in (0, 1), self, "batch_ddof", "0 or 1")
-        require_not_negative(self, "std_eps", "batch_eps", "sequence_mean_eps")
+        require_not_negative(self, "std_eps", "batch_eps", "sequence_mean_eps", "k1_limit", "k2_limit", "k3_limit")

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import torch
 
-from grpo_lab.tricks.base import Trick, require_positive
+from grpo_lab.tricks.base import Trick, require_not_negative, require_positive
 from grpo_lab.types import Bool, Float, Graded, Tensor, to_groups
 
 
@@ -59,6 +59,22 @@ class Kl(Trick, ABC):
         return graded
 
 
+def k3(above_ref: Float[Tensor, "*n"], log_ratio_limit: float) -> Float[Tensor, "*n"]:
+    """Schulman's k3 of each token, its log-ratio within +-log_ratio_limit."""
+    log_x = (-above_ref).clamp(-log_ratio_limit, log_ratio_limit)
+    return log_x.exp() - log_x - 1
+
+
+def bounded(estimate: Float[Tensor, "*n"], limit: float) -> Float[Tensor, "*n"]:
+    """The estimate within +-limit nats, without gradient beyond; as it is where `limit` is 0."""
+    return estimate.clamp(-limit, limit) if limit else estimate
+
+
+def _written(estimate: str, limit: float) -> str:
+    """An estimate as a formula, with its bound."""
+    return f"clip({estimate}, -{{limit}}, {{limit}})" if limit else estimate
+
+
 @dataclass(frozen=True)
 class NoKl(Kl):
     """No KL penalty. The reference is never loaded."""
@@ -83,13 +99,18 @@ class K1Reward(Kl):
     """
 
     kl_coef: float
+    limit: float  # nats of a token's k1; 0 sets none
 
     shapes_reward: ClassVar[bool] = True
     reads_old: ClassVar[bool] = True
-    formula: ClassVar[str] = "{kl_coef} * sum_t(old - ref)"
+
+    @property
+    def formula(self) -> str:
+        return f"{{kl_coef}} * sum_t({_written('old - ref', self.limit)})"
 
     def __post_init__(self) -> None:
         require_positive(self, "kl_coef")
+        require_not_negative(self, "limit")
 
     def penalty(self, above_old: Float[Tensor, "M T"], above_ref: Float[Tensor, "M T"]) -> Float[Tensor, "M T"]:
         return torch.zeros_like(above_ref)
@@ -102,7 +123,7 @@ class K1Reward(Kl):
     ) -> Float[Tensor, "N T"]:
         assert old_logprobs is not None and ref_logprobs is not None, "shapes_reward makes the loop compute both"
         drift = (old_logprobs - ref_logprobs).to(torch.float64)
-        return torch.where(sampled_mask, -self.kl_coef * drift, 0.0)
+        return torch.where(sampled_mask, -self.kl_coef * bounded(drift, self.limit), 0.0)
 
     def shape(self, graded: Graded, charges: Float[Tensor, "N T"]) -> Graded:
         return graded.with_component("k1", to_groups(charges.sum(dim=1), graded.reward.shape[1]))
@@ -118,14 +139,18 @@ class K2Loss(Kl):
     """
 
     kl_coef: float
+    limit: float  # nats of a token's k2; 0 sets none
 
-    formula: ClassVar[str] = "{kl_coef} / 2 * (logp - ref)^2"
+    @property
+    def formula(self) -> str:
+        return f"{{kl_coef}} * {_written('(logp - ref)^2 / 2', self.limit)}"
 
     def __post_init__(self) -> None:
         require_positive(self, "kl_coef")
+        require_not_negative(self, "limit")
 
     def penalty(self, above_old: Float[Tensor, "M T"], above_ref: Float[Tensor, "M T"]) -> Float[Tensor, "M T"]:
-        return self.kl_coef / 2 * above_ref**2
+        return self.kl_coef * bounded(above_ref**2 / 2, self.limit)
 
 
 @dataclass(frozen=True)
@@ -141,15 +166,19 @@ class K3Loss(Kl):
 
     kl_coef: float
     log_ratio_limit: float  # nats
+    limit: float  # nats of a token's k3; 0 sets none
 
-    formula: ClassVar[str] = "{kl_coef} * (x - log x - 1), x = exp(ref - logp)"
+    @property
+    def formula(self) -> str:
+        estimate = "min(x - log x - 1, {limit})" if self.limit else "(x - log x - 1)"
+        return f"{{kl_coef}} * {estimate}, x = exp(ref - logp)"
 
     def __post_init__(self) -> None:
         require_positive(self, "kl_coef", "log_ratio_limit")
+        require_not_negative(self, "limit")
 
     def penalty(self, above_old: Float[Tensor, "M T"], above_ref: Float[Tensor, "M T"]) -> Float[Tensor, "M T"]:
-        log_x = (-above_ref).clamp(-self.log_ratio_limit, self.log_ratio_limit)
-        return self.kl_coef * (log_x.exp() - log_x - 1)
+        return self.kl_coef * bounded(k3(above_ref, self.log_ratio_limit), self.limit)
 
 
 @dataclass(frozen=True)
@@ -165,13 +194,18 @@ class K3Unbiased(Kl):
 
     kl_coef: float
     log_ratio_limit: float  # nats
+    limit: float  # nats of a token's weighted k3; 0 sets none
 
     reads_old: ClassVar[bool] = True
-    formula: ClassVar[str] = "{kl_coef} * exp(logp - old) * (x - log x - 1), x = exp(ref - logp)"
+
+    @property
+    def formula(self) -> str:
+        return f"{{kl_coef}} * {_written('exp(logp - old) * (x - log x - 1)', self.limit)}, x = exp(ref - logp)"
 
     def __post_init__(self) -> None:
         require_positive(self, "kl_coef", "log_ratio_limit")
+        require_not_negative(self, "limit")
 
     def penalty(self, above_old: Float[Tensor, "M T"], above_ref: Float[Tensor, "M T"]) -> Float[Tensor, "M T"]:
         ratio = above_old.clamp(-self.log_ratio_limit, self.log_ratio_limit).exp()
-        return ratio * K3Loss(self.kl_coef, self.log_ratio_limit).penalty(above_old, above_ref)
+        return bounded(ratio * (self.kl_coef * k3(above_ref, self.log_ratio_limit)), self.kl_coef * self.limit)

@@ -311,13 +311,13 @@ def test_who_reads_rows_without_signal() -> None:
     free = to_run(compose_config(["world=tiny", "tracking=none", "skip_rows_without_signal=true"]))
     assert free.skips_rows and not replace(free, skip_rows_without_signal=False).skips_rows
     for reader in (
-        {"kl": K3Loss(0.1, 20.0)},
+        {"kl": K3Loss(0.1, 20.0, 0.0)},
         {"entropy": Bonus(0.1)},
         {"surrogate": Kimi(0.1)},
         {"aggregation": TokenMean(Scope.microbatch)},
     ):
         assert not replace(free, **reader).skips_rows, reader
-    assert replace(free, kl=K1Reward(0.1)).skips_rows, "its charge is in the advantages"
+    assert replace(free, kl=K1Reward(0.1, 0.0)).skips_rows, "its charge is in the advantages"
 
 
 def test_a_run_that_leaves_them_out_learns_the_same_and_reads_less(tmp_path: Path, tiny_base: Path) -> None:

@@ -120,5 +120,5 @@ CORRECTIONS = (
     Mis(0.5, 1.5),
     Icepop(0.7, 1.4),
 )
-KLS = (NoKl(), K1Reward(0.1), K2Loss(0.1), K3Unbiased(0.1, 20.0))
+KLS = (NoKl(), K1Reward(0.1, 0.0), K2Loss(0.1, 0.0), K3Unbiased(0.1, 20.0, 0.0))
 ENTROPIES = (Bonus(0.05), HighEntropyTokens(0.5))

@@ -101,6 +101,9 @@ HOUSE = Convention(
     gpg_alpha=AlphaForm.informative_groups,
     cispo_cap=CapForm.absolute,
     k1_bounds=BoundForm.ratio,
+    k1_limit=0.0,
+    k2_limit=0.0,
+    k3_limit=0.0,
     sequence_mean_eps=0.0,
     constant_width=Width.budget,
     token_mean_scope=Scope.step,
@@ -125,7 +128,7 @@ def test_no_recipe_world_or_option_names_a_convention_of_its_own() -> None:
 
 
 def test_what_is_of_verl_alone_and_what_of_bnpo() -> None:
-    verls = ("singleton", "gpg_alpha", "k1_bounds", "sequence_mean_eps", "constant_width", "covariance_scope")
+    verls = ("singleton", "gpg_alpha", "k1_bounds", "constant_width", "covariance_scope")
     conventions = {name: run_under(name).convention for name in PRESETS}
     for name, convention in conventions.items():
         for field in verls:

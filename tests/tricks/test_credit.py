@@ -161,7 +161,7 @@ def test_a_token_is_charged_for_the_drift_of_what_comes_after_it() -> None:
     """
     rollouts, graded = make_rollouts([3, 1], 2), make_graded([[1.0, 0.0]])
     drift = torch.tensor([[0.5, -1.0, 2.0], [1.0, 9.0, 9.0]], dtype=F64)
-    kl, mask = K1Reward(0.1), rollouts.sampled_mask
+    kl, mask = K1Reward(0.1, 0.0), rollouts.sampled_mask
     charges = kl.charges(drift, torch.zeros_like(drift), mask)
     charged = kl.shape(graded, charges)
     assert_close(charged.reward, [[0.85, -0.1]], 1e-12, "of whole responses")
@@ -208,7 +208,7 @@ def test_a_kl_penalty_is_charged_where_it_fell_and_the_rest_at_the_last_sampled_
     rollouts = replace(rollouts, sampled_mask=sampled)
     old = torch.tensor([[-1.0, -1.0, -1.0, 5.0], [-1.0, -1.0, 5.0, 5.0]], dtype=F64)
     ref = torch.tensor([[-2.0, -0.5, -1.2, 9.0], [-1.0, -1.3, 9.0, 9.0]], dtype=F64)
-    kl = K1Reward(0.1)
+    kl = K1Reward(0.1, 0.0)
     charges = kl.charges(old, ref, sampled)
     charged = kl.shape(make_graded([[1.0, 1.0]]), charges)
     assert_close(charged.reward, [[0.93, 0.97]], 1e-12, "the row's reward")

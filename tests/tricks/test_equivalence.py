@@ -461,7 +461,7 @@ def test_scopes_are_one_where_the_step_is_one_microbatch(surrogate) -> None:
 
 @by_surrogate
 def test_no_old_log_probs_means_the_learner_detached(surrogate) -> None:
-    run = make_run(surrogate=surrogate, kl=K3Loss(kl_coef=0.1, log_ratio_limit=20.0))
+    run = make_run(surrogate=surrogate, kl=K3Loss(kl_coef=0.1, log_ratio_limit=20.0, limit=0.0))
     inputs = inputs_of(run, SCENE)
     results = [
         loss_and_gradient(run, replace(inputs, old_logprobs=old), SCENE.logprobs) for old in (None, SCENE.logprobs)
@@ -546,7 +546,7 @@ def test_the_old_policies_are_one_where_the_sampler_is_the_learner(surrogate) ->
 
 def test_unbiased_k3_is_k3_in_value_at_ratio_one_and_not_in_gradient() -> None:
     scene = at_ratio_one(SCENE)
-    biased, unbiased = (run_scene(scene, kl=option) for option in (K3Loss(0.1, 20.0), K3Unbiased(0.1, 20.0)))
+    biased, unbiased = (run_scene(scene, kl=option) for option in (K3Loss(0.1, 20.0, 0.0), K3Unbiased(0.1, 20.0, 0.0)))
     assert_close(unbiased[0], biased[0], EXACT, "value")
     # d[r k3] - d[k3] = k3 at r = 1, times coef / (12 rows * tokens)
     log_x = scene.ref_logprobs - scene.logprobs
@@ -559,13 +559,18 @@ def test_unbiased_k3_at_ratio_one_has_the_gradient_of_k2() -> None:
     # d[r (x - 1 - log x)] = k3 + (1 - x) = -log x = d[(log x)^2 / 2]
     scene = at_ratio_one(SCENE)
     assert_close(
-        run_scene(scene, kl=K3Unbiased(0.1, 20.0))[1], run_scene(scene, kl=K2Loss(0.1))[1], EXACT, "reverse KL"
+        run_scene(scene, kl=K3Unbiased(0.1, 20.0, 0.0))[1],
+        run_scene(scene, kl=K2Loss(0.1, 0.0))[1],
+        EXACT,
+        "reverse KL",
     )
-    off_policy = [run_scene(SCENE, kl=option)[1] for option in (K3Unbiased(0.1, 20.0), K2Loss(0.1))]
+    off_policy = [run_scene(SCENE, kl=option)[1] for option in (K3Unbiased(0.1, 20.0, 0.0), K2Loss(0.1, 0.0))]
     assert (off_policy[0] - off_policy[1]).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize("kl", [K1Reward(0.1), K2Loss(0.1), K3Loss(0.1, 20.0), K3Unbiased(0.1, 20.0)], ids=repr)
+@pytest.mark.parametrize(
+    "kl", [K1Reward(0.1, 0.0), K2Loss(0.1, 0.0), K3Loss(0.1, 20.0, 0.0), K3Unbiased(0.1, 20.0, 0.0)], ids=repr
+)
 def test_a_tie_to_a_reference_that_is_the_learner_pulls_nowhere(kl) -> None:
     scene = replace(at_ratio_one(SCENE), ref_logprobs=SCENE.logprobs)
     assert_same(run_scene(scene, kl=kl), run_scene(scene), "reference, old policy and learner are one")
@@ -575,7 +580,7 @@ def test_k1_in_the_reward_is_that_reward() -> None:
     mask = SCENE.rollouts.sampled_mask
     drift = torch.where(mask, SCENE.old_logprobs - SCENE.ref_logprobs, 0.0).sum(dim=1).reshape(3, 4)
     charged = replace(SCENE, graded=replace(SCENE.graded, reward=SCENE.graded.reward - 0.2 * drift))
-    assert_same(run_scene(SCENE, kl=K1Reward(0.2)), run_scene(charged), "charged by hand")
+    assert_same(run_scene(SCENE, kl=K1Reward(0.2, 0.0)), run_scene(charged), "charged by hand")
 
 
 def test_a_bonus_is_a_loss_of_its_coefficient() -> None:

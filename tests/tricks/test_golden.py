@@ -1075,7 +1075,7 @@ def test_k1_is_charged_to_the_reward_of_the_whole_response() -> None:
     old = torch.tensor([[0.4, 0.2, 0.4, 0.9], [0.2, 0.2, 0.9, 0.9]], dtype=F64).log()
     ref = torch.tensor([[0.2, 0.4, 0.2, 0.1], [0.4, 0.4, 0.1, 0.1]], dtype=F64).log()
     mask = torch.arange(4)[None, :] < torch.tensor([[3], [2]])
-    kl = K1Reward(kl_coef=0.1)
+    kl = K1Reward(kl_coef=0.1, limit=0.0)
     charges = kl.charges(old, ref, mask)
     # each token bears its own: -.1 ln 2, +.1 ln 2, -.1 ln 2, and one that was not sampled nothing
     expected = [[-0.1 * math.log(2), 0.1 * math.log(2), -0.1 * math.log(2), 0], [0.1 * math.log(2)] * 2 + [0, 0]]
@@ -1092,7 +1092,7 @@ def test_k2_at_a_half_and_at_two() -> None:
     # ln(2)^2/2 = .2402 on both sides; slope kl_coef * (logp - ref)
     logprobs = torch.tensor([[math.log(0.4), math.log(0.2)]], dtype=F64, requires_grad=True)
     ref = torch.tensor([[math.log(0.2), math.log(0.4)]], dtype=F64)
-    penalty = K2Loss(kl_coef=0.1)(logprobs, logprobs, ref)
+    penalty = K2Loss(kl_coef=0.1, limit=0.0)(logprobs, logprobs, ref)
     penalty.sum().backward()
     k2 = math.log(2) ** 2 / 2
     assert_close(k2, 0.2402, 5e-5, "the printed decimals")
@@ -1106,7 +1106,7 @@ def test_k3_weighted_by_the_ratio() -> None:
     # r = 1.5 on k3(.5) = ln 2 - .5 and k3(2) = 1 - ln 2; slope r * k3 + r * (1 - x) = -r ln x
     logprobs = torch.tensor([[math.log(0.4), math.log(0.2)]], dtype=F64, requires_grad=True)
     old, ref = logprobs.detach() - math.log(1.5), torch.tensor([[math.log(0.2), math.log(0.4)]], dtype=F64)
-    penalty = K3Unbiased(kl_coef=0.1, log_ratio_limit=20.0)(logprobs, old, ref)
+    penalty = K3Unbiased(kl_coef=0.1, log_ratio_limit=20.0, limit=0.0)(logprobs, old, ref)
     penalty.sum().backward()
     assert_close(penalty, [[0.15 * (math.log(2) - 0.5), 0.15 * (1 - math.log(2))]], EXACT, "coefficient, ratio, k3")
     assert_close(logprobs.grad, [[0.15 * math.log(2), -0.15 * math.log(2)]], EXACT, "gradient through both")
@@ -1116,7 +1116,7 @@ def test_k3_at_a_half_and_at_two() -> None:
     # x - ln x - 1: .5 + .6931 - 1 = .1931; 2 - .6931 - 1 = .3069. d/d logp = kl_coef * (1 - x)
     logprobs = torch.tensor([[math.log(0.4), math.log(0.2)]], dtype=F64, requires_grad=True)
     ref = torch.tensor([[math.log(0.2), math.log(0.4)]], dtype=F64)
-    penalty = K3Loss(kl_coef=0.1, log_ratio_limit=20.0)(logprobs, logprobs, ref)
+    penalty = K3Loss(kl_coef=0.1, log_ratio_limit=20.0, limit=0.0)(logprobs, logprobs, ref)
     penalty.sum().backward()
     half, two = math.log(2) - 0.5, 1 - math.log(2)
     assert_close([half, two], [0.1931, 0.3069], 5e-5, "the printed decimals")
@@ -1126,7 +1126,7 @@ def test_k3_at_a_half_and_at_two() -> None:
 
 def test_k3_is_flat_beyond_its_limit() -> None:
     logprobs = torch.tensor([[-30.0]], dtype=F64, requires_grad=True)
-    penalty = K3Loss(kl_coef=1.0, log_ratio_limit=2.0)(logprobs, logprobs, torch.zeros(1, 1, dtype=F64))
+    penalty = K3Loss(kl_coef=1.0, log_ratio_limit=2.0, limit=0.0)(logprobs, logprobs, torch.zeros(1, 1, dtype=F64))
     penalty.sum().backward()
     assert_close(penalty, [[math.exp(2) - 2 - 1]], EXACT, "k3 at the limit")
     assert_close(logprobs.grad, [[0.0]], 0, "no gradient beyond it")
@@ -1204,11 +1204,11 @@ def kl_step(kl, old: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(
     ("kl", "on_policy", "direction"),
     [
-        (K1Reward(kl_coef=0.7), True, "reverse"),
-        (K2Loss(kl_coef=0.7), True, "reverse"),
-        (K3Unbiased(kl_coef=0.7, log_ratio_limit=20.0), True, "reverse"),
-        (K3Unbiased(kl_coef=0.7, log_ratio_limit=20.0), False, "reverse"),
-        (K3Loss(kl_coef=0.7, log_ratio_limit=20.0), True, "forward"),
+        (K1Reward(kl_coef=0.7, limit=0.0), True, "reverse"),
+        (K2Loss(kl_coef=0.7, limit=0.0), True, "reverse"),
+        (K3Unbiased(kl_coef=0.7, log_ratio_limit=20.0, limit=0.0), True, "reverse"),
+        (K3Unbiased(kl_coef=0.7, log_ratio_limit=20.0, limit=0.0), False, "reverse"),
+        (K3Loss(kl_coef=0.7, log_ratio_limit=20.0, limit=0.0), True, "forward"),
     ],
     ids=repr,
 )
@@ -1227,17 +1227,17 @@ def test_expected_value_of_the_estimates() -> None:
     pi = LOGITS.softmax(0)
     divergence = (pi * (pi / REF_CHANCES).log()).sum()
     for kl, old in (
-        (K3Loss(kl_coef=1.0, log_ratio_limit=20.0), pi),
-        (K3Unbiased(kl_coef=1.0, log_ratio_limit=20.0), pi),
-        (K3Unbiased(kl_coef=1.0, log_ratio_limit=20.0), OLD_CHANCES),
+        (K3Loss(kl_coef=1.0, log_ratio_limit=20.0, limit=0.0), pi),
+        (K3Unbiased(kl_coef=1.0, log_ratio_limit=20.0, limit=0.0), pi),
+        (K3Unbiased(kl_coef=1.0, log_ratio_limit=20.0, limit=0.0), OLD_CHANCES),
     ):
         assert_close(kl_step(kl, old)[0], divergence, 1e-10, f"{kl} is unbiased as a value")
     half_square = (pi * (pi / REF_CHANCES).log() ** 2 / 2).sum()
-    assert_close(kl_step(K2Loss(kl_coef=1.0), pi)[0], half_square, 1e-10, "k2 is not")
+    assert_close(kl_step(K2Loss(kl_coef=1.0, limit=0.0), pi)[0], half_square, 1e-10, "k2 is not")
     assert abs(half_square - divergence) > 0.01
     everywhere = torch.ones(4, 1, dtype=torch.bool)
     nothing = make_graded([[0.0]] * 4)
-    k1 = K1Reward(kl_coef=1.0)
+    k1 = K1Reward(kl_coef=1.0, limit=0.0)
     charged = k1.shape(nothing, k1.charges(pi.log()[:, None], REF_CHANCES.log()[:, None], everywhere))
     assert_close((pi * charged.reward[:, 0]).sum(), -divergence, 1e-10, "k1 is")
 
@@ -1258,7 +1258,7 @@ def test_k1_in_the_reward_has_the_gradient_of_the_divergence_of_whole_responses(
     logprobs, ref = tokens_of(first, second), tokens_of(ref_first, ref_second)
     chances = logprobs.sum(dim=1).exp()
     exact = torch.autograd.grad((chances * (logprobs - ref).sum(dim=1)).sum(), (first, second), retain_graph=True)
-    run = make_run(kl=K1Reward(kl_coef=0.3), baseline=NoBaseline(), scale=NoScale(), surrogate=Reinforce(),
+    run = make_run(kl=K1Reward(kl_coef=0.3, limit=0.0), baseline=NoBaseline(), scale=NoScale(), surrogate=Reinforce(),
                    aggregation=SequenceSum())  # fmt: skip
     now = logprobs.detach()
     inputs = inputs_of(run, Scene(make_rollouts([2] * 9, 1), make_graded([[0.0]] * 9), now, now, ref))
@@ -1362,7 +1362,7 @@ def test_weights_multiply_the_surrogate_and_not_the_kl_term() -> None:
     # one token: ratio 1, A = 2, weight .5, k3 at x = 2 with coefficient 1: -2 * .5 + (1 - ln 2)
     one = torch.full((1, 1), math.log(0.2), dtype=F64)
     inputs = step_of([1], [2.0], 1, ref_logprobs=one + math.log(2), weights=torch.full((1, 1), 0.5, dtype=F64))
-    run = make_run(kl=K3Loss(kl_coef=1.0, log_ratio_limit=20.0))
+    run = make_run(kl=K3Loss(kl_coef=1.0, log_ratio_limit=20.0, limit=0.0))
     assert_close(loss_and_gradient(run, inputs, one)[0], -1 + 1 - math.log(2), EXACT, "loss")
 
 
@@ -1373,7 +1373,7 @@ def test_what_the_loss_reports_for_the_log() -> None:
 
     inputs = step_of([2], [1.0], 1, width=3, old_logprobs=logs(0.2, 0.5), ref_logprobs=logs(0.6, 0.5))
     inputs = replace(inputs, rollouts=replace(inputs.rollouts, sampler_logprobs=logs(0.5, 0.25)))
-    run = make_run(kl=K3Loss(kl_coef=0.1, log_ratio_limit=20.0))
+    run = make_run(kl=K3Loss(kl_coef=0.1, log_ratio_limit=20.0, limit=0.0))
     entropy = torch.tensor([[0.4, 0.6, 9.0]], dtype=F64)
     output = policy_loss(run, batch_of_rows(run, inputs, [0]), logs(0.3, 0.5), entropy)
     ln = math.log
@@ -1832,7 +1832,7 @@ def test_losses_and_gradients_are_those_of_verl(case, name, surrogate, aggregati
 @both_cases
 def test_k3_is_that_of_verl(case) -> None:
     logprobs = tensor(case, "logprobs")
-    penalty = K3Loss(kl_coef=1.0, log_ratio_limit=20.0)(logprobs, logprobs, tensor(case, "ref_logprobs"))
+    penalty = K3Loss(kl_coef=1.0, log_ratio_limit=20.0, limit=0.0)(logprobs, logprobs, tensor(case, "ref_logprobs"))
     got = penalty * tensor(case, "response_mask")
     assert_close(got, case["kl elementwise"]["k3"], VERL, "k3 on every token")
 

@@ -126,7 +126,7 @@ def test_injected_tokens_are_real_and_never_trained(tiny_base: Path, session: Na
         own = replace(rollouts, tokens=addressed, sampler_logprobs=spoilt(drawn))
         advantages = spoilt(torch.ones_like(drawn))
         inputs = StepInputs(own, rollouts.sampled_mask, advantages, spoilt(drawn), spoilt(drawn - 0.1), None)
-        k3 = K3Loss(kl_coef=0.1, log_ratio_limit=20.0)
+        k3 = K3Loss(kl_coef=0.1, log_ratio_limit=20.0, limit=0.0)
         return loss_and_gradient(loss_run(kl=k3), inputs, spoilt(drawn + 0.05))[1]
 
     plain, spoilt = gradient(0.0), gradient(-5.0)

@@ -255,16 +255,16 @@ OPTIONS = {
     "denominator": (Original(), Survivors()),
     "kl": (
         NoKl(),
-        K1Reward(0.03),
-        K1Reward(0.1),
-        K2Loss(0.04),
-        K2Loss(0.1),
-        K3Loss(0.04, 20.0),
-        K3Loss(0.1, 20.0),
-        K3Loss(0.1, 0.5),
-        K3Unbiased(0.04, 20.0),
-        K3Unbiased(0.1, 20.0),
-        K3Unbiased(0.1, 0.5),
+        K1Reward(0.03, 0.0),
+        K1Reward(0.1, 0.0),
+        K2Loss(0.04, 0.0),
+        K2Loss(0.1, 0.0),
+        K3Loss(0.04, 20.0, 0.0),
+        K3Loss(0.1, 20.0, 0.0),
+        K3Loss(0.1, 0.5, 0.0),
+        K3Unbiased(0.04, 20.0, 0.0),
+        K3Unbiased(0.1, 20.0, 0.0),
+        K3Unbiased(0.1, 0.5, 0.0),
     ),
     "entropy": (
         NoEntropy(),
@@ -284,13 +284,13 @@ BACKGROUND = {
     "reward_shaping": SoftOverlong(6, 4, 0.5, 1.0, -1.0),
     "group_filter": Keep(),
     "correction": TisToken(cap=2.0, floor=0.0),
-    "kl": K3Loss(0.04, 20.0),
+    "kl": K3Loss(0.04, 20.0, 0.0),
     "aggregation": TokenMean(Scope.step),
     "denominator": Survivors(),
 }
 # Where that hides an axis: a second scale, a lone row that was centred at 0, a reward below 0, a mismatch weighed too.
 INSTEAD = {
-    "baseline": {"scale": NoScale(), "kl": K1Reward(0.1)},
+    "baseline": {"scale": NoScale(), "kl": K1Reward(0.1, 0.0)},
     "scale": {"baseline": GroupMean(Singleton.raw), "reward_shaping": SoftOverlongCorrectOnly(6, 4, 0.5, 1.0, -1.0)},
     "old_policy": {"correction": NoCorrection()},
 }

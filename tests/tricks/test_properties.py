@@ -98,7 +98,7 @@ def loss_run(surrogate, aggregation, denominator, **others) -> RunConfig:
         "truncation": MaskAfter(),
         "correction": TisToken(cap=1.3, floor=0.0),
         "rejection": TokenK1(False, 0.6, 1.8, BoundForm.ratio),
-        "kl": K3Loss(kl_coef=0.1, log_ratio_limit=20.0),
+        "kl": K3Loss(kl_coef=0.1, log_ratio_limit=20.0, limit=0.0),
     }
     return make_run(surrogate=surrogate, aggregation=aggregation, denominator=denominator, **background | others)
 

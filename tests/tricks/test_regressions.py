@@ -370,7 +370,7 @@ def test_one_rule_of_counting_for_every_aggregation(aggregation) -> None:
 def test_a_masked_row_with_a_huge_loss_is_not_in_the_numerator() -> None:
     """ROLL token-mean, PR #444: the sum above the line was not masked, so a masked loss of 100 gave 101."""
     for aggregation in AGGREGATIONS:
-        run = make_run(aggregation=aggregation, surrogate=Reinforce(), kl=K3Loss(1.0, 20.0))
+        run = make_run(aggregation=aggregation, surrogate=Reinforce(), kl=K3Loss(1.0, 20.0, 0.0))
         results = []
         for junk in (-1.0, -1e4):
             logprobs = flat(2, 3)
@@ -446,7 +446,7 @@ def test_a_surrogate_does_not_choose_the_aggregation(options) -> None:
 def test_padding_does_not_enter_a_kl_term_beside_a_ratio_of_responses(aggregation) -> None:
     """TRL LUSPO: with a KL term the loss became one per token and its mean ran over padding."""
     results = [
-        run_scene(scene, importance=Sequence(20.0), kl=K3Loss(0.5, 20.0), aggregation=aggregation)
+        run_scene(scene, importance=Sequence(20.0), kl=K3Loss(0.5, 20.0, 0.0), aggregation=aggregation)
         for scene in (random_scene(6, 2, 4, 5), random_scene(6, 2, 4, 5, padding=9, junk=-3.0))
     ]
     assert_close(results[1][0], results[0][0], EXACT, "loss")
@@ -469,7 +469,7 @@ def test_a_negative_advantage_has_no_second_clip() -> None:
 def test_extreme_ratios_stay_finite_in_fp32(advantage, gap) -> None:
     """Log-ratios without a limit: exp(200) is infinite in fp32 and 0 * inf is NaN in every row's gradient."""
     for surrogate in (Ppo(0.2, 0.2), Ppo(0.2, 0.28)):
-        run = make_run(surrogate=surrogate, kl=K3Loss(0.1, 20.0))
+        run = make_run(surrogate=surrogate, kl=K3Loss(0.1, 20.0, 0.0))
         old = torch.full((1, 2), -250.0)
         inputs = step_of([2], [advantage], 1, old_logprobs=old, ref_logprobs=old)
         inputs = replace(inputs, advantages=inputs.advantages.float())
@@ -482,8 +482,8 @@ def test_the_kl_term_is_not_multiplied_by_rollout_weights() -> None:
     """ms-swift: the KL term carried the sampler-correction weight of its token."""
     scene = random_scene(2, 2, 3, 4)
     quiet = replace(scene, graded=replace(scene.graded, reward=torch.ones(2, 3, dtype=F64)))  # advantages 0
-    run = make_run(kl=K3Loss(0.1, 20.0))
-    weighted = make_run(kl=K3Loss(0.1, 20.0), correction=TisToken(cap=2.0, floor=0.0))
+    run = make_run(kl=K3Loss(0.1, 20.0, 0.0))
+    weighted = make_run(kl=K3Loss(0.1, 20.0, 0.0), correction=TisToken(cap=2.0, floor=0.0))
     assert (inputs_of(weighted, quiet).correction_weights - 1).abs().max() > 0.1
     first, second = (loss_and_gradient(r, inputs_of(r, quiet), quiet.logprobs) for r in (run, weighted))
     assert_close(second[0], first[0], 0, "loss")
@@ -495,7 +495,7 @@ def test_the_kl_term_is_aggregated_like_the_loss(aggregation) -> None:
     """SkyRL: KL was always a mean per sequence and microbatch, 16384 times too strong beside a scaled loss."""
     # advantages 0 and k3 the same number k on every token: the loss is k times what a token loss of 1 gives
     lengths, ref = [1, 4, 2, 3], flat(4, 4, -1 + math.log(2))
-    run = make_run(aggregation=aggregation, kl=K3Loss(1.0, 20.0))
+    run = make_run(aggregation=aggregation, kl=K3Loss(1.0, 20.0, 0.0))
     penalty = loss_and_gradient(run, step_of(lengths, [0] * 4, 2, ref_logprobs=ref), flat(4, 4))[0]
     ones = loss_and_gradient(make_run(aggregation=aggregation), step_of(lengths, [-1] * 4, 2), flat(4, 4))[0]
     assert_close(penalty, (1 - math.log(2)) * ones, EXACT, "k3 at x = 2")
@@ -503,7 +503,7 @@ def test_the_kl_term_is_aggregated_like_the_loss(aggregation) -> None:
 
 def test_kl_without_a_reference_is_an_error() -> None:
     """AReaL: a missing reference became log-probs of zero and a penalty towards certainty."""
-    run = make_run(kl=K3Loss(0.1, 20.0))
+    run = make_run(kl=K3Loss(0.1, 20.0, 0.0))
     with pytest.raises(AssertionError, match="needs_reference"):
         loss_and_gradient(run, step_of([1, 2], [1, -1], 2), flat(2, 2))
 
@@ -720,7 +720,7 @@ def test_a_coefficient_that_nothing_reads_is_refused() -> None:
     with pytest.raises(Exception, match="kl_coef"):
         compose_config(["recipe=gspo", "kl.kl_coef=0.1"])
     scene = random_scene(2, 2, 3, 4)
-    none, some = (run_scene(scene, importance=Sequence(20.0), kl=K3Loss(c, 20.0))[1] for c in (1e-9, 0.1))
+    none, some = (run_scene(scene, importance=Sequence(20.0), kl=K3Loss(c, 20.0, 0.0))[1] for c in (1e-9, 0.1))
     assert (none - some).abs().max() > 1e-3
 
 
