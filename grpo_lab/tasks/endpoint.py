@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,9 +20,21 @@ from grpo_lab.tasks.warm_start import cache_root
 from grpo_lab.tricks.base import require, require_not_negative, require_positive
 
 if TYPE_CHECKING:
-    from openai import OpenAI
+    from openai import AsyncOpenAI
 
 IN_CACHE = "shared"  # the name of the file in grpo_lab's own cache
+_LONGEST_BODY = 16 << 20  # bytes; no answer needs more, and a server may send without end
+# What reading a body as an answer may raise: it is no JSON, no UTF-8, too deep, or of another form.
+_NO_ANSWER = (ValueError, RecursionError, LookupError, TypeError, AttributeError)
+_warned: set[tuple[str, str]] = set()
+logger = logging.getLogger("grpo_lab.tasks")
+
+
+def warn_once(model: str, kind: str, message: str) -> None:
+    """Log why answers of a model are not used, once for each kind of reason in a process."""
+    if (model, kind) not in _warned:
+        _warned.add((model, kind))
+        logger.warning("%s", message)
 
 
 @dataclass(frozen=True)
@@ -39,8 +52,8 @@ class Endpoint:
     structured: bool  # hold the answer to its form by response_format
     parallel: int  # requests at a time
     per_minute: int  # requests, repeated ones included; 0 sets no limit
-    seconds: float  # of silence, after which a request is repeated
-    retries: int  # of a request, with growing pauses, after silence, 408, 409, 429 or 500 and above
+    seconds: float  # for a whole answer, after which a request is repeated
+    retries: int  # of a request, with growing pauses, after that time, 408, 409, 429 or 500 and above
     cache: str  # a file; shared: one in grpo_lab's cache; "": the memory of this process
 
     def __post_init__(self) -> None:
@@ -68,7 +81,7 @@ _opening = threading.Lock()
 
 
 def _live(endpoint: Endpoint) -> _Live:
-    """The client and cache of an endpoint, one for each in a process."""
+    """The pace and cache of an endpoint, one for each in a process."""
     named = json.dumps([os.getpid(), vars(endpoint), _address(endpoint)], sort_keys=True, default=str)
     with _opening:
         if named not in _opened:
@@ -81,17 +94,20 @@ def _address(endpoint: Endpoint) -> str:
 
 
 class _Live:
-    """An endpoint's client and cache, for all threads of a process."""
+    """An endpoint's pace and cache, for all threads of a process."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint, self.address = endpoint, _address(endpoint)
-        self.client = self._client()
+        self.pace = _Pace(endpoint.per_minute)
+        self._client()  # raises where package or key are missing
         self.answers = _Answers(endpoint.cache)
         self.trouble = ""  # of the last request that had no answer
 
-    def _client(self) -> OpenAI:
-        asked = self.endpoint
+    def _client(self) -> AsyncOpenAI:
+        """A client, which belongs to one event loop."""
+        asked, pace = self.endpoint, self.pace
         try:
+            import httpx2  # which openai needs itself
             import openai
         except ImportError as error:
             raise ValueError("a judge is asked through the package openai: pip install 'grpo-lab[judge]'") from error
@@ -101,31 +117,63 @@ class _Live:
                 f"the environment variable {asked.key_from} is empty: put the key of {self.address} into it, or set "
                 "key_from='' for a server that asks for none"
             )
-        # The hook sees every request, repeated ones too, so the limit holds for what the server counts.
-        hooks = {"request": [_Pace(asked.per_minute).wait]} if asked.per_minute else {}
-        return openai.OpenAI(
+
+        class Bounded(openai.DefaultAsyncHttpxClient):
+            """Sends every request, repeated ones too, at the pace, and bounds the time and size of its response."""
+
+            async def send(self, request: Any, **settings: Any) -> Any:
+                await pace.wait()
+                try:
+                    async with asyncio.timeout(asked.seconds):
+                        response = await super().send(request, **{**settings, "stream": True})
+                        body = await _read(response)
+                except TimeoutError as error:
+                    raise httpx2.ReadTimeout(f"no whole answer in {asked.seconds:g} s", request=request) from error
+                encoded = ("content-encoding", "content-length", "transfer-encoding")  # what the body no longer is
+                headers = {name: value for name, value in response.headers.items() if name not in encoded}
+                return httpx2.Response(response.status_code, headers=headers, content=body, request=request)
+
+        async def _read(response: httpx2.Response) -> bytes:
+            body = bytearray()
+            async with contextlib.aclosing(response):
+                async for part in response.aiter_bytes():
+                    body += part
+                    if len(body) > _LONGEST_BODY:
+                        raise openai.OpenAIError(f"the body is longer than {_LONGEST_BODY} bytes")
+            return bytes(body)
+
+        return openai.AsyncOpenAI(
             api_key=key,
             base_url=self.address,
             timeout=asked.seconds,
             max_retries=asked.retries,
-            http_client=openai.DefaultHttpxClient(event_hooks=hooks, timeout=asked.seconds),
+            http_client=Bounded(timeout=asked.seconds),
         )
 
     def reach(self) -> None:
         """Raise ValueError if the server cannot be reached or refuses the key. Not every server lists its models."""
         import openai
 
+        async def listed() -> None:
+            async with self._client() as client:
+                await client.models.list()
+
         try:
-            self.client.models.list()
+            asyncio.run(listed())
         except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
             raise ValueError(self._refused(error)) from error
         except openai.APIConnectionError as error:
             raise ValueError(
-                f"no server answers at {self.address} ({error}): start it (vllm serve {self.endpoint.model}), or "
-                "correct base_url"
+                f"no server answers at {self.address} ({_reason(error)}): start it (vllm serve {self.endpoint.model}), "
+                "or correct base_url"
             ) from error
         except openai.APIStatusError:
             pass
+        except (openai.OpenAIError, *_NO_ANSWER) as error:
+            raise ValueError(
+                f"{self.address}/models is no list of models ({_reason(error)}): what answers there does not speak "
+                "OpenAI's protocol, such as a web page or a proxy. Correct base_url, which often ends in /v1"
+            ) from error
 
     def ask(self, prompts: list[str], form: Mapping[str, Any]) -> list[str | None]:
         asked = self.endpoint
@@ -135,40 +183,63 @@ class _Live:
             request["response_format"] = {"type": "json_schema", "json_schema": schema}
         keys = {prompt: _hash([request, prompt]) for prompt in prompts}
         found = {prompt: self.answers.get(key) for prompt, key in keys.items()}
-        left = [prompt for prompt, answer in found.items() if answer is None]
-        with ThreadPoolExecutor(asked.parallel) as pool:
-            waiting = {prompt: pool.submit(self._one, prompt, keys[prompt], request) for prompt in left}
-            try:
-                found |= {prompt: future.result() for prompt, future in waiting.items()}
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-        if prompts and all(found[prompt] is None for prompt in prompts):
+        left = {prompt: keys[prompt] for prompt, answer in found.items() if answer is None}
+        if left:
+            found |= asyncio.run(self._answers_to(left, request))
+        missing = sum(answer is None for answer in found.values())
+        if missing and missing == len(found):
             raise ValueError(
                 f"{asked.model} at {self.address} answered none of {len(found)} requests (the last: {self.trouble}): "
                 "see that the server runs and has that model, that it knows what settings hold, and set "
                 "structured=false if it knows no response_format"
             )
+        if missing:
+            kind = self.trouble.partition(":")[0]
+            message = f"{asked.model} at {self.address} gave no answer to {missing} of {len(found)} requests, which are"
+            warn_once(
+                asked.model, kind, f"{message} not graded ({self.trouble}); the next ones of this kind are not shown"
+            )
         return [found[prompt] for prompt in prompts]
 
-    def _one(self, prompt: str, key: str, request: Mapping[str, Any]) -> str | None:
+    async def _answers_to(self, keys: Mapping[str, str], request: Mapping[str, Any]) -> dict[str, str | None]:
+        """The answer to each prompt of `keys`, a few at a time."""
+        places = asyncio.Semaphore(self.endpoint.parallel)
+
+        async def one(prompt: str, key: str) -> str | None:
+            async with places:
+                return await self._one(client, prompt, key, request)
+
+        async with self._client() as client:
+            return dict(zip(keys, await asyncio.gather(*(one(*each) for each in keys.items()))))
+
+    async def _one(self, client: AsyncOpenAI, prompt: str, key: str, request: Mapping[str, Any]) -> str | None:
         """The answer to one prompt, kept at once; None if none came."""
         import openai
 
         try:
-            said = self.client.chat.completions.create(
+            said = await client.chat.completions.create(
                 model=self.endpoint.model, messages=[{"role": "user", "content": prompt}], extra_body=dict(request)
             )
-            return self.answers.put(key, said.choices[0].message.content or "")
+            answer = said.choices[0].message.content or ""
+            if not isinstance(answer, str):
+                raise TypeError(f"the content of a message is a text, got {str(answer)[:100]}")
         except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
             raise ValueError(self._refused(error)) from error
-        except (openai.OpenAIError, IndexError, TypeError, AttributeError) as error:  # the last three: no such answer
-            self.trouble = f"{type(error).__name__}: {str(error)[:200]}"
+        except (openai.OpenAIError, *_NO_ANSWER) as error:
+            self.trouble = _reason(error)
             return None
+        return await asyncio.to_thread(self.answers.put, key, answer)
 
     def _refused(self, error: Exception) -> str:
         key = f"the key in {self.endpoint.key_from}" if self.endpoint.key_from else "key_from, which names no key"
-        return f"{self.address} refuses {self.endpoint.model} ({str(error)[:200]}): correct base_url, model or {key}"
+        return f"{self.address} refuses {self.endpoint.model} ({str(error)[:200]!r}): correct base_url, model or {key}"
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong with a request, in one line: the error, and the one that it came from."""
+    cause = error.__cause__
+    below = "" if cause is None else f" ({type(cause).__name__}: {str(cause)[:100]!r})"
+    return f"{type(error).__name__}: {str(error)[:200]!r}{below}"
 
 
 def _hash(parts: Any) -> str:
@@ -176,16 +247,16 @@ def _hash(parts: Any) -> str:
 
 
 class _Pace:
-    """Lets requests through at even distances, so many a minute."""
+    """Lets requests through at even distances, so many a minute; 0 sets no limit."""
 
     def __init__(self, per_minute: int) -> None:
-        self.gap, self.free, self.lock = 60 / per_minute, 0.0, threading.Lock()
+        self.gap, self.free, self.lock = 60 / per_minute if per_minute else 0.0, 0.0, threading.Lock()
 
-    def wait(self, request: object) -> None:
+    async def wait(self) -> None:
         with self.lock:
             begins = max(self.free, time.monotonic())
             self.free = begins + self.gap
-        time.sleep(max(0.0, begins - time.monotonic()))
+        await asyncio.sleep(max(0.0, begins - time.monotonic()))
 
 
 class _Answers:

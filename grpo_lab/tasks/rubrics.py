@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 from grpo_lab.tasks.base import Grader, Grades
-from grpo_lab.tasks.endpoint import Endpoint
+from grpo_lab.tasks.endpoint import Endpoint, warn_once
 from grpo_lab.tricks.base import require
 from grpo_lab.types import NoiseKey, Problem
 
@@ -22,7 +22,8 @@ SCORE = {
     "required": ["score"],
     "additionalProperties": False,
 }
-_FENCE = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.DOTALL)
+_HEADING = re.compile(r"^(?=Response \d)", re.MULTILINE)  # of a response as the proposer sees it
+_FRAME = re.compile(r"</?(\w+)>")  # of a prompt's own text
 
 
 def proposal_form(most: int) -> dict[str, Any]:
@@ -72,9 +73,10 @@ def read_proposal(answer: str | None, most: int) -> list[tuple[str, float]]:
 def _json(answer: str | None) -> Any:
     """The one JSON value that an answer is, behind its thoughts and within a fence; None if it is none."""
     text = (answer or "").rpartition("</think>")[2].strip()
-    fenced = _FENCE.fullmatch(text)
+    if len(text) >= 6 and text.startswith("```") and text.endswith("```"):
+        text = text[3:-3].removeprefix("json")
     try:
-        return json.loads(fenced[1] if fenced else text)
+        return json.loads(text)
     except (ValueError, RecursionError):
         return None
 
@@ -110,8 +112,16 @@ def _described(one: Any, remedy: str) -> tuple[str, float]:
 
 
 def filled(template: str, **texts: str) -> str:
-    """The template with {name} replaced for each of `texts`; what stands in a text is never replaced itself."""
-    return re.sub("{(" + "|".join(texts) + ")}", lambda name: texts[name[1]], template)
+    """The template with {name} replaced for each of `texts`, which cannot write into its structure.
+
+    What stands in a text is never replaced itself. Where it has a tag of the template, as `</response>`, the tag's `<`
+    becomes `&lt;`.
+    """
+    # The blanks that a tag may have are few, so that the time is linear in the text.
+    names = "|".join(sorted({re.escape(name) for name in _FRAME.findall(template)}))
+    frames = re.compile(rf"<(?=\s{{0,3}}/?\s{{0,3}}(?:{names})\b)", re.IGNORECASE) if names else None
+    shown = {name: frames.sub("&lt;", text) if frames else text for name, text in texts.items()}
+    return re.sub("{(" + "|".join(texts) + ")}", lambda name: shown[name[1]], template)
 
 
 def weighted_score(weights: Sequence[float], scores: Sequence[float]) -> float:
@@ -245,6 +255,10 @@ class Rubric(Grader):
                 "must be a number from 0 to 1 or an object with such a score. Set judge.structured=true, let "
                 "judge.settings.max_tokens be larger, correct the prompt, or choose another model"
             )
+        for answer, score in zip(answers, scores):
+            if answer is not None and math.isnan(score):
+                reason = f"{self.judge.model} gave answers without a score from 0 to 1, which are not graded"
+                warn_once(self.judge.model, "no score", f"{reason}, such as {answer[:100]!r}")
         return scores
 
     def bounds(self, right: bool) -> tuple[float, float]:
@@ -314,7 +328,8 @@ class RubricEvolving(Rubric):
 
     def _proposal(self, problem: Problem, texts: Sequence[str]) -> str:
         shown = "\n\n".join(
-            f"Response {number}:\n{text[: self.response_characters]}" for number, text in enumerate(texts, start=1)
+            f"Response {number}:\n{_HEADING.sub('> ', text[: self.response_characters])}"
+            for number, text in enumerate(texts, start=1)
         )
         active = "\n".join(f"- ({item.weight:+g}) {item.description}" for item in self.items(problem))
         return filled(self.proposal, question=problem.question, rubrics=active, responses=shown)

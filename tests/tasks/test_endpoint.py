@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +15,12 @@ from typing import Any
 
 import pytest
 from helpers import PACKAGE
-from judge_server import JudgeServer, judge_server
+from judge_server import BEHAVIOURS, JudgeServer, judge_server
 from processes import python_path
 
 from grpo_lab.tasks import endpoint
 from grpo_lab.tasks.endpoint import Endpoint
-from grpo_lab.tasks.rubrics import SCORE
+from grpo_lab.tasks.rubrics import SCORE, read_score
 
 PLAIN = Endpoint(
     base_url="", model="judge", key_from="", settings={"temperature": 0.0, "max_tokens": 9}, structured=True,
@@ -35,6 +38,7 @@ def server() -> Iterator[JudgeServer]:
 def afresh() -> None:
     """As in a new process: nothing is held in memory."""
     endpoint._opened.clear()
+    endpoint._warned.clear()
 
 
 def at(server: JudgeServer, **changes: Any) -> Endpoint:
@@ -181,3 +185,56 @@ def test_a_server_that_is_not_there_or_answers_nothing_is_an_error_with_a_remedy
 def test_what_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(PLAIN, **changes)
+
+
+# --- a server that does not answer as it should ---------------------------------------------------------------
+
+# Texts that the protocol allows, which a judge's score cannot be read from.
+TEXTS = {"a score of 5,000 digits", "a deeply nested answer", "a fence that never ends", "a content that is null"}
+
+
+@pytest.mark.parametrize("behaviour", BEHAVIOURS)
+def test_a_bad_answer_is_counted_while_others_are_good_and_refused_when_there_is_no_other(
+    server: JudgeServer, behaviour: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The request whose turn it is gets the behaviour; the same judge gives the other two a score."""
+    server.answer = lambda prompt: '{"score": 0.5}'
+    asked, began = at(server, seconds=1.0, retries=0, parallel=1), time.monotonic()
+    server.faults = [behaviour]
+    with caplog.at_level(logging.WARNING, "grpo_lab.tasks"):
+        answers = asked.ask(["a", "b", "c"], SCORE)
+    scores = list(map(read_score, answers))
+    assert math.isnan(scores[0]) and scores[1:] == [0.5, 0.5]
+    assert (answers[0] is None) == (behaviour not in TEXTS)
+    if behaviour in TEXTS:
+        return
+    assert "judge at http" in caplog.text and "no answer to 1 of 3 requests, which are not graded (" in caplog.text
+    server.faults = [behaviour]
+    with pytest.raises(ValueError, match=r"answered none of 1 requests \(the last: .*see that the server runs"):
+        asked.ask(["d"], SCORE)
+    assert time.monotonic() - began < 20, "two requests of a second each, on a machine that does much else"
+
+
+@pytest.mark.parametrize("behaviour", sorted(BEHAVIOURS.keys() - TEXTS))
+def test_a_server_that_lists_no_models_as_the_protocol_says_is_refused_with_a_remedy(
+    server: JudgeServer, behaviour: str
+) -> None:
+    server.listing = behaviour
+    try:
+        at(server, seconds=0.5, retries=0).check()
+    except ValueError as error:
+        assert "orrect base_url" in str(error) and server.url in str(error)
+
+
+def test_a_web_page_in_place_of_the_list_of_models_is_named(server: JudgeServer) -> None:
+    server.listing = "a web page"
+    with pytest.raises(ValueError, match=r"/v1/models is no list of models \(.*web page or a proxy. Correct base_url"):
+        at(server).check()
+
+
+def test_a_kind_of_reason_is_shown_once(server: JudgeServer, caplog: pytest.LogCaptureFixture) -> None:
+    server.answer = lambda prompt: '{"score": 0.5}'
+    for prompts in (["a", "b"], ["c", "d"]):
+        server.faults = ["bad JSON"]
+        at(server, parallel=1).ask(prompts, SCORE)
+    assert len(caplog.records) == 1
