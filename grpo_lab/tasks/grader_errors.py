@@ -50,7 +50,7 @@ def outcomes(grader: Grader, judged: Sequence[Pair]) -> list[float]:
     problems = [Problem(place, "", pair.gold, 1, details=_details(pair.gold)) for place, pair in enumerate(judged)]
     grader.check(problems)
     keys = [NoiseKey(0, "graders", 0, place, 0) for place in range(len(judged))]
-    return grader.grades(problems, [pair.response for pair in judged], [True] * len(judged), keys).outcomes
+    return grader.checked_grades(problems, [pair.response for pair in judged], [True] * len(judged), keys).outcomes
 
 
 def _details(gold: str) -> str:
