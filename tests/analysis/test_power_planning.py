@@ -173,6 +173,13 @@ def test_a_prediction_within_a_margin_is_found_as_often_as_predicted() -> None:
     assert simulated_power(design, {DOWNSTREAM: NESTED}, question, 1, trials=400) == pytest.approx(predicted, abs=0.06)
 
 
+def test_an_effect_on_what_is_predicted_within_a_margin_is_one_above() -> None:
+    within = declare(predictions=[{**one, "direction": "within"} for one in NODE["predictions"]], margin=0.075)
+    question = Question(0.15, False, 3)
+    found = [simulated_power(one, {DOWNSTREAM: NESTED}, question, 0, trials=20) for one in (declare(), within)]
+    assert found[0] == found[1] > 0.5
+
+
 def test_what_has_no_effect_is_hardly_ever_found() -> None:
     found = simulated_power(declare(), {DOWNSTREAM: NESTED}, Question(1e-9, False, 3), 0, trials=400)
     assert found <= 0.03

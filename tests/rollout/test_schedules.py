@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import assert_close, queue_of
+from helpers import assert_close, make_rollouts, queue_of
 from short_runs import final_weights, metrics_of, run_in_process, same_ending, train_command
 from transformers import AutoModelForCausalLM
 
@@ -23,7 +23,7 @@ from grpo_lab.engines.base import EngineFailure
 from grpo_lab.learner.mismatch import probe_sync, sync_sampler
 from grpo_lab.learner.step_metrics import staleness_metrics
 from grpo_lab.policy.batching import rollout_logprobs
-from grpo_lab.rollout.groups import GroupMaker, group_to_state
+from grpo_lab.rollout.groups import GroupMaker, completions_of, group_to_state
 from grpo_lab.rollout.queue import RolloutBatch, RolloutQueue, training_seconds
 from grpo_lab.run.state import RunState, open_state
 from grpo_lab.tricks.schedule import InFlight, Interruptible, OffPolicyK, OneStepOff, Sync
@@ -312,6 +312,11 @@ def test_a_group_written_down_is_read_whole(opened) -> None:
     left = group_to_state(3, 7, 0.5, whole)
     group = queue.maker.from_state(left)
     assert list(group.done) == whole and (group.index, group.number, group.progress) == (3, 7, 0.5)
+    rollouts = make_rollouts([3, 1], 2)
+    put_in = rollouts.sampled_mask.clone()
+    put_in[0, 1] = False
+    first, second = completions_of(replace(rollouts, sampled_mask=put_in))
+    assert (first.injected, second.injected) == ((False, True, False), ()), "nothing where nothing was put in"
 
 
 def test_a_waiting_batch_written_down_keeps_the_rubrics_it_was_graded_by(opened) -> None:

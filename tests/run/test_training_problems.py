@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +24,8 @@ from grpo_lab.run.pass_rates import Asked, Base, Rates, measure
 from grpo_lab.run.state import open_state
 from grpo_lab.run.training_problems import check_trained, pass_rates_text, read_questions, training_problems
 from grpo_lab.seeding import token_uniforms
+from grpo_lab.tasks.base import Grades
+from grpo_lab.tasks.verifiers import Strict
 from grpo_lab.tricks.pass_rate import Measured
 from grpo_lab.types import NoiseKey, Problem
 
@@ -319,6 +323,22 @@ def test_a_text_filter_leaves_evaluation_alone(tmp_path: Path, make_run) -> None
     ]
     assert kept.metrics == {"problems/dropped/question_filter/proof": dropped, "problems/trained": len(kept.problems)}
     assert any("Prove" in one.question for one in filtered.task.problems("heldout"))
+
+
+def test_a_grader_that_fails_on_every_answer_is_refused_with_an_answer_that_it_should_read(
+    make_run, monkeypatch
+) -> None:
+    def failing(reward: Strict, problems: Sequence[Problem], *rest: object) -> Grades:
+        return Grades([math.nan] * len(problems), {})
+
+    monkeypatch.setattr(Strict, "grades", failing)
+    monkeypatch.setattr(Strict, "may_fail", True)
+    run = make_run("pass_rate=band", *FEW)
+    problems = run.task.problems("train")[:2]
+    with pytest.raises(
+        ValueError, match=f"the grader failed on all answers sampled for .*such as '{problems[0].answer}'"
+    ):
+        answers_of(run, problems)
 
 
 def test_a_run_goes_on_with_the_training_problems_that_it_began_with() -> None:

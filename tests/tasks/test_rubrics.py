@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from helpers import make_rollouts
+from jsonschema import ValidationError, validate
 from judge_server import JudgeServer, judge_server
 from short_runs import SMALL, metrics_of, run_in_process, same_ending
 
@@ -26,6 +27,7 @@ from grpo_lab.tasks.rubrics import (
     Rubric,
     RubricEvolving,
     filled,
+    proposal_form,
     read_proposal,
     read_score,
     rubrics_in,
@@ -174,6 +176,24 @@ def test_each_fixed_rubric_is_a_component_and_the_outcome_is_whether_the_score_i
     assert replace(reward, threshold=0.3125).grades([SIX] * 3, texts, [True] * 3, []).outcomes == [1.0, 1.0, 0.0]
     assert "Q:1+5=\nA:6\nRUBRIC:share of a\nRESPONSE:aabc" in server.prompts
     assert reward.bounds(right=True) == (0.5, 1.0) and reward.bounds(right=False) == (-0.5, 0.5)
+    # from -1 to 1: twice the width, and what a wrong answer earns is a component of its own
+    wide = replace(reward, wrong=-1.0).grades([SIX] * 3, texts, [True] * 3, []).components
+    assert wide == {name: [2 * one for one in values] for name, values in grades.components.items()} | {
+        "wrong": [-1.0] * 3
+    }
+
+
+def test_the_form_of_a_proposal_lets_through_what_a_judge_may_propose() -> None:
+    form = proposal_form(2)
+    validate({"positive": ["names the sum"], "negative": []}, form)
+    for wrong in (
+        [],
+        {"positive": []},
+        {"positive": ["a", "b", "c"], "negative": []},
+        {"positive": [1], "negative": []},
+    ):
+        with pytest.raises(ValidationError):
+            validate(wrong, form)
 
 
 def test_a_problem_brings_rubrics_of_its_own(server: JudgeServer) -> None:
