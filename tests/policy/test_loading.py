@@ -23,6 +23,7 @@ def logits_and_gradients(model: torch.nn.Module, ids: torch.Tensor) -> tuple[tor
 
 
 @pytest.mark.extended
+@pytest.mark.needs("g++")
 @pytest.mark.timeout(900)
 def test_a_compiled_learner_computes_the_same_and_a_run_trains_with_it(tiny_base: Path, tmp_path: Path) -> None:
     plain = load_model(tiny_base, LmHead.same)
