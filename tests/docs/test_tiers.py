@@ -115,6 +115,12 @@ def test_every_program_that_a_test_starts_is_on_the_list_or_can_be_declared() ->
     assert {name: path for name, path in started.items() if name not in known} == {}
 
 
+def test_no_test_takes_away_the_path_that_hides_packages() -> None:
+    replaces = re.compile(r'PYTHONPATH(": |=)str')
+    found = [path.name for path in (ROOT / "tests").rglob("test_*.py") if replaces.search(path.read_text())]
+    assert found == [], "take python_path of tests/shared/processes.py"
+
+
 def test_ci_runs_what_a_change_can_wait_for_and_begins_with_what_a_newcomer_types() -> None:
     rules = (ROOT / "Makefile").read_text()
     names = set(re.findall(r"^(test[a-z-]*):", rules, flags=re.M))

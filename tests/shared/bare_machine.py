@@ -87,7 +87,7 @@ def _linked(path: str) -> str:
 def beyond_dev() -> set[str]:
     """The names of installed packages that neither the extra `dev` brings nor Python itself, as they are imported."""
     installed = {canonicalize_name(one.metadata["Name"]): one for one in metadata.distributions()}
-    brought, waiting = set(), [("grpo-lab", "dev"), ("pip", "")]
+    brought, waiting = set(), [(canonicalize_name("grpo-lab"), "dev"), (canonicalize_name("pip"), "")]
     while waiting:
         name, extra = one = waiting.pop()
         if one in brought or name not in installed:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import python_path
 from sampling import asked
 
 from grpo_lab import cli
@@ -130,7 +131,7 @@ def test_a_reward_of_ones_own_is_counted_too(tmp_path: Path) -> None:
     (tmp_path / "reward" / "mentions.yaml").write_text(OPTION)
     told = subprocess.run(
         [sys.executable, "-m", "grpo_lab.cli", "graders", "plugins=[own_reward]", "reward=mentions"],
-        env={**os.environ, "PYTHONPATH": str(tmp_path), "GRPO_LAB_CONFIG_PATH": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": python_path(tmp_path), "GRPO_LAB_CONFIG_PATH": str(tmp_path)},
         capture_output=True,
         text=True,
         check=True,
