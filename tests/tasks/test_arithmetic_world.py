@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import re
 from collections.abc import Callable
@@ -15,10 +16,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
+from safetensors.torch import load_file
 from sampling import asked, hf_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from grpo_lab.tasks import warm_start
+from grpo_lab.tasks import rebuild, shipped, warm_start
 from grpo_lab.tasks.arithmetic import (
     SYMBOLS,
     ArithmeticWorld,
@@ -378,6 +380,9 @@ def test_learning_rate_rises_then_falls_to_nothing(base: ArithmeticBase) -> None
     assert rates[: peak + 1] == sorted(rates[: peak + 1]) and rates[peak:] == sorted(rates[peak:], reverse=True)
     assert 0 < rates[-1] < 1e-4 * base.learning_rate < rates[0]
     assert 0.9 * base.learning_rate < max(rates) <= base.learning_rate
+    slow = replace(base, steps=1000, warmup=0.1)
+    warm = [warm_start.learning_rate_at(slow, step) / base.learning_rate for step in (0, 49, 99)]
+    assert warm[:2] == pytest.approx([0.01, 0.5]) and warm[2] == pytest.approx(0.5 + 0.5 * math.cos(0.099 * math.pi))
 
 
 def test_slicing_a_batch_does_not_change_the_step(hurried: ArithmeticBase) -> None:
@@ -412,6 +417,24 @@ def test_a_recipe_builds_to_the_same_bits_and_only_once(
     assert again != folder and (again / "model.safetensors").read_bytes() == weights
     other_base = replace(hurried, base=hurried.base + 1).resolve()
     assert (other_base / "model.safetensors").read_bytes() != weights
+
+
+def test_a_shipped_base_is_found_by_its_recipe(
+    hurried: ArithmeticBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "bases"
+    folder.mkdir()
+    monkeypatch.setattr(shipped, "FOLDER", folder)
+    monkeypatch.setattr(shipped, "INDEX", folder / "index.json")
+    monkeypatch.setattr(rebuild, "FOLDER", folder)
+    monkeypatch.setattr(rebuild, "PROBLEMS", 4)
+    shipped.write_index([])
+    base = rebuild.ship("tiny", hurried)
+    assert base.file == f"tiny-{hurried.base}.safetensors" and base.weights.parent == folder
+    assert shipped.find_shipped(hurried.key()) == base and shipped.shipped() == [base]
+    warm_start.build(hurried, tmp_path / "built")
+    ours, built = (load_file(place / "model.safetensors") for place in (hurried.resolve(), tmp_path / "built"))
+    assert all(torch.equal(ours[name], built[name].half().float()) for name in built), "rounded to half precision"
 
 
 def test_building_leaves_random_state_and_threads_alone(hurried: ArithmeticBase) -> None:

@@ -100,6 +100,7 @@ def test_numbers_with_a_fraction_are_ordered_by_size_as_levels(tmp_path: Path) -
 @pytest.mark.parametrize(
     "words,message",
     [
+        (["task.probe_rows=0"], "probe_rows must be at least 1, got 0: evaluation asks such questions"),
         (["task.lowest_pass_rate=0.2"], "must be 0 and 1 without rates, got 0.2, 1: name the column of the rates"),
         (["task.pass_rate=solved", "task.lowest_pass_rate=2"], r"lowest_pass_rate must be in \[0, 1\], got 2"),
         (
@@ -334,6 +335,22 @@ def test_the_hub_out_of_reach_names_the_remedy(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
     with pytest.raises(ValueError, match=r"no local file or folder.*`hf download --repo-type dataset openai/gsm8k"):
         table("openai/gsm8k", split="test").rows()
+
+
+def test_a_set_of_the_hub_is_asked_for_by_all_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no hub here: what it is asked for counts."""
+    asked = []
+
+    def gives(*place: object, **named: object) -> datasets.Dataset:
+        asked.append((*place, named))
+        return datasets.Dataset.from_list(sums(2))
+
+    monkeypatch.setattr(datasets, "load_dataset", gives)
+    assert len(table("a/set", split="test", subset="main", revision="abc").rows()) == 2
+    assert len(table("a/set").rows()) == 2
+    assert asked == [
+        ("a/set", "main", {"split": "test", "revision": "abc"}), ("a/set", None, {"split": "train", "revision": None}),
+    ]  # fmt: skip
 
 
 def test_fields_of_a_table_are_checked_by_name() -> None:
