@@ -32,14 +32,19 @@ _TEXT = re.compile(
     r"\{([^{}]*)\}(?:\{\\?([a-z]+)\})?"
 )
 _SPACES = re.compile(r"(?<!\\)\\[,;:> ]|~|\\q?quad(?![a-zA-Z])")
-_JOINED = re.compile(r"(?<=[0-9])(?:,\\!|\{,\}|\\!|\\[,;: ]|~|, (?=0))(?=[0-9]{3}(?![0-9]))")
-_DELIMITERS = re.compile(r"\\[()\[\]]|(?<!\\)\$\$?(?! ?[0-9.,]+ ?\Z)")
+_JOINED = re.compile(r"(?<=[0-9])(?:,? ?\\! ?|\{,\}|\\[,;: ]|~|, (?=0))(?=[0-9]{3}(?![0-9]))")
+_DELIMITERS = re.compile(r"\\[()\[\]]")
 _SPELLED = {
     r"\{ ?([,:]) ?\}": r"\1",
-    r"\\varnothing(?![a-zA-Z])|\\\{ ?\\\}|(?i:\A(?:the )?empty set\Z)": r"\\emptyset",
+    r"\\lbrace(?![a-zA-Z]) ?": r"\\{",
+    r"\\rbrace(?![a-zA-Z])": r"\\}",
+    r"\\varnothing(?![a-zA-Z])|\\\{ ?\\\}": r"\\emptyset",
     r"\\[dtc]frac(?![a-zA-Z])": r"\\frac",
     r"\\([gl])eqslant(?![a-zA-Z])": r"\\\1eq",
     r"\\equiv(?![a-zA-Z])": "=",
+    "<=": r"\\le ",
+    ">=": r"\\ge ",
+    "!=": r"\\ne ",
     r"\A ?(?:\\approx|=) ?": "",
     r"\\imath(?![a-zA-Z])": "i",
     r"\^ ?\{? ?\\circ ?\}?|\\degree(?![a-zA-Z])": "°",
@@ -64,7 +69,8 @@ def undressed(text: str) -> str:
     text = _SPACES.sub(" ", _WRAPPERS.sub("", text))
     for pattern, sign in _SPELLED.items():
         text = re.sub(pattern, sign, text)
-    text = _DELIMITERS.sub(" ", text).replace("$", "¤")
+    # One dollar sign alone is money, a pair holds a formula.
+    text = _DELIMITERS.sub(" ", text).replace("$", "¤" if text.count("$") == 1 else " ")
     text = " ".join(text.split()).rstrip(".,;: \\")
     if marked := _MARKS.fullmatch(text):
         text = marked[2].strip()
@@ -72,7 +78,7 @@ def undressed(text: str) -> str:
         text = text[lead.end() :] or text
     while text.startswith("{") and _closes_at_end(text):
         text = text[1:-1].strip()
-    return _JOINED.sub("", text)
+    return r"\emptyset" if text.lower() in ("empty set", "the empty set") else _JOINED.sub("", text)
 
 
 def _closes_at_end(text: str) -> bool:
@@ -164,6 +170,11 @@ def same_moment(gold: tuple[str, str] | None, read: tuple[str, str] | None) -> b
     return gold == read
 
 
+def is_ratio(text: str) -> bool:
+    """Whether a colon stands in what is no time of day, as in `a:b = 7:32`."""
+    return ":" in text and moment(text) is None
+
+
 # Units
 
 _UNITS = {
@@ -190,8 +201,8 @@ _LONGEST_UNIT = 60  # characters
 _TAIL = " ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz°%¤€£¢/^23{}().-"
 _SHORT = "men man egg car pie toy cup bag box pen hat dog cat bus cow pig hen kid boy way job set row jar can day"
 _PREFIX = re.compile(r"(-?) ?(?:([¤€£])|([A-Za-z]{2,4})\.?(?= )) ?(?=[-.0-9\\])")
-_ORDINAL = re.compile(r"([0-9]+) ?\^? ?\{? ?(?:st|nd|rd|th) ?\}?")
-_BASE = re.compile(r"([0-9]+) ?_ ?\{? ?([0-9]{1,2}) ?\}?")
+_ORDINAL = re.compile(r"([0-9]{1,40}) ?\^? ?\{? ?(?:st|nd|rd|th) ?\}?")
+_BASE = re.compile(r"([0-9]{1,40}) ?_ ?\{? ?([0-9]{1,2}) ?\}?")
 
 
 @dataclass(frozen=True)

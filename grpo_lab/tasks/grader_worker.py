@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the package may 
 from grpo_lab.tasks.answer_types import (
     choice,
     inequalities,
+    is_ratio,
     is_text,
     key,
     latex,
@@ -106,6 +107,7 @@ class Judge:
         self._last_side: Callable[[str], str] = get_last_eq
         self._is_complex: Callable[[str], bool] = should_treat_as_complex
         self._union: Callable[..., Value] = sympy.Union
+        self._number: type = sympy.Expr
         self._cases = ConversionConfig(lowercase_symbols=False)
         self._config = NormalizationConfig(
             basic_latex=True, units=True, malformed_operators=True, nits=True, boxed="none", equations=False
@@ -139,7 +141,7 @@ class Judge:
             if chosen or right[1]:
                 return chosen in ("", right[0]) and (not said or not right[1] or bool(self._same(right[1], said)))
             return False
-        if (verdict := same_moment(moment(gold), moment(answer))) is not None:
+        if not is_ratio(gold) and (verdict := same_moment(moment(gold), moment(answer))) is not None:
             return verdict
         right, read = quantity(gold), quantity(answer)
         if is_text(right.value) or is_text(read.value):
@@ -212,11 +214,19 @@ class Judge:
 
     def _equal(self, right: Value, read: Value) -> bool:
         try:
-            return bool(self._verify(right, read, timeout_seconds=0, raise_on_error=True, allow_set_relation_comp=True))
+            said = self._verify(right, read, timeout_seconds=0, raise_on_error=True, allow_set_relation_comp=True)
+            return bool(said) and self._close(right, read)
         except (MemoryError, RecursionError):
             raise
         except Exception:  # things that cannot be compared, such as a matrix and a set, are not equal
             return False
+
+    def _close(self, right: Value, read: Value) -> bool:
+        """Whether two numbers are equal for their size: math-verify takes 2^{-98} for 2^{-99}, as both are small."""
+        if not all(isinstance(value, self._number) and value.is_number and value.is_finite for value in (right, read)):
+            return True
+        one, other = right.evalf(30), read.evalf(30)
+        return bool(abs(one - other) <= max(abs(one), abs(other)) * 1e-12)
 
 
 def scaled(value: Value, factor: int) -> Value:

@@ -62,16 +62,16 @@ _ROLES = {
 }
 _SPELLED = {
     **dict(zip(_RENAMED.split()[::2], (f"\\{name} " for name in _RENAMED.split()[1::2]))),
-    **{"lt": "<", "gt": ">", "equiv": "=", "approx": "=", "sim": "=", "imath": "i", "%": "%", "$": "¤", "#": "#"},
+    **{"lt": "<", "gt": ">", "equiv": "=", "sim": "=", "imath": "i", "%": "%", "$": "¤", "#": "#"},
     **{"lbrace": "\\{", "rbrace": "\\}", "lvert": "|", "rvert": "|", "vert": "|", "to": ",", "cents": "¢", "&": "&"},
     **{"euro": "€", "pounds": "£", "circ": "°", "degree": "°", "_": "_"},
 }
-_JOINED = re.compile(r"(?<=[0-9])(?:,\\!|\{,\}|\\!|\\,|\\ |\\;|\\:|~)(?=[0-9]{3}(?![0-9]))")
+_JOINED = re.compile(r"(?<=[0-9])(?:,? ?\\! ?|\{,\}|\\,|\\ |\\;|\\:|~)(?=[0-9]{3}(?![0-9]))")
 _DEGREES = re.compile(r"\^\s*(?:°|\{\s*°\s*\})")
 _QUOTES = re.compile(r"([\"'`*_]{1,3})([^\"'`*]*)\1")
 _LEAD = re.compile(
     r"\W{0,9}(?:(?:the )?(?:final |correct )?(?:answer|option|choice)(?: is| was)?\b\W{0,3}|(?:about|approximately"
-    r"|roughly|exactly|approx\.?|in the year|the year|year)\s(?=\W?[0-9])|=\s*)\s*(?=\S)",
+    r"|roughly|exactly|approx\.?|in the year|the year|year)\s(?=\W?[0-9])|(?:=|\\approx)\s*)\s*(?=\S)",
     re.IGNORECASE,
 )
 
@@ -79,6 +79,10 @@ _LEAD = re.compile(
 def _undressed(text: str) -> str:
     """The text in one spelling of each sign, without commands that only change its looks."""
     text = _JOINED.sub("", text).replace("...", "\\ldots ")
+    if "matrix" not in text:
+        text = re.sub(r"\\\\(?=[a-zA-Z]{2})", r"\\", text)  # a command whose backslash was escaped
+    for pair, sign in (("<=", "\\le "), (">=", "\\ge "), ("!=", "\\ne ")):
+        text = text.replace(pair, sign)
     signs = []
     for sign in text:
         plain = unicodedata.normalize("NFKC", sign)
@@ -249,7 +253,7 @@ def _time(text: str) -> tuple[int, str] | None:
 def _same_time(gold: str, answer: str) -> bool | None:
     right, read = _time(gold), _time(answer)
     if right is None or read is None:
-        return None if right is read else False
+        return None if right is read or (right is None and ":" in gold) else False
     if read[1] and not right[1]:
         return right[0] % 43200 == read[0] % 43200
     # Without a.m. or p.m. an hour after 12 is plain, an earlier one is not.
@@ -378,7 +382,10 @@ _MATRIX = re.compile(r"\\begin\{[bp]?matrix\}(.*)\\end\{[bp]?matrix\}", re.DOTAL
 def _readings(text: str) -> list[_Value]:
     """A text as a value; `100,200` is a number or two."""
     text = _trimmed(text)
-    readings = [_read(text)]
+    exact, about, _ = text.partition("\\approx")
+    readings = [_read(text.replace("\\approx", "="))]
+    if about and re.search("[0-9]", exact):  # 1/3, about 0.333
+        readings.append(_read(exact))
     parts = text.split(",")
     if _THOUSANDS.fullmatch(text) and not any(part.startswith("0") for part in parts):
         readings.append(_Several(_LIST, tuple(_read(part) for part in parts)))
@@ -554,12 +561,13 @@ _DECIMAL = re.compile(r"(?:[0-9]{1,3}(?:(?:, ?| )[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?
 _REPEATING = re.compile(r"([0-9]*)\.([0-9]*)\\(?:overline|bar) ?\{ ?([0-9]+) ?\}")
 _ENDLESS = re.compile(r"([0-9]*)\.([0-9]*?)([0-9])\3\3+ ?\\l?dots")
 _POWER_OF_TEN = re.compile(
-    r"(?:(.*?) ?(?:\\times|\\cdot|\*) )?10\^ ?\{? ?([-+]?[0-9]{1,3}) ?\}?|(.*[0-9.])[eE]([-+]?[0-9]{1,3})"
+    r"(?:([0-9.,/ ]{1,60}?) ?(?:\\times|\\cdot|\*) )?10\^ ?\{? ?([-+]?[0-9]{1,3}) ?\}?"
+    r"|([0-9.,]{1,60})[eE]([-+]?[0-9]{1,3})"
 )
 _OVER = re.compile(r"(?:([0-9]+) )?([0-9.,]+) ?[/:] ?([0-9.,]+)")
 _FRAC = re.compile(r"([0-9]*) ?\\frac ?(?:\{([^{}]*)\}|([0-9]))? ?(?:\{([^{}]*)\}|([0-9]))")
-_ORDINAL = re.compile(r"([0-9]+) ?(?:\^ ?)?\{? ?(?:st|nd|rd|th) ?\}?")
-_BASE = re.compile(r"([0-9]+) ?_ ?\{? ?([0-9]+) ?\}?")
+_ORDINAL = re.compile(r"([0-9]{1,40}) ?(?:\^ ?)?\{? ?(?:st|nd|rd|th) ?\}?")
+_BASE = re.compile(r"([0-9]{1,40}) ?_ ?\{? ?([0-9]+) ?\}?")
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
 _COUNTS = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
