@@ -122,6 +122,32 @@ def test_an_adapter_of_another_shape_is_refused(tiny_base: Path) -> None:
         add_adapter(load_model(tiny_base, LmHead.same), replace(LORA, targets=["qkv"]), 0)
 
 
+@pytest.mark.parametrize("frozen", [WeightType.fp32, WeightType.bf16])
+def test_a_merged_weight_is_summed_in_fp32_and_rounded_once(tiny_base: Path, frozen: WeightType) -> None:
+    """A sum of halves would lose most of what an adapter that has learnt little adds."""
+    loading = Loading(frozen, Attention.auto, False, LORA)
+    plain, model = load_model(tiny_base, LmHead.same, loading).state_dict(), load_model(tiny_base, LmHead.same, loading)
+    add_adapter(model, LORA, 0)
+    generator = torch.Generator().manual_seed(1)
+    for tensor in adapter_weights(model).values():
+        tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.02)
+    parts, apart = model.state_dict(), 0
+    for name, tensor in whole_weights(model):
+        place = name.removesuffix(".weight")
+        if f"{place}.lora_A.default.weight" not in parts:
+            assert torch.equal(tensor, plain[name])
+            continue
+        down, up = (parts[f"{place}.lora_{part}.default.weight"].double() for part in "AB")
+        delta = 8.0 / 4 * up @ down
+        exact = (plain[name].double() + delta).float().to(tensor.dtype)
+        half = (plain[name].bfloat16() + delta.bfloat16()).to(tensor.dtype)
+        assert tensor.dtype is plain[name].dtype
+        near = torch.isclose(tensor.double(), exact.double(), rtol=0, atol=1e-6)
+        assert near.double().mean() > 0.999, f"{name}: a tie of the one rounding at most"
+        apart += int((half != exact).sum())
+    assert apart > 100, "halves give other numbers, so the above sees them"
+
+
 def test_frozen_weights_may_be_bf16_where_an_adapter_trains(tiny_base: Path) -> None:
     loading = Loading(WeightType.bf16, Attention.eager, False, LORA)
     model = load_model(tiny_base, LmHead.same, loading)

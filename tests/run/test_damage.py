@@ -13,7 +13,7 @@ from typing import Any
 
 import grimp
 import pytest
-from damage import GOOD, choose, compare, outcome, prepare, run
+from damage import GOOD, choose, compare, files_in, outcome, prepare, run
 from helpers import PACKAGE, shapes_unchecked
 from processes import python_path
 
@@ -23,7 +23,7 @@ from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.tracking.sweep_record import CellRecord, record_sweep
-from grpo_lab.tracking.whole import SEAL, check_manifest, read_sealed
+from grpo_lab.tracking.whole import SEAL, check_manifest, read_sealed, sealed
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +115,52 @@ def test_a_failures_state_has_digests_too(folders: dict[str, Path]) -> None:
     (saved,) = (folders["failure"] / "failure").iterdir()
     manifest = check_manifest(saved, read(folders["failure"] / "run.json")["run_key"])
     assert {"model.safetensors", "state.pt", "config.json"} <= manifest["files"].keys()
+
+
+# ---- a finished run
+
+
+def test_what_a_finished_run_began_with_is_inside_its_digests(copy_of) -> None:
+    """And a run of an earlier version, whose DONE knows nothing of it, stays valid."""
+    folder = copy_of("done")
+    base, done = folder / "base.json", folder / "DONE"
+    content = base.read_text()
+    base.write_text(json.dumps(read(base) | {"fingerprint": "0" * 16}))
+    with pytest.raises(ValueError, match=f"this run is finished, but {base} is damaged"):
+        start_again(folder)
+    base.unlink()
+    assert f"{base} is missing" in start_again(folder)
+    base.write_text(content.replace("{", "{ "))
+    older = read(done)
+    del older["files"]["base.json"]
+    done.write_text(json.dumps(sealed(older)))
+    assert "this run is finished" in start_again(folder)
+
+
+def test_every_file_of_a_finished_run_has_a_digest(folders: dict[str, Path]) -> None:
+    folder = folders["done"]
+    known = set(read(folder / "DONE")["files"]) | {"DONE", "system.jsonl", "mlflow.json"}
+    for manifest in folder.glob("checkpoints/step=*/manifest.json"):
+        known |= {(manifest.parent / name).relative_to(folder).as_posix() for name in read(manifest)["files"]}
+    assert set(files_in(folder)) <= known
+
+
+def test_files_of_a_run_follow_the_umask(folders: dict[str, Path], copy_of) -> None:
+    """A group that shares a runs folder reads each other's weights, and a user who hides files hides all of them."""
+    folder = copy_of("before")
+    before = os.umask(0o002)
+    try:
+        start_again(folder)
+    finally:
+        os.umask(before)
+    fresh = [path for path in (folder / "checkpoints").rglob("*") if path.is_file()]
+    assert any(path.name == "model.safetensors" for path in fresh)
+    assert {path.stat().st_mode & 0o777 for path in [*fresh, folder / "DONE"]} == {0o664}
+    usual = folders["done"]
+    mode = (usual / "DONE").stat().st_mode
+    assert {path: path.stat().st_mode for path in usual.rglob("*") if path.is_file()} == {
+        path: mode for path in usual.rglob("*") if path.is_file()
+    }
 
 
 # ---- the log

@@ -86,7 +86,9 @@ def test_a_policy_comes_closer_to_its_teacher_and_answers_like_it(teacher_run: P
 
 
 def test_tokens_are_learnt_by_what_a_plain_forward_pass_of_the_teacher_says(teacher_run: Path, tmp_path: Path) -> None:
-    student = taught(tmp_path, teacher_run, "budget.amount=1", "rollouts_every=1", "keep_checkpoints=9")
+    """At the temperature that the tokens were sampled at, as the policy's own log-probs are."""
+    words = ["budget.amount=1", "rollouts_every=1", "keep_checkpoints=9", "engine.temperature=0.7"]
+    student = taught(tmp_path, teacher_run, *words)
     saved = sorted((teacher_run / "checkpoints").glob("step=*"))[-1]
     tokenizer, teacher = AutoTokenizer.from_pretrained(saved), AutoModelForCausalLM.from_pretrained(saved)
     number = {tokenizer.decode([token]): token for token in range(len(tokenizer))}
@@ -99,7 +101,7 @@ def test_tokens_are_learnt_by_what_a_plain_forward_pass_of_the_teacher_says(teac
         response = [number[piece] for piece in row.tokens]
         with torch.no_grad():
             scores = teacher(input_ids=torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
-        teacher_logprobs = scores.log_softmax(-1).gather(1, torch.tensor(response)[:, None]).squeeze(1)
+        teacher_logprobs = (scores / 0.7).log_softmax(-1).gather(1, torch.tensor(response)[:, None]).squeeze(1)
         said = teacher_logprobs - torch.tensor(row.token_logprob)
         differences.append((said - torch.tensor(row.token_advantage)).abs().max())
     assert max(differences) < 1e-4
