@@ -198,7 +198,15 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def context_length(folder: Path) -> int | None:
-    """The longest prompt plus response the model was built for, in tokens; None if it has no limit."""
-    return getattr(
-        transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False), "max_position_embeddings", None
-    )
+    """The longest prompt plus response the model was built for, in tokens; None if it has no limit.
+
+    longrope has other frequencies for texts beyond `original_max_position_embeddings`, for all their positions. A
+    token's log-prob would then depend on what follows it, and on the other texts of its batch: they end the context.
+    """
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    longest, text = getattr(config, "max_position_embeddings", None), config.get_text_config(decoder=True)
+    rope = getattr(text, "rope_parameters", None) or {}
+    if rope.get("rope_type") != "longrope":
+        return longest
+    original = rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
+    return original or longest

@@ -19,6 +19,7 @@ from grpo_lab.engines import native_cache
 from grpo_lab.engines.native import Native
 from grpo_lab.engines.native_session import NativeSession
 from grpo_lab.policy import packing
+from grpo_lab.policy.model_folder import context_length
 from grpo_lab.types import NoiseKey, Request, SamplingParams
 
 SMALL: dict[str, Any] = {
@@ -126,3 +127,40 @@ def test_every_family_that_is_not_attention_alone_is_known_or_refused_by_name(tm
             assert "Choose engine=vllm" in said
             seen.add(family)
     assert {"rwkv", "xlstm", "recurrent_gemma", "minimax", "nemotron_h", "zamba", "zamba2"} <= seen
+
+
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 8, "long_factor": [3.0] * 8,
+    "original_max_position_embeddings": 16,
+}  # fmt: skip
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("family", "changed", "context"),
+    [
+        ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 16}, 16),
+        ("llama", {"rope_parameters": DYNAMIC, "max_position_embeddings": 16}, 16),
+    ],
+)
+def test_where_rotary_frequencies_depend_on_the_length_the_context_ends_before_they_change(
+    tmp_path: Path, family: str, changed: dict[str, Any], context: int
+) -> None:
+    """Up to it, sampler and learner agree with a plain forward; one token beyond, an earlier token's logits change."""
+    config = CONFIG_MAPPING[family](**(SMALL | changed))
+    config.save_pretrained(tmp_path)
+    assert context_length(tmp_path) == context
+    plain = model_of(config)
+    requests = [
+        Request(p, NoiseKey(0, "t", 0, r, 0), SamplingParams(context - len(p), 1.0, 1.0)) for r, p in enumerate(PROMPTS)
+    ]
+    completions = NativeSession(model_of(config), frozenset({1}), 64).generate(requests)
+    _, sampled = learner_logprobs(plain, requests, completions)
+    learnt, _ = learner_logprobs(model_of(config), requests, completions)
+    assert_close(learnt.detach(), sampled, 1e-4, "learner and sampler")
+    ids = torch.arange(3, 4 + context)[None]
+    with torch.no_grad():
+        short, long = (
+            model_of(config)(ids[:, :width], use_cache=False).logits[0, 5] for width in (context, context + 1)
+        )
+    assert (short - long).abs().max() > 0.01
