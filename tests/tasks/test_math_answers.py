@@ -99,6 +99,51 @@ def test_where_each_grader_looks(gold: str, text: str, by_strict: int, by_lenien
     assert plain(asked(gold), text, True) == by_plain
 
 
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("It is certainly not 42, though.", 0),
+        ("It isn't 42.", 0),
+        ("42 is never right.", 0),
+        ("The answer is not 42.", 0),
+        ("It cannot be 41, so it is 42.", 1),
+        ("It is 42, not the 41st number I had; never mind", 0),
+        ("I did not expect it. It is 42", 1),
+        ("x is not small: 6 * 7 = 42", 1),
+        ("There is no other way: 1,042.5", 0),
+    ],
+)
+def test_a_number_that_a_clause_denies_is_not_stated(text: str, read: int) -> None:
+    assert plain(asked("42"), text, True) == read
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "right"),
+    [
+        ("72", "72" + r"\," * 499, 1),
+        ("72", "72" + r"\," * 500, 0),  # longer than what is read
+        ("9" * 201, "9" * 201 + ".0", 0),
+        ("9" * 200, "9" * 200 + ".0", 0),
+        ("9" * 198, "9" * 198 + ".0", 1),
+        ("x", "(" * 20 + "x" + ")" * 20, 1),
+        ("x", "(" * 45 + "x" + ")" * 45, 0),
+        (r"2^{9999}x", r"x 2^{9999}", 1),
+        (r"2^{99999}x", r"x 2^{99999}", 0),
+        (r"\frac{x}{0}", r"\frac{2x}{0}", 0),
+        (r"\sqrt{x^2}", "x", 0),
+        (r"|x|", r"\sqrt{x^2}", 1),
+        (r"\ln x^2", r"2\ln x", 1),
+        (r"\sqrt{2}", "1.41421356237309505", 0),
+        (r"\lfloor 2.5 \rfloor x", "2x", 1),
+        ("2x+3y=6", "4x+6y=12", 1),
+        ("2x+3y<6", "-4x-6y<-12", 0),
+        ("2x+3y<6", "12>4x+6y", 1),
+    ],
+)
+def test_the_bounds_of_what_is_computed(gold: str, answer: str, right: int) -> None:
+    assert plain(asked(gold), rf"\boxed{{{answer}}}", True) == right
+
+
 def test_only_lenient_reads_a_response_that_did_not_end() -> None:
     text = r"So \boxed{72.0} is"
     rewards = (strict, lenient, boxed_only, plain)
