@@ -437,6 +437,15 @@ def test_a_shipped_base_is_found_by_its_recipe(
     assert all(torch.equal(ours[name], built[name].half().float()) for name in built), "rounded to half precision"
 
 
+def test_a_base_answers_as_its_report_says(tiny_base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = from_yaml(ArithmeticBase, "model/tiny_base")
+    came = shipped.find_shipped(recipe.key())
+    assert came is not None and 0.2 < came.report["accuracy"] < 0.8
+    monkeypatch.setattr(rebuild, "PROBLEMS", 256)
+    four_errors = 4 * math.sqrt(0.25 / 256)
+    assert rebuild.accuracy_of(recipe, tiny_base) == pytest.approx(came.report["accuracy"], abs=four_errors)
+
+
 def test_building_leaves_random_state_and_threads_alone(hurried: ArithmeticBase) -> None:
     threads, state = torch.get_num_threads(), torch.get_rng_state()
     replace(hurried, threads=threads + 1).resolve()
