@@ -56,6 +56,7 @@ def test_each_prompt_is_asked_once_and_answers_keep_their_order(server: JudgeSer
     assert (body["model"], body["temperature"], body["max_tokens"]) == ("judge", 0.0, 9)
     schema = {"name": "answer", "strict": True, "schema": SCORE}
     assert body["response_format"] == {"type": "json_schema", "json_schema": schema}, "as OpenAI's API has it"
+    assert set(body) == {"model", "messages", "response_format", *PLAIN.settings}, "some servers refuse any other key"
     at(server, structured=False).ask(["a"], SCORE)
     assert "response_format" not in server.asked[-1]
 
