@@ -1,9 +1,13 @@
 """`grpo-lab`: the commands beside training."""
 
+# ruff: noqa: E402  an interrupt is one line from the first import on
 from __future__ import annotations
 
+from grpo_lab.tracking.interrupt import quietly
+
+quietly()
+
 import argparse
-import json
 import os
 import shutil
 import subprocess
@@ -17,6 +21,7 @@ from typing import TYPE_CHECKING
 from grpo_lab.config.hydra_setup import bootstrap, compose_config, compose_with_choices
 from grpo_lab.tracking.provenance import typed
 from grpo_lab.tracking.terminal import Terminal, printable, say
+from grpo_lab.tracking.whole import AFRESH, read_json
 
 if TYPE_CHECKING:
     from grpo_lab.config.run_config import RunConfig
@@ -52,7 +57,7 @@ def build_base(arguments: argparse.Namespace) -> None:
     say(f"base model: {folder}")
     report = folder / "report.json"
     if report.exists():
-        for name, value in json.loads(report.read_text()).items():
+        for name, value in read_json(report, "remove its folder, and it is built again").items():
             say(f"  {name:<16} {value:g}")
 
 
@@ -136,7 +141,7 @@ def _runs_dir_of(folder: Path) -> Path:
     run = next((path.parent for path in sorted(folder.rglob("run.json"))), None)
     if run is None:
         return folder
-    runs = run.parents[3 if "foreign" in json.loads((run / "run.json").read_text()) else 1]
+    runs = run.parents[3 if "foreign" in read_json(run / "run.json", AFRESH) else 1]
     return folder if folder == runs or folder in runs.parents else runs
 
 
@@ -216,7 +221,14 @@ def cost_cluster(arguments: argparse.Namespace) -> None:
     from grpo_lab.analysis.scaling.cluster_study import Study
 
     study = Study.load(arguments.numbers)
-    say(answers(study))
+    try:
+        said = answers(study)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"{arguments.numbers} lacks what the study reads, or has it in another form ({error!r}): begin with a copy "
+            "of analysis/cluster_cost.yaml"
+        ) from error
+    say(said)
     if arguments.page.exists():
         arguments.page.write_text(written(arguments.page.read_text(), study))
         say(arguments.page)
@@ -292,7 +304,7 @@ def grade_pairs(arguments: argparse.Namespace) -> None:
     for slot, words in asked:
         config, choices = compose_with_choices(words)
         said[f"{slot}={choices[slot]}"] = outcomes(getattr(to_run(config), slot), judged)
-    print(errors_text(judged, said, arguments.pairs))
+    say(errors_text(judged, said, arguments.pairs))
 
 
 def measure_pass_rates(arguments: argparse.Namespace) -> None:

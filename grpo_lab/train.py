@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from grpo_lab.tracking.interrupt import quietly
+
+if __name__ == "__main__":
+    quietly()
+
 import contextlib
 import os
 import sys
 
 import hydra
+from hydra._internal import utils
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from grpo_lab.config.help import answer
-from grpo_lab.config.hydra_setup import bootstrap
-from grpo_lab.config.overrides import misnamed
+from grpo_lab.config.hydra_setup import REFUSALS, bootstrap
+from grpo_lab.config.overrides import in_one_line, misnamed
 from grpo_lab.config.rules import check_compatible
-from grpo_lab.config.run_config import conf_folder, to_run
+from grpo_lab.config.run_config import RunConfig, conf_folder, to_run
 from grpo_lab.config.run_name import chosen_options, run_name
+from grpo_lab.config.user_files import declares_a_sweep
 from grpo_lab.policy import ranks
 from grpo_lab.policy.device import choose_device
 from grpo_lab.sweeps.child import errors_said, follow_parent, hear_signals
@@ -31,6 +37,8 @@ def _run_hydra(config: DictConfig) -> float | None:
     raised = os.environ.get("HYDRA_FULL_ERROR") == "1" or launched  # a launcher handles errors itself
     with errors_said(raised), ranks.opened(lambda: choose_device(config.device)):
         run = to_run(config)
+        if run.design is not None and not run.cell.sweep:
+            raise ValueError("a declared experiment is a sweep, and this would be one run of no arm: add -m")
         check_compatible(run, axes)  # refuse before any large import
         name = run_name(axes.get("recipe", "plain"), hydra_config.overrides.task)
         from grpo_lab.loop import start
@@ -57,13 +65,22 @@ def main() -> None:
                 f"hydra.launcher.processes={ranks.launched()}"
             )
         asked = answer(sys.argv[1:])
-    except (ValueError, HydraException) as error:
+    except (ValueError, OSError) as error:
         sys.exit(printable(f"error: {error}"))
     if asked is not None:
         with contextlib.suppress(BrokenPipeError):  # the reader, such as head, has seen enough
             say(asked, flush=True)
         return
-    hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")(_run_hydra)()
+    if declares_a_sweep(sys.argv[1:]):
+        sys.argv.append("-m")
+    utils.run_and_report = lambda job: job()  # Hydra would print an error in many lines, or a traceback
+    try:
+        hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")(_run_hydra)()
+    except (ValueError, OSError, *REFUSALS) as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        refused = isinstance(error, REFUSALS)
+        sys.exit(printable(f"error: {in_one_line(error, RunConfig.__dataclass_fields__) if refused else error}"))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ Two sweeps measure it: `card` runs the plain recipe on every base, `card_updates
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from grpo_lab.analysis.table_rows import groups_of
 from grpo_lab.config.catalogue import with_tables
 from grpo_lab.config.run_config import conf_folder
 from grpo_lab.tracking.metrics import CLIP_FRACTION
+from grpo_lab.tracking.whole import read_json
 
 GAIN = 0.9  # of what a run gains; the card says after how many steps it is reached
 SMOOTHING = 5  # steps of the running mean in which that step is looked for
@@ -190,7 +190,7 @@ def card_text(card: Mapping[str, Any]) -> str:
 
 def read_cards(folder: Path) -> list[dict[str, Any]]:
     """The saved cards, by the names of their worlds."""
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    return [read_json(path, "measure it again by grpo-lab world") for path in sorted(folder.glob("*.json"))]
 
 
 def cards_table(cards: Sequence[Mapping[str, Any]]) -> str:

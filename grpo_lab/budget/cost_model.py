@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from omegaconf import OmegaConf
 
 from grpo_lab.tracking.run_reader import read_steps
+from grpo_lab.tracking.whole import AFRESH, read_yaml
 from grpo_lab.tricks.base import require_not_negative, require_positive
 from grpo_lab.types import Float
 
@@ -128,7 +128,7 @@ def _fit(what: Float[np.ndarray, "S C"], seconds: Float[np.ndarray, "S"]) -> lis
 
 def _times(folder: Path) -> Float[np.ndarray, "S 7"]:
     """Per step: decoding steps, sampled tokens, trained tokens, updates, and seconds to generate, train and sync."""
-    config, rows, before = OmegaConf.load(folder / "config.yaml"), [], 0
+    config, rows, before = read_yaml(folder / "config.yaml", AFRESH), [], 0
     for record in read_steps(folder):
         numbers, times = record.metrics, record.timing
         sampled, before = numbers["budget/sampled_tokens"] - before, numbers["budget/sampled_tokens"]

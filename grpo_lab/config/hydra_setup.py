@@ -16,9 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from grpo_lab.config.user_files import check_user_files, import_plugin
+
+# What composing raises where words or files cannot be composed.
+REFUSALS = (HydraException, OmegaConfBaseException, YAMLError, RecursionError)
 
 
 def plugin_modules(arguments: Sequence[str]) -> list[str]:
@@ -88,16 +94,19 @@ def compose_config(overrides: Sequence[str] = ()) -> DictConfig:
 
 
 def compose_with_choices(overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
-    """The composed config, and slot -> option."""
+    """The composed config, and slot -> option. Raises ValueError in one line for what cannot be composed."""
     bootstrap(overrides)
-    from grpo_lab.config.overrides import misnamed
-    from grpo_lab.config.run_config import conf_folder
+    from grpo_lab.config.overrides import in_one_line, misnamed
+    from grpo_lab.config.run_config import RunConfig, conf_folder
     from grpo_lab.config.run_name import chosen_options
 
     if wrong := misnamed(overrides):
         raise ValueError(wrong)
-    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        config = compose("config", list(overrides), return_hydra_config=True)
+    try:
+        with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+            config = compose("config", list(overrides), return_hydra_config=True)
+    except REFUSALS as error:
+        raise ValueError(in_one_line(error, RunConfig.__dataclass_fields__)) from error
     choices = chosen_options(config.hydra.runtime.choices)
     with open_dict(config):
         del config["hydra"]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
+
+from hydra.errors import MissingConfigException
 
 from grpo_lab.tracking.renames import config_key
 
@@ -69,3 +73,27 @@ def misnamed(arguments: Sequence[str]) -> str:
         elif assigned and (today := config_key(key)) != key:
             lines.append(f"{key!r} is called {today!r} now: type {today}={value}")
     return "; ".join(lines)
+
+
+def in_one_line(error: BaseException, keys: Collection[str] = ()) -> str:
+    """An error of Hydra, OmegaConf or YAML as one line that says what to type; `keys` are the configuration's own."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    first, cause = lines[0], error.__cause__
+    if first.endswith(":") and len(lines) > 1:
+        first = f"{first} {lines[1]}"
+    if isinstance(error, RecursionError):
+        return (
+            "a configuration leads back to itself: look at the defaults lists of your own files among what was chosen, "
+            "and take out the entry that names its own file"
+        )
+    if isinstance(error, MissingConfigException):
+        known = f"choose from {', '.join(error.options)}" if error.options else "--help lists the options"
+        return f"there is no {error.missing_cfg_file!r}: {known}"
+    lacking = re.match(r"Could not override '([^']+)'", first)
+    if lacking and "To append to your config" in str(error):
+        near = get_close_matches(lacking[1].split(".")[0], keys, 1)
+        guess = f"did you mean {near[0]!r}? " if near and near[0] != lacking[1].split(".")[0] else ""
+        return f"there is no key {lacking[1]!r}: {guess}--help lists the options, --cfg job every key"
+    if cause is not None and str(cause).strip():
+        first = f"{first}: {str(cause).strip().splitlines()[0]}"
+    return f"{first}: correct it; --help lists the options, --cfg job every key"

@@ -142,6 +142,10 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         require_not_negative(self, "seed", "padding_tolerance_tokens")
+        require_field(self.seed < 2**63, self, "seed", "below 2**63, as random generators take it")
+        require_field(self.threads <= 4096, self, "threads", "at most 4096, of which torch makes each")
+        named = bool(self.runs_dir.strip()) and self.runs_dir.isprintable()
+        require_field(named, self, "runs_dir", "the path of a folder, such as runs (is GRPO_LAB_RUNS empty?)")
         for field in (
             "problems_per_step", "group_size", "microbatch_tokens", "logits_per_chunk", "threads", "checkpoint_every",
             "keep_checkpoints", "rollouts_every",
@@ -215,13 +219,22 @@ def slot_types() -> dict[str, type]:
 
 
 def options(base: type) -> dict[str, type]:
-    """Schema name -> concrete class, for every class that may fill a slot of type `base`."""
+    """Schema name -> concrete class, for every class that may fill a slot of type `base`.
+
+    Raises ValueError for two classes of one name.
+    """
     found: dict[str, type] = {}
     waiting = [base]
     while waiting:
         cls = waiting.pop()
         children = cls.__subclasses__()
         if not inspect.isabstract(cls) and (cls is not base or not children):
+            other = found.setdefault(snake_case(cls.__name__), cls)
+            if other.__module__ != cls.__module__:  # of one module the later class has replaced the earlier
+                raise ValueError(
+                    f"{_place(other)} and {_place(cls)} would both be the option {snake_case(cls.__name__)}: give your "
+                    "class another name"
+                )
             found[snake_case(cls.__name__)] = cls
         waiting += reversed(children)
     return found

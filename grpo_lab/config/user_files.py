@@ -48,6 +48,26 @@ def check_user_files(arguments: Sequence[str], experiments: Path) -> None:
     for folder in [*user_folders(), *map(Path, named), experiments]:
         for path in _yaml_files(folder):
             check_yaml(path)
+            there = experiments.parent / "conf" / path.relative_to(folder)
+            if folder != experiments and there.exists() and not there.samefile(path):
+                raise ValueError(f"{path} has the name of an option that is there: rename it, or it is never read")
+
+
+def declares_a_sweep(arguments: Sequence[str]) -> bool:
+    """Whether `+experiments=<name>` names a file that declares a sweep and does not say so by `hydra.mode`."""
+    names = [word.partition("=")[2] for word in arguments if re.match(r"\+{0,2}experiments=", word)]
+    if not names or {"-m", "--multirun"} & set(arguments):
+        return False
+    from grpo_lab.config.run_config import conf_folder
+
+    folders = [conf_folder().parent, *user_folders()]
+    paths = (folder / "experiments" / f"{name}.yaml" for folder in folders for name in names)
+    return any("design" in read and (read.get("hydra") or {}).get("mode") is None for read in map(_read, paths))
+
+
+def _read(path: Path) -> dict:
+    read = yaml.load(path.read_bytes(), Loader=_LOADER) if path.is_file() else None
+    return read if isinstance(read, dict) else {}
 
 
 def _yaml_files(folder: Path) -> list[Path]:
@@ -70,9 +90,11 @@ def check_yaml(path: Path) -> None:
             raise ValueError(f"{path} has {path.stat().st_size:,} bytes: a configuration has at most {LARGEST:,}")
         _count(path)
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
+        mark, at = getattr(error, "problem_mark", None), getattr(error, "position", None)
         line = f" line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        if at is not None:  # of a byte that is no character
+            line = f" line {path.read_bytes()[:at].count(10) + 1}"
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error).splitlines()[0]
         if "nesting depth" in problem:  # PyYAML's own limit, where it has one
             problem = f"more than {DEEPEST} collections within each other: flatten them"
         raise ValueError(f"{path}{line} is not YAML ({problem}): mend it, or move it out of the folder") from error
@@ -83,13 +105,23 @@ def check_yaml(path: Path) -> None:
 def _count(path: Path) -> None:
     """Count entries from the parser's events; each alias adds the entries of the collection it repeats."""
     sizes: dict[str, int] = {}
+    keys: list[list[str | None] | None] = []  # of every mapping that is open, keys and None for their values by turns
     open_: list[tuple[int, str | None]] = [(0, None)]  # entries so far, and the anchor
     for event in yaml.parse(path.read_bytes(), Loader=_LOADER):
         size = 0
+        if isinstance(event, yaml.NodeEvent):
+            _check_tag(path, event)
+            if keys and (named := keys[-1]) is not None:
+                key = event.value if len(named) % 2 == 0 and isinstance(event, yaml.ScalarEvent) else None
+                if key is not None and key != "<<" and key in named:
+                    raise ValueError(f"{_at(path, event)}: the key {key!r} is there twice: keep one of the two")
+                named.append(key)
         if isinstance(event, yaml.CollectionStartEvent):
             open_.append((1, event.anchor))
+            keys.append([] if isinstance(event, yaml.MappingStartEvent) else None)
         elif isinstance(event, yaml.CollectionEndEvent):
             size, anchor = open_.pop()
+            keys.pop()
             if anchor is not None:
                 sizes[anchor] = size
         elif isinstance(event, yaml.ScalarEvent):
@@ -110,6 +142,15 @@ def _count(path: Path) -> None:
                 f"{_at(path, event)}: with its aliases written out the file has more than {MOST:,} entries: use fewer "
                 "aliases (*name) of what holds aliases itself"
             )
+
+
+def _check_tag(path: Path, event: yaml.NodeEvent) -> None:
+    tag = getattr(event, "tag", None)
+    if tag and (not tag.startswith("tag:yaml.org,2002:") or "python" in tag):
+        raise ValueError(
+            f"{_at(path, event)}: the tag {tag.replace('tag:yaml.org,2002:', '!!')} would make an object, and a "
+            "configuration holds plain values: write the value without it"
+        )
 
 
 def _at(path: Path, event: yaml.Event) -> str:

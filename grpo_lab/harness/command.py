@@ -41,7 +41,7 @@ from grpo_lab.tracking.mlflow_mirror import sync
 from grpo_lab.tracking.run_reader import run_status
 from grpo_lab.tracking.sweep_record import FILE as SWEEP
 from grpo_lab.tracking.sweep_record import read_sweep
-from grpo_lab.tracking.whole import AFRESH, check_manifest, read_json, read_sealed, trouble_with
+from grpo_lab.tracking.whole import AFRESH, check_manifest, read_json, read_sealed, read_yaml, trouble_with
 
 BASE = 0  # the step before the first
 
@@ -199,7 +199,7 @@ def _base(run: Path) -> Path:
         if troubles := [said for name, digest in files.items() if (said := trouble_with(own / name, digest))]:
             raise ValueError(f"{', '.join(troubles)}; {AFRESH}")
         return own
-    described, config = read_json(run / "run.json", AFRESH), OmegaConf.load(run / "config.yaml")
+    described, config = read_json(run / "run.json", AFRESH), read_yaml(run / "config.yaml", AFRESH)
     option = described["choices"]["model"]
     composed = compose_config([f"world={described['choices']['world']}", f"model={option}"])
     model: Any = OmegaConf.to_object(OmegaConf.merge(composed.model, config.model))

@@ -25,7 +25,7 @@ from grpo_lab.tracking import provenance
 from grpo_lab.tracking.mlflow_mirror import NoTracking
 from grpo_lab.tracking.renames import with_config_keys
 from grpo_lab.tracking.run_reader import has_ended
-from grpo_lab.tracking.whole import SEAL, check_finished, read_json, read_sealed
+from grpo_lab.tracking.whole import SEAL, check_finished, read_json, read_sealed, read_yaml
 
 _COPY = "restore it from a copy: without it the run cannot be repeated"
 _ASKS_A_SERVER = "Endpoint"
@@ -94,8 +94,7 @@ def read_record(folder: Path) -> Record:
         raise ValueError(f"{folder} was run by an early version of grpo_lab, whose record does not name its code")
     if not (folder / "config.yaml").is_file():
         raise ValueError(f"{folder / 'config.yaml'} is missing: {_COPY}")
-    plain = OmegaConf.load(folder / "config.yaml")
-    assert isinstance(plain, DictConfig), "config.yaml is a mapping"
+    plain = read_yaml(folder / "config.yaml", _COPY)
     bootstrap([f"plugins=[{','.join(plain.get('plugins') or ())}]"])
     identity = with_config_keys(described["identity"])
     try:

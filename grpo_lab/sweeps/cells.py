@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from grpo_lab.config.design import Design
-from grpo_lab.config.overrides import misnamed
+from grpo_lab.config.overrides import in_one_line, misnamed
 from grpo_lab.config.rules import IncompatibleRun, broken_warnings, check_compatible
 from grpo_lab.config.run_config import AXES, VOLATILE, RunConfig, to_run
 from grpo_lab.config.run_name import chosen_options, run_name
@@ -215,7 +215,9 @@ def compose_cells(plans: Sequence[Plan], sweep: str, compose: Compose) -> list[C
                     f"{other.plan.title} has the same folder, {folder}, and is another run: rename a value"
                 )
         except (ValueError, HydraException, OmegaConfBaseException) as error:
-            refusals.setdefault(str(error), plan.title)  # the same message for several seeds is reported once
+            composed = isinstance(error, (HydraException, OmegaConfBaseException))
+            said = in_one_line(error) if composed else str(error)
+            refusals.setdefault(said, plan.title)  # the same message for several seeds is reported once
     if refusals:
         listed = "\n".join(f"  {title}: {message}" for message, title in refusals.items())
         raise ValueError(f"no cell was started, because these cannot run:\n{listed}")

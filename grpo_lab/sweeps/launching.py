@@ -88,6 +88,7 @@ class LocalCells(CellLauncher):
         self, workers: int | None, grace_seconds: float, silent_minutes: float | None, processes: int = 1
     ) -> None:
         super().__init__(grace_seconds, silent_minutes, processes)
+        require_at_least_one("workers", workers, "null uses the machine")
         self.workers = workers
 
     def place(self, name: str, jobs: Sequence[Job], cells: Sequence[Cell]) -> Place:
@@ -97,7 +98,6 @@ class LocalCells(CellLauncher):
         return self._slots(cells)[0]
 
     def _slots(self, cells: Sequence[Cell]) -> tuple[int, list[str]]:
-        require_at_least_one("workers", self.workers, "null uses the machine")
         on_cuda = any(choose_device(cell.run.device).type == "cuda" for cell in cells)
         threads = max((cell.run.threads for cell in cells), default=1)
         return slots(self.workers, threads, on_cuda, self.processes)

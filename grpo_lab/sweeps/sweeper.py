@@ -211,7 +211,7 @@ def _say_shared(console: Terminal, cells: Sequence[Cell]) -> None:
 def _say_exhausted(console: Terminal, cells: Sequence[Cell]) -> None:
     """Print which runs ended before their budget; to try one again, its folder must go."""
     for cell in (cell for cell in cells if was_exhausted(cell.folder)):
-        why = (cell.folder / "error.txt").read_text().partition("\n")[0]
+        why = (cell.folder / "error.txt").read_text(errors="replace").partition("\n")[0]
         console.say(f"{cell.plan.title} ended before its budget was spent: {why}")
 
 
@@ -226,6 +226,8 @@ def _design(config: DictConfig) -> Design | None:
 
 def _declared(config: DictConfig) -> Any:
     """The entry `design` in plain values, with what it refers to in place."""
+    if not isinstance(config.design, DictConfig):
+        raise ValueError(f"design is {config.design!r}: a declaration has entries, see CONTRIBUTING.md")
     return OmegaConf.to_container(config.design, resolve=True)
 
 

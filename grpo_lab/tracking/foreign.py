@@ -147,7 +147,8 @@ def read_prime_rl(place: Path, chosen: Chosen) -> tuple[Path, ForeignLog]:
     accuracy, as answers that our graders fail on are. Raises ValueError.
     """
     path = _newest(place, "metrics.jsonl", lambda found: found.stat().st_mtime)
-    rows = [_row(line, path) for line in path.read_text().splitlines() if line.strip()]
+    lines = path.read_bytes().splitlines()
+    rows = [_row(line, f"{path} line {number}") for number, line in enumerate(lines, start=1) if line.strip()]
     names = {key for row in rows for key in row}
     agents = sorted({m[1] for key in names if (m := re.fullmatch(r"train/agg/effective/([^/]+)/reward/mean", key))})
     if len(agents) != 1:
@@ -186,13 +187,13 @@ def read_prime_rl(place: Path, chosen: Chosen) -> tuple[Path, ForeignLog]:
 READERS: Mapping[str, Callable[[Path, Chosen], tuple[Path, ForeignLog]]] = {"trl": read_trl, "prime-rl": read_prime_rl}
 
 
-def _row(line: str, path: Path) -> dict[str, Any]:
+def _row(line: bytes, place: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         row = None
     if not isinstance(row, dict) or not isinstance(row.get("step"), (int, float)):
-        raise ValueError(f"{path} has a line that prime-rl does not write, {line[:60]!r}: give its metrics.jsonl")
+        raise ValueError(f"{place} is none that prime-rl writes, {line[:60]!r}: give its metrics.jsonl")
     return row
 
 

@@ -12,6 +12,7 @@ from grpo_lab.tracking.files import locked, write_json
 from grpo_lab.tracking.mlflow_store import first_line, load_mlflow, prepare_store
 from grpo_lab.tracking.passwords import masked, without_mask
 from grpo_lab.tracking.sweep_record import FILE, SweepRecord, read_sweep, sweep_status
+from grpo_lab.tracking.whole import read_json
 
 _PATIENCE_SECONDS = 60.0  # wait for another process that creates the same parent
 _CURSOR = "mirror.json"
@@ -69,7 +70,7 @@ def parent_of(folder: Path, client: Any, uri: str, experiment_id: str) -> str:
     with locked(folder / ".mirror.lock", _PATIENCE_SECONDS):
         cursor = {"uri": masked(uri), "experiment_id": experiment_id, "key": record.key}
         path = folder / _CURSOR
-        stored = json.loads(path.read_text()) if path.exists() else {}
+        stored = read_json(path, "remove it, and sync again") if path.exists() else {}
         if cursor.items() <= stored.items() and _is_there(client, stored["mlflow_run_id"]):
             return stored["mlflow_run_id"]
         found = client.search_runs([experiment_id], f"tags.run_key = '{record.key}'", max_results=1)

@@ -13,6 +13,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
 from grpo_lab.tracking.files import follow_umask, make_once, write_json
 
 MANIFEST = "manifest.json"  # of a checkpoint, and of a folder in the cache
@@ -45,14 +49,37 @@ def trouble_with(path: Path, digest: str) -> str | None:
 
 def read_json(path: Path, remedy: str) -> dict[str, Any]:
     """The JSON object in a file. Raises ValueError with the file and the remedy if it holds none."""
-    content = path.read_bytes()
+    content, where = path.read_bytes(), ""
     try:
         value = json.loads(content)
-    except (ValueError, RecursionError):
-        value = None
+    except (ValueError, RecursionError) as error:
+        value, where = None, f" ({fault_in_json(content, error)})"
     if not isinstance(value, dict):
-        what = "is empty" if not content.strip() else "holds no JSON object"
+        what = "is empty" if not content.strip() else f"holds no JSON object{where}"
         raise ValueError(f"{path} {what}: it was edited, or the disk fails; {remedy}")
+    return value
+
+
+def fault_in_json(content: bytes, error: Exception) -> str:
+    """Where JSON cannot be read and why, such as `line 3: Expecting value`."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"line {error.lineno}: {error.msg}"
+    if isinstance(error, UnicodeDecodeError):
+        return f"line {content[: error.start].count(10) + 1}: a byte that is no UTF-8"
+    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
+
+
+def read_yaml(path: Path, remedy: str) -> DictConfig:
+    """The YAML mapping in a file that the lab wrote. Raises ValueError with file, line and remedy if it is none."""
+    try:
+        value = OmegaConf.load(path)
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, OSError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}" if mark else ""
+        said = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ValueError(f"{path}{line} is not YAML ({said}): {remedy}") from error
+    if not isinstance(value, DictConfig):
+        raise ValueError(f"{path} holds no mapping: {remedy}")
     return value
 
 

@@ -21,6 +21,8 @@ from scipy.optimize import brentq
 from grpo_lab.analysis.stats.power import difference_sd, seeds_needed
 from grpo_lab.budget.cluster import Cluster, Lengths, StepTime, Workload, simulate
 from grpo_lab.budget.roofline import Card, Efficiency, Learner, ModelShape, send
+from grpo_lab.config.user_files import check_yaml
+from grpo_lab.tracking.whole import read_yaml
 from grpo_lab.tricks.schedule import InFlight, OneStepOff, Schedule, Sync
 
 SYNC, ONE_STEP, IN_FLIGHT = SCHEDULES = ("synchronous", "one step off", "in flight")
@@ -49,7 +51,10 @@ class Study:
 
     @classmethod
     def load(cls, path: Path) -> Study:
-        given = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+        if not path.is_file():
+            raise ValueError(f"there is no {path}: begin with a copy of analysis/cluster_cost.yaml")
+        check_yaml(path)
+        given = OmegaConf.to_container(read_yaml(path, "begin with a copy of analysis/cluster_cost.yaml"), resolve=True)
         assert isinstance(given, dict)
         return cls({str(key): value for key, value in given.items()})
 

@@ -19,6 +19,7 @@ from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData, sweep_data
 from grpo_lab.tracking.files import write_whole
 from grpo_lab.tracking.renames import with_config_keys
 from grpo_lab.tracking.sweep_record import CellRecord, SweepRecord
+from grpo_lab.tracking.whole import fault_in_json
 
 _WHOLE = ("budget/", "mismatch/ess", "mismatch/pearson")  # cumulative, or so near 1 that the last digits count
 _BITS = 20  # of a rounded number: six digits
@@ -247,12 +248,12 @@ def _data_files(folder: Path, name: str) -> tuple[Path, Path, Path]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    content = path.read_bytes()
+    content, where = path.read_bytes(), ""
     try:
         value = json.loads(lzma.decompress(content) if path.suffix == ".xz" else content)
-    except (ValueError, RecursionError, EOFError, lzma.LZMAError):  # cut, edited, or no such file at all
-        value = None
+    except (ValueError, RecursionError, EOFError, lzma.LZMAError) as error:  # cut, edited, or no such file at all
+        value, where = None, f" ({fault_in_json(content, error)})"
     if not isinstance(value, dict):
-        what = "is empty" if not content else "holds no JSON object"
+        what = "is empty" if not content else f"holds no JSON object{where}"
         raise ValueError(f"{path} {what}: it was edited, or the disk fails; restore it from a copy")
     return value
