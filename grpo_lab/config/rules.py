@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from grpo_lab.config.run_config import RunConfig, snake_case
 from grpo_lab.policy import ranks
+from grpo_lab.tasks.base import AnswerForm, Grader, Template
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,19 @@ def _label(value: object) -> str:
 def _lowest_reward(run: RunConfig) -> float:
     right, wrong = (run.reward.bounds(right)[0] for right in (True, False))
     return run.reward_shaping.lowest(right, wrong)
+
+
+def _unread(template: Template, grader: Grader) -> bool:
+    """Whether the grader looks for answers in other places than the template asks for. Of a free one nobody knows."""
+    return template.answer_form is not AnswerForm.free and template.answer_form not in grader.reads
+
+
+_UNREAD = "the template asks for answers in a form that the grader does not read, so right ones count as wrong"
+_ONE_FORM = (
+    "choose a template and graders of one form: #NUMBER (template=plain, reward=strict, verifier=exact_answer), "
+    "\\boxed{} (template=chat, boxed or none) or <answer> (template=r1), both read by reward=math and verifier=math; "
+    "where the questions themselves say how to answer, set template.interruption to the mark that they ask for"
+)
 
 
 def _one_ratio_for_a_response(run: RunConfig) -> bool:
@@ -239,6 +253,20 @@ ERRORS: tuple[Rule, ...] = (
         lambda run: run.pass_rate.guesses and not run.template.interruption,
         "a guess begins with the template's interruption, which is empty, and would be a whole answer",
         "set template.interruption to what comes before a final answer, or pass_rate.tries=0",
+    ),
+    Rule(
+        "reward_reads_the_answers",
+        ("template", "reward"),
+        lambda run: _unread(run.template, run.reward),
+        _UNREAD,
+        _ONE_FORM,
+    ),
+    Rule(
+        "verifier_reads_the_answers",
+        ("template", "verifier"),
+        lambda run: _unread(run.template, run.verifier),
+        _UNREAD,
+        _ONE_FORM,
     ),
     Rule(
         "suites_need_their_splits",

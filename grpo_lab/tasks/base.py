@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -96,6 +97,35 @@ class Task(ABC):
         require(split in self.splits, "split", repr(split), f"one of {self.splits}", "use one of them")
 
 
+class AnswerForm(Enum):
+    """How a response marks its answer.
+
+    box     what the last `\\boxed{}` holds
+    tag     what stands between the last `<answer>` and `</answer>`
+    number  the digits after a `#` with which the response ends
+    hashes  what follows the last `####`
+    free    anything else: the question says how, or nobody does
+    """
+
+    box = "\\boxed{}"
+    tag = "<answer></answer>"
+    number = "#NUMBER"
+    hashes = "####"
+    free = "free"
+
+    @classmethod
+    def asked_for(cls, *texts: str) -> AnswerForm:
+        """The form whose mark occurs last in the first of these texts of a template that has any."""
+        marks = {"\\boxed": cls.box, "<answer>": cls.tag, "####": cls.hashes}
+        for text in texts:
+            last = {text.rfind(mark): form for mark, form in marks.items()}
+            if max(last) >= 0:
+                return last[max(last)]
+            if text.rstrip().endswith("#"):
+                return cls.number
+        return cls.free
+
+
 @dataclass(frozen=True)
 class Template(ABC):
     """How a question becomes a prompt, and the texts that tricks add.
@@ -123,6 +153,11 @@ class Template(ABC):
     def asking_for(self, question: str, tokens: int) -> str:
         """The question, asking for a response of `tokens` tokens."""
         return self.target_length.replace("{tokens}", str(tokens)).replace("{question}", question)
+
+    @property
+    def answer_form(self) -> AnswerForm:
+        """The form in which it asks for answers: the one that `interruption` begins, unless its texts say more."""
+        return AnswerForm.asked_for(self.interruption)
 
     @abstractmethod
     def render(self, question: str, tokenizer: transformers.PreTrainedTokenizerBase) -> str:
@@ -215,6 +250,11 @@ class Grader(ABC):
 
     def check(self, problems: Sequence[Problem]) -> None:  # noqa: B027 - most graders need nothing
         """Raise ValueError with a remedy if it could not grade responses to these problems."""
+
+    @property
+    def reads(self) -> frozenset[AnswerForm]:
+        """The forms in which it finds the answer of a response. A template that asks for another one is refused."""
+        return frozenset(AnswerForm)
 
     @property
     def gathers(self) -> bool:

@@ -15,9 +15,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from grpo_lab.tasks.base import SPLITS, Task
+from grpo_lab.tasks.base import SPLITS, AnswerForm, Task
 from grpo_lab.tasks.grader_pool import Answer, GraderPool
-from grpo_lab.tasks.math_answers import JudgedApart, marked_answer
+from grpo_lab.tasks.math_answers import MARKED, JudgedApart, marked_answer
 from grpo_lab.tasks.tables import fingerprint
 from grpo_lab.tricks.base import require
 from grpo_lab.types import NoiseKey, Problem
@@ -255,6 +255,12 @@ class GymScore(JudgedApart):
                     "family, settings and an entry. Set reward=math and verifier=math in place of gym, or ask "
                     "questions of task=gym alone"
                 )
+
+    @property
+    def reads(self) -> frozenset[AnswerForm]:
+        """The last line is judged as it stands, with any mark in it."""
+        places = {Place.marked: MARKED, Place.last_line: frozenset({AnswerForm.free})}
+        return places.get(self.place, super().reads)
 
     def answer(self, text: str) -> str:
         """The answer that a response states, "" for none."""

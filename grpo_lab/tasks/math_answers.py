@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar
 
-from grpo_lab.tasks.base import Reward
+from grpo_lab.tasks.base import AnswerForm, Reward
 from grpo_lab.tasks.grader_pool import LONGEST_TEXT, Answer, GraderPool, shared_pool
 from grpo_lab.tasks.plain_math import same_answer
 from grpo_lab.tricks.base import require, require_positive
@@ -38,6 +38,9 @@ def last_box(text: str) -> str | None:
         if depth == 0:
             return text[box.end() : brace.start()]
     return None
+
+
+MARKED = frozenset({AnswerForm.box, AnswerForm.tag})  # what `marked_answer` reads
 
 
 def marked_answer(text: str) -> str | None:
@@ -118,6 +121,11 @@ class MathVerify(JudgedApart):
 
     reading: Reading
 
+    @property
+    def reads(self) -> frozenset[AnswerForm]:
+        """Math-verify finds no number right behind a `#`."""
+        return MARKED if self.reading is Reading.strict else super().reads - {AnswerForm.number}
+
     def known_or_asked(self, problem: Problem, text: str, finished: bool) -> float | Answer:
         strict = self.reading is Reading.strict
         if strict and not finished:
@@ -133,6 +141,10 @@ class MathVerify(JudgedApart):
 @dataclass(frozen=True)
 class BoxedOnly(Reward):
     """1 if the response ended and its last `\\boxed{...}` has balanced braces and is not empty, right or wrong."""
+
+    @property
+    def reads(self) -> frozenset[AnswerForm]:
+        return frozenset({AnswerForm.box})
 
     def __call__(self, problem: Problem, text: str, finished: bool) -> float:
         return float(finished and bool((last_box(text) or "").strip()))
@@ -164,8 +176,8 @@ _DENIED = re.compile(r"\b(?:not|never|no|nor|neither|cannot|wrong|incorrect)\b|n
 
 def _stated(text: str) -> str:
     """The answer that a response states; "" if it states none, or opens a last box that it does not close."""
-    if (box := _boxed(text)) is not None:
-        return box
+    if (marked := _marked(text)) is not None:
+        return marked
     if (place := text.rfind("####")) >= 0:
         return text[place + 4 :].strip().split("\n", 1)[0]
     if announced := [found.end() for found in _ANNOUNCED.finditer(text)]:
@@ -181,6 +193,16 @@ def _clause(text: str, number: re.Match[str]) -> str:
     """The part of a sentence around a number: `It is certainly not 42, though.` does not state 42."""
     before, after = text[max(0, number.start() - 200) : number.start()], text[number.end() : number.end() + 200]
     return _CLAUSE_ENDS.split(before)[-1] + " " + _CLAUSE_ENDS.split(after, maxsplit=1)[0]
+
+
+def _marked(text: str) -> str | None:
+    """What the last box or the last `<answer>` holds, whichever opens later, "" if it is open; None without both."""
+    _, tag, after = text.rpartition("<answer>")
+    box = _boxed(after)
+    if not tag or box is not None:
+        return box
+    answer, closed, _ = after.partition("</answer>")
+    return answer if closed else ""
 
 
 def _boxed(text: str) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import transformers
 
-from grpo_lab.tasks.base import Template
+from grpo_lab.tasks.base import AnswerForm, Template
 from grpo_lab.tricks.base import require
 
 
@@ -26,6 +26,10 @@ class Plain(Template):
             "a text with {question} in it once",
             "write '{question}' to pass the question on as it is",
         )
+
+    @property
+    def answer_form(self) -> AnswerForm:
+        return AnswerForm.asked_for(self.pattern, self.interruption)
 
     def render(self, question: str, tokenizer: transformers.PreTrainedTokenizerBase) -> str:
         return self.pattern.replace("{question}", question)
@@ -47,6 +51,10 @@ class Chat(Template):
         super().__post_init__()
         rule, remedy = "a text with {question} in it once", "write '{question}' to pass the question on as it is"
         require(self.pattern.count("{question}") == 1, "pattern", repr(self.pattern), rule, remedy)
+
+    @property
+    def answer_form(self) -> AnswerForm:
+        return AnswerForm.asked_for(self.pattern, self.system, self.interruption)
 
     def render(self, question: str, tokenizer: transformers.PreTrainedTokenizerBase) -> str:
         """The prompt as text. Raises ValueError where the tokenizer has no chat template, or it fails."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from grpo_lab.seeding import uniform
-from grpo_lab.tasks.base import Grades, Reward
+from grpo_lab.tasks.base import AnswerForm, Grades, Reward
 from grpo_lab.tricks.base import require
 from grpo_lab.types import NoiseKey, Problem
 
@@ -24,6 +24,10 @@ class Strict(Reward):
     The number must extend to the end of the text and be spelled like the answer: `#33;` and `#033` are
     wrong when the answer is 33.
     """
+
+    @property
+    def reads(self) -> frozenset[AnswerForm]:
+        return frozenset({AnswerForm.number})
 
     def __call__(self, problem: Problem, text: str, finished: bool) -> float:
         final = _FINAL_NUMBER.search(text)
@@ -79,6 +83,10 @@ class Inverted(Strict):
 @dataclass(frozen=True)
 class FormatOnly(Reward):
     """1 if the response is not truncated and ends with a number after a `#`, whatever the number."""
+
+    @property
+    def reads(self) -> frozenset[AnswerForm]:
+        return frozenset({AnswerForm.number})
 
     def __call__(self, problem: Problem, text: str, finished: bool) -> float:
         return float(finished and _FINAL_NUMBER.search(text) is not None)
@@ -164,6 +172,10 @@ class ExactAnswer(Reward):
     Agrees with Strict on every text, but shares no code with it and uses no regular expression. So a bug in one of
     them shows as a gap between training outcome and evaluation.
     """
+
+    @property
+    def reads(self) -> frozenset[AnswerForm]:
+        return frozenset({AnswerForm.number})
 
     def __call__(self, problem: Problem, text: str, finished: bool) -> float:
         if not finished:

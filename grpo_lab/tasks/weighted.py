@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from grpo_lab.tasks.base import Grader, Grades
+from grpo_lab.tasks.base import AnswerForm, Grader, Grades
 from grpo_lab.tricks.base import require
 from grpo_lab.types import NoiseKey, Problem
 
@@ -84,6 +84,10 @@ class Weighted(Grader):
     def check(self, problems: Sequence[Problem]) -> None:
         for part in self.parts.values():
             part.check(problems)
+
+    @property
+    def reads(self) -> frozenset[AnswerForm]:
+        return frozenset.intersection(*(part.reads for part in self.parts.values()))
 
     @property
     def gathers(self) -> bool:

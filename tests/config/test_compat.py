@@ -32,6 +32,7 @@ from hydra import compose, initialize_config_dir
 
 from grpo_lab.config.rules import ERRORS, WARNINGS, IncompatibleRun, broken_errors, broken_warnings, check_compatible
 from grpo_lab.config.run_config import AXES, RunConfig, conf_folder, slot_types, to_run
+from grpo_lab.tasks.base import AnswerForm
 from grpo_lab.tricks.aggregation import Constant, TokenMean
 from grpo_lab.tricks.baseline import Credit, GroupMean, LeaveOneOut, PassAtK, rewards_by_token
 from grpo_lab.tricks.convention import AlphaForm, Scope, Singleton, Width
@@ -186,6 +187,16 @@ CASES = (
         "suites_need_their_splits",
         "evaluation.suites=[other_family]",
         ("task.other_families=[differences]", "evaluation.suites=[other_wording]"),
+    ),
+    Case(
+        "reward_reads_the_answers",
+        "template=chat verifier=math",
+        ("template=plain reward=strict verifier=exact_answer", "reward=math", "template=none reward=boxed_only"),
+    ),
+    Case(
+        "verifier_reads_the_answers",
+        "template=boxed reward=math",
+        ("verifier=math", "template=r1 verifier=math", "template=chat reward=boxed_only verifier=math_verify"),
     ),
     Case("stale_and_uncorrected", "schedule=one_step_off", ("correction=tis_token", "old_policy=sampler")),
     Case("clip_cannot_act", "updates=one", ("updates=two", "updates=sixteen")),
@@ -451,6 +462,9 @@ def values_of(fact: str) -> list[Any]:
         "evaluation.sampler_weights": [False, True],
         "evaluation.splits": [frozenset(), frozenset({"heldout_rule"})],
         "task.splits": [("heldout",), ("heldout", "heldout_rule")],
+        "template.answer_form": list(AnswerForm),
+        "reward.reads": [frozenset(AnswerForm), frozenset({AnswerForm.box}), frozenset({AnswerForm.number})],
+        "verifier.reads": [frozenset(AnswerForm), frozenset({AnswerForm.box, AnswerForm.tag})],
     }
     if fact in given:
         return given[fact]
@@ -598,6 +612,8 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
     "real_streams_keep_their_weights": lambda f: (
         f["engine.overlaps"] and f["schedule.streams"] and f["evaluation.sampler_weights"]
     ),
+    "reward_reads_the_answers": lambda f: f["template.answer_form"] not in {*f["reward.reads"], AnswerForm.free},
+    "verifier_reads_the_answers": lambda f: f["template.answer_form"] not in {*f["verifier.reads"], AnswerForm.free},
     "suites_need_their_splits": lambda f: any(split not in f["task.splits"] for split in f["evaluation.splits"]),
     "stale_and_uncorrected": lambda f: (
         f["old_policy.recomputes"]
