@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from grpo_lab.config.run_config import RunConfig, snake_case
 from grpo_lab.policy import ranks
-from grpo_lab.tasks.base import AnswerForm, Grader, Template
+from grpo_lab.tasks.base import AnswerForm
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ def _lowest_reward(run: RunConfig) -> float:
     return run.reward_shaping.lowest(right, wrong)
 
 
-def _unread(template: Template, grader: Grader) -> bool:
-    """Whether the grader looks for answers in other places than the template asks for. Of a free one nobody knows."""
-    return template.answer_form is not AnswerForm.free and template.answer_form not in grader.reads
+def _unread(asked: AnswerForm, read: frozenset[AnswerForm]) -> bool:
+    """Whether a grader looks for answers in other places than the template asks for. Of a free form nobody knows."""
+    return asked is not AnswerForm.free and asked not in read
 
 
 _UNREAD = "the template asks for answers in a form that the grader does not read, so right ones count as wrong"
@@ -257,14 +257,14 @@ ERRORS: tuple[Rule, ...] = (
     Rule(
         "reward_reads_the_answers",
         ("template", "reward"),
-        lambda run: _unread(run.template, run.reward),
+        lambda run: _unread(run.template.answer_form, run.reward.reads),
         _UNREAD,
         _ONE_FORM,
     ),
     Rule(
         "verifier_reads_the_answers",
         ("template", "verifier"),
-        lambda run: _unread(run.template, run.verifier),
+        lambda run: _unread(run.template.answer_form, run.verifier.reads),
         _UNREAD,
         _ONE_FORM,
     ),

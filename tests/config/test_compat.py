@@ -191,12 +191,20 @@ CASES = (
     Case(
         "reward_reads_the_answers",
         "template=chat verifier=math",
-        ("template=plain reward=strict verifier=exact_answer", "reward=math", "template=none reward=boxed_only"),
+        (
+            "template=plain reward=strict verifier=exact_answer",
+            "template=chat reward=math verifier=math",
+            "template=r1 reward=math verifier=math",
+        ),
     ),
     Case(
         "verifier_reads_the_answers",
         "template=boxed reward=math",
-        ("verifier=math", "template=r1 verifier=math", "template=chat reward=boxed_only verifier=math_verify"),
+        (
+            "template=plain reward=strict verifier=exact_answer",
+            "template=chat reward=math verifier=math",
+            "template=r1 reward=math verifier=math",
+        ),
     ),
     Case("stale_and_uncorrected", "schedule=one_step_off", ("correction=tis_token", "old_policy=sampler")),
     Case("clip_cannot_act", "updates=one", ("updates=two", "updates=sixteen")),

@@ -189,6 +189,15 @@ def test_answers_that_the_grader_failed_on_are_counted_and_in_no_accuracy(make_r
     assert table["outcome"].isna().tolist() == [row % 2 == 0 for row in range(len(table))]
     assert metrics["eval/heldout/accuracy"] == pytest.approx(odd.groupby("problem_id")["outcome"].mean().mean())
     assert metrics["eval/heldout/agreement"] == whole["eval/heldout/agreement"] == 1.0, "of those that both judge"
+    halves = {problem.id: "ab"[place // 6] for place, problem in enumerate(heldout.problems)}
+    asked = tuple(replace(problem, source=halves[problem.id]) for problem in heldout.problems)
+    by_source, _ = evaluate([replace(failing, problems=asked)], *rest)
+    for source in "ab":
+        mine = odd[odd["problem_id"].map(halves) == source]
+        by_question = mine.groupby("problem_id")["outcome"].mean()
+        assert set(mine["problem_id"].value_counts()) == {1, 2}, "questions have one or two graded answers"
+        assert by_question.mean() != pytest.approx(mine["outcome"].mean()), "questions weigh alike, not answers"
+        assert by_source[f"eval/heldout/source/{source}"] == pytest.approx(by_question.mean())
     assert "eval/heldout/pass_at_2" in metrics and "eval/heldout/pass_at_3" not in metrics
     inverted, _ = evaluate([heldout], *rest, reward=Inverted(1.0, 0.0))
     assert inverted["eval/heldout/agreement"] == 0.0

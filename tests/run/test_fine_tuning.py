@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +16,10 @@ from safetensors.torch import load_file
 from short_runs import metrics_of, run_in_process, same_ending, train_command
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from grpo_lab.run import sft
 from grpo_lab.run.state import open_state
 from grpo_lab.seeding import uniform
-from grpo_lab.types import NoiseKey
+from grpo_lab.types import Graded, NoiseKey, StopReason
 
 CPU = torch.device("cpu")
 FIT = ["sft.problems=24", "sft.epochs=2", "sft.batch_size=8", "sft.learning_rate=1e-3", "sft.warmup_updates=0"]
@@ -89,6 +91,33 @@ def test_rejection_sampling_learns_right_answers_and_pays_for_all(tmp_path: Path
     assert start["eval/heldout_training/kl_initial"] == pytest.approx(0, abs=1e-5), "RL begins with the tuned model"
     assert rows[1]["train/k3_ref"] == pytest.approx(0, abs=1e-3), "so does the reference"
     assert "sft" not in json.loads((folder / "DONE").read_text())["inert"]
+
+
+def test_a_truncated_answer_is_never_learnt_though_the_reward_calls_it_right(
+    tmp_path: Path, make_run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graded: list[Graded] = []
+    learnt: list[sft.Answer] = []
+    grade, train = sft.grade, sft._train
+
+    def graded_here(*given: Any) -> Graded:
+        graded.append(grade(*given))
+        return graded[-1]
+
+    def trained_here(run: Any, plan: Any, learner: Any, answers: list[sft.Answer], *rest: Any) -> dict[str, float]:
+        learnt.extend(answers)
+        return train(run, plan, learner, answers, *rest)
+
+    monkeypatch.setattr(sft, "grade", graded_here)
+    monkeypatch.setattr(sft, "_train", trained_here)
+    run = make_run(*SAMPLED, "reward=lenient", "sft.samples=4", "sft.keep=4", "engine.max_tokens=10")
+    state = open_state(run, CPU, own=tmp_path)
+    state.session.close()
+    (one,) = graded
+    right, whole = one.outcome == 1, ~one.truncated
+    assert (right & ~whole).any() and (right & whole).any(), "the reward calls some of either kind right"
+    assert {answer.completion.stop for answer in learnt} == {StopReason.EOS} and len(learnt) == (right & whole).sum()
+    assert state.start.metrics["sft/right"] == pytest.approx(float((right & whole).double().mean()))
 
 
 def test_fine_tuning_is_done_once_and_a_killed_run_ends_as_if_it_had_not_been(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -25,7 +26,7 @@ PLAIN = [
 ]  # fmt: skip
 
 
-def sums(path: Path, firsts: range, other: int = 1) -> str:
+def sums(path: Path, firsts: Sequence[int], other: int = 1) -> str:
     path.write_text("".join(json.dumps({"question": f"{n}+{other}?", "answer": n + other}) + "\n" for n in firsts))
     return str(path)
 
@@ -84,6 +85,27 @@ def test_a_source_may_be_evaluated_on_a_table_of_its_own(tmp_path: Path) -> None
     heldout = [one for one in task.problems("heldout") if one.source == "large"]
     assert [one.question for one in heldout] == [f"{n}+5?" for n in range(1, 9)]
     assert len([one for one in task.problems("train") if one.source == "large"]) == 100 - 20
+
+
+def test_a_question_of_two_sources_belongs_to_evaluation_and_to_held_out_questions_first(tmp_path: Path) -> None:
+    """Whichever source comes first: 1 to 4 are trained on in one and held out in the other, 41 to 44 likewise."""
+    plain, hard = sums(tmp_path / "train.jsonl", range(1, 41)), sums(tmp_path / "hard.jsonl", range(41, 49))
+    own, both = (
+        sums(tmp_path / "own.jsonl", range(61, 81)),
+        sums(tmp_path / "both.jsonl", [*range(1, 5), *range(41, 45)]),
+    )
+    sources = [
+        f"+task.sources.plain={{path: {plain}, weight: 1, downstream: {{path: {hard}}}}}",
+        f"+task.sources.tested={{path: {own}, weight: 1, heldout: {{path: {both}}}}}",
+    ]
+    for order in (sources, sources[::-1]):
+        task = task_of(*order, "task.heldout_rows=32", "task.downstream_rows=32")
+        train, heldout, downstream = (
+            {int(one.question.split("+")[0]) for one in task.problems(split)}
+            for split in ("train", "heldout", "downstream")
+        )
+        assert {*range(1, 5), *range(41, 45)} <= heldout and not train & {*range(1, 5)}
+        assert {*range(45, 49)} <= downstream and not downstream & {*range(41, 45)}
 
 
 def test_questions_outside_the_bounds_of_a_source_are_said(tmp_path: Path) -> None:
