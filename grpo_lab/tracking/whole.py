@@ -77,6 +77,8 @@ def read_yaml(path: Path, remedy: str) -> DictConfig:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
         said = getattr(error, "problem", None) or str(error).splitlines()[0]
+        if isinstance(error, UnicodeDecodeError):
+            said = fault_in_json(path.read_bytes(), error)
         raise ValueError(f"{path}{line} is not YAML ({said}): {remedy}") from error
     if not isinstance(value, DictConfig):
         raise ValueError(f"{path} holds no mapping: {remedy}")
