@@ -23,7 +23,6 @@ _REPEAT_SECONDS = 3.0  # between two interrupts of a cell that did not react to 
 _ELSEWHERE_SECONDS = 2.0  # between two looks at a folder that another process holds
 _REST_SECONDS = 30.0  # before a place that took no cell is asked again
 _END_SECONDS = 60.0  # for a place to end cells that were killed
-_ADVICE = "Set the environment variable HYDRA_FULL_ERROR"
 _LAST_BYTES = 20_000  # of the output, searched for the error; torchrun says much after it
 # What threads beside a run write: it goes on where the run hangs.
 _BESIDE = re.compile(r"system\.jsonl|\.?mirror.*")
@@ -255,9 +254,7 @@ def _failure(entry: _Running, code: int) -> str | None:
     output = folder / OUTPUT
     text = output.read_bytes()[-_LAST_BYTES:].decode(errors="replace") if output.exists() else ""
     said = f"\n{text}".rpartition("\n$ ")[2]  # output of this attempt
-    lines = [line for line in said.splitlines()[1:] if line and not line.startswith(_ADVICE)]
-    if _ADVICE in said and "Traceback" not in said:
-        lines = lines[:1]  # of Hydra's many lines the first names the error
+    lines = [line for line in said.splitlines()[1:] if line]
     errors = [line for line in lines if line.startswith("error:")] or lines[-1:] or ["it said nothing"]
     reason = f"killed by {signal.Signals(-code).name}" if code < 0 else errors[-1].removeprefix("error: ")
     return f"{entry.cell.said or reason} (see {output})"

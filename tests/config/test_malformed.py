@@ -246,10 +246,10 @@ def test_an_interrupt_while_modules_load_is_one_line(tmp_path: Path, program: st
 
 PLUGIN = """
 from dataclasses import dataclass
-from grpo_lab.tricks.surrogate import Surrogate
+from grpo_lab.tricks import surrogate
 
 @dataclass(frozen=True)
-class Reinforce(Surrogate):
+class Ppo(surrogate.Ppo):
     pass
 """
 
@@ -259,10 +259,8 @@ def test_a_plugin_class_named_like_a_built_in_is_refused_and_both_are_named(tmp_
     code = "import runpy; runpy.run_module('grpo_lab.train', run_name='__main__', alter_sys=True)"
     done = run(code, "plugins=[my_plugin]", here=tmp_path)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
-    assert f"Reinforce at {tmp_path / 'my_plugin.py'} line 6" in done.stderr
-    assert (
-        "tricks/surrogate.py line " in done.stderr and "option reinforce: give your class another name" in done.stderr
-    )
+    assert f"Ppo at {tmp_path / 'my_plugin.py'} line 5" in done.stderr
+    assert "tricks/surrogate.py line " in done.stderr and "option ppo: give your class another name" in done.stderr
 
 
 def test_an_experiment_without_a_mode_is_the_sweep_that_it_declares(
