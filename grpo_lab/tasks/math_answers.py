@@ -170,6 +170,7 @@ _OPENS = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
 _FORMULA_ENDS = re.compile(r"\$|\\[)\]]")
 _ANNOUNCED = re.compile(r"answer is|answer:", re.IGNORECASE)
 _NUMBER_IN_TEXT = re.compile(r"[-\u2212]?[0-9][0-9,]*(?:\.[0-9]+)?(?:/[0-9]+)?")
+_GOES_ON = re.compile(r"[\^_!}]|[a-zA-Z](?![a-zA-Z])")
 _CLAUSE_ENDS = re.compile(r"[.,;:!?](?:\s|\Z)|\n")
 _DENIED = re.compile(r"\b(?:not|never|no|nor|neither|cannot|wrong|incorrect)\b|n['\u2019]t\b", re.IGNORECASE)
 
@@ -186,7 +187,15 @@ def _stated(text: str) -> str:
     number = None
     for found in _NUMBER_IN_TEXT.finditer(text):
         number = found
-    return "" if number is None or _DENIED.search(_clause(text, number)) else number.group()
+    if number is None or _is_part(text, number) or _DENIED.search(_clause(text, number)):
+        return ""
+    return number.group()
+
+
+def _is_part(text: str, number: re.Match[str]) -> bool:
+    """Whether a number is a part of what is stated, as that of `\\sqrt{2}`, `x^4` or `5x` is."""
+    before = text[max(0, number.start() - 1) : number.start()]
+    return bool((before and (before.isalpha() or before in "^_{")) or _GOES_ON.match(text, number.end()))
 
 
 def _clause(text: str, number: re.Match[str]) -> str:

@@ -100,6 +100,19 @@ def test_where_each_grader_looks(gold: str, text: str, by_strict: int, by_lenien
 
 
 @pytest.mark.parametrize(
+    "text", [r"so it is \sqrt{2}", r"we get $x^2$", r"\frac{3}{2}", r"hence $2x$", "2!", r"$a_2$", r"\sqrt2"]
+)
+def test_a_number_that_is_part_of_an_expression_is_not_stated(text: str) -> None:
+    assert plain(asked("2"), text, True) == 0
+    assert plain(asked("2"), f"{text}, which gives 2", True) == 1
+
+
+@pytest.mark.parametrize("text", ["x=2", "#2", "$2$", "2.", "1+1=2;#2", "**2**", "It takes 2cm.", "the 2nd", "(2)"])
+def test_a_number_that_stands_alone_is_stated(text: str) -> None:
+    assert plain(asked("2"), text, True) == 1
+
+
+@pytest.mark.parametrize(
     ("text", "read"),
     [
         ("It is certainly not 42, though.", 0),
