@@ -68,6 +68,33 @@ def test_faults_that_do_not_fit_stop_the_command_before_a_test_runs(tmp_path: Pa
     assert not (tmp_path / "table.md").exists()
 
 
+@pytest.mark.needs("mutmut", "coverage")
+def test_faults_that_are_drawn_fit_the_code_and_name_the_tests_that_cover_their_lines(tmp_path: Path) -> None:
+    from coverage import CoverageData
+
+    covered, file = CoverageData(str(tmp_path / "covered")), PACKAGE / "rollout" / "rounds.py"
+    covered.set_context("test_filters.test_groups_that_end_at_once_are_not_lost_and_cost_nothing_later")
+    covered.add_lines({str(file): range(1, 200)})
+    covered.write()
+    lists = []
+    for name in ("one", "again"):
+        words = [
+            "rollout/rounds.py",
+            "--number",
+            "5",
+            "--covered",
+            str(tmp_path / "covered"),
+            "--to",
+            str(tmp_path / name),
+        ]
+        done = subprocess.run([sys.executable, str(HERE / "draw.py"), *words], capture_output=True, text=True)
+        assert done.stdout.startswith("5 faults in ") and done.returncode == 0, done.stderr
+        lists.append(plant.read(tmp_path / name))
+    assert lists[0] == lists[1] and len(lists[0]) == 5 and plant.mistakes(lists[0]) == []
+    (test,) = {test for fault in lists[0] for test in fault.tests}
+    assert test == "test_filters.py::test_groups_that_end_at_once_are_not_lost_and_cost_nothing_later"
+
+
 def lives_in(place: Path, folder: Path) -> bool:
     """Whether a process of this machine works in the folder, by its entry in /proc."""
     try:

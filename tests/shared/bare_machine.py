@@ -30,6 +30,7 @@ PACKAGES = {
     "vllm": "make setup-vllm",
     **dict.fromkeys(("jupytext", "nbclient", "ipykernel"), "make notebooks"),
     "trackio": "pip install 'grpo-lab[trackio]'",
+    **dict.fromkeys(("mutmut", "coverage"), "pip install 'grpo-lab[mutants]'"),
 }
 INSTALL = PACKAGES | {
     **dict.fromkeys(("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo"), "apt-get install slurm-wlm"),
