@@ -215,8 +215,8 @@ def compose_cells(plans: Sequence[Plan], sweep: str, compose: Compose) -> list[C
                     f"{other.plan.title} has the same folder, {folder}, and is another run: rename a value"
                 )
         except (ValueError, HydraException, OmegaConfBaseException) as error:
-            composed = isinstance(error, (HydraException, OmegaConfBaseException))
-            said = in_one_line(error) if composed else str(error)
+            refused = isinstance(error, (HydraException, OmegaConfBaseException))
+            said = in_one_line(error, RunConfig.__dataclass_fields__) if refused else str(error)
             refusals.setdefault(said, plan.title)  # the same message for several seeds is reported once
     if refusals:
         listed = "\n".join(f"  {title}: {message}" for message, title in refusals.items())
