@@ -39,6 +39,7 @@ class Evaluation:
     suite_problems: int  # of each of these suites, and at most of each of the tables
     # Further suites from data sets, asked with the downstream budget: name -> fields of a `tasks.tables.Table`.
     tables: dict[str, Any]
+    unreadable_share: float  # of the rows of one of these tables, above which it is refused; fewer are left out
     other_wording: str  # the question in other words, with {question} for the question itself
     temperature: float
     top_p: float
@@ -56,6 +57,7 @@ class Evaluation:
         )  # fmt: skip
         require_not_negative(self, "temperature")
         require_field(0 < self.top_p <= 1, self, "top_p", "in (0, 1]")
+        require_field(0 <= self.unreadable_share <= 1, self, "unreadable_share", "in [0, 1]")
         for name in ("samples", "probe_problems", "heldout_problems", "downstream_problems"):
             least = getattr(self, name)
             ends = f"ends_{name}"
@@ -86,8 +88,15 @@ class Evaluation:
     @property
     def table_problems(self) -> dict[str, tuple[Problem, ...]]:
         """The problems of each of the tables. Raises ValueError with a remedy for one that cannot be read."""
-        named = {name: Table.of(fields, f"evaluation.tables.{name}") for name, fields in self.tables.items()}
-        return suite_problems(named, self.suite_problems)
+        return suite_problems(self._tables, self.suite_problems, self.unreadable_share)
+
+    def notes_on_tables(self) -> list[str]:
+        """What is said about how the tables were read."""
+        return [note for table in self._tables.values() for note in table.notes_on_reading()]
+
+    @property
+    def _tables(self) -> dict[str, Table]:
+        return {name: Table.of(fields, f"evaluation.tables.{name}") for name, fields in self.tables.items()}
 
     def in_other_words(self, question: str) -> str:
         """The question as the suite `other_wording` asks it."""

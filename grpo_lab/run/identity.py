@@ -100,12 +100,13 @@ def data_fingerprint(run: RunConfig) -> dict[str, str] | None:
 
 
 def notes_on_data(run: RunConfig) -> list[str]:
-    """What the data make a reader doubt: the task's own notes, and tables of evaluation that overlap with training."""
+    """What a reader has to know of the data: notes of the task and of tables of evaluation, and overlaps."""
     tables = run.evaluation.table_problems
     if not tables:
         return run.task.notes()
     asked = {name: [problem.question for problem in problems] for name, problems in tables.items()}
-    return [*run.task.notes(), *overlaps([problem.question for problem in run.task.problems("train")], asked)]
+    trained = [problem.question for problem in run.task.problems("train")]
+    return [*run.task.notes(), *run.evaluation.notes_on_tables(), *overlaps(trained, asked)]
 
 
 def check_data(before: Mapping[str, Any], data: Mapping[str, str] | None) -> None:

@@ -10,7 +10,20 @@ from functools import cache
 from typing import Any, ClassVar
 
 from grpo_lab.tasks.base import SPLITS, Task
-from grpo_lab.tasks.tables import Row, Table, TableTask, _chosen, _divided, _problems, fingerprint, overlaps
+from grpo_lab.tasks.tables import (
+    Row,
+    Table,
+    TableTask,
+    _chosen,
+    _divided,
+    _problems,
+    also_asked,
+    by_question,
+    fingerprint,
+    notes_on_repetition,
+    overlaps,
+    require_share,
+)
 from grpo_lab.tricks.base import require
 from grpo_lab.types import Problem
 
@@ -31,6 +44,7 @@ class MixtureTask(Task):
     exact_sizes: ClassVar[bool] = False
 
     sources: dict[str, Any]
+    unreadable_share: float  # of the rows of a table, above which it is refused; fewer are left out
     train_rows: int  # at most, of each source; 0 for all
     probe_rows: int  # of all sources together, as are those below
     heldout_rows: int
@@ -50,6 +64,7 @@ class MixtureTask(Task):
                 remedy = f"write {split}: {{path: test.jsonl}}, or leave it out for questions of the source itself"
                 rule = "a mapping of fields of a table"
                 require(isinstance(other, Mapping), f"task.sources.{name}.{split}", repr(other), rule, remedy)
+        require_share(self.unreadable_share)
         require(self.train_rows >= 0, "train_rows", self.train_rows, "at least 0", "0 takes all rows")
         for name in ("probe_rows", "heldout_rows", "downstream_rows"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1", "evaluation asks such questions")
@@ -94,32 +109,43 @@ def _table_task(task: MixtureTask, name: str) -> TableTask:
     keys = ("probe_rows", "heldout_rows", "downstream_rows")
     rows: dict[str, Any] = {key: max(1, round(share * getattr(task, key))) for key in keys}
     return TableTask(
-        **vars(own), **tables, **bounds, train_rows=task.train_rows, **rows, response_tokens=task.response_tokens,
-        downstream_response_tokens=task.downstream_response_tokens,
+        **vars(own), **tables, **bounds, unreadable_share=task.unreadable_share, train_rows=task.train_rows, **rows,
+        response_tokens=task.response_tokens, downstream_response_tokens=task.downstream_response_tokens,
     )  # fmt: skip
 
 
 @cache
-def _parts(written: str) -> tuple[dict[str, dict[str, list[Row]]], int]:
-    """Split -> source -> rows, no question twice; and how many training questions were left out for that."""
+def _parts(written: str) -> tuple[dict[str, dict[str, list[Row]]], list[str]]:
+    """Split -> source -> rows, no question twice; and what is said about those left out for that."""
     task = MixtureTask(**json.loads(written))
     divided = {name: _divided(_table_task(task, name)) for name in task.sources}
-    seen: set[str] = set()
     parts: dict[str, dict[str, list[Row]]] = {}
-    for split in ("heldout", "downstream", "train"):
+    asked, said = list[Row](), list[str]()
+    for split in ("heldout", "downstream"):
         parts[split] = {}
         for name in task.sources:
-            parts[split][name] = [row for row in divided[name][split] if row.key not in seen]
-            seen |= {row.key for row in parts[split][name]}
+            rows, seen = divided[name][split], {row.loose_key for row in asked}
+            said += also_asked(rows, asked, f"{split} questions of the source {name}", "asked elsewhere in evaluation")
+            parts[split][name] = [row for row in rows if row.loose_key not in seen]
+            asked += parts[split][name]
+    seen = {row.loose_key for row in asked}
+    for name in task.sources:
+        said += also_asked(
+            divided[name]["train"], asked, f"training questions of the source {name}", "asked in evaluation"
+        )
+    free = {name: [row for row in divided[name]["train"] if row.loose_key not in seen] for name in task.sources}
+    agreeing, contradictory = by_question(row for rows in free.values() for row in rows)
+    said += notes_on_repetition(agreeing, contradictory, "the sources together")
+    first = {id(rows[0]) for rows in agreeing}  # of the first source that has the question
+    parts["train"] = {name: [row for row in rows if id(row) in first] for name, rows in free.items()}
     empty = [name for name, rows in parts["train"].items() if not rows]
     if empty:
         raise ValueError(
             f"every question of task.sources.{empty[0]} is also one of another source or of evaluation: leave it out, "
             "or put it first"
         )
-    left_out = sum(len(divided[name]["train"]) - len(rows) for name, rows in parts["train"].items())
     parts["probe"] = {name: _chosen(rows, _table_task(task, name).probe_rows) for name, rows in parts["train"].items()}
-    return parts, left_out
+    return parts, said
 
 
 @cache
@@ -148,15 +174,13 @@ def _interleaved(parts: Sequence[Sequence[Problem]]) -> tuple[Problem, ...]:
 
 @cache
 def _notes(written: str) -> tuple[str, ...]:
-    parts, left_out = _parts(written)
-    said = (
-        [f"{left_out} training questions are also asked elsewhere in the mixture and were left out"] if left_out else []
-    )
-    task = MixtureTask(**json.loads(written))
+    parts, repeated = _parts(written)
+    task, said = MixtureTask(**json.loads(written)), list[str]()
     for name in task.sources:
-        said += _table_task(task, name).notes_on_rates(name)
+        source = _table_task(task, name)
+        said += [*source.all_notes_on_reading(), *source.notes_on_rates(name)]
     questions = {
         split: [row.question for rows in by_source.values() for row in rows] for split, by_source in parts.items()
     }
     asked = {split: questions[split] for split in ("heldout", "downstream")}
-    return (*said, *overlaps(questions["train"], asked))
+    return (*dict.fromkeys(said), *repeated, *overlaps(questions["train"], asked))

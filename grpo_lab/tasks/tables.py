@@ -1,30 +1,26 @@
-"""Tasks from data sets: of the hub, or a local file or folder, read by `datasets`."""
+"""Tasks from data sets: of the hub, or a local file or folder."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import json
-import math
-import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from grpo_lab.tasks.base import SPLITS, Task
+from grpo_lab.tasks.columns import Columns, as_text, is_file, open_columns
 from grpo_lab.tasks.math_answers import last_box
 from grpo_lab.tricks.base import require
 from grpo_lab.tricks.question_filter import word_runs
 from grpo_lab.types import Problem
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-
 BOXED = "boxed"
-_FILES = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+_FIELDS = ("question", "answer", "difficulty", "details", "pass_rate")  # of a table: what stands in a row
+_USER, _SYSTEM = ("user", "human"), ("system", "developer")  # roles of chat messages
 _SPLIT_IDS = 10_000_000  # the ids that a split has room for
 _FIRST_ID = {name: index * _SPLIT_IDS for index, name in enumerate(("train", "heldout", "downstream"))}
 _FIRST_SUITE_ID = 100_000_000
@@ -46,7 +42,12 @@ class Row:
 
     @property
     def key(self) -> str:
-        """The question without case and spacing: rows of one key are the same question."""
+        """The question without blanks around it: rows of one key are the same question."""
+        return self.question.strip()
+
+    @property
+    def loose_key(self) -> str:
+        """The question without case and spacing: rows that agree in it are never in two splits."""
         return " ".join(self.question.casefold().split())
 
 
@@ -54,13 +55,14 @@ class Row:
 class Table:
     """Rows of a data set: where they are, and where in a row question and answer are.
 
-    `path` is an id on the hub, a local file (.jsonl, .json, .csv, .parquet, also compressed), or a folder: of such
-    files, or written by `save_to_disk`. `question`, `answer` and `difficulty` are columns, or places within one, such
-    as `reward_model.ground_truth` or `prompt.0.content`. The patterns are regular expressions, whose last match's first
-    group is what is meant; `boxed` stands for what the last `\\boxed{}` holds. Empty texts: no subset, the newest
-    revision, the whole column, no difficulty, no details, no pass rates. `details` is what else a grader needs, such as
-    rubrics. `pass_rate` is a column with the share of some model's answers that were right, in [0, 1] or empty;
-    without a column of difficulty that is 1 + round(100 (1 - rate)), and 101 where the rate is not known.
+    `path` is an id on the hub, a local file (.jsonl, .json, .csv, .tsv, .parquet, also compressed), or a folder: of
+    such files, or written by `save_to_disk`. `question`, `answer` and `difficulty` are columns, or places within one,
+    such as `reward_model.ground_truth`. A question may stand in several columns, `Body+Question`, or in a list of chat
+    messages, whose only user message it is. The patterns are regular expressions, whose last match's first group is
+    what is meant; `boxed` stands for what the last `\\boxed{}` holds. Empty texts: no subset, the newest revision, the
+    whole column, no difficulty, no details, no pass rates. `details` is what else a grader needs, such as rubrics.
+    `pass_rate` is a column with the share of some model's answers that were right, in [0, 1] or empty; without a
+    column of difficulty that is 1 + round(100 (1 - rate)), and 101 where the rate is not known.
     """
 
     path: str
@@ -108,144 +110,287 @@ class Table:
     @property
     def source(self) -> tuple[str, str, str, str]:
         """What tells rows of two tables apart; how they are read does not. A file has one split."""
-        file = _kind(Path(self.path)) is not None
-        return (self.path, "", "", "") if file else (self.path, self.subset, self.split, self.revision)
+        return (self.path, "", "", "") if is_file(self.path) else (self.path, self.subset, self.split, self.revision)
 
     def rows(self) -> tuple[Row, ...]:
-        """The rows in their order, each question once. Raises ValueError with a remedy for rows it cannot read."""
-        return _rows(Table(**{name: getattr(self, name) for name in Table.__dataclass_fields__}))
+        """The usable rows in their order, each question once. Raises ValueError with a remedy if there are none."""
+        return self._reading.rows
+
+    def notes_on_reading(self) -> list[str]:
+        """A sentence for each reason for which rows, or messages in them, are not asked; with an example."""
+        return list(self._reading.notes)
+
+    def require_usable(self, share: float, key: str) -> None:
+        """Raise ValueError if more of the rows are unusable than `share`, the value of the setting `key`, allows."""
+        reading = self._reading
+        if reading.unusable > share * reading.number:
+            raise ValueError(
+                f"{reading.unusable} of {reading.number} rows of {self.path} cannot be used, more than {key}={share:g} "
+                f"allows: {reading.why}. Correct the rows or where they are read, or raise {key} to leave them out"
+            )
+
+    @property
+    def _reading(self) -> Reading:
+        return _read(Table(**{name: getattr(self, name) for name in Table.__dataclass_fields__}))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a table gave: its usable rows, each question once, and what is said about the others."""
+
+    rows: tuple[Row, ...]
+    number: int  # of all rows
+    unusable: int  # rows that cannot be read, and those of a question with several answers
+    why: str  # some of them are unusable; "" where none is
+    notes: tuple[str, ...]
+
+
+class _Unusable(ValueError):
+    """What a row has or lacks that makes it unusable."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where in a row something stands: a column, and the steps from there into what it holds."""
+
+    written: str
+    column: str
+    steps: tuple[str, ...]
 
 
 @cache
-def _rows(table: Table) -> tuple[Row, ...]:
-    data = _open(table)
-    if len(data) == 0:
-        raise ValueError(_no_rows(table))
-    questions = list(_parts(table, data, "question"))
-    answers = list(_parts(table, data, "answer"))
-    rates = _rates(table, data) if table.pass_rate else [None] * len(data)
-    if table.difficulty:
-        levels = _levels(_texts(table, data, table.difficulty, "difficulty"))
-    else:
-        levels = [1 + round(100 * (1 - (rate or 0.0))) if table.pass_rate else 1 for rate in rates]
-    rows: dict[str, Row] = {}
-    more = _texts(table, data, table.details, "details") if table.details else [""] * len(data)
-    for number, (question, answer, level, details, rate) in enumerate(zip(questions, answers, levels, more, rates)):
-        row = Row(number, question, answer, level, details, rate)
-        rows.setdefault(row.key, row)
-    return tuple(rows.values())
-
-
-def _open(table: Table) -> Dataset:
-    """The rows of a table. Raises ValueError that says what is missing and how to give a local copy."""
-    import datasets
-    from datasets.exceptions import DatasetNotFoundError
-
-    datasets.disable_progress_bars()
-    place = Path(table.path).expanduser()
-    kind = _kind(place)
-    if kind is not None and place.is_file() and not place.stat().st_size:
-        raise ValueError(_no_rows(table))
-    if kind is not None and not place.exists():
-        raise ValueError(f"there is no file {table.path}: give the path of an existing one")
-    try:
-        if place.is_file():
-            if kind is None:
-                raise ValueError(f"{table.path} must be a file of {', '.join(_FILES)}: convert it to one of these")
-            return datasets.load_dataset(kind, data_files=str(place), split="train")
-        if (place / "dataset_dict.json").exists() or (place / "state.json").exists():
-            saved = datasets.load_from_disk(str(place))
-            return saved if isinstance(saved, datasets.Dataset) else saved[table.split]
-        # A set with several subsets refuses to be loaded without one, and lists them.
-        where = str(place) if place.is_dir() else table.path
-        revision = table.revision or None
-        return datasets.load_dataset(where, table.subset or None, split=table.split, revision=revision)
-    except KeyError as error:
-        raise ValueError(f"{table.path} has no split {error}: choose one of those it has") from error
-    except (ConnectionError, DatasetNotFoundError) as error:
-        offline = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("HF_DATASETS_OFFLINE")
-        raise ValueError(
-            f"the data set {table.path!r} is no local file or folder, and the hub did not give it"
-            f"{' (HF_HUB_OFFLINE is set)' if offline else ''}: {_first_line(error)}. Without a network, copy it on a "
-            f"machine with one: `hf download --repo-type dataset {table.path} --local-dir FOLDER`, and give FOLDER as "
-            "path; a data set behind a licence needs `hf auth login` first"
-        ) from error
-    except ValueError as error:
-        if "corresponds to no data" in str(error):
-            raise ValueError(_no_rows(table)) from error
-        raise ValueError(f"{table.path} cannot be read: {_first_line(error)}") from error
-    except Exception as error:  # damaged files: pyarrow's, pandas' and datasets' own errors share no class
-        raise ValueError(
-            f"{table.path} cannot be read ({type(error).__name__}: {_first_line(error)}): check the file, and that "
-            "subset, split and revision exist"
-        ) from error
-
-
-def _no_rows(table: Table) -> str:
-    return f"{table.path} has no rows in split {table.split!r}: choose another split or file"
-
-
-def _kind(place: Path) -> str | None:
-    """The reader of a file by its name, None for what is no file of a kind that is read."""
-    return _FILES.get(next((suffix for suffix in reversed(place.suffixes) if suffix in _FILES), ""))
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _texts(table: Table, data: Dataset, place: str, what: str) -> list[str]:
-    """What stands in each row at `place`, as text."""
-    column, *path = place.split(".")
-    if place in data.column_names:  # a column whose name has a dot in it
-        column, path = place, []
-    if column not in data.column_names:
-        known = ", ".join(data.column_names)
-        raise ValueError(f"{table.path} has no column {column!r} for the {what}: set its {what} to one of {known}")
-    found = []
-    for number, value in enumerate(data[column]):
+def _read(table: Table) -> Reading:
+    data = open_columns(table.path, table.subset, table.split, table.revision)
+    places = {name: _places(table, data.columns, name) for name in _FIELDS if getattr(table, name)}
+    columns = {place.column: data.columns[place.column] for found in places.values() for place in found}
+    read: list[tuple[Row, str]] = []  # with the text of its level
+    unreadable, systems = list[str](), list[str]()
+    for number, values in enumerate(zip(*columns.values())):
         try:
-            value = _within(value, path)
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            said = f"row {number} of {table.path} has nothing at {place!r} ({error})"
-            raise ValueError(f"{said}: correct {what}, or the row") from error
-        if what == "pass_rate" and value is None:
-            value = ""
-        if what == "details" and not isinstance(value, str):
-            value = "" if value is None else json.dumps(value, ensure_ascii=False, default=str)
-        if value is None or isinstance(value, Mapping | list):
-            shown = "nothing" if value is None else f"{type(value).__name__} {str(value)[:80]}"
-            raise ValueError(
-                f"row {number} of {table.path} has {shown} as its {what}, which must be a text or a number: correct "
-                f"the row, or set {what} to a place within it, such as {place}.0"
+            row, level, system = _row(table, places, number, dict(zip(columns, values)))
+        except _Unusable as error:
+            unreadable.append(f"row {number} {error}")
+            continue
+        read.append((row, level))
+        systems += [system] if system else []
+    levels = _levels([level for _, level in read]) if table.difficulty else [row.difficulty for row, _ in read]
+    agreeing, contradictory = by_question(replace(row, difficulty=level) for (row, _), level in zip(read, levels))
+    why = "; ".join([*unreadable[:2], *(_two_answers(rows) for rows in contradictory[:1])])
+    if not agreeing:
+        raise ValueError(f"no row of {table.path} can be used: {why}")
+    return Reading(
+        rows=tuple(rows[0] for rows in agreeing),
+        number=len(data),
+        unusable=len(unreadable) + sum(map(len, contradictory)),
+        why=why,
+        notes=tuple(_said(table, data, places, unreadable, systems, contradictory, agreeing)),
+    )
+
+
+def _said(
+    table: Table,
+    data: Columns,
+    places: Mapping[str, Sequence[_Place]],
+    unreadable: Sequence[str],
+    systems: Sequence[str],
+    contradictory: Sequence[Sequence[Row]],
+    agreeing: Sequence[Sequence[Row]],
+) -> Iterator[str]:
+    """What a reader of results has to know about how a table was read."""
+    if unreadable:
+        yield f"{len(unreadable)} of {len(data)} rows of {table.path} cannot be read and were left out: {unreadable[0]}"
+    yield from notes_on_repetition(agreeing, contradictory, table.path)
+    if systems:
+        yield (
+            f"{len(systems)} of {len(data)} rows of {table.path} have a system message, such as {systems[0][:60]!r}, "
+            "which is not asked: template.system writes one for all questions"
+        )
+    for name in ("question", "answer"):
+        if kinds := {data.types[place.column] for place in places[name] if place.column in data.types}:
+            yield (
+                f"datasets took each {name} of {table.path} for {', '.join(sorted(kinds))}, which may not be as it is "
+                "written: download the files and give their folder as path, where texts and numbers stay as they are"
             )
-        found.append(str(value).strip() if what != "question" else str(value))
+
+
+def by_question(rows: Iterable[Row]) -> tuple[list[list[Row]], list[list[Row]]]:
+    """The rows of each question: first of those whose rows agree on the answer, then of those whose rows do not."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.key, []).append(row)
+    answers = [(rows, len({row.answer for row in rows})) for rows in found.values()]
+    return [rows for rows, number in answers if number == 1], [rows for rows, number in answers if number > 1]
+
+
+def notes_on_repetition(
+    agreeing: Sequence[Sequence[Row]], contradictory: Sequence[Sequence[Row]], of: str
+) -> Iterator[str]:
+    """A sentence on questions that stand several times, and one on those of them with several answers."""
+    if contradictory:
+        number, example = sum(map(len, contradictory)), _two_answers(contradictory[0])
+        yield f"{number} rows of {of} contradict each other and were left out: {example}"
+    if again := [row for rows in agreeing for row in rows[1:]]:
+        shown = repr(again[0].question.strip()[:60])
+        yield f"{len(again)} rows of {of} repeat a question and its answer, such as {shown}; each is asked once"
+
+
+def _two_answers(rows: Sequence[Row]) -> str:
+    """A question with several answers, for people."""
+    first, other = list(dict.fromkeys(row.answer for row in rows))[:2]
+    return (
+        f"{rows[0].question.strip()[-60:]!r} has the answers {first[:40]!r} and {other[:40]!r} (if its first half "
+        "stands in a column of its own, name both, such as question=Body+Question)"
+    )
+
+
+def _places(table: Table, columns: Mapping[str, Any], what: str) -> list[_Place]:
+    """Where in a row the question, or something else, stands. Raises ValueError for an unknown column."""
+    written = getattr(table, what)
+    found = []
+    for one in [written] if what != "question" or written in columns else written.split("+"):
+        column, *steps = (one,) if one in columns else one.split(".")  # the name of a column may have a dot in it
+        if column not in columns:
+            known = ", ".join(columns)
+            raise ValueError(f"{table.path} has no column {column!r} for the {what}: set its {what} to one of {known}")
+        found.append(_Place(one, column, tuple(steps)))
     return found
 
 
-def _within(value: Any, path: Sequence[str]) -> Any:
-    for part in path:
-        value = value[int(part)] if isinstance(value, list) else value[part]
-    return value
+def _row(
+    table: Table, places: Mapping[str, Sequence[_Place]], number: int, values: Mapping[str, Any]
+) -> tuple[Row, str, str]:
+    """A row, the text of its level, and the system message beside its question. Raises _Unusable."""
+
+    def text(what: str) -> str:
+        (place,) = places[what]
+        return _text(_at(place, values[place.column], what)[0], place, what).strip()
+
+    asked = [(place, *_at(place, values[place.column], "question")) for place in places["question"]]
+    if len(asked) == 1:
+        (place, value, _) = asked[0]
+        question = _text(value, place, "question")
+    else:  # one of several parts may be empty
+        question = " ".join(_text(value, place, "question").strip() for place, value, _ in asked if value is not None)
+    rate = _rate(places["pass_rate"][0], values) if table.pass_rate else None
+    row = Row(
+        number,
+        _part(question, "question", table.question, table.question_pattern),
+        _part(text("answer"), "answer", table.answer, table.answer_pattern),
+        1 + round(100 * (1 - (rate or 0.0))) if table.pass_rate else 1,
+        _details(places["details"][0], values) if table.details else "",
+        rate,
+    )
+    return row, text("difficulty") if table.difficulty else "", next((said for *_, said in asked if said), "")
 
 
-def _parts(table: Table, data: Dataset, what: str) -> Iterator[str]:
-    """The question or the answer of each row: the part of its column that the pattern names."""
-    place, pattern = getattr(table, what), getattr(table, f"{what}_pattern")
-    for number, text in enumerate(_texts(table, data, place, what)):
-        if pattern == BOXED:
-            part = (last_box(text) or "").strip()
-        elif pattern:
-            matches = list(re.finditer(pattern, text))
-            part = matches[-1].group(1).strip() if matches else None
-        else:
-            part = text
-        if not part:
-            raise ValueError(
-                f"row {number} of {table.path} holds no {what} by {what}_pattern={pattern!r}: its {place} ends "
-                f"{text[-80:]!r}; correct the pattern or the row"
-            )
-        yield part
+def _at(place: _Place, value: Any, what: str) -> tuple[Any, str]:
+    """What stands at a place of a row, and the system message of the conversation that it is from.
+
+    Of a conversation the question is the user's message. Raises _Unusable if there is none, or more to read than that.
+    """
+    system = ""
+    for step in (*place.steps, None):
+        if messages := _messages(value):
+            system = next((str(content) for role, content in messages if role in _SYSTEM), system)
+            if step is None and what == "question":
+                return _asked(messages, place), system
+        elif step in ("content", "value") and (message := _message(value)):
+            _require_role(message[0], place, what)
+        if step is not None:
+            try:
+                value = value[int(step)] if isinstance(value, list) else value[step]
+            except (KeyError, IndexError, TypeError, ValueError) as error:
+                raise _Unusable(f"has nothing at {place.written!r} ({error})") from error
+    return value, system
+
+
+def _message(value: Any) -> tuple[str, Any] | None:
+    """Role and content of a chat message, in the words of OpenAI or ShareGPT; None for what is no message."""
+    for role, content in (("role", "content"), ("from", "value")):
+        if isinstance(value, Mapping) and role in value and content in value:
+            return str(value[role]).lower(), value[content]
+    return None
+
+
+def _messages(value: Any) -> list[tuple[str, Any]]:
+    """Role and content of each message of a conversation; [] for what is none."""
+    found = [_message(one) for one in value] if isinstance(value, list) else []
+    return [message for message in found if message] if all(found) else []
+
+
+def _asked(messages: Sequence[tuple[str, Any]], place: _Place) -> Any:
+    """The user's message of a conversation. Raises _Unusable if others precede it, or there is none."""
+    roles = [role for role, _ in messages]
+    before = next((number for number, role in enumerate(roles) if role in _USER), len(roles))
+    users = sum(role in _USER for role in roles)
+    if users != 1 or any(role not in _SYSTEM for role in roles[:before]):
+        raise _Unusable(
+            f"has at {place.written!r} a conversation of {', '.join(roles)}, and a question is one user message with "
+            f"nothing but a system message before it: to ask one without the others, set {place.written}.-1.content"
+        )
+    return messages[before][1]
+
+
+def _require_role(role: str, place: _Place, what: str) -> None:
+    """Raise _Unusable for a message that is no question, or no answer, by its role."""
+    conversation = ".".join((place.column, *place.steps[:-2]))
+    if what == "question" and role not in _USER:
+        remedy = f"set question to {conversation}, of which the user's message is taken"
+        raise _Unusable(f"has at {place.written!r} a message of the role {role}, which is no question: {remedy}")
+    if what == "answer" and role in (*_USER, *_SYSTEM):
+        remedy = f"set answer to the message that answers, such as {conversation}.-1.{place.steps[-1]}"
+        raise _Unusable(f"has at {place.written!r} a message of the role {role}, which is no answer: {remedy}")
+
+
+def _text(value: Any, place: _Place, what: str) -> str:
+    """A text or a number as it is written. Raises _Unusable for anything else."""
+    if value is None or value != value:
+        raise _Unusable(f"has nothing as its {what}")
+    if isinstance(value, Mapping | list | bytes):
+        inner = "0" if isinstance(value, list) else next(iter(value), "") if isinstance(value, Mapping) else ""
+        within = f"set {what} to a place within it, such as {place.written}.{inner}" if inner else "write it as a text"
+        raise _Unusable(
+            f"has {type(value).__name__} {str(value)[:80]} as its {what}, which must be a text or a number: "
+            f"correct the row, or {within}"
+        )
+    return as_text(value)
+
+
+def _part(text: str, what: str, place: str, pattern: str) -> str:
+    """The part of a text that the pattern means. Raises _Unusable if there is none."""
+    part = text
+    if pattern == BOXED:
+        part = (last_box(text) or "").strip()
+    elif pattern:
+        matches = list(re.finditer(pattern, text))
+        part = (matches[-1].group(1) or "").strip() if matches else ""
+    if part.strip():
+        return part
+    if not text.strip():
+        raise _Unusable(f"holds no {what}: its {place} is empty")
+    raise _Unusable(
+        f"holds no {what} by {what}_pattern={pattern!r}: its {place} ends {text[-80:]!r}; correct the pattern or "
+        "the row"
+    )
+
+
+def _details(place: _Place, values: Mapping[str, Any]) -> str:
+    """What else a grader needs: a text as it is, anything else as JSON."""
+    value, _ = _at(place, values[place.column], "details")
+    return (
+        value if isinstance(value, str) else "" if value is None else json.dumps(value, ensure_ascii=False, default=str)
+    )
+
+
+def _rate(place: _Place, values: Mapping[str, Any]) -> float | None:
+    """The pass rate of a row; None for an empty one. Raises _Unusable unless it is a share."""
+    value, _ = _at(place, values[place.column], "pass_rate")
+    text = "" if value is None else as_text(value).strip()
+    if text.lower() in ("", "nan", "none"):
+        return None
+    if not re.fullmatch(_NUMBER, text) or not 0 <= float(text) <= 1:
+        raise _Unusable(f"has the pass rate {text!r}: it must be a share from 0 to 1, or empty")
+    return float(text)
 
 
 def _levels(texts: Sequence[str]) -> list[int]:
@@ -263,25 +408,13 @@ def _levels(texts: Sequence[str]) -> list[int]:
     return [order[text] for text in texts]
 
 
-def _rates(table: Table, data: Dataset) -> list[float | None]:
-    """The pass rate of each row; None for an empty one."""
-    found: list[float | None] = []
-    for number, text in enumerate(_texts(table, data, table.pass_rate, "pass_rate")):
-        rate = float(text) if re.fullmatch(_NUMBER, text) else math.nan
-        if text not in ("", "nan", "None") and not 0 <= rate <= 1:
-            raise ValueError(
-                f"row {number} of {table.path} has the pass rate {text!r}: it must be a share from 0 to 1, or empty"
-            )
-        found.append(None if math.isnan(rate) else rate)
-    return found
-
-
 @dataclass(frozen=True)
 class TableTask(Table, Task):
     """A table of questions for training, and where held-out and downstream questions come from.
 
     `heldout` and `downstream` may name the training table again: then its rows are divided by a hash of the
-    question, so many to each and at most a fifth. A training question that another table asks too is left out.
+    question, so many to each and at most a fifth. A training question that is asked there too is left out, also if it
+    differs in case or blanks.
 
     With bounds other than 0 and 1, training questions whose `pass_rate` lies outside them or is not known are left out.
     """
@@ -292,6 +425,7 @@ class TableTask(Table, Task):
     downstream: Table
     lowest_pass_rate: float
     highest_pass_rate: float
+    unreadable_share: float  # of the rows of a table, above which it is refused; fewer are left out
     train_rows: int  # at most; 0 for all
     probe_rows: int
     heldout_rows: int
@@ -299,6 +433,7 @@ class TableTask(Table, Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_share(self.unreadable_share)
         low, high = self.lowest_pass_rate, self.highest_pass_rate
         require(0 <= low <= 1, "lowest_pass_rate", low, "in [0, 1]", "it is a share of answers")
         require(low <= high <= 1, "highest_pass_rate", high, f"between lowest_pass_rate ({low:g}) and 1", "mend either")
@@ -327,6 +462,11 @@ class TableTask(Table, Task):
             return True
         return row.pass_rate is not None and self.lowest_pass_rate <= row.pass_rate <= self.highest_pass_rate
 
+    def all_notes_on_reading(self) -> list[str]:
+        """What is said about how the tables of all splits were read, each sentence once."""
+        tables = (self, self.heldout, self.downstream)
+        return list(dict.fromkeys(note for table in tables for note in table.notes_on_reading()))
+
     def notes_on_rates(self, name: str) -> list[str]:
         """How many rows of the table, called `name`, are not trained on for their pass rates; [] if none."""
         outside = sum(not self.within_bounds(row) for row in self.rows())
@@ -347,25 +487,32 @@ class TableTask(Table, Task):
         return {split: fingerprint(self.problems(split), bool(self.details)) for split in SPLITS}
 
 
-def _hash(row: Row) -> bytes:
-    return hashlib.sha256(row.key.encode("utf-8", "surrogatepass")).digest()
+def require_share(share: float) -> None:
+    """Raise ValueError unless `unreadable_share` is a share."""
+    require(0 <= share <= 1, "unreadable_share", share, "in [0, 1]", "it is a share of the rows of a table")
+
+
+def _hash(row: Row) -> tuple[bytes, str]:
+    return hashlib.sha256(row.loose_key.encode("utf-8", "surrogatepass")).digest(), row.question
 
 
 def _chosen(rows: Sequence[Row], number: int) -> list[Row]:
-    """`number` of the rows, by their hash and so at random, in their own order."""
-    chosen = {row.key for row in sorted(rows, key=_hash)[:number]}
-    return [row for row in rows if row.key in chosen]
+    """`number` of the rows of a table, by their hash and so at random, in their own order."""
+    chosen = {row.number for row in sorted(rows, key=_hash)[:number]}
+    return [row for row in rows if row.number in chosen]
 
 
 @cache
 def _divided(task: TableTask) -> dict[str, list[Row]]:
-    """The rows of train, heldout and downstream: no question in two of them."""
+    """The rows of train, heldout and downstream: no question in two of them, however it is spaced or capitalised."""
     tables = {"train": task, "heldout": task.heldout, "downstream": task.downstream}
+    for table in tables.values():
+        table.require_usable(task.unreadable_share, "task.unreadable_share")
     wanted = {"heldout": task.heldout_rows, "downstream": task.downstream_rows}
     parts: dict[str, list[Row]] = {}
     for split, number in wanted.items():
-        taken = {row.key for part in parts.values() for row in part}
-        rows = [row for row in tables[split].rows() if row.key not in taken]
+        taken = {row.loose_key for part in parts.values() for row in part}
+        rows = [row for row in tables[split].rows() if row.loose_key not in taken]
         shares = [name for name, table in tables.items() if table.source == tables[split].source]
         if "train" in shares:
             most = len(task.rows()) // _LARGEST_SHARE
@@ -379,8 +526,8 @@ def _divided(task: TableTask) -> dict[str, list[Row]]:
                 f"no rows are left for the split {split}: {tables[split].path} has {len(tables[split].rows())} "
                 f"different questions; give a larger table, or set task.{split}.path to another one"
             )
-    asked = {row.key for part in parts.values() for row in part}
-    train = [row for row in task.rows() if row.key not in asked]
+    asked = {row.loose_key for part in parts.values() for row in part}
+    train = [row for row in task.rows() if row.loose_key not in asked]
     if not train:
         raise ValueError(f"every question of {task.path} is also a held-out or downstream question: give another table")
     train = [row for row in train if task.within_bounds(row)]
@@ -396,20 +543,44 @@ def _problems(rows: Sequence[Row], first: int) -> tuple[Problem, ...]:
     )
 
 
-def suite_problems(tables: Mapping[str, Table], number: int) -> dict[str, tuple[Problem, ...]]:
-    """At most `number` problems of each named table, with ids that no split of a task has."""
+def suite_problems(tables: Mapping[str, Table], number: int, share: float) -> dict[str, tuple[Problem, ...]]:
+    """At most `number` problems of each named table, with ids that no split of a task has.
+
+    Raises ValueError for a table with more unusable rows than `share`.
+    """
+    for table in tables.values():
+        table.require_usable(share, "evaluation.unreadable_share")
     first = itertools.count(_FIRST_SUITE_ID, _SPLIT_IDS)
     return {name: _problems(_chosen(table.rows(), number), next(first)) for name, table in tables.items()}
+
+
+def also_asked(rows: Iterable[Row], asked: Iterable[Row], of: str, where: str) -> list[str]:
+    """A sentence on those rows that are also asked somewhere else, and so left out; [] for none."""
+    others = {row.loose_key: row for row in asked}
+    pairs = [(row, others[row.loose_key]) for row in rows if row.loose_key in others]
+    if not pairs:
+        return []
+    said = f"{len(pairs)} {of} are also {where} and were left out"
+    if looser := [(row, other) for row, other in pairs if row.key != other.key]:
+        shown = " and ".join(repr(one.question.strip()[:60]) for one in looser[0])
+        said += f"; {len(looser)} of them are the same but for case and blanks, such as {shown}"
+    if contrary := [(row, other) for row, other in pairs if row.key == other.key and row.answer != other.answer]:
+        shown = f"{contrary[0][0].answer[:40]!r} and {contrary[0][1].answer[:40]!r}"
+        said += f"; {len(contrary)} of them have another answer there, such as {shown}"
+    return [said]
 
 
 @cache
 def _notes(task: TableTask) -> tuple[str, ...]:
     parts, said = _divided(task), []
-    for split, table in (("heldout", task.heldout), ("downstream", task.downstream)):
-        if table.source != task.source:
-            also = len({row.key for row in task.rows()} & {row.key for row in parts[split]})
-            if also:
-                said.append(f"{also} questions of {task.path} are also {split} questions and were left out of training")
+    tables = {"train": task, "heldout": task.heldout, "downstream": task.downstream}
+    said += task.all_notes_on_reading()
+    for split in ("heldout", "downstream"):
+        # Of one table the rows that are asked are no training rows to begin with.
+        same = tables[split].source == task.source
+        asked = {row.number for row in parts[split]} if same else set()
+        rows = [row for row in task.rows() if row.number not in asked]
+        said += also_asked(rows, parts[split], f"training questions of {task.path}", f"{split} questions")
     said += task.notes_on_rates(task.path)
     for split, wanted in (("heldout", task.heldout_rows), ("downstream", task.downstream_rows)):
         if len(parts[split]) < wanted:

@@ -72,10 +72,33 @@ def test_a_question_of_two_sources_is_asked_once_and_never_where_it_is_evaluated
     )  # fmt: skip
     questions = [item.question for split in ("train", "heldout", "downstream") for item in task.problems(split)]
     assert len(questions) == len(set(questions)) <= 80
-    (note,) = task.notes()
-    left_out = int(note.split()[0])
-    assert 10 <= left_out <= 20 and "are also asked elsewhere in the mixture and were left out" in note
+    assert len(questions) + sum(int(note.split()[0]) for note in task.notes()) == 100, (
+        "each that is left out is counted"
+    )
+    assert {note.split(maxsplit=1)[1] for note in task.notes()} == {
+        *(
+            f"{split} questions of the source other are also asked elsewhere in evaluation and were left out"
+            for split in ("heldout", "downstream")
+        ),
+        "training questions of the source other are also asked in evaluation and were left out",
+        "rows of the sources together repeat a question and its answer, such as '22+1?'; each is asked once",
+    }
     assert {item.source for item in task.problems("train") if int(item.question.split("+")[0]) >= 41} == {"other"}
+
+
+def test_a_question_with_another_answer_in_another_source_is_in_neither(tmp_path: Path) -> None:
+    one = sums(tmp_path / "one.jsonl", range(1, 41))
+    rows = [{"question": f"{n}+1?", "answer": n + 2 if n == 7 else n + 1} for n in range(5, 60)]
+    (tmp_path / "other.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = task_of(
+        f"+task.sources.one={{path: {one}, weight: 1}}", "task.heldout_rows=2", "task.downstream_rows=2",
+        f"+task.sources.other={{path: {tmp_path / 'other.jsonl'}, weight: 1}}",
+    )  # fmt: skip
+    assert "7+1?" not in {
+        item.question for split in ("train", "heldout", "downstream") for item in task.problems(split)
+    }
+    (contrary,) = [note for note in task.notes() if "contradict each other" in note]
+    assert contrary.startswith("2 rows of the sources together") and "'7+1?' has the answers '8' and '9'" in contrary
 
 
 def test_a_source_may_be_evaluated_on_a_table_of_its_own(tmp_path: Path) -> None:
@@ -160,7 +183,7 @@ def test_a_mixture_with_other_rubrics_is_another_one(tmp_path: Path) -> None:
 )
 def test_what_is_no_mixture_is_refused(sources: dict[str, dict[str, object]], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        MixtureTask(24, 48, sources, 0, 8, 8, 8)
+        MixtureTask(24, 48, sources, 0.05, 0, 8, 8, 8)
 
 
 def test_a_wrong_column_is_named(tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ from grpo_lab.config.run_config import RunConfig, to_run
 from grpo_lab.rollout.grading import encode_prompts
 from grpo_lab.run.evaluate import make_suites
 from grpo_lab.run.identity import check_data, data_fingerprint, notes_on_data
-from grpo_lab.tasks.tables import Table, TableTask, _divided, _rows, fingerprint, overlaps
+from grpo_lab.tasks.mixture import MixtureTask
+from grpo_lab.tasks.tables import Table, TableTask, _divided, _read, fingerprint, overlaps
 from grpo_lab.tracking.mlflow_sender import _inputs
 
 Rows = Sequence[dict[str, Any]]
@@ -108,7 +109,10 @@ def test_numbers_with_a_fraction_are_ordered_by_size_as_levels(tmp_path: Path) -
             r"highest_pass_rate must be between lowest_pass_rate \(0.5\) and 1, got 0.4: mend either",
         ),
         (["task.pass_rate=solved", "task.lowest_pass_rate=0.3", "task.highest_pass_rate=0.4"], r"solved in \[0.3, 0.4"),
-        (["task.pass_rate=answer"], r"row 1 of .* has the pass rate '3': it must be a share from 0 to 1, or empty"),
+        (
+            ["task.pass_rate=answer"],
+            r"69 of 70 rows of .*: row 1 has the pass rate '3': it must be a share from 0 to 1, or empty",
+        ),
         (["task.pass_rate=rate"], "no column 'rate' for the pass_rate"),
     ],
 )
@@ -168,7 +172,7 @@ def test_a_boxed_answer_is_read_from_the_last_box(tmp_path: Path) -> None:
     (row,) = table(jsonl(tmp_path / "q.jsonl", rows), answer_pattern="boxed").rows()
     assert row.answer == r"\frac{1}{2}"
     open_box = jsonl(tmp_path / "open.jsonl", [{"question": "q?", "answer": r"\boxed{7"}])
-    with pytest.raises(ValueError, match=r"row 0 of .* holds no answer by answer_pattern='boxed'"):
+    with pytest.raises(ValueError, match=r"no row of .* can be used: row 0 holds no answer by answer_pattern='boxed'"):
         table(open_box, answer_pattern="boxed").rows()
 
 
@@ -178,9 +182,161 @@ def test_levels_without_numbers_are_in_the_order_of_their_names(tmp_path: Path) 
     assert [row.difficulty for row in read] == [2, 1, 2, 3]
 
 
-def test_a_question_that_stands_twice_is_asked_once(tmp_path: Path) -> None:
-    rows = [*sums(5), {"question": " what IS 1  plus 2?", "answer": "3"}, *sums(1, first=7)]
-    assert [row.number for row in table(jsonl(tmp_path / "q.jsonl", rows)).rows()] == [0, 1, 2, 3, 4, 6]
+# --- rows that are not asked ----------------------------------------------------------------------------------
+
+
+def test_a_question_that_stands_twice_is_asked_once_and_that_is_said(tmp_path: Path) -> None:
+    rows = [*sums(5), {"question": " What is 1 plus 2? ", "answer": "3"}, *sums(1, first=7)]
+    read = table(jsonl(tmp_path / "q.jsonl", rows))
+    assert [row.number for row in read.rows()] == [0, 1, 2, 3, 4, 6]
+    (said,) = read.notes_on_reading()
+    assert said.endswith("q.jsonl repeat a question and its answer, such as 'What is 1 plus 2?'; each is asked once")
+    assert said.startswith("1 rows of ")
+    read.require_usable(0.0, "task.unreadable_share")
+
+
+def test_case_blanks_and_symbols_carry_meaning(tmp_path: Path) -> None:
+    """Each of these pairs is two questions, with answers of their own, and neither is lost."""
+    pairs = [("Solve X=2x", "Solve x=2x"), ("2 < 3?", "2 > 3?"), ("f(n)=2 n", "f(n)=2n"), ("1 2\n3 4", "1 2 3 4")]
+    rows = [{"question": one, "answer": n} for n, one in enumerate(one for pair in pairs for one in pair)]
+    read = table(jsonl(tmp_path / "q.jsonl", rows))
+    assert [(row.question, row.answer) for row in read.rows()] == [
+        (row["question"], str(row["answer"])) for row in rows
+    ]
+    assert read.notes_on_reading() == []
+
+
+def test_a_question_with_two_answers_is_left_out_and_counted_apart(tmp_path: Path) -> None:
+    rows = [*sums(40), {"question": "What is 3 plus 4?", "answer": 8}, *sums(2)]
+    read = table(jsonl(tmp_path / "q.jsonl", rows))
+    assert [row.number for row in read.rows()] == [*range(3), *range(4, 40)]
+    contrary, repeated = read.notes_on_reading()
+    assert contrary.startswith("2 rows of ") and "contradict each other and were left out" in contrary
+    assert "'What is 3 plus 4?' has the answers '7' and '8'" in contrary and repeated.startswith("2 rows of ")
+    with pytest.raises(
+        ValueError, match=r"2 of 43 rows of .* cannot be used, more than task\.unreadable_share=0\.01 all"
+    ):
+        read.require_usable(0.01, "task.unreadable_share")
+
+
+def test_a_question_in_two_columns(tmp_path: Path) -> None:
+    """As SVAMP and ASDiv have it. Without its body every question has two answers, which is refused with the remedy."""
+    rows = [{"Body": f"Ann has {n} pens.", "Question": f"How many are {n % 5} more?", "answer": n} for n in range(30)]
+    path = jsonl(tmp_path / "svamp.jsonl", rows)
+    whole = table(path, question="Body+Question")
+    assert whole.rows()[7].question == "Ann has 7 pens. How many are 2 more?" and len(whole.rows()) == 30
+    assert whole.notes_on_reading() == []
+    with pytest.raises(
+        ValueError, match=r"'How many are 0 more\?' has the answers '0' and '5' .*question=Body\+Question"
+    ):
+        table(path, question="Question").rows()
+    with pytest.raises(ValueError, match="no column 'Text' for the question"):
+        table(path, question="Body+Text").rows()
+    rows[3]["Body"] = None
+    assert table(jsonl(tmp_path / "no_body.jsonl", rows), question="Body+Question").rows()[3].question == (
+        "How many are 3 more?"
+    )
+    named = jsonl(tmp_path / "named.jsonl", [{"a+b": "whole?", "a": "x", "b": "y", "answer": 1}])
+    assert table(named, question="a+b").rows()[0].question == "whole?", "a column of that name comes first"
+
+
+MATH = [
+    {"problem": f"What is {i}+1?", "solution": f"We add, and get $\\boxed{{{i + 1}}}$."} for i in range(60)
+]  # fmt: skip
+
+
+def test_rows_without_an_answer_are_left_out_up_to_a_share(tmp_path: Path) -> None:
+    """The forms of MATH's training split: a box without braces is read, an empty or missing one is left out."""
+    ends = [r"so it is $\boxed 2$.", r"it is \boxed 9$", r"so $\boxed{}$.", "so it is 2."]
+    rows = [*MATH, *({"problem": f"And {n}?", "solution": end} for n, end in enumerate(ends))]
+    path = jsonl(tmp_path / "math.jsonl", rows)
+    words = [f"task.path={path}", "task.question=problem", "task.answer=solution", "task.answer_pattern=boxed"]
+    task = task_of(*words)
+    assert [row.answer for row in task.rows()[60:]] == ["2", "9"] and len(task.rows()) == 62
+    asked = [
+        problem.id % 10_000_000 for split in ("train", "heldout", "downstream") for problem in task.problems(split)
+    ]
+    assert sorted(asked) == list(range(62)), "numbers of rows do not move"
+    said = task.notes()[0]
+    assert said.startswith(
+        f"2 of 64 rows of {path} cannot be read and were left out: row 62 holds no answer by answer_"
+    )
+    assert sum("cannot be read" in note for note in task.notes()) == 1, "one table is spoken of once"
+    strict = task_of(*words, "task.unreadable_share=0.03")
+    with pytest.raises(
+        ValueError, match=r"2 of 64 rows .* more than task\.unreadable_share=0\.03 allows: row 62 holds no"
+    ):
+        strict.problems("train")
+    with pytest.raises(ValueError, match=r"unreadable_share must be in \[0, 1\], got 2"):
+        task_of(*words, "task.unreadable_share=2")
+
+
+def test_what_is_left_out_reaches_the_notes_of_a_mixture_and_of_tables_of_evaluation(tmp_path: Path) -> None:
+    rows = [*sums(40), {"question": "no answer?"}]
+    path, fine = jsonl(tmp_path / "q.jsonl", rows), jsonl(tmp_path / "fine.jsonl", sums(40, first=100))
+    named = f"{{path: {path}, weight: 1}}"
+    mixture = to_run(
+        compose_config(
+            ["world=tiny", "task=mixture", f"+task.sources.a={named}", f"+task.sources.b={{path: {fine}, weight: 1}}"]
+        )
+    )
+    assert [note for note in notes_on_data(mixture) if note.startswith(f"1 of 41 rows of {path} cannot be read")]
+    with pytest.raises(
+        ValueError, match=r"more than task\.unreadable_share=0 allows: row 40 has nothing as its answer"
+    ):
+        MixtureTask(**{**vars(mixture.task), "unreadable_share": 0.0}).problems("train")
+    entry = f"+evaluation.tables.more={{path: {path}, split: train, question: question, answer: answer}}"
+    run = run_of(f"task.path={fine}", entry)
+    assert [note for note in notes_on_data(run) if note.startswith(f"1 of 41 rows of {path} cannot be read")]
+    with pytest.raises(ValueError, match=r"more than evaluation\.unreadable_share=0 allows"):
+        make_suites(run_of(f"task.path={fine}", entry, "evaluation.unreadable_share=0"))
+
+
+# --- chat messages --------------------------------------------------------------------------------------------
+
+
+def chat(number: int, system: str = "", **more: Any) -> dict[str, Any]:
+    said = [{"role": "system", "content": system}] if system else []
+    return {"prompt": [*said, {"role": "user", "content": f"What is {number}+1?"}], "answer": number + 1, **more}
+
+
+def test_a_list_of_messages_is_a_conversation_whose_user_asks(tmp_path: Path) -> None:
+    rows = [chat(n, "Be brief." if n % 2 else "") for n in range(40)]
+    path = jsonl(tmp_path / "chat.jsonl", rows)
+    read = table(path, question="prompt")
+    assert [(row.question, row.answer) for row in read.rows()] == [(f"What is {n}+1?", str(n + 1)) for n in range(40)]
+    (said,) = read.notes_on_reading()
+    assert said.startswith(f"20 of 40 rows of {path} have a system message, such as 'Be brief.', which is not asked")
+    by_place = table(path, question="prompt.0.content")
+    assert {row.question for row in by_place.rows()} == {f"What is {n}+1?" for n in range(0, 40, 2)}
+    message = (
+        r"20 of 40 rows .* row 1 has at 'prompt\.0\.content' a message of the role system, .*set question to prompt,"
+    )
+    with pytest.raises(ValueError, match=message):
+        by_place.require_usable(0.05, "task.unreadable_share")
+
+
+def test_messages_of_other_words_and_answers_in_a_conversation(tmp_path: Path) -> None:
+    said = [{"from": "system", "value": "Think."}, {"from": "human", "value": "1+1?"}, {"from": "gpt", "value": "2"}]
+    path = jsonl(tmp_path / "share.jsonl", [{"conversations": said}])
+    (row,) = table(path, question="conversations", answer="conversations.-1.value").rows()
+    assert (row.question, row.answer) == ("1+1?", "2")
+    with pytest.raises(
+        ValueError, match=r"a message of the role human, which is no answer: set answer to the message that"
+    ):
+        table(path, question="conversations", answer="conversations.1.value").rows()
+
+
+@pytest.mark.parametrize(
+    "roles", [["user", "assistant", "user"], ["assistant", "user"], ["system"], ["user", "user"], ["tool", "user"]]
+)
+def test_a_question_that_needs_what_was_said_before_is_not_asked_alone(tmp_path: Path, roles: list[str]) -> None:
+    said = [{"role": role, "content": f"word {n}"} for n, role in enumerate(roles)]
+    path = jsonl(tmp_path / "turns.jsonl", [{"prompt": said, "answer": 1}])
+    with pytest.raises(ValueError, match=f"a conversation of {', '.join(roles)}, and a question is one user message"):
+        table(path, question="prompt").rows()
+    if roles[-1] == "user":
+        assert table(path, question="prompt.-1.content").rows()[0].question == f"word {len(roles) - 1}"
 
 
 # --- dividing -------------------------------------------------------------------------------------------------
@@ -212,7 +368,7 @@ def test_tables_of_their_own_give_all_they_have_and_leave_training(tmp_path: Pat
     assert len(parts["heldout"]) == 20 and len(parts["downstream"]) == 20, "one table for both is halved"
     assert parts["heldout"].isdisjoint(parts["downstream"])
     assert len(parts["train"]) == 90
-    left_out = [note for note in task.notes() if "were left out of training" in note]
+    left_out = [note for note in task.notes() if "and were left out" in note]
     assert len(left_out) == 2 and sum(int(note.split()[0]) for note in left_out) == 10
 
 
@@ -237,6 +393,35 @@ def test_levels_of_heldout_questions_are_mixed_as_they_are_where_training_has_no
     (heldout,) = (suite for suite in make_suites(run, ends=False) if suite.name == "heldout")
     levels = [problem.difficulty for problem in heldout.problems]
     assert {level: levels.count(level) for level in range(1, 6)} == pytest.approx(dict.fromkeys(range(1, 6), 10), abs=4)
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["one table", "two tables"])
+def test_questions_that_differ_in_case_or_blanks_are_never_in_two_splits(tmp_path: Path, apart: bool) -> None:
+    loud = [{"question": row["question"].upper().replace(" ", "  "), "answer": row["answer"]} for row in sums(200)]
+    if apart:
+        train = jsonl(tmp_path / "q.jsonl", sums(200))
+        other = f"task.heldout.path={jsonl(tmp_path / 'loud.jsonl', loud[:50])}"
+    else:
+        train, other = jsonl(tmp_path / "q.jsonl", [*sums(200), *loud]), "task.heldout_rows=41"
+    task = task_of(f"task.path={train}", other, "task.downstream_rows=20")
+    parts = {split: [one.question for one in task.problems(split)] for split in ("train", "heldout", "downstream")}
+    loose = {split: {" ".join(one.lower().split()) for one in part} for split, part in parts.items()}
+    assert not loose["train"] & (loose["heldout"] | loose["downstream"]) and not loose["heldout"] & loose["downstream"]
+    said = [note for note in task.notes() if "heldout questions and were left out" in note]
+    number, first, second = (50, "What is 0 plus 1?", "WHAT  IS  0  PLUS  1?") if apart else (1, "", "")
+    assert len(said) == 1 and said[0].startswith(
+        f"{number} training questions of {train} are also heldout questions and were left out; {number} of them are "
+        f"the same but for case and blanks, such as {(repr(first) + ' and ' + repr(second)) if apart else ''}"
+    )
+
+
+def test_an_answer_that_is_another_one_where_it_is_held_out_is_counted(tmp_path: Path) -> None:
+    train, wrong = jsonl(tmp_path / "q.jsonl", sums(100)), [row | {"answer": 0} for row in sums(3)]
+    other = jsonl(tmp_path / "other.jsonl", [*wrong, *sums(3, first=3)])
+    said = task_of(f"task.path={train}", f"task.heldout.path={other}", "task.downstream_rows=1").notes()
+    assert [note for note in said if "6 training questions of" in note and note.endswith(
+        "were left out; 3 of them have another answer there, such as '1' and '0'"
+    )]  # fmt: skip
 
 
 # --- what is said ---------------------------------------------------------------------------------------------
@@ -291,8 +476,8 @@ def test_tables_of_evaluation_are_suites_of_their_own(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"question": "prompt"}, "no column 'prompt' for the question: set its question to one of question, answer"),
-        ({"answer": "answer.0"}, "row 0 of .* has nothing at 'answer.0'"),
-        ({"answer_pattern": "####(.*)"}, "row 0 of .* holds no answer by answer_pattern='####"),
+        ({"answer": "answer.0"}, "no row of .* can be used: row 0 has nothing at 'answer.0'"),
+        ({"answer_pattern": "####(.*)"}, "no row of .* can be used: row 0 holds no answer by answer_pattern='####"),
         ({"answer_pattern": "####("}, "answer_pattern is no regular expression"),
         ({"answer_pattern": "####"}, "answer_pattern must be a pattern with a group"),
         ({"difficulty": "level"}, "no column 'level' for the difficulty"),
@@ -317,11 +502,13 @@ def test_files_that_hold_nothing_usable_are_refused(tmp_path: Path) -> None:
     torn.write_bytes(b"PAR1 and then nothing")
     with pytest.raises(ValueError, match=r"torn\.parquet cannot be read"):
         table(str(torn)).rows()
-    nested = jsonl(tmp_path / "nested.jsonl", [{"question": [{"content": "1+1?"}], "answer": "2"}])
-    with pytest.raises(ValueError, match=r"must be a text or a number: correct the row, or set question to a place"):
+    nested = jsonl(tmp_path / "nested.jsonl", [{"question": {"text": "1+1?"}, "answer": "2"}])
+    with pytest.raises(
+        ValueError, match=r"a number: correct the row, or set question to a place .* such as question\.text"
+    ):
         table(nested).rows()
-    blank = jsonl(tmp_path / "blank.jsonl", [{"question": "1+1?", "answer": "2"}, {"question": "1+2?", "answer": ""}])
-    with pytest.raises(ValueError, match=r"row 1 of .* holds no answer"):
+    blank = jsonl(tmp_path / "blank.jsonl", [{"question": "1+2?", "answer": ""}])
+    with pytest.raises(ValueError, match=r"row 0 holds no answer: its answer is empty"):
         table(blank).rows()
     few = jsonl(tmp_path / "few.jsonl", sums(3))
     with pytest.raises(ValueError, match="no rows are left for the split heldout"):
@@ -392,7 +579,7 @@ def test_a_run_records_its_questions_and_refuses_to_go_on_with_others(tmp_path: 
     assert {split: one.digest for split, one in inputs.items()} == described["data"]
     assert inputs["train"].name == f"{path}:train" and json.loads(inputs["train"].source)["task.path"] == path
     jsonl(tmp_path / "q.jsonl", [*rows[:-1], {"question": "8+8?", "answer": 16}])
-    _rows.cache_clear()
+    _read.cache_clear()
     _divided.cache_clear()
     with pytest.raises(ValueError, match=r"the questions of .* are others than when this run began"):
         run_in_process(tmp_path / "runs", *settings)
