@@ -190,7 +190,7 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
             with remedied("open"):
                 inputs = read_inputs(run, training)
             check_prompts(before, inputs.prompts)
-            warnings += [*training.notes(), *inputs.prompts.notes()]
+            warnings += [*training.notes(), *inputs.left_out, *inputs.prompts.notes()]
             described = describe_run(
                 before.get("run_key") or uuid.uuid4().hex, name, config, identity, tracking, choices, warnings, data,
                 training.record(), inputs.prompts.record(), environment, sweep, beginning.all_stretches(environment),

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
 from transformers import PreTrainedTokenizerBase
 
 from grpo_lab.config.run_config import RunConfig
+from grpo_lab.policy.model_folder import context_length
 from grpo_lab.rollout.grading import asking, encode_prompts
 from grpo_lab.types import Problem
+
+TRAINING = "training questions"
 
 
 def check_lengths(run: RunConfig, context: int | None, longest_prompt: int, whose: str = "the model's context") -> None:
@@ -14,20 +22,66 @@ def check_lengths(run: RunConfig, context: int | None, longest_prompt: int, whos
 
     A context of None is no limit.
     """
-    budgets = {
-        "engine.max_tokens": run.engine.max_tokens,
-        "evaluation.max_tokens": run.evaluation.max_tokens,
-        "evaluation.downstream_max_tokens": run.evaluation.downstream_max_tokens,
-    }
     if context is None:
         return
-    longer = {name: budget for name, budget in budgets.items() if longest_prompt + budget > context}
+    longer = {name: budget for name, budget in budgets_of(run).items() if longest_prompt + budget > context}
     if longer:
         said = ", ".join(f"{name}={budget}" for name, budget in longer.items())
         raise ValueError(
             f"{said} and a prompt of {longest_prompt} tokens exceed {whose} of {context} tokens: "
-            f"lower {', '.join(longer)} to at most {context - longest_prompt}"
+            + (
+                f"lower {', '.join(longer)} to at most {context - longest_prompt}"
+                if longest_prompt < context
+                else "set task.max_prompt_tokens to leave out long questions, or choose a model with a longer context"
+            )
         )
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """Which questions are asked, by the length of their prompts; `notes` say which are left out."""
+
+    problems: tuple[Problem, ...]
+    notes: tuple[str, ...]
+
+
+def fitting(
+    run: RunConfig, folder: Path, tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], of: str
+) -> Fitting:
+    """The problems whose prompts are no longer than `task.max_prompt_tokens`, and fit the context beside a response.
+
+    `folder` is the model's, `of` says which problems these are. Where the context is too short for most of them all
+    stay, as it is then the response length that does not fit: `check_lengths` refuses it. Raises ValueError if none is
+    short enough.
+    """
+    problems, given = tuple(problems), run.task.longest_prompt
+    contexts = [size for size in (context_length(folder), run.engine.longest) if size is not None]
+    room = min(contexts, default=math.inf) - max(budgets_of(run).values())
+    asked = at_their_longest(run, tokenizer, problems) if of == TRAINING else problems
+    lengths = [len(prompt) for prompt in encode_prompts(tokenizer, run.template, asked)]
+    if 2 * sum(length > room for length in lengths) > len(lengths):
+        room = math.inf
+    limit = min(room, math.inf if given is None else given)
+    kept = tuple(problem for problem, length in zip(problems, lengths) if length <= limit)
+    if len(kept) == len(problems):
+        return Fitting(problems, ())
+    longest, example = max(zip(lengths, (problem.question for problem in problems)))
+    by = f"task.max_prompt_tokens={given}" if limit == given else "the model's context beside a response"
+    gone = len(problems) - len(kept)
+    shown = f"{example[:60]!r} with {longest}"
+    said = f"{gone} of {len(problems)} {of} have prompts of more than {limit:g} tokens ({by}), such as {shown}"
+    if not kept:
+        raise ValueError(f"{said}: raise task.max_prompt_tokens, or give shorter questions")
+    return Fitting(kept, (f"{said}; they are left out",))
+
+
+def budgets_of(run: RunConfig) -> dict[str, int]:
+    """How long responses may be, by the setting that says so."""
+    return {
+        "engine.max_tokens": run.engine.max_tokens,
+        "evaluation.max_tokens": run.evaluation.max_tokens,
+        "evaluation.downstream_max_tokens": run.evaluation.downstream_max_tokens,
+    }
 
 
 def at_their_longest(

@@ -6,7 +6,7 @@ loaded.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from grpo_lab.policy.sharding import Trained, like, load_optimizer, load_whole, 
 from grpo_lab.rollout.grading import encode_prompts, tools_for
 from grpo_lab.run.checkpoint import load_shards
 from grpo_lab.run.evaluate import Suite, make_suites
-from grpo_lab.run.lengths import at_their_longest, check_lengths
+from grpo_lab.run.lengths import TRAINING, at_their_longest, check_lengths, fitting
 from grpo_lab.run.prompts import Prompts, read_prompts
 from grpo_lab.run.sft import Start, check_sft, fine_tuned
 from grpo_lab.run.teacher import LiveTeacher, find_teacher, open_teacher
@@ -241,11 +241,49 @@ class Inputs:
     base: Path
     tokenizer: PreTrainedTokenizerBase
     prompts: Prompts
+    left_out: list[str]  # what is said about questions whose prompts are too long
 
 
 def read_inputs(run: RunConfig, training: TrainingProblems) -> Inputs:
     """Everything a run reads. Raises ValueError for what cannot be trained on or asked."""
-    problems = training.problems
+    require_enough(run, training.problems)
+    check_sft(run, training.problems)
+    suites = make_suites(run)
+    asked = [*training.problems, *(one for suite in suites if suite.verifier is run.reward for one in suite.problems)]
+    run.reward.check(asked)
+    run.verifier.check([one for suite in suites if suite.verifier is run.verifier for one in suite.problems])
+    if missing := run.engine.missing():
+        raise ValueError(missing)
+    check_lengths(run, run.model.known_context(), 1)
+    base = run.model.resolve()
+    stop_token_ids(base)
+    if refused := run.engine.refusal(base, run.schedule.streams):
+        raise ValueError(refused)
+    tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
+    short = fitting(run, base, tokenizer, training.problems, TRAINING)
+    problems = short.problems
+    require_enough(run, problems)
+    suites, left_out = short_suites(run, base, tokenizer, suites)
+    evaluated = [problem for suite in suites for problem in suite.problems]
+    prompts = read_prompts(tokenizer, run.template, at_their_longest(run, tokenizer, problems), evaluated)
+    check_tokens(base, tokenizer, [sorted(prompts.tokens)])
+    check_lengths(run, context_length(base), prompts.longest)
+    check_lengths(run, run.engine.longest, prompts.longest, "engine.context")
+    run.truncation.check(tools_for(tokenizer))
+    return Inputs(replace(training, problems=problems), suites, base, tokenizer, prompts, [*short.notes, *left_out])
+
+
+def short_suites(
+    run: RunConfig, base: Path, tokenizer: PreTrainedTokenizerBase, suites: Sequence[Suite]
+) -> tuple[list[Suite], list[str]]:
+    """The suites without questions whose prompts are too long, and what is said about those, once a split."""
+    found = [fitting(run, base, tokenizer, suite.problems, f"{suite.split} questions") for suite in suites]
+    short = [replace(suite, problems=one.problems) for suite, one in zip(suites, found)]
+    return short, list(dict.fromkeys(note for one in found for note in one.notes))
+
+
+def require_enough(run: RunConfig, problems: Sequence[Problem]) -> None:
+    """Raise ValueError if these training problems are fewer than what is asked at once."""
     if len(problems) < run.problems_per_step:
         raise ValueError(
             f"problems_per_step={run.problems_per_step}, but the training split has {len(problems)} problems: "
@@ -261,25 +299,6 @@ def read_inputs(run: RunConfig, training: TrainingProblems) -> Inputs:
             f"this schedule has up to {held} different problems on their way at once, but the training split has "
             f"{len(problems)}: lower schedule.max_lag or problems_per_step, or enlarge the task"
         )
-    check_sft(run, problems)
-    suites = make_suites(run)
-    run.reward.check([*problems, *(one for suite in suites if suite.verifier is run.reward for one in suite.problems)])
-    run.verifier.check([one for suite in suites if suite.verifier is run.verifier for one in suite.problems])
-    if missing := run.engine.missing():
-        raise ValueError(missing)
-    check_lengths(run, run.model.known_context(), 1)
-    base = run.model.resolve()
-    stop_token_ids(base)
-    if refused := run.engine.refusal(base, run.schedule.streams):
-        raise ValueError(refused)
-    tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
-    evaluated = [problem for suite in suites for problem in suite.problems]
-    prompts = read_prompts(tokenizer, run.template, at_their_longest(run, tokenizer, problems), evaluated)
-    check_tokens(base, tokenizer, [sorted(prompts.tokens)])
-    check_lengths(run, context_length(base), prompts.longest)
-    check_lengths(run, run.engine.longest, prompts.longest, "engine.context")
-    run.truncation.check(tools_for(tokenizer))
-    return Inputs(training, suites, base, tokenizer, prompts)
 
 
 def open_state(
@@ -361,7 +380,7 @@ def open_state(
         training=training,
         tokenizer=tokenizer,
         suites=inputs.suites,
-        suites_between=make_suites(run, ends=False),
+        suites_between=short_suites(run, base, tokenizer, make_suites(run, ends=False))[0],
         learner=learner,
         reference=reference,
         initial=initial,

@@ -16,7 +16,7 @@ from grpo_lab.budget.ledger import Ledger, ModelFlops
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.policy.model_folder import context_length, stop_token_ids
 from grpo_lab.rollout.grading import encode_prompts, tools_for
-from grpo_lab.run.lengths import check_lengths
+from grpo_lab.run.lengths import TRAINING, check_lengths, fitting
 from grpo_lab.run.pass_rates import Asked, Base, Rates, measure
 from grpo_lab.tasks.tables import fingerprint
 from grpo_lab.tricks.pass_rate import Measured, difficulty_of, reason_to_drop
@@ -108,7 +108,12 @@ def training_problems(
     run.reward.check(read.problems)
     folder = run.model.resolve()
     base = Base.of(folder, AutoTokenizer.from_pretrained(folder, trust_remote_code=False), device)
-    kept, reasons, measured = read.problems, Counter[str](), list[Rates]()
+    kept, reasons, measured = (
+        fitting(run, folder, base.tokenizer, read.problems, TRAINING).problems,
+        Counter[str](),
+        list[Rates](),
+    )
+    reasons.update({"too_long": len(read.problems) - len(kept)} if len(kept) < len(read.problems) else {})
     _check(run, folder, base, kept)
     if plan.guesses:
         guesses = measure(run, plan, Asked.guesses(run, plan, base.tokenizer), base, kept, own, say)

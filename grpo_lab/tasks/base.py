@@ -66,6 +66,11 @@ class Task(ABC):
         """The problems of one split, in a fixed order. Raises ValueError for an unknown split."""
 
     @property
+    def longest_prompt(self) -> int | None:
+        """The most tokens that a prompt may have; None for what the model's context leaves beside a response."""
+        return None
+
+    @property
     def at_hand(self) -> bool:
         """Whether its questions are on this machine, so that nothing is downloaded to read them."""
         return True
@@ -124,6 +129,23 @@ class AnswerForm(Enum):
             if text.rstrip().endswith("#"):
                 return cls.number
         return cls.free
+
+
+@dataclass(frozen=True)
+class ForeignTask(Task):
+    """A task whose questions nobody made for the run's model, so that some may be too long for it."""
+
+    max_prompt_tokens: (
+        int | None
+    )  # questions with a longer prompt are left out; None: with one too long for the context
+
+    def __post_init__(self) -> None:
+        most = self.max_prompt_tokens
+        require(most is None or most >= 1, "max_prompt_tokens", most, "at least 1", "null leaves it to the context")
+
+    @property
+    def longest_prompt(self) -> int | None:
+        return self.max_prompt_tokens
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from grpo_lab.tasks.base import SPLITS, AnswerForm, Task
+from grpo_lab.tasks.base import SPLITS, AnswerForm, ForeignTask
 from grpo_lab.tasks.grader_pool import Answer, GraderPool
 from grpo_lab.tasks.math_answers import MARKED, JudgedApart, marked_answer
 from grpo_lab.tasks.tables import fingerprint
@@ -32,7 +32,7 @@ _MORE = 3  # times as many questions are drawn as are wanted, before a family co
 
 
 @dataclass(frozen=True)
-class ReasoningGym(Task):
+class ReasoningGym(ForeignTask):
     """One family of questions; `downstream` changes its settings, and should make it harder.
 
     No question is in two splits. Without settings of their own, downstream
@@ -52,6 +52,7 @@ class ReasoningGym(Task):
     exact_sizes: ClassVar[bool] = False  # a family may have fewer different questions than are asked for
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("train_size", "probe_size", "heldout_size", "downstream_size"):
             size, most = getattr(self, name), _SEEDS_APART // _MORE // 2
             require(1 <= size <= most, name, size, f"between 1 and {most}", "evaluation asks such questions")

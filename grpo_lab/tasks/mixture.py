@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar
 
-from grpo_lab.tasks.base import SPLITS, Task
+from grpo_lab.tasks.base import SPLITS, ForeignTask
 from grpo_lab.tasks.tables import (
     Row,
     Table,
@@ -32,7 +32,7 @@ _FIRST_ID = {"train": 0, "heldout": 10_000_000, "downstream": 20_000_000}
 
 
 @dataclass(frozen=True)
-class MixtureTask(Task):
+class MixtureTask(ForeignTask):
     """Training questions of several named tables; their weights say how often a question of each is drawn.
 
     An entry of `sources` has a `weight`, the fields of a `Table` (columns are question and answer, the split is train,
@@ -64,6 +64,7 @@ class MixtureTask(Task):
                 remedy = f"write {split}: {{path: test.jsonl}}, or leave it out for questions of the source itself"
                 rule = "a mapping of fields of a table"
                 require(isinstance(other, Mapping), f"task.sources.{name}.{split}", repr(other), rule, remedy)
+        super().__post_init__()
         require_share(self.unreadable_share)
         require(self.train_rows >= 0, "train_rows", self.train_rows, "at least 0", "0 takes all rows")
         for name in ("probe_rows", "heldout_rows", "downstream_rows"):
@@ -111,6 +112,7 @@ def _table_task(task: MixtureTask, name: str) -> TableTask:
     return TableTask(
         **vars(own), **tables, **bounds, unreadable_share=task.unreadable_share, train_rows=task.train_rows, **rows,
         response_tokens=task.response_tokens, downstream_response_tokens=task.downstream_response_tokens,
+        max_prompt_tokens=task.max_prompt_tokens,
     )  # fmt: skip
 
 

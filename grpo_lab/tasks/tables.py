@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from grpo_lab.tasks.base import SPLITS, Task
+from grpo_lab.tasks.base import SPLITS, ForeignTask
 from grpo_lab.tasks.columns import Columns, as_text, is_file, open_columns
 from grpo_lab.tasks.math_answers import last_box
 from grpo_lab.tricks.base import require
@@ -410,7 +410,7 @@ def _levels(texts: Sequence[str]) -> list[int]:
 
 
 @dataclass(frozen=True)
-class TableTask(Table, Task):
+class TableTask(Table, ForeignTask):
     """A table of questions for training, and where held-out and downstream questions come from.
 
     `heldout` and `downstream` may name the training table again: then its rows are divided by a hash of the
@@ -433,7 +433,8 @@ class TableTask(Table, Task):
     downstream_rows: int
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        Table.__post_init__(self)
+        ForeignTask.__post_init__(self)
         require_share(self.unreadable_share)
         low, high = self.lowest_pass_rate, self.highest_pass_rate
         require(0 <= low <= 1, "lowest_pass_rate", low, "in [0, 1]", "it is a share of answers")

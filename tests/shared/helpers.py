@@ -23,8 +23,11 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from grpo_lab.config.hydra_setup import compose_with_choices
 from grpo_lab.config.run_config import RunConfig
@@ -457,6 +460,14 @@ def tiny_model(dtype: torch.dtype = F64, vocabulary: int = 13, seed: int = 0) ->
             if type(child).__name__ == "LlamaRMSNorm":
                 setattr(parent, name, nn.RMSNorm(16, eps=config.rms_norm_eps, dtype=dtype))
     return model
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer that can write any text: bytes alone."""
+    alphabet = sorted(ByteLevel.alphabet())
+    words = Tokenizer(BPE({one: place for place, one in enumerate(alphabet)}, []))
+    words.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token=alphabet[0])
 
 
 def queue_of(run: RunConfig, state: RunState) -> RolloutQueue:

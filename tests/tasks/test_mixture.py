@@ -183,7 +183,7 @@ def test_a_mixture_with_other_rubrics_is_another_one(tmp_path: Path) -> None:
 )
 def test_what_is_no_mixture_is_refused(sources: dict[str, dict[str, object]], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        MixtureTask(24, 48, sources, 0.05, 0, 8, 8, 8)
+        MixtureTask(24, 48, None, sources, 0.05, 0, 8, 8, 8)
 
 
 def test_a_wrong_column_is_named(tmp_path: Path) -> None:

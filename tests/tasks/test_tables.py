@@ -11,11 +11,8 @@ from typing import Any
 import datasets
 import pytest
 from damage import cut_short
+from helpers import byte_tokenizer
 from short_runs import SMALL, run_in_process
-from tokenizers import Tokenizer
-from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel
-from transformers import PreTrainedTokenizerFast
 
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.run_config import RunConfig, to_run
@@ -46,14 +43,6 @@ def task_of(*overrides: str) -> TableTask:
     task = run_of(*overrides).task
     assert isinstance(task, TableTask)
     return task
-
-
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer that can write any text: bytes alone."""
-    alphabet = sorted(ByteLevel.alphabet())
-    words = Tokenizer(BPE({one: place for place, one in enumerate(alphabet)}, []))
-    words.pre_tokenizer = ByteLevel(add_prefix_space=False)
-    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token=alphabet[0])
 
 
 def table(path: str, **fields: str) -> Table:
