@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from helpers import byte_tokenizer
 from short_runs import SMALL, run_in_process
 from transformers import AutoTokenizer
 
+from grpo_lab.cli import main
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.run.lengths import TRAINING, check_lengths, fitting
 
@@ -124,3 +126,26 @@ def test_a_measured_pass_rate_asks_no_question_that_is_too_long(
     found = training_problems(run, torch.device("cpu"), tmp_path / "own")
     assert all(len(problem.question) < 20 for problem in found.problems)
     assert found.dropped["pass_rate"]["too_long"] == sum(len(one.question) > 20 for one in run.task.problems("train"))
+
+
+def test_explain_says_what_is_not_asked(
+    tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows without an answer and questions that are too long; and a table that a run would refuse."""
+    path = jsonl(tmp_path / "q.jsonl", [*sums(0, 60), LONG])
+    with open(path, "a") as file:
+        file.write('{"question": "9+9?"}\n')
+
+    def explained(*words: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["grpo-lab", "explain", "world=tiny", "task=jsonl", *PLAIN, *words])
+        main()
+        return capsys.readouterr().out
+
+    held = [
+        f"task.{split}.path={jsonl(tmp_path / f'{split}.jsonl', sums(60, 9))}" for split in ("heldout", "downstream")
+    ]
+    text = explained(f"task.path={path}", *held)
+    assert f"1 of 62 rows of {path} cannot be read and were left out: row 61 has nothing as its answer" in text
+    assert "1 of 61 training questions have prompts of more than 116 tokens" in text and "first prompt, of" in text
+    text = explained(f"task.path={path}", *held, "task.unreadable_share=0")
+    assert f"1 of 62 rows of {path} cannot be used, more than task.unreadable_share=0 allows: row 61" in text
