@@ -259,23 +259,15 @@ def explain_run(arguments: argparse.Namespace) -> None:
     from grpo_lab.config.run_config import to_run
 
     run = to_run(config)
-    say(explain(run, config, choices), "", *_notes(run), _first_prompt(run), sep="\n")
+    say(explain(run, config, choices), "", *_first_prompt(run), sep="\n")
     if not run.question_filter.touches_nothing:
         from grpo_lab.run.training_problems import read_questions
 
         say("", *read_questions(run).notes(), sep="\n")
 
 
-def _notes(run: RunConfig) -> list[str]:
-    """What a run would say of its questions, where they are on this machine."""
-    try:
-        return run.task.notes() if run.task.at_hand else []
-    except ValueError as error:  # a run would be refused with it
-        return [f"questions: {error}"]
-
-
-def _first_prompt(run: RunConfig) -> str:
-    """The first prompt of a run, where model and questions are on this machine; otherwise why it is not shown."""
+def _first_prompt(run: RunConfig) -> list[str]:
+    """Notes on the questions of a run and its first prompt, where model and questions are here; otherwise why not."""
     from transformers import AutoTokenizer
 
     from grpo_lab.run.lengths import TRAINING, at_their_longest, fitting
@@ -283,17 +275,18 @@ def _first_prompt(run: RunConfig) -> str:
     from grpo_lab.run.training_problems import read_questions
 
     if not run.task.at_hand:
-        return "first prompt: the questions are not on this machine, and nothing is downloaded to explain a run"
+        return ["first prompt: the questions are not on this machine, and nothing is downloaded to explain a run"]
     try:
-        folder = run.model.at_hand()
+        notes, folder = run.task.notes(), run.model.at_hand()
         if folder is None:
-            return "first prompt: the model is not on this machine, and nothing is built or downloaded to explain a run"
+            reason = "the model is not on this machine, and nothing is built or downloaded to explain a run"
+            return [*notes, f"first prompt: {reason}"]
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         short = fitting(run, folder, tokenizer, read_questions(run).problems, TRAINING)
         problems = at_their_longest(run, tokenizer, short.problems[:1])
-        return "\n".join([*short.notes, prompts_text(read_prompts(tokenizer, run.template, problems, problems))])
+        return [*notes, *short.notes, prompts_text(read_prompts(tokenizer, run.template, problems, problems))]
     except ValueError as error:  # a run would be refused with it
-        return f"first prompt: {error}"
+        return [f"first prompt: {error}"]
 
 
 def grade_pairs(arguments: argparse.Namespace) -> None:
