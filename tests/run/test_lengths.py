@@ -142,7 +142,8 @@ def test_explain_says_what_is_not_asked(
         return capsys.readouterr().out
 
     held = [
-        f"task.{split}.path={jsonl(tmp_path / f'{split}.jsonl', sums(60, 9))}" for split in ("heldout", "downstream")
+        f"task.{split}.path={jsonl(tmp_path / f'{split}.jsonl', sums(first, 9))}"
+        for split, first in (("heldout", 60), ("downstream", 70))
     ]
     text = explained(f"task.path={path}", *held)
     assert f"1 of 62 rows of {path} cannot be read and were left out: row 61 has nothing as its answer" in text
