@@ -154,6 +154,8 @@ def measure_inspect(request: Request) -> Iterator[dict[str, Any]]:
                 device=_device(request),
             )  # fmt: skip
         _greedy(model.api)
+        if request["apply_chat_template"]:
+            _one_bos(model.api)
         for spec in tasks:
             with tempfile.TemporaryDirectory() as logs, _refusing(f"Inspect cannot run {spec}", _OFFLINE):
                 (log,) = inspect_ai.eval(
@@ -175,6 +177,14 @@ def _greedy(api: Any) -> None:
         return await plain(input, tools, tool_choice, config)
 
     api.generate = generate
+
+
+def _one_bos(api: Any) -> None:
+    """Let the tokenizer add nothing where the chat template writes BOS itself; by itself Inspect reads it twice."""
+    messages = [{"role": "user", "content": "question"}]
+    written = api.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    if api.tokenizer.bos_token and written.startswith(api.tokenizer.bos_token):
+        api.tokenizer_call_args = {**(api.tokenizer_call_args or {}), "add_special_tokens": False}
 
 
 def _of_inspect(log: Any, spec: str, request: Request) -> dict[str, Any]:

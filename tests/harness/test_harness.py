@@ -5,6 +5,7 @@ Each harness is really run where it is installed. What is refused before it star
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import sys
@@ -15,16 +16,22 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from compositions import run_of
 from short_runs import metrics_of, run_in_process
+from tokenizers import processors
+from transformers import AutoTokenizer
 
 from grpo_lab import cli
 from grpo_lab.analysis.final_values import final_values
 from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.config.run_config import RunConfig
+from grpo_lab.harness import worker
 from grpo_lab.harness.command import Plan, Settings, evaluate, runs_of, suites_of, weights_of
+from grpo_lab.rollout.grading import encode_prompts
 from grpo_lab.tracking.harness_results import HarnessResult
 from grpo_lab.tracking.sweep_record import CellRecord, record_sweep
 from grpo_lab.tracking.whole import check_finished, read_json
+from grpo_lab.types import Problem
 
 LM_EVAL_TASK = r"""
 task: {name}
@@ -171,6 +178,27 @@ def test_inspect_measures_what_we_measure(place: Place, monkeypatch: pytest.Monk
     results = measured(place, plan)
     assert set(results) == {0, 4} and results[4].metric == "pattern/accuracy"
     same_answers(place, "inspect_sums", results)
+
+
+@pytest.mark.parametrize("begins", ["", "{{ bos_token }}"])
+def test_inspect_reads_bos_once_as_we_do(tiny_base: Path, tmp_path: Path, begins: str) -> None:
+    from inspect_ai.model import GenerateConfig, get_model
+
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_base, folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.bos_token = tokenizer.pad_token
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<pad> $A", special_tokens=[("<pad>", tokenizer.pad_token_id)]
+    )
+    tokenizer.chat_template = f"{begins}{{{{ messages[0]['content'] }}}}"
+    tokenizer.save_pretrained(folder)
+    model = get_model("hf/checkpoint", memoize=False, model_path=str(folder), device="cpu")
+    worker._one_bos(model.api)
+    template = run_of("template=chat_plain").template
+    (ours,) = encode_prompts(tokenizer, template, [Problem(0, "1+2?", "3", 1)])
+    answer = asyncio.run(model.generate("1+2?", config=GenerateConfig(max_tokens=2)))
+    assert answer.usage is not None and answer.usage.input_tokens == len(ours) == 1 + 4
 
 
 @pytest.mark.parametrize(
