@@ -277,10 +277,11 @@ def test_a_judge_on_a_server_is_told(copy: Path) -> None:
 
 def test_other_data_and_another_model_are_refused_before_anything_runs(copy: Path) -> None:
     changed(copy / "base.json", lambda base: base.update(fingerprint="0123456789abcdef"))
+    assert "this run is finished, but" in refusal(copy, 2), "DONE has its digest"
+    (copy / "DONE").unlink()
     assert "began with a model of fingerprint 0123456789abcdef" in refusal(copy, 2)
     (copy / "base.json").unlink()
     assert "base.json is missing" in refusal(copy, 2)
-    (copy / "DONE").unlink()
     changed(copy / "run.json", lambda run: run.update(data={"train": "another"}))
     assert "the questions of train are others than when this run began" in refusal(copy, 2)
 
