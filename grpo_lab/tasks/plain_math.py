@@ -559,7 +559,7 @@ def _split(text: str, separators: Sequence[str]) -> tuple[list[str], list[str]]:
 
 _DECIMAL = re.compile(r"(?:[0-9]{1,3}(?:(?:, ?| )[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+")
 _REPEATING = re.compile(r"([0-9]*)\.([0-9]*)\\(?:overline|bar) ?\{ ?([0-9]+) ?\}")
-_ENDLESS = re.compile(r"([0-9]*)\.([0-9]*?)([0-9])\3\3+ ?\\l?dots")
+_ENDLESS = re.compile(r"([0-9]{0,99})\.([0-9]{0,99}?)([0-9])\3{2,99} ?\\l?dots")  # bounded: the time stays linear
 _POWER_OF_TEN = re.compile(
     r"(?:([0-9.,/ ]{1,60}?) ?(?:\\times|\\cdot|\*) )?10\^ ?\{? ?([-+]?[0-9]{1,3}) ?\}?"
     r"|([0-9.,]{1,60})[eE]([-+]?[0-9]{1,3})"

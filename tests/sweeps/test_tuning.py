@@ -319,6 +319,23 @@ def test_every_arm_gets_as_many_trials_and_a_kill_changes_none(
         load_sweep(runs, "tuned")
 
 
+def test_trials_come_in_batches_that_end_at_multiples_of_the_batch(
+    plan: Callable[..., Search], no_identity: None
+) -> None:
+    """Batches of two: 1 and 2, then 3. With five trials wanted later, 4 ends the batch that 3 began, and 5 is last."""
+    begun: list[tuple[str, int]] = []
+    launcher = Launcher()
+
+    def launch(title: str, todo: Sequence[Cell], finished: int) -> list[JobReturn]:
+        begun.append((title.partition("trials ")[2], len(todo)))
+        return launcher(title, todo, finished)
+
+    for trials in (3, 5):
+        run_tuning(Terminal(stderr=False, width=200), plan(declare(trials=trials, seeds=[100])), launch)
+    # both arms, one seed
+    assert begun == [("1 to 2 of 3", 4), ("3 to 3 of 3", 2), ("4 to 4 of 5", 2), ("5 to 5 of 5", 2)]
+
+
 def test_the_first_of_equal_trials_is_chosen(plan: Callable[..., Search]) -> None:
     search = plan(declare(arms=None, trials=3))
     for place in search.plans:
