@@ -254,7 +254,8 @@ def quantity(text: str) -> Quantity:
 
 def _counted(text: str) -> tuple[str, frozenset[str], int] | None:
     """The unit, the things and the scale that words behind a number name; None if they are something else."""
-    text = re.sub(r"\^\s*+\{?\s*+([23])\s*\}?", r"^\1", re.sub(r"[()]", " ", text)).replace("°", "° ").replace("%", "% ")
+    text = re.sub(r"\^\s*+\{?\s*+([23])\s*\}?", r"^\1", re.sub(r"[()]", " ", text))
+    text = text.replace("°", "° ").replace("%", "% ")
     units, things, scale = [], set(), 1
     for side in re.split(r"/|\bper\b", re.sub(r"[{}]", " ", text)):
         names, power = [], ""
