@@ -429,10 +429,13 @@ def test_a_resumed_run_has_the_same_rubrics_and_asks_nothing_twice(server: Judge
     assert checkpoint.load_state(max((again / "checkpoints").iterdir()))["queue"]["memory"]["rubrics"] == saved
 
 
-def test_a_judge_that_is_missing_is_refused_before_any_model_loads(make_run, tmp_path: Path) -> None:
+def test_a_judge_that_is_missing_is_refused_before_any_model_loads(
+    make_run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("grpo_lab.run.state.load_model", lambda *_: pytest.fail("a model loads"))
     gone = ["reward=rubric", "reward.judge.model=judge", "reward.judge.base_url=http://127.0.0.1:9/v1"]
     with pytest.raises(ValueError, match=r"no server answers at http://127.0.0.1:9/v1"):
-        run_in_process(tmp_path, *SMALL, *gone, "reward.judge.retries=0", "model=hf", "model.path=nowhere")
+        run_in_process(tmp_path, *SMALL, *gone, "reward.judge.retries=0")
     with pytest.raises(ValueError, match=r"reward\.judge\.model has no value"):
         make_run("reward=rubric")
     with pytest.raises(IncompatibleRun, match="a mean that can be negative"):
