@@ -312,7 +312,7 @@ def test_all_refusals_are_said_at_once_each_once_and_by_the_arm(cells_of: Callab
     assert said.startswith("no cell was started")
     for arm, reason in {
         "typo": "truncation/mask_aftr", "alone": "the baseline has too few responses",
-        "low": "clip_low must be greater than 0", "key": "Could not override 'no_such_key'",
+        "low": "clip_low must be greater than 0", "key": "there is no key 'no_such_key'",
         "rate": "there is no key 'lr': type optimizer.learning_rate=1e-4",
     }.items():  # fmt: skip
         assert said.count(reason) == 1 and said.index(f"  {arm} seed=0: ") < said.index(reason), arm
