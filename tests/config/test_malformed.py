@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hydra._internal import utils
 from hydra.core.global_hydra import GlobalHydra
+from processes import python_path
 
 from grpo_lab import cli, train
 
@@ -217,7 +218,7 @@ def test_there_are_many() -> None:
 
 def run(code: str, *words: str, here: Path, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code, *words]
-    settings = {**os.environ, "PYTHONPATH": str(here), "GRPO_LAB_RUNS": str(here / "runs"), **env}
+    settings = {**os.environ, "PYTHONPATH": python_path(here), "GRPO_LAB_RUNS": str(here / "runs"), **env}
     return subprocess.run(command, capture_output=True, text=True, timeout=200, env=settings, cwd=here)
 
 
