@@ -52,6 +52,7 @@ OTHERS = {
     "tracking/harness_results.py suite_of": "two tasks of one suite are refused, see below",
     "sweeps/slurm.py parameters": "shown in Slurm's queue; a job is found by its number",
     "tasks/grader_worker.py": "reads an answer",
+    "config/run_config.py __post_init__": "refuses a folder of runs, and drops nothing",
 }
 
 
