@@ -91,7 +91,7 @@ class Evaluation:
         return suite_problems(self._tables, self.suite_problems, self.unreadable_share)
 
     def notes_on_tables(self) -> list[str]:
-        """What is said about how the tables were read."""
+        """Notes on how the tables were read, for the run record."""
         return [note for table in self._tables.values() for note in table.notes_on_reading()]
 
     @property

@@ -134,9 +134,9 @@ class Engine(ABC):
         return None
 
     def refusal(self, folder: Path, streams: bool) -> str | None:
-        """An error message with a remedy if this engine cannot sample the model of `folder`, by its config.json alone.
+        """Return an error message with a remedy if this engine cannot sample the model in `folder`, else None.
 
-        `streams`: in a stream, where the schedule needs one.
+        Only config.json is read. `streams`: whether the schedule updates weights in the middle of responses.
         """
         return None
 

@@ -86,7 +86,7 @@ def _has_state(layers: Sequence[object]) -> bool:
 
 
 def cache_name(kind: type[PreTrainedModel]) -> str:
-    """What the model's forward calls its cache: Mamba's has a name of its own."""
+    """Name of the cache argument of the model's forward: `cache_params` for Mamba, else `past_key_values`."""
     return "cache_params" if "cache_params" in signature(kind.forward).parameters else "past_key_values"
 
 
@@ -107,8 +107,8 @@ def refusal(folder: Path, streams: bool) -> str | None:
     stateful = getattr(transformers, kind)._is_stateful or _has_state(layers)
     if not known or (stateful and name not in RECURRENT):
         return (
-            f"{said}: its states were not shown to give the log-probs of a plain forward. Choose engine=vllm, if vLLM "
-            f"has the model, or one of attention alone or of {', '.join(sorted(RECURRENT))}"
+            f"{said}: its log-probs have not been verified against a plain forward. Choose engine=vllm, if vLLM "
+            f"supports it, or an attention-only model, or one of {', '.join(sorted(RECURRENT))}"
         )
     if streams and any(type(layer) is not DynamicLayer for layer in layers):
         return (

@@ -181,7 +181,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """No table of weights and no bar from transformers: what is wrong is raised."""
+    """Silence the weight report and progress bar of transformers: problems are raised as errors instead."""
     level, bar = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

@@ -100,7 +100,7 @@ def data_fingerprint(run: RunConfig) -> dict[str, str] | None:
 
 
 def notes_on_data(run: RunConfig) -> list[str]:
-    """What a reader has to know of the data: notes of the task and of tables of evaluation, and overlaps."""
+    """Notes on the data for readers of the results: from the task, the evaluation tables, and their overlap."""
     tables = run.evaluation.table_problems
     if not tables:
         return run.task.notes()

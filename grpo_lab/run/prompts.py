@@ -1,4 +1,4 @@
-"""What the model reads: a hash of a run's prompts, by which a resume is held to them, and the first one in full."""
+"""The prompts of a run: hashes that a resume has to match, and the first prompt in full."""
 
 from __future__ import annotations
 

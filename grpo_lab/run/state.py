@@ -234,7 +234,7 @@ def require_models(run: RunConfig) -> None:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a run reads, known before any weights are loaded; `base` is the model's folder before any fine-tuning."""
+    """The inputs of a run, read before any weights are loaded; `base` is the model folder before fine-tuning."""
 
     training: TrainingProblems
     suites: list[Suite]
@@ -245,7 +245,7 @@ class Inputs:
 
 
 def read_inputs(run: RunConfig, training: TrainingProblems) -> Inputs:
-    """Everything a run reads. Raises ValueError for what cannot be trained on or asked."""
+    """Read all inputs of a run. Raises ValueError for inputs that cannot be trained on or evaluated."""
     require_enough(run, training.problems)
     check_sft(run, training.problems)
     suites = make_suites(run)
@@ -276,14 +276,14 @@ def read_inputs(run: RunConfig, training: TrainingProblems) -> Inputs:
 def short_suites(
     run: RunConfig, base: Path, tokenizer: PreTrainedTokenizerBase, suites: Sequence[Suite]
 ) -> tuple[list[Suite], list[str]]:
-    """The suites without questions whose prompts are too long, and what is said about those, once a split."""
+    """The suites without questions whose prompts are too long, and one note per split on those left out."""
     found = [fitting(run, base, tokenizer, suite.problems, f"{suite.split} questions") for suite in suites]
     short = [replace(suite, problems=one.problems) for suite, one in zip(suites, found)]
     return short, list(dict.fromkeys(note for one in found for note in one.notes))
 
 
 def require_enough(run: RunConfig, problems: Sequence[Problem]) -> None:
-    """Raise ValueError if these training problems are fewer than what is asked at once."""
+    """Raise ValueError if there are fewer training problems than one batch draws."""
     if len(problems) < run.problems_per_step:
         raise ValueError(
             f"problems_per_step={run.problems_per_step}, but the training split has {len(problems)} problems: "

@@ -1,6 +1,6 @@
 """What an answer is before any algebra: a choice, a date, a time, a text, or a value with its unit.
 
-`grader_worker.py` compares by these types and leaves values alone to math-verify, which reads `listen` as a product of
+`grader_worker.py` compares by these types and passes only values to math-verify, which reads `listen` as a product of
 letters, `2024-01-05` as 2018 and `10:30` as a third, and deletes units. `plain_math.py` has types of its own: the two
 graders share no code.
 """
@@ -69,7 +69,7 @@ def undressed(text: str) -> str:
     text = _SPACES.sub(" ", _WRAPPERS.sub("", text))
     for pattern, sign in _SPELLED.items():
         text = re.sub(pattern, sign, text)
-    # One dollar sign alone is money, a pair holds a formula.
+    # A single dollar sign is money; a pair encloses a formula.
     text = _DELIMITERS.sub(" ", text).replace("$", "¤" if text.count("$") == 1 else " ")
     text = " ".join(text.split()).rstrip(".,;: \\")
     if marked := _MARKS.fullmatch(text):
@@ -113,7 +113,7 @@ def key(text: str) -> str:
 
 
 def is_text(text: str) -> bool:
-    """Whether words alone stand there: no sign of mathematics, and a word of two letters that is no function."""
+    """True for plain words: no mathematical sign, and a word of two letters or more that is not a function."""
     words = {word.lower() for word in re.findall(r"[^\W\d_]{2,}", text)}
     return bool(words - set(_NAMES.split())) and not re.search(r"[\\^_=<>+*/|°%¤0-9]", text)
 
@@ -171,7 +171,7 @@ def same_moment(gold: tuple[str, str] | None, read: tuple[str, str] | None) -> b
 
 
 def is_ratio(text: str) -> bool:
-    """Whether a colon stands in what is no time of day, as in `a:b = 7:32`."""
+    """True for text with a colon that is not a time of day, such as `a:b = 7:32`."""
     return ":" in text and moment(text) is None
 
 

@@ -67,7 +67,7 @@ class Task(ABC):
 
     @property
     def longest_prompt(self) -> int | None:
-        """The most tokens that a prompt may have; None for what the model's context leaves beside a response."""
+        """Maximum prompt length in tokens; None derives it from the context minus the longest response."""
         return None
 
     @property
@@ -183,7 +183,7 @@ class Template(ABC):
 
     @abstractmethod
     def render(self, question: str, tokenizer: transformers.PreTrainedTokenizerBase) -> str:
-        """The prompt as text. Where it does not begin with what the tokenizer puts before a text, that comes first."""
+        """Render the prompt as text. The tokenizer's BOS is added later, unless the text already begins with it."""
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ def is_file(path: str) -> bool:
 
 
 def open_columns(path: str, subset: str, split: str, revision: str) -> Columns:
-    """The columns of a data set. Raises ValueError that says what is missing and how to give a local copy."""
+    """Read a data set by columns. Raises ValueError that names what is missing and how to provide a local copy."""
     import datasets
     from datasets.exceptions import DatasetNotFoundError
 
@@ -117,7 +117,7 @@ class _Malformed(ValueError):
 
 
 def _kind(path: str) -> str | None:
-    """The reader of a file by its name, None for what is no file of a kind that is read."""
+    """The reader for a file name, by its suffix; None for other files."""
     return _KINDS.get(next((suffix for suffix in reversed(Path(path).suffixes) if suffix in _KINDS), ""))
 
 

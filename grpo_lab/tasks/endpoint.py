@@ -247,7 +247,7 @@ def _hash(parts: Any) -> str:
 
 
 class _Pace:
-    """Lets requests through at even distances, so many a minute; 0 sets no limit."""
+    """Space requests evenly, at most `per_minute`; 0 sets no limit."""
 
     def __init__(self, per_minute: int) -> None:
         self.gap, self.free, self.lock = 60 / per_minute if per_minute else 0.0, 0.0, threading.Lock()

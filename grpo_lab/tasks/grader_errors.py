@@ -45,7 +45,7 @@ def _rows(kinds: Mapping[str, Sequence[Sequence[str]]]) -> list[tuple[str, str, 
 
 
 def outcomes(grader: Grader, judged: Sequence[Pair]) -> list[float]:
-    """What a grader says of each pair: 1, 0, or NaN where it failed. Raises ValueError if it cannot grade them."""
+    """The outcome of each pair: 1, 0, or NaN where the grader failed. Raises ValueError if it cannot grade them."""
     # The details are those of a family of reasoning-gym that compares answers as texts.
     problems = [Problem(place, "", pair.gold, 1, details=_details(pair.gold)) for place, pair in enumerate(judged)]
     grader.check(problems)

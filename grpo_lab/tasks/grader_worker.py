@@ -1,8 +1,8 @@
 """One worker of the grader pool: judges answers with math-verify, one at a time.
 
 `grader_pool.py` starts this file as a script, with its own process id and a bound on memory as arguments. A request is
-a line of JSON on standard input, a reply one on standard output. Of this package the worker imports `answer_types.py`
-alone, so it starts fast and never loads torch.
+a line of JSON on standard input, a reply one on standard output. The worker imports nothing of this package but
+`answer_types.py`, so it starts fast and never loads torch.
 
 math-verify's own time limits stay off (`timeout_seconds` and `parsing_timeout` of 0). They are Python signal
 handlers, and those wait until a long operation in C ends: a huge power would never be interrupted. Here the kernel
@@ -132,7 +132,7 @@ class Judge:
         return any(self._equal(right, read) for read in found if not isinstance(read, str))
 
     def _same(self, gold: str, answer: str) -> bool | None:
-        """Compare by what the right answer is: a choice, a moment, a text, or else a value with its unit."""
+        """Compare by the type of the right answer: choice, date or time, text, else value with unit."""
         gold, answer = (undressed(spelled(text)) for text in (gold, answer))
         if key(gold) == key(answer) != "":
             return True

@@ -52,7 +52,7 @@ class HfModel(Model):
         return Loading(self.frozen, self.attention, self.compiled, self.lora if self.lora.rank else None)
 
     def at_hand(self) -> Path | None:
-        """A folder of its own, or what the hub's cache holds; not an adapter, which has to be merged first."""
+        """The local folder or the hub's cached copy; None for adapters, which have to be merged first."""
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import LocalEntryNotFoundError
 

@@ -193,7 +193,7 @@ def _stated(text: str) -> str:
 
 
 def _is_part(text: str, number: re.Match[str]) -> bool:
-    """Whether a number is a part of what is stated, as that of `\\sqrt{2}`, `x^4` or `5x` is."""
+    """True for a number inside an expression, such as in `\\sqrt{2}`, `x^4` or `5x`."""
     before = text[max(0, number.start() - 1) : number.start()]
     return bool((before and (before.isalpha() or before in "^_{")) or _GOES_ON.match(text, number.end()))
 

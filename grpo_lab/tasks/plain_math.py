@@ -35,7 +35,7 @@ def same_answer(gold: str, answer: str) -> bool:
     return any(_equal(right, read) for right in _readings(gold) for read in _readings(answer))
 
 
-# Dress: what makes an answer look well and says nothing
+# Formatting: LaTeX and Unicode that change the looks of an answer and not its meaning
 
 _TOKEN = re.compile(r"\\[a-zA-Z]+|\\.|[0-9]+|[a-zA-Z]+|\s+|.", re.DOTALL)
 _SIGNS = "−–×÷·⋅π∞≤≥≠∪∩√∅∈±¬°€£¢"  # noqa: RUF001

@@ -137,7 +137,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a table gave: its usable rows, each question once, and what is said about the others."""
+    """The result of reading a table: usable rows, each question once, and notes on the rows left out."""
 
     rows: tuple[Row, ...]
     number: int  # of all rows
@@ -147,7 +147,7 @@ class Reading:
 
 
 class _Unusable(ValueError):
-    """What a row has or lacks that makes it unusable."""
+    """The reason a row is unusable."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def _said(
     contradictory: Sequence[Sequence[Row]],
     agreeing: Sequence[Sequence[Row]],
 ) -> Iterator[str]:
-    """What a reader of results has to know about how a table was read."""
+    """Notes on how a table was read, for readers of the results."""
     if unreadable:
         yield f"{len(unreadable)} of {len(data)} rows of {table.path} cannot be read and were left out: {unreadable[0]}"
     yield from notes_on_repetition(agreeing, contradictory, table.path)
@@ -465,7 +465,7 @@ class TableTask(Table, ForeignTask):
         return row.pass_rate is not None and self.lowest_pass_rate <= row.pass_rate <= self.highest_pass_rate
 
     def all_notes_on_reading(self) -> list[str]:
-        """What is said about how the tables of all splits were read, each sentence once."""
+        """Notes on how the tables of all splits were read, without duplicates."""
         tables = (self, self.heldout, self.downstream)
         return list(dict.fromkeys(note for table in tables for note in table.notes_on_reading()))
 
@@ -482,7 +482,7 @@ class TableTask(Table, ForeignTask):
         return _problems(parts[split], _FIRST_ID[split])
 
     def notes(self) -> list[str]:
-        """What a reader of the results has to know: questions left out, and overlap that stays."""
+        """Notes for readers of the results: questions left out, and remaining overlap."""
         return list(_notes(self))
 
     def fingerprint(self) -> dict[str, str]:
