@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from hydra.errors import MissingConfigException
+from hydra.errors import MissingConfigException, OverrideParseException
 
 from grpo_lab.tracking.renames import config_key
 
@@ -85,6 +85,11 @@ def in_one_line(error: BaseException, keys: Collection[str] = ()) -> str:
         return (
             "a configuration leads back to itself: look at the defaults lists of your own files among what was chosen, "
             "and take out the entry that names its own file"
+        )
+    if isinstance(error, OverrideParseException):
+        return (
+            f"{error.override!r} is not an override ({first}): type key=value and quote a value that holds signs, "
+            "'key=\"value\"'; --help lists the options, --cfg job every key"
         )
     if isinstance(error, MissingConfigException):
         known = f"choose from {', '.join(error.options)}" if error.options else "--help lists the options"

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import transformers
+from transformers.utils import logging
 
 from grpo_lab.tracking.whole import read_json
 from grpo_lab.types import Tensor
@@ -182,15 +183,15 @@ def _weight_files(folder: Path) -> list[Path]:
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
     """Silence the weight report and progress bar of transformers: problems are raised as errors instead."""
-    level, bar = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
         yield
     finally:
-        transformers.logging.set_verbosity(level)
+        logging.set_verbosity(level)
         if bar:
-            transformers.logging.enable_progress_bar()
+            logging.enable_progress_bar()
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -68,7 +68,7 @@ def require(holds: bool, name: str, value: object, rule: str, remedy: str) -> No
 def require_field(holds: bool, owner: object, field: str, rule: str) -> None:
     """`require` for a field of an option; the message names its class."""
     name, value = f"{type(owner).__name__}.{field}", getattr(owner, field)
-    require(holds, name, repr(value), rule, "change this number in the config or on the command line")
+    require(holds, name, repr(value), rule, "change this value in the config or on the command line")
 
 
 def require_positive(owner: object, *fields: str) -> None:

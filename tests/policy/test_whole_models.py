@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +15,7 @@ import pytest
 import torch
 import transformers
 from helpers import PACKAGE
+from processes import python_path
 from safetensors.torch import load_file, save_file
 from short_runs import SMALL, run_in_process
 
@@ -174,3 +178,20 @@ def test_a_reference_with_other_weights_than_the_learner_is_an_error(
     with pytest.raises(ValueError, match=r"gave the learner the weights \w+ and its reference \w+"):
         run_in_process(tmp_path / "runs", "kl=k3_loss", *SMALL)
     assert len(read) == 2
+
+
+def test_weights_are_checked_beside_a_plugin_that_has_loaded_a_part_of_transformers(
+    tiny_base: Path, tmp_path: Path
+) -> None:
+    """`transformers.logging` is then missing, since transformers is loaded lazily and replaces itself meanwhile."""
+    (tmp_path / "my_plugin.py").write_text("import transformers.utils.chat_template_utils\n")
+    code = (
+        "import sys; from pathlib import Path; from grpo_lab.config.hydra_setup import bootstrap;"
+        "bootstrap(['plugins=my_plugin']);"
+        "from grpo_lab.policy.model_folder import check_weights; check_weights(Path(sys.argv[1]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tiny_base)], capture_output=True, text=True, timeout=200,
+        env={**os.environ, "PYTHONPATH": python_path(tmp_path, PACKAGE.parent)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

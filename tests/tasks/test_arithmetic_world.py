@@ -13,6 +13,7 @@ from random import Random
 
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
@@ -20,6 +21,7 @@ from safetensors.torch import load_file
 from sampling import asked, hf_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from grpo_lab.policy import models
 from grpo_lab.tasks import rebuild, shipped, warm_start
 from grpo_lab.tasks.arithmetic import (
     SYMBOLS,
@@ -569,14 +571,15 @@ def _without_end_of_text(folder: Path) -> None:
     ],
 )
 def test_a_folder_that_cannot_serve_is_refused_before_its_weights_are_read(
-    damage: Callable[[Path], None], message: str, tmp_path: Path, base: ArithmeticBase
+    damage: Callable[[Path], None], message: str, tmp_path: Path, base: ArithmeticBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delattr(models, "read_model")  # the one place that reads weights
     tokenizer = build_tokenizer(64)
     config = warm_start.architecture(base, tokenizer)
     config.architectures = ["LlamaForCausalLM"]
-    config.save_pretrained(tmp_path)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    assert hf_model(tmp_path).resolve() == tmp_path  # it holds no weights at all
+    assert hf_model(tmp_path).resolve() == tmp_path
     damage(tmp_path)
     with pytest.raises(ValueError, match=message):
         hf_model(tmp_path).resolve()

@@ -261,7 +261,8 @@ def test_a_template_with_a_token_outside_the_embeddings_is_refused_before_the_ru
     loads(whole)
     words = ["model=hf", f"model.path={whole}", *SMALL]
     with pytest.raises(ValueError, match=r"a prompt has the token '<another>'.*embeddings for \d+ tokens"):
-        run_in_process(tmp_path / "runs", *words, "template=chat", "template.pattern='{question}'")
+        asked = ["template=chat", "template.pattern='{question}'", "template.interruption='#'"]
+        run_in_process(tmp_path / "runs", *words, *asked)
     assert not (tmp_path / "runs").exists()
     tokenizer = AutoTokenizer.from_pretrained(whole)
     check_tokens(whole, tokenizer, [tokenizer("3+4=")["input_ids"]])

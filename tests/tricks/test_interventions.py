@@ -24,7 +24,8 @@ from grpo_lab.policy.batching import StepInputs, rollout_logprobs
 from grpo_lab.policy.models import load_model
 from grpo_lab.rollout.grading import asking, decode, encode_prompts, grade, to_rollouts, tools_for, with_target_length
 from grpo_lab.run.evaluate import evaluate, make_suites, pass_at_k
-from grpo_lab.run.state import open_state
+from grpo_lab.run.state import open_state, read_inputs
+from grpo_lab.run.training_problems import training_problems
 from grpo_lab.tasks.arithmetic import ArithmeticWorld, build_tokenizer
 from grpo_lab.tasks.base import Task
 from grpo_lab.tasks.templates import Plain
@@ -321,9 +322,17 @@ def test_the_longest_possible_target_length_must_fit_the_context(make_run, tiny_
     fits = make_run(f"evaluation.downstream_max_tokens={room}")
     open_state(fits, CPU, None).session.close()
     asks = ["reward_shaping=l1_exact", "reward_shaping.shortest=9", "reward_shaping.longest=10"]
-    # "10?" takes three tokens more, "9?" two: one less than that is refused whatever evaluation drew.
+    # "10?" takes three tokens more, "9?" two. The budget is refused where most questions do not fit; where some do
+    # not, these are left out.
     with pytest.raises(ValueError, match=f"lower evaluation.downstream_max_tokens to at most {room - 3}"):
-        open_state(make_run(*asks, f"evaluation.downstream_max_tokens={room - 2}"), CPU, None)
+        open_state(make_run(*asks, f"evaluation.downstream_max_tokens={room - 1}"), CPU, None)
+    run = make_run(*asks, f"evaluation.downstream_max_tokens={room - 2}")
+    asked = next(suite for suite in make_suites(run) if suite.name == "downstream").problems
+    too_long = [len(prompt) > longest + 2 for prompt in encode_prompts(tokenizer, run.template, asked)]
+    inputs = read_inputs(run, training_problems(run, CPU, None))
+    kept = next(suite for suite in inputs.suites if suite.name == "downstream").problems
+    assert kept == tuple(problem for problem, long in zip(asked, too_long) if not long) and 0 < len(kept) < len(asked)
+    assert f"{sum(too_long)} of {len(asked)} downstream questions have prompts of more than" in inputs.left_out[0]
     open_state(make_run(*asks, f"evaluation.downstream_max_tokens={room - 3}"), CPU, None).session.close()
 
 
