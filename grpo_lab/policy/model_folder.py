@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import transformers
-from transformers.utils import logging
 
 from grpo_lab.tracking.whole import read_json
 from grpo_lab.types import Tensor
@@ -183,6 +182,8 @@ def _weight_files(folder: Path) -> list[Path]:
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
     """Silence the weight report and progress bar of transformers: problems are raised as errors instead."""
+    from transformers.utils import logging  # here, since it would load transformers before it is needed
+
     level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

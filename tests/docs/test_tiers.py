@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import signal
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -99,8 +100,19 @@ def test_this_session_runs_on_the_bare_machine() -> None:
     """Whatever is installed here: no other program is on PATH, and no package that `dev` does not bring is found."""
     here = {path.name for folder in os.environ["PATH"].split(os.pathsep) for path in Path(folder).iterdir()}
     assert here <= set(bare_machine.PROGRAMS)
+    assert signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
     assert not torch.cuda.is_available()
     assert not {name for name in bare_machine.PACKAGES if find_spec(name)}
+
+
+def test_tests_in_the_background_hear_ctrl_c() -> None:
+    code = "import signal, bare_machine; bare_machine.enter(); print(signal.getsignal(signal.SIGINT))"
+    place = os.pathsep.join([str(Path(bare_machine.__file__).parent), os.environ["PYTHONPATH"]])
+    ignored = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": place}, capture_output=True, text=True, check=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )  # fmt: skip
+    assert "default_int_handler" in ignored.stdout
 
 
 def test_every_program_that_a_test_starts_is_on_the_list_or_can_be_declared() -> None:

@@ -15,7 +15,6 @@ import pytest
 import torch
 import transformers
 from compositions import RECIPES
-from helpers import hear_interrupts
 from short_runs import (
     metrics_of,
     run_in_process,
@@ -301,7 +300,7 @@ def test_a_checkpoint_is_due_by_time_too_and_changes_no_result(tmp_path: Path, s
 def test_ctrl_c_leaves_a_message_and_the_same_command_goes_on(tmp_path: Path) -> None:
     command = train_command(tmp_path, "budget.amount=30", "checkpoint_every=3")
     pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE}
-    process = subprocess.Popen(command, text=True, preexec_fn=hear_interrupts, **pipes)
+    process = subprocess.Popen(command, text=True, **pipes)
     while not (found := list(tmp_path.glob("*/seed=0/checkpoints/step=*"))):
         time.sleep(0.02)
         assert process.poll() is None

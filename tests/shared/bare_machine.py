@@ -12,6 +12,7 @@ import json
 import os
 import runpy
 import shutil
+import signal
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from glob import glob
@@ -51,7 +52,12 @@ _FURTHER = ("/usr/sbin", "/sbin", "/usr/lib/postgresql/*/bin")  # Debian's folde
 
 
 def enter() -> None:
-    """Hide from this process, and from those it will start, what a bare machine lacks."""
+    """Hide from this process, and from those it will start, what a bare machine lacks.
+
+    A shell that puts the tests in the background has them ignore Ctrl-C, which some send: they hear it again.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if WHOLE not in os.environ:  # else this process is a test's own, or a worker's
         further = [folder for pattern in _FURTHER for folder in sorted(glob(pattern))]
         whole = {

@@ -61,11 +61,6 @@ F64 = torch.float64
 ONE_MICROBATCH = 10**9
 
 
-def hear_interrupts() -> None:
-    """In a child before it starts: whatever a shell puts in the background inherits that SIGINT is ignored."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def free_port() -> int:
     """A TCP port of this machine that nobody listens on."""
     with socket.socket() as probe:

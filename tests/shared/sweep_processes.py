@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from helpers import hear_interrupts
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
@@ -60,7 +59,6 @@ def started(runs: Path, *words: str, in_background: bool = False) -> Iterator[tu
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=hear_interrupts,
     )
     cells: set[int] = set()
     try:
