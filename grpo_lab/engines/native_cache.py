@@ -1,12 +1,13 @@
 """A KV cache that is written in place.
 
 transformers' own cache grows by concatenation, which copies the whole cache at every token. It drops finished rows by
-copying all others. Here storage grows by a block of tokens at a time, and the last rows move into the gaps.
+copying all others. Here storage grows by a block of tokens at a time, and only rows that change place are copied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from transformers import AutoConfig, Cache, DynamicCache, PreTrainedConfig, PreT
 from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from grpo_lab.types import Bool, Int, Tensor
+from grpo_lab.types import Int, Tensor
 
 # Layers of caches whose rows can be selected; some versions of transformers lack some of them.
 _LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer", "LinearAttentionLayer"}
@@ -33,11 +34,14 @@ BLOCK = 64  # tokens; a larger block leaves more memory unused, a smaller one co
 
 
 class BlockLayer(DynamicLayer):
-    """Keys and values of one layer: views [R, A, S, D] of storage that has room for more tokens and dropped rows."""
+    """Keys and values of one layer: views [R, A, S, D] of storage that has room for more tokens and rows.
 
-    def __init__(self, **settings: Any) -> None:
+    `rows`: how many it has room for from the start.
+    """
+
+    def __init__(self, rows: int = 0, **settings: Any) -> None:
         super().__init__(**settings)
-        self.storage: list[Tensor] = []
+        self.rows, self.storage = rows, list[Tensor]()
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append states [R, A, new, D] of the next tokens; return the keys and values of all tokens."""
@@ -56,12 +60,11 @@ class BlockLayer(DynamicLayer):
         self.keys, self.values = (store[:rows, :, :end] for store in self.storage)
         return self.keys, self.values
 
-    @staticmethod
-    def _room(states: Tensor, held: Tensor, length: int, end: int) -> Tensor:
+    def _room(self, states: Tensor, held: Tensor, length: int, end: int) -> Tensor:
         rows, heads, _, width = states.shape
-        store = states.new_empty(rows, heads, -(-end // BLOCK) * BLOCK, width)
+        store = states.new_empty(max(rows, self.rows), heads, -(-end // BLOCK) * BLOCK, width)
         if length:
-            store[:, :, :length] = held
+            store[:rows, :, :length] = held
         return store
 
     def batch_select_indices(self, indices: Tensor) -> None:
@@ -69,11 +72,17 @@ class BlockLayer(DynamicLayer):
         super().batch_select_indices(indices)
         self.storage = []
 
-    def fill_gaps(self, gaps: Int[Tensor, "K"], movers: Int[Tensor, "K"], rows: int) -> None:
-        """Move row movers[i] to row gaps[i], then keep the first `rows` rows."""
-        keys, values = keys_and_values(self)
-        keys[gaps], values[gaps] = keys[movers], values[movers]
-        self.keys, self.values = keys[:rows], values[:rows]
+    def arrange(self, order: Int[Tensor, "K"]) -> None:
+        """Make row i what row order[i] was. Rows that stay in place are not copied, if there is room for all."""
+        rows, length = len(order), self.get_seq_length()
+        if not self.storage or rows > self.storage[0].shape[0]:
+            self.batch_select_indices(order)
+            return
+        moved = (order != torch.arange(rows, device=order.device)).nonzero().squeeze(1)
+        if len(moved):
+            for store in self.storage:
+                store[moved, :, :length] = store[order[moved], :, :length]
+        self.keys, self.values = (store[:rows, :, :length] for store in self.storage)
 
 
 def recurrent(config: PreTrainedConfig) -> bool:
@@ -85,6 +94,7 @@ def _has_state(layers: Sequence[object]) -> bool:
     return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers)
 
 
+@cache
 def cache_name(kind: type[PreTrainedModel]) -> str:
     """Name of the cache argument of the model's forward: `cache_params` for Mamba, else `past_key_values`."""
     return "cache_params" if "cache_params" in signature(kind.forward).parameters else "past_key_values"
@@ -118,11 +128,11 @@ def refusal(folder: Path, streams: bool) -> str | None:
     return None
 
 
-def block_cache(config: PreTrainedConfig) -> DynamicCache:
-    """An empty cache for this model; sliding-window and recurrent layers are transformers' own."""
-    cache = DynamicCache(config=config)
-    cache.layers = [BlockLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
-    return cache
+def block_cache(config: PreTrainedConfig, rows: int = 0) -> DynamicCache:
+    """An empty cache with room for `rows` rows; sliding-window and recurrent layers are transformers' own."""
+    empty = DynamicCache(config=config)
+    empty.layers = [BlockLayer(rows) if type(layer) is DynamicLayer else layer for layer in empty.layers]
+    return empty
 
 
 def whole_text_layers(cache: Cache) -> list[DynamicLayer]:
@@ -152,15 +162,29 @@ def _select(layer: Any, rows: Int[Tensor, "K"]) -> None:
         layer.batch_select_indices(rows)
 
 
-def keep_rows(cache: Cache, keep: Bool[Tensor, "R"]) -> Int[Tensor, "K"]:
-    """Keep only these rows of the cache. Returns, for each new row i, which old row it was."""
-    rows = int(keep.sum())
-    order = torch.arange(rows, device=keep.device)
-    gaps, movers = (~keep[:rows]).nonzero().squeeze(1), rows + keep[rows:].nonzero().squeeze(1)
-    order[gaps] = movers
+def arrange_rows(cache: Cache, order: Int[Tensor, "K"]) -> None:
+    """Make row i of the cache what row order[i] was; a row may go, move or repeat."""
     for layer in cache.layers:
         if isinstance(layer, BlockLayer):
-            layer.fill_gaps(gaps, movers, rows)
+            layer.arrange(order)
         else:
             _select(layer, order)
-    return order
+
+
+def placed(parents: Int[Tensor, "K"]) -> tuple[Int[Tensor, "K"], Int[Tensor, "K"]]:
+    """Where new rows go in a cache, so that as few as possible are copied.
+
+    `parents` holds, in ascending order, the present row that each new row continues. Returns the order for
+    `arrange_rows`, and the row in which each new row ends up.
+    """
+    rows, device = len(parents), parents.device
+    first = torch.ones(rows, dtype=torch.bool, device=device)
+    first[1:] = parents[1:] != parents[:-1]
+    stays = first & (parents < rows)
+    free = torch.ones(rows, dtype=torch.bool, device=device)
+    free[parents[stays]] = False
+    places = torch.where(stays, parents, 0)
+    places[~stays] = free.nonzero().squeeze(1)
+    order = torch.empty_like(parents)
+    order[places] = parents
+    return order, places

@@ -58,12 +58,12 @@ class FixedStep:
         cache: DynamicCache,
         visible: Bool[Tensor, "R S"],
         positions: Int[Tensor, "R 1"],
-        last_positions: Int[Tensor, "R 1"],
+        last_position: int,
         further: int,
     ) -> None:
         (rows, length), device = visible.shape, positions.device
         room = length + further + _WARM_UP
-        self.model, self.last_positions = model, last_positions
+        self.model, self.last_position = model, last_position
         self.column = torch.tensor([length], device=device)
         self.cache = block_cache(model.config)
         self.cache.layers[:] = [FixedLayer(layer, room, self.column) for layer in whole_text_layers(cache)]
@@ -91,7 +91,7 @@ class FixedStep:
             keys, values = keys_and_values(layer)
             own.update(keys[rows, :, :length], values[rows, :, :length])
         visible = self.visible[rows, 0, 0, :length]
-        return FixedStep(self.model, held, visible, self.positions[rows], self.last_positions[rows], further)
+        return FixedStep(self.model, held, visible, self.positions[rows], self.last_position, further)
 
     def _step(self) -> Float[Tensor, "R V"]:
         self.visible.index_fill_(3, self.column, True)
@@ -103,7 +103,7 @@ class FixedStep:
             use_cache=True,
         )
         self.column += 1
-        self.positions.copy_(torch.minimum(self.positions + 1, self.last_positions))
+        self.positions.copy_((self.positions + 1).clamp(max=self.last_position))
         return output.logits[:, -1]
 
     def _record(self) -> None:

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from grpo_lab.engines.native_cache import cache_name, select_rows
+from grpo_lab.engines.native_cache import cache_name
 from grpo_lab.policy.models import widen
 from grpo_lab.types import Float, Int, Tensor
 
 
 def read_texts(
     model: PreTrainedModel, texts: Sequence[tuple[int, ...]], cache: DynamicCache
-) -> tuple[Float[Tensor, "R V"], Int[Tensor, "R S"], int]:
-    """Prefill an empty cache with these texts, left-padded; each distinct text is computed once.
+) -> tuple[Float[Tensor, "B V"], Int[Tensor, "B S"], Int[Tensor, "R"]]:
+    """Prefill an empty cache with the distinct texts among `texts`, left-padded.
 
-    Returns the logits after each text, the attention mask (1 at tokens, 0 at padding), and how many tokens were
-    prefilled.
+    Returns the logits after each distinct text, its attention mask (1 at tokens, 0 at padding), and the row of each of
+    `texts` among them.
     """
     distinct = {text: place for place, text in enumerate(dict.fromkeys(texts))}
     longest = max(map(len, distinct))
@@ -37,9 +37,7 @@ def read_texts(
         logits_to_keep=1,
         **{cache_name(type(model)): cache},
     )
-    rows = torch.tensor([distinct[text] for text in texts], device=model.device)
-    select_rows(cache, rows)
-    return output.logits[rows, -1], mask[rows], sum(map(len, distinct))
+    return output.logits[:, -1], mask, torch.tensor([distinct[text] for text in texts], device=model.device)
 
 
 def draw(

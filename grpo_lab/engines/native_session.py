@@ -1,14 +1,13 @@
 """The native engine's sampler: batched decoding with torch and transformers, on CPU or GPU.
 
-A prompt that several responses share is prefilled once, and finished rows leave the batch at once. Each
-token is the inverse CDF of one counter-based uniform number, so a response does not depend on the other
-rows of its batch.
+A prompt that several responses share is prefilled once, and finished rows leave the batch at once. On a CPU, responses
+that are the same so far are one row of the model, which splits where their tokens differ. Each token is the inverse CDF
+of one counter-based uniform number, so a response does not depend on the other rows of its batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from transformers import PreTrainedModel
 
 from grpo_lab.engines.base import EngineSession, all_ended, already_ended, check_names
 from grpo_lab.engines.native_attention import use_decode_attention
-from grpo_lab.engines.native_cache import block_cache, cache_name, keep_rows, recurrent
+from grpo_lab.engines.native_cache import arrange_rows, block_cache, cache_name, placed, recurrent
 from grpo_lab.engines.native_graphs import FixedStep, check_graphs
 from grpo_lab.engines.native_sampling import draw, read_texts
 from grpo_lab.engines.native_stream import NativeStream
@@ -30,6 +29,7 @@ from grpo_lab.types import Completion, Float, Int, OnFinish, Request, StopReason
 # How many tokens a GPU decodes between two checks for ended rows. Each check makes the host wait for the GPU; between
 # checks, ended rows are decoded in vain. Not measured on a GPU.
 LOOK_EVERY = 8
+SHARED = 4  # how many responses a row of `max_rows` may hold where responses share rows
 
 
 def open_session(
@@ -63,6 +63,8 @@ class NativeSession(EngineSession):
         self.stop_set, self.stop_ids = stop_ids, torch.tensor(sorted(stop_ids), device=self.device)
         self.max_rows = max_rows
         self.look_every = 1 if self.device.type == "cpu" else LOOK_EVERY
+        # To find the responses that still agree takes a look at every token, for which a GPU would have to wait.
+        self.shares_rows = self.device.type == "cpu" and not fixed_shapes
         self.version = 0
         self.recurrent = recurrent(model.config)
         self.logprob_dtype = widen(next(model.parameters())[:0]).dtype
@@ -90,11 +92,11 @@ class NativeSession(EngineSession):
         aborted: set[int] = set()
         order = [index for index, ended in enumerate(results) if ended is None]
         if on_finish is None:
-            # Waves of similar context length need little padding, and the order cannot change any response. With
-            # `on_finish` the given order stays: it decides who starts first, and continued responses must not wait
-            # behind new ones.
-            order.sort(key=lambda i: _context(requests[i]))
-        for wave in self._waves(requests, order):
+            # Waves of similar budget and context length leave few rows over and need little padding; those of one
+            # context share rows. The order cannot change any response. With `on_finish` the given order stays: it
+            # decides who starts first, and continued responses must not wait behind new ones.
+            order.sort(key=lambda i: (_remaining(requests[i]), _context(requests[i]), _text(requests[i])))
+        for wave in self._waves(requests, order, 1 if on_finish or not self.shares_rows else SHARED):
             wave = [i for i in wave if i not in aborted]
             if wave:
                 _Wave(self, [requests[i] for i in wave], wave).run(results, aborted, on_finish)
@@ -102,24 +104,46 @@ class NativeSession(EngineSession):
             results[index] = results[index] or Completion((), (), (), StopReason.ABORTED)
         return all_ended(results)
 
-    def _waves(self, requests: Sequence[Request], order: Sequence[int]) -> Iterator[Sequence[int]]:
-        """Parts of `order` that decode together. A recurrent state would take in padding: its rows share one length."""
-        alike = groupby(order, key=lambda i: self.recurrent and _context(requests[i]))
-        for group in (list(members) for _, members in alike):
-            yield from (group[start : start + self.max_rows] for start in range(0, len(group), self.max_rows))
+    def _waves(self, requests: Sequence[Request], order: Sequence[int], shared: int) -> Iterator[list[int]]:
+        """Parts of `order` that decode together: up to `max_rows` contexts, and `shared` times as many requests.
+
+        A recurrent state would take in padding: its rows share one length.
+        """
+        wave, contexts = list[int](), set[tuple[int, ...]]()
+        for index in order:
+            text = _text(requests[index])
+            full = len(wave) == shared * self.max_rows or (len(contexts) == self.max_rows and text not in contexts)
+            if wave and (full or (self.recurrent and len(text) != _context(requests[wave[-1]]))):
+                yield wave
+                wave, contexts = [], set()
+            wave.append(index)
+            contexts.add(text)
+        if wave:
+            yield wave
+
+
+def _text(request: Request) -> tuple[int, ...]:
+    return request.prompt + request.prefix
 
 
 def _context(request: Request) -> int:
     return len(request.prompt) + len(request.prefix)
 
 
+def _remaining(request: Request) -> int:
+    return request.params.max_tokens - len(request.prefix)
+
+
 class _Wave:
-    """Requests that decode together. `alive` maps rows of the batch to requests of the wave."""
+    """Requests that decode together.
+
+    `alive` holds the requests that have not ended, and `rows` the row of the model that each of them continues.
+    """
 
     def __init__(self, session: NativeSession, requests: list[Request], indices: list[int]) -> None:
         self.session, self.requests, self.indices = session, requests, indices
         device = session.device
-        remaining = [r.params.max_tokens - len(r.prefix) for r in requests]
+        remaining = [_remaining(request) for request in requests]
         width = max(remaining)
         noise = np.zeros((len(requests), width))
         for row, request in enumerate(requests):
@@ -141,7 +165,7 @@ class _Wave:
 
     def run(self, results: list[Completion | None], aborted: set[int], on_finish: OnFinish | None) -> None:
         """Decode until every row has ended, filling `results` at the wave's indices."""
-        logits = self._prefill()
+        logits, rows = self._prefill()
         fixed = self._fixed_step() if self.session.fixed_shapes and on_finish is None else None
         # `on_finish` may abort other rows as soon as one ends, so then every step checks.
         look_every = self.session.look_every if on_finish is None else 1
@@ -149,7 +173,7 @@ class _Wave:
         position = 0
         while alive.numel():
             top_ps = self.top_ps[alive] if self.cuts else None
-            drawn, logprobs = draw(logits, self.noise[alive, position], self.temperatures[alive], top_ps)
+            drawn, logprobs = draw(logits[rows], self.noise[alive, position], self.temperatures[alive], top_ps)
             self.tokens[alive, position], self.logprobs[alive, position] = drawn, logprobs
             position += 1
             self.sure_for[alive] = torch.where(logprobs > self.sure[alive], self.sure_for[alive] + 1, 0)
@@ -163,6 +187,7 @@ class _Wave:
             looks = position % look_every == 0 or position == self.tokens.shape[1]
             if looks and fixed is not None:
                 looks = 2 * int(ended.sum()) >= len(ended)
+            leave = False
             if looks and ended.any():
                 for row, length, in_a_loop in zip(
                     alive[ended].tolist(), self.lengths[alive[ended]].tolist(), self.looped[alive[ended]].tolist()
@@ -178,17 +203,32 @@ class _Wave:
                     keep &= self._drop_aborted(alive, ended, position, results, aborted)
                 if not keep.any():
                     return
-                if fixed is not None:
-                    kept_rows = keep.nonzero().squeeze(1)
-                    fixed = fixed.keep(kept_rows, self.tokens.shape[1] - position)
-                    alive, logits = alive[kept_rows], fixed(drawn[kept_rows])
-                    continue
-                kept_rows = keep_rows(self.cache, keep)
-                alive, drawn = alive[kept_rows], drawn[kept_rows]
-                self.mask = None if self.mask is None else self.mask[kept_rows]
-                self.next_positions = self.next_positions[kept_rows]
-                self.last_positions = self.last_positions[kept_rows]
-            logits = self._decode(drawn) if fixed is None else fixed(drawn)
+                leave, alive, rows, drawn = True, alive[keep], rows[keep], drawn[keep]
+            if fixed is not None:
+                if leave:
+                    fixed = fixed.keep(rows, self.tokens.shape[1] - position)
+                    rows = torch.arange(len(rows), device=rows.device)
+                logits = fixed(drawn)
+                continue
+            if self.session.shares_rows or leave:
+                rows = self._arrange(rows, drawn)
+            fed = drawn.new_zeros(len(self.next_positions))
+            fed[rows] = drawn
+            logits = self._decode(fed)
+
+    def _arrange(self, rows: Int[Tensor, "R"], drawn: Int[Tensor, "R"]) -> Int[Tensor, "R"]:
+        """Drop rows that no request continues, and split those whose requests drew different tokens.
+
+        Returns the row of each request from here on.
+        """
+        tokens = self.vocabulary if self.session.shares_rows else 1
+        children, which = torch.unique(rows * tokens + (drawn if tokens > 1 else 0), return_inverse=True)
+        order, places = placed(children // tokens)
+        if not torch.equal(order, torch.arange(len(self.next_positions), device=order.device)):
+            arrange_rows(self.cache, order)
+            self.mask = None if self.mask is None else self.mask[order]
+            self.next_positions = self.next_positions[order]
+        return places[which]
 
     def _drop_aborted(
         self,
@@ -213,24 +253,31 @@ class _Wave:
             stop=reason,
         )
 
-    def _prefill(self) -> Float[Tensor, "R V"]:
-        """Prefill each distinct context once, left-padded, and repeat its cache for every row that shares it."""
+    def _prefill(self) -> tuple[Float[Tensor, "B V"], Int[Tensor, "R"]]:
+        """Prefill each distinct context once, left-padded. Returns logits by row, and the row of each request."""
         model = self.session.model
-        self.cache = block_cache(model.config)
-        logits, mask, _ = read_texts(model, [r.prompt + r.prefix for r in self.requests], self.cache)
+        self.cache = block_cache(model.config, len(self.requests))
+        logits, mask, rows = read_texts(model, [_text(request) for request in self.requests], self.cache)
+        if not self.session.shares_rows:
+            arrange_rows(self.cache, rows)
+            logits, mask = logits[rows], mask[rows]
+            rows = torch.arange(len(rows), device=rows.device)
+        self.vocabulary = logits.shape[1]
         # Without padding there is nothing to mask, and attention takes its faster path.
         self.mask = mask if (mask == 0).any() else None
         self.next_positions = mask.sum(dim=1, keepdim=True)
         # An ended row that was not yet noticed must not advance beyond the model's last position.
-        self.last_positions = self.next_positions + self.budgets[:, None] - 1
-        return logits
+        self.last_position = max(_context(request) + _remaining(request) for request in self.requests) - 1
+        return logits, rows
 
     def _fixed_step(self) -> FixedStep:
         """The decoding step after prefill, in tensors that keep their shapes."""
         rows, length = self.budgets.shape[0], self.cache.get_seq_length()
         visible = self.budgets.new_ones(rows, length) if self.mask is None else self.mask
-        positions = (self.next_positions, self.last_positions)
-        return FixedStep(self.session.model, self.cache, visible.bool(), *positions, self.tokens.shape[1])
+        return FixedStep(
+            self.session.model, self.cache, visible.bool(), self.next_positions, self.last_position,
+            self.tokens.shape[1],
+        )  # fmt: skip
 
     def _decode(self, drawn: Int[Tensor, "R"]) -> Float[Tensor, "R V"]:
         """Feed one token per row and return the next token's logits."""
@@ -243,5 +290,5 @@ class _Wave:
             use_cache=True,
             **{cache_name(type(self.session.model)): self.cache},
         )
-        self.next_positions = torch.minimum(self.next_positions + 1, self.last_positions)
+        self.next_positions = (self.next_positions + 1).clamp(max=self.last_position)
         return output.logits[:, -1]

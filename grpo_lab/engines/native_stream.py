@@ -20,7 +20,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from grpo_lab.engines.base import Stream, already_ended
-from grpo_lab.engines.native_cache import keys_and_values, whole_text_layers
+from grpo_lab.engines.native_cache import keys_and_values, select_rows, whole_text_layers
 from grpo_lab.engines.native_sampling import draw, read_texts
 from grpo_lab.seeding import token_uniforms
 from grpo_lab.types import Completion, Float, Request, StopReason, Tensor
@@ -146,9 +146,10 @@ class NativeStream(Stream):
         if not any(fresh):  # prompts of one token
             self._join(own, self.mask.new_zeros(len(fresh), 0))
             return 0
-        _, mask, read = read_texts(self.session.model, fresh, own)
-        self._join(own, mask)
-        return read
+        _, mask, rows = read_texts(self.session.model, fresh, own)
+        select_rows(own, rows)
+        self._join(own, mask[rows])
+        return int(mask.sum())
 
     def _join(self, own: DynamicCache, mask: Tensor) -> None:
         """Append the rows of `own` to the cache, with both left-padded to one width."""

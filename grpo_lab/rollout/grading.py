@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import torch
 import transformers
@@ -84,27 +85,23 @@ def to_rollouts(
 ) -> Rollouts:
     """Completions as one record on the CPU, padded on the right."""
     assert len(completions) == len(problems) * group_size, "one completion per problem and group member"
-    rows, width = len(completions), max(1, *(len(c.tokens) for c in completions))
-    tokens = torch.zeros(rows, width, dtype=torch.long)
-    mask, sampled = torch.zeros(rows, width, dtype=torch.bool), torch.zeros(rows, width, dtype=torch.bool)
-    logprobs = torch.zeros(rows, width)
-    versions = torch.zeros(rows, width, dtype=torch.long)
-    for row, completion in enumerate(completions):
-        length = len(completion.tokens)
-        tokens[row, :length] = torch.tensor(completion.tokens)
-        mask[row, :length] = True
-        sampled[row, :length] = torch.tensor(completion.sampled)
-        logprobs[row, :length] = torch.tensor(completion.logprobs)
-        versions[row, :length] = torch.tensor(completion.weight_versions)
+    lengths = torch.tensor([len(completion.tokens) for completion in completions])
+    mask = torch.arange(max(1, int(lengths.max()))) < lengths[:, None]
+
+    def padded(parts: Iterable[Sequence[float]], dtype: torch.dtype) -> Tensor:
+        values = torch.zeros(mask.shape, dtype=dtype)
+        values[mask] = torch.tensor(list(chain.from_iterable(parts)), dtype=dtype)
+        return values
+
     return Rollouts(
         problems=tuple(problems),
         prompts=tuple(prompts),
         group_size=group_size,
-        tokens=tokens,
+        tokens=padded((c.tokens for c in completions), torch.long),
         response_mask=mask,
-        sampled_mask=sampled,
-        sampler_logprobs=logprobs,
-        weight_version=versions,
+        sampled_mask=padded((c.sampled for c in completions), torch.bool),
+        sampler_logprobs=padded((c.logprobs for c in completions), torch.get_default_dtype()),
+        weight_version=padded((c.weight_versions for c in completions), torch.long),
         finished=torch.tensor([c.stop is StopReason.EOS for c in completions]),
         looped=torch.tensor([c.stop is StopReason.REPETITION for c in completions]),
     )

@@ -28,8 +28,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import numpy as np
@@ -51,8 +51,8 @@ from grpo_lab.rollout.grading import (
 )
 from grpo_lab.tasks.base import Grader, Template
 from grpo_lab.tracking.metrics import SAMPLER_SUITES, pass_at_k
-from grpo_lab.tricks.truncation import Truncation
-from grpo_lab.types import Float, NoiseKey, Problem, Rollouts, SamplingParams, Tensor
+from grpo_lab.tricks.truncation import Score, Truncation, generate_each
+from grpo_lab.types import Float, NoiseKey, Problem, Request, Rollouts, SamplingParams, Tensor
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Suite:
     samples: int
     params: SamplingParams
     verifier: Grader
-    truncation: Truncation | None = None  # the run's, under the training protocol
+    truncation: Truncation = field(default_factory=Score)  # the run's, under the training protocol
     measures_kl: bool = False  # whether it samples from the policy itself, with the training protocol
 
 
@@ -177,8 +177,8 @@ def evaluate(
     `reward` is the training verifier: it judges the answers of other verifiers' suites too, for the log alone.
     """
     tables, metrics = [], {}
-    for suite in suites:
-        rollouts, keys, table = _answers(suite, session, tokenizer, template, seed)
+    for suite, rollouts, keys in _answers(suites, session, tokenizer, template, seed):
+        table = _graded(suite, rollouts, keys, tokenizer)
         if table["outcome"].isna().all():
             raise ValueError(
                 f"the grader failed on all {len(table)} answers of the suite {suite.name}: see that it can read right "
@@ -197,22 +197,31 @@ def evaluate(
 
 
 def _answers(
-    suite: Suite,
+    suites: Sequence[Suite],
     session: EngineSession,
     tokenizer: transformers.PreTrainedTokenizerBase,
     template: Template,
     seed: int,
-) -> tuple[Rollouts, list[NoiseKey], pd.DataFrame]:
-    samples = suite.samples
-    prompts = encode_prompts(tokenizer, template, suite.problems)
-    requests = group_requests(suite.problems, prompts, samples, suite.params, seed, f"eval/{suite.split}", 0)
-    if suite.truncation is None:
-        completions = session.generate(requests)
-    else:
-        completions = suite.truncation.generate(session, requests, tools_for(tokenizer))
-    rollouts = to_rollouts(suite.problems, prompts, samples, completions)
-    texts = decode(tokenizer, rollouts)
-    keys = [request.noise for request in requests]
+) -> Iterator[tuple[Suite, Rollouts, list[NoiseKey]]]:
+    """The answers to each suite with the noise of each. The sampler is called once for all suites."""
+    prompts = [encode_prompts(tokenizer, template, suite.problems) for suite in suites]
+    requests: list[Request] = []
+    for suite, each in zip(suites, prompts):
+        stream = f"eval/{suite.split}"
+        requests += group_requests(suite.problems, each, suite.samples, suite.params, seed, stream, 0)
+    ways = [suite.truncation for suite in suites for _ in range(suite.samples * len(suite.problems))]
+    left = iter(zip(requests, generate_each(ways, session, requests, tools_for(tokenizer))))
+    for suite, each in zip(suites, prompts):
+        part = list(islice(left, suite.samples * len(suite.problems)))
+        completions = [completion for _, completion in part]
+        yield suite, to_rollouts(suite.problems, each, suite.samples, completions), [one.noise for one, _ in part]
+
+
+def _graded(
+    suite: Suite, rollouts: Rollouts, keys: Sequence[NoiseKey], tokenizer: transformers.PreTrainedTokenizerBase
+) -> pd.DataFrame:
+    """One row per question and sample: the graded answer."""
+    samples, texts = suite.samples, decode(tokenizer, rollouts)
     graded = grade(rollouts, texts, suite.verifier, keys)
     asked = [problem for problem in suite.problems for _ in range(samples)]
     table = pd.DataFrame(
@@ -232,7 +241,7 @@ def _answers(
     )
     if any(problem.source for problem in suite.problems):
         table["source"] = [problem.source for problem in asked]
-    return rollouts, keys, table
+    return table
 
 
 def _agreement(rollouts: Rollouts, keys: Sequence[NoiseKey], table: pd.DataFrame, reward: Grader) -> float:

@@ -50,23 +50,35 @@ class Truncation(Trick, ABC):
 
         `on_finish` is as in `Sampler.generate`; options that generate twice refuse it.
         """
-        assert on_finish is None or not self.generates_twice, "a rule refuses a race beside an interruption"
-        found = sampler.generate([self.begins(request, tools) for request in requests], on_finish)
-        put_in = {
-            place: further
-            for place, (request, so_far) in enumerate(zip(requests, found))
-            if (further := self.puts_in(request, so_far, tools)) is not None
-        }
-        if put_in:
-            found = [so_far.continued(put_in[p]) if p in put_in else so_far for p, so_far in enumerate(found)]
-            onward = [replace(requests[p], prefix=requests[p].prefix + found[p].tokens) for p in put_in]
-            for place, further in zip(put_in, sampler.generate(onward)):
-                found[place] = found[place].continued(further)
-        return found
+        return generate_each([self] * len(requests), sampler, requests, tools, on_finish)
 
     def __call__(self, graded: Graded) -> Graded:
         """The record with its row masks set; rewards are unchanged."""
         return graded
+
+
+def generate_each(
+    ways: Sequence[Truncation],
+    sampler: Sampler,
+    requests: Sequence[Request],
+    tools: Tools,
+    on_finish: OnFinish | None = None,
+) -> list[Completion]:
+    """One completion per request, ended in its own way of `ways`; one call of the sampler, and one for what goes on."""
+    twice = any(way.generates_twice for way in ways)
+    assert on_finish is None or not twice, "a rule refuses a race beside an interruption"
+    found = sampler.generate([way.begins(request, tools) for way, request in zip(ways, requests)], on_finish)
+    put_in = {
+        place: further
+        for place, (way, request, so_far) in enumerate(zip(ways, requests, found))
+        if (further := way.puts_in(request, so_far, tools)) is not None
+    }
+    if put_in:
+        found = [so_far.continued(put_in[p]) if p in put_in else so_far for p, so_far in enumerate(found)]
+        onward = [replace(requests[p], prefix=requests[p].prefix + found[p].tokens) for p in put_in]
+        for place, further in zip(put_in, sampler.generate(onward)):
+            found[place] = found[place].continued(further)
+    return found
 
 
 @dataclass(frozen=True)

@@ -109,8 +109,10 @@ def test_tests_in_the_background_hear_ctrl_c() -> None:
     code = "import signal, bare_machine; bare_machine.enter(); print(signal.getsignal(signal.SIGINT))"
     place = os.pathsep.join([str(Path(bare_machine.__file__).parent), os.environ["PYTHONPATH"]])
     ignored = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": place}, capture_output=True, text=True, check=True,
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": place},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        stdout=subprocess.PIPE, text=True, check=True,
     )  # fmt: skip
     assert "default_int_handler" in ignored.stdout
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from grpo_lab.engines.native import Native
 from grpo_lab.engines.native_attention import NAME as decode_attention_name
 from grpo_lab.engines.native_attention import decode_attention, shared_keys_attention
-from grpo_lab.engines.native_cache import BLOCK, BlockLayer, block_cache, keep_rows
+from grpo_lab.engines.native_cache import BLOCK, BlockLayer, arrange_rows, block_cache, placed
 from grpo_lab.engines.native_graphs import check_graphs
 from grpo_lab.engines.native_sampling import draw
-from grpo_lab.engines.native_session import NativeSession
+from grpo_lab.engines.native_session import SHARED, NativeSession
 from grpo_lab.policy.model_folder import stop_token_ids
 from grpo_lab.policy.models import load_model
 from grpo_lab.rollout.grading import decode, to_rollouts
@@ -69,6 +70,45 @@ def test_in_float64_neighbours_move_no_logprob_beyond_rounding(tiny_base: Path) 
     assert [c.tokens for c in together] == [c.tokens for c in alone]
     for a, b in zip(together, alone):
         assert_close(a.logprobs, b.logprobs, 1e-5, "RMSNorm rounds to fp32 inside, the rest is float64")
+
+
+def test_responses_that_are_the_same_so_far_are_one_row_of_the_model(tiny_base: Path, session: NativeSession) -> None:
+    """Of other temperatures, budgets and prefixes too; each is what it is alone, and costs no row until it differs."""
+    prompts = [request.prompt for request in requests_of(tiny_base, rows=6)]
+    kinds = [SamplingParams(24, 1.0, 1.0), SamplingParams(24, 0.0, 1.0), SamplingParams(9, 0.6, 0.9)]
+    kinds.append(SamplingParams(24, 1.0, 1.0, SureRun(4, 0.9)))
+    requests = [
+        Request(prompt, NoiseKey(0, "p", 0, place, sample), kinds[sample % 4])
+        for sample in range(16)
+        for place, prompt in enumerate(prompts)
+    ]
+    rows: list[int] = []
+    session.model.register_forward_pre_hook(lambda *said: rows.append(len(said[2]["input_ids"])), with_kwargs=True)
+    together = session.generate(requests)
+    fed, sampled = sum(rows), sum(len(c.tokens) for c in together)
+    texts = {request.prompt + c.tokens[:end] for request, c in zip(requests, together) for end in range(len(c.tokens))}
+    assert fed == len(texts) < sampled / 2, "each distinct beginning once"
+    rows.clear()
+    greedy = session.generate([request for request in requests if request.params.temperature == 0])
+    assert sum(rows) == sum(len(tokens) for tokens in {c.tokens for c in greedy})
+    alone = [session.generate([request])[0] for request in requests]
+    assert [(c.tokens, c.stop) for c in together] == [(c.tokens, c.stop) for c in alone]
+    for one, other in zip(together, alone):
+        assert_close(one.logprobs, other.logprobs, 2e-5, "rows beside it")
+
+
+def test_a_wave_has_a_bounded_number_of_contexts_and_of_responses(tiny_base: Path) -> None:
+    session = Native(24, 1.0, 1.0, max_rows=3).open(tiny_base, FP32, CPU)
+    one, *others = requests_of(tiny_base, rows=8)
+    many = [Request(one.prompt, NoiseKey(0, "p", 0, 0, sample), one.params) for sample in range(30)]
+    started: list[int] = []
+    session.model.register_forward_pre_hook(lambda *said: started.append(len(said[2]["input_ids"])), with_kwargs=True)
+    session.generate(many + others)
+    assert max(started) <= SHARED * 3
+    waves = list(session._waves(many + others, range(37), SHARED))
+    assert [len(wave) for wave in waves] == [12, 12, 6 + 2, 3, 2] and [*chain(*waves)] == [*range(37)]
+    waves = list(session._waves(many, range(30), 1))
+    assert {len(wave) for wave in waves} == {3}, "where rows are not shared, or ends are heard"
 
 
 def test_different_noise_gives_different_text_and_the_same_noise_the_same(
@@ -371,9 +411,9 @@ def test_positions_end_where_the_context_does(tmp_path: Path) -> None:
 
 
 def test_the_cache_in_blocks_holds_what_a_growing_one_does() -> None:
-    """Over several blocks, with rows repeated after the first tokens and rows that leave."""
+    """Over several blocks, with rows repeated after the first tokens, rows that split and rows that leave."""
     config = LlamaConfig(num_hidden_layers=1, num_attention_heads=2, hidden_size=8)
-    blocks, growing = block_cache(config), DynamicCache(config=config)
+    blocks, growing = block_cache(config, 8), DynamicCache(config=config)
     generator = torch.Generator().manual_seed(0)
 
     def both(rows: int, new: int) -> None:
@@ -381,19 +421,31 @@ def test_the_cache_in_blocks_holds_what_a_growing_one_does() -> None:
         ours, theirs = (cache.update(states[0], states[1], 0) for cache in (blocks, growing))
         assert all(torch.equal(one, other) for one, other in zip(ours, theirs))
 
-    both(2, 7)
-    for cache in (blocks, growing):
-        cache.batch_select_indices(torch.tensor([0, 0, 1, 1, 1, 0]))
-    for _ in range(BLOCK):
-        both(6, 1)
-    storage = blocks.layers[0].storage[0].data_ptr()
-    for keep in ([False, True, True, False, True, True], [True, True, True, True], [True, False, False, False]):
-        order = keep_rows(blocks, torch.tensor(keep))
-        assert sorted(order.tolist()) == [row for row, stays in enumerate(keep) if stays]
+    def go_on(parents: list[int]) -> None:
+        """Each new row continues one of the present rows."""
+        order, places = placed(torch.tensor(parents))
+        assert order[places].tolist() == parents and sorted(places.tolist()) == list(range(len(parents)))
+        for parent in {parent for parent in parents if parent < len(parents)}:
+            assert order[parent] == parent, "a row that goes on where it is"
+        arrange_rows(blocks, order)
         growing.batch_select_indices(order)
         both(len(order), 1)
-    assert blocks.layers[0].storage[0].data_ptr() == storage, "rows that leave move no others but into their places"
-    assert blocks.get_seq_length() == growing.get_seq_length() == 7 + BLOCK + 3
+
+    both(2, 7)
+    storage = blocks.layers[0].storage[0].data_ptr()
+    go_on([0, 0, 0, 1, 1, 1])
+    for _ in range(BLOCK - 10):
+        both(6, 1)
+    go_on([0, 1, 1, 4, 4, 4, 5, 5])
+    assert blocks.layers[0].storage[0].data_ptr() == storage, "room for eight rows from the start"
+    for _ in range(3):
+        both(8, 1)
+    storage = blocks.layers[0].storage[0].data_ptr()
+    for parents in ([1, 2, 4, 5], [0, 1, 2, 3], [0, 2, 2], [2], [0, 0, 0, 0, 0, 0, 0, 0]):
+        go_on(parents)
+    assert blocks.layers[0].storage[0].data_ptr() == storage, "rows that leave or split move no others"
+    go_on([0, 1, 2, 3, 4, 5, 6, 7, 7])
+    assert blocks.get_seq_length() == growing.get_seq_length() == 7 + 1 + BLOCK - 10 + 1 + 3 + 5 + 1
 
 
 def test_a_layer_that_forgets_keeps_its_own_cache() -> None:

@@ -189,7 +189,7 @@ def test_interruption_ends_what_the_budget_would_have_cut(tiny_base: Path, sessi
 def test_only_the_training_protocol_interrupts_in_evaluation(tiny_base: Path, make_run) -> None:
     run = make_run("truncation=interrupt", "truncation.earliest=0.3", "truncation.latest=0.4")
     suites = make_suites(run)
-    assert [suite.truncation for suite in suites] == [run.truncation, run.truncation, None, None]
+    assert [suite.truncation for suite in suites] == [run.truncation, run.truncation, Score(), Score()]
     assert [suite.name for suite in suites] == ["probe", "heldout_training", "heldout", "downstream"]
     state = open_state(run, CPU, None)
     _, table = evaluate(suites, state.session, state.tokenizer, run.template, run.evaluation, run.seed)
