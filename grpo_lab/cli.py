@@ -43,14 +43,14 @@ def build_base(arguments: argparse.Namespace) -> None:
 
     model = to_run(config).model
     if arguments.rebuild or arguments.ship:
-        from grpo_lab.tasks.rebuild import recipes_of, ship
+        from grpo_lab.tasks.rebuild import recipes_of, ship, shipped_like
+        from grpo_lab.tasks.shipped import find_shipped
 
-        recipes = recipes_of(model)
         if arguments.rebuild:
-            _rebuild(recipes)
+            _rebuild(shipped_like(model))
             return
-        for recipe in recipes:
-            base = ship(choices["model"], recipe)
+        for recipe in recipes_of(model, arguments.ship):
+            base = find_shipped(recipe.key()) or ship(choices["model"], recipe)
             say(f"{base.weights}  accuracy {base.report['accuracy']:.3f}", flush=True)
         return
     folder = model.resolve()
@@ -606,12 +606,13 @@ def main() -> None:
     base.add_argument(
         "--rebuild",
         action="store_true",
-        help="build the four bases of these overrides again (without overrides: all that came with grpo_lab) and "
-        "say whether their accuracies agree with those that came",
+        help="rebuild the shipped base models of these overrides (without overrides: all of them) and report whether "
+        "their accuracies agree with the shipped ones",
     )
     base.add_argument(
-        "--ship", action="store_true", help="build the four bases of these overrides and keep them in grpo_lab/bases"
-    )
+        "--ship", type=int, metavar="N", help="build base models 0 to N-1 of these overrides into grpo_lab/bases; "
+        "those already there stay"
+    )  # fmt: skip
     base.set_defaults(run=build_base)
     world = commands.add_parser("world", help="measure a world: its card of headroom, noise, and what acts there")
     world.add_argument("name", help="an option of world=, such as sums")

@@ -20,7 +20,6 @@ from grpo_lab.tasks.warm_start import ArithmeticBase, build, measure, unpack
 from grpo_lab.tracking.files import locked
 from grpo_lab.tracking.whole import digest_of
 
-BASES = 4  # of every recipe
 PROBLEMS = 1024  # asked of each of two models that are compared
 CONFIDENCE = 0.95  # that no base differs by chance, of all that are compared
 
@@ -56,11 +55,17 @@ class Compared:
         )
 
 
-def recipes_of(model: Model) -> list[ArithmeticBase]:
-    """The recipe of each of the BASES bases like `model`. Raises ValueError for a model without a recipe."""
+def recipes_of(model: Model, number: int) -> list[ArithmeticBase]:
+    """The recipes of base models 0 to number - 1 like `model`. Raises ValueError for a model without a recipe."""
     if not isinstance(model, ArithmeticBase):
         raise ValueError(f"{type(model).__name__} has no recipe to build it from: choose a world, such as world=sums")
-    return [replace(model, base=base) for base in range(BASES)]
+    return [replace(model, base=base) for base in range(number)]
+
+
+def shipped_like(model: Model) -> list[ArithmeticBase]:
+    """The recipes of the shipped base models that differ from `model` in their random numbers only, else its own."""
+    first = recipes_of(model, 1)
+    return [recipe for recipe in every_recipe() if replace(recipe, base=0) == first[0]] or first
 
 
 def every_recipe() -> list[ArithmeticBase]:
