@@ -7,7 +7,10 @@ The budget is X, the smallest final budget over the finished runs, on the axis t
     at evaluations only   the value at X of the straight line between the run's own evaluations around X; of a run
                           that logs how much it asked, its last evaluation where only its last step went beyond X
 
-Nothing is extrapolated. `average/<metric>` is the mean of a metric of every step over the whole run, 0 < x <= X.
+Nothing is extrapolated. `average/<metric>` is the mean of a metric of every step over the whole run, 0 < x <= X. Where
+a design names them, there are `start/<evaluation>`, its value at step 0, `below_best/<evaluation>`, the best mean of
+three evaluations in a row less that of the last three, and `log_odds/<evaluation>`, ln (k + 1/2) / (n - k + 1/2) for k
+right answers of n at the end.
 
 A run has collapsed where it stopped before X on a loss that was not finite, or where its held-out accuracy under the
 training protocol ends below half of what it was at its own start, and 10 points or more below. A collapse is a result,
@@ -43,10 +46,11 @@ from grpo_lab.analysis.stats.intervals import Interval, seed_differences
 from grpo_lab.analysis.table_rows import groups_of
 from grpo_lab.config.design import Collapsed
 from grpo_lab.tracking.final_metrics import WINDOW
-from grpo_lab.tracking.metrics import logged_name
+from grpo_lab.tracking.metrics import BELOW_BEST, LOG_ODDS, OF_EVALUATIONS, START, logged_name
 
 FALLEN = 0.5  # of its own start: a held-out accuracy that ends below it has collapsed,
 LOST = 0.1  # where it lost so much accuracy at least
+RUN = 3  # evaluations in a row whose mean is a best or a last value
 
 REWARD = "reward/in_loss_mean"
 HELDOUT = "eval/heldout_training/accuracy"
@@ -54,7 +58,6 @@ DOWNSTREAM = "eval/downstream/accuracy"
 TRUNCATED = "rollout/truncated"
 EVALUATED = (HELDOUT, "eval/heldout/accuracy", DOWNSTREAM)
 AVERAGE = "average/"  # before a metric of every step
-START = "start/"  # before an evaluation, of step 0; where the design names it
 GAP, OVERSTATEMENT, MASKED_SHARE, BEYOND = "gap", "overstatement", "q_times_a", "beyond_q_times_a"
 
 # What is reported of every arm, in this order, and what to call it.
@@ -76,7 +79,7 @@ QUANTITIES = {
 }
 
 
-_ACCURACIES = ("/accuracy", "/accuracy_easiest", "/accuracy_hardest")
+_ACCURACIES = ("/accuracy", "/verified_accuracy", "/accuracy_easiest", "/accuracy_hardest")
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,12 +199,16 @@ class FinalValues:
 
 def is_rated(metric: str) -> bool:
     """Whether a metric is an accuracy or a reward, of which more is better and a run that stopped has 0."""
+    if metric.startswith((BELOW_BEST, LOG_ODDS)):
+        return False
     metric = logged_name(metric)
     return metric.startswith("reward/") or metric.endswith(_ACCURACIES) or "/pass_at_" in metric
 
 
 def is_share(metric: str) -> bool:
     """Whether a metric's values lie within 0 and 1 whatever happens: shares of answers or of responses."""
+    if metric.startswith(LOG_ODDS):
+        return False
     return logged_name(metric).endswith((*_ACCURACIES, "/truncated", "/outcome", "/in_loss_outcome"))
 
 
@@ -226,14 +233,13 @@ def final_values(data: SweepData, axis: str | None = None) -> FinalValues:
         set(data.runs.loc[which, LABELS].itertuples(index=False, name=None))
         for which in (data.runs["collapsed"], data.exhausted)
     )
-    rows, named = [], [one.metric for one in data.design.predictions] if data.design else []
-    starts = [metric for metric in named if metric.startswith(START)]
+    rows, derived = [], [name for name in data.design.metrics if name.startswith(OF_EVALUATIONS)] if data.design else []
     for labels, run in points.groupby(LABELS, sort=False):
         before = not run[x].max() >= budget
         short, dry = labels in stopped and before, labels in exhausted and before
         rule = Collapsed.last if dry else data.collapsed_as
         final = _ended_before(run, x, budget, rule) if short or dry else _final(run, x, budget)
-        final |= {metric: _start(run, metric.removeprefix(START)) for metric in starts}
+        final |= {metric: _of_evaluations(run, metric, final) for metric in derived}
         marks = {"masks": _masked(run), "filters": bool((_column(run, "touched/group_filter") > 0).any())}
         marks |= {"collapsed": short or _fell(run, final), "stopped": short, "exhausted": dry}
         rows.append({**dict(zip(LABELS, labels)), **final, **marks})
@@ -246,9 +252,22 @@ def own_final(run: pd.DataFrame, metric: str, axis: str) -> float:
     return _final(run, x, float(run[x].max())).get(metric, math.nan) if x in run else math.nan
 
 
-def _start(run: pd.DataFrame, metric: str) -> float:
-    """An evaluation's value at step 0; NaN where it was not logged."""
-    return _mean(run.loc[run["step"] == 0, metric].dropna().to_numpy()) if metric in run else math.nan
+def _of_evaluations(run: pd.DataFrame, metric: str, final: Mapping[str, float]) -> float:
+    """A number of all evaluations of a run, see above; NaN where they were not logged, or fewer than three."""
+    name = logged_name(metric)
+    if name not in run:
+        return math.nan
+    if metric.startswith(START):
+        return _mean(run.loc[run["step"] == 0, name].dropna().to_numpy())
+    if metric.startswith(LOG_ODDS):
+        share, number = final[name], final.get(f"{name.rpartition('/')[0]}/responses", math.nan)
+        return math.log((share * number + 0.5) / ((1 - share) * number + 0.5))
+    assert metric.startswith(BELOW_BEST), metric
+    values = run[name].dropna().to_numpy()
+    if len(values) < RUN:
+        return math.nan
+    means = np.convolve(values, np.full(RUN, 1 / RUN), mode="valid")
+    return float(means.max() - means[-1])
 
 
 def _fell(run: pd.DataFrame, final: Mapping[str, float]) -> bool:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from grpo_lab.analysis.final_values import AVERAGE, QUANTITIES, REWARD, START
+from grpo_lab.analysis.final_values import AVERAGE, QUANTITIES, REWARD
 from grpo_lab.analysis.stats.intervals import WITHHELD, Interval
 from grpo_lab.tracking.metrics import (
+    BELOW_BEST,
     DERIVED,
     FURTHER_SUITES,
     HARNESSES,
+    LOG_ODDS,
     SAMPLER_SUITES,
+    START,
     SUITES,
     find,
     harness_of,
@@ -43,6 +46,10 @@ def title(metric: str) -> str:
         return f"{title(metric.removeprefix(AVERAGE))}, mean over the run"
     if metric.startswith(START):
         return f"{title(metric.removeprefix(START))}, before RL"
+    if metric.startswith(BELOW_BEST):
+        return f"{title(metric.removeprefix(BELOW_BEST))}, best less last of three evaluations in a row"
+    if metric.startswith(LOG_ODDS):
+        return f"{title(metric.removeprefix(LOG_ODDS))}, log-odds"
     stage, _, rest = metric.partition("/")
     if stage == "eval":
         suite, _, quantity = rest.partition("/")
@@ -67,6 +74,8 @@ _PLAIN = ("1", "loss", "advantage")  # units that say nothing beside a number
 
 def unit(metric: str) -> str:
     """The unit of a metric, also of one that analysis derives."""
+    if metric.startswith(LOG_ODDS):
+        return "logits"
     metric = logged_name(metric)
     return _DERIVED[metric] if metric in _DERIVED else find(metric).unit
 

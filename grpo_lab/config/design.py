@@ -71,6 +71,25 @@ class Prediction:
 
 
 @dataclass(frozen=True)
+class CountPrediction:
+    """On how many base models (without `design.bases`: in how many runs) `arm` ends with `metric` above `above`.
+
+    Several runs of a base model count with their mean. One of `at_least` and `at_most` is given.
+    """
+
+    arm: str
+    metric: str
+    above: float
+    at_least: int | None = None
+    at_most: int | None = None
+    level: str = ""
+
+    def holds(self, number: int) -> bool:
+        """Whether the prediction came true for `number` base models."""
+        return (self.at_least is None or number >= self.at_least) and (self.at_most is None or number <= self.at_most)
+
+
+@dataclass(frozen=True)
 class Claim:
     """What a source says of the contrast of one prediction, in our words.
 
@@ -146,6 +165,12 @@ class Design:
     requires: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     margin: float | None = None
     tuning: Tuning | None = None
+    counts: tuple[CountPrediction, ...] = ()
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics that its predictions are about, and its columns."""
+        return (*(one.metric for one in (*self.predictions, *self.counts)), *self.columns)
 
     def margin_of(self, prediction: Prediction) -> float | None:
         """The prediction's own margin, else on the primary metric the design's."""
@@ -163,7 +188,7 @@ class Design:
         left_out = ("part", "parts", "columns", "changes", "claims")
         declared = {name: value for name, value in asdict(self).items() if name not in left_out}
         unused = {"kind": Kind.arms, "tricks": {}, "collapsed": Collapsed.zero, "margin": None}
-        unused |= {"bases": (), "requires": {}, "tuning": None}
+        unused |= {"bases": (), "requires": {}, "tuning": None, "counts": ()}
         declared = {name: value for name, value in declared.items() if name not in unused or value != unused[name]}
         declared["base"] = tuple(word for word in self.base if word != FIRST_WORLD)
         declared["primary"] = first_metric_name(self.primary)
@@ -264,6 +289,7 @@ def read_design(node: Any) -> Design:
         requires=_requires(node.get("requires") or {}),
         margin=_margin(node.get("margin")),
         tuning=tuning,
+        counts=tuple(_count(entry) for entry in node.get("counts") or ()),
     )
     _check_names(design)
     return design
@@ -359,6 +385,9 @@ def _check_names(design: Design) -> None:
                 f"design.predictions: {prediction.arm} is predicted within a margin of {prediction.metric}, and there "
                 "is none: give the prediction a margin, or the design one for its primary metric"
             )
+    for count in design.counts:
+        require_known("counts", count.arm, arms)
+        require_known("counts", count.level, levels)
     for claim in design.claims:
         _check_claim(design, claim)
     for arm in design.requires:
@@ -386,10 +415,9 @@ def _check_claim(design: Design, claim: Claim) -> None:
 
 def require_known_metrics(design: Design) -> None:
     """Raise ValueError, before the first run starts, for a metric or budget axis that no run logs."""
-    predicted = [prediction.metric for prediction in design.predictions]
     required = [metric for asked in design.requires.values() for metric in asked]
     tuned = [design.tuning.metric] if design.tuning else []
-    named = (design.primary, f"budget/{design.axis}", *predicted, *design.columns, *required, *tuned)
+    named = (design.primary, f"budget/{design.axis}", *design.metrics, *required, *tuned)
     for metric in named:
         if not is_known(metric):
             raise ValueError(f"design: no run has the metric {metric!r}; `grpo-lab metrics` lists what there is")
@@ -499,6 +527,20 @@ def _prediction(entry: Any) -> Prediction:
             "control) and, where there is a factor, level (and against, another level); reference names another arm to "
             "compare with than the control, margin the largest difference that does not matter"
         ) from error
+
+
+def _count(entry: Any) -> CountPrediction:
+    try:
+        count = CountPrediction(**{**entry, "metric": metric_name(entry["metric"]), "above": float(entry["above"])})
+        limits = [limit for limit in (count.at_least, count.at_most) if limit is not None]
+        if len(limits) != 1 or type(limits[0]) is not int or limits[0] < 0:
+            raise ValueError
+    except (TypeError, KeyError, ValueError) as error:
+        raise ValueError(
+            f"design.counts: {entry} must give arm, metric, above (a number), one of at_least and at_most (how many "
+            "base models) and, where there is a factor, level"
+        ) from error
+    return count
 
 
 def _claim(entry: Any) -> Claim:

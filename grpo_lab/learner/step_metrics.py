@@ -92,6 +92,9 @@ def reward_metrics(made: Groups, graded: Graded) -> dict[str, float]:
     for name, rows in (("correct", judged & (shaped.outcome == 1)), ("wrong", judged & (shaped.outcome == 0))):
         if rows.any():
             metrics[f"rollout/length_{name}"] = shaped.lengths[rows].double().mean()
+    right = judged & (shaped.outcome == 1)
+    if right.any():
+        metrics["rollout/truncated_correct"] = shaped.truncated[right].double().mean()
     if graded.trained.any():
         # Without a KL penalty in the reward, which says nothing about how good the responses are.
         metrics["reward/in_loss_mean"] = sum(

@@ -171,10 +171,12 @@ def evaluate(
     seed: int,
     initial: InitialLogprobs | None = None,
     reward: Grader | None = None,
+    verifier: Grader | None = None,
 ) -> tuple[dict[str, float], pd.DataFrame]:
     """Metrics of every suite, and one table row per suite, question and sample.
 
-    `reward` is the training verifier: it judges the answers of other verifiers' suites too, for the log alone.
+    `reward` is the training verifier: it judges the answers of other verifiers' suites too, for the log only. So does
+    `verifier`, the one of evaluation, with held-out answers under the training protocol.
     """
     tables, metrics = [], {}
     for suite, rollouts, keys in _answers(suites, session, tokenizer, template, seed):
@@ -190,6 +192,9 @@ def evaluate(
         if reward is not None and suite.verifier is not reward:
             agreement = _agreement(rollouts, keys, table, reward)
             metrics |= {} if math.isnan(agreement) else {f"eval/{suite.name}/agreement": agreement}
+        if suite.measures_kl and verifier is not None and suite.verifier is not verifier:
+            verified = _accuracy(_judged(rollouts, keys, table, verifier), table["problem_id"])
+            metrics |= {} if math.isnan(verified) else {f"eval/{suite.name}/verified_accuracy": verified}
         if suite.measures_kl and initial is not None:
             metrics[f"eval/{suite.name}/kl_initial"] = kl_of_responses(rollouts, initial(rollouts))
         tables.append(table)
@@ -244,9 +249,19 @@ def _graded(
     return table
 
 
+def _judged(rollouts: Rollouts, keys: Sequence[NoiseKey], table: pd.DataFrame, grader: Grader) -> np.ndarray:
+    """What another grader gives each answer of the table: 0, 1 or NaN."""
+    return grade(rollouts, table["text"].tolist(), grader, keys).verdict.flatten().numpy()
+
+
+def _accuracy(outcomes: np.ndarray | pd.Series, questions: pd.Series) -> float:
+    """The mean over questions of the mean of their graded answers; NaN without any."""
+    return float(pd.Series(np.asarray(outcomes)).groupby(questions.to_numpy(), sort=False).mean().mean())
+
+
 def _agreement(rollouts: Rollouts, keys: Sequence[NoiseKey], table: pd.DataFrame, reward: Grader) -> float:
     """The share of answers that `reward` judges as the table does, of those that both judge; NaN without any."""
-    other = grade(rollouts, table["text"].tolist(), reward, keys).verdict.flatten().numpy()
+    other = _judged(rollouts, keys, table, reward)
     both = ~np.isnan(other) & table["outcome"].notna().to_numpy()
     return float((other == table["outcome"])[both].mean()) if both.any() else math.nan
 

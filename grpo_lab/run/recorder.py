@@ -122,7 +122,7 @@ class Recorder:
         suites = state.suites if ends else state.suites_between
         ask = partial(
             evaluate, session=state.session, tokenizer=state.tokenizer, template=run.template, plan=run.evaluation,
-            seed=run.seed, reward=run.reward,
+            seed=run.seed, reward=run.reward, verifier=run.verifier,
         )  # fmt: skip
         metrics, answers = ask(suites, initial=self._initial_logprobs(state))
         if sampled_by is None or not state.kept or sampled_by == state.updates:

@@ -84,6 +84,12 @@ REGISTRY: tuple[Metric, ...] = (
     ),
     Metric("rollout/length_std_across", "tokens", "over groups", "deviation of the mean lengths of problems"),
     Metric("rollout/truncated", "share", "mean over all responses", "responses that the token budget ended"),
+    Metric(
+        "rollout/truncated_correct",
+        "share",
+        "mean over correct responses",
+        "responses that the training verifier calls right and the token limit ended; absent if none is right",
+    ),
     Metric("rollout/frac_zero_std", "share", "mean over groups", "groups whose verifier outcomes are all equal"),
     Metric(
         "rollout/trained",
@@ -210,6 +216,12 @@ REGISTRY: tuple[Metric, ...] = (
     # Evaluation.
     Metric("eval/*/accuracy", "share", "mean over questions and samples", "right answers"),
     Metric("eval/*/agreement", "share", "mean over samples", "answers that the training verifier judges alike"),
+    Metric(
+        "eval/heldout_training/verified_accuracy",
+        "share",
+        "mean over questions and samples",
+        "the same answers by the evaluation verifier: accuracy under the training protocol's sampling",
+    ),
     Metric("eval/*/ungraded", "share", "mean over samples", "answers that the grader failed on, left out of accuracy"),
     Metric("eval/*/responses", "responses", "sum", "answers that the accuracy is a mean of"),
     Metric("eval/*/accuracy_easiest", "share", "mean over samples", "right answers, lowest difficulty label"),
@@ -282,10 +294,24 @@ PEERS = {
     "budget/sampled_tokens": "TRL num_tokens",
 }
 
+# Before an evaluation's metric: what analysis derives from all evaluations of a run.
+START, BELOW_BEST, LOG_ODDS = OF_EVALUATIONS = ("start/", "below_best/", "log_odds/")
 # Metrics that analysis derives from a run's final values; a prediction may name these too.
 DERIVED: tuple[Metric, ...] = (
     Metric("average/*/*", "of the metric", "mean over all steps", "a metric of every step over the whole budget"),
     Metric("start/eval/*/*", "of the metric", "at step 0", "an evaluation before the first step of RL"),
+    Metric(
+        "below_best/eval/*/*",
+        "of the metric",
+        "best mean of three evaluations in a row - mean of the last three",
+        "how far an evaluation ends below its best",
+    ),
+    Metric(
+        "log_odds/eval/*/accuracy",
+        "logits",
+        "final value",
+        "log of right over wrong answers, half an answer added to either",
+    ),
     Metric("gap", "reward", "final value", "reward/in_loss_mean - eval/heldout_training/accuracy"),
     Metric("overstatement", "share", "final value", "reward/in_loss_outcome - eval/heldout_training/accuracy"),
     Metric("beyond_q_times_a", "share", "final value", "overstatement - q_times_a"),
@@ -455,7 +481,9 @@ def is_known(name: str) -> bool:
     """Whether a run logs such a metric or analysis derives it."""
     if name.startswith("average/eval/"):  # evaluations are too few for an average over the run
         return False
-    if name.startswith("start/") and not name.startswith("start/eval/"):  # before the first step nothing else is logged
+    if name.startswith(OF_EVALUATIONS) and not logged_name(name).startswith("eval/"):
+        return False
+    if name.startswith(LOG_ODDS) and not name.endswith("accuracy"):
         return False
     try:
         find(logged_name(name))
@@ -465,8 +493,10 @@ def is_known(name: str) -> bool:
 
 
 def logged_name(metric: str) -> str:
-    """The metric that a run logs, of one that names its average over the run or an evaluation before the first step."""
-    return metric.removeprefix("average/").removeprefix("start/")
+    """The metric that a run logs, of one that analysis derives from it, such as its average over the run."""
+    for prefix in ("average/", *OF_EVALUATIONS):
+        metric = metric.removeprefix(prefix)
+    return metric
 
 
 def harness_of(metric: str) -> str | None:

@@ -19,7 +19,7 @@ import pytest
 from grpo_lab.analysis.build import Built, build, what_to_open
 from grpo_lab.analysis.caveats import caveats, notes
 from grpo_lab.analysis.effects.table import effect_table, markdown
-from grpo_lab.analysis.effects.verdict import judge, verdict_text
+from grpo_lab.analysis.effects.verdict import counted, judge, verdict_text
 from grpo_lab.analysis.figures.curves import curve_numbers, draw_curves
 from grpo_lab.analysis.figures.effects import draw_effects, effect_numbers
 from grpo_lab.analysis.final_values import (
@@ -30,6 +30,8 @@ from grpo_lab.analysis.final_values import (
     OVERSTATEMENT,
     final_values,
     interpolate,
+    is_rated,
+    is_share,
 )
 from grpo_lab.analysis.report.page_verdict import verdict_section
 from grpo_lab.analysis.sources.read import read_source
@@ -37,6 +39,7 @@ from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.analysis.sources.saved_data import load_data, save_data, with_saved
 from grpo_lab.analysis.sources.settings import differences
 from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.collapse import Count
 from grpo_lab.analysis.stats.intervals import paired_difference, t_interval
 from grpo_lab.analysis.stats.mean_line import mean_line, running_mean
 from grpo_lab.analysis.stats.multiplicity import p_text
@@ -339,6 +342,47 @@ def test_the_family_is_what_was_asked_for(planted: Callable[..., SweepData]) -> 
     # Runs of another part count as soon as they are there.
     score_only = replace(part, design=replace(part.design, parts={"demo": Part(arms=("score",))}))
     assert [one.family for one in judge(score_only, final_values(score_only))] == [2, 2, 2]
+
+
+def test_counts_of_base_models_and_what_is_derived_from_all_evaluations(tmp_path: Path) -> None:
+    """By hand: the best mean of three in a row less the last one, log-odds with half an answer, means over a base."""
+    heldout = {
+        ("score", 0): (0.5, 0.8, 0.9, 0.7, 0.6, 0.5),  # best 0.8, last 0.6
+        ("score", 1): (0.5, 0.5, 0.5, 0.8, 0.8, 0.8),  # 0
+        ("mask", 0): (0.9, 0.9, 0.9, 0.5, 0.5, 0.5),  # 0.4
+        ("mask", 1): (0.5, 0.6, 0.7, 0.8, 0.9, 1.0),  # 0
+    }
+    for (arm, seed), values in heldout.items():
+        scores = {
+            step: {"eval/heldout/accuracy": value, "eval/heldout/responses": 10.0} for step, value in enumerate(values)
+        }
+        write_run(tmp_path / f"{arm}/seed={seed}", rows_at([0, 10, 20, 30, 40, 50], {}, scores))
+    metric = "below_best/eval/heldout/accuracy"
+    counts = [
+        {"arm": "score", "metric": metric, "above": 0.1, "at_least": 1},
+        {"arm": "mask", "metric": metric, "above": 0.1, "at_most": 0},
+        {"arm": "soft", "metric": metric, "above": 0.1, "at_most": 0},
+    ]
+    odds = {"arm": "mask", "metric": "log_odds/eval/heldout/accuracy", "direction": "above"}
+    declare(
+        tmp_path, [cell(arm, seed) for arm, seed in heldout], design([odds], seeds=[0, 1], bases=2, counts=counts),
+        "counted",
+    )  # fmt: skip
+    data = load_sweep(tmp_path, "counted")
+    finals = final_values(data)
+    assert finals.of("", "score", metric).round(9).to_dict() == {0: 0.2, 1: 0.0}
+    assert finals.of("", "mask", metric).round(9).to_dict() == {0: 0.4, 1: 0.0}
+    logits = finals.of("", "mask", "log_odds/eval/heldout/accuracy").to_dict()
+    assert logits == {0: 0.0, 1: pytest.approx(math.log(10.5 / 0.5))}
+    assert is_rated("eval/heldout/accuracy") and not is_rated(metric) and not is_share("log_odds/eval/heldout/accuracy")
+    text = verdict_text(data, finals)
+    said = "held-out accuracy, evaluation protocol, best less last of three evaluations in a row"
+    assert f"  as predicted: score has {said} above 0.1 in 1 of 2 (0.01 to 0.99) runs; predicted at least 1" in text
+    assert "  not as predicted: mask has" in text and "  not run: soft has" in text
+    first = data.design.counts[1] if data.design else None
+    assert first is not None and counted(replace(finals, bases={0: 7, 1: 7}), first) == Count(1, 1), "their mean is 0.2"
+    few = final_values(replace(data, points=data.points[data.points["step"] < 2], runs=data.runs))
+    assert few.of("", "mask", metric).empty, "two evaluations have no mean of three"
 
 
 def test_one_pair_is_not_a_result(planted: Callable[..., SweepData]) -> None:

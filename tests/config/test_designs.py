@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from grpo_lab.config.design import Collapsed, Kind, load_design, read_design
+from grpo_lab.config.design import (
+    Collapsed,
+    CountPrediction,
+    Kind,
+    load_design,
+    read_design,
+    require_known_metrics,
+)
 from grpo_lab.sweeps.cells import plan_cells
 from grpo_lab.tracking.sweep_record import read_sweep, record_sweep, sweep_folder
 
@@ -114,6 +121,11 @@ def test_the_contents_of_arms_by_hand() -> None:
             {"changes": [{"arms": ["+clop"], "since": "2026-11-22T22:30:00Z", "what": "x"}]},
             "design.changes: there is no '.clop'; choose from",
         ),
+        ({"counts": [{"arm": "+clip", "metric": "gap", "above": 0.1}]}, "one of at_least and at_most"),
+        ({"counts": [{"arm": "+clip", "metric": "gap", "above": 0.1, "at_least": 1, "at_most": 2}]}, "design.counts"),
+        ({"counts": [{"arm": "+clip", "metric": "gap", "above": "much", "at_least": 1}]}, "design.counts"),
+        ({"counts": [{"arm": "+clip", "metric": "gap", "above": 0.1, "at_least": 1.5}]}, "design.counts"),
+        ({"counts": [{"arm": "+clop", "metric": "gap", "above": 0.1, "at_least": 1}]}, "there is no '.clop'"),
         (
             {"predictions": [{"arm": "-clip", "metric": "gap", "direction": "above", "reference": "ful"}]},
             "there is no 'ful'; choose from",
@@ -140,6 +152,23 @@ def test_new_entries_change_a_fingerprint_only_where_they_are_used() -> None:
     assert declared(predictions=[prediction]) == declared(predictions=[{**prediction, "reference": ""}])
     assert declared(predictions=[prediction]) != declared(predictions=[{**prediction, "reference": "hide"}])
     assert read_design(node()).fingerprint() != read_design(node("factorial")).fingerprint()
+    count = {"arm": "mask", "metric": "gap", "above": 0.1, "at_least": 2}
+    assert declared(counts=[]) == declared() != declared(counts=[count])
+    assert declared(counts=[count]) != declared(counts=[{**count, "at_least": 3}])
+
+
+def test_a_predicted_count_holds_from_its_limit_on() -> None:
+    least, most = CountPrediction("a", "gap", 0.1, at_least=2), CountPrediction("a", "gap", 0.1, at_most=2)
+    assert [least.holds(number) for number in (1, 2, 3)] == [False, True, True]
+    assert [most.holds(number) for number in (1, 2, 3)] == [True, True, False]
+
+
+def test_a_count_of_a_metric_that_no_run_has_is_refused_before_the_first_run() -> None:
+    count = {"arm": "+clip", "metric": "below_best/rollout/length", "above": 0.1, "at_least": 1}
+    with pytest.raises(ValueError, match="no run has the metric 'below_best/rollout/length'"):
+        require_known_metrics(read_design(node(counts=[count])))
+    known = {**count, "metric": "below_best/eval/heldout/accuracy"}
+    require_known_metrics(read_design(node(counts=[known], primary="eval/downstream/accuracy", axis="steps")))
 
 
 # In these, six arms now say what their recipe itself brought when they ran: a reward of its own, not the world's.

@@ -13,12 +13,12 @@ from grpo_lab.analysis.final_values import BEYOND, EVALUATED, MASKED_SHARE, OVER
 from grpo_lab.analysis.metric_names import in_words
 from grpo_lab.analysis.sources.chosen_numbers import chosen_numbers
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.collapse import barnard
+from grpo_lab.analysis.stats.collapse import Count, barnard
 from grpo_lab.analysis.stats.comparison import HARM, Comparison
 from grpo_lab.analysis.stats.intervals import WITHHELD_MEANS, Interval, seed_differences
 from grpo_lab.analysis.stats.multiplicity import ALPHA, holm, p_text
 from grpo_lab.analysis.table_rows import aligned
-from grpo_lab.config.design import Design, Direction, Prediction
+from grpo_lab.config.design import CountPrediction, Design, Direction, Prediction
 from grpo_lab.tracking.metrics import SUITES
 
 
@@ -150,6 +150,24 @@ def _word(direction: Direction, found: Comparison, adjusted: float, equivalent: 
     return "within the margin" if equivalent < ALPHA else "not resolved"
 
 
+def counted(finals: FinalValues, count: CountPrediction) -> Count:
+    """On how many base models (runs, for a sweep of one) the arm ends above the number that was declared."""
+    values = finals.of(count.level, count.arm, count.metric)
+    by_base = values.groupby([finals.bases.get(int(seed), int(seed)) for seed in values.index]).mean()
+    return Count(int((by_base > count.above).sum()), len(by_base))
+
+
+def count_text(data: SweepData, finals: FinalValues, count: CountPrediction) -> str:
+    """What came of a prediction of how many base models, with the exact 95% CI of the share."""
+    found, unit = counted(finals, count), "base models" if len(set(finals.bases.values())) > 1 else "runs"
+    most, limit = ("at most", count.at_most) if count.at_least is None else ("at least", count.at_least)
+    where = f"{place(data, count.level, count.arm)} has {in_words(count.metric)} above {count.above:g}"
+    if not found.of:
+        return f"not run: {where} in {most} {limit} {unit}"
+    word = "as predicted" if count.holds(found.number) else "not as predicted"
+    return f"{word}: {where} in {found.text} {unit}; predicted {most} {limit}"
+
+
 def _net_of_control(data: SweepData, finals: FinalValues, judgement: Judgement) -> Interval:
     """How much more an arm changes between two levels than the control does, paired by seed."""
     metric, level, (other, arm) = judgement.prediction.metric, judgement.prediction.level, judgement.reference
@@ -218,6 +236,7 @@ def _predictions(data: SweepData, design: Design, finals: FinalValues) -> list[s
             net = _net_of_control(data, finals, judgement)
             measured += f"; net of the same change in {data.control}: {net.text('+')}" if net.n else ""
         lines += [f"    {line}" for line in (measured, *beside(data, finals, judgement))]
+    lines += [f"  {count_text(data, finals, one)}" for one in design.counts]
     if waiting := sum(judgement.word == "not run" for judgement in judgements):
         lines.append(f"  not run: {waiting} of {len(judgements)} predictions, which need more cells than are finished")
     return [
