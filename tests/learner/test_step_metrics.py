@@ -76,7 +76,8 @@ def test_tokens_with_another_gradient_than_ppos_are_counted_on_the_same_tokens(
 
 def test_the_numbers_of_a_step_are_those_of_its_table(tmp_path: Path, tiny_base: Path) -> None:
     """Rewards, lengths and advantages as they follow from the responses that the run saved."""
-    folder = run_in_process(tmp_path, *SMALL, "scale=group_std", "budget.amount=2", "rollouts_every=1")
+    lenient = ("reward=lenient", "task.response_tokens=16")  # so that some right responses are truncated
+    folder = run_in_process(tmp_path, *SMALL, "scale=group_std", "budget.amount=2", "rollouts_every=1", *lenient)
     for line in metrics_of(folder)[1:]:
         logged, rows = line["metrics"], pd.read_parquet(folder / "rollouts" / f"step={line['step']:06d}.parquet")
         assert rows["trained"].all() and rows["counted"].all() and 0 < rows["outcome"].mean() < 1
@@ -91,10 +92,12 @@ def test_the_numbers_of_a_step_are_those_of_its_table(tmp_path: Path, tiny_base:
             "rollout/truncated": rows["truncated"].mean(),
             "rollout/length_correct": rows[rows["outcome"] == 1]["length"].mean(),
             "rollout/length_wrong": rows[rows["outcome"] == 0]["length"].mean(),
+            "rollout/truncated_correct": rows[rows["outcome"] == 1]["truncated"].mean(),
             "rollout/frac_zero_std": (groups.std(ddof=0) == 0).mean(),
             "advantage/mean": rows["advantage"].mean(),
             "advantage/absolute": rows["advantage"].abs().mean(),
             "factor/scale": rows["advantage"].abs().sum() / centred.abs().sum(),
         }
         assert {name: logged[name] for name in expected} == pytest.approx(expected, abs=1e-9)
+        assert 0 < logged["rollout/truncated_correct"] < 1
         assert logged["factor/scale"] > 1.5, "a deviation is at most a half"

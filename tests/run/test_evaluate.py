@@ -56,6 +56,25 @@ def test_both_held_out_probes_draw_the_same_numbers_and_errors_are_of_questions(
         assert metrics[f"eval/heldout/accuracy_{name}"] == pytest.approx(sum(asked) / len(asked))
 
 
+def test_all_suites_are_sampled_in_one_call_and_held_out_answers_are_judged_twice(make_run, monkeypatch) -> None:
+    """Under a grader that can be gamed, what it calls right under the training protocol is no accuracy."""
+    run = make_run(*SAME, "reward=lenient")
+    state, calls = open_state(run, torch.device("cpu"), None), list[int]()
+    sample = state.session.generate
+    monkeypatch.setattr(state.session, "generate", lambda asked, *_: calls.append(len(asked)) or sample(asked))
+    metrics, table = evaluate(
+        state.suites, state.session, state.tokenizer, run.template, run.evaluation, run.seed, reward=run.reward,
+        verifier=run.verifier,
+    )  # fmt: skip
+    state.session.close()
+    assert calls == [len(table)]
+    trained, independent = (table[table["suite"] == name] for name in ("heldout_training", "heldout"))
+    assert trained["text"].tolist() == independent["text"].tolist(), "the same protocol, but for the grader"
+    verified = metrics["eval/heldout_training/verified_accuracy"]
+    assert verified == metrics["eval/heldout/accuracy"] < metrics["eval/heldout_training/accuracy"]
+    assert "eval/probe/verified_accuracy" not in metrics
+
+
 def test_what_is_asked_between_the_ends_is_a_part_of_what_is_asked_there(make_run) -> None:
     more = ("evaluation.ends_heldout_problems=40", "evaluation.ends_samples=4", "evaluation.pass_at=[1,4]")
     run = make_run(*SAME, *more)
