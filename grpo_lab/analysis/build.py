@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from grpo_lab.analysis.divergence.leading import leading_text
+from grpo_lab.analysis.divergence.sharpening import sharpening_text
 from grpo_lab.analysis.divergence.table import divergence_table
 from grpo_lab.analysis.effects.contrasts import effects_markdown, effects_table
 from grpo_lab.analysis.effects.suites import suites_text
@@ -122,7 +123,11 @@ def build_report(
 def _further(data: SweepData, finals: FinalValues, divergence: pd.DataFrame) -> dict[str, str]:
     """What stands below the verdict, by heading; "" where the sweep has nothing to say there."""
     null = f"those of {data.control} without a loss"
-    return {"Suites": suites_text(data, finals), "Warnings of a loss": leading_text(divergence, null)}
+    return {
+        "Suites": suites_text(data, finals),
+        "Sharpening": sharpening_text(data, finals),
+        "Warnings of a loss": leading_text(divergence, null),
+    }
 
 
 def _number(value: float) -> float | None:

@@ -14,7 +14,8 @@ from grpo_lab.tracking.metrics import FURTHER_SUITES, HARNESSES, harness_of
 from grpo_lab.tricks.base import require_field, require_not_negative, require_positive
 from grpo_lab.types import Problem
 
-SPLITS = {"downstream_short": "downstream", "other_wording": "heldout"}  # of further suites; others have their own
+# Of further suites; others have their own.
+SPLITS = {"downstream_short": "downstream", "other_wording": "heldout", "heldout_greedy": "heldout"}
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,9 @@ class Evaluation:
     # Evaluate also the weights that sampled the step's batch, where they lag behind the learner's: keeps the weights
     # of all steps that a batch may wait, in memory and in checkpoints.
     sampler_weights: bool
+    # Temperatures, as shares of the training temperature, at which the initial policy answers held-out questions too,
+    # at step 0: how much reward sharpening gives without learning.
+    sharpened: list[float]
 
     def __post_init__(self) -> None:
         require_positive(
@@ -65,6 +69,9 @@ class Evaluation:
         most = self.ends_samples
         named = "samples" if most == self.samples else "ends_samples"
         require_field(all(1 <= k <= most for k in self.pass_at), self, "pass_at", f"between 1 and {named}={most}")
+        require_field(
+            all(0 < share < 1 for share in self.sharpened), self, "sharpened", "a list of numbers above 0 and below 1"
+        )
         known = ", ".join(FURTHER_SUITES)
         require_field(all(suite in FURTHER_SUITES for suite in self.suites), self, "suites", f"a list of {known}")
         require_field(len(set(self.suites)) == len(self.suites), self, "suites", "a list without repetition")

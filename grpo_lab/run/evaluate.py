@@ -14,11 +14,15 @@ the four in one thing, and are asked at the ends of a run:
     heldout_rule       problems held out by a rule and not at random
     other_numbers      numbers outside the training range, and the long budget, since they take more tokens to write
     other_family       problems of the family not trained on, long budget
+    heldout_greedy     held-out problems, greedy
 
 and one more for each table of `evaluation.tables`, with the long budget.
 
 Where the sampler lags behind the learner, `sampler_heldout` and `sampler_downstream` ask the weights that sampled the
 step's batch: training reward is theirs, and not that of the weights that the other suites ask.
+
+`evaluation.sharpened` adds, at step 0, suites that differ from `heldout_training` in their temperature: `sharpened_60`
+at 0.6 of training's. Accuracy against entropy over them says what a policy gains by sharpening only.
 
 A question's noise does not depend on the step, the arm or the protocol. The same question uses the same random
 numbers at every checkpoint and in every suite of its split, which removes most sampling noise from differences.
@@ -50,7 +54,7 @@ from grpo_lab.rollout.grading import (
     with_target_length,
 )
 from grpo_lab.tasks.base import Grader, Template
-from grpo_lab.tracking.metrics import SAMPLER_SUITES, pass_at_k
+from grpo_lab.tracking.metrics import SAMPLER_SUITES, SHARPENED, pass_at_k
 from grpo_lab.tricks.truncation import Score, Truncation, generate_each
 from grpo_lab.types import Float, NoiseKey, Problem, Request, Rollouts, SamplingParams, Tensor
 
@@ -96,10 +100,22 @@ def make_suites(run: RunConfig, ends: bool = True) -> list[Suite]:
         if name == "other_wording":
             problems = tuple(replace(one, question=plan.in_other_words(one.question)) for one in problems)
         params = long if name in ("other_numbers", "other_family") else protocol
+        params = replace(params, temperature=0.0) if name == "heldout_greedy" else params
         suites.append(Suite(name, split, problems, samples, params, run.verifier))
     for name, problems in plan.table_problems.items() if ends else ():
         suites.append(Suite(name, name, problems, samples, long, run.verifier))
     return suites
+
+
+def sharpened(suites: Sequence[Suite], shares: Sequence[float]) -> list[Suite]:
+    """The suite `heldout_training` among `suites` at each of these shares of its temperature."""
+    return [
+        replace(
+            suite, name=f"{SHARPENED}{round(100 * share)}", measures_kl=False,
+            params=replace(suite.params, temperature=share * suite.params.temperature),
+        )
+        for suite in suites if suite.name == "heldout_training" for share in shares
+    ]  # fmt: skip
 
 
 def of_the_sampler(suites: Sequence[Suite]) -> list[Suite]:
@@ -192,6 +208,8 @@ def evaluate(
         if reward is not None and suite.verifier is not reward:
             agreement = _agreement(rollouts, keys, table, reward)
             metrics |= {} if math.isnan(agreement) else {f"eval/{suite.name}/agreement": agreement}
+        if (suite.measures_kl or suite.name.startswith(SHARPENED)) and suite.params.top_p == 1:
+            metrics[f"eval/{suite.name}/entropy"] = entropy_of_responses(rollouts)
         if suite.measures_kl and verifier is not None and suite.verifier is not verifier:
             verified = _accuracy(_judged(rollouts, keys, table, verifier), table["problem_id"])
             metrics |= {} if math.isnan(verified) else {f"eval/{suite.name}/verified_accuracy": verified}
@@ -274,6 +292,11 @@ def kl_of_responses(rollouts: Rollouts, initial_logprobs: Float[Tensor, "N T"]) 
     """
     each = torch.where(rollouts.sampled_mask, rollouts.sampler_logprobs - initial_logprobs, 0.0)
     return float(each.double().sum(dim=1).mean())
+
+
+def entropy_of_responses(rollouts: Rollouts) -> float:
+    """The entropy of the policy in nats per token: the mean of -log pi over its own tokens, sampled without top-p."""
+    return float(-rollouts.sampler_logprobs[rollouts.sampled_mask].double().mean())
 
 
 def _summary(suite: str, table: pd.DataFrame, ks: Sequence[int]) -> Mapping[str, float]:

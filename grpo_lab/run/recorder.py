@@ -21,7 +21,7 @@ from grpo_lab.policy import ranks
 from grpo_lab.policy.batching import rollout_logprobs
 from grpo_lab.rollout.queue import RolloutQueue
 from grpo_lab.run import checkpoint
-from grpo_lab.run.evaluate import InitialLogprobs, evaluate, of_the_sampler
+from grpo_lab.run.evaluate import InitialLogprobs, evaluate, of_the_sampler, sharpened
 from grpo_lab.run.memory import remedied
 from grpo_lab.run.state import RunState
 from grpo_lab.tracking.metrics import FURTHER_SUITES, SUITES, check, is_touched
@@ -120,6 +120,8 @@ class Recorder:
         """Evaluate the learner's weights, and those that sampled the batch if they are older and kept."""
         run = self.run
         suites = state.suites if ends else state.suites_between
+        if state.ledger.steps == 0:
+            suites = [*suites, *sharpened(suites, run.evaluation.sharpened)]
         ask = partial(
             evaluate, session=state.session, tokenizer=state.tokenizer, template=run.template, plan=run.evaluation,
             seed=run.seed, reward=run.reward, verifier=run.verifier,

@@ -65,7 +65,8 @@ def recipes_of(model: Model, number: int) -> list[ArithmeticBase]:
 def shipped_like(model: Model) -> list[ArithmeticBase]:
     """The recipes of the shipped base models that differ from `model` in their random numbers only, else its own."""
     first = recipes_of(model, 1)
-    return [recipe for recipe in every_recipe() if replace(recipe, base=0) == first[0]] or first
+    found = [recipe for recipe in every_recipe() if replace(recipe, base=0) == first[0]]
+    return sorted(found, key=lambda recipe: recipe.base) or first
 
 
 def every_recipe() -> list[ArithmeticBase]:

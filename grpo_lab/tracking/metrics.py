@@ -26,7 +26,10 @@ FURTHER_SUITES = {
     "other_wording": "held-out, other wording",
     "heldout_rule": "held out by a rule",
     "other_family": "family not trained on",
+    "heldout_greedy": "held-out, greedy",
 }
+# Before a temperature in hundredths: the initial policy at step 0, asked as `heldout_training` but at that temperature.
+SHARPENED = "sharpened_"
 # Of a run whose sampler lags behind its learner: the same questions to the weights that sampled the step's batch.
 SAMPLER_SUITES = {
     "sampler_heldout": "held-out, weights that sampled the batch",
@@ -221,6 +224,12 @@ REGISTRY: tuple[Metric, ...] = (
         "share",
         "mean over questions and samples",
         "the same answers by the evaluation verifier: accuracy under the training protocol's sampling",
+    ),
+    Metric(
+        "eval/*/entropy",
+        "nats",
+        "mean over sampled tokens",
+        "entropy of the policy under the training protocol, from the log-probs of its own tokens",
     ),
     Metric("eval/*/ungraded", "share", "mean over samples", "answers that the grader failed on, left out of accuracy"),
     Metric("eval/*/responses", "responses", "sum", "answers that the accuracy is a mean of"),

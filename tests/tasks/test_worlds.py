@@ -17,13 +17,14 @@ from grpo_lab.config.run_config import to_run
 from grpo_lab.policy.model_folder import fingerprint
 from grpo_lab.seeding import token_uniforms
 from grpo_lab.tasks.arithmetic import ArithmeticWorld, Chain, Family, careful_steps
-from grpo_lab.tasks.rebuild import BASES, Compared, accuracy_of, every_recipe, rebuilt
+from grpo_lab.tasks.rebuild import Compared, accuracy_of, every_recipe, rebuilt, recipes_of, shipped_like
 from grpo_lab.tasks.shipped import FOLDER, find_shipped, shipped
 from grpo_lab.tasks.verifiers import FormatOnly, Inverted, Near, Noisy, RandomReward, Strict
 from grpo_lab.tasks.warm_start import ArithmeticBase, draw_example
 from grpo_lab.types import NoiseKey
 
 WORLDS = ("sums", "length", "explore", "guessable", "families")
+MORE = {"guessable_base": 16}  # base models of a world; four of every other
 strict = Strict(correct=1.0, wrong=0.0)
 
 
@@ -214,11 +215,12 @@ def test_the_fingerprint_is_of_the_numbers_and_not_of_the_files(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("model", [*(f"{world}_base" for world in WORLDS), "arithmetic_base", "tiny_base"])
-def test_four_bases_of_every_world_come_with_the_package(model: str) -> None:
-    recipe = from_yaml(ArithmeticBase, f"model/{model}")
-    found = [find_shipped(replace(recipe, base=base).key()) for base in range(BASES)]
-    assert [base and base.file for base in found] == [f"{model}-{base}.safetensors" for base in range(BASES)]
-    assert find_shipped(replace(recipe, base=BASES).key()) is None
+def test_base_models_of_every_world_come_with_the_package(model: str) -> None:
+    recipe, number = from_yaml(ArithmeticBase, f"model/{model}"), MORE.get(model, 4)
+    found = [find_shipped(replace(recipe, base=base).key()) for base in range(number)]
+    assert [base and base.file for base in found] == [f"{model}-{base}.safetensors" for base in range(number)]
+    assert find_shipped(replace(recipe, base=number).key()) is None
+    assert shipped_like(replace(recipe, base=2)) == recipes_of(recipe, number)
 
 
 def fitting(world: str) -> float:
@@ -247,14 +249,14 @@ def test_budgets_are_what_the_worlds_are_for() -> None:
 def test_bases_answer_as_their_worlds_need(model: str, share: str, least: float, most: float) -> None:
     """By the report that came with each base, of 1,024 problems."""
     found = [base.report[share] for base in shipped() if base.file.startswith(model)]
-    assert len(found) == BASES and least <= min(found) and max(found) <= most
+    assert len(found) == MORE.get(model, 4) and least <= min(found) and max(found) <= most
 
 
 def test_the_index_holds_no_other_base_and_all_are_small() -> None:
     files = {base.file for base in shipped()}
-    assert len(files) == len(shipped()) == BASES * (len(WORLDS) + 2)
+    assert len(files) == len(shipped()) == sum(MORE.values()) + 4 * (len(WORLDS) + 2 - len(MORE))
     assert {path.name for path in FOLDER.glob("*.safetensors")} == files
-    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 20e6
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 22e6
     assert every_recipe()[0].key() == shipped()[0].key
 
 

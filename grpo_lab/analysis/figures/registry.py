@@ -13,6 +13,7 @@ from grpo_lab.analysis.figures import (
     forest,
     frontier,
     phase,
+    proxy,
     ranks,
     step_metrics,
     target_lengths,
@@ -26,6 +27,7 @@ from grpo_lab.analysis.sources.sweep_data import SweepData
 
 FIGURES: tuple[FigureKind, ...] = (
     curves.FIGURE,
+    proxy.FIGURE,
     step_metrics.FIGURE,
     phase.FIGURE,
     forest.FIGURE,

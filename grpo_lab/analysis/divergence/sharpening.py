@@ -1,0 +1,121 @@
+"""How much of an arm's reward gain its initial policy gets without learning, at a lower temperature.
+
+Held-out questions, training protocol and training grader: R(H) is the accuracy of the initial policy at the
+temperature at which its entropy is H nats per token, R_0 its accuracy at training's temperature, R_T and H_T accuracy
+and entropy of the trained policy.
+
+    sharpening share = (R(H_T) - R_0) / (R_T - R_0)
+
+1 says that lowering the temperature of the initial policy gives as much reward as the training did; 0 that sharpness
+gives none of it. R(H) is the line between the temperatures of `evaluation.sharpened`; nothing is extrapolated.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from grpo_lab.analysis.caveats import place
+from grpo_lab.analysis.final_values import HELDOUT, FinalValues
+from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
+from grpo_lab.analysis.stats.comparison import FEWEST_BASES
+from grpo_lab.analysis.stats.intervals import Interval, critical_t
+from grpo_lab.analysis.stats.mean_line import over_bases
+from grpo_lab.analysis.table_rows import groups_of
+from grpo_lab.tracking.metrics import SHARPENED
+
+ENTROPY = "eval/heldout_training/entropy"
+
+
+@dataclass(frozen=True)
+class Sharpening:
+    """The sharpening share of one arm at one level; `note` says why there is none, or no interval."""
+
+    share: Interval
+    sharpened: float  # mean of R(H_T) - R_0
+    gained: float  # mean of R_T - R_0
+    note: str = ""
+
+
+def sharpening(data: SweepData, finals: FinalValues) -> dict[tuple[str, str], Sharpening]:
+    """The sharpening share of every arm with finished runs, by level and arm."""
+    points = data.counted_points
+    starts = points[points["step"] == 0]
+    found = {}
+    for level, arm in data.run_arms:
+        gains = {}
+        for (_, _, seed), start in groups_of(starts[(starts["level"] == level) & (starts["arm"] == arm)], LABELS):
+            gains[int(seed)] = _gains(start.iloc[0], finals, (level, arm), int(seed))
+        found[level, arm] = _share(gains, finals.bases)
+    return found
+
+
+def _gains(start: pd.Series, finals: FinalValues, cell: tuple[str, str], seed: int) -> tuple[float, float] | str:
+    """R(H_T) - R_0 and R_T - R_0 of one run, or why they are unknown."""
+    temperatures = [name for name in start.index if re.fullmatch(rf"eval/{SHARPENED}\d+/entropy", str(name))]
+    temperatures = [name for name in temperatures if pd.notna(start[name])]
+    if not temperatures:
+        return "the initial policy was not sampled at lower temperatures (evaluation.sharpened)"
+    curve = {float(start[ENTROPY]): float(start[HELDOUT])}
+    curve |= {float(start[name]): float(start[f"{name.rpartition('/')[0]}/accuracy"]) for name in temperatures}
+    entropy, accuracy = (finals.of(*cell, metric).get(seed, math.nan) for metric in (ENTROPY, HELDOUT))
+    if math.isnan(entropy) or math.isnan(accuracy):
+        return "the run has no evaluation at X"
+    if not min(curve) <= entropy <= max(curve):
+        side = "above" if entropy > max(curve) else "below"
+        return f"the entropy ends {side} that of the initial policy at every temperature that was tried"
+    at = sorted(curve)
+    before = float(start[HELDOUT])
+    return float(np.interp(entropy, at, [curve[one] for one in at])) - before, accuracy - before
+
+
+def _share(gains: Mapping[int, tuple[float, float] | str], bases: Mapping[int, int]) -> Sharpening:
+    """The ratio of mean gains over base models, its interval by the jackknife over them."""
+    known = {seed: pair for seed, pair in gains.items() if not isinstance(pair, str)}
+    notes = list(dict.fromkeys(pair for pair in gains.values() if isinstance(pair, str)))
+    lacking = f"{len(gains) - len(known)} of {len(gains)} runs: {'; '.join(notes)}" if notes else ""
+    none = Interval(math.nan, math.nan, math.nan, len(known))
+    if not known:
+        return Sharpening(none, math.nan, math.nan, "; ".join(notes) or "no finished run")
+    pairs = over_bases(np.array(list(known.values())), [bases.get(seed, -1) for seed in known])
+    n, (sharpened, gained) = len(pairs), pairs.mean(axis=0)
+    spread = pairs[:, 1].std(ddof=1) / math.sqrt(n) if n > 1 else math.nan
+    if not gained > 2 * spread:
+        return Sharpening(
+            none, float(sharpened), float(gained), "the reward gain is less than twice its standard error"
+        )
+    share = float(sharpened / gained)
+    several = len(set(bases.values())) if len(set(bases.values())) > 1 else 0
+    if n < (FEWEST_BASES if several else 2):
+        return Sharpening(
+            Interval(share, math.nan, math.nan, len(known), several), float(sharpened), float(gained), lacking
+        )
+    without = np.array([np.delete(pairs, one, axis=0).mean(axis=0) for one in range(n)])
+    left = without[:, 0] / without[:, 1]
+    half = critical_t(n - 1) * math.sqrt((n - 1) / n * float(((left - left.mean()) ** 2).sum()))
+    return Sharpening(
+        Interval(share, share - half, share + half, len(known), several), float(sharpened), float(gained), lacking
+    )
+
+
+def sharpening_text(data: SweepData, finals: FinalValues) -> str:
+    """What lowering the temperature of the initial policy gives of every arm's reward gain."""
+    found = sharpening(data, finals)
+    known = [one for one in found.values() if not math.isnan(one.share.mean)]
+    if not known:
+        notes: Sequence[str] = list(dict.fromkeys(one.note for one in found.values()))
+        return f"Sharpening share of the reward gain: not available, {'; '.join(notes)}.\n" if notes else ""
+    lines = [
+        "How much of the reward gain does a lower temperature of the initial policy give? (sharpening share)",
+        "  Held-out questions, training protocol; 1 means all of it, 0 none.",
+    ]
+    for cell, one in found.items():
+        ends = "" if math.isnan(one.share.mean) else f"{one.share.text()}, {one.sharpened:+.3f} of {one.gained:+.3f}"
+        note = one.note if math.isnan(one.share.mean) else f" ({one.note})" if one.note else ""
+        lines.append(f"  {place(data, *cell)}: {ends}{note}")
+    return "\n".join(lines) + "\n"
