@@ -9,10 +9,12 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import scipy.stats
 import yaml
+from planted_sweeps import Planted, synthetic_sweep
 
 from grpo_lab.analysis.effects.claims import (
     NO_LARGER,
@@ -24,8 +26,10 @@ from grpo_lab.analysis.effects.claims import (
     claims_text,
     documented_claims,
 )
+from grpo_lab.analysis.effects.speed import ceiling_of, reached, token_ratio
 from grpo_lab.analysis.effects.verdict import Judgement
 from grpo_lab.analysis.figures.claims import claim_numbers, draw_claims
+from grpo_lab.analysis.final_values import final_values
 from grpo_lab.analysis.stats.comparison import compare
 from grpo_lab.config.design import Direction, Prediction, load_design, read_design
 
@@ -82,17 +86,58 @@ def test_saved_sweeps_answer_and_those_without_runs_say_so(tmp_path: Path) -> No
             shutil.copy(path, folder)
     shutil.copy(EXPERIMENTS / "dapo_worlds.yaml", experiments)
     found = answers(experiments, data)
-    assert [answer.word for answer in found] == sorted((answer.word for answer in found), key=WORDS.index)
-    assert [answer.word for answer in found] == ["supported", NO_LARGER, NO_LARGER, "not run"]
-    assert found[0].where == ("world=length",) and found[-1].where == ("world=length", "regime=trust_region")
+    assert found == sorted(found, key=lambda answer: (answer.trick, WORDS.index(answer.word)))
+    said = [
+        ("aggregation", "not run"),
+        ("reward_shaping", NO_LARGER),
+        ("truncation", "supported"),
+        ("truncation", NO_LARGER),
+    ]
+    assert [(answer.trick, answer.word) for answer in found] == said
+    assert found[0].where == ("world=length", "regime=trust_region")
+    assert found[-1].where == ("world=length", "recipe=dr_grpo"), "what both arms set, without budget and evaluation"
     table = claims_table(found)
-    assert "| +0.168 [+0.146, +0.189] | - | [supported](#overlong_worlds) | n = 8 on 4 bases |" in table
-    assert "[no larger than the margin](#overlong_worlds)" in table and table.splitlines()[-1].endswith("|  |")
+    assert "| +0.168 [+0.146, +0.189] | - |  | [supported](#overlong_worlds) | n = 8 on 4 bases [figure](" in table
+    assert "[no larger than the margin](#overlong_worlds)" in table and "[not run](#dapo_worlds) |  |" in table
     assert "downstream accuracy +0.001 [-0.017, +0.019], n = 8 on 4 bases" in claims_text(found)
     numbers = claim_numbers(found)  # the first has no margin and the last no runs
     assert numbers["margin"].tolist() == [0.05, 0.05] and set(numbers["verdict"]) == {NO_LARGER}
     drawn = draw_claims(found)
-    assert drawn is not None and drawn.numbers.equals(numbers) and draw_claims(found[-1:]) is None
+    assert drawn is not None and drawn.numbers.equals(numbers) and draw_claims(found[:1]) is None
+
+
+def test_tokens_to_a_share_of_the_controls_gain_by_hand() -> None:
+    x, values = np.array([0.0, 10.0, 20.0, 30.0]), np.array([0.2, 0.4, 0.8, 1.0])
+    assert (reached(x, values, 0.6), reached(x, values, 0.2), reached(x, values, 1.1)) == (15.0, 0.0, math.inf)
+    made = Planted(
+        tricks=("helps",), kind="add_one", training={"helps": 0.0}, seeds=(0, 1, 2, 3), seed_sd=0.0, own_sd=0.0, every=2
+    )
+    data = synthetic_sweep(made)
+    finals, metric = final_values(data), "eval/heldout_training/accuracy"
+    alike = token_ratio(data, finals, ("", "+helps"), ("", "base"), metric, 0.5)
+    assert alike.n == 4 and alike.mean == pytest.approx(1.0, abs=0.25)
+    slower = data.points.copy()
+    mine = slower["arm"] == "+helps"
+    slower.loc[mine, "budget/sampled_tokens"] *= 2
+    late = token_ratio(replace(data, points=slower), finals, ("", "+helps"), ("", "base"), metric, 0.5)
+    assert late.mean == pytest.approx(2 * alike.mean) and late.low <= late.mean <= late.high
+    never = slower.assign(**{metric: slower[metric].where(~mine, 0.3)})
+    none = token_ratio(replace(data, points=never), finals, ("", "+helps"), ("", "base"), metric, 0.5)
+    assert none.why == "not reached in 4 of 4" and math.isnan(none.low)
+    at_once = slower.assign(**{metric: slower[metric].where(~mine, 0.9)})
+    assert token_ratio(replace(data, points=at_once), finals, ("", "+helps"), ("", "base"), metric, 0.5).why == (
+        "there at step 0 in 4 of 4"
+    )
+
+
+def test_a_gain_without_headroom_is_said() -> None:
+    found = {answer.claim.says: answer for answer in answers(EXPERIMENTS, DATA)}
+    sampling = found["dynamic sampling raises accuracy"]
+    assert sampling.headroom == "no headroom: the control ends at 0.942, the ceiling is 0.944, the margin 0.03"
+    assert sampling.speed.startswith("1.95 [") and sampling.headroom in claims_table([sampling])
+    assert found["the KL penalty can go"].headroom == "", "a claim of no effect needs no room"
+    assert ceiling_of("eval/heldout/accuracy", "length") == 0.944
+    assert ceiling_of("eval/downstream/accuracy", "length") == ceiling_of("eval/heldout/accuracy", "unknown") == 1.0
 
 
 def test_a_declaration_that_changed_after_its_runs_gets_no_answer(tmp_path: Path) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from grpo_lab.analysis.effects.verdict import Judgement, claim, judge
-from grpo_lab.analysis.final_values import final_values
+from grpo_lab.analysis.effects.speed import has_speed, no_headroom, speed_text
+from grpo_lab.analysis.effects.verdict import Judgement, claim, judge, places_of
+from grpo_lab.analysis.final_values import FinalValues, final_values
 from grpo_lab.analysis.metric_names import in_words
 from grpo_lab.analysis.sources.saved_data import load_data, saved_names
 from grpo_lab.analysis.sources.sweep_data import SweepData
@@ -20,8 +21,10 @@ from grpo_lab.config.run_config import conf_folder
 NO_LARGER = "no larger than the margin"
 WORDS = ("supported", "contradicted", NO_LARGER, "not resolved", "could not act", "not run")
 _OPPOSITE = {"supported": "contradicted", "contradicted": "supported"}
-_HEAD = "| claim | source | where | measured | effect | margin | verdict | runs |"
+_HEAD = "| trick | claim | source | conditions | measured | effect | margin | speed | verdict | runs |"
 _DEFAULT_WORLD = "world=sums"
+# Of a declaration: how long and how often is measured, which changes no run's policy.
+_NO_CONDITION = ("budget", "evaluation", "tracking", "rollouts_every", "checkpoint_every", "model.base", "threads")
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class Answer:
     claim: Claim
     design: Design
     judgement: Judgement | None
+    speed: str = ""  # tokens to a share of the control's gain, over the control's, post hoc
+    headroom: str = ""  # why the claim could not win
 
     @property
     def word(self) -> str:
@@ -41,11 +46,30 @@ class Answer:
 
     @property
     def where(self) -> tuple[str, ...]:
-        """World and regime of the contrast, as overrides."""
-        prediction = self.design.predictions[self.claim.prediction]
-        words = [_DEFAULT_WORLD, *self.design.base, *self.design.levels[prediction.level]]
-        chosen = {word.partition("=")[0]: word for word in words}  # a level's word wins over the base's
-        return tuple(chosen[key] for key in ("world", "regime") if key in chosen)
+        """All that both arms of the contrast set beside the defaults of their world, as overrides; the world first."""
+        (level, arm), (other_level, other) = places_of(self.design, self.design.predictions[self.claim.prediction])
+        sides = [
+            {
+                word.partition("=")[0]: word
+                for word in (*self.design.base, *self.design.levels[at], *self.design.arms[of])
+            }
+            for at, of in ((level, arm), (other_level, other))
+        ]
+        shared = {key: word for key, word in sides[0].items() if sides[1].get(key) == word}
+        shared = {"world": _DEFAULT_WORLD} | shared
+        named = {key: word for key, word in shared.items() if not key.startswith(_NO_CONDITION)}
+        return tuple(sorted(named.values(), key=lambda word: not word.startswith("world=")))
+
+    @property
+    def trick(self) -> str:
+        """The first option group or number in which the arms of the contrast differ."""
+        (level, arm), (other_level, other) = places_of(self.design, self.design.predictions[self.claim.prediction])
+        sides = [
+            {word.partition("=")[0]: word for word in (*self.design.levels[at], *self.design.arms[of])}
+            for at, of in ((level, arm), (other_level, other))
+        ]
+        keys = [key for key in dict.fromkeys([*sides[0], *sides[1]]) if sides[0].get(key) != sides[1].get(key)]
+        return min(keys, key=lambda key: "." in key, default="").partition(".")[0]
 
 
 def claim_word(expected: Direction, judgement: Judgement) -> str:
@@ -67,25 +91,40 @@ def claim_word(expected: Direction, judgement: Judgement) -> str:
 
 
 def answers(experiments: Path, data_folder: Path) -> list[Answer]:
-    """Every declared claim with its answer: by word, in the order of WORDS, then by experiment."""
+    """Every declared claim with its answer: by trick, then by word in the order of WORDS."""
     saved, found = set(saved_names(data_folder)), []
     for path in sorted(experiments.glob("*.yaml")):
         design = load_design(path)
         if not design.claims:
             continue
         judgements: Sequence[Judgement | None] = [None] * len(design.predictions)
+        data = finals = None
         if design.name in saved:
             data = load_data(data_folder, design.name)
             if data.design is None or data.design.fingerprint() != design.fingerprint():
                 raise ValueError(f"{path} was changed after its runs: its saved data are of another declaration")
-            judgements = judge(data, final_values(data))
-        found += [Answer(claim, design, judgements[claim.prediction]) for claim in design.claims]
-    return sorted(found, key=lambda answer: WORDS.index(answer.word))
+            finals = final_values(data)
+            judgements = judge(data, finals)
+        for one in design.claims:
+            answer = Answer(one, design, judgements[one.prediction])
+            found.append(_with_outcomes(answer, data, finals) if data and finals else answer)
+    return sorted(found, key=lambda answer: (answer.trick, WORDS.index(answer.word)))
+
+
+def _with_outcomes(answer: Answer, data: SweepData, finals: FinalValues) -> Answer:
+    """The answer with the speed of its arm, and with the reason where a gain was impossible."""
+    prediction = answer.design.predictions[answer.claim.prediction]
+    (cell, control), metric = places_of(answer.design, prediction), prediction.metric
+    world = answer.where[0].partition("=")[2]
+    margin = answer.design.margin_of(prediction)
+    room = no_headroom(finals, control, metric, answer.claim.direction, margin, world)
+    speed = speed_text(data, finals, cell, control, metric) if has_speed(metric) else ""
+    return replace(answer, speed=speed, headroom=room)
 
 
 def claims_table(found: Sequence[Answer]) -> str:
-    """One row per claim, as a markdown table; the verdict leads to the experiment."""
-    lines = [_HEAD, "|---" * 8 + "|"]
+    """One row per claim, as a markdown table; the verdict links to the experiment, its runs to their figure."""
+    lines = [_HEAD, "|---" * 10 + "|"]
     for answer in found:
         design = answer.design
         prediction = design.predictions[answer.claim.prediction]
@@ -93,15 +132,20 @@ def claims_table(found: Sequence[Answer]) -> str:
         effect, runs = "", ""
         if answer.judgement and answer.word not in ("not run", "could not act"):
             effect, runs = answer.judgement.difference.text("+"), answer.judgement.difference.runs()
+        verdict = f"[{answer.word}](#{design.name})" + (f"; {answer.headroom}" if answer.headroom else "")
+        shown = answer.word not in ("not run", "could not act")
+        figure = f" [figure](../analysis/figures/{design.name}_effects.png)" if shown else ""
         cells = (
+            f"`{answer.trick}`",
             answer.claim.says,
             answer.claim.source,
             " ".join(f"`{word}`" for word in answer.where),
             in_words(prediction.metric),
             effect,
             "-" if margin is None else f"{margin:g}",
-            f"[{answer.word}](#{design.name})",
-            runs,
+            answer.speed if shown else "",
+            verdict,
+            f"{runs}{figure}",
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -1,0 +1,128 @@
+"""The two co-primary outcomes of a claim of gain: how fast an arm learns, and whether it had room to end higher.
+
+Speed is the sampled tokens that an arm takes to reach a share of its control's gain, over those of the control. It is
+read off the evaluations, by straight lines between them, for each pair of runs of one seed. The final value is judged
+elsewhere (`verdict`). A claim of gain cannot be supported where the control ends within the margin of the ceiling.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+
+from grpo_lab.analysis.final_values import FinalValues, is_rated
+from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.comparison import compare
+from grpo_lab.analysis.stats.intervals import Interval
+from grpo_lab.config.design import Direction
+from grpo_lab.config.run_config import conf_folder
+
+SHARES = (0.5, 0.9)  # of the control's gain
+LEAST_GAIN = 0.02  # of accuracy, below which a control has no gain to be reached
+TOKENS = "budget/sampled_tokens"
+FITTING = "problems that fit into it"  # the row of an environment profile that bounds held-out accuracy
+
+Cell = tuple[str, str]  # level and arm
+
+
+def has_speed(metric: str) -> bool:
+    """Whether the metric is an accuracy of an evaluation, so that a run reaches shares of its gain."""
+    return metric.startswith("eval/") and metric.endswith("accuracy") and is_rated(metric)
+
+
+def token_ratio(data: SweepData, finals: FinalValues, cell: Cell, control: Cell, metric: str, share: float) -> Interval:
+    """Tokens to `share` of the control's gain, arm over control: the geometric mean over seeds with its interval.
+
+    Seeds whose control gains less than LEAST_GAIN are left out. Without bounds, and with the reason, where some runs of
+    the arm never reach it, or are there at step 0; the mean is then over the others.
+    """
+    curves = {place: _curves(data, place, metric) for place in (cell, control)}
+    ratios: dict[int, float] = {}
+    for seed in sorted(curves[cell].keys() & curves[control].keys()):
+        (own_x, own), (x, values) = curves[cell][seed], curves[control][seed]
+        start, end = float(values[0]), float(finals.of(*control, metric).get(seed, math.nan))
+        if not end - start >= LEAST_GAIN:
+            continue
+        target = start + share * (end - start)
+        ratios[seed] = reached(own_x, own, target) / reached(x, values, target)
+    known = {seed: math.log(ratio) for seed, ratio in ratios.items() if math.isfinite(ratio) and ratio > 0}
+    found = compare(known, finals.bases, grouped=False).whole
+    ends = (math.exp(value) for value in (found.mean, found.low, found.high))
+    ratio = replace(found, **dict(zip(("mean", "low", "high"), ends)))
+    never, at_once = (sum(one == end for one in ratios.values()) for end in (math.inf, 0.0))
+    whys = [
+        f"{word} in {number} of {len(ratios)}"
+        for word, number in (("not reached", never), ("there at step 0", at_once))
+        if number
+    ]
+    return replace(ratio, low=math.nan, high=math.nan, why="; ".join(whys)) if whys else ratio
+
+
+def _curves(data: SweepData, cell: Cell, metric: str) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """Sampled tokens and evaluations of every run of an arm, by seed."""
+    points = data.counted_points
+    if metric not in points or TOKENS not in points:
+        return {}
+    own = points[(points["level"] == cell[0]) & (points["arm"] == cell[1]) & points[metric].notna()]
+    return {
+        int(seed): (run[TOKENS].to_numpy(float), run[metric].to_numpy(float))
+        for seed, run in own.sort_values("step").groupby("seed")
+    }
+
+
+def reached(x: np.ndarray, values: np.ndarray, target: float) -> float:
+    """Where the line between the points first reaches `target`; inf where it never does."""
+    above = np.flatnonzero(values >= target)
+    if not len(above):
+        return math.inf
+    at = int(above[0])
+    if at == 0:
+        return float(x[0])
+    share = (target - values[at - 1]) / (values[at] - values[at - 1])
+    return float(x[at - 1] + share * (x[at] - x[at - 1]))
+
+
+def speed_text(data: SweepData, finals: FinalValues, cell: Cell, control: Cell, metric: str) -> str:
+    """`1.94 [1.64, 2.29] to half, 1.50 [1.20, 1.90] to 90%`; "" where there is none."""
+    parts = []
+    for share in SHARES:
+        ratio = token_ratio(data, finals, cell, control, metric, share)
+        name = "half" if share == 0.5 else f"{share:.0%}"
+        if not ratio.n:
+            parts += [f"{name} {ratio.why}"] if ratio.why else []
+            continue
+        ends = "" if math.isnan(ratio.low) else f" [{ratio.low:.2f}, {ratio.high:.2f}]"
+        parts.append(f"{ratio.mean:.2f}{ends} to {name}{f' ({ratio.why})' if ratio.why else ''}")
+    return ", ".join(parts)
+
+
+def no_headroom(
+    finals: FinalValues, control: Cell, metric: str, direction: Direction, margin: float | None, world: str
+) -> str:
+    """Why a gain as large as the margin is impossible; "" where it is possible, or no gain is claimed."""
+    if direction is not Direction.above or margin is None or not has_speed(metric):
+        return ""
+    end, ceiling = finals.interval(*control, metric).mean, ceiling_of(metric, world)
+    if not end + margin > ceiling:
+        return ""
+    return f"no headroom: the control ends at {end:.3f}, the ceiling is {ceiling:.3f}, the margin {margin:g}"
+
+
+def ceiling_of(metric: str, world: str) -> float:
+    """The highest accuracy possible: 1, or for held-out questions the share whose steps fit into the token limit."""
+    return _fitting().get(world, 1.0) if metric.startswith("eval/heldout") else 1.0
+
+
+@cache
+def _fitting() -> Mapping[str, float]:
+    """The share of problems that fit into the token limit, by world, from the profiles that were measured."""
+    folder, found = conf_folder().parent / "analysis" / "data" / "worlds", dict[str, float]()
+    for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
+        profile = json.loads(path.read_text())
+        found |= dict.fromkeys([profile["world"]], float(dict(profile["rows"])[FITTING]))
+    return found
