@@ -47,9 +47,9 @@ setup-vllm: $(VLLM_STAMP) ## add vLLM's CPU build, for engine=vllm and vllm_proc
 base: $(STAMP) ## build the base models that came with grpo_lab again, and say whether they answer alike (about an hour)
 	@$(BIN)/grpo-lab base --rebuild
 
-demo: $(STAMP) ## 9 runs of an experiment, its figure and its verdict; run again, it reuses what is finished
-	@$(BIN)/python -m grpo_lab.train +experiments=overlong_worlds design.part=demo 'runs_dir=$(RUNS)'
-	@$(BIN)/grpo-lab figures overlong_worlds --runs '$(RUNS)' --only-runs --to '$(RUNS)/figures'
+demo: $(STAMP) ## three runs that a grader can or cannot be gamed in, and their figure; run again, it reuses what is finished
+	@$(BIN)/python -m grpo_lab.train +experiments=same_reward design.part=demo 'runs_dir=$(RUNS)'
+	@$(BIN)/grpo-lab figures same_reward --brief --runs '$(RUNS)' --only-runs --to '$(RUNS)/figures'
 
 demo-real: $(STAMP) ## a pretrained model learns: SmolLM2-135M, two arms, three seeds, their figures (about an hour on two cores)
 	@$(BIN)/python -m grpo_lab.train +experiments=demo_real 'runs_dir=$(RUNS)' $(ARGS)

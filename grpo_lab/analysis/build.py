@@ -19,7 +19,7 @@ from grpo_lab.analysis.divergence.table import divergence_table
 from grpo_lab.analysis.effects.contrasts import effects_markdown, effects_table
 from grpo_lab.analysis.effects.suites import suites_text
 from grpo_lab.analysis.effects.table import effect_table, markdown
-from grpo_lab.analysis.effects.verdict import judge, verdict_text
+from grpo_lab.analysis.effects.verdict import brief, judge, verdict_text
 from grpo_lab.analysis.figures.foreign import draw_foreign
 from grpo_lab.analysis.figures.registry import draw_all
 from grpo_lab.analysis.figures.style import save
@@ -41,13 +41,15 @@ REPORTS = Path("analysis/reports")
 class Built:
     """What `build` made.
 
-    `source` says where the data came from, and `notice`, where not empty, that other runs were asked for. `paths` are
-    all files; `missing` says by name why this sweep cannot have a figure; `listing` is a file that lists both.
+    `source` says where the data came from, and `notice`, where not empty, that other runs were asked for. `brief` is
+    the result in one line per arm. `paths` are all files; `missing` says by name why this sweep cannot have a figure;
+    `listing` is a file that lists both.
     """
 
     source: str
     notice: str
     verdict: str
+    brief: str
     paths: list[Path]
     missing: dict[str, str]
     listing: Path
@@ -94,7 +96,7 @@ def build(
     listing = output / f"{name}_files.txt"
     reasons = [f"no {figure}: {reason}" for figure, reason in missing.items()]
     atomic_write(listing, "\n".join([*map(str, paths), *reasons]) + "\n")
-    return Built(data.source, data.notice, verdict, paths, missing, listing)
+    return Built(data.source, data.notice, verdict, brief(data, finals), paths, missing, listing)
 
 
 def build_report(

@@ -11,7 +11,7 @@ from typing import ClassVar
 import pandas as pd
 import pytest
 import torch
-from short_runs import metrics_of, run_in_process
+from short_runs import SMALL, metrics_of, run_in_process
 
 from grpo_lab.config.rules import check_compatible
 from grpo_lab.run.evaluate import evaluate, make_suites
@@ -73,6 +73,28 @@ def test_all_suites_are_sampled_in_one_call_and_held_out_answers_are_judged_twic
     verified = metrics["eval/heldout_training/verified_accuracy"]
     assert verified == metrics["eval/heldout/accuracy"] < metrics["eval/heldout_training/accuracy"]
     assert "eval/probe/verified_accuracy" not in metrics
+
+
+def test_the_initial_policy_is_asked_at_lower_temperatures_at_step_0_only(tmp_path: Path) -> None:
+    """A sharper policy has a lower entropy; greedy answers are one per question."""
+    words = ("evaluation.sharpened=[0.6,0.2]", "evaluation.suites=[heldout_greedy]", "evaluation.suite_problems=12")
+    folder = run_in_process(tmp_path, *SMALL, *words, "budget.amount=2", "evaluation.every=1")
+    first, second, last = (line["metrics"] for line in metrics_of(folder))
+    suites = ("heldout_training", "sharpened_60", "sharpened_20")
+    entropies = [first[f"eval/{suite}/entropy"] for suite in suites]
+    assert entropies == sorted(entropies, reverse=True) and 0 < entropies[2] < entropies[0] / 3
+    assert [first[f"eval/{suite}/responses"] for suite in suites] == [first["eval/heldout_training/responses"]] * 3
+    assert not any("sharpened" in name for name in second | last)
+    assert "eval/heldout_training/entropy" in second and "eval/heldout_greedy/accuracy" not in second
+    answers = pd.read_parquet(folder / "eval" / "step=000002.parquet")
+    greedy = answers[answers["suite"] == "heldout_greedy"]
+    assert len(greedy) and (greedy.groupby("problem_id")["text"].nunique() == 1).all()
+
+
+@pytest.mark.parametrize("wrong", ["[1.0]", "[0.0]", "[0.5,2]"])
+def test_a_temperature_that_sharpens_nothing_is_refused(make_run, wrong: str) -> None:
+    with pytest.raises(Exception, match=r"sharpened.*above 0 and below 1"):
+        make_run(f"evaluation.sharpened={wrong}")
 
 
 def test_what_is_asked_between_the_ends_is_a_part_of_what_is_asked_there(make_run) -> None:

@@ -10,7 +10,7 @@ from grpo_lab.analysis.caveats import caveats, comparison, name_of, place
 from grpo_lab.analysis.effects.acted import could_not_act
 from grpo_lab.analysis.effects.tuned import numbers_table
 from grpo_lab.analysis.final_values import BEYOND, EVALUATED, MASKED_SHARE, OVERSTATEMENT, FinalValues, is_rated
-from grpo_lab.analysis.metric_names import in_words
+from grpo_lab.analysis.metric_names import CORRECTNESS, in_words
 from grpo_lab.analysis.sources.chosen_numbers import chosen_numbers
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.collapse import Count, barnard
@@ -165,6 +165,8 @@ def count_text(data: SweepData, finals: FinalValues, count: CountPrediction) -> 
     if not found.of:
         return f"not run: {where} in {most} {limit} {unit}"
     word = "as predicted" if count.holds(found.number) else "not as predicted"
+    planned = len(data.design.bases or data.design.seeds) if data.design else found.of
+    word = f"so far {word}" if found.of < planned else word
     return f"{word}: {where} in {found.text} {unit}; predicted {most} {limit}"
 
 
@@ -267,6 +269,21 @@ def beside(data: SweepData, finals: FinalValues, judgement: Judgement) -> list[s
         unit = "base" if found.whole.bases else "seed of this base"
         lines.append(f"chance to measure a loss of more than {100 * HARM:g} points on another {unit}: {chance:.0%}")
     return lines
+
+
+def brief(data: SweepData, finals: FinalValues) -> str:
+    """One line per arm: how many runs are finished, and where training reward and each evaluation end."""
+    metrics = [CORRECTNESS, *(metric for metric in EVALUATED if metric in finals.values)]
+    factor = data.design.factor if data.design else ""
+    rows = [[factor, "arm", "runs", *(in_words(metric) for metric in metrics)]]
+    for level, arm in data.run_arms:
+        found = [finals.interval(level, arm, metric) for metric in metrics]
+        rows.append([level, arm, _counts(found), *(one.text() for one in found)])
+    rows = rows if factor else [row[1:] for row in rows]
+    return (
+        "\n".join([f"{data.record.name}: {len(data.finished)} of {len(data.runs)} runs finished", *aligned(rows, "")])
+        + "\n"
+    )
 
 
 def compared_arms(data: SweepData, finals: FinalValues) -> list[str]:

@@ -13,6 +13,7 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.seed_lines import Cell, Line, Lines, as_columns, as_table, seed_lines
@@ -82,6 +83,7 @@ def draw_proxy(
         first.set_ylim(-0.02, 1.02)
         first.set_xlim(0, finals.budget)
         first.xaxis.set_major_formatter(formatter)
+        first.xaxis.set_major_locator(MaxNLocator(4, prune="upper"))  # panels stand close to each other
     return Drawn(name, grid.figure, numbers, "thin: single runs; bold: mean over base models")
 
 
@@ -91,7 +93,8 @@ def _over(data: SweepData, finals: FinalValues, lines: Lines, found: Sequence[Ce
     for cell in found:
         ends = [finals.interval(*cell, series.metric).mean for series in (SERIES[0], SERIES[-1])]
         reached = sum(line.reached for line in lines.of(SERIES[0].metric, cell))
-        texts[cell] = [seeds_text(reached, data.seeds_planned(*cell)), "ends at {:.2f} and {:.2f}".format(*ends)]
+        written = "ends: reward {:.2f}, accuracy {:.2f}".format(*ends)
+        texts[cell] = [seeds_text(reached, data.seeds_planned(*cell)).partition(",")[0], written]
     return texts
 
 
@@ -128,8 +131,8 @@ def _panel(axes: Axes, numbers: pd.DataFrame) -> None:
 
 
 def _footer(finals: FinalValues, shortfalls: Sequence[str]) -> str:
-    over = " over base models" if finals.bases else ""
-    smooth = f"Training reward is a running mean over {SMOOTHING:.0%} of the budget, before shaping."
+    over = " over base models" if len(set(finals.bases.values())) > 1 else ""
+    smooth = f"Training reward: a running mean over {SMOOTHING:.0%} of the budget, before shaping."
     return " ".join([f"Thin: single runs; bold: mean{over}.", smooth, *shortfalls])
 
 

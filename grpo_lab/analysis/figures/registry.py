@@ -15,6 +15,7 @@ from grpo_lab.analysis.figures import (
     phase,
     proxy,
     ranks,
+    sharpness,
     step_metrics,
     target_lengths,
     told_apart,
@@ -26,14 +27,15 @@ from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 
 FIGURES: tuple[FigureKind, ...] = (
-    curves.FIGURE,
     proxy.FIGURE,
+    curves.FIGURE,
     step_metrics.FIGURE,
     phase.FIGURE,
     forest.FIGURE,
     effects.FIGURE,
     doses.FIGURE,
     ranks.FIGURE,
+    sharpness.FIGURE,
     told_apart.FIGURE,
     waterfall.FIGURE,
     frontier.FIGURE,

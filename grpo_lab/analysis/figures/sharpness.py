@@ -1,0 +1,174 @@
+"""Training reward of many arms against their entropy and their accuracies: does reward rank them by sharpness?
+
+Every value is an arm's deviation from the mean of all arms on the same base model, so that base models do not add to
+the correlation. Rank correlations are within a base model, averaged over base models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from scipy.stats import spearmanr
+
+from grpo_lab.analysis.figures.kind import FigureKind
+from grpo_lab.analysis.figures.scatter_labels import place_labels
+from grpo_lab.analysis.figures.seed_lines import as_columns
+from grpo_lab.analysis.figures.style import (
+    BLUE,
+    BODY,
+    GREY,
+    LINE,
+    TINY,
+    Drawn,
+    heading_height,
+    house_style,
+    text_width,
+    wrapped,
+    write_footer,
+    write_heading,
+)
+from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
+from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.comparison import mean_of_runs
+from grpo_lab.analysis.stats.intervals import Interval
+
+FEWEST = 6  # arms that a rank correlation is of
+REWARD = "reward/outcome"
+# What reward is held against, its label and the factor to points where it is a share.
+AGAINST = {
+    "train/entropy": ("policy entropy, nats", 1.0),
+    "eval/heldout/accuracy": ("held-out accuracy, points", 100.0),
+    DOWNSTREAM: ("downstream accuracy, points", 100.0),
+}
+_WIDTH, _PANEL, _LEFT = 9.0, 2.3, 0.85  # inches
+_NAMED = 4  # arms furthest from the others that are named
+
+
+@dataclass(frozen=True)
+class _Level:
+    """The arms of one level that were evaluated alike: [base model and arm, metric] deviations, and correlations."""
+
+    values: pd.DataFrame
+    correlations: Mapping[str, Interval]
+    left_out: Sequence[str]
+
+
+def _levels(data: SweepData, finals: FinalValues) -> dict[str, _Level]:
+    """The levels with FEWEST arms or more that have all metrics."""
+    found = {}
+    metrics = [REWARD, *AGAINST]
+    if not set(metrics) <= set(finals.values):
+        return {}
+    protocols = data.counted.groupby(["level", "arm"])["protocol"].first()
+    for level in data.levels:
+        own = finals.values[finals.values["level"] == level].dropna(subset=metrics)
+        control = protocols.get((level, data.control))
+        alike = [arm for arm in dict.fromkeys(own["arm"]) if protocols.get((level, arm)) == control]
+        rows = own[own["arm"].isin(alike)]
+        rows = rows.assign(base=[finals.bases.get(int(seed), -1) for seed in rows["seed"]])
+        means = rows.groupby(["base", "arm"])[metrics].mean()
+        if len(alike) < FEWEST or means.empty:
+            continue
+        correlations = {}
+        for metric in AGAINST:
+            by_base = [float(spearmanr(one[REWARD], one[metric]).statistic) for _, one in means.groupby(level="base")]
+            correlations[metric] = mean_of_runs(by_base, list(range(len(by_base))))
+        deviations = means - means.groupby(level="base").transform("mean")
+        left_out = [arm for arm in dict.fromkeys(own["arm"]) if arm not in alike]
+        found[level] = _Level(deviations.groupby(level="arm").mean(), correlations, left_out)
+    return found
+
+
+def missing(data: SweepData, finals: FinalValues) -> str:
+    """Why there is no figure; empty where there is one."""
+    if _levels(data, finals):
+        return ""
+    lacking = [metric for metric in (REWARD, *AGAINST) if metric not in finals.values]
+    return f"{', '.join(lacking)} not logged" if lacking else f"no level has {FEWEST} arms that were evaluated alike"
+
+
+def draw_sharpness(data: SweepData, finals: FinalValues, heading: str = "", name: str = "") -> Drawn | None:
+    """The figure `<sweep>_sharpness`, a row of three panels per level; None where `missing` says why."""
+    levels = _levels(data, finals)
+    if not levels:
+        return None
+    name = name or f"{data.record.name}_sharpness"
+    number = max(len(level.values) for level in levels.values())
+    heading = heading or f"Does training reward rank {number} arms by accuracy, or by how sharp their policies are?"
+    below = wrapped(_footer(levels), _WIDTH - 0.2, TINY)
+    top, bottom, gap = heading_height(heading, _WIDTH) + 0.3, 0.55 + len(below) * TINY * LINE, 0.65
+    height = top + bottom + len(levels) * _PANEL + (len(levels) - 1) * gap
+    with house_style(name):
+        figure = Figure(figsize=(_WIDTH, height))
+        write_heading(figure, heading)
+        write_footer(figure, below)
+        place = {"left": _LEFT / _WIDTH, "right": 0.985, "top": 1 - top / height, "bottom": bottom / height}
+        place |= {"wspace": 0.12, "hspace": gap / _PANEL}
+        axes = figure.subplots(len(levels), len(AGAINST), sharey="row", squeeze=False, gridspec_kw=place)
+        for (level, here), row in zip(levels.items(), axes):
+            factor = f"{data.design.factor} = {level}\n" if data.design and data.design.factor else ""
+            row[0].set_ylabel(f"{factor}training reward, points")
+            for panel, (metric, (label, scale)) in zip(row, AGAINST.items()):
+                _panel(panel, here, metric, scale)
+                panel.set_xlabel(label)
+    bands = "one dot per arm: mean deviation from the mean of all arms on its base model"
+    return Drawn(name, figure, _numbers(levels), bands)
+
+
+def _panel(axes: Axes, here: _Level, metric: str, scale: float) -> None:
+    x, y = scale * here.values[metric], 100 * here.values[REWARD]
+    axes.plot(x, y, "o", color=BLUE, markersize=4, markeredgewidth=0)
+    found = here.correlations[metric]
+    ends = "" if pd.isna(found.low) else f" [{max(found.low, -1):.2f}, {min(found.high, 1):.2f}]"
+    axes.set_title(f"rank correlation {found.mean:+.2f}{ends}", fontsize=BODY, loc="left")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(0.1)
+    far = ((x - x.mean()) / x.std()).abs() + ((y - y.mean()) / y.std()).abs()
+    named = list(far.nlargest(_NAMED).index)
+    figure = axes.get_figure()
+    assert isinstance(figure, Figure)
+    width, height = axes.get_position().size * figure.get_size_inches()
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    to_inches = [((x - left) / (right - left) * width).to_dict(), ((y - low) / (high - low) * height).to_dict()]
+    points = [(to_inches[0][arm], to_inches[1][arm]) for arm in named]
+    others = [(to_inches[0][arm], to_inches[1][arm]) for arm in x.index if arm not in named]
+    boxes = place_labels(points, [(text_width(arm, TINY), TINY * LINE) for arm in named], (width, height), others)
+    for arm, box in zip(named, boxes):
+        place = ((box.x + box.width / 2) / width, (box.y + box.height / 2) / height)
+        axes.text(*place, arm, transform=axes.transAxes, ha="center", va="center", fontsize=TINY, color=GREY)
+
+
+def _numbers(levels: Mapping[str, _Level]) -> pd.DataFrame:
+    rows: list[dict[str, Any]] = []
+    for level, here in levels.items():
+        for arm, values in here.values.iterrows():
+            rows += [{"level": level, "arm": arm, "metric": name, "value": value} for name, value in values.items()]
+        for metric, found in here.correlations.items():
+            rows.append({"level": level, "arm": "", "metric": f"rank correlation with {metric}"} | as_columns(found))
+    return pd.DataFrame(rows, columns=["level", "arm", "metric", "value", "low", "high", "n"]).round(6)
+
+
+def _footer(levels: Mapping[str, _Level]) -> str:
+    left_out = sorted({arm for here in levels.values() for arm in here.left_out})
+    text = (
+        "One dot per arm: its mean deviation from all arms on the same base model. Rank correlation with training "
+        "reward: Spearman's within a base model, mean and 95% CI over base models."
+    )
+    return text + (f" Left out, evaluated otherwise: {', '.join(left_out)}." if left_out else "")
+
+
+FIGURE = FigureKind(
+    "sharpness",
+    draw_sharpness,
+    missing,
+    title="Training reward, entropy and accuracy of all arms",
+    how_to_read=(
+        "A steep fall in the first panel beside scatter in the others says that training reward ranks the arms by how "
+        "sharp their policies are, and not by how good."
+    ),
+)

@@ -1,0 +1,98 @@
+"""Training reward against what it should measure: a verifier's accuracy, and over arms entropy and accuracy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from planted_sweeps import Planted, synthetic_sweep
+
+from grpo_lab.analysis.divergence.sharpening import ENTROPY, sharpening, sharpening_text
+from grpo_lab.analysis.effects.verdict import brief
+from grpo_lab.analysis.figures import proxy, sharpness
+from grpo_lab.analysis.final_values import HELDOUT, final_values
+from grpo_lab.analysis.sources.sweep_data import SweepData
+
+MANY = Planted(
+    tricks=tuple("abcdefg"), kind="add_one", seeds=(0, 1, 2, 3), bases=4, steps=20, every=4, questions=8,
+    training={trick: 0.02 * place for place, trick in enumerate("abcdefg")},
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def many() -> SweepData:
+    return synthetic_sweep(MANY)
+
+
+def test_a_gamed_grader_is_seen_and_an_honest_one_needs_no_figure(many: SweepData) -> None:
+    finals = final_values(many)
+    assert proxy.missing(many, finals) == f"{proxy.VERIFIED} not logged"
+    gap = many.points["arm"].map({"+a": 0.5}).fillna(0.0)
+    gamed = replace(many, points=many.points.assign(**{proxy.VERIFIED: many.points[HELDOUT] - gap}))
+    drawn = proxy.draw_proxy(gamed, finals, arms=["base", "+a"], heading="One reward, two truths", name="picture")
+    assert drawn is not None and drawn.name == "picture" and set(drawn.numbers["arm"]) == {"base", "+a"}
+    means = drawn.numbers[(drawn.numbers["part"] == "mean") & (drawn.numbers["series"] == HELDOUT)]
+    ends = {arm: rows["value"].iloc[-1] for arm, rows in means.groupby("arm")}
+    assert ends == {arm: pytest.approx(finals.interval("", arm, HELDOUT).mean, abs=1e-3) for arm in ends}
+    assert not set(drawn.numbers.loc[drawn.numbers["part"] == "seed", "series"]) & {HELDOUT}, "one line, no runs"
+    honest = replace(many, points=many.points.assign(**{proxy.VERIFIED: many.points[HELDOUT]}))
+    assert proxy.draw_proxy(honest, finals) is None and "agree on held-out answers" in proxy.missing(honest, finals)
+
+
+def test_reward_that_follows_entropy_is_seen_within_base_models(many: SweepData) -> None:
+    """Entropy is planted as what reward is not; base models differ by more than arms do."""
+    lacking = replace(many, points=many.points.drop(columns="train/entropy"))
+    assert sharpness.missing(lacking, final_values(lacking)) == "train/entropy not logged"
+    entropy = 2.0 - many.points["reward/outcome"] + many.points["seed"]
+    data = replace(many, points=many.points.assign(**{"train/entropy": entropy}))
+    finals = final_values(data)
+    drawn = sharpness.draw_sharpness(data, finals)
+    assert drawn is not None
+    found = drawn.numbers[drawn.numbers["metric"] == "rank correlation with train/entropy"].iloc[0]
+    assert found["value"] == pytest.approx(-1) and found["n"] == 4
+    dots = drawn.numbers[drawn.numbers["metric"] == "reward/outcome"]
+    assert len(dots) == 8 and dots["value"].sum() == pytest.approx(0, abs=1e-5)
+    few = replace(data, points=data.points[data.points["arm"].isin(["base", "+a", "+b"])])
+    assert sharpness.draw_sharpness(few, final_values(few)) is None
+    assert sharpness.missing(few, final_values(few)) == "no level has 6 arms that were evaluated alike"
+
+
+def sharpened(data: SweepData, ends: float) -> SweepData:
+    """Accuracy 0.3, 0.4 and 0.5 at entropies 0.3, 0.2 and 0.1 of the initial policy; runs end at entropy `ends`."""
+    first, last = data.points["step"] == 0, data.points["step"] == data.points["step"].max()
+    planted = {ENTROPY: 0.3 * first + ends * last, "eval/sharpened_80/entropy": 0.2, "eval/sharpened_80/accuracy": 0.4}
+    planted |= {"eval/sharpened_60/entropy": 0.1, "eval/sharpened_60/accuracy": 0.5}
+    points = data.points.assign(**planted)
+    points.loc[first, HELDOUT] = 0.3
+    points.loc[~(first | last), ENTROPY] = float("nan")
+    return replace(data, points=points)
+
+
+def test_the_sharpening_share_by_hand(many: SweepData) -> None:
+    data = sharpened(many, 0.15)  # between the temperatures: 0.45
+    finals = final_values(data)
+    share = sharpening(data, finals)["", "base"]
+    gained = finals.interval("", "base", HELDOUT).mean - 0.3
+    assert share.sharpened == pytest.approx(0.15) and share.gained == pytest.approx(gained)
+    assert share.share.mean == pytest.approx(0.15 / gained) and share.share.low < share.share.mean < share.share.high
+    assert f"base: {share.share.text()}, +0.150 of" in sharpening_text(data, finals)
+
+
+def test_a_sharpening_share_that_is_unknown_says_why(many: SweepData) -> None:
+    none = sharpening_text(many, final_values(many))
+    assert none.startswith("Sharpening share of the reward gain: not available, the initial policy was not sampled")
+    for ends, side in ((0.35, "above"), (0.05, "below")):
+        data = sharpened(many, ends)
+        assert f"ends {side} that of the initial policy" in sharpening(data, final_values(data))["", "base"].note
+    flat = sharpened(many, 0.15)
+    flat.points.loc[flat.points["step"] > 0, HELDOUT] = 0.3
+    found = sharpening(flat, final_values(flat))["", "base"]
+    assert found.note == "the reward gain is less than twice its standard error" and found.sharpened == pytest.approx(
+        0.15
+    )
+
+
+def test_the_brief_has_a_line_per_arm(many: SweepData) -> None:
+    lines = brief(many, final_values(many)).splitlines()
+    assert lines[0] == "synthetic: 32 of 32 runs finished" and len(lines) == 2 + 8
+    assert lines[2].split()[:2] == ["base", "4"]
