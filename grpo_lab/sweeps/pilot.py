@@ -17,6 +17,8 @@ from typing import Any
 from hydra.core.override_parser.types import Quote, QuotedString
 
 from grpo_lab.analysis.effects.acted import Action, actions
+from grpo_lab.analysis.effects.speed import impossible_gains
+from grpo_lab.analysis.final_values import final_values
 from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.config.design import Design, Part
 from grpo_lab.sweeps.cells import (
@@ -88,6 +90,8 @@ def run_pilot(
 ) -> list[Action]:
     """Run the unfinished pilots and return what they measured of every requirement.
 
+    Raises ValueError where the control ends within the margin of the ceiling of a predicted gain: it cannot win.
+
     `start` runs cells. A pilot whose loss was not finite counts with the steps that it had. Raises ValueError where
     another pilot did not finish.
     """
@@ -114,6 +118,11 @@ def run_pilot(
     data = load_sweep(runs_dir, name)
     if len(data.counted) < len(data.runs):
         raise ValueError(f"no cell was started, because a pilot failed (see {runs_dir}); the same command tries again")
+    if impossible := impossible_gains(design, final_values(data)):
+        raise ValueError(
+            f"no run was started: the pilot's control leaves no headroom for a gain ({'; '.join(impossible)}). "
+            "Choose a harder world, a smaller budget, or predict no difference"
+        )
     return actions(data)
 
 

@@ -138,3 +138,33 @@ def test_the_docstring_has_the_tables_of_the_trials() -> None:
                 room = 500 * math.sqrt(share * (1 - share) / number) + 0.5
                 assert math.isnan(stands) == math.isnan(found), (table.title, label)
                 assert math.isnan(found) or abs(stands - found) <= room, (table.title, label, stands, found)
+
+
+def test_the_omnibus_test_is_that_of_two_nested_linear_models() -> None:
+    """By least squares: with and without a column per arm, base models as blocks; effects shrunk towards their mean."""
+    rng = np.random.default_rng(3)
+    arms, bases, seeds = 7, 5, 2
+    base = [number % bases for number in range(bases * seeds)]
+    values = pd.DataFrame(
+        {
+            f"arm{arm}": [0.02 * arm + 0.1 * base[run] + 0.03 * rng.standard_normal() for run in range(bases * seeds)]
+            for arm in range(arms)
+        }
+    )
+    found = all_pairs(values, dict(enumerate(base))).omnibus
+    assert found is not None
+    means = values.groupby(base).mean().to_numpy()
+    y = means.ravel()
+    blocks = np.kron(np.eye(bases), np.ones((arms, 1)))
+    whole = np.hstack([blocks, np.kron(np.ones((bases, 1)), np.eye(arms)[:, 1:])])
+    rss = [float(((y - x @ np.linalg.lstsq(x, y)[0]) ** 2).sum()) for x in (blocks, whole)]
+    degrees = (arms - 1, (arms - 1) * (bases - 1))
+    f = (rss[0] - rss[1]) / degrees[0] / (rss[1] / degrees[1])
+    assert (found.f, found.degrees) == (pytest.approx(f), degrees)
+    assert found.p == pytest.approx(float(stats.f.sf(f, *degrees))) and found.p < 0.01
+    raw = means.mean(axis=0)
+    shrunken = np.array(list(found.shrunken.values()))
+    assert shrunken.mean() == pytest.approx(raw.mean()) and 0 < np.ptp(shrunken) < np.ptp(raw)
+    # Without a true difference the estimates are one number.
+    flat = all_pairs(values.apply(lambda column: column - column.mean()), dict(enumerate(base))).omnibus
+    assert flat is not None and flat.sd == 0.0 and np.ptp(list(flat.shrunken.values())) == pytest.approx(0)

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from sweep_processes import multirun
 
 from grpo_lab.analysis.caveats import not_told_apart
 from grpo_lab.analysis.effects.acted import Action, actions, could_not_act
+from grpo_lab.analysis.effects.speed import impossible_gains
+from grpo_lab.analysis.final_values import final_values
 from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.analysis.sources.saved_data import load_data, save_data
 from grpo_lab.config.design import Design, load_design, read_design, require_known_metrics
@@ -223,6 +226,28 @@ def test_a_sweep_runs_the_arm_that_acts_and_not_the_one_that_could_not(
         "Identical: the same numbers at every step in higher as plain (1 of 1 runs); a difference between them says "
         "nothing of a trick."
     ]
+
+
+def test_a_gain_for_which_the_control_leaves_no_headroom_is_refused_by_the_pilot(
+    experiment: Path, tiny_base: Path, capfd: pytest.CaptureFixture
+) -> None:
+    """A margin of 0.99 above any control; the verdict of a recorded sweep keeps its word."""
+    path = experiment / "conf" / "experiments" / "acting.yaml"
+    impossible = {"arm": "mask", "metric": "eval/heldout/accuracy", "direction": "above", "margin": 0.99}
+    node = yaml.safe_load(path.read_text())
+    node["design"] |= {"predictions": [impossible], "claims": []}
+    path.write_text("# @package _global_\n" + yaml.safe_dump(node))
+    with pytest.raises(SystemExit) as ended:
+        sweep(experiment, "hydra.sweeper.pilot_share=0.5")
+    said = f"{ended.value} {capfd.readouterr().err}"
+    assert "no headroom for a gain (mask above plain on eval/heldout/accuracy: no headroom: the control ends at" in said
+    assert not finished(experiment / "my runs")
+    design = declare(predictions=[impossible], claims=[])
+    (pilots,) = (experiment / "my runs" / "pilots").iterdir()
+    finals = final_values(load_sweep(pilots, "acting"))
+    assert len(impossible_gains(design, finals)) == 1
+    possible = declare(predictions=[{**impossible, "margin": 0.01}], claims=[])
+    assert impossible_gains(possible, finals) == [] == impossible_gains(declare(), finals)
 
 
 def test_a_dry_run_lists_the_pilots_and_no_pilot_is_made_where_none_is_wanted(

@@ -19,7 +19,7 @@ from grpo_lab.analysis.final_values import FinalValues, is_rated
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.comparison import compare
 from grpo_lab.analysis.stats.intervals import Interval
-from grpo_lab.config.design import Direction
+from grpo_lab.config.design import Design, Direction
 from grpo_lab.config.run_config import conf_folder
 
 SHARES = (0.5, 0.9)  # of the control's gain
@@ -111,6 +111,22 @@ def no_headroom(
     if not end + margin > ceiling:
         return ""
     return f"no headroom: the control ends at {end:.3f}, the ceiling is {ceiling:.3f}, the margin {margin:g}"
+
+
+def world_of(design: Design, level: str) -> str:
+    """The world that a level of a design runs in, by its overrides; "sums" is the default."""
+    words = [*design.base, *design.levels[level]]
+    return next((word.partition("=")[2] for word in reversed(words) if word.startswith("world=")), "sums")
+
+
+def impossible_gains(design: Design, finals: FinalValues) -> list[str]:
+    """The predicted gains that a control leaves no headroom for, each in a sentence."""
+    found = []
+    for one in design.predictions:
+        control, world = (one.level, one.reference or design.control), world_of(design, one.level)
+        why = no_headroom(finals, control, one.metric, one.direction, design.margin_of(one), world)
+        found += [f"{one.arm} above {control[1]} on {one.metric}: {why}"] if why and not one.against else []
+    return found
 
 
 def ceiling_of(metric: str, world: str) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from grpo_lab.analysis.caveats import caveats, comparison, name_of, place
 from grpo_lab.analysis.effects.acted import could_not_act
+from grpo_lab.analysis.effects.told_apart import ranked_metrics, told_apart
 from grpo_lab.analysis.effects.tuned import numbers_table
 from grpo_lab.analysis.final_values import BEYOND, EVALUATED, MASKED_SHARE, OVERSTATEMENT, FinalValues, is_rated
 from grpo_lab.analysis.metric_names import CORRECTNESS, in_words
@@ -20,6 +21,8 @@ from grpo_lab.analysis.stats.multiplicity import ALPHA, holm, p_text
 from grpo_lab.analysis.table_rows import aligned
 from grpo_lab.config.design import CountPrediction, Design, Direction, Prediction
 from grpo_lab.tracking.metrics import SUITES
+
+MANY = 6  # arms from which an omnibus test is reported
 
 
 @dataclass(frozen=True)
@@ -215,6 +218,7 @@ def verdict_text(data: SweepData, finals: FinalValues) -> str:
     parts = [
         _predictions(data, data.design, finals) if data.design else compared_arms(data, finals),
         ["What tuning chose; ! marks a number near an end of its range", *numbers_table(chosen)] if chosen else [],
+        _omnibus(data, finals),
         _overstatements(data, finals),
         ["What to know before believing this", *(f"  {line}" for line in known)] if known else [],
     ]
@@ -309,6 +313,21 @@ def compared_arms(data: SweepData, finals: FinalValues) -> list[str]:
 
 def _counts(found: Sequence[Interval]) -> str:
     return ", ".join(dict.fromkeys(str(one.n) for one in found)) or "0"
+
+
+def _omnibus(data: SweepData, finals: FinalValues) -> list[str]:
+    """Whether the arms of a level differ at all, for sweeps of MANY arms and more."""
+    lines = []
+    for metric in ranked_metrics(data):
+        for level in data.levels:
+            found = told_apart(data, finals, level, metric)
+            if found is None or found.omnibus is None or len(found.omnibus.shrunken) < MANY:
+                continue
+            ends = found.omnibus.shrunken
+            low, high = min(ends, key=ends.__getitem__), max(ends, key=ends.__getitem__)
+            lines.append(f"  {place(data, level, in_words(metric))}: {found.omnibus.text}")
+            lines.append(f"    shrunken means from {ends[low]:.3f} ({low}) to {ends[high]:.3f} ({high})")
+    return ["Do the arms differ at all? Omnibus F test, base models as blocks", *lines] if lines else []
 
 
 def _overstatements(data: SweepData, finals: FinalValues) -> list[str]:

@@ -91,11 +91,32 @@ import numpy as np
 import pandas as pd
 from scipy import interpolate, stats
 
-from grpo_lab.analysis.stats.multiplicity import ALPHA, ROUNDING
+from grpo_lab.analysis.stats.multiplicity import ALPHA, ROUNDING, p_text
 
 FEWEST_ARMS = 3
 _NODES = np.linspace(0.0, 15.0, 31)  # of the studentized range, at which its slow tail is computed
 _SMALLEST = 1e-9  # p below it are numerical noise
+
+
+@dataclass(frozen=True)
+class Omnibus:
+    """Whether the judged arms differ at all: the F test of the two-way model, with base models as blocks.
+
+    `sd` is the standard deviation of true effects between arms, sqrt(max(0, (MS_arm - v) / B)), and `shrunken` the
+    empirical Bayes estimates: each arm's mean pulled to that of all by v / B / (v / B + sd^2).
+    """
+
+    f: float
+    p: float
+    degrees: tuple[int, int]
+    sd: float
+    shrunken: Mapping[str, float]
+
+    @property
+    def text(self) -> str:
+        """`F(30, 90) = 7.5, p < 0.001, sd of true effects 0.008`."""
+        numerator, denominator = self.degrees
+        return f"F({numerator}, {denominator}) = {self.f:.1f}, {p_text(self.p)}, sd of true effects {self.sd:.3f}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +135,24 @@ class AllPairs:
     by_base: np.ndarray
     quantile: float
     freedom: int
+
+    @cached_property
+    def omnibus(self) -> Omnibus | None:
+        """All judged arms at once; None for fewer than two."""
+        judged = ~np.isnan(self.halves)
+        if judged.sum() < 2:
+            return None
+        means, bases = self.by_base[:, judged], len(self.by_base)
+        arms, own = int(judged.sum()), means.mean(axis=0)
+        rest = float((_rest(means) ** 2).sum()) / self.freedom
+        between = bases * float(((own - own.mean()) ** 2).sum()) / (arms - 1)
+        variance = max(0.0, (between - rest) / bases)
+        kept = variance / (variance + rest / bases)
+        names = [arm for arm, here in zip(self.arms, judged) if here]
+        shrunken = dict(zip(names, (own.mean() + kept * (own - own.mean())).tolist()))
+        degrees = (arms - 1, self.freedom)
+        f = between / rest
+        return Omnibus(f, float(stats.f.sf(f, *degrees)), degrees, math.sqrt(variance), shrunken)
 
     @cached_property
     def differences(self) -> np.ndarray:
