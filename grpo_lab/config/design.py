@@ -88,6 +88,10 @@ class CountPrediction:
         """Whether the prediction came true for `number` base models."""
         return (self.at_least is None or number >= self.at_least) and (self.at_most is None or number <= self.at_most)
 
+    def sure(self, number: int, waiting: int) -> bool:
+        """Whether `waiting` more base models cannot change what `number` of the others say."""
+        return self.holds(number) == self.holds(number + waiting)
+
 
 @dataclass(frozen=True)
 class Claim:

@@ -97,7 +97,10 @@ def test_saved_sweeps_answer_and_those_without_runs_say_so(tmp_path: Path) -> No
     assert found[0].where == ("world=length", "regime=trust_region")
     assert found[-1].where == ("world=length", "recipe=dr_grpo"), "what both arms set, without budget and evaluation"
     table = claims_table(found)
-    assert "| +0.168 [+0.146, +0.189] | - |  | [supported](#overlong_worlds) | n = 8 on 4 bases [figure](" in table
+    assert "| +0.168 [+0.146, +0.189] | - |  | [supported](#overlong_worlds) | n = 8 on 4 bases |" in table
+    assert "n = 8 on 4 bases [figure](../analysis/figures/overlong_worlds_effects.png)" in claims_table(
+        found, {"overlong_worlds"}
+    )
     assert "[no larger than the margin](#overlong_worlds)" in table and "[not run](#dapo_worlds) |  |" in table
     assert "downstream accuracy +0.001 [-0.017, +0.019], n = 8 on 4 bases" in claims_text(found)
     numbers = claim_numbers(found)  # the first has no margin and the last no runs

@@ -161,6 +161,8 @@ def test_a_predicted_count_holds_from_its_limit_on() -> None:
     least, most = CountPrediction("a", "gap", 0.1, at_least=2), CountPrediction("a", "gap", 0.1, at_most=2)
     assert [least.holds(number) for number in (1, 2, 3)] == [False, True, True]
     assert [most.holds(number) for number in (1, 2, 3)] == [True, True, False]
+    assert [(least.sure(1, 0), least.sure(1, 1), least.sure(2, 5))] == [(True, False, True)]
+    assert [(most.sure(2, 0), most.sure(2, 1), most.sure(3, 5))] == [(True, False, True)]
 
 
 def test_a_count_of_a_metric_that_no_run_has_is_refused_before_the_first_run() -> None:

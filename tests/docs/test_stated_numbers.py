@@ -24,8 +24,10 @@ NO_RESULT = re.compile(
 def paragraphs(page: str) -> list[str]:
     """The paragraphs of a page, each on one line; a table belongs to what stands above it."""
     text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.S)
-    # `grpo-lab docs` writes these tables; test_acting_table.py and test_claims.py compare them with the saved data.
-    text = re.sub(r"^\| (?:trick that acts|claim|predictions of) .*?(?:\n(?!\|)|\Z)", "", text, flags=re.S | re.M)
+    # `grpo-lab docs` writes these tables; tests of each compare them with the saved data.
+    text = re.sub(
+        r"^\| (?:trick that acts|trick \| claim|finding|predictions of) .*?(?:\n(?!\|)|\Z)", "", text, flags=re.S | re.M
+    )
     parts: list[str] = []
     for part in re.split(r"\n\s*\n", text):
         if part.lstrip().startswith("|") and parts and not parts[-1].startswith("#"):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -122,8 +123,11 @@ def _with_outcomes(answer: Answer, data: SweepData, finals: FinalValues) -> Answ
     return replace(answer, speed=speed, headroom=room)
 
 
-def claims_table(found: Sequence[Answer]) -> str:
-    """One row per claim, as a markdown table; the verdict links to the experiment, its runs to their figure."""
+def claims_table(found: Sequence[Answer], figures: Collection[str] = ()) -> str:
+    """One row per claim, as a markdown table; the verdict links to the experiment.
+
+    The runs link to the figure of their effects, for the experiments in `figures`.
+    """
     lines = [_HEAD, "|---" * 10 + "|"]
     for answer in found:
         design = answer.design
@@ -134,7 +138,7 @@ def claims_table(found: Sequence[Answer]) -> str:
             effect, runs = answer.judgement.difference.text("+"), answer.judgement.difference.runs()
         verdict = f"[{answer.word}](#{design.name})" + (f"; {answer.headroom}" if answer.headroom else "")
         shown = answer.word not in ("not run", "could not act")
-        figure = f" [figure](../analysis/figures/{design.name}_effects.png)" if shown else ""
+        figure = f" [figure](../analysis/figures/{design.name}_effects.png)" if shown and design.name in figures else ""
         cells = (
             f"`{answer.trick}`",
             answer.claim.says,
@@ -205,7 +209,11 @@ def documented_claims() -> dict[Path, str]:
     page, data_folder = root / "experiments" / "README.md", root / "analysis" / "data"
     found = [answer for answer in answers(root / "experiments", data_folder) if answer.word != "not run"]
     shown = [name for name in saved_names(data_folder) if f"\n{predictions_head(name)}" in page.read_text()]
+    text = re.sub(
+        r"^\|.*$", "", page.read_text(), flags=re.M
+    )  # without tables: what comes with the page it names itself
+    figures = set(re.findall(r"analysis/figures/(\w+)_effects\.png", text))
     tables = {
         predictions_head(name): lambda name=name: predictions_table(load_data(data_folder, name)) for name in shown
     }
-    return {page: with_tables(page, {_HEAD: lambda: claims_table(found), **tables})}
+    return {page: with_tables(page, {_HEAD: lambda: claims_table(found, figures), **tables})}

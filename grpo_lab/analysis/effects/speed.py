@@ -70,7 +70,7 @@ def _curves(data: SweepData, cell: Cell, metric: str) -> dict[int, tuple[np.ndar
         return {}
     own = points[(points["level"] == cell[0]) & (points["arm"] == cell[1]) & points[metric].notna()]
     return {
-        int(seed): (run[TOKENS].to_numpy(float), run[metric].to_numpy(float))
+        int(str(seed)): (run[TOKENS].to_numpy(float), run[metric].to_numpy(float))
         for seed, run in own.sort_values("step").groupby("seed")
     }
 

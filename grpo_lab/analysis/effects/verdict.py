@@ -169,7 +169,8 @@ def count_text(data: SweepData, finals: FinalValues, count: CountPrediction) -> 
         return f"not run: {where} in {most} {limit} {unit}"
     word = "as predicted" if count.holds(found.number) else "not as predicted"
     planned = len(data.design.bases or data.design.seeds) if data.design else found.of
-    word = f"so far {word}" if found.of < planned else word
+    if found.of < planned and not count.sure(found.number, planned - found.of):
+        word = f"so far, with {found.of} of {planned}"
     return f"{word}: {where} in {found.text} {unit}; predicted {most} {limit}"
 
 

@@ -1,20 +1,15 @@
-"""Training reward of many arms against their entropy and their accuracies: does reward rank them by sharpness?
-
-Every value is an arm's deviation from the mean of all arms on the same base model, so that base models do not add to
-the correlation. Rank correlations are within a base model, averaged over base models.
-"""
+"""Training reward of many arms against their entropy and their accuracies: does reward rank them by sharpness?"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from scipy.stats import spearmanr
 
+from grpo_lab.analysis.divergence.reward_ranks import AGAINST, FEWEST, REWARD, RankedLevel, ranked_levels
 from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.scatter_labels import place_labels
 from grpo_lab.analysis.figures.seed_lines import as_columns
@@ -34,13 +29,9 @@ from grpo_lab.analysis.figures.style import (
 )
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.comparison import mean_of_runs
-from grpo_lab.analysis.stats.intervals import Interval
 
-FEWEST = 6  # arms that a rank correlation is of
-REWARD = "reward/outcome"
-# What reward is held against, its label and the factor to points where it is a share.
-AGAINST = {
+# Labels, and the factor to points where a value is a share.
+_LABELS = {
     "train/entropy": ("policy entropy, nats", 1.0),
     "eval/heldout/accuracy": ("held-out accuracy, points", 100.0),
     DOWNSTREAM: ("downstream accuracy, points", 100.0),
@@ -49,44 +40,9 @@ _WIDTH, _PANEL, _LEFT = 9.0, 2.3, 0.85  # inches
 _NAMED = 4  # arms furthest from the others that are named
 
 
-@dataclass(frozen=True)
-class _Level:
-    """The arms of one level that were evaluated alike: [base model and arm, metric] deviations, and correlations."""
-
-    values: pd.DataFrame
-    correlations: Mapping[str, Interval]
-    left_out: Sequence[str]
-
-
-def _levels(data: SweepData, finals: FinalValues) -> dict[str, _Level]:
-    """The levels with FEWEST arms or more that have all metrics."""
-    found = {}
-    metrics = [REWARD, *AGAINST]
-    if not set(metrics) <= set(finals.values):
-        return {}
-    protocols = data.counted.groupby(["level", "arm"])["protocol"].first()
-    for level in data.levels:
-        own = finals.values[finals.values["level"] == level].dropna(subset=metrics)
-        control = protocols.get((level, data.control))
-        alike = [arm for arm in dict.fromkeys(own["arm"]) if protocols.get((level, arm)) == control]
-        rows = own[own["arm"].isin(alike)]
-        rows = rows.assign(base=[finals.bases.get(int(seed), -1) for seed in rows["seed"]])
-        means = rows.groupby(["base", "arm"])[metrics].mean()
-        if len(alike) < FEWEST or means.empty:
-            continue
-        correlations = {}
-        for metric in AGAINST:
-            by_base = [float(spearmanr(one[REWARD], one[metric]).statistic) for _, one in means.groupby(level="base")]
-            correlations[metric] = mean_of_runs(by_base, list(range(len(by_base))))
-        deviations = means - means.groupby(level="base").transform("mean")
-        left_out = [arm for arm in dict.fromkeys(own["arm"]) if arm not in alike]
-        found[level] = _Level(deviations.groupby(level="arm").mean(), correlations, left_out)
-    return found
-
-
 def missing(data: SweepData, finals: FinalValues) -> str:
     """Why there is no figure; empty where there is one."""
-    if _levels(data, finals):
+    if ranked_levels(data, finals):
         return ""
     lacking = [metric for metric in (REWARD, *AGAINST) if metric not in finals.values]
     return f"{', '.join(lacking)} not logged" if lacking else f"no level has {FEWEST} arms that were evaluated alike"
@@ -94,7 +50,7 @@ def missing(data: SweepData, finals: FinalValues) -> str:
 
 def draw_sharpness(data: SweepData, finals: FinalValues, heading: str = "", name: str = "") -> Drawn | None:
     """The figure `<sweep>_sharpness`, a row of three panels per level; None where `missing` says why."""
-    levels = _levels(data, finals)
+    levels = ranked_levels(data, finals)
     if not levels:
         return None
     name = name or f"{data.record.name}_sharpness"
@@ -113,18 +69,18 @@ def draw_sharpness(data: SweepData, finals: FinalValues, heading: str = "", name
         for (level, here), row in zip(levels.items(), axes):
             factor = f"{data.design.factor} = {level}\n" if data.design and data.design.factor else ""
             row[0].set_ylabel(f"{factor}training reward, points")
-            for panel, (metric, (label, scale)) in zip(row, AGAINST.items()):
+            for panel, (metric, (label, scale)) in zip(row, _LABELS.items()):
                 _panel(panel, here, metric, scale)
                 panel.set_xlabel(label)
     bands = "one dot per arm: mean deviation from the mean of all arms on its base model"
     return Drawn(name, figure, _numbers(levels), bands)
 
 
-def _panel(axes: Axes, here: _Level, metric: str, scale: float) -> None:
+def _panel(axes: Axes, here: RankedLevel, metric: str, scale: float) -> None:
     x, y = scale * here.values[metric], 100 * here.values[REWARD]
     axes.plot(x, y, "o", color=BLUE, markersize=4, markeredgewidth=0)
     found = here.correlations[metric]
-    ends = "" if pd.isna(found.low) else f" [{max(found.low, -1):.2f}, {min(found.high, 1):.2f}]"
+    ends = "" if pd.isna(found.low) else f" [{found.low:.2f}, {found.high:.2f}]"
     axes.set_title(f"rank correlation {found.mean:+.2f}{ends}", fontsize=BODY, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(0.1)
@@ -143,7 +99,7 @@ def _panel(axes: Axes, here: _Level, metric: str, scale: float) -> None:
         axes.text(*place, arm, transform=axes.transAxes, ha="center", va="center", fontsize=TINY, color=GREY)
 
 
-def _numbers(levels: Mapping[str, _Level]) -> pd.DataFrame:
+def _numbers(levels: Mapping[str, RankedLevel]) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for level, here in levels.items():
         for arm, values in here.values.iterrows():
@@ -153,7 +109,7 @@ def _numbers(levels: Mapping[str, _Level]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["level", "arm", "metric", "value", "low", "high", "n"]).round(6)
 
 
-def _footer(levels: Mapping[str, _Level]) -> str:
+def _footer(levels: Mapping[str, RankedLevel]) -> str:
     left_out = sorted({arm for here in levels.values() for arm in here.left_out})
     text = (
         "One dot per arm: its mean deviation from all arms on the same base model. Rank correlation with training "

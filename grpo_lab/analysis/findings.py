@@ -1,0 +1,163 @@
+"""The findings table of README.md: six results, each number computed from the saved data when the page is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpo_lab.analysis.divergence.reward_ranks import correlations
+from grpo_lab.analysis.effects.speed import token_ratio
+from grpo_lab.analysis.effects.verdict import Judgement, counted, judge
+from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues, final_values
+from grpo_lab.analysis.sources.saved_data import load_data, saved_names
+from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.config.catalogue import with_tables
+from grpo_lab.config.design import Direction
+from grpo_lab.config.run_config import conf_folder
+
+HEAD = "| finding | claim in | effect [95% CI] | environment | verdict | runs |"
+POST_HOC = "post hoc"
+_WORDS = {
+    "not resolved": "not significant",
+    "within the margin": "equivalent within the margin",
+}
+HELDOUT = "eval/heldout/accuracy"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the data of a sweep say: the effect in words, and the verdict."""
+
+    effect: str
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A row of the table; `measure` reads its numbers off the saved data of `sweep`."""
+
+    text: str
+    source: str
+    where: str
+    sweep: str
+    measure: Callable[[SweepData, FinalValues], Measured]
+
+
+def _word(judgement: Judgement) -> str:
+    if judgement.prediction.direction is Direction.within and judgement.word == "not resolved":
+        return "equivalence not shown"
+    return _WORDS.get(judgement.word, judgement.word)
+
+
+def _same_reward(data: SweepData, finals: FinalValues) -> Measured:
+    judged = {(one.prediction.arm, one.prediction.metric): one for one in judge(data, finals)}
+    truth = judged["soft_overlong", f"log_odds/{HELDOUT}"]
+    reward = judged["soft_overlong", "reward/outcome"]
+    assert data.design is not None, "a declared sweep"
+    fell, kept = (counted(finals, one) for one in data.design.counts)
+    planned = len(data.design.bases)
+    so_far = "" if fell.of == planned else f" (so far {fell.of} of {planned} base models)"
+    effect = (
+        f"fell on {fell.number} of {fell.of} base models without, on {kept.number} of {kept.of} with the penalty: "
+        f"{truth.difference.text('+')} log-odds; training reward {reward.difference.text('+')}"
+    )
+    return Measured(effect, f"{_word(truth)}{so_far}")
+
+
+def _sharpness(data: SweepData, finals: FinalValues) -> Measured:
+    found = correlations(data, finals)
+    entropy, heldout = (found[metric].text("+") for metric in ("train/entropy", HELDOUT))
+    return Measured(f"rank correlation {entropy}, with held-out accuracy {heldout}", POST_HOC)
+
+
+def _tight_penalty(data: SweepData, finals: FinalValues) -> Measured:
+    lost, seen = (finals.difference("tight", "soft_overlong", "score", one).text("+") for one in (DOWNSTREAM, HELDOUT))
+    return Measured(f"downstream {lost}, held-out {seen}", _word(judge(data, finals)[0]))
+
+
+def _masked_before(data: SweepData, finals: FinalValues) -> Measured:
+    judged = judge(data, finals)[1]
+    return Measured(f"{judged.difference.text('+')} of responses", _word(judged))
+
+
+def _dynamic_sampling(data: SweepData, finals: FinalValues) -> Measured:
+    ratio = token_ratio(data, finals, ("", "resample"), ("", "keep"), HELDOUT, 0.5)
+    judged = judge(data, finals)[1]
+    effect = (
+        f"{ratio.mean:.2f} [{ratio.low:.2f}, {ratio.high:.2f}] times the tokens; held-out {judged.difference.text('+')}"
+    )
+    return Measured(effect, f"equivalent within {judged.margin:g}; speed {POST_HOC}")
+
+
+def _fine_tuning(data: SweepData, finals: FinalValues) -> Measured:
+    judged = next(one for one in judge(data, finals) if one.prediction.arm == "rejection_sampling"
+                  and one.prediction.metric == DOWNSTREAM and one.prediction.level == "length")  # fmt: skip
+    effect = f"downstream {judged.difference.text('+')}"
+    return Measured(effect, f"equivalent within {judged.margin:g}" if judged.word == "supported" else _word(judged))
+
+
+FINDINGS = (
+    Finding(
+        "Under a grader that can be gamed, strict accuracy collapses unseen by training reward; a soft length penalty "
+        "prevents it",
+        "[2203.02155](https://arxiv.org/abs/2203.02155)",
+        "`guessable`, lenient grader",
+        "same_reward",
+        _same_reward,
+    ),
+    Finding(
+        "Training reward ranks published recipes by entropy, not accuracy",
+        "-",
+        "`sums`, own learning rates",
+        "recipes_sums",
+        _sharpness,
+    ),
+    Finding(
+        "Where half of the questions exceed the token limit, a soft length penalty ruins downstream accuracy unseen by "
+        "held-out accuracy",
+        "[2503.14476](https://arxiv.org/abs/2503.14476)",
+        "`length`, 28 tokens",
+        "interruption_budgets",
+        _tight_penalty,
+    ),
+    Finding(
+        "Masking truncated responses before the group statistics raises truncation",
+        "[2505.22312](https://arxiv.org/abs/2505.22312)",
+        "`length`",
+        "overlong_worlds",
+        _masked_before,
+    ),
+    Finding(
+        "Dynamic sampling ends at the same accuracy and takes twice the tokens",
+        "[2503.14476](https://arxiv.org/abs/2503.14476)",
+        "`length`",
+        "zero_signal",
+        _dynamic_sampling,
+    ),
+    Finding(
+        "Fine-tuning on its own right answers before RL adds nothing",
+        "[2501.12948](https://arxiv.org/abs/2501.12948)",
+        "`length`",
+        "warm_start",
+        _fine_tuning,
+    ),
+)
+
+
+def findings_table(data_folder: Path) -> str:
+    """The table as markdown; a finding without saved data has no row."""
+    lines, saved = [HEAD, "|---" * 6 + "|"], set(saved_names(data_folder))
+    for one in (one for one in FINDINGS if one.sweep in saved):
+        data = load_data(data_folder, one.sweep)
+        found = one.measure(data, final_values(data))
+        link = f"[{one.sweep}](experiments/README.md#{one.sweep})"
+        lines.append(f"| {one.text} | {one.source} | {found.effect} | {one.where} | {found.verdict} | {link} |")
+    return "\n".join(lines)
+
+
+def documented_findings() -> dict[Path, str]:
+    """README.md with an up-to-date table."""
+    root = conf_folder().parent
+    page = root / "README.md"
+    return {page: with_tables(page, {HEAD: lambda: findings_table(root / "analysis" / "data")})}

@@ -1,0 +1,75 @@
+"""The findings of README.md: the page shows what the saved data say, and other code says the same."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from grpo_lab.analysis.findings import FINDINGS, documented_findings, findings_table
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT / "analysis" / "data"
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, list[str]]:
+    """The cells of each row, by its sweep."""
+    lines = [line.strip("| ").split(" | ") for line in findings_table(DATA).splitlines()[2:]]
+    return {cells[-1].partition("]")[0].strip("["): cells for cells in lines}
+
+
+def numbers(text: str) -> list[float]:
+    return [float(one) for one in re.findall(r"[+-]?\d+\.\d+", text)]
+
+
+def test_the_page_shows_the_table() -> None:
+    assert [path for path, text in documented_findings().items() if path.read_text() != text] == [], "run `make docs`"
+
+
+def test_every_finding_has_a_row_and_its_runs(rows: dict[str, list[str]]) -> None:
+    assert set(rows) == {finding.sweep for finding in FINDINGS}
+    index = (ROOT / "experiments" / "README.md").read_text()
+    assert all(f"\n## {sweep}\n" in index for sweep in rows)
+    assert all(len(cells) == 6 and numbers(cells[2]) for cells in rows.values())
+
+
+def ends(sweep: str, metric: str, level: str = "") -> pd.DataFrame:
+    """The last value of each run, by seed and arm."""
+    points = pd.read_parquet(DATA / f"{sweep}.parquet").sort_values("step")
+    own = points[(points["level"] == level) & points[metric].notna()]
+    return own.groupby(["seed", "arm"])[metric].last().unstack()
+
+
+def test_fine_tuning_and_the_penalty_by_other_code(rows: dict[str, list[str]]) -> None:
+    """Arm less control of each run, means over two seeds of a base model, Student's t over four base models."""
+    cases = (
+        ("warm_start", "length", "rejection_sampling", "base", "eval/downstream/accuracy", 0),
+        ("interruption_budgets", "tight", "soft_overlong", "score", "eval/downstream/accuracy", 0),
+        ("interruption_budgets", "tight", "soft_overlong", "score", "eval/heldout/accuracy", 3),
+    )
+    for sweep, level, arm, control, metric, place in cases:
+        table = ends(sweep, metric, level)
+        differences = (table[arm] - table[control]).to_numpy()
+        by_base = np.array([differences[base::4].mean() for base in range(4)])
+        half = stats.t.ppf(0.975, 3) * by_base.std(ddof=1) / 2
+        found = numbers(rows[sweep][2])[place : place + 3]
+        expected = [by_base.mean(), by_base.mean() - half, by_base.mean() + half]
+        assert found == pytest.approx(expected, abs=6e-4), (sweep, metric)
+
+
+def test_the_fall_of_strict_accuracy_by_other_code(rows: dict[str, list[str]]) -> None:
+    points = pd.read_parquet(DATA / "same_reward.parquet").sort_values("step")
+    fallen = {}
+    for arm in ("plain", "soft_overlong"):
+        own = points[(points["arm"] == arm) & points["eval/heldout/accuracy"].notna()]
+        drops = own.groupby("seed")["eval/heldout/accuracy"].apply(
+            lambda run: run.rolling(3).mean().max() - run.iloc[-3:].mean()
+        )
+        fallen[arm] = f"{(drops > 0.1).sum()} of {len(drops)}"
+    said = f"on {fallen['plain']} base models without, on {fallen['soft_overlong']} with the penalty"
+    assert said in rows["same_reward"][2]
