@@ -7,7 +7,6 @@ elsewhere (`verdict`). A claim of gain cannot be supported where the control end
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,6 +20,7 @@ from grpo_lab.analysis.stats.comparison import compare
 from grpo_lab.analysis.stats.intervals import Interval
 from grpo_lab.config.design import Design, Direction
 from grpo_lab.config.run_config import conf_folder
+from grpo_lab.tracking.whole import read_json
 
 SHARES = (0.5, 0.9)  # of the control's gain
 LEAST_GAIN = 0.02  # of accuracy, below which a control has no gain to be reached
@@ -139,6 +139,6 @@ def _fitting() -> Mapping[str, float]:
     """The share of problems that fit into the token limit, by world, from the profiles that were measured."""
     folder, found = conf_folder().parent / "analysis" / "data" / "worlds", dict[str, float]()
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
-        profile = json.loads(path.read_text())
+        profile = read_json(path, "restore it with git, or measure it again: grpo-lab world")
         found |= dict.fromkeys([profile["world"]], float(dict(profile["rows"])[FITTING]))
     return found
