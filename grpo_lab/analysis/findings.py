@@ -100,7 +100,7 @@ def _fine_tuning(data: SweepData, finals: FinalValues) -> Measured:
 FINDINGS = (
     Finding(
         "Under a grader that can be gamed, strict accuracy collapses unseen by training reward; a soft length penalty "
-        "prevents it",
+        "keeps most of it",
         "[2203.02155](https://arxiv.org/abs/2203.02155)",
         "`guessable`, lenient grader",
         "same_reward",
