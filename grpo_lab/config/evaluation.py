@@ -50,8 +50,8 @@ class Evaluation:
     # Evaluate also the weights that sampled the step's batch, where they lag behind the learner's: keeps the weights
     # of all steps that a batch may wait, in memory and in checkpoints.
     sampler_weights: bool
-    # Temperatures, as shares of the training temperature, at which the initial policy answers held-out questions too,
-    # at step 0: how much reward sharpening gives without learning.
+    # Fractions of the training temperature at which the initial policy is evaluated too, at step 0: how much reward a
+    # sharper policy gets without learning.
     sharpened: list[float]
 
     def __post_init__(self) -> None:

@@ -22,7 +22,7 @@ Where the sampler lags behind the learner, `sampler_heldout` and `sampler_downst
 step's batch: training reward is theirs, and not that of the weights that the other suites ask.
 
 `evaluation.sharpened` adds, at step 0, suites that differ from `heldout_training` in their temperature: `sharpened_60`
-at 0.6 of training's. Accuracy against entropy over them says what a policy gains by sharpening only.
+at 0.6 of training's. Their accuracy against their entropy is what a policy gains by sharpening only.
 
 A question's noise does not depend on the step, the arm or the protocol. The same question uses the same random
 numbers at every checkpoint and in every suite of its split, which removes most sampling noise from differences.
@@ -226,7 +226,7 @@ def _answers(
     template: Template,
     seed: int,
 ) -> Iterator[tuple[Suite, Rollouts, list[NoiseKey]]]:
-    """The answers to each suite with the noise of each. The sampler is called once for all suites."""
+    """Sample all suites in one call; yield each suite with its rollouts and the noise key of each response."""
     prompts = [encode_prompts(tokenizer, template, suite.problems) for suite in suites]
     requests: list[Request] = []
     for suite, each in zip(suites, prompts):

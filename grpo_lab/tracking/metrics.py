@@ -28,7 +28,7 @@ FURTHER_SUITES = {
     "other_family": "family not trained on",
     "heldout_greedy": "held-out, greedy",
 }
-# Before a temperature in hundredths: the initial policy at step 0, asked as `heldout_training` but at that temperature.
+# Prefix of a temperature in hundredths: the initial policy, evaluated as `heldout_training` but at that temperature.
 SHARPENED = "sharpened_"
 # Of a run whose sampler lags behind its learner: the same questions to the weights that sampled the step's batch.
 SAMPLER_SUITES = {

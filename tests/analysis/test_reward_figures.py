@@ -94,5 +94,7 @@ def test_a_sharpening_share_that_is_unknown_says_why(many: SweepData) -> None:
 
 def test_the_brief_has_a_line_per_arm(many: SweepData) -> None:
     lines = brief(many, final_values(many)).splitlines()
-    assert lines[0] == "synthetic: 32 of 32 runs finished" and len(lines) == 2 + 8
-    assert lines[2].split()[:2] == ["base", "4"]
+    assert lines[0] == "synthetic: 32 of 32 planned runs are finished" and len(lines) == 2 + 8
+    assert lines[2].split()[:2] == ["base", "4"] and lines[1].split()[:4] == ["arm", "runs", "training", "reward"]
+    fewer = replace(many, runs=many.runs.iloc[:-1])
+    assert brief(fewer, final_values(fewer)).startswith("synthetic: 31 of 32 planned runs are finished")

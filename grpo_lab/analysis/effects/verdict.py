@@ -280,15 +280,15 @@ def brief(data: SweepData, finals: FinalValues) -> str:
     """One line per arm: how many runs are finished, and where training reward and each evaluation end."""
     metrics = [CORRECTNESS, *(metric for metric in EVALUATED if metric in finals.values)]
     factor = data.design.factor if data.design else ""
-    rows = [[factor, "arm", "runs", *(in_words(metric) for metric in metrics)]]
+    planned = sum(data.seeds_planned(level, arm) for level in data.levels for arm in data.arms)
+    names = ["training reward", *(SUITES[metric.split("/")[1]] for metric in metrics[1:])]
+    rows = [[factor, "arm", "runs", *names]]
     for level, arm in data.run_arms:
         found = [finals.interval(level, arm, metric) for metric in metrics]
         rows.append([level, arm, _counts(found), *(one.text() for one in found)])
     rows = rows if factor else [row[1:] for row in rows]
-    return (
-        "\n".join([f"{data.record.name}: {len(data.finished)} of {len(data.runs)} runs finished", *aligned(rows, "")])
-        + "\n"
-    )
+    head = f"{data.record.name}: {len(data.finished)} of {planned} planned runs are finished"
+    return "\n".join([head, *aligned(rows, "")]) + "\n"
 
 
 def compared_arms(data: SweepData, finals: FinalValues) -> list[str]:
