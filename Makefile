@@ -72,6 +72,7 @@ figures: $(STAMP) ## draw the figures and tables of the sweep EXP into analysis/
 claims: $(STAMP) ## what the saved sweeps say of claims in the literature: the table of experiments/README.md and two figures
 	@$(BIN)/grpo-lab claims
 	@$(BIN)/grpo-lab docs
+	@$(BIN)/python analysis/findings.py
 
 cluster-cost: $(STAMP) ## what one question costs on 8, 64 and 512 cards, on paper: analysis/cluster_cost.md and its figures
 	@$(BIN)/grpo-lab cluster-cost
@@ -102,9 +103,11 @@ worlds: $(STAMP) ## measure the cards of all worlds and write them into conf/wor
 		$(BIN)/grpo-lab world $$world --runs '$(RUNS)' $(ARGS) || exit 1; \
 	done
 	@$(BIN)/grpo-lab docs
+	@$(BIN)/python analysis/findings.py
 
-docs: $(STAMP) ## write axes, options, papers and recipes into the tables of conf/README.md, and their numbers into README.md
+docs: $(STAMP) ## write axes, options, papers and recipes into the tables of conf/README.md, and numbers and findings into README.md
 	@$(BIN)/grpo-lab docs
+	@$(BIN)/python analysis/findings.py
 
 # worksteal: a core that has nothing left takes half of what another still has, so all end together and files need no
 # order; tests of one file stay together but for what is stolen. Those of vLLM share a session that is dear to open.

@@ -180,12 +180,11 @@ def write_docs(_: argparse.Namespace) -> None:
     bootstrap()
     from grpo_lab.analysis.effects.acting_table import documented_acting
     from grpo_lab.analysis.effects.claims import documented_claims
-    from grpo_lab.analysis.findings import documented_findings
     from grpo_lab.analysis.world_card import documented_cards
     from grpo_lab.config.catalogue import documented
 
     changed: dict[Path, bool] = {}
-    for tables in (documented, documented_cards, documented_acting, documented_claims, documented_findings):
+    for tables in (documented, documented_cards, documented_acting, documented_claims):
         for path, text in tables().items():  # each reads its page, which another may have written
             new = path.read_text() != text
             if new:

@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from analysis_scripts import loaded
 from scipy import stats
-
-from grpo_lab.analysis.findings import FINDINGS, documented_findings, findings_table
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "analysis" / "data"
+findings = loaded("findings")
 
 
 @pytest.fixture(scope="module")
 def rows() -> dict[str, list[str]]:
     """The cells of each row, by its sweep."""
-    lines = [line.strip("| ").split(" | ") for line in findings_table(DATA).splitlines()[2:]]
+    lines = [line.strip("| ").split(" | ") for line in findings.findings_table(DATA).splitlines()[2:]]
     return {cells[-1].partition("]")[0].strip("["): cells for cells in lines}
 
 
@@ -28,11 +28,11 @@ def numbers(text: str) -> list[float]:
 
 
 def test_the_page_shows_the_table() -> None:
-    assert [path for path, text in documented_findings().items() if path.read_text() != text] == [], "run `make docs`"
+    assert findings.README.read_text() == findings.documented(), "run `make docs`"
 
 
 def test_every_finding_has_a_row_and_its_runs(rows: dict[str, list[str]]) -> None:
-    assert set(rows) == {finding.sweep for finding in FINDINGS}
+    assert set(rows) == {finding.sweep for finding in findings.FINDINGS}
     index = (ROOT / "experiments" / "README.md").read_text()
     assert all(f"\n## {sweep}\n" in index for sweep in rows)
     assert all(len(cells) == 6 and numbers(cells[2]) for cells in rows.values())

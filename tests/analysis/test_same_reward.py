@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pandas as pd
 import pytest
-
-PLACE = Path(__file__).parents[2] / "analysis" / "same_reward.py"
+from analysis_scripts import loaded
 
 
 @pytest.fixture(scope="module")
 def study() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("same_reward_study", PLACE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
+    return loaded("same_reward")
 
 
 def test_an_event_is_a_mean_of_three_a_tenth_below_the_best_before(study: ModuleType) -> None:

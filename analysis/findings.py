@@ -1,5 +1,9 @@
-"""The findings table of README.md: six results, each number computed from the saved data when the page is written."""
+# %% [markdown]
+# # The findings table of README.md
+#
+# Six results; each number is computed from `analysis/data` when the page is written (`make docs`).
 
+# %%
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -14,7 +18,6 @@ from grpo_lab.analysis.sources.saved_data import load_data, saved_names
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.config.catalogue import with_tables
 from grpo_lab.config.design import Direction
-from grpo_lab.config.run_config import conf_folder
 
 HEAD = "| finding | claim in | effect [95% CI] | environment | verdict | runs |"
 POST_HOC = "post hoc"
@@ -23,6 +26,8 @@ _WORDS = {
     "within the margin": "equivalent within the margin",
 }
 HELDOUT = "eval/heldout/accuracy"
+HERE = Path(__file__).parent
+DATA, README = HERE / "data", HERE.parent / "README.md"
 
 
 @dataclass(frozen=True)
@@ -156,8 +161,15 @@ def findings_table(data_folder: Path) -> str:
     return "\n".join(lines)
 
 
-def documented_findings() -> dict[Path, str]:
+def documented() -> str:
     """README.md with an up-to-date table."""
-    root = conf_folder().parent
-    page = root / "README.md"
-    return {page: with_tables(page, {HEAD: lambda: findings_table(root / "analysis" / "data")})}
+    return with_tables(README, {HEAD: lambda: findings_table(DATA)})
+
+
+# %%
+if __name__ == "__main__":
+    new = documented()
+    changed = new != README.read_text()
+    if changed:
+        README.write_text(new)
+    print(f"{README}: {'written' if changed else 'up to date'}")
