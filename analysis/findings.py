@@ -72,7 +72,7 @@ def _same_reward(data: SweepData, finals: FinalValues) -> Measured:
 
 def _sharpness(data: SweepData, finals: FinalValues) -> Measured:
     found = correlations(data, finals)
-    entropy, heldout = (found[metric].text("+") for metric in ("train/entropy", HELDOUT))
+    entropy, heldout = (found[metric].within(-1.0, 1.0).text("+") for metric in ("train/entropy", HELDOUT))
     return Measured(f"rank correlation {entropy}, with held-out accuracy {heldout}", POST_HOC)
 
 

@@ -179,12 +179,12 @@ def write_docs(_: argparse.Namespace) -> None:
     """Update the generated tables in the documentation, and print which pages changed."""
     bootstrap()
     from grpo_lab.analysis.effects.acting_table import documented_acting
-    from grpo_lab.analysis.effects.claims import documented_claims
+    from grpo_lab.analysis.experiments_page import documented_experiments
     from grpo_lab.analysis.world_card import documented_cards
     from grpo_lab.config.catalogue import documented
 
     changed: dict[Path, bool] = {}
-    for tables in (documented, documented_cards, documented_acting, documented_claims):
+    for tables in (documented, documented_cards, documented_acting, documented_experiments):
         for path, text in tables().items():  # each reads its page, which another may have written
             new = path.read_text() != text
             if new:

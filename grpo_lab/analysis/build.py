@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from grpo_lab.analysis.divergence.leading import leading_text
+from grpo_lab.analysis.divergence.quantities import quantities_text
 from grpo_lab.analysis.divergence.sharpening import sharpening_text
 from grpo_lab.analysis.divergence.table import divergence_table
 from grpo_lab.analysis.effects.contrasts import effects_markdown, effects_table
@@ -127,6 +128,7 @@ def _further(data: SweepData, finals: FinalValues, divergence: pd.DataFrame) -> 
     null = f"those of {data.control} without a loss"
     return {
         "Suites": suites_text(data, finals),
+        "Predicted quantities": quantities_text(data, finals),
         "Sharpening": sharpening_text(data, finals),
         "Warnings of a loss": leading_text(divergence, null),
     }

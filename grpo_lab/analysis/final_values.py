@@ -10,7 +10,10 @@ The budget is X, the smallest final budget over the finished runs, on the axis t
 Nothing is extrapolated. `average/<metric>` is the mean of a metric of every step over the whole run, 0 < x <= X. Where
 a design names them, there are `start/<evaluation>`, its value at step 0, `below_best/<evaluation>`, the best mean of
 three evaluations in a row less that of the last three, and `log_odds/<evaluation>`, ln (k + 1/2) / (n - k + 1/2) for k
-right answers of n at the end.
+right answers of n at the end. `tokens_to_half/<evaluation>` and `tokens_to_90/<evaluation>` are log2 of the sampled
+tokens at which the run first reaches that share of the gain of the control of its level and seed. One that never does
+counts with all its tokens, so that its slowness is understated; there is none where the control gains less than
+LEAST_GAIN, or where the run is there at step 0.
 
 A run has collapsed where it stopped before X on a loss that was not finite, or where its held-out accuracy under the
 training protocol ends below half of what it was at its own start, and 10 points or more below. A collapse is a result,
@@ -46,11 +49,22 @@ from grpo_lab.analysis.stats.intervals import Interval, seed_differences
 from grpo_lab.analysis.table_rows import groups_of
 from grpo_lab.config.design import Collapsed
 from grpo_lab.tracking.final_metrics import WINDOW
-from grpo_lab.tracking.metrics import BELOW_BEST, LOG_ODDS, OF_EVALUATIONS, START, logged_name
+from grpo_lab.tracking.metrics import (
+    BELOW_BEST,
+    LOG_ODDS,
+    OF_EVALUATIONS,
+    START,
+    TO_HALF,
+    TO_NINE_TENTHS,
+    logged_name,
+)
 
 FALLEN = 0.5  # of its own start: a held-out accuracy that ends below it has collapsed,
 LOST = 0.1  # where it lost so much accuracy at least
 RUN = 3  # evaluations in a row whose mean is a best or a last value
+LEAST_GAIN = 0.02  # of accuracy, below which a control has no gain to be reached
+TOKENS = "budget/sampled_tokens"
+_SHARES = {TO_HALF: 0.5, TO_NINE_TENTHS: 0.9}  # of the control's gain
 
 REWARD = "reward/in_loss_mean"
 HELDOUT = "eval/heldout_training/accuracy"
@@ -199,7 +213,7 @@ class FinalValues:
 
 def is_rated(metric: str) -> bool:
     """Whether a metric is an accuracy or a reward, of which more is better and a run that stopped has 0."""
-    if metric.startswith((BELOW_BEST, LOG_ODDS)):
+    if metric.startswith((BELOW_BEST, LOG_ODDS, *_SHARES)):
         return False
     metric = logged_name(metric)
     return metric.startswith("reward/") or metric.endswith(_ACCURACIES) or "/pass_at_" in metric
@@ -207,7 +221,7 @@ def is_rated(metric: str) -> bool:
 
 def is_share(metric: str) -> bool:
     """Whether a metric's values lie within 0 and 1 whatever happens: shares of answers or of responses."""
-    if metric.startswith(LOG_ODDS):
+    if metric.startswith((LOG_ODDS, *_SHARES)):
         return False
     return logged_name(metric).endswith((*_ACCURACIES, "/truncated", "/outcome", "/in_loss_outcome"))
 
@@ -233,7 +247,8 @@ def final_values(data: SweepData, axis: str | None = None) -> FinalValues:
         set(data.runs.loc[which, LABELS].itertuples(index=False, name=None))
         for which in (data.runs["collapsed"], data.exhausted)
     )
-    rows, derived = [], [name for name in data.design.metrics if name.startswith(OF_EVALUATIONS)] if data.design else []
+    named = [name for name in data.design.metrics if name.startswith(OF_EVALUATIONS)] if data.design else []
+    rows, derived = [], [name for name in named if not name.startswith(tuple(_SHARES))]
     for labels, run in points.groupby(LABELS, sort=False):
         before = not run[x].max() >= budget
         short, dry = labels in stopped and before, labels in exhausted and before
@@ -243,7 +258,10 @@ def final_values(data: SweepData, axis: str | None = None) -> FinalValues:
         marks = {"masks": _masked(run), "filters": bool((_column(run, "touched/group_filter") > 0).any())}
         marks |= {"collapsed": short or _fell(run, final), "stopped": short, "exhausted": dry}
         rows.append({**dict(zip(LABELS, labels)), **final, **marks})
-    return FinalValues(axis, budget, pd.DataFrame(rows), data.collapsed_as, bases_of(data))
+    values = pd.DataFrame(rows)
+    for metric in set(named) - set(derived):
+        values[metric] = _tokens_to(points, values, data.control, metric)
+    return FinalValues(axis, budget, values, data.collapsed_as, bases_of(data))
 
 
 def own_final(run: pd.DataFrame, metric: str, axis: str) -> float:
@@ -268,6 +286,53 @@ def _of_evaluations(run: pd.DataFrame, metric: str, final: Mapping[str, float]) 
         return math.nan
     means = np.convolve(values, np.full(RUN, 1 / RUN), mode="valid")
     return float(means.max() - means[-1])
+
+
+def _tokens_to(points: pd.DataFrame, values: pd.DataFrame, control: str, metric: str) -> list[float]:
+    """log2 of the sampled tokens to a share of the control's gain, for every row of final values."""
+    share = next(share for prefix, share in _SHARES.items() if metric.startswith(prefix))
+    evaluated, found = logged_name(metric), []
+    ends = values.set_index(LABELS)[evaluated]
+    for level, arm, seed in values[LABELS].itertuples(index=False, name=None):
+        own, other = (token_curves(points, (level, one), evaluated).get(seed) for one in (arm, control))
+        if own is None or other is None:
+            found.append(math.nan)
+            continue
+        target = share_of_gain(other, float(ends.loc[level, control, seed]), share)
+        tokens = min(reached(*own, target), float(own[0][-1]))
+        found.append(math.log2(tokens) if tokens > 0 else math.nan)
+    return found
+
+
+def token_curves(points: pd.DataFrame, place: tuple[str, str], metric: str) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """Sampled tokens and evaluations of every run of an arm at a level, by seed."""
+    if metric not in points or TOKENS not in points:
+        return {}
+    own = points[(points["level"] == place[0]) & (points["arm"] == place[1]) & points[metric].notna()]
+    return {
+        int(str(seed)): (run[TOKENS].to_numpy(float), run[metric].to_numpy(float))
+        for seed, run in own.sort_values("step").groupby("seed")
+    }
+
+
+def share_of_gain(control: tuple[np.ndarray, np.ndarray], end: float, share: float) -> float:
+    """The control's start and `share` of its gain up to `end`; NaN where it gains less than LEAST_GAIN."""
+    start = float(control[1][0])
+    return start + share * (end - start) if end - start >= LEAST_GAIN else math.nan
+
+
+def reached(x: np.ndarray, values: np.ndarray, target: float) -> float:
+    """Where the line between the points first reaches `target`; inf where it never does, NaN for no target."""
+    if math.isnan(target):
+        return math.nan
+    above = np.flatnonzero(values >= target)
+    if not len(above):
+        return math.inf
+    at = int(above[0])
+    if at == 0:
+        return float(x[0])
+    share = (target - values[at - 1]) / (values[at] - values[at - 1])
+    return float(x[at - 1] + share * (x[at] - x[at - 1]))
 
 
 def _fell(run: pd.DataFrame, final: Mapping[str, float]) -> bool:

@@ -16,6 +16,8 @@ from grpo_lab.tracking.metrics import (
     SAMPLER_SUITES,
     START,
     SUITES,
+    TO_HALF,
+    TO_NINE_TENTHS,
     find,
     harness_of,
     is_known,
@@ -50,6 +52,9 @@ def title(metric: str) -> str:
         return f"{title(metric.removeprefix(BELOW_BEST))}, best less last of three evaluations in a row"
     if metric.startswith(LOG_ODDS):
         return f"{title(metric.removeprefix(LOG_ODDS))}, log-odds"
+    for prefix, share in ((TO_HALF, "half"), (TO_NINE_TENTHS, "90%")):
+        if metric.startswith(prefix):
+            return f"sampled tokens to {share} of the control's gain in {title(metric.removeprefix(prefix))}, log2"
     stage, _, rest = metric.partition("/")
     if stage == "eval":
         suite, _, quantity = rest.partition("/")
@@ -76,6 +81,8 @@ def unit(metric: str) -> str:
     """The unit of a metric, also of one that analysis derives."""
     if metric.startswith(LOG_ODDS):
         return "logits"
+    if metric.startswith((TO_HALF, TO_NINE_TENTHS)):
+        return "doublings"
     metric = logged_name(metric)
     return _DERIVED[metric] if metric in _DERIVED else find(metric).unit
 

@@ -25,6 +25,11 @@ from grpo_lab.tracking.renames import first_metric_name, metric_name
 
 FIRST_WORLD = "world=arithmetic"  # the default when the first experiments were declared
 
+# What training reward is ranked against, and where a sweep has them, these too.
+RANKED = ("train/entropy", "eval/heldout/accuracy", "eval/downstream/accuracy")
+ALSO_RANKED = ("eval/heldout_training/accuracy", "eval/heldout_greedy/accuracy")
+RANK, SHARE = "rank/", "sharpening_share"
+
 
 class Direction(Enum):
     """Whether an arm is predicted to end above or below its control, or no further from it than the margin."""
@@ -91,6 +96,28 @@ class CountPrediction:
     def sure(self, number: int, waiting: int) -> bool:
         """Whether `waiting` more base models cannot change what `number` of the others say."""
         return self.holds(number) == self.holds(number + waiting)
+
+
+@dataclass(frozen=True)
+class QuantityPrediction:
+    """A quantity of the whole sweep is `above` or `below` a number at `level`; one of the two is given.
+
+    `rank/<metric>`: Spearman's correlation over arms of training reward with the metric, within a base model.
+    `sharpening_share`: the share of the reward gain of all arms that a lower temperature of the initial policy gives;
+    `sharpening_share/<arm>`: that of one arm. Both are averaged over base models.
+    """
+
+    quantity: str
+    level: str = ""
+    above: float | None = None
+    below: float | None = None
+
+    @property
+    def bound(self) -> float:
+        """The number that is predicted to be exceeded or not reached."""
+        bound = self.above if self.below is None else self.below
+        assert bound is not None, "read_design wants one of the two"
+        return bound
 
 
 @dataclass(frozen=True)
@@ -170,6 +197,7 @@ class Design:
     margin: float | None = None
     tuning: Tuning | None = None
     counts: tuple[CountPrediction, ...] = ()
+    quantities: tuple[QuantityPrediction, ...] = ()
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -192,7 +220,7 @@ class Design:
         left_out = ("part", "parts", "columns", "changes", "claims")
         declared = {name: value for name, value in asdict(self).items() if name not in left_out}
         unused = {"kind": Kind.arms, "tricks": {}, "collapsed": Collapsed.zero, "margin": None}
-        unused |= {"bases": (), "requires": {}, "tuning": None, "counts": ()}
+        unused |= {"bases": (), "requires": {}, "tuning": None, "counts": (), "quantities": ()}
         declared = {name: value for name, value in declared.items() if name not in unused or value != unused[name]}
         declared["base"] = tuple(word for word in self.base if word != FIRST_WORLD)
         declared["primary"] = first_metric_name(self.primary)
@@ -294,6 +322,7 @@ def read_design(node: Any) -> Design:
         margin=_margin(node.get("margin")),
         tuning=tuning,
         counts=tuple(_count(entry) for entry in node.get("counts") or ()),
+        quantities=tuple(_quantity(entry) for entry in node.get("quantities") or ()),
     )
     _check_names(design)
     return design
@@ -392,6 +421,10 @@ def _check_names(design: Design) -> None:
     for count in design.counts:
         require_known("counts", count.arm, arms)
         require_known("counts", count.level, levels)
+    for one in design.quantities:
+        require_known("quantities", one.level, levels)
+        if one.quantity.startswith(f"{SHARE}/"):
+            require_known("quantities", one.quantity.removeprefix(f"{SHARE}/"), arms)
     for claim in design.claims:
         _check_claim(design, claim)
     for arm in design.requires:
@@ -545,6 +578,23 @@ def _count(entry: Any) -> CountPrediction:
             "base models) and, where there is a factor, level"
         ) from error
     return count
+
+
+def _quantity(entry: Any) -> QuantityPrediction:
+    known = [SHARE, *(RANK + metric for metric in (*RANKED, *ALSO_RANKED))]
+    try:
+        bounds = {name: float(entry[name]) for name in ("above", "below") if name in entry}
+        one = QuantityPrediction(**{**entry, **bounds})
+        if (one.above is None) == (one.below is None) or not math.isfinite(one.bound):
+            raise ValueError
+        if one.quantity not in known and not one.quantity.startswith(f"{SHARE}/"):
+            raise ValueError
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"design.quantities: {entry} must give quantity, one of above and below (a number) and, where there is a "
+            f"factor, level; quantities are {', '.join(known)} and {SHARE}/ARM"
+        ) from error
+    return one
 
 
 def _claim(entry: Any) -> Claim:

@@ -304,7 +304,13 @@ PEERS = {
 }
 
 # Before an evaluation's metric: what analysis derives from all evaluations of a run.
-START, BELOW_BEST, LOG_ODDS = OF_EVALUATIONS = ("start/", "below_best/", "log_odds/")
+START, BELOW_BEST, LOG_ODDS, TO_HALF, TO_NINE_TENTHS = OF_EVALUATIONS = (
+    "start/",
+    "below_best/",
+    "log_odds/",
+    "tokens_to_half/",
+    "tokens_to_90/",
+)
 # Metrics that analysis derives from a run's final values; a prediction may name these too.
 DERIVED: tuple[Metric, ...] = (
     Metric("average/*/*", "of the metric", "mean over all steps", "a metric of every step over the whole budget"),
@@ -320,6 +326,12 @@ DERIVED: tuple[Metric, ...] = (
         "logits",
         "final value",
         "log of right over wrong answers, half an answer added to either",
+    ),
+    *(
+        Metric(
+            f"{name}eval/*/accuracy", "doublings", "log2 of tokens", f"sampled tokens to {share} of the control's gain"
+        )
+        for name, share in ((TO_HALF, "half"), (TO_NINE_TENTHS, "nine tenths"))
     ),
     Metric("gap", "reward", "final value", "reward/in_loss_mean - eval/heldout_training/accuracy"),
     Metric("overstatement", "share", "final value", "reward/in_loss_outcome - eval/heldout_training/accuracy"),
@@ -492,7 +504,7 @@ def is_known(name: str) -> bool:
         return False
     if name.startswith(OF_EVALUATIONS) and not logged_name(name).startswith("eval/"):
         return False
-    if name.startswith(LOG_ODDS) and not name.endswith("accuracy"):
+    if name.startswith((LOG_ODDS, TO_HALF, TO_NINE_TENTHS)) and not name.endswith("accuracy"):
         return False
     try:
         find(logged_name(name))

@@ -24,14 +24,16 @@ from grpo_lab.analysis.effects.claims import (
     claim_word,
     claims_table,
     claims_text,
-    documented_claims,
 )
-from grpo_lab.analysis.effects.speed import ceiling_of, reached, token_ratio
+from grpo_lab.analysis.effects.speed import ceiling_of, token_ratio
 from grpo_lab.analysis.effects.verdict import Judgement
+from grpo_lab.analysis.experiments_page import documented_experiments
 from grpo_lab.analysis.figures.claims import claim_numbers, draw_claims
-from grpo_lab.analysis.final_values import final_values
+from grpo_lab.analysis.final_values import final_values, is_rated, is_share, reached
+from grpo_lab.analysis.metric_names import title, unit
 from grpo_lab.analysis.stats.comparison import compare
 from grpo_lab.config.design import Direction, Prediction, load_design, read_design
+from grpo_lab.tracking.metrics import is_known
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS, DATA = ROOT / "experiments", ROOT / "analysis" / "data"
@@ -133,6 +135,36 @@ def test_tokens_to_a_share_of_the_controls_gain_by_hand() -> None:
     )
 
 
+def test_tokens_to_a_share_may_be_predicted() -> None:
+    """As the ratio of `token_ratio`, in doublings; a run that never gets there counts with all its tokens."""
+    metric = "tokens_to_half/eval/heldout_training/accuracy"
+    assert is_known(metric) and not is_known("tokens_to_half/eval/heldout/entropy") and unit(metric) == "doublings"
+    assert title(metric) == "sampled tokens to half of the control's gain in held-out accuracy, training protocol, log2"
+    assert not is_rated(metric) and not is_share(metric)
+    made = Planted(
+        tricks=("helps",), kind="add_one", training={"helps": 0.0}, seeds=(0, 1, 2, 3), seed_sd=0.0, own_sd=0.0, every=2
+    )
+    data = synthetic_sweep(made)
+    assert data.design is not None
+    data = replace(data, design=replace(data.design, columns=(metric,)))
+    slower, mine = data.points.copy(), data.points["arm"] == "+helps"
+    slower.loc[mine, "budget/sampled_tokens"] *= 2
+    late = replace(data, points=slower)
+    plain = {arm: final_values(data).of("", arm, metric) for arm in ("base", "+helps")}
+    finals = final_values(late)
+    assert (finals.of("", "+helps", metric) - plain["+helps"]).round(9).tolist() == [1.0] * 4
+    ratio = token_ratio(late, finals, ("", "+helps"), ("", "base"), metric.removeprefix("tokens_to_half/"), 0.5)
+    assert 2 ** finals.difference("", "+helps", "base", metric).mean == pytest.approx(ratio.mean)
+    evaluated = "eval/heldout_training/accuracy"
+    never = slower.assign(**{evaluated: slower[evaluated].where(~mine, 0.3)})
+    most = float(never.loc[mine, "budget/sampled_tokens"].max())
+    found = final_values(replace(data, points=never)).of("", "+helps", metric)
+    assert found.tolist() == pytest.approx([math.log2(most)] * 4)
+    for start, why in ((0.9, "there at step 0"), (0.3, "no gain of the control")):
+        at_once = slower.assign(**{evaluated: slower[evaluated].where(~mine if start > 0.5 else mine, start)})
+        assert final_values(replace(data, points=at_once)).of("", "+helps", metric).empty, why
+
+
 def test_a_gain_without_headroom_is_said() -> None:
     found = {answer.claim.says: answer for answer in answers(EXPERIMENTS, DATA)}
     sampling = found["dynamic sampling raises accuracy"]
@@ -174,7 +206,9 @@ def test_a_claim_that_cannot_be_judged_is_refused(entry: object, message: str) -
 
 
 def test_the_index_shows_the_table() -> None:
-    assert [path for path, text in documented_claims().items() if path.read_text() != text] == [], "run `make docs`"
+    assert [path for path, text in documented_experiments().items() if path.read_text() != text] == [], (
+        "run `make docs`"
+    )
 
 
 def final(points: pd.DataFrame, metric: str, at: float) -> pd.Series:

@@ -6,12 +6,15 @@ from dataclasses import replace
 
 import pytest
 from planted_sweeps import Planted, synthetic_sweep
+from scipy import stats
 
-from grpo_lab.analysis.divergence.sharpening import ENTROPY, sharpening, sharpening_text
+from grpo_lab.analysis.divergence.quantities import judge_quantities, quantities_table, quantities_text
+from grpo_lab.analysis.divergence.sharpening import ENTROPY, sharpening, sharpening_of_level, sharpening_text
 from grpo_lab.analysis.effects.verdict import brief
 from grpo_lab.analysis.figures import proxy, sharpness
 from grpo_lab.analysis.final_values import HELDOUT, final_values
 from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.config.design import QuantityPrediction
 
 MANY = Planted(
     tricks=tuple("abcdefg"), kind="add_one", seeds=(0, 1, 2, 3), bases=4, steps=20, every=4, questions=8,
@@ -90,6 +93,42 @@ def test_a_sharpening_share_that_is_unknown_says_why(many: SweepData) -> None:
     assert found.note == "the reward gain is less than twice its standard error" and found.sharpened == pytest.approx(
         0.15
     )
+
+
+def predicted(data: SweepData, *quantities: QuantityPrediction) -> SweepData:
+    assert data.design is not None
+    return replace(data, design=replace(data.design, quantities=quantities))
+
+
+def test_predicted_quantities_by_hand(many: SweepData) -> None:
+    """Shares of 0.15 in the mean, rank correlations of -1 without scatter, which four base models cannot prove."""
+    entropy = 2.0 - many.points["reward/outcome"] + many.points["seed"]
+    data = sharpened(many, 0.15)
+    data = replace(data, points=data.points.assign(**{"train/entropy": entropy}))
+    rank, level, one = "rank/train/entropy", "sharpening_share", "sharpening_share/base"
+    data = predicted(
+        data,
+        QuantityPrediction(rank, below=-0.5),
+        QuantityPrediction(level, above=-5.0),
+        QuantityPrediction(one, above=5.0),
+        QuantityPrediction(one, above=0.3),
+        QuantityPrediction("rank/eval/heldout_greedy/accuracy", above=0.0),
+    )
+    finals = final_values(data)
+    judged = judge_quantities(data, finals)
+    assert [found.word for found in judged] == ["not resolved", "supported", "contradicted", "not resolved", "not run"]
+    assert judged[0].measured.mean == -1 and judged[0].holm == pytest.approx(3 * 2.0**-3)
+    share, whole = sharpening(data, finals)["", "base"].share, sharpening_of_level(data, finals, "").share
+    assert judged[2].measured == share and judged[1].measured == whole
+    gains = [finals.interval("", arm, HELDOUT).mean - 0.3 for arm in data.arms]
+    assert whole.mean == pytest.approx(0.15 * len(gains) / sum(gains)) and (whole.n, whole.bases) == (32, 4)
+    error = (share.high - share.low) / 2 / stats.t.ppf(0.975, 3)
+    assert judged[2].holm == pytest.approx(4 * 2 * stats.t.sf((5 - share.mean) / error, 3))
+    text = quantities_text(data, finals)
+    assert "contradicted: sharpening share of base is above 5" in text and "of all arms is above -5" in text
+    table = quantities_table(data, finals).splitlines()
+    assert len(table) == 7 and table[2].startswith("| rank correlation of training reward with policy entropy")
+    assert quantities_text(many, final_values(many)) == ""
 
 
 def test_the_brief_has_a_line_per_arm(many: SweepData) -> None:

@@ -126,6 +126,13 @@ def test_the_contents_of_arms_by_hand() -> None:
         ({"counts": [{"arm": "+clip", "metric": "gap", "above": "much", "at_least": 1}]}, "design.counts"),
         ({"counts": [{"arm": "+clip", "metric": "gap", "above": 0.1, "at_least": 1.5}]}, "design.counts"),
         ({"counts": [{"arm": "+clop", "metric": "gap", "above": 0.1, "at_least": 1}]}, "there is no '.clop'"),
+        ({"quantities": [{"quantity": "rank/gap", "above": 0}]}, "quantities are sharpening_share, rank/train/entropy"),
+        ({"quantities": [{"quantity": "sharpening_share", "above": 0, "below": 1}]}, "one of above and below"),
+        ({"quantities": [{"quantity": "sharpening_share"}]}, "one of above and below"),
+        ({"quantities": [{"quantity": "sharpening_share", "above": "much"}]}, "one of above and below"),
+        ({"quantities": ["sharpening_share"]}, "one of above and below"),
+        ({"quantities": [{"quantity": "sharpening_share/+clop", "above": 0}]}, "there is no '.clop'"),
+        ({"quantities": [{"quantity": "sharpening_share", "above": 0, "level": "x"}]}, "there is no 'x'"),
         (
             {"predictions": [{"arm": "-clip", "metric": "gap", "direction": "above", "reference": "ful"}]},
             "there is no 'ful'; choose from",

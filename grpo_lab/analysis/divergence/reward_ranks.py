@@ -6,24 +6,28 @@ the correlation. Rank correlations are within a base model, averaged over base m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
-from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
+from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.comparison import mean_of_runs
 from grpo_lab.analysis.stats.intervals import Interval
+from grpo_lab.config.design import ALSO_RANKED, RANKED
 
 FEWEST = 6  # arms that a rank correlation is of
 REWARD = "reward/outcome"
-AGAINST = ("train/entropy", "eval/heldout/accuracy", DOWNSTREAM)  # what reward is held against
 
 
 @dataclass(frozen=True)
 class RankedLevel:
-    """The arms of one level that were evaluated alike: [base model and arm, metric] deviations, and correlations."""
+    """The arms of one level that were evaluated alike: [arm, metric] deviations, and correlations by metric.
+
+    The interval of a correlation is Student's t over base models, and may reach beyond -1 and 1.
+    """
 
     values: pd.DataFrame
     correlations: Mapping[str, Interval]
@@ -33,7 +37,7 @@ class RankedLevel:
 def ranked_levels(data: SweepData, finals: FinalValues) -> dict[str, RankedLevel]:
     """The levels with FEWEST arms or more that have all metrics."""
     found = {}
-    metrics = [REWARD, *AGAINST]
+    metrics = [REWARD, *RANKED]
     if not set(metrics) <= set(finals.values):
         return {}
     protocols = data.counted.groupby(["level", "arm"])["protocol"].first()
@@ -43,19 +47,25 @@ def ranked_levels(data: SweepData, finals: FinalValues) -> dict[str, RankedLevel
         alike = [arm for arm in dict.fromkeys(own["arm"]) if protocols.get((level, arm)) == control]
         rows = own[own["arm"].isin(alike)]
         rows = rows.assign(base=[finals.bases.get(int(seed), -1) for seed in rows["seed"]])
-        means = rows.groupby(["base", "arm"])[metrics].mean()
+        also = [metric for metric in ALSO_RANKED if metric in rows and rows[metric].notna().all()]
+        means = rows.groupby(["base", "arm"])[[*metrics, *also]].mean()
         if len(alike) < FEWEST or means.empty:
             continue
         correlations = {}
-        for metric in AGAINST:
-            by_base = [one[REWARD].corr(one[metric], method="spearman") for _, one in means.groupby(level="base")]
-            correlations[metric] = mean_of_runs(by_base, list(range(len(by_base)))).within(-1.0, 1.0)
+        for metric in (*RANKED, *also):
+            by_base = [_spearman(one[REWARD], one[metric]) for _, one in means.groupby(level="base")]
+            correlations[metric] = mean_of_runs(by_base, list(range(len(by_base))))
         deviations = means - means.groupby(level="base").transform("mean")
         left_out = [arm for arm in dict.fromkeys(own["arm"]) if arm not in alike]
         found[level] = RankedLevel(deviations.groupby(level="arm").mean(), correlations, left_out)
     return found
 
 
+def _spearman(reward: pd.Series, metric: pd.Series) -> float:
+    """NaN where one of them is the same in all arms."""
+    return reward.corr(metric, method="spearman") if min(reward.nunique(), metric.nunique()) > 1 else math.nan
+
+
 def correlations(data: SweepData, finals: FinalValues) -> Mapping[str, Interval]:
-    """The rank correlation of training reward with each metric of AGAINST, of the first level that has them."""
+    """The rank correlation of training reward with each metric, of the first level that has them."""
     return next(iter(ranked_levels(data, finals).values())).correlations

@@ -44,15 +44,31 @@ class Sharpening:
 
 def sharpening(data: SweepData, finals: FinalValues) -> dict[tuple[str, str], Sharpening]:
     """The sharpening share of every arm with finished runs, by level and arm."""
+    gains = _all_gains(data, finals)
+    return {
+        cell: _share([(finals.bases.get(seed, -1), own) for seed, own in by_seed.items()], finals.bases)
+        for cell, by_seed in gains.items()
+    }
+
+
+def sharpening_of_level(data: SweepData, finals: FinalValues, level: str) -> Sharpening:
+    """The sharpening share of all arms of a level together: the ratio of their mean gains over base models."""
+    gains = {cell: by_seed for cell, by_seed in _all_gains(data, finals).items() if cell[0] == level}
+    runs = [(finals.bases.get(seed, -1), own) for by_seed in gains.values() for seed, own in by_seed.items()]
+    return _share(runs, finals.bases)
+
+
+def _all_gains(data: SweepData, finals: FinalValues) -> dict[tuple[str, str], dict[int, tuple[float, float] | str]]:
+    """(level, arm) -> seed -> the gains of `_gains`."""
     points = data.counted_points
     starts = points[points["step"] == 0]
-    found = {}
-    for level, arm in data.run_arms:
-        gains = {}
-        for (_, _, seed), start in groups_of(starts[(starts["level"] == level) & (starts["arm"] == arm)], LABELS):
-            gains[int(seed)] = _gains(start.iloc[0], finals, (level, arm), int(seed))
-        found[level, arm] = _share(gains, finals.bases)
-    return found
+    return {
+        (level, arm): {
+            int(seed): _gains(start.iloc[0], finals, (level, arm), int(seed))
+            for (_, _, seed), start in groups_of(starts[(starts["level"] == level) & (starts["arm"] == arm)], LABELS)
+        }
+        for level, arm in data.run_arms
+    }
 
 
 def _gains(start: pd.Series, finals: FinalValues, cell: tuple[str, str], seed: int) -> tuple[float, float] | str:
@@ -74,15 +90,15 @@ def _gains(start: pd.Series, finals: FinalValues, cell: tuple[str, str], seed: i
     return float(np.interp(entropy, at, [curve[one] for one in at])) - before, accuracy - before
 
 
-def _share(gains: Mapping[int, tuple[float, float] | str], bases: Mapping[int, int]) -> Sharpening:
-    """The ratio of mean gains over base models, its interval by the jackknife over them."""
-    known = {seed: pair for seed, pair in gains.items() if not isinstance(pair, str)}
-    notes = list(dict.fromkeys(pair for pair in gains.values() if isinstance(pair, str)))
+def _share(gains: Sequence[tuple[int, tuple[float, float] | str]], bases: Mapping[int, int]) -> Sharpening:
+    """The ratio of mean gains over base models, its interval by the jackknife over them; `gains` has base and gains."""
+    known = [(base, pair) for base, pair in gains if not isinstance(pair, str)]
+    notes = list(dict.fromkeys(pair for _, pair in gains if isinstance(pair, str)))
     lacking = f"{len(gains) - len(known)} of {len(gains)} runs: {'; '.join(notes)}" if notes else ""
     none = Interval(math.nan, math.nan, math.nan, len(known))
     if not known:
         return Sharpening(none, math.nan, math.nan, "; ".join(notes) or "no finished run")
-    pairs = over_bases(np.array(list(known.values())), [bases.get(seed, -1) for seed in known])
+    pairs = over_bases(np.array([pair for _, pair in known]), [base for base, _ in known])
     n, (sharpened, gained) = len(pairs), pairs.mean(axis=0)
     spread = pairs[:, 1].std(ddof=1) / math.sqrt(n) if n > 1 else math.nan
     if not gained > 2 * spread:

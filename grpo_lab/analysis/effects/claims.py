@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from grpo_lab.analysis.caveats import place
 from grpo_lab.analysis.effects.speed import has_speed, no_headroom, speed_text
-from grpo_lab.analysis.effects.verdict import Judgement, claim, judge, places_of
+from grpo_lab.analysis.effects.verdict import (
+    Judgement,
+    claim,
+    count_limit,
+    count_word,
+    counted,
+    judge,
+    places_of,
+)
 from grpo_lab.analysis.final_values import FinalValues, final_values
 from grpo_lab.analysis.metric_names import in_words
 from grpo_lab.analysis.sources.saved_data import load_data, saved_names
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.multiplicity import ALPHA, p_text
-from grpo_lab.config.catalogue import with_tables
 from grpo_lab.config.design import Claim, Design, Direction, load_design
-from grpo_lab.config.run_config import conf_folder
 
 NO_LARGER = "no larger than the margin"
 WORDS = ("supported", "contradicted", NO_LARGER, "not resolved", "could not act", "not run")
 _OPPOSITE = {"supported": "contradicted", "contradicted": "supported"}
-_HEAD = "| trick | claim | source | conditions | measured | effect | margin | speed | verdict | runs |"
+HEAD = "| trick | claim | source | conditions | measured | effect | margin | speed | verdict | runs |"
 _DEFAULT_WORLD = "world=sums"
 # Of a declaration: how long and how often is measured, which changes no run's policy.
 _NO_CONDITION = ("budget", "evaluation", "tracking", "rollouts_every", "checkpoint_every", "model.base", "threads")
@@ -128,7 +134,7 @@ def claims_table(found: Sequence[Answer], figures: Collection[str] = ()) -> str:
 
     The runs link to the figure of their effects, for the experiments in `figures`.
     """
-    lines = [_HEAD, "|---" * 10 + "|"]
+    lines = [HEAD, "|---" * 10 + "|"]
     for answer in found:
         design = answer.design
         prediction = design.predictions[answer.claim.prediction]
@@ -163,6 +169,10 @@ def predictions_head(name: str) -> str:
 def predictions_table(data: SweepData) -> str:
     """One row per prediction: the difference, that of each base in turn, p, and the word, as a markdown table.
 
+    Predictions of how many base models follow; their difference is that number with the exact interval of its share.
+
+    Predictions of a number of base models follow, with that number and its exact interval as a share.
+
     p is after Holm's correction, of what the word rests on: of an effect as large as the margin for predictions within
     one and for effects within one, of no effect for all others.
     """
@@ -171,7 +181,8 @@ def predictions_table(data: SweepData) -> str:
         f"{predictions_head(data.design.name)} measured | difference | base by base | p | word |",
         "|---" * 6 + "|",
     ]
-    for judgement in judge(data, final_values(data)):
+    finals = final_values(data)
+    for judgement in judge(data, finals):
         prediction, difference = judgement.prediction, judgement.difference
         within = prediction.direction is Direction.within or judgement.word == "within the margin"
         p = judgement.equivalent if within else judgement.holm
@@ -185,6 +196,12 @@ def predictions_table(data: SweepData) -> str:
             judgement.word,
         )
         lines.append(f"| {' | '.join(cells)} |")
+    for count in data.design.counts:
+        found, unit = counted(finals, count), "base models" if finals.bases else "runs"
+        what = f"{place(data, count.level, count.arm)} in {count_limit(count)} {unit}"
+        measured = f"{in_words(count.metric)} above {count.above:g}"
+        word = count_word(data, finals, count)
+        lines.append(f"| {what} | {measured} | {found.text if found.of else ''} |  |  | {word} |")
     return "\n".join(lines)
 
 
@@ -198,22 +215,3 @@ def claims_text(found: Sequence[Answer]) -> str:
             effect = f"{answer.judgement.difference.text('+')}, {answer.judgement.difference.runs()}"
             lines.append(f"  {in_words(prediction.metric)} {effect}, {' '.join(answer.where)}, {answer.design.name}")
     return "\n".join(lines)
-
-
-def documented_claims() -> dict[Path, str]:
-    """The index of experiments with up-to-date tables: claims that have runs in the checkout's saved data, predictions.
-
-    A table of predictions is written for an experiment where the page has one.
-    """
-    root = conf_folder().parent
-    page, data_folder = root / "experiments" / "README.md", root / "analysis" / "data"
-    found = [answer for answer in answers(root / "experiments", data_folder) if answer.word != "not run"]
-    shown = [name for name in saved_names(data_folder) if f"\n{predictions_head(name)}" in page.read_text()]
-    text = re.sub(
-        r"^\|.*$", "", page.read_text(), flags=re.M
-    )  # without tables: what comes with the page it names itself
-    figures = set(re.findall(r"analysis/figures/(\w+)_effects\.png", text))
-    tables = {
-        predictions_head(name): lambda name=name: predictions_table(load_data(data_folder, name)) for name in shown
-    }
-    return {page: with_tables(page, {_HEAD: lambda: claims_table(found, figures), **tables})}

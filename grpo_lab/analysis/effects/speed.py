@@ -12,9 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 
-import numpy as np
-
-from grpo_lab.analysis.final_values import FinalValues, is_rated
+from grpo_lab.analysis.final_values import FinalValues, is_rated, reached, share_of_gain, token_curves
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.comparison import compare
 from grpo_lab.analysis.stats.intervals import Interval
@@ -23,8 +21,6 @@ from grpo_lab.config.run_config import conf_folder
 from grpo_lab.tracking.whole import read_json
 
 SHARES = (0.5, 0.9)  # of the control's gain
-LEAST_GAIN = 0.02  # of accuracy, below which a control has no gain to be reached
-TOKENS = "budget/sampled_tokens"
 FITTING = "problems that fit into it"  # the row of an environment profile that bounds held-out accuracy
 
 Cell = tuple[str, str]  # level and arm
@@ -41,15 +37,12 @@ def token_ratio(data: SweepData, finals: FinalValues, cell: Cell, control: Cell,
     Seeds whose control gains less than LEAST_GAIN are left out. Without bounds, and with the reason, where some runs of
     the arm never reach it, or are there at step 0; the mean is then over the others.
     """
-    curves = {place: _curves(data, place, metric) for place in (cell, control)}
+    curves = {place: token_curves(data.counted_points, place, metric) for place in (cell, control)}
     ratios: dict[int, float] = {}
     for seed in sorted(curves[cell].keys() & curves[control].keys()):
-        (own_x, own), (x, values) = curves[cell][seed], curves[control][seed]
-        start, end = float(values[0]), float(finals.of(*control, metric).get(seed, math.nan))
-        if not end - start >= LEAST_GAIN:
-            continue
-        target = start + share * (end - start)
-        ratios[seed] = reached(own_x, own, target) / reached(x, values, target)
+        target = share_of_gain(curves[control][seed], finals.of(*control, metric).get(seed, math.nan), share)
+        if not math.isnan(target):
+            ratios[seed] = reached(*curves[cell][seed], target) / reached(*curves[control][seed], target)
     known = {seed: math.log(ratio) for seed, ratio in ratios.items() if math.isfinite(ratio) and ratio > 0}
     found = compare(known, finals.bases, grouped=False).whole
     ends = (math.exp(value) for value in (found.mean, found.low, found.high))
@@ -61,30 +54,6 @@ def token_ratio(data: SweepData, finals: FinalValues, cell: Cell, control: Cell,
         if number
     ]
     return replace(ratio, low=math.nan, high=math.nan, why="; ".join(whys)) if whys else ratio
-
-
-def _curves(data: SweepData, cell: Cell, metric: str) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """Sampled tokens and evaluations of every run of an arm, by seed."""
-    points = data.counted_points
-    if metric not in points or TOKENS not in points:
-        return {}
-    own = points[(points["level"] == cell[0]) & (points["arm"] == cell[1]) & points[metric].notna()]
-    return {
-        int(str(seed)): (run[TOKENS].to_numpy(float), run[metric].to_numpy(float))
-        for seed, run in own.sort_values("step").groupby("seed")
-    }
-
-
-def reached(x: np.ndarray, values: np.ndarray, target: float) -> float:
-    """Where the line between the points first reaches `target`; inf where it never does."""
-    above = np.flatnonzero(values >= target)
-    if not len(above):
-        return math.inf
-    at = int(above[0])
-    if at == 0:
-        return float(x[0])
-    share = (target - values[at - 1]) / (values[at] - values[at - 1])
-    return float(x[at - 1] + share * (x[at] - x[at - 1]))
 
 
 def speed_text(data: SweepData, finals: FinalValues, cell: Cell, control: Cell, metric: str) -> str:

@@ -160,18 +160,30 @@ def counted(finals: FinalValues, count: CountPrediction) -> Count:
     return Count(int((by_base > count.above).sum()), len(by_base))
 
 
+def count_word(data: SweepData, finals: FinalValues, count: CountPrediction) -> str:
+    """Whether a prediction of how many base models came true: as predicted, not as predicted, so far, or not run."""
+    found = counted(finals, count)
+    if not found.of:
+        return "not run"
+    planned = len(data.design.bases or data.design.seeds) if data.design else found.of
+    if found.of < planned and not count.sure(found.number, planned - found.of):
+        return f"so far, with {found.of} of {planned}"
+    return "as predicted" if count.holds(found.number) else "not as predicted"
+
+
+def count_limit(count: CountPrediction) -> str:
+    """`at least 12`."""
+    return f"at most {count.at_most}" if count.at_least is None else f"at least {count.at_least}"
+
+
 def count_text(data: SweepData, finals: FinalValues, count: CountPrediction) -> str:
     """What came of a prediction of how many base models, with the exact 95% CI of the share."""
     found, unit = counted(finals, count), "base models" if len(set(finals.bases.values())) > 1 else "runs"
-    most, limit = ("at most", count.at_most) if count.at_least is None else ("at least", count.at_least)
     where = f"{place(data, count.level, count.arm)} has {in_words(count.metric)} above {count.above:g}"
-    if not found.of:
-        return f"not run: {where} in {most} {limit} {unit}"
-    word = "as predicted" if count.holds(found.number) else "not as predicted"
-    planned = len(data.design.bases or data.design.seeds) if data.design else found.of
-    if found.of < planned and not count.sure(found.number, planned - found.of):
-        word = f"so far, with {found.of} of {planned}"
-    return f"{word}: {where} in {found.text} {unit}; predicted {most} {limit}"
+    measured = (
+        f"in {found.text} {unit}; predicted {count_limit(count)}" if found.of else f"in {count_limit(count)} {unit}"
+    )
+    return f"{count_word(data, finals, count)}: {where} {measured}"
 
 
 def _net_of_control(data: SweepData, finals: FinalValues, judgement: Judgement) -> Interval:

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from grpo_lab.analysis.divergence.reward_ranks import AGAINST, FEWEST, REWARD, RankedLevel, ranked_levels
+from grpo_lab.analysis.divergence.reward_ranks import FEWEST, REWARD, RankedLevel, ranked_levels
 from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.scatter_labels import place_labels
 from grpo_lab.analysis.figures.seed_lines import as_columns
@@ -29,6 +29,7 @@ from grpo_lab.analysis.figures.style import (
 )
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.config.design import RANKED
 
 # Labels, and the factor to points where a value is a share.
 _LABELS = {
@@ -44,7 +45,7 @@ def missing(data: SweepData, finals: FinalValues) -> str:
     """Why there is no figure; empty where there is one."""
     if ranked_levels(data, finals):
         return ""
-    lacking = [metric for metric in (REWARD, *AGAINST) if metric not in finals.values]
+    lacking = [metric for metric in (REWARD, *RANKED) if metric not in finals.values]
     return f"{', '.join(lacking)} not logged" if lacking else f"no level has {FEWEST} arms that were evaluated alike"
 
 
@@ -65,7 +66,7 @@ def draw_sharpness(data: SweepData, finals: FinalValues, heading: str = "", name
         write_footer(figure, below)
         place = {"left": _LEFT / _WIDTH, "right": 0.985, "top": 1 - top / height, "bottom": bottom / height}
         place |= {"wspace": 0.12, "hspace": gap / _PANEL}
-        axes = figure.subplots(len(levels), len(AGAINST), sharey="row", squeeze=False, gridspec_kw=place)
+        axes = figure.subplots(len(levels), len(RANKED), sharey="row", squeeze=False, gridspec_kw=place)
         for (level, here), row in zip(levels.items(), axes):
             factor = f"{data.design.factor} = {level}\n" if data.design and data.design.factor else ""
             row[0].set_ylabel(f"{factor}training reward, points")
@@ -79,7 +80,7 @@ def draw_sharpness(data: SweepData, finals: FinalValues, heading: str = "", name
 def _panel(axes: Axes, here: RankedLevel, metric: str, scale: float) -> None:
     x, y = scale * here.values[metric], 100 * here.values[REWARD]
     axes.plot(x, y, "o", color=BLUE, markersize=4, markeredgewidth=0)
-    found = here.correlations[metric]
+    found = here.correlations[metric].within(-1.0, 1.0)
     ends = "" if pd.isna(found.low) else f" [{found.low:.2f}, {found.high:.2f}]"
     axes.set_title(f"rank correlation {found.mean:+.2f}{ends}", fontsize=BODY, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
@@ -105,7 +106,8 @@ def _numbers(levels: Mapping[str, RankedLevel]) -> pd.DataFrame:
         for arm, values in here.values.iterrows():
             rows += [{"level": level, "arm": arm, "metric": name, "value": value} for name, value in values.items()]
         for metric, found in here.correlations.items():
-            rows.append({"level": level, "arm": "", "metric": f"rank correlation with {metric}"} | as_columns(found))
+            row = {"level": level, "arm": "", "metric": f"rank correlation with {metric}"}
+            rows.append(row | as_columns(found.within(-1.0, 1.0)))
     return pd.DataFrame(rows, columns=["level", "arm", "metric", "value", "low", "high", "n"]).round(6)
 
 
