@@ -17,6 +17,11 @@ _WHOLE_NUMBER = re.compile(r"[0-9]+")
 _WHOLE_ANSWER = re.compile(r"-?[0-9]+")
 
 
+def _coin(key: NoiseKey) -> float:
+    """A number from 0 to 1 of this response; the key's own stream would give that of its first token."""
+    return uniform(replace(key, stream=f"{key.stream}/reward"))
+
+
 @dataclass(frozen=True)
 class Strict(Reward):
     """1 if the response is not truncated and the number after its last `#` is the answer.
@@ -51,12 +56,15 @@ class Noisy(Strict):
     """Strict, with mistakes: some wrong responses count as right, and some right ones as wrong.
 
     A mistake belongs to the answer and the text, as that of a real grader does: the same response to the same answer
-    is always judged the same. So a policy can learn which mistakes pay. The rates are shares of all texts.
+    is always judged the same, so a policy can learn which mistakes pay. The rates are shares of all texts. With
+    `per_response` every response is a draw of its own, as theory assumes (arXiv:2604.07666); then `seed` is unused,
+    since draws follow the run's seed.
     """
 
     false_positive_rate: float
     false_negative_rate: float
     seed: int
+    per_response: bool
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,11 +73,22 @@ class Noisy(Strict):
             require(0 <= rate < 1, name, rate, "at least 0 and below 1", "it is a share of texts")
 
     def __call__(self, problem: Problem, text: str, finished: bool) -> float:
-        right = super().__call__(problem, text, finished)
-        rate = self.false_negative_rate if right else self.false_positive_rate
+        if self.per_response:
+            raise TypeError("a mistake per response belongs to the response and not to its text: call `outcomes`")
         digest = hashlib.sha256(f"{self.seed}/{problem.answer}/{finished}/{text}".encode()).digest()
-        mistaken = int.from_bytes(digest[:8]) < rate * 2**64
-        return 1.0 - right if mistaken else right
+        return self._judged(super().__call__(problem, text, finished), int.from_bytes(digest[:8]) / 2**64)
+
+    def outcomes(
+        self, problems: Sequence[Problem], texts: Sequence[str], finished: Sequence[bool], keys: Sequence[NoiseKey]
+    ) -> list[float]:
+        if not self.per_response:
+            return super().outcomes(problems, texts, finished, keys)
+        right = [super(Noisy, self).__call__(*response) for response in zip(problems, texts, finished)]
+        return [self._judged(one, _coin(key)) for one, key in zip(right, keys)]
+
+    def _judged(self, right: float, drawn: float) -> float:
+        rate = self.false_negative_rate if right else self.false_positive_rate
+        return 1.0 - right if drawn < rate else right
 
 
 @dataclass(frozen=True)
@@ -111,8 +130,7 @@ class RandomReward(Reward):
     def outcomes(
         self, problems: Sequence[Problem], texts: Sequence[str], finished: Sequence[bool], keys: Sequence[NoiseKey]
     ) -> list[float]:
-        # A stream of its own: with the key's, the draw would be that of the response's first token.
-        return [float(uniform(replace(key, stream=f"{key.stream}/reward")) < self.share) for key in keys]
+        return [float(_coin(key) < self.share) for key in keys]
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ def test_half_of_the_guesses_of_a_remainder_are_right() -> None:
 
 
 def test_a_noisy_verifier_errs_at_its_rates_and_always_alike() -> None:
-    noisy = Noisy(correct=1.0, wrong=0.0, false_positive_rate=0.3, false_negative_rate=0.1, seed=0)
+    noisy = Noisy(correct=1.0, wrong=0.0, false_positive_rate=0.3, false_negative_rate=0.1, seed=0, per_response=False)
     wrong = [noisy(asked("5"), f"{n}=#6", True) for n in range(4000)]
     right = [noisy(asked("6"), f"{n}=#6", True) for n in range(4000)]
     assert sum(wrong) / 4000 == pytest.approx(0.3, abs=0.03)
@@ -143,6 +143,22 @@ def test_a_noisy_verifier_errs_at_its_rates_and_always_alike() -> None:
     assert [exact(asked("6"), f"#{n}", True) for n in (5, 6, 7)] == [0.0, 1.0, 0.0]
     with pytest.raises(ValueError, match="false_positive_rate must be at least 0 and below 1, got 1"):
         replace(noisy, false_positive_rate=1.0)
+
+
+def test_mistakes_per_response_are_draws_of_their_own() -> None:
+    noisy = Noisy(correct=1.0, wrong=0.0, false_positive_rate=0.3, false_negative_rate=0.1, seed=0, per_response=True)
+    keys = [NoiseKey(0, "train", step, problem=7, response=row) for step in range(500) for row in range(8)]
+
+    def judged(answer: str, keys: list[NoiseKey]) -> list[float]:
+        return noisy.outcomes([asked(answer)] * len(keys), ["#6"] * len(keys), [True] * len(keys), keys)
+
+    wrong, right = judged("5", keys), judged("6", keys)
+    assert sum(wrong) / 4000 == pytest.approx(0.3, abs=0.03) and sum(right) / 4000 == pytest.approx(0.9, abs=0.03)
+    assert wrong == judged("5", keys) != judged("5", [replace(key, seed=1) for key in keys])
+    with pytest.raises(TypeError, match="belongs to the response"):
+        noisy(asked("6"), "#6", True)
+    alike = replace(noisy, per_response=False).outcomes([asked("5")] * 8, ["#6"] * 8, [True] * 8, keys[:8])
+    assert len(set(alike)) == 1
 
 
 def test_a_random_reward_belongs_to_the_response_and_not_to_its_text() -> None:
