@@ -6,9 +6,16 @@ import re
 from pathlib import Path
 
 from grpo_lab.analysis.divergence.quantities import quantities_head, quantities_table
-from grpo_lab.analysis.effects.claims import HEAD, answers, claims_table, predictions_head, predictions_table
-from grpo_lab.analysis.final_values import final_values
-from grpo_lab.analysis.sources.saved_data import load_data, saved_names
+from grpo_lab.analysis.effects.claims import (
+    HEAD,
+    Answer,
+    Saved,
+    answers_from,
+    claims_table,
+    predictions_head,
+    predictions_table,
+)
+from grpo_lab.analysis.scaling.fits import compare, fit_sweep
 from grpo_lab.config.catalogue import with_tables
 from grpo_lab.config.run_config import conf_folder
 
@@ -20,19 +27,27 @@ def documented_experiments() -> dict[Path, str]:
     """
     root = conf_folder().parent
     page, data_folder = root / "experiments" / "README.md", root / "analysis" / "data"
-    found = [answer for answer in answers(root / "experiments", data_folder) if answer.word != "not run"]
+    saved = Saved.of(root / "experiments", data_folder)
+    found = [answer for answer in answers_from(saved) if answer.word != "not run"]
     written = page.read_text()
     prose = re.sub(r"^\|.*$", "", written, flags=re.M)  # a table's own links are no sign of a figure
     figures = set(re.findall(r"analysis/figures/(\w+)_effects\.png", prose))
-    tables = {HEAD: lambda: claims_table(found, figures)}
-    for name in saved_names(data_folder):
-        if f"\n{predictions_head(name)}" in written:
-            tables[predictions_head(name)] = lambda name=name: predictions_table(load_data(data_folder, name))
-        if f"\n{quantities_head(name)}" in written:
-            tables[quantities_head(name)] = lambda name=name: _quantities(data_folder, name)
+    tables = {HEAD: lambda: claims_table(found, figures, [ceiling_text(saved, answer) for answer in found])}
+    for design in saved.designs:
+        if f"\n{predictions_head(design.name)}" in written:
+            tables[predictions_head(design.name)] = lambda design=design: predictions_table(*saved.load(design))
+        if f"\n{quantities_head(design.name)}" in written:
+            tables[quantities_head(design.name)] = lambda design=design: quantities_table(*saved.load(design))
     return {page: with_tables(page, tables)}
 
 
-def _quantities(data_folder: Path, name: str) -> str:
-    data = load_data(data_folder, name)
-    return quantities_table(data, final_values(data))
+def ceiling_text(saved: Saved, answer: Answer) -> str:
+    """`A +0.012 [0.001, 0.023]`, the difference of the asymptotes of a claim of gain; "" where not identified."""
+    metric = answer.design.predictions[answer.claim.prediction].metric
+    cell, reference = answer.places
+    if not answer.speed or not metric.endswith("/accuracy") or cell[0] != reference[0]:
+        return ""
+    data, finals = saved.load(answer.design)
+    fits = {(fit.level, fit.arm): fit for fit in fit_sweep(data, finals, metric.split("/")[1], only=(cell, reference))}
+    found = compare(fits[cell], fits[reference])
+    return "" if found.reason else f"A {found.asymptote.text('+')}"

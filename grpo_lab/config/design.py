@@ -169,7 +169,8 @@ class Design:
     whose loss was not finite. `margin` is the largest difference on the primary metric that does not matter, in its
     unit. With `tuning` every arm first chooses numbers of its own, on other seeds. `columns` replaces the usual metrics
     of its table, `changes` lists arms whose meaning changed, and `claims` says what sources expect of predictions.
-    These three decide nothing, so the fingerprint leaves them out.
+    `superseded` names an experiment that asked the same again. These four decide nothing, so the fingerprint leaves
+    them out.
     """
 
     name: str
@@ -198,6 +199,7 @@ class Design:
     tuning: Tuning | None = None
     counts: tuple[CountPrediction, ...] = ()
     quantities: tuple[QuantityPrediction, ...] = ()
+    superseded: str = ""  # the experiment that asked the same question again, better
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -217,7 +219,7 @@ class Design:
         was once the default goes unnamed. So neither a new kind of entry, nor a rename, nor another default makes old
         declarations new.
         """
-        left_out = ("part", "parts", "columns", "changes", "claims")
+        left_out = ("part", "parts", "columns", "changes", "claims", "superseded")
         declared = {name: value for name, value in asdict(self).items() if name not in left_out}
         unused = {"kind": Kind.arms, "tricks": {}, "collapsed": Collapsed.zero, "margin": None}
         unused |= {"bases": (), "requires": {}, "tuning": None, "counts": (), "quantities": ()}
@@ -280,6 +282,8 @@ def read_design(node: Any) -> Design:
         node = node | _arms_of(kind, node)
     elif "tricks" in node:
         raise ValueError(f"design.tricks belong to a design of a kind: give design.kind, one of {_names(Kind)}")
+    if node.get("bases"):
+        node = {"seeds": 1} | node  # the default design: more base models, and one run of each
     for name in ("name", "question", "prediction", "control", "primary", "axis", "arms", "seeds"):
         if not node.get(name):
             raise ValueError(f"design.{name} is missing: an experiment states it before its first run")
@@ -322,6 +326,7 @@ def read_design(node: Any) -> Design:
         margin=_margin(node.get("margin")),
         tuning=tuning,
         counts=tuple(_count(entry) for entry in node.get("counts") or ()),
+        superseded=str(node.get("superseded", "")),
         quantities=tuple(_quantity(entry) for entry in node.get("quantities") or ()),
     )
     _check_names(design)
@@ -498,7 +503,7 @@ def _bases(value: Any) -> tuple[int, ...]:
 
 
 def _nested(value: Any, bases: tuple[int, ...]) -> tuple[int, ...]:
-    """Run seeds nested in bases: `2` means two for each base; a list goes through the bases in turn."""
+    """Run seeds nested in bases: `1` (the default) means one for each; a list goes through the bases in turn."""
     if type(value) is int and value > 0:
         return tuple(range(value * len(bases)))
     try:

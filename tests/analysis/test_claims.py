@@ -99,7 +99,11 @@ def test_saved_sweeps_answer_and_those_without_runs_say_so(tmp_path: Path) -> No
     assert found[0].where == ("world=length", "regime=trust_region")
     assert found[-1].where == ("world=length", "recipe=dr_grpo"), "what both arms set, without budget and evaluation"
     table = claims_table(found)
-    assert "| +0.168 [+0.146, +0.189] | - |  | [supported](#overlong_worlds) | n = 8 on 4 bases |" in table
+    assert (
+        "| +0.168 [+0.146, +0.189] | +0.087 [+0.077, +0.098] (2 contrasts, 1 sweep, 2 environments, 8 base models) |"
+        in table
+    )
+    assert " | - |  | [supported](#overlong_worlds) | n = 8 on 4 bases |" in table
     assert "n = 8 on 4 bases [figure](../analysis/figures/overlong_worlds_effects.png)" in claims_table(
         found, {"overlong_worlds"}
     )
@@ -166,8 +170,9 @@ def test_tokens_to_a_share_may_be_predicted() -> None:
 
 
 def test_a_gain_without_headroom_is_said() -> None:
-    found = {answer.claim.says: answer for answer in answers(EXPERIMENTS, DATA)}
-    sampling = found["dynamic sampling raises accuracy"]
+    told = answers(EXPERIMENTS, DATA)
+    found = {answer.claim.says: answer for answer in told}
+    (sampling,) = (one for one in told if one.design.name == "zero_signal" and "dynamic" in one.claim.says)
     assert sampling.headroom == "no headroom: the control ends at 0.942, the ceiling is 0.944, the margin 0.03"
     assert sampling.speed.startswith("1.95 [") and sampling.headroom in claims_table([sampling])
     assert found["the KL penalty can go"].headroom == "", "a claim of no effect needs no room"
@@ -203,6 +208,20 @@ def test_a_claim_that_cannot_be_judged_is_refused(entry: object, message: str) -
     node = yaml.safe_load((EXPERIMENTS / "overlong_worlds.yaml").read_text())["design"]
     with pytest.raises(ValueError, match=message):
         read_design(node | {"claims": [entry]})
+
+
+def test_superseded_experiments_stand_apart() -> None:
+    """Below one heading, with the experiment that asked again, and without claims."""
+    page = (EXPERIMENTS / "README.md").read_text()
+    index, old = page.split("\n# Superseded\n")
+    designs = {design.name: design for design in map(load_design, sorted(EXPERIMENTS.glob("*.yaml")))}
+    superseded = {name: design for name, design in designs.items() if design.superseded}
+    assert {name for name in designs if f"\n## {name}\n" in old} == superseded.keys()
+    for name, design in superseded.items():
+        assert not design.claims and f"| [{name}](#{name}) |" not in index
+        assert design.superseded in designs and not designs[design.superseded].superseded
+        (row,) = [line for line in old.splitlines() if line.startswith(f"| [{name}](#{name}) |")]
+        assert row.endswith(f"| [{design.superseded}](#{design.superseded}) |")
 
 
 def test_the_index_shows_the_table() -> None:

@@ -98,6 +98,14 @@ def test_the_contents_of_arms_by_hand() -> None:
     assert (choice.contents("ppo"), choice.contents("cispo")) == (frozenset(), {"surrogate=cispo", "updates=four"})
 
 
+def test_one_run_on_each_base_model_is_the_default() -> None:
+    by_default, said = (read_design(node(bases=8, seeds=seeds)) for seeds in (None, 1))
+    assert by_default.seeds == tuple(range(8)) and by_default.fingerprint() == said.fingerprint()
+    assert [by_default.base_of(seed) for seed in by_default.seeds] == list(range(8))
+    with pytest.raises(ValueError, match=r"design\.seeds is missing"):
+        read_design(node(seeds=None))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

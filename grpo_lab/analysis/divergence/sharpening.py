@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -24,8 +24,9 @@ from grpo_lab.analysis.caveats import place
 from grpo_lab.analysis.final_values import HELDOUT, FinalValues
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
 from grpo_lab.analysis.stats.comparison import FEWEST_BASES
-from grpo_lab.analysis.stats.intervals import Interval, critical_t
+from grpo_lab.analysis.stats.intervals import Interval
 from grpo_lab.analysis.stats.mean_line import over_bases
+from grpo_lab.analysis.stats.ratio import jackknife_ratio
 from grpo_lab.analysis.table_rows import groups_of
 from grpo_lab.tracking.metrics import SHARPENED
 
@@ -105,18 +106,11 @@ def _share(gains: Sequence[tuple[int, tuple[float, float] | str]], bases: Mappin
         return Sharpening(
             none, float(sharpened), float(gained), "the reward gain is less than twice its standard error"
         )
-    share = float(sharpened / gained)
     several = len(set(bases.values())) if len(set(bases.values())) > 1 else 0
+    share = replace(jackknife_ratio(pairs), n=len(known), bases=several)
     if n < (FEWEST_BASES if several else 2):
-        return Sharpening(
-            Interval(share, math.nan, math.nan, len(known), several), float(sharpened), float(gained), lacking
-        )
-    without = np.array([np.delete(pairs, one, axis=0).mean(axis=0) for one in range(n)])
-    left = without[:, 0] / without[:, 1]
-    half = critical_t(n - 1) * math.sqrt((n - 1) / n * float(((left - left.mean()) ** 2).sum()))
-    return Sharpening(
-        Interval(share, share - half, share + half, len(known), several), float(sharpened), float(gained), lacking
-    )
+        share = replace(share, low=math.nan, high=math.nan)
+    return Sharpening(share, float(sharpened), float(gained), lacking)
 
 
 def sharpening_text(data: SweepData, finals: FinalValues) -> str:

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from grpo_lab.analysis.caveats import place
+from grpo_lab.analysis.effects.pooling import (
+    comparable,
+    contrast_of,
+    effects_of,
+    same_contrasts,
+    settings,
+    shared_settings,
+)
 from grpo_lab.analysis.effects.speed import has_speed, no_headroom, speed_text
 from grpo_lab.analysis.effects.verdict import (
     Judgement,
@@ -22,16 +30,16 @@ from grpo_lab.analysis.final_values import FinalValues, final_values
 from grpo_lab.analysis.metric_names import in_words
 from grpo_lab.analysis.sources.saved_data import load_data, saved_names
 from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.comparison import FEWEST_BASES
 from grpo_lab.analysis.stats.multiplicity import ALPHA, p_text
+from grpo_lab.analysis.stats.pooled import pool
 from grpo_lab.config.design import Claim, Design, Direction, load_design
 
 NO_LARGER = "no larger than the margin"
 WORDS = ("supported", "contradicted", NO_LARGER, "not resolved", "could not act", "not run")
 _OPPOSITE = {"supported": "contradicted", "contradicted": "supported"}
-HEAD = "| trick | claim | source | conditions | measured | effect | margin | speed | verdict | runs |"
+HEAD = "| trick | claim | source | conditions | measured | effect | pooled | margin | speed | verdict | runs |"
 _DEFAULT_WORLD = "world=sums"
-# Of a declaration: how long and how often is measured, which changes no run's policy.
-_NO_CONDITION = ("budget", "evaluation", "tracking", "rollouts_every", "checkpoint_every", "model.base", "threads")
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,7 @@ class Answer:
     judgement: Judgement | None
     speed: str = ""  # tokens to a share of the control's gain, over the control's, post hoc
     headroom: str = ""  # why the claim could not win
+    pooled: str = ""  # the same contrast over all sweeps that measured it, post hoc
 
     @property
     def word(self) -> str:
@@ -54,29 +63,20 @@ class Answer:
     @property
     def where(self) -> tuple[str, ...]:
         """All that both arms of the contrast set beside the defaults of their world, as overrides; the world first."""
-        (level, arm), (other_level, other) = places_of(self.design, self.design.predictions[self.claim.prediction])
-        sides = [
-            {
-                word.partition("=")[0]: word
-                for word in (*self.design.base, *self.design.levels[at], *self.design.arms[of])
-            }
-            for at, of in ((level, arm), (other_level, other))
-        ]
-        shared = {key: word for key, word in sides[0].items() if sides[1].get(key) == word}
-        shared = {"world": _DEFAULT_WORLD} | shared
-        named = {key: word for key, word in shared.items() if not key.startswith(_NO_CONDITION)}
-        return tuple(sorted(named.values(), key=lambda word: not word.startswith("world=")))
+        shared = {"world": _DEFAULT_WORLD} | shared_settings(self.design, *self.places)
+        return tuple(sorted(shared.values(), key=lambda word: not word.startswith("world=")))
 
     @property
     def trick(self) -> str:
         """The first option group or number in which the arms of the contrast differ."""
-        (level, arm), (other_level, other) = places_of(self.design, self.design.predictions[self.claim.prediction])
-        sides = [
-            {word.partition("=")[0]: word for word in (*self.design.levels[at], *self.design.arms[of])}
-            for at, of in ((level, arm), (other_level, other))
-        ]
-        keys = [key for key in dict.fromkeys([*sides[0], *sides[1]]) if sides[0].get(key) != sides[1].get(key)]
+        one, other = (settings(self.design, place) for place in self.places)
+        keys = [key for key in dict.fromkeys([*one, *other]) if one.get(key) != other.get(key)]
         return min(keys, key=lambda key: "." in key, default="").partition(".")[0]
+
+    @property
+    def places(self) -> tuple[tuple[str, str], tuple[str, str]]:
+        """The level and arm that the claim is about, and those it is compared with."""
+        return places_of(self.design, self.design.predictions[self.claim.prediction])
 
 
 def claim_word(expected: Direction, judgement: Judgement) -> str:
@@ -99,43 +99,89 @@ def claim_word(expected: Direction, judgement: Judgement) -> str:
 
 def answers(experiments: Path, data_folder: Path) -> list[Answer]:
     """Every declared claim with its answer: by trick, then by word in the order of WORDS."""
-    saved, found = set(saved_names(data_folder)), []
-    for path in sorted(experiments.glob("*.yaml")):
-        design = load_design(path)
-        if not design.claims:
-            continue
-        judgements: Sequence[Judgement | None] = [None] * len(design.predictions)
-        data = finals = None
-        if design.name in saved:
-            data = load_data(data_folder, design.name)
-            if data.design is None or data.design.fingerprint() != design.fingerprint():
-                raise ValueError(f"{path} was changed after its runs: its saved data are of another declaration")
-            finals = final_values(data)
+    return answers_from(Saved.of(experiments, data_folder))
+
+
+def answers_from(saved: Saved) -> list[Answer]:
+    """As `answers`, from sweeps that a caller goes on reading."""
+    found = []
+    for design in (design for design in saved.declared if design.claims):
+        if design in saved.designs:
+            data, finals = saved.load(design)
             judgements = judge(data, finals)
-        for one in design.claims:
-            answer = Answer(one, design, judgements[one.prediction])
-            found.append(_with_outcomes(answer, data, finals) if data and finals else answer)
+            found += [
+                _with_outcomes(Answer(one, design, judgements[one.prediction]), data, finals, saved)
+                for one in design.claims
+            ]
+        else:
+            found += [Answer(one, design, None) for one in design.claims]
     return sorted(found, key=lambda answer: (answer.trick, WORDS.index(answer.word)))
 
 
-def _with_outcomes(answer: Answer, data: SweepData, finals: FinalValues) -> Answer:
-    """The answer with the speed of its arm, and with the reason where a gain was impossible."""
+@dataclass(frozen=True)
+class Saved:
+    """All `declared` experiments, and those of them that have saved data, `designs`; each is read once."""
+
+    folder: Path
+    declared: Sequence[Design]
+    designs: Sequence[Design]
+    loaded: dict[str, tuple[SweepData, FinalValues]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, experiments: Path, data_folder: Path) -> Saved:
+        """The experiments of a folder of declarations, with data from another folder."""
+        declared = [load_design(path) for path in sorted(experiments.glob("*.yaml"))]
+        names = saved_names(data_folder)
+        return cls(data_folder, declared, [design for design in declared if design.name in names])
+
+    def load(self, design: Design) -> tuple[SweepData, FinalValues]:
+        """Its data and final values. Raises ValueError where they are of another declaration."""
+        if design.name not in self.loaded:
+            data = load_data(self.folder, design.name)
+            if data.design is None or data.design.fingerprint() != design.fingerprint():
+                path = f"experiments/{design.name}.yaml"
+                raise ValueError(f"{path} was changed after its runs: its saved data are of another declaration")
+            self.loaded[design.name] = data, final_values(data)
+        return self.loaded[design.name]
+
+    def pooled(self, answer: Answer, metric: str) -> str:
+        """The contrast of a claim over all sweeps of comparable length; "" where no other has it."""
+        wanted = contrast_of(answer.design, *answer.places)
+        effects, sweeps = [], set[str]()
+        for design in self.designs:
+            if len(design.bases) < FEWEST_BASES or not comparable(answer.design, design):
+                continue
+            if pairs := same_contrasts(design, wanted):
+                own = effects_of(design, self.load(design)[1], pairs, metric)
+                effects += own
+                sweeps |= {design.name} if own else set()
+        if len(effects) < 2:
+            return ""
+        found = pool(effects)
+        numbers = ((len(effects), "contrast"), (len(sweeps), "sweep"), (found.n, "environment"))
+        of = ", ".join(f"{number} {what}{'s' * (number > 1)}" for number, what in numbers)
+        return f"{found.text('+')} ({of}, {found.bases} base models)"
+
+
+def _with_outcomes(answer: Answer, data: SweepData, finals: FinalValues, saved: Saved) -> Answer:
+    """The answer with the speed of its arm, the pooled effect, and the reason where a gain was impossible."""
     prediction = answer.design.predictions[answer.claim.prediction]
     (cell, control), metric = places_of(answer.design, prediction), prediction.metric
     world = answer.where[0].partition("=")[2]
     margin = answer.design.margin_of(prediction)
     room = no_headroom(finals, control, metric, answer.claim.direction, margin, world)
     speed = speed_text(data, finals, cell, control, metric) if has_speed(metric) else ""
-    return replace(answer, speed=speed, headroom=room)
+    return replace(answer, speed=speed, headroom=room, pooled=saved.pooled(answer, metric))
 
 
-def claims_table(found: Sequence[Answer], figures: Collection[str] = ()) -> str:
+def claims_table(found: Sequence[Answer], figures: Collection[str] = (), ceilings: Sequence[str] = ()) -> str:
     """One row per claim, as a markdown table; the verdict links to the experiment.
 
-    The runs link to the figure of their effects, for the experiments in `figures`.
+    The runs link to the figure of their effects, for the experiments in `figures`. `ceilings` holds for each answer the
+    difference of the fitted asymptotes, "" where these are not identified.
     """
-    lines = [HEAD, "|---" * 10 + "|"]
-    for answer in found:
+    lines = [HEAD, "|---" * 11 + "|"]
+    for answer, ceiling in zip(found, ceilings or [""] * len(found), strict=True):
         design = answer.design
         prediction = design.predictions[answer.claim.prediction]
         margin = design.margin_of(prediction)
@@ -152,8 +198,9 @@ def claims_table(found: Sequence[Answer], figures: Collection[str] = ()) -> str:
             " ".join(f"`{word}`" for word in answer.where),
             in_words(prediction.metric),
             effect,
+            answer.pooled if shown else "",
             "-" if margin is None else f"{margin:g}",
-            answer.speed if shown else "",
+            "; ".join(filter(None, (answer.speed, ceiling))) if shown else "",
             verdict,
             f"{runs}{figure}",
         )
@@ -166,7 +213,7 @@ def predictions_head(name: str) -> str:
     return f"| predictions of {name} |"
 
 
-def predictions_table(data: SweepData) -> str:
+def predictions_table(data: SweepData, finals: FinalValues) -> str:
     """One row per prediction: the difference, that of each base in turn, p, and the word, as a markdown table.
 
     Predictions of how many base models follow; their difference is that number with the exact interval of its share.
@@ -181,7 +228,6 @@ def predictions_table(data: SweepData) -> str:
         f"{predictions_head(data.design.name)} measured | difference | base by base | p | word |",
         "|---" * 6 + "|",
     ]
-    finals = final_values(data)
     for judgement in judge(data, finals):
         prediction, difference = judgement.prediction, judgement.difference
         within = prediction.direction is Direction.within or judgement.word == "within the margin"

@@ -257,16 +257,23 @@ def _refused(curves: Mapping[int | None, Curve], first: float) -> str:
 
 
 def fit_sweep(
-    data: SweepData, finals: FinalValues, suite: str = "heldout", target: float | None = None, first: float = 0.0
+    data: SweepData,
+    finals: FinalValues,
+    suite: str = "heldout",
+    target: float | None = None,
+    first: float = 0.0,
+    only: Sequence[tuple[str, str]] = (),
 ) -> list[CellFit]:
     """Fit `eval/<suite>/accuracy` over the budget for every (level, arm) whose finished runs have it.
 
     The area of a level is taken from the latest first evaluation of its runs to the earliest last one. The default
     `target` is the start plus 90% of the control's gain by X. Only the fits leave out points below the compute `first`.
+    With `only`, these (level, arm) are fitted and no others.
     Raises ValueError where a run was not evaluated before training.
     """
     points = data.finished_points
-    cells = {labels: _curves(points, *labels, suite, finals.axis) for labels in data.run_arms}
+    wanted = [labels for labels in data.run_arms if not only or labels in only]
+    cells = {labels: _curves(points, *labels, suite, finals.axis) for labels in wanted}
     cells = {labels: curves for labels, curves in cells.items() if curves}
     fitted = []
     for (level, arm), curves in cells.items():

@@ -1,0 +1,83 @@
+"""Which other sweeps measured the same contrast, so that its effect can be pooled over sweeps and environments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from grpo_lab.analysis.effects.speed import world_of
+from grpo_lab.analysis.final_values import FinalValues
+from grpo_lab.analysis.stats.intervals import seed_differences
+from grpo_lab.analysis.stats.pooled import Effect
+from grpo_lab.config.design import Design
+
+# Of a declaration: how long and how often is measured, which changes no run's policy.
+NO_CONDITION = ("budget", "evaluation", "tracking", "rollouts_every", "checkpoint_every", "model.base", "threads")
+POOLED_OVER = ("world", "regime", "recipe")  # beside these, settings must agree
+LONGEST = 2.0  # times the budget of one sweep is that of another, at most
+
+Cell = tuple[str, str]  # level and arm
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Two cells of a sweep by their settings: what each sets that the other does not, and what both set."""
+
+    treated: frozenset[str]
+    reference: frozenset[str]
+    conditions: frozenset[str]
+
+
+def settings(design: Design, cell: Cell) -> dict[str, str]:
+    """Key -> override of a cell; an arm's win over its level's, and these over the base's."""
+    level, arm = cell
+    words = (*design.base, *design.levels[level], *design.arms[arm])
+    return {word.partition("=")[0]: word for word in words}
+
+
+def shared_settings(design: Design, cell: Cell, reference: Cell) -> dict[str, str]:
+    """Key -> override that both cells set alike, without what changes no policy."""
+    one, other = settings(design, cell), settings(design, reference)
+    return {key: word for key, word in one.items() if other.get(key) == word and not key.startswith(NO_CONDITION)}
+
+
+def contrast_of(design: Design, cell: Cell, reference: Cell) -> Contrast:
+    """The contrast of two cells."""
+    one, other = settings(design, cell), settings(design, reference)
+    alike = shared_settings(design, cell, reference)
+    return Contrast(
+        frozenset(word for key, word in one.items() if other.get(key) != word),
+        frozenset(word for key, word in other.items() if one.get(key) != word),
+        frozenset(word for key, word in alike.items() if key not in POOLED_OVER),
+    )
+
+
+def same_contrasts(design: Design, wanted: Contrast) -> list[tuple[Cell, Cell]]:
+    """The pairs of cells of a design with this contrast."""
+    cells = [(level, arm) for level in design.levels for arm in design.arms]
+    return [
+        (one, other) for one in cells for other in cells if one != other and contrast_of(design, one, other) == wanted
+    ]
+
+
+def comparable(design: Design, other: Design) -> bool:
+    """Whether both give budgets of the same kind that differ by no more than a factor of LONGEST."""
+    mine, theirs = (_budget(one) for one in (design, other))
+    return design.axis == other.axis and 0 < max(mine, theirs) <= LONGEST * min(mine, theirs)
+
+
+def _budget(design: Design) -> float:
+    words = {word.partition("=")[0]: word.partition("=")[2] for word in design.base}
+    return float(words.get("budget.amount", 0))
+
+
+def effects_of(design: Design, finals: FinalValues, pairs: Sequence[tuple[Cell, Cell]], metric: str) -> list[Effect]:
+    """The mean difference on each base model, for every pair that has one."""
+    found = []
+    for cell, reference in pairs:
+        differences = seed_differences(finals.of(*cell, metric), finals.of(*reference, metric))
+        if len(differences):
+            by_base = differences.groupby([finals.bases[int(str(seed))] for seed in differences.index]).mean()
+            why = finals.compared(differences, metric, cell, reference).whole.why
+            found.append(Effect(world_of(design, cell[0]), {int(str(base)): one for base, one in by_base.items()}, why))
+    return found
