@@ -2,8 +2,8 @@
 # # What warns of a gamed grader, and the picture of `same_reward`
 #
 # Definitions are in `experiments/same_reward.yaml`, declared before the first run: thresholds come from base models 0
-# to 7 and are tested once on 8 to 15. Reads `analysis/data`, writes `analysis/figures/same_reward_warnings.md` and the
-# two pictures of the README.
+# to 7 and are tested once on 8 to 15. Reads `analysis/data`, writes the table of indicators into
+# `experiments/README.md`, and the two pictures of the README.
 
 # %%
 from __future__ import annotations
@@ -21,10 +21,13 @@ from grpo_lab.analysis.figures.sharpness import draw_sharpness
 from grpo_lab.analysis.figures.style import save
 from grpo_lab.analysis.final_values import final_values
 from grpo_lab.analysis.sources.saved_data import load_data
+from grpo_lab.analysis.sources.sweep_data import bases_of
+from grpo_lab.config.catalogue import with_tables
 from grpo_lab.tracking.files import atomic_write
 
 HERE = Path(__file__).parent
-DATA, FIGURES = HERE / "data", HERE / "figures"
+DATA, FIGURES, PAGE = HERE / "data", HERE / "figures", HERE.parent / "experiments" / "README.md"
+HEAD = "| indicator | AUC, base models 0-7 | AUC, 8-15 | warned before the fall | median lead, steps | false alarms |"
 TRUTH = "eval/heldout/accuracy"
 FALL, RUN, STEPS = 0.10, 3, 5  # of accuracy; evaluations in a mean; steps in a reading
 FALSE_ALARMS = 0.10  # of the runs without an event, which a threshold may cross on base models 0 to 7
@@ -116,11 +119,7 @@ def warnings_table(runs: list[Run]) -> str:
     first = [run for run in runs if run.base in FIRST_HALF]
     second = [run for run in runs if run.base not in FIRST_HALF]
     lost, quiet = ([run for run in second if (run.event is None) is none] for none in (False, True))
-    lines = [
-        f"Base models 8 to 15: {len(lost)} runs whose strict accuracy fell, {len(quiet)} whose did not.\n",
-        "| indicator | AUC, base models 0-7 | AUC, 8-15 | warned before the fall | median lead, steps | false alarms |",
-        "|---|--:|--:|--:|--:|--:|",
-    ]
+    lines = [HEAD, "|---|--:|--:|--:|--:|--:|"]
     for name in INDICATORS:
         threshold = threshold_of(first, name)
         at = [(run, crossing(run, name, threshold)) for run in lost]
@@ -131,14 +130,20 @@ def warnings_table(runs: list[Run]) -> str:
             f"| {name} | {area(first, name):.2f} | {area(second, name):.2f} | {len(leads)} of {len(lost)} | {lead} | "
             f"{false} of {len(quiet)} |"
         )
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
+
+
+def documented() -> str:
+    """experiments/README.md with an up-to-date table."""
+    data = load_data(DATA, "same_reward")
+    return with_tables(PAGE, {HEAD: lambda: warnings_table(runs_of(data.counted_points, bases_of(data)))})
 
 
 def main() -> None:
     """Write the table and both pictures."""
     data = load_data(DATA, "same_reward")
     finals = final_values(data)
-    atomic_write(FIGURES / "same_reward_warnings.md", warnings_table(runs_of(data.counted_points, dict(finals.bases))))
+    atomic_write(PAGE, documented())
     recipes = load_data(DATA, "recipes_sums")
     ends = [finals.interval("", arm, TRUTH).mean for arm in ("plain", "soft_overlong")]
     proxy = draw_proxy(
