@@ -148,13 +148,14 @@ def main() -> None:
     ends = [finals.interval("", arm, TRUTH).mean for arm in ("plain", "soft_overlong")]
     proxy = draw_proxy(
         data, finals, ["plain", "soft_overlong"],
-        "Same training reward, different truth: with a grader that can be gamed, accuracy ends at "
-        f"{ends[0]:.2f} without and at {ends[1]:.2f} with a soft length penalty",
+        "Nearly the same training reward, different truth: with a grader that can be gamed, accuracy ends at "
+        f"{ends[0]:.2f} on average without and at {ends[1]:.2f} with a soft length penalty",
         "same_reward_picture",
+        {"plain": "no guard (plain)", "soft_overlong": "soft length penalty (soft_overlong)"},
     )  # fmt: skip
     sharp = draw_sharpness(
         recipes, final_values(recipes),
-        "Training reward ranks published recipes by how sharp their policies are, not by how accurate",
+        "Training reward ranks published recipes by how sharp their policies are, not detectably by how accurate",
         "sharpness_picture",
     )  # fmt: skip
     for drawn, of in ((proxy, data), (sharp, recipes)):

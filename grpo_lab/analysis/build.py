@@ -18,6 +18,7 @@ from grpo_lab.analysis.divergence.quantities import quantities_text
 from grpo_lab.analysis.divergence.sharpening import sharpening_text
 from grpo_lab.analysis.divergence.table import divergence_table
 from grpo_lab.analysis.effects.contrasts import effects_markdown, effects_table
+from grpo_lab.analysis.effects.speed import speeds_text
 from grpo_lab.analysis.effects.spread import spread_text
 from grpo_lab.analysis.effects.suites import suites_text
 from grpo_lab.analysis.effects.table import effect_table, markdown
@@ -130,6 +131,7 @@ def _further(data: SweepData, finals: FinalValues, divergence: pd.DataFrame) -> 
     return {
         "Suites": suites_text(data, finals),
         "Predicted quantities": quantities_text(data, finals),
+        "Speed": speeds_text(data, finals),
         "Spread": spread_text(data, finals),
         "Sharpening": sharpening_text(data, finals),
         "Warnings of a loss": leading_text(divergence, null),

@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 
+from grpo_lab.analysis.caveats import place
 from grpo_lab.analysis.final_values import FinalValues, is_rated, reached, share_of_gain, token_curves
+from grpo_lab.analysis.metric_names import in_words
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.comparison import compare
 from grpo_lab.analysis.stats.intervals import Interval
@@ -68,6 +70,25 @@ def speed_text(data: SweepData, finals: FinalValues, cell: Cell, control: Cell, 
         ends = "" if math.isnan(ratio.low) else f" [{ratio.low:.2f}, {ratio.high:.2f}]"
         parts.append(f"{ratio.mean:.2f}{ends} to {name}{f' ({ratio.why})' if ratio.why else ''}")
     return ", ".join(parts)
+
+
+def speeds_text(data: SweepData, finals: FinalValues) -> str:
+    """How many sampled tokens every arm takes to shares of its control's gain, post hoc; "" where none gains.
+
+    On the primary metric if that is an accuracy of an evaluation, else on held-out accuracy.
+    """
+    metric = data.design.primary if data.design and has_speed(data.design.primary) else "eval/heldout/accuracy"
+    lines = []
+    for level, arm in data.run_arms:
+        if arm != data.control and (said := speed_text(data, finals, (level, arm), (level, data.control), metric)):
+            lines.append(f"  {place(data, level, arm)}: {said}")
+    if not lines:
+        return ""
+    head = [
+        f"Speed, post hoc: sampled tokens to half and 90% of the gain of {data.control} in {in_words(metric)}",
+        "  As a ratio to the control, paired by seed, geometric mean and 95% CI; above 1 the arm is slower.",
+    ]
+    return "\n".join([*head, *lines]) + "\n"
 
 
 def no_headroom(

@@ -107,8 +107,8 @@ def draw_gap(pooled: Pool) -> Drawn | None:
         f"{len(pooled.sweeps)} sweeps, {len(pooled.runs)} runs on {len(set(pooled.units))} base models. "
         f"a: {len(comparable)} arms less their controls, and {len(pooled.contrasts) - len(comparable)} crosses, whose "
         "training grader, questions or protocol are not the control's. Filled: both intervals exclude 0. Hollow: not. "
-        f"Named: surely opposite, before a correction. b: a loss is 10 points of downstream accuracy since step 0; "
-        f"{one.losses} losses came after a reading, {one.at_once} before any. Blue: pairs of runs under the same "
+        "Named: significantly opposite, before a correction. b: a loss is 10 points of downstream accuracy since step "
+        f"0; {one.losses} losses came after a reading, {one.at_once} before any. Blue: pairs of runs under the same "
         "conditions; pale: of the same base model. c: points given away against the best checkpoint, chosen on other "
         f"questions; dots: single conditions. {BARS[0].upper()}{BARS[1:]}.",
         _WIDTH - 0.2,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -38,10 +39,11 @@ class _Series:
 
 
 SERIES = (
-    _Series("reward/outcome", "training reward", VERMILLION, "-", of_steps=True),
-    _Series(HELDOUT, "held-out accuracy by the training grader", VERMILLION, ":", runs=False),
-    _Series("eval/heldout/accuracy", "held-out accuracy by the evaluation verifier", BLUE, "-"),
+    _Series("reward/outcome", "training reward, by the training grader", VERMILLION, "-", of_steps=True),
+    _Series("eval/heldout/accuracy", "held-out accuracy by the evaluation verifier: the truth", BLUE, "-"),
+    _Series(HELDOUT, "held-out accuracy by the training grader", "black", ":", runs=False),
 )
+TRUTH = SERIES[1]
 
 
 def missing(data: SweepData, finals: FinalValues) -> str:
@@ -54,9 +56,16 @@ def missing(data: SweepData, finals: FinalValues) -> str:
 
 
 def draw_proxy(
-    data: SweepData, finals: FinalValues, arms: Sequence[str] = (), heading: str = "", name: str = ""
+    data: SweepData,
+    finals: FinalValues,
+    arms: Sequence[str] = (),
+    heading: str = "",
+    name: str = "",
+    titles: Mapping[str, str] = MappingProxyType({}),
 ) -> Drawn | None:
     """The figure `<sweep>_proxy`, of some `arms` (default: all) under a `heading` (default: the question).
+
+    `titles` are those of panels whose arm's name says too little.
 
     None where `missing` says why.
     """
@@ -74,7 +83,7 @@ def draw_proxy(
     with house_style(name):
         grid = small_multiples(
             data, found, heading, legend_height(len(entries)), _over(data, finals, lines, found), panel=2.2,
-            labels=(label, "share of responses"), footer=_footer(finals, lines.shortfalls),
+            labels=(label, "share marked correct"), footer=_footer(finals, lines.shortfalls), titles=titles,
         )  # fmt: skip
         write_legend(grid.figure, heading, entries)
         for (level, arm), axes in grid.panels.items():
@@ -91,10 +100,12 @@ def _over(data: SweepData, finals: FinalValues, lines: Lines, found: Sequence[Ce
     """Over a panel: how many runs, and where reward and accuracy end."""
     texts = {}
     for cell in found:
-        ends = [finals.interval(*cell, series.metric).mean for series in (SERIES[0], SERIES[-1])]
+        ends = [finals.interval(*cell, series.metric).mean for series in (SERIES[0], TRUTH)]
         reached = sum(line.reached for line in lines.of(SERIES[0].metric, cell))
         written = "ends: reward {:.2f}, accuracy {:.2f}".format(*ends)
-        texts[cell] = [seeds_text(reached, data.seeds_planned(*cell)).partition(",")[0], written]
+        bases = len({finals.bases[line.seed] for line in lines.of(SERIES[0].metric, cell) if line.seed in finals.bases})
+        number = seeds_text(reached, data.seeds_planned(*cell)).partition(",")[0]
+        texts[cell] = [f"{number} runs on {bases} base models" if bases > 1 else number, written]
     return texts
 
 
@@ -132,7 +143,7 @@ def _panel(axes: Axes, numbers: pd.DataFrame) -> None:
 
 def _footer(finals: FinalValues, shortfalls: Sequence[str]) -> str:
     over = " over base models" if len(set(finals.bases.values())) > 1 else ""
-    smooth = f"Training reward: a running mean over {SMOOTHING:.0%} of the budget, before shaping."
+    smooth = f"Training reward: before any penalty, a running mean over {SMOOTHING:.0%} of the budget."
     return " ".join([f"Thin: single runs; bold: mean{over}.", smooth, *shortfalls])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -31,11 +31,11 @@ from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.config.design import RANKED
 
-# Labels, and the factor to points where a value is a share.
+# Labels of differences from the mean of all arms, and the factor to points where a value is a share.
 _LABELS = {
-    "train/entropy": ("policy entropy, nats", 1.0),
-    "eval/heldout/accuracy": ("held-out accuracy, points", 100.0),
-    DOWNSTREAM: ("downstream accuracy, points", 100.0),
+    "train/entropy": ("policy entropy (left: sharper), nats", 1.0),
+    "eval/heldout/accuracy": ("held-out accuracy, percentage points", 100.0),
+    DOWNSTREAM: ("downstream accuracy, percentage points", 100.0),
 }
 _WIDTH, _PANEL, _LEFT = 9.0, 2.3, 0.85  # inches
 _NAMED = 4  # arms furthest from the others that are named
@@ -70,23 +70,30 @@ def draw_sharpness(data: SweepData, finals: FinalValues, heading: str = "", name
         for (level, here), row in zip(levels.items(), axes):
             factor = f"{data.design.factor} = {level}\n" if data.design and data.design.factor else ""
             row[0].set_ylabel(f"{factor}training reward, points")
+            named = _furthest(here)
             for panel, (metric, (label, scale)) in zip(row, _LABELS.items()):
-                _panel(panel, here, metric, scale)
+                _panel(panel, here, metric, scale, named)
                 panel.set_xlabel(label)
     bands = "one dot per arm: mean deviation from the mean of all arms on its base model"
     return Drawn(name, figure, _numbers(levels), bands)
 
 
-def _panel(axes: Axes, here: RankedLevel, metric: str, scale: float) -> None:
+def _furthest(here: RankedLevel) -> list[str]:
+    """The arms furthest from the others over all panels, whose names stand in each."""
+    scaled = (here.values - here.values.mean()) / here.values.std()
+    return list(map(str, scaled[[REWARD, *RANKED]].abs().sum(axis=1).nlargest(_NAMED).index))
+
+
+def _panel(axes: Axes, here: RankedLevel, metric: str, scale: float, named: Sequence[str]) -> None:
     x, y = scale * here.values[metric], 100 * here.values[REWARD]
+    for draw in (axes.axhline, axes.axvline):
+        draw(0, color=GREY, linewidth=0.6, zorder=0)
     axes.plot(x, y, "o", color=BLUE, markersize=4, markeredgewidth=0)
     found = here.correlations[metric].within(-1.0, 1.0)
     ends = "" if pd.isna(found.low) else f" [{found.low:.2f}, {found.high:.2f}]"
     axes.set_title(f"rank correlation {found.mean:+.2f}{ends}", fontsize=BODY, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(0.1)
-    far = ((x - x.mean()) / x.std()).abs() + ((y - y.mean()) / y.std()).abs()
-    named = list(far.nlargest(_NAMED).index)
     figure = axes.get_figure()
     assert isinstance(figure, Figure)
     width, height = axes.get_position().size * figure.get_size_inches()
@@ -95,9 +102,11 @@ def _panel(axes: Axes, here: RankedLevel, metric: str, scale: float) -> None:
     points = [(to_inches[0][arm], to_inches[1][arm]) for arm in named]
     others = [(to_inches[0][arm], to_inches[1][arm]) for arm in x.index if arm not in named]
     boxes = place_labels(points, [(text_width(arm, TINY), TINY * LINE) for arm in named], (width, height), others)
-    for arm, box in zip(named, boxes):
+    for arm, point, box in zip(named, points, boxes):
         place = ((box.x + box.width / 2) / width, (box.y + box.height / 2) / height)
         axes.text(*place, arm, transform=axes.transAxes, ha="center", va="center", fontsize=TINY, color=GREY)
+        ends_at = [(at[0] / width, at[1] / height) for at in (point, box.nearest(point))]
+        axes.plot(*zip(*ends_at), transform=axes.transAxes, color=GREY, linewidth=0.6, zorder=1)
 
 
 def _numbers(levels: Mapping[str, RankedLevel]) -> pd.DataFrame:
@@ -113,11 +122,13 @@ def _numbers(levels: Mapping[str, RankedLevel]) -> pd.DataFrame:
 
 def _footer(levels: Mapping[str, RankedLevel]) -> str:
     left_out = sorted({arm for here in levels.values() for arm in here.left_out})
+    bases = next(iter(next(iter(levels.values())).correlations.values())).n
     text = (
-        "One dot per arm: its mean deviation from all arms on the same base model. Rank correlation with training "
-        "reward: Spearman's within a base model, mean and 95% CI over base models."
+        "One dot per arm (recipe); each axis is its difference from the mean of all arms on the same base model, "
+        f"averaged over {bases} base models. Rank correlation with training reward: Spearman's within a base model, mean "
+        "and 95% CI over base models."
     )
-    return text + (f" Left out, evaluated otherwise: {', '.join(left_out)}." if left_out else "")
+    return text + (f" Not shown, since evaluated by another protocol: {', '.join(left_out)}." if left_out else "")
 
 
 FIGURE = FigureKind(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from matplotlib.artist import Artist
@@ -78,23 +79,25 @@ def small_multiples(
     labels: tuple[str, str],
     footer: str,
     foot: float = 0.0,
+    titles: Mapping[str, str] = MappingProxyType({}),
 ) -> Grid:
     """An empty figure with a panel for every arm of `cells` at every level of them.
 
     `legend` and `foot` are inches left free under the heading and over the footer, `panel` a panel's height. `over`
-    holds the lines written over a panel, under the arm's name; `labels` are those of the x axes and the y axes.
+    holds the lines written over a panel, under the arm's name or its title; `labels` are those of the x axes and the y
+    axes.
     """
     arms = [arm for arm in data.arms if arm in {arm for _, arm in cells}]
     levels = [level for level in data.levels if level in {level for level, _ in cells}]
     rows = [(level, row) for level in levels for row in arranged(arms)]
     columns, inches = len(rows[0][1]), panel_width(arms)
-    names = {arm: name_lines(arm, inches, BODY) for arm in arms}
+    names = {arm: name_lines(titles.get(arm, arm), inches, BODY) for arm in arms}
     lines = max((len(over[cell]) for cell in cells), default=0)
-    titles = (max(map(len, names.values())) * BODY + lines * SMALL) * LINE + 0.06
+    above = (max(map(len, names.values())) * BODY + lines * SMALL) * LINE + 0.06
     below = wrapped(footer, WIDTH - 0.2, TINY)
-    top = heading_height(heading, WIDTH) + legend + titles
+    top = heading_height(heading, WIDTH) + legend + above
     bottom = 0.6 + foot + len(below) * TINY * LINE
-    between = titles + 0.15
+    between = above + 0.15
     height = top + bottom + panel * len(rows) + between * (len(rows) - 1)
     figure = Figure(figsize=(WIDTH, height))
     write_heading(figure, heading)
