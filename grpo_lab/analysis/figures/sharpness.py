@@ -125,8 +125,8 @@ def _footer(levels: Mapping[str, RankedLevel]) -> str:
     bases = next(iter(next(iter(levels.values())).correlations.values())).n
     text = (
         "One dot per arm (recipe); each axis is its difference from the mean of all arms on the same base model, "
-        f"averaged over {bases} base models. Rank correlation with training reward: Spearman's within a base model, mean "
-        "and 95% CI over base models."
+        f"averaged over {bases} base models. Rank correlation with training reward: Spearman's within a base model, "
+        "mean and 95% CI over base models."
     )
     return text + (f" Not shown, since evaluated by another protocol: {', '.join(left_out)}." if left_out else "")
 
