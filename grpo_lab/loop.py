@@ -158,7 +158,7 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
     device = prepare_torch(run.device, run.threads)
     folder = Path(run.runs_dir).expanduser().absolute() / name / f"seed={run.seed}"
     identity = run_identity(config, device.type)
-    ranks.agree("code", provenance.code)
+    ranks.agree("code", lambda: provenance.code(run.source_files))
     ranks.agree("the run's folder", lambda: str(folder))
     ranks.agree("configuration", lambda: identity)
     ranks.agree("data", lambda: data)
@@ -178,7 +178,7 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
             say(f"this run is finished; to run it again, move its folder away\n{verdict(folder, done)}")
             ranks.from_first(None)
             return folder
-        beginning = find_beginning(folder, before, log, run.resume_with_changed_code)
+        beginning = find_beginning(folder, before, log, run.resume_with_changed_code, run.source_files)
         log.begin()
         with failures_recorded(log):
             environment = provenance.write(folder, command, ranks.number())

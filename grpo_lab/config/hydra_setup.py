@@ -69,6 +69,7 @@ def bootstrap(arguments: Sequence[str] = ()) -> None:
         "engines.vllm_process",
         "tasks.arithmetic",
         "tasks.card_base",
+        "tasks.function_reward",
         "tasks.gym",
         "tasks.hub",
         "tasks.math_answers",

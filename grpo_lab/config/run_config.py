@@ -160,6 +160,11 @@ class RunConfig:
         return Microbatching(self.microbatch_tokens, self.padding_tolerance_tokens, self.logits_per_chunk, self.packing)
 
     @property
+    def source_files(self) -> tuple[Path, ...]:
+        """Files of the user's that the run executes: those of reward functions."""
+        return tuple(dict.fromkeys((*self.reward.files, *self.verifier.files)))
+
+    @property
     def needs_logprobs(self) -> bool:
         """Whether anything needs the learner's log-probs of the rollouts from before the updates.
 

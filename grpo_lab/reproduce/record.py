@@ -234,7 +234,7 @@ def check_inputs(record: Record) -> None:
 
 def changed_code(record: Record, steps: int | None) -> list[str]:
     """How today's code differs from the one that computed the run; empty where a second run has the same."""
-    there, now = record.code_of(steps), provenance.code()
+    there, now = record.code_of(steps), provenance.code(record.run.source_files)
     versions = there["packages"].keys() | now["packages"].keys()
     said = [
         f"{name}: {there['packages'].get(name)} there, {now['packages'].get(name)} now"

@@ -50,8 +50,12 @@ def stretches_of_ranks(described: Mapping[str, Any], step: int, number: int) -> 
     return before if same else [*before, {"from_step": step, "number": number}]
 
 
-def find_beginning(folder: Path, described: Mapping[str, Any], log: RunLog, changed_code: bool) -> Beginning:
+def find_beginning(
+    folder: Path, described: Mapping[str, Any], log: RunLog, changed_code: bool, sources: Sequence[Path] = ()
+) -> Beginning:
     """Where the run in `folder` starts or resumes; `described` is its run.json, {} for a new run.
+
+    `sources` are files of the user's that it runs beside this package and plugins.
 
     Raises ValueError, naming the files, if there are checkpoints but none is usable, or if an evaluation that stays
     is damaged. Also raises it if the code differs from the one that computed the steps that stay, unless
@@ -71,7 +75,7 @@ def find_beginning(folder: Path, described: Mapping[str, Any], log: RunLog, chan
         if passed:
             raise ValueError(f"no checkpoint of this run can be used: {'; '.join(passed)}; {AFRESH}")
         said = [] if log.empty else [f"{folder} has no checkpoint: the run begins again, at step 0"]
-        return Beginning(None, 0, {}, [], provenance.code(), said)
+        return Beginning(None, 0, {}, [], provenance.code(sources), said)
     said = [f"{trouble}: an older checkpoint, {place.name}, is used" for trouble in passed]
     for name, digest in manifest["log"]["tables"].items():
         trouble = trouble_with(folder / name, digest)
@@ -81,7 +85,7 @@ def find_beginning(folder: Path, described: Mapping[str, Any], log: RunLog, chan
     step = manifest["step"]
     # With a checkpoint of step 0, the evaluation before the first step stays.
     kept = [stretch for stretch in described["stretches"] if stretch["from_step"] < max(step, 1)]
-    code = provenance.code()
+    code = provenance.code(sources)
     if changes := _changes(kept[-1], code):
         if not changed_code:
             raise ValueError(

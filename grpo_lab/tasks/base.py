@@ -279,6 +279,11 @@ class Grader(ABC):
         return frozenset(AnswerForm)
 
     @property
+    def files(self) -> tuple[Path, ...]:
+        """Files of the user's that it runs: they are part of the code of a run."""
+        return ()
+
+    @property
     def gathers(self) -> bool:
         """Whether it gathers rubrics of problems in training, by the two methods below."""
         return False

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-MEMORY_BYTES = 2 << 30  # of address space per worker; math-verify needs 0.1 GiB, and no ordinary answer needs more
+MEMORY_BYTES = 2 << 30  # of address space per worker beyond what loading takes; no ordinary answer needs more
 START_SECONDS = 120.0  # for loading math-verify, on a machine that does much else
 WAITS = 4  # times its processor time an answer may take by the clock, on a machine that does much else
 SLACK_SECONDS = 2.0  # a worker ends by itself at its limits; the parent waits so much longer before it ends it
@@ -46,11 +46,14 @@ class Answer:
 class GraderPool:
     """Worker processes, started with the first call and kept for the next ones.
 
-    `script` is what a worker runs. Calls from several threads take turns.
+    `script` is what a worker runs, with further `arguments`; `remedy` is for one that cannot start. Calls from several
+    threads take turns.
     """
 
-    def __init__(self, script: Path = _SCRIPT) -> None:
-        self._script = script
+    def __init__(
+        self, script: Path = _SCRIPT, arguments: Sequence[str] = (), remedy: str = "see that math-verify is installed"
+    ) -> None:
+        self._script, self._arguments, self._remedy = script, arguments, remedy
         self._workers: list[_Worker] = []
         self._turn = threading.Lock()
         _pools.add(self)
@@ -61,8 +64,12 @@ class GraderPool:
         NaN for an answer that a worker failed on. Each answer may take `seconds` of processor time, and `WAITS` times
         as long by the clock. Raises RuntimeError if a worker cannot start.
         """
+        return [score for score, _ in self.judge(answers, seconds, workers)]
+
+    def judge(self, answers: Sequence[Answer], seconds: float, workers: int) -> list[tuple[float, str]]:
+        """As `grade`, with the reason beside each NaN, else ""."""
         with self._turn:
-            return self._grade(answers, seconds, min(workers, len(answers)))
+            return self._judge(answers, seconds, min(workers, len(answers)))
 
     def close(self) -> None:
         """End all workers; the next call starts new ones. Takes no turn: at exit a thread may still have it."""
@@ -73,12 +80,13 @@ class GraderPool:
         """In a forked child: the workers are the parent's, and a thread that is not here may have the turn."""
         self._workers, self._turn = [], threading.Lock()
 
-    def _grade(self, answers: Sequence[Answer], seconds: float, number: int) -> list[float]:
-        results = [math.nan] * len(answers)
+    def _judge(self, answers: Sequence[Answer], seconds: float, number: int) -> list[tuple[float, str]]:
+        limits = f"it took more than {seconds:g} s of processor time or {MEMORY_BYTES >> 30} GiB of memory"
+        results = [(math.nan, limits)] * len(answers)
         waiting = deque(range(len(answers)))
         self._drop([worker for worker in self._workers if not worker.lives()])
         while len(self._workers) < number:
-            self._workers.append(_Worker(self._script))
+            self._workers.append(self._worker())
         team = self._workers[:number]
         places: dict[_Worker, int] = {}  # worker -> position of the answer that it judges
         try:
@@ -91,19 +99,25 @@ class GraderPool:
                     reply = worker.reply()
                     if reply is None and worker not in places:
                         self._drop([worker])
-                        raise RuntimeError(f"a grader cannot start ({worker.fault}): see that math-verify is installed")
+                        raise RuntimeError(f"a grader cannot start ({worker.fault}): {self._remedy}")
                     if worker in places:
-                        right = None if reply is None else reply["right"]
-                        results[places.pop(worker)] = math.nan if right is None else float(right)
+                        place = places.pop(worker)
+                        if reply is not None:
+                            right = reply["right"]
+                            failed = (math.nan, reply.get("why", "it could not be judged"))
+                            results[place] = failed if right is None else (float(right), "")
                     if reply is None or reply.get("spent"):
                         self._drop([worker])
                         team.remove(worker)
                         if len(waiting) > sum(mate not in places for mate in team):
-                            self._workers.append(_Worker(self._script))
+                            self._workers.append(self._worker())
                             team.append(self._workers[-1])
         finally:  # after an error or Ctrl-C a worker must not answer the next call with this call's verdict
             self._drop(list(places))
         return results
+
+    def _worker(self) -> _Worker:
+        return _Worker(self._script, self._arguments)
 
     def _drop(self, workers: Sequence[_Worker]) -> None:
         for worker in list(workers):
@@ -114,11 +128,11 @@ class GraderPool:
 class _Worker:
     """One process, and what its parent waits for: that it is ready, then one reply to each request."""
 
-    def __init__(self, script: Path) -> None:
+    def __init__(self, script: Path, arguments: Sequence[str]) -> None:
         self.ready, self.fault = False, "it ended while starting"
         self.deadline = time.monotonic() + START_SECONDS
         # -P: the script's own folder is no place to import from. A fixed hash seed: sets have one order in every run.
-        command = [sys.executable, "-P", str(script), str(os.getpid()), str(MEMORY_BYTES)]
+        command = [sys.executable, "-P", str(script), str(os.getpid()), str(MEMORY_BYTES), *arguments]
         # A worker ignores these signals, and must not get one before it has said so.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:

@@ -234,8 +234,11 @@ def scaled(value: Value, factor: int) -> Value:
     return value if factor == 1 else value * factor
 
 
-def reply(judge: Callable[[str, str, bool], float | None], request: dict[str, Any]) -> dict[str, float | None]:
-    """The verdict on one request, None for a failure, and whether the worker has to be replaced."""
+def reply(judge: Callable[[str, str, bool], float | str | None], request: dict[str, Any]) -> dict[str, Any]:
+    """The verdict on one request, None for a failure with the reason if it is known, and whether the worker is spent.
+
+    A spent worker has to be replaced.
+    """
     # The kernel ends this process when its time is up, whatever it is doing, and even without its parent.
     signal.setitimer(signal.ITIMER_PROF, request["seconds"])
     signal.setitimer(signal.ITIMER_REAL, request["waits"])
@@ -248,7 +251,10 @@ def reply(judge: Callable[[str, str, bool], float | None], request: dict[str, An
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         signal.setitimer(signal.ITIMER_REAL, 0.0)
-    return {"right": verdict, "spent": _used_bytes() > resource.getrlimit(resource.RLIMIT_AS)[0] / 2}
+    spent = _used_bytes() > resource.getrlimit(resource.RLIMIT_AS)[0] - _room / 2
+    return {"right": None, "why": verdict[:500], "spent": spent} if isinstance(verdict, str) else {
+        "right": verdict, "spent": spent
+    }  # fmt: skip
 
 
 def _used_bytes() -> int:
@@ -260,15 +266,20 @@ def _used_bytes() -> int:
         return 0
 
 
+_room = 0  # bytes of address space beyond what loading took
+
+
 def _limit(bytes_of_memory: int) -> None:
-    """Bound the address space, since a huge power asks for all memory at once, and write no core file."""
-    for kind, wanted in ((resource.RLIMIT_AS, bytes_of_memory), (resource.RLIMIT_CORE, 0)):
+    """Bound the address space beyond what is loaded, since a huge power asks for all memory at once; no core file."""
+    global _room
+    _room = bytes_of_memory
+    for kind, wanted in ((resource.RLIMIT_AS, _used_bytes() + bytes_of_memory), (resource.RLIMIT_CORE, 0)):
         hard = resource.getrlimit(kind)[1]
         bound = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(kind, (bound, bound))
 
 
-def serve(make_judge: Callable[[], Callable[[str, str, bool], float | None]]) -> None:
+def serve(make_judge: Callable[[], Callable[[str, str, bool], float | str | None]]) -> None:
     """Answer requests until the parent closes the pipe or is gone."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the parent handles them, and ends its workers

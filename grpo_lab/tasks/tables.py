@@ -27,6 +27,7 @@ _FIRST_ID = {name: index * _SPLIT_IDS for index, name in enumerate(("train", "he
 _FIRST_SUITE_ID = 100_000_000
 OVERLAP_WORDS = 13  # in a row, as in the overlap checks of GPT-3 (arXiv:2005.14165) and Qwen2.5-Math (arXiv:2409.12122)
 _NUMBER = r"-?\d+(\.\d*)?([eE][-+]?\d+)?"
+ALL = "*"  # as `details`: all columns
 _LARGEST_SHARE = 5  # a split that is kept apart takes at most one row in so many
 
 
@@ -61,7 +62,8 @@ class Table:
     such as `reward_model.ground_truth`. A question may stand in several columns, `Body+Question`, or in a list of chat
     messages, whose only user message it is. The patterns are regular expressions, whose last match's first group is
     what is meant; `boxed` stands for what the last `\\boxed{}` holds. Empty texts: no subset, the newest revision, the
-    whole column, no difficulty, no details, no pass rates. `details` is what else a grader needs, such as rubrics.
+    whole column, no difficulty, no details, no pass rates. `details` is what else a grader needs, such as rubrics: a
+    column, several (`level+topic`), or `*` for all.
     `pass_rate` is a column with the share of some model's answers that were right, in [0, 1] or empty; without a
     column of difficulty that is 1 + round(100 (1 - rate)), and 101 where the rate is not known.
     """
@@ -247,8 +249,10 @@ def _two_answers(rows: Sequence[Row]) -> str:
 def _places(table: Table, columns: Mapping[str, Any], what: str) -> list[_Place]:
     """Where in a row the question, or something else, stands. Raises ValueError for an unknown column."""
     written = getattr(table, what)
+    if what == "details" and written == ALL and written not in columns:
+        return [_Place(column, column, ()) for column in columns]
     found = []
-    for one in [written] if what != "question" or written in columns else written.split("+"):
+    for one in [written] if what not in ("question", "details") or written in columns else written.split("+"):
         column, *steps = (one,) if one in columns else one.split(".")  # the name of a column may have a dot in it
         if column not in columns:
             known = ", ".join(columns)
@@ -278,7 +282,7 @@ def _row(
         _part(question, "question", table.question, table.question_pattern),
         _part(text("answer"), "answer", table.answer, table.answer_pattern),
         1 + round(100 * (1 - (rate or 0.0))) if table.pass_rate else 1,
-        _details(places["details"][0], values) if table.details else "",
+        _details(places["details"], values) if table.details else "",
         rate,
     )
     return row, text("difficulty") if table.difficulty else "", next((said for *_, said in asked if said), "")
@@ -375,12 +379,13 @@ def _part(text: str, what: str, place: str, pattern: str) -> str:
     )
 
 
-def _details(place: _Place, values: Mapping[str, Any]) -> str:
-    """What else a grader needs: a text as it is, anything else as JSON."""
-    value, _ = _at(place, values[place.column], "details")
-    return (
-        value if isinstance(value, str) else "" if value is None else json.dumps(value, ensure_ascii=False, default=str)
-    )
+def _details(places: Sequence[_Place], values: Mapping[str, Any]) -> str:
+    """What else a grader needs: a text as it is, anything else as JSON; several columns as an object of their names."""
+    found = {place.written: _at(place, values[place.column], "details")[0] for place in places}
+    value = found if len(places) > 1 else next(iter(found.values()))
+    if value is None or isinstance(value, str):
+        return value or ""
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _rate(place: _Place, values: Mapping[str, Any]) -> float | None:

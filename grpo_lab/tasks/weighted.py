@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from grpo_lab.tasks.base import AnswerForm, Grader, Grades
@@ -88,6 +89,10 @@ class Weighted(Grader):
     @property
     def reads(self) -> frozenset[AnswerForm]:
         return frozenset.intersection(*(part.reads for part in self.parts.values()))
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return tuple(file for part in self.parts.values() for file in part.files)
 
     @property
     def gathers(self) -> bool:

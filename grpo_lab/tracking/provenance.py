@@ -76,22 +76,23 @@ def write(folder: Path, command: Sequence[str], ranks: int = 1) -> dict[str, Any
     return environment
 
 
-def code() -> dict[str, Any]:
+def code(further: Iterable[Path] = ()) -> dict[str, Any]:
     """The code that a run's numbers depend on: a digest of the sources, and versions of the computing packages.
 
-    `sources` covers this package's Python files, except those that no run uses, and the files of the user's plugin
-    modules. It leaves out configuration, whose values are in the run's identity, documentation and tests.
+    `sources` covers this package's Python files, except those that no run uses, the files of the user's plugin
+    modules, and `further` files such as those of reward functions. It leaves out configuration, whose values are in the
+    run's identity, documentation and tests.
     """
     plugins = filter(None, os.environ.get("GRPO_LAB_PLUGINS", "").split(","))
     packages = _packages()
     return {
-        "sources": digest_of_sources(plugins),
+        "sources": digest_of_sources(plugins, further),
         "packages": {name: packages[name] for name in COMPUTING if name in packages},
     }
 
 
-def digest_of_sources(plugins: Iterable[str] = ()) -> str:
-    """A digest of this package's Python files, except those that no run uses, and of these modules' files."""
+def digest_of_sources(plugins: Iterable[str] = (), further: Iterable[Path] = ()) -> str:
+    """A digest of this package's Python files, except those that no run uses, of these modules' and `further` files."""
     package = Path(__file__).resolve().parents[1]
     files = {path.relative_to(package).as_posix(): path for path in package.rglob("*.py")}
     files = {name: path for name, path in files.items() if not name.startswith(_NOT_OF_A_RUN)}
@@ -101,6 +102,7 @@ def digest_of_sources(plugins: Iterable[str] = ()) -> str:
             files |= {f"{name}:{path.relative_to(folder).as_posix()}": path for path in folder.rglob("*.py")}
         if file := getattr(module, "__file__", None):
             files[name] = Path(file)
+    files |= {f"function:{path.name}": path for path in further}
     digest = hashlib.sha256()
     for name, path in sorted(files.items()):
         digest.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())

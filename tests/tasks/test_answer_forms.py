@@ -19,7 +19,7 @@ from grpo_lab.types import NoiseKey, Problem
 
 GRADERS = [(slot, option) for slot in ("reward", "verifier") for option in option_names(slot)]
 # What judges otherwise than by the answer, on purpose.
-CONTROLS = {"boxed_only", "format_only", "inverted", "noisy", "random", "rubric", "rubric_evolving"}
+CONTROLS = {"boxed_only", "format_only", "function", "inverted", "noisy", "random", "rubric", "rubric_evolving"}
 # What takes a number for the answer wherever it stands.
 ANYWHERE = {"lenient", "gym_last_number"}
 RIGHT = ("2", "4", "33")
@@ -41,8 +41,8 @@ def template_forms() -> dict[str, AnswerForm]:
 
 @cache
 def grader_of(slot: str, option: str) -> Grader:
-    judge = [f"{slot}.judge.model=none"] if option.startswith("rubric") else []
-    return getattr(run_of(f"{slot}={option}", *judge), slot)
+    needed = {"rubric": "judge.model=none", "function": "path=math:fsum"}.get(option.partition("_")[0])
+    return getattr(run_of(f"{slot}={option}", *([f"{slot}.{needed}"] if needed else [])), slot)
 
 
 def graded(grader: Grader, pairs: list[tuple[str, str]]) -> tuple[list[float], list[bool]]:
