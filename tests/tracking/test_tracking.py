@@ -317,6 +317,31 @@ def test_provenance_holds_commit_diff_and_untracked_files(tmp_path: Path) -> Non
     assert (tmp_path / "a.py").read_text() == "one = 2\n"
 
 
+@pytest.mark.parametrize(
+    ("path", "counts"),
+    [
+        ("experiments/mine.yaml", False),
+        ("README.md", False),
+        ("tests/test_mine.py", False),
+        ("analysis/figures/a.png", False),
+        ("conf/reward/mine.yaml", True),
+        ("my_rewards.py", True),
+        ("grpo_lab/loop.py", True),
+    ],
+)
+def test_only_files_that_a_run_may_read_make_the_code_differ(tmp_path: Path, path: str, counts: bool) -> None:
+    git(tmp_path, "init")
+    git(tmp_path, "commit", "--allow-empty", "-m", "first")
+    (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / path).write_text("new\n")
+    found = provenance._git(tmp_path)
+    assert found is not None and found["dirty"] == counts and found["untracked"] == [path]
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "second")
+    (tmp_path / path).write_text("changed\n")
+    assert provenance._git(tmp_path)["dirty"] == counts
+
+
 def test_provenance_is_fast_and_names_no_host(tmp_path: Path) -> None:
     seconds = []  # the fastest of five, as a busy machine makes any one of them slow
     for _ in range(5):
