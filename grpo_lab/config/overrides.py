@@ -145,6 +145,25 @@ MEANT = {
 }
 
 
+# Options that have another name here: slot/name elsewhere -> name here.
+OPTIONS = {
+    **dict.fromkeys(("surrogate/clip_higher", "surrogate/dapo"), "ppo_higher"),
+    **dict.fromkeys(("surrogate/clip", "surrogate/grpo", "surrogate/clipped"), "ppo"),
+    **dict.fromkeys(("surrogate/none", "surrogate/policy_gradient"), "reinforce"),
+    "surrogate/gspo": "ppo_gspo",
+    **dict.fromkeys(("aggregation/token-mean", "aggregation/token", "aggregation/dapo"), "token_mean"),
+    **dict.fromkeys(("aggregation/seq-mean-token-mean", "aggregation/grpo"), "sequence_mean"),
+    **dict.fromkeys(("aggregation/seq-mean-token-sum-norm", "aggregation/dr_grpo"), "constant"),
+    **dict.fromkeys(("truncation/mask", "truncation/overlong_filtering"), "mask_after"),
+    **dict.fromkeys(("reward_shaping/overlong", "reward_shaping/dapo"), "soft_overlong"),
+    **dict.fromkeys(("group_filter/dynamic_sampling", "group_filter/dapo"), "resample"),
+    **dict.fromkeys(("kl/k3", "kl/low_var_kl", "kl/grpo"), "k3_loss"),
+    **dict.fromkeys(("scale/std", "scale/group"), "group_std"),
+    "scale/batch": "batch_std",
+    "importance/gspo": "sequence",
+}
+
+
 def _meant(key: str) -> Meant | None:
     """What a key stands for; of verl's nested ones the last part decides."""
     head, _, last = key.partition(".")[0], *key.rpartition(".")[1:]
@@ -188,7 +207,10 @@ def in_one_line(error: BaseException, keys: Collection[str] = ()) -> str:
         )
     if isinstance(error, MissingConfigException):
         known = f"choose from {', '.join(error.options)}" if error.options else "--help lists the options"
-        return f"there is no {error.missing_cfg_file!r}: {known}"
+        slot, _, name = (error.missing_cfg_file or "").partition("/")
+        near = OPTIONS.get(f"{slot}/{name}") or next(iter(get_close_matches(name, error.options or [], 1)), "")
+        guess = f"did you mean {slot}={near}? " if near else ""
+        return f"there is no {error.missing_cfg_file!r}: {guess}{known}"
     lacking = re.match(r"Could not override '([^']+)'", first)
     if lacking and "To append to your config" in str(error):
         near = get_close_matches(lacking[1].split(".")[0], keys, 1)

@@ -40,13 +40,13 @@ def own(file: str, text: str | bytes, words: str, said: str) -> Case:
 CASES = [
     # names and values
     Case("explain surogate=ppo", f"there is no key 'surogate': did you mean 'surrogate'|{LIST}"),
-    Case("explain surrogate=ppoo", "there is no 'surrogate/ppoo': choose from |ppo_higher"),
+    Case("explain surrogate=ppoo", "there is no 'surrogate/ppoo': did you mean surrogate=ppo? choose from |ppo_higher"),
     Case("explain optimizer.lr=3", f"there is no key 'optimizer.lr'|{LIST}"),
     Case("explain seed=abc", f"seed=abc: Value 'abc'|could not be converted to Integer|{LIST}"),
     Case("explain a=[1", f"no viable alternative|{LIST}"),
     Case("explain lr=1e-4", "type optimizer.learning_rate=1e-4"),
     Case("surogate=ppo", f"there is no key 'surogate': did you mean 'surrogate'|{LIST}"),
-    Case("surrogate=ppoo", "there is no 'surrogate/ppoo': choose from |ppo_higher"),
+    Case("surrogate=ppoo", "there is no 'surrogate/ppoo': did you mean surrogate=ppo? choose from |ppo_higher"),
     Case("+surogate=ppo", "there is no key 'surogate': --help lists"),
     Case("seed=abc", f"seed=abc: Value 'abc'|{LIST}"),
     Case("a=[1", f"no viable alternative|{LIST}"),

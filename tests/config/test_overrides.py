@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from grpo_lab.config.hydra_setup import compose_config
-from grpo_lab.config.overrides import MEANT, misnamed
+from grpo_lab.config.overrides import MEANT, OPTIONS, misnamed
 from grpo_lab.config.run_config import RunConfig, conf_folder
 
 
@@ -42,6 +42,17 @@ def test_the_sentence_by_hand() -> None:
     assert "type aggregation=... (token-mean is token_mean" in nested and "type optimizer.learning_rate=1e-6" in nested
     assert misnamed(["engine.lr=1"]) == "", "of a group of ours the error names the keys that are there"
     assert misnamed(["budget.amount=10", "-m", "steps", "--help", "recipe=plain"]) == ""
+
+
+def test_options_of_other_names_are_guessed() -> None:
+    for written, here in OPTIONS.items():
+        slot, _, name = written.partition("/")
+        options = [path.stem for path in (conf_folder() / slot).glob("*.yaml")]
+        assert here in options and name not in options, written
+    with pytest.raises(ValueError, match=r"there is no 'surrogate/clip_higher': did you mean surrogate=ppo_higher\? "):
+        compose_config(["surrogate=clip_higher"])
+    with pytest.raises(ValueError, match=r"there is no 'kl/k3_los': did you mean kl=k3_loss\? choose from"):
+        compose_config(["kl=k3_los"])
 
 
 def test_a_key_of_before_is_named_as_it_is_now() -> None:
