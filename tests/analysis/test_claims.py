@@ -230,14 +230,15 @@ def test_the_index_shows_the_table() -> None:
     )
 
 
-def final(points: pd.DataFrame, metric: str, at: float) -> pd.Series:
+def final(points: pd.DataFrame, metric: str, at: float, axis: str) -> pd.Series:
     """By seed: an evaluation at a run's end or at step 0; a metric of every step near a budget, or its mean so far."""
+    if metric.startswith("log_odds/"):
+        logged = metric.removeprefix("log_odds/")
+        share, of = (final(points, name, at, axis) for name in (logged, logged.replace("accuracy", "responses")))
+        return np.log((share * of + 0.5) / ((1 - share) * of + 0.5))
     found = {}
     for seed, run in points.sort_values("step").groupby("seed"):
-        budget, values = (
-            run["budget/sampled_tokens"].ffill(),
-            run[metric.removeprefix("average/").removeprefix("start/")],
-        )
+        budget, values = run[axis].ffill(), run[metric.removeprefix("average/").removeprefix("start/")]
         here = values.notna()
         if metric.startswith("eval/"):
             assert budget.iloc[-2] < at <= budget.iloc[-1], "a run's last step is the one that crosses the budget"
@@ -261,10 +262,11 @@ def test_every_effect_of_the_table_by_other_code(answer: Answer) -> None:
     points = pd.read_parquet(DATA / f"{design.name}.parquet")
     for _, name, twin in json.loads(lzma.decompress((DATA / f"{design.name}.json.xz").read_bytes()))["twins"]:
         points[name] = points[twin]
-    at = points.groupby(["level", "arm", "seed"])["budget/sampled_tokens"].max().min()
+    axis = f"budget/{design.axis}"
+    at = points.groupby(["level", "arm", "seed"])[axis].max().min()
     cells = [(prediction.level, prediction.arm), judged.reference]
     arm, reference = (
-        final(points[(points["level"] == level) & (points["arm"] == name)], prediction.metric, at)
+        final(points[(points["level"] == level) & (points["arm"] == name)], prediction.metric, at, axis)
         for level, name in cells
     )
     pairs = (arm - reference).dropna()
@@ -273,8 +275,8 @@ def test_every_effect_of_the_table_by_other_code(answer: Answer) -> None:
     if answer.word == "could not act" and not (points["arm"] == prediction.arm).any():  # its pilot said so: no runs
         assert by_base.empty and whole.n == 0
         return
-    assert len(by_base) == 4
-    half = scipy.stats.t.ppf(0.975, 3) * by_base.std(ddof=1) / 2
+    assert len(by_base) == len(design.bases)
+    half = scipy.stats.t.ppf(0.975, len(by_base) - 1) * by_base.std(ddof=1) / math.sqrt(len(by_base))
     assert whole.mean == pytest.approx(by_base.mean(), abs=1e-6)
     if not math.isnan(whole.low):
         assert (whole.low, whole.high) == pytest.approx((by_base.mean() - half, by_base.mean() + half), abs=1e-6)
