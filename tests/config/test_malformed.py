@@ -41,7 +41,7 @@ CASES = [
     # names and values
     Case("explain surogate=ppo", f"there is no key 'surogate': did you mean 'surrogate'|{LIST}"),
     Case("explain surrogate=ppoo", "there is no 'surrogate/ppoo': did you mean surrogate=ppo? choose from |ppo_higher"),
-    Case("explain optimizer.lr=3", f"there is no key 'optimizer.lr'|{LIST}"),
+    Case("explain optimizer.lr=3", "there is no key 'optimizer.lr': type optimizer.learning_rate=3"),
     Case("explain seed=abc", f"seed=abc: Value 'abc'|could not be converted to Integer|{LIST}"),
     Case("explain a=[1", f"no viable alternative|{LIST}"),
     Case("explain lr=1e-4", "type optimizer.learning_rate=1e-4"),
@@ -119,7 +119,10 @@ CASES = [
         "design is 3: a declaration has entries",
     ),
     # sweeps
-    Case("-m truncation=score,skore", "no cell was started|there is no 'truncation/skore': choose from"),
+    Case(
+        "-m truncation=score,skore",
+        "no cell was started|there is no 'truncation/skore': did you mean truncation=score? choose from",
+    ),
     Case("-m seed=0,x", "seed=x: a seed is a whole number"),
     Case("-m optimizer.learning_rate=interval(0,1)", "a sweep needs a list of values, such as"),
     Case("-m seed=0,1 hydra/launcher=nowhere", "there is no 'hydra/launcher/nowhere': choose from"),
