@@ -293,8 +293,9 @@ def _tokens_to(points: pd.DataFrame, values: pd.DataFrame, control: str, metric:
     share = next(share for prefix, share in _SHARES.items() if metric.startswith(prefix))
     evaluated, found = logged_name(metric), []
     ends = values.set_index(LABELS)[evaluated]
+    curves = {place: token_curves(points, place, evaluated) for place in {*zip(values["level"], values["arm"])}}
     for level, arm, seed in values[LABELS].itertuples(index=False, name=None):
-        own, other = (token_curves(points, (level, one), evaluated).get(seed) for one in (arm, control))
+        own, other = (curves.get((level, one), {}).get(seed) for one in (arm, control))
         if own is None or other is None:
             found.append(math.nan)
             continue

@@ -16,15 +16,19 @@ import scipy.stats
 import yaml
 from planted_sweeps import Planted, synthetic_sweep
 
+from grpo_lab.analysis.effects.acted import could_not_act
 from grpo_lab.analysis.effects.claims import (
     NO_LARGER,
     WORDS,
     Answer,
+    Saved,
     answers,
+    answers_from,
     claim_word,
     claims_table,
     claims_text,
 )
+from grpo_lab.analysis.effects.pooling import contrast_of, same_contrasts
 from grpo_lab.analysis.effects.speed import ceiling_of, token_ratio
 from grpo_lab.analysis.effects.verdict import Judgement
 from grpo_lab.analysis.experiments_page import documented_experiments
@@ -167,6 +171,16 @@ def test_tokens_to_a_share_may_be_predicted() -> None:
     for start, why in ((0.9, "there at step 0"), (0.3, "no gain of the control")):
         at_once = slower.assign(**{evaluated: slower[evaluated].where(~mine if start > 0.5 else mine, start)})
         assert final_values(replace(data, points=at_once)).of("", "+helps", metric).empty, why
+
+
+def test_contrasts_that_could_not_act_are_not_pooled() -> None:
+    """Clip-higher touched too few tokens in both environments of dapo_worlds, so clipping alone measured it."""
+    saved = Saved.of(EXPERIMENTS, DATA)
+    (clip_higher,) = (one for one in answers_from(saved) if one.claim.says.startswith("a wider upper bound keeps"))
+    worlds = next(design for design in saved.designs if design.name == "dapo_worlds")
+    pairs = same_contrasts(worlds, contrast_of(clip_higher.design, *clip_higher.places))
+    assert {arm for (_, arm), _ in pairs} == {"+clip_higher"} and clip_higher.pooled == ""
+    assert {cell for cell, _ in pairs} <= could_not_act(saved.load(worlds)[0]).keys()
 
 
 def test_a_gain_without_headroom_is_said() -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from grpo_lab.analysis.caveats import place
+from grpo_lab.analysis.effects.acted import could_not_act
 from grpo_lab.analysis.effects.pooling import (
     comparable,
     contrast_of,
@@ -17,15 +18,7 @@ from grpo_lab.analysis.effects.pooling import (
     shared_settings,
 )
 from grpo_lab.analysis.effects.speed import has_speed, no_headroom, speed_text
-from grpo_lab.analysis.effects.verdict import (
-    Judgement,
-    claim,
-    count_limit,
-    count_word,
-    counted,
-    judge,
-    places_of,
-)
+from grpo_lab.analysis.effects.verdict import Judgement, claim, count_limit, count_word, counted, judge, places_of
 from grpo_lab.analysis.final_values import FinalValues, final_values
 from grpo_lab.analysis.metric_names import in_words
 from grpo_lab.analysis.sources.saved_data import load_data, saved_names
@@ -145,14 +138,16 @@ class Saved:
         return self.loaded[design.name]
 
     def pooled(self, answer: Answer, metric: str) -> str:
-        """The contrast of a claim over all sweeps of comparable length; "" where no other has it."""
+        """The contrast of a claim over all sweeps of comparable length where the trick acts; "" if no other has it."""
         wanted = contrast_of(answer.design, *answer.places)
         effects, sweeps = [], set[str]()
         for design in self.designs:
-            if len(design.bases) < FEWEST_BASES or not comparable(answer.design, design):
+            if len(design.bases) < FEWEST_BASES or design.superseded or not comparable(answer.design, design):
                 continue
             if pairs := same_contrasts(design, wanted):
-                own = effects_of(design, self.load(design)[1], pairs, metric)
+                data, finals = self.load(design)
+                inert = could_not_act(data)
+                own = effects_of(design, finals, [pair for pair in pairs if not inert.keys() & set(pair)], metric)
                 effects += own
                 sweeps |= {design.name} if own else set()
         if len(effects) < 2:

@@ -29,7 +29,7 @@ from grpo_lab.tracking.metrics import find
 BLACK, BLUE, GREEN, VERMILLION = "#000000", "#0072B2", "#009E73", "#D55E00"
 GREY = "#606060"
 DPI, TALL_DPI, TALL = 110, 100, 15.0  # dots an inch, and of a figure that is taller than so many inches
-COLOURS = 128  # of a PNG: a quarter of the bytes, and nobody sees it
+COLOURS, TALL_COLOURS = 128, 64  # of a PNG: a quarter of the bytes, and nobody sees it
 HEADING, BODY, SMALL, TINY = 10.0, 8.5, 7.5, 7.0  # points; a figure is 8 inches wide and more
 LINE = 1.45 / 72  # inches a line of text takes, for each point of its size
 _CHARACTER = 0.0077  # inches a character takes on average, for each point of its size
@@ -164,10 +164,11 @@ def budget_label(axis: str, largest: float) -> tuple[str, FuncFormatter]:
 
 def _write_small(drawn: Drawn, path: Path) -> None:
     whole = BytesIO()
-    drawn.write(whole, "png", TALL_DPI if drawn.figure.get_figheight() > TALL else DPI)
+    dpi, colours = (TALL_DPI, TALL_COLOURS) if drawn.figure.get_figheight() > TALL else (DPI, COLOURS)
+    drawn.write(whole, "png", dpi)
     with Image.open(whole) as picture:
         # The default, median cut, makes one teal of a few green and a few blue pixels.
-        reduced = picture.convert("RGB").quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        reduced = picture.convert("RGB").quantize(colours, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
         reduced.save(path, format="PNG", optimize=True)
 
 
