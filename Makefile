@@ -100,7 +100,7 @@ notebooks: $(NOTEBOOK_STAMP) ## execute the notebooks of analysis/ on the sweep 
 
 worlds: $(STAMP) ## measure the cards of all worlds and write them into conf/world/README.md (over an hour on two cores)
 	@for world in arithmetic sums length explore search guessable families; do \
-		$(BIN)/grpo-lab world $$world --runs '$(RUNS)' $(ARGS) || exit 1; \
+		$(BIN)/grpo-lab world $$world $(ARGS) --runs '$(RUNS)' || exit 1; \
 	done
 	@$(BIN)/grpo-lab docs
 	@$(BIN)/python analysis/findings.py

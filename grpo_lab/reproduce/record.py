@@ -241,4 +241,8 @@ def changed_code(record: Record, steps: int | None) -> list[str]:
         for name in sorted(versions)
         if there["packages"].get(name) != now["packages"].get(name)
     ]
-    return said + (["the sources of grpo_lab or of plugins differ"] if there["sources"] != now["sources"] else [])
+    return said + (
+        ["the sources of grpo_lab or of plugins or reward functions differ"]
+        if there["sources"] != now["sources"]
+        else []
+    )

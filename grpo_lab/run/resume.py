@@ -104,7 +104,7 @@ def _changes(stretch: Mapping[str, Any], code: Mapping[str, Any]) -> str:
     names = sorted(name for name in there.keys() | now.keys() if there.get(name) != now.get(name))
     words = [f"{name}: {there.get(name)} there, {now.get(name)} now" for name in names]
     if stretch["sources"] != code["sources"]:
-        words.append("sources of grpo_lab or of plugins differ")
+        words.append("sources of grpo_lab or of plugins or reward functions differ")
     return ", ".join(words)
 
 

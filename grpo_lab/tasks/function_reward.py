@@ -19,6 +19,7 @@ from typing import ClassVar
 from grpo_lab.tasks.base import Grader, Grades
 from grpo_lab.tasks.endpoint import warn_once
 from grpo_lab.tasks.grader_pool import Answer, GraderPool
+from grpo_lab.tracking.whole import digest_of
 from grpo_lab.tricks.base import require, require_positive
 from grpo_lab.types import NoiseKey, Problem
 
@@ -29,8 +30,12 @@ _SCRIPT = Path(__file__).with_name("function_worker.py")
 
 @cache
 def pool_of(functions: tuple[str, ...]) -> GraderPool:
-    """The workers that have loaded these functions."""
-    return GraderPool(_SCRIPT, functions, f"see that {' and '.join(functions)} can be imported")
+    """The workers that have loaded these functions, each file as it is at the first call."""
+    arguments = []
+    for function in functions:
+        file = _file_of(function)
+        arguments += [function, digest_of(file) if file else ""]
+    return GraderPool(_SCRIPT, arguments, f"see that {' and '.join(functions)} can be imported")
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,7 @@ class FunctionReward(Grader):
         return Grades([math.nan if lost else outcome for lost, outcome in zip(failed, outcomes)], components)
 
     def _scores(self, problems: Sequence[Problem], texts: Sequence[str], finished: Sequence[bool]) -> list[list[float]]:
-        """What every function gives every response, [functions][N]; NaN where it failed, which is told once."""
+        """What every function gives every response, [functions][N]; NaN and a warning once per kind where it failed."""
         asked = {
             (function, row): _asked(place, problems[row], texts[row], finished[row])
             for place, function in enumerate(self.functions)
@@ -138,8 +143,7 @@ class FunctionReward(Grader):
     @property
     def files(self) -> tuple[Path, ...]:
         """The files of functions that are given by file."""
-        places = (Path(one.rpartition(":")[0]) for one in self.functions)
-        return tuple(place for place in places if place.suffix == ".py")
+        return tuple(file for one in self.functions if (file := _file_of(one)))
 
     def written(self) -> str:
         weights = self.weights or [1.0] * len(self.functions)
@@ -175,6 +179,12 @@ class FunctionReward(Grader):
                 message = f"{function} finds none of the right answers {answers} correct (from {self.correct_at:g})"
                 message += ", however they are written: see reward.correct_at and the function"
                 warn_once(function, "nothing correct", message)
+
+
+def _file_of(function: str) -> Path | None:
+    """The file that a function is given by; None for one of an installed module."""
+    place = function.rpartition(":")[0]
+    return Path(place) if place.endswith(".py") else None
 
 
 def _absolute(function: str) -> str:

@@ -1,6 +1,8 @@
 """One worker that calls functions of the user's; the pool in `grader_pool.py` starts it as a script.
 
-Its further arguments are the functions, FILE.py:FUNCTION or package.module:FUNCTION.
+Its further arguments are the functions, FILE.py:FUNCTION or package.module:FUNCTION, each followed by the digest of its
+file, or "" for an installed module. A worker that replaces another one would otherwise judge by a file that was edited
+while the run goes on.
 """
 
 from __future__ import annotations
@@ -20,11 +22,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the package may not be installed
 
 from grpo_lab.tasks.grader_worker import serve
+from grpo_lab.tracking.whole import digest_of
 
 
-def load(function: str) -> Callable[..., Any]:
+def load(function: str, digest: str) -> Callable[..., Any]:
     """The function. Raises ImportError, AttributeError or whatever its module raises."""
     place, _, name = function.rpartition(":")
+    if digest and digest_of(Path(place)) != digest:
+        raise ImportError(f"{place} was edited while the run goes on")
     if not place.endswith(".py"):
         sys.path.insert(0, os.getcwd())
         return getattr(importlib.import_module(place), name)
@@ -49,7 +54,7 @@ def taken(function: Callable[..., Any]) -> frozenset[str] | None:
 
 def make_judge() -> Callable[[str, str, bool], float | str]:
     """The judge, with all functions loaded before the memory is bounded."""
-    functions = [load(function) for function in sys.argv[3:]]
+    functions = [load(*pair) for pair in zip(sys.argv[3::2], sys.argv[4::2])]
     arguments = [taken(function) for function in functions]
 
     def judge(asked: str, response: str, anywhere: bool) -> float | str:

@@ -12,7 +12,7 @@ import pytest
 from short_runs import metrics_of, run_in_process
 
 from grpo_lab.config.run_config import conf_folder
-from grpo_lab.tasks.function_reward import FunctionReward
+from grpo_lab.tasks.function_reward import FunctionReward, pool_of
 from grpo_lab.tasks.tables import Table
 from grpo_lab.tracking import provenance
 from grpo_lab.types import Problem
@@ -103,6 +103,17 @@ def test_what_fails_is_not_graded_and_shown(path: Path, caplog: pytest.LogCaptur
             False,
         ]
         assert "7 is not between lowest=0 and highest=1" in caplog.text and "no finite number" in caplog.text
+
+
+def test_a_file_that_is_edited_while_a_run_goes_on_stops_it(path: Path) -> None:
+    """The workers keep what they loaded; one that replaces another refuses the edited file."""
+    one = reward(path, "score", seconds=0.2)
+    assert graded(one, ["1"]) == ([1.0], [1.0])
+    path.write_text(FUNCTIONS.replace("return 1.0 if response == answer", "return 0.0 if response == answer"))
+    assert graded(one, ["1"]) == ([1.0], [1.0])
+    pool_of(one.functions).close()
+    with pytest.raises(RuntimeError, match="was edited while the run goes on"):
+        graded(one, ["1"])
 
 
 def test_a_function_is_tried_before_a_model_loads(path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""What came of predictions of quantities of a whole sweep: rank correlations and sharpening shares.
+"""Verdicts on predicted quantities of a whole level: rank correlations and sharpening shares.
 
 A prediction is supported where the quantity lies on the predicted side of its bound and contradicted where it lies on
 the other, if the two-sided t test of "it equals the bound" has p below 0.05 after Holm over the quantities of its
@@ -89,11 +89,11 @@ def measured_text(one: JudgedQuantity) -> str:
 
 
 def quantities_text(data: SweepData, finals: FinalValues) -> str:
-    """What came of every declared quantity, for the verdict; "" without any."""
+    """The verdict on every declared quantity; "" without any."""
     judged = judge_quantities(data, finals)
     if not judged:
         return ""
-    lines = ["What was predicted of whole levels (base models are the observations)"]
+    lines = ["Predictions about whole levels; base models are the observations"]
     for one in judged:
         where = f" at {data.design.factor}={one.prediction.level}" if data.design and one.prediction.level else ""
         lines.append(f"  {one.word}: {quantity_words(one.prediction)}{where}")
