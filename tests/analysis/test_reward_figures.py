@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 from planted_sweeps import Planted, synthetic_sweep
 from scipy import stats
@@ -93,6 +95,24 @@ def test_a_sharpening_share_that_is_unknown_says_why(many: SweepData) -> None:
     assert found.note == "the reward gain is less than twice its standard error" and found.sharpened == pytest.approx(
         0.15
     )
+
+
+def test_runs_of_one_base_model_are_one_observation(many: SweepData) -> None:
+    """Where one of four base models is finished so far, the runs of all arms on it prove nothing about another."""
+    data = sharpened(many, 0.15)
+    first = [seed for seed, base in final_values(data).bases.items() if base == 0]
+    runs, points = (table[table["seed"].isin(first)] for table in (data.runs, data.points))
+    rest = data.runs[(data.runs["arm"] == "base") & ~data.runs["seed"].isin(first)]  # the other bases have no share yet
+    later = data.points[(data.points["arm"] == "base") & ~data.points["seed"].isin(first)]
+    later = later.assign(**{name: math.nan for name in later if "sharpened" in str(name)})
+    partly = replace(data, runs=pd.concat([runs, rest]), points=pd.concat([points, later]))
+    finals = final_values(partly)
+    assert len(set(finals.bases.values())) == 4
+    whole = sharpening_of_level(partly, finals, "").share
+    assert (whole.bases, whole.n) == (1, 8) and math.isnan(whole.low) and whole.mean > 0
+    (judged,) = judge_quantities(predicted(partly, QuantityPrediction("sharpening_share", above=-5.0)), finals)
+    assert judged.word == "not resolved" and math.isnan(judged.holm)
+    assert sharpening(partly, finals)["", "+a"].share.bases == 1
 
 
 def predicted(data: SweepData, *quantities: QuantityPrediction) -> SweepData:

@@ -25,7 +25,6 @@ from grpo_lab.analysis.final_values import HELDOUT, FinalValues
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
 from grpo_lab.analysis.stats.comparison import FEWEST_BASES
 from grpo_lab.analysis.stats.intervals import Interval
-from grpo_lab.analysis.stats.mean_line import over_bases
 from grpo_lab.analysis.stats.ratio import jackknife_ratio
 from grpo_lab.analysis.table_rows import groups_of
 from grpo_lab.tracking.metrics import SHARPENED
@@ -46,17 +45,13 @@ class Sharpening:
 def sharpening(data: SweepData, finals: FinalValues) -> dict[tuple[str, str], Sharpening]:
     """The sharpening share of every arm with finished runs, by level and arm."""
     gains = _all_gains(data, finals)
-    return {
-        cell: _share([(finals.bases.get(seed, -1), own) for seed, own in by_seed.items()], finals.bases)
-        for cell, by_seed in gains.items()
-    }
+    return {cell: _share(list(by_seed.items()), finals.bases) for cell, by_seed in gains.items()}
 
 
 def sharpening_of_level(data: SweepData, finals: FinalValues, level: str) -> Sharpening:
     """The sharpening share of all arms of a level together: the ratio of their mean gains over base models."""
     gains = {cell: by_seed for cell, by_seed in _all_gains(data, finals).items() if cell[0] == level}
-    runs = [(finals.bases.get(seed, -1), own) for by_seed in gains.values() for seed, own in by_seed.items()]
-    return _share(runs, finals.bases)
+    return _share([run for by_seed in gains.values() for run in by_seed.items()], finals.bases)
 
 
 def _all_gains(data: SweepData, finals: FinalValues) -> dict[tuple[str, str], dict[int, tuple[float, float] | str]]:
@@ -92,25 +87,27 @@ def _gains(start: pd.Series, finals: FinalValues, cell: tuple[str, str], seed: i
 
 
 def _share(gains: Sequence[tuple[int, tuple[float, float] | str]], bases: Mapping[int, int]) -> Sharpening:
-    """The ratio of mean gains over base models, its interval by the jackknife over them; `gains` has base and gains."""
-    known = [(base, pair) for base, pair in gains if not isinstance(pair, str)]
+    """The ratio of mean gains, with the jackknife over base models (over seeds, in a sweep of one base model).
+
+    `gains` holds seed and gains of every run. Runs of one base model, also of several arms, are one observation.
+    """
+    known = [(seed, pair) for seed, pair in gains if not isinstance(pair, str)]
     notes = list(dict.fromkeys(pair for _, pair in gains if isinstance(pair, str)))
     lacking = f"{len(gains) - len(known)} of {len(gains)} runs: {'; '.join(notes)}" if notes else ""
-    none = Interval(math.nan, math.nan, math.nan, len(known))
     if not known:
+        none = Interval(math.nan, math.nan, math.nan, 0)
         return Sharpening(none, math.nan, math.nan, "; ".join(notes) or "no finished run")
-    pairs = over_bases(np.array([pair for _, pair in known]), [base for base, _ in known])
-    n, (sharpened, gained) = len(pairs), pairs.mean(axis=0)
-    spread = pairs[:, 1].std(ddof=1) / math.sqrt(n) if n > 1 else math.nan
-    if not gained > 2 * spread:
-        return Sharpening(
-            none, float(sharpened), float(gained), "the reward gain is less than twice its standard error"
-        )
-    several = len(set(bases.values())) if len(set(bases.values())) > 1 else 0
-    share = replace(jackknife_ratio(pairs), n=len(known), bases=several)
+    several = len(set(bases.values())) > 1
+    units = pd.Series([bases[seed] if several else seed for seed, _ in known])
+    pairs = pd.DataFrame([pair for _, pair in known]).groupby(units).mean().to_numpy()
+    n, (sharpened, gained) = len(pairs), map(float, pairs.mean(axis=0))
+    if not gained > (2 * pairs[:, 1].std(ddof=1) / math.sqrt(n) if n > 1 else 0.0):
+        none = Interval(math.nan, math.nan, math.nan, len(known), n if several else 0)
+        return Sharpening(none, sharpened, gained, "the reward gain is less than twice its standard error")
+    share = replace(jackknife_ratio(pairs), n=len(known), bases=n if several else 0)
     if n < (FEWEST_BASES if several else 2):
         share = replace(share, low=math.nan, high=math.nan)
-    return Sharpening(share, float(sharpened), float(gained), lacking)
+    return Sharpening(share, sharpened, gained, lacking)
 
 
 def sharpening_text(data: SweepData, finals: FinalValues) -> str:
