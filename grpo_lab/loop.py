@@ -39,11 +39,20 @@ from grpo_lab.run.identity import (
 )
 from grpo_lab.run.memory import remedied
 from grpo_lab.run.prompts import check_prompts, prompts_text
-from grpo_lab.run.recorder import Clock, Recorder, failures_recorded, mirrored, summarise, verdict
+from grpo_lab.run.recorder import (
+    Clock,
+    Recorder,
+    failures_recorded,
+    mirrored,
+    summarise,
+    verdict,
+    what_is_lost,
+)
 from grpo_lab.run.resume import find_beginning, stretches_of_ranks
 from grpo_lab.run.state import Inputs, RunState, open_state, read_inputs, require_models
 from grpo_lab.run.training_problems import check_trained, training_problems
-from grpo_lab.tracking import provenance
+from grpo_lab.tracking import interrupt, provenance
+from grpo_lab.tracking.activity import doing
 from grpo_lab.tracking.files import atomic_write, write_json
 from grpo_lab.tracking.passwords import masked
 from grpo_lab.tracking.progress import RunProgress, Unshown
@@ -60,14 +69,15 @@ def train(run: RunConfig, state: RunState, queue: RolloutQueue, recorder: Record
     is left to train on.
     """
     if state.log_position == 0:
-        recorder.record(state, queue, Clock(state.clock_before), state.training.metrics | state.start.metrics)
+        recorder.record(state, queue, Clock(0, state.clock_before), state.training.metrics | state.start.metrics)
         if state.ledger.spent(run.budget) >= 1:
             raise ValueError(
                 "the budget is spent before the first step, on what pass_rate or sft sampled and the first evaluation: "
                 "raise budget.amount, or choose budget=steps"
             )
+    recorder.catch_up(state, queue)
     while state.ledger.spent(run.budget) < 1:
-        clock = Clock()
+        clock = Clock(state.ledger.steps + 1)
         with clock("generate"):
             # 1 draw problems, 2 generate, 3 grade, 4 shape, 5 truncation, 6 filter or refill: as far ahead of training
             # as the schedule allows
@@ -120,7 +130,11 @@ def open_run(
 def train_or_save(run: RunConfig, state: RunState, queue: RolloutQueue, recorder: Recorder, folder: Path) -> None:
     """`train`, and a checkpoint if it cannot go on; the error then says where that is."""
     try:
-        train(run, state, queue, recorder)
+        with interrupt.finishing(recorder.tell):
+            train(run, state, queue, recorder)
+    except KeyboardInterrupt as error:
+        error.args = error.args or (what_is_lost(recorder.log, within_a_step=True),)
+        raise
     except Exhausted as error:
         saved = recorder.save(state, queue, folder / "checkpoints")
         raise Exhausted(f"{error}. The run ends after step {state.ledger.steps}, saved in {saved}") from error
@@ -153,22 +167,24 @@ def follow(run: RunConfig, device: torch.device, folder: Path) -> None:
 def start(config: DictConfig, name: str, choices: Mapping[str, str], command: list[str]) -> Path:
     """Start or resume the run that `config` describes; returns its folder. Raises ValueError for bad input."""
     run = to_run(config)
-    warnings = [*check_compatible(run, choices), *notes_on_data(run)]
-    data = data_fingerprint(run)
-    device = prepare_torch(run.device, run.threads)
     folder = Path(run.runs_dir).expanduser().absolute() / name / f"seed={run.seed}"
-    identity = run_identity(config, device.type)
-    ranks.agree("code", lambda: provenance.code(run.source_files))
-    ranks.agree("the run's folder", lambda: str(folder))
-    ranks.agree("configuration", lambda: identity)
-    ranks.agree("data", lambda: data)
-    if not (folder / "run.json").exists():
-        require_models(run)
+    shows = RunProgress if ranks.is_first() else Unshown
+    with shows(title := f"{name} seed {run.seed}"), doing("looking for questions and model"):
+        warnings = [*check_compatible(run, choices), *notes_on_data(run)]
+        data = data_fingerprint(run)
+        device = prepare_torch(run.device, run.threads)
+        identity = run_identity(config, device.type)
+        ranks.agree("code", lambda: provenance.code(run.source_files))
+        ranks.agree("the run's folder", lambda: str(folder))
+        ranks.agree("configuration", lambda: identity)
+        ranks.agree("data", lambda: data)
+        if not (folder / "run.json").exists():
+            require_models(run)
     if not ranks.is_first():
         follow(run, device, folder)
         return folder
-    with RunLog(folder) as log, RunProgress(f"{name} seed {run.seed}") as progress:
-        say = progress.console.say
+    with RunLog(folder) as log, RunProgress(title) as progress, progress.noting(folder):
+        say = progress.say
         before = check_folder(folder, identity)
         check_data(before, data)
         if log.status() == "done":
@@ -184,10 +200,10 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
             environment = provenance.write(folder, command, ranks.number())
             tracking = run.tracking.record()
             sweep = sweep_of(folder, run.runs_dir, run.cell.sweep)
-            with remedied("pass_rate"):
+            with remedied("pass_rate"), doing("choosing the training questions"):
                 training = ranks.alone(lambda: training_problems(run, device, folder, say))
             check_trained(before, training.record())
-            with remedied("open"):
+            with remedied("open"), doing("reading the questions"):
                 inputs = read_inputs(run, training)
             check_prompts(before, inputs.prompts)
             warnings += [*training.notes(), *inputs.left_out, *inputs.prompts.notes()]
@@ -205,7 +221,7 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
         newest = beginning.checkpoint
         with mirrored(run.tracking, folder), failures_recorded(log), contextlib.ExitStack() as opened:
             ranks.from_first((newest, training, described["run_key"]))  # `follow` waits for it
-            with remedied("open"):
+            with remedied("open"), doing("loading the model"):
                 state, queue, saved = opened.enter_context(open_run(run, device, newest, folder, inputs))
             check_models(folder, state.base, state.teacher and state.teacher.fingerprint)
             log.rewind(state.log_position, beginning.tables)

@@ -23,6 +23,7 @@ from grpo_lab.engines.native_stream import NativeStream
 from grpo_lab.policy.model_folder import stop_token_ids
 from grpo_lab.policy.models import load_model, moved, round_weights, widen
 from grpo_lab.seeding import token_uniforms
+from grpo_lab.tracking.activity import Sampling, sampling
 from grpo_lab.tricks.precision import LmHead, Precision
 from grpo_lab.types import Completion, Float, Int, OnFinish, Request, StopReason, Tensor
 
@@ -96,10 +97,13 @@ class NativeSession(EngineSession):
             # context share rows. The order cannot change any response. With `on_finish` the given order stays: it
             # decides who starts first, and continued responses must not wait behind new ones.
             order.sort(key=lambda i: (_remaining(requests[i]), _context(requests[i]), _text(requests[i])))
-        for wave in self._waves(requests, order, 1 if on_finish or not self.shares_rows else SHARED):
-            wave = [i for i in wave if i not in aborted]
-            if wave:
-                _Wave(self, [requests[i] for i in wave], wave).run(results, aborted, on_finish)
+        with sampling([_remaining(request) for request in requests]) as shown:
+            for index in set(range(len(requests))).difference(order):
+                shown.end(index)
+            for wave in self._waves(requests, order, 1 if on_finish or not self.shares_rows else SHARED):
+                wave = [i for i in wave if i not in aborted]
+                if wave:
+                    _Wave(self, [requests[i] for i in wave], wave).run(results, aborted, on_finish, shown)
         for index in aborted:
             results[index] = results[index] or Completion((), (), (), StopReason.ABORTED)
         return all_ended(results)
@@ -163,7 +167,9 @@ class _Wave:
         self.tokens = torch.zeros(len(requests), width, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(len(requests), width, dtype=session.logprob_dtype, device=device)
 
-    def run(self, results: list[Completion | None], aborted: set[int], on_finish: OnFinish | None) -> None:
+    def run(
+        self, results: list[Completion | None], aborted: set[int], on_finish: OnFinish | None, shown: Sampling
+    ) -> None:
         """Decode until every row has ended, filling `results` at the wave's indices."""
         logits, rows = self._prefill()
         fixed = self._fixed_step() if self.session.fixed_shapes and on_finish is None else None
@@ -176,6 +182,7 @@ class _Wave:
             drawn, logprobs = draw(logits[rows], self.noise[alive, position], self.temperatures[alive], top_ps)
             self.tokens[alive, position], self.logprobs[alive, position] = drawn, logprobs
             position += 1
+            shown.grow(position * len(alive))
             self.sure_for[alive] = torch.where(logprobs > self.sure[alive], self.sure_for[alive] + 1, 0)
             stopped = torch.isin(drawn, self.session.stop_ids)
             looped = self.sure_for[alive] >= self.patience[alive]
@@ -196,6 +203,7 @@ class _Wave:
                     by_itself = int(self.tokens[row, length - 1]) in self.session.stop_set
                     completion = self._completion(row, length, StopReason.EOS if by_itself else reason)
                     results[self.indices[row]] = completion
+                    shown.end(self.indices[row])
                     if on_finish is not None:
                         aborted.update(on_finish(self.indices[row], completion))
                 keep = ~ended

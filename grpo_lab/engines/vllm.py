@@ -30,6 +30,7 @@ from grpo_lab.engines.vllm_common import (
 )
 from grpo_lab.policy import ranks
 from grpo_lab.policy.model_folder import stop_token_ids, weight_names
+from grpo_lab.tracking.activity import sampling
 from grpo_lab.tricks.precision import Precision
 from grpo_lab.types import Completion, OnFinish, Request, StopReason, Tensor
 
@@ -177,10 +178,13 @@ class _Call:
         try:
             for index in sorted(self.open):
                 self._ask(index)
-            while self.open:
-                for output in engine.step():
-                    if (index := int(output.request_id)) in self.open:
-                        self._take(index, output, results)
+            with sampling([request.params.max_tokens - len(request.prefix) for request in self.requests]) as shown:
+                while self.open:
+                    for output in engine.step():
+                        if (index := int(output.request_id)) in self.open:
+                            self._take(index, output, results)
+                            if index not in self.open:
+                                shown.end(index)
         finally:
             if self.open:  # else the next call would continue them
                 engine.abort_request([str(index) for index in self.open])

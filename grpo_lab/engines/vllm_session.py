@@ -26,6 +26,7 @@ from grpo_lab.engines.base import EngineFailure, EngineSession, Stream, all_ende
 from grpo_lab.engines.vllm_common import Growing, failure, last_error, vllm_params
 from grpo_lab.engines.vllm_weights import Transfer
 from grpo_lab.policy import ranks
+from grpo_lab.tracking.activity import sampling
 from grpo_lab.types import Completion, OnFinish, Request, StopReason, Tensor
 
 if TYPE_CHECKING:
@@ -89,17 +90,19 @@ class VllmProcessSession(EngineSession):
         aborted: set[int] = set()
         try:
             stream.add_together({index: requests[index] for index in sorted(left)})
-            while left:
-                for index, completion in stream.take(wait=True):
-                    left.discard(index)
-                    if index in aborted:  # it may have ended on its own in the meantime
-                        results[index] = replace(completion, stop=StopReason.ABORTED)
-                        continue
-                    results[index] = completion
-                    if on_finish is not None:
-                        others = left.intersection(on_finish(index, completion)) - aborted
-                        stream.abort(others & stream.rows.keys())
-                        aborted |= others
+            with sampling([request.params.max_tokens - len(request.prefix) for request in requests]) as shown:
+                while left:
+                    for index, completion in stream.take(wait=True):
+                        left.discard(index)
+                        shown.end(index)
+                        if index in aborted:  # it may have ended on its own in the meantime
+                            results[index] = replace(completion, stop=StopReason.ABORTED)
+                            continue
+                        results[index] = completion
+                        if on_finish is not None:
+                            others = left.intersection(on_finish(index, completion)) - aborted
+                            stream.abort(others & stream.rows.keys())
+                            aborted |= others
         finally:
             if stream.rows and self.broken is None:  # an error, or Ctrl-C
                 with contextlib.suppress(EngineFailure):  # Ctrl-C may have reached the other process, too

@@ -17,6 +17,7 @@ from grpo_lab.policy.logprobs import token_logprobs
 from grpo_lab.policy.optim import UpdateReport
 from grpo_lab.run.state import RunState
 from grpo_lab.seeding import rollout_uniforms
+from grpo_lab.tracking.activity import doing
 from grpo_lab.tracking.metrics import CLIP_FRACTION, UNLIKE_PPO
 from grpo_lab.tricks.base import NEGLIGIBLE
 from grpo_lab.tricks.baseline import Credit, Estimator, rewards_by_token
@@ -253,13 +254,14 @@ def train_on(
     rollouts, step = inputs.rollouts, state.ledger.steps
     tally = UpdateTally.of(inputs, state.updates, keeps_touched=step % run.rollouts_every == 0)
     run.updates.begin(state.optimizer)
-    for number, part in enumerate(run.updates.split(run.problems_per_step)):
-        minibatch = make_minibatch(
-            inputs, part, run.denominator, state.microbatching, run.skips_rows, not run.reads_microbatches
-        )
-        batches = [on_device(batch, state.device) for batch in minibatch]
-        noise = mark_noise(run, rollouts, step, number)
-        update(run, state, marked(run, state, batches, noise), tokens_in_loss(inputs, part), tally)
+    with doing("", run.updates.number, "updates") as shown:
+        for number, part in enumerate(shown.each(run.updates.split(run.problems_per_step))):
+            minibatch = make_minibatch(
+                inputs, part, run.denominator, state.microbatching, run.skips_rows, not run.reads_microbatches
+            )
+            batches = [on_device(batch, state.device) for batch in minibatch]
+            noise = mark_noise(run, rollouts, step, number)
+            update(run, state, marked(run, state, batches, noise), tokens_in_loss(inputs, part), tally)
     if state.critic is not None:
         assert before.values is not None, "read_policies asks the critic"
         learnt = rollouts.sampled_mask & before.graded.counted.flatten()[:, None]
@@ -319,13 +321,14 @@ def update(run: RunConfig, state: RunState, batches: list[Batch], tokens: int, t
     if not batches:
         tally.skipped += 1
         return
-    own = []
-    for place, counts in ranks.dealt(len(batches)):
-        logprobs, entropy = _read(run, state, batches[place], with_entropy=True)
-        assert entropy is not None, "it was asked for"
-        output = policy_loss(run, batches[place], logprobs, entropy)
-        state.loss_scale.scale(output.loss if counts else 0 * output.loss).backward()
-        own.append((_to_tell(output), None if tally.losses else _to_tell(logprobs)))
+    own, dealt = [], ranks.dealt(len(batches))
+    with doing("", len(dealt), "microbatches") as shown:
+        for place, counts in shown.each(dealt):
+            logprobs, entropy = _read(run, state, batches[place], with_entropy=True)
+            assert entropy is not None, "it was asked for"
+            output = policy_loss(run, batches[place], logprobs, entropy)
+            state.loss_scale.scale(output.loss if counts else 0 * output.loss).backward()
+            own.append((_to_tell(output), None if tally.losses else _to_tell(logprobs)))
     passes = ranks.in_order(len(batches), own)
     for batch, (output, logprobs) in zip(batches, passes):
         if logprobs is not None:

@@ -17,6 +17,7 @@ from torch import nn
 from grpo_lab.policy import ranks
 from grpo_lab.policy.logprobs import mask_lengths, token_logprobs
 from grpo_lab.policy.packing import microbatch_rows, packed_rows
+from grpo_lab.tracking.activity import doing
 from grpo_lab.tricks.denominator import Denominator
 from grpo_lab.tricks.precision import Precision
 from grpo_lab.types import Batch, Bool, Float, Microbatching, Rollouts, Tensor, Totals
@@ -160,25 +161,27 @@ def rollout_logprobs(
     prompts = [rollouts.prompt_of_row(row) for row in range(rollouts.num_rows)]
     ends = mask_lengths(rollouts.sampled_mask)
     groups = spread(_microbatches(prompts, ends, microbatching), [len(one) + end for one, end in zip(prompts, ends)])
-    for place, counts in ranks.dealt(len(groups)):
-        rows = groups[place]
-        width = max(ends[row] for row in rows)
-        logprobs, entropy = token_logprobs(
-            model,
-            [prompts[row] for row in rows],
-            rollouts.tokens[rows, :width].to(device),
-            rollouts.sampled_mask[rows, :width].to(device),
-            temperature,
-            precision,
-            with_entropy=with_entropy,
-            microbatching=microbatching,
-        )
-        if not counts:
-            continue
-        found[rows, :width] = logprobs.to("cpu", found.dtype)
-        if entropies is not None:
-            assert entropy is not None, "token_logprobs gives the entropy that it is asked for"
-            entropies[rows, :width] = entropy.to("cpu", entropies.dtype)
+    dealt = ranks.dealt(len(groups))
+    with doing("", len(dealt), "microbatches") as shown:
+        for place, counts in shown.each(dealt):
+            rows = groups[place]
+            width = max(ends[row] for row in rows)
+            logprobs, entropy = token_logprobs(
+                model,
+                [prompts[row] for row in rows],
+                rollouts.tokens[rows, :width].to(device),
+                rollouts.sampled_mask[rows, :width].to(device),
+                temperature,
+                precision,
+                with_entropy=with_entropy,
+                microbatching=microbatching,
+            )
+            if not counts:
+                continue
+            found[rows, :width] = logprobs.to("cpu", found.dtype)
+            if entropies is not None:
+                assert entropy is not None, "token_logprobs gives the entropy that it is asked for"
+                entropies[rows, :width] = entropy.to("cpu", entropies.dtype)
     return ranks.added_up(found), None if entropies is None else ranks.added_up(entropies)
 
 

@@ -17,6 +17,7 @@ from grpo_lab.engines.base import Stream, all_ended
 from grpo_lab.engines.native_stream import NativeStream
 from grpo_lab.rollout.groups import Spent, StartedGroup, completions_of, group_to_state
 from grpo_lab.rollout.queue import BatchQueue, RolloutBatch, RolloutQueue
+from grpo_lab.tracking.activity import doing
 from grpo_lab.types import Completion, Exhausted, Groups, Request, Tensor
 
 
@@ -63,11 +64,13 @@ class StreamQueue(RolloutQueue):
 
     def take(self) -> RolloutBatch:
         self._admit()
-        while len(self.ready) < self.wanted:
-            self._refuse_to_throw_on()
-            if self.ran_dry is not None and not self.growing:
-                raise self.ran_dry
-            self._advance()
+        with doing("", self.wanted, "groups") as shown:
+            while (done := len(self.ready)) < self.wanted:
+                shown.done = done
+                self._refuse_to_throw_on()
+                if self.ran_dry is not None and not self.growing:
+                    raise self.ran_dry
+                self._advance()
         batch, self.ready = self.ready[: self.wanted], self.ready[self.wanted :]
         whole = self.thrown + batch
         self.in_training = len(batch)

@@ -54,6 +54,7 @@ from grpo_lab.rollout.grading import (
     with_target_length,
 )
 from grpo_lab.tasks.base import Grader, Template
+from grpo_lab.tracking.activity import doing
 from grpo_lab.tracking.metrics import SAMPLER_SUITES, SHARPENED, pass_at_k
 from grpo_lab.tricks.truncation import Score, Truncation, generate_each
 from grpo_lab.types import Float, NoiseKey, Problem, Request, Rollouts, SamplingParams, Tensor
@@ -196,7 +197,8 @@ def evaluate(
     """
     tables, metrics = [], {}
     for suite, rollouts, keys in _answers(suites, session, tokenizer, template, seed):
-        table = _graded(suite, rollouts, keys, tokenizer)
+        with doing(suite.name):
+            table = _graded(suite, rollouts, keys, tokenizer)
         if table["outcome"].isna().all():
             raise ValueError(
                 f"the grader failed on all {len(table)} answers of the suite {suite.name}: see that it can read right "
@@ -206,15 +208,18 @@ def evaluate(
         if suite.verifier.may_fail:
             metrics[f"eval/{suite.name}/ungraded"] = float(table["outcome"].isna().mean())
         if reward is not None and suite.verifier is not reward:
-            agreement = _agreement(rollouts, keys, table, reward)
+            with doing(f"{suite.name}, by the training reward"):
+                agreement = _agreement(rollouts, keys, table, reward)
             metrics |= {} if math.isnan(agreement) else {f"eval/{suite.name}/agreement": agreement}
         if (suite.measures_kl or suite.name.startswith(SHARPENED)) and suite.params.top_p == 1:
             metrics[f"eval/{suite.name}/entropy"] = entropy_of_responses(rollouts)
         if suite.measures_kl and verifier is not None and suite.verifier is not verifier:
-            verified = _accuracy(_judged(rollouts, keys, table, verifier), table["problem_id"])
+            with doing(f"{suite.name}, by the verifier of evaluation"):
+                verified = _accuracy(_judged(rollouts, keys, table, verifier), table["problem_id"])
             metrics |= {} if math.isnan(verified) else {f"eval/{suite.name}/verified_accuracy": verified}
         if suite.measures_kl and initial is not None:
-            metrics[f"eval/{suite.name}/kl_initial"] = kl_of_responses(rollouts, initial(rollouts))
+            with doing(f"{suite.name}, KL from the initial policy"):
+                metrics[f"eval/{suite.name}/kl_initial"] = kl_of_responses(rollouts, initial(rollouts))
         tables.append(table)
     return metrics, pd.concat(tables, ignore_index=True)
 
@@ -233,11 +238,14 @@ def _answers(
         stream = f"eval/{suite.split}"
         requests += group_requests(suite.problems, each, suite.samples, suite.params, seed, stream, 0)
     ways = [suite.truncation for suite in suites for _ in range(suite.samples * len(suite.problems))]
-    left = iter(zip(requests, generate_each(ways, session, requests, tools_for(tokenizer))))
+    parts = [(one.name, problem.id) for one in suites for problem in one.problems for _ in range(one.samples)]
+    with doing("", parts=parts):
+        completions = generate_each(ways, session, requests, tools_for(tokenizer))
+    left = iter(zip(requests, completions))
     for suite, each in zip(suites, prompts):
         part = list(islice(left, suite.samples * len(suite.problems)))
-        completions = [completion for _, completion in part]
-        yield suite, to_rollouts(suite.problems, each, suite.samples, completions), [one.noise for one, _ in part]
+        own = [completion for _, completion in part]
+        yield suite, to_rollouts(suite.problems, each, suite.samples, own), [one.noise for one, _ in part]
 
 
 def _graded(

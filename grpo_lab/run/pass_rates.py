@@ -28,6 +28,7 @@ from grpo_lab.rollout.grading import decode, encode_prompts, group_requests, to_
 from grpo_lab.tasks.base import Grader
 from grpo_lab.tasks.warm_start import cache_root
 from grpo_lab.tasks.weighted import Weighted
+from grpo_lab.tracking.activity import doing
 from grpo_lab.tracking.files import atomic_write, locked, write_json
 from grpo_lab.tricks.pass_rate import Measured
 from grpo_lab.types import Completion, Problem, SamplingParams
@@ -224,8 +225,12 @@ def _extend(
     """Measure the problems at the places `missing` and add their rows, each part in a file until all are there."""
     at_once = max(1, _CALLS * run.engine.max_rows // asked.samples)
     parts, began = [known], time.perf_counter()
-    with closing(run.engine.open(base.folder, run.sampler_precision, base.device)) as session:
+    with (
+        closing(run.engine.open(base.folder, run.sampler_precision, base.device)) as session,
+        doing("pass rates of the base model", len(missing), "problems") as shown,
+    ):
         for start in range(0, len(missing), at_once):
+            shown.done = start
             places = missing[start : start + at_once]
             part = _sampled(
                 run, plan, asked, base, session, [problems[p] for p in places], [prompts[p] for p in places]

@@ -24,15 +24,21 @@ from grpo_lab.run import checkpoint
 from grpo_lab.run.evaluate import InitialLogprobs, evaluate, of_the_sampler, sharpened
 from grpo_lab.run.memory import remedied
 from grpo_lab.run.state import RunState
+from grpo_lab.tracking import interrupt
+from grpo_lab.tracking.activity import current, doing
 from grpo_lab.tracking.metrics import FURTHER_SUITES, SUITES, check, is_touched
 from grpo_lab.tracking.mlflow_mirror import Tracking
-from grpo_lab.tracking.progress import RunProgress, Unshown
+from grpo_lab.tracking.progress import RunProgress, Unshown, describe_stages
 from grpo_lab.tracking.run_log import RunLog, UnwrittenLog
-from grpo_lab.tracking.run_reader import parse_line
+from grpo_lab.tracking.run_reader import STOP, parse_line, saved_step
 from grpo_lab.tracking.whole import files_of, sealed
 from grpo_lab.types import Exhausted, Float, Rollouts, Tensor
 
 _MAX_IDLE_STEPS = 100
+_STAGES = {
+    "generate": "generating", "logprobs": "log-probs", "credit": "advantages", "train": "training",
+    "sync": "sending weights to the sampler", "evaluate": "evaluating",
+}  # fmt: skip
 
 
 @dataclass
@@ -42,12 +48,13 @@ class Clock:
     A stage that runs out of memory raises OutOfMemory.
     """
 
+    step: int
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextlib.contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
         started = time.perf_counter()
-        with remedied(stage):
+        with remedied(stage), doing(f"step {self.step}: {_STAGES[stage]}"):
             yield
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()  # else the next stage that waits for the GPU is charged for this work
@@ -65,6 +72,7 @@ class Recorder:
     touched: dict[str, float] = field(default_factory=dict)
     seconds_logging: float = 0.0  # of the previous step: a line cannot hold the time of its own writing
     steps_without_update: int = 0
+    unfinished: dict[str, Any] | None = None  # a trained step whose evaluation a signal ended, for `catch_up`
     saved_at: float = field(default_factory=time.monotonic)  # in s; at first when the run began, or went on
 
     def record(
@@ -84,23 +92,52 @@ class Recorder:
         run, ledger, step = self.run, state.ledger, state.ledger.steps
         if rollouts is not None:
             self.log.write_table("rollouts", step, rollouts)
-        # All ranks go by one clock, since a budget may end by it, and save together.
-        seconds, waited = ranks.from_first((sum(clock.seconds.values()), time.monotonic() - self.saved_at))
-        ledger.device_seconds += seconds * ranks.number()
-        share, numbers = ledger.spent(run.budget), {**metrics, **state.start.touched, **state.training.touched}
-        speed = {}
+        # All ranks go by one clock, since a budget may end by it.
+        ledger.device_seconds += ranks.from_first(sum(clock.seconds.values())) * ranks.number()
+        numbers, speed = {**metrics, **state.start.touched, **state.training.touched}, {}
         if "generate" in clock.seconds:
             generated = numbers["rollout/length"] * numbers["rollout/groups"] * run.group_size
             speed["time/tokens_per_second"] = generated / sum(clock.seconds.values())
+        self._finish(state, queue, clock, numbers, speed, sampled_by)
+
+    def catch_up(self, state: RunState, queue: RolloutQueue) -> None:
+        """Evaluate and log the step that a checkpoint holds without its evaluation, if it does."""
+        if self.unfinished is not None:
+            left, self.unfinished = self.unfinished, None
+            clock = Clock(state.ledger.steps, left["seconds"])
+            self._finish(state, queue, clock, left["numbers"], left["speed"], left["sampled_by"])
+
+    def _finish(
+        self,
+        state: RunState,
+        queue: RolloutQueue,
+        clock: Clock,
+        numbers: dict[str, float | int],
+        speed: dict[str, float],
+        sampled_by: int | None,
+    ) -> None:
+        """Evaluate, log, save and show the latest step. Raises KeyboardInterrupt once a signal has asked for it."""
+        run, ledger, step = self.run, state.ledger, state.ledger.steps
+        share, checkpoints = ledger.spent(run.budget), self.log.folder / "checkpoints"
         if step % run.evaluation.every == 0 or share >= 1:
-            with clock("evaluate"):
-                accuracies, answers = self._evaluate(state, step == 0 or share >= 1, sampled_by)
-                numbers |= accuracies | {"eval/probe/best_gap": state.probe_gap(answers)}
-                self.log.write_table("eval", step, answers.assign(step=step))
+            try:
+                with clock("evaluate"), _left_by_a_signal():
+                    accuracies, answers = self._evaluate(state, step == 0 or share >= 1, sampled_by)
+                    accuracies |= {"eval/probe/best_gap": state.probe_gap(answers)}
+                    self.log.write_table("eval", step, answers.assign(step=step))
+            except KeyboardInterrupt as error:
+                if step == 0 or not interrupt.asked():
+                    raise
+                self.unfinished = {"numbers": numbers, "seconds": clock.seconds, "speed": speed}
+                self.unfinished["sampled_by"] = sampled_by
+                saved = self.save(state, queue, checkpoints)
+                error.args = (f"step {step} is saved in {saved}; its evaluation was cut short and begins again there",)
+                raise
+            numbers = numbers | accuracies
         for name, value in numbers.items():
             if is_touched(name):
                 self.touched[name] = max(self.touched.get(name, 0.0), value)
-        idle = metrics.get("train/skipped_updates", 0) > 0 and metrics["train/updates"] == 0
+        idle = numbers.get("train/skipped_updates", 0) > 0 and numbers["train/updates"] == 0
         self.steps_without_update = self.steps_without_update + 1 if idle else 0
         numbers |= ledger.metrics()
         timing = {f"time/{stage}": seconds for stage, seconds in clock.seconds.items()}
@@ -108,11 +145,16 @@ class Recorder:
         started = time.perf_counter()
         timing["budget/device_seconds"] = ledger.device_seconds
         self.log.write_step(step, check(numbers), check(timing))
-        late = run.checkpoint_minutes is not None and waited >= 60 * run.checkpoint_minutes
-        if step and (step % run.checkpoint_every == 0 or late or share >= 1):
-            self.save(state, queue, self.log.folder / "checkpoints")
+        told = ranks.gathered((time.monotonic() - self.saved_at, interrupt.asked()))  # so that all save together
+        late = run.checkpoint_minutes is not None and told[0][0] >= 60 * run.checkpoint_minutes
+        ends = share < 1 and any(asked for _, asked in told)
+        saved = None
+        if ends or (step and (step % run.checkpoint_every == 0 or late or share >= 1)):
+            saved = self.save(state, queue, checkpoints)
         self.seconds_logging = time.perf_counter() - started
         self.progress.show(step, share, numbers, timing)
+        if ends:
+            raise KeyboardInterrupt(f"step {step} is finished and saved in {saved}")
         if share < 1:
             self._refuse_to_idle()
 
@@ -155,10 +197,24 @@ class Recorder:
 
         return logprobs
 
+    def tell(self, signal_name: str) -> None:
+        """Say what the first signal leads to, and what a second one would."""
+        who = "Ctrl-C" if signal_name == "SIGINT" else signal_name
+        stages = current()
+        doing_now = f" ({describe_stages(stages, time.monotonic())})" if stages else ""
+        limit = "; torchrun kills it after 30 s" if ranks.number() > 1 else ""
+        saved = saved_step(self.log.folder)
+        start = "begins again later" if saved is None else f"goes on from step {saved} later"
+        self.progress.say(
+            f"{who}: the run finishes this step{doing_now}, saves it and ends{limit}. Once more ends it at once: then "
+            f"it {start}"
+        )
+
     def from_state(self, saved: Mapping[str, Any]) -> None:
         """Restore what `save` put into a checkpoint."""
         self.touched |= saved["touched"]
         self.steps_without_update = saved["steps_without_update"]
+        self.unfinished = saved.get("unfinished")
 
     def save(self, state: RunState, queue: RolloutQueue, root: Path) -> Path:
         """Write a checkpoint of the run after its latest step, and delete old ones."""
@@ -168,13 +224,19 @@ class Recorder:
             shards.pop("reference", None)
         saved = state.to_state(stamp["bytes"], self.run.reference.changes, shards) | {"queue": queue.to_state()}
         saved |= {"touched": dict(self.touched), "steps_without_update": self.steps_without_update}
-        folder = checkpoint.save(
-            root, state.ledger.steps, state.learner, state.tokenizer, saved, self.run_key, stamp, shards
-        )
-        if ranks.is_first():
-            checkpoint.prune(root, self.run.keep_checkpoints)
+        saved |= {"unfinished": self.unfinished}
+        step = state.ledger.steps
+        with doing(f"saving the checkpoint of step {step}"):
+            folder = checkpoint.save(root, step, state.learner, state.tokenizer, saved, self.run_key, stamp, shards)
+            if ranks.is_first():
+                checkpoint.prune(root, self.run.keep_checkpoints)
         self.saved_at = time.monotonic()
         return folder
+
+
+def _left_by_a_signal() -> contextlib.AbstractContextManager[None]:
+    """A part of a step that a signal ends at once; several ranks go through it to its end, or one would wait."""
+    return interrupt.at_once() if ranks.number() == 1 else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -190,13 +252,33 @@ def mirrored(tracking: Tracking, folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def failures_recorded(log: RunLog) -> Iterator[None]:
-    """Write error.txt into the run's folder for any exception, Ctrl-C included, and re-raise it."""
+    """Write error.txt into the run's folder for any exception, Ctrl-C included, and re-raise it.
+
+    An interrupt then says who asked for it, what is saved and what is lost.
+    """
     try:
         yield
     except BaseException as error:
         with _signals_unheard(), contextlib.suppress(OSError):  # a full disk must not hide the first error
-            log.mark_error(ranks.cause_of(error))
+            cause = ranks.cause_of(error)
+            if isinstance(error, KeyboardInterrupt) and isinstance(cause, KeyboardInterrupt):
+                who = "stopped by grpo-lab stop" if (log.folder / STOP).exists() else "interrupted"
+                error.args, cause = (f"{who}: {error or what_is_lost(log)}",), error
+            log.mark_error(cause)
         raise
+
+
+def what_is_lost(log: RunLog | UnwrittenLog, within_a_step: bool = False) -> str:
+    """What a run that ends now has saved, and what it computes again when it goes on."""
+    saved, logged = saved_step(log.folder), log.last_step
+    kept = saved or 0
+    steps = f"steps {kept + 1} to {logged}" if logged > kept + 1 else f"step {logged}" if logged > kept else ""
+    begun = f"what step {logged + 1} had" if within_a_step and logged >= 0 else ""
+    again = " and ".join(filter(None, (steps, begun)))
+    if saved is None:
+        known = f"there is no checkpoint yet: it computes {again} again" if again else "no step was trained yet"
+        return f"{known}, and begins at step 0" if again else f"{known}: nothing is lost"
+    return f"it goes on from step {saved}" + (f", and computes {again} again" if again else ": nothing is lost")
 
 
 @contextlib.contextmanager
@@ -205,8 +287,7 @@ def _signals_unheard() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    heard = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)  # those that train.py makes an interrupt of
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in heard}
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in interrupt.SIGNALS}
     try:
         yield
     finally:

@@ -82,7 +82,8 @@ def find_beginning(
         if trouble is not None and name.startswith("eval/") and (folder / name).exists():
             raise ValueError(f"{trouble}; restore it from a copy, or delete it, and DONE and the figures will say so")
         said += [f"{trouble}: DONE and the figures will say so"] if trouble else []
-    step = manifest["step"]
+    # A step that was saved before its evaluation is computed in part by this code.
+    step = min(manifest["step"], manifest["log"].get("step", manifest["step"]))
     # With a checkpoint of step 0, the evaluation before the first step stays.
     kept = [stretch for stretch in described["stretches"] if stretch["from_step"] < max(step, 1)]
     code = provenance.code(sources)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import time
@@ -23,6 +24,7 @@ from grpo_lab.policy.model_folder import fingerprint
 from grpo_lab.policy.models import load_model, moved, recompute_layers
 from grpo_lab.rollout.grading import decode, encode_prompts, grade, group_requests, to_rollouts, token_ids, tools_for
 from grpo_lab.seeding import uniform
+from grpo_lab.tracking.activity import Activity, doing
 from grpo_lab.tracking.files import follow_umask, write_json
 from grpo_lab.tracking.metrics import is_touched
 from grpo_lab.tracking.whole import AFRESH, digest_of, read_sealed, sealed, trouble_with
@@ -109,8 +111,10 @@ def fine_tuned(
         if loading.lora is not None:
             add_adapter(learner, loading.lora, run.seed)
         learner = moved(learner, device)
-        answers, metrics = _answers(run, sft, base, tokenizer, problems, device, cost, ledger)
-        metrics |= _train(run, sft, learner, answers, device, cost, ledger)
+        with doing("answers to fine-tune on"):
+            answers, metrics = _answers(run, sft, base, tokenizer, problems, device, cost, ledger)
+        with doing("fine-tuning", sft.epochs * math.ceil(len(answers) / sft.batch_size), "updates") as shown:
+            metrics |= _train(run, sft, learner, answers, device, cost, ledger, shown)
         save_whole(learner, partial)
         tokenizer.save_pretrained(partial)
         follow_umask(partial)
@@ -207,6 +211,7 @@ def _train(
     device: torch.device,
     cost: ModelFlops,
     ledger: Ledger,
+    shown: Activity,
 ) -> dict[str, float]:
     """Train `learner` on the answers, counted in the ledger; returns the loss of the last epoch per token."""
     if run.gradient_checkpointing:
@@ -217,7 +222,7 @@ def _train(
     updates, loss, tokens = 0, 0.0, 0
     for epoch in range(sft.epochs):
         loss, tokens = 0.0, 0
-        for rollouts in _batches(run, sft, answers, epoch):
+        for rollouts in shown.each(_batches(run, sft, answers, epoch)):
             weight = torch.ones_like(rollouts.sampler_logprobs)
             inputs = StepInputs(rollouts, rollouts.sampled_mask, weight, None, None, None)
             for batch in make_minibatch(inputs, range(len(rollouts.problems)), Survivors(), microbatching):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import shlex
 import signal
@@ -13,15 +12,16 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import IO
 
 import psutil
 
 from grpo_lab.engines.base import EngineFailure
 from grpo_lab.policy import ranks
+from grpo_lab.tracking import interrupt
 from grpo_lab.tracking.files import RunFolderBusyError
 from grpo_lab.tracking.passwords import masked
+from grpo_lab.tracking.provenance import typed
 from grpo_lab.tracking.terminal import printable, say
 
 PARENT = "GRPO_LAB_SWEEP_PROCESS"
@@ -32,7 +32,8 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR2"
 _LOOK_SECONDS = 1.0
 _PATIENCE_SECONDS = 10.0  # time for a run to flush its mirror
-_ONE_INTERRUPT_SECONDS = 1.0
+_TOGETHER_SECONDS = 1.0  # signals of one cause, where several processes pass them on
+_of_a_sweep = False
 
 
 def cell_command(words: Sequence[str], processes: int = 1, module: str = "grpo_lab.train") -> list[str]:
@@ -82,26 +83,16 @@ def open_cell(
 
 
 def hear_signals() -> None:
-    """In a run's process: Ctrl-C, SIGTERM and Slurm's SIGUSR2 raise KeyboardInterrupt, unless they are ignored.
-
-    Of signals within a second the first counts: Slurm may tell all processes of a job, and one of them passes it on.
-    """
-    last = -math.inf
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        nonlocal last
-        before, last = last, time.monotonic()
-        if last > before + _ONE_INTERRUPT_SECONDS:
-            raise KeyboardInterrupt
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, interrupt)
+    """In a run's process, after `follow_parent`: see `interrupt.hear`."""
+    passed_on = _of_a_sweep or ranks.launched() > 1 or "SLURM_JOB_ID" in os.environ
+    interrupt.hear(_TOGETHER_SECONDS if passed_on else 0.0)
 
 
 def follow_parent() -> None:
     """In a cell's process: end by SIGINT when the sweep sends it, or when the sweep dies."""
+    global _of_a_sweep
     parent = os.environ.pop(PARENT, None)
+    _of_a_sweep = parent is not None
     if parent is None:
         return
     # Children of a sweep in a shell's background inherit that SIGINT is ignored, those of Ray's workers that it waits.
@@ -123,7 +114,8 @@ def errors_said(raised: bool = False) -> Iterator[None]:
         if cause is not error and not ranks.is_first():
             sys.exit(1)  # the first rank, and the one that failed, say why
         if isinstance(cause, KeyboardInterrupt):
-            sys.exit("interrupted: the same command goes on from the last checkpoint")
+            said = str(error if isinstance(error, KeyboardInterrupt) else cause)
+            sys.exit(printable(f"{said or 'interrupted, and nothing was begun'}; {_go_on()}"))
         if cause is not error:
             # What all ranks refuse, the one that was quickest has said.
             sys.exit(1 if str(error) in str(cause) else printable(f"error: {cause}"))
@@ -131,6 +123,13 @@ def errors_said(raised: bool = False) -> Iterator[None]:
             raise
         say(f"error: {error}", error=True)
         sys.exit(BUSY if isinstance(error, RunFolderBusyError) else 1)
+
+
+def _go_on() -> str:
+    """Which command goes on with an interrupted run."""
+    if _of_a_sweep or ranks.launched() > 1:
+        return "the same command goes on"
+    return f"go on with: {shlex.join(typed())}"
 
 
 def _starter() -> int:

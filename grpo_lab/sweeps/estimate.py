@@ -29,7 +29,7 @@ from grpo_lab.policy.device import device_kind
 from grpo_lab.sweeps.cells import Cell
 from grpo_lab.sweeps.status import cell_status
 from grpo_lab.tracking.progress import clock
-from grpo_lab.tracking.run_reader import has_ended, read_steps
+from grpo_lab.tracking.run_reader import has_ended, read_steps, stage_seconds
 from grpo_lab.tracking.sweep_record import FILE, read_sweep, sweep_folder
 from grpo_lab.tracking.whole import AFRESH, read_json
 
@@ -79,8 +79,7 @@ def measured(folder: Path) -> Measured | None:
         config = read_json(folder / "run.json", AFRESH)["config"]
         seconds, last = 0.0, None
         for record in read_steps(folder):
-            stages = {name: value for name, value in record.timing.items() if name.startswith("time/")}
-            seconds += sum(value for name, value in stages.items() if name != "time/tokens_per_second")
+            seconds += stage_seconds(record.timing)
             last = record
         if last is None or seconds <= 0:
             return None

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 import transformers
 
 from grpo_lab.policy.loading import Loading
+from grpo_lab.tracking.activity import doing
 from grpo_lab.tricks.base import require
 from grpo_lab.types import NoiseKey, Problem
 
@@ -314,7 +315,8 @@ class Reward(Grader):
         self, problems: Sequence[Problem], texts: Sequence[str], finished: Sequence[bool], keys: Sequence[NoiseKey]
     ) -> list[float]:
         """The outcome of each response, from the arguments of `grades`; NaN for one that the grader failed on."""
-        return [self(*response) for response in zip(problems, texts, finished)]
+        with doing("grading", len(texts), "responses") as shown:
+            return [self(*response) for response in shown.each(zip(problems, texts, finished))]
 
     def grades(
         self, problems: Sequence[Problem], texts: Sequence[str], finished: Sequence[bool], keys: Sequence[NoiseKey]

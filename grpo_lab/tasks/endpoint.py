@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_lab.tasks.warm_start import cache_root
+from grpo_lab.tracking.activity import doing
 from grpo_lab.tricks.base import require, require_not_negative, require_positive
 
 if TYPE_CHECKING:
@@ -207,10 +208,13 @@ class _Live:
 
         async def one(prompt: str, key: str) -> str | None:
             async with places:
-                return await self._one(client, prompt, key, request)
+                answer = await self._one(client, prompt, key, request)
+                shown.done += 1
+                return answer
 
-        async with self._client() as client:
-            return dict(zip(keys, await asyncio.gather(*(one(*each) for each in keys.items()))))
+        with doing(f"asking {self.endpoint.model}", len(keys), "answers") as shown:
+            async with self._client() as client:
+                return dict(zip(keys, await asyncio.gather(*(one(*each) for each in keys.items()))))
 
     async def _one(self, client: AsyncOpenAI, prompt: str, key: str, request: Mapping[str, Any]) -> str | None:
         """The answer to one prompt, kept at once; None if none came."""

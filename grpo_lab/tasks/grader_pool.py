@@ -24,6 +24,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo_lab.tracking.activity import doing
+
 MEMORY_BYTES = 2 << 30  # of address space per worker beyond what loading takes; no ordinary answer needs more
 START_SECONDS = 120.0  # for loading math-verify, on a machine that does much else
 WAITS = 4  # times its processor time an answer may take by the clock, on a machine that does much else
@@ -90,28 +92,30 @@ class GraderPool:
         team = self._workers[:number]
         places: dict[_Worker, int] = {}  # worker -> position of the answer that it judges
         try:
-            while waiting or places:
-                for worker in team:
-                    if worker.ready and worker not in places and waiting:
-                        places[worker] = waiting.popleft()
-                        worker.ask(answers[places[worker]], seconds)
-                for worker in _wait(team):
-                    reply = worker.reply()
-                    if reply is None and worker not in places:
-                        self._drop([worker])
-                        raise RuntimeError(f"a grader cannot start ({worker.fault}): {self._remedy}")
-                    if worker in places:
-                        place = places.pop(worker)
-                        if reply is not None:
-                            right = reply["right"]
-                            failed = (math.nan, reply.get("why", "it could not be judged"))
-                            results[place] = failed if right is None else (float(right), "")
-                    if reply is None or reply.get("spent"):
-                        self._drop([worker])
-                        team.remove(worker)
-                        if len(waiting) > sum(mate not in places for mate in team):
-                            self._workers.append(self._worker())
-                            team.append(self._workers[-1])
+            with doing("grading", len(answers), "answers") as shown:
+                while waiting or places:
+                    for worker in team:
+                        if worker.ready and worker not in places and waiting:
+                            places[worker] = waiting.popleft()
+                            worker.ask(answers[places[worker]], seconds)
+                    for worker in _wait(team):
+                        reply = worker.reply()
+                        if reply is None and worker not in places:
+                            self._drop([worker])
+                            raise RuntimeError(f"a grader cannot start ({worker.fault}): {self._remedy}")
+                        if worker in places:
+                            place = places.pop(worker)
+                            shown.done += 1
+                            if reply is not None:
+                                right = reply["right"]
+                                failed = (math.nan, reply.get("why", "it could not be judged"))
+                                results[place] = failed if right is None else (float(right), "")
+                        if reply is None or reply.get("spent"):
+                            self._drop([worker])
+                            team.remove(worker)
+                            if len(waiting) > sum(mate not in places for mate in team):
+                                self._workers.append(self._worker())
+                                team.append(self._workers[-1])
         finally:  # after an error or Ctrl-C a worker must not answer the next call with this call's verdict
             self._drop(list(places))
         return results

@@ -1,7 +1,21 @@
-"""Ctrl-C ends a command in one line wherever it comes, during imports too. A command imports this before all else."""
+"""How signals end a command. A command imports this before all else: then Ctrl-C is one line during imports too.
 
+A run that trains finishes its step and saves at the first signal; the second one ends it at once. Before the first step
+and in an evaluation the first one does, since nothing that is trained is lost.
+"""
+
+import math
+import signal
 import sys
-from types import TracebackType
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)  # USR2: Slurm's, before a job's time is up
+_asked = False  # whether a signal has come
+_tell: Callable[[str], None] | None = None  # within `finishing`: what is called with the name of the first signal
 
 
 def _said(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -14,3 +28,58 @@ def _said(kind: type[BaseException], error: BaseException, trace: TracebackType 
 def quietly() -> None:
     """From here on an interrupt that nothing else handles is one line instead of a traceback."""
     sys.excepthook = _said
+
+
+def hear(together_seconds: float) -> None:
+    """In a run's process: Ctrl-C, SIGTERM and Slurm's SIGUSR2 raise KeyboardInterrupt, unless they are ignored.
+
+    Within `finishing` the first one does not. Of signals within `together_seconds` the first counts: Slurm and torchrun
+    may signal all processes of a run, and one of them passes it on.
+    """
+    global _asked
+    _asked, last = False, -math.inf
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        global _asked
+        nonlocal last
+        before, last = last, time.monotonic()
+        if last <= before + together_seconds:
+            return
+        first, _asked = not _asked, True
+        if _tell is None or not first:
+            raise KeyboardInterrupt
+        # In a thread, since what was interrupted may be printing.
+        threading.Thread(target=_tell, args=(signal.Signals(number).name,), daemon=True).start()
+
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, interrupt)
+
+
+def asked() -> bool:
+    """Whether a signal has asked this process to end."""
+    return _asked
+
+
+@contextmanager
+def finishing(tell: Callable[[str], None]) -> Iterator[None]:
+    """Within, the first signal only calls `tell` with its name, in a thread, and makes `asked` true."""
+    global _tell
+    _tell = tell
+    try:
+        yield
+    finally:
+        _tell = None
+
+
+@contextmanager
+def at_once() -> Iterator[None]:
+    """A part of `finishing` that a signal leaves at once, by KeyboardInterrupt; so does one that came before it."""
+    global _tell
+    tell, _tell = _tell, None
+    try:
+        if tell is not None and _asked:
+            raise KeyboardInterrupt
+        yield
+    finally:
+        _tell = tell

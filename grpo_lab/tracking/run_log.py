@@ -31,7 +31,7 @@ import pandas as pd
 
 from grpo_lab.tracking.files import acquire_lock, atomic_write, explained, keep_previous, write_json
 from grpo_lab.tracking.passwords import masked
-from grpo_lab.tracking.run_reader import Status, parse_line, run_status
+from grpo_lab.tracking.run_reader import STOP, Status, parse_line, run_status
 
 FSYNC_SECONDS = 5.0  # at most this much of a run is lost when the machine, not the process, dies
 LOCK_PATIENCE_SECONDS = 1.0  # longer than `is_held`, which takes the lock for microseconds
@@ -88,11 +88,13 @@ class RunLog:
         """Start an attempt at the run, just before its first write; files of earlier attempts are renamed, not lost.
 
         An old error.txt becomes error.1.txt (or the next free number), and so do environment.json and
-        source.diff. Do not call it when refusing to resume, so that a failed run stays "failed". Raises
-        RunFolderError.
+        source.diff. A request to stop that attempt is forgotten. Do not call it when refusing to resume, so that a
+        failed run stays "failed". Raises RunFolderError.
         """
         for name in ("error.txt", "environment.json", "source.diff"):
             keep_previous(self.folder / name)
+        with explained(self.folder):
+            (self.folder / STOP).unlink(missing_ok=True)
 
     def _open(self, name: str) -> int:
         """Open for appending, after cutting off a partial last line."""
@@ -104,7 +106,9 @@ class RunLog:
             os.ftruncate(descriptor, whole)
         return descriptor
 
-    def _read_last_step(self) -> int:
+    @property
+    def last_step(self) -> int:
+        """The step that was logged last; -1 before the first."""
         last = self._last_step
         if last is None:
             lines = (self.folder / "metrics.jsonl").read_bytes().splitlines()
@@ -119,7 +123,7 @@ class RunLog:
         ValueError if steps do not increase or MLflow would not accept a name. Raises RunFolderError if the disk
         refuses; then metrics.jsonl holds nothing of the step.
         """
-        if step <= (last := self._read_last_step()):
+        if step <= (last := self.last_step):
             raise ValueError(
                 f"step {step} follows step {last} in {self.folder / 'metrics.jsonl'}: log every "
                 "step once and in order, and rewind() to a checkpoint's position before repeating steps"
@@ -161,12 +165,13 @@ class RunLog:
     def stamp(self) -> dict[str, Any]:
         """The log's size and digests, which a checkpoint saves; the log is on disk when this returns.
 
-        `bytes` and `sha256` are of metrics.jsonl; `tables` has the digest of every table so far. All describe what
-        was written, even if a file was changed later.
+        `bytes` and `sha256` are of metrics.jsonl, whose last line is of `step`; `tables` has the digest of every table
+        so far. All describe what was written, even if a file was changed later.
         """
         self._sync()
         size = os.fstat(self._metrics).st_size
-        return {"bytes": size, "sha256": self._digest.hexdigest(), "tables": dict(self._tables)}
+        written = {"bytes": size, "sha256": self._digest.hexdigest(), "step": self.last_step}
+        return written | {"tables": dict(self._tables)}
 
     def differs(self, stamp: Mapping[str, Any]) -> str | None:
         """Why metrics.jsonl does not begin with the log that was stamped; None if it does."""
@@ -251,6 +256,8 @@ class RunLog:
 
 class UnwrittenLog:
     """In place of `RunLog` in a process that computes a run whose folder another process writes."""
+
+    last_step = -1
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -6,6 +6,7 @@ import fcntl
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,10 @@ from grpo_lab.tracking.renames import with_metric_names
 NONFINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 EXHAUSTED = "Exhausted"  # what error.txt opens with where nothing was left to train on
+ACTIVITY = ".activity"  # while a run's stage takes long: what it is doing, in one line
+STOP = ".stop"  # there once `grpo-lab stop` was asked to end the run, until it goes on
+_SPEED = "time/tokens_per_second"  # among the times of a step, and none
+_CHECKPOINT = re.compile(r"step=(\d+)")
 
 Status = Literal["new", "partial", "failed", "done"]
 
@@ -57,6 +62,40 @@ def was_interrupted(folder: Path) -> bool:
     """Whether Ctrl-C or the end of its sweep ended the last attempt at a run, and not an error."""
     path = folder / "error.txt"
     return path.exists() and path.read_bytes().startswith(b"KeyboardInterrupt")
+
+
+def was_stopped(folder: Path) -> bool:
+    """Whether `grpo-lab stop` ended the last attempt at a run."""
+    return (folder / STOP).exists() and not (folder / "DONE").exists()
+
+
+def activity_of(folder: Path) -> str:
+    """What the run in `folder` does at this moment; "" where it notes nothing."""
+    try:
+        return (folder / ACTIVITY).read_text()
+    except OSError:
+        return ""
+
+
+def saved_step(folder: Path) -> int | None:
+    """The step of the last checkpoint, from which the run goes on; None without one."""
+    names = (_CHECKPOINT.fullmatch(path.name) for path in (folder / "checkpoints").glob("step=*"))
+    return max((int(name[1]) for name in names if name), default=None)
+
+
+def stage_seconds(timing: Mapping[str, float | int]) -> float:
+    """The seconds that a step's stages took."""
+    return sum(value for name, value in timing.items() if name.startswith("time/") and name != _SPEED)
+
+
+def first_evaluation_seconds(folder: Path) -> float:
+    """How long the evaluation before the first step took, which that at the end repeats; 0 where it is not logged."""
+    try:
+        with (folder / "timing.jsonl").open("rb") as stream:
+            first = json.loads(stream.readline())
+        return float(first["timing"].get("time/evaluate", 0.0)) if first["step"] == 0 else 0.0
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return 0.0
 
 
 def was_exhausted(folder: Path) -> bool:
