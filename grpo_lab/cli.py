@@ -426,24 +426,32 @@ def read_rollouts(arguments: argparse.Namespace) -> None:
 
 
 def show_status(arguments: argparse.Namespace) -> None:
-    """Print what sweeps are doing: a line for each, or a line for each cell of one."""
-    from grpo_lab.sweeps.status import stages_of_sweep, summary, sweep_names
+    """Print what sweeps and single runs are doing: a line for each, or a line for each cell of one."""
+    from grpo_lab.sweeps.status import status_lines
 
     _require_runs(arguments.runs)
-    for name in [arguments.sweep] if arguments.sweep else sweep_names(arguments.runs):
-        for title, cells, planned in stages_of_sweep(arguments.runs, name):
-            say(summary(title, cells, planned), *(cell.line for cell in cells if arguments.sweep), sep="\n  ")
+    say(*status_lines(arguments.runs, arguments.name), sep="\n")
 
 
-def stop_cell(arguments: argparse.Namespace) -> None:
-    """Interrupt a running cell and wait for its end; its sweep goes on with the others."""
-    from grpo_lab.sweeps.stop import find_cell, stop_cell
+def stop_run(arguments: argparse.Namespace) -> None:
+    """Interrupt a run and wait until it has finished its step and saved; a sweep goes on with its other cells."""
+    from grpo_lab.sweeps.stop import find_run, stop_run
+    from grpo_lab.tracking.run_reader import activity_of, interrupted_in_words, was_stopped
 
-    folder = find_cell(arguments.cell, arguments.runs, arguments.sweep)
-    say(f"interrupting the run in {folder}", flush=True)
-    if not stop_cell(folder, arguments.wait):
-        sys.exit(printable(f"it has not ended after {arguments.wait:g} s; it may be in the middle of a long step"))
-    say("it has ended; the same command goes on from its last checkpoint")
+    folder = find_run(arguments.name, arguments.runs, arguments.sweep)
+    say(f"stopping the run in {folder}", flush=True)
+    if not stop_run(folder, arguments.wait):
+        doing = f" ({activity})" if (activity := activity_of(folder)) else ""
+        sys.exit(
+            printable(
+                f"it has not ended after {arguments.wait:g} s{doing}, and will when its step is saved: --wait waits "
+                "longer, the same command again ends it at once"
+            )
+        )
+    if not was_stopped(folder):
+        say("it has come to its own end")
+    else:
+        say(f"{interrupted_in_words(folder) or 'it had not begun'}; the command that started it goes on with it")
 
 
 def plan_power(arguments: argparse.Namespace) -> None:
@@ -529,17 +537,17 @@ def _add_evaluate(commands: argparse._SubParsersAction) -> None:
 
 def _add_steering(commands: argparse._SubParsersAction) -> None:
     status = commands.add_parser(
-        "status", help="what sweeps are doing, from any shell: cells, steps, time left, errors"
+        "status", help="what sweeps and single runs are doing, from any shell: steps, time left, errors"
     )
-    status.add_argument("sweep", nargs="?", help="one sweep, cell by cell (default: a line for each)")
+    status.add_argument("name", nargs="?", help="one sweep, cell by cell, or one run (default: a line for each)")
     status.add_argument("--runs", type=Path, default=Path(RUNS), help="the folder of runs (default: runs)")
     status.set_defaults(run=show_status)
-    stop = commands.add_parser("stop", help="end a running cell as Ctrl-C does; its sweep goes on with the others")
-    stop.add_argument("cell", help="its folder, or its title as status shows it, such as 'base seed=0'")
+    stop = commands.add_parser("stop", help="end a run after its step, saved; its sweep goes on with the others")
+    stop.add_argument("name", help="its folder, or its title as status shows it, such as 'base seed=0'")
     stop.add_argument("--sweep", help="the sweep it is of (default: the latest)")
     stop.add_argument("--runs", type=Path, default=Path(RUNS), help="the folder of runs (default: runs)")
     stop.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="for its end (default: 60)")
-    stop.set_defaults(run=stop_cell)
+    stop.set_defaults(run=stop_run)
 
 
 def _add_power(commands: argparse._SubParsersAction) -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import math
 import os
 import select
 import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 1.0
 GRACE_SECONDS = 5.0  # for what ends by itself; torchrun kills what is left 30 seconds after its signal
+STEP_SECONDS = 15.0  # from the first signal, for the step that a run finishes
+TOGETHER_SECONDS = 1.0  # signals of one cause
 _ENDS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR2}  # the signals by which a run ends
 
 
@@ -27,7 +31,7 @@ def free_main(store: Store, reason: str, ended: threading.Event, abort: Callable
     """Start to watch; call it in the main thread. `abort` makes what the main thread waits for return.
 
     It is called, and the main thread interrupted, if `ended` is not yet set some seconds after the key `reason` was set
-    in the store, a signal came, or the store was gone.
+    in the store, a second signal came, a first one and no second, or the store was gone.
     """
     told, tells = os.pipe()  # open until the process ends
     os.set_blocking(tells, False)
@@ -39,12 +43,14 @@ def free_main(store: Store, reason: str, ended: threading.Event, abort: Callable
         return bool(select.select([told], [], [], seconds)[0] and _ENDS & set(os.read(told, 64)))
 
     def look() -> None:
-        heard = False
+        heard, first = False, math.inf
         with contextlib.suppress(RuntimeError, OSError):  # torchrun, which keeps the store, is gone
             while not heard and not own.check([reason]):
                 if ended.is_set():
                     return
-                heard = signalled(LOOK_SECONDS)
+                came, now = signalled(LOOK_SECONDS), time.monotonic()
+                heard = now > first + (TOGETHER_SECONDS if came else STEP_SECONDS)
+                first = min(first, now) if came else first
         if ended.wait(GRACE_SECONDS):
             return
         if not heard and not signalled(0):  # a second interrupt would come while the first is dealt with

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo_lab.tracking.progress import clock, describe
-from grpo_lab.tracking.run_reader import StepReader
+from grpo_lab.tracking.run_reader import StepReader, activity_of, is_held, saved_spending, was_stopped
 from grpo_lab.tracking.terminal import Terminal
 
 _LOOK_SECONDS = 1.0  # between two reads of the cells' logs
@@ -34,6 +34,7 @@ class WatchedCell:
     latest: dict[str, float | int] = field(default_factory=dict)
     begun: float = 0.0  # share of its budget spent by earlier attempts
     note: str = ""  # what it waits for, before its first step
+    activity: str = ""  # what it is doing, where that takes long
 
     def __post_init__(self) -> None:
         self._reader = StepReader(self.folder)
@@ -48,6 +49,7 @@ class WatchedCell:
             self.step = record.step
             self.latest.update(record.metrics)
             self.latest.update(record.timing)
+        self.activity = activity_of(self.folder)
 
     @property
     def share(self) -> float:
@@ -56,8 +58,11 @@ class WatchedCell:
 
     @property
     def line(self) -> str:
-        """What it waits for, else its latest numbers; "starting" before the first."""
-        return self.note or (describe(self.latest, self.step) if self.latest else "starting")
+        """What it waits for, else its latest numbers and what it is doing; "starting" before the first."""
+        if self.note:
+            return self.note
+        numbers = describe(self.latest, self.step) if self.latest else "" if self.activity else "starting"
+        return "  ".join(filter(None, (numbers, self.activity)))
 
 
 class Board:
@@ -65,7 +70,7 @@ class Board:
 
     def __init__(self, name: str, total: int, done: int, console: Terminal | None = None) -> None:
         self.console = console or Terminal()
-        self.name, self.total, self.done, self.failed = name, total, done, 0
+        self.name, self.total, self.done, self.failed, self.stopped = name, total, done, 0, 0
         self.running: list[WatchedCell] = []
         self._first_done, self._began = done, time.monotonic()
         self._head_start = 0.0  # spent by earlier attempts at cells done since; unit: cells
@@ -88,7 +93,10 @@ class Board:
     def start(self, cell: WatchedCell) -> None:
         """Follow a cell whose process was started."""
         cell.look()
-        cell.begun = cell.share
+        if is_held(cell.folder):  # a job that an earlier sweep left
+            cell.begun = cell.share
+        else:
+            cell.begun = min(1.0, saved_spending(cell.folder, cell.axis) / cell.amount)
         self.running.append(cell)
 
     def leave(self, cell: WatchedCell) -> None:
@@ -96,15 +104,19 @@ class Board:
         self.running = [other for other in self.running if other is not cell]
 
     def end(self, cell: WatchedCell, failure: str | None) -> None:
-        """Report a cell whose process ended; `failure` is the reason if it failed."""
+        """Report a cell whose process ended; `failure` is the reason if it failed, or was stopped."""
         cell.look()
-        cell.note = ""
+        cell.note = cell.activity = ""
+        if all(cell is not one for one in self.running):  # another process has run it
+            cell.begun = cell.share
         self.leave(cell)
-        self.failed += failure is not None
+        stopped = failure is not None and was_stopped(cell.folder)
+        self.stopped += stopped
+        self.failed += failure is not None and not stopped
         self.done += failure is None
         if failure is None:
             self._head_start += cell.begun
-        word = "failed" if failure else "done  "
+        word = "stopped" if stopped else "failed" if failure else "done  "
         self.say(f"{word} {cell.title}: {failure or cell.line}  ({clock(time.monotonic() - cell.started)})")
 
     def refresh(self) -> None:
@@ -123,8 +135,10 @@ class Board:
 
     def summary(self) -> str:
         """The state in one line, such as `3 of 9 done, 2 running, 1 failed, 4m10s left`."""
-        waiting = self.total - self.done - self.failed - len(self.running)
-        counts = {"running": len(self.running), "waiting": waiting, "failed": self.failed}
+        waiting = self.total - self.done - self.failed - self.stopped - len(self.running)
+        counts = {
+            "running": len(self.running), "waiting": waiting, "stopped": self.stopped, "failed": self.failed
+        }  # fmt: skip
         parts = [f"{self.done} of {self.total} done", *(f"{count} {word}" for word, count in counts.items() if count)]
         return ", ".join([*parts, *self._left()])
 
@@ -133,7 +147,7 @@ class Board:
         spent = self.done - self._first_done + sum(cell.share for cell in self.running) - head_start
         if spent <= 0.05:
             return []
-        remaining = self.total - self.failed - self._first_done - head_start - spent
+        remaining = self.total - self.failed - self.stopped - self._first_done - head_start - spent
         if remaining <= 0:
             return []
         return [f"{clock((time.monotonic() - self._began) * remaining / spent)} left"]

@@ -27,9 +27,8 @@ from typing import Any
 
 from grpo_lab.policy.device import device_kind
 from grpo_lab.sweeps.cells import Cell
-from grpo_lab.sweeps.status import cell_status
 from grpo_lab.tracking.progress import clock
-from grpo_lab.tracking.run_reader import has_ended, read_steps, stage_seconds
+from grpo_lab.tracking.run_reader import has_ended, read_steps, saved_spending, stage_seconds
 from grpo_lab.tracking.sweep_record import FILE, read_sweep, sweep_folder
 from grpo_lab.tracking.whole import AFRESH, read_json
 
@@ -100,13 +99,13 @@ def estimates(cells: Sequence[Cell], pilots: Sequence[Cell], name: str, runs_dir
 
 def _estimate(cell: Cell, runs: Sequence[Measured], source: str) -> Estimate:
     scaled = [(one, scale) for one in runs if not math.isnan(scale := one.scale_to(cell))]
-    share = cell_status(cell.folder, cell.plan.title).share or 0.0
-    left = max(0.0, 1.0 - share)
+    budget = cell.run.budget
+    left = max(0.0, 1.0 - saved_spending(cell.folder, budget.axis.value) / budget.amount)
 
     def mean(values: Sequence[float]) -> float:
         return left * sum(values) / len(values) if values else math.nan
 
-    budget, tokens = cell.run.budget, [scale * one.spent.get("sampled_tokens", math.nan) for one, scale in scaled]
+    tokens = [scale * one.spent.get("sampled_tokens", math.nan) for one, scale in scaled]
     flops = [scale * one.spent.get("flops", math.nan) for one, scale in scaled]
     known = {"sampled_tokens": tokens, "flops": flops}
     if budget.axis.value in known:  # the budget itself says it

@@ -15,17 +15,24 @@ from pathlib import Path
 from grpo_lab.sweeps.board import Board, WatchedCell
 from grpo_lab.sweeps.child import BUSY, OUTPUT
 from grpo_lab.tracking.files import explained
-from grpo_lab.tracking.run_reader import has_ended, holder, is_held
+from grpo_lab.tracking.run_reader import (
+    has_ended,
+    holder,
+    interrupted_in_words,
+    is_held,
+    saved_step,
+    was_stopped,
+)
 
 _POLL_SECONDS = 0.1
 _LISTEN_SECONDS = 5.0  # between two looks at what a cell has written
-_REPEAT_SECONDS = 3.0  # between two interrupts of a cell that did not react to the first
+_AT_ONCE_SECONDS = 10.0  # at most, of the grace: for cells that a second interrupt ends in the middle of a step
 _ELSEWHERE_SECONDS = 2.0  # between two looks at a folder that another process holds
 _REST_SECONDS = 30.0  # before a place that took no cell is asked again
 _END_SECONDS = 60.0  # for a place to end cells that were killed
 _LAST_BYTES = 20_000  # of the output, searched for the error; torchrun says much after it
-# What threads beside a run write: it goes on where the run hangs.
-_BESIDE = re.compile(r"system\.jsonl|\.?mirror.*")
+# What threads beside a run write: it goes on where the run hangs. What they note of its work does not.
+_BESIDE = re.compile(rf"system\.jsonl|\.?mirror.*|{re.escape(OUTPUT)}")
 
 
 @dataclass(frozen=True)
@@ -117,6 +124,7 @@ class _Running:
     heard: float = -math.inf  # when that was; this and what follows on the monotonic clock, in s
     listened: float = -math.inf
     told: float | None = None  # when it was interrupted for its silence; infinite once it was killed
+    told_again: bool = False  # the first interrupt lets it finish its step, which it may hang in
     done: float | None = None  # when its process was first seen to have ended
 
 
@@ -126,12 +134,12 @@ def run_jobs(
     """Run all jobs at the place. Returns None or the reason of failure for each; a failure stops no other job.
 
     A cell that runs and writes nothing for `silent_seconds` hangs: it is interrupted, and killed after `grace_seconds`.
-    What its mirror and its look at the machine write does not count.
+    What it prints, and what its mirror and its look at the machine write, does not count.
 
     A job whose folder another process holds, such as a cell of another sweep, waits while others start. It is done
     when that process finishes it, and starts here if that process leaves it unfinished. Where the place takes no more
-    for now, what is left waits. On Ctrl-C every job is
-    interrupted and has `grace_seconds` to end; then KeyboardInterrupt is raised.
+    for now, what is left waits. A job that `grpo-lab stop` ended is not started again. On Ctrl-C every job finishes its
+    step and saves, for which it has `grace_seconds`; then KeyboardInterrupt is raised.
     """
     failures: list[str | None] = [None] * len(jobs)
     waiting = list(enumerate(jobs))
@@ -166,6 +174,9 @@ def run_jobs(
                     elif held:
                         wait_for(index, job, watched)
                         continue
+                    elif index in elsewhere and was_stopped(job.folder):
+                        failures[index] = "it was stopped where it ran"
+                        board.end(watched, failures[index])
                     else:
                         if elsewhere.pop(index, None):
                             board.say(f"{job.title} was left unfinished: it goes on here")
@@ -228,6 +239,9 @@ def _ended(entry: _Running, late_seconds: float) -> int | None:
 def _end_if_silent(entry: _Running, silent_seconds: float, grace_seconds: float) -> None:
     now = time.monotonic()
     if entry.told is not None:
+        if not entry.told_again and now > entry.told + grace_seconds / 2:
+            entry.told_again = True
+            entry.cell.interrupt()
         if now > entry.told + grace_seconds:
             entry.cell.kill()
             entry.told = math.inf
@@ -261,31 +275,46 @@ def _failure(entry: _Running, code: int) -> str | None:
 
 
 def _stop(running: Sequence[_Running], place: Place, grace_seconds: float, board: Board) -> None:
-    """Interrupt every job and wait for all. A second Ctrl-C, or the end of `grace_seconds`, kills them."""
-    board.say(f"stopping {len(running)} cells; Ctrl-C again kills them")
+    """Let every job finish its step and save; end at once what has not ended near the end of `grace_seconds`.
+
+    A second Ctrl-C ends the steps at once, a third kills. Prints what is left of each job.
+    """
+    at_once = min(_AT_ONCE_SECONDS, grace_seconds / 3)
+    patience = grace_seconds - at_once
+    board.say(
+        f"stopping {len(running)} cells: each finishes its step and saves, for at most {patience:g} s "
+        "(hydra.launcher.grace_seconds); Ctrl-C again ends them at once"
+    )
 
     def left() -> list[_Running]:
         return [entry for entry in running if entry.cell.poll() is None]
 
-    try:
-        place.interrupt([entry.cell for entry in running])
-        deadline = time.monotonic() + grace_seconds
-        again = time.monotonic() + _REPEAT_SECONDS
-        while (at_work := left()) and time.monotonic() < deadline:
-            if time.monotonic() > again:  # Python drops an interrupt in a __del__
-                place.interrupt([entry.cell for entry in at_work if not _heard(entry)])
-                again = time.monotonic() + _REPEAT_SECONDS
+    def interrupt(seconds: float) -> None:
+        place.interrupt([entry.cell for entry in left()])
+        deadline = time.monotonic() + seconds
+        while left() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
-    except KeyboardInterrupt:
-        pass
+
+    with contextlib.suppress(KeyboardInterrupt):
+        interrupt(patience)
+    if in_a_step := left():
+        board.say(f"ending {len(in_a_step)} cells in the middle of their step; Ctrl-C again kills them")
+        with contextlib.suppress(KeyboardInterrupt):
+            interrupt(at_once)
     killed = [entry.cell for entry in left()]
     place.kill(killed)
     deadline = time.monotonic() + _END_SECONDS
     while any(not cell.gone() for cell in killed) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
+    for entry in running:
+        board.say(f"{entry.job.title}: {_what_is_left(entry)}")
 
 
-def _heard(entry: _Running) -> bool:
-    """Whether this attempt has written error.txt; that of an earlier attempt is older."""
-    note = entry.job.folder / "error.txt"
-    return note.exists() and note.stat().st_mtime >= entry.started
+def _what_is_left(entry: _Running) -> str:
+    """What a cell that was ended has said of itself in this attempt, or what its folder shows."""
+    if has_ended(entry.job.folder):
+        return "finished"
+    if said := interrupted_in_words(entry.job.folder, entry.started):
+        return said
+    saved = saved_step(entry.job.folder)
+    return "killed; " + ("it begins again" if saved is None else f"it goes on from step {saved}")

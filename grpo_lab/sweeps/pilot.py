@@ -32,7 +32,7 @@ from grpo_lab.sweeps.cells import (
     with_overrides,
 )
 from grpo_lab.tracking import provenance
-from grpo_lab.tracking.run_reader import has_ended
+from grpo_lab.tracking.run_reader import has_ended, was_stopped
 from grpo_lab.tracking.sweep_record import record_sweep
 from grpo_lab.tracking.terminal import Terminal
 
@@ -117,7 +117,8 @@ def run_pilot(
         start(todo)
     data = load_sweep(runs_dir, name)
     if len(data.counted) < len(data.runs):
-        raise ValueError(f"no cell was started, because a pilot failed (see {runs_dir}); the same command tries again")
+        what = "was stopped" if any(was_stopped(cell.folder) for cell in cells) else "failed"
+        raise ValueError(f"no cell was started, because a pilot {what} (see {runs_dir}); the same command tries again")
     if impossible := impossible_gains(design, final_values(data)):
         raise ValueError(
             f"no run was started: the pilot's control leaves no headroom for a gain ({'; '.join(impossible)}). "

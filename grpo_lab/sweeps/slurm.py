@@ -33,6 +33,8 @@ _REQUEUES = 10_000  # after so many runs into the limit of time a job is given u
 _LOOK_SECONDS = 5.0  # between two questions to Slurm
 _LATE_SECONDS = 60.0  # until a file that a node has written is surely seen here: nfs(5), acdirmax
 _EARLY_SECONDS = 90.0  # by which Slurm's warning may come early, and a job begin before its cell: sbatch(1), --signal
+_OF_THE_WARNING = 2 / 3  # of the time from Slurm's warning to the limit, for the run's step
+_END_LOOK_SECONDS = 0.2  # between two looks whether a run that was told has ended
 _VAIN = 2  # what comes before the first step is done once: the second job may get further than the first
 # What sbatch says where it may take the same job later: a limit of jobs in the queue, a controller that is away.
 _LATER = re.compile("(Max|Grp)Submit|timed out|temporarily|unable to contact|connection refused", re.IGNORECASE)
@@ -105,10 +107,18 @@ class CellJob:
     """What a job does on its node: run the cell in a process of its own. submitit pickles it."""
 
     def __init__(
-        self, words: tuple[str, ...], folder: Path, threads: int, processes: int, seconds: int, vain: int = 0
+        self,
+        words: tuple[str, ...],
+        folder: Path,
+        threads: int,
+        processes: int,
+        seconds: int,
+        vain: int = 0,
+        patience: float = 60.0,
     ) -> None:
         self.words, self.folder, self.threads, self.processes = words, folder, threads, processes
         self.seconds = seconds  # until Slurm's warning
+        self.patience = patience  # seconds from there for the run to finish its step; then it is ended at once
         self.vain = vain  # how many times in a row the whole time went by without a checkpoint
         self.process: subprocess.Popen | None = None
         self.began = math.inf  # on this node's monotonic clock
@@ -149,7 +159,11 @@ class CellJob:
             self._interrupt()
             with contextlib.suppress(ChildProcessError):  # it has ended
                 # This runs in a signal's handler, while `__call__` waits and holds the lock that Popen.wait takes.
-                os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
+                deadline = time.monotonic() + self.patience
+                while time.monotonic() < deadline and not self._waited(os.WNOHANG):
+                    time.sleep(_END_LOOK_SECONDS)
+                self._interrupt()
+                self._waited()
         whole = time.monotonic() - self.began > self.seconds - _EARLY_SECONDS
         vain = self.vain + 1 if whole and self._newest() == self.before else 0
         if vain >= _VAIN:
@@ -157,7 +171,16 @@ class CellJob:
                 f"the whole time of {vain} jobs went by without a checkpoint, and would again: raise "
                 "hydra.launcher.minutes, or lower checkpoint_minutes"
             )
-        return DelayedSubmission(CellJob(self.words, self.folder, self.threads, self.processes, self.seconds, vain))
+        same = (self.words, self.folder, self.threads, self.processes, self.seconds)
+        return DelayedSubmission(CellJob(*same, vain, self.patience))
+
+    def _waited(self, how: int = 0) -> bool:
+        """Whether the cell's process has ended, once it has; `__call__` still waits for it itself.
+
+        Raises ChildProcessError once it was waited for.
+        """
+        assert self.process is not None, "it was started"
+        return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT | how) is not None
 
     def _interrupt(self) -> None:
         if self.process is not None and self.process.returncode is None:
@@ -224,7 +247,8 @@ class SlurmPlace(Place):
 
         parameters = self.settings.parameters(job)
         until_told = 60 * self.settings.minutes - self.settings.warning_seconds
-        cell = CellJob(job.words, job.folder, job.threads, job.processes, until_told)
+        patience = self.settings.warning_seconds * _OF_THE_WARNING
+        cell = CellJob(job.words, job.folder, job.threads, job.processes, until_told, patience=patience)
         try:
             with _outside_of_jobs(), contextlib.redirect_stderr(io.StringIO()):  # submitit prints what is raised too
                 executor = SlurmExecutor(folder=job.folder / "slurm", max_num_timeout=_REQUEUES)

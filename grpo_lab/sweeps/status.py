@@ -1,8 +1,7 @@
-"""What sweeps are doing, from any shell: read from the runs' folders, without disturbing them."""
+"""What sweeps and single runs are doing, from any shell: read from their folders, without disturbing them."""
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections import Counter
@@ -13,20 +12,34 @@ from typing import Any
 
 from grpo_lab.config.design import read_design
 from grpo_lab.tracking.progress import clock
-from grpo_lab.tracking.run_reader import has_ended, is_held, parse_line, run_status, was_exhausted
+from grpo_lab.tracking.run_reader import (
+    activity_of,
+    first_evaluation_seconds,
+    has_ended,
+    is_held,
+    parse_line,
+    run_status,
+    saved_step,
+    stage_seconds,
+    was_exhausted,
+    was_interrupted,
+    was_stopped,
+)
 from grpo_lab.tracking.sweep_record import FILE, CellRecord, read_sweep, sweep_folder
 from grpo_lab.tracking.whole import AFRESH, read_json
 
 TUNING = "tuning"  # the runs_dir of trials, within that of their sweep
+STATES = ("done", "running", "waiting", "interrupted", "stopped", "failed")
 _CHUNK = 1 << 16  # bytes read at a time from the end of a log
 _HELD_OUT = "eval/heldout/accuracy"
 
 
 @dataclass(frozen=True)
 class CellStatus:
-    """A cell as its folder shows it; None where it has logged nothing of the kind.
+    """A run as its folder shows it; None where it has logged nothing of the kind.
 
-    `state`: done, running, waiting, interrupted or failed; `waiting` has not begun, or waits in a cluster's queue.
+    `state`: one of STATES. `waiting` has not begun, or waits in a cluster's queue; `stopped` is by `grpo-lab stop`, and
+    `interrupted` by Ctrl-C or a kill.
     """
 
     title: str
@@ -37,7 +50,12 @@ class CellStatus:
     reward: float | None = None
     heldout: float | None = None  # accuracy in the latest evaluation
     seconds_left: float | None = None
-    reason: str = ""  # why it failed, or ended before its budget was spent
+    reason: str = ""  # why it failed, or ended before its budget was spent; where it goes on
+    activity: str = ""  # what it is doing, where that takes long
+
+    def is_called(self, name: str) -> bool:
+        """Whether a user means this run: by its title, its folder or the folder's name."""
+        return name in (self.title, self.folder.parent.name) or Path(name).absolute() == self.folder.absolute()
 
     @property
     def line(self) -> str:
@@ -53,17 +71,42 @@ class CellStatus:
         ]  # fmt: skip
         if self.seconds_left is not None:
             words.append(f"{clock(self.seconds_left)} left")
-        return "  ".join([*words, *([self.reason] if self.reason else [])]).rstrip()
+        return "  ".join([*words, *filter(None, (self.activity, self.reason))]).rstrip()
 
 
 def sweep_names(runs_dir: Path) -> list[str]:
-    """The sweeps recorded in a folder of runs, the latest last. Raises ValueError if there is none."""
+    """The sweeps recorded in a folder of runs, the latest last."""
     found = sorted((runs_dir / "sweeps").glob(f"*/{FILE}"), key=lambda path: path.stat().st_mtime)
-    if not found:
-        raise ValueError(
-            f"no sweep is recorded in {runs_dir}: start one with make sweep, or name its folder with --runs"
-        )
     return [path.parent.name for path in found]
+
+
+def status_lines(runs_dir: Path, name: str | None = None) -> list[str]:
+    """A line for each sweep and each single run that is not done; with `name`, each cell of that sweep, or that run.
+
+    Raises ValueError if there is none.
+    """
+    sweeps, single = sweep_names(runs_dir), single_runs(runs_dir)
+    if not sweeps and not single:
+        raise ValueError(f"no run is recorded in {runs_dir}: start one, or name its folder with --runs")
+    asked = [run for run in single if name is not None and run.is_called(name)]
+    if asked:
+        return [run.line for run in asked]
+    lines: list[str] = []
+    for sweep in sweeps if name is None else [name]:
+        for title, cells, planned in stages_of_sweep(runs_dir, sweep):
+            lines += [summary(title, cells, planned), *(f"  {cell.line}" for cell in cells if name is not None)]
+    if name is None and single:
+        lines += [summary("single runs", single), *(f"  {run.line}" for run in single if run.state != "done")]
+    return lines
+
+
+def single_runs(runs_dir: Path) -> list[CellStatus]:
+    """The runs in a folder of runs that are no cells of its sweeps, as `<name> <seed>`, the latest last."""
+    records = [read_sweep(sweep_folder(runs_dir, name)) for name in sweep_names(runs_dir)]
+    of_sweeps = {runs_dir / cell.folder for record in records for cell in record.cells}
+    locks = sorted(runs_dir.glob("*/seed=*/.lock"), key=lambda path: path.stat().st_mtime)
+    folders = [path.parent for path in locks if path.parent not in of_sweeps]
+    return [cell_status(folder, f"{folder.parent.name} {folder.name}") for folder in folders]
 
 
 def cells_of_sweep(runs_dir: Path, name: str) -> list[CellStatus]:
@@ -98,8 +141,10 @@ def title_of(cell: CellRecord) -> str:
 def cell_status(folder: Path, title: str) -> CellStatus:
     """The cell in `folder`; a damaged log shows as a reason, not as an error."""
     state, reason = _state(folder)
+    runs = state == "running"
+    activity = activity_of(folder) if runs else ""
     try:
-        return CellStatus(title, folder, state, **_progress(folder, state == "running"), reason=reason)
+        return CellStatus(title, folder, state, **_progress(folder, runs), reason=reason, activity=activity)
     except (ValueError, OSError) as error:
         return CellStatus(title, folder, state, reason=reason or str(error))
 
@@ -112,10 +157,14 @@ def _state(folder: Path) -> tuple[str, str]:
         return "done", said if was_exhausted(folder) else ""
     if is_held(folder):
         return "running", ""
-    if said:
-        return ("interrupted", "") if said.startswith("KeyboardInterrupt") else ("failed", said)
+    saved = saved_step(folder)
+    goes_on = "" if saved is None else f"goes on from step {saved}"
+    if was_stopped(folder):
+        return "stopped", goes_on
+    if said and not was_interrupted(folder):
+        return "failed", said
     # A killed run leaves no word behind.
-    return ("waiting", "") if run_status(folder) == "new" else ("interrupted", "")
+    return ("waiting", "") if run_status(folder) == "new" else ("interrupted", goes_on)
 
 
 def _progress(folder: Path, running: bool) -> dict[str, Any]:
@@ -133,8 +182,8 @@ def _progress(folder: Path, running: bool) -> dict[str, Any]:
         if _HELD_OUT in metrics:
             found["heldout"] = metrics[_HELD_OUT]
             break
-    if running and (share := found.get("share")):
-        found["seconds_left"] = _left(folder, share)
+    if running and found.get("step") and (share := found.get("share")):
+        found["seconds_left"] = _left(folder, found["step"], share)
     return found
 
 
@@ -145,16 +194,23 @@ def _share(folder: Path, metrics: dict[str, Any]) -> float | None:
     return None if not amount or spent is None else min(1.0, spent / float(amount))
 
 
-def _left(folder: Path, share: float) -> float | None:
-    """Seconds until the budget is spent at the speed since the first line of this run's clock."""
-    with (folder / "timing.jsonl").open("rb") as stream:
-        first = json.loads(stream.readline())
-    last = json.loads(next(_from_the_end(folder / "timing.jsonl"), b"null")) or first
-    taken = (last["wall"] - first["wall"]) / 1000
-    if taken <= 0:
+def _left(folder: Path, step: int, share: float) -> float | None:
+    """Seconds until the budget is spent and evaluated, from what the stages of the steps that count took.
+
+    The time between two attempts at the run, and steps that were computed again, are no part of its speed.
+    """
+    path, seconds, wall = folder / "timing.jsonl", dict[int, float](), 0
+    for line in path.read_bytes().rpartition(b"\n")[0].splitlines():  # the last may be being written
+        record = parse_line(line, path)
+        if 0 < record["step"] <= step:
+            seconds[record["step"]], wall = stage_seconds(record["timing"]), record["wall"]
+    with (folder / "metrics.jsonl").open("rb") as stream:
+        before = _share(folder, parse_line(stream.readline(), folder / "metrics.jsonl")["metrics"]) or 0.0
+    taken = sum(seconds.values())
+    if taken <= 0 or share <= before:
         return None
-    since = max(0.0, time.time() - last["wall"] / 1000)  # the last line was written
-    return max(0.0, taken / share * (1 - share) - since)
+    since = max(0.0, time.time() - wall / 1000)  # the last line was written
+    return max(0.0, taken / (share - before) * (1 - share) + first_evaluation_seconds(folder) - since)
 
 
 def _from_the_end(path: Path) -> Iterator[bytes]:
@@ -179,5 +235,5 @@ def _from_the_end(path: Path) -> Iterator[bytes]:
 def summary(name: str, cells: Sequence[CellStatus], planned: int | None = None) -> str:
     """`dapo: 3 of 9 done, 2 running, 1 failed`; of `planned`, where more follow than those that are known."""
     counts = Counter(cell.state for cell in cells)
-    others = [f"{counts[state]} {state}" for state in ("running", "waiting", "interrupted", "failed") if counts[state]]
+    others = [f"{counts[state]} {state}" for state in STATES if state != "done" and counts[state]]
     return f"{name}: " + ", ".join([f"{counts['done']} of {planned or len(cells)} done", *others])

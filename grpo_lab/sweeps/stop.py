@@ -1,4 +1,4 @@
-"""End one cell of a running sweep as Ctrl-C does; its sweep goes on with the others."""
+"""End one run as Ctrl-C does: it finishes its step and saves. A sweep goes on with its other cells."""
 
 from __future__ import annotations
 
@@ -8,40 +8,66 @@ import time
 from pathlib import Path
 
 from grpo_lab.sweeps.slurm import interrupt_job
-from grpo_lab.sweeps.status import cells_of_sweep, sweep_names
-from grpo_lab.tracking.run_reader import holder, is_held
+from grpo_lab.sweeps.status import cells_of_sweep, single_runs, sweep_names
+from grpo_lab.tracking.files import atomic_write
+from grpo_lab.tracking.run_reader import STOP, holder, is_held
 
 
-def find_cell(wanted: str, runs_dir: Path, sweep: str | None) -> Path:
-    """The folder of a cell: `wanted` itself, or the one with this title in a sweep (default: the latest).
+def find_run(wanted: str, runs_dir: Path, sweep: str | None) -> Path:
+    """The folder of a run: `wanted` itself, a cell of this title in a sweep (default: the latest), or a single run.
 
-    Raises ValueError that lists the titles there are.
+    Raises ValueError that lists what runs.
     """
-    if (Path(wanted) / "run.json").is_file():
+    if (Path(wanted) / ".lock").is_file():
         return Path(wanted)
-    name = sweep or sweep_names(runs_dir)[-1]
-    cells = cells_of_sweep(runs_dir, name)
-    found = [cell.folder for cell in cells if cell.title == wanted]
-    if not found:
-        running = ", ".join(cell.title for cell in cells if cell.state == "running") or "none"
-        raise ValueError(f"{name} has no cell {wanted!r}, and there is no such run folder; running are: {running}")
-    return found[0]
+    known = sweep_names(runs_dir)
+    name = sweep or (known[-1] if known else None)
+    cells = cells_of_sweep(runs_dir, name) if name else []
+    single = [] if sweep else single_runs(runs_dir)
+    found = [cell for cell in cells if cell.title == wanted] or [run for run in single if run.is_called(wanted)]
+    if len(found) > 1:  # of one name and several seeds
+        found = [run for run in found if run.state == "running"]
+    if len(found) != 1:
+        running = ", ".join(run.title for run in (*cells, *single) if run.state == "running") or "none"
+        which = "several runs are called so" if found else f"there is no run {wanted!r}"
+        where = f"in the sweep {name} or by itself" if name and not sweep else f"in {name or runs_dir}"
+        raise ValueError(f"{which} {where}; running are: {running}")
+    return found[0].folder
 
 
-def stop_cell(folder: Path, wait_seconds: float) -> bool:
-    """Interrupt the run in `folder`; returns whether it has ended after `wait_seconds` at most.
+def stop_run(folder: Path, wait_seconds: float) -> bool:
+    """Interrupt the run in `folder`, and note that this was asked; returns whether it ends in `wait_seconds`.
 
-    Raises ValueError if nothing runs there, or it runs on another machine.
+    The first call lets it finish its step and save, a second one ends it at once. Raises ValueError if nothing runs
+    there, or it runs on another machine.
     """
-    if not interrupt_job(folder):
-        if not is_held(folder):
-            raise ValueError(f"nothing runs in {folder}: grpo-lab status shows what does")
-        process, _, node = holder(folder).partition(" on ")
-        command = Path(f"/proc/{process}/cmdline")
-        if node or not command.exists() or b"grpo_lab" not in command.read_bytes():
-            raise ValueError(f"{folder} is held on {node or 'another machine'}: there, kill -INT {process}")
-        os.kill(int(process), signal.SIGINT)
+    if not folder.is_dir():
+        raise ValueError(_nothing(folder))
+    asked_before = (folder / STOP).exists()
+    atomic_write(folder / STOP, "")
+    try:
+        _interrupt(folder)
+    except BaseException:
+        if not asked_before:
+            (folder / STOP).unlink(missing_ok=True)
+        raise
     deadline = time.monotonic() + wait_seconds
     while is_held(folder) and time.monotonic() < deadline:
         time.sleep(0.2)
     return not is_held(folder)
+
+
+def _nothing(folder: Path) -> str:
+    return f"nothing runs in {folder}: grpo-lab status shows what does"
+
+
+def _interrupt(folder: Path) -> None:
+    if interrupt_job(folder):
+        return
+    if not is_held(folder):
+        raise ValueError(_nothing(folder))
+    process, _, node = holder(folder).partition(" on ")
+    command = Path(f"/proc/{process}/cmdline")
+    if node or not command.exists() or b"grpo_lab" not in command.read_bytes():
+        raise ValueError(f"{folder} is held on {node or 'another machine'}: there, kill -INT {process}")
+    os.kill(int(process), signal.SIGINT)

@@ -40,7 +40,7 @@ from grpo_lab.sweeps.tuning import Search, plan_tuning, run_tuning, show_tuning
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.mlflow_parent import announce_sweep
 from grpo_lab.tracking.progress import clock
-from grpo_lab.tracking.run_reader import has_ended, run_status, was_exhausted
+from grpo_lab.tracking.run_reader import has_ended, run_status, was_exhausted, was_stopped
 from grpo_lab.tracking.sweep_record import record_sweep
 from grpo_lab.tracking.terminal import Terminal, printable, say
 from grpo_lab.tracking.whole import AFRESH, read_json
@@ -57,7 +57,7 @@ class Settings:
 
 
 class SweepFailed(SystemExit):
-    """Some cells failed; the message lists them, and the exit status is 1."""
+    """Some cells failed or were stopped; the message lists them, and the exit status is 1."""
 
 
 @contextlib.contextmanager
@@ -281,9 +281,15 @@ def _report(name: str, cells: Sequence[Cell], returns: Sequence[JobReturn]) -> N
     ]
     if not failed:
         return
-    lines = [f"  {cell.plan.title}: {result._return_value}" for cell, result in failed]
-    said = f"error: {len(failed)} of {len(cells)} cells of {name} failed; the same command tries them again:"
-    raise SweepFailed(printable("\n".join([said, *lines])))
+    stopped = [(cell, result) for cell, result in failed if was_stopped(cell.folder)]
+    failed = [(cell, result) for cell, result in failed if not was_stopped(cell.folder)]
+    lines = []
+    for some, said in (
+        (failed, f"error: {len(failed)} of {len(cells)} cells of {name} failed; the same command tries them again:"),
+        (stopped, f"{len(stopped)} of {len(cells)} cells of {name} were stopped; the same command goes on with them:"),
+    ):
+        lines += [said, *(f"  {cell.plan.title}: {result._return_value}" for cell, result in some)] if some else []
+    raise SweepFailed(printable("\n".join(lines)))
 
 
 def _show_results(console: Terminal, runs_dir: Path, name: str) -> None:

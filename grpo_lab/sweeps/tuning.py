@@ -39,6 +39,7 @@ from grpo_lab.sweeps.objective import has_settled, objective
 from grpo_lab.sweeps.status import TUNING
 from grpo_lab.sweeps.studies import Asked, Studies
 from grpo_lab.tracking import provenance
+from grpo_lab.tracking.run_reader import was_stopped
 from grpo_lab.tracking.sweep_record import record_sweep, sweep_folder
 from grpo_lab.tracking.terminal import Terminal
 
@@ -183,14 +184,11 @@ def run_tuning(console: Terminal, search: Search, launch: Launch) -> None:
         first, last = min(at for _, at, _ in batch) + 1, max(at for _, at, _ in batch) + 1
         title = f"{search.name}, tuning, trials {first} to {last} of {tuning.trials}"
         returns = launch(title, todo, sum(not cell.same_as for cell in cells) - len(todo))
-        failed = [
-            f"  {cell.plan.title}: {result._return_value}"
-            for cell, result in zip(todo, returns)
-            if not has_settled(cell.folder)
-        ]
-        if failed:
-            lines = "\n".join(failed)
-            raise ValueError(f"no cell was started, because trials failed; the same command tries again:\n{lines}")
+        said = {cell.folder: result._return_value for cell, result in zip(todo, returns)}
+        if lacking := [cell for cell in todo if not has_settled(cell.folder)]:
+            lines = "\n".join(f"  {cell.plan.title}: {said.get(cell.folder)}" for cell in lacking)
+            what = "were stopped" if all(was_stopped(cell.folder) for cell in lacking) else "failed"
+            raise ValueError(f"no cell was started, because trials {what}; the same command tries again:\n{lines}")
         folders = {cell.plan.title: cell.folder for cell in cells}
         for place, own in itertools.groupby(batch, key=lambda entry: entry[0]):
             values = {at: _value(search, [folders[plan.title] for plan in runs]) for _, at, runs in own}

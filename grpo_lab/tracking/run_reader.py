@@ -8,6 +8,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -60,8 +61,16 @@ def run_status(folder: Path) -> Status:
 
 def was_interrupted(folder: Path) -> bool:
     """Whether Ctrl-C or the end of its sweep ended the last attempt at a run, and not an error."""
+    return interrupted_in_words(folder) is not None
+
+
+def interrupted_in_words(folder: Path, since: float = 0.0) -> str | None:
+    """What an interrupted run said is saved and lost; None if no interrupt has ended it since that unix time."""
     path = folder / "error.txt"
-    return path.exists() and path.read_bytes().startswith(b"KeyboardInterrupt")
+    if not path.exists() or path.stat().st_mtime < since:
+        return None
+    kind, _, said = path.read_text(errors="replace").partition("\n")[0].partition(":")
+    return said.strip() if kind == "KeyboardInterrupt" else None
 
 
 def was_stopped(folder: Path) -> bool:
@@ -81,6 +90,18 @@ def saved_step(folder: Path) -> int | None:
     """The step of the last checkpoint, from which the run goes on; None without one."""
     names = (_CHECKPOINT.fullmatch(path.name) for path in (folder / "checkpoints").glob("step=*"))
     return max((int(name[1]) for name in names if name), default=None)
+
+
+def saved_spending(folder: Path, axis: str) -> float:
+    """What a run had spent of a budget at its last checkpoint, from which it goes on; 0 without one."""
+    saved, spent = saved_step(folder), 0.0
+    if saved is None:
+        return spent
+    with suppress(ValueError, OSError):  # a damaged log: the run itself reports it
+        for record in read_steps(folder):
+            if record.step <= saved:
+                spent = {**record.metrics, **record.timing}.get(f"budget/{axis}", spent)
+    return spent
 
 
 def stage_seconds(timing: Mapping[str, float | int]) -> float:

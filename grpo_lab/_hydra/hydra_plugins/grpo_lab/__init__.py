@@ -84,7 +84,7 @@ class LocalLauncherConf:
 
     _target_: str = "hydra_plugins.grpo_lab.LocalLauncher"
     workers: Optional[int] = None  # noqa: UP045
-    grace_seconds: float = 30.0  # between Ctrl-C and SIGKILL
+    grace_seconds: float = 120.0  # between Ctrl-C, after which runs finish their steps and save, and SIGKILL
     silent_minutes: Optional[float] = 360.0  # noqa: UP045  a cell that writes nothing for so long hangs and is ended
     processes: int = 1  # that share one run, started by torchrun; each takes a GPU where there are some
 
@@ -106,7 +106,7 @@ class SlurmLauncherConf:
     memory_gb: Optional[float] = None  # noqa: UP045
     setup: List[str] = field(default_factory=list)  # noqa: UP006  shell lines, such as "module load cuda"
     further: Dict[str, Any] = field(default_factory=dict)  # noqa: UP006  of sbatch: +...further.exclude=node7
-    grace_seconds: float = 60.0  # between Ctrl-C and scancel
+    grace_seconds: float = 120.0  # between Ctrl-C and scancel, as of local
     silent_minutes: Optional[float] = 360.0  # noqa: UP045  as of local
     processes: int = 1  # as of local
 
@@ -126,7 +126,7 @@ class RayLauncherConf:
     memory_gb: Optional[float] = None  # noqa: UP045
     resources: Dict[str, float] = field(default_factory=dict)  # noqa: UP006  the cluster's own: +...resources.disk=1
     retries: int = 10  # of a cell whose node or worker died
-    grace_seconds: float = 60.0  # between Ctrl-C and the end of what has not ended
+    grace_seconds: float = 120.0  # between Ctrl-C and the end of what has not ended, as of local
     silent_minutes: Optional[float] = 360.0  # noqa: UP045  as of local
     processes: int = 1  # as of local
 
