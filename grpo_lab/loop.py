@@ -231,7 +231,7 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
                 say(f"resuming after step {state.ledger.steps} from {newest}")
             train_or_save(run, state, queue, recorder, folder)
             inert = inert_axes(run, recorder.touched)
-            done = summarise(log, state.ledger, inert, described)
+            done = summarise(log, state.ledger, inert, described, recorder.warnings)
             log.mark_done(done)
         for line in inert_lines(inert, choices):
             say(line, "inert")

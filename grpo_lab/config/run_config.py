@@ -133,6 +133,7 @@ class RunConfig:
     checkpoint_minutes: float | None
     keep_checkpoints: int
     rollouts_every: int
+    no_signal_steps: int
     runs_dir: str
     resume_with_changed_code: bool
     plugins: list[str]
@@ -141,7 +142,7 @@ class RunConfig:
     design: Any  # an experiment's declaration; only a sweep reads it
 
     def __post_init__(self) -> None:
-        require_not_negative(self, "seed", "padding_tolerance_tokens")
+        require_not_negative(self, "seed", "padding_tolerance_tokens", "no_signal_steps")
         require_field(self.seed < 2**63, self, "seed", "below 2**63, as random generators take it")
         require_field(self.threads <= 4096, self, "threads", "at most 4096, of which torch makes each")
         named = bool(self.runs_dir.strip()) and self.runs_dir.isprintable()
@@ -203,6 +204,7 @@ VOLATILE = frozenset(
         "tracking",
         "checkpoint_minutes",
         "keep_checkpoints",
+        "no_signal_steps",
         "device",
         "objective",
         "cell",

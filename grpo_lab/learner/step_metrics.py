@@ -12,7 +12,7 @@ import transformers
 from grpo_lab.config.rules import broken_warnings
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.learner.mismatch import mismatch_metrics
-from grpo_lab.learner.response_metrics import group_means, response_metrics
+from grpo_lab.learner.response_metrics import group_means, response_metrics, unanswered
 from grpo_lab.learner.update import Advantages, BeforeUpdates, UpdateTally
 from grpo_lab.policy.batching import StepInputs, expand, totals_of
 from grpo_lab.rollout.grading import token_texts
@@ -51,6 +51,7 @@ def step_metrics(run: RunConfig, queue: RolloutQueue, step: FinishedStep) -> dic
     rollouts, made = batch.rollouts, batch.made
     metrics = reward_metrics(made, before.graded) | advantage_metrics(step) | tally.metrics() | touched_rows(step)
     metrics |= response_metrics(made, run.task.check_again, queue.memory.best) | before.metrics | queue.metrics()
+    metrics |= unanswered(made.texts, run.reward, run.template)
     metrics |= mismatch_metrics(tally.logprobs, rollouts.sampler_logprobs, tally.read_mask)
     metrics |= staleness_metrics((tally.version - rollouts.weight_version)[rollouts.sampled_mask])
     if made.graded.failed is not None:

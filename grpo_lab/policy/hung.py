@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from grpo_lab.tracking import interrupt
+
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
@@ -43,17 +45,18 @@ def free_main(store: Store, reason: str, ended: threading.Event, abort: Callable
         return bool(select.select([told], [], [], seconds)[0] and _ENDS & set(os.read(told, 64)))
 
     def look() -> None:
-        heard, first = False, math.inf
+        first, twice, late = math.inf, False, False
         with contextlib.suppress(RuntimeError, OSError):  # torchrun, which keeps the store, is gone
-            while not heard and not own.check([reason]):
+            while not twice and not late and not own.check([reason]):
                 if ended.is_set():
                     return
                 came, now = signalled(LOOK_SECONDS), time.monotonic()
-                heard = now > first + (TOGETHER_SECONDS if came else STEP_SECONDS)
+                twice, late = came and now > first + TOGETHER_SECONDS, now > first + STEP_SECONDS
                 first = min(first, now) if came else first
         if ended.wait(GRACE_SECONDS):
             return
-        if not heard and not signalled(0):  # a second interrupt would come while the first is dealt with
+        if not twice:  # a further interrupt would come while the second signal is dealt with
+            interrupt.insist()
             _thread.interrupt_main()
         abort()
 

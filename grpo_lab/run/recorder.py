@@ -23,6 +23,7 @@ from grpo_lab.rollout.queue import RolloutQueue
 from grpo_lab.run import checkpoint
 from grpo_lab.run.evaluate import InitialLogprobs, evaluate, of_the_sampler, sharpened
 from grpo_lab.run.memory import remedied
+from grpo_lab.run.no_signal import has_signal, no_signal_text
 from grpo_lab.run.state import RunState
 from grpo_lab.tracking import interrupt
 from grpo_lab.tracking.activity import current, doing
@@ -72,6 +73,8 @@ class Recorder:
     touched: dict[str, float] = field(default_factory=dict)
     seconds_logging: float = 0.0  # of the previous step: a line cannot hold the time of its own writing
     steps_without_update: int = 0
+    steps_without_signal: int = 0
+    warnings: list[str] = field(default_factory=list)  # what training showed
     unfinished: dict[str, Any] | None = None  # a trained step whose evaluation a signal ended, for `catch_up`
     saved_at: float = field(default_factory=time.monotonic)  # in s; at first when the run began, or went on
 
@@ -139,6 +142,8 @@ class Recorder:
                 self.touched[name] = max(self.touched.get(name, 0.0), value)
         idle = numbers.get("train/skipped_updates", 0) > 0 and numbers["train/updates"] == 0
         self.steps_without_update = self.steps_without_update + 1 if idle else 0
+        if step:
+            self._warn_without_signal(step, numbers)
         numbers |= ledger.metrics()
         timing = {f"time/{stage}": seconds for stage, seconds in clock.seconds.items()}
         timing |= speed | {"time/log": self.seconds_logging}
@@ -174,6 +179,14 @@ class Recorder:
         with state.sampling_as(sampled_by):
             older, their_answers = ask(of_the_sampler(suites))
         return metrics | older, pd.concat([answers, their_answers], ignore_index=True)
+
+    def _warn_without_signal(self, step: int, metrics: Mapping[str, float | int]) -> None:
+        """Warn once that no group has had signal for long, and again once signal came back and went."""
+        self.steps_without_signal = 0 if has_signal(metrics) else self.steps_without_signal + 1
+        if 0 < self.run.no_signal_steps == self.steps_without_signal:
+            text = no_signal_text(self.steps_without_signal, metrics, self.run.engine.max_tokens)
+            self.warnings.append(f"step {step}: {text}")
+            self.progress.say(text, "warning")
 
     def _refuse_to_idle(self) -> None:
         """Raise Exhausted after too many steps in a row without an update."""
@@ -215,6 +228,7 @@ class Recorder:
         self.touched |= saved["touched"]
         self.steps_without_update = saved["steps_without_update"]
         self.unfinished = saved.get("unfinished")
+        self.steps_without_signal, self.warnings = saved.get("without_signal", 0), saved.get("warnings", [])
 
     def save(self, state: RunState, queue: RolloutQueue, root: Path) -> Path:
         """Write a checkpoint of the run after its latest step, and delete old ones."""
@@ -224,7 +238,8 @@ class Recorder:
             shards.pop("reference", None)
         saved = state.to_state(stamp["bytes"], self.run.reference.changes, shards) | {"queue": queue.to_state()}
         saved |= {"touched": dict(self.touched), "steps_without_update": self.steps_without_update}
-        saved |= {"unfinished": self.unfinished}
+        saved |= {"unfinished": self.unfinished, "without_signal": self.steps_without_signal}
+        saved |= {"warnings": list(self.warnings)}
         step = state.ledger.steps
         with doing(f"saving the checkpoint of step {step}"):
             folder = checkpoint.save(root, step, state.learner, state.tokenizer, saved, self.run_key, stamp, shards)
@@ -295,11 +310,13 @@ def _signals_unheard() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-def summarise(log: RunLog, ledger: Ledger, inert: Sequence[str], described: Mapping[str, Any]) -> dict[str, Any]:
+def summarise(
+    log: RunLog, ledger: Ledger, inert: Sequence[str], described: Mapping[str, Any], warnings: Sequence[str]
+) -> dict[str, Any]:
     """The content of DONE: first and last evaluation, cost, inert axes, and tables that are lost.
 
-    `described` is the run's run.json. `files` holds a digest of every file of the folder; the object is sealed with
-    a digest of itself.
+    `described` is the run's run.json, and `warnings` are those of its training. `files` holds a digest of every file
+    of the folder; the object is sealed with a digest of itself.
     """
     path = log.folder / "metrics.jsonl"
     rows = [parse_line(line, path)["metrics"] for line in path.read_bytes().splitlines()]
@@ -313,7 +330,7 @@ def summarise(log: RunLog, ledger: Ledger, inert: Sequence[str], described: Mapp
         "last": evaluations[-1],
         "budget": ledger.metrics(),
         "inert": list(inert),
-        "warnings": described["warnings"],
+        "warnings": [*described["warnings"], *warnings],
         "stretches": described["stretches"],
         "lost": log.lost_tables(),
         "files": files_of(log.folder, {"metrics.jsonl": stamp["sha256"], **stamp["tables"]}),

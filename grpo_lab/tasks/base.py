@@ -7,6 +7,7 @@ its numbers stand only in the YAML that selects it.
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -122,14 +123,23 @@ class AnswerForm(Enum):
     @classmethod
     def asked_for(cls, *texts: str) -> AnswerForm:
         """The form whose mark occurs last in the first of these texts of a template that has any."""
-        marks = {"\\boxed": cls.box, "<answer>": cls.tag, "####": cls.hashes}
         for text in texts:
-            last = {text.rfind(mark): form for mark, form in marks.items()}
+            last = {text.rfind(mark): form for mark, form in cls._marks().items()}
             if max(last) >= 0:
                 return last[max(last)]
             if text.rstrip().endswith("#"):
                 return cls.number
         return cls.free
+
+    @classmethod
+    def _marks(cls) -> dict[str, AnswerForm]:
+        return {"\\boxed": cls.box, "<answer>": cls.tag, "####": cls.hashes}
+
+    def occurs_in(self, text: str) -> bool:
+        """Whether a response marks an answer in this form; any text does where it is free."""
+        if self is AnswerForm.number:
+            return re.search(r"#[0-9]+\Z", text) is not None
+        return self is AnswerForm.free or any(mark in text for mark, form in self._marks().items() if form is self)
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,12 @@ def asked() -> bool:
     return _asked
 
 
+def insist() -> None:
+    """Make the next signal end the run at once, as a second one does; may be called from any thread."""
+    global _asked
+    _asked = True
+
+
 @contextmanager
 def finishing(tell: Callable[[str], None]) -> Iterator[None]:
     """Within, the first signal only calls `tell` with its name, in a thread, and makes `asked` true."""

@@ -106,6 +106,12 @@ REGISTRY: tuple[Metric, ...] = (
         "mean over all responses",
         "neither right nor wrong: the grader failed on them",
     ),
+    Metric(
+        "rollout/unanswered",
+        "share",
+        "mean over all responses",
+        "without an answer in a form that the training verifier reads, or that the template asks for",
+    ),
     Metric("rollout/groups", "groups", "of the step", "whole groups generated, also those a filter discarded"),
     Metric(
         "rollout/repetition",

@@ -368,10 +368,11 @@ from datetime import timedelta
 import torch
 
 from grpo_lab.policy import hung, ranks
+from grpo_lab.tracking import interrupt
 
-hung.GRACE_SECONDS = 1.0
-signal.signal(signal.SIGTERM, signal.default_int_handler)
-with ranks.opened(lambda: torch.device("cpu")):
+hung.GRACE_SECONDS = hung.STEP_SECONDS = 1.0
+interrupt.hear(1.0)
+with ranks.opened(lambda: torch.device("cpu")), interrupt.finishing(lambda name: None):
     store = ranks._open.store
     ranks.watch(lambda: store.clone().set("aborted", "now"))
     try:
