@@ -31,7 +31,7 @@ from grpo_lab.tracking.metrics import FURTHER_SUITES, SUITES, check, is_touched
 from grpo_lab.tracking.mlflow_mirror import Tracking
 from grpo_lab.tracking.progress import RunProgress, Unshown, describe_stages
 from grpo_lab.tracking.run_log import RunLog, UnwrittenLog
-from grpo_lab.tracking.run_reader import STOP, parse_line, saved_step
+from grpo_lab.tracking.run_reader import STOP, STOPPED, parse_line, saved_step
 from grpo_lab.tracking.whole import files_of, sealed
 from grpo_lab.types import Exhausted, Float, Rollouts, Tensor
 
@@ -277,8 +277,8 @@ def failures_recorded(log: RunLog) -> Iterator[None]:
         with _signals_unheard(), contextlib.suppress(OSError):  # a full disk must not hide the first error
             cause = ranks.cause_of(error)
             if isinstance(error, KeyboardInterrupt) and isinstance(cause, KeyboardInterrupt):
-                who = "stopped by grpo-lab stop" if (log.folder / STOP).exists() else "interrupted"
-                error.args, cause = (f"{who}: {error or what_is_lost(log)}",), error
+                who = STOPPED if (log.folder / STOP).exists() else "interrupted"
+                error.args, cause = (f"{who}: {str(error) or what_is_lost(log)}",), error
             log.mark_error(cause)
         raise
 

@@ -20,6 +20,7 @@ NONFINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 EXHAUSTED = "Exhausted"  # what error.txt opens with where nothing was left to train on
 ACTIVITY = ".activity"  # while a run's stage takes long: what it is doing, in one line
+STOPPED = "stopped by grpo-lab stop"  # what such a run says of its end in error.txt, after KeyboardInterrupt
 STOP = ".stop"  # there once `grpo-lab stop` was asked to end the run, until it goes on
 _SPEED = "time/tokens_per_second"  # among the times of a step, and none
 _CHECKPOINT = re.compile(r"step=(\d+)")

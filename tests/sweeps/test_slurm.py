@@ -24,7 +24,7 @@ from grpo_lab.sweeps.jobs import Job, run_jobs
 from grpo_lab.sweeps.launching import CellLauncher
 from grpo_lab.sweeps.slurm import RECORD, CellJob, SlurmCells, SlurmPlace, SlurmSettings
 from grpo_lab.sweeps.status import sweep_names
-from grpo_lab.sweeps.stop import stop_cell
+from grpo_lab.sweeps.stop import stop_run
 from grpo_lab.tracking.run_reader import holder
 
 SLURM = ("hydra/launcher=slurm", "hydra.launcher.minutes=30")
@@ -545,7 +545,7 @@ def test_a_job_that_slurm_no_longer_has_is_not_interrupted(tmp_path: Path, monke
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     (tmp_path / RECORD).write_text('{"job": 7}')
     with pytest.raises(ValueError, match="nothing runs in"):
-        stop_cell(tmp_path, 1.0)
+        stop_run(tmp_path, 1.0)
 
 
 def test_a_damaged_record_of_a_job_fails_its_cell_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,11 @@
-"""What sweeps are doing, from another shell; and a cell that is stopped from there."""
+"""What sweeps and single runs are doing, from another shell; and runs that are stopped from there."""
 
 from __future__ import annotations
 
 import json
+import re
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,14 +14,18 @@ from pathlib import Path
 
 import pytest
 from processes import wait_until
+from short_runs import SMALL, run_in_process, same_ending, train_command
 from sweep_processes import finished, folder_of, lines_in, started, sweep
 
+from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.sweeps import status
-from grpo_lab.sweeps.status import cell_status, cells_of_sweep, summary, sweep_names
-from grpo_lab.sweeps.stop import find_cell, stop_cell
+from grpo_lab.sweeps.status import cell_status, cells_of_sweep, status_lines, summary, sweep_names
+from grpo_lab.sweeps.stop import find_run, stop_run
 from grpo_lab.tracking.files import write_json
+from grpo_lab.tracking.mlflow_sender import ending
 from grpo_lab.tracking.run_log import RunLog
-from grpo_lab.tracking.sweep_record import CellRecord, record_sweep
+from grpo_lab.tracking.run_reader import ACTIVITY, STOP
+from grpo_lab.tracking.sweep_record import CellRecord, read_sweep, record_sweep, sweep_status
 from grpo_lab.types import Exhausted
 
 
@@ -30,7 +36,7 @@ def logged(folder: Path, steps: int, end: str = "", seconds: float = 10.0, amoun
     for step in range(steps):
         metrics = {"budget/steps": step} | ({"reward/mean": step / 10} if step else {})
         metrics |= {"eval/heldout/accuracy": step / 20} if step % 4 == 0 else {}
-        log.write_step(step, metrics, {"generate": 0.1})
+        log.write_step(step, metrics, {"time/generate": seconds * 0.9, "time/train": seconds * 0.1})
     path = folder / "timing.jsonl"
     now = time.time() * 1000
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -40,16 +46,18 @@ def logged(folder: Path, steps: int, end: str = "", seconds: float = 10.0, amoun
     if end == "done":
         log.mark_done({})
     elif end:
-        log.mark_error(
-            {"failed": ValueError("no good"), "stopped": KeyboardInterrupt()}.get(end, Exhausted("no token"))
-        )
+        errors = {"failed": ValueError("no good"), "exhausted": Exhausted("no token")}
+        log.mark_error(errors.get(end, KeyboardInterrupt("step 4 is finished and saved")))
+    if end == "stopped":
+        (folder / STOP).touch()
     return log
 
 
 def test_every_state_of_a_cell_is_told(tmp_path: Path) -> None:
-    ends = ("done", "failed", "stopped", "exhausted")
+    ends = ("done", "failed", "stopped", "interrupted", "exhausted")
     for end in ends:
         logged(tmp_path / end / "seed=0", 6, end).close()
+    (tmp_path / "stopped" / "seed=0" / "checkpoints" / "step=000004").mkdir(parents=True)
     logged(tmp_path / "killed" / "seed=0", 3).close()
     cells = [CellRecord(end, "", 0, f"{end}/seed=0") for end in (*ends, "killed", "running", "new")]
     record_sweep(tmp_path, "probe", cells, None, None, "", ["x"], None, None)
@@ -59,9 +67,10 @@ def test_every_state_of_a_cell_is_told(tmp_path: Path) -> None:
     finally:
         running.close()
     assert {name: cell.state for name, cell in found.items()} == {
-        "done": "done", "failed": "failed", "stopped": "interrupted", "exhausted": "done", "killed": "interrupted",
-        "running": "running", "new": "waiting",
+        "done": "done", "failed": "failed", "stopped": "stopped", "interrupted": "interrupted", "exhausted": "done",
+        "killed": "interrupted", "running": "running", "new": "waiting",
     }  # fmt: skip
+    assert found["stopped"].reason == "goes on from step 4" and found["interrupted"].reason == ""
     assert found["failed"].reason == "ValueError: no good" and "no token" in found["exhausted"].reason
     now = found["running"]
     assert (now.step, now.share, now.reward, now.heldout) == (5, 0.5, 0.5, 0.2), "the latest evaluation was at step 4"
@@ -69,7 +78,7 @@ def test_every_state_of_a_cell_is_told(tmp_path: Path) -> None:
     assert found["killed"].step == 2 and found["killed"].seconds_left is None and found["new"].step is None
     line = "running running seed=0 step 5 50% reward 0.500 held-out 0.200"
     assert " ".join(now.line.split()).startswith(line) and now.line.endswith("s left")
-    told = "probe: 2 of 7 done, 1 running, 1 waiting, 2 interrupted, 1 failed"
+    told = "probe: 2 of 8 done, 1 running, 1 waiting, 2 interrupted, 1 stopped, 1 failed"
     assert summary("probe", list(found.values())) == told and sweep_names(tmp_path) == ["probe"]
 
 
@@ -110,34 +119,165 @@ def test_a_thousand_cells_are_listed_in_two_seconds_of_a_processor(tmp_path: Pat
 
 
 def test_what_cannot_be_shown_or_stopped_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no sweep is recorded in .*: start one with make sweep"):
-        sweep_names(tmp_path)
+    with pytest.raises(ValueError, match=r"no run is recorded in .*: start one"):
+        status_lines(tmp_path)
     record_sweep(tmp_path, "probe", [CellRecord("a", "", 0, "a/seed=0")], None, None, "", ["x"], None, None)
-    with pytest.raises(ValueError, match=r"probe has no cell 'b seed=0'.*running are: none"):
-        find_cell("b seed=0", tmp_path, None)
+    with pytest.raises(ValueError, match=r"there is no run 'b seed=0' in the sweep probe.*running are: none"):
+        find_run("b seed=0", tmp_path, None)
     with pytest.raises(ValueError, match="nothing runs in"):
-        stop_cell(find_cell("a seed=0", tmp_path, "probe"), 1.0)
+        stop_run(find_run("a seed=0", tmp_path, "probe"), 1.0)
+    assert not (tmp_path / "a").exists()
     log = logged(tmp_path / "a" / "seed=0", 2)
     (tmp_path / "a" / "seed=0" / ".lock").write_text("999999999\n")
     with pytest.raises(ValueError, match="is held on another machine: there, kill -INT 999999999"):
-        stop_cell(tmp_path / "a" / "seed=0", 1.0)
+        stop_run(tmp_path / "a" / "seed=0", 1.0)
+    assert not (tmp_path / "a" / "seed=0" / STOP).exists(), "what was refused was not asked for"
     log.close()
+
+
+def command_of_lab(*words: str) -> subprocess.CompletedProcess[str]:
+    """What `grpo-lab` does with these words."""
+    typed = [sys.executable, "-m", "grpo_lab.cli", *words]
+    return subprocess.run(typed, capture_output=True, text=True, timeout=120)
+
+
+def test_time_left_is_that_of_steps_that_count_whatever_lies_between_attempts(tmp_path: Path) -> None:
+    """A day between two attempts, two steps computed again, and a long first evaluation, which the end repeats."""
+    record_sweep(tmp_path, "probe", [CellRecord("a", "", 0, "a/seed=0")], None, None, "", ["x"], None, None)
+    with logged(tmp_path / "a" / "seed=0", 6, seconds=10.0) as log:
+        path, now, day = log.folder / "timing.jsonl", time.time() * 1000, 86_400_000
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        lines[0]["timing"]["time/evaluate"] = 120.0
+        first = [{**line, "wall": int(now - day), "timing": {"time/train": 900.0}} for line in lines[4:]]
+        written = [*lines[:4], *first, *lines[4:]]
+        path.write_text("".join(json.dumps(line) + "\n" for line in written) + '{"step": 6, "wa')
+        (cell,) = cells_of_sweep(tmp_path, "probe")
+        assert cell.seconds_left == pytest.approx(50 + 120, abs=2), "five steps of ten seconds are left, and the end"
+        with log.folder.joinpath("metrics.jsonl").open("w") as stream:  # only the evaluation before the first step
+            stream.write(json.dumps({"step": 0, "metrics": {"budget/steps": 0}}) + "\n")
+        (cell,) = cells_of_sweep(tmp_path, "probe")
+        assert cell.step == 0 and cell.seconds_left is None
+
+
+def test_single_runs_are_listed_beside_sweeps(tmp_path: Path) -> None:
+    record_sweep(tmp_path, "probe", [CellRecord("a", "", 0, "a/seed=0")], None, None, "", ["x"], None, None)
+    logged(tmp_path / "a" / "seed=0", 11, "done").close()
+    for end in ("done", "stopped", "failed"):
+        logged(tmp_path / f"plain,{end}" / "seed=1", 6, end).close()
+    with logged(tmp_path / "plain,now" / "seed=1", 6) as log:
+        (log.folder / ACTIVITY).write_text("step 6: evaluating, heldout: question 3 of 8, 9 of 24 in all, 0m20s left")
+        lines = status_lines(tmp_path)
+        one = status_lines(tmp_path, "plain,now seed=1")
+    assert lines[:2] == ["probe: 1 of 1 done", "single runs: 1 of 4 done, 1 running, 1 stopped, 1 failed"]
+    shown = {line.split()[1]: " ".join(line.split()) for line in lines[2:]}
+    assert shown.keys() == {"plain,stopped", "plain,failed", "plain,now"}, "done ones are only counted"
+    assert shown["plain,failed"].endswith("step 5 50% reward 0.500 held-out 0.200 ValueError: no good")
+    assert shown["plain,now"].startswith("running plain,now seed=1 step 5 50% reward 0.500 held-out 0.200 0m")
+    assert shown["plain,now"].endswith("left step 6: evaluating, heldout: question 3 of 8, 9 of 24 in all, 0m20s left")
+    assert one == [line.removeprefix("  ") for line in lines if "plain,now" in line]
+    for name in ("plain,done", "plain,done seed=1", str(tmp_path / "plain,done" / "seed=1")):
+        (line,) = status_lines(tmp_path, name)
+        assert line.startswith("done ")
+    with pytest.raises(ValueError, match="no sweep 'nothing'"):
+        status_lines(tmp_path, "nothing")
 
 
 @pytest.mark.extended
 def test_a_cell_is_stopped_from_another_shell_and_its_sweep_goes_on(tmp_path: Path, tiny_base: Path) -> None:
     words = ("truncation=score,mask_after", "budget.amount=40", "hydra.launcher.workers=2")
+    runs = ["--runs", str(tmp_path)]
     with started(tmp_path, *words) as (process, _):
         logs = "*/seed=0/metrics.jsonl"
-        wait_until(lambda: [lines_in(path) > 0 for path in tmp_path.glob(logs)] == [True, True], process)
-        program = [sys.executable, "-m", "grpo_lab.cli"]
-        runs = ["--runs", str(tmp_path)]
-        shown = subprocess.run([*program, "status", *runs], capture_output=True, text=True, timeout=60).stdout
-        assert "0 of 2 done, 2 running" in shown
-        stop = [*program, "stop", "truncation=score seed=0", *runs]
-        stopped = subprocess.run(stop, capture_output=True, text=True, timeout=90)
-        assert stopped.returncode == 0 and "it has ended" in stopped.stdout, stopped.stderr
+        wait_until(lambda: [lines_in(path) > 1 for path in tmp_path.glob(logs)] == [True, True], process)
+        assert "0 of 2 done, 2 running" in command_of_lab("status", *runs).stdout
+        stopped = command_of_lab("stop", "truncation=score seed=0", *runs)
+        assert stopped.returncode == 0, stopped.stderr
+        folder = folder_of(tmp_path, "score", 0)
+        last = lines_in(folder / "metrics.jsonl") - 1
+        told = f"stopped by grpo-lab stop: step {last} is finished and saved in {folder}/checkpoints/step={last:06d}"
+        assert f"{told}; the command that started it goes on with it" in stopped.stdout
+        assert (folder / "error.txt").read_text().startswith(f"KeyboardInterrupt: {told}\n")
         _, said = process.communicate(timeout=200)
-    assert process.returncode == 1 and "interrupted: the same command goes on" in said
+    name = sweep_names(tmp_path)[0]
+    assert process.returncode == 1 and "1 of 2 done, 1 stopped after" in said and "error:" not in said
+    assert f"stopped truncation=score seed=0: {told}; the same command goes on (see {folder}/output.log)" in said
+    (report,) = re.findall(r"^1 of 2 cells of .* were stopped; the same command goes on with them:\n.*", said, re.M)
+    assert f"  truncation=score seed=0: {told}" in report
+    assert f"{name}: 1 of 2 done, 1 stopped" in command_of_lab("status", *runs).stdout
+    shown = command_of_lab("status", name, *runs).stdout
+    assert re.search(rf"^  stopped +truncation=score seed=0 .*goes on from step {last}$", shown, re.M), shown
+    record = tmp_path / "sweeps" / name
+    assert sweep_status(record, read_sweep(record)) == "KILLED" == ending(folder, live=False)[0]
+    assert load_sweep(tmp_path, name).runs.set_index("arm").loc["truncation=score", "problem"] == "stopped"
     assert finished(tmp_path) == 1 and (folder_of(tmp_path, "mask_after", 0) / "DONE").exists()
-    assert sweep(tmp_path, *words).returncode == 0 and finished(tmp_path) == 2
+    again = sweep(tmp_path, *words)
+    assert again.returncode == 0 and finished(tmp_path) == 2, again.stderr
+    assert f"resuming after step {last}" in (folder / "output.log").read_text() and not (folder / STOP).exists()
+
+
+def test_a_single_run_is_stopped_and_the_same_command_goes_on(tmp_path: Path, tiny_base: Path) -> None:
+    typed = train_command(tmp_path, *SMALL, "budget.amount=60", "checkpoint_every=1000")
+    runs = ["--runs", str(tmp_path)]
+    process = subprocess.Popen(typed, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: any(lines_in(path) > 2 for path in tmp_path.glob("*/seed=0/metrics.jsonl")), process)
+        (folder,) = tmp_path.glob("*/seed=0")
+        title = f"{folder.parent.name} seed=0"
+        shown = command_of_lab("status", *runs).stdout
+        assert shown.startswith("single runs: 0 of 1 done, 1 running\n  running ") and title in shown
+        stopped = command_of_lab("stop", title, *runs)
+        assert stopped.returncode == 0, stopped.stderr
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    last = lines_in(folder / "metrics.jsonl") - 1
+    told = f"stopped by grpo-lab stop: step {last} is finished and saved in {folder}/checkpoints/step={last:06d}"
+    assert process.returncode == 1 and told in stopped.stdout
+    (goes_on,) = re.findall(rf"^{re.escape(told)}; go on with: python (-m grpo_lab.train .*)$", said, re.M)
+    assert f"goes on from step {last}" in command_of_lab("status", *runs).stdout
+    assert cell_status(folder, "x").state == "stopped" and ending(folder, live=False)[0] == "KILLED"
+    again = command_of_lab("stop", title, *runs)
+    assert again.returncode == 1 and "nothing runs in" in again.stderr and cell_status(folder, "x").state == "stopped"
+    subprocess.run([sys.executable, *shlex.split(goes_on)], check=True, capture_output=True, timeout=200)
+    assert (folder / "DONE").exists() and cell_status(folder, "x").state == "done"
+    same_ending(run_in_process(tmp_path / "whole", *SMALL, "budget.amount=60", "checkpoint_every=1000"), folder)
+
+
+def test_a_stop_that_is_asked_twice_ends_a_step_at_once(tmp_path: Path, tiny_base: Path) -> None:
+    """The first waits for a step that takes for ever, as a judge that does not answer makes it."""
+    (tmp_path / "waits.py").write_text(WAITS)
+    slow = ("reward=function", f"reward.path={tmp_path}/waits.py:score", "reward.seconds=1000", "reward.workers=1")
+    typed = train_command(tmp_path / "runs", *SMALL, *slow, "budget.amount=60")
+    runs = ["--runs", str(tmp_path / "runs")]
+    process = subprocess.Popen(typed, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until(
+            lambda: any(lines_in(path) > 1 for path in (tmp_path / "runs").glob("*/seed=0/metrics.jsonl")), process
+        )
+        (folder,) = (tmp_path / "runs").glob("*/seed=0")
+        (tmp_path / "wait").touch()
+        first = command_of_lab("stop", str(folder), *runs, "--wait", "8")
+        assert first.returncode == 1 and "it has not ended after 8 s (step " in first.stderr, first.stderr
+        assert "the same command again ends it at once" in first.stderr and process.poll() is None
+        second = command_of_lab("stop", str(folder), *runs)
+        assert second.returncode == 0, second.stderr
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+    last = lines_in(folder / "metrics.jsonl") - 1
+    steps = "step 1" if last == 1 else f"steps 1 to {last}"
+    told = f"there is no checkpoint yet: it computes {steps} and what step {last + 1} had again, and begins at step 0"
+    assert f"stopped by grpo-lab stop: {told}" in second.stdout and not list(folder.glob("checkpoints/step=*"))
+    assert cell_status(folder, "x").state == "stopped"
+
+
+WAITS = """
+import time
+from pathlib import Path
+
+
+def score(response, answer, **row):
+    while (Path(__file__).parent / "wait").exists():
+        time.sleep(0.1)
+    return float(response.endswith("#" + answer))
+"""

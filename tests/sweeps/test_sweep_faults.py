@@ -35,10 +35,11 @@ from grpo_lab.analysis.final_values import final_values
 from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.loop import start
-from grpo_lab.sweeps.child import THREAD_VARIABLES, hear_signals
+from grpo_lab.sweeps.child import THREAD_VARIABLES
 from grpo_lab.sweeps.jobs import Job, run_jobs
 from grpo_lab.sweeps.launching import LocalCells
 from grpo_lab.sweeps.local import LocalPlace
+from grpo_lab.tracking import interrupt
 from grpo_lab.tracking.mlflow_mirror import sync_all
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="these tests follow processes in /proc")
@@ -219,11 +220,12 @@ def test_a_cell_that_hangs_is_ended_and_another_takes_its_place(
         LocalCells(1, 30.0, 0.0)
 
 
-def test_signals_that_come_together_are_one_interrupt() -> None:
+def test_signals_that_come_together_are_one_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where Slurm tells every process of a job and the first passes it on; a second Ctrl-C is another."""
-    heard = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
+    heard = interrupt.SIGNALS
     before = {number: signal.getsignal(number) for number in heard}
-    hear_signals()
+    monkeypatch.setattr(interrupt, "_asked", False)  # as it is again afterwards
+    interrupt.hear(1.0)
     try:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)

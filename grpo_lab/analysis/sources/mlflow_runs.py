@@ -16,6 +16,7 @@ from grpo_lab.analysis.sources.run_folders import changes_of_code, lost_evaluati
 from grpo_lab.analysis.sources.settings import settings_of
 from grpo_lab.analysis.sources.sweep_data import NO_BASE, CellData, SweepData, assemble
 from grpo_lab.tracking.mlflow_sender import HARNESS_TAG
+from grpo_lab.tracking.run_reader import STOPPED
 from grpo_lab.tracking.sweep_record import FILE, CellRecord, SweepRecord
 
 _STATUS = {"FINISHED": "done", "FAILED": "failed", "KILLED": "partial"}
@@ -174,7 +175,9 @@ def _cell(cell: CellRecord, run: MirroredRun | None, read: _Read, runs_dir: Path
 def _ending(status: str, problem: str) -> dict[str, Any]:
     """Problem and collapse of a run that did not finish, from the first line of its error.txt ("" if unknown)."""
     if status == "KILLED":
-        return {"problem": "interrupted" if problem.startswith("KeyboardInterrupt") else ""}
+        kind, _, said = problem.partition(": ")
+        word = "stopped" if said.startswith(STOPPED) else "interrupted"
+        return {"problem": word if kind.startswith("KeyboardInterrupt") else ""}
     return {"problem": problem or _UNTOLD, "collapsed": problem.startswith("FloatingPointError")}
 
 

@@ -16,7 +16,7 @@ from grpo_lab.analysis.sources.settings import settings_of
 from grpo_lab.analysis.sources.sweep_data import NO_BASE, CellData, SweepData, assemble
 from grpo_lab.tracking.harness_results import protocols
 from grpo_lab.tracking.metrics import harness_of
-from grpo_lab.tracking.run_reader import run_status, was_interrupted
+from grpo_lab.tracking.run_reader import run_status, was_interrupted, was_stopped
 from grpo_lab.tracking.sweep_record import FILE, CellRecord, read_sweep, sweep_folder
 from grpo_lab.tracking.whole import read_json
 
@@ -76,7 +76,7 @@ def _read_cell(runs_dir: Path, cell: CellRecord, cached: Cache) -> CellData:
             row["problem"] = (folder / "error.txt").read_text(errors="replace").partition("\n")[0]
             row["collapsed"] = row["problem"].startswith("FloatingPointError")
             if was_interrupted(folder):
-                row |= {"status": "partial", "problem": "interrupted"}
+                row |= {"status": "partial", "problem": "stopped" if was_stopped(folder) else "interrupted"}
         if (folder / "mirror.json").exists():
             row["mlflow_run_id"] = _read_json(folder / "mirror.json").get("mlflow_run_id")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
