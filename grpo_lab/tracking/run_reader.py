@@ -101,7 +101,7 @@ def saved_spending(folder: Path, axis: str) -> float:
     with suppress(ValueError, OSError):  # a damaged log: the run itself reports it
         for record in read_steps(folder):
             if record.step <= saved:
-                spent = {**record.metrics, **record.timing}.get(f"budget/{axis}", spent)
+                spent = float({**record.metrics, **record.timing}.get(f"budget/{axis}", spent))
     return spent
 
 

@@ -109,7 +109,10 @@ def test_runs_of_another_model_device_or_batch_do_not_count(tmp_path: Path) -> N
 def test_what_a_cell_has_done_is_not_counted_again(tmp_path: Path) -> None:
     run_of(cell(tmp_path, "plain", 0), 2.0)
     cells = [cell(tmp_path, "plain", 0), run_of(cell(tmp_path, "plain", 1), 2.0, steps=4, done=False)]
-    assert expected(cells, tmp_path)["plain seed=1"][0] == pytest.approx(12.0)
+    assert expected(cells, tmp_path)["plain seed=1"][0] == pytest.approx(20.0), "without a checkpoint it begins again"
+    for step, left in ((2, 16.0), (4, 12.0)):
+        (cells[1].folder / "checkpoints" / f"step={step:06d}").mkdir(parents=True)
+        assert expected(cells, tmp_path)["plain seed=1"][0] == pytest.approx(left), "from there it goes on"
 
 
 def test_a_damaged_log_is_no_measurement(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from short_runs import same_ending
 from slurm_node import PROGRAMS, SETTINGS, slurm_node
 from sweep_processes import attempts, finished, folder_of, lines_in, quiet_board, started, sweep
 
+from grpo_lab.sweeps.child import open_cell
 from grpo_lab.sweeps.jobs import Job, run_jobs
 from grpo_lab.sweeps.launching import CellLauncher
 from grpo_lab.sweeps.slurm import RECORD, CellJob, SlurmCells, SlurmPlace, SlurmSettings
@@ -479,6 +480,41 @@ def test_a_job_starts_all_processes_of_its_cell_and_ends_as_it_does(
     one, two = (line for line in (tmp_path / "output.log").read_text().splitlines() if line.startswith("called with"))
     assert one == "called with -m grpo_lab.train seed=1"
     assert "--nproc-per-node=2" in two and two.endswith("-m grpo_lab.train seed=1")
+
+
+STUBBORN = f"""#!{sys.executable}
+import signal, sys, time
+
+told = []
+
+
+def hear(number, frame):
+    told.append(number)
+    if len(told) > 1:
+        sys.exit(3)
+
+
+signal.signal(signal.SIGINT, hear)
+print("begun", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_a_step_that_outlasts_the_warning_is_ended_so_that_the_job_can_be_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script that ends at the second interrupt, as a run within a long step does."""
+    program = tmp_path / "python"
+    program.write_text(STUBBORN)
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    job = CellJob(("seed=1",), tmp_path, 1, 1, 60, patience=1.0)
+    job.process = open_cell(job.words, tmp_path, 1, {})
+    wait_until(lambda: "begun" in (tmp_path / "output.log").read_text())
+    began = time.monotonic()
+    again = job.checkpoint().function
+    assert time.monotonic() - began >= 1.0 and job.process.wait(10) == 3, "at the second one"
+    assert (again.words, again.patience) == (job.words, 1.0)
 
 
 def test_a_machine_without_slurm_is_told_where_to_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -203,9 +203,13 @@ def test_a_failure_is_told_in_the_words_of_its_last_attempt_and_devices_are_shar
 def test_a_cell_that_hangs_is_ended_and_another_takes_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One hears Ctrl-C while it hangs, one is deaf to it; a third has the time to load and to say what is wrong."""
+    """One hears Ctrl-C while it hangs, one is deaf to it; a third has the time to load and to say what is wrong.
+
+    What a cell prints is no sign that it works: a run says now and then what it is doing.
+    """
     hangs = "import signal, sys, time\nif 'deaf=1' in sys.argv:\n    signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-    (tmp_path / "hangs.py").write_text(hangs + "if 'wrong=1' not in sys.argv:\n    time.sleep(1e6)\n")
+    hangs += "while 'wrong=1' not in sys.argv:\n    time.sleep(1)\n    print('loading, as before', flush=True)\n"
+    (tmp_path / "hangs.py").write_text(hangs)
     monkeypatch.syspath_prepend(str(tmp_path))
     jobs = [
         Job(word, ("plugins=[hangs]", word), tmp_path / word, "steps", 1.0, 1)
@@ -255,12 +259,54 @@ def test_ctrl_c_ends_every_cell_within_the_grace_and_the_same_command_goes_on(tm
         _, said = process.communicate(timeout=60)
         assert time.monotonic() - began < 25, "within the grace of 30 seconds"
     assert process.returncode == 130 and len(cells) == 2 and not any(map(alive, cells))
-    assert "stopping 2 cells" in said and "interrupted: the same command goes on" in said and "Traceback" not in said
-    assert finished(tmp_path) == 0
-    for path in tmp_path.glob("*/seed=0"):
-        assert "KeyboardInterrupt" in (path / "error.txt").read_text(), "interrupted, not killed"
+    told = (
+        "stopping 2 cells: each finishes its step and saves, for at most 110 s (hydra.launcher.grace_seconds); Ctrl-C"
+    )
+    assert told in said and "interrupted: the same command goes on" in said and "Traceback" not in said
+    assert finished(tmp_path) == 0 and "in the middle of their step" not in said
+    for option in ("score", "mask_after"):
+        path = folder_of(tmp_path, option, 0)
+        step = lines_in(path / "metrics.jsonl") - 1
+        told = f"interrupted: step {step} is finished and saved in {path}/checkpoints/step={step:06d}"
+        assert (path / "error.txt").read_text().startswith(f"KeyboardInterrupt: {told}\n")
+        assert f"\ntruncation={option} seed=0: {told}\n" in said
     again = sweep(tmp_path, *words)
     assert again.returncode == 0 and finished(tmp_path) == 2
+
+
+LONG_STEPS = """
+import time
+
+from grpo_lab.policy.optim import Adamw
+
+Adamw.step = lambda *given: time.sleep(1000)
+"""
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("grace", [120, 15])
+def test_a_step_that_takes_too_long_is_ended_by_a_second_ctrl_c_or_near_the_end_of_the_grace(
+    tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch, grace: int
+) -> None:
+    (tmp_path / "long_steps.py").write_text(LONG_STEPS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    words = ("seed=0", "budget.amount=60", "plugins=[long_steps]", f"hydra.launcher.grace_seconds={grace}")
+    with started(tmp_path / "runs", *words) as (process, cells):
+        logs = "runs/*/seed=0/metrics.jsonl"
+        wait_until(lambda: any(lines_in(path) for path in tmp_path.glob(logs)), process)
+        cells |= set(cells_of(process.pid))
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        (output,) = tmp_path.glob("runs/*/seed=0/output.log")
+        wait_until(lambda: "Ctrl-C: the run finishes this step" in output.read_text(), process)
+        if grace == 120:
+            time.sleep(1.1)  # signals within a second are taken for one
+            process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=100)
+        assert time.monotonic() - began < 60 and not any(map(alive, cells))
+    told = "interrupted: there is no checkpoint yet: it computes what step 1 had again, and begins at step 0"
+    assert process.returncode == 130 and "ending 1 cells in the middle of their step" in said
+    assert f" seed=0: {told}\n" in said and told in (output.parent / "error.txt").read_text()
 
 
 # In cells, not in their sweep: the first interrupt is lost, as when it hits a __del__.

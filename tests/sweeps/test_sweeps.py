@@ -40,7 +40,7 @@ from grpo_lab.sweeps.launching import LocalCells
 from grpo_lab.sweeps.local import LocalPlace, slots, usable_cores
 from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.run_log import RunLog
-from grpo_lab.tracking.run_reader import has_ended, was_exhausted
+from grpo_lab.tracking.run_reader import ACTIVITY, STOP, has_ended, was_exhausted
 from grpo_lab.tracking.sweep_record import (
     CellRecord,
     SweepRecord,
@@ -653,6 +653,8 @@ def test_where_a_sweep_stands(tmp_path: Path) -> None:
     with RunLog(other) as log:
         log.mark_error(KeyboardInterrupt())
     assert sweep_status(folder, read_sweep(folder)) == "KILLED", "a cell that was interrupted has not failed"
+    (other / STOP).touch()
+    assert sweep_status(folder, read_sweep(folder)) == "KILLED", "nor has one that was stopped"
     with RunLog(other) as log:
         log.mark_error(RuntimeError("x"))
     assert sweep_status(folder, read_sweep(folder)) == "FAILED"
@@ -769,15 +771,59 @@ def test_time_left_follows_the_share_of_all_budgets(eager: None, tmp_path: Path)
     assert board.summary().endswith("5m00s left")
 
 
-def test_what_a_resumed_cell_had_done_before_is_no_speed_of_this_sweep(eager: None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("saved", [5, 3])
+def test_what_a_resumed_cell_had_done_before_is_no_speed_of_this_sweep(eager: None, tmp_path: Path, saved: int) -> None:
+    """It goes on from its checkpoint, and steps behind that are computed again."""
     log_to(tmp_path, range(6))
+    (tmp_path / "checkpoints" / f"step={saved:06d}").mkdir(parents=True)
     board = Board("probe", 1, 0, Terminal(file=io.StringIO()))
     board.start(WatchedCell("a", tmp_path, "steps", 10.0))
     board.refresh()
-    log_to(tmp_path, [6])
+    with RunLog(tmp_path) as log:
+        log.rewind(len(b"".join((tmp_path / "metrics.jsonl").read_bytes().splitlines(keepends=True)[: saved + 1])))
+    log_to(tmp_path, [saved + 1])
     board.refresh()
-    board._began -= 60  # one step took a minute, and four are left
-    assert board.summary().endswith("4m00s left")
+    board._began -= 60  # one step took a minute
+    assert board.summary().endswith(f"{9 - saved}m00s left")
+
+
+def test_cells_that_another_sweep_finished_or_a_user_stopped_are_no_work_of_this_one(
+    eager: None, tmp_path: Path
+) -> None:
+    written = io.StringIO()
+    board = Board("probe", 4, 0, Terminal(file=written))
+    cells = [WatchedCell(name, tmp_path / name, "steps", 10.0) for name in "abcd"]
+    log_to(tmp_path / "a", range(11))
+    board.end(cells[0], None)  # it was never started here
+    for cell in cells[1:]:
+        board.start(cell)
+    log_to(tmp_path / "b", range(6))
+    board.refresh()
+    board._began -= 60  # half a cell took a minute, and two and a half are left
+    assert board.summary() == "1 of 4 done, 3 running, 5m00s left"
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / STOP).touch()
+    board.end(cells[2], "stopped by grpo-lab stop: no step was trained yet")
+    assert board.summary() == "1 of 4 done, 2 running, 1 stopped, 3m00s left" and board.failed == 0
+    assert written.getvalue().splitlines()[-1].startswith("stopped c: stopped by grpo-lab stop: ")
+
+
+def test_a_cell_shows_what_takes_it_long(eager: None, tmp_path: Path) -> None:
+    note, cell = (
+        "step 0: evaluating, heldout: question 3 of 8, 9 of 24 in all, 0m20s left",
+        WatchedCell("a", tmp_path, "steps", 10.0),
+    )
+    board = Board("probe", 1, 0, Terminal(file=io.StringIO()))
+    board.start(cell)
+    assert cell.line == "starting"
+    (tmp_path / ACTIVITY).write_text(note)
+    board.refresh()
+    assert cell.line == note
+    log_to(tmp_path, range(2))
+    board.refresh()
+    assert cell.line.startswith("step    1  reward 0.500") and cell.line.endswith(f"  {note}")
+    board.end(cell, None)
+    assert not cell.activity, "it has ended"
 
 
 def test_a_damaged_log_of_one_cell_does_not_end_the_sweep(eager: None, tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from grpo_lab.sweeps.sweeper import _tune
 from grpo_lab.sweeps.tuning import Search, plan_tuning, run_tuning, show_tuning
 from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.run_log import RunLog
+from grpo_lab.tracking.run_reader import STOP
 from grpo_lab.tracking.sweep_record import read_sweep, sweep_folder
 from grpo_lab.tracking.terminal import Terminal
 from grpo_lab.types import Exhausted
@@ -356,6 +357,16 @@ def test_a_failed_trial_stops_the_sweep_and_a_collapsed_one_counts_as_zero(
 
     with pytest.raises(ValueError, match=r"trials failed; the same command tries again:\n  plain trial=1 seed=100: no"):
         run_tuning(Terminal(quiet=True), plan(declare()), fails)
+
+    def stopped(title: str, todo: Sequence[Cell], finished: int) -> list[JobReturn]:
+        for cell in todo:
+            with RunLog(cell.folder) as log:
+                log.mark_error(KeyboardInterrupt("stopped by grpo-lab stop"))
+            (cell.folder / STOP).touch()
+        return [JobReturn(status=JobStatus.FAILED) for _ in todo]
+
+    with pytest.raises(ValueError, match="no cell was started, because trials were stopped; the same command"):
+        run_tuning(Terminal(quiet=True), plan(declare()), stopped)
 
     def collapses(title: str, todo: Sequence[Cell], finished: int) -> list[JobReturn]:
         for cell in todo:
