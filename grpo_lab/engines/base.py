@@ -73,7 +73,8 @@ class EngineSession(ABC):
 
         Each request has its own settings and may continue from a prefix. `on_finish(i, completion)` is
         called when request i ends and returns the indices of requests to abort. Aborted requests return
-        the tokens they have, with StopReason.ABORTED.
+        the tokens they have, with StopReason.ABORTED. An engine reports what has ended to `activity.sampling`, for the
+        line that shows a long call.
         """
 
     @abstractmethod

@@ -262,7 +262,8 @@ def mirrored(tracking: Tracking, folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        mirror.stop()
+        with doing("sending the rest to the tracker"):
+            mirror.stop()
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 # torchrun does not know Slurm's signal, and would die of it alone.
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR2"
 _LOOK_SECONDS = 1.0
-_PATIENCE_SECONDS = 10.0  # time for a run to flush its mirror
+_PATIENCE_SECONDS = 10.0  # time for a run to finish its step, then to flush its mirror
 _TOGETHER_SECONDS = 1.0  # signals of one cause, where several processes pass them on
 _of_a_sweep = False
 
@@ -143,7 +143,10 @@ def _starter() -> int:
 
 
 def _end_with(parent: int) -> None:
-    """Interrupt this process when its parent is gone, up to three times: Python drops an interrupt in a __del__."""
+    """Interrupt this process when its parent is gone: the first time it finishes its step, the next times it does not.
+
+    Up to three times, since Python drops an interrupt that is raised in a __del__.
+    """
     while _starter() == parent:
         time.sleep(_LOOK_SECONDS)
     for _ in range(3):

@@ -75,8 +75,8 @@ def interrupted_in_words(folder: Path, since: float = 0.0) -> str | None:
 
 
 def was_stopped(folder: Path) -> bool:
-    """Whether `grpo-lab stop` ended the last attempt at a run."""
-    return (folder / STOP).exists() and not (folder / "DONE").exists()
+    """Whether `grpo-lab stop` ended the last attempt at a run, and no error did first."""
+    return (folder / STOP).exists() and (run_status(folder) in ("new", "partial") or was_interrupted(folder))
 
 
 def activity_of(folder: Path) -> str:
@@ -112,12 +112,13 @@ def stage_seconds(timing: Mapping[str, float | int]) -> float:
 
 def first_evaluation_seconds(folder: Path) -> float:
     """How long the evaluation before the first step took, which that at the end repeats; 0 where it is not logged."""
-    try:
-        with (folder / "timing.jsonl").open("rb") as stream:
-            first = json.loads(stream.readline())
-        return float(first["timing"].get("time/evaluate", 0.0)) if first["step"] == 0 else 0.0
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return 0.0
+    path = folder / "timing.jsonl"
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # a damaged log costs a guess alone
+        with path.open("rb") as stream:
+            first = parse_line(stream.readline(), path)
+        if first["step"] == 0:
+            return float(first["timing"].get("time/evaluate", 0.0))
+    return 0.0
 
 
 def was_exhausted(folder: Path) -> bool:
