@@ -30,6 +30,7 @@ from grpo_lab.tracking.whole import AFRESH, read_json
 
 TUNING = "tuning"  # the runs_dir of trials, within that of their sweep
 STATES = ("done", "running", "waiting", "interrupted", "stopped", "failed")
+_NAMED = 20  # sweeps and runs in a message
 _CHUNK = 1 << 16  # bytes read at a time from the end of a log
 _HELD_OUT = "eval/heldout/accuracy"
 
@@ -91,6 +92,9 @@ def status_lines(runs_dir: Path, name: str | None = None) -> list[str]:
     asked = [run for run in single if name is not None and run.is_called(name)]
     if asked:
         return [run.line for run in asked]
+    if name is not None and name not in sweeps:
+        known = ", ".join([*sweeps, *(run.title for run in single)][:_NAMED])
+        raise ValueError(f"there is no sweep or run {name!r} in {runs_dir}; there are: {known}")
     lines: list[str] = []
     for sweep in sweeps if name is None else [name]:
         for title, cells, planned in stages_of_sweep(runs_dir, sweep):

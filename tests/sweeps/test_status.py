@@ -178,7 +178,7 @@ def test_single_runs_are_listed_beside_sweeps(tmp_path: Path) -> None:
     for name in ("plain,done", "plain,done seed=1", str(tmp_path / "plain,done" / "seed=1")):
         (line,) = status_lines(tmp_path, name)
         assert line.startswith("done ")
-    with pytest.raises(ValueError, match="no sweep 'nothing'"):
+    with pytest.raises(ValueError, match=r"there is no sweep or run 'nothing' in .*; there are: probe, plain,"):
         status_lines(tmp_path, "nothing")
 
 
