@@ -259,7 +259,7 @@ def explain_run(arguments: argparse.Namespace) -> None:
     from grpo_lab.config.run_config import to_run
 
     run = to_run(config)
-    say(explain(run, config, choices), "", *_first_prompt(run), sep="\n")
+    say(explain(run, config, choices), "", *run.model.notes(run.optimizer.learning_rate), *_first_prompt(run), sep="\n")
     if not run.question_filter.touches_nothing:
         from grpo_lab.run.training_problems import read_questions
 
@@ -473,6 +473,13 @@ def reproduce_run(arguments: argparse.Namespace) -> None:
         sys.exit(1)
 
 
+def diff_runs(arguments: argparse.Namespace) -> None:
+    """Print what differs between two runs, and from which step on."""
+    from grpo_lab.reproduce.difference import differences
+
+    say(*differences(arguments.one, arguments.other, arguments.all), sep="\n")
+
+
 def evaluate_runs(arguments: argparse.Namespace) -> None:
     """Evaluate checkpoints with another harness; results join the runs' folders and MLflow."""
     from grpo_lab.harness.command import Plan, Settings, evaluate, mirror, suites_of
@@ -512,7 +519,9 @@ def _add_evaluate(commands: argparse._SubParsersAction) -> None:
     evaluated.add_argument("--harness", required=True, choices=["lm_eval", "inspect"])
     evaluated.add_argument("--tasks", required=True, help="names of lm_eval, or FILE.py@TASK; separated by commas")
     evaluated.add_argument("--name", help="what to call the task here (default: as the harness does)")
-    evaluated.add_argument("--steps", nargs="+", default=["last"], help="all, last or numbers; 0 is before the first")
+    evaluated.add_argument(
+        "--steps", nargs="+", default=["last"], help="all, last, best or numbers; 0 is before the first"
+    )
     evaluated.add_argument("--base", action="store_true", help="step 0, too: the model that RL began with")
     evaluated.add_argument("--metric", help="what counts as accuracy (default: the task's first that is better higher)")
     evaluated.add_argument("--limit", type=int, help="ask so many questions of each task")
@@ -562,6 +571,14 @@ def _add_reproduce(commands: argparse._SubParsersAction) -> None:
     again.add_argument("--to", type=Path, default=Path("reproduced"), help="the folder of runs for it")
     again.add_argument("--steps", type=int, metavar="N", help="run and compare the first N steps alone")
     again.set_defaults(run=reproduce_run)
+
+
+def _add_diff(commands: argparse._SubParsersAction) -> None:
+    diff = commands.add_parser("diff", help="what differs between two runs: configuration, code, data, and since when")
+    diff.add_argument("one", metavar="RUN", type=Path, help="the folder of a run, A")
+    diff.add_argument("other", metavar="RUN", type=Path, help="the folder of another run, B")
+    diff.add_argument("--all", action="store_true", help="list all differences (default: the first 12 of each kind)")
+    diff.set_defaults(run=diff_runs)
 
 
 def _add_import(commands: argparse._SubParsersAction) -> None:
@@ -695,6 +712,7 @@ def main() -> None:
     _add_steering(commands)
     _add_rollouts(commands)
     _add_reproduce(commands)
+    _add_diff(commands)
     _add_power(commands)
     _add_evaluate(commands)
     _add_import(commands)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def train(run: RunConfig, state: RunState, queue: RolloutQueue, recorder: Record
             sync_sampler(run, state, queue)
         # 12 log, evaluate, save
         step = FinishedStep(batch, before, advantages, inputs, tally)
-        table = rollout_table(state.tokenizer, step)
+        table = partial(rollout_table, state.tokenizer, step)
         recorder.record(state, queue, clock, step_metrics(run, queue, step), table, batch.version)
 
 
@@ -153,7 +154,7 @@ def follow(run: RunConfig, device: torch.device, folder: Path) -> None:
 def start(config: DictConfig, name: str, choices: Mapping[str, str], command: list[str]) -> Path:
     """Start or resume the run that `config` describes; returns its folder. Raises ValueError for bad input."""
     run = to_run(config)
-    warnings = [*check_compatible(run, choices), *notes_on_data(run)]
+    warnings = [*check_compatible(run, choices), *notes_on_data(run), *run.model.notes(run.optimizer.learning_rate)]
     data = data_fingerprint(run)
     device = prepare_torch(run.device, run.threads)
     folder = Path(run.runs_dir).expanduser().absolute() / name / f"seed={run.seed}"
@@ -215,7 +216,7 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
                 say(f"resuming after step {state.ledger.steps} from {newest}")
             train_or_save(run, state, queue, recorder, folder)
             inert = inert_axes(run, recorder.touched)
-            done = summarise(log, state.ledger, inert, described)
+            done = summarise(log, state.ledger, inert, described, run.checkpoint.best)
             log.mark_done(done)
         for line in inert_lines(inert, choices):
             say(line, "inert")

@@ -70,7 +70,7 @@ class Plan:
 
     harness: str
     tasks: Mapping[str, str]
-    steps: Sequence[str]  # "all", "last" or numbers
+    steps: Sequence[str]  # "all", "last", "best" or numbers
     base: bool
     settings: Settings
     include_path: str | None
@@ -94,8 +94,8 @@ class Plan:
                 f"there is no folder {self.include_path} of lm_eval tasks: give --include-path another one"
             )
         for step in self.steps:
-            if step not in ("all", "last") and not step.isdigit():
-                raise ValueError(f"--steps {step}: say all, last, or numbers of steps")
+            if step not in ("all", "last", "best") and not step.isdigit():
+                raise ValueError(f"--steps {step}: say all, last, best, or numbers of steps")
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,9 @@ def runs_of(place: Path) -> list[Path]:
 def weights_of(run: Path, steps: Sequence[str], base: bool) -> list[Weights]:
     """The weights of these steps, after checking that they are what the run saved. Raises ValueError with a remedy."""
     run_key = read_json(run / "run.json", AFRESH)["run_key"]
-    saved = {int(place.name.partition("=")[2]): place for place in checkpoint.complete(run / "checkpoints")}
+    best = checkpoint.complete(run / checkpoint.BEST)
+    places = [*best, *checkpoint.complete(run / "checkpoints")]
+    saved = {checkpoint.step_of(place): place for place in sorted(places, key=checkpoint.step_of)}
     found: dict[int, Weights] = {}
     troubles: dict[int, str] = {}
 
@@ -182,6 +184,13 @@ def weights_of(run: Path, steps: Sequence[str], base: bool) -> list[Weights]:
                     f"{run} has no whole checkpoint ({said}): evaluate its base with --steps 0, or train it"
                 )
             continue
+        if step == "best":
+            if not best:
+                raise ValueError(
+                    f"{run} kept no best weights: none of its evaluations was above the initial model's (--steps 0), "
+                    "or checkpoint.best was null"
+                )
+            step = str(checkpoint.step_of(best[-1]))
         for one in saved if step == "all" else [int(step)]:
             if one not in found and not add(one):
                 raise ValueError(troubles[one])

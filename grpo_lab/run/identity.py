@@ -60,6 +60,8 @@ def check_folder(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
     if not {"identity", "run_key"} <= before.keys():
         raise ValueError(f"{path} does not say which run this is: it was edited, or the disk fails; {AFRESH}")
     there, now = with_config_keys(before["identity"]), json.loads(json.dumps(masked(dict(identity))))
+    # What is volatile now was part of the identity in earlier versions; the kind of device still is.
+    there = {key: value for key, value in there.items() if key == "device" or key.split(".")[0] not in VOLATILE}
     if not any(key.endswith(f".{CLASS}") for key in there):  # earlier versions of grpo_lab wrote no classes
         now = {key: value for key, value in now.items() if not key.endswith(f".{CLASS}")}
     if "device" not in now:  # the machine that goes on with the run will tell

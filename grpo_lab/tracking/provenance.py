@@ -121,6 +121,17 @@ def commit() -> str | None:
     return None if git is None else git["commit"] + ("-dirty" if git["dirty"] else "")
 
 
+def changed_files(one: str, other: str) -> list[str]:
+    """The files that a run may read and that differ between two commits of the repository of this package.
+
+    Raises OSError or SubprocessError where there is no git, or no such commit.
+    """
+    names = _run_git(_source_folder(), "diff", "--name-only", "-z", one, other).rstrip("\0").split("\0")
+    package = f"{Path(__file__).resolve().parents[1].name}/"
+    unread = tuple(package + name for name in _NOT_OF_A_RUN)
+    return [name for name in names if name and _of_code(name) and not name.startswith(unread)]
+
+
 def _source_folder() -> Path:
     """The repository from which this package is imported; the current folder for an installed package."""
     checkout = Path(__file__).resolve().parents[2]
