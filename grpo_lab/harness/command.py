@@ -152,23 +152,25 @@ def runs_of(place: Path) -> list[Path]:
 def weights_of(run: Path, steps: Sequence[str], base: bool) -> list[Weights]:
     """The weights of these steps, after checking that they are what the run saved. Raises ValueError with a remedy."""
     run_key = read_json(run / "run.json", AFRESH)["run_key"]
-    best = checkpoint.complete(run / checkpoint.BEST)
-    places = [*best, *checkpoint.complete(run / "checkpoints")]
-    saved = {checkpoint.step_of(place): place for place in sorted(places, key=checkpoint.step_of)}
+    best, saved = (
+        {checkpoint.step_of(place): place for place in checkpoint.complete(run / name)}
+        for name in (checkpoint.BEST, "checkpoints")
+    )
+    both = best | saved
     found: dict[int, Weights] = {}
     troubles: dict[int, str] = {}
 
     def add(step: int) -> bool:
-        place = _base(run) if step == BASE and step not in saved else saved.get(step)
+        place = _base(run) if step == BASE and step not in both else both.get(step)
         try:
             if place is None:
-                there = f"it has {', '.join(map(str, saved))}" if saved else "it has none"
+                there = f"it has {', '.join(map(str, sorted(both)))}" if both else "it has none"
                 raise ValueError(
                     f"{run} has no checkpoint of step {step}; {there}: choose one, or keep more with keep_checkpoints"
                 )
             history = history_of(run, step)
             if history is None or (
-                place == saved.get(step) and check_manifest(place, run_key)["log"]["sha256"] != history
+                place == both.get(step) and check_manifest(place, run_key)["log"]["sha256"] != history
             ):
                 raise ValueError(f"{place} does not belong to {run / 'metrics.jsonl'} as it is: {AFRESH}")
             found[step] = Weights(run, run_key, step, find_model(str(place), "", "RUN"), fingerprint(place), history)
@@ -190,7 +192,7 @@ def weights_of(run: Path, steps: Sequence[str], base: bool) -> list[Weights]:
                     f"{run} kept no best weights: none of its evaluations was above the initial model's (--steps 0), "
                     "or checkpoint.best was null"
                 )
-            step = str(checkpoint.step_of(best[-1]))
+            step = str(max(best))
         for one in saved if step == "all" else [int(step)]:
             if one not in found and not add(one):
                 raise ValueError(troubles[one])
