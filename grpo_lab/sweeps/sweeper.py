@@ -235,11 +235,11 @@ def _declared(config: DictConfig) -> Any:
 
 
 def _say_whose(console: Terminal, name: str, finished: Sequence[Cell]) -> None:
-    """Print which finished cells MLflow shows elsewhere: a run has one parent there, its first sweep."""
+    """Print which finished cells ran under another sweep, their one parent in MLflow; the charts of both show them."""
     elsewhere = [cell for cell in finished if _sweep_of(cell) != name]
     if elsewhere:
         titles = ", ".join(f"{cell.plan.title} ({_sweep_of(cell) or 'a run on its own'})" for cell in elsewhere)
-        line = f"finished before, and shown in MLflow where they ran: {titles}"
+        line = f"finished before under another sweep, and in MLflow's charts of both: {titles}"
         console.say(line)
 
 

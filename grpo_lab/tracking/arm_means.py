@@ -67,7 +67,7 @@ def _names(arms: list[str]) -> Mapping[str, str]:
     keys = {arm.partition("=")[0] if re.fullmatch(r"[\w./@]+=[^=,]+", arm) else arm for arm in arms}
     written = {arm: _written(arm.partition("=")[2] if len(keys) == 1 < len(arms) else arm) for arm in arms}
     times = Counter(written.values())
-    return {arm: name if times[name] == 1 else marked(arm, f"{name} ") for arm, name in written.items()}
+    return {arm: name if times[name] == 1 else marked(arm, name) for arm, name in written.items()}
 
 
 def _written(arm: str) -> str:
