@@ -64,7 +64,7 @@ class _Cursor:
 
 
 @dataclass(frozen=True)
-class Mirrored:
+class SweepInMlflow:
     """Where a sweep is in MLflow."""
 
     uri: str
@@ -140,13 +140,13 @@ def send_figures(folder: Path, paths: Sequence[Path]) -> bool:
     return True
 
 
-def mirrored_at(folder: Path) -> Mirrored | None:
+def mirrored_at(folder: Path) -> SweepInMlflow | None:
     """Where the sweep in `folder` was sent; None for nowhere. Reads the folder alone."""
     path = folder / _CURSOR
     if not path.exists():
         return None
     stored = read_json(path, "remove it, and sync again")
-    return Mirrored(stored["uri"], stored["experiment_id"], stored["mlflow_run_id"], "members" in stored)
+    return SweepInMlflow(stored["uri"], stored["experiment_id"], stored["mlflow_run_id"], "members" in stored)
 
 
 def parent_of(folder: Path, client: Any, uri: str, experiment_id: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import socket
 import sys
@@ -38,8 +39,9 @@ def open_ui(runs: Path, port: int, analyse: Analyse, say: Callable[[str], None])
         say("\n".join(["MLflow is on a server:", *pages]))
         return
     _require_free(port)
-    experiment = runs_path("1") if not pages else ""
-    say("\n".join([f"MLflow at {here}{experiment}, in a few seconds; Ctrl-C ends it", *pages]))
+    experiments = list(dict.fromkeys(re.findall(rf"{here}/#/experiments/(\d+)", "\n".join(pages)))) or ["1"]
+    pages += [f"  all runs\n    {here}{runs_path(experiment)}" for experiment in experiments]
+    say("\n".join([f"MLflow at {here}, in a few seconds; Ctrl-C ends it", *pages]))
     command = ["mlflow", "ui", *_OPTIONS, "--port", str(port), "--backend-store-uri", local]
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, "-m", *command], {**ENVIRONMENT, **_QUIET, **os.environ})

@@ -35,7 +35,7 @@ from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.mlflow_mirror import sync_all
 from grpo_lab.tracking.mlflow_params import parameters
 from grpo_lab.tracking.mlflow_parent import SweepResults, announce_sweep, mirrored_at, sync_sweep
-from grpo_lab.tracking.mlflow_view import VIEW_TAG, sweep_tag, view_path, view_state
+from grpo_lab.tracking.mlflow_view import VIEW_TAG, runs_path, sweep_tag, view_path, view_state
 from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.tracking.sweep_record import CellRecord, SweepRecord, read_sweep, record_sweep
 
@@ -470,10 +470,11 @@ def test_the_command_ui_prints_every_sweeps_page_and_serves_it(runs: Path, clien
     server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         assert server.stdout is not None
-        said = [server.stdout.readline().rstrip() for _ in range(3)]
+        said = [server.stdout.readline().rstrip() for _ in range(5)]
         here = f"http://127.0.0.1:{port}"
         assert said[0] == f"MLflow at {here}, in a few seconds; Ctrl-C ends it"
-        assert said[1:] == ["  two", f"    {here}{view_path('1', earlier['key'])}"]
+        assert said[1:3] == ["  two", f"    {here}{view_path('1', earlier['key'])}"]
+        assert said[3:] == ["  all runs", f"    {here}{runs_path('1')}"]
 
         def answers() -> bool:
             try:
