@@ -660,6 +660,8 @@ _UNREAD_KEYS: dict[str, Callable[[RunConfig], bool]] = {
     "model.lora.alpha": lambda run: run.model.loading().lora is None,
     "model.lora.targets": lambda run: run.model.loading().lora is None,
     "evaluation.other_wording": lambda run: "other_wording" not in run.evaluation.suites,
+    "evaluation.suite_problems": lambda run: not run.evaluation.suites and not run.evaluation.tables,
+    "template.target_length": lambda run: not run.reward_shaping.asks_for,
 }
 
 

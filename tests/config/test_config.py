@@ -452,6 +452,8 @@ PARTS_THAT_READ = {
     "model.lora.alpha": ("model=hf", "model.path=x", "model.lora.rank=8"),
     "model.lora.targets": ("model=hf", "model.path=x", "model.lora.rank=8"),
     "evaluation.other_wording": ("evaluation=thorough",),
+    "evaluation.suite_problems": ("evaluation=thorough",),
+    "template.target_length": ("recipe=l1",),
 }
 
 
