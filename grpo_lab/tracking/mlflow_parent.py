@@ -380,8 +380,9 @@ def _note(
 ) -> str:
     """The sweep's description in MLflow. Of a verdict that is too long for it, the beginning."""
     arms = list(dict.fromkeys(cell.arm for cell in record.cells))
-    said = [f"**{name.capitalize()}.** {' '.join(str(design[name]).split())}" for name in _TOLD if name in design]
-    said.insert(1, f"**[Curves of its runs, grouped by arm]({view_path(sent.experiment_id, record.key)[1:]})**")
+    # First: what stands further down cannot be clicked before *Show more*.
+    said = [f"**[Curves of its runs, grouped by arm]({view_path(sent.experiment_id, record.key)[1:]})**"]
+    said += [f"**{name.capitalize()}.** {' '.join(str(design[name]).split())}" for name in _TOLD if name in design]
     said += [f"**Arms.** {', '.join(f'`{arm}`' for arm in arms)}; {len(record.cells)} cells."]
     last = ["\n".join(["**Runs of it that ran under another sweep**", *elsewhere])] if elsewhere else []
     last += [f"**Command.** `{shlex.join(record.command)}`", f"Recorded in `{folder.resolve()}`."]
