@@ -1,7 +1,8 @@
 """A sweep's page in MLflow: a saved view of its experiment with the sweep's runs, grouped by arm, and their curves.
 
 MLflow's pages keep a saved view as a tag of the experiment, `mlflow.sharedViewState.<key>`, and open it by its key in
-the address. The format is that of MLflow 3.17's pages, which also list the view under *Views*.
+the address. Pages of MLflow 3.17 read an envelope with a name, and list the view under *Views*; earlier ones, from 3.13
+on, read its content at the top level.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ VIEW_TAG = "mlflow.sharedViewState."  # before a view's key, among the tags of a
 REWARD, HELDOUT, DOWNSTREAM = "reward/outcome", "eval/heldout/accuracy", "eval/downstream/accuracy"
 MOST_NAMED = 30  # of the 40 views that MLflow's pages list, after which they save none
 NAME_LENGTH = 240  # characters, of 250
+VIEW_LENGTH = 5000  # characters that a tag of an experiment may have before MLflow 3.17
 _SECTION = "reward_against_evaluation"
 
 
@@ -59,11 +61,14 @@ def saved_view(record: SweepRecord, created: int, named: bool) -> str:
 
     Without `named` the address opens the view all the same, and no menu lists it.
     """
-    text = json.dumps(view_state(record), separators=(",", ":"))
+    state = view_state(record)
+    text = json.dumps(state, separators=(",", ":"))
     packed = f"deflate;{base64.b64encode(zlib.compress(text.encode())).decode()}"
     if not named:
         return packed
-    return json.dumps({"name": record.name, "createdAt": created, "updatedAt": created, "state": packed})
+    envelope = {"name": record.name, "createdAt": created, "updatedAt": created, "state": packed}
+    whole = json.dumps(envelope | state, separators=(",", ":"))
+    return whole if len(whole) <= VIEW_LENGTH else json.dumps(envelope)
 
 
 def view_state(record: SweepRecord) -> dict[str, Any]:
@@ -93,6 +98,11 @@ def view_state(record: SweepRecord) -> dict[str, Any]:
         ],
         "isAccordionReordered": True,  # else MLflow sorts the sections by name, its own ones among them
         "selectedColumns": [f"metrics.`{name}`" for name in finals.values()],
+        # As they are anyway; earlier versions of the page do not open without them.
+        "runsExpanded": {}, "runsPinned": [], "runsHidden": [], "runsVisibilityMap": {}, "groupsExpanded": {},
+        "columnOrder": [], "columnWidths": {}, "viewMaximized": False, "runListHidden": False,
+        "autoRefreshEnabled": True,
+        "globalLineChartConfig": {"xAxisKey": "step", "lineSmoothness": 0, "selectedXAxisMetricKey": ""},
     }  # fmt: skip
 
 

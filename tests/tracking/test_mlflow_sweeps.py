@@ -35,7 +35,7 @@ from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.mlflow_mirror import sync_all
 from grpo_lab.tracking.mlflow_params import parameters
 from grpo_lab.tracking.mlflow_parent import SweepResults, announce_sweep, mirrored_at, sync_sweep
-from grpo_lab.tracking.mlflow_view import VIEW_TAG, runs_path, sweep_tag, view_path, view_state
+from grpo_lab.tracking.mlflow_view import VIEW_LENGTH, VIEW_TAG, runs_path, saved_view, sweep_tag, view_path, view_state
 from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.tracking.sweep_record import CellRecord, SweepRecord, read_sweep, record_sweep
 
@@ -73,7 +73,7 @@ def write_cell(runs: Path, sweep: str, arm: str, seed: int, rewards: Sequence[fl
             metrics = {} if reward is None else {"reward/outcome": reward}
             if step in (0, 2):
                 metrics |= {"eval/heldout/accuracy": (reward or 0.0) / 2, "eval/downstream/accuracy": 0.25}
-            log.write_step(step, {"budget/steps": step, **metrics}, {})
+            log.write_step(step, {"budget/steps": step, "budget/sampled_tokens": 9 * step, **metrics}, {})
         log.mark_done({"inert": []})
     return CellRecord(arm, "", seed, f"{arm}/seed={seed}")
 
@@ -211,6 +211,7 @@ def test_sent_again_nothing_is_doubled(runs: Path, client: MlflowClient, uri: st
     sync_all(runs, uri, sweep_results)
     first = everything()
     assert len(first["children"]) == 4 and len(first["curves"]["training reward/plain"]) == 3
+    assert "verdict.txt" in first["files"] and "plain is the control" in first["tags"]["mlflow.note.content"]
     sync_all(runs, uri, sweep_results)
     assert everything() == first
     for cursor in runs.rglob("mirror.json"):  # what was sent is forgotten
@@ -240,7 +241,7 @@ def test_further_steps_of_a_run_that_goes_on_are_added(runs: Path, client: Mlflo
     sync_all(runs, uri)
     before = parent(client, runs / "sweeps/two")
     with RunLog(runs / "+more/seed=0") as log:
-        log.write_step(3, {"budget/steps": 3, "reward/outcome": 0.0}, {})
+        log.write_step(3, {"budget/steps": 3, "budget/sampled_tokens": 27, "reward/outcome": 0.0}, {})
     sync_all(runs, uri)
     after = parent(client, runs / "sweeps/two")
     assert after.info.run_id == before.info.run_id
@@ -297,8 +298,9 @@ def test_the_sweep_carries_question_table_verdict_and_figures(small: Path, clien
     assert "SYNTHETIC: are the planted effects found" in found.data.tags["question"]
     for part in ("**Question.** SYNTHETIC", "+helps  ", "What was predicted, and what came out", "**Command.**"):
         assert part in note
-    place = f"(#/experiments/{found.info.experiment_id}/runs?workflowType=machine_learning&compareRunsMode=CHART"
-    assert f"{place}&viewStateShareKey={found.data.tags['run_key']})" in note
+    place = f"#/experiments/{found.info.experiment_id}/runs?workflowType=machine_learning&compareRunsMode=CHART"
+    link = f"**[Curves of its runs, grouped by arm]({place}&viewStateShareKey={found.data.tags['run_key']})**"
+    assert note.startswith(link)
     kept = files(client, found.info.run_id)
     texts = {"sweep.json", "verdict.txt", "arms.txt", "arms.md", "arms.csv"}
     assert kept == texts | {"figures/small.png", "figures/small_phase.png"}
@@ -417,8 +419,9 @@ def test_the_page_is_a_saved_view_of_the_experiment(runs: Path, client: MlflowCl
     sync_all(runs, uri)
     key = read_sweep(runs / "sweeps/two").key
     envelope, state = saved(client, key)
-    assert envelope.keys() == {"name", "createdAt", "updatedAt", "state"} and envelope["name"] == "two"
-    assert isinstance(envelope["createdAt"], int)
+    assert envelope["name"] == "two" and isinstance(envelope["createdAt"], int)
+    assert {name: envelope[name] for name in state} == state  # where earlier versions of MLflow's pages look for it
+    assert len(experiment(client).tags[f"{VIEW_TAG}{key}"]) < VIEW_LENGTH
     tag = f"sweep.two.{key[:8]}"
     assert state["searchFilter"] == f"tags.`{tag}` != ''"
     assert state["groupBy"] == {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": tag}]}
@@ -431,6 +434,12 @@ def test_the_page_is_a_saved_view_of_the_experiment(runs: Path, client: MlflowCl
     (section,) = state["compareRunSections"]
     assert {chart["metricSectionId"] for chart in charts} == {section["uuid"]}
     assert len({chart["uuid"] for chart in charts}) == len(charts)
+
+
+def test_a_page_too_large_for_an_earlier_version_is_one_for_the_newest_alone() -> None:
+    record = SweepRecord("x" * 400, "0" * 32, {"primary": "rollout/truncated"}, [], [], None, None, [])
+    long = saved_view(record, 0, named=True)
+    assert len(long) < VIEW_LENGTH and json.loads(long).keys() == {"name", "createdAt", "updatedAt", "state"}
 
 
 def test_the_metric_that_decides_has_a_chart(tmp_path: Path) -> None:
@@ -482,7 +491,7 @@ def test_the_command_ui_prints_every_sweeps_page_and_serves_it(runs: Path, clien
             except OSError:
                 return False
 
-        wait_until(answers, 200)
+        wait_until(answers, server)
         taken = command("ui", "--runs", str(runs), "--port", str(port))
         assert taken.returncode == 1 and f"take another with --port {port + 1}" in taken.stderr
     finally:
