@@ -21,7 +21,7 @@ from grpo_lab.tracking.arm_means import MEASURES, Point, arm_means
 from grpo_lab.tracking.files import locked, write_json
 from grpo_lab.tracking.mlflow_params import parameters, shortened
 from grpo_lab.tracking.mlflow_store import first_line, load_mlflow, prepare_store
-from grpo_lab.tracking.mlflow_view import MOST_NAMED, VIEW_TAG, arm_label, saved_view, sweep_tag, view_path
+from grpo_lab.tracking.mlflow_view import MOST_NAMED, VIEW_TAG, membership, saved_view, view_path
 from grpo_lab.tracking.passwords import masked, without_mask
 from grpo_lab.tracking.sweep_record import FILE, CellRecord, SweepRecord, read_sweep, sweep_status
 from grpo_lab.tracking.whole import AFRESH, read_json
@@ -197,15 +197,20 @@ def _analysed(folder: Path, analyse: Analyse | None) -> SweepResults | None:
 
 
 def _send_numbers(folder: Path, record: SweepRecord, client: Any, sent: _Cursor) -> None:
-    """Send the arms' means and what all runs have in common, to a new run where the old one has others."""
+    """Send the arms' means and what all runs have in common, to a new run where the old one has others.
+
+    The old one stays until every run of the sweep has begun.
+    """
     means, params = arm_means(record, folder.parent.parent), _parameters(folder, record)
     digest = _digest(json.dumps([means, params]).encode())
     if sent.numbers == digest:
         return
     there = client.get_run(sent.mlflow_run_id)
     known = {name: _history(client, sent, name) for name in there.data.metrics if name.partition("/")[0] in MEASURES}
-    wrong = any(name not in means or not known[name] <= set(means[name]) for name in known)
-    if wrong or any(params.get(name, value) != value for name, value in there.data.params.items()):
+    wrong = any(not points <= set(means.get(name, ())) for name, points in known.items())
+    if wrong or any(params.get(name) != value for name, value in there.data.params.items()):
+        if not params:
+            return
         _replace(folder, record, client, sent, there.info.start_time)
         known, there = {}, None
     entities = load_mlflow().entities
@@ -238,13 +243,14 @@ def _history(client: Any, sent: _Cursor, name: str) -> set[Point]:
 
 def _replace(folder: Path, record: SweepRecord, client: Any, sent: _Cursor, started: int) -> None:
     """Put a new MLflow run in the place of the sweep's, with the same runs below it; the old one is deleted there."""
-    old = sent.mlflow_run_id
+    earlier = list(_found(client, sent.experiment_id, f"tags.run_key = '{record.key}'"))
     sent.mlflow_run_id = _created(client, record, sent.experiment_id, started)
     sent.numbers, sent.artifacts = "", {}
     _save(folder, sent)
-    for run in _found(client, sent.experiment_id, f"tags.`mlflow.parentRunId` = '{old}'"):
-        client.set_tag(run.info.run_id, "mlflow.parentRunId", sent.mlflow_run_id)
-    client.delete_run(old)
+    for old in (run.info.run_id for run in earlier):  # more than one after a kill within this function
+        for run in _found(client, sent.experiment_id, f"tags.`mlflow.parentRunId` = '{old}'"):
+            client.set_tag(run.info.run_id, "mlflow.parentRunId", sent.mlflow_run_id)
+        client.delete_run(old)
 
 
 def _found(client: Any, experiment_id: str, filter_string: str) -> Iterator[Any]:
@@ -279,24 +285,21 @@ def _mark_members(folder: Path, record: SweepRecord, client: Any, sent: _Cursor)
 
     A run has one parent in MLflow, the sweep that it ran under first.
     """
-    arms: dict[str, list[CellRecord]] = {}
-    for cell in record.cells:
-        arms.setdefault(cell.folder, []).append(cell)
     elsewhere = []
-    for place, cells in arms.items():
-        run = _described(folder, cells[0])
+    for place, cell in {cell.folder: cell for cell in record.cells}.items():
+        run = _described(folder, cell)
         if run is None:
             continue
-        arm = " = ".join(dict.fromkeys(arm_label(cell.arm, cell.level) for cell in cells))
+        ((tag, arm),) = membership(record, place).items()
         run_id = _run_of(folder, place, run, client, sent)
         if run_id and sent.members.get(place) != (member := f"{run_id} {arm}"):
-            client.set_tag(run_id, sweep_tag(record.name, record.key), arm[:_TAG_LENGTH])
+            client.set_tag(run_id, tag, arm[:_TAG_LENGTH])
             sent.members[place] = member
         other = run["tags"].get("sweep", "")
         if other != record.name:
-            title = f"{arm} seed {cells[0].seed}, {f'of the sweep {other}' if other else 'a run on its own'}"
-            where = f"[{title}](#/experiments/{sent.experiment_id}/runs/{run_id})" if run_id else f"{title}: not here"
-            elsewhere.append(f"- {where}")
+            title = f"{arm} seed {cell.seed}, {f'of the sweep {other}' if other else 'a run on its own'}"
+            link = f"[{title}](#/experiments/{sent.experiment_id}/runs/{run_id})"
+            elsewhere.append(f"- {link if run_id else f'{title}: not in this experiment'}")
     _save(folder, sent)
     return elsewhere
 

@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -25,7 +26,7 @@ from grpo_lab.tracking.harness_results import outdated, protocols, read_results
 from grpo_lab.tracking.mlflow_params import parameters
 from grpo_lab.tracking.mlflow_parent import parent_of
 from grpo_lab.tracking.mlflow_store import check_uri, first_line, load_mlflow, prepare_store
-from grpo_lab.tracking.mlflow_view import arm_label, sweep_tag
+from grpo_lab.tracking.mlflow_view import membership
 from grpo_lab.tracking.passwords import masked, without_mask
 from grpo_lab.tracking.run_reader import StepReader, StepRecord, was_interrupted
 from grpo_lab.tracking.sweep_record import FILE as SWEEP
@@ -184,11 +185,10 @@ class Sender(FolderSender):
 
     def _membership(self) -> dict[str, str]:
         """The tag that puts this run into its sweep's page; a sweep that reuses the run adds its own."""
-        place, tags = self._sweep_folder(), self.run["tags"]
+        place = self._sweep_folder()
         if place is None:
             return {}
-        record = read_sweep(place)
-        return {sweep_tag(record.name, record.key): arm_label(tags.get("arm", ""), tags.get("level", ""))}
+        return membership(read_sweep(place), os.path.relpath(self.folder.resolve(), place.parent.parent))
 
     def _sweep_folder(self) -> Path | None:
         place = self.run.get("sweep_folder")

@@ -42,8 +42,17 @@ def sweep_tag(name: str, key: str) -> str:
 
 
 def arm_label(arm: str, level: str) -> str:
-    """What the value of that tag is, and what the sweep's own metrics are called."""
+    """An arm at a level, as the sweep's own metrics and groups are called."""
     return " ".join(filter(None, (arm, level))) or "-"
+
+
+def membership(record: SweepRecord, folder: str) -> dict[str, str]:
+    """The tag of the run in `folder`, relative to the folder of runs; none where no cell of the sweep is that run.
+
+    Of a run that is two arms by construction its value names both.
+    """
+    arms = dict.fromkeys(arm_label(cell.arm, cell.level) for cell in record.cells if cell.folder == folder)
+    return {sweep_tag(record.name, record.key): " = ".join(arms)} if arms else {}
 
 
 def view_path(experiment_id: str, key: str) -> str:

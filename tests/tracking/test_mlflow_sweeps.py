@@ -237,6 +237,26 @@ def test_a_sweep_that_grew_has_one_point_a_step_and_the_same_runs_below_it(
     assert len(everything) == 6 and parents == {after.info.run_id}
 
 
+def test_a_sweep_that_grows_keeps_its_curves_until_every_new_run_has_begun(
+    runs: Path, client: MlflowClient, uri: str
+) -> None:
+    sync_all(runs, uri)
+    before = parent(client, runs / "sweeps/two")
+    record(runs, "two", [CellRecord("plain", "", 2, "plain/seed=2")])
+    sync_all(runs, uri)
+    after = parent(client, runs / "sweeps/two")
+    assert after.info.run_id == before.info.run_id and curves(client, after) == curves(client, before)
+
+
+def test_a_parameter_that_runs_share_no_more_is_none_of_the_sweep(runs: Path, client: MlflowClient, uri: str) -> None:
+    sync_all(runs, uri)
+    path = runs / "plain/seed=1/run.json"
+    described = json.loads(path.read_text())
+    write_json(path, described | {"config": described["config"] | {"group_size": 4}})
+    sync_all(runs, uri)
+    assert "group_size" not in parent(client, runs / "sweeps/two").data.params
+
+
 def test_further_steps_of_a_run_that_goes_on_are_added(runs: Path, client: MlflowClient, uri: str) -> None:
     sync_all(runs, uri)
     before = parent(client, runs / "sweeps/two")
@@ -384,7 +404,7 @@ def test_a_run_that_another_sweep_made_is_on_this_sweeps_page(runs: Path, client
     assert link in mine.data.tags["mlflow.note.content"]
     assert curves(client, mine)["training reward/control"] == [(1, 0.25), (2, 0.5), (3, 0.75)]
     sync_all(runs, uri)  # the lent run's own sweep is sent again, too
-    assert client.get_run(lent.info.run_id).data.tags[tag] == "control"
+    assert [client.get_run(run.info.run_id).data.tags[tag] for run in shown] == ["same = new", "control"]
 
 
 def test_analysis_reads_runs_of_another_sweep_from_the_store(small: Path, uri: str) -> None:
@@ -401,7 +421,10 @@ def test_analysis_reads_runs_of_another_sweep_from_the_store(small: Path, uri: s
 def test_a_run_that_was_sent_nowhere_is_named_as_such(runs: Path, client: MlflowClient, uri: str) -> None:
     folder = record(runs, "reuses", [CellRecord("control", "", 0, "plain/seed=0")])
     sync_sweep(folder, uri, "grpo_lab")
-    assert "- control seed 0, of the sweep two: not here" in parent(client, folder).data.tags["mlflow.note.content"]
+    assert (
+        "- control seed 0, of the sweep two: not in this experiment"
+        in parent(client, folder).data.tags["mlflow.note.content"]
+    )
 
 
 # ---- the page
