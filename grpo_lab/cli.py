@@ -108,10 +108,11 @@ def measure_world(arguments: argparse.Namespace) -> None:
 
 def sync_runs(arguments: argparse.Namespace) -> None:
     """Replay run folders into MLflow or another tracker; nothing is sent twice."""
+    from grpo_lab.sweeps.results import sweep_results
     from grpo_lab.tracking.mlflow_mirror import sync_all
 
     if arguments.to == "mlflow" and not arguments.overrides:
-        reports = sync_all(arguments.folder)
+        reports = sync_all(arguments.folder, analyse=sweep_results)
     else:
         reports = _replay(arguments.folder, arguments.to, arguments.overrides)
     if not reports:
@@ -122,10 +123,20 @@ def sync_runs(arguments: argparse.Namespace) -> None:
         sys.exit(1)
 
 
+def open_ui(arguments: argparse.Namespace) -> None:
+    """Serve MLflow's pages over a folder of runs until Ctrl-C, and print the address of every sweep's charts."""
+    _require_runs(arguments.runs)
+    from grpo_lab.sweeps.results import sweep_results
+    from grpo_lab.tracking.mlflow_ui import open_ui
+
+    open_ui(arguments.runs, arguments.port, sweep_results, lambda line: say(line, flush=True))
+
+
 def _replay(folder: Path, to: str, overrides: Sequence[str]) -> list[SyncReport]:
     """Send the runs below a folder to the tracker that `tracking=<to>` and the overrides configure."""
     from omegaconf import OmegaConf
 
+    from grpo_lab.sweeps.results import sweep_results
     from grpo_lab.tracking.mlflow_mirror import Mlflow, sync_all
     from grpo_lab.tracking.trackers import replay
 
@@ -133,7 +144,7 @@ def _replay(folder: Path, to: str, overrides: Sequence[str]) -> list[SyncReport]
         raise ValueError(f"{wrong[0]}: --to takes overrides of the tracker alone, such as tracking.folder=/there")
     config = compose_config([f"tracking={to}", f"runs_dir='{_runs_dir_of(folder.absolute())}'", *overrides])
     tracking = OmegaConf.to_object(config.tracking)
-    return sync_all(folder, tracking.uri) if isinstance(tracking, Mlflow) else replay(folder, tracking)  # pyright: ignore
+    return sync_all(folder, tracking.uri, sweep_results) if isinstance(tracking, Mlflow) else replay(folder, tracking)  # pyright: ignore
 
 
 def _runs_dir_of(folder: Path) -> Path:
@@ -342,6 +353,22 @@ def draw_figures(arguments: argparse.Namespace) -> None:
     say(*filter(None, [built.notice]), text, sep="\n")
     program = "grpo-lab" if shutil.which("grpo-lab") else os.path.relpath(sys.argv[0])
     say(*what_to_open(built, arguments.name, arguments.runs, saved, arguments.to, program), sep="\n")
+    if not built.notice and "://" not in arguments.runs:
+        _send_figures(Path(arguments.runs), arguments.name, built.paths)
+
+
+def _send_figures(runs: Path, name: str, paths: Sequence[Path]) -> None:
+    """Copy pictures and tables to the sweep's run in MLflow, if it is there; what goes wrong is a warning."""
+    from grpo_lab.tracking.mlflow_parent import send_figures
+    from grpo_lab.tracking.mlflow_store import first_line
+    from grpo_lab.tracking.sweep_record import sweep_folder
+
+    shown = [path for path in paths if path.suffix not in (".svg", ".json")]
+    try:
+        if send_figures(sweep_folder(runs, name), shown):
+            say("pictures and tables are in MLflow too, under Artifacts of the sweep's run")
+    except Exception as error:
+        say(f"WARNING: MLflow does not take the figures ({first_line(error)}); the files are complete", error=True)
 
 
 def _require_folder(runs: str | Path) -> None:
@@ -645,6 +672,10 @@ def main() -> None:
     )
     sync.add_argument("overrides", nargs="*", help="of the tracker, for example tracking.project=mine")
     sync.set_defaults(run=sync_runs)
+    pages = commands.add_parser("ui", help="MLflow's pages over a folder of runs, and where they show each sweep")
+    pages.add_argument("--runs", type=Path, default=Path(RUNS), help="the folder of runs (default: runs)")
+    pages.add_argument("--port", type=int, default=5000, help="of this machine (default: 5000)")
+    pages.set_defaults(run=open_ui)
     measured = commands.add_parser("cost-model", help="seconds of simulated time, measured on runs, as overrides")
     measured.add_argument("folders", type=Path, nargs="+", metavar="RUN", help="a run's folder, of schedule=sync")
     measured.set_defaults(run=measure_cost_model)

@@ -18,7 +18,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from grpo_lab.config.explain import explain, inert_lines
-from grpo_lab.config.rules import check_compatible
+from grpo_lab.config.rules import check_compatible, unread_keys
 from grpo_lab.config.run_config import RunConfig, to_run
 from grpo_lab.learner.mismatch import probe_sync, sync_sampler
 from grpo_lab.learner.step_metrics import FinishedStep, inert_axes, rollout_table, step_metrics
@@ -195,7 +195,7 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
             described = describe_run(
                 before.get("run_key") or uuid.uuid4().hex, name, config, identity, tracking, choices, warnings, data,
                 training.record(), inputs.prompts.record(), environment, sweep, beginning.all_stretches(environment),
-                stretches_of_ranks(before, beginning.step, ranks.number()),
+                stretches_of_ranks(before, beginning.step, ranks.number()), unread_keys(run),
             )  # fmt: skip
             write_json(folder / "run.json", sealed(masked(described)))
             atomic_write(folder / "config.yaml", masked(OmegaConf.to_yaml(config, resolve=True)))

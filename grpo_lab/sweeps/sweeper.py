@@ -36,6 +36,7 @@ from grpo_lab.sweeps.cells import (
 )
 from grpo_lab.sweeps.estimate import estimate_lines, estimates
 from grpo_lab.sweeps.pilot import pilot_cells, run_pilot, show_pilot
+from grpo_lab.sweeps.results import sweep_results
 from grpo_lab.sweeps.tuning import Search, plan_tuning, run_tuning, show_tuning
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.mlflow_parent import announce_sweep
@@ -148,10 +149,12 @@ def run_sweep(
     if cells and not todo:
         console.say(f"{name}: all {len(cells)} cells are finished")
     announce_sweep(folder, bool(todo), uri)
+    ended = None
     try:
         returns = launch(name, todo, len(finished))
-    finally:
-        announce_sweep(folder, False, uri)
+        ended = sweep_results
+    finally:  # an interrupted sweep waits for no verdict
+        announce_sweep(folder, False, uri, ended)
     _report(name, todo, returns)
     _say_exhausted(console, runs)
     if cells:
@@ -232,11 +235,11 @@ def _declared(config: DictConfig) -> Any:
 
 
 def _say_whose(console: Terminal, name: str, finished: Sequence[Cell]) -> None:
-    """Print which finished cells MLflow shows elsewhere: a run has one parent there, its first sweep."""
+    """Print which finished cells ran under another sweep, their one parent in MLflow; the charts of both show them."""
     elsewhere = [cell for cell in finished if _sweep_of(cell) != name]
     if elsewhere:
         titles = ", ".join(f"{cell.plan.title} ({_sweep_of(cell) or 'a run on its own'})" for cell in elsewhere)
-        line = f"finished before, and shown in MLflow where they ran: {titles}"
+        line = f"finished before under another sweep, and in MLflow's charts of both: {titles}"
         console.say(line)
 
 

@@ -327,6 +327,13 @@ def test_eight_cells_that_start_at_once_on_a_fresh_store_are_nested_under_one_ru
         (f"truncation={option}", option, str(seed)) for option in ("mask_after", "score") for seed in range(4)
     ]
     assert {"axis.kl", "axis.baseline", "axis.updates"} <= children[0].data.tags.keys()
+    assert {"training reward/mask_after", "held-out accuracy/score"} <= parent.data.metrics.keys()
+    assert (parent.data.params["arms"], parent.data.params["seeds"]) == (
+        "truncation=score, truncation=mask_after",
+        "0, 1, 2, 3",
+    )
+    assert "nothing was declared, so nothing is judged" in parent.data.tags["mlflow.note.content"]
+    assert {"verdict.txt", "arms.csv", "figures"} <= {one.path for one in client.list_artifacts(parent.info.run_id)}
     assert [report.points for report in sync_all(tmp_path)] == [0] * 9, "nothing was missing"
     sweep_from_here(tmp_path, *words)
     (same,), children = by_kind()
