@@ -175,6 +175,14 @@ def list_tricks(arguments: argparse.Namespace) -> None:
     say("\n\n".join(table() for table in tables) if arguments.markdown else tricks_list())
 
 
+def list_design_keys(_: argparse.Namespace) -> None:
+    """Print every key of an experiment's declaration: what it is, its allowed values and its default."""
+    bootstrap()
+    from grpo_lab.config.design_reference import reference_text
+
+    say(reference_text())
+
+
 def write_docs(_: argparse.Namespace) -> None:
     """Update the generated tables in the documentation, and print which pages changed."""
     bootstrap()
@@ -182,9 +190,10 @@ def write_docs(_: argparse.Namespace) -> None:
     from grpo_lab.analysis.experiments_page import documented_experiments
     from grpo_lab.analysis.world_card import documented_cards
     from grpo_lab.config.catalogue import documented
+    from grpo_lab.config.design_reference import documented_keys
 
     changed: dict[Path, bool] = {}
-    for tables in (documented, documented_cards, documented_acting, documented_experiments):
+    for tables in (documented, documented_keys, documented_cards, documented_acting, documented_experiments):
         for path, text in tables().items():  # each reads its page, which another may have written
             new = path.read_text() != text
             if new:
@@ -637,6 +646,9 @@ def main() -> None:
     tricks = commands.add_parser("tricks", help="the axes and their options, one line each")
     tricks.add_argument("--markdown", action="store_true", help="axes and recipes as the tables of the documentation")
     tricks.set_defaults(run=list_tricks)
+    commands.add_parser(
+        "design", help="the keys of an experiment's declaration, their values and defaults"
+    ).set_defaults(run=list_design_keys)
     docs = commands.add_parser("docs", help="write the tables of tricks and recipes into the pages of a checkout")
     docs.set_defaults(run=write_docs)
     explained = commands.add_parser("explain", help="the loss that overrides choose, as a formula; rules, papers")

@@ -87,7 +87,7 @@ def test_every_arm_has_the_shared_ranges_and_those_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"tries": 3}, "design.tuning.tries is no part of a tuning: choose from trials, batch"),
+        ({"tries": 3}, "design.tuning.tries: there is no such key; did you mean trials? choose from arms, batch"),
         ({"trials": 0}, "design.tuning.trials must be a whole number of at least 1"),
         ({"trials": None}, "design.tuning.trials must be a whole number"),
         ({"trials": True}, "design.tuning.trials must be a whole number"),
