@@ -287,16 +287,16 @@ def _report(name: str, cells: Sequence[Cell], returns: Sequence[JobReturn]) -> N
 
 
 def _show_results(console: Terminal, runs_dir: Path, name: str) -> None:
-    """Print which tricks did nothing, and for a sweep without a declared design a comparison of its arms."""
+    """Print the table of arms, and which tricks did nothing."""
     from grpo_lab.analysis.caveats import not_told_apart
     from grpo_lab.analysis.effects.acted import could_not_act
-    from grpo_lab.analysis.effects.verdict import compared_arms
+    from grpo_lab.analysis.effects.arms import arms_table
     from grpo_lab.analysis.final_values import final_values
     from grpo_lab.analysis.sources.run_folders import load_sweep
 
     data = load_sweep(runs_dir, name)
-    if data.design is None:
-        say("", *compared_arms(data, final_values(data)), "", sep="\n", flush=True)
+    if not data.finished.empty:
+        say("", *arms_table(data, final_values(data)), "", sep="\n", flush=True)
     said = [
         f"could not act: {' '.join(filter(None, (arm, level)))}: {why}"
         for (level, arm), why in could_not_act(data).items()
