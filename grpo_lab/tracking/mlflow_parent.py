@@ -92,8 +92,8 @@ def _is_there(client: Any, run_id: str) -> bool:
 
 def _tags(folder: Path, record: SweepRecord) -> dict[str, str]:
     design = dict(record.design or {})
-    if "tricks" in design:  # the control follows from the kind
-        design["control"] = "full" if design["kind"] == "leave_one_out" else "base"
+    if "tricks" in design:  # the control follows from the kind, unless it has a name of its own
+        design.setdefault("control", "full" if design["kind"] == "leave_one_out" else "base")
     said = [f"**{name.capitalize()}.** {' '.join(str(design[name]).split())}" for name in _TOLD if name in design]
     arms = list(dict.fromkeys(cell.arm for cell in record.cells))
     said += [f"**Arms.** {', '.join(f'`{arm}`' for arm in arms)}; {len(record.cells)} cells."]
