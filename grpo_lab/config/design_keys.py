@@ -29,7 +29,7 @@ def require_keys(where: str, entry: Mapping[str, Any], cls: type) -> None:
     known = sorted(field.name for field in fields(cls))
     unknown = next((str(key) for key in entry if key not in known), None)
     if unknown is not None:
-        near = get_close_matches(unknown, known, 1)
+        near = get_close_matches(unknown, known, 1, cutoff=0.7)
         guess = f"did you mean {near[0]}? " if near else ""
         raise ValueError(
             f"{where}.{unknown}: there is no such key; {guess}choose from {', '.join(known)}; `grpo-lab design` says "

@@ -135,7 +135,7 @@ def test_a_declaration_that_is_off_is_refused_by_its_key(changes: dict, said: st
     [
         ({"direction": "higher"}, "must give arm, metric, direction (above, below or within a margin of the control)"),
         ({"metric": None}, "must give arm, metric, direction"),
-        ({"colour": "red"}, "must give arm, metric, direction"),
+        ({"colour": "red"}, "design.predictions.colour: there is no such key; choose from against, arm, direction"),
         ("mask", "design.predictions"),
         ({"arm": "score"}, "there is no 'score'; choose from 'mask'"),  # the control cannot differ from itself
         ({"level": "fat"}, "there is no 'fat'; choose from 'flat', 'mean'"),
