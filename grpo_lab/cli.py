@@ -186,6 +186,14 @@ def list_tricks(arguments: argparse.Namespace) -> None:
     say("\n\n".join(table() for table in tables) if arguments.markdown else tricks_list())
 
 
+def list_design_keys(_: argparse.Namespace) -> None:
+    """Print every key of an experiment's declaration: what it is, its allowed values and its default."""
+    bootstrap()
+    from grpo_lab.config.design_reference import reference_text
+
+    say(reference_text())
+
+
 def write_docs(_: argparse.Namespace) -> None:
     """Update the generated tables in the documentation, and print which pages changed."""
     bootstrap()
@@ -193,9 +201,10 @@ def write_docs(_: argparse.Namespace) -> None:
     from grpo_lab.analysis.experiments_page import documented_experiments
     from grpo_lab.analysis.world_card import documented_cards
     from grpo_lab.config.catalogue import documented
+    from grpo_lab.config.design_reference import documented_keys
 
     changed: dict[Path, bool] = {}
-    for tables in (documented, documented_cards, documented_acting, documented_experiments):
+    for tables in (documented, documented_keys, documented_cards, documented_acting, documented_experiments):
         for path, text in tables().items():  # each reads its page, which another may have written
             new = path.read_text() != text
             if new:
@@ -349,7 +358,7 @@ def draw_figures(arguments: argparse.Namespace) -> None:
     saved = None if arguments.only_runs else arguments.data
     command = typed("grpo-lab")
     built = build(arguments.name, arguments.runs, saved, arguments.to, command, arguments.foreign)
-    text = built.brief if arguments.brief else f"{arguments.name}, from {built.source}\n\n{built.verdict}"
+    text = built.arms if arguments.brief else f"{arguments.name}, from {built.source}\n\n{built.text}"
     say(*filter(None, [built.notice]), text, sep="\n")
     program = "grpo-lab" if shutil.which("grpo-lab") else os.path.relpath(sys.argv[0])
     say(*what_to_open(built, arguments.name, arguments.runs, saved, arguments.to, program), sep="\n")
@@ -685,6 +694,9 @@ def main() -> None:
     tricks = commands.add_parser("tricks", help="the axes and their options, one line each")
     tricks.add_argument("--markdown", action="store_true", help="axes and recipes as the tables of the documentation")
     tricks.set_defaults(run=list_tricks)
+    commands.add_parser(
+        "design", help="the keys of an experiment's declaration, their values and defaults"
+    ).set_defaults(run=list_design_keys)
     docs = commands.add_parser("docs", help="write the tables of tricks and recipes into the pages of a checkout")
     docs.set_defaults(run=write_docs)
     explained = commands.add_parser("explain", help="the loss that overrides choose, as a formula; rules, papers")
@@ -704,7 +716,7 @@ def main() -> None:
     figures.add_argument(
         "--foreign", action="append", default=[], metavar="NAME", help="imported runs to draw beside it, in one figure"
     )
-    figures.add_argument("--brief", action="store_true", help="print one line per arm; the verdict is in its file")
+    figures.add_argument("--brief", action="store_true", help="print the table of arms; the verdict is in its file")
     figures.set_defaults(run=draw_figures)
     report = commands.add_parser("report", help="the same on one page, with switches and responses; works offline")
     report.set_defaults(run=write_report)

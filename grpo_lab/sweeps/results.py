@@ -13,8 +13,9 @@ def sweep_results(folder: Path) -> SweepResults | None:
 
     `grpo-lab figures` sends all figures. Where packages that draw are missing there are none.
     """
+    from grpo_lab.analysis.effects.arms import arms_table
     from grpo_lab.analysis.effects.table import effect_table, markdown
-    from grpo_lab.analysis.effects.verdict import brief, compared_arms, verdict_text
+    from grpo_lab.analysis.effects.verdict import verdict_text
     from grpo_lab.analysis.final_values import final_values
     from grpo_lab.analysis.sources.run_folders import load_sweep
 
@@ -22,7 +23,7 @@ def sweep_results(folder: Path) -> SweepResults | None:
     if data.counted.empty:
         return None
     finals = final_values(data)
-    table = brief(data, finals).rstrip() if data.design else "\n".join(compared_arms(data, finals))
+    table = "\n".join(arms_table(data, finals))
     verdict = verdict_text(data, finals)
     files = {
         "arms.txt": table.encode(),

@@ -23,6 +23,7 @@ from omegaconf.errors import InterpolationResolutionError
 from grpo_lab.analysis.effects.acted import Action
 from grpo_lab.config.design import Design, read_design, require_known_metrics
 from grpo_lab.config.run_config import unresolved
+from grpo_lab.sweeps.ablation import as_typed, exploratory
 from grpo_lab.sweeps.cells import (
     Cell,
     Plan,
@@ -49,12 +50,17 @@ from grpo_lab.tracking.whole import AFRESH, read_json
 
 @dataclass(frozen=True)
 class Settings:
-    """What `hydra.sweeper` says: list the cells alone, pilot first, for which share of the budget, run inert arms."""
+    """What `hydra.sweeper` says: list the cells alone, pilot first, for which share of the budget, run inert arms.
+
+    `add` and `leave_one_out` hold the additions of an ablation from the shell, overrides or lists of them.
+    """
 
     dry_run: bool
     pilot: bool
     pilot_share: float
     run_inert: bool
+    add: Sequence[str | Sequence[str]] = ()
+    leave_one_out: Sequence[str | Sequence[str]] = ()
 
 
 class SweepFailed(SystemExit):
@@ -84,7 +90,7 @@ def run_sweep(
     cell's overrides into its configuration. Raises ValueError before anything starts, SweepFailed at the end.
     """
     console = Terminal()
-    design = _design(config)
+    design, declared, arguments = _declaration(config, arguments, settings)
     if design is not None:
         require_known_metrics(design)
     name = sweep_name(design, arguments)
@@ -102,7 +108,7 @@ def run_sweep(
         if settings.dry_run:
             show_tuning(console, search)
         elif search.open():
-            _tune(console, search, design, _declared(config), launch)
+            _tune(console, search, design, declared, launch)
         settled = search.settled()
         plans = [settled(plan) for plan in plans]
     planned = compose_cells(plans, name, compose)
@@ -120,7 +126,7 @@ def run_sweep(
     found: list[Action] = []
     if design is not None and pilots and any(not has_ended(cell.folder) for cell in cells):
         _resolve_models(pilots)
-        found = run_pilot(pilots, name, design, _declared(config), lambda todo: launch(f"{name}, pilot", todo, 0))
+        found = run_pilot(pilots, name, design, declared, lambda todo: launch(f"{name}, pilot", todo, 0))
         show_pilot(console, name, found, Path(pilots[0].run.runs_dir))
         if not settings.run_inert:
             cells = share_runs(_without_inert(console, design, planned, found), axis)
@@ -135,9 +141,9 @@ def run_sweep(
         name,
         [cell.record() for cell in cells],
         None if design is None else folders_of(design, arguments, settled),
-        None if design is None else _declared(config),
-        "" if design is None else design.fingerprint(),
-        provenance.typed(),
+        declared,
+        "" if design is None or design.exploratory else design.fingerprint(),
+        as_typed(provenance.typed()),
         provenance.commit(),
         tracking,
         starts=bool(todo),
@@ -218,20 +224,28 @@ def _say_exhausted(console: Terminal, cells: Sequence[Cell]) -> None:
         console.say(f"{cell.plan.title} ended before its budget was spent: {why}")
 
 
-def _design(config: DictConfig) -> Design | None:
-    if config.get("design") is None:
-        return None
-    try:
-        return read_design(_declared(config))
-    except InterpolationResolutionError as error:
-        raise ValueError(unresolved(config, error)) from error
+def _declaration(
+    config: DictConfig, arguments: Sequence[str], settings: Settings
+) -> tuple[Design | None, Any, Sequence[str]]:
+    """The design, the entries that it is read from, and the arguments for its cells."""
+    if additions := settings.add or settings.leave_one_out:
+        kind = "add" if settings.add else "leave_one_out"
+        declared, arguments = exploratory(kind, additions, arguments, config)
+    else:
+        declared = _declared(config)
+    return None if declared is None else read_design(declared), declared, arguments
 
 
 def _declared(config: DictConfig) -> Any:
-    """The entry `design` in plain values, with what it refers to in place."""
+    """The entry `design` in plain values, with what it refers to in place; None where there is none."""
+    if config.get("design") is None:
+        return None
     if not isinstance(config.design, DictConfig):
         raise ValueError(f"design is {config.design!r}: a declaration has entries, see CONTRIBUTING.md")
-    return OmegaConf.to_container(config.design, resolve=True)
+    try:
+        return OmegaConf.to_container(config.design, resolve=True)
+    except InterpolationResolutionError as error:
+        raise ValueError(unresolved(config, error)) from error
 
 
 def _say_whose(console: Terminal, name: str, finished: Sequence[Cell]) -> None:
@@ -290,16 +304,16 @@ def _report(name: str, cells: Sequence[Cell], returns: Sequence[JobReturn]) -> N
 
 
 def _show_results(console: Terminal, runs_dir: Path, name: str) -> None:
-    """Print which tricks did nothing, and for a sweep without a declared design a comparison of its arms."""
+    """Print the table of arms, and which tricks did nothing."""
     from grpo_lab.analysis.caveats import not_told_apart
     from grpo_lab.analysis.effects.acted import could_not_act
-    from grpo_lab.analysis.effects.verdict import compared_arms
+    from grpo_lab.analysis.effects.arms import arms_table
     from grpo_lab.analysis.final_values import final_values
     from grpo_lab.analysis.sources.run_folders import load_sweep
 
     data = load_sweep(runs_dir, name)
-    if data.design is None:
-        say("", *compared_arms(data, final_values(data)), "", sep="\n", flush=True)
+    if not data.finished.empty:
+        say("", *arms_table(data, final_values(data)), "", sep="\n", flush=True)
     said = [
         f"could not act: {' '.join(filter(None, (arm, level)))}: {why}"
         for (level, arm), why in could_not_act(data).items()

@@ -355,8 +355,8 @@ def _tags(
     folder: Path, record: SweepRecord, sent: _Cursor, elsewhere: Sequence[str], results: SweepResults | None
 ) -> dict[str, str]:
     design = dict(record.design or {})
-    if "tricks" in design:  # the control follows from the kind
-        design["control"] = "full" if design["kind"] == "leave_one_out" else "base"
+    if "tricks" in design:  # the control follows from the kind, unless it has a name of its own
+        design.setdefault("control", "full" if design["kind"] == "leave_one_out" else "base")
     tags = {name: " ".join(str(design[name]).split()) for name in ("question", "control", "primary") if name in design}
     return (
         tags

@@ -30,7 +30,7 @@ from sweep_processes import (
     sweep_from_here,
 )
 
-from grpo_lab.analysis.effects.verdict import compared_arms
+from grpo_lab.analysis.effects.arms import arms_table
 from grpo_lab.analysis.final_values import final_values
 from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.config.hydra_setup import compose_config
@@ -118,7 +118,7 @@ def test_the_same_command_again_runs_nothing(watched: Watched) -> None:
     assert written() == before and len(before) > 40
     # It declared nothing, so it ends with its arms in numbers and with what tells them apart.
     data = load_sweep(watched.runs, next((watched.runs / "sweeps").iterdir()).name)
-    assert again.stdout.splitlines() == ["", *compared_arms(data, final_values(data)), ""]
+    assert again.stdout.splitlines() == ["", *arms_table(data, final_values(data)), ""]
     apart = ["Settings in which the arms differ: 1."]
     apart.append("  truncation: score in truncation=score; mask_after in truncation=mask_after")
     assert again.stdout.splitlines()[-3:-1] == apart
