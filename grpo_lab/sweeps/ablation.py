@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -78,7 +78,7 @@ def exploratory(
     added = [_overrides(one) for one in additions if one != ALL]
     tricks = {_label(words): words for words in added}
     if len(set(map(frozenset, added))) < len(added):
-        raise ValueError(f"{kind}: an addition is there twice in {', '.join(map(_label_of, additions))}: remove one")
+        raise ValueError(f"{kind}: an addition is there twice in {', '.join(map(_label, additions))}: remove one")
     if every and kind != "add":
         raise ValueError(f"{kind}: its control has all additions, so leave `all` out of the list")
     if every and len(tricks) < 2:
@@ -148,17 +148,13 @@ def _overrides(addition: str | Sequence[str]) -> list[str]:
         if override.is_sweep_override():
             raise ValueError(f"addition {word}: an arm has one value, so name each of them: {key}=..., {key}=...")
         if key_of(word) in map(key_of, found):
-            raise ValueError(f"addition {_label_of(addition)} sets {key} twice: leave one of the two out")
+            raise ValueError(f"addition {_label(addition)} sets {key} twice: leave one of the two out")
         found += values_of(override)
     return found
 
 
-def _label(words: Sequence[str]) -> str:
-    return "+".join(words)
-
-
-def _label_of(addition: str | Sequence[str]) -> str:
-    return addition if isinstance(addition, str) else _label(addition)
+def _label(addition: str | Sequence[str]) -> str:
+    return addition if isinstance(addition, str) else "+".join(addition)
 
 
 # ---- the text of a list
@@ -187,9 +183,8 @@ def _additions(name: str, text: str) -> list[str | list[str]]:
 def _within(text: str) -> str | None:
     """What stands between two brackets that enclose the whole text; None where none do."""
     text = text.strip()
-    if not text.startswith("[") or next(_closings(text), None) != len(text) - 1:
-        return None
-    return text[1:-1]
+    closings = (at for at, sign, depth in _signs(text) if sign in _CLOSE and depth == 0)
+    return text[1:-1] if text.startswith("[") and next(closings, None) == len(text) - 1 else None
 
 
 def _split(text: str) -> list[str]:
@@ -200,11 +195,7 @@ def _split(text: str) -> list[str]:
     return [] if parts == [""] else parts
 
 
-def _closings(text: str) -> Any:
-    return (at for at, sign, depth in _signs(text) if sign in _CLOSE and depth == 0)
-
-
-def _signs(text: str) -> Any:
+def _signs(text: str) -> Iterator[tuple[int, str, int]]:
     """Every character outside of quotes, its place, and its depth in brackets. Raises ValueError if one stays open."""
     depth, quote, escaped = 0, "", False
     for at, sign in enumerate(text):

@@ -12,7 +12,7 @@ from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, FinalValues
 from grpo_lab.analysis.metric_names import CORRECTNESS
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.comparison import mean_of_runs
-from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, Interval, few, seed_differences
+from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, WITHHELD, WITHHELD_MEANS, Interval, few, seed_differences
 from grpo_lab.analysis.table_rows import aligned
 from grpo_lab.analysis.tracks import gap, tracks
 
@@ -50,10 +50,12 @@ def arms_table(data: SweepData, finals: FinalValues) -> list[str]:
             more = seed_differences(gained, gaps.get((level, data.control), _NONE))
             rows.append(_row(f"  less {data.control}", apart, _over_runs(more, finals), "+"))
     further = comparison(data) if data.design is None else []
+    withheld = WITHHELD_MEANS if any(WITHHELD in cell for row in rows for cell in row) else ""
+    below = " ".join(filter(None, [withheld, f"{finals.rule}."]))
     return [
         *_head(data, finals, most),
         *aligned(rows, "  "),
-        *textwrap.wrap(f"{finals.rule}.", _WIDTH, initial_indent="  ", subsequent_indent="  "),
+        *textwrap.wrap(below, _WIDTH, initial_indent="  ", subsequent_indent="  "),
         *(["", *further] if further else []),
     ]
 
