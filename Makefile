@@ -138,10 +138,8 @@ check: $(STAMP) ## lint, formatting, types, and that imports go one way
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 
-ui: $(STAMP) ## open MLflow on this machine over the runs of RUNS
-	@test -f '$(RUNS)/mlflow.db' || { echo "no $(RUNS)/mlflow.db yet: run make demo first, or say where the runs are with RUNS=..."; exit 1; }
-	@echo "http://127.0.0.1:$(PORT)/#/experiments/1/runs?workflowType=machine_learning (Ctrl-C ends it)"
-	@MLFLOW_DISABLE_TELEMETRY=true $(BIN)/mlflow ui --host 127.0.0.1 --port $(PORT) --backend-store-uri "sqlite:///$$(realpath '$(RUNS)')/mlflow.db"
+ui: $(STAMP) ## MLflow on this machine over the runs of RUNS; prints a link to the charts of every sweep, grouped by arm (PORT=5000)
+	@$(BIN)/grpo-lab ui --runs '$(RUNS)' --port $(PORT)
 
 bench: $(STAMP) ## step time split, tokens/s, FLOPs against the machine's peak, ratio to TRL; RECORD=1 keeps the numbers
 	@$(BIN)/python tests/benchmarks/bench.py $(if $(RECORD),--record)

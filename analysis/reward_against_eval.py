@@ -108,4 +108,4 @@ show_figure(ranks.draw_ranks(data, finals) or ranks.missing(data, finals))
 samples = [name.removeprefix("divergence/") for name in divergence["metric"].unique() if "coverage_at" in name]
 show_measures(divergence, "kl_a", "kl_b", "kl_peak", *samples, "coverage_crossover")
 show_figure(frontier.draw_frontier(data, finals) or frontier.missing(data, finals))
-show_figure(coverage.draw_coverage(data, finals, np.random.default_rng(0)) or coverage.missing(data, finals))
+show_figure(coverage.draw_coverage(data, finals) or coverage.missing(data, finals))

@@ -108,10 +108,11 @@ def measure_world(arguments: argparse.Namespace) -> None:
 
 def sync_runs(arguments: argparse.Namespace) -> None:
     """Replay run folders into MLflow or another tracker; nothing is sent twice."""
+    from grpo_lab.sweeps.results import sweep_results
     from grpo_lab.tracking.mlflow_mirror import sync_all
 
     if arguments.to == "mlflow" and not arguments.overrides:
-        reports = sync_all(arguments.folder)
+        reports = sync_all(arguments.folder, analyse=sweep_results)
     else:
         reports = _replay(arguments.folder, arguments.to, arguments.overrides)
     if not reports:
@@ -122,10 +123,20 @@ def sync_runs(arguments: argparse.Namespace) -> None:
         sys.exit(1)
 
 
+def open_ui(arguments: argparse.Namespace) -> None:
+    """Serve MLflow's pages over a folder of runs until Ctrl-C, and print the address of every sweep's charts."""
+    _require_runs(arguments.runs)
+    from grpo_lab.sweeps.results import sweep_results
+    from grpo_lab.tracking.mlflow_ui import open_ui
+
+    open_ui(arguments.runs, arguments.port, sweep_results, lambda line: say(line, flush=True))
+
+
 def _replay(folder: Path, to: str, overrides: Sequence[str]) -> list[SyncReport]:
     """Send the runs below a folder to the tracker that `tracking=<to>` and the overrides configure."""
     from omegaconf import OmegaConf
 
+    from grpo_lab.sweeps.results import sweep_results
     from grpo_lab.tracking.mlflow_mirror import Mlflow, sync_all
     from grpo_lab.tracking.trackers import replay
 
@@ -133,7 +144,7 @@ def _replay(folder: Path, to: str, overrides: Sequence[str]) -> list[SyncReport]
         raise ValueError(f"{wrong[0]}: --to takes overrides of the tracker alone, such as tracking.folder=/there")
     config = compose_config([f"tracking={to}", f"runs_dir='{_runs_dir_of(folder.absolute())}'", *overrides])
     tracking = OmegaConf.to_object(config.tracking)
-    return sync_all(folder, tracking.uri) if isinstance(tracking, Mlflow) else replay(folder, tracking)  # pyright: ignore
+    return sync_all(folder, tracking.uri, sweep_results) if isinstance(tracking, Mlflow) else replay(folder, tracking)  # pyright: ignore
 
 
 def _runs_dir_of(folder: Path) -> Path:
@@ -175,6 +186,14 @@ def list_tricks(arguments: argparse.Namespace) -> None:
     say("\n\n".join(table() for table in tables) if arguments.markdown else tricks_list())
 
 
+def list_design_keys(_: argparse.Namespace) -> None:
+    """Print every key of an experiment's declaration: what it is, its allowed values and its default."""
+    bootstrap()
+    from grpo_lab.config.design_reference import reference_text
+
+    say(reference_text())
+
+
 def write_docs(_: argparse.Namespace) -> None:
     """Update the generated tables in the documentation, and print which pages changed."""
     bootstrap()
@@ -182,9 +201,10 @@ def write_docs(_: argparse.Namespace) -> None:
     from grpo_lab.analysis.experiments_page import documented_experiments
     from grpo_lab.analysis.world_card import documented_cards
     from grpo_lab.config.catalogue import documented
+    from grpo_lab.config.design_reference import documented_keys
 
     changed: dict[Path, bool] = {}
-    for tables in (documented, documented_cards, documented_acting, documented_experiments):
+    for tables in (documented, documented_keys, documented_cards, documented_acting, documented_experiments):
         for path, text in tables().items():  # each reads its page, which another may have written
             new = path.read_text() != text
             if new:
@@ -259,7 +279,7 @@ def explain_run(arguments: argparse.Namespace) -> None:
     from grpo_lab.config.run_config import to_run
 
     run = to_run(config)
-    say(explain(run, config, choices), "", *_first_prompt(run), sep="\n")
+    say(explain(run, config, choices), "", *run.model.notes(run.optimizer.learning_rate), *_first_prompt(run), sep="\n")
     if not run.question_filter.touches_nothing:
         from grpo_lab.run.training_problems import read_questions
 
@@ -338,10 +358,26 @@ def draw_figures(arguments: argparse.Namespace) -> None:
     saved = None if arguments.only_runs else arguments.data
     command = typed("grpo-lab")
     built = build(arguments.name, arguments.runs, saved, arguments.to, command, arguments.foreign)
-    text = built.brief if arguments.brief else f"{arguments.name}, from {built.source}\n\n{built.verdict}"
+    text = built.arms if arguments.brief else f"{arguments.name}, from {built.source}\n\n{built.text}"
     say(*filter(None, [built.notice]), text, sep="\n")
     program = "grpo-lab" if shutil.which("grpo-lab") else os.path.relpath(sys.argv[0])
     say(*what_to_open(built, arguments.name, arguments.runs, saved, arguments.to, program), sep="\n")
+    if not built.notice and "://" not in arguments.runs:
+        _send_figures(Path(arguments.runs), arguments.name, built.paths)
+
+
+def _send_figures(runs: Path, name: str, paths: Sequence[Path]) -> None:
+    """Copy pictures and tables to the sweep's run in MLflow, if it is there; what goes wrong is a warning."""
+    from grpo_lab.tracking.mlflow_parent import send_figures
+    from grpo_lab.tracking.mlflow_store import first_line
+    from grpo_lab.tracking.sweep_record import sweep_folder
+
+    shown = [path for path in paths if path.suffix not in (".svg", ".json")]
+    try:
+        if send_figures(sweep_folder(runs, name), shown):
+            say("pictures and tables are in MLflow too, under Artifacts of the sweep's run")
+    except Exception as error:
+        say(f"WARNING: MLflow does not take the figures ({first_line(error)}); the files are complete", error=True)
 
 
 def _require_folder(runs: str | Path) -> None:
@@ -481,6 +517,13 @@ def reproduce_run(arguments: argparse.Namespace) -> None:
         sys.exit(1)
 
 
+def diff_runs(arguments: argparse.Namespace) -> None:
+    """Print what differs between two runs, and from which step on."""
+    from grpo_lab.reproduce.difference import differences
+
+    say(*differences(arguments.one, arguments.other, arguments.all), sep="\n")
+
+
 def evaluate_runs(arguments: argparse.Namespace) -> None:
     """Evaluate checkpoints with another harness; results join the runs' folders and MLflow."""
     from grpo_lab.harness.command import Plan, Settings, evaluate, mirror, suites_of
@@ -520,7 +563,9 @@ def _add_evaluate(commands: argparse._SubParsersAction) -> None:
     evaluated.add_argument("--harness", required=True, choices=["lm_eval", "inspect"])
     evaluated.add_argument("--tasks", required=True, help="names of lm_eval, or FILE.py@TASK; separated by commas")
     evaluated.add_argument("--name", help="what to call the task here (default: as the harness does)")
-    evaluated.add_argument("--steps", nargs="+", default=["last"], help="all, last or numbers; 0 is before the first")
+    evaluated.add_argument(
+        "--steps", nargs="+", default=["last"], help="all, last, best or numbers; 0 is before the first"
+    )
     evaluated.add_argument("--base", action="store_true", help="step 0, too: the model that RL began with")
     evaluated.add_argument("--metric", help="what counts as accuracy (default: the task's first that is better higher)")
     evaluated.add_argument("--limit", type=int, help="ask so many questions of each task")
@@ -570,6 +615,14 @@ def _add_reproduce(commands: argparse._SubParsersAction) -> None:
     again.add_argument("--to", type=Path, default=Path("reproduced"), help="the folder of runs for it")
     again.add_argument("--steps", type=int, metavar="N", help="run and compare the first N steps alone")
     again.set_defaults(run=reproduce_run)
+
+
+def _add_diff(commands: argparse._SubParsersAction) -> None:
+    diff = commands.add_parser("diff", help="what differs between two runs: configuration, code, data, and since when")
+    diff.add_argument("one", metavar="RUN", type=Path, help="the folder of a run, A")
+    diff.add_argument("other", metavar="RUN", type=Path, help="the folder of another run, B")
+    diff.add_argument("--all", action="store_true", help="list all differences (default: the first 12 of each kind)")
+    diff.set_defaults(run=diff_runs)
 
 
 def _add_import(commands: argparse._SubParsersAction) -> None:
@@ -636,6 +689,10 @@ def main() -> None:
     )
     sync.add_argument("overrides", nargs="*", help="of the tracker, for example tracking.project=mine")
     sync.set_defaults(run=sync_runs)
+    pages = commands.add_parser("ui", help="MLflow's pages over a folder of runs, and where they show each sweep")
+    pages.add_argument("--runs", type=Path, default=Path(RUNS), help="the folder of runs (default: runs)")
+    pages.add_argument("--port", type=int, default=5000, help="of this machine (default: 5000)")
+    pages.set_defaults(run=open_ui)
     measured = commands.add_parser("cost-model", help="seconds of simulated time, measured on runs, as overrides")
     measured.add_argument("folders", type=Path, nargs="+", metavar="RUN", help="a run's folder, of schedule=sync")
     measured.set_defaults(run=measure_cost_model)
@@ -645,6 +702,9 @@ def main() -> None:
     tricks = commands.add_parser("tricks", help="the axes and their options, one line each")
     tricks.add_argument("--markdown", action="store_true", help="axes and recipes as the tables of the documentation")
     tricks.set_defaults(run=list_tricks)
+    commands.add_parser(
+        "design", help="the keys of an experiment's declaration, their values and defaults"
+    ).set_defaults(run=list_design_keys)
     docs = commands.add_parser("docs", help="write the tables of tricks and recipes into the pages of a checkout")
     docs.set_defaults(run=write_docs)
     explained = commands.add_parser("explain", help="the loss that overrides choose, as a formula; rules, papers")
@@ -664,7 +724,7 @@ def main() -> None:
     figures.add_argument(
         "--foreign", action="append", default=[], metavar="NAME", help="imported runs to draw beside it, in one figure"
     )
-    figures.add_argument("--brief", action="store_true", help="print one line per arm; the verdict is in its file")
+    figures.add_argument("--brief", action="store_true", help="print the table of arms; the verdict is in its file")
     figures.set_defaults(run=draw_figures)
     report = commands.add_parser("report", help="the same on one page, with switches and responses; works offline")
     report.set_defaults(run=write_report)
@@ -703,6 +763,7 @@ def main() -> None:
     _add_steering(commands)
     _add_rollouts(commands)
     _add_reproduce(commands)
+    _add_diff(commands)
     _add_power(commands)
     _add_evaluate(commands)
     _add_import(commands)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from grpo_lab.config.explain import explain, inert_lines
-from grpo_lab.config.rules import check_compatible
+from grpo_lab.config.rules import check_compatible, unread_keys
 from grpo_lab.config.run_config import RunConfig, to_run
 from grpo_lab.learner.mismatch import probe_sync, sync_sampler
 from grpo_lab.learner.step_metrics import FinishedStep, inert_axes, rollout_table, step_metrics
@@ -99,7 +100,7 @@ def train(run: RunConfig, state: RunState, queue: RolloutQueue, recorder: Record
             sync_sampler(run, state, queue)
         # 12 log, evaluate, save
         step = FinishedStep(batch, before, advantages, inputs, tally)
-        table = rollout_table(state.tokenizer, step)
+        table = partial(rollout_table, state.tokenizer, step)
         recorder.record(state, queue, clock, step_metrics(run, queue, step), table, batch.version)
 
 
@@ -171,6 +172,7 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
     shows = RunProgress if ranks.is_first() else Unshown
     with shows(title := f"{name} seed {run.seed}"), doing("looking for questions and model"):
         warnings = [*check_compatible(run, choices), *notes_on_data(run)]
+        warnings += run.model.notes(run.optimizer.learning_rate)
         data = data_fingerprint(run)
         device = prepare_torch(run.device, run.threads)
         identity = run_identity(config, device.type)
@@ -210,7 +212,7 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
             described = describe_run(
                 before.get("run_key") or uuid.uuid4().hex, name, config, identity, tracking, choices, warnings, data,
                 training.record(), inputs.prompts.record(), environment, sweep, beginning.all_stretches(environment),
-                stretches_of_ranks(before, beginning.step, ranks.number()),
+                stretches_of_ranks(before, beginning.step, ranks.number()), unread_keys(run),
             )  # fmt: skip
             write_json(folder / "run.json", sealed(masked(described)))
             atomic_write(folder / "config.yaml", masked(OmegaConf.to_yaml(config, resolve=True)))
@@ -231,7 +233,7 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
                 say(f"resuming after step {state.ledger.steps} from {newest}")
             train_or_save(run, state, queue, recorder, folder)
             inert = inert_axes(run, recorder.touched)
-            done = summarise(log, state.ledger, inert, described, recorder.warnings)
+            done = summarise(log, state.ledger, inert, described, recorder.warnings, run.checkpoint.best)
             log.mark_done(done)
         for line in inert_lines(inert, choices):
             say(line, "inert")

@@ -25,6 +25,7 @@ from grpo_lab.config.run_name import chosen_options, run_name
 from grpo_lab.config.user_files import declares_a_sweep
 from grpo_lab.policy import ranks
 from grpo_lab.policy.device import choose_device
+from grpo_lab.sweeps.ablation import as_settings, is_ablation
 from grpo_lab.sweeps.child import errors_said, follow_parent, hear_signals
 from grpo_lab.tracking.terminal import printable, say
 
@@ -56,10 +57,11 @@ def main() -> None:
     follow_parent()
     hear_signals()
     try:
+        sys.argv[1:] = as_settings(sys.argv[1:])
         bootstrap(sys.argv[1:])
         if wrong := misnamed(sys.argv[1:]):
             raise ValueError(wrong)
-        if ranks.launched() > 1 and {"-m", "--multirun"} & set(sys.argv[1:]):
+        if ranks.launched() > 1 and (is_ablation(sys.argv[1:]) or {"-m", "--multirun"} & set(sys.argv[1:])):
             raise ValueError(
                 "torchrun starts the processes of one run, and -m starts many runs: leave torchrun out, and set "
                 f"hydra.launcher.processes={ranks.launched()}"
@@ -71,7 +73,7 @@ def main() -> None:
         with contextlib.suppress(BrokenPipeError):  # the reader, such as head, has seen enough
             say(asked, flush=True)
         return
-    if declares_a_sweep(sys.argv[1:]):
+    if declares_a_sweep(sys.argv[1:]) or (is_ablation(sys.argv[1:]) and not {"-m", "--multirun"} & set(sys.argv[1:])):
         sys.argv.append("-m")
     utils.run_and_report = lambda job: job()  # Hydra would print an error in many lines, or a traceback
     try:

@@ -17,12 +17,13 @@ from grpo_lab.analysis.divergence.leading import leading_text
 from grpo_lab.analysis.divergence.quantities import quantities_text
 from grpo_lab.analysis.divergence.sharpening import sharpening_text
 from grpo_lab.analysis.divergence.table import divergence_table
+from grpo_lab.analysis.effects.arms import arms_table
 from grpo_lab.analysis.effects.contrasts import effects_markdown, effects_table
 from grpo_lab.analysis.effects.speed import speeds_text
 from grpo_lab.analysis.effects.spread import spread_text
 from grpo_lab.analysis.effects.suites import suites_text
 from grpo_lab.analysis.effects.table import effect_table, markdown
-from grpo_lab.analysis.effects.verdict import brief, judge, verdict_text
+from grpo_lab.analysis.effects.verdict import judge, verdict_text
 from grpo_lab.analysis.figures.foreign import draw_foreign
 from grpo_lab.analysis.figures.registry import draw_all
 from grpo_lab.analysis.figures.style import save
@@ -44,15 +45,15 @@ REPORTS = Path("analysis/reports")
 class Built:
     """What `build` made.
 
-    `source` says where the data came from, and `notice`, where not empty, that other runs were asked for. `brief` is
-    the result in one line per arm. `paths` are all files; `missing` says by name why this sweep cannot have a figure;
-    `listing` is a file that lists both.
+    `source` says where the data came from, and `notice`, where not empty, that other runs were asked for. `arms` is the
+    table of arms and `text` that with the verdict. `paths` are all files; `missing` says by name why this sweep cannot
+    have a figure; `listing` is a file that lists both.
     """
 
     source: str
     notice: str
-    verdict: str
-    brief: str
+    text: str
+    arms: str
     paths: list[Path]
     missing: dict[str, str]
     listing: Path
@@ -75,7 +76,7 @@ def build(
     sweep, or none of its cells is finished.
     """
     data = read_source(source, name, data_folder)
-    output = output or (FIGURES if data.design or "://" in source else Path(source) / "figures")
+    output = output or (FIGURES if data.declaration or "://" in source else Path(source) / "figures")
     finals = final_values(data)
     sources = describe_sources(data, finals, command)
     drawn, missing = draw_all(data, finals)
@@ -99,7 +100,9 @@ def build(
     listing = output / f"{name}_files.txt"
     reasons = [f"no {figure}: {reason}" for figure, reason in missing.items()]
     atomic_write(listing, "\n".join([*map(str, paths), *reasons]) + "\n")
-    return Built(data.source, data.notice, verdict, brief(data, finals), paths, missing, listing)
+    arms = "\n".join(arms_table(data, finals)) + "\n"
+    text = f"{arms}\n{verdict}" if data.declaration else verdict  # which begins with the table, where nothing is judged
+    return Built(data.source, data.notice, text, arms, paths, missing, listing)
 
 
 def build_report(

@@ -13,12 +13,13 @@ from grpo_lab.analysis.sources.chosen_numbers import chosen_numbers, tuned_in_wo
 from grpo_lab.analysis.sources.settings import SAME, STEPS, Place, differences
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData, bases_of
 from grpo_lab.analysis.stats.comparison import FEWEST_BASES, compare, two_groups
-from grpo_lab.analysis.stats.intervals import seed_differences
+from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, seed_differences
 from grpo_lab.analysis.table_rows import groups_of, rows_of
 from grpo_lab.config.design import Collapsed
 from grpo_lab.tracking.foreign import FOREIGN
 from grpo_lab.tracking.metrics import CLIP_FRACTION, UNLIKE_PPO, axis_touched, is_touched
 
+_EXPLORATORY = "Exploratory: nothing was declared before the runs, so nothing is judged."
 _FEW = 3  # runs, named where something is wrong with no more than these
 _CLOCKS = ("budget/device_seconds",)  # of the numbers that are logged, those that no two runs share
 _UNEQUAL = 1.1  # a run that spent this many times X has a tail that no comparison sees
@@ -54,7 +55,8 @@ def notes(data: SweepData, finals: FinalValues) -> list[str]:
     """The caveats that stand under every figure: runs that are missing, collapsed or not alike."""
     planned = sum(data.seeds_planned(level, arm) for level in data.levels for arm in data.arms)
     done = len(data.finished)
-    lines = [f"{done} of {planned} planned runs are finished."] if done < planned else []
+    lines = [_EXPLORATORY] if data.design and data.declaration is None else []
+    lines += [f"{done} of {planned} planned runs are finished."] if done < planned else []
     infinite = [line for line in _not_finite(data) if line.startswith("Infinite") or "at their end" in line]
     lines += [
         *tuned_in_words(chosen_numbers(data.record)),
@@ -87,8 +89,8 @@ def place(data: SweepData, level: str, arm: str) -> str:
 
 
 def _declaration(data: SweepData) -> list[str]:
-    if data.design is None:
-        return []
+    if data.declaration is None:
+        return [] if data.design is None else [_EXPLORATORY]
     last = data.record.declared[-1]
     started = last["cells_started_before"]
     when = "before the first run" if started == 0 else f"after {started} of its cells had been started"
@@ -230,10 +232,10 @@ def _touched_alike(data: SweepData) -> list[str]:
             share = UNLIKE_PPO if name == CLIP_FRACTION and UNLIKE_PPO in shares else name
             here, there = means[level, arm][share], means[level, data.control][share]
             apart = compare(seed_differences(here, there), bases, grouped=False).whole
-            if apart.n > 1 and here.mean() > 0 and there.mean() > 0 and apart.contains(0.0):
+            if apart.n >= FOR_INTERVAL and here.mean() > 0 and there.mean() > 0 and apart.contains(0.0):
                 lines.append(
                     f"  {axis_touched(name)}: {here.mean():.3%} in {place(data, level, arm)}, {there.mean():.3%} in "
-                    f"{data.control}, apart by {apart.mean:+.3%} [{apart.low:+.3%}, {apart.high:+.3%}], n = {apart.n}"
+                    f"{data.control}, apart by {apart.written('{:+.3%}'.format)}, n = {apart.n}"
                 )
     return ["Not told apart from the control by what was touched:", *lines] if lines else []
 

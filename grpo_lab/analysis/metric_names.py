@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from grpo_lab.analysis.final_values import AVERAGE, QUANTITIES, REWARD
-from grpo_lab.analysis.stats.intervals import WITHHELD, Interval
+from grpo_lab.analysis.stats.intervals import Interval
 from grpo_lab.tracking.metrics import (
     BELOW_BEST,
     DERIVED,
@@ -98,8 +97,7 @@ def change_text(interval: Interval, metric: str) -> str:
     """A difference with its interval; shares in percentage points, such as `-3.4 pp [-5.2, -1.6]`."""
     if unit(metric) != "share":
         return _written(interval, "+", unit(metric))
-    points = replace(interval, mean=100 * interval.mean, low=100 * interval.low, high=100 * interval.high)
-    return _written(points, "+", "pp", decimals=1)
+    return _written(interval.scaled(100), "+", "pp", decimals=1)
 
 
 def _written(interval: Interval, sign: str, name: str, decimals: int | None = None) -> str:
@@ -108,11 +106,7 @@ def _written(interval: Interval, sign: str, name: str, decimals: int | None = No
     numbers = [interval.mean, interval.low, interval.high]
     if decimals is None:
         decimals = _decimals(max(abs(number) for number in numbers if not math.isnan(number)))
-    mean, low, high = (number_text(number, decimals, sign) for number in numbers)
-    name = "" if name in _PLAIN else f" {name}"
-    if math.isnan(interval.low):
-        return f"{mean}{name}{WITHHELD if interval.why else ''}"
-    return f"{mean}{name} [{low}, {high}]"
+    return interval.written(lambda number: number_text(number, decimals, sign), "" if name in _PLAIN else f" {name}")
 
 
 def _decimals(largest: float) -> int:

@@ -112,6 +112,21 @@ def mean_of_tracks(cell: Sequence[Track], values: Sequence[float]) -> Interval:
     return mean_of_runs(values, [track.base for track in cell])
 
 
+def change(values: np.ndarray) -> np.ndarray:
+    """A metric's change from step 0, [K]."""
+    return values - values[0]
+
+
+def gap(track: Track) -> np.ndarray:
+    """How much more Pc gained than E since step 0, [K], share: G_k = (Pc_k - Pc_0) - (E_k - E_0).
+
+    Pc_0 is the probe's accuracy at step 0: the first batch has about a tenth of a share of noise for 16 prompts of 8
+    responses. What noise the probe has is in every G_k of a run. A gap is no harm yet, since harder questions gain less
+    from the same learning; `divergence.measures.waterfall` splits it into its parts.
+    """
+    return change(track.reward) - change(track.downstream)
+
+
 def _track(
     labels: tuple[str, str, int, int], run: pd.DataFrame, evaluated: pd.DataFrame, x: str, budget: float
 ) -> Track:

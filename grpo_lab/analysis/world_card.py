@@ -95,7 +95,7 @@ def _steps_to_gain(points: pd.DataFrame) -> float:
 
 
 def _whole(interval: Interval) -> str:
-    return f"{interval.mean:.0f} [{interval.low:.0f}, {interval.high:.0f}]"
+    return interval.written("{:.0f}".format)
 
 
 def _signal(data: SweepData) -> list[tuple[str, str]]:
@@ -142,7 +142,7 @@ def _clipped(data: SweepData) -> list[tuple[str, str]]:
 
 
 def _percent(interval: Interval) -> str:
-    return f"{interval.mean:.2%} [{interval.low:.2%}, {interval.high:.2%}]"
+    return interval.written("{:.2%}".format)
 
 
 def _noise(data: SweepData) -> list[tuple[str, str]]:
@@ -174,7 +174,7 @@ def _sampling_sd(data: SweepData, suite: str) -> Interval:
         own = float((share * (1 - share) / (samples - 1)).sum() / len(run) ** 2)
         variances.setdefault(int(bases[labels]), []).append(own)
     found = t_interval([float(np.mean(own)) for own in variances.values()])
-    mean, low, high = (math.sqrt(max(0.0, value)) for value in (found.mean, found.low, found.high))
+    mean, low, high = (math.sqrt(max(value, 0.0)) for value in (found.mean, found.low, found.high))
     return Interval(mean, low, high, found.n)
 
 

@@ -10,17 +10,18 @@ import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from grpo_lab.config.design_keys import LISTED, METRIC, OVERRIDES, Key, require_keys
 from grpo_lab.config.tuning import Tuning, read_tuning
 from grpo_lab.config.user_files import check_yaml
-from grpo_lab.tracking.metrics import is_known
+from grpo_lab.tracking.metrics import REGISTRY, is_known
 from grpo_lab.tracking.renames import first_metric_name, metric_name
 
 FIRST_WORLD = "world=arithmetic"  # the default when the first experiments were declared
@@ -29,6 +30,8 @@ FIRST_WORLD = "world=arithmetic"  # the default when the first experiments were 
 RANKED = ("train/entropy", "eval/heldout/accuracy", "eval/downstream/accuracy")
 ALSO_RANKED = ("eval/heldout_training/accuracy", "eval/heldout_greedy/accuracy")
 RANK, SHARE = "rank/", "sharpening_share"
+_AXES = ", ".join(metric.name.removeprefix("budget/") for metric in REGISTRY if metric.name.startswith("budget/"))
+ALL = "all"  # the arm with every addition, in an ablation from the shell
 
 
 class Direction(Enum):
@@ -44,6 +47,7 @@ class Kind(Enum):
 
     arms = "arms"
     add_one = "add_one"
+    add_one_and_all = "add_one_and_all"
     leave_one_out = "leave_one_out"
     two_sided = "two_sided"
     ladder = "ladder"
@@ -66,13 +70,15 @@ class Prediction:
     without one, the design's margin holds for predictions on the primary metric.
     """
 
-    arm: str
-    metric: str
-    direction: Direction
-    level: str = ""
-    against: str = ""
-    reference: str = ""
-    margin: float | None = None
+    arm: Annotated[str, Key("the arm of which something is predicted", "an arm")]
+    metric: Annotated[str, Key("on what", METRIC)]
+    direction: Annotated[Direction, Key("where the arm ends: above or below the control, or within the margin of it")]
+    level: Annotated[str, Key("at which level", "a level", "none: there is no factor")] = ""
+    against: Annotated[str, Key("compares the arm with itself at this level", "another level", "none")] = ""
+    reference: Annotated[str, Key("compares with this arm instead", "another arm", "the control")] = ""
+    margin: Annotated[
+        float | None, Key("the largest difference that does not matter", "a number above 0", "`margin`, on `primary`")
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -82,12 +88,14 @@ class CountPrediction:
     Several runs of a base model count with their mean. One of `at_least` and `at_most` is given.
     """
 
-    arm: str
-    metric: str
-    above: float
-    at_least: int | None = None
-    at_most: int | None = None
-    level: str = ""
+    arm: Annotated[str, Key("the arm whose runs are counted", "an arm")]
+    metric: Annotated[str, Key("the metric that is counted", METRIC)]
+    above: Annotated[float, Key("a base model counts if its final value is above this", "a number")]
+    at_least: Annotated[
+        int | None, Key("how many base models at least; give this or at_most", "a whole number", "none")
+    ] = None
+    at_most: Annotated[int | None, Key("how many at most", "a whole number", "none")] = None
+    level: Annotated[str, Key("at which level", "a level", "none: there is no factor")] = ""
 
     def holds(self, number: int) -> bool:
         """Whether the prediction came true for `number` base models."""
@@ -107,10 +115,12 @@ class QuantityPrediction:
     `sharpening_share/<arm>`: that of one arm. Both are averaged over base models.
     """
 
-    quantity: str
-    level: str = ""
-    above: float | None = None
-    below: float | None = None
+    quantity: Annotated[
+        str, Key("what is predicted", f"`{RANK}METRIC`, `{SHARE}`, `{SHARE}/ARM`; an error lists the metrics")
+    ]
+    level: Annotated[str, Key("at which level", "a level", "none: there is no factor")] = ""
+    above: Annotated[float | None, Key("it exceeds this; give this or below", "a number", "none")] = None
+    below: Annotated[float | None, Key("it stays below this", "a number", "none")] = None
 
     @property
     def bound(self) -> float:
@@ -129,20 +139,20 @@ class Claim:
     can the effect be found to be no larger than that.
     """
 
-    says: str
-    source: str
-    prediction: int
-    direction: Direction
+    says: Annotated[str, Key("what the source says, in your words", "a sentence")]
+    source: Annotated[str, Key("who says so", "an arXiv id or an address")]
+    prediction: Annotated[int, Key("the prediction that tests it", "its position, from 0")]
+    direction: Annotated[Direction, Key("what the source expects")]
 
 
 @dataclass(frozen=True)
 class Part:
     """A named part of a design, such as the part a demonstration runs; an empty field means all."""
 
-    arms: tuple[str, ...] = ()
-    levels: tuple[str, ...] = ()
-    seeds: tuple[int, ...] = ()
-    bases: tuple[int, ...] = ()
+    arms: Annotated[tuple[str, ...], Key("its arms", "a list of arms", "all")] = ()
+    levels: Annotated[tuple[str, ...], Key("its levels", "a list of levels", "all")] = ()
+    seeds: Annotated[tuple[int, ...], Key("its seeds", LISTED, "all")] = ()
+    bases: Annotated[tuple[int, ...], Key("its base models", LISTED, "all")] = ()
 
 
 @dataclass(frozen=True)
@@ -152,9 +162,9 @@ class Change:
     Runs declared earlier belong to the old meaning.
     """
 
-    arms: tuple[str, ...]
-    since: str
-    what: str
+    arms: Annotated[tuple[str, ...], Key("which arms mean something else", "a list of arms")]
+    since: Annotated[str, Key("from when on, UTC", "such as 2026-11-22T22:30:00Z")]
+    what: Annotated[str, Key("what changed", "text")]
 
 
 @dataclass(frozen=True)
@@ -173,33 +183,84 @@ class Design:
     them out.
     """
 
-    name: str
-    question: str
-    prediction: str
-    control: str
-    primary: str  # the metric that decides
-    axis: str  # the budget axis on which arms are compared, an entry of budget/*
-    base: tuple[str, ...]
-    arms: Mapping[str, tuple[str, ...]]
-    factor: str
-    levels: Mapping[str, tuple[str, ...]]
-    seeds: tuple[int, ...]
-    predictions: tuple[Prediction, ...]
-    parts: Mapping[str, Part]
-    part: str | None
-    columns: tuple[str, ...] = ()
-    changes: tuple[Change, ...] = ()
-    claims: tuple[Claim, ...] = ()
-    kind: Kind = Kind.arms
-    tricks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    collapsed: Collapsed = Collapsed.zero
-    bases: tuple[int, ...] = ()  # values of model.base; empty for the model's own
-    requires: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    margin: float | None = None
-    tuning: Tuning | None = None
-    counts: tuple[CountPrediction, ...] = ()
-    quantities: tuple[QuantityPrediction, ...] = ()
-    superseded: str = ""  # the experiment that asked the same question again, better
+    name: Annotated[str, Key("its name, that of its file and of its sweep", "text")]
+    question: Annotated[str, Key("what the experiment asks", "text")]
+    prediction: Annotated[str, Key("what is expected, in words", "text")]
+    control: Annotated[
+        str, Key("the arm that others are compared with", "an arm", "required, unless a `kind` gives it")
+    ]
+    primary: Annotated[str, Key("the metric that decides", METRIC)]
+    axis: Annotated[str, Key("the budget at which arms are compared", _AXES)]
+    arms: Annotated[
+        Mapping[str, tuple[str, ...]], Key("the arms", f"NAME: {OVERRIDES}", "required, unless a `kind` gives them")
+    ]
+    seeds: Annotated[
+        tuple[int, ...],
+        Key("the seeds of every arm", f"{LISTED}; with `bases` also how many for each", "required; 1 with `bases`"),
+    ]
+    base: Annotated[tuple[str, ...], Key("what all runs share", OVERRIDES, "none")] = ()
+    kind: Annotated[
+        Kind,
+        Key(
+            "which arms follow from `tricks`: each added to none, that and all together, each left out of all, both "
+            "sides, one after the other, every combination; with `arms` each is written by hand"
+        ),
+    ] = Kind.arms
+    tricks: Annotated[Mapping[str, tuple[str, ...]], Key("the tricks of a `kind`", f"NAME: {OVERRIDES}", "none")] = (
+        field(default_factory=dict)
+    )
+    factor: Annotated[str, Key("what `levels` vary, in a word", "text", "none")] = ""
+    levels: Annotated[
+        Mapping[str, tuple[str, ...]], Key("the levels at which every arm runs", f"NAME: {OVERRIDES}", "one")
+    ] = field(default_factory=lambda: {"": ()})
+    bases: Annotated[
+        tuple[int, ...],
+        Key(
+            "the base models; every seed has one, in turn",
+            f"how many, or {LISTED}: values of model.base",
+            "the model's",
+        ),
+    ] = ()
+    margin: Annotated[
+        float | None, Key("the largest difference on `primary` that does not matter", "a number above 0", "none")
+    ] = None
+    predictions: Annotated[tuple[Prediction, ...], Key("what is judged", "a list of entries, below", "none")] = ()
+    counts: Annotated[
+        tuple[CountPrediction, ...],
+        Key("on how many base models something happens", "a list of entries, below", "none"),
+    ] = ()
+    quantities: Annotated[
+        tuple[QuantityPrediction, ...], Key("numbers of a whole level", "a list of entries, below", "none")
+    ] = ()
+    requires: Annotated[
+        Mapping[str, Mapping[str, float]],
+        Key(
+            "how far from the control an arm must be in a metric for its trick to have acted",
+            "ARM: {METRIC: a number above 0}",
+            "nothing",
+        ),
+    ] = field(default_factory=dict)
+    collapsed: Annotated[
+        Collapsed, Key("the final value of a run whose loss was not finite: zero, or the last it had")
+    ] = Collapsed.zero
+    tuning: Annotated[
+        Tuning | None, Key("numbers that every arm chooses for itself first", "entries, below", "none")
+    ] = None
+    parts: Annotated[Mapping[str, Part], Key("named parts of the whole", "NAME: entries, below", "none")] = field(
+        default_factory=dict
+    )
+    part: Annotated[str | None, Key("the part to run now", "a name in `parts`", "all")] = None
+    columns: Annotated[
+        tuple[str, ...], Key("the metrics of its table", "a list of metrics: `grpo-lab metrics`", "the usual ones")
+    ] = ()
+    claims: Annotated[tuple[Claim, ...], Key("what sources expect", "a list of entries, below", "none")] = ()
+    changes: Annotated[
+        tuple[Change, ...], Key("arms whose meaning later code changed", "a list of entries, below", "none")
+    ] = ()
+    superseded: Annotated[str, Key("the experiment that asked the same again", "its name", "none")] = ""
+    exploratory: Annotated[
+        bool, Key("of an ablation from the shell, such as `add=[...]`: nothing is declared, so nothing is judged")
+    ] = False
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -222,7 +283,7 @@ class Design:
         left_out = ("part", "parts", "columns", "changes", "claims", "superseded")
         declared = {name: value for name, value in asdict(self).items() if name not in left_out}
         unused = {"kind": Kind.arms, "tricks": {}, "collapsed": Collapsed.zero, "margin": None}
-        unused |= {"bases": (), "requires": {}, "tuning": None, "counts": (), "quantities": ()}
+        unused |= {"bases": (), "requires": {}, "tuning": None, "counts": (), "quantities": (), "exploratory": False}
         declared = {name: value for name, value in declared.items() if name not in unused or value != unused[name]}
         declared["base"] = tuple(word for word in self.base if word != FIRST_WORLD)
         declared["primary"] = first_metric_name(self.primary)
@@ -247,7 +308,7 @@ class Design:
         If every arm sets a key, the control's value of that key is not a trick.
         """
         if self.kind is not Kind.arms:
-            return _combinations(self.kind, tuple(self.tricks))[arm]
+            return _combinations(self.kind, tuple(self.tricks), self.control if self.exploratory else "")[arm]
         every = set.intersection(*({word.partition("=")[0] for word in words} for words in self.arms.values()))
         chosen = {word for word in self.arms[self.control] if word.partition("=")[0] in every}
         return frozenset(self.arms[arm]) - chosen
@@ -274,9 +335,10 @@ def read_design(node: Any) -> Design:
     if not isinstance(node, Mapping):
         raise ValueError(f"design must hold entries (name, question, arms and others), got {node!r}: see experiments/")
     node = {name: value for name, value in node.items() if value is not None}
-    known = {field.name for field in fields(Design)}
-    if unknown := sorted(set(node) - known):
-        raise ValueError(f"design.{unknown[0]} is no part of a design: choose from {', '.join(sorted(known))}")
+    require_keys("design", node, Design)
+    exploratory = node.get("exploratory", False)
+    if not isinstance(exploratory, bool):
+        raise ValueError(f"design.exploratory is true or false, got {exploratory!r}")
     kind = _choice("kind", Kind, node.get("kind", "arms"))
     if kind is not Kind.arms:
         node = node | _arms_of(kind, node)
@@ -285,7 +347,7 @@ def read_design(node: Any) -> Design:
     if node.get("bases"):
         node = {"seeds": 1} | node  # the default design: more base models, and one run of each
     for name in ("name", "question", "prediction", "control", "primary", "axis", "arms", "seeds"):
-        if not node.get(name):
+        if not node.get(name) and not (exploratory and name == "prediction"):
             raise ValueError(f"design.{name} is missing: an experiment states it before its first run")
     arms = _override_lists("arms", node["arms"])
     levels = _override_lists("levels", node.get("levels") or {"": []})
@@ -303,7 +365,7 @@ def read_design(node: Any) -> Design:
     design = Design(
         name=str(node["name"]),
         question=_text(node["question"]),
-        prediction=_text(node["prediction"]),
+        prediction=_text(node.get("prediction", "")),
         control=str(node["control"]),
         primary=primary,
         axis=str(node["axis"]),
@@ -327,6 +389,7 @@ def read_design(node: Any) -> Design:
         tuning=tuning,
         counts=tuple(_count(entry) for entry in node.get("counts") or ()),
         superseded=str(node.get("superseded", "")),
+        exploratory=exploratory,
         quantities=tuple(_quantity(entry) for entry in node.get("quantities") or ()),
     )
     _check_names(design)
@@ -345,8 +408,12 @@ def _choice(name: str, choices: type[Enum], value: Any) -> Any:
 
 
 def _arms_of(kind: Kind, node: Mapping[str, Any]) -> dict[str, Any]:
-    """Arms and control of a kind, from its tricks. Raises ValueError if they are also written by hand."""
-    if given := [name for name in ("arms", "control") if name in node]:
+    """Arms and control of a kind, from its tricks. Raises ValueError if they are also written by hand.
+
+    Arms of an ablation from the shell are called as what was typed, and `control` is the name of that without.
+    """
+    named = str(node.get("control") or "") if node.get("exploratory") else ""
+    if given := [name for name in ("arms", "control") if name in node and not (name == "control" and named)]:
         raise ValueError(f"design.{given[0]} follows from design.kind={kind.value} and design.tricks: remove it")
     tricks = _override_lists("tricks", node.get("tricks") or {})
     if not tricks:
@@ -354,14 +421,14 @@ def _arms_of(kind: Kind, node: Mapping[str, Any]) -> dict[str, Any]:
     for name, words in tricks.items():
         if not words:
             raise ValueError(f"design.tricks.{name} changes nothing: give it overrides")
-        if set(name) & set("+-,=") or name in ("base", "full"):
+        if not named and (set(name) & set("+-,=") or name in ("base", "full")):
             raise ValueError(f"design.tricks.{name}: a trick's name is none of base and full and has none of + - , =")
     setters: dict[str, str] = {}
-    for name, words in tricks.items():
+    for name, words in tricks.items() if not named or kind is not Kind.add_one else ():
         for key in (word.partition("=")[0] for word in words):
             if setters.setdefault(key, name) != name:
                 raise ValueError(f"design.tricks: {setters[key]} and {name} both set {key}, so they cannot be combined")
-    combinations = _combinations(kind, tuple(tricks))
+    combinations = _combinations(kind, tuple(tricks), named)
     arms = {
         arm: [word for trick, words in tricks.items() if trick in on for word in words]
         for arm, on in combinations.items()
@@ -369,18 +436,22 @@ def _arms_of(kind: Kind, node: Mapping[str, Any]) -> dict[str, Any]:
     return {"arms": arms, "control": next(iter(arms))}
 
 
-def _combinations(kind: Kind, tricks: tuple[str, ...]) -> dict[str, frozenset[str]]:
-    """The arms of a kind with the tricks that each switches on, the control first."""
+def _combinations(kind: Kind, tricks: tuple[str, ...], named: str = "") -> dict[str, frozenset[str]]:
+    """The arms of a kind with the tricks that each switches on, the control first.
+
+    `named` is what an ablation from the shell calls the arm without additions; one that adds is called as its addition.
+    """
     whole = frozenset(tricks)
-    added = {f"+{trick}": frozenset({trick}) for trick in tricks}
+    added = {trick if named else f"+{trick}": frozenset({trick}) for trick in tricks}
     left_out = {f"-{trick}": whole - {trick} for trick in tricks}
-    base, full = {"base": frozenset[str]()}, {"full": whole}
+    base, full = {named or "base": frozenset[str]()}, {ALL if named else "full": whole}
     if kind is Kind.add_one:
         return base | added
     if kind is Kind.leave_one_out:
         return full | left_out
-    if kind is Kind.two_sided:  # with one or two tricks both sides share arms: keep the first of equal arms
-        arms = base | added | full | left_out
+    if kind in (Kind.two_sided, Kind.add_one_and_all):
+        arms = base | added | full | (left_out if kind is Kind.two_sided else {})
+        # With one or two tricks both sides share arms: keep the first of equal arms.
         return {arm: on for arm, on in arms.items() if on not in [arms[name] for name in arms][: list(arms).index(arm)]}
     if kind is Kind.ladder:
         rungs = [tricks[:number] for number in range(1, len(tricks) + 1)]
@@ -543,8 +614,7 @@ def _requires(value: Any) -> dict[str, dict[str, float]]:
 def _part(name: str, value: Any) -> Part:
     if not isinstance(value, Mapping):
         raise ValueError(f"design.parts.{name}: a part chooses arms, levels, seeds and bases, each a list")
-    if unknown := sorted(set(value) - {"arms", "levels", "seeds", "bases"}):
-        raise ValueError(f"design.parts.{name}.{unknown[0]}: a part chooses arms, levels, seeds and bases")
+    require_keys(f"design.parts.{name}", value, Part)
     return Part(
         arms=tuple(map(str, value.get("arms", ()))),
         levels=tuple(map(str, value.get("levels", ()))),
@@ -554,6 +624,8 @@ def _part(name: str, value: Any) -> Part:
 
 
 def _prediction(entry: Any) -> Prediction:
+    if isinstance(entry, Mapping):
+        require_keys("design.predictions", entry, Prediction)
     try:
         return Prediction(
             **{
@@ -572,6 +644,8 @@ def _prediction(entry: Any) -> Prediction:
 
 
 def _count(entry: Any) -> CountPrediction:
+    if isinstance(entry, Mapping):
+        require_keys("design.counts", entry, CountPrediction)
     try:
         count = CountPrediction(**{**entry, "metric": metric_name(entry["metric"]), "above": float(entry["above"])})
         limits = [limit for limit in (count.at_least, count.at_most) if limit is not None]
@@ -586,6 +660,8 @@ def _count(entry: Any) -> CountPrediction:
 
 
 def _quantity(entry: Any) -> QuantityPrediction:
+    if isinstance(entry, Mapping):
+        require_keys("design.quantities", entry, QuantityPrediction)
     known = [SHARE, *(RANK + metric for metric in (*RANKED, *ALSO_RANKED))]
     try:
         bounds = {name: float(entry[name]) for name in ("above", "below") if name in entry}
@@ -603,6 +679,8 @@ def _quantity(entry: Any) -> QuantityPrediction:
 
 
 def _claim(entry: Any) -> Claim:
+    if isinstance(entry, Mapping):
+        require_keys("design.claims", entry, Claim)
     try:
         position = entry["prediction"]
         if set(entry) != {"says", "source", "prediction", "direction"} or type(position) is not int:
@@ -616,6 +694,8 @@ def _claim(entry: Any) -> Claim:
 
 
 def _change(entry: Any) -> Change:
+    if isinstance(entry, Mapping):
+        require_keys("design.changes", entry, Change)
     try:
         change = Change(tuple(map(str, entry["arms"])), str(entry["since"]), _text(entry["what"]))
         datetime.strptime(change.since, "%Y-%m-%dT%H:%M:%SZ")

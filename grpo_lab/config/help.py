@@ -16,13 +16,14 @@ from grpo_lab.config.run_config import ROOMS, conf_folder, unresolved
 _USAGE = """\
 python -m grpo_lab.train [axis=option ...] [key=number ...] [-m] [--cfg job]
 
-Runs, or resumes, one training run; with -m or +experiments= a sweep. The command line wins over a recipe.
+Runs, or resumes, one training run; with -m, add= or +experiments= a sweep. The command line wins over a recipe.
 
   recipe=dr_grpo seed=1                  a published method
   surrogate=ppo_higher                   one trick, here clip-higher; `grpo-lab tricks` says what each option is
   optimizer.learning_rate=1e-4           a number; --cfg job prints every key with its value
   world=tiny budget.amount=10            the smallest world, ten steps
   -m recipe=plain,dr_grpo seed=0,1       a sweep: each combination of values is an arm
+  -m add='[surrogate=ppo_higher,kl=k3_loss]' seed=0,1        an ablation: a control, and an arm for each addition
   +experiments=overlong                  a declared experiment
 
   --cfg job       print the whole configuration and run nothing; --resolve fills in what refers to other keys

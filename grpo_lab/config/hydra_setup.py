@@ -36,10 +36,17 @@ def plugin_modules(arguments: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(name.strip().strip("'\"") for name in names if name.strip()))
 
 
-# What YAML may compute: an absolute path, and the cap of CISPO that makes a weight the largest under either form.
+def _of_adapter(adapter: float, whole: float, *, _root_: DictConfig) -> float:
+    """The first number if the run trains an adapter, the second if it trains all weights."""
+    return adapter if OmegaConf.select(_root_, "model.lora.rank", default=0) else whole
+
+
+# What YAML may compute: an absolute path, the cap of CISPO that makes a weight the largest under either form, and a
+# number that an adapter needs otherwise.
 _RESOLVERS: dict[str, Callable[..., Any]] = {
     "absolute": lambda path: str(Path(path).expanduser().absolute()),
     "cap": lambda largest, form: round(largest - 1, 9) if "one_plus" in str(form) else largest,
+    "of_adapter": _of_adapter,
 }
 
 

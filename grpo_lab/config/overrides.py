@@ -182,6 +182,14 @@ def misnamed(arguments: Sequence[str]) -> str:
             under = f"{meant.under} " if meant.under else ""
             note = f" ({meant.note})" if meant.note else ""
             lines.append(f"there is no key {key!r}: type {under}{instead}{note}")
+        elif key == "tracking" and len(named := re.findall(r"[^\s,\[\]]+", value)) > 1:
+            named.sort(
+                key=lambda name: name != "mlflow"
+            )  # what is not sent to MLflow by the run itself needs its address
+            lines.append(
+                f"a run fills one tracker while it goes on: type tracking={named[0]}, and send the same runs to others "
+                f"at any time with {' and '.join(f'`grpo-lab sync RUNS --to {name}`' for name in named[1:])}"
+            )
         elif assigned and "=" in value and value[0] not in "'\"[{" and not key.startswith("hydra"):
             lines.append(f"{key} has a value with '=' in it: quote it twice, \"{key}='{value}'\"")
         elif assigned and (today := config_key(key)) != key:

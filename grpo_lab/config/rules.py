@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from grpo_lab.config.run_config import RunConfig, snake_case
 from grpo_lab.policy import ranks
+from grpo_lab.policy.optim import Decay
 from grpo_lab.tasks.base import AnswerForm
 
 
@@ -648,6 +649,25 @@ def broken_errors(run: RunConfig) -> list[Rule]:
 def broken_warnings(run: RunConfig) -> list[Rule]:
     """The rules that warn about this run, such as an option without effect; the run records them."""
     return [rule for rule in WARNINGS if rule.broken_when(run)]
+
+
+# Dotted key of a slot or a field -> whether this run never reads it, since what would is switched off.
+_UNREAD_KEYS: dict[str, Callable[[RunConfig], bool]] = {
+    "critic": lambda run: not run.baseline.needs_critic,
+    "reference": lambda run: not run.kl.needs_reference,
+    "optimizer.final_share": lambda run: getattr(run.optimizer, "decay", None) is Decay.constant,
+    "optimizer.decay_share": lambda run: getattr(run.optimizer, "decay", None) in (Decay.constant, Decay.cosine),
+    "model.lora.alpha": lambda run: run.model.loading().lora is None,
+    "model.lora.targets": lambda run: run.model.loading().lora is None,
+    "evaluation.other_wording": lambda run: "other_wording" not in run.evaluation.suites,
+    "evaluation.suite_problems": lambda run: not run.evaluation.suites and not run.evaluation.tables,
+    "template.target_length": lambda run: not run.reward_shaping.asks_for,
+}
+
+
+def unread_keys(run: RunConfig) -> list[str]:
+    """The slots and fields that nothing in this run reads; where runs are compared by parameters they are left out."""
+    return [key for key, unread in _UNREAD_KEYS.items() if unread(run)]
 
 
 def check_compatible(run: RunConfig, choices: Mapping[str, str] | None = None) -> list[str]:

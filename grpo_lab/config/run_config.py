@@ -25,7 +25,7 @@ from grpo_lab.config.evaluation import Evaluation
 from grpo_lab.engines.base import Engine
 from grpo_lab.policy.optim import Optimizer
 from grpo_lab.tasks.base import Grader, Model, Task, Template
-from grpo_lab.tracking.metrics import is_known
+from grpo_lab.tracking.metrics import SUITES, is_known
 from grpo_lab.tracking.mlflow_mirror import Tracking
 from grpo_lab.tricks.aggregation import Aggregation
 from grpo_lab.tricks.base import Trick, formula_fault, require_field, require_not_negative
@@ -65,6 +65,8 @@ ROOMS = (
     "evaluation", "verifier", "budget", "cost_model", "tracking", "convention",
 )  # fmt: skip
 
+_RISES = r"eval/\w+/(accuracy|pass_at_\d+)"  # metrics of an evaluation of which more is better
+
 
 @dataclass(frozen=True)
 class CellLabel:
@@ -73,6 +75,17 @@ class CellLabel:
     sweep: str
     arm: str
     level: str
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Which weights are kept beside those of the last checkpoints."""
+
+    best: str | None  # of the evaluation in which this metric was highest; None for none
+
+    def __post_init__(self) -> None:
+        rises = self.best is None or (is_known(self.best) and re.fullmatch(_RISES, self.best) is not None)
+        require_field(rises, self, "best", "eval/SUITE/accuracy or eval/SUITE/pass_at_K, or null")
 
 
 @dataclass(frozen=True)
@@ -132,7 +145,8 @@ class RunConfig:
     checkpoint_every: int
     checkpoint_minutes: float | None
     keep_checkpoints: int
-    rollouts_every: int
+    checkpoint: Checkpoint
+    rollouts_every: int | None
     no_signal_steps: int
     runs_dir: str
     resume_with_changed_code: bool
@@ -149,11 +163,27 @@ class RunConfig:
         require_field(named, self, "runs_dir", "the path of a folder, such as runs (is GRPO_LAB_RUNS empty?)")
         for field in (
             "problems_per_step", "group_size", "microbatch_tokens", "logits_per_chunk", "threads", "checkpoint_every",
-            "keep_checkpoints", "rollouts_every",
+            "keep_checkpoints",
         ):  # fmt: skip
             require_field(getattr(self, field) >= 1, self, field, "at least 1")
         minutes = self.checkpoint_minutes
         require_field(minutes is None or minutes > 0, self, "checkpoint_minutes", "above 0, or null for no such limit")
+        every = self.rollouts_every
+        require_field(every is None or every >= 1, self, "rollouts_every", "at least 1, or null for ten times a run")
+        self._require_evaluated(self.checkpoint.best)
+
+    def _require_evaluated(self, metric: str | None) -> None:
+        """Raise ValueError if no evaluation of this run has the metric by which the best weights are chosen."""
+        if metric is None:
+            return
+        suites = [*SUITES, *self.evaluation.suites, *self.evaluation.tables]
+        names = ["accuracy", *(f"pass_at_{k}" for k in self.evaluation.pass_at)]
+        _, suite, name = metric.split("/")
+        if suite not in suites or name not in names:
+            raise ValueError(
+                f"checkpoint.best={metric}: no evaluation of this run has it; choose a suite of {', '.join(suites)} "
+                f"and one of {', '.join(names)}, or null to keep no best weights"
+            )
         require_field(is_known(self.objective), self, "objective", "a metric that `grpo-lab metrics` lists")
 
     @property
@@ -205,6 +235,8 @@ VOLATILE = frozenset(
         "checkpoint_minutes",
         "keep_checkpoints",
         "no_signal_steps",
+        "checkpoint",
+        "rollouts_every",
         "device",
         "objective",
         "cell",

@@ -6,8 +6,9 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Annotated, Any
 
+from grpo_lab.config.design_keys import LISTED, METRIC, Key, require_keys
 from grpo_lab.tracking.renames import metric_name
 
 # What a trial may not choose: how much a run spends, what it is asked and how that is graded.
@@ -20,10 +21,10 @@ _EXAMPLE = "optimizer.learning_rate: {low: 1.0e-5, high: 1.0e-3, log: true}"
 class Range:
     """Numbers from `low` to `high`, both included; `log`: equal factors are equally likely; `integer`: whole ones."""
 
-    low: float
-    high: float
-    log: bool = False
-    integer: bool = False
+    low: Annotated[float, Key("the low end, included", "a number")]
+    high: Annotated[float, Key("the high end, included", "a number")]
+    log: Annotated[bool, Key("equal factors are equally likely")] = False
+    integer: Annotated[bool, Key("whole numbers alone")] = False
 
     def number(self, place: float) -> float | int:
         """The number at a place: 0 is the low end, 1 the high one, and 0.5 halfway on the scale that is searched."""
@@ -51,12 +52,17 @@ class Tuning:
     `arms` give single arms further ranges, or others in their place.
     """
 
-    trials: int
-    batch: int
-    seeds: tuple[int, ...]
-    metric: str
-    ranges: Mapping[str, Range] = field(default_factory=dict)
-    arms: Mapping[str, Mapping[str, Range]] = field(default_factory=dict)
+    trials: Annotated[int, Key("how many settings each arm has tried", "a whole number")]
+    batch: Annotated[int, Key("how many run at a time; the next ones learn from them", "a whole number")]
+    seeds: Annotated[tuple[int, ...], Key("the seeds of trials, which no arm is judged on", LISTED)]
+    metric: Annotated[str, Key("what chooses, the more the better", METRIC, "`primary`")]
+    ranges: Annotated[
+        Mapping[str, Range], Key("the numbers that every arm chooses", "KEY: entries, below; a key of the run", "none")
+    ] = field(default_factory=dict)
+    arms: Annotated[
+        Mapping[str, Mapping[str, Range]],
+        Key("further ranges of single arms", "ARM: {KEY: entries as of ranges}", "none"),
+    ] = field(default_factory=dict)
 
     def of(self, arm: str) -> dict[str, Range]:
         """Every number that this arm chooses, those of all arms first."""
@@ -78,8 +84,7 @@ def read_tuning(
     known = [entry.name for entry in fields(Tuning)]
     if not isinstance(node, Mapping):
         raise ValueError(f"design.tuning must hold entries ({', '.join(known)}), got {node!r}")
-    if unknown := sorted(set(node) - set(known)):
-        raise ValueError(f"design.tuning.{unknown[0]} is no part of a tuning: choose from {', '.join(known)}")
+    require_keys("design.tuning", node, Tuning)
     further = node.get("arms") or {}
     if not isinstance(further, Mapping):
         raise ValueError(f"design.tuning.arms must map arms to ranges, such as mask: {{{_EXAMPLE}}}, got {further!r}")
@@ -148,7 +153,9 @@ def _ranges(name: str, value: Any) -> dict[str, Range]:
 def _range(name: str, key: str, value: Any) -> Range:
     if not re.fullmatch(r"[a-z]\w*(\.\w+)*", key) or key.split(".")[0] in _NOT_CHOSEN:
         raise ValueError(f"{name} is no number that tuning may choose: name one of a trick or the optimiser")
-    if not isinstance(value, Mapping) or not {"low", "high"} <= set(value) <= {"low", "high", "log", "integer"}:
+    if isinstance(value, Mapping):
+        require_keys(name, value, Range)
+    if not isinstance(value, Mapping) or not {"low", "high"} <= set(value):
         raise ValueError(f"{name} must give low and high, and may give log and integer, such as {_EXAMPLE}")
     low, high, log, integer = value["low"], value["high"], value.get("log", False), value.get("integer", False)
     if not isinstance(log, bool) or not isinstance(integer, bool):

@@ -70,7 +70,7 @@ class Plan:
 
     harness: str
     tasks: Mapping[str, str]
-    steps: Sequence[str]  # "all", "last" or numbers
+    steps: Sequence[str]  # "all", "last", "best" or numbers
     base: bool
     settings: Settings
     include_path: str | None
@@ -94,8 +94,8 @@ class Plan:
                 f"there is no folder {self.include_path} of lm_eval tasks: give --include-path another one"
             )
         for step in self.steps:
-            if step not in ("all", "last") and not step.isdigit():
-                raise ValueError(f"--steps {step}: say all, last, or numbers of steps")
+            if step not in ("all", "last", "best") and not step.isdigit():
+                raise ValueError(f"--steps {step}: say all, last, best, or numbers of steps")
 
 
 @dataclass(frozen=True)
@@ -152,21 +152,25 @@ def runs_of(place: Path) -> list[Path]:
 def weights_of(run: Path, steps: Sequence[str], base: bool) -> list[Weights]:
     """The weights of these steps, after checking that they are what the run saved. Raises ValueError with a remedy."""
     run_key = read_json(run / "run.json", AFRESH)["run_key"]
-    saved = {int(place.name.partition("=")[2]): place for place in checkpoint.complete(run / "checkpoints")}
+    best, saved = (
+        {checkpoint.step_of(place): place for place in checkpoint.complete(run / name)}
+        for name in (checkpoint.BEST, "checkpoints")
+    )
+    both = best | saved
     found: dict[int, Weights] = {}
     troubles: dict[int, str] = {}
 
     def add(step: int) -> bool:
-        place = _base(run) if step == BASE and step not in saved else saved.get(step)
+        place = _base(run) if step == BASE and step not in both else both.get(step)
         try:
             if place is None:
-                there = f"it has {', '.join(map(str, saved))}" if saved else "it has none"
+                there = f"it has {', '.join(map(str, sorted(both)))}" if both else "it has none"
                 raise ValueError(
                     f"{run} has no checkpoint of step {step}; {there}: choose one, or keep more with keep_checkpoints"
                 )
             history = history_of(run, step)
             if history is None or (
-                place == saved.get(step) and check_manifest(place, run_key)["log"]["sha256"] != history
+                place == both.get(step) and check_manifest(place, run_key)["log"]["sha256"] != history
             ):
                 raise ValueError(f"{place} does not belong to {run / 'metrics.jsonl'} as it is: {AFRESH}")
             found[step] = Weights(run, run_key, step, find_model(str(place), "", "RUN"), fingerprint(place), history)
@@ -182,6 +186,13 @@ def weights_of(run: Path, steps: Sequence[str], base: bool) -> list[Weights]:
                     f"{run} has no whole checkpoint ({said}): evaluate its base with --steps 0, or train it"
                 )
             continue
+        if step == "best":
+            if not best:
+                raise ValueError(
+                    f"{run} kept no best weights: none of its evaluations was above the initial model's (--steps 0), "
+                    "or checkpoint.best was null"
+                )
+            step = str(max(best))
         for one in saved if step == "all" else [int(step)]:
             if one not in found and not add(one):
                 raise ValueError(troubles[one])

@@ -21,26 +21,40 @@ _PROBED_TOKENS = 16
 
 
 def mismatch_metrics(
-    learner_logprobs: Float[Tensor, "N T"], sampler_logprobs: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"]
+    learner_logprobs: Float[Tensor, "N T"],
+    sampler_logprobs: Float[Tensor, "N T"],
+    mask: Bool[Tensor, "N T"],
+    group_size: int,
 ) -> dict[str, float]:
     """Difference of learner (before the updates) and sampler on the tokens in `mask`; {} when there are none.
 
     With d = learner - sampler, in nats: k1 = mean(-d) and k3 = mean(exp(d) - 1 - d) estimate KL(sampler || learner).
-    The effective sample size is (sum w)^2 / (n sum w^2), as a share of the n weights. w = exp(d) per token, and
-    exp(sum of d) per response. Pearson's correlation is between probabilities; it is left out when either side is
-    constant.
+    Three levels: tokens (d), responses (the sum of d over a response) and prompts (the `group_size` responses to one).
+    The effective sample size is (sum w)^2 / (n sum w^2), as a share of the n weights: w = exp(d) of all tokens, and
+    exp(sum of d) of all responses, or of those to one prompt. Pearson's correlation is between probabilities; it is
+    left out when either side is constant.
     """
     if not mask.any():
         return {}
     gap = torch.where(mask, learner_logprobs.double() - sampler_logprobs.double(), 0.0)
-    each = gap[mask]
+    each, of_row, read = gap[mask], gap.sum(dim=1), mask.any(dim=1)
+    row, tokens = of_row[read], mask.sum(dim=1)
+    # One entry for each prompt of which a token was read.
+    groups = [part for part in torch.arange(len(mask)).split(group_size) if read[part].any()]
     metrics = {
         "mismatch/absolute": each.abs().mean(),
         "mismatch/max": each.abs().max(),
         "mismatch/k1": -each.mean(),
         "mismatch/k3": (each.exp() - 1 - each).mean(),
         "mismatch/ess": _effective_share(ratio(each)),
-        "mismatch/ess_responses": _effective_share(ratio(gap[mask.any(dim=1)].sum(dim=1))),
+        "mismatch/absolute_responses": row.abs().mean(),
+        "mismatch/max_responses": row.abs().max(),
+        "mismatch/k1_responses": -row.mean(),
+        "mismatch/ess_responses": _effective_share(ratio(row)),
+        "mismatch/max_prompts": torch.stack([gap[part].abs().sum() / tokens[part].sum() for part in groups]).max(),
+        "mismatch/ess_prompts": torch.stack(
+            [_effective_share(ratio(of_row[part][read[part]])) for part in groups]
+        ).mean(),
     }
     pair = torch.stack([learner_logprobs[mask], sampler_logprobs[mask]]).double().exp()
     if (pair.std(dim=1, correction=0) > 0).all():

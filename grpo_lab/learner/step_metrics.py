@@ -52,7 +52,7 @@ def step_metrics(run: RunConfig, queue: RolloutQueue, step: FinishedStep) -> dic
     metrics = reward_metrics(made, before.graded) | advantage_metrics(step) | tally.metrics() | touched_rows(step)
     metrics |= response_metrics(made, run.task.check_again, queue.memory.best) | before.metrics | queue.metrics()
     metrics |= unanswered(made.texts, run.reward, run.template)
-    metrics |= mismatch_metrics(tally.logprobs, rollouts.sampler_logprobs, tally.read_mask)
+    metrics |= mismatch_metrics(tally.logprobs, rollouts.sampler_logprobs, tally.read_mask, rollouts.group_size)
     metrics |= staleness_metrics((tally.version - rollouts.weight_version)[rollouts.sampled_mask])
     if made.graded.failed is not None:
         metrics["rollout/ungraded"] = _share(made.graded.failed)
@@ -209,15 +209,13 @@ def _trick(run: RunConfig, axis: str) -> Trick:
     return getattr(run, axis)
 
 
-def rollout_table(tokenizer: transformers.PreTrainedTokenizerBase, step: FinishedStep) -> pd.DataFrame | None:
+def rollout_table(tokenizer: transformers.PreTrainedTokenizerBase, step: FinishedStep) -> pd.DataFrame:
     """One row per response: question, response, reward, advantage, and the values of its tokens.
 
-    None in a step whose table is not saved. `token_clipped` are the tokens in the loss whose gradient the surrogate
-    changed in any update of the step. With per-token advantages, a response's advantage is their mean.
+    `token_clipped` are the tokens in the loss whose gradient the surrogate changed in any update of the step. With
+    per-token advantages, a response's advantage is their mean.
     """
-    clipped, graded, advantages = step.tally.touched, step.before.graded, step.advantages.scaled
-    if clipped is None:
-        return None
+    graded, advantages = step.before.graded, step.advantages.scaled
     rollouts, pieces = step.batch.rollouts, token_texts(tokenizer, step.batch.rollouts)
     if advantages.shape != graded.reward.shape:
         advantages = advantages.sum(dim=1) / rollouts.sampled_mask.sum(dim=1).clamp(min=1)
@@ -246,7 +244,7 @@ def rollout_table(tokenizer: transformers.PreTrainedTokenizerBase, step: Finishe
             "token_sampled": _ragged(rollouts.sampled_mask, rollouts.lengths),
             "token_advantage": _ragged(step.inputs.advantages.float(), rollouts.lengths),
             "token_in_loss": _ragged(step.before.loss_mask, rollouts.lengths),
-            "token_clipped": _ragged(clipped, rollouts.lengths),
+            "token_clipped": _ragged(step.tally.touched, rollouts.lengths),
             "token_logprob": _ragged(rollouts.sampler_logprobs, rollouts.lengths),
             "sampler_logprob": torch.where(rollouts.sampled_mask, rollouts.sampler_logprobs, 0.0).sum(1).numpy(),
         }

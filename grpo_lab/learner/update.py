@@ -69,14 +69,13 @@ class UpdateTally:
     `version` is the number of updates before the step. `logprobs` are the learner's log-probs, in the first update,
     of the tokens in `read_mask`. `sums` are over tokens in the loss of all updates, `first` of the first update only.
     `in_loss` counts tokens in the losses, including rows that were skipped in the forward pass. `touched` are tokens
-    that the surrogate changed in any update; None if the step's table is not saved. `loss_scale` is the factor on the
-    loss; None if the precision needs none.
+    that the surrogate changed in any update. `loss_scale` is the factor on the loss; None if the precision needs none.
     """
 
     version: int
     logprobs: Float[Tensor, "N T"]
     read_mask: Bool[Tensor, "N T"]
-    touched: Bool[Tensor, "N T"] | None
+    touched: Bool[Tensor, "N T"]
     losses: list[float] = field(default_factory=list)
     reports: list[UpdateReport] = field(default_factory=list)
     sums: dict[str, float] = field(default_factory=dict)
@@ -88,16 +87,15 @@ class UpdateTally:
     loss_scale: float | None = None
 
     @classmethod
-    def of(cls, inputs: StepInputs, version: int, keeps_touched: bool) -> UpdateTally:
+    def of(cls, inputs: StepInputs, version: int) -> UpdateTally:
         """An empty tally for a step on `inputs`."""
         nothing = torch.zeros_like(inputs.loss_mask)
         logprobs = torch.zeros_like(inputs.rollouts.sampler_logprobs)
-        return cls(version, logprobs, nothing, torch.zeros_like(nothing) if keeps_touched else None)
+        return cls(version, logprobs, nothing, torch.zeros_like(nothing))
 
     def keep_touched(self, rows: Int[Tensor, "M"], touched: Bool[Tensor, "M T"]) -> None:
-        """Record which tokens in `rows` of the rollouts the surrogate changed, if the step's table is saved."""
-        if self.touched is not None:
-            self.touched[rows.cpu(), : touched.shape[1]] |= touched.cpu()
+        """Record which tokens in `rows` of the rollouts the surrogate changed."""
+        self.touched[rows.cpu(), : touched.shape[1]] |= touched.cpu()
 
     def keep_reading(self, rows: Int[Tensor, "M"], logprobs: Float[Tensor, "M T"], mask: Bool[Tensor, "M T"]) -> None:
         """Record the learner's log-probs in the first update, before its weights have changed."""
@@ -252,7 +250,7 @@ def train_on(
 ) -> UpdateTally:
     """Stage 10: all optimiser steps of policy and critic on one batch."""
     rollouts, step = inputs.rollouts, state.ledger.steps
-    tally = UpdateTally.of(inputs, state.updates, keeps_touched=step % run.rollouts_every == 0)
+    tally = UpdateTally.of(inputs, state.updates)
     run.updates.begin(state.optimizer)
     with doing("", run.updates.number, "updates") as shown:
         for number, part in enumerate(shown.each(run.updates.split(run.problems_per_step))):

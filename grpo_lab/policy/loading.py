@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
 from grpo_lab.tricks.base import require
 from grpo_lab.types import WeightType
+
+PRETRAINED_RATE = 5e-5  # published runs train all weights of a pretrained model at 1e-7 to 1e-5
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,18 @@ class Lora:
         require(self.rank >= 0, "lora.rank", self.rank, "at least 0", "0 trains all weights")
         require(self.alpha > 0, "lora.alpha", self.alpha, "above 0", "the adapter is scaled by alpha / rank")
         require(len(self.targets) > 0, "lora.targets", "[]", "at least one name", "write [all-linear]")
+
+    @property
+    def highest_rate(self) -> float:
+        """The learning rate beyond which RL is likely to break a pretrained model; inf for an adapter."""
+        return math.inf if self.rank else PRETRAINED_RATE
+
+    def note(self, learning_rate: float) -> str:
+        """What a reader of a run has to know of the adapter's learning rate."""
+        return (
+            f"LoRA of rank {self.rank} at a learning rate of {learning_rate:g}: the best rate of an adapter is about "
+            'ten times that of full fine-tuning ("LoRA Without Regret", 2025), so compare the two at rates of their own'
+        )
 
 
 class Attention(Enum):

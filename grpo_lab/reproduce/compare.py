@@ -105,7 +105,7 @@ def compare_runs(there: Path, here: Path, steps: int | None = None) -> Compared:
     if whole:
         weights = list(_weights(there, here, said))
         if has_ended(there) and not has_ended(here):
-            weights.append(Difference("its end", _last(here), math.nan, False, "the second run has not ended"))
+            weights.append(Difference("its end", last_step(here), math.nan, False, "the second run has not ended"))
     else:
         said.append("Of these first steps the log and the tables are compared, not the weights.")
     elsewhere, computed = _elsewhere(there, here)
@@ -114,10 +114,11 @@ def compare_runs(there: Path, here: Path, steps: int | None = None) -> Compared:
     if found:
         rounds = computed and all(one.rounds for one in found)
         outcome = Outcome.rounding if rounds else Outcome.different
-    return Compared(outcome, min(_last(there), _last(here), most), found, elsewhere, said)
+    return Compared(outcome, min(last_step(there), last_step(here), most), found, elsewhere, said)
 
 
-def _last(folder: Path) -> int:
+def last_step(folder: Path) -> int:
+    """The last step that a run has logged; 0 if none."""
     return max((record.step for record in read_steps(folder)), default=0)
 
 

@@ -150,6 +150,8 @@ def _typed(plain: DictConfig, identity: Mapping[str, Any]) -> DictConfig:
     config.resume_with_changed_code = False
     if "checkpoint_minutes" not in config:
         config.checkpoint_minutes = None  # earlier versions saved by steps alone
+    if "checkpoint" not in config:
+        config.checkpoint = {"best": None}  # and kept no best weights
     # A copy: what is stored for Hydra must not change.
     typed = OmegaConf.merge(writable(RunConfig), config)
     assert isinstance(typed, DictConfig)

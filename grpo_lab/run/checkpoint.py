@@ -1,7 +1,8 @@
 """Checkpoints: everything a run needs to resume with identical bits, written atomically.
 
-A checkpoint is a folder that transformers and vLLM load as a model, with `state.pt` beside the weights. Where several
-ranks train, the optimiser's state is in `shards/`, a file for each rank. Any number of ranks resumes from either.
+A checkpoint is a folder that transformers and vLLM load as a model, with `state.pt` beside the weights. `best/` keeps
+the weights of the best evaluation without it: no run resumes there. Where several ranks train, the optimiser's state is
+in `shards/`, a file for each rank. Any number of ranks resumes from either.
 It is written under a temporary name and renamed when complete, so a folder with a checkpoint's name is
 complete, even after a kill. `manifest.json`, written last, names its run and holds a digest of every other
 file, so that later damage is noticed before anything is loaded.
@@ -14,7 +15,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from grpo_lab.policy.adapters import save_whole
 from grpo_lab.tracking.files import RunFolderError, follow_umask, write_json
 from grpo_lab.tracking.whole import MANIFEST, sealed
 
+BEST = "best"  # a run's folder of the weights of its best evaluation
 SHARDS = "shards"  # a folder in a checkpoint of several ranks, in the format of torch.distributed.checkpoint
 _NAME = re.compile(r"step=(\d+)")
 
@@ -36,18 +38,20 @@ def save(
     step: int,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    state: Mapping[str, Any],
+    state: Mapping[str, Any] | None,
     run_key: str,
     log: Mapping[str, Any],
     shards: dict[str, Any],
 ) -> Path:
     """Write `root/step=<step>` and return its path; `log` is the stamp of the run log at this step.
 
+    Without `state` it holds the model alone, and no run can resume from it.
+
     All ranks call it. The first writes, and each writes its part of `shards`, into one folder that all must see.
     Raises RunFolderError if the disk is full; older checkpoints stay.
     """
-    final = root / f"step={step:06d}"
-    temporary = ranks.from_first(root / f".step={step:06d}.{os.getpid()}")
+    final = root / named(step)
+    temporary = ranks.from_first(root / f".{named(step)}.{os.getpid()}")
     try:
         if ranks.is_first():
             shutil.rmtree(temporary, ignore_errors=True)
@@ -59,7 +63,8 @@ def save(
         if not ranks.is_first():
             return ranks.from_first(final)
         tokenizer.save_pretrained(temporary)
-        torch.save(dict(state), temporary / "state.pt")
+        if state is not None:
+            torch.save(dict(state), temporary / "state.pt")
         follow_umask(temporary)
         digests = {}
         for path in sorted(found for found in temporary.rglob("*") if found.is_file()):
@@ -88,6 +93,11 @@ def save(
     os.fsync(descriptor)
     os.close(descriptor)
     return ranks.from_first(final)
+
+
+def named(step: int) -> str:
+    """The folder's name of a checkpoint after this step."""
+    return f"step={step:06d}"
 
 
 def _save_shards(folder: Path, shards: dict[str, Any]) -> None:
@@ -125,8 +135,14 @@ def load_state(folder: Path) -> dict[str, Any]:
 
 def prune(root: Path, keep: int) -> None:
     """Delete all but the newest `keep` checkpoints, and the leftovers of interrupted writes."""
-    for old in complete(root)[:-keep]:
-        shutil.rmtree(old)
+    keep_only(root, complete(root)[-keep:])
+
+
+def keep_only(root: Path, kept: Sequence[Path]) -> None:
+    """Delete the checkpoints in `root` that are not `kept`, and the leftovers of interrupted writes."""
+    for old in complete(root):
+        if old not in kept:
+            shutil.rmtree(old)
     for leftover in root.glob(".step=*"):
         shutil.rmtree(leftover, ignore_errors=True)
 
@@ -135,5 +151,10 @@ def complete(root: Path) -> list[Path]:
     """All complete checkpoints, the newest last. `whole.check_manifest` says whether one was damaged later."""
     if not root.exists():
         return []
-    named = [path for path in root.iterdir() if _NAME.fullmatch(path.name)]
-    return sorted(named, key=lambda path: int(path.name.removeprefix("step=")))
+    found = [path for path in root.iterdir() if _NAME.fullmatch(path.name)]
+    return sorted(found, key=step_of)
+
+
+def step_of(folder: Path) -> int:
+    """The step after which the checkpoint in this folder was saved."""
+    return int(folder.name.removeprefix("step="))

@@ -60,6 +60,8 @@ def check_folder(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
     if not {"identity", "run_key"} <= before.keys():
         raise ValueError(f"{path} does not say which run this is: it was edited, or the disk fails; {AFRESH}")
     there, now = with_config_keys(before["identity"]), json.loads(json.dumps(masked(dict(identity))))
+    # What is volatile now was part of the identity in earlier versions; the kind of device still is.
+    there = {key: value for key, value in there.items() if key == "device" or key.split(".")[0] not in VOLATILE}
     if not any(key.endswith(f".{CLASS}") for key in there):  # earlier versions of grpo_lab wrote no classes
         now = {key: value for key, value in now.items() if not key.endswith(f".{CLASS}")}
     if "device" not in now:  # the machine that goes on with the run will tell
@@ -145,13 +147,15 @@ def describe_run(
     sweep: str | None,
     stretches: Sequence[Mapping[str, Any]],
     ranks: Sequence[Mapping[str, int]],
+    unread: Sequence[str],
 ) -> dict[str, Any]:
     """The content of run.json: the run's identity and description, for the mirror and all readers of the folder.
 
     `data` is what `data_fingerprint` gives, `trained_on` what filters left of the training split, `prompts` what the
     model reads. `sweep` is the folder of this run's sweep, relative to the run's folder.
     `stretches` record which code computed the run, one entry for each change of code. `ranks` record how many processes
-    computed it, one entry for each change of their number.
+    computed it, one entry for each change of their number. `unread` are the keys of `config` and `choices` that the run
+    never reads.
     """
     git = environment["git"] or {}
     recipe, _, rest = name.partition(",")
@@ -167,6 +171,7 @@ def describe_run(
         "seed": config.seed,
         "choices": dict(choices),
         "config": {key: value for key, value in flat(config).items() if key.split(".")[0] != "design"},
+        "unread": list(unread),
         "identity": dict(identity),
         "tracking": tracking,
         "commit": git.get("commit"),

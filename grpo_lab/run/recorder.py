@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -77,6 +78,8 @@ class Recorder:
     warnings: list[str] = field(default_factory=list)  # what training showed
     unfinished: dict[str, Any] | None = None  # a trained step whose evaluation a signal ended, for `catch_up`
     saved_at: float = field(default_factory=time.monotonic)  # in s; at first when the run began, or went on
+    spent: float = 0.0  # share of the budget after the latest step
+    best: dict[str, float] = field(default_factory=dict)  # step and value of the best evaluation so far
 
     def record(
         self,
@@ -84,19 +87,19 @@ class Recorder:
         queue: RolloutQueue,
         clock: Clock,
         metrics: Mapping[str, float | int],
-        rollouts: pd.DataFrame | None = None,
+        rollouts: Callable[[], pd.DataFrame] | None = None,
         sampled_by: int | None = None,
     ) -> None:
         """Log the step that the ledger counts as the latest.
 
-        `rollouts` is its table, if this step saves one, and `sampled_by` the version of the weights that sampled its
-        batch.
+        `rollouts` makes its table, and `sampled_by` is the version of the weights that sampled its batch.
         """
         run, ledger, step = self.run, state.ledger, state.ledger.steps
-        if rollouts is not None:
-            self.log.write_table("rollouts", step, rollouts)
         # All ranks go by one clock, since a budget may end by it.
         ledger.device_seconds += ranks.from_first(sum(clock.seconds.values())) * ranks.number()
+        before, self.spent = self.spent, ledger.spent(run.budget)
+        if rollouts is not None and table_is_due(run.rollouts_every, step, before, self.spent):
+            self.log.write_table("rollouts", step, rollouts())
         numbers, speed = {**metrics, **state.start.touched, **state.training.touched}, {}
         if "generate" in clock.seconds:
             generated = numbers["rollout/length"] * numbers["rollout/groups"] * run.group_size
@@ -150,6 +153,7 @@ class Recorder:
         started = time.perf_counter()
         timing["budget/device_seconds"] = ledger.device_seconds
         self.log.write_step(step, check(numbers), check(timing))
+        self._keep_best(state, numbers)
         told = ranks.gathered((time.monotonic() - self.saved_at, interrupt.asked()))  # so that all save together
         late = run.checkpoint_minutes is not None and told[0][0] >= 60 * run.checkpoint_minutes
         ends = share < 1 and any(asked for _, asked in told)
@@ -162,6 +166,20 @@ class Recorder:
             raise KeyboardInterrupt(f"step {step} is finished and saved in {saved}")
         if share < 1:
             self._refuse_to_idle()
+
+    def _keep_best(self, state: RunState, numbers: Mapping[str, float]) -> None:
+        """Save the weights if `checkpoint.best` is higher than in all evaluations before; not those it began with."""
+        metric, step = self.run.checkpoint.best, state.ledger.steps
+        if metric is None or metric not in numbers:
+            return
+        value = ranks.from_first(numbers[metric])
+        if math.isnan(value) or value <= self.best.get("value", -math.inf):
+            return
+        self.best = {"step": step, "value": value}
+        if step:
+            root = self.log.folder / checkpoint.BEST
+            stamp = self.log.stamp()
+            checkpoint.save(root, step, state.learner, state.tokenizer, None, self.run_key, stamp, {})
 
     def _evaluate(self, state: RunState, ends: bool, sampled_by: int | None) -> tuple[dict[str, float], pd.DataFrame]:
         """Evaluate the learner's weights, and those that sampled the batch if they are older and kept."""
@@ -229,6 +247,7 @@ class Recorder:
         self.steps_without_update = saved["steps_without_update"]
         self.unfinished = saved.get("unfinished")
         self.steps_without_signal, self.warnings = saved.get("without_signal", 0), saved.get("warnings", [])
+        self.spent, self.best = saved.get("spent", 0.0), saved.get("best", {})
 
     def save(self, state: RunState, queue: RolloutQueue, root: Path) -> Path:
         """Write a checkpoint of the run after its latest step, and delete old ones."""
@@ -239,12 +258,15 @@ class Recorder:
         saved = state.to_state(stamp["bytes"], self.run.reference.changes, shards) | {"queue": queue.to_state()}
         saved |= {"touched": dict(self.touched), "steps_without_update": self.steps_without_update}
         saved |= {"unfinished": self.unfinished, "without_signal": self.steps_without_signal}
-        saved |= {"warnings": list(self.warnings)}
+        saved |= {"warnings": list(self.warnings), "spent": self.spent, "best": dict(self.best)}
         step = state.ledger.steps
         with doing(f"saving the checkpoint of step {step}"):
             folder = checkpoint.save(root, step, state.learner, state.tokenizer, saved, self.run_key, stamp, shards)
             if ranks.is_first():
                 checkpoint.prune(root, self.run.keep_checkpoints)
+                # Only now: a run that resumes from an earlier checkpoint may need the best weights of that time.
+                best = self.log.folder / checkpoint.BEST
+                checkpoint.keep_only(best, [best / checkpoint.named(int(self.best["step"]))] if self.best else [])
         self.saved_at = time.monotonic()
         return folder
 
@@ -252,6 +274,20 @@ class Recorder:
 def _left_by_a_signal() -> contextlib.AbstractContextManager[None]:
     """A part of a step that a signal ends at once; several ranks go through it to its end, or one would wait."""
     return interrupt.at_once() if ranks.number() == 1 else contextlib.nullcontext()
+
+
+_TABLES = 10  # of rollouts, evenly over the budget
+
+
+def table_is_due(every: int | None, step: int, before: float, after: float) -> bool:
+    """Whether this step's rollouts are kept, where it took the spent share of the budget from `before` to `after`.
+
+    The first step's and the last step's always are; between them each `every`-th from the first on, or without
+    `every` those of the steps that spend another tenth of the budget.
+    """
+    if step == 1 or after >= 1:
+        return True
+    return int(before * _TABLES) < int(after * _TABLES) if every is None else (step - 1) % every == 0
 
 
 @contextlib.contextmanager
@@ -312,23 +348,31 @@ def _signals_unheard() -> Iterator[None]:
 
 
 def summarise(
-    log: RunLog, ledger: Ledger, inert: Sequence[str], described: Mapping[str, Any], warnings: Sequence[str]
+    log: RunLog,
+    ledger: Ledger,
+    inert: Sequence[str],
+    described: Mapping[str, Any],
+    warnings: Sequence[str],
+    best: str | None,
 ) -> dict[str, Any]:
-    """The content of DONE: first and last evaluation, cost, inert axes, and tables that are lost.
+    """The content of DONE: first, best and last evaluation, cost, inert axes, and tables that are lost.
 
-    `described` is the run's run.json, and `warnings` are those of its training. `files` holds a digest of every file
-    of the folder; the object is sealed with a digest of itself.
+    `described` is the run's run.json, `warnings` are those of its training, and `best` is the metric by which the best
+    evaluation is chosen. `files` holds a digest of every file of the folder; the object is sealed with a digest of
+    itself.
     """
     path = log.folder / "metrics.jsonl"
-    rows = [parse_line(line, path)["metrics"] for line in path.read_bytes().splitlines()]
-    evaluations = [{k: v for k, v in row.items() if k.startswith("eval/")} for row in rows]
+    lines = [parse_line(line, path) for line in path.read_bytes().splitlines()]
+    evaluations = [{k: v for k, v in line["metrics"].items() if k.startswith("eval/")} for line in lines]
     evaluations = [row for row in evaluations if row]
+    rated = [(line["step"], line["metrics"][best]) for line in lines if best is not None and best in line["metrics"]]
     stamp = log.stamp()
     summary = {
         "run_key": described["run_key"],
         "steps": ledger.steps,
         "first": evaluations[0],
         "last": evaluations[-1],
+        "best": _best(best, rated) if best is not None and rated else {},
         "budget": ledger.metrics(),
         "inert": list(inert),
         "warnings": [*described["warnings"], *warnings],
@@ -337,6 +381,23 @@ def summarise(
         "files": files_of(log.folder, {"metrics.jsonl": stamp["sha256"], **stamp["tables"]}),
     }
     return sealed(summary)
+
+
+def _best(metric: str, rated: Sequence[tuple[int, float]]) -> dict[str, Any]:
+    """Where the metric was highest, for the first time, how high it is at the end, and of how many evaluations."""
+    step, value = max(rated, key=lambda one: one[1])  # the first of equal ones
+    return {"metric": metric, "step": step, "value": value, "last": rated[-1][1], "evaluations": len(rated)}
+
+
+def _best_line(best: Mapping[str, Any]) -> str:
+    """How far the last weights are below the best ones, in words."""
+    if best["last"] == best["value"]:
+        return f"no evaluation was above the last one in {best['metric']}"
+    where = f"weights in {checkpoint.BEST}/{checkpoint.named(best['step'])}" if best["step"] else "the initial model's"
+    return (
+        f"{best['metric']} was highest at step {best['step']}, {best['value']:.3f} ({where}); it ends "
+        f"{best['value'] - best['last']:.3f} below, part of it by chance: the best of {best['evaluations']} evaluations"
+    )
 
 
 def verdict(folder: Path, done: Mapping[str, Any]) -> str:
@@ -349,6 +410,8 @@ def verdict(folder: Path, done: Mapping[str, Any]) -> str:
     for suite, name in asked.items():
         before, after = (done[when][f"eval/{suite}/accuracy"] for when in ("first", "last"))
         lines.append(f"  {name:<{width}}  {before:.3f} -> {after:.3f}  ({after - before:+.3f})")
+    if best := done.get("best"):
+        lines.append(_best_line(best))
     for change in done.get("stretches", ())[1:]:
         lines.append(f"not of one code: resumed with changed code after step {change['from_step']}")
     if lost := done.get("lost"):

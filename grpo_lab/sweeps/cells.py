@@ -27,7 +27,7 @@ from grpo_lab.tracking.passwords import has_password
 from grpo_lab.tracking.run_reader import run_status
 from grpo_lab.tracking.sweep_record import CellRecord
 
-_BASE = "model.base"
+BASE = "model.base"
 STORE = "GRPO_LAB_TRACKING_URI"  # the environment variable in which cells get an address with a password
 Compose = Callable[[Sequence[str]], DictConfig]
 # Budgets that an option without effect still draws on: log-probs that nothing needs are computed all the same.
@@ -89,8 +89,8 @@ def plan_cells(design: Design | None, arguments: Sequence[str]) -> list[Plan]:
     and all other overrides win over the design's. Raises ValueError for an override with a continuous range.
     """
     parsed = OverridesParser.create().parse_overrides([word for word in arguments if not is_own(word)])
-    choices = {override.get_key_element(): _values(override) for override in parsed}
-    seeds = [_seed(word) for word in choices.pop("seed", [])]
+    choices = {override.get_key_element(): values_of(override) for override in parsed}
+    seeds = [seed_of(word) for word in choices.pop("seed", [])]
     swept = [key for key, values in choices.items() if len(values) > 1]
     base: tuple[str, ...] = ()
     arms: Mapping[str, tuple[str, ...]] = {"": ()}
@@ -116,14 +116,16 @@ def plan_cells(design: Design | None, arguments: Sequence[str]) -> list[Plan]:
     return plans
 
 
-def _seed(word: str) -> int:
+def seed_of(word: str) -> int:
+    """The number of an override `seed=3`. Raises ValueError."""
     try:
         return int(word.partition("=")[2])
     except ValueError as error:
         raise ValueError(f"{word}: a seed is a whole number") from error
 
 
-def _values(override: Override) -> list[str]:
+def values_of(override: Override) -> list[str]:
+    """An override as Hydra writes it, or a list of values as one override for each. Raises ValueError for a range."""
     key = override.get_key_element()
     if override.is_delete():
         return [override.input_line or key]
@@ -136,11 +138,14 @@ def _values(override: Override) -> list[str]:
 
 def sweep_name(design: Design | None, arguments: Sequence[str]) -> str:
     """The sweep's name: `overlong` as declared, `overlong,budget.amount=10` if changed; without seeds."""
+    return names.folder_name([*([design.name] if design else []), *shown_words(arguments)]) or "seeds"
+
+
+def shown_words(arguments: Sequence[str]) -> list[str]:
+    """The overrides that a sweep's name shows; as in a run's name recipe and tricks first, sizes and budgets last."""
     hidden = VOLATILE | {"seed", "plugins", "hydra"}
     words = [word for word in arguments if not is_own(word) and key_of(word).split(".")[0] not in hidden]
-    # As in a run's name: recipe and tricks first, sizes and budgets last.
-    words.sort(key=lambda word: (key_of(word) != "recipe", key_of(word).split(".")[0] not in AXES, word))
-    return names.folder_name([*([design.name] if design else []), *words]) or "seeds"
+    return sorted(words, key=lambda word: (key_of(word) != "recipe", key_of(word).split(".")[0] not in AXES, word))
 
 
 def with_overrides(plan: Plan, words: Sequence[str]) -> Plan:
@@ -181,9 +186,9 @@ def compose_cells(plans: Sequence[Plan], sweep: str, compose: Compose) -> list[C
     held: dict[Path, Cell] = {}  # by each folder
     for plan in plans:
         words = tuple(word for word in plan.overrides if key_of(word) != "seed")
-        base = next((word for word in words if re.fullmatch(rf"{_BASE}=\d+", word)), None)
+        base = next((word for word in words if re.fullmatch(rf"{BASE}=\d+", word)), None)
         # The first that is composed has its own base, so that Hydra says what is wrong with it.
-        shared = tuple(_BASE if word == base else word for word in words)
+        shared = tuple(BASE if word == base else word for word in words)
         try:
             if wrong := misnamed(words):
                 raise ValueError(wrong)
@@ -284,6 +289,8 @@ def refuse_idle_arms(design: Design, cells: Sequence[Cell]) -> None:
         if any(_acts(axes, *pair) for axes, pair in zip(changed, levels.values())):
             continue
         if not any(changed):
+            if design.exploratory:
+                raise IncompatibleRun(f"{arm} changes nothing: it is the run of {design.control}, so leave it out")
             raise IncompatibleRun(f"arm {arm} and {design.control} are the same run: remove one of the two")
         reasons = [
             f"  - {rule.describe(one.run, one.choices)}"

@@ -23,6 +23,7 @@ from omegaconf.errors import InterpolationResolutionError
 from grpo_lab.analysis.effects.acted import Action
 from grpo_lab.config.design import Design, read_design, require_known_metrics
 from grpo_lab.config.run_config import unresolved
+from grpo_lab.sweeps.ablation import as_typed, exploratory
 from grpo_lab.sweeps.cells import (
     Cell,
     Plan,
@@ -36,6 +37,7 @@ from grpo_lab.sweeps.cells import (
 )
 from grpo_lab.sweeps.estimate import estimate_lines, estimates
 from grpo_lab.sweeps.pilot import pilot_cells, run_pilot, show_pilot
+from grpo_lab.sweeps.results import sweep_results
 from grpo_lab.sweeps.tuning import Search, plan_tuning, run_tuning, show_tuning
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.mlflow_parent import announce_sweep
@@ -48,12 +50,17 @@ from grpo_lab.tracking.whole import AFRESH, read_json
 
 @dataclass(frozen=True)
 class Settings:
-    """What `hydra.sweeper` says: list the cells alone, pilot first, for which share of the budget, run inert arms."""
+    """What `hydra.sweeper` says: list the cells alone, pilot first, for which share of the budget, run inert arms.
+
+    `add` and `leave_one_out` hold the additions of an ablation from the shell, overrides or lists of them.
+    """
 
     dry_run: bool
     pilot: bool
     pilot_share: float
     run_inert: bool
+    add: Sequence[str | Sequence[str]] = ()
+    leave_one_out: Sequence[str | Sequence[str]] = ()
 
 
 class SweepFailed(SystemExit):
@@ -83,7 +90,7 @@ def run_sweep(
     cell's overrides into its configuration. Raises ValueError before anything starts, SweepFailed at the end.
     """
     console = Terminal()
-    design = _design(config)
+    design, declared, arguments = _declaration(config, arguments, settings)
     if design is not None:
         require_known_metrics(design)
     name = sweep_name(design, arguments)
@@ -101,7 +108,7 @@ def run_sweep(
         if settings.dry_run:
             show_tuning(console, search)
         elif search.open():
-            _tune(console, search, design, _declared(config), launch)
+            _tune(console, search, design, declared, launch)
         settled = search.settled()
         plans = [settled(plan) for plan in plans]
     planned = compose_cells(plans, name, compose)
@@ -119,7 +126,7 @@ def run_sweep(
     found: list[Action] = []
     if design is not None and pilots and any(not has_ended(cell.folder) for cell in cells):
         _resolve_models(pilots)
-        found = run_pilot(pilots, name, design, _declared(config), lambda todo: launch(f"{name}, pilot", todo, 0))
+        found = run_pilot(pilots, name, design, declared, lambda todo: launch(f"{name}, pilot", todo, 0))
         show_pilot(console, name, found, Path(pilots[0].run.runs_dir))
         if not settings.run_inert:
             cells = share_runs(_without_inert(console, design, planned, found), axis)
@@ -134,9 +141,9 @@ def run_sweep(
         name,
         [cell.record() for cell in cells],
         None if design is None else folders_of(design, arguments, settled),
-        None if design is None else _declared(config),
-        "" if design is None else design.fingerprint(),
-        provenance.typed(),
+        declared,
+        "" if design is None or design.exploratory else design.fingerprint(),
+        as_typed(provenance.typed()),
         provenance.commit(),
         tracking,
         starts=bool(todo),
@@ -148,10 +155,12 @@ def run_sweep(
     if cells and not todo:
         console.say(f"{name}: all {len(cells)} cells are finished")
     announce_sweep(folder, bool(todo), uri)
+    ended = None
     try:
         returns = launch(name, todo, len(finished))
-    finally:
-        announce_sweep(folder, False, uri)
+        ended = sweep_results
+    finally:  # an interrupted sweep waits for no verdict
+        announce_sweep(folder, False, uri, ended)
     _report(name, todo, returns)
     _say_exhausted(console, runs)
     if cells:
@@ -215,28 +224,36 @@ def _say_exhausted(console: Terminal, cells: Sequence[Cell]) -> None:
         console.say(f"{cell.plan.title} ended before its budget was spent: {why}")
 
 
-def _design(config: DictConfig) -> Design | None:
+def _declaration(
+    config: DictConfig, arguments: Sequence[str], settings: Settings
+) -> tuple[Design | None, Any, Sequence[str]]:
+    """The design, the entries that it is read from, and the arguments for its cells."""
+    if additions := settings.add or settings.leave_one_out:
+        kind = "add" if settings.add else "leave_one_out"
+        declared, arguments = exploratory(kind, additions, arguments, config)
+    else:
+        declared = _declared(config)
+    return None if declared is None else read_design(declared), declared, arguments
+
+
+def _declared(config: DictConfig) -> Any:
+    """The entry `design` in plain values, with what it refers to in place; None where there is none."""
     if config.get("design") is None:
         return None
+    if not isinstance(config.design, DictConfig):
+        raise ValueError(f"design is {config.design!r}: a declaration has entries, see CONTRIBUTING.md")
     try:
-        return read_design(_declared(config))
+        return OmegaConf.to_container(config.design, resolve=True)
     except InterpolationResolutionError as error:
         raise ValueError(unresolved(config, error)) from error
 
 
-def _declared(config: DictConfig) -> Any:
-    """The entry `design` in plain values, with what it refers to in place."""
-    if not isinstance(config.design, DictConfig):
-        raise ValueError(f"design is {config.design!r}: a declaration has entries, see CONTRIBUTING.md")
-    return OmegaConf.to_container(config.design, resolve=True)
-
-
 def _say_whose(console: Terminal, name: str, finished: Sequence[Cell]) -> None:
-    """Print which finished cells MLflow shows elsewhere: a run has one parent there, its first sweep."""
+    """Print which finished cells ran under another sweep, their one parent in MLflow; the charts of both show them."""
     elsewhere = [cell for cell in finished if _sweep_of(cell) != name]
     if elsewhere:
         titles = ", ".join(f"{cell.plan.title} ({_sweep_of(cell) or 'a run on its own'})" for cell in elsewhere)
-        line = f"finished before, and shown in MLflow where they ran: {titles}"
+        line = f"finished before under another sweep, and in MLflow's charts of both: {titles}"
         console.say(line)
 
 
@@ -293,16 +310,16 @@ def _report(name: str, cells: Sequence[Cell], returns: Sequence[JobReturn]) -> N
 
 
 def _show_results(console: Terminal, runs_dir: Path, name: str) -> None:
-    """Print which tricks did nothing, and for a sweep without a declared design a comparison of its arms."""
+    """Print the table of arms, and which tricks did nothing."""
     from grpo_lab.analysis.caveats import not_told_apart
     from grpo_lab.analysis.effects.acted import could_not_act
-    from grpo_lab.analysis.effects.verdict import compared_arms
+    from grpo_lab.analysis.effects.arms import arms_table
     from grpo_lab.analysis.final_values import final_values
     from grpo_lab.analysis.sources.run_folders import load_sweep
 
     data = load_sweep(runs_dir, name)
-    if data.design is None:
-        say("", *compared_arms(data, final_values(data)), "", sep="\n", flush=True)
+    if not data.finished.empty:
+        say("", *arms_table(data, final_values(data)), "", sep="\n", flush=True)
     said = [
         f"could not act: {' '.join(filter(None, (arm, level)))}: {why}"
         for (level, arm), why in could_not_act(data).items()

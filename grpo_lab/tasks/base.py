@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
-# Published runs train all weights of a pretrained model at 1e-7 to 1e-5.
-PRETRAINED_RATE = 5e-5
 SPLITS = ("train", "probe", "heldout", "downstream")
 
 
@@ -357,6 +355,11 @@ class Model(ABC):
     def loading(self) -> Loading:
         """How the learner, the reference and the initial policy are loaded."""
         return Loading()
+
+    def notes(self, learning_rate: float) -> list[str]:
+        """Notes on how the model is trained at this rate, for the run record."""
+        lora = self.loading().lora
+        return [] if lora is None else [lora.note(learning_rate)]
 
     def at_hand(self) -> Path | None:
         """The folder if it takes no building, converting or downloading; None otherwise, or where that is not known."""

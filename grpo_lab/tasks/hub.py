@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import threading
@@ -13,7 +12,7 @@ import transformers
 
 from grpo_lab.policy.loading import Attention, Loading, Lora
 from grpo_lab.policy.model_folder import check_tokens, check_weights, stop_token_ids
-from grpo_lab.tasks.base import PRETRAINED_RATE, Model
+from grpo_lab.tasks.base import Model
 from grpo_lab.tasks.merged_adapter import CONFIG, merged
 from grpo_lab.tracking.whole import read_json
 from grpo_lab.tricks.base import require
@@ -45,8 +44,7 @@ class HfModel(Model):
 
     @property
     def highest_rate(self) -> float:
-        """None is known for an adapter, which is trained at higher rates than whole models."""
-        return math.inf if self.lora.rank else PRETRAINED_RATE
+        return self.lora.highest_rate
 
     def loading(self) -> Loading:
         return Loading(self.frozen, self.attention, self.compiled, self.lora if self.lora.rank else None)

@@ -23,7 +23,8 @@ from typing import Any
 import torch
 import transformers
 
-from grpo_lab.tasks.base import PRETRAINED_RATE, Model
+from grpo_lab.policy.loading import Loading, Lora
+from grpo_lab.tasks.base import Model
 from grpo_lab.tasks.warm_start import cache_root
 from grpo_lab.tracking.terminal import say
 from grpo_lab.tracking.whole import make_sealed
@@ -72,6 +73,7 @@ class Smollm2(Model):
     sha256: str  # of the GGUF file
     file: str  # the package's wheel or its GGUF file on this machine; "" to look for it. Needed only once
     max_positions: int
+    lora: Lora
 
     def __post_init__(self) -> None:
         remedy = "it is given to pip"
@@ -88,7 +90,10 @@ class Smollm2(Model):
 
     @property
     def highest_rate(self) -> float:
-        return PRETRAINED_RATE
+        return self.lora.highest_rate
+
+    def loading(self) -> Loading:
+        return Loading(lora=self.lora if self.lora.rank else None)
 
     def at_hand(self) -> Path | None:
         return self.resolve() if self._folder.is_dir() else None
@@ -112,7 +117,7 @@ class Smollm2(Model):
 
     def written(self) -> dict[str, Any]:
         """What decides on the folder's content, as plain values."""
-        given = {name: value for name, value in asdict(self).items() if name != "file"}
+        given = {name: value for name, value in asdict(self).items() if name not in ("file", "lora")}
         return {"code_version": CODE_VERSION, **given}
 
     def _make(self, folder: Path) -> None:

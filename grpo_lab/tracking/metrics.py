@@ -187,7 +187,16 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("mismatch/k3", "nats", "mean over sampled tokens", "k3 estimate of KL(sampler || learner)"),
     Metric("mismatch/pearson", "1", "over sampled tokens", "correlation of the two probabilities"),
     Metric("mismatch/ess", "share", "over sampled tokens", "effective sample size of token ratios"),
+    Metric("mismatch/absolute_responses", "nats", "mean over responses", "|log-prob of a response, learner - sampler|"),
+    Metric("mismatch/max_responses", "nats", "max over responses", "the same, of the response where it is largest"),
+    Metric(
+        "mismatch/k1_responses", "nats", "mean over responses", "k1 estimate of the responses' KL(sampler || learner)"
+    ),
     Metric("mismatch/ess_responses", "share", "over responses", "effective sample size of whole responses' ratios"),
+    Metric("mismatch/max_prompts", "nats", "max over prompts", "mismatch/absolute of the prompt where it is largest"),
+    Metric(
+        "mismatch/ess_prompts", "share", "mean over prompts", "effective sample size of one prompt's response ratios"
+    ),
     Metric("mismatch/bounded", "share", "mean over sampled tokens", "weights that the correction's bounds changed"),
     Metric("mismatch/rejected_responses", "share", "mean over responses", "responses that the rejection removes whole"),
     Metric(

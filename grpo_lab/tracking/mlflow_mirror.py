@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from grpo_lab import deferred
 from grpo_lab.tracking.files import RunFolderBusyError
-from grpo_lab.tracking.mlflow_parent import sync_sweep
+from grpo_lab.tracking.mlflow_parent import Analyse, sync_sweep
 from grpo_lab.tracking.mlflow_sender import FolderSender, Sender, ending
 from grpo_lab.tracking.mlflow_store import check_driver, check_uri, first_line
 from grpo_lab.tracking.run_reader import is_held
@@ -244,10 +244,10 @@ def sync(folder: Path, uri: str | None = None) -> SyncReport:
     return SyncReport(folder, points, sender.run_id, ending(folder, live)[0])
 
 
-def sync_all(root: Path, uri: str | None = None) -> list[SyncReport]:
+def sync_all(root: Path, uri: str | None = None, analyse: Analyse | None = None) -> list[SyncReport]:
     """`sync` every run folder under `root`; a failure is reported in its report's `error`, not raised.
 
-    Runs with tracking=none are left out unless `uri` is given.
+    Runs with tracking=none are left out unless `uri` is given. Sweeps get what `analyse` makes of them.
     """
     reports = []
     described = sorted(path.parent for path in Path(root).rglob("run.json"))
@@ -259,10 +259,10 @@ def sync_all(root: Path, uri: str | None = None) -> list[SyncReport]:
             reports.append(sync(folder, uri))
         except (OSError, ValueError, RuntimeError) as error:
             reports.append(SyncReport(folder, 0, None, "UNKNOWN", str(error)))
-    return reports + [_sync_parent(path.parent, uri) for path in sorted(Path(root).rglob(f"sweeps/*/{SWEEP}"))]
+    return reports + [_sync_parent(path.parent, uri, analyse) for path in sorted(Path(root).rglob(f"sweeps/*/{SWEEP}"))]
 
 
-def _sync_parent(folder: Path, uri: str | None) -> SyncReport:
+def _sync_parent(folder: Path, uri: str | None, analyse: Analyse | None) -> SyncReport:
     try:
         record = read_sweep(folder)
     except (OSError, ValueError, TypeError) as error:
@@ -274,6 +274,6 @@ def _sync_parent(folder: Path, uri: str | None) -> SyncReport:
         return SyncReport(folder, 0, None, status)
     try:
         experiment = tracking["experiment"] if tracking else "grpo_lab"
-        return SyncReport(folder, 0, sync_sweep(folder, place, experiment), status)
+        return SyncReport(folder, 0, sync_sweep(folder, place, experiment, None, analyse), status)
     except Exception as error:
         return SyncReport(folder, 0, None, "UNKNOWN", f"MLflow at {place} did not take it: {first_line(error)}")

@@ -13,7 +13,7 @@ import hashlib
 import json
 import logging
 import math
-import re
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -23,18 +23,19 @@ from typing import Any, ClassVar
 from grpo_lab.tracking.files import locked, write_json
 from grpo_lab.tracking.final_metrics import final_metrics
 from grpo_lab.tracking.harness_results import outdated, protocols, read_results
+from grpo_lab.tracking.mlflow_params import parameters
 from grpo_lab.tracking.mlflow_parent import parent_of
 from grpo_lab.tracking.mlflow_store import check_uri, first_line, load_mlflow, prepare_store
-from grpo_lab.tracking.names import marked
+from grpo_lab.tracking.mlflow_view import membership
 from grpo_lab.tracking.passwords import masked, without_mask
 from grpo_lab.tracking.run_reader import StepReader, StepRecord, was_interrupted
+from grpo_lab.tracking.sweep_record import FILE as SWEEP
+from grpo_lab.tracking.sweep_record import read_sweep
 from grpo_lab.tracking.system_metrics import SYSTEM, read_samples
 from grpo_lab.tracking.whole import AFRESH, AGAIN, MANIFEST, read_json
 
 POINTS_PER_BATCH = 1000  # MLflow's limit for one log_batch, and the cheapest size per point
 ENTRIES_PER_BATCH = 100  # params or tags, likewise
-PARAM_LENGTH = 500  # characters
-PARAM_NAME_LENGTH = 240  # characters, of 250
 TAG_LENGTH = 5000  # characters
 HARNESS_TAG = "harness"  # how harnesses evaluated the run
 ARTIFACT_BYTES = 5_000_000
@@ -179,16 +180,28 @@ class Sender(FolderSender):
 
     def _parent(self, client: Any, experiment_id: str) -> str | None:
         """The id of this run's sweep in MLflow; None for a run on its own, or if the sweep's folder is missing."""
+        place = self._sweep_folder()
+        return None if place is None else parent_of(place, client, self.uri, experiment_id)
+
+    def _membership(self) -> dict[str, str]:
+        """The tag that puts this run into its sweep's page; a sweep that reuses the run adds its own."""
+        place = self._sweep_folder()
+        if place is None:
+            return {}
+        return membership(read_sweep(place), os.path.relpath(self.folder.resolve(), place.parent.parent))
+
+    def _sweep_folder(self) -> Path | None:
         place = self.run.get("sweep_folder")
-        if place is None or not (self.folder / place / "sweep.json").exists():
+        if place is None or not (self.folder / place / SWEEP).exists():
             return None
-        return parent_of((self.folder / place).resolve(), client, self.uri, experiment_id)
+        return (self.folder / place).resolve()
 
     def _describe(self, client: Any, found: Any, parent: str | None) -> None:
         entities = load_mlflow().entities
         run = self.run
         tags = {
             **run["tags"],  # first, as the UI lists tags in this order where runs are grouped
+            **self._membership(),
             "recipe": run["recipe"],
             "seed": run["seed"],
             **{f"axis.{axis}": option for axis, option in run["choices"].items()},
@@ -207,12 +220,7 @@ class Sender(FolderSender):
             client.log_batch(found.info.run_id, tags=chunk, synchronous=True)
         # A parameter cannot change in MLflow: values that a resumed run changed are in its config.yaml.
         # Options are sent as parameters too, because MLflow's page that compares runs plots only parameters.
-        values = {_param(key): str(value) for key, value in (run["choices"] | run["config"]).items()}
-        params = [
-            entities.Param(key, value if len(value) <= PARAM_LENGTH else value[: PARAM_LENGTH - 3] + "...")
-            for key, value in values.items()
-            if key not in found.data.params
-        ]
+        params = [entities.Param(key, value) for key, value in parameters(run).items() if key not in found.data.params]
         for chunk in _chunks(params, ENTRIES_PER_BATCH):
             client.log_batch(found.info.run_id, params=chunk, synchronous=True)
 
@@ -355,11 +363,6 @@ class Sender(FolderSender):
         info = self._client.get_run(self.run_id).info
         if (info.status, info.end_time) != (status, ended):
             self._client.set_terminated(self.run_id, status, ended)
-
-
-def _param(key: str) -> str:
-    """A key of the configuration as MLflow takes it, at most 250 characters: own names in it may hold others."""
-    return marked(key, re.sub(r"[^/\w.\- :]", "_", key)[:PARAM_NAME_LENGTH])
 
 
 def _chunks(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

@@ -33,6 +33,8 @@ ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
 }
 
+_KIND = {"mlflow.experimentKind": "custom_model_development"}  # else MLflow's pages open on traces of agents
+
 logger = logging.getLogger("grpo_lab.tracking")
 
 
@@ -162,7 +164,7 @@ def _experiment_id(uri: str, experiment: str, artifact_location: str | None) -> 
     found = client.get_experiment_by_name(experiment)
     if found is None:
         try:
-            return client.create_experiment(experiment, artifact_location=artifact_location)
+            return client.create_experiment(experiment, artifact_location=artifact_location, tags=_KIND)
         except load_mlflow().MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise

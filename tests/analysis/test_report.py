@@ -88,15 +88,15 @@ def by_hand(arms: dict[str, list[str]], **changes: Any) -> SweepData:
 
 
 def test_a_curve_of_steps_by_hand() -> None:
-    """Straight lines keep their values under a running mean in their middle: seed 0 is x / 100, seed 1 is 0.5 more."""
+    """Straight lines keep their values under a running mean in their middle: seed s is x / 100 and s / 4 more."""
     xs = np.arange(1.0, 101.0)
-    curve = step_curve({0: (xs, xs / 100), 1: (xs, xs / 100 + 0.5)}, budget=100.0, points=12)
+    curve = step_curve({seed: (xs, xs / 100 + seed / 4) for seed in range(3)}, budget=100.0, points=12)
     assert curve["grid"] == [1, 100, 12]  # a point every 9: 1, 10, ..., 100
-    middle = 5  # x = 46: seeds 0.46 and 0.96, mean 0.71; sd = 0.5 / sqrt 2, so se = 0.25, and t(1) = 12.706
-    assert curve["seeds"]["0"][middle] == 0.46 and curve["seeds"]["1"][middle] == 0.96
-    expected = t_interval([0.46, 0.96])
-    assert curve["mean"][middle] == 0.71 and curve["n"] == 2
-    assert curve["low"][middle] == pytest.approx(0.71 - 12.7062 * 0.25, abs=1e-3)
+    middle = 5  # x = 46: seeds 0.46, 0.71 and 0.96, mean 0.71; sd = 0.25, so se = 0.25 / sqrt 3, and t(2) = 4.3027
+    assert curve["seeds"]["0"][middle] == 0.46 and curve["seeds"]["2"][middle] == 0.96
+    expected = t_interval([0.46, 0.71, 0.96])
+    assert curve["mean"][middle] == 0.71 and curve["n"] == 3
+    assert curve["low"][middle] == pytest.approx(0.71 - 4.3027 * 0.25 / 3**0.5, abs=1e-3)
     assert curve["low"][middle] == rounded(expected.low) and curve["high"][middle] == rounded(expected.high)
 
 

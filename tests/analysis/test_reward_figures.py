@@ -12,7 +12,6 @@ from scipy import stats
 
 from grpo_lab.analysis.divergence.quantities import judge_quantities, quantities_table, quantities_text
 from grpo_lab.analysis.divergence.sharpening import ENTROPY, sharpening, sharpening_of_level, sharpening_text
-from grpo_lab.analysis.effects.verdict import brief
 from grpo_lab.analysis.figures import proxy, sharpness
 from grpo_lab.analysis.final_values import HELDOUT, final_values
 from grpo_lab.analysis.sources.sweep_data import SweepData
@@ -149,11 +148,3 @@ def test_predicted_quantities_by_hand(many: SweepData) -> None:
     table = quantities_table(data, finals).splitlines()
     assert len(table) == 7 and table[2].startswith("| rank correlation of training reward with policy entropy")
     assert quantities_text(many, final_values(many)) == ""
-
-
-def test_the_brief_has_a_line_per_arm(many: SweepData) -> None:
-    lines = brief(many, final_values(many)).splitlines()
-    assert lines[0] == "synthetic: 32 of 32 planned runs are finished" and len(lines) == 2 + 8
-    assert lines[2].split()[:2] == ["base", "4"] and lines[1].split()[:4] == ["arm", "runs", "training", "reward"]
-    fewer = replace(many, runs=many.runs.iloc[:-1])
-    assert brief(fewer, final_values(fewer)).startswith("synthetic: 31 of 32 planned runs are finished")

@@ -390,7 +390,7 @@ def test_arms_are_compared_by_a_first_and_by_b_where_a_agrees() -> None:
     early = planted(TRUE, 1.0)
     assert "cannot be compared: arm: " in compare(early, slow).text()
     lonely = sweep({"slow": SLOW, "steep": STEEP}, seeds=(0,), number=40)
-    assert compare(*fit_sweep(lonely, final_values(lonely))).reason == "they share 0 fitted seeds, 2 are needed"
+    assert compare(*fit_sweep(lonely, final_values(lonely))).reason == "they share 0 fitted seeds, 3 are needed"
 
 
 def test_the_figure_holds_what_was_fitted(tmp_path: Path) -> None:

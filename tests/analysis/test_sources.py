@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers import free_port, mlflow_server
-from planted_sweeps import Planted, write_synthetic
+from planted_sweeps import Planted, describe_runs, write_synthetic
 
 from grpo_lab.analysis.sources import cache
 from grpo_lab.analysis.sources.mlflow_runs import load_mlflow
@@ -51,24 +51,6 @@ def assert_equal(found: SweepData, expected: SweepData, *tables: str) -> None:
     """To the last bit, the order of rows and columns and their dtypes included."""
     for table in tables or ("runs", "points", "answers"):
         pd.testing.assert_frame_equal(getattr(found, table), getattr(expected, table), check_exact=True)
-
-
-def describe_runs(runs: Path, name: str = PLANTED.name) -> None:
-    """Complete run.json of a synthetic sweep's runs, as the loop writes it and a mirror needs it."""
-    for cell in read_sweep(runs / "sweeps" / name).cells:
-        path = runs / cell.folder / "run.json"
-        added = {
-            "name": f"s{cell.seed} {cell.arm}",
-            "recipe": "plain",
-            "choices": {"truncation": "score"},
-            "config": {"task.name": "arithmetic", "optimizer.lr": 1e-3},
-            "tracking": None,
-            "commit": "0" * 40,
-            "dirty": False,
-            "sweep_folder": os.path.relpath(runs / "sweeps" / name, path.parent),
-            "tags": {"sweep": name, "arm": cell.arm},
-        }
-        write_json(path, json.loads(path.read_text()) | added)
 
 
 # ---- what is kept of run folders
@@ -279,7 +261,7 @@ def mirrored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the runs of a small sweep and the store they were mirrored to."""
     home = tmp_path_factory.mktemp("mirrored")
     write_synthetic(PLANTED, home / "runs")
-    describe_runs(home / "runs")
+    describe_runs(home / "runs", PLANTED.name)
     reports = sync_all(home / "runs", f"sqlite:///{home}/mlflow.db")
     assert [report.error for report in reports] == [None] * 5
     return home

@@ -34,7 +34,6 @@ from grpo_lab.analysis.stats.resampling import (
     crossed_bootstrap,
     crossed_indices,
     percentile_interval,
-    question_bootstrap,
 )
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "statistics.json").read_text())
@@ -83,9 +82,9 @@ def test_nothing_is_excluded_without_bounds() -> None:
 
 
 def test_the_interval_of_a_share_stays_within_0_and_1() -> None:
-    wide = t_interval([0.1, 0.9])
+    wide = t_interval([0.1, 0.9, 0.9])
     assert wide.low < 0 and wide.high > 1
-    assert wide.within(0.0, 1.0) == Interval(wide.mean, 0.0, 1.0, 2)
+    assert wide.within(0.0, 1.0) == Interval(wide.mean, 0.0, 1.0, 3)
     assert t_interval([0.4, 0.5, 0.6]).within(0.0, 1.0) == t_interval([0.4, 0.5, 0.6])
     assert math.isnan(t_interval([0.5]).within(0.0, 1.0).low)
 
@@ -110,12 +109,12 @@ def test_the_t_interval_over_seeds_covers(seeds: int) -> None:
 
 
 def test_a_difference_is_paired_by_seed() -> None:
-    # seeds 1 and 2 are in both: .7 - .5 and .5 - .4, in whatever order; mean .15, deviation .1 / sqrt 2, error .05
-    treated, control = pd.Series({2: 0.5, 1: 0.7, 3: 0.9}), pd.Series({0: 0.1, 1: 0.5, 2: 0.4})
+    # seeds 1 to 3 are in both: .7 - .5, .5 - .4, .9 - .6, in whatever order; mean .2, deviation .1, error .1 / sqrt 3
+    treated, control = pd.Series({2: 0.5, 1: 0.7, 3: 0.9}), pd.Series({0: 0.1, 1: 0.5, 2: 0.4, 3: 0.6})
     interval = paired_difference(treated, control)
-    assert (interval.mean, interval.n) == (pytest.approx(0.15, abs=SAME), 2)
-    assert interval.high - 0.15 == pytest.approx(0.05 * 12.7062, abs=1e-5)
-    assert seed_differences(treated, control).index.tolist() == [1, 2]
+    assert (interval.mean, interval.n) == (pytest.approx(0.2, abs=SAME), 3)
+    assert interval.high - 0.2 == pytest.approx(0.1 / math.sqrt(3) * 4.302653, abs=1e-5)
+    assert seed_differences(treated, control).index.tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize(("seeds", "about"), [(3, 0.76), (5, 0.84)])
@@ -132,20 +131,20 @@ def test_a_percentile_bootstrap_over_few_seeds_does_not_cover(seeds: int, about:
 
 
 def test_the_crossed_t_interval_by_hand() -> None:
-    # mean 3; seeds' means 1 and 5: MS = 3 * (4 + 4) / 1 = 24; questions' means 2, 3, 4: MS = 2 * (1 + 0 + 1) / 2 = 2;
-    # rest = values - seed - question + mean: +1, 0, -1 and -1, 0, 1: MS = 4 / 2 = 2. Variance (24 + 2 - 2) / 6 = 4;
-    # degrees 24^2 / (24^2 / 1 + 2^2 / 2 + 2^2 / 2) = 576 / 580, at least those of 2 seeds: 1, t = 12.706205
-    interval = crossed_t_interval(np.array([[1.0, 1.0, 1.0], [3.0, 5.0, 7.0]]))
-    assert (interval.mean, interval.n) == (3.0, 2)
-    assert interval.high - 3 == pytest.approx(2 * 12.706205, abs=1e-5)
+    # mean 3; seeds' means 1, 5, 3: MS = 3 * (4 + 4) / 2 = 12; questions' means 2, 3, 4: MS = 3 * (1 + 0 + 1) / 2 = 3;
+    # rest = values - seed - question + mean: +1, 0, -1 and -1, 0, 1 and 0: MS = 4 / 4 = 1. Variance (12 + 3 - 1) / 9;
+    # degrees 14^2 / (12^2 / 2 + 3^2 / 2 + 1^2 / 4) = 196 / 76.75
+    interval = crossed_t_interval(np.array([[1.0, 1.0, 1.0], [3.0, 5.0, 7.0], [2.0, 3.0, 4.0]]))
+    assert (interval.mean, interval.n) == (3.0, 3)
+    assert interval.high - 3 == pytest.approx(stats.t.ppf(0.975, 196 / 76.75) * math.sqrt(14 / 9), abs=1e-9)
     assert interval.high + interval.low == pytest.approx(6, abs=SAME)
 
 
 def test_the_crossed_variance_never_falls_below_its_parts() -> None:
-    # means of seeds and of questions are all .5, rest +-.5: MS 0, 0 and 1, whose sum 0 + 0 - 1 is no variance:
-    # 1 / 4 instead, degree 1
-    interval = crossed_t_interval(np.array([[0.0, 1.0], [1.0, 0.0]]))
-    assert interval.high - 0.5 == pytest.approx(0.5 * 12.706205, abs=1e-5)
+    # means of seeds and of questions are all .5, rest 0 or +-.5: MS 0, 0 and 1.5 / 4, whose sum 0 + 0 - .375 is no
+    # variance: .375 / 9 instead, 4 degrees, t = 2.776445
+    interval = crossed_t_interval(np.array([[0.0, 0.5, 1.0], [0.5, 1.0, 0.0], [1.0, 0.0, 0.5]]))
+    assert interval.high - 0.5 == pytest.approx(math.sqrt(0.375 / 9) * 2.776445, abs=1e-5)
     assert crossed_t_interval(np.ones((3, 4))) == Interval(1.0, 1.0, 1.0, 3)
 
 
@@ -219,34 +218,10 @@ def test_the_crossed_bootstrap_covers_no_less_than_nominal_with_few_questions() 
 # --- questions ----------------------------------------------------------------------------------------------
 
 
-def test_the_question_bootstrap_is_the_binomial_it_resamples() -> None:
-    # 30 right of 100: resampled counts are binomial(100, .3), whose quantiles at .025 and .975 are 21 and 39
-    interval = question_bootstrap([1.0] * 30 + [0.0] * 70, rng_of(12), 20_000)
-    assert interval.mean == pytest.approx(0.3, abs=SAME)
-    assert [interval.low, interval.high] == pytest.approx([0.21, 0.39], abs=0.0101)
-    assert interval.n == 100
-
-
-def test_the_question_bootstrap_covers() -> None:
-    """1,000 experiments of one run on 64 questions: a binomial deviation is .7 pp."""
-    right, _ = answers(rng_of(13), 1000, 1, 64)
-    hits = [question_bootstrap(run[0], rng_of(14, i), 400).contains(0.5) for i, run in enumerate(right)]
-    assert_covers(hits, 0.915, 0.975)
-
-
-def test_no_and_one_question() -> None:
-    none, one = question_bootstrap([], rng_of(0)), question_bootstrap([1.0], rng_of(0), 5)
-    assert none.n == 0 and math.isnan(none.mean)
-    assert (one.mean, one.n) == (1.0, 1) and math.isnan(one.low)
-
-
 def test_the_same_generator_gives_the_same_bits() -> None:
     values = rng_of(15).random((5, 40))
-    for draw in (
-        lambda rng: question_bootstrap(values[0], rng, 300),
-        lambda rng: crossed_bootstrap(values, rng, 300),
-    ):
-        assert draw(rng_of(16)) == draw(rng_of(16)) != draw(rng_of(17))
+    first, again, other = (crossed_bootstrap(values, rng_of(seed), 300) for seed in (16, 16, 17))
+    assert first == again != other
 
 
 def test_standard_errors_by_hand() -> None:
@@ -424,4 +399,4 @@ def test_how_little_a_pilot_of_three_seeds_says() -> None:
 def test_intervals_of_small_numbers_keep_their_digits() -> None:
     assert Interval(0.001234, -0.00005, 0.0015, 5).text("+") == "+0.0012 [-5e-05, +0.0015]"
     assert Interval(0.0012, -0.01, 0.0124, 5).text() == "0.001 [-0.010, 0.012]"
-    assert Interval(0.0, 0.0, 0.0, 5).text() == "0.000 [0.000, 0.000]"
+    assert Interval(0.0, 0.0, 0.0, 5).text() == "0.000", "an interval without width says no more"

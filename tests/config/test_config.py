@@ -14,10 +14,12 @@ from compositions import CHOICES, RECIPES, option_names, run_of, samples
 from omegaconf import OmegaConf
 from processes import python_path
 
-from grpo_lab.config.hydra_setup import compose_config
-from grpo_lab.config.rules import IncompatibleRun, check_compatible
-from grpo_lab.config.run_config import AXES, ROOMS, conf_folder, options, slot_types, snake_case, to_run
+from grpo_lab.config.hydra_setup import compose_config, compose_with_choices
+from grpo_lab.config.rules import _UNREAD_KEYS, IncompatibleRun, check_compatible, unread_keys
+from grpo_lab.config.run_config import AXES, ROOMS, conf_folder, flat, options, slot_types, snake_case, to_run
 from grpo_lab.config.run_name import run_name
+from grpo_lab.run.identity import describe_run
+from grpo_lab.tracking.mlflow_params import parameters
 from grpo_lab.tricks.baseline import Weights
 from grpo_lab.tricks.convention import AlphaForm, Width
 from grpo_lab.tricks.group_filter import Signal
@@ -440,3 +442,39 @@ def test_a_users_own_trick_is_found_before_composition(tmp_path: Path) -> None:
         timeout=120,
     )
     assert "mark: 0.5" in shown.stdout
+
+
+PARTS_THAT_READ = {
+    "critic": ("recipe=ppo",),
+    "reference": ("kl=k3_loss",),
+    "optimizer.final_share": ("optimizer=adamw_cosine",),
+    "optimizer.decay_share": ("optimizer=adamw_wsd",),
+    "model.lora.alpha": ("model=hf", "model.path=x", "model.lora.rank=8"),
+    "model.lora.targets": ("model=hf", "model.path=x", "model.lora.rank=8"),
+    "evaluation.other_wording": ("evaluation=thorough",),
+    "evaluation.suite_problems": ("evaluation=thorough",),
+    "template.target_length": ("recipe=l1",),
+}
+
+
+@pytest.mark.parametrize("key", _UNREAD_KEYS)
+def test_a_part_that_is_off_is_unread_until_something_reads_it(key: str) -> None:
+    assert key in unread_keys(run_of())
+    words = PARTS_THAT_READ[key]
+    assert key not in unread_keys(run_of(*words))
+    config = flat(compose_config([*words]))
+    assert any(name == key or name.startswith(f"{key}.") for name in config) or key in ("critic", "reference")
+
+
+def test_the_record_of_a_run_has_all_of_its_configuration() -> None:
+    """Also what it does not read, and what MLflow does not show."""
+    config, choices = compose_with_choices(["world=tiny", "tracking=none", "recipe=dapo"])
+    described = describe_run(
+        "key", "dapo", config, {}, None, choices, [], None, None, {}, {"git": None}, None, [], [], unread_keys(run_of())
+    )
+    assert described["config"] == {key: value for key, value in flat(config).items() if key.split(".")[0] != "design"}
+    assert described["choices"] == choices and "critic" in described["unread"]
+    assert {"critic.learning_rate", "convention.std_eps", "runs_dir"} <= described["config"].keys()
+    shown = parameters(described)
+    assert {"critic", "critic.learning_rate", "convention.std_eps", "runs_dir", "tracking"}.isdisjoint(shown)
+    assert {"convention", "surrogate.clip_high", "optimizer.learning_rate", "seed"} <= shown.keys()

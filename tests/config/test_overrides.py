@@ -30,6 +30,18 @@ def test_what_is_named_instead_is_there(meant) -> None:
         assert last in list(node), key
 
 
+@pytest.mark.parametrize("typed", ["[mlflow,tensorboard]", "[tensorboard, mlflow]", "mlflow,tensorboard"])
+def test_several_trackers_are_refused_with_the_command_that_fills_the_others(typed: str) -> None:
+    said = (
+        "a run fills one tracker while it goes on: type tracking=mlflow, and send the same runs to others at any time "
+        "with `grpo-lab sync RUNS --to tensorboard`"
+    )
+    assert misnamed([f"tracking={typed}"]) == misnamed(["-m", f"tracking={typed}"]) == said
+    assert misnamed(["tracking=mlflow", "tracking.uri=http://a:5000"]) == ""
+    with pytest.raises(ValueError, match="type tracking=mlflow"):
+        compose_config([f"tracking={typed}"])
+
+
 def test_the_sentence_by_hand() -> None:
     said = "the budget counts steps unless another one is chosen"
     assert misnamed(["seed=0", "steps=10"]) == f"there is no key 'steps': type budget.amount=10 ({said})"

@@ -327,7 +327,7 @@ def test_names_that_cannot_be_told_apart_are_refused() -> None:
 @pytest.mark.parametrize(
     "words,message",
     [
-        (["--steps", "first"], "--steps first: say all, last, or numbers of steps"),
+        (["--steps", "first"], "--steps first: say all, last, best, or numbers of steps"),
         (["--limit", "0"], "--limit 0: ask at least one question"),
         (["--include-path", "/no/such"], "there is no folder /no/such of lm_eval tasks"),
         (["--harness", "inspect", "--num-fewshot", "2"], "--num-fewshot is of lm_eval alone"),

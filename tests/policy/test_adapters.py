@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from compositions import run_of
 from damage import cut_short
 from helpers import assert_close
 from pretrained import LORA, trained
 from sampling import CPU, FP32, hf_model, learner_logprobs, requests_of
-from short_runs import metrics_of, run_in_process, same_ending
+from short_runs import SMALL, metrics_of, run_in_process, same_ending
 from transformers import AutoModelForCausalLM
 
 from grpo_lab.engines.native_session import open_session
@@ -181,3 +183,30 @@ def test_a_run_with_an_adapter_learns_resumes_to_the_same_bits_and_keeps_its_ref
     merged = AutoModelForCausalLM.from_pretrained(max((whole / "checkpoints").glob("step=*")))
     base = AutoModelForCausalLM.from_pretrained(tiny_base)
     assert not torch.equal(logits(merged), logits(base))
+
+
+@pytest.mark.parametrize("model", [["model=hf", "model.path=somewhere"], ["model=smollm2"]], ids=["hf", "smollm2"])
+@pytest.mark.parametrize("optimizer", ["adamw_pretrained", "adamw_cosine", "adamw_wsd"])
+def test_an_adapter_has_a_rate_of_its_own_and_a_note(model: list[str], optimizer: str) -> None:
+    whole = run_of(*model, f"optimizer={optimizer}")
+    lora = run_of(*model, f"optimizer={optimizer}", "model.lora.rank=8")
+    assert_close(whole.optimizer.learning_rate, 1e-6, 1e-12, "all weights")
+    assert_close(lora.optimizer.learning_rate, 1e-5, 1e-12, "an adapter")
+    assert whole.model.notes(1e-6) == []
+    (note,) = lora.model.notes(lora.optimizer.learning_rate)
+    assert note.startswith("LoRA of rank 8 at a learning rate of 1e-05: the best rate of an adapter is about ten times")
+    assert whole.model.highest_rate < lora.model.highest_rate == float("inf")
+    assert lora.model.loading().lora is not None and whole.model.loading().lora is None
+    chosen = run_of(*model, f"optimizer={optimizer}", "model.lora.rank=8", "optimizer.learning_rate=3e-6")
+    assert_close(chosen.optimizer.learning_rate, 3e-6, 1e-12, "what is typed wins")
+
+
+def test_a_rate_for_all_weights_without_a_model_that_has_adapters() -> None:
+    assert_close(run_of("world=tiny", "optimizer=adamw_pretrained").optimizer.learning_rate, 1e-6, 1e-12, "none here")
+
+
+def test_the_note_stands_in_the_record_of_the_run(tiny_base: Path, tmp_path: Path) -> None:
+    words = ["model=hf", f"model.path={tiny_base}", "model.lora.rank=4", "optimizer.learning_rate=2e-3"]
+    folder = run_in_process(tmp_path, *SMALL, *words, "budget.amount=1")
+    warnings = json.loads((folder / "run.json").read_text())["warnings"]
+    assert any(one.startswith("LoRA of rank 4 at a learning rate of 0.002") for one in warnings)

@@ -32,6 +32,7 @@ PACKAGES = {
     **dict.fromkeys(("jupytext", "nbclient", "ipykernel"), "make notebooks"),
     "trackio": "pip install 'grpo-lab[trackio]'",
     **dict.fromkeys(("mutmut", "coverage"), "pip install 'grpo-lab[mutants]'"),
+    "playwright": "pip install playwright",
 }
 INSTALL = PACKAGES | {
     **dict.fromkeys(("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo"), "apt-get install slurm-wlm"),
@@ -41,6 +42,7 @@ INSTALL = PACKAGES | {
     **dict.fromkeys(("mount", "umount"), "apt-get install mount"),
     "unshare": "apt-get install util-linux",
     "hostname": "apt-get install hostname",
+    "chromium": "apt-get install chromium",
     "g++": "apt-get install g++",
     "pgrep": "apt-get install procps",
     "root": "run the tests as root",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,7 +24,7 @@ from grpo_lab.analysis.sources.answers import COLUMNS
 from grpo_lab.analysis.sources.sweep_data import CellData, SweepData, assemble
 from grpo_lab.config.design import Design, read_design
 from grpo_lab.tracking.files import atomic_write, write_json
-from grpo_lab.tracking.sweep_record import CellRecord, SweepRecord, record_sweep
+from grpo_lab.tracking.sweep_record import CellRecord, SweepRecord, read_sweep, record_sweep
 
 SUITES = {"probe": 0.01, "heldout_training": 0.0, "heldout": 0.06}  # offset of each to the training accuracy
 DOWNSTREAM = "downstream"
@@ -157,6 +158,24 @@ def write_synthetic(planted: Planted, runs_dir: Path, seed: int = 0) -> None:
             write_json(folder / "DONE", {"inert": row.inert, "steps": int(own["step"].max()), "last": last})
         else:
             atomic_write(folder / "error.txt", f"{row.problem}\n")
+
+
+def describe_runs(runs: Path, name: str) -> None:
+    """Complete run.json of a synthetic sweep's runs, as the loop writes it and a mirror needs it."""
+    for cell in read_sweep(runs / "sweeps" / name).cells:
+        path = runs / cell.folder / "run.json"
+        added = {
+            "name": f"s{cell.seed} {cell.arm}",
+            "recipe": "plain",
+            "choices": {"truncation": "score"},
+            "config": {"task.name": "arithmetic", "optimizer.lr": 1e-3},
+            "tracking": None,
+            "commit": "0" * 40,
+            "dirty": False,
+            "sweep_folder": os.path.relpath(runs / "sweeps" / name, path.parent),
+            "tags": {"sweep": name, "arm": cell.arm},
+        }
+        write_json(path, json.loads(path.read_text()) | added)
 
 
 def _write_steps(folder: Path, points: pd.DataFrame) -> None:

@@ -30,7 +30,7 @@ from sweep_processes import (
     sweep_from_here,
 )
 
-from grpo_lab.analysis.effects.verdict import compared_arms
+from grpo_lab.analysis.effects.arms import arms_table
 from grpo_lab.analysis.final_values import final_values
 from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.config.hydra_setup import compose_config
@@ -119,7 +119,7 @@ def test_the_same_command_again_runs_nothing(watched: Watched) -> None:
     assert written() == before and len(before) > 40
     # It declared nothing, so it ends with its arms in numbers and with what tells them apart.
     data = load_sweep(watched.runs, next((watched.runs / "sweeps").iterdir()).name)
-    assert again.stdout.splitlines() == ["", *compared_arms(data, final_values(data)), ""]
+    assert again.stdout.splitlines() == ["", *arms_table(data, final_values(data)), ""]
     apart = ["Settings in which the arms differ: 1."]
     apart.append("  truncation: score in truncation=score; mask_after in truncation=mask_after")
     assert again.stdout.splitlines()[-3:-1] == apart
@@ -375,6 +375,13 @@ def test_eight_cells_that_start_at_once_on_a_fresh_store_are_nested_under_one_ru
         (f"truncation={option}", option, str(seed)) for option in ("mask_after", "score") for seed in range(4)
     ]
     assert {"axis.kl", "axis.baseline", "axis.updates"} <= children[0].data.tags.keys()
+    assert {"training reward/mask_after", "held-out accuracy/score"} <= parent.data.metrics.keys()
+    assert (parent.data.params["arms"], parent.data.params["seeds"]) == (
+        "truncation=score, truncation=mask_after",
+        "0, 1, 2, 3",
+    )
+    assert "nothing was declared, so nothing is judged" in parent.data.tags["mlflow.note.content"]
+    assert {"verdict.txt", "arms.csv", "figures"} <= {one.path for one in client.list_artifacts(parent.info.run_id)}
     assert [report.points for report in sync_all(tmp_path)] == [0] * 9, "nothing was missing"
     sweep_from_here(tmp_path, *words)
     (same,), children = by_kind()

@@ -29,6 +29,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from grpo_lab.config.run_config import RunConfig, conf_folder
 from grpo_lab.engines.native import Native
+from grpo_lab.policy.loading import Lora
 from grpo_lab.policy.model_folder import context_length, fingerprint, stop_token_ids, weight_names
 from grpo_lab.policy.models import load_model
 from grpo_lab.tasks import smollm2
@@ -130,7 +131,8 @@ TOKENS: list[tuple[str, list[int]]] = [
 def settings(**changes: Any) -> Smollm2:
     """Those of conf/model/smollm2.yaml, with changes."""
     written = yaml.safe_load((conf_folder() / "model" / "smollm2.yaml").read_text())
-    return Smollm2(**{name: value for name, value in written.items() if name != "defaults"} | changes)
+    given = {name: value for name, value in written.items() if name != "defaults"}
+    return Smollm2(**given | {"lora": Lora(**given["lora"])} | changes)
 
 
 @pytest.fixture

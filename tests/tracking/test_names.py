@@ -18,7 +18,7 @@ from grpo_lab.harness.command import suites_of
 from grpo_lab.sweeps.cells import sweep_name
 from grpo_lab.tracking.files import atomic_write
 from grpo_lab.tracking.foreign import _kept
-from grpo_lab.tracking.mlflow_sender import _param
+from grpo_lab.tracking.mlflow_view import plain_name
 from grpo_lab.tracking.names import folder_name
 from grpo_lab.tracking.run_log import MAX_NAME_LENGTH, NAME
 
@@ -43,7 +43,7 @@ NAMES: dict[str, Callable[[str], str]] = {
     "tracking/names.py folder_name": lambda value: folder_name(["plain", f"model.path={value}"]),
     "config/run_name.py run_name": lambda value: run_name("plain", [f"model.path={quoted(value)}", "seed=1"]),
     "sweeps/cells.py sweep_name": lambda value: sweep_name(None, [f"model.path={quoted(value)}"]),
-    "tracking/mlflow_sender.py _param": lambda value: _param(f"reward.weights.{value}"),
+    "tracking/mlflow_view.py _cleaned": lambda value: plain_name(f"reward.weights.{value}"),
     "tracking/foreign.py _kept": lambda value: _kept(f"reward/{value}"),
 }
 # Where characters are dropped and the result identifies nothing, or is refused if it was taken.
@@ -84,7 +84,7 @@ def test_a_folder_is_one_part_of_a_path_with_room_for_what_is_put_behind_it(name
 
 def test_a_parameter_and_a_metric_are_what_their_readers_take() -> None:
     for value in HOSTILE:
-        assert re.fullmatch(r"[/\w.\- :]{1,250}", _param(f"reward.weights.{value}"))
+        assert re.fullmatch(r"[/\w.\- :]{1,250}", plain_name(f"reward.weights.{value}"))
         kept = _kept(f"reward/{value}")
         assert NAME.fullmatch(kept) and len(kept) <= MAX_NAME_LENGTH
 
@@ -111,7 +111,7 @@ def test_a_name_that_loses_nothing_is_what_it_was() -> None:
     long = run_name("plain", [f"task.key{number}={number}" for number in range(40)])
     assert long.endswith("-3b296ba6") and len(long) == 120
     assert _kept("rewards/accuracy_reward/mean") == "foreign/rewards.accuracy_reward.mean"
-    assert _param("optimizer.learning_rate") == "optimizer.learning_rate"
+    assert plain_name("optimizer.learning_rate") == "optimizer.learning_rate"
 
 
 def test_two_tasks_of_one_suite_are_refused() -> None:

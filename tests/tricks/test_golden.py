@@ -1407,7 +1407,7 @@ def test_how_far_sampler_and_learner_are_apart() -> None:
     learner = torch.tensor([[0.2, 0.5], [0.4, 9.0]], dtype=F64).log()
     sampler = torch.tensor([[0.5, 0.25], [0.4, 0.1]], dtype=F64).log()
     mask = torch.tensor([[True, True], [True, False]])
-    signs, ln = mismatch_metrics(learner, sampler, mask), math.log
+    signs, ln = mismatch_metrics(learner, sampler, mask, group_size=2), math.log
     assert_close(signs["mismatch/absolute"], (ln(2.5) + ln(2)) / 3, EXACT, "mean")
     assert_close(signs["mismatch/max"], ln(2.5), EXACT, "largest")
     assert_close(signs["mismatch/k1"], (ln(2.5) - ln(2)) / 3, EXACT, "k1")
@@ -1417,8 +1417,8 @@ def test_how_far_sampler_and_learner_are_apart() -> None:
     assert_close(signs["mismatch/ess_responses"], 1.8**2 / (2 * 1.64), EXACT, "responses")
     # deviations of .2, .5, .4 from 11/30 and of .5, .25, .4 from 23/60, in sixtieths: -10, 8, 2 and 7, -8, 1
     assert_close(signs["mismatch/pearson"], (-70 - 64 + 2) / math.sqrt(168 * 114), EXACT, "correlation")
-    assert mismatch_metrics(learner, sampler, torch.zeros_like(mask)) == {}
-    same = mismatch_metrics(learner[:1, :1], learner[:1, :1], mask[:1, :1])
+    assert mismatch_metrics(learner, sampler, torch.zeros_like(mask), group_size=2) == {}
+    same = mismatch_metrics(learner[:1, :1], learner[:1, :1], mask[:1, :1], group_size=1)
     assert "mismatch/pearson" not in same and same["mismatch/k3"] == 0 and same["mismatch/ess"] == 1
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from grpo_lab.analysis.stats.intervals import CONFIDENCE, Interval
+from grpo_lab.analysis.stats.intervals import CONFIDENCE, FOR_INTERVAL, Interval, bounds
 from grpo_lab.analysis.stats.resampling import percentile_interval
 from grpo_lab.analysis.table_rows import rows_of
 from grpo_lab.analysis.tracks import Track
@@ -53,7 +53,7 @@ INDICATORS = {
 
 @dataclass(frozen=True)
 class Share:
-    """`number` of `n` with a Clopper-Pearson interval; NaN for n = 0."""
+    """`number` of `n` with a Clopper-Pearson interval, which fewer than FOR_INTERVAL have none of; NaN for n = 0."""
 
     number: int
     n: int
@@ -62,8 +62,11 @@ class Share:
     def interval(self) -> Interval:
         if self.n == 0:
             return Interval(math.nan, math.nan, math.nan, 0)
+        share = self.number / self.n
+        if self.n < FOR_INTERVAL:
+            return Interval(share, math.nan, math.nan, self.n)
         bounds = stats.binomtest(self.number, self.n).proportion_ci(CONFIDENCE, "exact")
-        return Interval(self.number / self.n, float(bounds.low), float(bounds.high), self.n)
+        return Interval(share, float(bounds.low), float(bounds.high), self.n)
 
 
 @dataclass(frozen=True)
@@ -212,8 +215,8 @@ def leading_text(divergence: pd.DataFrame, null: str) -> str:
             said += f"; alarm before {round(caught.value * caught.n)} of {caught.n} losses"
             said += "" if math.isnan(lead.value) else f", in the median {lead.value:.0%} of X ahead"
         if false.n:
-            bounds = f"[{false.low:.2f}, {false.high:.2f}]"
-            said += f"; false alarms in {round(false.value * false.n)} of {false.n} null runs {bounds}"
+            ends = bounds(false.low, false.high, ".2f")
+            said += f"; false alarms in {round(false.value * false.n)} of {false.n} null runs{ends}"
         lines.append(f"  {indicator.words}: {said}")
     if not lines:
         return ""

@@ -15,7 +15,7 @@ from scipy import stats
 
 from grpo_lab.analysis.stats.intervals import CONFIDENCE
 from grpo_lab.analysis.stats.mean_line import over_bases
-from grpo_lab.analysis.tracks import Answers, Track, on_grid
+from grpo_lab.analysis.tracks import Answers, Track, change, gap, on_grid
 from grpo_lab.tracking.metrics import pass_at_k
 
 RUN = 3  # evaluations in a row that make an onset
@@ -27,21 +27,6 @@ WATERFALL = {
     "protocol": ("heldout_training", "heldout"),
     "shift": ("heldout", "downstream"),
 }
-
-
-def change(values: np.ndarray) -> np.ndarray:
-    """A metric's change from step 0, [K]."""
-    return values - values[0]
-
-
-def gap(track: Track) -> np.ndarray:
-    """How much more Pc gained than E since step 0, [K], share: G_k = (Pc_k - Pc_0) - (E_k - E_0).
-
-    Pc_0 is the probe's accuracy at step 0: the first batch has about a tenth of a share of noise for 16 prompts of 8
-    responses. What noise the probe has is in every G_k of a run. A gap is no harm yet, since harder questions gain less
-    from the same learning; `waterfall` splits it into its parts.
-    """
-    return change(track.reward) - change(track.downstream)
 
 
 def gap_of_sampler(track: Track) -> np.ndarray:

@@ -85,10 +85,14 @@ def _note(arms: Sequence[str], left: Sequence[str], seeds: set[int], common: Seq
 
 @dataclass(frozen=True)
 class Agreement:
-    """Whether arms rank alike by reward and by accuracy: the regret of the arm with the highest reward, and tau_b."""
+    """Whether arms rank alike by reward and by accuracy: the regret of the arm with the highest reward, and tau_b.
+
+    `same` says that one arm is best by both, whichever seed is left out; the regret then has no bounds.
+    """
 
     regret: Interval
     tau: float
+    same: bool
 
 
 def arm_agreement(reward: np.ndarray, downstream: np.ndarray, bases: Sequence[int] = ()) -> Agreement:
@@ -119,7 +123,7 @@ def arm_agreement(reward: np.ndarray, downstream: np.ndarray, bases: Sequence[in
     regret = mean_of_runs(regrets, bases or [-1] * len(regrets))
     if same:
         regret = replace(regret, low=math.nan, high=math.nan)
-    return Agreement(regret, kendall_tau(reward.mean(axis=0), downstream.mean(axis=0)))
+    return Agreement(regret, kendall_tau(reward.mean(axis=0), downstream.mean(axis=0)), same)
 
 
 def kendall_tau(one: np.ndarray, other: np.ndarray) -> float:

@@ -23,7 +23,6 @@ import pandas as pd
 from grpo_lab.analysis.caveats import place
 from grpo_lab.analysis.final_values import HELDOUT, FinalValues
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
-from grpo_lab.analysis.stats.comparison import FEWEST_BASES
 from grpo_lab.analysis.stats.intervals import Interval
 from grpo_lab.analysis.stats.ratio import jackknife_ratio
 from grpo_lab.analysis.table_rows import groups_of
@@ -105,8 +104,6 @@ def _share(gains: Sequence[tuple[int, tuple[float, float] | str]], bases: Mappin
         none = Interval(math.nan, math.nan, math.nan, len(known), n if several else 0)
         return Sharpening(none, sharpened, gained, "the reward gain is less than twice its standard error")
     share = replace(jackknife_ratio(pairs), n=len(known), bases=n if several else 0)
-    if n < (FEWEST_BASES if several else 2):
-        share = replace(share, low=math.nan, high=math.nan)
     return Sharpening(share, sharpened, gained, lacking)
 
 

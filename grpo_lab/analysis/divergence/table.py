@@ -277,7 +277,7 @@ def _arm_rows(here: RankedArms | None, why_not: str) -> Iterator[Row]:
         return
     found = arm_agreement(here.reward, here.downstream, here.bases)
     one = found.regret
-    same = "one arm is best by both, whichever seed is left out" if math.isnan(one.low) else ""
+    same = "one arm is best by both, whichever seed is left out" if found.same else ""
     note = "; ".join(filter(None, (same, here.note)))
     yield Row(PREFIX + "arm_regret", "pp", 100 * one.mean, 100 * one.low, 100 * one.high, one.n, note)
     note = "; ".join(filter(None, (f"{len(here.arms)} arms", here.note)))

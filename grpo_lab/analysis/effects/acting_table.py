@@ -128,7 +128,7 @@ def acting_table(folder: Path) -> str:
             one.metric,
             f"{one.share:.3g}",
             f"{one.beside:.3g}",
-            f"{one.apart.mean:+.3g} [{one.apart.low:+.3g}, {one.apart.high:+.3g}]",
+            one.apart.written("{:+.3g}".format),
             one.word,
         )
         lines.append(f"| {' | '.join(cells)} |")

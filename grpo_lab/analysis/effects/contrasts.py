@@ -120,7 +120,7 @@ def trick_effects(data: SweepData, finals: FinalValues, metrics: Iterable[str] |
 
     p-values are adjusted within their family.
     """
-    primary = data.design.primary if data.design else None
+    primary = data.declaration.primary if data.declaration else None
     planned = planned_contrasts(data)
     collapsed = {cell: int(runs["collapsed"].sum()) for cell, runs in groups_of(finals.values, ["level", "arm"])}
     found = []
@@ -350,7 +350,7 @@ def _cell(effect: TrickEffect | None) -> str:
 def _key(effects: Sequence[TrickEffect], finals: FinalValues) -> str:
     head = f"What having a trick adds, paired by seed; brackets: {finals.brackets}, of the one contrast."
     head += " P(harm): the chance to measure a loss of over 2 points on another base (or seed, with one)."
-    withheld = any(effect.interval.why for effect in effects)
+    withheld = any(effect.interval.withheld for effect in effects)
     head += f" {WITHHELD_MEANS}" if withheld else ""
     sizes: dict[str, set[int]] = {}
     for effect in effects:

@@ -22,9 +22,9 @@ from grpo_lab.analysis.effects.verdict import asked_for, decide, places_of
 from grpo_lab.analysis.final_values import FinalValues, final_values, is_rated
 from grpo_lab.analysis.metric_names import in_words
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.comparison import FEWEST_BASES, compare
+from grpo_lab.analysis.stats.comparison import compare
 from grpo_lab.analysis.stats.components import Scatter, pooled_scatter
-from grpo_lab.analysis.stats.intervals import Interval, seed_differences
+from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, Interval, seed_differences
 from grpo_lab.analysis.stats.multiplicity import ALPHA
 from grpo_lab.analysis.stats.power import POWER, fewest, minimum_detectable_effect, power_of_t, power_within
 from grpo_lab.analysis.table_rows import aligned
@@ -174,16 +174,19 @@ class Question:
         """What the smallest p of the family must be below."""
         return ALPHA / self.family
 
-    def power(self, sd: float, observations: int, least: int = 2) -> float:
-        """The chance to find it, with so many bases (or seeds, with one base) of this deviation; 0 below `least`."""
-        if observations < least:
+    def power(self, sd: float, observations: int) -> float:
+        """The chance to find it, with so many bases (or seeds, with one base) of this deviation.
+
+        0 below FOR_INTERVAL: `compare` then has no interval, without which nothing is decided.
+        """
+        if observations < FOR_INTERVAL:
             return 0.0
         power = power_within if self.within else power_of_t
         return power(self.effect, sd, observations, alpha=self.alpha)
 
-    def needed(self, sd: float, least: int) -> int | None:
-        """The fewest observations with the power, `least` or more; None beyond 100,000."""
-        return fewest(lambda n: self.power(sd, n, least), POWER, least)
+    def needed(self, sd: float) -> int | None:
+        """The fewest observations with the power; None beyond 100,000."""
+        return fewest(lambda n: self.power(sd, n), POWER, FOR_INTERVAL)
 
 
 @dataclass(frozen=True)
@@ -213,18 +216,12 @@ def _number(value: int | None) -> str:
     return "over 100,000" if value is None else str(value)
 
 
-def fewest_observations(of_bases: bool) -> int:
-    """With how many bases (or seeds, with one base) `compare` has an interval, without which nothing is decided."""
-    return FEWEST_BASES if of_bases else 2
-
-
 def needed(question: Question, pilot: Pilot, of_bases: bool) -> list[Needed]:
     """For each number of seeds on a base, how many bases; with one base, how many seeds."""
     rows = []
     for seeds in SEEDS if of_bases else (1,):
         sd = pilot.scatter.of_mean(seeds)
-        least = fewest_observations(of_bases)
-        middle, low, high = (question.needed(max(one, 1e-12), least) for one in (sd.mean, sd.low, sd.high))
+        middle, low, high = (question.needed(max(one, 1e-12)) for one in (sd.mean, sd.low, sd.high))
         rows.append(Needed(seeds, sd, middle, low, high))
     return rows
 
@@ -337,13 +334,15 @@ def _metric_lines(
     if pilot.scatter.of_mean(1).mean == 0:
         return [*lines, "all differences are equal, so nothing can be planned: a pilot with more seeds may tell"]
     observations, seeds = sizes(design)
-    sd, least = pilot.scatter.of_mean(seeds), fewest_observations(many)
+    sd = pilot.scatter.of_mean(seeds)
     each = seeds if many else observations
     declared = f"{f'{observations} bases x ' if many else ''}{each} seed{'s' * (each > 1)}"
     alpha = ALPHA / family
-    if observations < least:
+    if observations < FOR_INTERVAL:
         what = "bases" if many else "seeds"
-        lines.append(f"as declared, {declared}: nothing is decided, so no effect is found: {least} {what} are needed")
+        lines.append(
+            f"as declared, {declared}: nothing is decided, so no effect is found: {FOR_INTERVAL} {what} are needed"
+        )
     else:
         found = [minimum_detectable_effect(one, observations, POWER, alpha) for one in (sd.mean, sd.low, sd.high)]
         lines.append(
@@ -451,8 +450,8 @@ def _question_lines(
     if question.within:
         what = f"that an effect of 0 is within {question.effect:g}"
     observations, seeds = sizes(design)
-    sd, least = pilot.scatter.of_mean(seeds), fewest_observations(many)
-    powers = [question.power(max(one, 1e-12), observations, least) for one in (sd.mean, sd.high, sd.low)]
+    sd = pilot.scatter.of_mean(seeds)
+    powers = [question.power(max(one, 1e-12), observations) for one in (sd.mean, sd.high, sd.low)]
     lines = [f"to find {what}:", f"  as declared: power {_interval(powers, '.0%')}"]
     if trials and set(pilots) >= {one.metric for one in design.predictions}:
         scatters = {name: one.scatter for name, one in pilots.items()}

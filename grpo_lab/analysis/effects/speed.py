@@ -48,7 +48,7 @@ def token_ratio(data: SweepData, finals: FinalValues, cell: Cell, control: Cell,
     known = {seed: math.log(ratio) for seed, ratio in ratios.items() if math.isfinite(ratio) and ratio > 0}
     found = compare(known, finals.bases, grouped=False).whole
     ends = (math.exp(value) for value in (found.mean, found.low, found.high))
-    ratio = replace(found, **dict(zip(("mean", "low", "high"), ends)))
+    ratio = replace(found, **dict(zip(("mean", "low", "high"), ends)), points=tuple(map(math.exp, found.points)))
     never, at_once = (sum(one == end for one in ratios.values()) for end in (math.inf, 0.0))
     whys = [
         f"{word} in {number} of {len(ratios)}"
@@ -67,8 +67,8 @@ def speed_text(data: SweepData, finals: FinalValues, cell: Cell, control: Cell, 
         if not ratio.n:
             parts += [f"{name} {ratio.why}"] if ratio.why else []
             continue
-        ends = "" if math.isnan(ratio.low) else f" [{ratio.low:.2f}, {ratio.high:.2f}]"
-        parts.append(f"{ratio.mean:.2f}{ends} to {name}{f' ({ratio.why})' if ratio.why else ''}")
+        written = replace(ratio, why="").written("{:.2f}".format)
+        parts.append(f"{written} to {name}{f' ({ratio.why})' if ratio.why else ''}")
     return ", ".join(parts)
 
 

@@ -10,6 +10,7 @@ from grpo_lab.analysis.metric_names import in_words
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.collapse import Count
 from grpo_lab.analysis.stats.comparison import HARM, base_means
+from grpo_lab.analysis.stats.intervals import bounds
 from grpo_lab.analysis.stats.spread import spread_ratio
 from grpo_lab.config.design import Design
 
@@ -39,7 +40,7 @@ def spread_text(data: SweepData, finals: FinalValues) -> str:
         if not lost.of:
             continue
         said = f"{ratio.mean:.2f}" if not math.isnan(ratio.mean) else "-"
-        said += f" [{ratio.low:.2f}, {ratio.high:.2f}]" if not math.isnan(ratio.low) else ""
+        said += bounds(ratio.low, ratio.high, ".2f")
         said += f" ({ratio.why})" if ratio.why else ""
         outcomes = f"loses more than {margin:g} in {lost.text}; collapsed {finals.collapses(level, arm).text}"
         lines.append(f"  {place(data, level, arm)}: {said}; {outcomes}")

@@ -21,6 +21,7 @@ from grpo_lab.analysis.final_values import (
     FinalValues,
 )
 from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.intervals import FOR_INTERVAL
 
 # The columns of the Markdown tables, unless the experiment names its own; the CSV has all quantities.
 _WHOLE = f"{AVERAGE}{TRUNCATED}"
@@ -69,7 +70,7 @@ def markdown(data: SweepData, finals: FinalValues) -> str:
 
     arms = data.run_arms
     others = [(level, arm) for level, arm in arms if arm != control]
-    first = f"{finals.rule}. Brackets: {finals.brackets}; none for a single seed."
+    first = f"{finals.rule}. Brackets: {finals.brackets}; none for fewer than {FOR_INTERVAL} runs."
     parts = [" ".join([first, *notes(data, finals)]), _grid(data, finals, arms, final)]
     if others:
         parts += [f"Differences to `{control}`, paired by seed:", _grid(data, finals, others, difference)]

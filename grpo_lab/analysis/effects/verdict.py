@@ -6,21 +6,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from grpo_lab.analysis.caveats import caveats, comparison, name_of, place
+from grpo_lab.analysis.caveats import caveats, place
 from grpo_lab.analysis.effects.acted import could_not_act
+from grpo_lab.analysis.effects.arms import arms_table
 from grpo_lab.analysis.effects.told_apart import ranked_metrics, told_apart
 from grpo_lab.analysis.effects.tuned import numbers_table
-from grpo_lab.analysis.final_values import BEYOND, EVALUATED, MASKED_SHARE, OVERSTATEMENT, FinalValues, is_rated
-from grpo_lab.analysis.metric_names import CORRECTNESS, in_words
+from grpo_lab.analysis.final_values import BEYOND, MASKED_SHARE, OVERSTATEMENT, FinalValues, is_rated
+from grpo_lab.analysis.metric_names import in_words
 from grpo_lab.analysis.sources.chosen_numbers import chosen_numbers
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.collapse import Count, barnard
 from grpo_lab.analysis.stats.comparison import HARM, Comparison
 from grpo_lab.analysis.stats.intervals import WITHHELD_MEANS, Interval, seed_differences
 from grpo_lab.analysis.stats.multiplicity import ALPHA, holm, p_text
-from grpo_lab.analysis.table_rows import aligned
 from grpo_lab.config.design import CountPrediction, Design, Direction, Prediction
-from grpo_lab.tracking.metrics import SUITES
 
 MANY = 6  # arms from which an omnibus test is reported
 
@@ -229,7 +228,7 @@ def verdict_text(data: SweepData, finals: FinalValues) -> str:
     """The question, each prediction with its word, tuned numbers, overstatement beside theory, and the caveats."""
     known, chosen = caveats(data, finals), chosen_numbers(data.record)
     parts = [
-        _predictions(data, data.design, finals) if data.design else compared_arms(data, finals),
+        _predictions(data, data.declaration, finals) if data.declaration else arms_table(data, finals),
         ["What tuning chose; ! marks a number near an end of its range", *numbers_table(chosen)] if chosen else [],
         _omnibus(data, finals),
         _overstatements(data, finals),
@@ -264,7 +263,7 @@ def _predictions(data: SweepData, design: Design, finals: FinalValues) -> list[s
         "How to read this",
         f"  {meaning(judgements)}",
         f"  A difference is arm less reference, paired by seed, over n seeds. Brackets: {finals.brackets}, one by one.",
-        *([f"  {WITHHELD_MEANS}"] if any(judgement.difference.why for judgement in judgements) else []),
+        *([f"  {WITHHELD_MEANS}"] if any(judgement.difference.withheld for judgement in judgements) else []),
         f"  {finals.rule}.",
     ]
 
@@ -273,7 +272,7 @@ def beside(data: SweepData, finals: FinalValues, judgement: Judgement) -> list[s
     """What stands beside a difference: why its interval is withheld, collapses, the margin, the chance of harm."""
     prediction, found = judgement.prediction, judgement.comparison
     cells = ((prediction.level, prediction.arm), judgement.reference)
-    lines = [f"no interval: {found.whole.why}"] if found.whole.why else []
+    lines = [f"no interval: {found.whole.why}"] if found.whole.withheld else []
     if found.mixed and found.alive.n:
         lines.append(f"in the pairs without a collapse {found.alive.text('+')}, {found.alive.runs()}")
     counts = [finals.collapses(*cell) for cell in cells]
@@ -286,46 +285,6 @@ def beside(data: SweepData, finals: FinalValues, judgement: Judgement) -> list[s
         unit = "base" if found.whole.bases else "seed of this base"
         lines.append(f"chance to measure a loss of more than {100 * HARM:g} points on another {unit}: {chance:.0%}")
     return lines
-
-
-def brief(data: SweepData, finals: FinalValues) -> str:
-    """One line per arm: how many runs are finished, and where training reward and each evaluation end."""
-    metrics = [CORRECTNESS, *(metric for metric in EVALUATED if metric in finals.values)]
-    factor = data.design.factor if data.design else ""
-    planned = sum(data.seeds_planned(level, arm) for level in data.levels for arm in data.arms)
-    names = ["training reward", *(SUITES[metric.split("/")[1]] for metric in metrics[1:])]
-    rows = [[factor, "arm", "runs", *names]]
-    for level, arm in data.run_arms:
-        found = [finals.interval(level, arm, metric) for metric in metrics]
-        rows.append([level, arm, _counts(found), *(one.text() for one in found)])
-    rows = rows if factor else [row[1:] for row in rows]
-    head = f"{data.record.name}: {len(data.finished)} of {planned} planned runs are finished"
-    return "\n".join([head, *aligned(rows, "")]) + "\n"
-
-
-def compared_arms(data: SweepData, finals: FinalValues) -> list[str]:
-    """For a sweep that declared nothing: a table of its arms, and the settings in which they differ."""
-    metrics = [metric for metric in EVALUATED if metric in finals.values]
-    rows = [["arm", "n", *(SUITES[metric.split("/")[1]] for metric in metrics)]]
-    for level, arm in data.run_arms:
-        found = [finals.interval(level, arm, metric) for metric in metrics]
-        rows.append([name_of((level, arm)), _counts(found), *(one.text() for one in found)])
-        if arm != data.control:
-            found = [finals.difference(level, arm, data.control, metric) for metric in metrics]
-            rows.append([f"  less {data.control}", _counts(found), *(one.text("+") for one in found)])
-    return [
-        f"{data.record.name}: nothing was declared, so nothing is judged; {data.control} is the control",
-        "",
-        "Accuracy of every arm, and its difference to the control, paired by seed. Brackets: "
-        f"{finals.brackets}, n runs.",
-        *aligned(rows, "  "),
-        f"  {finals.rule}.",
-        *(["", *comparison(data)] if comparison(data) else []),
-    ]
-
-
-def _counts(found: Sequence[Interval]) -> str:
-    return ", ".join(dict.fromkeys(str(one.n) for one in found)) or "0"
 
 
 def _omnibus(data: SweepData, finals: FinalValues) -> list[str]:

@@ -43,6 +43,7 @@ from grpo_lab.analysis.figures.style import (
 )
 from grpo_lab.analysis.final_values import DOWNSTREAM, QUANTITIES, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.intervals import FOR_INTERVAL
 from grpo_lab.tracking.metrics import find, is_known, logged_name
 
 # Colour and mark of every axis; the three that style.py has no name for are of the same palette.
@@ -55,7 +56,7 @@ LOOKS = {
     "device_seconds": ("#E69F00", "v"),
 }
 BARS = "mark and bar: mean of the differences paired by seed and its 95% t interval"
-BARS_OF_ONE = "mark: the difference of one pair of runs; one pair has no interval"
+BARS_OF_FEW = "mark: mean of the differences of one or two pairs of runs, which have no interval"
 _BAR, _GAP, _BETWEEN = 0.105, 0.13, 0.3  # inches: an interval, between two contrasts, between two levels
 _PANEL, _RIGHT, _ENTRY = 3.0, 0.3, 2.9  # a panel, the room of its marks, an entry of the legend
 
@@ -154,7 +155,7 @@ def draw_budgets(data: SweepData, finals: FinalValues) -> Drawn | None:
     if not shown.rows:
         return None
     name, numbers = f"{data.record.name}_budgets", budget_numbers(shown)
-    bars = BARS if numbers["n"].max() > 1 else BARS_OF_ONE
+    bars = BARS if numbers["n"].max() >= FOR_INTERVAL else BARS_OF_FEW
     contrasts = [contrast for of_level in shown.rows.values() for contrast in of_level]
     factor = data.design.factor if data.design else ""
     # In inches: tricks and contexts on the left, a panel per metric with room for marks of flips.
@@ -231,8 +232,7 @@ def _panel(axes: Axes, shown: Shown, metric: str, contrasts: Sequence[Contrast],
         for place, (axis, effect) in enumerate(shown.of(metric, contrast).items()):
             y, (colour, mark) = top - (place + 0.5) * _BAR, LOOKS[axis]
             mean, low, high = (scale * end for end in (effect.interval.mean, effect.interval.low, effect.interval.high))
-            if effect.n_pairs > 1:
-                axes.plot([low, high], [y, y], color=colour, linewidth=1.4, solid_capstyle="butt")
+            axes.plot([low, high], [y, y], color=colour, linewidth=1.4, solid_capstyle="butt")
             for end, arrow in ((low, "<"), (high, ">")):
                 if abs(end) > limit:
                     axes.plot(math.copysign(limit, end), y, arrow, color=colour, markersize=3)
@@ -248,7 +248,7 @@ def _panel(axes: Axes, shown: Shown, metric: str, contrasts: Sequence[Contrast],
 
 
 def _limit(shown: Shown, metric: str, contrasts: Sequence[Contrast]) -> float:
-    """Half the width of the axis: bars of two seeds can be wider than anything measured, and are cut."""
+    """Half the width of the axis: bars of few seeds can be wider than anything measured, and are cut."""
     effects = [effect for contrast in contrasts for effect in shown.of(metric, contrast).values()]
     measured = max((abs(value) for effect in effects for value in effect.differences.values()), default=0.0)
     bounds = [abs(end) for e in effects for end in (e.interval.low, e.interval.high) if not math.isnan(end)]

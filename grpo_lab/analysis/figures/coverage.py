@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 from grpo_lab.analysis.divergence.measures import coverage, crossover, pass_chances
-from grpo_lab.analysis.figures.kind import FigureKind, seeded
+from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.omissions import NO_TRACKS, collapse_note
 from grpo_lab.analysis.figures.small_multiples import (
     legend_height,
@@ -32,15 +32,13 @@ from grpo_lab.analysis.figures.style import BLACK, GREEN, GREY, SMALL, Drawn, ho
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.comparison import mean_of_runs
-from grpo_lab.analysis.stats.resampling import question_bootstrap
+from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, bounds
 from grpo_lab.analysis.table_rows import groups_of
 from grpo_lab.analysis.tracks import Answers, answers_of, cells, tracks
 
 SUITE = "downstream"
 _LABELS = ("k, samples of a question (logarithmic)", "pass@k (% of questions)")
 _PANEL = 1.4  # inches
-_OF_SEEDS = "its 95% t interval"
-_OF_QUESTIONS = "95% percentiles over resampled questions where there is one seed"
 
 
 @dataclass(frozen=True)
@@ -86,12 +84,12 @@ def missing(data: SweepData, finals: FinalValues) -> str:
     return f"the {SUITE} questions were answered once each, and pass@k needs two samples or more"
 
 
-def coverage_numbers(found: Mapping[tuple[str, str], Sampled], rng: np.random.Generator) -> pd.DataFrame:
+def coverage_numbers(found: Mapping[tuple[str, str], Sampled]) -> pd.DataFrame:
     """Every number the figure shows, six decimals; pass@k in percent of questions, its change in percentage points.
 
     `series` is "base" (step 0), "final" (at X), "change" (final less base) or "crossover" (in k, the first number of
-    samples for which the mean change is not above 0). `part` is "seed" or "mean", the latter with an interval in low
-    and high: Student's t over the n seeds, or for one seed percentiles over resampled questions.
+    samples for which the mean change is not above 0). `part` is "seed" or "mean", the latter with the t interval over
+    the n seeds in low and high.
     """
     rows = []
     for (level, arm), cell in found.items():
@@ -103,8 +101,7 @@ def coverage_numbers(found: Mapping[tuple[str, str], Sampled], rng: np.random.Ge
                 rows += [
                     named | {"part": "seed", "seed": seed, "value": one} for seed, one in zip(cell.seeds, of_seeds)
                 ]
-                several = len(of_seeds) > 1
-                mean = mean_of_runs(of_seeds, cell.bases) if several else question_bootstrap(by_question[0], rng)
+                mean = mean_of_runs(of_seeds, cell.bases)
                 ends = {"value": mean.mean, "low": mean.low, "high": mean.high, "n": len(of_seeds)}
                 rows.append(named | {"part": "mean"} | ends)
         crossing = crossover(coverage(cell.answers).mean(axis=-1))
@@ -114,12 +111,12 @@ def coverage_numbers(found: Mapping[tuple[str, str], Sampled], rng: np.random.Ge
     return pd.DataFrame(rows, columns=names).astype({"seed": "Int64", "n": "Int64"}).round(6)
 
 
-def draw_coverage(data: SweepData, finals: FinalValues, rng: np.random.Generator) -> Drawn | None:
+def draw_coverage(data: SweepData, finals: FinalValues) -> Drawn | None:
     """The figure `<sweep>_coverage`; None, for the reason that `missing` gives, where questions have one sample."""
     found = sampled(data, finals)
     if not found:
         return None
-    numbers = coverage_numbers(found, rng)
+    numbers = coverage_numbers(found)
     name = f"{data.record.name}_coverage"
     bands = _bands(numbers)
     heading = f"{data.record.name}: are questions lost that more samples of the untrained model would solve?"
@@ -152,7 +149,7 @@ def _panel(axes: Axes, numbers: pd.DataFrame) -> None:
 
 
 def _axes(axes: Axes, most: int, values: pd.Series) -> None:
-    """Shared by all panels: powers of two along k, and the seeds' own range, which a band of two seeds would leave."""
+    """Shared by all panels: powers of two along k, and the seeds' own range, which a band of few seeds would leave."""
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(_powers(most)))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -187,10 +184,10 @@ def _over(data: SweepData, finals: FinalValues, numbers: pd.DataFrame) -> dict[t
         means = own[(own["series"] == "change") & (own["part"] == "mean")]
         n, most = int(means["n"].iloc[0]), int(means["k"].max())
         seeds = seeds_text(n, data.seeds_planned(level, arm), finals.collapsed(level, arm))
-        lines = [seeds.removesuffix(", no interval")]  # one seed has that of its questions
+        lines = [seeds]
         for row in (means.iloc[0], means.iloc[-1]):
             lines.append(f"pass@{row['k']} {row['value']:+.1f} pp")
-            lines.append(f"[{row['low']:+.1f}, {row['high']:+.1f}]")
+            lines += filter(None, [bounds(row["low"], row["high"], "+.1f").strip()])
         crossed = own.loc[own["series"] == "crossover", "k"].tolist()
         words = "untrained no worse at k = 1" if crossed == [1] else f"crossover at k = {crossed[0]}" if crossed else ""
         lines.append(words or f"no crossover to k = {most}")
@@ -200,9 +197,8 @@ def _over(data: SweepData, finals: FinalValues, numbers: pd.DataFrame) -> dict[t
 
 def _bands(numbers: pd.DataFrame) -> str:
     means = numbers[numbers["part"] == "mean"]
-    kinds = [_OF_SEEDS] if (means["n"] > 1).any() else []
-    kinds += [_OF_QUESTIONS] if (means["n"] == 1).any() else []
-    return f"bold: mean over runs; band: {', or '.join(kinds)}; thin: single seeds"
+    band = "; band: its 95% t interval" if (means["n"] >= FOR_INTERVAL).any() else ""
+    return f"bold: mean over runs{band}; thin: single seeds"
 
 
 def _footer(data: SweepData, found: Mapping[tuple[str, str], Sampled], finals: FinalValues, bands: str) -> str:
@@ -210,7 +206,7 @@ def _footer(data: SweepData, found: Mapping[tuple[str, str], Sampled], finals: F
     samples = " or ".join(str(number) for number in sorted({cell.samples for cell in found.values()}))
     parts = [
         f"{bands[0].upper()}{bands[1:]}.",
-        "Over a panel: the change from step 0, paired by seed, with an interval of the same kind. "
+        "Over a panel: the change from step 0, paired by seed, with an interval of the same kind from three seeds on. "
         "Crossover: the fewest samples with which the untrained model is as good, by the mean over runs alone. "
         f"{questions} {SUITE} questions with {samples} samples each; training ends at {finals.at}.{finals.over_bases}",
         collapse_note(data, finals),
@@ -220,7 +216,7 @@ def _footer(data: SweepData, found: Mapping[tuple[str, str], Sampled], finals: F
 
 FIGURE = FigureKind(
     "coverage",
-    seeded(draw_coverage),
+    draw_coverage,
     missing,
     title="pass@k against the base model",
     how_to_read=(

@@ -48,7 +48,7 @@ from grpo_lab.analysis.figures.style import (
 )
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, REWARD, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.intervals import Interval
+from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, Interval
 from grpo_lab.analysis.stats.mean_line import SMOOTHING, mean_line, running_mean
 from grpo_lab.analysis.table_rows import rows_of
 from grpo_lab.analysis.tracks import Track, cells, mean_of_tracks, tracks
@@ -236,7 +236,7 @@ def draw_curves(data: SweepData, finals: FinalValues) -> Drawn | None:
         longest = drawn["x"].max()
         for (level, arm), axes in grid.panels.items():
             _panel(axes, numbers[(numbers["level"] == level) & (numbers["arm"] == arm)], finals.budget, longest)
-        # Bands of two seeds are wider than anything measured: the axes are those of the runs.
+        # Bands of few seeds are wider than anything measured: the axes are those of the runs.
         some = next(iter(grid.panels.values()))
         some.set_ylim(min(0.0, drawn["value"].min()) - 0.02, max(1.0, drawn["value"].max()) + 0.02)
         some.set_xlim(0, 1.02 * longest)
@@ -256,8 +256,7 @@ def gap_text(change: Interval) -> str:
     """`G +21.5 pp [17.8, 25.2]`, of percentage points."""
     if change.n == 0:
         return "G -"
-    ends = f" [{change.low:.1f}, {change.high:.1f}]" if change.n > 1 else ""
-    return f"G {change.mean:+.1f} pp{ends}"
+    return f"G {change.mean:+.1f} pp{change.ends('{:.1f}'.format)}"
 
 
 def _panel(axes: Axes, numbers: pd.DataFrame, budget: float, longest: float) -> None:
@@ -279,7 +278,7 @@ def _panel(axes: Axes, numbers: pd.DataFrame, budget: float, longest: float) -> 
         style: dict[str, Any] = {"color": series.colour, "linewidth": 1.7, "marker": series.marker}
         style["markersize"] = 3.4 if len(mean) <= 10 else 2.2
         axes.plot(mean["x"], mean["value"], series.dashes, label=series.metric, **style)
-        if (mean["n"] > 1).any():
+        if mean["low"].notna().any():
             axes.fill_between(mean["x"], mean["low"], mean["high"], color=series.colour, alpha=0.15, linewidth=0)
         end = own[own["part"] == "end"]
         axes.plot(end["x"], end["value"], "|", color=series.colour, markersize=11)
@@ -311,8 +310,8 @@ def _legend(numbers: pd.DataFrame) -> list[tuple[Artist, str]]:
 def _bands(known: Mapping[Cell, _Cell], thin: bool) -> str:
     logged = "as logged" + (", of long runs the lowest and highest of every stretch" if thin else "")
     smooth = f"metrics of every step as running means over {SMOOTHING:.0%} of the budget"
-    if max(here.n for here in known.values()) == 1:
-        return f"bold: the one run of an arm, {smooth}; thin: the same run {logged}; one seed has no interval"
+    if max(here.n for here in known.values()) < FOR_INTERVAL:
+        return f"bold: mean over runs, too few for an interval, {smooth}; thin: single seeds {logged}"
     return f"bold: mean over runs, {smooth}; band: its 95% t interval; thin: single seeds {logged}"
 
 

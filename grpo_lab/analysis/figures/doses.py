@@ -35,6 +35,7 @@ from grpo_lab.analysis.figures.style import (
 )
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.intervals import FOR_INTERVAL
 
 OUTCOME = "reward/outcome"
 PANELS = {
@@ -46,7 +47,7 @@ FEWEST = 3  # values that make a curve
 _APART = 0.07  # of the distance of two values, between the bars of two levels
 _LEFT, _RIGHT, _BETWEEN, _PANEL = 0.62, 0.12, 0.62, 2.4  # inches
 _BANDS = "line: mean over runs; bars: its 95% t interval, levels moved apart; dots: single seeds"
-_NO_BANDS = "line: the one seed"
+_NO_BANDS = "line: mean over runs, too few for an interval; dots: single seeds"
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def draw_doses(data: SweepData, finals: FinalValues) -> Drawn | None:
     numbers = dose_numbers(data, finals, found)
     name, factor = f"{data.record.name}_doses", data.design.factor if data.design else ""
     heading = f"{data.record.name}: what comes of {found.key}"
-    bands = _BANDS if numbers.loc[numbers["part"] == "mean", "n"].max() > 1 else _NO_BANDS
+    bands = _BANDS if numbers.loc[numbers["part"] == "mean", "n"].max() >= FOR_INTERVAL else _NO_BANDS
     levels = [level for level in data.levels if (numbers["level"] == level).any()]
     look = looks(levels, levels[0])
     entries = [
@@ -163,7 +164,7 @@ def _panel(axes: Axes, numbers: pd.DataFrame, found: Dose, look: Mapping[str, tu
         seeds, mean = own["part"] == "seed", own["part"] == "mean"
         axes.plot(at[seeds], own["value"][seeds], ".", color=colour, markersize=3, alpha=0.4, label="seed")
         axes.plot(at[mean], own["value"][mean], marker="o", color=colour, linestyle=dashes, markersize=4, label=level)
-        bars = mean & (own["n"] > 1)
+        bars = mean & own["low"].notna()
         axes.vlines(at[bars], own["low"][bars], own["high"][bars], color=colour, linewidth=1.3, alpha=0.7)
     axes.set_xticks(list(places.values()), [f"{value:g}" for value in found.values.values()])
     axes.set_xlim(-0.4, len(places) - 0.6)

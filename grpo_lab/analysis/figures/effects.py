@@ -33,12 +33,13 @@ from grpo_lab.analysis.figures.style import (
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, OVERSTATEMENT, TRUNCATED, FinalValues
 from grpo_lab.analysis.metric_names import title
 from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.intervals import FOR_INTERVAL
 from grpo_lab.analysis.table_rows import rows_of
 from grpo_lab.config.design import Direction
 
 PANELS = {TRUNCATED: BLACK, HELDOUT: BLUE, DOWNSTREAM: GREEN, OVERSTATEMENT: VERMILLION}
 BARS = "mark: mean of the differences paired by seed; bar: its 95% t interval; dots: single seeds"
-BARS_OF_ONE = "mark: the difference of one pair of runs; one pair has no interval"
+BARS_OF_FEW = "mark: mean of the differences of one or two pairs of runs, which have no interval; dots: single seeds"
 _ROW, _BETWEEN, _RIGHT = 0.44, 0.22, 0.15  # inches: an arm, two levels, the margin
 
 
@@ -90,7 +91,7 @@ def draw_effects(data: SweepData, finals: FinalValues) -> Drawn | None:
     arms = [arm for arm in data.arms if arm in set(numbers["arm"])]
     factor = data.design.factor if data.design else ""
     heading = f"Difference to {data.control}, paired by seed"
-    bars = BARS if numbers["n"].max() > 1 else BARS_OF_ONE
+    bars = BARS if numbers["n"].max() >= FOR_INTERVAL else BARS_OF_FEW
     # In inches, from the top: heading, titles of the metrics, the rows of every level, ticks and footer.
     left = 0.2 + text_width(max(arms, key=len), BODY) + (0.35 if factor else 0.0)
     width = max(8.0, left + 1.5 * len(colours))
@@ -127,9 +128,8 @@ def _panel(axes: Axes, numbers: pd.DataFrame, arms: Sequence[str], pairs: pd.Ser
         axes.plot(row.value, y, "o", color=colour, alpha=0.3, markersize=3.2, markeredgewidth=0)
     for row in rows_of(numbers[numbers["part"] == "mean"]):
         y = arms.index(row.arm)
-        if row.n > 1:
-            axes.plot([row.low, row.high], [y, y], color=colour, linewidth=1.8, solid_capstyle="butt")
-        inside = "white" if row.n > 1 and math.isnan(row.low) else colour
+        axes.plot([row.low, row.high], [y, y], color=colour, linewidth=1.8, solid_capstyle="butt")
+        inside = "white" if row.n >= FOR_INTERVAL and math.isnan(row.low) else colour
         axes.plot(row.value, y, "D", color=colour, markersize=4.6, label=row.arm, markerfacecolor=inside)
         aside: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "center", "color": GREY}
         if row.predicted:
@@ -150,7 +150,7 @@ def _footer(data: SweepData, finals: FinalValues, numbers: pd.DataFrame, bars: s
     means = numbers[numbers["part"] == "mean"]
     parts = [
         f"{bars[0].upper()}{bars[1:]}. Final values at {finals.at}.{finals.over_bases}",
-        "Hollow: the interval is withheld." if (means["low"].isna() & (means["n"] > 1)).any() else "",
+        "Hollow: the interval is withheld." if (means["low"].isna() & (means["n"] >= FOR_INTERVAL)).any() else "",
         "Arrow: the direction that was predicted." if numbers["predicted"].any() else "",
         "" if data.design else f"Nothing was declared: {data.control} is the sweep's first arm.",
     ]

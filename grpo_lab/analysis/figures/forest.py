@@ -35,7 +35,7 @@ from grpo_lab.analysis.figures.style import (
 )
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.intervals import WITHHELD, Interval
+from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, Interval
 
 MARKERS = {"added": "D", "left_out": "s", "given": "^", "main": "o", "interaction": "P"}
 TITLES = {
@@ -46,7 +46,7 @@ TITLES = {
     "interaction": "beyond the sum of both",
 }
 BARS = "mark and bar: mean of the differences paired by seed and its 95% t interval; dots: single seeds"
-BARS_OF_ONE = "mark: the difference of one pair of runs; one pair has no interval"
+BARS_OF_FEW = "mark: mean of the differences of one or two pairs of runs, which have no interval; dots: single seeds"
 _EFFECT, _GAP = 0.27, 0.11  # inches: the two lines of an effect, and between two tricks
 _BETWEEN, _ENTRY = 0.3, 2.6  # between two levels, an entry of the legend
 _MAIN, _SECOND = 3.4, 1.5  # inches: the panel of the effects, the one of the interactions
@@ -72,7 +72,7 @@ def draw_forest(data: SweepData, finals: FinalValues) -> Drawn | None:
     pairs = max(effect.n_pairs for effect in effects)
     ends = {level: noise_band(data, finals, level, pairs) for level in levels}
     numbers = forest_numbers(rows, {level: end for level, end in ends.items() if not math.isnan(end)})
-    bars = BARS if pairs > 1 else BARS_OF_ONE
+    bars = BARS if pairs >= FOR_INTERVAL else BARS_OF_FEW
     second = any(row.beside for row in rows)
     contexts = _contexts(effects)
     # In inches, from the left: tricks, their contexts, effects, effects as numbers, interactions.
@@ -127,7 +127,7 @@ def _contexts(effects: Sequence[TrickEffect]) -> bool:
 
 
 def _limit(effects: Sequence[TrickEffect]) -> float:
-    """Half the width of the axis: bars of two seeds can be wider than anything measured, and are cut."""
+    """Half the width of the axis: bars of few seeds can be wider than anything measured, and are cut."""
     measured = max((abs(value) for effect in effects for value in effect.differences.values()), default=0.0)
     bounds = [abs(end) for e in effects for end in (e.interval.low, e.interval.high) if not math.isnan(end)]
     return PP * 1.08 * max(min(max(bounds, default=measured), 1.6 * measured), 0.005)
@@ -186,7 +186,7 @@ def _face(kind: str) -> str:
 
 def _bar(axes: Axes, interval: Interval, y: float, colour: str, width: float, limit: float, alpha: float = 1.0) -> None:
     """The interval; an arrowhead where it leaves the axis."""
-    if interval.n < 2:
+    if math.isnan(interval.low):
         return
     low, high = interval.low * PP, interval.high * PP
     axes.plot([low, high], [y, y], color=colour, linewidth=width, alpha=alpha, solid_capstyle="butt")
@@ -230,10 +230,7 @@ def _tidy(axes: Axes) -> None:
 
 
 def _estimate(interval: Interval) -> str:
-    mean, low, high = (f"{PP * value:+.1f}" for value in (interval.mean, interval.low, interval.high))
-    if math.isnan(interval.low):
-        return f"{mean}{WITHHELD if interval.why else ''}"
-    return f"{mean} [{low}, {high}]"
+    return interval.scaled(PP).written("{:+.1f}".format)
 
 
 def _star(effect: TrickEffect) -> str:

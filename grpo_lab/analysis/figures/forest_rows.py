@@ -12,6 +12,7 @@ from grpo_lab.analysis.effects.contrast_plan import CONDITIONAL, planned_contras
 from grpo_lab.analysis.effects.contrasts import TRAINING_REWARD, Disagreement, TrickEffect, disagreements, trick_effects
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.intervals import FOR_INTERVAL
 from grpo_lab.analysis.stats.power import difference_sd, minimum_detectable_effect
 from grpo_lab.config.design import Kind
 
@@ -76,7 +77,7 @@ def noise_band(data: SweepData, finals: FinalValues, level: str, pairs: int) -> 
     have found, before anything is known of a trick.
     """
     control = finals.of(level, data.control, DOWNSTREAM)
-    if len(control) < 2 or pairs < 2:
+    if len(control) < FOR_INTERVAL or pairs < FOR_INTERVAL:
         return math.nan
     return minimum_detectable_effect(difference_sd(float(control.std()), 0), pairs)
 

@@ -32,7 +32,7 @@ from grpo_lab.analysis.figures.small_multiples import (
 from grpo_lab.analysis.figures.style import BLACK, GREEN, GREY, SMALL, VERMILLION, Drawn, house_style, wrapped
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.intervals import Interval
+from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, Interval, bounds
 from grpo_lab.analysis.table_rows import row_at, rows_of
 from grpo_lab.analysis.tracks import Track, cells, mean_of_tracks, tracks
 
@@ -125,8 +125,8 @@ def draw_frontier(data: SweepData, finals: FinalValues) -> Drawn | None:
         return None
     numbers = frontier_numbers(found)
     name = f"{data.record.name}_frontier"
-    single = max(map(len, found.values())) == 1
-    bands = "marks: evaluations of single seeds; line: the fitted curve of the one seed"
+    single = max(map(len, found.values())) < FOR_INTERVAL
+    bands = "marks: evaluations of single seeds; line: mean of the seeds' own fitted curves, too few for an interval"
     if not single:
         bands = (
             "marks: evaluations of single seeds; line: mean of the seeds' own fitted curves; band: its 95% t interval"
@@ -165,11 +165,11 @@ def _panel(axes: Axes, numbers: pd.DataFrame) -> None:
         axes.plot(seeds["x"], seeds["value"], marker=marker, label=f"{series} of seeds", **look)
         axes.plot(lead["x"], lead["value"], dashes, color=colour, linewidth=0.7, alpha=0.6)
         axes.plot(curve["x"], curve["value"], dashes, color=colour, linewidth=1.8, label=series)
-        if (curve["n"] > 1).any():
+        if curve["low"].notna().any():
             axes.fill_between(curve["x"], curve["low"], curve["high"], color=colour, alpha=0.15, linewidth=0)
     for top in rows_of(numbers[(numbers["series"] == "downstream") & (numbers["part"] == "top")]):
         axes.plot(top.x, top.value, "*", color=BLACK, markersize=7.0, label="top")
-        if top.n > 1:
+        if not math.isnan(top.x_low):
             axes.plot([top.x_low, top.x_high], [top.value] * 2, color=BLACK, linewidth=1.0)
 
 
@@ -183,18 +183,17 @@ def _lines(data: SweepData, finals: FinalValues, numbers: pd.DataFrame, level: s
     for name in ("a", "b"):
         row = row_at(own, name)
         digits = "+.0f" if np.nanmax(np.abs(row[["value", "low", "high"]].astype(float))) >= 100 else "+.1f"
-        bounds = f" [{row['low']:{digits}}, {row['high']:{digits}}]" if row["n"] > 1 else ""
-        lines.append(f"{name} = {row['value']:{digits}}{bounds}" + (f" (n = {row['n']})" if row["n"] != n else ""))
+        ends = bounds(row["low"], row["high"], digits)
+        lines.append(f"{name} = {row['value']:{digits}}{ends}" + (f" (n = {row['n']})" if row["n"] != n else ""))
     if (own.loc[["curve"], "high"] < 0).all():
         return [*lines, LOSES]
     b = row_at(own, "b")
-    if b["n"] > 1 and not b["low"] > 0:
+    if b["n"] >= FOR_INTERVAL and not b["low"] > 0:
         return [*lines, NOT_SEEN]
     if "top" not in own.index:
         return [*lines, _where_top(own)]
     top = row_at(own, "top")
-    bounds = f" [{top['x_low']:.2f}, {top['x_high']:.2f}]" if top["n"] > 1 else ""
-    return [*lines, f"d* = {top['x']:.2f}{bounds}"]
+    return [*lines, f"d* = {top['x']:.2f}{bounds(top['x_low'], top['x_high'], '.2f')}"]
 
 
 def _where_top(own: pd.DataFrame) -> str:

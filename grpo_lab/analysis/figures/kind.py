@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from grpo_lab.analysis.figures.style import Drawn
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.resampling import SEED
 
 
 @dataclass(frozen=True)
@@ -30,10 +27,3 @@ class FigureKind:
     def name(self, sweep: str) -> str:
         """What the figure of this sweep is called."""
         return f"{sweep}_{self.suffix}" if self.suffix else sweep
-
-
-def seeded(
-    draw: Callable[[SweepData, FinalValues, np.random.Generator], Drawn | None],
-) -> Callable[[SweepData, FinalValues], Drawn | None]:
-    """`draw` of a figure that resamples, with a generator of the same seed every time."""
-    return lambda data, finals: draw(data, finals, np.random.default_rng(SEED))

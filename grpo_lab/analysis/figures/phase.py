@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import matplotlib
@@ -29,13 +29,13 @@ from grpo_lab.analysis.figures.small_multiples import (
 from grpo_lab.analysis.figures.style import BLACK, BODY, SMALL, Drawn, budget_label, house_style, wrapped
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.intervals import Interval
+from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, Interval
 from grpo_lab.analysis.stats.mean_line import over_bases
 from grpo_lab.analysis.tracks import TRAINING, Track, cells, mean_of_tracks, on_grid, tracks
 
 COLOURS = "viridis"  # which the colour-blind read as an order, as grey does
 SLOPES = {"divergence/transfer_slope_early": "_early", "divergence/transfer_slope_late": "_late"}
-BANDS = "cross: standard errors of both, at X; thin: single seeds; one seed has no error"
+BANDS = "cross: standard errors of both, at X, from three runs on; thin: single seeds"
 _GHOST, _ARROWS = "#D0D0D0", 6
 _POINTS = 3  # that `transfer_slope` needs
 _FOOT = 0.42  # inches under the panels, for the colour bar
@@ -66,7 +66,7 @@ def _paths(data: SweepData, finals: FinalValues) -> dict[Cell, _Path]:
             continue
         ends = [over_bases(values[:, -1:], [track.base for track in whole]) for values in (reward, downstream)]
         n = len(ends[0])
-        first, second = (float(end.std(ddof=1)) / math.sqrt(n) if n > 1 else math.nan for end in ends)
+        first, second = (float(end.std(ddof=1)) / math.sqrt(n) if n >= FOR_INTERVAL else math.nan for end in ends)
         each = [transfer_slopes(track) for track in whole]
         slopes = {name: mean_of_tracks(whole, [slope[half] for slope in each]) for name, half in SLOPES.items()}
         found[key] = _Path(x, reward.mean(axis=0), downstream.mean(axis=0), (first, second), whole, slopes)
@@ -175,7 +175,7 @@ def slope_text(half: str, slope: Interval, runs: int) -> str:
         return f"{half} -"
     size = max(abs(value) for value in (slope.mean, slope.low, slope.high) if not math.isnan(value))
     digits = 2 if size < 10 else 0
-    ends = f" [{slope.low:.{digits}f}, {slope.high:.{digits}f}]" if not math.isnan(slope.low) else ""
+    ends = replace(slope, why="").ends(f"{{:.{digits}f}}".format)
     of = "*" if slope.n < runs else ""
     return f"{half}{of} {slope.mean:+.{digits}f}{ends}"
 
@@ -250,8 +250,8 @@ def _footer(data: SweepData, finals: FinalValues, paths: Mapping[Cell, _Path]) -
     lacking = [(run.level, run.arm, run.seed) for run in tracks(data, finals) if not _whole(run)]
     left_out = [arm for arm in data.arms if arm not in {arm for _, arm in paths}]
     parts = [
-        f"Path: mean over runs from step 0 (dot) to X = {finals.at}; cross: standard errors at X; thin: "
-        "single seeds. Pc is the mean over the last 5% of the budget before an evaluation, at step 0 that of the "
+        f"Path: mean over runs from step 0 (dot) to X = {finals.at}; cross: standard errors at X, from three runs on; "
+        "thin: single seeds. Pc is the mean over the last 5% of the budget before an evaluation, at step 0 that of the "
         "probe. Slopes of E on Pc over the first and the second half of the budget: Theil-Sen within a run, then mean "
         "and 95% t interval. Under the diagonal, less is gained downstream than in training; a path that "
         f"falls loses.{finals.over_bases}",

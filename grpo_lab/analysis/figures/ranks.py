@@ -42,11 +42,12 @@ from grpo_lab.analysis.figures.style import (
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.comparison import mean_of_runs
-from grpo_lab.analysis.table_rows import rows_of
+from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, bounds
+from grpo_lab.analysis.table_rows import row_at, rows_of
 
 AXES = {"reward": "training reward", "downstream": "downstream accuracy"}
 MARKS = "mark: mean over the seeds that every arm has; cross: its 95% t intervals, cut at the edge; dots: seeds"
-MARKS_OF_ONE = "mark: the one seed that every arm has"
+MARKS_OF_FEW = "mark: mean over the seeds that every arm has, too few for an interval; dots: seeds"
 _FAINT = "#BDBDBD"  # of what lies behind the marks
 _LEFT, _GAP, _RIGHT = 0.62, 0.12, 0.08  # inches
 _LEAST, _LINE, _OVER, _UNDER = 2.7, 0.125, 0.42, 0.42  # inches: a level's panels, a line in them, above and below
@@ -102,7 +103,7 @@ def draw_ranks(data: SweepData, finals: FinalValues) -> Drawn | None:
     numbers = rank_numbers(found)
     name = f"{data.record.name}_ranks"
     heading = f"{data.record.name}: does training reward rank the arms as downstream accuracy does?"
-    marks = MARKS if max(len(here.seeds) for here in found.values()) > 1 else MARKS_OF_ONE
+    marks = MARKS if max(len(here.seeds) for here in found.values()) >= FOR_INTERVAL else MARKS_OF_FEW
     names = {arm: name_lines(arm, _NAME, TINY) for here in found.values() for arm in here.arms}
     colours = {level: _colours(numbers[numbers["level"] == level], data.control) for level in found}
     legend = _legend({colour for own in colours.values() for colour in own.values()}, data.design is not None)
@@ -129,7 +130,7 @@ def draw_ranks(data: SweepData, finals: FinalValues) -> Drawn | None:
             )
             _scatter(first, own, (scatter, panel), colours[level], _short(own, names))
             _slopes(second, own, slopes, colours[level], names)
-            _title(first, own, len(here.seeds))
+            _title(first, own, len(here.seeds), arm_agreement(here.reward, here.downstream, here.bases).same)
             factor = f"{data.design.factor} = {level}\n" if data.design and data.design.factor else ""
             first.set_ylabel(f"{factor}{AXES['downstream']} (%)")
         write_footer(figure, footer)
@@ -147,15 +148,14 @@ def _colours(numbers: pd.DataFrame, control: str) -> dict[str, str]:
     return colours
 
 
-def _title(axes: Axes, numbers: pd.DataFrame, seeds: int) -> None:
-    """Seeds, regret and tau, over the scatter."""
+def _title(axes: Axes, numbers: pd.DataFrame, seeds: int, same: bool) -> None:
+    """Seeds, regret and tau, over the scatter; `same`: one arm is best by both, whichever seed is left out."""
     own = numbers[numbers["part"].isin(["regret", "tau"])].set_index("part")
-    regret, tau = own.loc["regret"], own.loc["tau"]
+    regret, tau = row_at(own, "regret"), row_at(own, "tau")
     words = "top-1 regret: needs two seeds"
     if not np.isnan(regret["value"]):
-        bounds = "" if np.isnan(regret["low"]) else f" [{regret['low']:+.1f}, {regret['high']:+.1f}]"
-        same = ", one arm is best by both" if not bounds else ""
-        words = f"top-1 regret {regret['value']:+.1f}{bounds} pp{same}"
+        ends = bounds(regret["low"], regret["high"], "+.1f")
+        words = f"top-1 regret {regret['value']:+.1f}{ends} pp{', one arm is best by both' if same else ''}"
     agreement = "undefined, all arms are equal" if np.isnan(tau["value"]) else f"{tau['value']:+.2f}"
     second = f"n = {seeds} seed{'s' if seeds > 1 else ''}, Kendall's tau_b {agreement}"
     place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom"}
@@ -181,9 +181,8 @@ def _scatter(
     for row in rows_of(means):
         colour = colours[row.arm]
         look = {"color": _FAINT, "linewidth": 0.6} if colour == GREY else {"color": colour, "linewidth": 0.8}
-        if row.n > 1:
-            axes.plot([row.reward_low, row.reward_high], [row.downstream] * 2, **look)
-            axes.plot([row.reward] * 2, [row.downstream_low, row.downstream_high], **look)
+        axes.plot([row.reward_low, row.reward_high], [row.downstream] * 2, **look)
+        axes.plot([row.reward] * 2, [row.downstream_low, row.downstream_high], **look)
         axes.plot(row.reward, row.downstream, "o", color=colour, markersize=4.6, label=row.arm, zorder=4)
     scale = np.array([size / (high - low) for size, (low, high) in zip(inches, limits)])
     origin = np.array([low for low, _ in limits])

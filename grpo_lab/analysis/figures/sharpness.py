@@ -29,6 +29,7 @@ from grpo_lab.analysis.figures.style import (
 )
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.intervals import bounds
 from grpo_lab.config.design import RANKED
 
 # Labels of differences from the mean of all arms, and the factor to points where a value is a share.
@@ -90,7 +91,7 @@ def _panel(axes: Axes, here: RankedLevel, metric: str, scale: float, named: Sequ
         draw(0, color=GREY, linewidth=0.6, zorder=0)
     axes.plot(x, y, "o", color=BLUE, markersize=4, markeredgewidth=0)
     found = here.correlations[metric].within(-1.0, 1.0)
-    ends = "" if pd.isna(found.low) else f" [{found.low:.2f}, {found.high:.2f}]"
+    ends = bounds(found.low, found.high, ".2f")
     axes.set_title(f"rank correlation {found.mean:+.2f}{ends}", fontsize=BODY, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(0.1)

@@ -25,6 +25,7 @@ from grpo_lab.analysis.figures.style import (
     write_heading,
 )
 from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.intervals import FOR_INTERVAL
 
 # Where a run that collapsed ends.
 CROSS: dict[str, Any] = {
@@ -148,4 +149,4 @@ def seeds_text(n: int, planned: int, collapsed: int = 0) -> str:
     """How many seeds a panel shows the mean of."""
     text = f"n = {n}" if n == planned else f"n = {n} of {planned} seeds"
     text += f", {collapsed} collapsed" if collapsed else ""
-    return text + (", no interval" if n == 1 else "")
+    return text + (", no interval" if 0 < n < FOR_INTERVAL else "")

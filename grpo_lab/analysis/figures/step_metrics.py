@@ -33,6 +33,7 @@ from grpo_lab.analysis.figures.style import (
 )
 from grpo_lab.analysis.final_values import TRUNCATED, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.intervals import FOR_INTERVAL
 from grpo_lab.analysis.stats.mean_line import SMOOTHING, mean_line
 from grpo_lab.analysis.table_rows import groups_of, row_at, rows_of
 from grpo_lab.analysis.tracks import KL
@@ -287,7 +288,7 @@ def _panel(axes: Axes, numbers: pd.DataFrame, look: Mapping[str, tuple[str, str]
         colour, dashes = look[arm] if arm in coloured else (_FAINT, "-")
         mean = own[own["part"] == "mean"]
         axes.plot(mean["x"], mean["value"], dashes, color=colour, linewidth=1.5 if arm in coloured else 0.8, label=arm)
-        if arm in coloured and (mean["n"] > 1).any():
+        if arm in coloured and mean["low"].notna().any():
             axes.fill_between(mean["x"], mean["low"], mean["high"], color=colour, alpha=0.1, linewidth=0)
         stops = own[own["part"] == "stop"]
         for seed, run in own[own["part"] == "seed"].groupby("seed"):
@@ -298,7 +299,7 @@ def _panel(axes: Axes, numbers: pd.DataFrame, look: Mapping[str, tuple[str, str]
 
 
 def _scale(panels: Sequence[Axes], numbers: pd.DataFrame, shown: StepMetric, layout: _Layout) -> None:
-    """One y axis for all levels of a metric, as wide as the runs; bands of two seeds would be wider than that."""
+    """One y axis for all levels of a metric, as wide as the runs; bands of few seeds would be wider than that."""
     low, high = float(numbers["value"].min()), float(numbers["value"].max())
     means = numbers.loc[numbers["part"] == "mean", "value"]
     usual = float(f"{means[means > 0].median():.0e}")
@@ -332,8 +333,8 @@ def _name_levels(panels: Sequence[Axes], data: SweepData, levels: Sequence[str],
 def _bands(numbers: pd.DataFrame) -> str:
     smooth = f"metrics of every step as running means over {SMOOTHING:.0%} of the budget"
     thin = "single seeds as logged, of long runs the lowest and highest of every stretch"
-    if not (numbers["n"] > 1).any():
-        return f"bold: the one run of an arm, {smooth}; thin: the same run as logged; one seed has no interval"
+    if not (numbers["n"] >= FOR_INTERVAL).any():
+        return f"bold: mean over runs, too few for an interval, {smooth}; thin: {thin}"
     return f"bold: mean over runs, {smooth}; band: its 95% t interval; thin: {thin}"
 
 

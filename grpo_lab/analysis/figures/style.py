@@ -162,7 +162,8 @@ def budget_label(axis: str, largest: float) -> tuple[str, FuncFormatter]:
     return f"{words} ({inside})" if inside else words, FuncFormatter(lambda value, _: f"{value / scale:g}")
 
 
-def _write_small(drawn: Drawn, path: Path) -> None:
+def write_png(drawn: Drawn, path: Path | BytesIO) -> None:
+    """Write the figure as a small PNG: few colours, and fewer points an inch where it is tall."""
     whole = BytesIO()
     dpi, colours = (TALL_DPI, TALL_COLOURS) if drawn.figure.get_figheight() > TALL else (DPI, COLOURS)
     drawn.write(whole, "png", dpi)
@@ -176,7 +177,7 @@ def save(drawn: Drawn, folder: Path, sources: Mapping[str, Any]) -> list[Path]:
     """Write `<name>.svg`, `.png`, `.csv` (the numbers drawn) and `.json` (`sources` and the bands)."""
     svg, png, csv, described = (folder / f"{drawn.name}.{suffix}" for suffix in ("svg", "png", "csv", "json"))
     write_whole(svg, lambda path: drawn.write(path, "svg", DPI))
-    write_whole(png, lambda path: _write_small(drawn, path))
+    write_whole(png, lambda path: write_png(drawn, path))
     write_whole(csv, lambda path: drawn.numbers.to_csv(path, index=False))
     write_json(described, {"figure": drawn.name, "bands": drawn.bands, **sources})
     return [svg, png, csv, described]

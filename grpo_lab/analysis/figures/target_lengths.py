@@ -39,6 +39,7 @@ from grpo_lab.analysis.figures.style import (
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.comparison import mean_of_runs
+from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, bounds
 from grpo_lab.analysis.table_rows import row_at
 from grpo_lab.analysis.tracks import Track, cells, tracks
 
@@ -50,7 +51,7 @@ QUANTITIES = {"length": "response length (tokens)", "accuracy": "right answers (
 _APART = 0.012  # of the range of lengths asked for, between the bars of two arms
 _LEFT, _RIGHT, _BETWEEN, _PANEL = 0.62, 0.1, 0.68, 2.3  # inches
 _BANDS = "line: mean over runs at the last evaluation; bars: its 95% t interval, arms moved apart"
-_NO_BANDS = "line: the one seed at the last evaluation"
+_NO_BANDS = "line: mean over runs at the last evaluation, too few for an interval"
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ def draw_target_lengths(data: SweepData, finals: FinalValues) -> Drawn | None:
         f"{data.record.name}_target_lengths",
         f"{data.record.name}: are responses as long as they are asked to be?",
     )
-    bands = _BANDS if max(map(len, found.values())) > 1 else _NO_BANDS
+    bands = _BANDS if max(map(len, found.values())) >= FOR_INTERVAL else _NO_BANDS
     levels = [level for level in data.levels if any(level == other for other, _ in found)]
     arms = [arm for arm in data.arms if any(arm == other for _, other in found)]
     look = looks(arms, data.control if data.control in arms else arms[0])
@@ -226,7 +227,7 @@ def _panel(axes: Axes, numbers: pd.DataFrame, look: Mapping[str, tuple[str, str]
             axes.plot(run["x"], run["value"], color=colour, linewidth=0.5, alpha=0.35, label="seed")
         mean = end[end["part"] == "mean"]
         axes.plot(mean["x"], mean["value"], "-o", color=colour, linewidth=1.7, markersize=3.6, label=arm)
-        bars = mean[mean["n"] > 1]
+        bars = mean[mean["low"].notna()]
         at = bars["x"] + apart * (place - (len(arms) - 1) / 2)
         axes.vlines(at, bars["low"], bars["high"], color=colour, linewidth=1.3, alpha=0.7, label="interval")
         before = start[start["part"] == "mean"]
@@ -257,10 +258,10 @@ def _over(data: SweepData, finals: FinalValues, numbers: pd.DataFrame, row: Sequ
         own = own[own["part"] == "mean"].set_index("when")
         end = row_at(own, "end")
         n = int(end["n"])
-        bounds = f" [{end['low']:.2f}, {end['high']:.2f}]" if n > 1 else ""
+        ends = bounds(end["low"], end["high"], ".2f")
         seeds = seeds_text(n, data.seeds_planned(level, arm), finals.collapsed(level, arm))
         before, after = (round(float(row_at(own, when)["value"]), 2) + 0.0 for when in WHENS)  # no -0.00
-        line = f"{arm}: slope {before:.2f} at step 0, {after:.2f}{bounds} at the end; {seeds}"
+        line = f"{arm}: slope {before:.2f} at step 0, {after:.2f}{ends} at the end; {seeds}"
         lines += [(arm, part) for part in wrapped(line, WIDTH - _LEFT - _RIGHT, SMALL, bold=True)]
     return lines
 
@@ -275,7 +276,7 @@ def _legend() -> list[tuple[Line2D, str]]:
 
 def _footer(data: SweepData, finals: FinalValues, bands: str) -> str:
     parts = [
-        f"{bands[0].upper()}{bands[1:]}; thin: single seeds." if bands == _BANDS else f"{bands[0].upper()}{bands[1:]}.",
+        f"{bands[0].upper()}{bands[1:]}; thin: single seeds.",
         "Held-out questions under the training protocol, grouped by the length that they ask for. Slope: tokens of "
         "response for each token asked for, by least squares over single questions; 1 does as it is asked, 0 takes no "
         f"notice. The last evaluation is that at or before {finals.at}.{finals.over_bases}",

@@ -37,6 +37,7 @@ from grpo_lab.analysis.figures.style import (
 )
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.intervals import FOR_INTERVAL
 from grpo_lab.analysis.table_rows import rows_of
 from grpo_lab.analysis.tracks import Track, cells, mean_of_tracks, tracks
 
@@ -49,7 +50,7 @@ PARTS = {
 }
 TOTAL = "total"
 BARS = "bar: a part of the gap, mean over runs, from where the one above it ended; line: its 95% t interval"
-BARS_OF_ONE = "bar: a part of the gap, from where the one above it ended; one seed has no interval"
+BARS_OF_FEW = "bar: a part of the gap, mean over runs, too few for an interval, from where the one above it ended"
 _LANE, _APART, _BETWEEN, _RIGHT = 0.075, 0.1, 0.22, 0.15  # inches: a part, two arms, two levels, the margin
 _NEEDED = tuple(dict.fromkeys(name for ends in WATERFALL.values() for name in ends))
 _ROOM = 0.6  # of what the bars take, that intervals may take on either side
@@ -105,7 +106,7 @@ def draw_waterfall(data: SweepData, finals: FinalValues) -> Drawn | None:
     numbers = waterfall_numbers(found)
     name = f"{data.record.name}_waterfall"
     heading = f"{data.record.name}: where was what training gained lost on the way downstream?"
-    bars = BARS if numbers["n"].max() > 1 else BARS_OF_ONE
+    bars = BARS if numbers["n"].max() >= FOR_INTERVAL else BARS_OF_FEW
     rows = {level: [arm for at, arm in found if at == level] for level, _ in found}
     most = max(map(len, rows.values()))
     factor = data.design.factor if data.design else ""
@@ -154,7 +155,7 @@ def _names(
 
 
 def _limits(numbers: pd.DataFrame) -> tuple[tuple[float, float], bool]:
-    """The ends of the axis, and whether they cut an interval: those of two seeds would leave no room for the bars."""
+    """The ends of the axis, and whether they cut an interval: those of few seeds would leave no room for the bars."""
     ends = numbers["start"] + numbers["value"]
     low, high = min(0.0, ends.min()), max(0.0, ends.max())
     room = _ROOM * (high - low)
@@ -176,8 +177,7 @@ def _panel(axes: Axes, numbers: pd.DataFrame, arms: Sequence[str], most: int, la
         else:
             axes.barh(y, row.value, lane, row.start, color=PARTS[row.part][0], linewidth=0)
             axes.plot([end, end], [y, y + lane], color=GREY, linewidth=0.7)  # where the next begins
-        if row.n > 1:
-            axes.plot([row.start + row.low, row.start + row.high], [y, y], color=BLACK, linewidth=0.9)
+        axes.plot([row.start + row.low, row.start + row.high], [y, y], color=BLACK, linewidth=0.9)
     for edge in range(1, len(arms)):
         axes.axhline(edge - 0.5, color="#E4E4E4", linewidth=0.5)
     axes.set_ylim(most - 0.5, -0.5)

@@ -25,7 +25,7 @@ from grpo_lab.analysis.divergence.across import (
     with_gap,
 )
 from grpo_lab.analysis.metric_names import change_text
-from grpo_lab.analysis.stats.intervals import Interval
+from grpo_lab.analysis.stats.intervals import Interval, bounds
 
 _SIGN = {1: "up", 0: "not resolved", -1: "down"}
 
@@ -135,18 +135,17 @@ def costs_table(pooled: Pool) -> pd.DataFrame:
 
 def _counted(found: Counted) -> str:
     share = found.runs.interval
-    bounds = "" if math.isnan(share.low) else f" [{share.low:.1%}, {share.high:.1%}]"
-    return f"{found.runs.number} of {found.runs.n}{bounds}, on {found.bases.number} of {found.bases.n} bases"
+    both = bounds(share.low, share.high, ".1%")
+    return f"{found.runs.number} of {found.runs.n}{both}, on {found.bases.number} of {found.bases.n} bases"
 
 
 def _cost(found: Interval) -> str:
     if math.isnan(found.mean):
         return "gain not surely above 0"
-    return _text(replace(found, mean=found.mean / 1000, low=found.low / 1000, high=found.high / 1000))
+    return _text(found.scaled(1e-3))
 
 
 def _text(found: Interval, decimals: int = 1) -> str:
     if math.isnan(found.mean):
         return ""
-    bounds = "" if math.isnan(found.low) else f" [{found.low:.{decimals}f}, {found.high:.{decimals}f}]"
-    return f"{found.mean:.{decimals}f}{bounds}"
+    return replace(found, why="").written(f"{{:.{decimals}f}}".format)

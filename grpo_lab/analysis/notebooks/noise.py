@@ -227,5 +227,4 @@ def three_intervals(data: SweepData, found: Mapping[tuple[str, str], Asked], rng
 def _text(interval: Interval, sign: str = "") -> str:
     if math.isnan(interval.mean):
         return "-"
-    bounds = "" if math.isnan(interval.low) else f" [{interval.low:{sign}.2f}, {interval.high:{sign}.2f}]"
-    return f"{interval.mean:{sign}.2f}{bounds}"
+    return interval.written(f"{{:{sign}.2f}}".format)

@@ -23,6 +23,7 @@ from grpo_lab.analysis.figures.style import Drawn
 from grpo_lab.analysis.final_values import FinalValues, final_values
 from grpo_lab.analysis.sources.read import read_source
 from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.intervals import bounds
 from grpo_lab.analysis.table_rows import rows_of
 from grpo_lab.analysis.tracks import Track, tracks
 from grpo_lab.tracking.terminal import say
@@ -111,9 +112,9 @@ def _measure(row: Any) -> str:
     if math.isnan(row.value):
         return row.note or "-"
     decimals = 0 if abs(row.value) >= 1000 else 2
-    bounds = "" if math.isnan(row.low) else f" [{row.low:,.{decimals}f}, {row.high:,.{decimals}f}]"
+    both = bounds(row.low, row.high, f",.{decimals}f")
     crossed = "" if math.isnan(row.crossed_low) else f" {{{row.crossed_low:.2f}, {row.crossed_high:.2f}}}"
-    return f"{row.value:,.{decimals}f}{bounds}{crossed}" + (f"; {row.note}" if row.note else "")
+    return f"{row.value:,.{decimals}f}{both}{crossed}" + (f"; {row.note}" if row.note else "")
 
 
 def show_lines(text: str) -> None:

@@ -17,6 +17,7 @@ from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.metric_names import change_text, level_text, title
 from grpo_lab.analysis.report.page_words import Html, escaped, folded, paragraph, table
 from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.intervals import bounds, few
 from grpo_lab.analysis.table_rows import rows_of
 from grpo_lab.tracking import provenance
 
@@ -98,9 +99,9 @@ def _measure(row: Any) -> str:
     if math.isnan(row.value):
         return row.note or "-"
     decimals = 0 if abs(row.value) >= 1000 else 2
-    both = "" if math.isnan(row.low) else f" [{row.low:,.{decimals}f}, {row.high:,.{decimals}f}]"
+    both = bounds(row.low, row.high, f",.{decimals}f")
     crossed = "" if math.isnan(row.crossed_low) else f" {{{row.crossed_low:.2f}, {row.crossed_high:.2f}}}"
-    return f"{row.value:,.{decimals}f}{both}{crossed}, n = {row.n}{note}"
+    return f"{row.value:,.{decimals}f}{both}{crossed}, {few(row.n) or f'n = {row.n}'}{note}"
 
 
 # --- provenance ---------------------------------------------------------------------------------------------
@@ -146,7 +147,7 @@ def _versions() -> list[str]:
 
 def _again(data: SweepData, command: Sequence[str]) -> list[str]:
     name = shlex.quote(data.record.name)
-    if data.design is None:
+    if data.declaration is None:
         return [shlex.join(data.record.command), f"make figures EXP={name}", shlex.join(command)]
     return [f"make sweep EXP={name}", f"make data EXP={name}", f"make figures EXP={name}", shlex.join(command)]
 

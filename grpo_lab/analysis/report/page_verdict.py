@@ -23,7 +23,7 @@ from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
 from grpo_lab.analysis.metric_names import CORRECTNESS, change_text, title
 from grpo_lab.analysis.report.page_words import Html, escaped, folded, items, paragraph, table
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.intervals import WITHHELD_MEANS
+from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, WITHHELD_MEANS, bounds
 from grpo_lab.analysis.stats.multiplicity import ALPHA, p_text
 from grpo_lab.analysis.table_rows import groups_of, row_at
 
@@ -56,9 +56,9 @@ def verdict_section(
 
 
 def _summary(data: SweepData, finals: FinalValues, judgements: Sequence[Judgement]) -> Html:
-    if data.design is None:
+    if data.declaration is None:
         said = f"Nothing was declared, so nothing is judged; {data.control} is the control."
-        apart = items(comparison(data))
+        apart = items(comparison(data) if data.design is None else [])
         return Html(f"{paragraph(said, 'lead')}{apart}{paragraph(f'{finals.rule}.', 'small')}")
     counts = {word: sum(judgement.word == word for judgement in judgements) for word in WORDS}
     tally = ", ".join(f"{number} {word}" for word, number in counts.items() if number) or "no prediction was declared"
@@ -75,11 +75,11 @@ def _summary(data: SweepData, finals: FinalValues, judgements: Sequence[Judgemen
         f"{meaning(judgements)} "
         f"{when}, {len(data.record.declared)} declaration{'s' * (len(data.record.declared) > 1)} in all. "
         f"{finals.rule}. Brackets: {finals.brackets}, of differences paired by seed. "
-        f"{WITHHELD_MEANS if any(one.difference.why for one in judgements) else ''} The decisive budget axis is "
+        f"{WITHHELD_MEANS if any(one.difference.withheld for one in judgements) else ''} The decisive budget axis is "
         f"{finals.axis.replace('_', ' ')}; differences of shares are in percentage points (pp)."
     )
     parts = [paragraph(of, "lead"), paragraph(rule, "small")]
-    return Html("".join([*parts, folded("What was expected, in words", paragraph(data.design.prediction))]))
+    return Html("".join([*parts, folded("What was expected, in words", paragraph(data.declaration.prediction))]))
 
 
 # --- predictions --------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def _evidence(data: SweepData, finals: FinalValues, judgement: Judgement) -> lis
     prediction = judgement.prediction
     seeds = list(map(str, judgement.seeds))
     planned = data.seeds_planned(prediction.level, prediction.arm)
-    few = "; no interval, so not judged" if len(seeds) == 1 else ""
+    few = "; no interval, so not judged" if 0 < len(seeds) < FOR_INTERVAL else ""
     lines = [judgement.reason] if judgement.reason else []
     lines.append(f"{len(seeds)} of {planned} pairs of seeds ({', '.join(seeds) or 'none'}){few}.")
     if not any(finals.collapsed(*cell) for cell in ((prediction.level, prediction.arm), judgement.reference)):
@@ -199,10 +199,7 @@ def _measure(row: pd.Series) -> str:
     if math.isnan(row["value"]):
         return str(row["note"]) or "-"
     decimals = 0 if abs(row["value"]) >= 1000 else 2
-    number = f"{row['value']:,.{decimals}f}"
-    if math.isnan(row["low"]):
-        return number
-    return f"{number} [{row['low']:,.{decimals}f}, {row['high']:,.{decimals}f}]"
+    return f"{row['value']:,.{decimals}f}{bounds(row['low'], row['high'], f',.{decimals}f')}"
 
 
 def _opened(data: SweepData, by_arm: Mapping[tuple[str, str], pd.DataFrame]) -> str:
@@ -210,7 +207,7 @@ def _opened(data: SweepData, by_arm: Mapping[tuple[str, str], pd.DataFrame]) -> 
     parts = []
     for name, words in (("gap_change", "the gap grew"), ("post_peak_drop", "downstream accuracy fell after its peak")):
         found = {cell: row_at(arm, name) for cell, arm in by_arm.items() if name in arm.index}
-        measured = {cell: row for cell, row in found.items() if row["n"] > 1}
+        measured = {cell: row for cell, row in found.items() if row["n"] >= FOR_INTERVAL}
         sure = [place(data, *cell) for cell, row in measured.items() if row["low"] > 0]
         if not measured:
             parts.append(f"whether {words} cannot be said of any arm")

@@ -18,8 +18,7 @@ import pandas as pd
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, REWARD, TRUNCATED, FinalValues, final_values
 from grpo_lab.analysis.metric_names import CORRECTNESS, change_text, level_text, title, unit
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
-from grpo_lab.analysis.stats.comparison import FEWEST_BASES
-from grpo_lab.analysis.stats.intervals import critical_t
+from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, critical_t
 from grpo_lab.analysis.stats.mean_line import SMOOTHING, over_bases, running_mean
 from grpo_lab.analysis.table_rows import groups_of
 from grpo_lab.config.design import Collapsed
@@ -299,7 +298,6 @@ def _over_seeds(values: np.ndarray, bases: Sequence[int]) -> dict[str, Any]:
     `n` counts the seeds; otherwise as `stats.comparison`.
     """
     runs = (~np.isnan(values)).sum(axis=0)
-    fewest = FEWEST_BASES if len(set(bases)) > 1 else 2
     values = over_bases(values, bases)
     here = ~np.isnan(values)
     n = here.sum(axis=0)
@@ -308,7 +306,7 @@ def _over_seeds(values: np.ndarray, bases: Sequence[int]) -> dict[str, Any]:
         squares = np.where(here, (values - mean) ** 2, 0.0).sum(axis=0)
         critical = np.array([critical_t(int(number) - 1) if number > 1 else math.nan for number in n])
         half = critical * np.sqrt(squares / (n - 1) / n)
-    low, high = (np.where(n >= fewest, end, math.nan) for end in (mean - half, mean + half))
+    low, high = (np.where(n >= FOR_INTERVAL, end, math.nan) for end in (mean - half, mean + half))
     same = len(set(runs.tolist())) == 1
     return {
         "mean": numbers(mean),

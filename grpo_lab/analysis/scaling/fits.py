@@ -46,7 +46,7 @@ from grpo_lab.analysis.scaling.sigmoid import (
     refusal,
 )
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.intervals import Interval, t_interval
+from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, Interval, t_interval
 from grpo_lab.analysis.stats.mean_line import mean_line
 from grpo_lab.analysis.table_rows import groups_of
 
@@ -200,7 +200,8 @@ def _of(number: int, seeds: int) -> str:
 
 def _geometric(values: Sequence[float]) -> Interval:
     mean = t_interval([math.log(value) for value in values])
-    return Interval(math.exp(mean.mean), math.exp(mean.low), math.exp(mean.high), mean.n)
+    points = tuple(map(math.exp, mean.points))
+    return Interval(math.exp(mean.mean), math.exp(mean.low), math.exp(mean.high), mean.n, points=points)
 
 
 def fit_cell(
@@ -367,8 +368,9 @@ def compare(cell: CellFit, control: CellFit) -> Comparison:
         if not one.identified:
             return Comparison(*labels, NONE, math.nan, NONE, f"{one.arm}: {'; '.join(one.reasons)}")
     pairs = [seed for seed in cell.fits if seed is not None and seed in control.fits]
-    if len(pairs) < 2:
-        return Comparison(*labels, NONE, math.nan, NONE, f"they share {len(pairs)} fitted seeds, 2 are needed")
+    if len(pairs) < FOR_INTERVAL:
+        few = f"they share {len(pairs)} fitted seeds, {FOR_INTERVAL} are needed"
+        return Comparison(*labels, NONE, math.nan, NONE, few)
     apart = t_interval([cell.fits[seed].sigmoid.asymptote - control.fits[seed].sigmoid.asymptote for seed in pairs])
     if not apart.low <= 0 <= apart.high:
         return Comparison(*labels, apart, math.nan, NONE, "")

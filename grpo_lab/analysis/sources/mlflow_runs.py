@@ -16,6 +16,7 @@ from grpo_lab.analysis.sources.run_folders import changes_of_code, lost_evaluati
 from grpo_lab.analysis.sources.settings import settings_of
 from grpo_lab.analysis.sources.sweep_data import NO_BASE, CellData, SweepData, assemble
 from grpo_lab.tracking.mlflow_sender import HARNESS_TAG
+from grpo_lab.tracking.mlflow_view import sweep_tag
 from grpo_lab.tracking.run_reader import STOPPED
 from grpo_lab.tracking.sweep_record import FILE, CellRecord, SweepRecord
 
@@ -73,7 +74,10 @@ def _find(store: Store, uri: str, name: str) -> tuple[list[MirroredRun], list[Mi
     parents.sort(key=lambda parent: parent.age, reverse=True)
     # Mirrored from two machines at once, a sweep can have two runs of its one key, each with some of its cells.
     same = [parent for parent in parents if parent.tags.get("run_key") == parents[0].tags.get("run_key")]
-    runs = [run for parent in same for run in store.tagged("mlflow.parentRunId", parent.run_id)]
+    below = [run for parent in same for run in store.tagged("mlflow.parentRunId", parent.run_id)]
+    # A run that another sweep made has that one as its parent, and this one in a tag.
+    reused = store.tagged(sweep_tag(name, parents[0].tags["run_key"])) if parents else []
+    runs = list({run.run_id: run for run in (*below, *reused)}.values())
     if not parents:
         # Cells that were mirrored where the sweep's own folder was not.
         runs = store.tagged("sweep", name)

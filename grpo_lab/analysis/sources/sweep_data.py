@@ -67,6 +67,11 @@ class SweepData:
     changed: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def declaration(self) -> Design | None:
+        """The design where it was declared before the runs; None for an ablation from the shell."""
+        return None if self.design is None or self.design.exploratory else self.design
+
+    @property
     def finished(self) -> pd.DataFrame:
         """The rows of `runs` that are done."""
         return self.runs[self.runs["status"] == "done"]

@@ -11,7 +11,7 @@ from functools import cache
 
 from scipy import stats
 
-from grpo_lab.analysis.stats.intervals import CONFIDENCE
+from grpo_lab.analysis.stats.intervals import CONFIDENCE, FOR_INTERVAL
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Count:
 
     @property
     def text(self) -> str:
-        """`3 of 8 (0.09 to 0.76)`."""
+        """`3 of 8 (0.09 to 0.76)`; of too few runs for an interval `1 of 2`."""
         low, high = self.bounds
-        return f"{self.number} of {self.of} ({low:.2f} to {high:.2f})"
+        return f"{self.number} of {self.of}" + (f" ({low:.2f} to {high:.2f})" if self.of >= FOR_INTERVAL else "")
 
 
 @cache

@@ -8,7 +8,8 @@ of the base,
 
 is exact for normal effects whatever the two variances are. Where pairs are missing, bases still weigh alike: the means
 of fewer seeds scatter more, and the interval stays near its nominal coverage. With one base the seeds are the
-observations, and the interval is about other seeds of that base. With two bases there is none.
+observations, and the interval is about other seeds of that base. With two bases, or two seeds of one, there is none,
+and nothing is decided.
 
 A run that collapsed (`FinalValues` says which) is no draw from the same bell as the others. Where some pairs hold one
 and others do not, the mean over all gets no interval. The mean over the pairs without a collapse has one, which is
@@ -22,16 +23,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 from scipy import special
 
-from grpo_lab.analysis.stats.intervals import CONFIDENCE, Interval, critical_t
+from grpo_lab.analysis.stats.intervals import CONFIDENCE, FOR_INTERVAL, Interval, critical_t
 from grpo_lab.analysis.stats.multiplicity import ROUNDING, paired_t_pvalue
 
-FEWEST_BASES = 3  # for an interval about another base
+FEWEST_BASES = FOR_INTERVAL  # for an interval about another base
 HARM = 0.02  # of an accuracy or a reward: losing more than this in another base is harm
 APART, TIMES = 0.1, 4  # two groups lie this far apart, and this many standard deviations within groups
 CHANCE = 0.98  # of two normal runs of a base to lie nearer than what makes them groups
@@ -46,7 +47,7 @@ class Comparison:
     that is withheld has no bounds and says why in `why`. `observed` are the independent values that `whole` rests on,
     one per base (or per seed, with one base); `mixed` says that some pairs have a collapse that others do not have.
 
-    `p` is two-sided, of no effect at all: of `whole`, and 1 where the interval of `whole` is withheld. Where pairs are
+    `p` is two-sided, of no effect at all: of `whole`, and 1 where `whole` has no interval. Where pairs are
     mixed it is twice the smaller one of all pairs and of `alive`. There it holds no statement about the mean, since an
     arm that collapses has no symmetric distribution.
     """
@@ -131,7 +132,7 @@ def compare(
         whole, alive = (_withheld(one, two_groups(of, bases)) for one, of in ((whole, own), (alive, left)))
     p = _pvalue(whole, observed)
     if mixed:
-        parts = [one for one in (paired_t_pvalue(observed), _pvalue(alive, seen)) if not math.isnan(one)]
+        parts = [one for one in (_pvalue(None, observed), _pvalue(alive, seen)) if not math.isnan(one)]
         p = min(1.0, 2 * min(parts)) if parts else math.nan
         whole = _withheld(whole, f"collapsed runs in {len(fallen)} of {len(own)}")
     return Comparison(tuple(sorted(own)), whole, alive, observed, mixed, p)
@@ -146,17 +147,18 @@ def mean_of_runs(values: Sequence[float], bases: Sequence[int]) -> Interval:
     return compare(known, dict(enumerate(bases)), grouped=False).whole
 
 
-def _pvalue(interval: Interval, observed: Sequence[float]) -> float:
-    """Of no effect; 1 where the interval of these values is withheld, so that no word rests on it."""
+def _pvalue(interval: Interval | None, observed: Sequence[float]) -> float:
+    """Of no effect; 1 where these values are too few for an interval, or have none, so that no word rests on it."""
     p = paired_t_pvalue(observed)
-    return 1.0 if interval.why and not math.isnan(p) else p
+    none = len(observed) < FOR_INTERVAL or (interval is not None and bool(interval.why))
+    return 1.0 if none and not math.isnan(p) else p
 
 
 def _withheld(interval: Interval, why: str) -> Interval:
     """Without its bounds where there is a reason."""
     if not why:
         return interval
-    return Interval(interval.mean, math.nan, math.nan, interval.n, interval.bases, why)
+    return replace(interval, low=math.nan, high=math.nan, why=why)
 
 
 def _over_bases(
@@ -174,8 +176,9 @@ def _over_bases(
     if n == 0:
         return Interval(math.nan, math.nan, math.nan, 0), ()
     mean = float(np.mean(observed))
-    if n == 1 or why:
-        return Interval(mean, math.nan, math.nan, len(values), number, why), observed
+    if n < FOR_INTERVAL:
+        points = tuple(values.values()) if len(values) < FOR_INTERVAL else ()
+        return Interval(mean, math.nan, math.nan, len(values), number, why, points), observed
     half = critical_t(n - 1, confidence) * float(np.std(observed, ddof=1)) / math.sqrt(n)
     return Interval(mean, mean - half, mean + half, len(values), number), observed
 

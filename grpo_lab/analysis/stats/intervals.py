@@ -3,18 +3,20 @@
     asked                                     answered by
     other seeds, the same questions           `t_interval`, `paired_difference`: the default everywhere
     other seeds and other questions           `crossed_t_interval`
-    one run, other questions                  `standard_error`, or `resampling.question_bootstrap`
+    one run, other questions                  `standard_error`
 
 Every docstring says how often its nominal 95% held the truth. Unless it says otherwise, in 500 to 3,000 simulated
 experiments per setting (so +-.4 to 1 pp) with 3, 5 and 10 seeds and 64, 128 and 500 questions: 1 to 16 right-or-wrong
 answers a question; difficulty uniform, or mostly near 0 and 1 (beta .5, .5); seeds that deviate by 1 to 3 pp, by .5
 logits more on every single question, and correlate .8 between arms.
+
+Fewer than `FOR_INTERVAL` runs get no interval: of two, Student's t would be 13 times as wide as they lie apart.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -23,6 +25,7 @@ import pandas as pd
 from scipy import stats
 
 CONFIDENCE = 0.95
+FOR_INTERVAL = 3  # runs, or base models, for an interval; fewer are shown as they are
 SMALL = 0.002  # below it three decimals would leave one digit, and two significant ones are shown
 WITHHELD = " [withheld]"  # in place of an interval that would not cover what it says
 WITHHELD_MEANS = (
@@ -36,9 +39,9 @@ Numbers = Sequence[float | int] | np.ndarray | pd.Series
 class Interval:
     """An estimate from n runs (seeds, pairs of runs, or questions) with a confidence interval.
 
-    low and high are NaN for n = 1, all three numbers are for n = 0. `bases` is the number of bases of these runs where
-    they are of several, and the interval is about another base. Where an interval is withheld, low and high are NaN and
-    `why` says the reason.
+    low and high are NaN for fewer than FOR_INTERVAL runs, all three numbers are for n = 0. `bases` is the number of
+    bases of these runs where they are of several, and the interval is about another base. Where an interval is
+    withheld, low and high are NaN and `why` says the reason. `points` are the values themselves, of two runs.
     """
 
     mean: float
@@ -47,24 +50,48 @@ class Interval:
     n: int
     bases: int = 0
     why: str = ""
+    points: tuple[float, ...] = ()
+
+    @property
+    def withheld(self) -> bool:
+        """Whether it has no bounds for a reason other than too few runs."""
+        return bool(self.why) and not self.points
 
     def text(self, sign: str = "") -> str:
-        """`0.693 [0.681, 0.705]`; `sign="+"` writes the sign of positive numbers too."""
+        """`0.693 [0.681, 0.705]`, or of two runs `0.693 (0.690 and 0.696)`; `sign="+"` signs positive numbers too."""
         if self.n == 0:
             return "-"
-        if math.isnan(self.low):
-            return f"{self.mean:{sign}.3f}{WITHHELD if self.why else ''}"
-        numbers = (self.mean, self.low, self.high)
-        form = ".2g" if 0 < max(map(abs, numbers)) < SMALL else ".3f"
-        mean, low, high = (format(number, sign + form) for number in numbers)
-        return f"{mean} [{low}, {high}]"
+        small = not math.isnan(self.low) and 0 < max(map(abs, (self.mean, self.low, self.high))) < SMALL
+        form = ".2g" if small else ".3f"
+        return self.written(lambda number: format(number, sign + form))
+
+    def written(self, number: Callable[[float], str], unit: str = "") -> str:
+        """The estimate, its unit, and its bounds or the two values behind it, each number as `number` writes it.
+
+        Bounds of no width, as of runs that all ended alike, are left out.
+        """
+        return f"{number(self.mean)}{unit}{self.ends(number)}"
+
+    def ends(self, number: Callable[[float], str]) -> str:
+        """What `written` has behind the estimate."""
+        if self.withheld:
+            return WITHHELD
+        if len(set(written := [number(point) for point in self.points])) == 2:
+            return f" ({written[0]} and {written[1]})"
+        return bounds(self.low, self.high, number)
 
     def runs(self) -> str:
-        """`n = 8` or `n = 8 on 4 bases`."""
-        return f"n = {self.n} on {self.bases} bases" if self.bases else f"n = {self.n}"
+        """`n = 8`, `n = 8 on 4 bases`, or `n = 2: no interval`."""
+        of = f"n = {self.n} on {self.bases} bases" if self.bases else f"n = {self.n}"
+        return f"{of}: no interval" if 0 < self.n < FOR_INTERVAL and math.isnan(self.low) else of
+
+    def scaled(self, by: float | int) -> Interval:
+        """The same in a unit that is 1 / `by` times as large: 100 for percentage points."""
+        points = tuple(by * one for one in self.points)
+        return replace(self, mean=by * self.mean, low=by * self.low, high=by * self.high, points=points)
 
     def contains(self, value: float | int) -> bool:
-        """Whether the interval includes the value; an interval without bounds (n < 2) includes every value."""
+        """Whether the interval includes the value; an interval without bounds includes every value."""
         return not (value < self.low or value > self.high)
 
     def within(self, least: float, most: float) -> Interval:
@@ -72,6 +99,19 @@ class Interval:
         if math.isnan(self.low):
             return self
         return replace(self, low=max(self.low, least), high=min(self.high, most))
+
+
+def bounds(low: float, high: float, number: Callable[[float], str] | str) -> str:
+    """` [0.681, 0.705]`, each as `number` writes it; empty without bounds, and where both are written alike."""
+    if math.isnan(low) or math.isnan(high):
+        return ""
+    first, last = (number(end) if callable(number) else format(end, number) for end in (low, high))
+    return "" if first == last else f" [{first}, {last}]"
+
+
+def few(n: int) -> str:
+    """`n = 2: no interval`, and empty where n runs have one."""
+    return f"n = {n}: no interval" if 0 < n < FOR_INTERVAL else ""
 
 
 def t_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
@@ -88,8 +128,8 @@ def t_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Inter
     if n == 0:
         return Interval(math.nan, math.nan, math.nan, 0)
     mean = float(np.mean(values))
-    if n == 1:
-        return Interval(mean, math.nan, math.nan, 1)
+    if n < FOR_INTERVAL:
+        return Interval(mean, math.nan, math.nan, n, points=tuple(map(float, values)))
     half = critical_t(n - 1, confidence) * float(np.std(values, ddof=1)) / math.sqrt(n)
     return Interval(mean, mean - half, mean + half, n)
 
@@ -119,12 +159,12 @@ def crossed_t_interval(values: np.ndarray, confidence: float = CONFIDENCE) -> In
 
     and Satterthwaite's degrees of freedom. Works on accuracies and on their paired differences. Coverage for 3, 5 and
     10 seeds: 92 to 97% of an arm's accuracy, 94 to 99% of a difference. Raises ValueError for fewer than 2 questions or
-    a missing one; the bounds are NaN for one seed.
+    a missing one; the bounds are NaN for fewer than FOR_INTERVAL seeds.
     """
     seeds, questions = seeds_by_questions(values)
     mean = float(np.mean(values))
-    if seeds == 1:
-        return Interval(mean, math.nan, math.nan, 1)
+    if seeds < FOR_INTERVAL:
+        return Interval(mean, math.nan, math.nan, seeds, points=tuple(map(float, values.mean(axis=1))))
     of_seeds, of_questions = values.mean(axis=1), values.mean(axis=0)
     rest = values - of_seeds[:, None] - of_questions + mean
     freedom = np.array([seeds - 1, questions - 1, (seeds - 1) * (questions - 1)])

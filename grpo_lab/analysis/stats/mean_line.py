@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from grpo_lab.analysis.stats.comparison import FEWEST_BASES
-from grpo_lab.analysis.stats.intervals import Interval, critical_t
+from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, Interval, critical_t
 
 SMOOTHING = 0.05  # share of X over which the running mean of a metric of every step goes
 GRID = 51  # points on which the seeds of an arm are averaged
@@ -21,7 +20,7 @@ def mean_line(
     points: int = GRID,
     bases: Sequence[int] = (),
 ) -> list[tuple[float, Interval]]:
-    """The mean over seeds, given x and values of each, with its t interval, on one grid.
+    """The mean over seeds, given x and values of each, with its t interval from FOR_INTERVAL of them on, on one grid.
 
     `bases` are those of the seeds: where there are several, their means are averaged, and the interval is for another.
     The grid ends at X = `budget`, or with the shortest seed. Evaluations are averaged where they lie on average; a
@@ -43,7 +42,7 @@ def mean_line(
     on_grid = over_bases(on_grid, bases)
     n, mean = len(on_grid), on_grid.mean(axis=0)
     half = np.full(len(grid), math.nan)
-    if n >= (FEWEST_BASES if several > 1 else 2):
+    if n >= FOR_INTERVAL:
         half = critical_t(n - 1) * on_grid.std(axis=0, ddof=1) / math.sqrt(n)
     number = several if several > 1 else 0
     return [

@@ -6,18 +6,18 @@ import math
 
 import numpy as np
 
-from grpo_lab.analysis.stats.intervals import Interval, critical_t
+from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, Interval, critical_t
 
 
 def jackknife_ratio(pairs: np.ndarray) -> Interval:
-    """The mean of the first column of `pairs` [N, 2] over that of the second; NaN bounds for one observation.
+    """The mean of the first column of `pairs` [N, 2] over that of the second; no bounds below FOR_INTERVAL of them.
 
     The standard error is that of the ratios with one observation left out, and t has N - 1 degrees of freedom. Use it
     where the second mean is well above 0; `outcome_trials` has its coverage.
     """
     n = len(pairs)
     ratio = float(pairs[:, 0].mean() / pairs[:, 1].mean())
-    if n < 2:
+    if n < FOR_INTERVAL:
         return Interval(ratio, math.nan, math.nan, n)
     sums = pairs.sum(axis=0) - pairs
     left = sums[:, 0] / sums[:, 1]

@@ -1,4 +1,4 @@
-"""Bootstraps over questions, and over whole seeds and questions at once.
+"""Bootstraps over whole seeds and questions at once.
 
 A training seed gives one checkpoint, which answers every suite, so a good seed is good on all of them. Seeds are
 therefore resampled whole. 3 to 10 seeds are few to draw from: a mean over seeds gets a t interval, and the crossed
@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from grpo_lab.analysis.stats.intervals import CONFIDENCE, Interval, Numbers, seeds_by_questions
+from grpo_lab.analysis.stats.intervals import CONFIDENCE, FOR_INTERVAL, Interval, seeds_by_questions
 
 SEED = 0  # of every resampling in figures, tables and reports, so that the same data give the same bytes
 REPETITIONS = 10_000
@@ -20,37 +20,17 @@ BLOCK = 1_000  # repetitions held in memory at once
 
 
 def percentile_interval(estimate: float, replicates: np.ndarray, n: int, confidence: float = CONFIDENCE) -> Interval:
-    """The middle `confidence` of bootstrap replicates around an estimate from n units; no bounds for n = 1.
+    """The middle `confidence` of bootstrap replicates around an estimate from n units; no bounds below FOR_INTERVAL.
 
     Over whole seeds a nominal 95% covers 73 to 77% of means with n = 3, 82 to 85% with n = 5 and 89 to 91% with n = 10;
-    of interquartile means 76, 85 and 91%. Over questions see `question_bootstrap`.
+    of interquartile means 76, 85 and 91%.
 
     A NaN among the replicates (a statistic that some resample leaves undefined) makes both bounds NaN.
     """
-    if n < 2:
+    if n < FOR_INTERVAL:
         return Interval(estimate, math.nan, math.nan, n)
     low, high = np.quantile(replicates, [(1 - confidence) / 2, (1 + confidence) / 2])
     return Interval(estimate, float(low), float(high), n)
-
-
-def question_bootstrap(
-    per_question: Numbers,
-    rng: np.random.Generator,
-    repetitions: int = REPETITIONS,
-    confidence: float = CONFIDENCE,
-) -> Interval:
-    """Percentile interval of one run's mean over questions [Q]: this checkpoint, other questions like these.
-
-    Give one run's accuracies, or the differences of two runs that answered the same questions. Coverage: 93 to 95% with
-    32 to 128 questions, 95% with 500; where only one answer in ten is right, or wrong, 92 to 94% with 64 and 89 to 90%
-    with 32. Where every question has the same accuracy the interval has no width, and says nothing.
-    """
-    values = np.asarray(per_question, dtype=float)
-    n = len(values)
-    if n == 0:
-        return Interval(math.nan, math.nan, math.nan, 0)
-    means = [values[rng.integers(0, n, (size, n))].mean(axis=1) for size in _blocks(repetitions)]
-    return percentile_interval(float(values.mean()), np.concatenate(means), n, confidence)
 
 
 def crossed_indices(

@@ -68,14 +68,18 @@ class CellSweeperConf:
     """hydra/sweeper=cells. `dry_run` lists the cells and starts none.
 
     `pilot` runs what design.requires first, for `pilot_share` of the budget. `run_inert` runs the cells of arms whose
-    pilot could not act.
+    pilot could not act. `add` and `leave_one_out` are the additions of an ablation from the shell: overrides, and lists
+    of overrides that one arm adds together.
     """
 
     _target_: str = "hydra_plugins.grpo_lab.CellSweeper"
+    _convert_: str = "all"
     dry_run: bool = False
     pilot: bool = True
     pilot_share: float = 0.25
     run_inert: bool = False
+    add: List[Any] = field(default_factory=list)  # noqa: UP006
+    leave_one_out: List[Any] = field(default_factory=list)  # noqa: UP006
 
 
 @dataclass
@@ -140,8 +144,8 @@ ConfigStore.instance().store(group="hydra/launcher", name="local", node=LocalLau
 class CellSweeper(Sweeper):
     """Expands designs and lists to cells, checks them all, and passes the unfinished ones to the launcher."""
 
-    def __init__(self, dry_run: bool, pilot: bool, pilot_share: float, run_inert: bool) -> None:
-        self.settings = {"dry_run": dry_run, "pilot": pilot, "pilot_share": pilot_share, "run_inert": run_inert}
+    def __init__(self, **settings: Any) -> None:
+        self.settings = settings
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.hydra_context, self.config = hydra_context, config

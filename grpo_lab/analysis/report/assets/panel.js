@@ -327,9 +327,10 @@ function start(panel) {
   function showLegend(chosen, control) {
     const entry = (kind, cell, said) => make("li", { class: kind },
       make("svg", { width: 34, height: 14, "aria-hidden": "true" },
-        make("rect", { class: "band", x: 0, y: 1, width: 34, height: 12 }),
+        ...(cell.finished < 3 ? [] : [make("rect", { class: "band", x: 0, y: 1, width: 34, height: 12 })]),
         make("path", { class: "mean", d: "M0 7L34 7" })),
-      make("span", {}, `${cell.arm}${said}: n = ${cell.finished} of ${cell.planned} seeds finished, ${cell.collapsed} collapsed`));
+      make("span", {}, `${cell.arm}${said}: n = ${cell.finished} of ${cell.planned} seeds finished, ${cell.collapsed} collapsed`
+        + (cell.finished < 3 ? "; no interval" : "")));
     const entries = [];
     if (chosen) entries.push(entry("chosen", chosen, chosen === control ? ", the control" : ""));
     if (control && control !== chosen) entries.push(entry("control", control, ", the control"));

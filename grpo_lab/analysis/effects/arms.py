@@ -1,0 +1,98 @@
+"""The arms of a sweep in one table: what it ends with in the shell, in `grpo-lab figures` and in trackers."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+import pandas as pd
+
+from grpo_lab.analysis.caveats import comparison, name_of
+from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, FinalValues
+from grpo_lab.analysis.metric_names import CORRECTNESS
+from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.comparison import mean_of_runs
+from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, WITHHELD, WITHHELD_MEANS, Interval, few, seed_differences
+from grpo_lab.analysis.table_rows import aligned
+from grpo_lab.analysis.tracks import gap, tracks
+
+_EVALUATED = "eval/heldout/accuracy"
+_SHOWN = {
+    CORRECTNESS: "training reward",
+    _EVALUATED: "held-out",
+    HELDOUT: "held-out, training protocol",  # where the other was not logged, as in runs of other frameworks
+    DOWNSTREAM: "downstream",
+}
+_WIDTH = 118
+_NONE = pd.Series(dtype=float)
+
+
+def arms_table(data: SweepData, finals: FinalValues) -> list[str]:
+    """Every arm that ran and its difference to the control, paired by seed, as lines.
+
+    The columns are the declared primary metric, training reward (the share of right answers), held-out and downstream
+    accuracy, and the divergence: how much more training reward was gained since step 0 than downstream accuracy. Of a
+    sweep without a design the settings follow in which its arms differ.
+    """
+    primary = data.declaration.primary if data.declaration else ""
+    twice = HELDOUT if _EVALUATED in finals.values and primary != HELDOUT else ""
+    metrics = [name for name in dict.fromkeys([primary, *_SHOWN]) if name in finals.values and name != twice]
+    names = [f"{_SHOWN.get(name, name)}{' (primary)' if name == primary else ''}" for name in metrics]
+    gaps = _gaps(data, finals)
+    rows, most = [["arm", "n", *names, "divergence, pp"]], 0
+    for level, arm in data.run_arms:
+        own = [finals.interval(level, arm, name) for name in metrics]
+        gained = gaps.get((level, arm), _NONE)
+        rows.append(_row(name_of((level, arm)), own, _over_runs(gained, finals)))
+        most = max(most, *(one.n for one in own))
+        if arm != data.control:
+            apart = [finals.difference(level, arm, data.control, name) for name in metrics]
+            more = seed_differences(gained, gaps.get((level, data.control), _NONE))
+            rows.append(_row(f"  less {data.control}", apart, _over_runs(more, finals), "+"))
+    further = comparison(data) if data.design is None else []
+    withheld = WITHHELD_MEANS if any(WITHHELD in cell for row in rows for cell in row) else ""
+    below = " ".join(filter(None, [withheld, f"{finals.rule}."]))
+    return [
+        *_head(data, finals, most),
+        *aligned(rows, "  "),
+        *textwrap.wrap(below, _WIDTH, initial_indent="  ", subsequent_indent="  "),
+        *(["", *further] if further else []),
+    ]
+
+
+def _head(data: SweepData, finals: FinalValues, most: int) -> list[str]:
+    """What was run, and how to read the table; `most` is the number of runs of the arm that has most."""
+    planned = sum(data.seeds_planned(level, arm) for level in data.levels for arm in data.arms)
+    done = f"{len(data.finished)} of {planned} planned runs are finished"
+    said = f"{data.record.name}: {done}; the control is {data.control}"
+    if data.design is None:
+        said = f"{data.record.name}: nothing was declared, so nothing is judged; {data.control} is the control"
+    elif data.declaration is None:
+        said += "; exploratory: nothing was declared, so nothing is judged"
+    brackets = f"Brackets: {finals.brackets}, n runs"
+    if most < FOR_INTERVAL:
+        brackets = f"{few(most)}, so the two values stand in parentheses" if most == 2 else few(most)
+    explained = (
+        f"Final values of every arm, and differences to the control, paired by seed. {brackets}. Training reward: the "
+        "share of right answers. Divergence: how much more of it than of downstream accuracy was gained since step 0, "
+        "in percentage points."
+    )
+    return [said, "", *textwrap.wrap(explained, _WIDTH)]
+
+
+def _gaps(data: SweepData, finals: FinalValues) -> dict[tuple[str, str], pd.Series]:
+    """(level, arm) -> how far each run's training reward and downstream accuracy parted by X, percentage points."""
+    found: dict[tuple[str, str], dict[int, float]] = {}
+    for track in tracks(data, finals):
+        found.setdefault((track.level, track.arm), {})[track.seed] = 100 * float(gap(track)[-1])
+    return {place: pd.Series(by_seed).dropna() for place, by_seed in found.items()}
+
+
+def _over_runs(values: pd.Series, finals: FinalValues) -> Interval:
+    return mean_of_runs(values.tolist(), [finals.bases.get(int(seed), -1) for seed in values.index])
+
+
+def _row(name: str, found: Sequence[Interval], divergence: Interval, sign: str = "") -> list[str]:
+    counts = ", ".join(dict.fromkeys(str(one.n) for one in found)) or "0"
+    parted = divergence.written("{:+.1f}".format) if divergence.n else "-"
+    return [name, counts, *(one.text(sign) for one in found), parted]

@@ -1,0 +1,123 @@
+"""The weights of the best evaluation are kept beside the last, and the end of a run says how far apart the two are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from compositions import run_of
+from safetensors.torch import load_file
+from short_runs import metrics_of, run_in_process, same_ending, train_command
+from transformers import AutoModelForCausalLM
+
+from grpo_lab.harness.command import weights_of
+from grpo_lab.run.checkpoint import BEST, complete
+from grpo_lab.run.recorder import verdict
+
+METRIC = "eval/heldout/accuracy"
+# A rate at which the tiny model first learns and then falls apart, and an evaluation after every step.
+FALLS = (
+    "optimizer.learning_rate=1e-3", "optimizer.warmup_updates=1", "budget.amount=12", "evaluation=brief",
+    "evaluation.every=1", "evaluation.initial_kl=false", "evaluation.probe_problems=8",
+    "evaluation.downstream_problems=8", "checkpoint_every=1", "keep_checkpoints=99",
+)  # fmt: skip
+
+
+def rated(run: Path, metric: str = METRIC) -> dict[int, float]:
+    """Step -> the metric, as logged."""
+    return {line["step"]: line["metrics"][metric] for line in metrics_of(run)}
+
+
+def done_of(run: Path) -> dict:
+    return json.loads((run / "DONE").read_text())
+
+
+@pytest.fixture(scope="module")
+def fallen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose best evaluation is neither its first nor its last."""
+    return run_in_process(tmp_path_factory.mktemp("fallen"), *FALLS)
+
+
+def test_the_best_weights_are_those_after_the_best_evaluation(fallen: Path) -> None:
+    values = rated(fallen)
+    step = max(values, key=lambda one: (values[one], -one))
+    assert 0 < step < 12, "else this run shows nothing"
+    (kept,) = complete(fallen / BEST)
+    assert kept.name == f"step={step:06d}"
+    ours, saved = (
+        load_file(place / kept.name / "model.safetensors") for place in (fallen / BEST, fallen / "checkpoints")
+    )
+    assert ours.keys() == saved.keys() and all(torch.equal(ours[name], saved[name]) for name in ours)
+    model = AutoModelForCausalLM.from_pretrained(kept)
+    assert torch.equal(model.state_dict()["model.norm.weight"], ours["model.norm.weight"]), "any program loads it"
+    assert not (kept / "state.pt").exists(), "weights alone: no run resumes there"
+    last = values[12]
+    assert done_of(fallen)["best"] == {
+        "metric": METRIC, "step": step, "value": values[step], "last": last, "evaluations": 13,
+    }  # fmt: skip
+    said = verdict(fallen, done_of(fallen))
+    assert f"{METRIC} was highest at step {step}, {values[step]:.3f} (weights in best/step={step:06d})" in said
+    assert f"it ends {values[step] - last:.3f} below" in said and "by chance: the best of 13 evaluations" in said
+    assert [one.step for one in weights_of(fallen, ["best"], base=False)] == [step]
+
+
+def test_a_run_killed_and_resumed_keeps_the_same_best_weights(fallen: Path, tmp_path: Path) -> None:
+    """Resumed from before the best step and from after it; what an attempt kept meanwhile does not stay."""
+    command = train_command(tmp_path, *FALLS)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not list(tmp_path.glob("*/seed=0/checkpoints/step=000002")):
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    (folder,) = tmp_path.glob("*/seed=0")
+    newest = complete(folder / "checkpoints")[-1]
+    shutil.copytree(newest, folder / BEST / "step=000011")  # as if a later attempt had found that the best
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    same_ending(fallen, folder)
+    assert [place.name for place in complete(folder / BEST)] == [place.name for place in complete(fallen / BEST)]
+    assert done_of(folder)["best"] == done_of(fallen)["best"]
+
+
+def test_weights_that_nothing_surpassed_are_the_initial_ones(tmp_path: Path) -> None:
+    """A rate that breaks the model at once: the base is the best there is, and nothing is copied."""
+    run = run_in_process(tmp_path, *FALLS, "optimizer.learning_rate=0.3", "budget.amount=2")
+    values = rated(run)
+    assert values[0] > max(values[1], values[2])
+    assert not complete(run / BEST) and done_of(run)["best"]["step"] == 0
+    assert "(the initial model's)" in verdict(run, done_of(run))
+    with pytest.raises(ValueError, match="kept no best weights: none of its evaluations was above the initial model"):
+        weights_of(run, ["best"], base=False)
+
+
+def test_another_metric_or_none(tmp_path: Path) -> None:
+    one = run_in_process(tmp_path / "one", *FALLS, "checkpoint.best=eval/probe/accuracy", "budget.amount=3")
+    values = rated(one, "eval/probe/accuracy")
+    assert done_of(one)["best"]["value"] == max(values.values())
+    none = run_in_process(tmp_path / "none", *FALLS, "checkpoint.best=null", "budget.amount=1")
+    assert not (none / BEST).exists() and done_of(none)["best"] == {}
+    assert "highest" not in verdict(none, done_of(none))
+
+
+@pytest.mark.parametrize(
+    ("best", "said"),
+    [
+        ("eval/heldout/length", "eval/SUITE/accuracy or eval/SUITE/pass_at_K"),
+        ("reward/mean", "eval/SUITE/accuracy or eval/SUITE/pass_at_K"),
+        ("eval/heldout/acuracy", "eval/SUITE/accuracy or eval/SUITE/pass_at_K"),
+        (
+            "eval/math500/accuracy",
+            "no evaluation of this run has it; choose a suite of probe, heldout_training, heldout",
+        ),
+        ("eval/heldout/pass_at_64", "no evaluation of this run has it"),
+    ],
+)
+def test_a_metric_that_no_evaluation_has_is_refused_before_a_model_loads(best: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        run_of("world=tiny", f"checkpoint.best={best}")
