@@ -81,7 +81,8 @@ def measure_world(arguments: argparse.Namespace) -> None:
     from grpo_lab.analysis.sources.run_folders import load_sweep
     from grpo_lab.analysis.world_card import Fit, card_text, measure_card
     from grpo_lab.config.design import load_design
-    from grpo_lab.config.run_config import conf_folder, to_run
+    from grpo_lab.config.folders import conf_folder
+    from grpo_lab.config.run_config import to_run
     from grpo_lab.sweeps.cells import sweep_name
     from grpo_lab.tracking.files import write_json
 
@@ -222,7 +223,7 @@ def draw_claims(arguments: argparse.Namespace) -> None:
     from grpo_lab.analysis.figures.claims import draw_claims
     from grpo_lab.analysis.figures.gap import draw_gap
     from grpo_lab.analysis.figures.style import save
-    from grpo_lab.config.run_config import conf_folder
+    from grpo_lab.config.folders import conf_folder
 
     experiments = conf_folder().parent / "experiments"
     found = answers(experiments, arguments.data)
@@ -422,7 +423,7 @@ def export_data(arguments: argparse.Namespace) -> None:
 
 def import_foreign(arguments: argparse.Namespace) -> None:
     """Keep a run of another framework as a run folder, and print what was understood of its log."""
-    from grpo_lab.config.run_config import conf_folder
+    from grpo_lab.config.folders import conf_folder
     from grpo_lab.tracking.foreign import Chosen, import_run
 
     if (conf_folder().parent / "experiments" / f"{arguments.name}.yaml").exists():
@@ -495,7 +496,7 @@ def plan_power(arguments: argparse.Namespace) -> None:
     from grpo_lab.analysis.effects.planning import power_text
     from grpo_lab.analysis.sources.read import read_source
     from grpo_lab.config.design import load_design
-    from grpo_lab.config.run_config import conf_folder
+    from grpo_lab.config.folders import conf_folder
 
     design = load_design(conf_folder().parent / "experiments" / f"{arguments.name}.yaml")
     runs, pilot = arguments.runs, arguments.pilot or design.name

@@ -16,16 +16,17 @@ from hydra._internal import utils
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from grpo_lab.config.additions import as_settings, is_ablation
+from grpo_lab.config.folders import conf_folder
 from grpo_lab.config.help import answer
 from grpo_lab.config.hydra_setup import REFUSALS, bootstrap
 from grpo_lab.config.overrides import in_one_line, misnamed
 from grpo_lab.config.rules import check_compatible
-from grpo_lab.config.run_config import RunConfig, conf_folder, to_run
+from grpo_lab.config.run_config import RunConfig, to_run
 from grpo_lab.config.run_name import chosen_options, run_name
 from grpo_lab.config.user_files import declares_a_sweep
 from grpo_lab.policy import ranks
 from grpo_lab.policy.device import choose_device
-from grpo_lab.sweeps.ablation import as_settings, is_ablation
 from grpo_lab.sweeps.child import errors_said, follow_parent, hear_signals
 from grpo_lab.tracking.terminal import printable, say
 
@@ -61,7 +62,8 @@ def main() -> None:
         bootstrap(sys.argv[1:])
         if wrong := misnamed(sys.argv[1:]):
             raise ValueError(wrong)
-        if ranks.launched() > 1 and (is_ablation(sys.argv[1:]) or {"-m", "--multirun"} & set(sys.argv[1:])):
+        many = bool({"-m", "--multirun"} & set(sys.argv[1:]))
+        if ranks.launched() > 1 and (many or is_ablation(sys.argv[1:])):
             raise ValueError(
                 "torchrun starts the processes of one run, and -m starts many runs: leave torchrun out, and set "
                 f"hydra.launcher.processes={ranks.launched()}"
@@ -73,7 +75,7 @@ def main() -> None:
         with contextlib.suppress(BrokenPipeError):  # the reader, such as head, has seen enough
             say(asked, flush=True)
         return
-    if declares_a_sweep(sys.argv[1:]) or (is_ablation(sys.argv[1:]) and not {"-m", "--multirun"} & set(sys.argv[1:])):
+    if not many and (is_ablation(sys.argv[1:]) or declares_a_sweep(sys.argv[1:])):
         sys.argv.append("-m")
     utils.run_and_report = lambda job: job()  # Hydra would print an error in many lines, or a traceback
     try:

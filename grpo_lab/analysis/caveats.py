@@ -290,7 +290,7 @@ def _collapsed(data: SweepData, finals: FinalValues) -> list[str]:
     """Runs that collapsed: those that stopped on a loss that was not finite, and those that lost what they could."""
     values = finals.values
     stopped, fell = values[values["stopped"]], values[values["collapsed"] & ~values["stopped"]]
-    as_what = "accuracy and reward 0 from there on" if finals.collapsed_as is Collapsed.zero else "what they last had"
+    as_what = "accuracy and reward 0 from there on" if finals.collapsed_as is Collapsed.zero else "their last values"
     lines = [f"Collapsed before X: {len(stopped)} of {len(values)} runs, counted with {as_what}."]
     lines = lines if len(stopped) else []
     if len(fell):
@@ -309,7 +309,7 @@ def _exhausted(data: SweepData, finals: FinalValues) -> list[str]:
     if dry.empty:
         return []
     lines = [
-        f"Nothing left to train on before X: {len(dry)} of {len(finals.values)} runs, counted with what they last had; "
+        f"Nothing left to train on before X: {len(dry)} of {len(finals.values)} runs, counted with their last values; "
         "curves and measures up to X leave them out."
     ]
     for (level, arm), runs in groups_of(dry, ["level", "arm"], sort=False):

@@ -17,7 +17,7 @@ from grpo_lab.analysis.effects.claims import (
 )
 from grpo_lab.analysis.scaling.fits import compare, fit_sweep
 from grpo_lab.config.catalogue import with_tables
-from grpo_lab.config.run_config import conf_folder
+from grpo_lab.config.folders import conf_folder
 
 
 def documented_experiments() -> dict[Path, str]:

@@ -123,16 +123,16 @@ class FinalValues:
     def rule(self) -> str:
         """How final values are taken, in one sentence for readers of a figure."""
         rule = (
-            f"Final values at X = {self.at}, the smallest final budget of the finished runs: metrics of every step "
-            f"are means over {1 - WINDOW:g} X < x <= X, evaluations are those of a run's end, or interpolated linearly "
-            "at X if it took more than one step beyond"
+            f"Final values at {self.at}, the smallest final budget of the finished runs: per-step metrics are averaged "
+            f"over the last {WINDOW:.0%} of it; evaluations are a run's last, or interpolated linearly where a run "
+            "went more than one step beyond"
         )
         if self.values["stopped"].any():
-            as_what = "accuracy and reward 0" if self.collapsed_as is Collapsed.zero else "what they last had"
-            rule += f"; {int(self.values['stopped'].sum())} runs that stopped before X count with {as_what}"
+            as_what = "accuracy and reward 0" if self.collapsed_as is Collapsed.zero else "their last values"
+            rule += f"; {int(self.values['stopped'].sum())} runs that stopped earlier count with {as_what}"
         if self.values["exhausted"].any():
             number = int(self.values["exhausted"].sum())
-            rule += f"; {number} runs that had nothing left to train on before X count with what they last had"
+            rule += f"; {number} runs that ended earlier, with nothing left to train on, count with their last values"
         return rule
 
     @property

@@ -19,7 +19,7 @@ from grpo_lab.analysis.stats.components import components, smallest_effect
 from grpo_lab.analysis.stats.intervals import Interval, t_interval
 from grpo_lab.analysis.table_rows import groups_of
 from grpo_lab.config.catalogue import with_tables
-from grpo_lab.config.run_config import conf_folder
+from grpo_lab.config.folders import conf_folder
 from grpo_lab.tracking.metrics import CLIP_FRACTION
 from grpo_lab.tracking.whole import read_json
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import yaml
 
-from grpo_lab.config.run_config import AXES, ROOMS, conf_folder, slot_types
+from grpo_lab.config.folders import conf_folder
+from grpo_lab.config.run_config import AXES, ROOMS, slot_types
 from grpo_lab.config.user_files import user_folders
 
 # Slots in the lists: filters of training problems, the axes, the critic, which some baselines read, and the teacher.

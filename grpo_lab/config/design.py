@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from grpo_lab.config.additions import ALL
 from grpo_lab.config.design_keys import LISTED, METRIC, OVERRIDES, Key, require_keys
 from grpo_lab.config.tuning import Tuning, read_tuning
 from grpo_lab.config.user_files import check_yaml
@@ -31,7 +32,6 @@ RANKED = ("train/entropy", "eval/heldout/accuracy", "eval/downstream/accuracy")
 ALSO_RANKED = ("eval/heldout_training/accuracy", "eval/heldout_greedy/accuracy")
 RANK, SHARE = "rank/", "sharpening_share"
 _AXES = ", ".join(metric.name.removeprefix("budget/") for metric in REGISTRY if metric.name.startswith("budget/"))
-ALL = "all"  # the arm with every addition, in an ablation from the shell
 
 
 class Direction(Enum):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from grpo_lab.config.catalogue import with_tables
 from grpo_lab.config.design import Design
 from grpo_lab.config.design_keys import Key
-from grpo_lab.config.run_config import conf_folder
+from grpo_lab.config.folders import conf_folder
 
 _HEAD = ("key of `design`", "what it is", "allowed values", "default")
 _WIDTH = 118

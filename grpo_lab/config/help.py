@@ -10,8 +10,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
 from grpo_lab.config.catalogue import axes, plain_options
+from grpo_lab.config.folders import conf_folder
 from grpo_lab.config.hydra_setup import compose_with_choices
-from grpo_lab.config.run_config import ROOMS, conf_folder, unresolved
+from grpo_lab.config.run_config import ROOMS, unresolved
 
 _USAGE = """\
 python -m grpo_lab.train [axis=option ...] [key=number ...] [-m] [--cfg job]

@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from grpo_lab.config.folders import conf_folder
 from grpo_lab.config.user_files import check_user_files, import_plugin
 
 # What composing raises where words or files cannot be composed.
@@ -91,9 +92,8 @@ def bootstrap(arguments: Sequence[str] = ()) -> None:
         "tracking.trackers",
     ):
         importlib.import_module(f"grpo_lab.{name}")
-    config = importlib.import_module("grpo_lab.config.run_config")
-    config.register()
-    check_user_files(arguments, config.conf_folder().parent / "experiments")
+    importlib.import_module("grpo_lab.config.run_config").register()
+    check_user_files(arguments, conf_folder().parent / "experiments")
 
 
 def compose_config(overrides: Sequence[str] = ()) -> DictConfig:
@@ -105,7 +105,7 @@ def compose_with_choices(overrides: Sequence[str]) -> tuple[DictConfig, dict[str
     """The composed config, and slot -> option. Raises ValueError in one line for what cannot be composed."""
     bootstrap(overrides)
     from grpo_lab.config.overrides import in_one_line, misnamed
-    from grpo_lab.config.run_config import RunConfig, conf_folder
+    from grpo_lab.config.run_config import RunConfig
     from grpo_lab.config.run_name import chosen_options
 
     if wrong := misnamed(overrides):

@@ -369,10 +369,3 @@ def flat(config: DictConfig | dict, prefix: str = "") -> dict[str, Any]:
         else:
             result[f"{prefix}{key}"] = value
     return result
-
-
-def conf_folder() -> Path:
-    """The configuration folder: the repository's, or the copy inside an installed wheel."""
-    package = Path(__file__).resolve().parent.parent
-    beside = package.parent / "conf"
-    return beside if (beside / "config.yaml").exists() else package / "conf"

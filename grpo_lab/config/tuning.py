@@ -24,7 +24,7 @@ class Range:
     low: Annotated[float, Key("the low end, included", "a number")]
     high: Annotated[float, Key("the high end, included", "a number")]
     log: Annotated[bool, Key("equal factors are equally likely")] = False
-    integer: Annotated[bool, Key("whole numbers alone")] = False
+    integer: Annotated[bool, Key("integers only")] = False
 
     def number(self, place: float) -> float | int:
         """The number at a place: 0 is the low end, 1 the high one, and 0.5 halfway on the scale that is searched."""

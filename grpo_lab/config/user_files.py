@@ -17,6 +17,8 @@ from pathlib import Path
 
 import yaml
 
+from grpo_lab.config.folders import conf_folder
+
 FOLDERS = "GRPO_LAB_CONFIG_PATH"
 LARGEST = 1_000_000  # bytes of one file
 DEEPEST = 50  # levels of nested collections
@@ -58,8 +60,6 @@ def declares_a_sweep(arguments: Sequence[str]) -> bool:
     names = [word.partition("=")[2] for word in arguments if re.match(r"\+{0,2}experiments=", word)]
     if not names or {"-m", "--multirun"} & set(arguments):
         return False
-    from grpo_lab.config.run_config import conf_folder
-
     folders = [conf_folder().parent, *user_folders()]
     paths = (folder / "experiments" / f"{name}.yaml" for folder in folders for name in names)
     return any("design" in read and (read.get("hydra") or {}).get("mode") is None for read in map(_read, paths))

@@ -21,9 +21,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
 from grpo_lab.analysis.effects.acted import Action
+from grpo_lab.config.additions import as_typed
 from grpo_lab.config.design import Design, read_design, require_known_metrics
 from grpo_lab.config.run_config import unresolved
-from grpo_lab.sweeps.ablation import as_typed, exploratory
+from grpo_lab.sweeps.ablation import exploratory
 from grpo_lab.sweeps.cells import (
     Cell,
     Plan,

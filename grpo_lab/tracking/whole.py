@@ -158,7 +158,8 @@ def check_manifest(folder: Path, run_key: str) -> dict[str, Any]:
 def files_of(folder: Path, logged: Mapping[str, str]) -> dict[str, str]:
     """Name -> digest of every file of a finished run; `logged` holds the digests of logged files, as written."""
     names = [*_ALONE, *_BESIDES[:-1]]
-    names += [str(path.relative_to(folder)) for path in sorted(folder.glob(f"checkpoints/step=*/{MANIFEST}"))]
+    models = sorted(folder.glob(f"*/step=*/{MANIFEST}"))  # checkpoints, and the weights of the best evaluation
+    names += [str(path.relative_to(folder)) for path in models]
     there = [name for name in names if name not in logged and (folder / name).exists()]
     return {**{name: digest_of(folder / name) for name in there}, **logged}
 

@@ -53,7 +53,7 @@ def test_zero_counts_nothing_from_the_end_on(stopped: SweepData) -> None:
     own = points_of(stopped, "+trick", 1).query("step > 0")["train/entropy"].mean()
     assert finals.of("", "+trick", "average/train/entropy")[1] == pytest.approx(own)
     assert finals.collapsed("", "+trick") == 1 and finals.collapsed("", "base") == 0
-    assert "1 runs that stopped before X count with accuracy and reward 0" in finals.rule
+    assert "1 runs that stopped earlier count with accuracy and reward 0" in finals.rule
 
 
 def test_last_carries_what_there_was(stopped: SweepData) -> None:
@@ -65,7 +65,7 @@ def test_last_carries_what_there_was(stopped: SweepData) -> None:
     assert finals.of("", "+trick", "train/entropy")[1] == pytest.approx(last)
     own = run.query("step > 0")["train/entropy"].mean()
     assert finals.of("", "+trick", "average/train/entropy")[1] == pytest.approx(0.5 * own + 0.5 * last)
-    assert "count with what they last had" in finals.rule
+    assert "count with their last values" in finals.rule
 
 
 def test_leaving_the_collapsed_run_out_would_flatter_its_arm(stopped: SweepData) -> None:
@@ -306,7 +306,7 @@ def test_a_run_with_nothing_left_to_train_on_keeps_its_last_values_under_either_
         assert finals.of("", "+trick", "train/entropy")[1] == pytest.approx(last)
         assert finals.collapsed("", "+trick") == finals.stopped("", "+trick") == 0
         assert finals.values["exhausted"].sum() == 1
-        assert "1 runs that had nothing left to train on before X count with what they last had" in finals.rule
+        assert "1 runs that ended earlier, with nothing left to train on, count with their last values" in finals.rule
         assert not math.isnan(finals.interval("", "+trick", DOWNSTREAM).low), "no collapse, so no interval is withheld"
 
 
@@ -330,7 +330,7 @@ def test_a_reader_is_told_that_it_ran_dry_and_not_that_it_failed(dry: SweepData,
     save_data(dry, tmp_path)
     for data in (dry, load_data(tmp_path, "synthetic")):
         lines = caveats(data, final_values(data))
-        said = "Nothing left to train on before X: 1 of 6 runs, counted with what they last had"
+        said = "Nothing left to train on before X: 1 of 6 runs, counted with their last values"
         assert any(line.startswith(said) for line in lines)
         assert f"  ended: +trick seed 1: {DRY}" in lines and "  +trick: seed 1" in lines
         assert not any("failed" in line or line.startswith("Collapsed") for line in lines)

@@ -123,7 +123,8 @@ def test_one_trick_at_every_equal_budget_what_it_touched_and_what_seeds_would_fi
     on_axes = line(said.split("at equal steps")[1].split("The sign")[0], "added to base")
     assert [tuple(map(float, found)) for found in re.findall(BRACKETS, on_axes)] == [effect] * 5
     assert "No metric counts what helps touches." in said and "Figure synthetic_step_metrics: " in said
-    assert "+0 tokens [+0, +0]" in line(said, "response length, tokens")  # nothing was planted in it
+    lengths = line(said, "response length, tokens")  # nothing was planted in them, and equal runs show no interval
+    assert "+0 tokens, p 1.000" in lengths and "[" not in lengths
     found = line(said.split("finds now")[1], "added to base")
     now, *more = [float(value) for value in re.findall(r" ([\d.]+) pp", found.split("]")[1])]
     assert more == sorted(more, reverse=True) and more[0] > now > more[1]  # 3, 4, 5, 10, 20 and 40 seeds
@@ -271,10 +272,10 @@ def test_question_noise_by_hand() -> None:
 
 def test_three_intervals_by_hand() -> None:
     data = synthetic_sweep(Planted(tricks=("t",), kind="add_one", steps=4, every=2, questions=4))
-    found = {("", "base"): asked([[0, 0], [0, 0]]), ("", "+t"): asked([[1, 0], [1, 0]])}
+    found = {("", "base"): asked([[0, 0]] * 3), ("", "+t"): asked([[1, 0]] * 3)}
     (row,) = noise.three_intervals(data, found, np.random.default_rng(0)).to_dict("records")
-    # Both seeds gain half a share: no scatter over seeds at all, and the whole of it over the two questions.
-    assert row["t over seeds"] == "+50.00 [+50.00, +50.00]"
+    # All seeds gain half a share: no scatter over seeds at all, and the whole of it over the two questions.
+    assert row["t over seeds"] == "+50.00", "no interval without width"
     assert row["crossed bootstrap"] == "+50.00 [+0.00, +100.00]"
     assert interval(row["crossed t"])[1] < 0 and math.isnan(row["width"])
     one = {("", "base"): asked([[0, 0]]), ("", "+t"): asked([[1, 0]])}

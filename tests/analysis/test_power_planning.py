@@ -29,7 +29,7 @@ from grpo_lab.analysis.stats.components import Scatter, components, pooled_scatt
 from grpo_lab.analysis.stats.multiplicity import ALPHA
 from grpo_lab.analysis.stats.power import fewest, power_of_t, power_within, seeds_needed
 from grpo_lab.config.design import Design, load_design, read_design
-from grpo_lab.config.run_config import conf_folder
+from grpo_lab.config.folders import conf_folder
 
 NODE = {
     "name": "planned",

@@ -70,8 +70,8 @@ def test_the_distance_from_the_start_is_zero_at_the_start_and_grows(runs: Path) 
 
 def test_the_kept_tokens_agree_with_the_step_they_are_of(runs: Path) -> None:
     folder = runs / "clipped/seed=0"
-    assert rollout_steps(folder) == [1, 3]
-    for step in (1, 3):
+    assert rollout_steps(folder) == [1, 3, 4]
+    for step in (1, 3, 4):
         table = read_rollouts(folder, step)
         metrics = metrics_of(folder)[step]["metrics"]
         for name in ("tokens", "token_advantage", "token_in_loss", "token_clipped", "token_sampled", "token_logprob"):
@@ -167,7 +167,7 @@ def test_the_terminal_shows_a_run_and_a_pair(runs: Path) -> None:
     passed = show_run(screen, runs / "clipped/seed=0", 1, Filter(truncated=True), 2)
     said = screen.export_text()
     assert passed > 2 and said.count("not in the loss") == 2 + 1  # twice of a response, once in the legend
-    assert f"{passed} of " in said and f"more with --limit {passed}" in said and "saved: 1, 3" in said
+    assert f"{passed} of " in said and f"more with --limit {passed}" in said and "saved: 1, 3, 4" in said
     screen = console()
     pairs = show_pair(screen, runs / "plain/seed=0", runs / "clipped/seed=0", None, Filter(), 1)
     said = screen.export_text()
@@ -184,7 +184,7 @@ def test_what_is_not_there_is_said(runs: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=message.replace("(", r"\(").replace(")", r"\)")):
             find_run(name, runs, arm, None, seed)
-    with pytest.raises(ValueError, match="saved no responses of step 2: steps 1, 3 are there"):
+    with pytest.raises(ValueError, match="saved no responses of step 2: steps 1, 3, 4 are there"):
         read_rollouts(runs / "plain/seed=0", 2)
     with pytest.raises(ValueError, match="is one run: --arm, --level and --seed choose among the runs of a sweep"):
         find_run(str(runs / "plain/seed=0"), runs, "plain", None, None)
@@ -193,8 +193,8 @@ def test_what_is_not_there_is_said(runs: Path, tmp_path: Path) -> None:
         read_rollouts(tmp_path / "bare")
     copy = tmp_path / "run"
     shutil.copytree(runs / "plain/seed=0/rollouts", copy / "rollouts")
-    (copy / "rollouts/step=000003.parquet").write_bytes(b"PAR1")
-    with pytest.raises(ValueError, match=r"step=000003.parquet cannot be read"):
+    (copy / "rollouts/step=000004.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match=r"step=000004.parquet cannot be read"):
         read_rollouts(copy)
 
 
@@ -216,7 +216,7 @@ def embedded(section: str) -> list[dict]:
 
 def test_the_section_holds_what_the_runs_kept(two: SweepData, runs: Path) -> None:
     responses = embedded(reader_page.rollouts_section(two, runs))
-    assert {row["arm"] for row in responses} == {"plain", "clipped"} and {row["step"] for row in responses} == {1, 3}
+    assert {row["arm"] for row in responses} == {"plain", "clipped"} and {row["step"] for row in responses} == {1, 3, 4}
     table = read_rollouts(runs / "clipped/seed=0", 3).set_index(["problem_id", "response"])
     for row in (row for row in responses if row["arm"] == "clipped" and row["step"] == 3):
         kept = table.loc[(int(row["problem"]), row["response"])]

@@ -30,8 +30,9 @@ from helpers import (
 )
 from hydra import compose, initialize_config_dir
 
+from grpo_lab.config.folders import conf_folder
 from grpo_lab.config.rules import ERRORS, WARNINGS, IncompatibleRun, broken_errors, broken_warnings, check_compatible
-from grpo_lab.config.run_config import AXES, RunConfig, conf_folder, slot_types, to_run
+from grpo_lab.config.run_config import AXES, RunConfig, slot_types, to_run
 from grpo_lab.tasks.base import AnswerForm
 from grpo_lab.tricks.aggregation import Constant, TokenMean
 from grpo_lab.tricks.baseline import Credit, GroupMean, LeaveOneOut, PassAtK, rewards_by_token

@@ -14,9 +14,10 @@ from compositions import CHOICES, RECIPES, option_names, run_of, samples
 from omegaconf import OmegaConf
 from processes import python_path
 
+from grpo_lab.config.folders import conf_folder
 from grpo_lab.config.hydra_setup import compose_config, compose_with_choices
 from grpo_lab.config.rules import _UNREAD_KEYS, IncompatibleRun, check_compatible, unread_keys
-from grpo_lab.config.run_config import AXES, ROOMS, conf_folder, flat, options, slot_types, snake_case, to_run
+from grpo_lab.config.run_config import AXES, ROOMS, flat, options, slot_types, snake_case, to_run
 from grpo_lab.config.run_name import run_name
 from grpo_lab.run.identity import describe_run
 from grpo_lab.tracking.mlflow_params import parameters

@@ -28,7 +28,7 @@ from grpo_lab.config.design import (
     read_design,
 )
 from grpo_lab.config.design_reference import documented_keys, entries, reference_table, reference_text
-from grpo_lab.config.run_config import conf_folder
+from grpo_lab.config.folders import conf_folder
 from grpo_lab.config.tuning import Range, Tuning
 
 ROOT = conf_folder().parent

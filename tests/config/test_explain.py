@@ -16,9 +16,10 @@ from omegaconf import OmegaConf
 
 from grpo_lab.config import catalogue
 from grpo_lab.config.explain import explain, formula, inert_lines, nearest_recipe
+from grpo_lab.config.folders import conf_folder
 from grpo_lab.config.hydra_setup import compose_with_choices
 from grpo_lab.config.rules import check_compatible
-from grpo_lab.config.run_config import AXES, conf_folder, options, slot_types, to_run
+from grpo_lab.config.run_config import AXES, options, slot_types, to_run
 from grpo_lab.loop import start
 
 # The axes whose classes make up the loss; the others say in one line what they are.

@@ -161,6 +161,9 @@ CASES = [
     Case("cluster-cost --numbers {here}/n.yaml", "{here}/n.yaml line 2 is not YAML|mend it", {"n.yaml": "a: 1\n b: 2"}),
     Case("cluster-cost --numbers {here}/n.yaml", "{here}/n.yaml lacks|begin with a copy of", {"n.yaml": "a: 1\n"}),
     Case("graders seed=1", "no grader is named: write reward=NAME or verifier=NAME"),
+    Case("diff {here} {here}", "{here} holds no run: give a run's folder, such as runs/plain/seed=0"),
+    Case("ui --runs {here}/none", "there is no folder {here}/none|make some with make demo"),
+    Case("ui --runs {here}", "nothing of {here} is in MLflow|run make demo first|grpo-lab sync"),
     Case("nonsense", "invalid choice: 'nonsense'"),
     Case("status --nonsense", "unrecognized arguments: --nonsense"),
 ]
@@ -217,7 +220,7 @@ def test_what_cannot_be_is_refused_in_a_line(
 def test_there_are_many() -> None:
     assert len(CASES) >= 60 and sum(bool(case.files) for case in CASES) >= 20
     known = {case.words.split()[0] for case in CASES if case.words} & COMMANDS
-    assert COMMANDS - known == {"metrics", "tricks", "docs", "claims", "cost-model"}, "which take nothing, or runs"
+    assert COMMANDS - known == {"metrics", "tricks", "docs", "claims", "cost-model", "design"}, "which take nothing"
 
 
 def run(code: str, *words: str, here: Path, **env: str) -> subprocess.CompletedProcess[str]:

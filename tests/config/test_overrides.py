@@ -7,9 +7,10 @@ import sys
 
 import pytest
 
+from grpo_lab.config.folders import conf_folder
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.overrides import MEANT, OPTIONS, misnamed
-from grpo_lab.config.run_config import RunConfig, conf_folder
+from grpo_lab.config.run_config import RunConfig
 
 
 def test_no_name_of_the_table_is_a_key_or_a_group_of_this_configuration() -> None:

@@ -16,9 +16,10 @@ from short_runs import command_line
 from grpo_lab.config import run_config as config
 from grpo_lab.config.catalogue import option_text
 from grpo_lab.config.design import load_design
+from grpo_lab.config.folders import conf_folder
 from grpo_lab.config.help import answer
 from grpo_lab.config.hydra_setup import bootstrap, compose_config
-from grpo_lab.config.run_config import conf_folder, to_run
+from grpo_lab.config.run_config import to_run
 from grpo_lab.config.user_files import DEEPEST, LARGEST, MOST_FILES, check_user_files, check_yaml, import_plugin
 from grpo_lab.tricks.base import Trick, formula_fault
 

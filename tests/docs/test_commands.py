@@ -15,9 +15,10 @@ from hydra.core.global_hydra import GlobalHydra
 from jaxtyping import TypeCheckError
 from omegaconf import OmegaConf
 
+from grpo_lab.config.folders import conf_folder
 from grpo_lab.config.help import answer, help_text
 from grpo_lab.config.hydra_setup import compose_config
-from grpo_lab.config.run_config import AXES, ROOMS, conf_folder
+from grpo_lab.config.run_config import AXES, ROOMS
 from grpo_lab.tricks.base import tied
 from grpo_lab.types import to_groups
 

@@ -23,7 +23,7 @@ from grpo_lab.config.catalogue import (
     recipes_table,
     tricks_table,
 )
-from grpo_lab.config.run_config import conf_folder
+from grpo_lab.config.folders import conf_folder
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -10,7 +10,8 @@ import pytest
 import yaml
 from helpers import PACKAGE
 
-from grpo_lab.config.run_config import AXES, conf_folder, options, slot_types
+from grpo_lab.config.folders import conf_folder
+from grpo_lab.config.run_config import AXES, options, slot_types
 from grpo_lab.learner import step_metrics as step_metrics
 from grpo_lab.tracking.metrics import REGISTRY, find, is_known
 

@@ -19,8 +19,9 @@ from reference_loop import Reference
 from reference_recording import Recording, furthest, in_double_precision, norm, recorded
 from short_runs import run_in_process
 
+from grpo_lab.config.folders import conf_folder
 from grpo_lab.config.hydra_setup import compose_config
-from grpo_lab.config.run_config import conf_folder, snake_case, to_run
+from grpo_lab.config.run_config import snake_case, to_run
 
 EXACT = 1e-5  # of a gradient's norm, and nats; models in float64, the rest as the loop has it
 SINGLE = 1e-4  # the same in fp32, where 2e-5 was seen

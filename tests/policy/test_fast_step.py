@@ -303,7 +303,7 @@ def test_rows_without_signal_leave_and_every_count_stays() -> None:
 
 def test_means_for_the_log_are_over_the_tokens_that_were_read() -> None:
     nothing = torch.zeros(1, 1, dtype=torch.bool)
-    tally = UpdateTally(0, torch.zeros(1, 1), nothing, None, sums={"tokens": 4.0, "entropy": 6.0}, in_loss=12)
+    tally = UpdateTally(0, torch.zeros(1, 1), nothing, nothing, sums={"tokens": 4.0, "entropy": 6.0}, in_loss=12)
     assert tally.mean("entropy") == 1.5
 
 

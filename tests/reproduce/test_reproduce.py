@@ -22,7 +22,8 @@ from short_runs import SMALL, WORLD, metrics_of, run_in_process, same_ending
 from sweep_processes import lines_in
 
 from grpo_lab.cli import main
-from grpo_lab.config.run_config import AXES, RunConfig, conf_folder, slot_types, to_run
+from grpo_lab.config.folders import conf_folder
+from grpo_lab.config.run_config import AXES, RunConfig, slot_types, to_run
 from grpo_lab.reproduce.command import reproduce
 from grpo_lab.reproduce.compare import Outcome, compare_runs
 from grpo_lab.reproduce.record import _typed, check_inputs, check_repeatable, read_record

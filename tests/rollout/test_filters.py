@@ -23,8 +23,9 @@ from helpers import assert_close, make_graded, queue_of
 from short_runs import SMALL, WORLD, metrics_of, run_in_process, same_ending
 
 from grpo_lab.budget.ledger import Ledger, ModelFlops
+from grpo_lab.config.folders import conf_folder
 from grpo_lab.config.hydra_setup import compose_with_choices
-from grpo_lab.config.run_config import RunConfig, conf_folder
+from grpo_lab.config.run_config import RunConfig
 from grpo_lab.engines.base import EngineSession
 from grpo_lab.engines.native_session import NativeSession
 from grpo_lab.loop import start

@@ -140,7 +140,7 @@ def test_what_a_finished_run_began_with_is_inside_its_digests(copy_of) -> None:
 def test_every_file_of_a_finished_run_has_a_digest(folders: dict[str, Path]) -> None:
     folder = folders["done"]
     known = set(read(folder / "DONE")["files"]) | {"DONE", "system.jsonl", "mlflow.json"}
-    for manifest in folder.glob("checkpoints/step=*/manifest.json"):
+    for manifest in folder.glob("*/step=*/manifest.json"):
         known |= {(manifest.parent / name).relative_to(folder).as_posix() for name in read(manifest)["files"]}
     assert set(files_in(folder)) <= known
 

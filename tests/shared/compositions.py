@@ -16,7 +16,8 @@ from typing import Any
 
 from helpers import composed
 
-from grpo_lab.config.run_config import AXES, RunConfig, conf_folder, options, slot_types, to_run
+from grpo_lab.config.folders import conf_folder
+from grpo_lab.config.run_config import AXES, RunConfig, options, slot_types, to_run
 
 
 def option_names(group: str) -> list[str]:

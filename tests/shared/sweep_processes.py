@@ -17,7 +17,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 from processes import PATIENCE, alive, children_of, command_of, descendants_of
 
-from grpo_lab.config.run_config import conf_folder
+from grpo_lab.config.folders import conf_folder
 from grpo_lab.sweeps.board import Board
 from grpo_lab.tracking.terminal import Terminal
 

@@ -10,7 +10,7 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 
-from grpo_lab.config.run_config import conf_folder
+from grpo_lab.config.folders import conf_folder
 
 
 @pytest.fixture(scope="module")

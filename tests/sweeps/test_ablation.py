@@ -21,10 +21,11 @@ from grpo_lab.analysis.effects.contrast_plan import planned_contrasts
 from grpo_lab.analysis.figures.curves import curve_numbers
 from grpo_lab.analysis.final_values import final_values
 from grpo_lab.analysis.sources.run_folders import load_sweep
+from grpo_lab.config.additions import as_settings, as_typed, is_ablation
 from grpo_lab.config.design import Kind, read_design
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.rules import IncompatibleRun
-from grpo_lab.sweeps.ablation import as_settings, as_typed, exploratory, is_ablation
+from grpo_lab.sweeps.ablation import exploratory
 from grpo_lab.sweeps.cells import Cell, compose_cells, plan_cells, refuse_idle_arms, sweep_name
 from grpo_lab.sweeps.status import cells_of_sweep
 from grpo_lab.tracking.sweep_record import read_sweep
@@ -45,7 +46,7 @@ def compose_hydra(setting: str) -> dict:
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
 
-    from grpo_lab.config.run_config import conf_folder
+    from grpo_lab.config.folders import conf_folder
 
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         config = compose("config", [setting], return_hydra_config=True)

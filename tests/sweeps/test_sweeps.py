@@ -15,9 +15,10 @@ from sweep_processes import multirun
 from torch.testing import assert_close
 
 from grpo_lab.config.design import Design, load_design, read_design, require_known_metrics
+from grpo_lab.config.folders import conf_folder
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.rules import WARNINGS, IncompatibleRun
-from grpo_lab.config.run_config import AXES, conf_folder, to_run
+from grpo_lab.config.run_config import AXES, to_run
 from grpo_lab.config.run_name import run_name
 from grpo_lab.loop import start
 from grpo_lab.policy.device import device_kind, planned_elsewhere

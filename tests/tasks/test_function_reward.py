@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from short_runs import metrics_of, run_in_process
 
-from grpo_lab.config.run_config import conf_folder
+from grpo_lab.config.folders import conf_folder
 from grpo_lab.tasks.function_reward import FunctionReward, pool_of
 from grpo_lab.tasks.tables import Table
 from grpo_lab.tracking import provenance

@@ -27,7 +27,8 @@ import yaml
 from sampling import CPU, FP32, learner_logprobs
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from grpo_lab.config.run_config import RunConfig, conf_folder
+from grpo_lab.config.folders import conf_folder
+from grpo_lab.config.run_config import RunConfig
 from grpo_lab.engines.native import Native
 from grpo_lab.policy.loading import Lora
 from grpo_lab.policy.model_folder import context_length, fingerprint, stop_token_ids, weight_names

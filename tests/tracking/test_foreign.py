@@ -188,7 +188,7 @@ def test_foreign_runs_beside_a_sweep_change_no_verdict_and_no_table(tmp_path: Pa
     kept("trl", REAL, runs)
     alone = build("small", str(runs), None, tmp_path / "alone", ["test"])
     beside = build("small", str(runs), None, tmp_path / "beside", ["test"], ["theirs"])
-    assert beside.verdict == alone.verdict
+    assert beside.text == alone.text
     for path in (tmp_path / "alone").glob("*.csv"):
         assert path.read_bytes() == (tmp_path / "beside" / path.name).read_bytes()
     assert (tmp_path / "beside/small_foreign.png") in beside.paths
@@ -198,7 +198,7 @@ def test_a_foreign_run_is_named_under_its_own_figures(tmp_path: Path) -> None:
     kept("trl", REAL, tmp_path)
     built = build("theirs", str(tmp_path), None, tmp_path / "figures", ["test"])
     assert (tmp_path / "figures/theirs.png").exists()
-    assert "supported" not in built.verdict and "contradicted" not in built.verdict
+    assert "supported" not in built.text and "contradicted" not in built.text
 
 
 def test_a_sweep_of_ours_is_neither_extended_nor_taken_for_foreign(tmp_path: Path) -> None:

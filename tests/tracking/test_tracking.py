@@ -24,8 +24,8 @@ from mlflow import MlflowClient
 from omegaconf import OmegaConf
 from processes import wait_until
 
+from grpo_lab.config.folders import conf_folder
 from grpo_lab.config.hydra_setup import bootstrap
-from grpo_lab.config.run_config import conf_folder
 from grpo_lab.tracking import mlflow_store, provenance
 from grpo_lab.tracking.files import RunFolderBusyError, RunFolderError, atomic_write
 from grpo_lab.tracking.mlflow_mirror import Mirror, Mlflow, NoTracking, sync, sync_all

@@ -25,9 +25,10 @@ from helpers import (
 from torch import Tensor
 from verl_cases import CASES, LOSSES, both_cases, graded_of, tensor, verl_inputs
 
+from grpo_lab.config.folders import conf_folder
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.rules import WARNINGS, check_compatible
-from grpo_lab.config.run_config import RunConfig, conf_folder, to_run
+from grpo_lab.config.run_config import RunConfig, to_run
 from grpo_lab.learner.loss import policy_loss
 from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Convention, Floor, Scope, Singleton, Width
 

@@ -19,8 +19,9 @@ from compositions import option_names
 from helpers import F64, ONE_MICROBATCH, advantages_of, assert_close, loss_and_gradient, make_graded, step_of
 from torch import Tensor
 
+from grpo_lab.config.folders import conf_folder
 from grpo_lab.config.hydra_setup import compose_config
-from grpo_lab.config.run_config import RunConfig, conf_folder, to_run
+from grpo_lab.config.run_config import RunConfig, to_run
 from grpo_lab.policy.batching import totals_of
 from grpo_lab.tricks.baseline import LeaveOneOut
 from grpo_lab.tricks.convention import Scope

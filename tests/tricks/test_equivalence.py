@@ -26,7 +26,7 @@ from loss_options import AGGREGATIONS, CORRECTIONS
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from grpo_lab.config.run_config import conf_folder
+from grpo_lab.config.folders import conf_folder
 from grpo_lab.tricks.aggregation import Constant, PromptMean, SequenceMean, SequenceSum, TokenMean
 from grpo_lab.tricks.baseline import BatchMean, GroupMean, LeaveOneOut, LengthWeighted, NoBaseline, PassAtK, Weights
 from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Floor, Scope, Singleton, Width

@@ -29,9 +29,10 @@ from helpers import (
 )
 from omegaconf import OmegaConf
 
+from grpo_lab.config.folders import conf_folder
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.rules import IncompatibleRun, broken_warnings, check_compatible
-from grpo_lab.config.run_config import conf_folder, to_run
+from grpo_lab.config.run_config import to_run
 from grpo_lab.policy.batching import expand, make_minibatch, rollout_logprobs
 from grpo_lab.rollout.grading import to_rollouts
 from grpo_lab.run.evaluate import make_suites, pass_at_k, with_mix

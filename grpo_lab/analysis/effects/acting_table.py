@@ -14,7 +14,7 @@ from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import Interval, t_interval
 from grpo_lab.config.catalogue import recipe_overrides, with_tables
 from grpo_lab.config.design import Direction
-from grpo_lab.config.run_config import conf_folder
+from grpo_lab.config.folders import conf_folder
 from grpo_lab.tracking.metrics import UNLIKE_PPO, axis_touched, is_touched, logged_name
 
 METHODS = ("dapo", "dr_grpo", "scalerl", "cispo", "gspo")

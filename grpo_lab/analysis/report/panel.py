@@ -59,7 +59,7 @@ def panel_data(data: SweepData, finals: FinalValues, others: Mapping[str, FinalV
         "factor": data.design.factor if data.design else "",
         "levels": data.levels,
         "brackets": finals.brackets,
-        "collapsed_as": "accuracy and reward 0" if data.collapsed_as is Collapsed.zero else "what they last had",
+        "collapsed_as": "accuracy and reward 0" if data.collapsed_as is Collapsed.zero else "their last values",
         "plain": sorted(data.contents(data.control)),
         "groups": groups(data),
         "axes": [_axis(name, result) for name, result in by_axis.items()],

@@ -53,7 +53,7 @@ class GrpoLabSearchPath(SearchPathPlugin):
     """Adds the repository's experiments, whose folder is beside conf, and the user's own YAML folders."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        from grpo_lab.config.run_config import conf_folder
+        from grpo_lab.config.folders import conf_folder
         from grpo_lab.config.user_files import user_folders
 
         experiments = conf_folder().parent / "experiments"
