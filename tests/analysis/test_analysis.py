@@ -565,7 +565,7 @@ def test_a_rebuild_gives_the_same_svg_and_says_its_sources(planted: Callable[...
         assert sources["runs"][0].items() >= {**first, "run_key": "key of seed=0", "mlflow_run_id": None}.items()
         assert (
             sources["final_values"]["X"] == 40_000
-            and "averaged over the last 20% of it" in sources["final_values"]["rule"]
+            and "averaged over its last 20%" in sources["final_values"]["rule"]
         )
         assert "95% t interval" in sources["bands"]
 
