@@ -170,6 +170,7 @@ class RunConfig:
         require_field(minutes is None or minutes > 0, self, "checkpoint_minutes", "above 0, or null for no such limit")
         every = self.rollouts_every
         require_field(every is None or every >= 1, self, "rollouts_every", "at least 1, or null for ten times a run")
+        require_field(is_known(self.objective), self, "objective", "a metric that `grpo-lab metrics` lists")
         self._require_evaluated(self.checkpoint.best)
 
     def _require_evaluated(self, metric: str | None) -> None:
@@ -184,7 +185,6 @@ class RunConfig:
                 f"checkpoint.best={metric}: no evaluation of this run has it; choose a suite of {', '.join(suites)} "
                 f"and one of {', '.join(names)}, or null to keep no best weights"
             )
-        require_field(is_known(self.objective), self, "objective", "a metric that `grpo-lab metrics` lists")
 
     @property
     def microbatching(self) -> Microbatching:

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -117,6 +118,7 @@ class VllmProcess(VllmEngine):
                 process_kept(),
                 environment_of_the_engine(self.threads, shared),
                 main_left_alone(),
+                children_deaf(),
             ):
                 session = VllmProcessSession(
                     _start(arguments, port is not None, shared), stop_token_ids(folder), weight_names(folder), shared
@@ -187,6 +189,25 @@ def interrupts_heard() -> Iterator[None]:
             signal.signal(number, handler)
         if came:
             before[came[0]](came[0], None)
+
+
+@contextmanager
+def children_deaf() -> Iterator[None]:
+    """Let processes started in this block never hear Ctrl-C: a terminal sends it to all, and the run uses them on."""
+    start = BaseProcess.start
+
+    def start_deaf(process: BaseProcess) -> None:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which a new process inherits
+        try:
+            start(process)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    BaseProcess.start = start_deaf
+    try:
+        yield
+    finally:
+        BaseProcess.start = start
 
 
 @contextmanager

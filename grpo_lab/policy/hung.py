@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 1.0
 GRACE_SECONDS = 5.0  # for what ends by itself; torchrun kills what is left 30 seconds after its signal
 STEP_SECONDS = 15.0  # from the first signal, for the step that a run finishes
-TOGETHER_SECONDS = 1.0  # signals of one cause
 _ENDS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR2}  # the signals by which a run ends
 
 
@@ -51,7 +50,8 @@ def free_main(store: Store, reason: str, ended: threading.Event, abort: Callable
                 if ended.is_set():
                     return
                 came, now = signalled(LOOK_SECONDS), time.monotonic()
-                twice, late = came and now > first + TOGETHER_SECONDS, now > first + STEP_SECONDS
+                twice = came and now > first + interrupt.TOGETHER_SECONDS
+                late = now > first + STEP_SECONDS and not interrupt.may_take_time()
                 first = min(first, now) if came else first
         if ended.wait(GRACE_SECONDS):
             return

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_lab.reproduce.compare import Compared, compare_runs
+from grpo_lab.reproduce.compare import Compared, compare_runs, last_step
 from grpo_lab.reproduce.record import Record, changed_code, check_inputs, check_repeatable, code_name, read_record
 from grpo_lab.sweeps.board import Board
 from grpo_lab.sweeps.child import THREAD_VARIABLES, open_cell
 from grpo_lab.sweeps.jobs import Job, run_jobs
 from grpo_lab.sweeps.local import LocalPlace, LocalProcess
-from grpo_lab.tracking.run_reader import StepReader, has_ended, read_steps
+from grpo_lab.tracking.run_reader import StepReader, has_ended
 from grpo_lab.tracking.whole import read_json
 
 _MODULE = "grpo_lab.reproduce.again"
@@ -44,7 +44,7 @@ def reproduce(run_folder: Path, to: Path, steps: int | None, say: Say) -> Reprod
     if record.folder == folder or record.folder in to.parents or to == record.folder:
         raise ValueError(f"--to {to} is where the run itself lies: choose another folder")
     if steps is not None:
-        logged = max((one.step for one in read_steps(record.folder)), default=0)
+        logged = last_step(record.folder)
         if steps > logged:
             raise ValueError(f"--steps {steps}: {record.folder} has logged {logged} steps; give at most as many")
     check_inputs(record)

@@ -14,11 +14,13 @@ from grpo_lab.analysis.table_rows import aligned
 from grpo_lab.reproduce.compare import Compared, Difference, compare_runs, last_step
 from grpo_lab.tracking.provenance import changed_files
 from grpo_lab.tracking.renames import with_config_keys
+from grpo_lab.tracking.run_reader import read_steps
 from grpo_lab.tracking.whole import read_json
 
 _COPY = "restore it from a copy"
 _OF_THE_PLACE = ("runs_dir", "cell.", "tracking.")  # where a run lies and is shown
 _MACHINE = frozenset({"processor", "threads", "processes", "device", "GPU", "platform"})
+_PROMPTS = ("training", "evaluation")
 _SHOWN = 12  # differences of a table, unless all are asked for
 # Shown first among the metrics that part at one step.
 _FIRST = ("reward/", "eval/heldout/", "train/", "eval/", "rollout/")
@@ -32,6 +34,9 @@ def differences(one: Path, other: Path, everything: bool = False) -> list[str]:
     Raises ValueError for a folder that is no run of grpo_lab, or a file that cannot be read.
     """
     described = [_described(folder) for folder in (one, other)]
+    for folder in (one, other):
+        if next(iter(read_steps(folder)), None) is None:
+            raise ValueError(f"{folder} has logged no step yet: compare it when it has")
     ends = [last_step(folder) for folder in (one, other)]
     compared = compare_runs(one, other, None if ends[0] == ends[1] else min(ends))
     machine = [row for row in compared.elsewhere if row[0] in _MACHINE]
@@ -103,21 +108,18 @@ def _inputs(folders: Sequence[Path], described: Sequence[Mapping[str, Any]]) -> 
         digests = {f"data {split}": digest for split, digest in (record.get("data") or {}).items()}
         base = folder / "base.json"
         weights = read_json(base, _COPY) if base.exists() else {}
-        parts = {name: record[name] for name in ("training", "prompts") if record.get(name)}
-        found.append(digests | parts | {f"weights: {name}": value for name, value in weights.items()})
-    for name, one, other in _rows(*found):
-        yield name, _short(one), _short(other)
-
-
-def _short(text: str, width: int = 60) -> str:
-    return text if len(text) <= width else f"{text[: width - 3]}..."
+        digests |= {f"training: {name}": value for name, value in (record.get("training") or {}).items()}
+        hashes = {name: value for name, value in (record.get("prompts") or {}).items() if name in _PROMPTS}
+        digests |= {f"prompts of {name}": value for name, value in hashes.items()}
+        found.append(digests | {f"weights: {name}": value for name, value in weights.items()})
+    yield from _rows(*found)
 
 
 def _numbers(compared: Compared, everything: bool) -> list[str]:
     """From which step on the logs differ, and the metrics and columns that differ first."""
     found = sorted(compared.differences, key=_order)
     if not found:
-        return [f"numbers: bit-identical, steps 0 to {compared.steps}"]
+        return [f"numbers: bit-identical, steps 0 to {compared.steps}", *compared.said]
     counts = [f"{len(list(group))} from step {step} on" for step, group in groupby(found, lambda one: one.step)]
     more = f", and {len(counts) - 3} later steps with more" if len(counts) > 3 else ""
     steps = f"{', '.join(counts[:3])}{more}"

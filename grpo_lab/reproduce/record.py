@@ -17,13 +17,12 @@ from grpo_lab.config.hydra_setup import bootstrap
 from grpo_lab.config.run_config import RunConfig, options, slot_types, to_run, writable
 from grpo_lab.policy.device import choose_device
 from grpo_lab.policy.model_folder import fingerprint
-from grpo_lab.run.identity import CLASS, check_data, data_fingerprint, run_identity
+from grpo_lab.run.identity import CLASS, check_data, data_fingerprint, recorded_identity, run_identity
 from grpo_lab.run.prompts import check_prompts
 from grpo_lab.run.state import read_inputs
 from grpo_lab.run.training_problems import read_questions
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.mlflow_mirror import NoTracking
-from grpo_lab.tracking.renames import with_config_keys
 from grpo_lab.tracking.run_reader import has_ended
 from grpo_lab.tracking.whole import SEAL, check_finished, read_json, read_sealed, read_yaml
 
@@ -96,7 +95,7 @@ def read_record(folder: Path) -> Record:
         raise ValueError(f"{folder / 'config.yaml'} is missing: {_COPY}")
     plain = read_yaml(folder / "config.yaml", _COPY)
     bootstrap([f"plugins=[{','.join(plain.get('plugins') or ())}]"])
-    identity = with_config_keys(described["identity"])
+    identity = recorded_identity(described)
     try:
         config = _typed(plain, identity)
         run = to_run(config)
@@ -148,10 +147,10 @@ def _typed(plain: DictConfig, identity: Mapping[str, Any]) -> DictConfig:
     config.tracking, config.design = writable(NoTracking), None
     config.cell = {"sweep": "", "arm": "", "level": ""}
     config.resume_with_changed_code = False
-    if "checkpoint_minutes" not in config:
-        config.checkpoint_minutes = None  # earlier versions saved by steps alone
-    if "checkpoint" not in config:
-        config.checkpoint = {"best": None}  # and kept no best weights
+    # What earlier versions did not have: they saved by steps alone, kept no best weights and gave no such warning.
+    for key, value in {"checkpoint_minutes": None, "checkpoint": {"best": None}, "no_signal_steps": 0}.items():
+        if key not in config:
+            config[key] = value
     # A copy: what is stored for Hydra must not change.
     typed = OmegaConf.merge(writable(RunConfig), config)
     assert isinstance(typed, DictConfig)

@@ -43,6 +43,13 @@ def _classes(node: DictConfig, place: str = "") -> Iterator[tuple[str, str]]:
             yield from _classes(child, f"{place}.{name}" if place else str(name))
 
 
+def recorded_identity(described: Mapping[str, Any]) -> dict[str, Any]:
+    """The identity in a run.json, by today's names, without what was part of it in earlier versions alone."""
+    there = with_config_keys(described["identity"])
+    # The kind of device is part of it still.
+    return {key: value for key, value in there.items() if key == "device" or key.split(".")[0] not in VOLATILE}
+
+
 def check_folder(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
     """The content of run.json in `folder`; {} for a new run.
 
@@ -59,9 +66,7 @@ def check_folder(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
         before = read_sealed(path, AFRESH)
     if not {"identity", "run_key"} <= before.keys():
         raise ValueError(f"{path} does not say which run this is: it was edited, or the disk fails; {AFRESH}")
-    there, now = with_config_keys(before["identity"]), json.loads(json.dumps(masked(dict(identity))))
-    # What is volatile now was part of the identity in earlier versions; the kind of device still is.
-    there = {key: value for key, value in there.items() if key == "device" or key.split(".")[0] not in VOLATILE}
+    there, now = recorded_identity(before), json.loads(json.dumps(masked(dict(identity))))
     if not any(key.endswith(f".{CLASS}") for key in there):  # earlier versions of grpo_lab wrote no classes
         now = {key: value for key, value in now.items() if not key.endswith(f".{CLASS}")}
     if "device" not in now:  # the machine that goes on with the run will tell

@@ -79,7 +79,7 @@ class Recorder:
     unfinished: dict[str, Any] | None = None  # a trained step whose evaluation a signal ended, for `catch_up`
     saved_at: float = field(default_factory=time.monotonic)  # in s; at first when the run began, or went on
     spent: float = 0.0  # share of the budget after the latest step
-    best: dict[str, float] = field(default_factory=dict)  # step and value of the best evaluation so far
+    best: dict[str, Any] = field(default_factory=dict)  # metric, step and value of the best evaluation so far
 
     def record(
         self,
@@ -112,6 +112,8 @@ class Recorder:
             left, self.unfinished = self.unfinished, None
             clock = Clock(state.ledger.steps, left["seconds"])
             self._finish(state, queue, clock, left["numbers"], left["speed"], left["sampled_by"])
+            # The checkpoint that there is has the digest of a log without this step.
+            self.save(state, queue, self.log.folder / "checkpoints")
 
     def _finish(
         self,
@@ -132,7 +134,8 @@ class Recorder:
                     accuracies |= {"eval/probe/best_gap": state.probe_gap(answers)}
                     self.log.write_table("eval", step, answers.assign(step=step))
             except KeyboardInterrupt as error:
-                if step == 0 or not interrupt.asked():
+                # Several ranks do not leave an evaluation together, and a checkpoint needs all of them.
+                if step == 0 or ranks.number() > 1 or not interrupt.asked():
                     raise
                 self.unfinished = {"numbers": numbers, "seconds": clock.seconds, "speed": speed}
                 self.unfinished["sampled_by"] = sampled_by
@@ -173,9 +176,11 @@ class Recorder:
         if metric is None or metric not in numbers:
             return
         value = ranks.from_first(numbers[metric])
+        if self.best.get("metric", metric) != metric:  # the run was resumed with another one
+            self.best = {}
         if math.isnan(value) or value <= self.best.get("value", -math.inf):
             return
-        self.best = {"step": step, "value": value}
+        self.best = {"metric": metric, "step": step, "value": value}
         if step:
             root = self.log.folder / checkpoint.BEST
             stamp = self.log.stamp()
@@ -233,7 +238,11 @@ class Recorder:
         who = "Ctrl-C" if signal_name == "SIGINT" else signal_name
         stages = current()
         doing_now = f" ({describe_stages(stages, time.monotonic())})" if stages else ""
-        limit = "; torchrun kills it after 30 s" if ranks.number() > 1 else ""
+        limit = ""
+        if (self.log.folder / STOP).exists():  # `grpo-lab stop` has told this process alone
+            interrupt.take_time()
+        elif ranks.number() > 1:
+            limit = "; torchrun kills it after 30 s"
         saved = saved_step(self.log.folder)
         start = "begins again later" if saved is None else f"goes on from step {saved} later"
         self.progress.say(
@@ -389,11 +398,17 @@ def _best(metric: str, rated: Sequence[tuple[int, float]]) -> dict[str, Any]:
     return {"metric": metric, "step": step, "value": value, "last": rated[-1][1], "evaluations": len(rated)}
 
 
-def _best_line(best: Mapping[str, Any]) -> str:
+def _best_line(folder: Path, best: Mapping[str, Any]) -> str:
     """How far the last weights are below the best ones, in words."""
     if best["last"] == best["value"]:
         return f"no evaluation was above the last one in {best['metric']}"
-    where = f"weights in {checkpoint.BEST}/{checkpoint.named(best['step'])}" if best["step"] else "the initial model's"
+    kept = f"{checkpoint.BEST}/{checkpoint.named(best['step'])}"
+    if best["step"] == 0:
+        where = "the initial model's"
+    elif (folder / kept).exists():
+        where = f"weights in {kept}"
+    else:  # an attempt without checkpoint.best made them, or an earlier version
+        where = "weights not kept"
     return (
         f"{best['metric']} was highest at step {best['step']}, {best['value']:.3f} ({where}); it ends "
         f"{best['value'] - best['last']:.3f} below, part of it by chance: the best of {best['evaluations']} evaluations"
@@ -411,7 +426,7 @@ def verdict(folder: Path, done: Mapping[str, Any]) -> str:
         before, after = (done[when][f"eval/{suite}/accuracy"] for when in ("first", "last"))
         lines.append(f"  {name:<{width}}  {before:.3f} -> {after:.3f}  ({after - before:+.3f})")
     if best := done.get("best"):
-        lines.append(_best_line(best))
+        lines.append(_best_line(folder, best))
     for change in done.get("stretches", ())[1:]:
         lines.append(f"not of one code: resumed with changed code after step {change['from_step']}")
     if lost := done.get("lost"):

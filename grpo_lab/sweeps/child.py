@@ -32,7 +32,6 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR2"
 _LOOK_SECONDS = 1.0
 _PATIENCE_SECONDS = 10.0  # time for a run to finish its step, then to flush its mirror
-_TOGETHER_SECONDS = 1.0  # signals of one cause, where several processes pass them on
 _of_a_sweep = False
 
 
@@ -85,7 +84,7 @@ def open_cell(
 def hear_signals() -> None:
     """In a run's process, after `follow_parent`: see `interrupt.hear`."""
     passed_on = _of_a_sweep or ranks.launched() > 1 or "SLURM_JOB_ID" in os.environ
-    interrupt.hear(_TOGETHER_SECONDS if passed_on else 0.0)
+    interrupt.hear(interrupt.TOGETHER_SECONDS if passed_on else 0.0)
 
 
 def follow_parent() -> None:

@@ -15,7 +15,9 @@ from pathlib import Path
 from grpo_lab.sweeps.board import Board, WatchedCell
 from grpo_lab.sweeps.child import BUSY, OUTPUT
 from grpo_lab.tracking.files import explained
+from grpo_lab.tracking.interrupt import TOGETHER_SECONDS
 from grpo_lab.tracking.run_reader import (
+    STOP,
     has_ended,
     holder,
     interrupted_in_words,
@@ -220,6 +222,8 @@ def _start(index: int, job: Job, slot: int, place: Place, known: Started | None,
     started = time.time()
     with explained(job.folder):
         job.folder.mkdir(parents=True, exist_ok=True)
+        if known is None:  # an attempt that is refused leaves no other word
+            (job.folder / STOP).unlink(missing_ok=True)
         cell = known or place.start(job, slot)
     watched = job.watched()
     board.start(watched)
@@ -295,11 +299,13 @@ def _stop(running: Sequence[_Running], place: Place, grace_seconds: float, board
         while left() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
 
+    heard = time.monotonic() + 2 * TOGETHER_SECONDS  # from when on a second signal counts as one
     with contextlib.suppress(KeyboardInterrupt):
         interrupt(patience)
     if in_a_step := left():
         board.say(f"ending {len(in_a_step)} cells in the middle of their step; Ctrl-C again kills them")
         with contextlib.suppress(KeyboardInterrupt):
+            time.sleep(max(0.0, heard - time.monotonic()))
             interrupt(at_once)
     killed = [entry.cell for entry in left()]
     place.kill(killed)

@@ -9,7 +9,7 @@ from grpo_lab.tracking.mlflow_parent import SweepResults
 
 
 def sweep_results(folder: Path) -> SweepResults | None:
-    """The table of arms, the verdict and the first figures of the sweep recorded in `folder`; None without a run.
+    """The table of arms, verdict and first figures of the sweep recorded in `folder`; None without a finished run.
 
     `grpo-lab figures` sends all figures. Where packages that draw are missing there are none.
     """
@@ -20,7 +20,7 @@ def sweep_results(folder: Path) -> SweepResults | None:
     from grpo_lab.analysis.sources.run_folders import load_sweep
 
     data = load_sweep(folder.parent.parent, folder.name)
-    if data.counted.empty:
+    if data.finished.empty:
         return None
     finals = final_values(data)
     table = "\n".join(arms_table(data, finals))

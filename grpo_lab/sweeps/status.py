@@ -90,13 +90,11 @@ def status_lines(runs_dir: Path, name: str | None = None) -> list[str]:
     if not sweeps and not single:
         raise ValueError(f"no run is recorded in {runs_dir}: start one, or name its folder with --runs")
     asked = [run for run in single if name is not None and run.is_called(name)]
-    if asked:
-        return [run.line for run in asked]
-    if name is not None and name not in sweeps:
+    if name is not None and not asked and name not in sweeps:
         known = ", ".join([*sweeps, *(run.title for run in single)][:_NAMED])
         raise ValueError(f"there is no sweep or run {name!r} in {runs_dir}; there are: {known}")
-    lines: list[str] = []
-    for sweep in sweeps if name is None else [name]:
+    lines = [run.line for run in asked]
+    for sweep in (one for one in sweeps if name in (None, one)):
         for title, cells, planned in stages_of_sweep(runs_dir, sweep):
             lines += [summary(title, cells, planned), *(f"  {cell.line}" for cell in cells if name is not None)]
     if name is None and single:
@@ -213,7 +211,8 @@ def _left(folder: Path, step: int, share: float) -> float | None:
     taken = sum(seconds.values())
     if taken <= 0 or share <= before:
         return None
-    since = max(0.0, time.time() - wall / 1000)  # the last line was written
+    begun = (folder / ".lock").stat().st_mtime  # of this attempt
+    since = max(0.0, time.time() - max(wall / 1000, begun))  # the last line was written
     return max(0.0, taken / (share - before) * (1 - share) + first_evaluation_seconds(folder) - since)
 
 

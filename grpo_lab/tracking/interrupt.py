@@ -14,7 +14,9 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)  # USR2: Slurm's, before a job's time is up
+TOGETHER_SECONDS = 1.0  # between signals of one cause, which several processes pass on
 _asked = False  # whether a signal has come
+_unhurried = False  # whether whoever asked waits for the step, however long
 _tell: Callable[[str], None] | None = None  # within `finishing`: what is called with the name of the first signal
 
 
@@ -59,6 +61,17 @@ def hear(together_seconds: float) -> None:
 def asked() -> bool:
     """Whether a signal has asked this process to end."""
     return _asked
+
+
+def take_time() -> None:
+    """Note that who sent the first signal waits until the step is finished; may be called from any thread."""
+    global _unhurried
+    _unhurried = True
+
+
+def may_take_time() -> bool:
+    """Whether `take_time` was called."""
+    return _unhurried
 
 
 def insist() -> None:

@@ -12,7 +12,7 @@ PARAM_LENGTH = 500  # characters
 # again where they are used.
 _LEFT_OUT = (
     "cell", "tracking", "runs_dir", "objective", "resume_with_changed_code", "checkpoint_every", "checkpoint_minutes",
-    "keep_checkpoints", "rollouts_every", "convention.*",
+    "keep_checkpoints", "checkpoint", "rollouts_every", "no_signal_steps", "convention.*",
 )  # fmt: skip
 
 

@@ -125,7 +125,7 @@ def sync_sweep(
 
 
 def send_figures(folder: Path, paths: Sequence[Path]) -> bool:
-    """Copy files to the sweep's run in MLflow, below `figures/`; return whether the sweep is there.
+    """Copy files to the sweep's run in MLflow, below `figures/`; return whether all are there.
 
     Raises whatever MLflow does where the store does not answer.
     """
@@ -136,8 +136,7 @@ def send_figures(folder: Path, paths: Sequence[Path]) -> bool:
     client = load_mlflow().MlflowClient(tracking_uri=uri)
     with locked(folder / ".mirror.lock", _PATIENCE_SECONDS):
         sent = _attached(folder, read_sweep(folder), client, uri, place.experiment_id)
-        _send_files(folder, client, sent, {f"figures/{path.name}": path.read_bytes() for path in paths})
-    return True
+        return _send_files(folder, client, sent, {f"figures/{path.name}": path.read_bytes() for path in paths})
 
 
 def mirrored_at(folder: Path) -> SweepInMlflow | None:
@@ -325,8 +324,8 @@ def _send_view(record: SweepRecord, client: Any, sent: _Cursor) -> None:
         client.set_experiment_tag(sent.experiment_id, name, view)
 
 
-def _send_files(folder: Path, client: Any, sent: _Cursor, files: Mapping[str, bytes]) -> None:
-    """Copy files that changed since they were sent; it is no error if the store refuses files."""
+def _send_files(folder: Path, client: Any, sent: _Cursor, files: Mapping[str, bytes]) -> bool:
+    """Copy files that changed since they were sent; return whether the store has all, since it may refuse files."""
     for name, content in files.items():
         if sent.artifacts.get(name) == (digest := _digest(content)):
             continue
@@ -337,9 +336,10 @@ def _send_files(folder: Path, client: Any, sent: _Cursor, files: Mapping[str, by
                 client.log_artifact(sent.mlflow_run_id, str(Path(made) / place.name), str(place.parent).strip("."))
         except Exception as error:
             logger.info("%s of the sweep %s was not copied to MLflow: %s", name, folder.name, first_line(error))
-            return
+            return False
         sent.artifacts[name] = digest
         _save(folder, sent)
+    return True
 
 
 def _digest(content: bytes) -> str:

@@ -16,6 +16,7 @@ from grpo_lab.tracking.mlflow_view import runs_path, view_path
 from grpo_lab.tracking.sweep_record import FILE, read_sweep
 
 HOST = "127.0.0.1"
+_SQLITE = "sqlite:///"
 # One process serves one user, without the processes of MLflow's own jobs, which look after traces of agents.
 _OPTIONS = ("--host", HOST, "--workers", "1", "--uvicorn-opts", "--log-level warning")
 _QUIET = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "PYTHONWARNINGS": "ignore"}
@@ -28,8 +29,8 @@ def open_ui(runs: Path, port: int, analyse: Analyse, say: Callable[[str], None])
     nothing of the folder is in MLflow, or the port is taken.
     """
     database = runs.resolve() / "mlflow.db"
-    here, local = f"http://{HOST}:{port}", f"sqlite:///{database}"
-    pages = list(_pages(runs.resolve(), local, here, analyse, say))
+    here, local = f"http://{HOST}:{port}", f"{_SQLITE}{database}"
+    pages = list(_pages(runs.resolve(), database, here, analyse, say))
     if not database.exists():
         if not pages:
             raise ValueError(
@@ -47,7 +48,7 @@ def open_ui(runs: Path, port: int, analyse: Analyse, say: Callable[[str], None])
     os.execve(sys.executable, [sys.executable, "-m", *command], {**ENVIRONMENT, **_QUIET, **os.environ})
 
 
-def _pages(runs: Path, local: str, here: str, analyse: Analyse, say: Callable[[str], None]) -> Iterator[str]:
+def _pages(runs: Path, database: Path, here: str, analyse: Analyse, say: Callable[[str], None]) -> Iterator[str]:
     """A line for each sweep that was sent, with the address of its page; the newest first."""
     folders = [path.parent for path in runs.glob(f"sweeps/*/{FILE}")]
     for folder in sorted(folders, key=lambda folder: (folder / FILE).stat().st_mtime, reverse=True):
@@ -61,9 +62,16 @@ def _pages(runs: Path, local: str, here: str, analyse: Analyse, say: Callable[[s
             except Exception as error:
                 say(f"{record.name} has no page in MLflow yet, and cannot be sent ({first_line(error)})")
                 continue
-        base = here if place.uri == local else place.uri.rstrip("/")
+        base = here if _is_file(place.uri, database) else place.uri.rstrip("/")
         if base.startswith("http"):
             yield f"  {record.name}\n    {base}{view_path(place.experiment_id, record.key)}"
+        else:
+            say(f"{record.name} was sent to {place.uri}: `grpo-lab sync {shlex.quote(str(runs))}` sends it here too")
+
+
+def _is_file(uri: str, database: Path) -> bool:
+    """Whether the URI is that of this SQLite file, whatever links lead there."""
+    return uri.startswith(_SQLITE) and Path(uri.removeprefix(_SQLITE)).resolve() == database
 
 
 def _require_free(port: int) -> None:

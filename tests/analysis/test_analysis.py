@@ -564,8 +564,7 @@ def test_a_rebuild_gives_the_same_svg_and_says_its_sources(planted: Callable[...
         first = {"arm": "score", "level": "", "seed": 0, "folder": "score/seed=0", "status": "done"}
         assert sources["runs"][0].items() >= {**first, "run_key": "key of seed=0", "mlflow_run_id": None}.items()
         assert (
-            sources["final_values"]["X"] == 40_000
-            and "averaged over its last 20%" in sources["final_values"]["rule"]
+            sources["final_values"]["X"] == 40_000 and "averaged over its last 20%" in sources["final_values"]["rule"]
         )
         assert "95% t interval" in sources["bands"]
 

@@ -13,7 +13,7 @@ import pytest
 from processes import python_path
 from short_runs import command_line
 
-from grpo_lab.config import run_config as config
+from grpo_lab.config import hydra_setup, run_config
 from grpo_lab.config.catalogue import option_text
 from grpo_lab.config.design import load_design
 from grpo_lab.config.folders import conf_folder
@@ -83,7 +83,7 @@ def test_the_experiments_beside_conf_are_looked_at(tmp_path: Path, monkeypatch: 
     assert (conf_folder().parent / "experiments" / "overlong.yaml").exists()
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments" / "bomb.yaml").write_text(BOMB)
-    monkeypatch.setattr(config, "conf_folder", lambda: tmp_path / "conf")
+    monkeypatch.setattr(hydra_setup, "conf_folder", lambda: tmp_path / "conf")
     with pytest.raises(ValueError, match=r"experiments/bomb\.yaml line 5"):
         bootstrap()
 
@@ -185,11 +185,11 @@ class Mine:
 
 
 def test_a_class_that_can_be_no_option_is_named_with_file_and_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "options", lambda base: {"mine": Mine})
+    monkeypatch.setattr(run_config, "options", lambda base: {"mine": Mine})
     with pytest.raises(
         ValueError, match=rf"Mine at {__file__} line \d+ cannot be an option \(Unexpected type.*complex"
     ):
-        config.register()
+        run_config.register()
 
 
 PLUGIN = """

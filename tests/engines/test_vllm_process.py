@@ -39,7 +39,7 @@ from grpo_lab.config.hydra_setup import compose_with_choices
 from grpo_lab.config.run_config import to_run
 from grpo_lab.engines.base import EngineFailure
 from grpo_lab.engines.native import Native
-from grpo_lab.engines.vllm_process import VllmProcess, interrupts_heard, main_left_alone
+from grpo_lab.engines.vllm_process import VllmProcess, children_deaf, interrupts_heard, main_left_alone
 from grpo_lab.engines.vllm_session import VllmProcessSession, VllmStream
 from grpo_lab.engines.vllm_weights import NcclTransfer, SyncClient, roomy_folder, taken_port, weight_source
 from grpo_lab.policy.model_folder import stop_token_ids
@@ -456,6 +456,36 @@ def test_an_interrupt_while_the_engine_starts_is_not_lost(request: pytest.Fixtur
         signal.raise_signal(signal.SIGINT)
         pytest.fail("without an engine it comes at once")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_in_a_terminal_does_not_reach_the_engine() -> None:
+    """Its process never hears the signal that a terminal sends to every process of the run."""
+    with children_deaf():
+        child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
+        child.start()
+    other = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
+    other.start()
+    try:
+        for process in (child, other):
+            assert process.pid is not None
+            time.sleep(1.0)  # it may not have begun to sleep: then the signal ends it as well
+            os.kill(process.pid, signal.SIGINT)
+        other.join(timeout=60)
+        assert other.exitcode not in (0, None) and child.is_alive()
+        assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, set())
+    finally:
+        child.terminate()
+        child.join(timeout=60)
+    assert child.exitcode == -signal.SIGTERM, "and it still ends when it is told to"
+
+
+@pytest.mark.vllm
+def test_the_engine_answers_after_a_ctrl_c(session: VllmProcessSession, tiny_base: Path) -> None:
+    for pid in descendants_of(os.getpid()):
+        if "EngineCore" in name_of(pid):
+            os.kill(pid, signal.SIGINT)
+    time.sleep(1.0)
+    assert all(completion.tokens for completion in session.generate(requests_of(tiny_base)))
 
 
 def test_a_port_that_is_taken_and_a_card_that_is_not_there_are_said_before_anything_is_loaded(monkeypatch) -> None:

@@ -69,11 +69,25 @@ def test_what_was_chosen_otherwise_and_since_when(
     assert any("--all lists them" in line for line in lines)
 
 
+def test_of_which_steps_responses_are_kept_is_no_difference_of_numbers(plain: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(plain, tmp_path / "copy"))
+    kept = sorted((copy / "rollouts").glob("step=*.parquet"))
+    assert len(kept) > 1
+    kept[1].unlink()
+    assert differences(plain, copy)[-1] == "numbers: bit-identical, steps 0 to 3"
+    shutil.rmtree(copy / "checkpoints")
+    *_, numbers, said = differences(copy, plain)
+    assert numbers == "numbers: bit-identical, steps 0 to 3" and said.endswith("no weights are compared.")
+    (copy / "metrics.jsonl").write_text("")
+    with pytest.raises(ValueError, match="has logged no step yet"):
+        differences(plain, copy)
+
+
 def test_code_data_and_machine(plain: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(plain, tmp_path / "copy"))
     described = json.loads((copy / "run.json").read_text())
     stretches = [{**described["stretches"][0], "sources": "0" * 64, "commit": "f" * 40}]
-    changed(copy, stretches=stretches, data={"train": "1234"})
+    changed(copy, stretches=stretches, data={"train": "1234"}, training={"of": 9})
     (copy / "base.json").write_text(json.dumps({"fingerprint": "another"}))
     environment = json.loads((copy / "environment.json").read_text())
     environment["packages"]["torch"] = "1.0"
@@ -85,6 +99,7 @@ def test_code_data_and_machine(plain: Path, tmp_path: Path) -> None:
     assert any(line.split()[-1] == "abacus" for line in part(lines, "machine"))
     inputs = part(lines, "data and model")
     assert any(line.split() == ["data", "train", "-", "1234"] for line in inputs)
+    assert any(line.split() == ["training:", "of", "-", "9"] for line in inputs)
     assert any("weights: fingerprint" in line and "another" in line for line in inputs)
 
 

@@ -100,6 +100,17 @@ def nudge(by: float) -> Callable[[dict[str, Any]], None]:
 # ---- the same run
 
 
+def test_a_record_of_an_earlier_version_is_read(copy: Path) -> None:
+    """What was part of a run's identity then, and what its configuration did not have."""
+    changed(copy / "run.json", lambda run: run["identity"].update({"rollouts_every": 10, "keep_checkpoints": 2}))
+    config = OmegaConf.load(copy / "config.yaml")
+    for key in ("checkpoint", "no_signal_steps", "checkpoint_minutes"):
+        del config[key]
+    OmegaConf.save(config, copy / "config.yaml")
+    record = read_record(copy)
+    assert record.run.checkpoint.best is None and record.run.no_signal_steps == 0
+
+
 def test_a_finished_run_comes_out_bit_by_bit_and_its_folder_stays_as_it_was(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

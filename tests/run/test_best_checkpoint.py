@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from safetensors.torch import load_file
 from short_runs import metrics_of, run_in_process, same_ending, train_command
 from transformers import AutoModelForCausalLM
 
+from grpo_lab import loop
 from grpo_lab.harness.command import weights_of
 from grpo_lab.run.checkpoint import BEST, complete
 from grpo_lab.run.recorder import verdict
@@ -103,6 +105,31 @@ def test_another_metric_or_none(tmp_path: Path) -> None:
     none = run_in_process(tmp_path / "none", *FALLS, "checkpoint.best=null", "budget.amount=1")
     assert not (none / BEST).exists() and done_of(none)["best"] == {}
     assert "highest" not in verdict(none, done_of(none))
+
+
+def test_a_run_that_goes_on_with_another_metric_compares_like_with_like(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one metric the values of the other are no measure; weights that were never kept are not promised."""
+    other, calls, real = "eval/probe/accuracy", list[int](), loop.train_on
+
+    def fails(*given: Any, **named: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 7:
+            raise RuntimeError("in its seventh step")
+        return real(*given, **named)
+
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="seventh"):
+        patched.setattr(loop, "train_on", fails)
+        run_in_process(tmp_path, *FALLS)
+    run = run_in_process(tmp_path, *FALLS, f"checkpoint.best={other}")
+    values = rated(run, other)
+    later = {step: value for step, value in values.items() if step > 6}
+    step = max(later, key=lambda one: (later[one], -one))
+    (kept,) = complete(run / BEST)
+    assert kept.name == f"step={step:06d}", "the best since the metric is watched"
+    best = done_of(run)["best"] | {"step": step % 12 + 1}
+    assert "(weights not kept)" in verdict(run, done_of(run) | {"best": best | {"last": best["value"] - 0.1}})
 
 
 @pytest.mark.parametrize(

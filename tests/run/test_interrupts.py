@@ -19,6 +19,7 @@ from short_runs import SMALL, metrics_of, run_in_process, same_ending, train_com
 from sweep_processes import lines_in
 
 from grpo_lab import loop
+from grpo_lab.harness.command import weights_of
 from grpo_lab.run import recorder
 from grpo_lab.tracking import interrupt
 
@@ -131,6 +132,8 @@ def test_a_signal_leaves_an_evaluation_at_once_and_loses_no_step(
     assert ended(tmp_path) == told
     assert [line["step"] for line in metrics_of(saved.parent.parent)] == list(range(step)), "the step is not logged yet"
     goes_on_as_if_nothing_had_happened(tmp_path, whole, monkeypatch)
+    found = weights_of(saved.parent.parent, [str(step)], base=False)
+    assert [one.step for one in found] == [step], "the checkpoint is now of the log that has the step"
 
 
 def test_an_evaluation_that_is_cut_short_twice_is_made_once(

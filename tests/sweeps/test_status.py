@@ -159,6 +159,24 @@ def test_time_left_is_that_of_steps_that_count_whatever_lies_between_attempts(tm
         assert cell.step == 0 and cell.seconds_left is None
 
 
+def test_an_attempt_that_has_just_begun_does_not_count_the_pause_before_it(tmp_path: Path) -> None:
+    record_sweep(tmp_path, "probe", [CellRecord("a", "", 0, "a/seed=0")], None, None, "", ["x"], None, None)
+    with logged(tmp_path / "a" / "seed=0", 6, seconds=10.0) as log:
+        path, day = log.folder / "timing.jsonl", 86_400_000
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps({**line, "wall": line["wall"] - day}) + "\n" for line in lines))
+        (cell,) = cells_of_sweep(tmp_path, "probe")
+    assert cell.seconds_left == pytest.approx(50, abs=2)
+
+
+def test_a_sweep_and_a_run_of_one_name_are_both_shown(tmp_path: Path) -> None:
+    record_sweep(tmp_path, "dapo", [CellRecord("a", "", 0, "a/seed=0")], None, None, "", ["x"], None, None)
+    for folder in ("a/seed=0", "dapo/seed=3"):
+        logged(tmp_path / folder, 11, "done").close()
+    lines = [" ".join(line.split()) for line in status_lines(tmp_path, "dapo")]
+    assert lines[0].startswith("done dapo seed=3") and lines[1] == "dapo: 1 of 1 done" and len(lines) == 3
+
+
 def test_single_runs_are_listed_beside_sweeps(tmp_path: Path) -> None:
     record_sweep(tmp_path, "probe", [CellRecord("a", "", 0, "a/seed=0")], None, None, "", ["x"], None, None)
     logged(tmp_path / "a" / "seed=0", 11, "done").close()

@@ -35,6 +35,7 @@ from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.mlflow_mirror import sync_all
 from grpo_lab.tracking.mlflow_params import parameters
 from grpo_lab.tracking.mlflow_parent import SweepResults, announce_sweep, mirrored_at, sync_sweep
+from grpo_lab.tracking.mlflow_ui import _pages
 from grpo_lab.tracking.mlflow_view import VIEW_LENGTH, VIEW_TAG, runs_path, saved_view, sweep_tag, view_path, view_state
 from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.tracking.sweep_record import CellRecord, SweepRecord, read_sweep, record_sweep
@@ -539,6 +540,22 @@ def test_sweeps_of_a_server_have_their_pages_there(runs: Path) -> None:
     done = command("ui", "--runs", str(runs))
     assert done.returncode == 0, done.stderr
     assert f"http://server:5000{view_path('7', read_sweep(folder).key)}" in done.stdout
+
+
+def test_links_to_a_folder_of_runs_lead_to_the_same_pages_and_another_place_is_named(
+    runs: Path, tmp_path: Path
+) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(runs)
+    said: list[str] = []
+    here = {"experiment_id": "7", "mlflow_run_id": "a", "members": {}}
+    for uri in (f"sqlite:///{link}/mlflow.db", f"sqlite:///{runs}/mlflow.db"):
+        write_json(runs / "sweeps/two/mirror.json", {"uri": uri} | here)
+        pages = list(_pages(runs, runs.resolve() / "mlflow.db", "http://x", lambda folder: None, said.append))
+        assert len(pages) == 1 and pages[0].startswith("  two\n    http://x/#/experiments/7/") and not said
+    write_json(runs / "sweeps/two/mirror.json", {"uri": f"sqlite:///{tmp_path}/gone.db"} | here)
+    assert not list(_pages(runs, runs / "mlflow.db", "http://x", lambda folder: None, said.append))
+    assert said == [f"two was sent to sqlite:///{tmp_path}/gone.db: `grpo-lab sync {runs}` sends it here too"]
 
 
 LINES = ".js-plotly-plot path.js-line"

@@ -44,7 +44,7 @@ def arms_table(data: SweepData, finals: FinalValues) -> list[str]:
         own = [finals.interval(level, arm, name) for name in metrics]
         gained = gaps.get((level, arm), _NONE)
         rows.append(_row(name_of((level, arm)), own, _over_runs(gained, finals)))
-        most = max(most, *(one.n for one in own))
+        most = max([most, *(one.n for one in own)])
         if arm != data.control:
             apart = [finals.difference(level, arm, data.control, name) for name in metrics]
             more = seed_differences(gained, gaps.get((level, data.control), _NONE))

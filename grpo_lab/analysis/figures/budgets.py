@@ -43,7 +43,6 @@ from grpo_lab.analysis.figures.style import (
 )
 from grpo_lab.analysis.final_values import DOWNSTREAM, QUANTITIES, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.intervals import FOR_INTERVAL
 from grpo_lab.tracking.metrics import find, is_known, logged_name
 
 # Colour and mark of every axis; the three that style.py has no name for are of the same palette.
@@ -56,7 +55,7 @@ LOOKS = {
     "device_seconds": ("#E69F00", "v"),
 }
 BARS = "mark and bar: mean of the differences paired by seed and its 95% t interval"
-BARS_OF_FEW = "mark: mean of the differences of one or two pairs of runs, which have no interval"
+BARS_OF_FEW = "mark: mean of the differences paired by seed, no interval"
 _BAR, _GAP, _BETWEEN = 0.105, 0.13, 0.3  # inches: an interval, between two contrasts, between two levels
 _PANEL, _RIGHT, _ENTRY = 3.0, 0.3, 2.9  # a panel, the room of its marks, an entry of the legend
 
@@ -155,7 +154,7 @@ def draw_budgets(data: SweepData, finals: FinalValues) -> Drawn | None:
     if not shown.rows:
         return None
     name, numbers = f"{data.record.name}_budgets", budget_numbers(shown)
-    bars = BARS if numbers["n"].max() >= FOR_INTERVAL else BARS_OF_FEW
+    bars = BARS if numbers["low"].notna().any() else BARS_OF_FEW
     contrasts = [contrast for of_level in shown.rows.values() for contrast in of_level]
     factor = data.design.factor if data.design else ""
     # In inches: tricks and contexts on the left, a panel per metric with room for marks of flips.

@@ -32,7 +32,7 @@ from grpo_lab.analysis.figures.style import BLACK, GREEN, GREY, SMALL, Drawn, ho
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.comparison import mean_of_runs
-from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, bounds
+from grpo_lab.analysis.stats.intervals import bounds
 from grpo_lab.analysis.table_rows import groups_of
 from grpo_lab.analysis.tracks import Answers, answers_of, cells, tracks
 
@@ -197,7 +197,7 @@ def _over(data: SweepData, finals: FinalValues, numbers: pd.DataFrame) -> dict[t
 
 def _bands(numbers: pd.DataFrame) -> str:
     means = numbers[numbers["part"] == "mean"]
-    band = "; band: its 95% t interval" if (means["n"] >= FOR_INTERVAL).any() else ""
+    band = "; band: its 95% t interval" if means["low"].notna().any() else ""
     return f"bold: mean over runs{band}; thin: single seeds"
 
 

@@ -35,7 +35,6 @@ from grpo_lab.analysis.figures.style import (
 )
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.intervals import FOR_INTERVAL
 
 OUTCOME = "reward/outcome"
 PANELS = {
@@ -123,7 +122,7 @@ def draw_doses(data: SweepData, finals: FinalValues) -> Drawn | None:
     numbers = dose_numbers(data, finals, found)
     name, factor = f"{data.record.name}_doses", data.design.factor if data.design else ""
     heading = f"{data.record.name}: what comes of {found.key}"
-    bands = _BANDS if numbers.loc[numbers["part"] == "mean", "n"].max() >= FOR_INTERVAL else _NO_BANDS
+    bands = _BANDS if numbers.loc[numbers["part"] == "mean", "low"].notna().any() else _NO_BANDS
     levels = [level for level in data.levels if (numbers["level"] == level).any()]
     look = looks(levels, levels[0])
     entries = [

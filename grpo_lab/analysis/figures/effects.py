@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.figures.kind import FigureKind
+from grpo_lab.analysis.figures.omissions import BARS_OF_FEW
 from grpo_lab.analysis.figures.style import (
     BLACK,
     BLUE,
@@ -39,7 +40,6 @@ from grpo_lab.config.design import Direction
 
 PANELS = {TRUNCATED: BLACK, HELDOUT: BLUE, DOWNSTREAM: GREEN, OVERSTATEMENT: VERMILLION}
 BARS = "mark: mean of the differences paired by seed; bar: its 95% t interval; dots: single seeds"
-BARS_OF_FEW = "mark: mean of the differences of one or two pairs of runs, which have no interval; dots: single seeds"
 _ROW, _BETWEEN, _RIGHT = 0.44, 0.22, 0.15  # inches: an arm, two levels, the margin
 
 
@@ -91,7 +91,7 @@ def draw_effects(data: SweepData, finals: FinalValues) -> Drawn | None:
     arms = [arm for arm in data.arms if arm in set(numbers["arm"])]
     factor = data.design.factor if data.design else ""
     heading = f"Difference to {data.control}, paired by seed"
-    bars = BARS if numbers["n"].max() >= FOR_INTERVAL else BARS_OF_FEW
+    bars = BARS if numbers["low"].notna().any() else BARS_OF_FEW
     # In inches, from the top: heading, titles of the metrics, the rows of every level, ticks and footer.
     left = 0.2 + text_width(max(arms, key=len), BODY) + (0.35 if factor else 0.0)
     width = max(8.0, left + 1.5 * len(colours))

@@ -16,6 +16,7 @@ from grpo_lab.analysis.effects.contrast_plan import Contrast, is_ladder, not_run
 from grpo_lab.analysis.effects.contrasts import SCREENING, Disagreement, TrickEffect
 from grpo_lab.analysis.figures.forest_rows import BEYOND, PP, Row, forest_numbers, forest_rows, noise_band, shown_kinds
 from grpo_lab.analysis.figures.kind import FigureKind
+from grpo_lab.analysis.figures.omissions import BARS_OF_FEW
 from grpo_lab.analysis.figures.style import (
     BLACK,
     BODY,
@@ -35,7 +36,7 @@ from grpo_lab.analysis.figures.style import (
 )
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, Interval
+from grpo_lab.analysis.stats.intervals import Interval
 
 MARKERS = {"added": "D", "left_out": "s", "given": "^", "main": "o", "interaction": "P"}
 TITLES = {
@@ -46,7 +47,6 @@ TITLES = {
     "interaction": "beyond the sum of both",
 }
 BARS = "mark and bar: mean of the differences paired by seed and its 95% t interval; dots: single seeds"
-BARS_OF_FEW = "mark: mean of the differences of one or two pairs of runs, which have no interval; dots: single seeds"
 _EFFECT, _GAP = 0.27, 0.11  # inches: the two lines of an effect, and between two tricks
 _BETWEEN, _ENTRY = 0.3, 2.6  # between two levels, an entry of the legend
 _MAIN, _SECOND = 3.4, 1.5  # inches: the panel of the effects, the one of the interactions
@@ -72,7 +72,7 @@ def draw_forest(data: SweepData, finals: FinalValues) -> Drawn | None:
     pairs = max(effect.n_pairs for effect in effects)
     ends = {level: noise_band(data, finals, level, pairs) for level in levels}
     numbers = forest_numbers(rows, {level: end for level, end in ends.items() if not math.isnan(end)})
-    bars = BARS if pairs >= FOR_INTERVAL else BARS_OF_FEW
+    bars = BARS if numbers["low"].notna().any() else BARS_OF_FEW
     second = any(row.beside for row in rows)
     contexts = _contexts(effects)
     # In inches, from the left: tricks, their contexts, effects, effects as numbers, interactions.

@@ -11,6 +11,7 @@ from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.table_rows import groups_of
 from grpo_lab.analysis.tracks import EVALUATED, KL, TRAINING, Track
 
+BARS_OF_FEW = "mark: mean of the differences paired by seed, no interval; dots: single seeds"
 NO_TRACKS = "no finished run was evaluated up to the common budget"
 _LOGGED = TRAINING | EVALUATED | {"kl": KL}
 

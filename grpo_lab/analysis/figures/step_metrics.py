@@ -33,7 +33,6 @@ from grpo_lab.analysis.figures.style import (
 )
 from grpo_lab.analysis.final_values import TRUNCATED, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.intervals import FOR_INTERVAL
 from grpo_lab.analysis.stats.mean_line import SMOOTHING, mean_line
 from grpo_lab.analysis.table_rows import groups_of, row_at, rows_of
 from grpo_lab.analysis.tracks import KL
@@ -333,7 +332,7 @@ def _name_levels(panels: Sequence[Axes], data: SweepData, levels: Sequence[str],
 def _bands(numbers: pd.DataFrame) -> str:
     smooth = f"metrics of every step as running means over {SMOOTHING:.0%} of the budget"
     thin = "single seeds as logged, of long runs the lowest and highest of every stretch"
-    if not (numbers["n"] >= FOR_INTERVAL).any():
+    if not numbers["low"].notna().any():
         return f"bold: mean over runs, too few for an interval, {smooth}; thin: {thin}"
     return f"bold: mean over runs, {smooth}; band: its 95% t interval; thin: {thin}"
 

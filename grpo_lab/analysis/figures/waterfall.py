@@ -37,7 +37,6 @@ from grpo_lab.analysis.figures.style import (
 )
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.intervals import FOR_INTERVAL
 from grpo_lab.analysis.table_rows import rows_of
 from grpo_lab.analysis.tracks import Track, cells, mean_of_tracks, tracks
 
@@ -106,7 +105,7 @@ def draw_waterfall(data: SweepData, finals: FinalValues) -> Drawn | None:
     numbers = waterfall_numbers(found)
     name = f"{data.record.name}_waterfall"
     heading = f"{data.record.name}: where was what training gained lost on the way downstream?"
-    bars = BARS if numbers["n"].max() >= FOR_INTERVAL else BARS_OF_FEW
+    bars = BARS if numbers["low"].notna().any() else BARS_OF_FEW
     rows = {level: [arm for at, arm in found if at == level] for level, _ in found}
     most = max(map(len, rows.values()))
     factor = data.design.factor if data.design else ""
