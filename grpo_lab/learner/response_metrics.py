@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from grpo_lab.tasks.base import AnswerForm, Grader, Template
+from grpo_lab.tasks.base import AnswerForm, Grader
 from grpo_lab.tracking.metrics import pass_at_k
 from grpo_lab.types import Float, Graded, Groups, Tensor
 
@@ -40,15 +40,11 @@ def response_metrics(made: Groups, check_again: Sequence[str], best: Float[Tenso
     return metrics | target_length_metrics(shaped)
 
 
-def unanswered(texts: Sequence[str], reward: Grader, template: Template) -> dict[str, float]:
-    """The share of responses without an answer in a form that the reward reads.
-
-    Of a reward that reads any text, without one in the form that the template asks for; {} where any text may be one.
-    """
-    forms = reward.reads if AnswerForm.free not in reward.reads else {template.answer_form}
-    if AnswerForm.free in forms:
+def unanswered(texts: Sequence[str], reward: Grader) -> dict[str, float]:
+    """The share of responses without an answer in a form that the reward reads; {} where it reads any text."""
+    if AnswerForm.free in reward.reads:
         return {}
-    without = [not any(form.occurs_in(text) for form in forms) for text in texts]
+    without = [not any(form.occurs_in(text) for form in reward.reads) for text in texts]
     return {"rollout/unanswered": sum(without) / len(without)}
 
 

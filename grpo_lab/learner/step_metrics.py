@@ -51,7 +51,7 @@ def step_metrics(run: RunConfig, queue: RolloutQueue, step: FinishedStep) -> dic
     rollouts, made = batch.rollouts, batch.made
     metrics = reward_metrics(made, before.graded) | advantage_metrics(step) | tally.metrics() | touched_rows(step)
     metrics |= response_metrics(made, run.task.check_again, queue.memory.best) | before.metrics | queue.metrics()
-    metrics |= unanswered(made.texts, run.reward, run.template)
+    metrics |= unanswered(made.texts, run.reward)
     metrics |= mismatch_metrics(tally.logprobs, rollouts.sampler_logprobs, tally.read_mask, rollouts.group_size)
     metrics |= staleness_metrics((tally.version - rollouts.weight_version)[rollouts.sampled_mask])
     if made.graded.failed is not None:

@@ -110,7 +110,7 @@ REGISTRY: tuple[Metric, ...] = (
         "rollout/unanswered",
         "share",
         "mean over all responses",
-        "without an answer in a form that the training verifier reads, or that the template asks for",
+        "without an answer in a form that the training verifier reads; not logged of one that reads any text",
     ),
     Metric("rollout/groups", "groups", "of the step", "whole groups generated, also those a filter discarded"),
     Metric(

@@ -133,17 +133,14 @@ def test_the_likely_cause_comes_first(seen: dict[str, float], first: str) -> Non
     assert likely is not None and likely[1].startswith(first)
 
 
-def test_an_answer_is_looked_for_where_the_grader_reads_else_where_the_template_asks(
+def test_an_answer_is_looked_for_where_the_grader_reads(
     make_run: Callable[..., RunConfig],
 ) -> None:
     texts = ["7+1=8;#8", "7+1=8;#8;", "#", "\\boxed{8}", "<answer>8</answer>"]
-    plain, strict, lenient = (make_run(*words) for words in ((), ("reward=strict",), ("reward=lenient",)))
-    for run in (plain, strict, lenient):  # the template of sums asks for a number behind #
-        assert unanswered(texts, run.reward, run.template) == {"rollout/unanswered": 4 / 5}
-    boxed = make_run("reward=math", "template=boxed")
-    assert unanswered(texts, boxed.reward, boxed.template) == {"rollout/unanswered": 3 / 5}
-    free = make_run("reward=math_lenient", "template=boxed").reward
-    assert unanswered(["so it is 8"], free, boxed.template) == {"rollout/unanswered": 1.0}
+    assert unanswered(texts, make_run("reward=strict").reward) == {"rollout/unanswered": 4 / 5}
+    assert unanswered(texts, make_run("reward=math", "template=boxed").reward) == {"rollout/unanswered": 3 / 5}
+    for words in (("reward=lenient",), ("reward=math_lenient", "template=boxed")):
+        assert unanswered(["so it is 8"], make_run(*words).reward) == {}, "any text may be an answer"
     assert (
         AnswerForm.free.occurs_in("8")
         and not AnswerForm.hashes.occurs_in("#8")
