@@ -154,7 +154,7 @@ def _noise(data: SweepData) -> list[tuple[str, str]]:
             ends.append({"base": bases_of[labels], "value": float(points[metric].dropna().iloc[-1])})
         of_bases, of_seeds = components(pd.DataFrame(ends))
         rows += [(f"{words}: sd between bases", of_bases.text()), (f"{words}: sd between seeds", of_seeds.text())]
-        rows.append((f"{words}: sd of evaluation alone", _sampling_sd(data, metric.split("/")[1]).text()))
+        rows.append((f"{words}: sampling sd of the evaluation", _sampling_sd(data, metric.split("/")[1]).text()))
         for bases, seeds in DESIGNS:
             pairs = math.sqrt(2) * of_seeds.mean  # of a pair's difference, as arms hardly correlate over seeds
             least, most = (smallest_effect(sd, pairs, bases, seeds) for sd in (0.0, of_bases.mean))

@@ -79,7 +79,7 @@ def _additions(name: str, text: str) -> list[str | list[str]]:
 
 
 def _within(text: str) -> str | None:
-    """What stands between two brackets that enclose the whole text; None where none do."""
+    """The text within one pair of brackets around all of it; None without such a pair."""
     text = text.strip()
     closings = (at for at, sign, depth in _signs(text) if sign in _CLOSE and depth == 0)
     return text[1:-1] if text.startswith("[") and next(closings, None) == len(text) - 1 else None

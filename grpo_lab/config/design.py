@@ -624,8 +624,7 @@ def _part(name: str, value: Any) -> Part:
 
 
 def _prediction(entry: Any) -> Prediction:
-    if isinstance(entry, Mapping):
-        require_keys("design.predictions", entry, Prediction)
+    require_keys("design.predictions", entry, Prediction)
     try:
         return Prediction(
             **{
@@ -644,8 +643,7 @@ def _prediction(entry: Any) -> Prediction:
 
 
 def _count(entry: Any) -> CountPrediction:
-    if isinstance(entry, Mapping):
-        require_keys("design.counts", entry, CountPrediction)
+    require_keys("design.counts", entry, CountPrediction)
     try:
         count = CountPrediction(**{**entry, "metric": metric_name(entry["metric"]), "above": float(entry["above"])})
         limits = [limit for limit in (count.at_least, count.at_most) if limit is not None]
@@ -660,8 +658,7 @@ def _count(entry: Any) -> CountPrediction:
 
 
 def _quantity(entry: Any) -> QuantityPrediction:
-    if isinstance(entry, Mapping):
-        require_keys("design.quantities", entry, QuantityPrediction)
+    require_keys("design.quantities", entry, QuantityPrediction)
     known = [SHARE, *(RANK + metric for metric in (*RANKED, *ALSO_RANKED))]
     try:
         bounds = {name: float(entry[name]) for name in ("above", "below") if name in entry}
@@ -679,8 +676,7 @@ def _quantity(entry: Any) -> QuantityPrediction:
 
 
 def _claim(entry: Any) -> Claim:
-    if isinstance(entry, Mapping):
-        require_keys("design.claims", entry, Claim)
+    require_keys("design.claims", entry, Claim)
     try:
         position = entry["prediction"]
         if set(entry) != {"says", "source", "prediction", "direction"} or type(position) is not int:
@@ -694,8 +690,7 @@ def _claim(entry: Any) -> Claim:
 
 
 def _change(entry: Any) -> Change:
-    if isinstance(entry, Mapping):
-        require_keys("design.changes", entry, Change)
+    require_keys("design.changes", entry, Change)
     try:
         change = Change(tuple(map(str, entry["arms"])), str(entry["since"]), _text(entry["what"]))
         datetime.strptime(change.since, "%Y-%m-%dT%H:%M:%SZ")

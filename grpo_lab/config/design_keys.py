@@ -1,4 +1,4 @@
-"""What stands beside a field of a declaration's dataclasses, so that a reference of its keys can be made from them."""
+"""Metadata on the fields of a declaration, from which the reference of its keys is made."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LISTED = "a list of different whole numbers"
 
 @dataclass(frozen=True)
 class Key:
-    """What a key is, its allowed values, and its default.
+    """The meaning of a key, its allowed values, and its default.
 
     Without `allowed` they follow from the field's type, and without `default` from the field's default.
     """
@@ -24,8 +24,13 @@ class Key:
     default: str = ""
 
 
-def require_keys(where: str, entry: Mapping[str, Any], cls: type) -> None:
-    """Raise ValueError, with the nearest one that is, for a key of an entry that is no field of its dataclass."""
+def require_keys(where: str, entry: Any, cls: type) -> None:
+    """Raise ValueError, with the nearest one that is, for a key of an entry that is no field of its dataclass.
+
+    What is no entry at all is for the caller to refuse.
+    """
+    if not isinstance(entry, Mapping):
+        return
     known = sorted(field.name for field in fields(cls))
     unknown = next((str(key) for key in entry if key not in known), None)
     if unknown is not None:

@@ -34,7 +34,7 @@ class Lora:
         return math.inf if self.rank else PRETRAINED_RATE
 
     def note(self, learning_rate: float) -> str:
-        """What a reader of a run has to know of the adapter's learning rate."""
+        """A note on the adapter's learning rate for readers of the run."""
         return (
             f"LoRA of rank {self.rank} at a learning rate of {learning_rate:g}: the best rate of an adapter is about "
             'ten times that of full fine-tuning ("LoRA Without Regret", 2025), so compare the two at rates of their own'

@@ -65,9 +65,14 @@ def _table(title: str, rows: Sequence[Row], everything: bool) -> list[str]:
     """A titled table of what A and B have, or one line that there is no difference."""
     if not rows:
         return ["", f"{title}: the same"]
+    return ["", f"{title}:", *_listed(("", "A", "B"), rows, everything)]
+
+
+def _listed(head: Row, rows: Sequence[Row], everything: bool) -> list[str]:
+    """The rows below their head, the first ones unless `everything` is asked for."""
     shown = rows if everything else rows[:_SHOWN]
     more = [f"  and {len(rows) - len(shown)} more: --all lists them"] if len(shown) < len(rows) else []
-    return ["", f"{title}:", *aligned([("", "A", "B"), *shown], "  "), *more]
+    return [*aligned([head, *shown], "  "), *more]
 
 
 def _rows(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[Row]:
@@ -124,10 +129,8 @@ def _numbers(compared: Compared, everything: bool) -> list[str]:
     more = f", and {len(counts) - 3} later steps with more" if len(counts) > 3 else ""
     steps = f"{', '.join(counts[:3])}{more}"
     lines = [f"numbers: bit-identical before step {found[0].step}. Metrics and columns that differ: {steps}"]
-    shown = found if everything else found[:_SHOWN]
-    rows = [("", "first at step", "largest difference"), *((one.what, str(one.step), _size(one)) for one in shown)]
-    more = [f"  and {len(found) - len(shown)} more: --all lists them"] if len(shown) < len(found) else []
-    return [*lines, *aligned(rows, "  "), *more, *compared.said]
+    rows = [(one.what, str(one.step), _size(one)) for one in found]
+    return [*lines, *_listed(("", "first at step", "largest difference"), rows, everything), *compared.said]
 
 
 def _order(one: Difference) -> tuple[int, int, str]:

@@ -16,7 +16,7 @@ def has_signal(metrics: Metrics) -> bool:
 
 
 def no_signal_text(steps: int, metrics: Metrics, max_tokens: int) -> str:
-    """What to try after so many steps without signal, the likely cause first; `metrics` are of the last one."""
+    """The warning after so many steps without signal, likely cause first; `metrics` are of the last one."""
     shares = {
         "right": "reward/outcome",
         "truncated": "rollout/truncated",
@@ -33,7 +33,7 @@ def no_signal_text(steps: int, metrics: Metrics, max_tokens: int) -> str:
 
 
 def _causes(metrics: Metrics, max_tokens: int) -> list[str]:
-    """What may be wrong and its remedy, the likeliest first; at least one."""
+    """Possible causes and their remedies, the likeliest first; at least one."""
     right, truncated, unanswered, ungraded = (
         metrics.get(name, 0.0)
         for name in ("reward/outcome", "rollout/truncated", "rollout/unanswered", "rollout/ungraded")

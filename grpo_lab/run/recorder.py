@@ -330,7 +330,7 @@ def failures_recorded(log: RunLog) -> Iterator[None]:
 
 
 def what_is_lost(log: RunLog | UnwrittenLog, within_a_step: bool = False) -> str:
-    """What a run that ends now has saved, and what it computes again when it goes on."""
+    """The last saved step of a run that ends now, and the steps that it will compute again."""
     saved, logged = saved_step(log.folder), log.last_step
     kept = saved or 0
     steps = f"steps {kept + 1} to {logged}" if logged > kept + 1 else f"step {logged}" if logged > kept else ""

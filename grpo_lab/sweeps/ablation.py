@@ -78,7 +78,7 @@ def exploratory(
 
 
 def _control(choices: dict[str, list[str]]) -> str:
-    """What to call the arm without additions: its recipe, where that is one."""
+    """The name of the arm without additions: its recipe, where that is one."""
     recipes = choices.get("recipe", ["recipe=plain"])
     return recipes[0].partition("=")[2] if len(recipes) == 1 else "control"
 

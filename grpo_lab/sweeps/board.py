@@ -58,7 +58,7 @@ class WatchedCell:
 
     @property
     def line(self) -> str:
-        """What it waits for, else its latest numbers and what it is doing; "starting" before the first."""
+        """The reason that it waits, else its latest numbers and its activity; "starting" before the first."""
         if self.note:
             return self.note
         numbers = describe(self.latest, self.step) if self.latest else "" if self.activity else "starting"

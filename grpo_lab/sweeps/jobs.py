@@ -317,7 +317,7 @@ def _stop(running: Sequence[_Running], place: Place, grace_seconds: float, board
 
 
 def _what_is_left(entry: _Running) -> str:
-    """What a cell that was ended has said of itself in this attempt, or what its folder shows."""
+    """The last words of a cell that was ended in this attempt, or its state by its folder."""
     if has_ended(entry.job.folder):
         return "finished"
     if said := interrupted_in_words(entry.job.folder, entry.started):

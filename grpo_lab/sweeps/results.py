@@ -1,4 +1,4 @@
-"""What a sweep's run in MLflow shows of its results when it ends: little enough that the end waits for seconds."""
+"""The results that a sweep sends to its MLflow run when it ends; making them takes seconds."""
 
 from __future__ import annotations
 

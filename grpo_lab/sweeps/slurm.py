@@ -122,7 +122,7 @@ class CellJob:
         self.vain = vain  # how many times in a row the whole time went by without a checkpoint
         self.process: subprocess.Popen | None = None
         self.began = math.inf  # on this node's monotonic clock
-        self.before: str | None = None  # the checkpoint that it went on from
+        self.before: int | None = None  # the step that it went on from
 
     def __call__(self) -> int:
         """The exit status of the cell's process; where Slurm ends the job, it waits for that.
@@ -137,7 +137,7 @@ class CellJob:
             told.append(number)
             self._interrupt()
 
-        self.began, self.before = time.monotonic(), self._newest()
+        self.began, self.before = time.monotonic(), saved_step(self.folder)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, pass_on)
         self.process = open_cell(self.words, self.folder, self.threads, {}, self.processes)
@@ -165,7 +165,7 @@ class CellJob:
                 self._interrupt()
                 self._waited()
         whole = time.monotonic() - self.began > self.seconds - _EARLY_SECONDS
-        vain = self.vain + 1 if whole and self._newest() == self.before else 0
+        vain = self.vain + 1 if whole and saved_step(self.folder) == self.before else 0
         if vain >= _VAIN:
             raise RuntimeError(
                 f"the whole time of {vain} jobs went by without a checkpoint, and would again: raise "
@@ -186,9 +186,6 @@ class CellJob:
         if self.process is not None and self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):  # it has ended
                 os.kill(self.process.pid, signal.SIGINT)
-
-    def _newest(self) -> str | None:
-        return max((path.name for path in (self.folder / "checkpoints").glob("step=*")), default=None)
 
 
 class _Queue:

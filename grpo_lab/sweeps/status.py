@@ -1,4 +1,4 @@
-"""What sweeps and single runs are doing, from any shell: read from their folders, without disturbing them."""
+"""The state of sweeps and single runs, read from their folders without disturbing them."""
 
 from __future__ import annotations
 

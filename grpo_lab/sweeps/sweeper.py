@@ -51,7 +51,7 @@ from grpo_lab.tracking.whole import AFRESH, read_json
 
 @dataclass(frozen=True)
 class Settings:
-    """What `hydra.sweeper` says: list the cells alone, pilot first, for which share of the budget, run inert arms.
+    """The settings of `hydra.sweeper`: list the cells alone, pilot first, for what share of the budget, run inert arms.
 
     `add` and `leave_one_out` hold the additions of an ablation from the shell, overrides or lists of them.
     """
@@ -155,7 +155,8 @@ def run_sweep(
     _say_shared(console, cells)
     if cells and not todo:
         console.say(f"{name}: all {len(cells)} cells are finished")
-    announce_sweep(folder, bool(todo), uri)
+    if todo:
+        announce_sweep(folder, True, uri)
     ended = None
     try:
         returns = launch(name, todo, len(finished))

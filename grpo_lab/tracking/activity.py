@@ -1,4 +1,4 @@
-"""What this process is doing now, and how much of it is done; `progress.py` shows it.
+"""The current activity of this process and its progress; `progress.py` shows it.
 
 Stages report where they work, and a report costs an addition. Only the main thread's work is kept: a user waits for no
 other.

@@ -28,9 +28,9 @@ from grpo_lab.tracking.whole import AFRESH, read_json
 
 _PATIENCE_SECONDS = 60.0  # wait for another process that sends the same sweep
 _CURSOR = "mirror.json"
-_TAG_LENGTH = 5000  # characters
-_POINTS_PER_BATCH = 1000
-_ENTRIES_PER_BATCH = 100
+TAG_LENGTH = 5000  # characters
+POINTS_PER_BATCH = 1000  # MLflow's limit for one log_batch, and the cheapest size per point
+ENTRIES_PER_BATCH = 100  # params or tags, likewise
 _RUNS_PER_SEARCH = 1000
 _PRIMARY = "mlflow.experiment.primaryMetric.name"  # a tag of the experiment that MLflow's pages read
 _TOLD = ("question", "prediction", "primary", "control")
@@ -40,7 +40,7 @@ logger = logging.getLogger("grpo_lab.tracking")
 
 @dataclass(frozen=True)
 class SweepResults:
-    """What analysis says of a sweep: a table of its arms and the verdict, as text, and files by their names."""
+    """The analysis of a sweep: a table of its arms and the verdict, as text, and files by their names."""
 
     table: str
     verdict: str
@@ -113,7 +113,7 @@ def sync_sweep(
         elsewhere = _mark_members(folder, record, client, sent)
         _send_view(record, client, sent)
         for name, value in _tags(folder, record, sent, elsewhere, results).items():
-            client.set_tag(sent.mlflow_run_id, name, value[:_TAG_LENGTH])
+            client.set_tag(sent.mlflow_run_id, name, value[:TAG_LENGTH])
         files = {FILE: (folder / FILE).read_bytes(), **(results.files if results else {})}
         _send_files(folder, client, sent, files)
         status = status or sweep_status(folder, record)
@@ -155,7 +155,7 @@ def parent_of(folder: Path, client: Any, uri: str, experiment_id: str) -> str:
 
 
 def _attached(folder: Path, record: SweepRecord, client: Any, uri: str, experiment_id: str) -> _Cursor:
-    """What was sent to the sweep's MLflow run, which is created if missing. Hold the sweep's lock."""
+    """The record of what was sent to the sweep's MLflow run, created if missing. Hold the sweep's lock."""
     fresh = _Cursor(masked(uri), experiment_id, record.key)
     path = folder / _CURSOR
     stored = read_json(path, "remove it, and sync again") if path.exists() else {}
@@ -219,10 +219,10 @@ def _send_numbers(folder: Path, record: SweepRecord, client: Any, sent: _Cursor)
         for point in points
         if point not in known.get(name, ())
     ]
-    for chunk in _chunks(lacking, _POINTS_PER_BATCH):
+    for chunk in chunks(lacking, POINTS_PER_BATCH):
         client.log_batch(sent.mlflow_run_id, metrics=chunk, synchronous=True)
     new = [entities.Param(*one) for one in params.items() if there is None or one[0] not in there.data.params]
-    for chunk in _chunks(new, _ENTRIES_PER_BATCH):
+    for chunk in chunks(new, ENTRIES_PER_BATCH):
         client.log_batch(sent.mlflow_run_id, params=chunk, synchronous=True)
     _show_first(client, sent, list(means))
     sent.numbers = digest
@@ -292,7 +292,7 @@ def _mark_members(folder: Path, record: SweepRecord, client: Any, sent: _Cursor)
         ((tag, arm),) = membership(record, place).items()
         run_id = _run_of(folder, place, run, client, sent)
         if run_id and sent.members.get(place) != (member := f"{run_id} {arm}"):
-            client.set_tag(run_id, tag, arm[:_TAG_LENGTH])
+            client.set_tag(run_id, tag, arm[:TAG_LENGTH])
             sent.members[place] = member
         other = run["tags"].get("sweep", "")
         if other != record.name:
@@ -346,7 +346,8 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _chunks(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+def chunks(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    """The items in parts of `size`, as a store takes them."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
 
@@ -391,7 +392,7 @@ def _note(
     last += [f"**Command.** `{shlex.join(record.command)}`", f"Recorded in `{folder.resolve()}`."]
     if results is not None:
         said.append(f"```\n{results.table}\n```")
-        room = _TAG_LENGTH - len("\n\n".join([*said, *last])) - 100
+        room = TAG_LENGTH - len("\n\n".join([*said, *last])) - 100
         whole = len(results.verdict) <= room
         rest = "" if whole else "\n... the rest is in verdict.txt, under Artifacts"
         last = [f"```\n{results.verdict if whole else results.verdict[: max(room, 0)]}{rest}\n```", *last]

@@ -15,7 +15,7 @@ import logging
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,7 +24,7 @@ from grpo_lab.tracking.files import locked, write_json
 from grpo_lab.tracking.final_metrics import final_metrics
 from grpo_lab.tracking.harness_results import outdated, protocols, read_results
 from grpo_lab.tracking.mlflow_params import parameters
-from grpo_lab.tracking.mlflow_parent import parent_of
+from grpo_lab.tracking.mlflow_parent import ENTRIES_PER_BATCH, POINTS_PER_BATCH, TAG_LENGTH, chunks, parent_of
 from grpo_lab.tracking.mlflow_store import check_uri, first_line, load_mlflow, prepare_store
 from grpo_lab.tracking.mlflow_view import membership
 from grpo_lab.tracking.passwords import masked, without_mask
@@ -34,9 +34,6 @@ from grpo_lab.tracking.sweep_record import read_sweep
 from grpo_lab.tracking.system_metrics import SYSTEM, read_samples
 from grpo_lab.tracking.whole import AFRESH, AGAIN, MANIFEST, read_json
 
-POINTS_PER_BATCH = 1000  # MLflow's limit for one log_batch, and the cheapest size per point
-ENTRIES_PER_BATCH = 100  # params or tags, likewise
-TAG_LENGTH = 5000  # characters
 HARNESS_TAG = "harness"  # how harnesses evaluated the run
 ARTIFACT_BYTES = 5_000_000
 ARTIFACTS = (
@@ -216,12 +213,12 @@ class Sender(FolderSender):
             "mlflow.note.content": self._note(),
         }
         pairs = [entities.RunTag(name, str(value)[:TAG_LENGTH]) for name, value in tags.items() if value is not None]
-        for chunk in _chunks(pairs, ENTRIES_PER_BATCH):
+        for chunk in chunks(pairs, ENTRIES_PER_BATCH):
             client.log_batch(found.info.run_id, tags=chunk, synchronous=True)
         # A parameter cannot change in MLflow: values that a resumed run changed are in its config.yaml.
         # Options are sent as parameters too, because MLflow's page that compares runs plots only parameters.
         params = [entities.Param(key, value) for key, value in parameters(run).items() if key not in found.data.params]
-        for chunk in _chunks(params, ENTRIES_PER_BATCH):
+        for chunk in chunks(params, ENTRIES_PER_BATCH):
             client.log_batch(found.info.run_id, params=chunk, synchronous=True)
 
         if run.get("data"):
@@ -247,7 +244,7 @@ class Sender(FolderSender):
             for name, value in points_of(record).items()
             if math.isfinite(value)
         ]
-        for chunk in _chunks(metrics, POINTS_PER_BATCH):
+        for chunk in chunks(metrics, POINTS_PER_BATCH):
             self._client.log_batch(self.run_id, metrics=chunk, synchronous=True)
         self._note_nonfinite(steps)
         self._cursor.last_step = steps[-1].step
@@ -278,7 +275,7 @@ class Sender(FolderSender):
             for sample in samples
             for name, value in sample.values.items()
         ]
-        for chunk in _chunks(points, POINTS_PER_BATCH):
+        for chunk in chunks(points, POINTS_PER_BATCH):
             self._client.log_batch(self.run_id, metrics=chunk, synchronous=True)
         if samples:
             self._cursor.system_bytes = samples[-1].end
@@ -363,11 +360,6 @@ class Sender(FolderSender):
         info = self._client.get_run(self.run_id).info
         if (info.status, info.end_time) != (status, ended):
             self._client.set_terminated(self.run_id, status, ended)
-
-
-def _chunks(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
 
 
 def _inputs(run: Mapping[str, Any]) -> list[Any]:

@@ -81,7 +81,7 @@ def saved_view(record: SweepRecord, created: int, named: bool) -> str:
 
 
 def view_state(record: SweepRecord) -> dict[str, Any]:
-    """What MLflow's page of runs shows of a sweep: which runs, how they are grouped, which charts and columns."""
+    """The state of MLflow's page for a sweep: which runs, how they are grouped, which charts and columns."""
     tag = sweep_tag(record.name, record.key)
     finals = {name: f"{AT_BUDGET}{name}" for name in (REWARD, HELDOUT, DOWNSTREAM)}
     primary = logged_name((record.design or {}).get("primary", HELDOUT))

@@ -194,7 +194,7 @@ def describe(latest: Mapping[str, float | int], step: int) -> str:
 
 
 def describe_stages(stages: Sequence[Activity], now: float) -> str:
-    """What a run is doing: `step 0: evaluating, heldout: question 12 of 40, 30 of 96 in all, 1m05s left`."""
+    """The activity of a run in words: `step 0: evaluating, heldout: question 12 of 40, 30 of 96 in all, 1m05s left`."""
     return f"{without_times(stages)}, {_time_of(stages, now)}"
 
 

@@ -66,7 +66,7 @@ def was_interrupted(folder: Path) -> bool:
 
 
 def interrupted_in_words(folder: Path, since: float = 0.0) -> str | None:
-    """What an interrupted run said is saved and lost; None if no interrupt has ended it since that unix time."""
+    """The last words of an interrupted run, on what is saved and lost; None if none ended it since that unix time."""
     path = folder / "error.txt"
     if not path.exists() or path.stat().st_mtime < since:
         return None
@@ -80,7 +80,7 @@ def was_stopped(folder: Path) -> bool:
 
 
 def activity_of(folder: Path) -> str:
-    """What the run in `folder` does at this moment; "" where it notes nothing."""
+    """The current activity of the run in `folder`; "" where it notes none."""
     try:
         return (folder / ACTIVITY).read_text()
     except OSError:
@@ -94,7 +94,7 @@ def saved_step(folder: Path) -> int | None:
 
 
 def saved_spending(folder: Path, axis: str) -> float:
-    """What a run had spent of a budget at its last checkpoint, from which it goes on; 0 without one."""
+    """The budget spent at a run's last checkpoint, from which it goes on; 0 without one."""
     saved, spent = saved_step(folder), 0.0
     if saved is None:
         return spent

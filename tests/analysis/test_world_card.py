@@ -70,7 +70,7 @@ def test_every_quantity_of_a_card_by_hand() -> None:
     assert rows["held-out: sd between seeds"].startswith("0.007")
     assert rows["held-out: sd between bases"].startswith("0.071")
     # Half of four samples right on 16 questions: sqrt(16 * (1/4) / 3) / 16.
-    assert rows["held-out: sd of evaluation alone"] == f"{(16 / 12) ** 0.5 / 16:.3f}"
+    assert rows["held-out: sampling sd of the evaluation"] == f"{(16 / 12) ** 0.5 / 16:.3f}"
     text = card_text(card)
     assert text.startswith("world=made: 4 runs on 2 bases") and all(name in text for name in rows)
 

@@ -61,7 +61,7 @@ def arms_table(data: SweepData, finals: FinalValues) -> list[str]:
 
 
 def _head(data: SweepData, finals: FinalValues, most: int) -> list[str]:
-    """What was run, and how to read the table; `most` is the number of runs of the arm that has most."""
+    """The heading of the table and how to read it; `most` is the largest number of runs of an arm."""
     planned = sum(data.seeds_planned(level, arm) for level in data.levels for arm in data.arms)
     done = f"{len(data.finished)} of {planned} planned runs are finished"
     said = f"{data.record.name}: {done}; the control is {data.control}"

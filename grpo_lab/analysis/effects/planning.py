@@ -175,7 +175,7 @@ class Question:
         return ALPHA / self.family
 
     def power(self, sd: float, observations: int) -> float:
-        """The chance to find it, with so many bases (or seeds, with one base) of this deviation.
+        """The power for so many base models (or seeds, with one base model) of this standard deviation.
 
         0 below FOR_INTERVAL: `compare` then has no interval, without which nothing is decided.
         """

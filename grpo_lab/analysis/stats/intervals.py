@@ -73,7 +73,7 @@ class Interval:
         return f"{number(self.mean)}{unit}{self.ends(number)}"
 
     def ends(self, number: Callable[[float], str]) -> str:
-        """What `written` has behind the estimate."""
+        """The part of `written` behind the estimate."""
         if self.withheld:
             return WITHHELD
         if len(set(written := [number(point) for point in self.points])) == 2:
