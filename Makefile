@@ -138,7 +138,7 @@ check: $(STAMP) ## lint, formatting, types, and that imports go one way
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 
-ui: $(STAMP) ## MLflow on this machine over the runs of RUNS; prints a link to the charts of every sweep, grouped by arm (PORT=5000)
+ui: $(STAMP) ## start the MLflow UI for the runs in RUNS and print a link to each sweep's charts, grouped by arm (PORT=5000)
 	@$(BIN)/grpo-lab ui --runs '$(RUNS)' --port $(PORT)
 
 bench: $(STAMP) ## step time split, tokens/s, FLOPs against the machine's peak, ratio to TRL; RECORD=1 keeps the numbers

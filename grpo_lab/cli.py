@@ -376,9 +376,9 @@ def _send_figures(runs: Path, name: str, paths: Sequence[Path]) -> None:
     shown = [path for path in paths if path.suffix not in (".svg", ".json")]
     try:
         if send_figures(sweep_folder(runs, name), shown):
-            say("pictures and tables are in MLflow too, under Artifacts of the sweep's run")
+            say("figures and tables are also in MLflow, under Artifacts of the sweep's run")
     except Exception as error:
-        say(f"WARNING: MLflow does not take the figures ({first_line(error)}); the files are complete", error=True)
+        say(f"WARNING: MLflow upload of the figures failed ({first_line(error)}); the files are complete", error=True)
 
 
 def _require_folder(runs: str | Path) -> None:
@@ -481,14 +481,14 @@ def stop_run(arguments: argparse.Namespace) -> None:
         doing = f" ({activity})" if (activity := activity_of(folder)) else ""
         sys.exit(
             printable(
-                f"it has not ended after {arguments.wait:g} s{doing}, and will when its step is saved: --wait waits "
-                "longer, the same command again ends it at once"
+                f"still running after {arguments.wait:g} s{doing}; it stops once its step is saved. Wait longer with "
+                "--wait, or run this command again to stop it at once"
             )
         )
     if not was_stopped(folder):
-        say("it has come to its own end")
+        say("it ended on its own")
     else:
-        say(f"{interrupted_in_words(folder) or 'it had not begun'}; the command that started it goes on with it")
+        say(f"{interrupted_in_words(folder) or 'it had not started'}; to resume, re-run the command that started it")
 
 
 def plan_power(arguments: argparse.Namespace) -> None:
@@ -588,7 +588,7 @@ def _add_steering(commands: argparse._SubParsersAction) -> None:
     status.add_argument("name", nargs="?", help="one sweep, cell by cell, or one run (default: a line for each)")
     status.add_argument("--runs", type=Path, default=Path(RUNS), help="the folder of runs (default: runs)")
     status.set_defaults(run=show_status)
-    stop = commands.add_parser("stop", help="end a run after its step, saved; its sweep goes on with the others")
+    stop = commands.add_parser("stop", help="stop a run once its step is finished and saved; its sweep continues")
     stop.add_argument("name", help="its folder, or its title as status shows it, such as 'base seed=0'")
     stop.add_argument("--sweep", help="the sweep it is of (default: the latest)")
     stop.add_argument("--runs", type=Path, default=Path(RUNS), help="the folder of runs (default: runs)")
@@ -619,7 +619,7 @@ def _add_reproduce(commands: argparse._SubParsersAction) -> None:
 
 
 def _add_diff(commands: argparse._SubParsersAction) -> None:
-    diff = commands.add_parser("diff", help="what differs between two runs: configuration, code, data, and since when")
+    diff = commands.add_parser("diff", help="compare two runs: configuration, code, data, first step that differs")
     diff.add_argument("one", metavar="RUN", type=Path, help="the folder of a run, A")
     diff.add_argument("other", metavar="RUN", type=Path, help="the folder of another run, B")
     diff.add_argument("--all", action="store_true", help="list all differences (default: the first 12 of each kind)")
@@ -690,7 +690,7 @@ def main() -> None:
     )
     sync.add_argument("overrides", nargs="*", help="of the tracker, for example tracking.project=mine")
     sync.set_defaults(run=sync_runs)
-    pages = commands.add_parser("ui", help="MLflow's pages over a folder of runs, and where they show each sweep")
+    pages = commands.add_parser("ui", help="start the MLflow UI for a folder of runs and print a link to each sweep")
     pages.add_argument("--runs", type=Path, default=Path(RUNS), help="the folder of runs (default: runs)")
     pages.add_argument("--port", type=int, default=5000, help="of this machine (default: 5000)")
     pages.set_defaults(run=open_ui)

@@ -39,7 +39,7 @@ def as_settings(arguments: Sequence[str]) -> list[str]:
             "the additions as design.tricks into an experiment of yours"
         )
     if other := [word for word in arguments if re.match(r"hydra/sweeper=(?!cells$)", word)]:
-        raise ValueError(f"{other[0]} knows no arms, and {asked[0][1]}= is about them: leave one of the two out")
+        raise ValueError(f"{other[0]} does not support arms, which {asked[0][1]}= needs: remove one of the two")
     name, text = asked[0].groups()
     quoted = ",".join(
         f"[{','.join(map(_quoted, words))}]" if isinstance(words, list) else _quoted(words)
@@ -108,7 +108,7 @@ def _signs(text: str) -> Iterator[tuple[int, str, int]]:
             yield at, sign, depth
             depth += sign in _OPEN
     if depth or quote:
-        raise ValueError(f"{text}: a bracket or a quote of it has no partner")
+        raise ValueError(f"{text}: unbalanced brackets or quotes")
 
 
 def _unquoted(word: str) -> str:

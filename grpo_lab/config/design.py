@@ -66,7 +66,7 @@ class Prediction:
     """`arm` will end above or below the control on `metric`, or `within` its margin, at `level` of the factor.
 
     With `reference`, the arm is compared with that other arm instead of the control. With `against`, it is compared
-    with itself at that other level. `margin` is the largest difference that does not matter, in the metric's unit;
+    with itself at that other level. `margin` is the equivalence margin, in the metric's unit;
     without one, the design's margin holds for predictions on the primary metric.
     """
 
@@ -76,9 +76,7 @@ class Prediction:
     level: Annotated[str, Key("at which level", "a level", "none: there is no factor")] = ""
     against: Annotated[str, Key("compares the arm with itself at this level", "another level", "none")] = ""
     reference: Annotated[str, Key("compares with this arm instead", "another arm", "the control")] = ""
-    margin: Annotated[
-        float | None, Key("the largest difference that does not matter", "a number above 0", "`margin`, on `primary`")
-    ] = None
+    margin: Annotated[float | None, Key("the equivalence margin", "a number above 0", "`margin`, on `primary`")] = None
 
 
 @dataclass(frozen=True)
@@ -202,8 +200,8 @@ class Design:
     kind: Annotated[
         Kind,
         Key(
-            "which arms follow from `tricks`: each added to none, that and all together, each left out of all, both "
-            "sides, one after the other, every combination; with `arms` each is written by hand"
+            "how arms are built: `arms` written by hand; from `tricks` each alone, each alone and all together, all "
+            "but one, all three of these, cumulatively, or every combination"
         ),
     ] = Kind.arms
     tricks: Annotated[Mapping[str, tuple[str, ...]], Key("the tricks of a `kind`", f"NAME: {OVERRIDES}", "none")] = (
@@ -216,26 +214,24 @@ class Design:
     bases: Annotated[
         tuple[int, ...],
         Key(
-            "the base models; every seed has one, in turn",
+            "the base models, assigned to seeds in turn",
             f"how many, or {LISTED}: values of model.base",
             "the model's",
         ),
     ] = ()
-    margin: Annotated[
-        float | None, Key("the largest difference on `primary` that does not matter", "a number above 0", "none")
-    ] = None
+    margin: Annotated[float | None, Key("the equivalence margin on `primary`", "a number above 0", "none")] = None
     predictions: Annotated[tuple[Prediction, ...], Key("what is judged", "a list of entries, below", "none")] = ()
     counts: Annotated[
         tuple[CountPrediction, ...],
         Key("on how many base models something happens", "a list of entries, below", "none"),
     ] = ()
     quantities: Annotated[
-        tuple[QuantityPrediction, ...], Key("numbers of a whole level", "a list of entries, below", "none")
+        tuple[QuantityPrediction, ...], Key("predicted quantities of a level", "a list of entries, below", "none")
     ] = ()
     requires: Annotated[
         Mapping[str, Mapping[str, float]],
         Key(
-            "how far from the control an arm must be in a metric for its trick to have acted",
+            "manipulation check: the minimum distance from the control in a metric",
             "ARM: {METRIC: a number above 0}",
             "nothing",
         ),
@@ -257,7 +253,7 @@ class Design:
     changes: Annotated[
         tuple[Change, ...], Key("arms whose meaning later code changed", "a list of entries, below", "none")
     ] = ()
-    superseded: Annotated[str, Key("the experiment that asked the same again", "its name", "none")] = ""
+    superseded: Annotated[str, Key("the experiment that replaces this one", "its name", "none")] = ""
     exploratory: Annotated[
         bool, Key("of an ablation from the shell, such as `add=[...]`: nothing is declared, so nothing is judged")
     ] = False
@@ -638,7 +634,7 @@ def _prediction(entry: Any) -> Prediction:
         raise ValueError(
             f"design.predictions: {entry} must give arm, metric, direction (above, below or within a margin of the "
             "control) and, where there is a factor, level (and against, another level); reference names another arm to "
-            "compare with than the control, margin the largest difference that does not matter"
+            "compare with than the control, margin the equivalence margin"
         ) from error
 
 

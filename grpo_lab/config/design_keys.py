@@ -37,6 +37,5 @@ def require_keys(where: str, entry: Any, cls: type) -> None:
         near = get_close_matches(unknown, known, 1, cutoff=0.7)
         guess = f"did you mean {near[0]}? " if near else ""
         raise ValueError(
-            f"{where}.{unknown}: there is no such key; {guess}choose from {', '.join(known)}; `grpo-lab design` says "
-            "what each is"
+            f"{where}.{unknown}: unknown key; {guess}valid keys: {', '.join(known)}; `grpo-lab design` explains each"
         )

@@ -187,7 +187,7 @@ def misnamed(arguments: Sequence[str]) -> str:
                 key=lambda name: name != "mlflow"
             )  # what is not sent to MLflow by the run itself needs its address
             lines.append(
-                f"a run fills one tracker while it goes on: type tracking={named[0]}, and send the same runs to others "
+                f"a run logs to one tracker: type tracking={named[0]}, and copy its runs to the others "
                 f"at any time with {' and '.join(f'`grpo-lab sync RUNS --to {name}`' for name in named[1:])}"
             )
         elif assigned and "=" in value and value[0] not in "'\"[{" and not key.startswith("hydra"):

@@ -53,9 +53,9 @@ class Tuning:
     """
 
     trials: Annotated[int, Key("how many settings each arm has tried", "a whole number")]
-    batch: Annotated[int, Key("how many run at a time; the next ones learn from them", "a whole number")]
+    batch: Annotated[int, Key("trials run at a time; later ones use their results", "a whole number")]
     seeds: Annotated[tuple[int, ...], Key("the seeds of trials, which no arm is judged on", LISTED)]
-    metric: Annotated[str, Key("what chooses, the more the better", METRIC, "`primary`")]
+    metric: Annotated[str, Key("the metric to maximise", METRIC, "`primary`")]
     ranges: Annotated[
         Mapping[str, Range], Key("the numbers that every arm chooses", "KEY: entries, below; a key of the run", "none")
     ] = field(default_factory=dict)

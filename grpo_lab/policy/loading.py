@@ -36,8 +36,8 @@ class Lora:
     def note(self, learning_rate: float) -> str:
         """A note on the adapter's learning rate for readers of the run."""
         return (
-            f"LoRA of rank {self.rank} at a learning rate of {learning_rate:g}: the best rate of an adapter is about "
-            'ten times that of full fine-tuning ("LoRA Without Regret", 2025), so compare the two at rates of their own'
+            f"LoRA of rank {self.rank} at a learning rate of {learning_rate:g}: the best rate for LoRA is about "
+            'ten times that for full fine-tuning ("LoRA Without Regret", 2025), so tune it separately for each'
         )
 
 

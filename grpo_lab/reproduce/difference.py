@@ -101,7 +101,7 @@ def _files(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     try:
         changed = changed_files(commits[0], commits[1])
     except (OSError, subprocess.SubprocessError):
-        return ["  this repository does not have both commits, so it cannot say which files differ"]
+        return ["  changed files unknown: this repository lacks one of the two commits"]
     named = f": {', '.join(changed[:_SHOWN])}" if changed else ""
     return [f"  {len(changed)} files that a run reads differ between the commits{named}"]
 

@@ -18,17 +18,17 @@ def has_signal(metrics: Metrics) -> bool:
 def no_signal_text(steps: int, metrics: Metrics, max_tokens: int) -> str:
     """The warning after so many steps without signal, likely cause first; `metrics` are of the last one."""
     shares = {
-        "right": "reward/outcome",
+        "correct": "reward/outcome",
         "truncated": "rollout/truncated",
-        "without an answer that the grader can find": "rollout/unanswered",
+        "without a parseable answer": "rollout/unanswered",
         "not graded": "rollout/ungraded",
     }
     seen = ", ".join(f"{metrics[name]:.0%} {words}" for words, name in shares.items() if name in metrics)
     likely, *others = _causes(metrics, max_tokens)
     return (
-        f"no group had signal for {steps} steps in a row: all rewards within every group were equal, or no response "
-        f"was in the loss, so nothing was learnt. Of the last step's responses: {seen}. Likely cause: {likely}"
-        + "".join(f". If it is not that: {other}" for other in others)
+        f"no learning signal for {steps} consecutive steps: every group had zero reward variance, or no response "
+        f"was in the loss. Of the last step's responses: {seen}. Likely cause: {likely}"
+        + "".join(f". Otherwise: {other}" for other in others)
     )
 
 
@@ -40,13 +40,13 @@ def _causes(metrics: Metrics, max_tokens: int) -> list[str]:
     )
     found = []
     if ungraded >= _MOST:
-        found.append("the grader fails on most responses: mend what its first warning says")
+        found.append("the grader fails on most responses: fix the problem in its first warning")
     if right > _ALWAYS:
         return [*found, "the questions are too easy: choose harder ones, such as another task or pass_rate=band"]
     if right > 1 - _ALWAYS:
         found.append(
-            "every question is answered right always or never: choose questions in between (pass_rate=band), or raise "
-            "group_size"
+            "every question is always or never solved: choose questions of intermediate pass rate (pass_rate=band), "
+            "or raise group_size"
         )
     if truncated >= _MOST:
         found.append(

@@ -140,7 +140,7 @@ class Recorder:
                 self.unfinished = {"numbers": numbers, "seconds": clock.seconds, "speed": speed}
                 self.unfinished["sampled_by"] = sampled_by
                 saved = self.save(state, queue, checkpoints)
-                error.args = (f"step {step} is saved in {saved}; its evaluation was cut short and begins again there",)
+                error.args = (f"step {step} is saved in {saved}; its evaluation was interrupted and will be repeated",)
                 raise
             numbers = numbers | accuracies
         for name, value in numbers.items():
@@ -244,10 +244,10 @@ class Recorder:
         elif ranks.number() > 1:
             limit = "; torchrun kills it after 30 s"
         saved = saved_step(self.log.folder)
-        start = "begins again later" if saved is None else f"goes on from step {saved} later"
+        start = "restarts from step 0" if saved is None else f"resumes from step {saved}"
         self.progress.say(
-            f"{who}: the run finishes this step{doing_now}, saves it and ends{limit}. Once more ends it at once: then "
-            f"it {start}"
+            f"{who}: finishing this step{doing_now}, then saving and stopping{limit}. A second signal stops at once; "
+            f"the run then {start}"
         )
 
     def from_state(self, saved: Mapping[str, Any]) -> None:
@@ -334,12 +334,12 @@ def what_is_lost(log: RunLog | UnwrittenLog, within_a_step: bool = False) -> str
     saved, logged = saved_step(log.folder), log.last_step
     kept = saved or 0
     steps = f"steps {kept + 1} to {logged}" if logged > kept + 1 else f"step {logged}" if logged > kept else ""
-    begun = f"what step {logged + 1} had" if within_a_step and logged >= 0 else ""
+    begun = f"the unfinished step {logged + 1}" if within_a_step and logged >= 0 else ""
     again = " and ".join(filter(None, (steps, begun)))
     if saved is None:
-        known = f"there is no checkpoint yet: it computes {again} again" if again else "no step was trained yet"
-        return f"{known}, and begins at step 0" if again else f"{known}: nothing is lost"
-    return f"it goes on from step {saved}" + (f", and computes {again} again" if again else ": nothing is lost")
+        known = f"no checkpoint yet: it recomputes {again}" if again else "no step was trained yet"
+        return f"{known}, starting from step 0" if again else f"{known}: nothing is lost"
+    return f"it resumes from step {saved}" + (f" and recomputes {again}" if again else ": nothing is lost")
 
 
 @contextlib.contextmanager
@@ -410,8 +410,8 @@ def _best_line(folder: Path, best: Mapping[str, Any]) -> str:
     else:  # an attempt without checkpoint.best made them, or an earlier version
         where = "weights not kept"
     return (
-        f"{best['metric']} was highest at step {best['step']}, {best['value']:.3f} ({where}); it ends "
-        f"{best['value'] - best['last']:.3f} below, part of it by chance: the best of {best['evaluations']} evaluations"
+        f"best {best['metric']}: {best['value']:.3f} at step {best['step']} ({where}); the last evaluation is "
+        f"{best['value'] - best['last']:.3f} lower, in part selection bias over {best['evaluations']} evaluations"
     )
 
 

@@ -36,11 +36,11 @@ def exploratory(
     added = [_overrides(one) for one in additions if one != ALL]
     tricks = {_label(words): words for words in added}
     if len(set(map(frozenset, added))) < len(added):
-        raise ValueError(f"{kind}: an addition is there twice in {', '.join(map(_label, additions))}: remove one")
+        raise ValueError(f"{kind}: duplicate addition in {', '.join(map(_label, additions))}: remove one")
     if every and kind != "add":
         raise ValueError(f"{kind}: its control has all additions, so leave `all` out of the list")
     if every and len(tricks) < 2:
-        raise ValueError(f"{kind}: `all` is two additions or more together, so name them beside it")
+        raise ValueError(f"{kind}: `all` combines the other additions, so list at least two")
     parsed = OverridesParser.create().parse_overrides(list(arguments))
     choices = {override.get_key_element(): values_of(override) for override in parsed}
     seeds = [seed_of(word) for word in choices.pop("seed", [])]
@@ -71,8 +71,8 @@ def exploratory(
         design |= {"bases": numbers, "seeds": seeds or list(range(len(numbers)))}
         if len(design["seeds"]) % len(numbers):
             raise ValueError(
-                f"{len(seeds)} seeds on {len(numbers)} base models: a seed runs on one of them, in turn, so give as "
-                "many seeds as base models, or twice as many"
+                f"{len(seeds)} seeds on {len(numbers)} base models: seeds are assigned to base models "
+                f"in turn, so give a multiple of {len(numbers)} seeds"
             )
     return design, left
 
@@ -101,10 +101,10 @@ def _overrides(addition: str | Sequence[str]) -> list[str]:
         key = override.get_key_element()
         if key.lstrip("+~").split(".")[0] in VOLATILE | {"seed", "plugins", "hydra", "experiments"}:
             raise ValueError(
-                f"addition {word}: {key} is of the whole sweep, no trick of an arm: give it beside the list"
+                f"addition {word}: {key} applies to the whole sweep, not to one arm: move it out of the list"
             )
         if override.is_sweep_override():
-            raise ValueError(f"addition {word}: an arm has one value, so name each of them: {key}=..., {key}=...")
+            raise ValueError(f"addition {word}: an arm takes one value: list each separately, {key}=..., {key}=...")
         if key_of(word) in map(key_of, found):
             raise ValueError(f"addition {_label(addition)} sets {key} twice: leave one of the two out")
         found += values_of(override)

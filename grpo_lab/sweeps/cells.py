@@ -290,7 +290,7 @@ def refuse_idle_arms(design: Design, cells: Sequence[Cell]) -> None:
             continue
         if not any(changed):
             if design.exploratory:
-                raise IncompatibleRun(f"{arm} changes nothing: it is the run of {design.control}, so leave it out")
+                raise IncompatibleRun(f"{arm} changes nothing: its runs equal those of {design.control}; remove it")
             raise IncompatibleRun(f"arm {arm} and {design.control} are the same run: remove one of the two")
         reasons = [
             f"  - {rule.describe(one.run, one.choices)}"

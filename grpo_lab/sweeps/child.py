@@ -114,7 +114,7 @@ def errors_said(raised: bool = False) -> Iterator[None]:
             sys.exit(1)  # the first rank, and the one that failed, say why
         if isinstance(cause, KeyboardInterrupt):
             said = str(error if isinstance(error, KeyboardInterrupt) else cause)
-            sys.exit(printable(f"{said or 'interrupted, and nothing was begun'}; {_go_on()}"))
+            sys.exit(printable(f"{said or 'interrupted before anything started'}; {_go_on()}"))
         if cause is not error:
             # What all ranks refuse, the one that was quickest has said.
             sys.exit(1 if str(error) in str(cause) else printable(f"error: {cause}"))
@@ -127,8 +127,8 @@ def errors_said(raised: bool = False) -> Iterator[None]:
 def _go_on() -> str:
     """Which command goes on with an interrupted run."""
     if _of_a_sweep or ranks.launched() > 1:
-        return "the same command goes on"
-    return f"go on with: {shlex.join(typed())}"
+        return "re-run the same command to resume"
+    return f"resume with: {shlex.join(typed())}"
 
 
 def _starter() -> int:

@@ -286,8 +286,8 @@ def _stop(running: Sequence[_Running], place: Place, grace_seconds: float, board
     at_once = min(_AT_ONCE_SECONDS, grace_seconds / 3)
     patience = grace_seconds - at_once
     board.say(
-        f"stopping {len(running)} cells: each finishes its step and saves, for at most {patience:g} s "
-        "(hydra.launcher.grace_seconds); Ctrl-C again ends them at once"
+        f"stopping {len(running)} runs: each has up to {patience:g} s to finish its step and save "
+        "(hydra.launcher.grace_seconds); Ctrl-C again interrupts them at once"
     )
 
     def left() -> list[_Running]:
@@ -303,7 +303,7 @@ def _stop(running: Sequence[_Running], place: Place, grace_seconds: float, board
     with contextlib.suppress(KeyboardInterrupt):
         interrupt(patience)
     if in_a_step := left():
-        board.say(f"ending {len(in_a_step)} cells in the middle of their step; Ctrl-C again kills them")
+        board.say(f"interrupting {len(in_a_step)} runs mid-step; Ctrl-C again kills them")
         with contextlib.suppress(KeyboardInterrupt):
             time.sleep(max(0.0, heard - time.monotonic()))
             interrupt(at_once)
@@ -323,4 +323,4 @@ def _what_is_left(entry: _Running) -> str:
     if said := interrupted_in_words(entry.job.folder, entry.started):
         return said
     saved = saved_step(entry.job.folder)
-    return "killed; " + ("it begins again" if saved is None else f"it goes on from step {saved}")
+    return "killed; " + ("it restarts from step 0" if saved is None else f"it resumes from step {saved}")

@@ -22,6 +22,7 @@ from grpo_lab.sweeps.child import open_cell
 from grpo_lab.sweeps.jobs import Job, Place, Started, TryLater
 from grpo_lab.sweeps.launching import CellLauncher, require_at_least_one, require_gpus_for
 from grpo_lab.tracking.files import write_json
+from grpo_lab.tracking.run_reader import saved_step
 from grpo_lab.tracking.whole import AFRESH, read_json
 
 if TYPE_CHECKING:

@@ -160,7 +160,7 @@ def _state(folder: Path) -> tuple[str, str]:
     if is_held(folder):
         return "running", ""
     saved = saved_step(folder)
-    goes_on = "" if saved is None else f"goes on from step {saved}"
+    goes_on = "" if saved is None else f"resumes from step {saved}"
     if was_stopped(folder):
         return "stopped", goes_on
     if said and not was_interrupted(folder):

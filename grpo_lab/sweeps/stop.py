@@ -58,7 +58,7 @@ def stop_run(folder: Path, wait_seconds: float) -> bool:
 
 
 def _nothing(folder: Path) -> str:
-    return f"nothing runs in {folder}: grpo-lab status shows what does"
+    return f"no run is active in {folder}: `grpo-lab status` lists the active ones"
 
 
 def _interrupt(folder: Path) -> None:
@@ -69,5 +69,5 @@ def _interrupt(folder: Path) -> None:
     process, _, node = holder(folder).partition(" on ")
     command = Path(f"/proc/{process}/cmdline")
     if node or not command.exists() or b"grpo_lab" not in command.read_bytes():
-        raise ValueError(f"{folder} is held on {node or 'another machine'}: there, kill -INT {process}")
+        raise ValueError(f"the run in {folder} is on {node or 'another machine'}: type `kill -INT {process}` there")
     os.kill(int(process), signal.SIGINT)

@@ -304,8 +304,8 @@ def _report(name: str, cells: Sequence[Cell], returns: Sequence[JobReturn]) -> N
     failed = [(cell, result) for cell, result in failed if not was_stopped(cell.folder)]
     lines = []
     for some, said in (
-        (failed, f"error: {len(failed)} of {len(cells)} cells of {name} failed; the same command tries them again:"),
-        (stopped, f"{len(stopped)} of {len(cells)} cells of {name} were stopped; the same command goes on with them:"),
+        (failed, f"error: {len(failed)} of {len(cells)} cells of {name} failed; the same command retries them:"),
+        (stopped, f"{len(stopped)} of {len(cells)} cells of {name} were stopped; the same command resumes them:"),
     ):
         lines += [said, *(f"  {cell.plan.title}: {result._return_value}" for cell, result in some)] if some else []
     raise SweepFailed(printable("\n".join(lines)))

@@ -34,15 +34,15 @@ def open_ui(runs: Path, port: int, analyse: Analyse, say: Callable[[str], None])
     if not database.exists():
         if not pages:
             raise ValueError(
-                f"nothing of {runs} is in MLflow: run make demo first, name another folder with --runs, or send runs "
-                f"of tracking=none with `{shlex.join(['grpo-lab', 'sync', str(runs), f'tracking.uri={local}'])}`"
+                f"no sweep in {runs} is in MLflow: run make demo first, name another folder with --runs, or upload "
+                f"runs of tracking=none with `{shlex.join(['grpo-lab', 'sync', str(runs), f'tracking.uri={local}'])}`"
             )
         say("\n".join(["MLflow is on a server:", *pages]))
         return
     _require_free(port)
     experiments = list(dict.fromkeys(re.findall(rf"{here}/#/experiments/(\d+)", "\n".join(pages)))) or ["1"]
     pages += [f"  all runs\n    {here}{runs_path(experiment)}" for experiment in experiments]
-    say("\n".join([f"MLflow at {here}, in a few seconds; Ctrl-C ends it", *pages]))
+    say("\n".join([f"starting MLflow at {here} (takes a few seconds; Ctrl-C stops it)", *pages]))
     command = ["mlflow", "ui", *_OPTIONS, "--port", str(port), "--backend-store-uri", local]
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, "-m", *command], {**ENVIRONMENT, **_QUIET, **os.environ})
@@ -66,7 +66,8 @@ def _pages(runs: Path, database: Path, here: str, analyse: Analyse, say: Callabl
         if base.startswith("http"):
             yield f"  {record.name}\n    {base}{view_path(place.experiment_id, record.key)}"
         else:
-            say(f"{record.name} was sent to {place.uri}: `grpo-lab sync {shlex.quote(str(runs))}` sends it here too")
+            again = shlex.join(["grpo-lab", "sync", str(runs), f"tracking.uri={_SQLITE}{database}"])
+            say(f"{record.name} was sent to {place.uri}: `{again}` sends it here too")
 
 
 def _is_file(uri: str, database: Path) -> bool:
@@ -81,6 +82,6 @@ def _require_free(port: int) -> None:
             probe.bind((HOST, port))
         except OSError as error:
             raise ValueError(
-                f"port {port} of this machine is taken ({error.strerror}): another MLflow may show these runs there; "
-                f"end it, or take another with --port {port + 1} (make ui PORT={port + 1})"
+                f"port {port} is in use ({error.strerror}), perhaps by another MLflow that shows these runs; "
+                f"stop that one, or choose another port with --port {port + 1} (make ui PORT={port + 1})"
             ) from error

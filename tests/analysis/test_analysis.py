@@ -457,7 +457,7 @@ def test_arms_of_a_sweep_that_declared_nothing_are_tabled_with_what_tells_them_a
     rows = {line.strip().split("  ")[0]: line.split() for line in text.splitlines() if " and 0." in line}
     assert " ".join(rows["score"]).startswith(f"score 2 {control} ")
     assert " ".join(rows["mask"]).startswith(f"mask 2 {mask} ")
-    assert f"  less score  2  {apart}" in text
+    assert f"  minus score  2  {apart}" in text
     head = next(line for line in text.splitlines() if line.startswith("  arm"))
     assert head.split("  ")[-2:] == ["downstream", "divergence, pp"] and "held-out, training protocol" in head
     assert "Settings in which the arms differ: 3.\n" in text

@@ -75,16 +75,16 @@ def test_every_arm_has_the_primary_metric_reward_accuracies_and_divergence_with_
     assert table[0] == f"{data.record.name}: 15 of 15 planned runs are finished; the control is base"
     assert data.design.primary == DOWNSTREAM
     assert rows["arm"] == ["n", "downstream (primary)", "training reward", "held-out", "divergence, pp"]
-    assert list(rows)[1:] == ["base", "+helps", "+helps: less base", "+hurts", "+hurts: less base"]
+    assert list(rows)[1:] == ["base", "+helps", "+helps: minus base", "+hurts", "+hurts: minus base"]
     divergence = divergence_table(data, finals, np.random.default_rng(0)).set_index(["arm", "metric"])
     for arm in data.arms:
         own = [finals.interval("", arm, metric).text() for metric in (DOWNSTREAM, CORRECTNESS, HELDOUT)]
         parted = divergence.loc[arm, "divergence/gap_change"]
         assert rows[arm] == ["5", *own, f"{parted.value:+.1f} [{parted.low:+.1f}, {parted.high:+.1f}]"]
     apart = [finals.difference("", "+helps", "base", metric).text("+") for metric in (DOWNSTREAM, CORRECTNESS, HELDOUT)]
-    assert rows["+helps: less base"][:-1] == ["5", *apart]
+    assert rows["+helps: minus base"][:-1] == ["5", *apart]
     # `+hurts` loses 15 points downstream that training reward does not lose.
-    more = re.match(r"\+(\d+\.\d) \[\+", rows["+hurts: less base"][-1])
+    more = re.match(r"\+(\d+\.\d) \[\+", rows["+hurts: minus base"][-1])
     assert more and 10 < float(more[1]) < 20
     assert "Brackets: 95% t interval over seeds, n runs." in " ".join(table)
     fewer = replace(data, runs=data.runs.iloc[:-1])
@@ -171,7 +171,7 @@ def test_no_text_of_two_seeds_has_an_interval() -> None:
     data = sweep(2)
     finals = final_values(data)
     said = " ".join(line.strip() for line in arms_table(data, finals))
-    assert "n = 2: no interval, so the two values stand in parentheses" in said
+    assert "n = 2: no interval; parentheses show the two values" in said
     values = finals.of("", "base", CORRECTNESS).tolist()
     assert f"({values[0]:.3f} and {values[1]:.3f})" in said
     for text in (said, markdown(data, finals), effects_markdown(data, finals), verdict_text(data, finals)):

@@ -273,14 +273,14 @@ def test_the_smallest_effect_of_a_design_of_one_base_is_that_of_the_table(nested
 def test_two_bases_decide_nothing(nested: SweepData, seeds: int, what: str) -> None:
     """`compare` withholds the interval, so the chance to find an effect is none, however large it is."""
     lines = "\n".join(power_text(declare(bases=2, seeds=seeds), nested, [10.0], trials=20))
-    assert f"as declared, {what}: nothing is decided, so no effect is found: 3 bases are needed" in lines
+    assert f"as declared, {what}: no interval, so no effect can be found: 3 bases are needed" in lines
     assert "as declared: power 0% [0%, 0%]" in lines and "with no other effect: 0%" in lines
     assert "fewest runs: 3 bases with one seed each" in lines
 
 
 def test_one_seed_decides_nothing(nested: SweepData) -> None:
     lines = "\n".join(power_text(declare(bases=None, seeds=[0]), nested, [0.1], trials=20))
-    assert "as declared, 1 seed: nothing is decided, so no effect is found: 3 seeds are needed" in lines
+    assert "as declared, 1 seed: no interval, so no effect can be found: 3 seeds are needed" in lines
 
 
 def test_predictions_of_the_chosen_part_alone_count(nested: SweepData) -> None:

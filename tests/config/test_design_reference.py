@@ -109,16 +109,16 @@ def test_what_it_calls_required_is_and_a_default_is_what_it_says(entry: Any) -> 
 @pytest.mark.parametrize(
     "changes,said",
     [
-        ({"quesiton": "?"}, "design.quesiton: there is no such key; did you mean question? choose from arms, axis, "),
+        ({"quesiton": "?"}, "design.quesiton: unknown key; did you mean question? valid keys: arms, axis, "),
         (
             {"predictions": [{"arm": "b", "metrik": "reward/mean", "direction": "above"}]},
-            "design.predictions.metrik: there is no such key; did you mean metric? choose from against, arm",
+            "design.predictions.metrik: unknown key; did you mean metric? valid keys: against, arm",
         ),
         ({"counts": [{"arm": "b", "metric": "reward/mean", "above": 1, "atleast": 2}]}, "did you mean at_least?"),
-        ({"quantities": [{"quantity": "sharpening_share", "over": 1}]}, "design.quantities.over: there is no such key"),
-        ({"claims": [{"text": "x"}]}, "design.claims.text: there is no such key; choose from direction, prediction"),
-        ({"changes": [{"arm": ["b"]}]}, "design.changes.arm: there is no such key; did you mean arms?"),
-        ({"parts": {"demo": {"budget": 3}}}, "design.parts.demo.budget: there is no such key"),
+        ({"quantities": [{"quantity": "sharpening_share", "over": 1}]}, "design.quantities.over: unknown key"),
+        ({"claims": [{"text": "x"}]}, "design.claims.text: unknown key; valid keys: direction, prediction"),
+        ({"changes": [{"arm": ["b"]}]}, "design.changes.arm: unknown key; did you mean arms?"),
+        ({"parts": {"demo": {"budget": 3}}}, "design.parts.demo.budget: unknown key"),
         (
             {
                 "tuning": {
@@ -128,7 +128,7 @@ def test_what_it_calls_required_is_and_a_default_is_what_it_says(entry: Any) -> 
                     "ranges": {"kl.kl_coef": {"low": 0, "high": 1, "lg": 1}},
                 }
             },
-            "design.tuning.ranges.kl.kl_coef.lg: there is no such key; did you mean log? choose from high, integer",
+            "design.tuning.ranges.kl.kl_coef.lg: unknown key; did you mean log? valid keys: high, integer",
         ),
         ({"exploratory": "yes"}, "design.exploratory is true or false, got 'yes'"),
     ],
@@ -137,7 +137,7 @@ def test_an_unknown_key_is_named_with_what_there_is_and_where_it_is_explained(ch
     with pytest.raises(ValueError) as refusal:
         read_design(whole(**changes))
     assert said in str(refusal.value)
-    assert "exploratory" in changes or "`grpo-lab design` says what each is" in str(refusal.value)
+    assert "exploratory" in changes or "`grpo-lab design` explains each" in str(refusal.value)
 
 
 def test_the_page_shows_it_as_make_docs_writes_it() -> None:

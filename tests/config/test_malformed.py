@@ -163,7 +163,7 @@ CASES = [
     Case("graders seed=1", "no grader is named: write reward=NAME or verifier=NAME"),
     Case("diff {here} {here}", "{here} holds no run: give a run's folder, such as runs/plain/seed=0"),
     Case("ui --runs {here}/none", "there is no folder {here}/none|make some with make demo"),
-    Case("ui --runs {here}", "nothing of {here} is in MLflow|run make demo first|grpo-lab sync"),
+    Case("ui --runs {here}", "no sweep in {here} is in MLflow|run make demo first|grpo-lab sync"),
     Case("nonsense", "invalid choice: 'nonsense'"),
     Case("status --nonsense", "unrecognized arguments: --nonsense"),
 ]

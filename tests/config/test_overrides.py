@@ -34,7 +34,7 @@ def test_what_is_named_instead_is_there(meant) -> None:
 @pytest.mark.parametrize("typed", ["[mlflow,tensorboard]", "[tensorboard, mlflow]", "mlflow,tensorboard"])
 def test_several_trackers_are_refused_with_the_command_that_fills_the_others(typed: str) -> None:
     said = (
-        "a run fills one tracker while it goes on: type tracking=mlflow, and send the same runs to others at any time "
+        "a run logs to one tracker: type tracking=mlflow, and copy its runs to the others at any time "
         "with `grpo-lab sync RUNS --to tensorboard`"
     )
     assert misnamed([f"tracking={typed}"]) == misnamed(["-m", f"tracking={typed}"]) == said

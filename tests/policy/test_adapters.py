@@ -194,7 +194,7 @@ def test_an_adapter_has_a_rate_of_its_own_and_a_note(model: list[str], optimizer
     assert_close(lora.optimizer.learning_rate, 1e-5, 1e-12, "an adapter")
     assert whole.model.notes(1e-6) == []
     (note,) = lora.model.notes(lora.optimizer.learning_rate)
-    assert note.startswith("LoRA of rank 8 at a learning rate of 1e-05: the best rate of an adapter is about ten times")
+    assert note.startswith("LoRA of rank 8 at a learning rate of 1e-05: the best rate for LoRA is about ten times")
     assert whole.model.highest_rate < lora.model.highest_rate == float("inf")
     assert lora.model.loading().lora is not None and whole.model.loading().lora is None
     chosen = run_of(*model, f"optimizer={optimizer}", "model.lora.rank=8", "optimizer.learning_rate=3e-6")

@@ -95,7 +95,7 @@ def test_code_data_and_machine(plain: Path, tmp_path: Path) -> None:
     (copy / "environment.json").write_text(json.dumps(environment))
     lines = differences(plain, copy)
     assert {line.split()[0] for line in part(lines, "code")[2:]} >= {"sources", "commit", "torch"}
-    assert any("does not have both commits" in line for line in lines)
+    assert any("lacks one of the two commits" in line for line in lines)
     assert any(line.split()[-1] == "abacus" for line in part(lines, "machine"))
     inputs = part(lines, "data and model")
     assert any(line.split() == ["data", "train", "-", "1234"] for line in inputs)

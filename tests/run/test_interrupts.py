@@ -98,8 +98,8 @@ def test_the_first_signal_lets_a_step_finish_and_saves_it(
     assert ended(tmp_path) == f"interrupted: step 3 is finished and saved in {saved}"
     assert checkpoints(tmp_path) == ["step=000003"] and len(metrics_of(saved.parent.parent)) == 4
     who = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGUSR2: "SIGUSR2"}[signal.Signals(number)]
-    told = rf"^{who}: the run finishes this step \(step 3: .*\), saves it and ends\. "
-    told += r"Once more ends it at once: then it begins again later$"
+    told = rf"^{who}: finishing this step \(step 3: .*\), then saving and stopping\. "
+    told += r"A second signal stops at once; the run then restarts from step 0$"
     assert re.search(told, capsys.readouterr().err, re.MULTILINE)
     goes_on_as_if_nothing_had_happened(tmp_path, whole, monkeypatch)
 
@@ -115,7 +115,7 @@ def test_a_step_that_is_saved_by_a_signal_goes_on_with_the_same_bits_under_other
     assert ended(tmp_path / "cut", *words).startswith("interrupted: step 3 is finished and saved in ")
     monkeypatch.setattr(interrupt, "_asked", False)
     said = ended(tmp_path / "cut", *words)
-    assert "its evaluation was cut short and begins again there" in said, said
+    assert "its evaluation was interrupted and will be repeated" in said, said
     goes_on_as_if_nothing_had_happened(tmp_path / "cut", tmp_path / "whole", monkeypatch, *words)
 
 
@@ -128,7 +128,7 @@ def test_a_signal_leaves_an_evaluation_at_once_and_loses_no_step(
     at_call(recorder, "evaluate", [evaluation])
     step = 2 * (evaluation - 1)
     saved = tmp_path / "x" / "seed=0" / "checkpoints" / f"step={step:06d}"
-    told = f"interrupted: step {step} is saved in {saved}; its evaluation was cut short and begins again there"
+    told = f"interrupted: step {step} is saved in {saved}; its evaluation was interrupted and will be repeated"
     assert ended(tmp_path) == told
     assert [line["step"] for line in metrics_of(saved.parent.parent)] == list(range(step)), "the step is not logged yet"
     goes_on_as_if_nothing_had_happened(tmp_path, whole, monkeypatch)
@@ -180,15 +180,15 @@ def test_a_second_signal_ends_a_step_at_once_and_says_what_is_computed_again(
     at_call(loop, "read_policies", [4, 5, 6])
     at_call(loop, "train_on", [4, 5])
     told = "interrupted: it goes on from step 2, and computes"
-    assert ended(tmp_path, *words) == f"{told} step 3 and what step 4 had again"
+    assert ended(tmp_path, *words) == f"{told} step 3 and the unfinished step 4"
     assert checkpoints(tmp_path) == ["step=000002"]
     monkeypatch.setattr(interrupt, "_asked", False)
-    assert ended(tmp_path, *words) == f"{told} what step 3 had again"
+    assert ended(tmp_path, *words) == f"{told} the unfinished step 3"
     monkeypatch.setattr(interrupt, "_asked", False)
     with monkeypatch.context() as patched:
         real = loop.open_state
         patched.setattr(loop, "open_state", lambda *given: signal.raise_signal(signal.SIGINT) or real(*given))
-        assert ended(tmp_path, *words) == "interrupted: it goes on from step 2: nothing is lost"
+        assert ended(tmp_path, *words) == "interrupted: it resumes from step 2: nothing is lost"
     monkeypatch.setattr(interrupt, "_asked", False)
     assert "step 3 is finished and saved" in ended(tmp_path, *words), "the sixth call, once"
     monkeypatch.undo()
@@ -201,7 +201,7 @@ def test_a_second_signal_without_a_checkpoint_begins_again(
 ) -> None:
     at_call(loop, "read_policies", [1, 2])
     at_call(loop, "train_on", [1])
-    told = "interrupted: there is no checkpoint yet: it computes what step 1 had again, and begins at step 0"
+    told = "interrupted: no checkpoint yet: it recomputes the unfinished step 1, starting from step 0"
     assert ended(tmp_path) == told
     goes_on_as_if_nothing_had_happened(tmp_path, whole, monkeypatch)
 
@@ -265,9 +265,9 @@ def test_ctrl_c_says_what_is_saved_and_the_command_it_prints_goes_on(tmp_path: P
     step = lines_in(folder / "metrics.jsonl") - 1
     saved = f"{folder}/checkpoints/step={step:06d}"
     (goes_on,) = re.findall(
-        rf"^interrupted: step {step} is finished and saved in {re.escape(saved)}; go on with: python (.*)$", said, re.M
+        rf"^interrupted: step {step} is finished and saved in {re.escape(saved)}; resume with: python (.*)$", said, re.M
     )
-    assert code == 1 and 2 <= step < 40 and "Ctrl-C: the run finishes this step" in said and "Traceback" not in said
+    assert code == 1 and 2 <= step < 40 and "Ctrl-C: finishing this step" in said and "Traceback" not in said
     subprocess.run([sys.executable, *shlex.split(goes_on)], check=True, capture_output=True, timeout=200)
     same_ending(run_in_process(tmp_path / "whole", *words), folder)
 
@@ -296,15 +296,17 @@ def test_a_second_ctrl_c_ends_a_long_step_at_once(tmp_path: Path, tiny_base: Pat
         wait_until(lambda: any(lines_in(path) == 1 for path in tmp_path.glob(logs)), process)
         heard: list[str] = []
         process.send_signal(signal.SIGINT)
-        while "Ctrl-C: the run finishes this step" not in "".join(heard):
+        while "Ctrl-C: finishing this step" not in "".join(heard):
             heard.append(process.stderr.readline())
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=30)
     finally:
         process.kill()
-    told = "interrupted: there is no checkpoint yet: it computes what step 1 had again, and begins at step 0"
-    assert process.returncode == 1 and f"\n{told}; go on with: python -m grpo_lab.train world=tiny" in f"\n{said}", said
+    told = "interrupted: no checkpoint yet: it recomputes the unfinished step 1, starting from step 0"
+    assert process.returncode == 1 and f"\n{told}; resume with: python -m grpo_lab.train world=tiny" in f"\n{said}", (
+        said
+    )
 
 
 @pytest.mark.extended

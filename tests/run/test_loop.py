@@ -306,7 +306,7 @@ def test_ctrl_c_leaves_a_message_and_the_same_command_goes_on(tmp_path: Path) ->
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
-    assert process.returncode != 0 and "the same command goes on" in said
+    assert process.returncode != 0 and "re-run the same command to resume" in said
     folder = found[0].parent.parent
     assert "KeyboardInterrupt" in (folder / "error.txt").read_text()
     again = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200)

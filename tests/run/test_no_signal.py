@@ -22,11 +22,11 @@ from grpo_lab.tracking.run_log import UnwrittenLog
 from grpo_lab.tracking.terminal import Terminal
 
 OVERRIDES = (*SMALL, "budget.amount=5", "no_signal_steps=3")
-LIKELY = re.compile(r"Likely cause: (.*?)(?:\. If it is not that: (.*))?$")
+LIKELY = re.compile(r"Likely cause: (.*?)(?:\. Otherwise: (.*))?$")
 
 
 def warnings_in(said: str) -> list[str]:
-    return [line for line in said.splitlines() if line.startswith("warning no group had signal")]
+    return [line for line in said.splitlines() if line.startswith("warning no learning signal")]
 
 
 def test_responses_that_all_reach_the_token_limit_are_told_to_get_more_room(
@@ -35,7 +35,7 @@ def test_responses_that_all_reach_the_token_limit_are_told_to_get_more_room(
     """Two tokens have no room for `#` and a digit and the end of the text, so all are wrong and truncated."""
     folder = run_in_process(tmp_path, *OVERRIDES, "task.response_tokens=2")
     (warning,) = warnings_in(capsys.readouterr().err)
-    assert warning.startswith("warning no group had signal for 3 steps in a row: ") and " 0% right, " in warning
+    assert warning.startswith("warning no learning signal for 3 consecutive steps: ") and " 0% correct, " in warning
     likely = LIKELY.search(warning)
     assert likely is not None
     assert likely[1] == "most responses reach the token limit before they answer: raise task.response_tokens (now 2)"
@@ -64,7 +64,7 @@ def test_answers_that_are_not_found_point_to_template_and_grader(
     (warning,) = warnings_in(capsys.readouterr().err)
     last = metrics_of(folder)[3]["metrics"]
     assert last["rollout/unanswered"] > 0.7 and last["rollout/truncated"] < 0.3 and last["reward/outcome"] == 0
-    assert f"{last['rollout/unanswered']:.0%} without an answer that the grader can find" in warning
+    assert f"{last['rollout/unanswered']:.0%} without a parseable answer" in warning
     likely = LIKELY.search(warning)
     assert likely is not None and likely[1].startswith("the grader finds no answer in most responses: read some with")
     assert likely[2].startswith("the questions are too hard: choose easier ones")
@@ -118,7 +118,7 @@ def test_what_gives_a_gradient_is_signal() -> None:
     [
         ({"rollout/ungraded": 0.9, "rollout/truncated": 0.9}, "the grader fails on most responses"),
         ({"reward/outcome": 0.95, "rollout/truncated": 0.9}, "the questions are too easy"),
-        ({"reward/outcome": 0.4, "rollout/truncated": 0.6}, "every question is answered right always or never"),
+        ({"reward/outcome": 0.4, "rollout/truncated": 0.6}, "every question is always or never solved"),
         (
             {"reward/outcome": 0.05, "rollout/truncated": 0.6, "rollout/unanswered": 0.9},
             "most responses reach the token",

@@ -109,12 +109,12 @@ def test_a_line_without_additions_stays_as_it_is() -> None:
         (["add=[surrogate=ppo_higher,ppo]"], "add: 'ppo' is no override"),
         (["add=[[],kl=k3_loss]"], r"add: \[\] adds no overrides: type them as \[key=value,key=value\]"),
         (["add=[[all,kl=k3_loss]]"], "adds no overrides"),
-        (["add=[[kl=k3_loss]"], "a bracket or a quote of it has no partner"),
-        (["add=['kl=k3_loss]"], "a bracket or a quote of it has no partner"),
+        (["add=[[kl=k3_loss]"], "unbalanced brackets or quotes"),
+        (["add=['kl=k3_loss]"], "unbalanced brackets or quotes"),
         ([ADD, "leave_one_out=[kl=k3_loss]"], "are two ablations: give one of the two"),
         ([ADD, ADD], "are two ablations"),
         ([ADD, "+experiments=overlong"], r"\+experiments=overlong declares arms of its own, and add= gives others"),
-        ([ADD, "hydra/sweeper=basic"], "hydra/sweeper=basic knows no arms, and add= is about them"),
+        ([ADD, "hydra/sweeper=basic"], "hydra/sweeper=basic does not support arms, which add= needs"),
         ([ADD, "design.seeds=[1]"], r"design\.seeds=\[1\] declares arms of its own"),
     ],
 )
@@ -207,15 +207,15 @@ def test_a_sweep_is_named_after_its_additions_whatever_their_order() -> None:
 @pytest.mark.parametrize(
     "word,typed,said",
     [
-        ("add=[kl=k3_loss,kl=k3_loss]", [], "add: an addition is there twice in kl=k3_loss, kl=k3_loss: remove one"),
-        ("add=[[updates=two,kl=k3_loss],[kl=k3_loss,updates=two]]", [], "add: an addition is there twice"),
+        ("add=[kl=k3_loss,kl=k3_loss]", [], "add: duplicate addition in kl=k3_loss, kl=k3_loss: remove one"),
+        ("add=[[updates=two,kl=k3_loss],[kl=k3_loss,updates=two]]", [], "add: duplicate addition"),
         ("add=[[kl=k3_loss,updates=two,kl=none]]", [], "sets kl twice: leave one of the two out"),
-        ("add=[kl=k3_loss,all]", [], "add: `all` is two additions or more together, so name them beside it"),
+        ("add=[kl=k3_loss,all]", [], "add: `all` combines the other additions, so list at least two"),
         ("add=[all]", [], "add: `all` is two additions or more together"),
         ("leave_one_out=[kl=k3_loss,all]", [], "leave_one_out: its control has all additions, so leave `all` out"),
-        ("add=[seed=1]", [], "addition seed=1: seed is of the whole sweep, no trick of an arm: give it beside"),
-        ("add=[runs_dir=/x]", [], "runs_dir is of the whole sweep"),
-        ("add=['optimizer.learning_rate=choice(1,2)']", [], "an arm has one value, so name each of them"),
+        ("add=[seed=1]", [], "addition seed=1: seed applies to the whole sweep, not to one arm: move it"),
+        ("add=[runs_dir=/x]", [], "runs_dir applies to the whole sweep"),
+        ("add=['optimizer.learning_rate=choice(1,2)']", [], "an arm takes one value: list each separately"),
         ("add=['kl={']", [], "addition kl={: "),
         ("add=[kl=k3_loss]", ["model.base=0,1", "seed=0,1,2"], "3 seeds on 2 base models: a seed runs on one of them"),
         ("add=[kl=k3_loss]", ["model.base=0,x"], "model.base=x: a base model is a whole number"),
@@ -256,9 +256,9 @@ def test_its_runs_are_those_of_the_same_words_by_hand(cells_of: Callable) -> Non
     [
         (
             "add=[surrogate=ppo_higher,surrogate=ppo]",
-            "surrogate=ppo changes nothing: it is the run of plain, so leave it",
+            "surrogate=ppo changes nothing: its runs equal those of plain",
         ),
-        ("leave_one_out=[kl=k3_loss,updates=four]", "-updates=four changes nothing: it is the run of all"),
+        ("leave_one_out=[kl=k3_loss,updates=four]", "-updates=four changes nothing: its runs equal those of all"),
         ("add=[reference=ema]", "arm reference=ema cannot differ from plain"),
         ("add=[surrogate=ppo_highr]", "surrogate=ppo_highr seed=0: there is no 'surrogate/ppo_highr': did you mean"),
         ("add=[clip_high=0.3]", "clip_high=0.3 seed=0: there is no key 'clip_high': type surrogate.clip_low=0.3"),
@@ -290,7 +290,7 @@ def shell(line: str) -> subprocess.CompletedProcess[str]:
 def test_a_refusal_ends_the_command_in_one_line_whether_it_says_m_or_not(tmp_path: Path) -> None:
     done = shell(f"python -m grpo_lab.train {' '.join(WORLD)} runs_dir={tmp_path} add='[surrogate=ppo,kl=k3_loss]'")
     assert done.returncode == 1 and done.stdout == ""
-    assert done.stderr == "error: surrogate=ppo changes nothing: it is the run of plain, so leave it out\n"
+    assert done.stderr == "error: surrogate=ppo changes nothing: its runs equal those of plain; remove it\n"
     done = shell("python -m grpo_lab.train -m add='[kl]'")
     assert done.returncode == 1 and done.stderr.startswith("error: add: 'kl' is no override: type key=value")
 
@@ -347,9 +347,9 @@ def test_it_ends_with_its_arms_by_what_was_added_and_says_that_it_is_exploratory
     assert [row.split("  ")[1] if row[2] != " " else row.strip().split("  ")[0] for row in rows] == [
         "plain",
         "surrogate=ppo_higher",
-        "less plain",
+        "minus plain",
         "aggregation=token_mean",
-        "less plain",
+        "minus plain",
     ]
     assert "n = 2: no interval" in " ".join(table) and "[" not in "".join(rows)
     assert re.search(r"plain +2 +0\.\d{3} \(0\.\d{3} and 0\.\d{3}\)", rows[0])

@@ -109,7 +109,7 @@ def test_a_sweep_that_waits_hears_ctrl_c_and_takes_over_what_a_killed_one_leaves
                     (output,) = tmp_path.glob("*/seed=0/output.log")
                     wait_until(lambda output=output: "resuming after step" in output.read_text(), other)
                 other.send_signal(signal.SIGINT)
-                assert "interrupted: the same command goes on" in other.communicate(timeout=60)[1]
+                assert "interrupted: re-run the same command to resume" in other.communicate(timeout=60)[1]
                 assert other.returncode == 130 and [*map(alive, cells)] == [ends == "interrupted"]
 
 

@@ -580,7 +580,7 @@ def test_a_job_that_slurm_no_longer_has_is_not_interrupted(tmp_path: Path, monke
     (tmp_path / "squeue").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     (tmp_path / RECORD).write_text('{"job": 7}')
-    with pytest.raises(ValueError, match="nothing runs in"):
+    with pytest.raises(ValueError, match="no run is active in"):
         stop_run(tmp_path, 1.0)
 
 

@@ -70,7 +70,7 @@ def test_every_state_of_a_cell_is_told(tmp_path: Path) -> None:
         "done": "done", "failed": "failed", "stopped": "stopped", "interrupted": "interrupted", "exhausted": "done",
         "killed": "interrupted", "running": "running", "new": "waiting",
     }  # fmt: skip
-    assert found["stopped"].reason == "goes on from step 4" and found["interrupted"].reason == ""
+    assert found["stopped"].reason == "resumes from step 4" and found["interrupted"].reason == ""
     assert found["failed"].reason == "ValueError: no good" and "no token" in found["exhausted"].reason
     now = found["running"]
     assert (now.step, now.share, now.reward, now.heldout) == (5, 0.5, 0.5, 0.2), "the latest evaluation was at step 4"
@@ -124,12 +124,12 @@ def test_what_cannot_be_shown_or_stopped_is_said(tmp_path: Path) -> None:
     record_sweep(tmp_path, "probe", [CellRecord("a", "", 0, "a/seed=0")], None, None, "", ["x"], None, None)
     with pytest.raises(ValueError, match=r"there is no run 'b seed=0' in the sweep probe.*running are: none"):
         find_run("b seed=0", tmp_path, None)
-    with pytest.raises(ValueError, match="nothing runs in"):
+    with pytest.raises(ValueError, match="no run is active in"):
         stop_run(find_run("a seed=0", tmp_path, "probe"), 1.0)
     assert not (tmp_path / "a").exists()
     log = logged(tmp_path / "a" / "seed=0", 2)
     (tmp_path / "a" / "seed=0" / ".lock").write_text("999999999\n")
-    with pytest.raises(ValueError, match="is held on another machine: there, kill -INT 999999999"):
+    with pytest.raises(ValueError, match="is on another machine: type `kill -INT 999999999` there"):
         stop_run(tmp_path / "a" / "seed=0", 1.0)
     assert not (tmp_path / "a" / "seed=0" / STOP).exists(), "what was refused was not asked for"
     log.close()
@@ -213,17 +213,19 @@ def test_a_cell_is_stopped_from_another_shell_and_its_sweep_goes_on(tmp_path: Pa
         folder = folder_of(tmp_path, "score", 0)
         last = lines_in(folder / "metrics.jsonl") - 1
         told = f"stopped by grpo-lab stop: step {last} is finished and saved in {folder}/checkpoints/step={last:06d}"
-        assert f"{told}; the command that started it goes on with it" in stopped.stdout
+        assert f"{told}; to resume, re-run the command that started it" in stopped.stdout
         assert (folder / "error.txt").read_text().startswith(f"KeyboardInterrupt: {told}\n")
         _, said = process.communicate(timeout=200)
     name = sweep_names(tmp_path)[0]
     assert process.returncode == 1 and "1 of 2 done, 1 stopped after" in said and "error:" not in said
-    assert f"stopped truncation=score seed=0: {told}; the same command goes on (see {folder}/output.log)" in said
-    (report,) = re.findall(r"^1 of 2 cells of .* were stopped; the same command goes on with them:\n.*", said, re.M)
+    assert (
+        f"stopped truncation=score seed=0: {told}; re-run the same command to resume (see {folder}/output.log)" in said
+    )
+    (report,) = re.findall(r"^1 of 2 cells of .* were stopped; the same command resumes them:\n.*", said, re.M)
     assert f"  truncation=score seed=0: {told}" in report
     assert f"{name}: 1 of 2 done, 1 stopped" in command_of_lab("status", *runs).stdout
     shown = command_of_lab("status", name, *runs).stdout
-    assert re.search(rf"^  stopped +truncation=score seed=0 .*goes on from step {last}$", shown, re.M), shown
+    assert re.search(rf"^  stopped +truncation=score seed=0 .*resumes from step {last}$", shown, re.M), shown
     record = tmp_path / "sweeps" / name
     assert sweep_status(record, read_sweep(record)) == "KILLED" == ending(folder, live=False)[0]
     assert load_sweep(tmp_path, name).runs.set_index("arm").loc["truncation=score", "problem"] == "stopped"
@@ -251,11 +253,13 @@ def test_a_single_run_is_stopped_and_the_same_command_goes_on(tmp_path: Path, ti
     last = lines_in(folder / "metrics.jsonl") - 1
     told = f"stopped by grpo-lab stop: step {last} is finished and saved in {folder}/checkpoints/step={last:06d}"
     assert process.returncode == 1 and told in stopped.stdout
-    (goes_on,) = re.findall(rf"^{re.escape(told)}; go on with: python (-m grpo_lab.train .*)$", said, re.M)
-    assert f"goes on from step {last}" in command_of_lab("status", *runs).stdout
+    (goes_on,) = re.findall(rf"^{re.escape(told)}; resume with: python (-m grpo_lab.train .*)$", said, re.M)
+    assert f"resumes from step {last}" in command_of_lab("status", *runs).stdout
     assert cell_status(folder, "x").state == "stopped" and ending(folder, live=False)[0] == "KILLED"
     again = command_of_lab("stop", title, *runs)
-    assert again.returncode == 1 and "nothing runs in" in again.stderr and cell_status(folder, "x").state == "stopped"
+    assert (
+        again.returncode == 1 and "no run is active in" in again.stderr and cell_status(folder, "x").state == "stopped"
+    )
     subprocess.run([sys.executable, *shlex.split(goes_on)], check=True, capture_output=True, timeout=200)
     assert (folder / "DONE").exists() and cell_status(folder, "x").state == "done"
     same_ending(run_in_process(tmp_path / "whole", *SMALL, "budget.amount=60", "checkpoint_every=1000"), folder)
@@ -276,7 +280,7 @@ def test_a_stop_that_is_asked_twice_ends_a_step_at_once(tmp_path: Path, tiny_bas
         (tmp_path / "wait").touch()
         first = command_of_lab("stop", str(folder), *runs, "--wait", "8")
         assert first.returncode == 1 and "it has not ended after 8 s (step " in first.stderr, first.stderr
-        assert "the same command again ends it at once" in first.stderr and process.poll() is None
+        assert "run this command again to stop it at once" in first.stderr and process.poll() is None
         second = command_of_lab("stop", str(folder), *runs)
         assert second.returncode == 0, second.stderr
         process.communicate(timeout=60)
@@ -284,7 +288,7 @@ def test_a_stop_that_is_asked_twice_ends_a_step_at_once(tmp_path: Path, tiny_bas
         process.kill()
     last = lines_in(folder / "metrics.jsonl") - 1
     steps = "step 1" if last == 1 else f"steps 1 to {last}"
-    told = f"there is no checkpoint yet: it computes {steps} and what step {last + 1} had again, and begins at step 0"
+    told = f"no checkpoint yet: it recomputes {steps} and the unfinished step {last + 1}, starting from step 0"
     assert f"stopped by grpo-lab stop: {told}" in second.stdout and not list(folder.glob("checkpoints/step=*"))
     assert cell_status(folder, "x").state == "stopped"
 

@@ -158,7 +158,7 @@ def test_cells_that_fail_or_are_killed_stop_no_other_and_the_same_command_finish
     assert process.returncode == 1 and "Traceback" not in said
     assert (fine / "DONE").exists() and finished(runs) == 1
     summary = said[said.index("error: 2 of 3 cells") :]
-    assert "the same command tries them again:\n  truncation=score seed=0: " in summary
+    assert "the same command retries them:\n  truncation=score seed=0: " in summary
     assert f"a file stands where a folder must be, or the reverse: move it, or set another runs_dir (see {blocked}" in (
         summary
     )
@@ -259,11 +259,9 @@ def test_ctrl_c_ends_every_cell_within_the_grace_and_the_same_command_goes_on(tm
         _, said = process.communicate(timeout=60)
         assert time.monotonic() - began < 25, "within the grace of 30 seconds"
     assert process.returncode == 130 and len(cells) == 2 and not any(map(alive, cells))
-    told = (
-        "stopping 2 cells: each finishes its step and saves, for at most 110 s (hydra.launcher.grace_seconds); Ctrl-C"
-    )
-    assert told in said and "interrupted: the same command goes on" in said and "Traceback" not in said
-    assert finished(tmp_path) == 0 and "in the middle of their step" not in said
+    told = "stopping 2 runs: each has up to 110 s to finish its step and save (hydra.launcher.grace_seconds); Ctrl-C"
+    assert told in said and "interrupted: re-run the same command to resume" in said and "Traceback" not in said
+    assert finished(tmp_path) == 0 and "mid-step" not in said
     for option in ("score", "mask_after"):
         path = folder_of(tmp_path, option, 0)
         step = lines_in(path / "metrics.jsonl") - 1
@@ -298,14 +296,14 @@ def test_a_step_that_takes_too_long_is_ended_by_a_second_ctrl_c_or_near_the_end_
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
         (output,) = tmp_path.glob("runs/*/seed=0/output.log")
-        wait_until(lambda: "Ctrl-C: the run finishes this step" in output.read_text(), process)
+        wait_until(lambda: "Ctrl-C: finishing this step" in output.read_text(), process)
         if grace == 120:
             time.sleep(1.1)  # signals within a second are taken for one
             process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=100)
         assert time.monotonic() - began < 60 and not any(map(alive, cells))
-    told = "interrupted: there is no checkpoint yet: it computes what step 1 had again, and begins at step 0"
-    assert process.returncode == 130 and "ending 1 cells in the middle of their step" in said
+    told = "interrupted: no checkpoint yet: it recomputes the unfinished step 1, starting from step 0"
+    assert process.returncode == 130 and "interrupting 1 runs mid-step" in said
     assert f" seed=0: {told}\n" in said and told in (output.parent / "error.txt").read_text()
 
 

@@ -105,7 +105,7 @@ def cells_of(compose: Callable, tmp_path: Path) -> Callable[..., list[Cell]]:
     [
         *(({name: None}, f"design.{name} is missing") for name in ("name", "question", "prediction", "control")),
         *(({name: None}, f"design.{name} is missing") for name in ("primary", "axis", "arms", "seeds")),
-        ({"colour": "red"}, "design.colour: there is no such key; choose from arms, axis"),
+        ({"colour": "red"}, "design.colour: unknown key; valid keys: arms, axis"),
         ({"arms": ["score", "mask"]}, "design.arms must map each name to a list of overrides"),
         ({"arms": {"score": [], "mask": "truncation=mask_after"}}, "design.arms must map each name to a list"),
         ({"levels": {"flat": None}}, "design.levels must map each name to a list"),
@@ -117,7 +117,7 @@ def cells_of(compose: Callable, tmp_path: Path) -> Callable[..., list[Cell]]:
         ({"seeds": [-1]}, "design.seeds must be a list of different whole numbers"),
         ({"seeds": [True]}, "design.seeds must be a list of different whole numbers"),
         ({"parts": {"demo": {"seeds": []}}}, "design.parts.demo.seeds must be a list"),
-        ({"parts": {"demo": {"budget": 3}}}, "design.parts.demo.budget: there is no such key; choose from arms"),
+        ({"parts": {"demo": {"budget": 3}}}, "design.parts.demo.budget: unknown key; valid keys: arms"),
         ({"parts": {"demo": None}}, "design.parts.demo"),
         ({"parts": {"demo": {"arms": ["maks"]}}}, "design.parts.demo.arms: there is no 'maks'; choose from 'score'"),
         ({"parts": {"demo": {"levels": ["fat"]}}}, "design.parts.demo.levels: there is no 'fat'"),
@@ -136,7 +136,7 @@ def test_a_declaration_that_is_off_is_refused_by_its_key(changes: dict, said: st
     [
         ({"direction": "higher"}, "must give arm, metric, direction (above, below or within a margin of the control)"),
         ({"metric": None}, "must give arm, metric, direction"),
-        ({"colour": "red"}, "design.predictions.colour: there is no such key; choose from against, arm, direction"),
+        ({"colour": "red"}, "design.predictions.colour: unknown key; valid keys: against, arm, direction"),
         ("mask", "design.predictions"),
         ({"arm": "score"}, "there is no 'score'; choose from 'mask'"),  # the control cannot differ from itself
         ({"level": "fat"}, "there is no 'fat'; choose from 'flat', 'mean'"),

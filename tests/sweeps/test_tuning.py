@@ -88,7 +88,7 @@ def test_every_arm_has_the_shared_ranges_and_those_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"tries": 3}, "design.tuning.tries: there is no such key; did you mean trials? choose from arms, batch"),
+        ({"tries": 3}, "design.tuning.tries: unknown key; did you mean trials? valid keys: arms, batch"),
         ({"trials": 0}, "design.tuning.trials must be a whole number of at least 1"),
         ({"trials": None}, "design.tuning.trials must be a whole number"),
         ({"trials": True}, "design.tuning.trials must be a whole number"),
@@ -104,7 +104,7 @@ def test_every_arm_has_the_shared_ranges_and_those_of_its_own() -> None:
         ({"arms": {"lower": {RATE: RATES}}}, "design.tuning.arms: there is no 'lower'; choose from 'plain', 'higher'"),
         ({"ranges": {RATE: 0.1}}, f"design.tuning.ranges.{RATE} must give low and high"),
         ({"ranges": {RATE: {"low": 1}}}, "must give low and high"),
-        ({"ranges": {RATE: {"low": 1, "high": 2, "steps": 3}}}, f"ranges.{RATE}.steps: there is no such key"),
+        ({"ranges": {RATE: {"low": 1, "high": 2, "steps": 3}}}, f"ranges.{RATE}.steps: unknown key"),
         ({"ranges": {RATE: {"low": 1, "high": 1}}}, "low must be below high, got 1 and 1"),
         ({"ranges": {RATE: {"low": 2, "high": 1}}}, "low must be below high, got 2 and 1"),
         ({"ranges": {RATE: {"low": 0, "high": 1, "log": True}}}, "low must be above 0 on a log scale, got 0"),

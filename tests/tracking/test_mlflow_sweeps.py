@@ -369,7 +369,7 @@ def test_the_command_figures_sends_them_and_a_store_that_is_away_is_a_warning(
     assert untracked.returncode == 0 and "in MLflow too" not in untracked.stdout, untracked.stderr
     sync_all(small, uri)
     done = command(*drawn)
-    assert done.returncode == 0 and "pictures and tables are in MLflow too" in done.stdout, done.stderr
+    assert done.returncode == 0 and "figures and tables are also in MLflow" in done.stdout, done.stderr
     kept = files(client, parent(client, small / "sweeps/small").info.run_id)
     here = {f"figures/{path.name}" for path in (tmp_path / "drawn").iterdir()}
     assert {name for name in here if name.endswith(".png")} <= kept and "figures/small_verdict.txt" in kept
@@ -377,7 +377,7 @@ def test_the_command_figures_sends_them_and_a_store_that_is_away_is_a_warning(
     cursor = small / "sweeps/small/mirror.json"
     write_json(cursor, json.loads(cursor.read_text()) | {"uri": f"http://127.0.0.1:{free_port()}"})
     away = command(*drawn)
-    assert away.returncode == 0 and "WARNING: MLflow does not take the figures" in away.stderr, away.stderr
+    assert away.returncode == 0 and "WARNING: MLflow upload of the figures failed" in away.stderr, away.stderr
 
 
 # ---- runs of two sweeps
@@ -505,7 +505,7 @@ def test_the_command_ui_prints_every_sweeps_page_and_serves_it(runs: Path, clien
         assert server.stdout is not None
         said = [server.stdout.readline().rstrip() for _ in range(5)]
         here = f"http://127.0.0.1:{port}"
-        assert said[0] == f"MLflow at {here}, in a few seconds; Ctrl-C ends it"
+        assert said[0] == f"starting MLflow at {here} (takes a few seconds; Ctrl-C stops it)"
         assert said[1:3] == ["  two", f"    {here}{view_path('1', earlier['key'])}"]
         assert said[3:] == ["  all runs", f"    {here}{runs_path('1')}"]
 
@@ -527,7 +527,7 @@ def test_the_command_ui_prints_every_sweeps_page_and_serves_it(runs: Path, clien
 
 def test_the_command_ui_says_what_to_type_where_nothing_is_in_mlflow(runs: Path) -> None:
     done = command("ui", "--runs", str(runs))
-    assert done.returncode == 1 and done.stderr.startswith("error: nothing of") and "make demo" in done.stderr
+    assert done.returncode == 1 and done.stderr.startswith("error: no sweep in") and "make demo" in done.stderr
     sent = command("sync", str(runs), f"tracking.uri=sqlite:///{runs}/mlflow.db")
     assert f"tracking.uri=sqlite:///{runs}/mlflow.db" in done.stderr and sent.returncode == 0, sent.stderr
     assert (runs / "mlflow.db").exists()
@@ -555,7 +555,9 @@ def test_links_to_a_folder_of_runs_lead_to_the_same_pages_and_another_place_is_n
         assert len(pages) == 1 and pages[0].startswith("  two\n    http://x/#/experiments/7/") and not said
     write_json(runs / "sweeps/two/mirror.json", {"uri": f"sqlite:///{tmp_path}/gone.db"} | here)
     assert not list(_pages(runs, runs / "mlflow.db", "http://x", lambda folder: None, said.append))
-    assert said == [f"two was sent to sqlite:///{tmp_path}/gone.db: `grpo-lab sync {runs}` sends it here too"]
+    assert said == [
+        f"two was sent to sqlite:///{tmp_path}/gone.db: `grpo-lab sync {runs} tracking.uri=sqlite:///{runs}/mlflow.db` sends it here too"
+    ]
 
 
 LINES = ".js-plotly-plot path.js-line"

@@ -48,7 +48,7 @@ def arms_table(data: SweepData, finals: FinalValues) -> list[str]:
         if arm != data.control:
             apart = [finals.difference(level, arm, data.control, name) for name in metrics]
             more = seed_differences(gained, gaps.get((level, data.control), _NONE))
-            rows.append(_row(f"  less {data.control}", apart, _over_runs(more, finals), "+"))
+            rows.append(_row(f"  minus {data.control}", apart, _over_runs(more, finals), "+"))
     further = comparison(data) if data.design is None else []
     withheld = WITHHELD_MEANS if any(WITHHELD in cell for row in rows for cell in row) else ""
     below = " ".join(filter(None, [withheld, f"{finals.rule}."]))
@@ -71,11 +71,11 @@ def _head(data: SweepData, finals: FinalValues, most: int) -> list[str]:
         said += "; exploratory: nothing was declared, so nothing is judged"
     brackets = f"Brackets: {finals.brackets}, n runs"
     if most < FOR_INTERVAL:
-        brackets = f"{few(most)}, so the two values stand in parentheses" if most == 2 else few(most)
+        brackets = f"{few(most)}; parentheses show the two values" if most == 2 else few(most)
     explained = (
         f"Final values of every arm, and differences to the control, paired by seed. {brackets}. Training reward: the "
-        "share of right answers. Divergence: how much more of it than of downstream accuracy was gained since step 0, "
-        "in percentage points."
+        "share of correct answers. Divergence: its gain since step 0 minus the gain in downstream accuracy, in "
+        "percentage points."
     )
     return [said, "", *textwrap.wrap(explained, _WIDTH)]
 

@@ -341,7 +341,7 @@ def _metric_lines(
     if observations < FOR_INTERVAL:
         what = "bases" if many else "seeds"
         lines.append(
-            f"as declared, {declared}: nothing is decided, so no effect is found: {FOR_INTERVAL} {what} are needed"
+            f"as declared, {declared}: no interval, so no effect can be found: {FOR_INTERVAL} {what} are needed"
         )
     else:
         found = [minimum_detectable_effect(one, observations, POWER, alpha) for one in (sd.mean, sd.low, sd.high)]
