@@ -555,9 +555,8 @@ def test_links_to_a_folder_of_runs_lead_to_the_same_pages_and_another_place_is_n
         assert len(pages) == 1 and pages[0].startswith("  two\n    http://x/#/experiments/7/") and not said
     write_json(runs / "sweeps/two/mirror.json", {"uri": f"sqlite:///{tmp_path}/gone.db"} | here)
     assert not list(_pages(runs, runs / "mlflow.db", "http://x", lambda folder: None, said.append))
-    assert said == [
-        f"two was sent to sqlite:///{tmp_path}/gone.db: `grpo-lab sync {runs} tracking.uri=sqlite:///{runs}/mlflow.db` sends it here too"
-    ]
+    again = f"grpo-lab sync {runs} tracking.uri=sqlite:///{runs}/mlflow.db"
+    assert said == [f"two was sent to sqlite:///{tmp_path}/gone.db: `{again}` sends it here too"]
 
 
 LINES = ".js-plotly-plot path.js-line"
