@@ -59,8 +59,8 @@ def rows_of(table: list[str]) -> dict[str, list[str]]:
         cells = re.split(r" {2,}", line.strip())
         if len(cells) < 4:
             break
-        arm = arm if cells[0].startswith("less ") else cells[0]
-        found[f"{arm}: {cells[0]}" if cells[0].startswith("less ") else arm] = cells[1:]
+        arm = arm if cells[0].startswith("minus ") else cells[0]
+        found[f"{arm}: {cells[0]}" if cells[0].startswith("minus ") else arm] = cells[1:]
     return found
 
 

@@ -457,7 +457,7 @@ def test_a_run_that_was_started_by_hand_is_a_cell_that_is_finished(
     out, said = capfd.readouterr()
     assert "correction=tis_token seed=0 is the same run as correction=none seed=0: it runs once" in said
     assert "all 2 cells are finished" in said
-    assert "less correction=none  1  +0.000" in out and out.endswith("Settings in which the arms differ: 0.\n\n")
+    assert "minus correction=none  1  +0.000" in out and out.endswith("Settings in which the arms differ: 0.\n\n")
     assert not (folder / "output.log").exists(), "no process was started"
 
 
