@@ -196,10 +196,10 @@ def children_deaf() -> Iterator[None]:
     """Let processes started in this block never hear Ctrl-C: a terminal sends it to all, and the run uses them on."""
     start = BaseProcess.start
 
-    def start_deaf(process: BaseProcess) -> None:
+    def start_deaf(self: BaseProcess) -> None:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which a new process inherits
         try:
-            start(process)
+            start(self)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

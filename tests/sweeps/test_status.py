@@ -279,7 +279,7 @@ def test_a_stop_that_is_asked_twice_ends_a_step_at_once(tmp_path: Path, tiny_bas
         (folder,) = (tmp_path / "runs").glob("*/seed=0")
         (tmp_path / "wait").touch()
         first = command_of_lab("stop", str(folder), *runs, "--wait", "8")
-        assert first.returncode == 1 and "it has not ended after 8 s (step " in first.stderr, first.stderr
+        assert first.returncode == 1 and "still running after 8 s (step " in first.stderr, first.stderr
         assert "run this command again to stop it at once" in first.stderr and process.poll() is None
         second = command_of_lab("stop", str(folder), *runs)
         assert second.returncode == 0, second.stderr

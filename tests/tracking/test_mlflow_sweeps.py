@@ -366,7 +366,7 @@ def test_the_command_figures_sends_them_and_a_store_that_is_away_is_a_warning(
 ) -> None:
     drawn = ("figures", "small", "--runs", str(small), "--only-runs", "--to", str(tmp_path / "drawn"))
     untracked = command(*drawn)
-    assert untracked.returncode == 0 and "in MLflow too" not in untracked.stdout, untracked.stderr
+    assert untracked.returncode == 0 and "also in MLflow" not in untracked.stdout, untracked.stderr
     sync_all(small, uri)
     done = command(*drawn)
     assert done.returncode == 0 and "figures and tables are also in MLflow" in done.stdout, done.stderr
@@ -517,7 +517,7 @@ def test_the_command_ui_prints_every_sweeps_page_and_serves_it(runs: Path, clien
 
         wait_until(answers, server)
         taken = command("ui", "--runs", str(runs), "--port", str(port))
-        assert taken.returncode == 1 and f"take another with --port {port + 1}" in taken.stderr
+        assert taken.returncode == 1 and f"choose another port with --port {port + 1}" in taken.stderr
     finally:
         os.killpg(server.pid, signal.SIGINT)
         server.wait(60)
