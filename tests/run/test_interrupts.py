@@ -179,7 +179,7 @@ def test_a_second_signal_ends_a_step_at_once_and_says_what_is_computed_again(
     words = ("checkpoint_every=2",)
     at_call(loop, "read_policies", [4, 5, 6])
     at_call(loop, "train_on", [4, 5])
-    told = "interrupted: it goes on from step 2, and computes"
+    told = "interrupted: it resumes from step 2 and recomputes"
     assert ended(tmp_path, *words) == f"{told} step 3 and the unfinished step 4"
     assert checkpoints(tmp_path) == ["step=000002"]
     monkeypatch.setattr(interrupt, "_asked", False)

@@ -52,7 +52,7 @@ def test_questions_that_are_all_right_are_called_too_easy(
     run_in_process(tmp_path / "runs", *OVERRIDES, *function)
     (warning,) = warnings_in(capsys.readouterr().err)
     likely = LIKELY.search(warning)
-    assert " 100% right, " in warning and likely is not None and likely[2] is None
+    assert " 100% correct, " in warning and likely is not None and likely[2] is None
     assert likely[1] == "the questions are too easy: choose harder ones, such as another task or pass_rate=band"
 
 
