@@ -124,8 +124,8 @@ class FinalValues:
         """How final values are taken, in one sentence for readers of a figure."""
         rule = (
             f"Final values at {self.at}, the smallest final budget of the finished runs: per-step metrics are averaged "
-            f"over its last {WINDOW:.0%}; evaluations are those at a run's end, or interpolated linearly to this "
-            "budget where a run went more than one step beyond it"
+            f"over its last {WINDOW:.0%}; evaluations are final ones, linearly interpolated to this budget for runs "
+            "that went more than one step further"
         )
         if self.values["stopped"].any():
             as_what = "accuracy and reward 0" if self.collapsed_as is Collapsed.zero else "their last values"

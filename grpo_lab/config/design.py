@@ -200,8 +200,9 @@ class Design:
     kind: Annotated[
         Kind,
         Key(
-            "how arms are built: `arms` written by hand; from `tricks` each alone, each alone and all together, all "
-            "but one, all three of these, cumulatively, or every combination"
+            "how arms are built: by hand (arms), or from `tricks`: each alone (add_one), also all together "
+            "(add_one_and_all), all but one (leave_one_out), all of these (two_sided), one after the other (ladder), "
+            "every combination (factorial)"
         ),
     ] = Kind.arms
     tricks: Annotated[Mapping[str, tuple[str, ...]], Key("the tricks of a `kind`", f"NAME: {OVERRIDES}", "none")] = (
@@ -231,7 +232,7 @@ class Design:
     requires: Annotated[
         Mapping[str, Mapping[str, float]],
         Key(
-            "manipulation check: the minimum distance from the control in a metric",
+            "the minimum difference from the control in a metric for the trick to count as active",
             "ARM: {METRIC: a number above 0}",
             "nothing",
         ),

@@ -27,7 +27,7 @@ class Key:
 def require_keys(where: str, entry: Any, cls: type) -> None:
     """Raise ValueError, with the nearest one that is, for a key of an entry that is no field of its dataclass.
 
-    What is no entry at all is for the caller to refuse.
+    An entry that is no mapping passes: the caller refuses it.
     """
     if not isinstance(entry, Mapping):
         return

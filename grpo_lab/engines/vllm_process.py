@@ -118,7 +118,7 @@ class VllmProcess(VllmEngine):
                 process_kept(),
                 environment_of_the_engine(self.threads, shared),
                 main_left_alone(),
-                children_deaf(),
+                sigint_blocked(),
             ):
                 session = VllmProcessSession(
                     _start(arguments, port is not None, shared), stop_token_ids(folder), weight_names(folder), shared
@@ -192,18 +192,18 @@ def interrupts_heard() -> Iterator[None]:
 
 
 @contextmanager
-def children_deaf() -> Iterator[None]:
-    """Let processes started in this block never hear Ctrl-C: a terminal sends it to all, and the run uses them on."""
+def sigint_blocked() -> Iterator[None]:
+    """Block SIGINT in processes started here: a terminal sends Ctrl-C to them too, and the run still needs them."""
     start = BaseProcess.start
 
-    def start_deaf(self: BaseProcess) -> None:
+    def start_blocked(self: BaseProcess) -> None:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which a new process inherits
         try:
             start(self)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    BaseProcess.start = start_deaf
+    BaseProcess.start = start_blocked
     try:
         yield
     finally:

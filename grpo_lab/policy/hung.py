@@ -32,7 +32,8 @@ def free_main(store: Store, reason: str, ended: threading.Event, abort: Callable
     """Start to watch; call it in the main thread. `abort` makes what the main thread waits for return.
 
     It is called, and the main thread interrupted, if `ended` is not yet set some seconds after the key `reason` was set
-    in the store, a second signal came, a first one and no second, or the store was gone.
+    in the store, a second signal came, a first one and no second (unless the step may take its time), or the store was
+    gone.
     """
     told, tells = os.pipe()  # open until the process ends
     os.set_blocking(tells, False)

@@ -147,7 +147,7 @@ def _typed(plain: DictConfig, identity: Mapping[str, Any]) -> DictConfig:
     config.tracking, config.design = writable(NoTracking), None
     config.cell = {"sweep": "", "arm": "", "level": ""}
     config.resume_with_changed_code = False
-    # What earlier versions did not have: they saved by steps alone, kept no best weights and gave no such warning.
+    # Keys that earlier versions lacked, with the values by which they ran.
     for key, value in {"checkpoint_minutes": None, "checkpoint": {"best": None}, "no_signal_steps": 0}.items():
         if key not in config:
             config[key] = value

@@ -44,7 +44,7 @@ def _classes(node: DictConfig, place: str = "") -> Iterator[tuple[str, str]]:
 
 
 def recorded_identity(described: Mapping[str, Any]) -> dict[str, Any]:
-    """The identity in a run.json, by today's names, without what was part of it in earlier versions alone."""
+    """The identity in a run.json under today's key names, without keys that are volatile by now."""
     there = with_config_keys(described["identity"])
     # The kind of device is part of it still.
     return {key: value for key, value in there.items() if key == "device" or key.split(".")[0] not in VOLATILE}

@@ -16,7 +16,7 @@ def has_signal(metrics: Metrics) -> bool:
 
 
 def no_signal_text(steps: int, metrics: Metrics, max_tokens: int) -> str:
-    """The warning after so many steps without signal, likely cause first; `metrics` are of the last one."""
+    """The warning after `steps` steps without learning signal; `metrics` are those of the last one."""
     shares = {
         "correct": "reward/outcome",
         "truncated": "rollout/truncated",

@@ -239,7 +239,7 @@ class Recorder:
         stages = current()
         doing_now = f" ({describe_stages(stages, time.monotonic())})" if stages else ""
         limit = ""
-        if (self.log.folder / STOP).exists():  # `grpo-lab stop` has told this process alone
+        if (self.log.folder / STOP).exists():  # `grpo-lab stop` signals only this process
             interrupt.take_time()
         elif ranks.number() > 1:
             limit = "; torchrun kills it after 30 s"

@@ -51,7 +51,7 @@ from grpo_lab.tracking.whole import AFRESH, read_json
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of `hydra.sweeper`: list the cells alone, pilot first, for what share of the budget, run inert arms.
+    """The settings of `hydra.sweeper`: dry run, pilot and its share of the budget, whether inert arms run.
 
     `add` and `leave_one_out` hold the additions of an ablation from the shell, overrides or lists of them.
     """

@@ -16,7 +16,7 @@ from types import FrameType, TracebackType
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)  # USR2: Slurm's, before a job's time is up
 TOGETHER_SECONDS = 1.0  # between signals of one cause, which several processes pass on
 _asked = False  # whether a signal has come
-_unhurried = False  # whether whoever asked waits for the step, however long
+_unhurried = False  # whether the step may take as long as it does
 _tell: Callable[[str], None] | None = None  # within `finishing`: what is called with the name of the first signal
 
 
@@ -38,8 +38,8 @@ def hear(together_seconds: float) -> None:
     Within `finishing` the first one does not. Of signals within `together_seconds` the first counts: Slurm and torchrun
     may signal all processes of a run, and one of them passes it on.
     """
-    global _asked
-    _asked, last = False, -math.inf
+    global _asked, _unhurried
+    _asked, _unhurried, last = False, False, -math.inf
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         global _asked
@@ -64,7 +64,7 @@ def asked() -> bool:
 
 
 def take_time() -> None:
-    """Note that who sent the first signal waits until the step is finished; may be called from any thread."""
+    """Lift the time limit on the step that a run finishes after the first signal; may be called from any thread."""
     global _unhurried
     _unhurried = True
 

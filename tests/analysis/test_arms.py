@@ -116,6 +116,9 @@ def test_runs_without_a_value_or_with_a_collapse_leave_a_dash_or_no_bounds() -> 
     bare = replace(data, points=data.points.drop(columns=["eval/probe/accuracy", CORRECTNESS]))
     rows = rows_of(arms_table(bare, final_values(bare)))
     assert "training reward" not in rows["arm"] and rows["base"][-1] == "-"
+    finals = final_values(data)
+    none = replace(finals, values=finals.values.drop(columns=[name for name in finals.values if "/" in name]))
+    assert any(line.split() == ["arm", "n", "divergence,", "pp"] for line in arms_table(data, none))
 
 
 # ---- fewer than three runs, and equal ones

@@ -62,6 +62,7 @@ CASES = [
     Case("optimizer.learning_rate=-1", "learning_rate|change this value"),
     Case("device=tpu", "device|cpu|cuda"),
     Case("objective=acc", "objective|grpo-lab metrics"),
+    Case("objective=acc checkpoint.best=null", "objective|grpo-lab metrics"),
     Case("checkpoint_minutes=0", "checkpoint_minutes|above 0, or null"),
     Case("evaluation.suites=[nothing]", "Evaluation.suites|a list of "),
     Case("evaluation.pass_at=[100000]", "Evaluation.pass_at|between 1 and"),

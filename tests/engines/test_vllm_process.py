@@ -39,7 +39,7 @@ from grpo_lab.config.hydra_setup import compose_with_choices
 from grpo_lab.config.run_config import to_run
 from grpo_lab.engines.base import EngineFailure
 from grpo_lab.engines.native import Native
-from grpo_lab.engines.vllm_process import VllmProcess, children_deaf, interrupts_heard, main_left_alone
+from grpo_lab.engines.vllm_process import VllmProcess, interrupts_heard, main_left_alone, sigint_blocked
 from grpo_lab.engines.vllm_session import VllmProcessSession, VllmStream
 from grpo_lab.engines.vllm_weights import NcclTransfer, SyncClient, roomy_folder, taken_port, weight_source
 from grpo_lab.policy.model_folder import stop_token_ids
@@ -460,7 +460,7 @@ def test_an_interrupt_while_the_engine_starts_is_not_lost(request: pytest.Fixtur
 
 def test_ctrl_c_in_a_terminal_does_not_reach_the_engine() -> None:
     """Its process never hears the signal that a terminal sends to every process of the run."""
-    with children_deaf():
+    with sigint_blocked():
         child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
         child.start()
     other = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
@@ -481,9 +481,10 @@ def test_ctrl_c_in_a_terminal_does_not_reach_the_engine() -> None:
 
 @pytest.mark.vllm
 def test_the_engine_answers_after_a_ctrl_c(session: VllmProcessSession, tiny_base: Path) -> None:
-    for pid in descendants_of(os.getpid()):
-        if "EngineCore" in name_of(pid):
-            os.kill(pid, signal.SIGINT)
+    cores = [pid for pid in descendants_of(os.getpid()) if "EngineCore" in name_of(pid)]
+    assert cores
+    for pid in cores:
+        os.kill(pid, signal.SIGINT)
     time.sleep(1.0)
     assert all(completion.tokens for completion in session.generate(requests_of(tiny_base)))
 

@@ -217,7 +217,11 @@ def test_a_sweep_is_named_after_its_additions_whatever_their_order() -> None:
         ("add=[runs_dir=/x]", [], "runs_dir applies to the whole sweep"),
         ("add=['optimizer.learning_rate=choice(1,2)']", [], "an arm takes one value: list each separately"),
         ("add=['kl={']", [], "addition kl={: "),
-        ("add=[kl=k3_loss]", ["model.base=0,1", "seed=0,1,2"], "3 seeds on 2 base models: seeds are assigned to base models"),
+        (
+            "add=[kl=k3_loss]",
+            ["model.base=0,1", "seed=0,1,2"],
+            "3 seeds on 2 base models: seeds are assigned to base models",
+        ),
         ("add=[kl=k3_loss]", ["model.base=0,x"], "model.base=x: a base model is a whole number"),
         ("add=[kl=k3_loss]", ["seed=0,x"], "seed=x: a seed is a whole number"),
     ],

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from grpo_lab.sweeps.board import Board
 from grpo_lab.sweeps.jobs import Job, run_jobs
 from grpo_lab.sweeps.local import LocalPlace
 from grpo_lab.tracking.run_log import RunLog
-from grpo_lab.tracking.run_reader import run_status
+from grpo_lab.tracking.run_reader import STOP, run_status, was_stopped
 from grpo_lab.tracking.sweep_record import record_sweep
 
 NAME = "plain,budget.amount=1,evaluation=brief,world=tiny"
@@ -58,6 +59,16 @@ def test_a_cell_that_another_process_finishes_is_waited_for_and_counts_as_done(t
     line = f"waiting for the cell: process {os.getpid()} runs it in {job.folder}"
     assert said_by(board).count("waiting for") == 1 and line in said_by(board).replace("\n", "")
     assert not (job.folder / "output.log").exists(), "it was not started here as well"
+
+
+def test_a_cell_that_is_refused_after_a_stop_has_failed(tmp_path: Path) -> None:
+    """The request to stop was of the attempt before: a configuration that cannot run is no cell that was stopped."""
+    job = replace(cell(tmp_path), words=(*WORLD, f"runs_dir={tmp_path}", "group_size=1"), forks=False)
+    job.folder.mkdir(parents=True)
+    (job.folder / STOP).touch()
+    with quiet_board(1) as board:
+        (failure,) = run_jobs([job], LocalPlace(1, []), 30.0, board)
+    assert failure and board.failed == 1 and not was_stopped(job.folder)
 
 
 @pytest.mark.extended

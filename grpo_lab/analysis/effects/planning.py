@@ -175,7 +175,7 @@ class Question:
         return ALPHA / self.family
 
     def power(self, sd: float, observations: int) -> float:
-        """The power for so many base models (or seeds, with one base model) of this standard deviation.
+        """The power of a test on this number of base models (or seeds, with one base model) at this sd.
 
         0 below FOR_INTERVAL: `compare` then has no interval, without which nothing is decided.
         """
