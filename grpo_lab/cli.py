@@ -359,8 +359,8 @@ def draw_figures(arguments: argparse.Namespace) -> None:
     saved = None if arguments.only_runs else arguments.data
     command = typed("grpo-lab")
     built = build(arguments.name, arguments.runs, saved, arguments.to, command, arguments.foreign)
-    text = built.arms if arguments.brief else f"{arguments.name}, from {built.source}\n\n{built.text}"
-    say(*filter(None, [built.notice]), text, sep="\n")
+    text = "" if arguments.brief else f"{arguments.name}, from {built.source}\n\n{built.text}"
+    say(*filter(None, [built.notice, text]), sep="\n")
     program = "grpo-lab" if shutil.which("grpo-lab") else os.path.relpath(sys.argv[0])
     say(*what_to_open(built, arguments.name, arguments.runs, saved, arguments.to, program), sep="\n")
     if not built.notice and "://" not in arguments.runs:
@@ -725,7 +725,7 @@ def main() -> None:
     figures.add_argument(
         "--foreign", action="append", default=[], metavar="NAME", help="imported runs to draw beside it, in one figure"
     )
-    figures.add_argument("--brief", action="store_true", help="print the table of arms; the verdict is in its file")
+    figures.add_argument("--brief", action="store_true", help="print which files to open, without table and verdict")
     figures.set_defaults(run=draw_figures)
     report = commands.add_parser("report", help="the same on one page, with switches and responses; works offline")
     report.set_defaults(run=write_report)

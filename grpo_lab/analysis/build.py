@@ -45,15 +45,14 @@ REPORTS = Path("analysis/reports")
 class Built:
     """What `build` made.
 
-    `source` says where the data came from, and `notice`, where not empty, that other runs were asked for. `arms` is the
-    table of arms and `text` that with the verdict. `paths` are all files; `missing` says by name why this sweep cannot
-    have a figure; `listing` is a file that lists both.
+    `source` says where the data came from, and `notice`, where not empty, that other runs were asked for. `text` is the
+    table of arms with the verdict. `paths` are all files; `missing` says by name why this sweep cannot have a figure;
+    `listing` is a file that lists both.
     """
 
     source: str
     notice: str
     text: str
-    arms: str
     paths: list[Path]
     missing: dict[str, str]
     listing: Path
@@ -102,7 +101,7 @@ def build(
     atomic_write(listing, "\n".join([*map(str, paths), *reasons]) + "\n")
     arms = "\n".join(arms_table(data, finals)) + "\n"
     text = f"{arms}\n{verdict}" if data.declaration else verdict  # which begins with the table, where nothing is judged
-    return Built(data.source, data.notice, text, arms, paths, missing, listing)
+    return Built(data.source, data.notice, text, paths, missing, listing)
 
 
 def build_report(

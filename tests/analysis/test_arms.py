@@ -102,9 +102,9 @@ def test_figures_print_the_same_table_before_the_verdict(tmp_path: Path) -> None
     write_synthetic(planted(2), tmp_path / "runs")
     built = build(planted().name, str(tmp_path / "runs"), None, tmp_path, ["test"])
     data = synthetic_sweep(planted(2))
-    assert built.arms.splitlines() == arms_table(data, final_values(data))
+    table = "\n".join(arms_table(data, final_values(data)))
     verdict = (tmp_path / f"{planted().name}_verdict.txt").read_text()
-    assert built.text == f"{built.arms}\n{verdict}" and "divergence, pp" not in verdict
+    assert built.text == f"{table}\n\n{verdict}" and "divergence, pp" not in verdict
 
 
 def test_runs_without_a_value_or_with_a_collapse_leave_a_dash_or_no_bounds() -> None:

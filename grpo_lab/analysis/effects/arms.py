@@ -30,9 +30,9 @@ _NONE = pd.Series(dtype=float)
 def arms_table(data: SweepData, finals: FinalValues) -> list[str]:
     """Every arm that ran and its difference to the control, paired by seed, as lines.
 
-    The columns are the declared primary metric, training reward (the share of right answers), held-out and downstream
-    accuracy, and the divergence: how much more training reward was gained since step 0 than downstream accuracy. Of a
-    sweep without a design the settings follow in which its arms differ.
+    The columns are the declared primary metric, training reward (the share of responses that its grader accepts),
+    held-out and downstream accuracy, and the divergence: the gain in training reward since step 0 minus that in
+    downstream accuracy. Of a sweep without a design the settings follow in which its arms differ.
     """
     primary = data.declaration.primary if data.declaration else ""
     twice = HELDOUT if _EVALUATED in finals.values and primary != HELDOUT else ""
@@ -74,8 +74,8 @@ def _head(data: SweepData, finals: FinalValues, most: int) -> list[str]:
         brackets = f"{few(most)}; parentheses show the two values" if most == 2 else few(most)
     explained = (
         f"Final values of every arm, and differences to the control, paired by seed. {brackets}. Training reward: the "
-        "share of correct answers. Divergence: its gain since step 0 minus the gain in downstream accuracy, in "
-        "percentage points."
+        "share of responses that the training grader accepts. Divergence: its gain since step 0 minus the gain in "
+        "downstream accuracy, in percentage points."
     )
     return [said, "", *textwrap.wrap(explained, _WIDTH)]
 
