@@ -70,4 +70,4 @@ def _interrupt(folder: Path) -> None:
     command = Path(f"/proc/{process}/cmdline")
     if node or not command.exists() or b"grpo_lab" not in command.read_bytes():
         raise ValueError(f"the run in {folder} is on {node or 'another machine'}: type `kill -INT {process}` there")
-    os.kill(int(process), signal.SIGINT)
+    os.kill(int(process), signal.SIGTERM)  # a script's `&` makes a run ignore SIGINT

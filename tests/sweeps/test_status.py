@@ -238,7 +238,9 @@ def test_a_cell_is_stopped_from_another_shell_and_its_sweep_goes_on(tmp_path: Pa
 def test_a_single_run_is_stopped_and_the_same_command_goes_on(tmp_path: Path, tiny_base: Path) -> None:
     typed = train_command(tmp_path, *SMALL, "budget.amount=60", "checkpoint_every=1000")
     runs = ["--runs", str(tmp_path)]
-    process = subprocess.Popen(typed, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    # As a script's `&` starts it: SIGINT is ignored.
+    in_background = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *typed]
+    process = subprocess.Popen(in_background, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         wait_until(lambda: any(lines_in(path) > 2 for path in tmp_path.glob("*/seed=0/metrics.jsonl")), process)
         (folder,) = tmp_path.glob("*/seed=0")
