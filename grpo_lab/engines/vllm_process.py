@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -195,6 +196,7 @@ def interrupts_heard() -> Iterator[None]:
 def sigint_blocked() -> Iterator[None]:
     """Block SIGINT in processes started here: a terminal sends Ctrl-C to them too, and the run still needs them."""
     start = BaseProcess.start
+    resource_tracker.ensure_running()  # `start` would start it, which unblocks the signal
 
     def start_blocked(self: BaseProcess) -> None:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which a new process inherits

@@ -435,7 +435,7 @@ def test_what_goes_wrong_in_the_other_process_is_said_in_this_one(monkeypatch, t
     with pytest.raises(ValueError, match=r"memory for the cache blocks(.|\n)*Remedy: lower engine"):
         engine(cache_gib=1e-6).open(tiny_base, FP32, CPU)
     left = descendants_of(os.getpid()) - before
-    assert all("EngineCore" not in name_of(pid) for pid in left)
+    assert all("EngineCor" not in name_of(pid) for pid in left), "its name is cut to 15 characters"
 
 
 def test_an_interrupt_while_the_engine_starts_is_not_lost(request: pytest.FixtureRequest) -> None:
@@ -481,11 +481,9 @@ def test_ctrl_c_in_a_terminal_does_not_reach_the_engine() -> None:
 
 @pytest.mark.vllm
 def test_the_engine_answers_after_a_ctrl_c(session: VllmProcessSession, tiny_base: Path) -> None:
-    cores = [pid for pid in descendants_of(os.getpid()) if "EngineCore" in name_of(pid)]
-    assert cores
-    for pid in cores:
-        os.kill(pid, signal.SIGINT)
+    os.kill(session.process.pid, signal.SIGINT)
     time.sleep(1.0)
+    assert session.process.is_alive()
     assert all(completion.tokens for completion in session.generate(requests_of(tiny_base)))
 
 
