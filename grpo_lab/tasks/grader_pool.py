@@ -64,7 +64,7 @@ class GraderPool:
         """What a worker says of each answer, in their order: 1.0 for a right one, 0.0 for a wrong one, or a score.
 
         NaN for an answer that a worker failed on. Each answer may take `seconds` of processor time, and `WAITS` times
-        as long by the clock. Raises RuntimeError if a worker cannot start.
+        as long by the clock. Raises ValueError if a worker cannot start.
         """
         return [score for score, _ in self.judge(answers, seconds, workers)]
 
@@ -102,7 +102,7 @@ class GraderPool:
                         reply = worker.reply()
                         if reply is None and worker not in places:
                             self._drop([worker])
-                            raise RuntimeError(f"a grader cannot start ({worker.fault}): {self._remedy}")
+                            raise ValueError(f"a grader cannot start ({worker.fault}): {self._remedy}")
                         if worker in places:
                             place = places.pop(worker)
                             shown.done += 1

@@ -112,7 +112,7 @@ def test_a_file_that_is_edited_while_a_run_goes_on_stops_it(path: Path) -> None:
     path.write_text(FUNCTIONS.replace("return 1.0 if response == answer", "return 0.0 if response == answer"))
     assert graded(one, ["1"]) == ([1.0], [1.0])
     pool_of(one.functions).close()
-    with pytest.raises(RuntimeError, match="was edited while the run goes on"):
+    with pytest.raises(ValueError, match="was edited while the run goes on"):
         graded(one, ["1"])
 
 
@@ -120,7 +120,7 @@ def test_a_function_is_tried_before_a_model_loads(path: Path, caplog: pytest.Log
     reward(path, "score").check(PROBLEMS)
     with pytest.raises(ValueError, match=r"missing 1 required positional argument: 'topic'.*task.details='\*'"):
         reward(path, "needs").check(PROBLEMS)
-    with pytest.raises(RuntimeError, match=r"has no function nothing.*can be imported"):
+    with pytest.raises(ValueError, match=r"has no function nothing.*can be imported"):
         reward(path, "nothing").check(PROBLEMS)
     with pytest.raises(ValueError, match=r"set reward\.lowest and reward\.highest"):
         reward(path, "brief", lowest=0.5, highest=0.75, correct_at=0.6).check(PROBLEMS)

@@ -494,7 +494,7 @@ def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
         )
         script.write_text(textwrap.dedent(broken))
         pool = GraderPool(script)
-        with pytest.raises(RuntimeError, match=f"cannot start .*{said}.*math-verify is installed"):
+        with pytest.raises(ValueError, match=f"cannot start .*{said}.*math-verify is installed"):
             pool.grade([Answer("1", "2", False)], PATIENCE_S, 2)
         pool.close()
 
