@@ -333,6 +333,7 @@ def read_design(node: Any) -> Design:
         raise ValueError(f"design must hold entries (name, question, arms and others), got {node!r}: see experiments/")
     node = {name: value for name, value in node.items() if value is not None}
     require_keys("design", node, Design)
+    _require_words(node)
     exploratory = node.get("exploratory", False)
     if not isinstance(exploratory, bool):
         raise ValueError(f"design.exploratory is true or false, got {exploratory!r}")
@@ -539,6 +540,15 @@ def _margin(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ValueError(f"design.margin must be a number above 0 in the metric's unit, such as 0.02, got {value!r}")
     return float(value)
+
+
+def _require_words(node: Mapping[str, Any]) -> None:
+    """Refuse a text or a name that YAML read as true or false: no, yes, on and off without quotes."""
+    texts = [(name, node.get(name)) for name in ("name", "question", "prediction", "control", "primary", "axis")]
+    names = [(f"{name}, a name", key) for name in ("arms", "levels", "tricks", "parts") for key in node.get(name) or ()]
+    for name, value in texts + names:
+        if isinstance(value, bool):
+            raise ValueError(f"design.{name}: YAML reads no, off, yes and on as {str(value).lower()}: quote it")
 
 
 def _text(value: Any) -> str:

@@ -118,6 +118,11 @@ def test_one_run_on_each_base_model_is_the_default() -> None:
         ({"arms": {"x": []}}, "design.arms follows from design.kind=two_sided and design.tricks: remove it"),
         ({"control": "base"}, "design.control follows from design.kind=two_sided"),
         ({"kind": "arms", "arms": {"x": []}, "control": "x"}, "design.tricks belong to a design of a kind"),
+        ({"prediction": False}, "design.prediction: YAML reads no, off, yes and on as false: quote it"),
+        (
+            {"tricks": {False: ["kl=k3_loss"], "a": []}},
+            "design.tricks, a name: YAML reads no, off, yes and on as false",
+        ),
         ({"margin": 0}, "design.margin must be a number above 0 in the metric's unit"),
         (
             {"predictions": [{"arm": "+clip", "metric": "rollout/truncated", "direction": "within"}]},
