@@ -475,7 +475,7 @@ def stop_run(arguments: argparse.Namespace) -> None:
     from grpo_lab.sweeps.stop import find_run, stop_run
     from grpo_lab.tracking.run_reader import activity_of, interrupted_in_words, was_stopped
 
-    folder = find_run(arguments.name, arguments.runs, arguments.sweep)
+    folder = find_run(arguments.name, arguments.runs, arguments.sweep, running=True)
     say(f"stopping the run in {folder}", flush=True)
     if not stop_run(folder, arguments.wait):
         doing = f" ({activity})" if (activity := activity_of(folder)) else ""
@@ -521,8 +521,13 @@ def reproduce_run(arguments: argparse.Namespace) -> None:
 def diff_runs(arguments: argparse.Namespace) -> None:
     """Print what differs between two runs, and from which step on."""
     from grpo_lab.reproduce.difference import differences
+    from grpo_lab.sweeps.stop import find_run
 
-    say(*differences(arguments.one, arguments.other, arguments.all), sep="\n")
+    one, other = (
+        Path(run) if Path(run).is_dir() else find_run(run, arguments.runs, arguments.sweep)
+        for run in (arguments.one, arguments.other)
+    )
+    say(*differences(one, other, arguments.all), sep="\n")
 
 
 def evaluate_runs(arguments: argparse.Namespace) -> None:
@@ -620,8 +625,10 @@ def _add_reproduce(commands: argparse._SubParsersAction) -> None:
 
 def _add_diff(commands: argparse._SubParsersAction) -> None:
     diff = commands.add_parser("diff", help="compare two runs: configuration, code, data, first step that differs")
-    diff.add_argument("one", metavar="RUN", type=Path, help="the folder of a run, A")
-    diff.add_argument("other", metavar="RUN", type=Path, help="the folder of another run, B")
+    diff.add_argument("one", metavar="RUN", help="run A: its folder, or its title as status shows it")
+    diff.add_argument("other", metavar="RUN", help="run B")
+    diff.add_argument("--sweep", help="the sweep they are of (default: the latest)")
+    diff.add_argument("--runs", type=Path, default=Path(RUNS), help="the folder of runs (default: runs)")
     diff.add_argument("--all", action="store_true", help="list all differences (default: the first 12 of each kind)")
     diff.set_defaults(run=diff_runs)
 

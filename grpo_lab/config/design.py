@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
+from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +23,7 @@ from grpo_lab.config.additions import ALL
 from grpo_lab.config.design_keys import LISTED, METRIC, OVERRIDES, Key, require_keys
 from grpo_lab.config.tuning import Tuning, read_tuning
 from grpo_lab.config.user_files import check_yaml
-from grpo_lab.tracking.metrics import REGISTRY, is_known
+from grpo_lab.tracking.metrics import REGISTRY, SUITES, is_known
 from grpo_lab.tracking.renames import first_metric_name, metric_name
 
 FIRST_WORLD = "world=arithmetic"  # the default when the first experiments were declared
@@ -528,10 +529,13 @@ def require_known_metrics(design: Design) -> None:
     """Raise ValueError, before the first run starts, for a metric or budget axis that no run logs."""
     required = [metric for asked in design.requires.values() for metric in asked]
     tuned = [design.tuning.metric] if design.tuning else []
-    named = (design.primary, f"budget/{design.axis}", *design.metrics, *required, *tuned)
-    for metric in named:
+    if not is_known(f"budget/{design.axis}"):
+        raise ValueError(f"design.axis: there is no {design.axis!r}; choose from {_AXES}")
+    for metric in (design.primary, *design.metrics, *required, *tuned):
         if not is_known(metric):
-            raise ValueError(f"design: no run has the metric {metric!r}; `grpo-lab metrics` lists what there is")
+            near = get_close_matches(metric, [one.name.replace("*", suite) for one in REGISTRY for suite in SUITES], 1)
+            guess = f"did you mean {near[0]!r}? " if near else ""
+            raise ValueError(f"design: no run has the metric {metric!r}: {guess}`grpo-lab metrics` lists what there is")
 
 
 def _margin(value: Any) -> float | None:

@@ -382,6 +382,8 @@ def summarise(
         "first": evaluations[0],
         "last": evaluations[-1],
         "best": _best(best, rated) if best is not None and rated else {},
+        "ungraded": max(_shares_ungraded(lines), default=0.0),
+        "fell": _fallen(lines),
         "budget": ledger.metrics(),
         "inert": list(inert),
         "warnings": [*described["warnings"], *warnings],
@@ -396,6 +398,26 @@ def _best(metric: str, rated: Sequence[tuple[int, float]]) -> dict[str, Any]:
     """Where the metric was highest, for the first time, how high it is at the end, and of how many evaluations."""
     step, value = max(rated, key=lambda one: one[1])  # the first of equal ones
     return {"metric": metric, "step": step, "value": value, "last": rated[-1][1], "evaluations": len(rated)}
+
+
+def _shares_ungraded(lines: Sequence[Mapping[str, Any]]) -> Iterator[float]:
+    """The share of responses that the grader failed on, of every step and evaluation that says it."""
+    for line in lines:
+        yield from (value for name, value in line["metrics"].items() if name.endswith("/ungraded"))
+
+
+_FALL = 0.1  # of accuracy, far more than evaluations of one policy differ by
+
+
+def _fallen(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Suite -> the evaluation that was best, for suites that end `_FALL` or more below their best accuracy."""
+    found = {}
+    for suite in SUITES:
+        metric = f"eval/{suite}/accuracy"
+        rated = [(line["step"], line["metrics"][metric]) for line in lines if metric in line["metrics"]]
+        if rated and (best := _best(metric, rated))["value"] - best["last"] >= _FALL:
+            found[suite] = best
+    return found
 
 
 def _best_line(folder: Path, best: Mapping[str, Any]) -> str:
@@ -425,6 +447,16 @@ def verdict(folder: Path, done: Mapping[str, Any]) -> str:
     for suite, name in asked.items():
         before, after = (done[when][f"eval/{suite}/accuracy"] for when in ("first", "last"))
         lines.append(f"  {name:<{width}}  {before:.3f} -> {after:.3f}  ({after - before:+.3f})")
+    if ungraded := done.get("ungraded"):
+        lines.append(
+            f"warning: the grader failed on up to {ungraded:.0%} of the responses of a step or evaluation. Rewards and "
+            "accuracies are over the graded ones, so they are too high if it fails on wrong ones: mend the grader"
+        )
+    for suite, fell in done.get("fell", {}).items():
+        lines.append(
+            f"warning: accuracy fell: {SUITES[suite]}, {fell['value']:.3f} at step {fell['step']}, "
+            f"{fell['last']:.3f} at the end"
+        )
     if best := done.get("best"):
         lines.append(_best_line(folder, best))
     for change in done.get("stretches", ())[1:]:

@@ -30,7 +30,7 @@ from grpo_lab.tracking.whole import AFRESH, read_json
 
 TUNING = "tuning"  # the runs_dir of trials, within that of their sweep
 STATES = ("done", "running", "waiting", "interrupted", "stopped", "failed")
-_NAMED = 20  # sweeps and runs in a message
+NAMED = 20  # sweeps and runs in a message
 _CHUNK = 1 << 16  # bytes read at a time from the end of a log
 _HELD_OUT = "eval/heldout/accuracy"
 
@@ -50,6 +50,7 @@ class CellStatus:
     share: float | None = None  # of its budget
     reward: float | None = None
     heldout: float | None = None  # accuracy in the latest evaluation
+    ungraded: float | None = None  # share of responses that the grader failed on; None for none
     seconds_left: float | None = None
     reason: str = ""  # why it failed, or ended before its budget was spent; where it goes on
     activity: str = ""  # what it is doing, where that takes long
@@ -67,7 +68,8 @@ class CellStatus:
         if self.share is not None and self.state != "done":
             words.append(f"{self.share:4.0%}")
         words += [
-            f"{name} {value:.3f}" for name, value in (("reward", self.reward), ("held-out", self.heldout))
+            f"{name} {value:.3f}"
+            for name, value in (("reward", self.reward), ("held-out", self.heldout), ("ungraded", self.ungraded))
             if value is not None
         ]  # fmt: skip
         if self.seconds_left is not None:
@@ -91,7 +93,7 @@ def status_lines(runs_dir: Path, name: str | None = None) -> list[str]:
         raise ValueError(f"no run is recorded in {runs_dir}: start one, or name its folder with --runs")
     asked = [run for run in single if name is not None and run.is_called(name)]
     if name is not None and not asked and name not in sweeps:
-        known = ", ".join([*sweeps, *(run.title for run in single)][:_NAMED])
+        known = ", ".join([*sweeps, *(run.title for run in single)][:NAMED])
         raise ValueError(f"there is no sweep or run {name!r} in {runs_dir}; there are: {known}")
     lines = [run.line for run in asked]
     for sweep in (one for one in sweeps if name in (None, one)):
@@ -179,6 +181,7 @@ def _progress(folder: Path, running: bool) -> dict[str, Any]:
         found.setdefault("step", record["step"])
         if "reward/mean" in metrics:
             found.setdefault("reward", metrics["reward/mean"])
+            found.setdefault("ungraded", metrics.get("rollout/ungraded") or None)
         if "share" not in found:
             found["share"] = _share(folder, metrics)
         if _HELD_OUT in metrics:

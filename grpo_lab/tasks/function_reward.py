@@ -171,8 +171,9 @@ class FunctionReward(Grader):
                 if why:
                     raise ValueError(
                         f"{function} failed on the response {text!r} to the question {problem.question[:60]!r} (answer "
-                        f"{problem.answer!r}): {why}. Mend the function; columns of the data set come with "
-                        "task.details='*'"
+                        f"{problem.answer!r}): {why}. A function may take prompt, response (TRL's completion, verl's "
+                        "solution_str), answer (ground_truth), finished, and with task.details='*' the columns of the "
+                        "data set"
                     )
             if place == 0 and tried and not any(score >= self.correct_at for score, _ in judged):
                 answers = ", ".join(repr(one.answer) for one in tried)

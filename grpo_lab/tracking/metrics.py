@@ -57,16 +57,16 @@ REGISTRY: tuple[Metric, ...] = (
     Metric(
         "reward/mean",
         "reward",
-        "mean over all responses",
+        "mean over graded responses",
         "shaped training reward of every finished group, before any filter, without a kl penalty",
     ),
     Metric(
         "reward/outcome",
         "share",
-        "mean over all responses",
+        "mean over graded responses",
         "the training verifier outcome of every finished group, before any filter",
     ),
-    Metric("reward/component/*", "reward", "mean over all responses", "one named part of the reward"),
+    Metric("reward/component/*", "reward", "mean over graded responses", "one named part of the reward"),
     Metric("reward/source/*", "reward", "mean over responses of a source", "reward/mean, of one part of a mixture"),
     Metric("rollout/source/*", "share", "mean over groups", "whole groups whose problem is of one part of a mixture"),
     Metric(

@@ -181,15 +181,21 @@ class Unshown:
 def describe(latest: Mapping[str, float | int], step: int) -> str:
     """One line of a run's latest numbers: step, training reward, held-out accuracy, truncated share, tokens/s.
 
-    Held-out accuracy is that of the evaluation protocol, not of the training protocol.
+    Held-out accuracy is that of the evaluation protocol, not of the training protocol. Responses that the grader failed
+    on are shown once there are any.
     """
     shown = {
         "reward": ("reward/mean", "{:.3f}"),
         "held-out (eval)": ("eval/heldout/accuracy", "{:.3f}"),
         "truncated": ("rollout/truncated", "{:.2f}"),
+        "ungraded": ("rollout/ungraded", "{:.2f}"),
         "tok/s": ("time/tokens_per_second", "{:,.0f}"),
     }
-    parts = [f"{label} {pattern.format(latest[name])}" for label, (name, pattern) in shown.items() if name in latest]
+    parts = [
+        f"{label} {pattern.format(latest[name])}"
+        for label, (name, pattern) in shown.items()
+        if latest.get(name, 0) > 0 or (name in latest and label != "ungraded")
+    ]
     return f"step {step:>4}  " + "  ".join(parts)
 
 

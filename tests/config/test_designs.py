@@ -189,6 +189,10 @@ def test_a_count_of_a_metric_that_no_run_has_is_refused_before_the_first_run() -
     count = {"arm": "+clip", "metric": "below_best/rollout/length", "above": 0.1, "at_least": 1}
     with pytest.raises(ValueError, match="no run has the metric 'below_best/rollout/length'"):
         require_known_metrics(read_design(node(counts=[count])))
+    with pytest.raises(ValueError, match="'eval/downstream/acc': did you mean 'eval/downstream/accuracy'"):
+        require_known_metrics(read_design(node(primary="eval/downstream/acc")))
+    with pytest.raises(ValueError, match=r"design\.axis: there is no 'tokens'; choose from .*sampled_tokens"):
+        require_known_metrics(read_design(node(axis="tokens")))
     known = {**count, "metric": "below_best/eval/heldout/accuracy"}
     require_known_metrics(read_design(node(counts=[known], primary="eval/downstream/accuracy", axis="steps")))
 

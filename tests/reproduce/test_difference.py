@@ -133,3 +133,19 @@ def test_what_is_no_run_is_refused(plain: Path, tmp_path: Path) -> None:
     (copy / "run.json").write_text(json.dumps({"foreign": "trl"}))
     with pytest.raises(ValueError, match="is an imported run, or one of an early version"):
         differences(plain, copy)
+
+
+def test_a_run_is_named_by_its_title_as_well(plain: Path, other: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    for run, name in ((plain, "one"), (other, "two")):
+        shutil.copytree(run, tmp_path / name / "seed=0")
+    first, second = "one seed=0", "two seed=0"
+    monkeypatch.setattr("sys.argv", ["grpo-lab", "diff", first, second, "--runs", str(tmp_path)])
+    cli.main()
+    assert capsys.readouterr().out.startswith(f"A  {tmp_path}/{first.replace(' ', '/')}: ")
+    monkeypatch.setattr("sys.argv", ["grpo-lab", "diff", first, "plain", "--runs", str(tmp_path)])
+    with pytest.raises(SystemExit) as refusal:
+        cli.main()
+    assert (
+        f"there is no run 'plain' in {tmp_path}; there are: {first}, {second}"
+        in str(refusal.value) + capsys.readouterr().err
+    )

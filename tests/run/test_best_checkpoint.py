@@ -21,6 +21,7 @@ from grpo_lab import loop
 from grpo_lab.harness.command import weights_of
 from grpo_lab.run.checkpoint import BEST, complete
 from grpo_lab.run.recorder import verdict
+from grpo_lab.tracking.metrics import SUITES
 
 METRIC = "eval/heldout/accuracy"
 # A rate at which the tiny model first learns and then falls apart, and an evaluation after every step.
@@ -67,6 +68,17 @@ def test_the_best_weights_are_those_after_the_best_evaluation(fallen: Path) -> N
     assert f"best {METRIC}: {values[step]:.3f} at step {step} (weights in best/step={step:06d})" in said
     assert f"is {values[step] - last:.3f} lower" in said and "selection bias over 13 evaluations" in said
     assert [one.step for one in weights_of(fallen, ["best"], base=False)] == [step]
+
+
+def test_a_suite_that_ends_far_below_its_best_is_warned_of(fallen: Path) -> None:
+    said, fell = verdict(fallen, done_of(fallen)), []
+    for suite, name in SUITES.items():
+        values = rated(fallen, f"eval/{suite}/accuracy")
+        step = max(values, key=lambda one: (values[one], -one))
+        warning = f"warning: accuracy fell: {name}, {values[step]:.3f} at step {step}, {values[12]:.3f} at the end"
+        assert (warning in said) == (values[step] - values[12] >= 0.1)
+        fell.append(warning in said)
+    assert any(fell) and not all(fell), "else this run shows nothing"
 
 
 def test_a_run_killed_and_resumed_keeps_the_same_best_weights(fallen: Path, tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_what_cannot_be_shown_or_stopped_is_said(tmp_path: Path) -> None:
         status_lines(tmp_path)
     record_sweep(tmp_path, "probe", [CellRecord("a", "", 0, "a/seed=0")], None, None, "", ["x"], None, None)
     with pytest.raises(ValueError, match=r"there is no run 'b seed=0' in the sweep probe.*running are: none"):
-        find_run("b seed=0", tmp_path, None)
+        find_run("b seed=0", tmp_path, None, running=True)
     with pytest.raises(ValueError, match="no run is active in"):
         stop_run(find_run("a seed=0", tmp_path, "probe"), 1.0)
     assert not (tmp_path / "a").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import re
@@ -9,9 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from short_runs import metrics_of, run_in_process
+from short_runs import SMALL, metrics_of, run_in_process
 
 from grpo_lab.config.folders import conf_folder
+from grpo_lab.run.recorder import verdict
+from grpo_lab.sweeps.status import cell_status
 from grpo_lab.tasks.function_reward import FunctionReward, pool_of
 from grpo_lab.tasks.tables import Table
 from grpo_lab.tracking import provenance
@@ -105,6 +108,21 @@ def test_what_fails_is_not_graded_and_shown(path: Path, caplog: pytest.LogCaptur
         assert "7 is not between lowest=0 and highest=1" in caplog.text and "no finite number" in caplog.text
 
 
+def test_a_run_says_how_many_responses_its_function_failed_on(tmp_path: Path) -> None:
+    (tmp_path / "frail.py").write_text(
+        "def score(response, answer):\n"
+        "    if '=' in response and len(response) % 3 == 0:\n"
+        "        raise IndexError(response)\n"
+        "    return float(answer in response)\n"
+    )
+    folder = run_in_process(tmp_path, *SMALL, "reward=function", f"reward.path={tmp_path}/frail.py:score")
+    shares = [line["metrics"]["rollout/ungraded"] for line in metrics_of(folder)[1:]]
+    done = json.loads((folder / "DONE").read_text())
+    assert 0.1 < shares[-1] < 1 and done["ungraded"] >= max(shares)
+    assert f"warning: the grader failed on up to {done['ungraded']:.0%} of the responses" in verdict(folder, done)
+    assert f"ungraded {shares[-1]:.3f}" in cell_status(folder, "frail").line
+
+
 def test_a_file_that_is_edited_while_a_run_goes_on_stops_it(path: Path) -> None:
     """The workers keep what they loaded; one that replaces another refuses the edited file."""
     one = reward(path, "score", seconds=0.2)
@@ -118,7 +136,7 @@ def test_a_file_that_is_edited_while_a_run_goes_on_stops_it(path: Path) -> None:
 
 def test_a_function_is_tried_before_a_model_loads(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     reward(path, "score").check(PROBLEMS)
-    with pytest.raises(ValueError, match=r"missing 1 required positional argument: 'topic'.*task.details='\*'"):
+    with pytest.raises(ValueError, match=r"missing 1 required .* 'topic'.*TRL's completion.*task.details='\*'"):
         reward(path, "needs").check(PROBLEMS)
     with pytest.raises(ValueError, match=r"has no function nothing.*can be imported"):
         reward(path, "nothing").check(PROBLEMS)

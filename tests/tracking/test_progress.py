@@ -24,7 +24,7 @@ from grpo_lab.tasks.base import Grader
 from grpo_lab.tracking import progress
 from grpo_lab.tracking.activity import current, doing, sampling
 from grpo_lab.tracking.metrics import SUITES
-from grpo_lab.tracking.progress import RunProgress, describe_stages, without_times
+from grpo_lab.tracking.progress import RunProgress, describe, describe_stages, without_times
 from grpo_lab.tracking.run_reader import ACTIVITY, activity_of
 from grpo_lab.tracking.terminal import Terminal
 from grpo_lab.types import Problem
@@ -122,6 +122,12 @@ def test_questions_are_counted_by_suite_and_time_by_tokens() -> None:
     with doing("step 1: generating"), sampling([10, 10]) as shown:
         shown.end(1)
         assert without_times(current()) == "step 1: generating, 1 of 2 responses"
+
+
+def test_ungraded_responses_are_shown_once_there_are_any() -> None:
+    assert "ungraded" not in describe(METRICS | {"rollout/ungraded": 0.0}, 3)
+    assert "truncated 0.25  ungraded 0.18" in describe(METRICS | {"rollout/ungraded": 0.18}, 3)
+    assert "truncated 0.00" in describe(METRICS | {"rollout/truncated": 0.0}, 3)
 
 
 def test_what_another_thread_does_is_not_shown() -> None:
