@@ -521,11 +521,18 @@ def is_known(name: str) -> bool:
         return False
     if name.startswith((LOG_ODDS, TO_HALF, TO_NINE_TENTHS)) and not name.endswith("accuracy"):
         return False
+    first, _, rest = logged_name(name).partition("/")
+    suite = rest.partition("/")[0]
+    if first == "eval" and not (suite in _ASKED or suite.startswith(SHARPENED) or harness_of(name)):
+        return False
     try:
         find(logged_name(name))
     except KeyError:
         return name in [metric.name for metric in DERIVED]
     return True
+
+
+_ASKED = SUITES.keys() | FURTHER_SUITES.keys() | SAMPLER_SUITES.keys()
 
 
 def logged_name(metric: str) -> str:

@@ -191,6 +191,8 @@ def test_a_count_of_a_metric_that_no_run_has_is_refused_before_the_first_run() -
         require_known_metrics(read_design(node(counts=[count])))
     with pytest.raises(ValueError, match="'eval/downstream/acc': did you mean 'eval/downstream/accuracy'"):
         require_known_metrics(read_design(node(primary="eval/downstream/acc")))
+    with pytest.raises(ValueError, match="'eval/held_out/accuracy': did you mean 'eval/heldout/accuracy'"):
+        require_known_metrics(read_design(node(primary="eval/held_out/accuracy")))
     with pytest.raises(ValueError, match=r"design\.axis: there is no 'tokens'; choose from .*sampled_tokens"):
         require_known_metrics(read_design(node(axis="tokens")))
     known = {**count, "metric": "below_best/eval/heldout/accuracy"}
