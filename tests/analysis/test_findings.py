@@ -80,7 +80,8 @@ def test_what_reward_ranks_recipes_by_by_other_code(rows: dict[str, list[str]]) 
     """Spearman's rank correlation over seven recipes on each base model, Student's t over eight base models."""
     points = pd.read_parquet(DATA / "sharpness.parquet").sort_values("step")
     points = points[points["arm"] != "scalerl"]  # evaluated by another protocol
-    late = points[points["budget/sampled_tokens"] > 0.8 * points["budget/sampled_tokens"].max()]
+    budget = points.groupby(["level", "arm", "seed"])["budget/sampled_tokens"].max().min()
+    late = points[points["budget/sampled_tokens"].between(0.8 * budget, budget)]
     said = iter(np.array(numbers(rows["sharpness"][2])).reshape(6, 3))
     for level in ("sums", "search"):
         own = late[late["level"] == level].groupby(["seed", "arm"])[["reward/outcome", "train/entropy"]].mean()
