@@ -10,14 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_lab.analysis.divergence.reward_ranks import correlations
+from grpo_lab.analysis.divergence.quantities import judge_quantities
+from grpo_lab.analysis.divergence.reward_ranks import ranked_levels
 from grpo_lab.analysis.effects.speed import token_ratio
 from grpo_lab.analysis.effects.verdict import Judgement, counted, judge
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues, final_values
 from grpo_lab.analysis.sources.saved_data import load_data, saved_names
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.config.catalogue import with_tables
-from grpo_lab.config.design import Direction
+from grpo_lab.config.design import SHARE, Direction
 
 HEAD = "| finding | claim in | effect [95% CI] | environment | verdict | runs |"
 POST_HOC = "post hoc"
@@ -71,9 +72,16 @@ def _same_reward(data: SweepData, finals: FinalValues) -> Measured:
 
 
 def _sharpness(data: SweepData, finals: FinalValues) -> Measured:
-    found = correlations(data, finals)
-    entropy, heldout = (found[metric].within(-1.0, 1.0).text("+") for metric in ("train/entropy", HELDOUT))
-    return Measured(f"rank correlation {entropy}, with held-out accuracy {heldout}", POST_HOC)
+    judged = judge_quantities(data, finals)
+    shares = {one.prediction.level: one.measured for one in judged if one.prediction.quantity == SHARE}
+    cells = []
+    for level, ranked in ranked_levels(data, finals).items():
+        entropy, accuracy = (ranked.correlations[of].within(-1.0, 1.0).text("+") for of in ("train/entropy", HELDOUT))
+        words = ("rank correlation with entropy ", "accuracy ", "temperature gives ", " of the gain")
+        first, second, gives, gain = ("", "", "", "") if cells else words
+        cells.append(f"`{level}`: {first}{entropy}, {second}{accuracy}; {gives}{shares[level].text()}{gain}")
+    supported = sum(one.word == "supported" for one in judged)
+    return Measured(". ".join(cells), f"{supported} of {len(judged)} predictions supported")
 
 
 def _tight_penalty(data: SweepData, finals: FinalValues) -> Measured:
@@ -112,10 +120,11 @@ FINDINGS = (
         _same_reward,
     ),
     Finding(
-        "Training reward ranks published recipes by entropy, not accuracy",
+        "Training reward ranks published recipes by entropy; detectably by accuracy only where lower temperature gives "
+        "little of its gain",
         "-",
-        "`sums`, own learning rates",
-        "recipes_sums",
+        "`sums`, `search`",
+        "sharpness",
         _sharpness,
     ),
     Finding(

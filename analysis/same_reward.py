@@ -144,7 +144,7 @@ def main() -> None:
     data = load_data(DATA, "same_reward")
     finals = final_values(data)
     atomic_write(PAGE, documented())
-    recipes = load_data(DATA, "recipes_sums")
+    recipes = load_data(DATA, "sharpness")
     ends = [finals.interval("", arm, TRUTH).mean for arm in ("plain", "soft_overlong")]
     proxy = draw_proxy(
         data, finals, ["plain", "soft_overlong"],
@@ -155,7 +155,8 @@ def main() -> None:
     )  # fmt: skip
     sharp = draw_sharpness(
         recipes, final_values(recipes),
-        "Training reward ranks published recipes by how sharp their policies are, not detectably by how accurate",
+        "Training reward ranks published recipes by policy entropy in both environments, but by held-out accuracy "
+        "detectably only in search",
         "sharpness_picture",
     )  # fmt: skip
     for drawn, of in ((proxy, data), (sharp, recipes)):

@@ -74,3 +74,22 @@ def test_the_fall_of_strict_accuracy_by_other_code(rows: dict[str, list[str]]) -
         fallen[arm] = f"{(drops > 0.1).sum()} of {len(drops)}"
     said = f"on {fallen['plain']} base models without, on {fallen['soft_overlong']} with the penalty"
     assert said in rows["same_reward"][2]
+
+
+def test_what_reward_ranks_recipes_by_by_other_code(rows: dict[str, list[str]]) -> None:
+    """Spearman's rank correlation over seven recipes on each base model, Student's t over eight base models."""
+    points = pd.read_parquet(DATA / "sharpness.parquet").sort_values("step")
+    points = points[points["arm"] != "scalerl"]  # evaluated by another protocol
+    budget = points.groupby(["level", "arm", "seed"])["budget/sampled_tokens"].max().min()
+    late = points[points["budget/sampled_tokens"].between(0.8 * budget, budget)]
+    said = iter(np.array(numbers(rows["sharpness"][2])).reshape(6, 3))
+    for level in ("sums", "search"):
+        own = late[late["level"] == level].groupby(["seed", "arm"])[["reward/outcome", "train/entropy"]].mean()
+        own["accuracy"] = ends("sharpness", "eval/heldout/accuracy", level).stack()
+        for metric in ("train/entropy", "accuracy"):
+            ranks = [stats.spearmanr(one["reward/outcome"], one[metric])[0] for _, one in own.groupby("seed")]
+            half = stats.t.ppf(0.975, 7) * np.std(ranks, ddof=1) / np.sqrt(8)
+            expected = np.clip([np.mean(ranks), np.mean(ranks) - half, np.mean(ranks) + half], -1, 1)
+            assert next(said) == pytest.approx(expected, abs=0.02), (level, metric)
+        share = next(said)
+        assert share[0] > 0.5 if level == "sums" else share[0] < 0.1

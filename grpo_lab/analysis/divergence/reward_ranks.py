@@ -64,8 +64,3 @@ def ranked_levels(data: SweepData, finals: FinalValues) -> dict[str, RankedLevel
 def _spearman(reward: pd.Series, metric: pd.Series) -> float:
     """NaN where one of them is the same in all arms."""
     return reward.corr(metric, method="spearman") if min(reward.nunique(), metric.nunique()) > 1 else math.nan
-
-
-def correlations(data: SweepData, finals: FinalValues) -> Mapping[str, Interval]:
-    """The rank correlation of training reward with each metric, of the first level that has them."""
-    return next(iter(ranked_levels(data, finals).values())).correlations

@@ -59,7 +59,7 @@ def draw_sharpness(data: SweepData, finals: FinalValues, heading: str = "", name
     number = max(len(level.values) for level in levels.values())
     heading = heading or f"Does training reward rank {number} arms by accuracy, or by how sharp their policies are?"
     below = wrapped(_footer(levels), _WIDTH - 0.2, TINY)
-    top, bottom, gap = heading_height(heading, _WIDTH) + 0.3, 0.55 + len(below) * TINY * LINE, 0.65
+    top, bottom, gap = heading_height(heading, _WIDTH) + 0.3, 0.55 + len(below) * TINY * LINE, 0.8
     height = top + bottom + len(levels) * _PANEL + (len(levels) - 1) * gap
     with house_style(name):
         figure = Figure(figsize=(_WIDTH, height))
