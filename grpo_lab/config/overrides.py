@@ -3,49 +3,153 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 
+import yaml
 from hydra.errors import MissingConfigException, OverrideParseException
 
+from grpo_lab.config.catalogue import option_text, plain_options
+from grpo_lab.config.folders import conf_folder
+from grpo_lab.config.run_config import flat, slot_types
+from grpo_lab.config.user_files import user_folders
 from grpo_lab.tracking.renames import config_key
+
+_CLOSE = 0.75  # least similarity of a name that an error suggests; `delta` and `model` have 0.6
 
 
 @dataclass(frozen=True)
 class Meant:
-    """The keys or groups that another library's name stands for, with a note.
+    """What to type for another library's key.
 
-    `under` is an option to choose first, if the plain one does not have the key. `value` is what to type after the key
-    if it is not the value that was given.
+    `typed` holds overrides, in which {} stands for the value given and ... for one to fill in; empty: the key has no
+    counterpart. `note` says what else the reader needs to know. `values` holds what to type for the values, in lower
+    case, that are not taken over as they are.
     """
 
-    keys: tuple[str, ...]
+    typed: str
     note: str = ""
-    under: str = ""
-    value: str = ""
+    values: Mapping[str, str] = field(default_factory=dict)
+
+    def instead(self, value: str) -> str:
+        """The end of the error message: what to type for this value."""
+        if not self.typed:
+            return f"leave it out ({self.note})"
+        typed = self.values.get(value.strip("[]'\" ").lower())
+        notes = [self.note] if self.note else []
+        if typed is None:
+            typed = self.typed.replace("{}", value)
+            if typed.endswith("...") and self.values:
+                notes.append(", ".join(f"{theirs} is {ours}" for theirs, ours in self.values.items()))
+        return f"type {typed}" + (f" ({'; '.join(notes)})" if notes else "")
 
 
-_AMOUNT = Meant(("budget.amount",), "the budget counts steps unless another one is chosen")
-_RATE = Meant(("optimizer.learning_rate",))
-_BATCH = Meant(("problems_per_step", "group_size"), "prompts of a batch, and responses to each")
-_GROUP = Meant(("group_size",), "responses to a prompt")
-_CLIP = Meant(("surrogate.clip_low", "surrogate.clip_high"), "surrogate=ppo_higher clips higher above")
-_KL = Meant(("kl.kl_coef",), "the plain kl is none", "kl=k3_loss")
-_LENGTH = Meant(("engine.max_tokens",), "evaluation.max_tokens is that of evaluations")
-_LAG = Meant(("schedule.lag",), "how many updates old the sampler is", "schedule=one_step_off")
-_UPDATES = Meant(("updates",), "an option: one, two, four, sixteen")
+def _switch(on: str, off: str, **others: str) -> dict[str, str]:
+    """What to type for true and false, and for other values."""
+    return {"true": on, "false": off, **others}
+
+
+def _precision(name: str) -> Meant:
+    on, off = (f"learner_precision={kind} sampler_precision={kind}" for kind in (name, "fp32"))
+    return Meant("learner_precision=... sampler_precision=...", values=_switch(on, off))
+
+
+_STEPS = Meant("budget.amount={}", "the budget counts steps, one batch of rollouts each, unless another one is chosen")
+_EPOCHS = Meant(
+    "budget.amount=...", "the budget counts steps and not epochs: steps = epochs x questions / problems_per_step"
+)
+_RATE = Meant("optimizer.learning_rate={}")
+_PROMPTS = Meant("problems_per_step={}", "prompts of a batch; group_size is the number of responses to each")
+_RESPONSES = Meant("problems_per_step=... group_size=...", "prompts of a batch, and responses to each")
+_GROUP = Meant("group_size={}", "responses to a prompt")
+_CLIP = Meant("surrogate.clip_low={} surrogate.clip_high={}", "surrogate=ppo_higher clips higher above")
+_CLIP_LOW = Meant("surrogate.clip_low={}")
+_CLIP_HIGH = Meant("surrogate=ppo_higher surrogate.clip_high={}")
+_DUAL_CLIP = Meant("surrogate=dual_clip surrogate.bound={}", "the ratio at which a wrong token's loss stops growing")
+_NO_KL: dict[str, str] = dict.fromkeys(("0", "0.0", "false"), "kl=none")
+_KL = Meant("kl=k3_loss kl.kl_coef={}", "the plain option is kl=none", _NO_KL)
+_KL_REWARD = Meant("kl=k1_reward kl.kl_coef={}", "subtracted from the reward", _NO_KL)
+_LENGTH = Meant("engine.max_tokens={}", "evaluation.max_tokens is that of evaluations")
+_PROMPT_LENGTH = Meant(
+    "task=jsonl task.path=... task.max_prompt_tokens={}",
+    "of questions in tables, as task=gsm8k too; longer ones are left out, and built-in tasks need no limit",
+)
+_LAG = Meant("schedule=one_step_off schedule.lag={}", "how many steps old the sampler is")
+_PASSES = Meant(
+    "updates=one updates.passes={}",
+    "passes over the whole batch; options: 1, 2, 4",
+    {"1": "updates=one", "2": "updates=two_passes", "4": "updates=four_passes"},
+)
+_MINIBATCHES = Meant(
+    "updates=one updates.minibatches={}",
+    "updates on one batch, in TRL steps_per_generation / gradient_accumulation_steps; options: 1, 2, 4, 16",
+    {"1": "updates=one", "2": "updates=two", "4": "updates=four", "16": "updates=sixteen"},
+)
+_MINIBATCH_SIZE = Meant(
+    "updates=...",
+    "a number of updates and not a size: one, two, four or sixteen = train_batch_size / ppo_mini_batch_size",
+)
 _MICROBATCH = Meant(
-    ("microbatch_tokens",), "of one pass; batches of any size are cut into such passes, and add up", value="..."
+    "microbatch_tokens=...",
+    "of one pass; batches of any size are cut into such passes, and add up. The batch itself is problems_per_step "
+    "prompts with group_size responses each",
+)
+_WARMUP = Meant("optimizer.warmup_updates={}")
+_WARMUP_RATIO = Meant("optimizer.warmup_updates=...", "a number of updates: the ratio x the updates of the run")
+_DECAY = Meant(
+    "optimizer.decay=...",
+    "a warm-up comes first: optimizer.warmup_updates",
+    {
+        "constant": "optimizer.decay=constant",
+        "constant_with_warmup": "optimizer.decay=constant",
+        "cosine": "optimizer.decay=cosine",
+        "warmup_stable_decay": "optimizer.decay=warmup_stable_decay",
+    },
 )
 _AGGREGATION = Meant(
-    ("aggregation",),
-    "token-mean is token_mean, seq-mean-token-mean sequence_mean, seq-mean-token-sum-norm constant",
-    value="...",
+    "aggregation=...",
+    values={
+        "token-mean": "aggregation=token_mean",
+        "seq-mean-token-mean": "aggregation=sequence_mean",
+        "seq-mean-token-sum": "aggregation=sequence_sum",
+        "seq-mean-token-sum-norm": "aggregation=constant",
+    },
 )
-_FUNCTION = Meant(("reward.path",), "FILE.py:FUNCTION", "reward=function")
+_TRACKING = Meant(
+    "tracking=...", values={name: f"tracking={name}" for name in ("mlflow", "wandb", "trackio", "tensorboard", "none")}
+)
+_SCALE = Meant(
+    "scale=...",
+    values=_switch(
+        "scale=group_std",
+        "scale=none",
+        group="scale=group_std",
+        batch="scale=batch_std_raw",
+        none="scale=none",
+        mean="scale=group_mean",
+    ),
+)
+_MASK = Meant("truncation=...", values=_switch("truncation=mask_after", "truncation=score"))
+_FILTER = Meant("group_filter=...", values=_switch("group_filter=resample", "group_filter=keep"))
+_OVERLONG = Meant("reward_shaping=...", values=_switch("reward_shaping=soft_overlong", "reward_shaping=none"))
+_ENTROPY = Meant("entropy=bonus entropy.coef={}", values={"0": "entropy=none", "0.0": "entropy=none"})
+_FUNCTION = Meant("reward=function reward.path={}", "FILE.py:FUNCTION; several as A+B")
+_LORA = Meant(
+    "model=hf model.lora.rank={}",
+    "of any model of the hub; 0 trains all weights",
+    _switch("model=hf model.lora.rank=...", "model=hf model.lora.rank=0"),
+)
+_MODEL = Meant("model=hf model.path={}")
+_TABLE = Meant("task=jsonl task.path={}")
+_MISMATCH = Meant(
+    "correction=mis correction.high={}",
+    "TRL's sequence_mask; tis_token and tis_sequence, its token_truncate and sequence_truncate, have correction.cap",
+)
+_REFERENCE = "it acts with a KL penalty, as kl=k3_loss"
+_LOGGED = Meant("", "every step is logged")
 
-_NESTED = ("actor_rollout_ref", "actor", "rollout", "algorithm", "data", "trainer", "training_args")
+_NESTED = ("actor_rollout_ref", "actor", "rollout", "algorithm", "data", "trainer", "training_args", "reward_model")
 MEANT = {
     **dict.fromkeys(
         (
@@ -54,32 +158,26 @@ MEANT = {
             "num_steps",
             "total_steps",
             "iterations",
-            "epochs",
-            "num_train_epochs",
-            "total_epochs",
             "total_training_steps",
+            "budget.steps",
+            "budget.max_steps",
         ),
-        _AMOUNT,
+        _STEPS,
     ),
+    **dict.fromkeys(("epochs", "num_train_epochs", "num_epochs", "total_epochs"), _EPOCHS),
     **dict.fromkeys(("lr", "learning_rate", "optimizer.lr", "optim.lr"), _RATE),
-    **dict.fromkeys(("batch_size", "train_batch_size", "num_prompts"), _BATCH),
-    **dict.fromkeys(("num_generations", "num_samples", "rollouts", "responses"), _GROUP),
-    **dict.fromkeys(
-        (
-            "epsilon",
-            "clip",
-            "clip_low",
-            "clip_high",
-            "epsilon_low",
-            "epsilon_high",
-            "cliprange",
-            "clip_ratio",
-            "clip_ratio_low",
-            "clip_ratio_high",
-        ),
-        _CLIP,
-    ),
-    **dict.fromkeys(("beta", "kl_coef", "kl_beta", "kl_loss_coef", "use_kl_loss"), _KL),
+    **dict.fromkeys(("train_batch_size", "num_prompts"), _PROMPTS),
+    **dict.fromkeys(("batch_size", "generation_batch_size"), _RESPONSES),
+    **dict.fromkeys(("num_generations", "num_samples", "rollouts", "responses", "rollout.n", "n"), _GROUP),
+    "num_generations_eval": Meant("evaluation.samples={}", "responses to a question in evaluations"),
+    **dict.fromkeys(("epsilon", "clip", "cliprange", "clip_ratio"), _CLIP),
+    **dict.fromkeys(("epsilon_low", "clip_low", "clip_ratio_low"), _CLIP_LOW),
+    **dict.fromkeys(("epsilon_high", "clip_high", "clip_ratio_high"), _CLIP_HIGH),
+    **dict.fromkeys(("delta", "clip_ratio_c"), _DUAL_CLIP),
+    **dict.fromkeys(("beta", "kl_coef", "kl_beta", "kl_loss_coef"), _KL),
+    "kl_ctrl.kl_coef": _KL_REWARD,
+    "use_kl_loss": Meant("kl=...", values=_switch("kl=k3_loss", "kl=none")),
+    "use_kl_in_reward": Meant("kl=...", values=_switch("kl=k1_reward", "kl=none")),
     **dict.fromkeys(
         (
             "max_tokens",
@@ -91,6 +189,7 @@ MEANT = {
         ),
         _LENGTH,
     ),
+    "max_prompt_length": _PROMPT_LENGTH,
     **dict.fromkeys(
         (
             "per_device_train_batch_size",
@@ -102,46 +201,96 @@ MEANT = {
         ),
         _MICROBATCH,
     ),
-    **dict.fromkeys(("ppo_mini_batch_size", "mini_batch_size", "ppo_epochs", "steps_per_generation"), _UPDATES),
-    **dict.fromkeys(("warmup_steps", "warmup_ratio", "lr_warmup_steps"), Meant(("optimizer.warmup_updates",))),
-    **dict.fromkeys(
-        ("lr_scheduler_type", "lr_scheduler"),
-        Meant(("optimizer.decay",), "constant, cosine or warmup_stable_decay", value="..."),
-    ),
-    **dict.fromkeys(("max_grad_norm", "grad_clip", "clip_grad"), Meant(("optimizer.max_grad_norm",))),
-    "weight_decay": Meant(("optimizer.weight_decay",)),
-    **dict.fromkeys(("adam_beta1", "adam_beta2"), Meant(("optimizer.beta1", "optimizer.beta2"))),
-    **dict.fromkeys(("bf16", "fp16"), Meant(("learner_precision", "sampler_precision"), "options: bf16, fp16, fp32")),
+    **dict.fromkeys(("ppo_mini_batch_size", "mini_batch_size"), _MINIBATCH_SIZE),
+    **dict.fromkeys(("num_iterations", "mu", "ppo_epochs"), _PASSES),
+    **dict.fromkeys(("steps_per_generation", "minibatches"), _MINIBATCHES),
+    **dict.fromkeys(("warmup_steps", "lr_warmup_steps"), _WARMUP),
+    **dict.fromkeys(("warmup_ratio", "lr_warmup_steps_ratio"), _WARMUP_RATIO),
+    **dict.fromkeys(("lr_scheduler_type", "lr_scheduler"), _DECAY),
+    **dict.fromkeys(("max_grad_norm", "grad_clip", "clip_grad"), Meant("optimizer.max_grad_norm={}")),
+    "weight_decay": Meant("optimizer.weight_decay={}"),
+    "adam_beta1": Meant("optimizer.beta1={}"),
+    "adam_beta2": Meant("optimizer.beta2={}"),
+    "bf16": _precision("bf16"),
+    "fp16": _precision("fp16"),
     **dict.fromkeys(("loss_agg_mode", "policy_loss_agg_mode"), _AGGREGATION),
-    **dict.fromkeys(("use_vllm", "vllm_mode"), Meant(("engine",), value="vllm")),
-    **dict.fromkeys(("report_to", "logger"), Meant(("tracking",), "mlflow, wandb, trackio, tensorboard or none")),
-    "system_prompt": Meant(("template.system",), "of chat templates", "template=chat"),
-    **dict.fromkeys(("save_steps", "save_freq"), Meant(("checkpoint_every",))),
-    **dict.fromkeys(("eval_steps", "test_freq"), Meant(("evaluation.every",))),
-    **dict.fromkeys(("model_name_or_path", "model_name", "pretrain"), Meant(("model.path",), under="model=hf")),
-    **dict.fromkeys(("dataset_name", "dataset", "train_files"), Meant(("task.path",), under="task=jsonl")),
-    **dict.fromkeys(
-        ("scale_rewards", "norm_adv_by_std_in_grpo"), Meant(("scale",), "group_std, batch_std or none", value="...")
+    "loss_type": Meant(
+        "aggregation=...",
+        "surrogate is the trust region",
+        {
+            "grpo": "aggregation=sequence_mean",
+            "dr_grpo": "aggregation=constant",
+            "dapo": "aggregation=token_mean",
+            "bnpo": "aggregation=token_mean convention=trl_bnpo",
+            "cispo": "surrogate=cispo aggregation=token_mean",
+            "sapo": "surrogate=sapo aggregation=sequence_mean",
+        },
     ),
-    "importance_sampling_level": Meant(("importance",), "token or sequence"),
-    **dict.fromkeys(("mask_truncated_completions", "overlong_filter"), Meant(("truncation",), value="mask_after")),
-    **dict.fromkeys(("filter_groups", "dynamic_sampling"), Meant(("group_filter",), value="resample")),
-    "overlong_buffer": Meant(("reward_shaping",), value="soft_overlong"),
-    "adv_estimator": Meant(("recipe",), "grpo, ppo, rloo, remax, reinforce_pp and others"),
-    **dict.fromkeys(("entropy_coeff", "entropy_coef"), Meant(("entropy.coef",), under="entropy=bonus")),
-    **dict.fromkeys(("custom_reward_function.path", "reward_function", "reward_fn"), _FUNCTION),
-    **dict.fromkeys(("use_peft", "lora_r", "lora_rank"), Meant(("model.lora.rank",), under="model=hf")),
+    "use_vllm": Meant("engine=...", values=_switch("engine=vllm", "engine=native")),
+    "vllm_mode": Meant("engine=...", values={"colocate": "engine=vllm", "server": "engine=vllm_process"}),
+    **dict.fromkeys(("report_to", "logger"), _TRACKING),
+    "system_prompt": Meant("template=chat template.system={}", "of chat templates"),
+    **dict.fromkeys(("save_steps", "save_freq"), Meant("checkpoint_every={}")),
+    **dict.fromkeys(("eval_steps", "test_freq"), Meant("evaluation.every={}")),
+    **dict.fromkeys(("model_name_or_path", "model_name", "pretrain", "actor_rollout_ref.model.path"), _MODEL),
+    **dict.fromkeys(("dataset_name", "dataset", "train_files"), _TABLE),
+    **dict.fromkeys(("scale_rewards", "norm_adv_by_std_in_grpo"), _SCALE),
+    "importance_sampling_level": Meant(
+        "importance=...", values={name: f"importance={name}" for name in ("token", "sequence", "sequence_token")}
+    ),
+    **dict.fromkeys(("mask_truncated_completions", "overlong_filter"), _MASK),
+    **dict.fromkeys(("filter_groups", "filter_groups.enable", "dynamic_sampling"), _FILTER),
+    **dict.fromkeys(("overlong_buffer", "overlong_buffer.enable"), _OVERLONG),
+    "adv_estimator": Meant(
+        "baseline=... scale=...",
+        "recipe=... takes a whole method",
+        {
+            "grpo": "baseline=group_mean scale=group_std",
+            "gae": "baseline=gae scale=batch_std_tokens",
+            "rloo": "baseline=leave_one_out scale=none",
+            "remax": "baseline=greedy scale=none",
+            "reinforce_plus_plus": "baseline=return_to_go scale=batch_std_tokens",
+            "reinforce_plus_plus_baseline": "baseline=group_mean scale=batch_std_tokens",
+            "opo": "baseline=length_weighted scale=none",
+            "gpg": "baseline=group_mean scale=informative_share",
+        },
+    ),
+    **dict.fromkeys(("entropy_coeff", "entropy_coef"), _ENTROPY),
+    "top_entropy_quantile": Meant(
+        "entropy=high_entropy_tokens entropy.share={}",
+        "the share of tokens in the loss, those of highest entropy",
+        {"1": "entropy=none", "1.0": "entropy=none"},
+    ),
+    **dict.fromkeys(("reward_funcs", "reward_function", "reward_fn"), _FUNCTION),
+    "custom_reward_function.path": Meant("reward=function reward.path={}:...", "FILE.py:FUNCTION"),
+    "reward_weights": Meant("reward=function reward.path=... reward.weights={}", "a number for each function of A+B"),
+    **dict.fromkeys(("use_peft", "lora_r", "lora_rank"), _LORA),
     **dict.fromkeys(("lag", "staleness"), _LAG),
-    **dict.fromkeys(("num_iterations", "mu", "minibatches"), _UPDATES),
-    **dict.fromkeys(("algorithm", "method"), Meant(("recipe",), "a published method; grpo-lab tricks lists the parts")),
-    "temperature": Meant(("engine.temperature",), "evaluation.temperature is that of evaluations"),
-    "top_p": Meant(("engine.top_p",), "evaluation.top_p is that of evaluations"),
-    "loss_type": Meant(("aggregation", "surrogate"), "how tokens add up, and the trust region"),
-    "reward_funcs": Meant(("reward",), "an option; reward=math_and_format holds two in a weighted sum"),
-    "reward_weights": Meant(
-        ("reward.weights",), "a number for each part, {math:1,format:0.2}", "reward=math_and_format"
+    **dict.fromkeys(("algorithm", "method"), Meant("recipe={}", "a published method; grpo-lab tricks lists the parts")),
+    "temperature": Meant("engine.temperature={}", "evaluation.temperature is that of evaluations"),
+    "top_p": Meant("engine.top_p={}", "evaluation.top_p is that of evaluations"),
+    **dict.fromkeys(
+        ("top_k", "engine.top_k"), Meant("", "sampling has no such limit; the one there is is engine.top_p")
     ),
-    "output_dir": Meant(("runs_dir",)),
+    **dict.fromkeys(("data.seed", "data_seed", "training_args.seed"), Meant("seed={}")),
+    "vllm_importance_sampling_correction": Meant(
+        "correction=...", "TRL's sequence_mask", _switch("correction=mis correction.high=3", "correction=none")
+    ),
+    **dict.fromkeys(("vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max"), _MISMATCH),
+    "vllm_importance_sampling_mode": Meant(
+        "correction=...",
+        values={
+            "token_truncate": "correction=tis_token",
+            "token_mask": "correction=icepop correction.low=0",
+            "sequence_truncate": "correction=tis_sequence",
+            "sequence_mask": "correction=mis",
+        },
+    ),
+    "sync_ref_model": Meant("reference=...", _REFERENCE, _switch("reference=reset", "reference=frozen")),
+    "ref_model_sync_steps": Meant("reference=reset reference.every={}", f"in steps; {_REFERENCE}"),
+    "logging_steps": _LOGGED,
+    "log_completions": Meant("", "a run keeps tables of its rollouts; rollouts_every=10 keeps one every ten steps"),
+    "output_dir": Meant("runs_dir={}"),
 }
 
 
@@ -165,9 +314,10 @@ OPTIONS = {
 
 
 def _meant(key: str) -> Meant | None:
-    """What a key stands for; of verl's nested ones the last part decides."""
-    head, _, last = key.partition(".")[0], *key.rpartition(".")[1:]
-    return MEANT.get(key) or (MEANT.get(last) if head in _NESTED else None)
+    """What a key stands for; of verl's nested ones the end that the table has decides, the longest first."""
+    parts = key.split(".")
+    ends = (".".join(parts[start:]) for start in range(len(parts) if parts[0] in _NESTED else 1))
+    return next((MEANT[end] for end in ends if end in MEANT), None)
 
 
 def misnamed(arguments: Sequence[str]) -> str:
@@ -177,11 +327,7 @@ def misnamed(arguments: Sequence[str]) -> str:
         key, assigned, value = argument.partition("=")
         key = key.lstrip("+~")
         if assigned and (meant := _meant(key)):
-            typed = meant.value or (value if len(meant.keys) == 1 else "...")
-            instead = " and ".join(f"{name}={typed}" for name in meant.keys)
-            under = f"{meant.under} " if meant.under else ""
-            note = f" ({meant.note})" if meant.note else ""
-            lines.append(f"there is no key {key!r}: type {under}{instead}{note}")
+            lines.append(f"there is no key {key!r}: {meant.instead(value)}")
         elif key == "tracking" and len(named := re.findall(r"[^\s,\[\]]+", value)) > 1:
             named.sort(
                 key=lambda name: name != "mlflow"
@@ -195,6 +341,37 @@ def misnamed(arguments: Sequence[str]) -> str:
         elif assigned and (today := config_key(key)) != key:
             lines.append(f"{key!r} is called {today!r} now: type {today}={value}")
     return "; ".join(lines)
+
+
+def _keys(slot: str, option: str) -> set[str]:
+    """The dotted keys of an option and of the options that it builds on."""
+    written = yaml.safe_load(option_text(slot, option)) or {}
+    bases = [base for base in written.pop("defaults", []) if isinstance(base, str) and base[0] not in "/_"]
+    return set(flat(written)).union(*(_keys(slot, base) for base in bases))
+
+
+def _of_another_option(key: str, value: str) -> str:
+    """The error for a key that the chosen option of its slot lacks; "" if no option has it or one like it."""
+    slot, _, name = key.partition(".")
+    if slot not in slot_types():
+        return ""
+    files = [path for folder in (conf_folder(), *user_folders()) for path in (folder / slot).glob("*.yaml")]
+    keys = {option: _keys(slot, option) for option in sorted(path.stem for path in files)}
+    near = next(iter(get_close_matches(name, sorted(set().union(*keys.values())), 1, cutoff=_CLOSE)), "")
+    having = [option for option in keys if near in keys[option]]
+    if not near:
+        return ""
+    meant = f"{slot}.{near}"
+    asked = f"there is no key {key!r}: did you mean {meant}?"
+    if len(having) == len(keys):
+        return f"{asked} type {meant}={value}"
+    # The option that MEANT chooses for this key, or else the plain one, or the first.
+    known = (m.typed for m in MEANT.values() if m.typed.startswith(f"{slot}=") and f" {meant}={{}}" in m.typed)
+    plain = plain_options()[slot]
+    typed = next(known, f"{slot}={plain if plain in having else having[0]} {meant}={{}}").replace("{}", value)
+    verb = "has" if len(having) == 1 else "have"
+    start = f"there is no key {key!r} in the chosen {slot}:" if near == name else asked
+    return f"{start} {slot}={', '.join(having)} {verb} it: type {typed}"
 
 
 def in_one_line(error: BaseException, keys: Collection[str] = ()) -> str:
@@ -216,14 +393,18 @@ def in_one_line(error: BaseException, keys: Collection[str] = ()) -> str:
     if isinstance(error, MissingConfigException):
         known = f"choose from {', '.join(error.options)}" if error.options else "--help lists the options"
         slot, _, name = (error.missing_cfg_file or "").partition("/")
-        near = OPTIONS.get(f"{slot}/{name}") or next(iter(get_close_matches(name, error.options or [], 1)), "")
+        close = get_close_matches(name, error.options or [], 1, _CLOSE)
+        near = OPTIONS.get(f"{slot}/{name}") or next(iter(close), "")
         guess = f"did you mean {slot}={near}? " if near else ""
         return f"there is no {error.missing_cfg_file!r}: {guess}{known}"
-    lacking = re.match(r"Could not override '([^']+)'", first)
-    if lacking and "To append to your config" in str(error):
-        near = get_close_matches(lacking[1].split(".")[0], keys, 1)
-        guess = f"did you mean {near[0]!r}? " if near and near[0] != lacking[1].split(".")[0] else ""
-        return f"there is no key {lacking[1]!r}: {guess}--help lists the options, --cfg job every key"
+    lacking = re.match(r"Could not override '([^']+)'.*use \+[^=]+=(.*)", str(error), re.DOTALL)
+    if lacking:
+        key, value = lacking[1], lacking[2].strip()
+        if elsewhere := _of_another_option(key, value):
+            return elsewhere
+        near = get_close_matches(key.split(".")[0], keys, 1, cutoff=_CLOSE)
+        guess = f"did you mean {near[0]!r}? " if near and near[0] != key.split(".")[0] else ""
+        return f"there is no key {key!r}: {guess}--help lists the options, --cfg job every key"
     if cause is not None and str(cause).strip():
         first = f"{first}: {str(cause).strip().splitlines()[0]}"
     return f"{first}: correct it; --help lists the options, --cfg job every key"

@@ -265,7 +265,7 @@ def test_its_runs_are_those_of_the_same_words_by_hand(cells_of: Callable) -> Non
         ("leave_one_out=[kl=k3_loss,updates=four]", "-updates=four changes nothing: its runs equal those of all"),
         ("add=[reference=ema]", "arm reference=ema cannot differ from plain"),
         ("add=[surrogate=ppo_highr]", "surrogate=ppo_highr seed=0: there is no 'surrogate/ppo_highr': did you mean"),
-        ("add=[clip_high=0.3]", "clip_high=0.3 seed=0: there is no key 'clip_high': type surrogate.clip_low=0.3"),
+        ("add=[clip_high=0.3]", "clip_high=0.3 seed=0: there is no key 'clip_high': type surrogate=ppo_higher"),
         ("add=[surogate.clip_high=0.3]", "there is no key 'surogate.clip_high': did you mean 'surrogate'?"),
         ("add=[group_size=1]", "group_size=1 seed=0: this combination cannot run"),
     ],
