@@ -13,7 +13,7 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from grpo_lab.config.catalogue import option_text, plain_options
 from grpo_lab.config.folders import conf_folder
 from grpo_lab.config.run_config import flat, slot_types
-from grpo_lab.config.user_files import user_folders
+from grpo_lab.config.user_files import FOLDERS, user_folders
 from grpo_lab.tracking.renames import config_key
 
 _CLOSE = 0.75  # least similarity of a name that an error suggests; `delta` and `model` have 0.6
@@ -396,7 +396,10 @@ def in_one_line(error: BaseException, keys: Collection[str] = ()) -> str:
         close = get_close_matches(name, error.options or [], 1, _CLOSE)
         near = OPTIONS.get(f"{slot}/{name}") or next(iter(close), "")
         guess = f"did you mean {slot}={near}? " if near else ""
-        return f"there is no {error.missing_cfg_file!r}: {guess}{known}"
+        own = (
+            f"; one of your own is FOLDER/{slot}/{name}.yaml, with {FOLDERS}=FOLDER before the command" if name else ""
+        )
+        return f"there is no {error.missing_cfg_file!r}: {guess}{known}{own}"
     lacking = re.match(r"Could not override '([^']+)'.*use \+[^=]+=(.*)", str(error), re.DOTALL)
     if lacking:
         key, value = lacking[1], lacking[2].strip()
@@ -405,6 +408,8 @@ def in_one_line(error: BaseException, keys: Collection[str] = ()) -> str:
         near = get_close_matches(key.split(".")[0], keys, 1, cutoff=_CLOSE)
         guess = f"did you mean {near[0]!r}? " if near and near[0] != key.split(".")[0] else ""
         return f"there is no key {key!r}: {guess}--help lists the options, --cfg job every key"
+    if "Key 'experiments' not in" in str(error):
+        return f"{first.partition(':')[0]}: the file's first line must be `# @package _global_`"
     if cause is not None and str(cause).strip():
         first = f"{first}: {str(cause).strip().splitlines()[0]}"
     return f"{first}: correct it; --help lists the options, --cfg job every key"

@@ -109,7 +109,9 @@ CASES = [
     own("recipe/mine.yaml", "# @package _global_\nsurogate: 1\n", "recipe=mine", "surogate"),
     own("surrogate/ppo.yaml", "clip_low: 1\n", "seed=1", "surrogate/ppo.yaml|name of an option that is there: rename"),
     # experiments of one's own
-    Case("+experiments=nowhere", "there is no 'experiments/nowhere': choose from"),
+    Case(
+        "+experiments=nowhere", "one of your own is FOLDER/experiments/nowhere.yaml, with GRPO_LAB_CONFIG_PATH=FOLDER"
+    ),
     own(
         "experiments/mine.yaml", DESIGN + "}\n", "+experiments=mine", "design.axis is missing: an experiment states it"
     ),
@@ -118,6 +120,9 @@ CASES = [
         "# @package _global_\ndesign: 3\n",
         "+experiments=mine",
         "design is 3: a declaration has entries",
+    ),
+    own(
+        "experiments/mine.yaml", "design: {name: x}\n", "+experiments=mine", "first line must be `# @package _global_`"
     ),
     # sweeps
     Case(
