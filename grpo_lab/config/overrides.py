@@ -24,13 +24,14 @@ class Meant:
     """What to type for another library's key.
 
     `typed` holds overrides, in which {} stands for the value given and ... for one to fill in; empty: the key has no
-    counterpart. `note` says what else the reader needs to know. `values` holds what to type for the values, in lower
-    case, that are not taken over as they are.
+    counterpart. `note` is what else the reader needs to know. `values` holds what to type for single values, in lower
+    case, that have names of their own here. `joined` stands between the entries of a list where we take one text.
     """
 
     typed: str
     note: str = ""
     values: Mapping[str, str] = field(default_factory=dict)
+    joined: str = ""
 
     def instead(self, value: str) -> str:
         """The end of the error message: what to type for this value."""
@@ -39,9 +40,13 @@ class Meant:
         typed = self.values.get(value.strip("[]'\" ").lower())
         notes = [self.note] if self.note else []
         if typed is None:
-            typed = self.typed.replace("{}", value)
+            if self.joined and value.startswith("["):
+                value = self.joined.join(re.findall(r"[^\s,\[\]'\"]+", value))
+            typed = self.typed.replace("{}", f'"{value}"' if re.search(r"\s", value) else value)
             if typed.endswith("...") and self.values:
-                notes.append(", ".join(f"{theirs} is {ours}" for theirs, ours in self.values.items()))
+                same = {name: self.typed.replace("...", name) for name in self.values}
+                known = (name if same[name] == ours else f"{name} is {ours}" for name, ours in self.values.items())
+                notes.append(", ".join(known))
         return f"type {typed}" + (f" ({'; '.join(notes)})" if notes else "")
 
 
@@ -69,7 +74,7 @@ _CLIP_HIGH = Meant("surrogate=ppo_higher surrogate.clip_high={}")
 _DUAL_CLIP = Meant("surrogate=dual_clip surrogate.bound={}", "the ratio at which a wrong token's loss stops growing")
 _NO_KL: dict[str, str] = dict.fromkeys(("0", "0.0", "false"), "kl=none")
 _KL = Meant("kl=k3_loss kl.kl_coef={}", "the plain option is kl=none", _NO_KL)
-_KL_REWARD = Meant("kl=k1_reward kl.kl_coef={}", "subtracted from the reward", _NO_KL)
+_KL_REWARD = Meant("kl=k1_reward kl.kl_coef={}", "kl=k1_reward subtracts the penalty from the reward", _NO_KL)
 _LENGTH = Meant("engine.max_tokens={}", "evaluation.max_tokens is that of evaluations")
 _PROMPT_LENGTH = Meant(
     "task=jsonl task.path=... task.max_prompt_tokens={}",
@@ -134,7 +139,7 @@ _MASK = Meant("truncation=...", values=_switch("truncation=mask_after", "truncat
 _FILTER = Meant("group_filter=...", values=_switch("group_filter=resample", "group_filter=keep"))
 _OVERLONG = Meant("reward_shaping=...", values=_switch("reward_shaping=soft_overlong", "reward_shaping=none"))
 _ENTROPY = Meant("entropy=bonus entropy.coef={}", values={"0": "entropy=none", "0.0": "entropy=none"})
-_FUNCTION = Meant("reward=function reward.path={}", "FILE.py:FUNCTION; several as A+B")
+_FUNCTION = Meant("reward=function reward.path={}", "FILE.py:FUNCTION; several as A+B", joined="+")
 _LORA = Meant(
     "model=hf model.lora.rank={}",
     "of any model of the hub; 0 trains all weights",
@@ -144,9 +149,10 @@ _MODEL = Meant("model=hf model.path={}")
 _TABLE = Meant("task=jsonl task.path={}")
 _MISMATCH = Meant(
     "correction=mis correction.high={}",
-    "TRL's sequence_mask; tis_token and tis_sequence, its token_truncate and sequence_truncate, have correction.cap",
+    "correction=mis is TRL's sequence_mask; token_truncate and sequence_truncate, here tis_token and tis_sequence, "
+    "have correction.cap",
 )
-_REFERENCE = "it acts with a KL penalty, as kl=k3_loss"
+_REFERENCE = "a changing reference needs a KL penalty, as kl=k3_loss"
 _LOGGED = Meant("", "every step is logged")
 
 _NESTED = ("actor_rollout_ref", "actor", "rollout", "algorithm", "data", "trainer", "training_args", "reward_model")
@@ -216,7 +222,7 @@ MEANT = {
     **dict.fromkeys(("loss_agg_mode", "policy_loss_agg_mode"), _AGGREGATION),
     "loss_type": Meant(
         "aggregation=...",
-        "surrogate is the trust region",
+        "surrogate is the trust region, and TRL's scale_rewards is scale",
         {
             "grpo": "aggregation=sequence_mean",
             "dr_grpo": "aggregation=constant",
@@ -258,7 +264,7 @@ MEANT = {
     **dict.fromkeys(("entropy_coeff", "entropy_coef"), _ENTROPY),
     "top_entropy_quantile": Meant(
         "entropy=high_entropy_tokens entropy.share={}",
-        "the share of tokens in the loss, those of highest entropy",
+        "entropy.share is the share of tokens in the loss, those of highest entropy",
         {"1": "entropy=none", "1.0": "entropy=none"},
     ),
     **dict.fromkeys(("reward_funcs", "reward_function", "reward_fn"), _FUNCTION),
@@ -274,7 +280,9 @@ MEANT = {
     ),
     **dict.fromkeys(("data.seed", "data_seed", "training_args.seed"), Meant("seed={}")),
     "vllm_importance_sampling_correction": Meant(
-        "correction=...", "TRL's sequence_mask", _switch("correction=mis correction.high=3", "correction=none")
+        "correction=...",
+        "correction=mis is TRL's sequence_mask",
+        _switch("correction=mis correction.high=3", "correction=none"),
     ),
     **dict.fromkeys(("vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max"), _MISMATCH),
     "vllm_importance_sampling_mode": Meant(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from enum import Enum
@@ -85,7 +86,7 @@ EXAMPLES: list[tuple[str, str, dict[str, object]]] = [
     ("vllm_mode", "server", {"engine": "vllm_process"}),
     ("report_to logger", "[wandb]", {"tracking": "wandb"}),
     ("report_to", "none", {"tracking": "none"}),
-    ("system_prompt", "Think.", {"template": "chat", "template.system": "Think."}),
+    ("system_prompt", "Think first.", {"template": "chat", "template.system": "Think first."}),
     ("save_steps save_freq", "7", {"checkpoint_every": 7}),
     ("eval_steps test_freq trainer.test_freq", "7", {"evaluation.every": 7}),
     ("model_name_or_path model_name pretrain", "me/it", {"model": "hf", "model.path": "me/it"}),
@@ -113,6 +114,7 @@ EXAMPLES: list[tuple[str, str, dict[str, object]]] = [
     ("top_entropy_quantile", "0.3", {"entropy": "high_entropy_tokens", "entropy.share": 0.3}),
     ("top_entropy_quantile", "1.0", {"entropy": "none"}),
     ("reward_funcs reward_function reward_fn", "a.py:f", {"reward": "function", "reward.path": "a.py:f"}),
+    ("reward_funcs", "['a.py:f', 'b.py:g']", {"reward": "function", "reward.path": "a.py:f+b.py:g"}),
     ("custom_reward_function.path", "a.py", {"reward": "function", "reward.path": "a.py:123"}),
     ("reward_weights", "[1,0.3]", {"reward": "function", "reward.weights": [1, 0.3]}),
     ("use_peft", "true", {"model": "hf", "model.lora.rank": 123}),
@@ -142,7 +144,7 @@ def _hint(argument: str) -> list[str]:
     """The overrides that the error for this argument says to type, with ... filled in."""
     typed = re.fullmatch(r"there is no key '[^']+': type (.+?)(?: \(.*\))?", misnamed([argument]))
     assert typed, misnamed([argument])
-    return [word.replace("...", "two" if word == "updates=..." else "123") for word in typed[1].split()]
+    return [word.replace("...", "two" if word == "updates=..." else "123") for word in shlex.split(typed[1])]
 
 
 def _slots(words: list[str]) -> set[str]:
@@ -185,6 +187,7 @@ def test_a_value_without_a_counterpart_is_left_to_fill_in_beside_the_known_ones(
     said = "there is no key 'scale_rewards': type scale=... (true is scale=group_std, false is scale=none, group is "
     assert misnamed(["scale_rewards=range"]).startswith(said)
     assert "type aggregation=... (" in misnamed(["loss_type=luspo"]) and "grpo is" in misnamed(["loss_type=luspo"])
+    assert misnamed(["report_to=all"]).endswith("type tracking=... (mlflow, wandb, trackio, tensorboard, none)")
     assert "epochs x questions / problems_per_step" in misnamed(["num_train_epochs=1"])
     assert "group_size responses" in misnamed(["per_device_train_batch_size=8"])
     assert "not a size" in misnamed(["ppo_mini_batch_size=8"])
