@@ -23,7 +23,7 @@ from grpo_lab.config.additions import ALL
 from grpo_lab.config.design_keys import LISTED, METRIC, OVERRIDES, Key, require_keys
 from grpo_lab.config.tuning import Tuning, read_tuning
 from grpo_lab.config.user_files import check_yaml
-from grpo_lab.tracking.metrics import REGISTRY, SUITES, is_known
+from grpo_lab.tracking.metrics import REGISTRY, SUITES, is_asked, is_known
 from grpo_lab.tracking.renames import first_metric_name, metric_name
 
 FIRST_WORLD = "world=arithmetic"  # the default when the first experiments were declared
@@ -532,7 +532,7 @@ def require_known_metrics(design: Design) -> None:
     if not is_known(f"budget/{design.axis}"):
         raise ValueError(f"design.axis: there is no {design.axis!r}; choose from {_AXES}")
     for metric in (design.primary, *design.metrics, *required, *tuned):
-        if not is_known(metric):
+        if not is_known(metric) or not is_asked(metric):
             near = get_close_matches(metric, [one.name.replace("*", suite) for one in REGISTRY for suite in SUITES], 1)
             guess = f"did you mean {near[0]!r}? " if near else ""
             raise ValueError(f"design: no run has the metric {metric!r}: {guess}`grpo-lab metrics` lists what there is")

@@ -404,9 +404,7 @@ def in_one_line(error: BaseException, keys: Collection[str] = ()) -> str:
         close = get_close_matches(name, error.options or [], 1, _CLOSE)
         near = OPTIONS.get(f"{slot}/{name}") or next(iter(close), "")
         guess = f"did you mean {slot}={near}? " if near else ""
-        own = (
-            f"; one of your own is FOLDER/{slot}/{name}.yaml, with {FOLDERS}=FOLDER before the command" if name else ""
-        )
+        own = f"; one of your own goes into FOLDER/{slot}, with {FOLDERS}=FOLDER before the command" if name else ""
         return f"there is no {error.missing_cfg_file!r}: {guess}{known}{own}"
     lacking = re.match(r"Could not override '([^']+)'.*use \+[^=]+=(.*)", str(error), re.DOTALL)
     if lacking:

@@ -521,10 +521,6 @@ def is_known(name: str) -> bool:
         return False
     if name.startswith((LOG_ODDS, TO_HALF, TO_NINE_TENTHS)) and not name.endswith("accuracy"):
         return False
-    first, _, rest = logged_name(name).partition("/")
-    suite = rest.partition("/")[0]
-    if first == "eval" and not (suite in _ASKED or suite.startswith(SHARPENED) or harness_of(name)):
-        return False
     try:
         find(logged_name(name))
     except KeyError:
@@ -532,7 +528,12 @@ def is_known(name: str) -> bool:
     return True
 
 
-_ASKED = SUITES.keys() | FURTHER_SUITES.keys() | SAMPLER_SUITES.keys()
+def is_asked(name: str) -> bool:
+    """Whether some run or harness asks the suite of an evaluation; True of what is no evaluation."""
+    first, _, rest = logged_name(name).partition("/")
+    suite = rest.partition("/")[0]
+    asked = SUITES.keys() | FURTHER_SUITES.keys() | SAMPLER_SUITES.keys()
+    return first != "eval" or suite in asked or suite.startswith(SHARPENED) or harness_of(name) is not None
 
 
 def logged_name(metric: str) -> str:

@@ -109,9 +109,7 @@ CASES = [
     own("recipe/mine.yaml", "# @package _global_\nsurogate: 1\n", "recipe=mine", "surogate"),
     own("surrogate/ppo.yaml", "clip_low: 1\n", "seed=1", "surrogate/ppo.yaml|name of an option that is there: rename"),
     # experiments of one's own
-    Case(
-        "+experiments=nowhere", "one of your own is FOLDER/experiments/nowhere.yaml, with GRPO_LAB_CONFIG_PATH=FOLDER"
-    ),
+    Case("+experiments=nowhere", "one of your own goes into FOLDER/experiments, with GRPO_LAB_CONFIG_PATH=FOLDER"),
     own(
         "experiments/mine.yaml", DESIGN + "}\n", "+experiments=mine", "design.axis is missing: an experiment states it"
     ),

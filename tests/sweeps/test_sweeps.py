@@ -157,11 +157,13 @@ def test_a_metric_that_no_run_logs_is_refused_before_the_first_run() -> None:
     require_known_metrics(declare())
     entry = {**DECLARED["predictions"][0], "metric": "reward/men"}
     for changes, name in (
-        ({"primary": "rollout/truncatd"}, "rollout/truncatd"), ({"axis": "sampled_token"}, "budget/sampled_token"),
+        ({"primary": "rollout/truncatd"}, "rollout/truncatd"),
         ({"predictions": [entry]}, "reward/men"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=f"no run has the metric '{name}'"):
             require_known_metrics(declare(**changes))
+    with pytest.raises(ValueError, match=r"design\.axis: there is no 'sampled_token'; choose from"):
+        require_known_metrics(declare(axis="sampled_token"))
 
 
 def test_a_part_chooses_and_what_it_leaves_out_means_all() -> None:

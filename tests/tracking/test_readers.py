@@ -63,6 +63,7 @@ READERS: dict[str, tuple[str, dict[str, bytes], Callable[[Path], object]]] = {
 OTHERS = {
     "config/catalogue.py": "the options of conf/, which come with grpo_lab",
     "config/explain.py": "the options of conf/, which come with grpo_lab",
+    "config/overrides.py _keys": "the options of conf/, and a user's after check_yaml",
     "config/user_files.py _read": "after check_yaml",
     "reproduce/compare.py": "two runs that were checked by their digests",
     "harness/command.py": "what its worker says",
