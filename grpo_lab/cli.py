@@ -472,7 +472,8 @@ def show_status(arguments: argparse.Namespace) -> None:
 
 def stop_run(arguments: argparse.Namespace) -> None:
     """Interrupt a run and wait until it has finished its step and saved; a sweep goes on with its other cells."""
-    from grpo_lab.sweeps.stop import find_run, stop_run
+    from grpo_lab.sweeps.status import find_run
+    from grpo_lab.sweeps.stop import stop_run
     from grpo_lab.tracking.run_reader import activity_of, interrupted_in_words, was_stopped
 
     folder = find_run(arguments.name, arguments.runs, arguments.sweep, running=True)
@@ -521,7 +522,7 @@ def reproduce_run(arguments: argparse.Namespace) -> None:
 def diff_runs(arguments: argparse.Namespace) -> None:
     """Print what differs between two runs, and from which step on."""
     from grpo_lab.reproduce.difference import differences
-    from grpo_lab.sweeps.stop import find_run
+    from grpo_lab.sweeps.status import find_run
 
     one, other = (
         Path(run) if Path(run).is_dir() else find_run(run, arguments.runs, arguments.sweep)

@@ -68,7 +68,7 @@ _RATE = Meant("optimizer.learning_rate={}")
 _PROMPTS = Meant("problems_per_step={}", "prompts of a batch; group_size is the number of responses to each")
 _RESPONSES = Meant("problems_per_step=... group_size=...", "prompts of a batch, and responses to each")
 _GROUP = Meant("group_size={}", "responses to a prompt")
-_CLIP = Meant("surrogate.clip_low={} surrogate.clip_high={}", "surrogate=ppo_higher clips higher above")
+_CLIP = Meant("surrogate.clip_low={} surrogate.clip_high={}", "surrogate=ppo_higher has a wider upper bound")
 _CLIP_LOW = Meant("surrogate.clip_low={}")
 _CLIP_HIGH = Meant("surrogate=ppo_higher surrogate.clip_high={}")
 _DUAL_CLIP = Meant("surrogate=dual_clip surrogate.bound={}", "the ratio at which a wrong token's loss stops growing")
@@ -276,7 +276,7 @@ MEANT = {
     "temperature": Meant("engine.temperature={}", "evaluation.temperature is that of evaluations"),
     "top_p": Meant("engine.top_p={}", "evaluation.top_p is that of evaluations"),
     **dict.fromkeys(
-        ("top_k", "engine.top_k"), Meant("", "sampling has no such limit; the one there is is engine.top_p")
+        ("top_k", "engine.top_k"), Meant("", "there is no top-k sampling; engine.top_p limits the candidates")
     ),
     **dict.fromkeys(("data.seed", "data_seed", "training_args.seed"), Meant("seed={}")),
     "vllm_importance_sampling_correction": Meant(
@@ -322,7 +322,7 @@ OPTIONS = {
 
 
 def _meant(key: str) -> Meant | None:
-    """What a key stands for; of verl's nested ones the end that the table has decides, the longest first."""
+    """The entry for a key; a nested key of verl's is looked up by its longest known ending."""
     parts = key.split(".")
     ends = (".".join(parts[start:]) for start in range(len(parts) if parts[0] in _NESTED else 1))
     return next((MEANT[end] for end in ends if end in MEANT), None)

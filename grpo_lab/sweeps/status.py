@@ -30,7 +30,7 @@ from grpo_lab.tracking.whole import AFRESH, read_json
 
 TUNING = "tuning"  # the runs_dir of trials, within that of their sweep
 STATES = ("done", "running", "waiting", "interrupted", "stopped", "failed")
-NAMED = 20  # sweeps and runs in a message
+_NAMED = 20  # sweeps and runs in a message
 _CHUNK = 1 << 16  # bytes read at a time from the end of a log
 _HELD_OUT = "eval/heldout/accuracy"
 
@@ -93,7 +93,7 @@ def status_lines(runs_dir: Path, name: str | None = None) -> list[str]:
         raise ValueError(f"no run is recorded in {runs_dir}: start one, or name its folder with --runs")
     asked = [run for run in single if name is not None and run.is_called(name)]
     if name is not None and not asked and name not in sweeps:
-        known = ", ".join([*sweeps, *(run.title for run in single)][:NAMED])
+        known = ", ".join([*sweeps, *(run.title for run in single)][:_NAMED])
         raise ValueError(f"there is no sweep or run {name!r} in {runs_dir}; there are: {known}")
     lines = [run.line for run in asked]
     for sweep in (one for one in sweeps if name in (None, one)):
@@ -117,6 +117,30 @@ def cells_of_sweep(runs_dir: Path, name: str) -> list[CellStatus]:
     """Every cell of a sweep in the order of its record. Raises ValueError if there is no such sweep."""
     record = read_sweep(sweep_folder(runs_dir, name))
     return [cell_status(runs_dir / cell.folder, title_of(cell)) for cell in record.cells]
+
+
+def find_run(wanted: str, runs_dir: Path, sweep: str | None, running: bool = False) -> Path:
+    """The folder of a run: `wanted` itself, a cell of this title in a sweep (default: the latest), or a single run.
+
+    `running`: of several with one title the one that runs is meant. Raises ValueError that lists what there is.
+    """
+    if (Path(wanted) / ".lock").is_file():
+        return Path(wanted)
+    known = sweep_names(runs_dir)
+    name = sweep or (known[-1] if known else None)
+    cells = cells_of_sweep(runs_dir, name) if name else []
+    single = [] if sweep else single_runs(runs_dir)
+    found = [cell for cell in cells if cell.title == wanted] or [run for run in single if run.is_called(wanted)]
+    if running and len(found) > 1:  # of one name and several seeds
+        found = [run for run in found if run.state == "running"]
+    if len(found) != 1:
+        known = [run.title for run in (*cells, *single) if not running or run.state == "running"]
+        which = "several runs are called so" if found else f"there is no run {wanted!r}"
+        where = f"in the sweep {name} or by itself" if name and not sweep else f"in {name or runs_dir}"
+        raise ValueError(
+            f"{which} {where}; {'running are' if running else 'there are'}: {', '.join(known[:_NAMED]) or 'none'}"
+        )
+    return found[0].folder
 
 
 def stages_of_sweep(runs_dir: Path, name: str) -> list[tuple[str, list[CellStatus], int]]:

@@ -8,33 +8,8 @@ import time
 from pathlib import Path
 
 from grpo_lab.sweeps.slurm import interrupt_job
-from grpo_lab.sweeps.status import NAMED, cells_of_sweep, single_runs, sweep_names
 from grpo_lab.tracking.files import atomic_write
 from grpo_lab.tracking.run_reader import STOP, holder, is_held
-
-
-def find_run(wanted: str, runs_dir: Path, sweep: str | None, running: bool = False) -> Path:
-    """The folder of a run: `wanted` itself, a cell of this title in a sweep (default: the latest), or a single run.
-
-    `running`: of several with one title the one that runs is meant. Raises ValueError that lists what there is.
-    """
-    if (Path(wanted) / ".lock").is_file():
-        return Path(wanted)
-    known = sweep_names(runs_dir)
-    name = sweep or (known[-1] if known else None)
-    cells = cells_of_sweep(runs_dir, name) if name else []
-    single = [] if sweep else single_runs(runs_dir)
-    found = [cell for cell in cells if cell.title == wanted] or [run for run in single if run.is_called(wanted)]
-    if running and len(found) > 1:  # of one name and several seeds
-        found = [run for run in found if run.state == "running"]
-    if len(found) != 1:
-        known = [run.title for run in (*cells, *single) if not running or run.state == "running"]
-        which = "several runs are called so" if found else f"there is no run {wanted!r}"
-        where = f"in the sweep {name} or by itself" if name and not sweep else f"in {name or runs_dir}"
-        raise ValueError(
-            f"{which} {where}; {'running are' if running else 'there are'}: {', '.join(known[:NAMED]) or 'none'}"
-        )
-    return found[0].folder
 
 
 def stop_run(folder: Path, wait_seconds: float) -> bool:

@@ -529,7 +529,7 @@ def is_known(name: str) -> bool:
 
 
 def is_asked(name: str) -> bool:
-    """Whether some run or harness asks the suite of an evaluation; True of what is no evaluation."""
+    """Whether a run or a harness has the suite of an evaluation metric; True for all other metrics."""
     first, _, rest = logged_name(name).partition("/")
     suite = rest.partition("/")[0]
     asked = SUITES.keys() | FURTHER_SUITES.keys() | SAMPLER_SUITES.keys()

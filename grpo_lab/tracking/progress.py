@@ -181,8 +181,8 @@ class Unshown:
 def describe(latest: Mapping[str, float | int], step: int) -> str:
     """One line of a run's latest numbers: step, training reward, held-out accuracy, truncated share, tokens/s.
 
-    Held-out accuracy is that of the evaluation protocol, not of the training protocol. Responses that the grader failed
-    on are shown once there are any.
+    Held-out accuracy is that of the evaluation protocol, not of the training protocol. The share of
+    ungraded responses is shown unless it is 0.
     """
     shown = {
         "reward": ("reward/mean", "{:.3f}"),
@@ -194,7 +194,7 @@ def describe(latest: Mapping[str, float | int], step: int) -> str:
     parts = [
         f"{label} {pattern.format(latest[name])}"
         for label, (name, pattern) in shown.items()
-        if latest.get(name, 0) > 0 or (name in latest and label != "ungraded")
+        if name in latest and (label != "ungraded" or latest[name])
     ]
     return f"step {step:>4}  " + "  ".join(parts)
 

@@ -19,8 +19,8 @@ from sweep_processes import finished, folder_of, lines_in, started, sweep
 
 from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.sweeps import status
-from grpo_lab.sweeps.status import cell_status, cells_of_sweep, status_lines, summary, sweep_names
-from grpo_lab.sweeps.stop import find_run, stop_run
+from grpo_lab.sweeps.status import cell_status, cells_of_sweep, find_run, status_lines, summary, sweep_names
+from grpo_lab.sweeps.stop import stop_run
 from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.mlflow_sender import ending
 from grpo_lab.tracking.run_log import RunLog
