@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-import time
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import datasets
+import helpers
 import pytest
 from damage import cut_short
 from helpers import byte_tokenizer
+from processes import python_path
 from short_runs import SMALL, run_in_process
 
 from grpo_lab.config.hydra_setup import compose_config
@@ -536,26 +540,45 @@ def test_fields_of_a_table_are_checked_by_name() -> None:
         Table.of({"path": "a/b", "answer": "a"}, "evaluation.tables.x")
 
 
-def test_a_set_as_large_as_gsm8k_is_read_divided_and_prompted_in_linear_time(tmp_path: Path) -> None:
-    """Four times the rows take about four times the processor time, where a comparison of all pairs would take sixteen."""
+READ_AND_PROMPT = """
+import sys, time
+from helpers import byte_tokenizer
+from grpo_lab.config.hydra_setup import compose_config
+from grpo_lab.config.run_config import to_run
+from grpo_lab.rollout.grading import encode_prompts
+
+for path in sys.argv[1:]:
+    overrides = ["world=tiny", "task=jsonl", "template=boxed", f"task.path={path}", "task.answer_pattern='#### (.*)'"]
+    config = compose_config(overrides)
+    tokenizer, started = byte_tokenizer(), time.process_time()
+    run = to_run(config)
+    problems, notes = run.task.problems("train"), run.task.notes()
+    prompts = encode_prompts(tokenizer, run.template, problems)
+    print(len(problems), len(notes), min(map(len, prompts)), time.process_time() - started)
+"""
+
+
+def test_a_set_twice_as_large_as_gsm8k_is_read_divided_and_prompted_in_linear_time(tmp_path: Path) -> None:
+    """Eight times the rows take 8 to 16 times the processor time, where a comparison of all pairs would take 64 times.
+
+    In a process of its own: the types that tests check at every call would be most of the time.
+    """
     words = "Sam buys some apples at the market and gives a few of them to his two friends before lunch"
-    tokenizer = byte_tokenizer()
-
-    def seconds(count: int) -> float:
+    sizes = (1875, 1875, 15000)  # the first one imports
+    for count in sizes:
         rows = [{"question": f"{words} {n} times {n % 97}?", "answer": f"#### {n}"} for n in range(count)]
-        path = jsonl(tmp_path / f"{count}.jsonl", rows)
-        template = run_of("template=boxed", f"task.path={path}").template
-        started = time.process_time()
-        task = task_of(f"task.path={path}", "task.answer_pattern='#### (.*)'")
-        assert len(task.problems("train")) == count - 512 and task.notes()
-        prompts = encode_prompts(tokenizer, template, task.problems("train"))
-        assert len(prompts) == count - 512 and min(map(len, prompts)) > len(words)
-        return time.process_time() - started
-
-    seconds(1875)  # the first time imports
-    few, many = seconds(1875), seconds(7500)
-    print(f"1,875 rows in {few:.1f} s of processor time, 7,500 in {many:.1f} s")
-    assert many < 9 * few
+        jsonl(tmp_path / f"{count}.jsonl", rows)
+    paths = [str(tmp_path / f"{count}.jsonl") for count in sizes]
+    environment = os.environ | {"PYTHONPATH": python_path(Path(helpers.__file__).parent)}
+    said = subprocess.run(
+        [sys.executable, "-c", READ_AND_PROMPT, *paths], capture_output=True, text=True, env=environment, check=True
+    ).stdout
+    rows_read = [line.split() for line in said.splitlines()]
+    assert [int(train) for train, *_ in rows_read] == [count - 512 for count in sizes]
+    assert all(int(notes) > 0 and int(shortest) > len(words) for _, notes, shortest, _ in rows_read)
+    _, few, many = (float(seconds) for *_, seconds in rows_read)
+    print(f"1,875 rows in {few:.2f} s of processor time, 15,000 in {many:.2f} s")
+    assert many < 32 * few
 
 
 def test_a_run_records_its_questions_and_refuses_to_go_on_with_others(tmp_path: Path) -> None:
