@@ -14,13 +14,11 @@ import datasets
 import helpers
 import pytest
 from damage import cut_short
-from helpers import byte_tokenizer
 from processes import python_path
 from short_runs import SMALL, run_in_process
 
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.run_config import RunConfig, to_run
-from grpo_lab.rollout.grading import encode_prompts
 from grpo_lab.run.evaluate import make_suites
 from grpo_lab.run.identity import check_data, data_fingerprint, notes_on_data
 from grpo_lab.tasks.mixture import MixtureTask
