@@ -48,7 +48,7 @@ def in_parts() -> Iterator[None]:
         return
     before = os.environ.get(_ONE_BY_ONE)
     os.environ[_ONE_BY_ONE] = "1"
-    hook = register_module_parameter_registration_hook(_keep_rows)
+    hook = register_module_parameter_registration_hook(_keep_rows)  # pyright: ignore[reportArgumentType] its own docstring
     try:
         yield
     finally:

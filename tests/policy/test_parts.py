@@ -133,7 +133,7 @@ def test_no_process_holds_the_whole_model(found: Found) -> None:
     """It holds half, one weight that arrives and one layer that runs; the same measure sees a whole model."""
     for rank in found:
         memory = rank["memory"]
-        assert memory["size"] / 2 < memory["parts"] < 0.75 * memory["size"] < 0.95 * memory["size"] < memory["whole"]
+        assert memory["size"] / 2 < memory["parts"] < 0.7 * memory["size"] < 0.95 * memory["size"] < memory["whole"]
 
 
 @pytest.mark.parametrize("damage", LACKS)

@@ -22,6 +22,7 @@ import torch
 from several_ranks import TORCHRUN
 from several_ranks import on_one as start_all
 from torch import nn
+from transformers import PreTrainedModel
 
 from grpo_lab.policy import packing, ranks, sharding
 from grpo_lab.policy.adapters import add_adapter, whole_weights
@@ -60,6 +61,7 @@ def opened(case: Case, parts: bool) -> tuple[nn.Module, str, bool]:
     with in_parts() if parts else nullcontext():
         model = load_model(Path(case["folder"]), LmHead(case.get("head", "same")), loading)
         model = model.base_model if case.get("trunk") else model
+    assert isinstance(model, PreTrainedModel)
     mark = fingerprint_of(own_weights(model))
     if lora:
         add_adapter(model, lora, 7)
