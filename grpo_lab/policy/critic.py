@@ -15,8 +15,9 @@ from grpo_lab.budget.ledger import Ledger, ModelFlops
 from grpo_lab.policy import ranks
 from grpo_lab.policy.batching import microbatch_rows, spread
 from grpo_lab.policy.logprobs import mask_lengths, token_values
-from grpo_lab.policy.models import load_model, moved
+from grpo_lab.policy.models import load_model
 from grpo_lab.policy.optim import Optimizer, UpdateReport
+from grpo_lab.policy.parts import in_parts, placed
 from grpo_lab.policy.sharding import load_optimizer, load_whole, shard, within
 from grpo_lab.tricks.base import NEGLIGIBLE
 from grpo_lab.tricks.critic import Critic
@@ -35,9 +36,10 @@ def open_critic(
     seed: int,
 ) -> LiveCritic:
     """A critic, ready to train, that starts from the base model in `folder` or reads the learner's hidden states."""
-    trunk = (load_model(folder, LmHead.same) if plan.owns_trunk else learner).base_model
+    with in_parts():
+        trunk = (load_model(folder, LmHead.same) if plan.owns_trunk else learner).base_model
     assert isinstance(trunk, PreTrainedModel), "what a causal LM is without its head"
-    trunk = moved(trunk, device)  # the learner's is there already
+    trunk = placed(trunk, device)  # the learner's is there already
     if plan.owns_trunk:
         shard(trunk, precision)
     table = learner.get_input_embeddings().weight

@@ -23,12 +23,12 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from grpo_lab.policy import ranks
 from grpo_lab.policy.output_head import linear_head
+from grpo_lab.policy.parts import give_back, layer_by_layer, layers_of, own_rows, split, taken
 from grpo_lab.tricks.precision import Precision
 from grpo_lab.types import Tensor
 
@@ -42,21 +42,25 @@ def shard(model: nn.Module, precision: Precision) -> None:
     Each rank's loss is its part of the optimiser step's, so gradients are summed over ranks and not averaged. In half
     precision the linear layers of each layer are gathered in that type, as autocast casts them. All else (norms,
     embedding, head) is gathered in fp32, where autocast leaves it. So the arithmetic is that of one process.
+    A model that was loaded `in_parts` is never whole; another is on its device before.
     """
     if ranks.number() == 1 or isinstance(model, FSDPModule):
         return
-    linear_head(model)  # it compares whole tensors, once for each model
+    with layer_by_layer(model):
+        linear_head(model)  # it compares whole tensors, once for each model
+    rows = taken(model)
     mesh = ranks.mesh()
     exact = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
     rounded = MixedPrecisionPolicy(precision.dtype, torch.float32, cast_forward_inputs=False)
     # With its adapter off, some of a layer's products do not run, and a group waits for all of its parts.
     rounds = precision.rounds and not any(hasattr(part, "lora_A") for part in model.modules())
-    for layer in [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]:
+    for layer in layers_of(model):
         products: list[nn.Module] = [part for part in layer.modules() if type(part) is nn.Linear]
         if rounds and products:
             fully_shard(products, mesh=mesh, mp_policy=rounded, reshard_after_forward=True)
         fully_shard(layer, mesh=mesh, mp_policy=exact, reshard_after_forward=True)
     fully_shard(model, mesh=mesh, mp_policy=exact, reshard_after_forward=True)
+    give_back(model, rows)
     for part in model.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)
@@ -82,7 +86,7 @@ def like(tensor: Tensor, target: Tensor) -> Tensor:
     """A whole tensor, split as `target` is."""
     if not isinstance(target, DTensor):
         return tensor
-    return distribute_tensor(tensor.to(target.device), target.device_mesh, target.placements, src_data_rank=None)
+    return split(own_rows(tensor).to(target.device), tensor.shape)
 
 
 def load_whole(module: nn.Module, weights: Mapping[str, Tensor]) -> None:

@@ -126,8 +126,12 @@ def latest(root: Path) -> Path | None:
 
 
 def load_state(folder: Path) -> dict[str, Any]:
-    """The state saved beside the weights; tensors and plain values only."""
-    state = torch.load(folder / "state.pt", weights_only=True, map_location="cpu")
+    """The state saved beside the weights; tensors and plain values only.
+
+    Several ranks map the file, which one process may have saved whole, and read their parts of it.
+    """
+    mapped = ranks.number() > 1
+    state = torch.load(folder / "state.pt", weights_only=True, map_location="cpu", mmap=mapped)
     if "queue" not in state:  # earlier versions called it supply, and kept what is remembered of problems beside it
         state["queue"] = state.pop("supply") | {"memory": state.pop("memory")}
     return state

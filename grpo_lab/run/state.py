@@ -24,7 +24,8 @@ from grpo_lab.policy import packing, ranks
 from grpo_lab.policy.adapters import adapter_off, adapter_weights, add_adapter, load_adapter, whole_weights
 from grpo_lab.policy.critic import LiveCritic, open_critic
 from grpo_lab.policy.model_folder import check_tokens, context_length, fingerprint, fingerprint_of, stop_token_ids
-from grpo_lab.policy.models import load_model, moved, recompute_layers
+from grpo_lab.policy.models import load_model, recompute_layers
+from grpo_lab.policy.parts import in_parts, layer_by_layer, own_weights, placed
 from grpo_lab.policy.sharding import Trained, like, load_optimizer, load_whole, shard
 from grpo_lab.rollout.grading import encode_prompts, tools_for
 from grpo_lab.run.checkpoint import load_shards
@@ -326,28 +327,31 @@ def open_state(
     folder = start.folder
     loading, lm_head = run.model.loading(), run.learner_precision.lm_head
     # With an adapter the learner is the start and what a checkpoint says of the adapter.
-    learner = load_model(folder if loading.lora or resume_from is None else resume_from, lm_head, loading)
-    began = fingerprint_of(learner.named_parameters()) if loading.lora or resume_from is None else None
+    with in_parts():
+        learner = load_model(folder if loading.lora or resume_from is None else resume_from, lm_head, loading)
+    began = fingerprint_of(own_weights(learner)) if loading.lora or resume_from is None else None
     model_flops = ModelFlops.of(learner)
     if loading.lora is not None:
         add_adapter(learner, loading.lora, run.seed)
-    learner = moved(learner, device)
+    learner = placed(learner, device)
     if run.gradient_checkpointing:
         recompute_layers(learner)
 
     def frozen_start() -> PreTrainedModel:
         """The start's weights in a model that is not trained; they are the learner's, unless it is resumed."""
-        model = load_model(folder, lm_head, loading)
-        if began is not None and (now := fingerprint_of(model.named_parameters())) != began:
+        with in_parts():
+            model = load_model(folder, lm_head, loading)
+        if began is not None and (now := fingerprint_of(own_weights(model))) != began:
             raise ValueError(
                 f"{folder} gave the learner the weights {began} and its reference {now}: its files changed between, or "
                 "the disk fails; start again"
             )
-        return moved(model, device).requires_grad_(False)
+        return placed(model, device).requires_grad_(False)
 
     def settled(model: PreTrainedModel, packs: bool) -> bool:
-        """Whether this model packs rows too. It is whole on the device for no longer than it takes to see that."""
-        packs = packs and packing.prepare(model)
+        """Whether this model packs rows too. It is split over the ranks then, and was never whole on one of several."""
+        with layer_by_layer(model):
+            packs = packs and packing.prepare(model)
         shard(model, run.learner_precision)
         return packs
 
@@ -363,7 +367,7 @@ def open_state(
             initial = frozen_start()
             packs = settled(initial, packs)
     if teacher is not None:
-        packs = settled(moved(teacher.model, device), packs)
+        packs = settled(placed(teacher.model, device), packs)
     critic = None
     if run.baseline.needs_critic:
         critic = open_critic(

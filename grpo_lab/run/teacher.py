@@ -14,6 +14,7 @@ from grpo_lab.policy.batching import rollout_logprobs
 from grpo_lab.policy.loading import Loading
 from grpo_lab.policy.model_folder import fingerprint
 from grpo_lab.policy.models import load_model
+from grpo_lab.policy.parts import in_parts
 from grpo_lab.tasks.hub import find_model
 from grpo_lab.tricks.base import require
 from grpo_lab.tricks.teacher import OnPolicyDistillation
@@ -68,7 +69,8 @@ def open_teacher(run: RunConfig, tokenizer: PreTrainedTokenizerBase, context: in
     if folder is None:
         return None
     assert isinstance(plan, OnPolicyDistillation), "it has a folder"
-    model = load_model(folder, run.learner_precision.lm_head, Loading(frozen=plan.weights))
+    with in_parts():
+        model = load_model(folder, run.learner_precision.lm_head, Loading(frozen=plan.weights))
     longest = getattr(model.config, "max_position_embeddings", None) or context
     rule, remedy = f"a model with a context of {context} tokens or more", "lower engine.max_tokens"
     require(longest >= context, "teacher.path", f"{plan.path}, which has {longest}", rule, remedy)
