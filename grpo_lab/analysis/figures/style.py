@@ -28,7 +28,7 @@ from grpo_lab.tracking.metrics import find
 # Okabe and Ito's palette, which the colour-blind tell apart.
 BLACK, BLUE, GREEN, VERMILLION = "#000000", "#0072B2", "#009E73", "#D55E00"
 GREY = "#606060"
-DPI, TALL_DPI, TALL = 110, 96, 15.0  # the second is the DPI of figures taller than TALL inches
+DPI, TALL_DPI, TALL = 110, 80, 15.0  # the second is the DPI of figures taller than TALL inches
 COLOURS, TALL_COLOURS = 128, 64  # of a PNG: a quarter of the bytes, and nobody sees it
 HEADING, BODY, SMALL, TINY = 10.0, 8.5, 7.5, 7.0  # points; a figure is 8 inches wide and more
 LINE = 1.45 / 72  # inches a line of text takes, for each point of its size
