@@ -1,0 +1,78 @@
+"""What a decoding step costs before any arithmetic: launches and host syncs, counted without a GPU."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from dispatch_counts_engine import Counts
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from grpo_lab.engines.native_attention import use_decode_attention
+from grpo_lab.engines.native_cache import block_cache
+from grpo_lab.engines.native_graphs import FixedStep
+from grpo_lab.engines.native_sampling import draw
+from grpo_lab.engines.native_session import NativeSession
+from grpo_lab.types import NoiseKey, Request, SamplingParams
+
+META = torch.device("meta")  # takes every branch that a GPU takes, and raises where a value would be read
+ROWS, PROMPT, TOKENS, LOOK = 8, 16, 64, 8
+LIKE_SMOLLM2 = LlamaConfig(
+    vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+    num_key_value_heads=3, max_position_embeddings=2048, tie_word_embeddings=True, bos_token_id=None, eos_token_id=1,
+    pad_token_id=0,
+)  # fmt: skip
+SMALL = LlamaConfig(
+    vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+    num_key_value_heads=1, eos_token_id=1, pad_token_id=0, bos_token_id=None,
+)  # fmt: skip
+
+
+def per_token(fixed: bool, top_p: float) -> tuple[Counter[str], Counter[str]]:
+    """Launches and syncs outside the model, of TOKENS tokens, while no row ends."""
+    model = LlamaForCausalLM(SMALL).eval()
+    session = NativeSession(model, frozenset({99}), ROWS, fixed_shapes=fixed)  # an end that is never drawn
+    session.shares_rows, session.look_every = False, LOOK  # as on a GPU
+    counted = []
+    for budget in (TOKENS, 2 * TOKENS):
+        params = SamplingParams(budget, 1.0, top_p)
+        requests = [Request((2, 3, 4), NoiseKey(0, "count", 0, 0, row), params) for row in range(ROWS)]
+        with Counts() as counts:
+            counts.leave_out(model)
+            session.generate(requests)
+        counted.append(counts)
+    return counted[1].launches - counted[0].launches, counted[1].syncs - counted[0].syncs
+
+
+def test_the_launches_of_a_decoding_step() -> None:
+    """Eager, 30 layers in the sizes of SmolLM2-135M, bf16; where a GPU records the step, each is a node of its graph."""
+    with torch.inference_mode(), META:
+        model = LlamaForCausalLM(LIKE_SMOLLM2).to(torch.bfloat16).eval()
+        use_decode_attention(model)
+        cache = block_cache(model.config, ROWS)
+        model(input_ids=torch.zeros(ROWS, PROMPT, dtype=torch.long), past_key_values=cache, use_cache=True)
+        visible, positions = torch.ones(ROWS, PROMPT, dtype=torch.bool), torch.full((ROWS, 1), PROMPT)
+        step = FixedStep(model, cache, visible, positions, PROMPT + TOKENS, TOKENS)
+        drawn = torch.zeros(ROWS, dtype=torch.long)
+        with Counts() as counts:
+            step(drawn)
+    assert not counts.syncs
+    assert counts.launches["scaled_dot_product_attention"] == 30
+    assert counts.launches.total() <= 1226
+
+
+def test_the_launches_of_a_draw() -> None:
+    logits = torch.zeros(ROWS, 49152, dtype=torch.bfloat16, device=META)
+    noise, ones = torch.zeros(ROWS, dtype=torch.float64, device=META), torch.ones(ROWS, device=META)
+    with Counts() as counts:
+        draw(logits, noise, ones, None)
+    assert not counts.syncs and counts.launches.total() <= 22
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_the_launches_and_syncs_around_the_model(fixed: bool) -> None:
+    """The draw and the bookkeeping of one token; the host waits only where it looks for rows that have ended."""
+    launches, syncs = per_token(fixed, 1.0)
+    assert launches.total() / TOKENS <= 58
+    assert syncs.total() == TOKENS / LOOK
