@@ -66,6 +66,7 @@ class NativeSession(EngineSession):
         self.look_every = 1 if self.device.type == "cpu" else LOOK_EVERY
         # To find the responses that still agree takes a look at every token, for which a GPU would have to wait.
         self.shares_rows = self.device.type == "cpu" and not fixed_shapes
+        self.draws_by_blocks = self.device.type != "cpu"
         self.version = 0
         self.recurrent = recurrent(model.config)
         self.logprob_dtype = widen(next(model.parameters())[:0]).dtype
@@ -179,7 +180,8 @@ class _Wave:
         position = 0
         while alive.numel():
             top_ps = self.top_ps[alive] if self.cuts else None
-            drawn, logprobs = draw(logits[rows], self.noise[alive, position], self.temperatures[alive], top_ps)
+            noise, by_blocks = self.noise[alive, position], self.session.draws_by_blocks
+            drawn, logprobs = draw(logits[rows], noise, self.temperatures[alive], top_ps, by_blocks)
             self.tokens[alive, position], self.logprobs[alive, position] = drawn, logprobs
             position += 1
             shown.grow(position * len(alive))

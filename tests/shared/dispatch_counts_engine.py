@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 # Operations whose result, or its shape, the host needs before it can go on.
 DATA_DEPENDENT = {
-    "_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2", "unique_dim",
+    "_local_scalar_dense", "nonzero", "nonzero_numpy", "masked_select", "equal", "is_nonzero", "_unique2", "unique_dim",
     "unique_consecutive", "item",
 }  # fmt: skip
 # Methods that copy to the host without the dispatcher on a CPU.
@@ -40,7 +40,8 @@ def _new(result: Any, inputs: Any) -> bool:
 class _Launches(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        self.launches, self.syncs, self.paused = Counter[str](), Counter[str](), False
+        self.launches, self.syncs, self.elements = Counter[str](), Counter[str](), Counter[torch.dtype]()
+        self.paused = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -52,6 +53,7 @@ class _Launches(TorchDispatchMode):
             self.syncs[name] += 1
         if name not in NO_KERNEL and (func._schema.is_mutable or _new(result, (args, kwargs))):
             self.launches[name] += 1
+            self.elements.update({one.dtype: one.numel() for one in _tensors(result)})
         return result
 
 
@@ -67,7 +69,7 @@ class _Copies(TorchFunctionMode):
 
 
 class Counts:
-    """A context that counts what runs in it: `launches` and `syncs`, by name."""
+    """A context that counts what runs in it: `launches` and `syncs` by name, `elements` written by dtype."""
 
     def __enter__(self) -> Counts:
         self._stack, self._below, self._above = ExitStack(), _Launches(), _Copies()
@@ -93,6 +95,10 @@ class Counts:
     @property
     def launches(self) -> Counter[str]:
         return self._below.launches
+
+    @property
+    def elements(self) -> Counter[torch.dtype]:
+        return self._below.elements
 
     @property
     def syncs(self) -> Counter[str]:
