@@ -3,16 +3,75 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from transformers import DynamicCache, PreTrainedModel
 
 from grpo_lab.engines.native_cache import cache_name
-from grpo_lab.types import Float, Int, Tensor
+from grpo_lab.seeding import token_uniforms
+from grpo_lab.types import Bool, Float, Int, Request, Tensor
 
 _BLOCK = 128  # tokens; the vocabularies of most models are multiples of it
 _ROUNDING = 1e-9  # far more than float64 sums of a vocabulary's probabilities are off: 2e-16 a token
+
+
+def remaining(request: Request) -> int:
+    """How many more tokens a request may get."""
+    return request.params.max_tokens - len(request.prefix)
+
+
+@dataclass(frozen=True)
+class BatchState:
+    """What R rows are sampled with, and what was sampled: tensors of one row per request, T tokens wide."""
+
+    noise: Float[Tensor, "R T"]  # float64
+    budgets: Int[Tensor, "R"]
+    temperatures: Float[Tensor, "R"]
+    top_ps: Float[Tensor, "R"]
+    patience: Int[Tensor, "R"]  # the run of sure tokens that ends a row
+    sure: Float[Tensor, "R"]  # the log-prob above which a token is sure
+    sure_for: Int[Tensor, "R"]
+    lengths: Int[Tensor, "R"]  # 0 until the row has ended
+    looped: Bool[Tensor, "R"]
+    tokens: Int[Tensor, "R T"]
+    logprobs: Float[Tensor, "R T"]
+
+    @classmethod
+    def of(cls, requests: Sequence[Request], device: torch.device, dtype: torch.dtype) -> BatchState:
+        """The state before the first token. `dtype`: of log-probs."""
+        budgets = [remaining(request) for request in requests]
+        rows, width = len(requests), max(budgets)
+        noise = np.zeros((rows, width))
+        for row, request in enumerate(requests):
+            noise[row, : budgets[row]] = token_uniforms(request.noise, len(request.prefix), request.params.max_tokens)
+        limits = [request.params.stop_when_sure for request in requests]
+        patience = [width + 1 if one is None else one.tokens for one in limits]
+        sure = [1.0 if one is None else one.probability for one in limits]
+        return cls(
+            noise=torch.from_numpy(noise).to(device),
+            budgets=torch.tensor(budgets, device=device),
+            temperatures=torch.tensor([request.params.temperature for request in requests], device=device),
+            top_ps=torch.tensor([request.params.top_p for request in requests], device=device),
+            patience=torch.tensor(patience, device=device),
+            sure=torch.tensor(sure, dtype=torch.float64, device=device).log(),
+            sure_for=torch.zeros(rows, dtype=torch.long, device=device),
+            lengths=torch.zeros(rows, dtype=torch.long, device=device),
+            looped=torch.zeros(rows, dtype=torch.bool, device=device),
+            tokens=torch.zeros(rows, width, dtype=torch.long, device=device),
+            logprobs=torch.zeros(rows, width, dtype=dtype, device=device),
+        )
+
+    @property
+    def width(self) -> int:
+        """How many tokens a row has room for."""
+        return self.tokens.shape[1]
+
+    def first(self, rows: int) -> BatchState:
+        """Views of the first rows."""
+        return BatchState(**{name: tensor[:rows] for name, tensor in vars(self).items()})
 
 
 def read_texts(

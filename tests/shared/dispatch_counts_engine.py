@@ -31,6 +31,10 @@ def _tensors(tree: Any) -> Iterator[torch.Tensor]:
     return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
 
 
+def _on_cpu(inputs: Any) -> bool:
+    return any(tensor.device.type == "cpu" for tensor in _tensors(inputs))
+
+
 def _new(result: Any, inputs: Any) -> bool:
     """Whether a result has storage that no input had: views and casts to the same dtype do not."""
     held = {tensor.untyped_storage()._cdata for tensor in _tensors(inputs)}
@@ -41,7 +45,7 @@ class _Launches(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.launches, self.syncs, self.elements = Counter[str](), Counter[str](), Counter[torch.dtype]()
-        self.paused = False
+        self.paused, self.uploads = False, Counter[str]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -51,6 +55,8 @@ class _Launches(TorchDispatchMode):
         indexed = name.startswith("index") and any(one.dtype is torch.bool for one in _tensors(args[1:2]))
         if name in DATA_DEPENDENT or indexed:
             self.syncs[name] += 1
+        if (name == "where" and "Scalar" in func._overloadname) or _on_cpu((args, kwargs)):
+            self.uploads[name] += 1
         if name not in NO_KERNEL and (func._schema.is_mutable or _new(result, (args, kwargs))):
             self.launches[name] += 1
             self.elements.update({one.dtype: one.numel() for one in _tensors(result)})
@@ -69,7 +75,10 @@ class _Copies(TorchFunctionMode):
 
 
 class Counts:
-    """A context that counts what runs in it: `launches` and `syncs` by name, `elements` written by dtype."""
+    """A context that counts what runs in it: `launches` and `syncs` by name, `elements` written by dtype.
+
+    `uploads`: operations that copy a number from the host, which a CUDA graph cannot record; not for use on a CPU.
+    """
 
     def __enter__(self) -> Counts:
         self._stack, self._below, self._above = ExitStack(), _Launches(), _Copies()
@@ -99,6 +108,10 @@ class Counts:
     @property
     def elements(self) -> Counter[torch.dtype]:
         return self._below.elements
+
+    @property
+    def uploads(self) -> Counter[str]:
+        return self._below.uploads
 
     @property
     def syncs(self) -> Counter[str]:
