@@ -19,6 +19,7 @@ from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from grpo_lab.engines.native_cache import BlockLayer, block_cache, keys_and_values, whole_text_layers
+from grpo_lab.engines.native_fused import FusedDecoder
 from grpo_lab.engines.native_sampling import BatchState, draw
 from grpo_lab.types import Bool, Float, Int, Tensor
 
@@ -79,6 +80,7 @@ class FixedBatch:
     def __init__(
         self,
         model: PreTrainedModel,
+        fused: FusedDecoder | None,
         stop_ids: Int[Tensor, "K"],
         like: DynamicCache,
         rows: int,
@@ -86,7 +88,7 @@ class FixedBatch:
         tokens: int,
         logprob_dtype: torch.dtype,
     ) -> None:
-        self.model, self.stop_ids, self.device = model, stop_ids, stop_ids.device
+        self.model, self.fused, self.stop_ids, self.device = model, fused, stop_ids, stop_ids.device
         self.rows, self.room, self.width = _capacity(rows, room, tokens)
         self.column, self.position, self.last_position = (self._zeros(1) for _ in range(3))
         self.cache = block_cache(model.config)
@@ -190,15 +192,19 @@ class FixedBatch:
             layer.length = length
         hidden, positions = self.hidden[:rows], self.positions[:rows]
         hidden.index_fill_(3, self.column, 0.0)
-        output = self.model(
-            input_ids=self.ids[:rows],
-            attention_mask=hidden[..., :length],
-            position_ids=positions,
-            past_key_values=self.cache,
-            use_cache=True,
-        )
+        logits = self._forward(self.ids[:rows], positions, hidden[..., :length])
         self.column += 1
         positions.copy_(torch.minimum(positions + 1, self.last_position))
+        return logits
+
+    def _forward(
+        self, ids: Int[Tensor, "R 1"], positions: Int[Tensor, "R 1"], mask: Float[Tensor, "R 1 1 S"]
+    ) -> Float[Tensor, "R V"]:
+        if self.fused is not None:
+            return self.fused(ids, positions, mask, self.layers)
+        output = self.model(
+            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=self.cache, use_cache=True
+        )
         return output.logits[:, -1]
 
     def _sample(self, logits: Float[Tensor, "R V"], rows: int) -> None:

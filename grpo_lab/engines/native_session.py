@@ -16,6 +16,7 @@ from transformers import DynamicCache, PreTrainedModel
 from grpo_lab.engines.base import EngineSession, all_ended, already_ended, check_names
 from grpo_lab.engines.native_attention import use_decode_attention
 from grpo_lab.engines.native_cache import arrange_rows, block_cache, cache_name, placed, recurrent
+from grpo_lab.engines.native_fused import fused
 from grpo_lab.engines.native_graphs import FixedBatch, check_graphs, most_bytes, worth_keeping
 from grpo_lab.engines.native_sampling import BatchState, draw, read_texts, remaining
 from grpo_lab.engines.native_stream import NativeStream
@@ -65,6 +66,7 @@ class NativeSession(EngineSession):
         # To find the responses that still agree takes a look at every token, for which a GPU would have to wait.
         self.shares_rows = self.device.type == "cpu" and not fixed_shapes
         self.draws_by_blocks = self.device.type != "cpu"
+        self.fused = fused(model) if fixed_shapes else None
         self.fixed_batches = list[FixedBatch]()
         self.version = 0
         self.recurrent = recurrent(model.config)
@@ -86,7 +88,7 @@ class NativeSession(EngineSession):
 
     def close(self) -> None:
         self.fixed_batches.clear()
-        del self.model
+        del self.model, self.fused
 
     @torch.inference_mode()
     def generate(self, requests: Sequence[Request], on_finish: OnFinish | None = None) -> list[Completion]:
@@ -118,7 +120,7 @@ class NativeSession(EngineSession):
                 return batch
         # The oldest goes before its successor is made: both might not fit into a GPU.
         self.fixed_batches = self.fixed_batches[-1:]
-        batch = FixedBatch(self.model, self.stop_ids, cache, rows, room, tokens, self.logprob_dtype)
+        batch = FixedBatch(self.model, self.fused, self.stop_ids, cache, rows, room, tokens, self.logprob_dtype)
         self.fixed_batches.append(batch)
         return batch
 
