@@ -81,7 +81,7 @@ def test_fixed_steps_draw_what_plain_decoding_draws(look_every: int, top_p: bool
     expected, drawn = plain.generate(requests), fixed.generate(requests)
     assert [(one.tokens, one.stop) for one in drawn] == [(one.tokens, one.stop) for one in expected]
     for one, other in zip(drawn, expected):
-        assert_close(one.logprobs, other.logprobs, 1e-5, "RMSNorm rounds to fp32 inside, the rest is float64")
+        assert_close(one.logprobs, other.logprobs, 5e-5, "transformers' RMSNorm rounds to fp32, the fused one does not")
     ends = {StopReason.EOS, StopReason.LENGTH} | (set() if top_p else {StopReason.REPETITION})
     assert {one.stop for one in drawn} >= ends
     sizes = {size for steps in recorded(fixed) for size in steps}
@@ -92,7 +92,9 @@ def test_fixed_steps_draw_what_plain_decoding_draws(look_every: int, top_p: bool
 
 
 def test_half_precision_masks_and_scores_agree_in_dtype() -> None:
+    """With transformers' layers; test_fused.py measures the rounding of fused ones."""
     plain, fixed = sessions(torch.bfloat16, 8)
+    fixed.fused = None
     requests = requests_of(40)
     pairs = list(zip(plain.generate(requests), fixed.generate(requests)))
     assert sum(one.tokens == other.tokens for one, other in pairs) >= 20, "others round a number across a boundary"
