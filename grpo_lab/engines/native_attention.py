@@ -33,9 +33,9 @@ def decode_attention(
 ) -> tuple[Tensor, None]:
     """transformers' attention function: queries [R, H, 1, D] over keys and values [R, KV, S, D] give [R, 1, H, D].
 
-    `attention_mask` [R, 1, 1, S] is True at positions a row may attend to. Three cases use transformers' own function:
-    more than one query; on a CPU, dtypes whose softmax PyTorch's kernel computes in a wider type; and the first token
-    of a text, where a row that is all padding has nothing to attend to.
+    `attention_mask` [R, 1, 1, S] is True at positions a row may attend to, or is added to the scores. Three cases use
+    transformers' own function: more than one query; on a CPU, dtypes whose softmax PyTorch's kernel computes in a wider
+    type; and the first token of a text, where a row that is all padding has nothing to attend to.
     """
     rows, heads, queries, width = query.shape
     first, plain = key.shape[2] == 1, query.device.type == "cpu" and query.dtype.itemsize >= 4
@@ -46,7 +46,8 @@ def decode_attention(
     grouped = query.view(rows, key.shape[1], heads // key.shape[1], width)  # group the heads that share keys
     scores = torch.matmul(grouped, key.transpose(2, 3)) * (width**-0.5 if scaling is None else scaling)
     if attention_mask is not None:
-        scores = scores.masked_fill(~attention_mask, -torch.inf)
+        added = attention_mask.is_floating_point()
+        scores = scores + attention_mask if added else scores.masked_fill(~attention_mask, -torch.inf)
     mixed = torch.matmul(scores.softmax(dim=-1), value)
     return mixed.reshape(rows, 1, heads, -1), None
 

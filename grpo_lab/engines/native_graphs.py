@@ -1,12 +1,17 @@
 """Decoding with tensors of fixed shape and address, so that a GPU can replay a step as one CUDA graph.
 
 A small model's decoding step is hundreds of kernels of a few microseconds, and launching them one by one takes longer
-than running them. The price: attention covers the cache's full width, and ended rows are decoded in vain until half of
-all rows have ended. The recording itself has not been run on a GPU; the recorded step is tested on a CPU.
+than running them. One graph holds the model, the draw and the bookkeeping. It is recorded once for each size, a number
+of rows and a number of cached tokens that attention covers, and stays valid when the weights change in place. The
+price: a step covers the next larger size, ended rows are decoded in vain until half of all rows have ended, and the
+cache is held between two calls. Recording needs a GPU; what is recorded is tested on a CPU.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,126 +19,258 @@ from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from grpo_lab.engines.native_cache import BlockLayer, block_cache, keys_and_values, whole_text_layers
+from grpo_lab.engines.native_fused import FusedDecoder
+from grpo_lab.engines.native_sampling import BatchState, draw
 from grpo_lab.types import Bool, Float, Int, Tensor
 
 _WARM_UP = 2  # steps that kernels need to choose their algorithms before they are recorded
+_LEAST_ROWS, _LEAST_LENGTH = 8, 64
+KEPT = 1 / 8  # the share of a GPU's memory that batches may hold between two calls of `generate`
+
+
+def bucket(needed: int, least: int) -> int:
+    """The smallest of `least` times 1, 1.5, 2, 3, 4, 6, 8 ... that is at least `needed`; `least` is a power of two."""
+    size = least
+    while size < needed:
+        size *= 2
+    return size * 3 // 4 if size > least and size * 3 // 4 >= needed else size
 
 
 class FixedLayer(DynamicLayer):
-    """Keys and values [R, A, C, D] of one layer with room for C tokens; the write position is a tensor."""
+    """Keys and values [R, A, C, D] of one layer with room for C tokens; the write position is a tensor.
+
+    A step of fewer rows writes the first ones, and attention covers the first `length` tokens.
+    """
 
     keys: Tensor
     values: Tensor
 
-    def __init__(self, held: DynamicLayer, room: int, column: Int[Tensor, "1"]) -> None:
+    def __init__(self, like: DynamicLayer, rows: int, room: int, column: Int[Tensor, "1"]) -> None:
         super().__init__()
-        self.column = column
-        keys, values = keys_and_values(held)
+        keys, values = keys_and_values(like)
         self.lazy_initialization(keys, values)
-        self.keys, self.values = self._with_room(keys, room), self._with_room(values, room)
+        self.column, self.length = column, room
+        self.keys, self.values = (one.new_zeros(rows, one.shape[1], room, one.shape[3]) for one in (keys, values))
 
-    @staticmethod
-    def _with_room(states: Tensor, room: int) -> Tensor:
-        rows, heads, length, width = states.shape
-        store = states.new_zeros(rows, heads, room, width)
-        store[:, :, :length] = states
-        return store
+    def load(self, held: DynamicLayer, order: Int[Tensor, "K"]) -> None:
+        """Hold the tokens of rows `order` of another layer, and nothing else."""
+        for store, states in zip((self.keys, self.values), keys_and_values(held)):
+            store.zero_()
+            store[: len(order), :, : states.shape[2]] = states[order]
+
+    def keep(self, order: Int[Tensor, "K"], filled: int) -> None:
+        """Make row i what row order[i] was."""
+        for store in (self.keys, self.values):
+            store[: len(order), :, :filled] = store[order, :, :filled]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write the states [R, A, 1, D] of the next token; return the whole storage [R, A, C, D]."""
-        self.keys.index_copy_(2, self.column, key_states)
-        self.values.index_copy_(2, self.column, value_states)
-        return self.keys, self.values
+        """Write the states [K, A, 1, D] of the next token; return the keys and values [K, A, length, D]."""
+        keys, values = (store[: len(key_states)] for store in (self.keys, self.values))
+        keys.index_copy_(2, self.column, key_states)
+        values.index_copy_(2, self.column, value_states)
+        return keys[:, :, : self.length], values[:, :, : self.length]
 
 
-class FixedStep:
-    """A decoding step of one token for each of R rows.
+class FixedBatch:
+    """Room for R rows of C cached tokens, of which T are sampled, and the steps recorded for it.
 
-    `cache` holds S tokens per row; `visible` is False at padding.
+    Load one wave of requests after the other. `state` holds what was sampled.
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
+        fused: FusedDecoder | None,
+        stop_ids: Int[Tensor, "K"],
+        like: DynamicCache,
+        rows: int,
+        room: int,
+        tokens: int,
+        logprob_dtype: torch.dtype,
+    ) -> None:
+        self.model, self.fused, self.stop_ids, self.device = model, fused, stop_ids, stop_ids.device
+        self.rows, self.room, self.width = _capacity(rows, room, tokens)
+        self.column, self.position, self.last_position = (self._zeros(1) for _ in range(3))
+        self.cache = block_cache(model.config)
+        self.layers = [FixedLayer(one, self.rows, self.room, self.column) for one in whole_text_layers(like)]
+        self.cache.layers[:] = self.layers
+        self.hidden = self.layers[0].keys.new_zeros(self.rows, 1, 1, self.room)  # added to attention scores
+        self.ids, self.positions = self._zeros(self.rows, 1), self._zeros(self.rows, 1)
+        self.state = self._empty_state(logprob_dtype)
+        self.logits: Tensor | None = None  # where the draw is no part of the step
+        self.steps: dict[tuple[int, int, bool], Callable[[], None]] = {}
+        self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+
+    def _zeros(self, *shape: int) -> Int[Tensor, "..."]:
+        return torch.zeros(*shape, dtype=torch.long, device=self.device)
+
+    def _empty_state(self, logprob_dtype: torch.dtype) -> BatchState:
+        def floats(dtype: torch.dtype, *shape: int) -> Tensor:
+            return torch.ones(self.rows, *shape, dtype=dtype, device=self.device)
+
+        whole = {name: self._zeros(self.rows) for name in ("budgets", "patience", "sure_for", "lengths")}
+        return BatchState(
+            noise=floats(torch.float64, self.width), temperatures=floats(torch.float32), top_ps=floats(torch.float32),
+            sure=floats(torch.float64), looped=floats(torch.bool), tokens=self._zeros(self.rows, self.width),
+            logprobs=floats(logprob_dtype, self.width), **whole,
+        )  # fmt: skip
+
+    def fits(self, rows: int, room: int, tokens: int) -> bool:
+        """Whether a wave of `rows` requests, `room` cached and `tokens` sampled tokens has room here."""
+        needed = _capacity(rows, room, tokens)
+        return all(one <= own for one, own in zip(needed, (self.rows, self.room, self.width)))
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of the cache, by far the largest part."""
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers)
+
+    def load(
+        self,
+        state: BatchState,
         cache: DynamicCache,
         visible: Bool[Tensor, "R S"],
         positions: Int[Tensor, "R 1"],
         last_position: int,
-        further: int,
+        logits: Float[Tensor, "R V"],
+        cuts: bool,
     ) -> None:
-        (rows, length), device = visible.shape, positions.device
-        room = length + further + _WARM_UP
-        self.model, self.last_position = model, last_position
-        self.column = torch.tensor([length], device=device)
-        self.cache = block_cache(model.config)
-        self.cache.layers[:] = [FixedLayer(layer, room, self.column) for layer in whole_text_layers(cache)]
-        self.visible = torch.zeros(rows, 1, 1, room, dtype=torch.bool, device=device)
-        self.visible[:, 0, 0, :length] = visible
-        self.positions = positions.clone()
-        self.ids = torch.zeros(rows, 1, dtype=torch.long, device=device)
-        self.graph: torch.cuda.CUDAGraph | None = None
-        if device.type == "cuda":
-            self._record()
+        """Begin with rows whose prompts were prefilled, and draw their first token.
 
-    def __call__(self, drawn: Int[Tensor, "R"]) -> Float[Tensor, "R V"]:
-        """Feed one token per row and return the next token's logits. The next call overwrites them."""
-        self.ids.copy_(drawn[:, None])
-        if self.graph is None:
-            return self._step()
-        self.graph.replay()
-        return self.logits
+        `cache` holds S tokens per row; `visible` is False at padding. `cuts`: whether some row has a top-p below 1.
+        """
+        self.filled, self.cuts = cache.get_seq_length(), cuts
+        if cuts and self.logits is None:
+            self.logits = logits.new_zeros(self.rows, logits.shape[1])
+        order = self._take_rows(list(range(len(logits))))
+        for name, held in vars(state).items():
+            own = vars(self.state)[name][: self.active]
+            (own[:, : state.width] if own.ndim == 2 else own).copy_(held[order])
+        for layer, held in zip(self.layers, whole_text_layers(cache)):
+            layer.load(held, order)
+        self.hidden.fill_(-torch.inf)
+        self.hidden[: self.active, 0, 0, : self.filled].masked_fill_(visible[order], 0.0)
+        self.positions[: self.active] = positions[order]
+        for tensor, value in ((self.column, self.filled), (self.position, 0), (self.last_position, last_position)):
+            tensor.fill_(value)
+        self._sample(logits[order], self.active)
 
-    def keep(self, rows: Int[Tensor, "K"], further: int) -> FixedStep:
-        """A step for these rows alone, with room for `further` more tokens."""
-        length = int(self.column)
-        held = block_cache(self.model.config)
-        for own, layer in zip(whole_text_layers(held), whole_text_layers(self.cache)):
-            keys, values = keys_and_values(layer)
-            own.update(keys[rows, :, :length], values[rows, :, :length])
-        visible = self.visible[rows, 0, 0, :length]
-        return FixedStep(self.model, held, visible, self.positions[rows], self.last_position, further)
+    def _take_rows(self, rows: list[int]) -> Int[Tensor, "K"]:
+        """These rows and, up to the next size, the last of them again: what copies sample is never read."""
+        self.active = bucket(len(rows), _LEAST_ROWS)
+        return torch.tensor(rows + rows[-1:] * (self.active - len(rows)), device=self.device)
 
-    def _step(self) -> Float[Tensor, "R V"]:
-        self.visible.index_fill_(3, self.column, True)
-        output = self.model(
-            input_ids=self.ids,
-            attention_mask=self.visible,
-            position_ids=self.positions,
-            past_key_values=self.cache,
-            use_cache=True,
-        )
+    def keep(self, rows: list[int]) -> None:
+        """Go on with these rows alone, in this order from row 0 on."""
+        order = self._take_rows(rows)
+        for tensor in (*vars(self.state).values(), self.ids, self.positions, self.hidden):
+            tensor[: self.active] = tensor[order]
+        for layer in self.layers:
+            layer.keep(order, self.filled)
+
+    def step(self) -> None:
+        """Feed the last token of every row and draw the next."""
+        size = (self.active, bucket(self.filled + 1, _LEAST_LENGTH), self.cuts)
+        if size not in self.steps:
+            run = partial(self._step, *size)
+            self.steps[size] = self._recorded(run) if self.device.type == "cuda" else run
+        self.steps[size]()
+        if self.logits is not None and self.cuts:
+            self._sample(self.logits[: self.active], self.active)
+        self.filled += 1
+
+    def _step(self, rows: int, length: int, cuts: bool) -> None:
+        """What is recorded: all of a step, except that top-p waits for the GPU, so that its draw comes after."""
+        logits = self._feed(rows, length)
+        if self.logits is not None and cuts:
+            self.logits[:rows] = logits
+        else:
+            self._sample(logits, rows)
+
+    def _feed(self, rows: int, length: int) -> Float[Tensor, "R V"]:
+        for layer in self.layers:
+            layer.length = length
+        hidden, positions = self.hidden[:rows], self.positions[:rows]
+        hidden.index_fill_(3, self.column, 0.0)
+        logits = self._forward(self.ids[:rows], positions, hidden[..., :length])
         self.column += 1
-        self.positions.copy_((self.positions + 1).clamp(max=self.last_position))
+        positions.copy_(torch.minimum(positions + 1, self.last_position))
+        return logits
+
+    def _forward(
+        self, ids: Int[Tensor, "R 1"], positions: Int[Tensor, "R 1"], mask: Float[Tensor, "R 1 1 S"]
+    ) -> Float[Tensor, "R V"]:
+        if self.fused is not None:
+            return self.fused(ids, positions, mask, self.layers)
+        output = self.model(
+            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=self.cache, use_cache=True
+        )
         return output.logits[:, -1]
 
-    def _record(self) -> None:
-        """Run the step until it is warm, record it, and restore the state before it.
+    def _sample(self, logits: Float[Tensor, "R V"], rows: int) -> None:
+        """Draw one token per row and note it, and which rows it ends."""
+        state = self.state.first(rows)
+        noise = state.noise.index_select(1, self.position).squeeze(1)
+        drawn, logprobs = draw(logits, noise, state.temperatures, state.top_ps if self.cuts else None, by_blocks=True)
+        state.tokens.index_copy_(1, self.position, drawn[:, None])
+        state.logprobs.index_copy_(1, self.position, logprobs[:, None])
+        self.ids[:rows] = drawn[:, None]
+        self.position += 1
+        state.sure_for.copy_((state.sure_for + 1) * (logprobs > state.sure))
+        looped = state.sure_for >= state.patience
+        ends = (drawn[:, None] == self.stop_ids).any(dim=1) | looped | (self.position >= state.budgets)
+        ends &= state.lengths == 0
+        state.lengths.copy_(torch.where(ends, self.position, state.lengths))
+        state.looped.logical_or_(ends & looped)
 
-        What it wrote to the cache may stay, because columns beyond the last are masked. Deterministic algorithms are
-        off meanwhile: they would sort the write positions, and here each position is written once.
+    def _recorded(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Run a step until it is warm, restore the state before it, and record it.
+
+        What it wrote to the cache, tokens and log-probs may stay: it is masked or overwritten. Deterministic algorithms
+        are off meanwhile: they would sort the write positions, and here each position is written once.
         """
         strict = torch.are_deterministic_algorithms_enabled()
         only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
         torch.use_deterministic_algorithms(False)
         try:
-            self._warm_up_and_capture()
+            return self._warm_up_and_capture(run)
         finally:
             torch.use_deterministic_algorithms(strict, warn_only=only_warns)
 
-    def _warm_up_and_capture(self) -> None:
-        state = (self.visible, self.column, self.positions)
+    def _warm_up_and_capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        state = (
+            self.hidden, self.column, self.position, self.positions, self.ids, self.state.sure_for, self.state.lengths,
+            self.state.looped,
+        )  # fmt: skip
         before = [tensor.clone() for tensor in state]
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             for _ in range(_WARM_UP):
-                self._step()
+                run()
         torch.cuda.current_stream().wait_stream(aside)
         for tensor, value in zip(state, before):
             tensor.copy_(value)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.logits = self._step()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            run()
+        return graph.replay
+
+
+def _capacity(rows: int, room: int, tokens: int) -> tuple[int, int, int]:
+    """The sizes of a batch; warming up writes beyond the last token."""
+    room, tokens = (bucket(size + _WARM_UP, _LEAST_LENGTH) for size in (room, tokens))
+    return bucket(rows, _LEAST_ROWS), room, tokens
+
+
+def worth_keeping(batches: list[FixedBatch], limit: float) -> list[FixedBatch]:
+    """The batches themselves, or none if together they hold more than `limit` bytes, which training may need."""
+    return batches if sum(batch.held_bytes for batch in batches) <= limit else []
+
+
+def most_bytes(device: torch.device) -> float:
+    """How many bytes batches may hold between two calls of `generate`."""
+    return KEPT * torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else math.inf
 
 
 def check_graphs(config: PreTrainedConfig, device: torch.device) -> None:

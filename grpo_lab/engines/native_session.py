@@ -10,19 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from grpo_lab.engines.base import EngineSession, all_ended, already_ended, check_names
 from grpo_lab.engines.native_attention import use_decode_attention
 from grpo_lab.engines.native_cache import arrange_rows, block_cache, cache_name, placed, recurrent
-from grpo_lab.engines.native_graphs import FixedStep, check_graphs
-from grpo_lab.engines.native_sampling import draw, read_texts
+from grpo_lab.engines.native_fused import fused
+from grpo_lab.engines.native_graphs import FixedBatch, check_graphs, most_bytes, worth_keeping
+from grpo_lab.engines.native_sampling import BatchState, draw, read_texts, remaining
 from grpo_lab.engines.native_stream import NativeStream
 from grpo_lab.policy.model_folder import stop_token_ids
 from grpo_lab.policy.models import load_model, moved, round_weights, widen
-from grpo_lab.seeding import token_uniforms
 from grpo_lab.tracking.activity import Sampling, sampling
 from grpo_lab.tricks.precision import LmHead, Precision
 from grpo_lab.types import Completion, Float, Int, OnFinish, Request, StopReason, Tensor
@@ -66,6 +65,9 @@ class NativeSession(EngineSession):
         self.look_every = 1 if self.device.type == "cpu" else LOOK_EVERY
         # To find the responses that still agree takes a look at every token, for which a GPU would have to wait.
         self.shares_rows = self.device.type == "cpu" and not fixed_shapes
+        self.draws_by_blocks = self.device.type != "cpu"
+        self.fused = fused(model) if fixed_shapes else None
+        self.fixed_batches = list[FixedBatch]()
         self.version = 0
         self.recurrent = recurrent(model.config)
         self.logprob_dtype = widen(next(model.parameters())[:0]).dtype
@@ -85,7 +87,8 @@ class NativeSession(EngineSession):
         return NativeStream(self)
 
     def close(self) -> None:
-        del self.model
+        self.fixed_batches.clear()
+        del self.model, self.fused
 
     @torch.inference_mode()
     def generate(self, requests: Sequence[Request], on_finish: OnFinish | None = None) -> list[Completion]:
@@ -96,17 +99,30 @@ class NativeSession(EngineSession):
             # Waves of similar budget and context length leave few rows over and need little padding; those of one
             # context share rows. The order cannot change any response. With `on_finish` the given order stays: it
             # decides who starts first, and continued responses must not wait behind new ones.
-            order.sort(key=lambda i: (_remaining(requests[i]), _context(requests[i]), _text(requests[i])))
-        with sampling([_remaining(request) for request in requests]) as shown:
+            order.sort(key=lambda i: (remaining(requests[i]), _context(requests[i]), _text(requests[i])))
+        with sampling([remaining(request) for request in requests]) as shown:
             for index in set(range(len(requests))).difference(order):
                 shown.end(index)
             for wave in self._waves(requests, order, 1 if on_finish or not self.shares_rows else SHARED):
                 wave = [i for i in wave if i not in aborted]
                 if wave:
                     _Wave(self, [requests[i] for i in wave], wave).run(results, aborted, on_finish, shown)
+        self.fixed_batches = worth_keeping(self.fixed_batches, most_bytes(self.device))
         for index in aborted:
             results[index] = results[index] or Completion((), (), (), StopReason.ABORTED)
         return all_ended(results)
+
+    def fixed_batch(self, cache: DynamicCache, rows: int, tokens: int) -> FixedBatch:
+        """A batch with room for `rows` rows of `tokens` more tokens; recorded steps go on from one call to the next."""
+        room = cache.get_seq_length() + tokens
+        for batch in self.fixed_batches:
+            if batch.fits(rows, room, tokens):
+                return batch
+        # The oldest goes before its successor is made: both might not fit into a GPU.
+        self.fixed_batches = self.fixed_batches[-1:]
+        batch = FixedBatch(self.model, self.fused, self.stop_ids, cache, rows, room, tokens, self.logprob_dtype)
+        self.fixed_batches.append(batch)
+        return batch
 
     def _waves(self, requests: Sequence[Request], order: Sequence[int], shared: int) -> Iterator[list[int]]:
         """Parts of `order` that decode together: up to `max_rows` contexts, and `shared` times as many requests.
@@ -134,10 +150,6 @@ def _context(request: Request) -> int:
     return len(request.prompt) + len(request.prefix)
 
 
-def _remaining(request: Request) -> int:
-    return request.params.max_tokens - len(request.prefix)
-
-
 class _Wave:
     """Requests that decode together.
 
@@ -146,83 +158,94 @@ class _Wave:
 
     def __init__(self, session: NativeSession, requests: list[Request], indices: list[int]) -> None:
         self.session, self.requests, self.indices = session, requests, indices
-        device = session.device
-        remaining = [_remaining(request) for request in requests]
-        width = max(remaining)
-        noise = np.zeros((len(requests), width))
-        for row, request in enumerate(requests):
-            noise[row, : remaining[row]] = token_uniforms(request.noise, len(request.prefix), request.params.max_tokens)
-        self.noise = torch.from_numpy(noise).to(device)
-        self.budgets = torch.tensor(remaining, device=device)
-        self.temperatures = torch.tensor([r.params.temperature for r in requests], device=device)
-        self.top_ps = torch.tensor([r.params.top_p for r in requests], device=device)
-        limits = [r.params.stop_when_sure for r in requests]
-        self.patience = torch.tensor([width + 1 if one is None else one.tokens for one in limits], device=device)
-        sure = [1.0 if one is None else one.probability for one in limits]
-        self.sure = torch.tensor(sure, dtype=torch.float64, device=device).log()
-        self.sure_for = torch.zeros(len(requests), dtype=torch.long, device=device)
-        self.lengths = torch.zeros(len(requests), dtype=torch.long, device=device)  # 0 until the row has ended
-        self.looped = torch.zeros(len(requests), dtype=torch.bool, device=device)
+        self.state = BatchState.of(requests, session.device, session.logprob_dtype)
         self.cuts = any(r.params.top_p < 1 for r in requests)
-        self.tokens = torch.zeros(len(requests), width, dtype=torch.long, device=device)
-        self.logprobs = torch.zeros(len(requests), width, dtype=session.logprob_dtype, device=device)
 
     def run(
         self, results: list[Completion | None], aborted: set[int], on_finish: OnFinish | None, shown: Sampling
     ) -> None:
         """Decode until every row has ended, filling `results` at the wave's indices."""
+        if self.session.fixed_shapes and on_finish is None:
+            self._run_fixed(results, shown)
+            return
         logits, rows = self._prefill()
-        fixed = self._fixed_step() if self.session.fixed_shapes and on_finish is None else None
         # `on_finish` may abort other rows as soon as one ends, so then every step checks.
         look_every = self.session.look_every if on_finish is None else 1
         alive = torch.arange(len(self.requests), device=self.session.device)
-        position = 0
+        state, position = self.state, 0
         while alive.numel():
-            top_ps = self.top_ps[alive] if self.cuts else None
-            drawn, logprobs = draw(logits[rows], self.noise[alive, position], self.temperatures[alive], top_ps)
-            self.tokens[alive, position], self.logprobs[alive, position] = drawn, logprobs
+            top_ps = state.top_ps[alive] if self.cuts else None
+            noise, by_blocks = state.noise[alive, position], self.session.draws_by_blocks
+            drawn, logprobs = draw(logits[rows], noise, state.temperatures[alive], top_ps, by_blocks)
+            state.tokens[alive, position], state.logprobs[alive, position] = drawn, logprobs
             position += 1
             shown.grow(position * len(alive))
-            self.sure_for[alive] = torch.where(logprobs > self.sure[alive], self.sure_for[alive] + 1, 0)
+            state.sure_for[alive] = torch.where(logprobs > state.sure[alive], state.sure_for[alive] + 1, 0)
             stopped = torch.isin(drawn, self.session.stop_ids)
-            looped = self.sure_for[alive] >= self.patience[alive]
-            going = self.lengths[alive] == 0
-            ends = going & (stopped | looped | (position >= self.budgets[alive]))
-            self.lengths[alive] += ends * position
-            self.looped[alive] |= ends & looped
-            ended = self.lengths[alive] > 0
-            looks = position % look_every == 0 or position == self.tokens.shape[1]
-            if looks and fixed is not None:
-                looks = 2 * int(ended.sum()) >= len(ended)
+            looped = state.sure_for[alive] >= state.patience[alive]
+            going = state.lengths[alive] == 0
+            ends = going & (stopped | looped | (position >= state.budgets[alive]))
+            state.lengths[alive] += ends * position
+            state.looped[alive] |= ends & looped
+            ended = state.lengths[alive] > 0
+            looks = position % look_every == 0 or position == state.width
             leave = False
             if looks and ended.any():
-                for row, length, in_a_loop in zip(
-                    alive[ended].tolist(), self.lengths[alive[ended]].tolist(), self.looped[alive[ended]].tolist()
-                ):
-                    reason = StopReason.REPETITION if in_a_loop else StopReason.LENGTH
-                    by_itself = int(self.tokens[row, length - 1]) in self.session.stop_set
-                    completion = self._completion(row, length, StopReason.EOS if by_itself else reason)
-                    results[self.indices[row]] = completion
-                    shown.end(self.indices[row])
+                for index, completion in self._ended(state, alive[ended].tolist(), alive[ended].tolist()):
+                    results[index] = completion
+                    shown.end(index)
                     if on_finish is not None:
-                        aborted.update(on_finish(self.indices[row], completion))
+                        aborted.update(on_finish(index, completion))
                 keep = ~ended
                 if aborted:
                     keep &= self._drop_aborted(alive, ended, position, results, aborted)
                 if not keep.any():
                     return
                 leave, alive, rows, drawn = True, alive[keep], rows[keep], drawn[keep]
-            if fixed is not None:
-                if leave:
-                    fixed = fixed.keep(rows, self.tokens.shape[1] - position)
-                    rows = torch.arange(len(rows), device=rows.device)
-                logits = fixed(drawn)
-                continue
             if self.session.shares_rows or leave:
                 rows = self._arrange(rows, drawn)
             fed = drawn.new_zeros(len(self.next_positions))
             fed[rows] = drawn
             logits = self._decode(fed)
+
+    def _run_fixed(self, results: list[Completion | None], shown: Sampling) -> None:
+        """`run` by steps that a GPU replays; ended rows leave once half of all have ended."""
+        logits, _ = self._prefill()
+        visible = self.next_positions.new_ones(len(logits), 1) if self.mask is None else self.mask
+        batch = self.session.fixed_batch(self.cache, len(logits), self.state.width)
+        batch.load(self.state, self.cache, visible.bool(), self.next_positions, self.last_position, logits, self.cuts)
+        alive, position = list(range(len(logits))), 1
+        while True:
+            shown.grow(position * len(alive))
+            if position % self.session.look_every == 0 or position == self.state.width:
+                lengths = batch.state.lengths[: len(alive)].tolist()
+                ended = [row for row, length in enumerate(lengths) if length]
+                if 2 * len(ended) >= len(alive):
+                    for index, completion in self._ended(batch.state, ended, [alive[row] for row in ended]):
+                        results[index] = completion
+                        shown.end(index)
+                    kept = [row for row, length in enumerate(lengths) if not length]
+                    if not kept:
+                        return
+                    alive = [alive[row] for row in kept]
+                    batch.keep(kept)
+            batch.step()
+            position += 1
+
+    def _ended(self, state: BatchState, rows: list[int], places: list[int]) -> Iterator[tuple[int, Completion]]:
+        """The index and completion of each ended row of `state`; `places`: which request of the wave it is."""
+        lengths, looped = state.lengths[rows].tolist(), state.looped[rows].tolist()
+        longest = max(lengths)
+        tokens, logprobs = state.tokens[rows, :longest].tolist(), state.logprobs[rows, :longest].tolist()
+        for row, place in enumerate(places):
+            length = lengths[row]
+            drawn, reason = tuple(tokens[row][:length]), StopReason.LENGTH
+            if drawn[-1] in self.session.stop_set:
+                reason = StopReason.EOS
+            elif looped[row]:
+                reason = StopReason.REPETITION
+            versions = (self.session.version,) * length
+            yield self.indices[place], Completion(drawn, tuple(logprobs[row][:length]), versions, reason)
 
     def _arrange(self, rows: Int[Tensor, "R"], drawn: Int[Tensor, "R"]) -> Int[Tensor, "R"]:
         """Drop rows that no request continues, and split those whose requests drew different tokens.
@@ -249,17 +272,13 @@ class _Wave:
         keep = torch.ones_like(ended)
         for place, (row, is_ended) in enumerate(zip(alive.tolist(), ended.tolist())):
             if not is_ended and self.indices[row] in aborted:
-                results[self.indices[row]] = self._completion(row, position, StopReason.ABORTED)
+                tokens, logprobs = self.state.tokens[row, :position], self.state.logprobs[row, :position]
+                results[self.indices[row]] = Completion(
+                    tuple(tokens.tolist()), tuple(logprobs.tolist()), (self.session.version,) * position,
+                    StopReason.ABORTED,
+                )  # fmt: skip
                 keep[place] = False
         return keep
-
-    def _completion(self, row: int, length: int, reason: StopReason) -> Completion:
-        return Completion(
-            tokens=tuple(self.tokens[row, :length].tolist()),
-            logprobs=tuple(self.logprobs[row, :length].tolist()),
-            weight_versions=(self.session.version,) * length,
-            stop=reason,
-        )
 
     def _prefill(self) -> tuple[Float[Tensor, "B V"], Int[Tensor, "R"]]:
         """Prefill each distinct context once, left-padded. Returns logits by row, and the row of each request."""
@@ -275,17 +294,8 @@ class _Wave:
         self.mask = mask if (mask == 0).any() else None
         self.next_positions = mask.sum(dim=1, keepdim=True)
         # An ended row that was not yet noticed must not advance beyond the model's last position.
-        self.last_position = max(_context(request) + _remaining(request) for request in self.requests) - 1
+        self.last_position = max(_context(request) + remaining(request) for request in self.requests) - 1
         return logits, rows
-
-    def _fixed_step(self) -> FixedStep:
-        """The decoding step after prefill, in tensors that keep their shapes."""
-        rows, length = self.budgets.shape[0], self.cache.get_seq_length()
-        visible = self.budgets.new_ones(rows, length) if self.mask is None else self.mask
-        return FixedStep(
-            self.session.model, self.cache, visible.bool(), self.next_positions, self.last_position,
-            self.tokens.shape[1],
-        )  # fmt: skip
 
     def _decode(self, drawn: Int[Tensor, "R"]) -> Float[Tensor, "R V"]:
         """Feed one token per row and return the next token's logits."""

@@ -1,0 +1,117 @@
+"""One new token per row through a Llama-shaped decoder, in as few kernels as plain PyTorch has for it.
+
+transformers' layers are 41 small kernels each, and a GPU decodes a small model no faster than it begins them. Here a
+layer is 14: one product for queries, keys and values, one for gate and up, norms and residuals inside other kernels.
+Rounding in half precision differs from transformers' as two kernels' does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from grpo_lab.engines.native_attention import shared_keys_attention
+from grpo_lab.types import Float, Int, Tensor
+
+# Decoders of norm, attention with rotary positions, norm and gated MLP; tests/engines/test_fused.py compares each.
+FUSED = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
+
+
+class FusedDecoder:
+    """The decoding step of a model of `FUSED`, with the model's own weights.
+
+    Weights that are multiplied together become neighbours in memory. The model's parameters stay, as views of them.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.layers = model, [_FusedLayer(layer) for layer in model.model.layers]
+
+    def __call__(
+        self,
+        ids: Int[Tensor, "R 1"],
+        positions: Int[Tensor, "R 1"],
+        mask: Float[Tensor, "R 1 1 S"],
+        cache: Sequence[DynamicLayer],
+    ) -> Float[Tensor, "R V"]:
+        """Feed one token per row, write it to the cache, and return the next token's logits.
+
+        `mask` is added to the scores of the cache's S tokens.
+        """
+        states = self.model.model.embed_tokens(ids)
+        cosines, sines = self.model.model.rotary_emb(states, positions)
+        first, second = sines.chunk(2, dim=-1)
+        sines, states = torch.cat([-first, second], dim=-1), states.squeeze(1)
+        for layer, held in zip(self.layers, cache):
+            states = layer(states, cosines, sines, mask, held)
+        return self.model.lm_head(_normed(self.model.model.norm, states))
+
+
+class _FusedLayer:
+    def __init__(self, layer: Any) -> None:
+        self.attention, self.mlp = layer.self_attn, layer.mlp
+        self.before, self.between = layer.input_layernorm, layer.post_attention_layernorm
+        self.width = self.attention.head_dim
+        self.projected = _joined(self.attention.q_proj, self.attention.k_proj, self.attention.v_proj)
+        self.gate_and_up = _joined(self.mlp.gate_proj, self.mlp.up_proj)
+        self.heads = [self.attention.q_proj.out_features // self.width]
+        self.heads += 2 * [self.attention.k_proj.out_features // self.width]
+
+    def __call__(
+        self,
+        states: Float[Tensor, "R H"],
+        cosines: Float[Tensor, "R 1 D"],
+        sines: Float[Tensor, "R 1 D"],
+        mask: Float[Tensor, "R 1 1 S"],
+        held: DynamicLayer,
+    ) -> Float[Tensor, "R H"]:
+        """`sines` of the first half are negative: rotating by half is rolling, with these signs."""
+        heads = F.linear(_normed(self.before, states), *self.projected).unflatten(1, (-1, self.width))
+        turned = self._scaled(heads[:, : -self.heads[2]])
+        turned = torch.addcmul(turned * cosines, turned.roll(self.width // 2, dims=2), sines)
+        query, key = turned[:, :, None].split(self.heads[:2], dim=1)
+        keys, values = held.update(key, heads[:, -self.heads[2] :, None])
+        mixed = shared_keys_attention(query, keys, values, mask, self.attention.scaling)
+        states = _added(states, mixed.flatten(1), self.attention.o_proj)
+        gate, up = F.linear(_normed(self.between, states), *self.gate_and_up).chunk(2, dim=1)
+        return _added(states, self.mlp.act_fn(gate) * up, self.mlp.down_proj)
+
+    def _scaled(self, heads: Float[Tensor, "R A D"]) -> Float[Tensor, "R A D"]:
+        """Queries and keys, normed by head where the model does that."""
+        if not hasattr(self.attention, "q_norm"):
+            return heads
+        query, key = heads.split(self.heads[:2], dim=1)
+        return torch.cat([_normed(self.attention.q_norm, query), _normed(self.attention.k_norm, key)], dim=1)
+
+
+def _normed(norm: Any, states: Tensor) -> Tensor:
+    return F.rms_norm(states, norm.weight.shape, norm.weight, norm.variance_epsilon)
+
+
+def _added(states: Float[Tensor, "R H"], inner: Float[Tensor, "R I"], last: nn.Linear) -> Float[Tensor, "R H"]:
+    """`states` plus the last product of a block, without a kernel of its own for the sum."""
+    product = torch.addmm(states, inner, last.weight.t())
+    return product if last.bias is None else product + last.bias
+
+
+def _joined(*parts: nn.Linear) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of several products of one input as one; the parts' own become views, so updates reach both."""
+    biases = [part.bias for part in parts if part.bias is not None]
+    return _neighbours([part.weight for part in parts]), _neighbours(biases) if biases else None
+
+
+def _neighbours(parameters: Sequence[Tensor]) -> Tensor:
+    whole = torch.cat([parameter.data for parameter in parameters])
+    for parameter, view in zip(parameters, whole.split([len(parameter) for parameter in parameters])):
+        parameter.data = view
+    return whole
+
+
+def fused(model: PreTrainedModel) -> FusedDecoder | None:
+    """The model's fused decoding step, or None if it has none."""
+    return FusedDecoder(model) if type(model).__name__ in FUSED else None
