@@ -51,7 +51,7 @@ def per_token(fixed: bool, top_p: float) -> tuple[Counter[str], Counter[str]]:
 def batch() -> FixedBatch:
     """The batch that a GPU records, of 30 layers in the sizes of SmolLM2-135M in bf16, with prompts in its cache."""
     with torch.inference_mode(), META:
-        model = LlamaForCausalLM(LIKE_SMOLLM2).to(torch.bfloat16).eval()
+        model = LlamaForCausalLM(LIKE_SMOLLM2).bfloat16().eval()
         use_decode_attention(model)
         cache = block_cache(model.config, ROWS)
         model(input_ids=torch.zeros(ROWS, PROMPT, dtype=torch.long), past_key_values=cache, use_cache=True)
