@@ -28,7 +28,7 @@ TINY = "budget.amount=2,evaluation=brief,world=tiny"  # overrides, and the name 
 SMALL_STUDY = (
     "model=hf", "device=cpu", "engine=native", "seed=0", "budget.amount=2", "evaluation.every=2",
     "hydra.launcher.workers=2", "problems_per_step=16", "group_size=2", "microbatch_tokens=512",
-    "task.response_tokens=80", "task.downstream_response_tokens=16", "task.train_size=40", "task.probe_size=4",
+    "task.response_tokens=80", "task.downstream_response_tokens=16", "task.train_size=160", "task.probe_size=4",
     "task.heldout_size=8", "task.downstream_size=4", "evaluation.probe_problems=4", "evaluation.heldout_problems=4",
     "evaluation.ends_heldout_problems=8", "evaluation.downstream_problems=4",
 )  # fmt: skip
@@ -51,7 +51,7 @@ def study_commands(python: str, folder: Path, *only: str) -> Iterator[list[str]]
 
 def part_commands(python: str, folder: Path, parts: Sequence[str] = ()) -> Iterator[list[str]]:
     """Parts of `make gpu`, all where none is named."""
-    size = ["--device", "cpu", "--small", "--patience", "8"]
+    size = ["--device", "cpu", "--small", "--patience", "8", "--slice", "6000"]
     yield [python, str(HERE / "run.py"), *parts, *size, "--to", f"{folder / 'results.json'}"]
 
 
