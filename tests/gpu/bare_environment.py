@@ -27,8 +27,8 @@ TINY = "budget.amount=2,evaluation=brief,world=tiny"  # overrides, and the name 
 # The study at the size of a test; a random model, asked by chat, stands in for SmolLM2.
 SMALL_STUDY = (
     "model=hf", "device=cpu", "engine=native", "seed=0", "budget.amount=2", "evaluation.every=2",
-    "hydra.launcher.workers=2", "problems_per_step=16", "group_size=2", "microbatch_tokens=512",
-    "task.response_tokens=80", "task.downstream_response_tokens=16", "task.train_size=160", "task.probe_size=4",
+    "hydra.launcher.workers=2", "problems_per_step=16", "group_size=2", "microbatch_tokens=1024",
+    "task.response_tokens=320", "task.downstream_response_tokens=16", "task.train_size=160", "task.probe_size=4",
     "task.heldout_size=8", "task.downstream_size=4", "evaluation.probe_problems=4", "evaluation.heldout_problems=4",
     "evaluation.ends_heldout_problems=8", "evaluation.downstream_problems=4",
 )  # fmt: skip
