@@ -70,7 +70,9 @@ def test_the_same_command_goes_on_after_a_slice(tmp_path: Path, monkeypatch: pyt
     model = tmp_path / "model"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(bare.HERE), os.environ["PYTHONPATH"]])}
     subprocess.run([sys.executable, "-c", bare.MODEL, str(model)], env=environment, check=True)
-    size = [word for word in bare.SMALL_STUDY if not word.startswith("budget")] + ["budget.amount=40", "budget=steps"]
+    own = {"budget.amount": "20", "task.response_tokens": "80"}  # which override what the rehearsal sets
+    size = [word for word in bare.SMALL_STUDY if word.partition("=")[0] not in own]
+    size += [f"{key}={value}" for key, value in own.items()]
     words = ["study.py", "--runs", str(tmp_path / "runs"), "--only", "gpu_real", "--to", str(tmp_path / "data")]
     words += [*size, f"model.path={model}"]
     monkeypatch.setenv("PYTHONPATH", environment["PYTHONPATH"])
