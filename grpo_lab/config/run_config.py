@@ -226,8 +226,8 @@ class RunConfig:
         return self.skip_rows_without_signal and not (reads_them or of_the_step)
 
 
-# Fields that say where and how a run is stored or computed, not what it computes: they are no part of its
-# name and may change when it resumes.
+# Keys, or their first parts, that say where and how a run is stored or computed, not what it computes: they are no part
+# of its name and may change when it resumes.
 VOLATILE = frozenset(
     {
         "runs_dir",
@@ -242,8 +242,14 @@ VOLATILE = frozenset(
         "cell",
         "design",
         "resume_with_changed_code",
+        "model.file",  # where a copy lies; its digest says which file it is
     }
 )
+
+
+def is_volatile(key: str) -> bool:
+    """Whether a dotted key, such as `tracking.uri`, is no part of a run's name and identity."""
+    return not VOLATILE.isdisjoint((key, key.split(".")[0]))
 
 
 def snake_case(name: str) -> str:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from grpo_lab.config.run_config import AXES, VOLATILE
+from grpo_lab.config.run_config import AXES, is_volatile
 from grpo_lab.tracking.names import folder_name
 
 
@@ -28,7 +28,7 @@ def run_name(recipe: str, overrides: Sequence[str]) -> str:
     for override in overrides:
         key, _, value = override.lstrip("+").partition("=")
         first = key.lstrip("~").split(".")[0]
-        if first.split("@")[0] not in VOLATILE | {"seed", "recipe", "plugins", "hydra"}:
+        if not is_volatile(key.lstrip("~").split("@")[0]) and first not in {"seed", "recipe", "plugins", "hydra"}:
             chosen.append((first not in AXES, f"{key}={_canonical(value)}"))
     return folder_name([recipe, *(word for _, word in sorted(chosen))])
 

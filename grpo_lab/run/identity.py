@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from grpo_lab.config.run_config import VOLATILE, RunConfig, flat
+from grpo_lab.config.run_config import RunConfig, flat, is_volatile
 from grpo_lab.tasks.tables import fingerprint, overlaps
 from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.passwords import masked
@@ -29,7 +29,7 @@ def run_identity(config: DictConfig, device: str | None) -> dict[str, Any]:
     return ({} if device is None else {"device": device}) | {
         key: value
         for key, value in (flat(config) | classes).items()
-        if key.split(".")[0] not in VOLATILE | {"hydra", "plugins"}
+        if not is_volatile(key) and key.split(".")[0] not in ("hydra", "plugins")
     }
 
 
@@ -47,7 +47,7 @@ def recorded_identity(described: Mapping[str, Any]) -> dict[str, Any]:
     """The identity in a run.json under today's key names, without keys that are volatile by now."""
     there = with_config_keys(described["identity"])
     # The kind of device is part of it still.
-    return {key: value for key, value in there.items() if key == "device" or key.split(".")[0] not in VOLATILE}
+    return {key: value for key, value in there.items() if key == "device" or not is_volatile(key)}
 
 
 def check_folder(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from grpo_lab.run.no_signal import has_signal, no_signal_text
 from grpo_lab.run.state import RunState
 from grpo_lab.tracking import interrupt
 from grpo_lab.tracking.activity import current, doing
-from grpo_lab.tracking.metrics import FURTHER_SUITES, SUITES, check, is_touched
+from grpo_lab.tracking.metrics import FURTHER_SUITES, GPU_PEAK, SUITES, check, is_touched
 from grpo_lab.tracking.mlflow_mirror import Tracking
 from grpo_lab.tracking.progress import RunProgress, Unshown, describe_stages
 from grpo_lab.tracking.run_log import RunLog, UnwrittenLog
@@ -155,6 +155,8 @@ class Recorder:
         timing |= speed | {"time/log": self.seconds_logging}
         started = time.perf_counter()
         timing["budget/device_seconds"] = ledger.device_seconds
+        if state.device.type == "cuda":
+            timing[GPU_PEAK] = torch.cuda.max_memory_reserved(state.device) / 2**30
         self.log.write_step(step, check(numbers), check(timing))
         self._keep_best(state, numbers)
         told = ranks.gathered((time.monotonic() - self.saved_at, interrupt.asked()))  # so that all save together

@@ -16,8 +16,8 @@ from omegaconf import DictConfig
 from grpo_lab.config.additions import ALL
 from grpo_lab.config.design import Kind
 from grpo_lab.config.overrides import in_one_line
-from grpo_lab.config.run_config import VOLATILE
-from grpo_lab.sweeps.cells import BASE, key_of, seed_of, shown_words, values_of
+from grpo_lab.config.run_config import is_volatile
+from grpo_lab.sweeps.cells import BASE, is_hidden, key_of, seed_of, shown_words, values_of
 from grpo_lab.tracking import names
 
 _AXIS = "sampled_tokens"  # on which arms are compared, as in a sweep without a design
@@ -46,7 +46,7 @@ def exploratory(
     seeds = [seed_of(word) for word in choices.pop("seed", [])]
     bases = choices.pop(BASE) if len(choices.get(BASE, ())) > 1 else []
     swept = {key: words for key, words in choices.items() if len(words) > 1}
-    hidden = [key for key in choices if key.split(".")[0] in VOLATILE | {"plugins"} and key not in swept]
+    hidden = [key for key in choices if (is_volatile(key) or key.split(".")[0] == "plugins") and key not in swept]
     left = [word for word in arguments if key_of(word) in hidden]
     base = [word for key, (word, *_) in choices.items() if key not in swept and key not in hidden]
     design: dict[str, Any] = {
@@ -99,7 +99,7 @@ def _overrides(addition: str | Sequence[str]) -> list[str]:
         except HydraException as error:
             raise ValueError(f"addition {word}: {in_one_line(error)}") from error
         key = override.get_key_element()
-        if key.lstrip("+~").split(".")[0] in VOLATILE | {"seed", "plugins", "hydra", "experiments"}:
+        if is_hidden(bare := key.lstrip("+~")) or bare.split(".")[0] == "experiments":
             raise ValueError(
                 f"addition {word}: {key} applies to the whole sweep, not to one arm: move it out of the list"
             )

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from grpo_lab.config.design import Design
 from grpo_lab.config.overrides import in_one_line, misnamed
 from grpo_lab.config.rules import IncompatibleRun, broken_warnings, check_compatible
-from grpo_lab.config.run_config import AXES, VOLATILE, RunConfig, to_run
+from grpo_lab.config.run_config import AXES, VOLATILE, RunConfig, is_volatile, to_run
 from grpo_lab.config.run_name import chosen_options, run_name
 from grpo_lab.policy.device import device_kind
 from grpo_lab.run.identity import check_folder, run_identity
@@ -74,6 +74,11 @@ def _runs_dir(run: RunConfig) -> Path:
 def key_of(override: str) -> str:
     """The key that a Hydra override sets."""
     return override.partition("=")[0].lstrip("+~")
+
+
+def is_hidden(key: str) -> bool:
+    """Whether a key is in no sweep's name: it says where and how runs are computed, or which of several."""
+    return is_volatile(key) or key.split(".")[0] in ("seed", "plugins", "hydra")
 
 
 def is_own(override: str) -> bool:
@@ -143,8 +148,7 @@ def sweep_name(design: Design | None, arguments: Sequence[str]) -> str:
 
 def shown_words(arguments: Sequence[str]) -> list[str]:
     """The overrides that a sweep's name shows; as in a run's name recipe and tricks first, sizes and budgets last."""
-    hidden = VOLATILE | {"seed", "plugins", "hydra"}
-    words = [word for word in arguments if not is_own(word) and key_of(word).split(".")[0] not in hidden]
+    words = [word for word in arguments if not (is_own(word) or is_hidden(key_of(word)))]
     return sorted(words, key=lambda word: (key_of(word) != "recipe", key_of(word).split(".")[0] not in AXES, word))
 
 

@@ -14,8 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-import psutil
-
 from grpo_lab.engines.base import EngineFailure
 from grpo_lab.policy import ranks
 from grpo_lab.tracking import interrupt
@@ -134,10 +132,19 @@ def _go_on() -> str:
 def _starter() -> int:
     """The process that started this one, or that started torchrun, whose process this is; 0 if that is gone."""
     parent = os.getppid()
-    if ranks.launched() == 1:
-        return parent
+    return parent if ranks.launched() == 1 else _parent_of(parent)
+
+
+def _parent_of(process: int) -> int:
+    """The process that started another one; 0 if that other one is gone."""
+    if sys.platform == "linux":
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+        return 0
+    import psutil  # where there is no /proc
+
     with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(parent).ppid()
+        return psutil.Process(process).ppid()
     return 0
 
 

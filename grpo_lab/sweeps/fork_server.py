@@ -90,23 +90,24 @@ def _environment(changed: Mapping[str, str]) -> Iterator[None]:
 
 def _be_the_cell(words: tuple[str, ...], folder: Path, environment: dict[str, str], same_threads: bool) -> None:
     """In the forked process: become the cell, with its own session, output, environment and command line."""
-    from setproctitle import setproctitle
-
+    command = cell_command(words)
+    with (folder / OUTPUT).open("ab") as output:  # before anything that can fail, so that it says why
+        write_command(output, command)
+        for stream in (1, 2):
+            os.dup2(output.fileno(), stream)
     from grpo_lab.sweeps import preload
     from grpo_lab.tracking.provenance import digest_of_sources
 
     # A server ends when nobody holds this any more: with the sweep, whose end the cells notice by it.
     os.close(forkserver._forkserver._forkserver_alive_fd)  # pyright: ignore[reportAttributeAccessIssue]
     os.setsid()  # Ctrl-C reaches only the sweep, which interrupts its cells
-    command = cell_command(words)
-    setproctitle(" ".join(command))  # what ps shows; first, since it looks for the memory of the old environment
+    with contextlib.suppress(ModuleNotFoundError):
+        from setproctitle import setproctitle
+
+        setproctitle(" ".join(command))  # what ps shows; first, since it looks for the memory of the old environment
     os.environ.clear()
     os.environ.update(environment)
     os.environ[PARENT] = str(os.getppid())
-    with (folder / OUTPUT).open("ab") as output:
-        write_command(output, command)
-        for stream in (1, 2):
-            os.dup2(output.fileno(), stream)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=False, write_through=False)  # as where it is a file from the start
     if not same_threads or digest_of_sources() != preload.SOURCES:

@@ -95,6 +95,10 @@ class Place(ABC):
         Raises OSError if it cannot, TryLater if it cannot now.
         """
 
+    def widen(self) -> str:
+        """Look whether more cells fit by now, and raise `workers` if so; returns what to say of it, or nothing."""
+        return ""
+
     def known(self, job: Job) -> Started | None:
         """The cell as an earlier sweep left it at the place, which runs it or is going to; None if it does not."""
         return None
@@ -158,6 +162,10 @@ def run_jobs(
 
     try:
         while waiting or running:
+            before = place.workers
+            if said := place.widen():
+                board.say(said)
+            free += range(before, place.workers)
             for index, job in list(waiting):
                 now = time.monotonic()
                 if not free or now < rests:

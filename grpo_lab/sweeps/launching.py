@@ -16,7 +16,7 @@ from grpo_lab.policy.device import choose_device, planned_elsewhere
 from grpo_lab.sweeps.board import Board
 from grpo_lab.sweeps.cells import Cell, compose_cells, plan_cells
 from grpo_lab.sweeps.jobs import Job, Place, run_jobs
-from grpo_lab.sweeps.local import LocalPlace, slots
+from grpo_lab.sweeps.local import LocalPlace, gpu_share, slots
 from grpo_lab.sweeps.objective import objective
 from grpo_lab.tracking.progress import clock
 
@@ -92,15 +92,21 @@ class LocalCells(CellLauncher):
         self.workers = workers
 
     def place(self, name: str, jobs: Sequence[Job], cells: Sequence[Cell]) -> Place:
-        return LocalPlace(*self._slots(cells))
+        return self._place(cells)
 
     def workers_for(self, cells: Sequence[Cell]) -> int:
-        return self._slots(cells)[0]
+        place = self._place(cells)
+        place.widen()
+        return place.workers
 
-    def _slots(self, cells: Sequence[Cell]) -> tuple[int, list[str]]:
+    def _place(self, cells: Sequence[Cell]) -> LocalPlace:
         on_cuda = any(choose_device(cell.run.device).type == "cuda" for cell in cells)
         threads = max((cell.run.threads for cell in cells), default=1)
-        return slots(self.workers, threads, on_cuda, self.processes)
+        workers, devices = slots(self.workers, threads, on_cuda, self.processes)
+        # What vLLM's own processes take is not measured.
+        measurable = self.workers is None and self.processes == 1 and all(cell.run.engine.forks for cell in cells)
+        share = gpu_share([cell.folder for cell in cells], devices, threads) if devices and measurable else None
+        return LocalPlace(workers, devices, share)
 
 
 def require_at_least_one(name: str, value: int | None, remedy: str) -> None:

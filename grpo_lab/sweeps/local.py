@@ -7,23 +7,70 @@ over from an earlier cell.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_lab.sweeps.child import open_cell
 from grpo_lab.sweeps.fork_server import fork_cell
 from grpo_lab.sweeps.jobs import Job, Place, Started
+from grpo_lab.tracking.run_reader import gpu_peak
+
+_LOOK_SECONDS = 5.0  # between two looks for the first run's measured memory
+_USABLE = 0.9  # of a GPU's memory: the rest is for what a longer response takes
+# Of a process outside torch's allocator, at most: all that a run of a small model took on an H100 (make gpu, many).
+_BESIDE_GIB = 0.9
+
+
+@dataclass(frozen=True)
+class GpuShare:
+    """How many runs may share a GPU of `total_gib`, once one of `folders` has measured its peak; `most` at most."""
+
+    folders: Sequence[Path]
+    total_gib: float
+    most: int
+
+    def measured(self) -> tuple[int, float] | None:
+        """How many runs fit, and the peak in GiB that says so; None before a run has logged its first step."""
+        peak = 0.0
+        for folder in self.folders:
+            with contextlib.suppress(OSError, ValueError):  # a damaged log measures nothing; its run says so
+                peak = max(peak, gpu_peak(folder))
+        return (self.fitting(peak), peak) if peak else None
+
+    def fitting(self, peak: float) -> int:
+        """How many runs with this peak in GiB fit, at least one."""
+        return max(1, min(self.most, int(_USABLE * self.total_gib / (peak + _BESIDE_GIB))))
 
 
 class LocalPlace(Place):
-    """Processes of this machine. `devices` are CUDA device ids for one run each, shared by slots; none for CPU."""
+    """Processes of this machine. `devices` are CUDA device ids for one run each, shared by slots; none for CPU.
 
-    def __init__(self, workers: int, devices: Sequence[str]) -> None:
-        self.workers, self.devices = workers, devices
+    With a `share`, `workers` grows once the memory of a run is measured.
+    """
+
+    def __init__(self, workers: int, devices: Sequence[str], share: GpuShare | None = None) -> None:
+        self.workers, self.devices, self.share = workers, devices, share
+        self.looks = -math.inf  # when it looks for a measurement again, on the monotonic clock
+
+    def widen(self) -> str:
+        if self.share is None or time.monotonic() < self.looks:
+            return ""
+        self.looks = time.monotonic() + _LOOK_SECONDS
+        if (measured := self.share.measured()) is None:
+            return ""
+        (runs, peak), total, self.share = measured, self.share.total_gib, None
+        self.workers = runs * len(self.devices)
+        return (
+            f"runs at a time on each GPU: {runs}, since one took {peak:.1f} GiB and up to {_BESIDE_GIB} GiB outside of "
+            f"torch, of {total:.0f} GiB; hydra.launcher.workers=N sets another number"
+        )
 
     def start(self, job: Job, slot: int) -> Started:
         devices = {"CUDA_VISIBLE_DEVICES": self.devices[slot % len(self.devices)]} if self.devices else {}
@@ -56,8 +103,9 @@ class LocalProcess(Started):
 def slots(workers: int | None, threads: int, on_cuda: bool, processes: int = 1) -> tuple[int, list[str]]:
     """How many jobs run at once, and the CUDA devices of one job each, as many as it has `processes`.
 
-    Without `workers`: as many jobs as there are such devices, or on CPU so many cores that this process may use, of
-    which each of its processes has `threads`. Raises ValueError for fewer devices than one job needs.
+    Without `workers`: as many jobs as there are such devices, which `gpu_share` may raise, or on CPU so many cores that
+    this process may use, of which each of its processes has `threads`. Raises ValueError for fewer devices than one job
+    needs.
     """
     devices: list[str] = []
     if on_cuda:
@@ -73,6 +121,14 @@ def slots(workers: int | None, threads: int, on_cuda: bool, processes: int = 1) 
         places = range(0, len(devices) - processes + 1, processes)
         devices = [",".join(devices[place : place + processes]) for place in places]
     return workers or len(devices) or max(1, usable_cores() // (threads * processes)), devices
+
+
+def gpu_share(folders: Sequence[Path], devices: Sequence[str], threads: int) -> GpuShare:
+    """How many runs of these folders may share each CUDA device here, each with `threads` CPU threads."""
+    import torch
+
+    total = min(torch.cuda.get_device_properties(index).total_memory for index in range(len(devices)))
+    return GpuShare(folders, total / 2**30, max(1, usable_cores() // (threads * len(devices))))
 
 
 def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:

@@ -21,7 +21,6 @@ from hydra.core.utils import JobReturn
 from grpo_lab.analysis.sources.chosen_numbers import ChosenNumbers, Trial
 from grpo_lab.config.design import Design
 from grpo_lab.config.rules import IncompatibleRun
-from grpo_lab.config.run_config import VOLATILE
 from grpo_lab.config.tuning import Tuning, refuse_judged
 from grpo_lab.sweeps.cells import (
     Cell,
@@ -29,6 +28,7 @@ from grpo_lab.sweeps.cells import (
     Plan,
     compose_cells,
     folder_name,
+    is_hidden,
     key_of,
     plan_cells,
     refuse_idle_arms,
@@ -260,7 +260,7 @@ def show_tuning(console: Terminal, search: Search) -> None:
 
 
 def _identifies(word: str) -> bool:
-    return key_of(word).split(".")[0] not in VOLATILE | {"seed", "plugins", "hydra"}
+    return not is_hidden(key_of(word))
 
 
 def _words(numbers: Mapping[str, float | int]) -> list[str]:

@@ -52,6 +52,7 @@ class Metric:
 CLIP_FRACTION = "train/clip_fraction"
 UNLIKE_PPO = "train/unlike_ppo"
 
+GPU_PEAK = "memory/gpu_peak"
 REGISTRY: tuple[Metric, ...] = (
     # Rewards of all responses, and of those in the loss after filters and masks.
     Metric(
@@ -285,6 +286,7 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("time/log", "s", "sum over the step", "writing the line before this one, a due checkpoint included"),
     Metric("time/*", "s", "sum over the step", "wall time of one stage of the step"),
     Metric("time/tokens_per_second", "tokens/s", "one step", "generated tokens over the whole step's wall time"),
+    Metric(GPU_PEAK, "GiB", "max since the process began", "GPU memory that torch had reserved; on a GPU only"),
 )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from grpo_lab.tracking.files import lock_holder
+from grpo_lab.tracking.metrics import GPU_PEAK
 from grpo_lab.tracking.renames import with_metric_names
 
 NONFINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -119,6 +120,14 @@ def first_evaluation_seconds(folder: Path) -> float:
         if first["step"] == 0:
             return float(first["timing"].get("time/evaluate", 0.0))
     return 0.0
+
+
+def gpu_peak(folder: Path) -> float:
+    """The most GPU memory in GiB that a run had reserved, once it has trained a step; 0 where that is not logged.
+
+    Raises ValueError for a damaged log.
+    """
+    return max((float(one.timing.get(GPU_PEAK, 0.0)) for one in read_steps(folder) if one.step), default=0.0)
 
 
 def was_exhausted(folder: Path) -> bool:

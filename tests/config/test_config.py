@@ -392,6 +392,7 @@ def test_names_come_from_the_choices_whatever_their_order() -> None:
     two = run_name("dr_grpo", ["budget.amount=5", "truncation=mask_after", "runs_dir=/x", "recipe=dr_grpo"])
     assert one == two == "dr_grpo,truncation=mask_after,budget.amount=5"
     assert run_name("plain", []) == "plain"
+    assert run_name("plain", ["model=smollm2", "model.file=/mnt/a copy.whl"]) == "plain,model=smollm2"
     long = run_name("plain", [f"task.key{i}={i}" for i in range(40)])
     assert len(long) <= 120 and long != run_name("plain", [f"task.key{i}={i + 1}" for i in range(40)])
 

@@ -164,19 +164,6 @@ def test_what_is_deferred_is_loaded_before_another_thread_can_import_it(tmp_path
     assert done.returncode == 0, done.stderr
 
 
-def test_a_run_and_the_proof_for_a_card_need_none_of_these() -> None:
-    """A card's machine has torch, transformers, pandas, pyarrow and hydra-core, and perhaps nothing else of ours."""
-    absent = ("jaxtyping", "beartype", "hypothesis", "mlflow", "datasets", "seaborn", "vllm", "trl")
-    code = (
-        "import sys\n"
-        f"sys.modules.update(dict.fromkeys({absent!r}))\n"
-        "sys.path[:0] = ['tests/shared', 'tests/gpu', 'tests/benchmarks']\n"
-        "import grpo_lab.loop, equal, speed, learn, many, one_of_many\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=200)
-    assert done.returncode == 0, done.stderr
-
-
 def test_shapes_are_checked_in_tests() -> None:
     """The names in annotations are jaxtyping's and torch's here, and not the ones that check nothing."""
     assert bool(tied(torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool)).all())

@@ -226,7 +226,7 @@ def parts(found: Findings, folder: Path) -> Iterator[tuple[str, Callable[[], Non
 
 
 def measure(found: Findings) -> None:
-    with tempfile.TemporaryDirectory() as name, Repeats(Path(name), found.device) as repeats:
+    with tempfile.TemporaryDirectory() as name, Repeats(Path(name), found.device, found.small) as repeats:
         for check, run in parts(found, Path(name)):
             with found.guarded(check):
                 run()

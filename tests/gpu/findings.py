@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from attainable import attainable_table
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PLACES = [str(place) for place in (ROOT, HERE.parent / "shared", HERE.parent / "benchmarks", HERE)]
@@ -80,6 +82,11 @@ class Findings:
     def verdict(self, check: str, ok: bool, value: str, about: str = "") -> None:
         """A check without a number."""
         self._write({"check": check, "value": value, "unit": "", "bound": "", "ok": ok, "about": about})
+
+    def detail(self, check: str, value: float, unit: str, about: str) -> None:
+        """A number that the results file keeps and no page shows."""
+        row = {"check": check, "value": value, "unit": unit, "bound": "", "ok": None, "about": about, "detail": True}
+        self._write(row)
 
     def leave_out(self, check: str, reason: str) -> None:
         """Say what was not done, and why."""
@@ -146,15 +153,16 @@ def line_of(part: str, row: Row) -> str:
     """A row of the table that the driver prints while the parts run; a failure with all that is known of it."""
     part, check, value, limit, result = cells(part, row)
     known = f": {row['about']}" if result == "FAILED" and row["about"] else ""
-    return f"{part:<6} {check:<52} {value:>11}  {limit:<28}  {result}{known}".rstrip()
+    return f"{part:<7} {check:<52} {value:>11}  {limit:<28}  {result}{known}".rstrip()
 
 
 def markdown(results: dict[str, Any]) -> str:
     """A results file as a table for README.md."""
     lines = [f"{results['machine']['device']}; {words_of(results['versions'])}:", ""]
+    lines += [*attainable_table(results["parts"].get("speed", {"rows": []})["rows"]), ""]
     lines += ["| part | check | value | unit (bound) | result |", "|---|---|--:|---|---|"]
     for part, found in results["parts"].items():
-        lines += [f"| {' | '.join(cells(part, row))} |" for row in found["rows"]]
+        lines += [f"| {' | '.join(cells(part, row))} |" for row in found["rows"] if not row.get("detail")]
         if found["state"] != "ended":
             lines.append(f"| {part} | the whole part | {found['state']} | | FAILED |")
     return "\n".join(lines)

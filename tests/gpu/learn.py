@@ -20,6 +20,7 @@ from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.run_config import to_run
 
 SEEDS = (0, 1, 2)
+SHOWN = 5  # steps at either end of a run, whose truncated share and reward are reported
 RISE = 0.1  # of held-out accuracy, mean over seeds; chance alone moves it by about 0.03
 
 
@@ -62,6 +63,7 @@ def measure(found: Findings) -> None:
                 process.kill()
                 process.wait()
     found.add("held-out accuracy rises, mean over seeds", mean(rises), "", more_than=RISE)
+    found.add("held-out accuracy rises in every seed", min(rises), "", at_least=0.0)
     found.add("seconds from start to the last run's end", time.monotonic() - started, "s")
 
 
@@ -75,7 +77,17 @@ def rise(found: Findings, runs: Path, seed: int, process: subprocess.Popen[bytes
     before, after = (done[when]["eval/heldout/accuracy"] for when in ("first", "last"))
     for when, accuracy in (("before", before), ("after", after)):
         found.add(f"seed {seed}: held-out accuracy {when}", accuracy)
+    for name in ("rollout/truncated", "reward/mean"):
+        for when, value in zip(("first", "last"), at_both_ends(ended.parent, name)):
+            found.add(f"seed {seed}: {name}, {when} {SHOWN} steps", value)
     return after - before
+
+
+def at_both_ends(folder: Path, name: str) -> tuple[float, float]:
+    """The mean of a metric over a run's first and last steps, which say why it did not learn."""
+    lines = [json.loads(line)["metrics"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    values = [line[name] for line in lines[1:]]
+    return mean(values[:SHOWN]), mean(values[-SHOWN:])
 
 
 if __name__ == "__main__":

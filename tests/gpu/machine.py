@@ -16,6 +16,7 @@ NEEDED = {
     "transformers": ("transformers", "5.17"),
     "pandas": ("pandas", "2.0"),
     "pyarrow": ("pyarrow", "15.0"),
+    "scipy": ("scipy", "1.13"),
     "hydra": ("hydra-core", "1.3"),
 }
 # What runs without: import name -> what is then left out.

@@ -1,4 +1,7 @@
-"""Whole runs by the command a user types: the same seed twice, and one that is killed and resumed."""
+"""Whole runs by the command a user types: the same seed twice, in fp32 and in bf16, and one that is killed and resumed.
+
+The bf16 runs have rows of over 128 tokens, for which attention takes more than one block.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +16,29 @@ from types import TracebackType
 from typing import Any
 
 from findings import ROOT, Findings, last_lines
+from llama import talkative
 
 STEPS, EVERY, KILL_AFTER = 12, 4, 6  # steps of a run, between checkpoints, and before the kill
 DRIFT = 10  # how many times as far apart as two equal runs a resumed one may be, where equal runs differ at all
 Line = dict[str, Any]
 
 
-class Repeats:
-    """Three runs of one seed, started together; the last is killed on the way and started again."""
+LONG = 160  # tokens of each response of the bf16 runs
+LONG_STEPS = 3
 
-    def __init__(self, folder: Path, device: str) -> None:
-        self.folder, self.device = folder, device
+
+class Repeats:
+    """Runs of one seed, started together: three in fp32, of which one is killed and started again, and two in bf16."""
+
+    def __init__(self, folder: Path, device: str, small: bool) -> None:
+        self.folder, self.device, self.small = folder, device, small
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.pool = ThreadPoolExecutor(1)
         self.leaves = Event()
 
     def __enter__(self) -> Repeats:
-        for name in ("first", "second", "killed"):
+        self.model = talkative(self.folder / "model", self.small, ends=False)
+        for name in ("first", "second", "killed", "bf16_first", "bf16_second"):
             self._start(name)
         self.killing = self.pool.submit(self._kill_on_the_way)
         return self
@@ -44,11 +53,19 @@ class Repeats:
     def _start(self, name: str) -> None:
         command = [
             sys.executable, "-m", "grpo_lab.train", "world=tiny", "tracking=none", f"device={self.device}",
-            f"runs_dir={self.folder / name}", f"budget.amount={STEPS}", f"checkpoint_every={EVERY}",
-            "optimizer.warmup_updates=0",
+            f"runs_dir={self.folder / name}", "optimizer.warmup_updates=0",
+            *(self._long() if name.startswith("bf16") else (f"budget.amount={STEPS}", f"checkpoint_every={EVERY}")),
         ]  # fmt: skip
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
+
+    def _long(self) -> list[str]:
+        problems = 4 if self.small else 16
+        return [
+            "model=hf", f"model.path={self.model}", "learner_precision=bf16", "sampler_precision=bf16",
+            f"engine.max_tokens={LONG}", f"problems_per_step={problems}", "group_size=4", "evaluation=brief",
+            "evaluation.initial_kl=false", f"budget.amount={LONG_STEPS}",
+        ]  # fmt: skip
 
     def _lines(self, name: str) -> list[Line]:
         files = list((self.folder / name).glob("*/seed=0/metrics.jsonl"))
@@ -79,14 +96,7 @@ class Repeats:
     def compare(self, found: Findings) -> None:
         """Wait for the runs; on a CPU all bits are the same, on a card it is said where they are not."""
         killed_after = self.killing.result()
-        for name in ("first", "second"):
-            self._end(name)
-        first, second = self._lines("first"), self._lines("second")
-        words, distance = difference(first, second)
-        if self.device == "cpu":
-            found.verdict("same seed twice", distance == 0, words)
-        else:
-            found.add("same seed twice", words, "", about=f"distance {distance:.3g}")
+        first, distance = self._twice(found, "same seed twice, fp32", "first", "second")
         self._end("killed")
         resumed = self._lines("killed")
         words, gap = difference(first, resumed)
@@ -96,6 +106,21 @@ class Repeats:
         else:
             about = f"{words}; equal runs are {distance:.3g} apart"
             found.add(check, gap, "apart", at_most=DRIFT * distance, about=about)
+        lines, _ = self._twice(found, f"same seed twice, bf16, {LONG} tokens", "bf16_first", "bf16_second")
+        lengths = [line["metrics"]["rollout/length"] for line in lines[1:]]
+        found.add("tokens of a response in bf16", min(lengths), "tokens", at_least=LONG)
+
+    def _twice(self, found: Findings, check: str, one: str, other: str) -> tuple[list[Line], float]:
+        """Compare two runs that should be the same; returns the log of one and how far they are apart."""
+        for name in (one, other):
+            self._end(name)
+        lines = self._lines(one)
+        words, distance = difference(lines, self._lines(other))
+        if self.device == "cpu":
+            found.verdict(check, distance == 0, words)
+        else:
+            found.add(check, words, "", about=f"distance {distance:.3g}")
+        return lines, distance
 
 
 def difference(one: list[Line], other: list[Line]) -> tuple[str, float]:

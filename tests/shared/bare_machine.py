@@ -95,8 +95,15 @@ def _linked(path: str) -> str:
 
 def beyond_dev() -> set[str]:
     """The names of installed packages that neither the extra `dev` brings nor Python itself, as they are imported."""
+    return beyond("grpo-lab[dev]", "pip")
+
+
+def beyond(*requirements: str) -> set[str]:
+    """The names of installed packages that none of these brings, as they are imported."""
     installed = {canonicalize_name(one.metadata["Name"]): one for one in metadata.distributions()}
-    brought, waiting = set(), [(canonicalize_name("grpo-lab"), "dev"), (canonicalize_name("pip"), "")]
+    brought: set[tuple[str, str]] = set()
+    named = map(Requirement, requirements)
+    waiting = [(canonicalize_name(one.name), extra) for one in named for extra in ("", *one.extras)]
     while waiting:
         name, extra = one = waiting.pop()
         if one in brought or name not in installed:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from sweep_processes import multirun
 
 from grpo_lab.config.design import load_design
 from grpo_lab.config.hydra_setup import compose_config
@@ -61,40 +60,21 @@ def test_presets_name_models_of_the_hub() -> None:
     assert all(re.fullmatch(r"(Qwen|meta-llama|HuggingFaceTB)/[\w.-]+", name) for name in found.values())
 
 
-@pytest.mark.extended
-@pytest.mark.timeout(900)
-def test_what_a_card_is_asked_at_the_size_of_a_test(tmp_path: Path) -> None:
-    """The commands of `make gpu-real`, on a CPU: two arms, two steps of a few short responses, saved and drawn."""
-    made = subprocess.run(["make", "-n", "gpu-real", "PYTHON=python"], cwd=ROOT, capture_output=True, text=True)
-    said = made.stdout
-    # a make that was called by another make says first where it is
-    (command,) = [line for line in said.splitlines() if "grpo_lab.train" in line]
-    train = command.replace("'runs_dir=runs'", "").split()[3:]
-    assert train[0] == "+experiments=gpu_real" and "device=cuda" in train, said
-    assert all(word in said for word in ("grpo_lab.cli data gpu_real", "grpo_lab.cli figures gpu_real"))
-    small = (
-        "device=cpu", "engine=native", "hydra.launcher.workers=2", "seed=0", "budget.amount=2",
-        "problems_per_step=4", "group_size=2", "task.response_tokens=64", "task.downstream_response_tokens=12",
-        "task.train_size=40", "task.probe_size=4", "task.heldout_size=8", "task.downstream_size=4",
-        "evaluation.probe_problems=4", "evaluation.heldout_problems=4", "evaluation.ends_heldout_problems=8",
-        "evaluation.downstream_problems=4",
-    )  # fmt: skip
-    words = [word for word in train if word.split("=")[0] not in {one.split("=")[0] for one in small}]
-    run_here("grpo_lab.train", *words, *small, f"runs_dir={tmp_path}")
-    (sweep,) = [path.name for path in (tmp_path / "sweeps").iterdir()]
-    said = run_here(
-        "grpo_lab.cli", "data", sweep, "--runs", str(tmp_path), "--to", str(tmp_path), "--lean", "--compact"
-    )
-    assert "Finished cells: 4 of 12 planned." in said
-    run_here("grpo_lab.cli", "figures", sweep, "--runs", str(tmp_path), "--to", str(tmp_path / "figures"))
-    assert len(list((tmp_path / "figures").glob("*_effects.png"))) == 1
-    assert len(list((tmp_path / "figures").glob("*_verdict.txt"))) == 1
+@pytest.mark.parametrize("name", ["gpu_real", "gpu_entropy", "demo_real"])
+def test_the_file_of_a_model_may_be_given_and_is_in_no_name(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its folder in another place tomorrow, the sweep goes on."""
+    words = (f"+experiments={name}", "device=cpu", "engine=native", "tracking=none", "hydra.sweeper.dry_run=true")
+    listed = []
+    for given in ((), ("model.file=/mnt/of_the_machine.whl",)):
+        multirun(*words, "hydra.sweeper.pilot=false", f"runs_dir={tmp_path}", *given)
+        listed.append(capsys.readouterr().err)
+    assert listed[0] == listed[1] and "seed=0" in listed[0]
 
 
-def run_here(module: str, *words: str) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", module, *words], cwd=ROOT, capture_output=True, text=True, env=environment
+def test_make_gpu_real_runs_the_study_on_the_gpu() -> None:
+    made = subprocess.run(
+        ["make", "-n", "gpu-real", "PYTHON=python", "ARGS=model.file=f"], cwd=ROOT, capture_output=True
     )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
+    assert b"python tests/gpu/study.py --runs 'runs' --slice 540 device=cuda model.file=f" in made.stdout

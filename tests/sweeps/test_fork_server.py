@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,17 @@ def test_a_cell_whose_server_has_died_says_so_and_the_next_has_another_server(
         cell.kill()  # this process waits for its children when it ends
     assert ended(fork_cell(("no_such_key=1",), tmp_path / "short", 1, {})) == 1
     assert "no_such_key" in (tmp_path / "short" / OUTPUT).read_text()
+
+
+def test_what_ends_a_cell_before_it_trains_is_in_its_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "setproctitle.py").write_text('raise RuntimeError("this package is broken")\n')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    forkserver._forkserver._stop()  # the next one has this path
+    try:
+        assert ended(fork_cell(("no_such_key=1",), tmp_path, 1, {})) == 1
+    finally:
+        forkserver._forkserver._stop()
+    assert (tmp_path / OUTPUT).read_text().endswith("RuntimeError: this package is broken\n")
 
 
 @pytest.mark.extended

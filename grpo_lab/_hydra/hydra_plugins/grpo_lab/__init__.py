@@ -5,7 +5,8 @@ environment. Nothing heavy is imported before a method is called.
 """
 
 import os
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from typing import Any, Dict, List, Optional, Sequence  # noqa: UP035
 
 from hydra._internal.core_plugins import file_config_source
@@ -19,11 +20,15 @@ from hydra.plugins.launcher import Launcher
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 
 class Experiments(file_config_source.FileConfigSource):
-    """The config group `experiments`, read from a folder that holds only its files."""
+    """The config group `experiments`, read from a folder that holds only its files.
+
+    The sweep itself is composed with the world and the model that all its runs have, so that `model.file=FILE` or
+    another key of theirs may be typed for it.
+    """
 
     @staticmethod
     def scheme() -> str:
@@ -36,7 +41,11 @@ class Experiments(file_config_source.FileConfigSource):
         return config_path.startswith("experiments/") and super().is_config(_within(config_path))
 
     def load_config(self, config_path: str) -> ConfigResult:
-        return super().load_config(_within(config_path))
+        found = super().load_config(_within(config_path))
+        shared = OmegaConf.select(found.config, "design.base", default=None) or []
+        chosen = [str(word).partition("=") for word in shared if re.match("(world|model)=", str(word))]
+        defaults = [*({f"override /{group}": option} for group, _, option in chosen), "_self_"]
+        return replace(found, config=OmegaConf.merge({"defaults": defaults}, found.config))
 
     def list(self, config_path: str, results_filter: Optional[ObjectType]) -> List[str]:  # noqa: UP006, UP045
         if config_path == "":
