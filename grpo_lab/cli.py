@@ -281,10 +281,58 @@ def explain_run(arguments: argparse.Namespace) -> None:
 
     run = to_run(config)
     say(explain(run, config, choices), "", *run.model.notes(run.optimizer.learning_rate), *_first_prompt(run), sep="\n")
+    if arguments.memory_gib is not None or arguments.gpus != 1 or _on_gpu(run):
+        say("", _memory_and_time(run, arguments.memory_gib, arguments.gpus), sep="\n")
     if not run.question_filter.touches_nothing:
         from grpo_lab.run.training_problems import read_questions
 
         say("", *read_questions(run).notes(), sep="\n")
+
+
+def _on_gpu(run: RunConfig) -> bool:
+    """Whether the run's device is a GPU, as far as this machine tells."""
+    import torch
+
+    return run.device.startswith("cuda") or (run.device == "auto" and torch.cuda.is_available())
+
+
+def _memory_and_time(run: RunConfig, memory_gib: float | None, gpus: int) -> str:
+    """The estimate of a run's memory and time, where its model's config.json is here; otherwise why not.
+
+    `memory_gib` is what a GPU has; None for what is free on this machine's, if it has one.
+    """
+    import torch
+    from transformers import AutoTokenizer
+
+    from grpo_lab.policy.device import choose_device
+    from grpo_lab.rollout.grading import encode_prompts
+    from grpo_lab.run.device_estimate import GIB, estimate_text, free_memory
+    from grpo_lab.run.training_problems import read_questions
+
+    if gpus < 1 or (memory_gib is not None and memory_gib <= 0):
+        raise ValueError("--memory-gib and --gpus must be above 0: give what one GPU has, such as --memory-gib 80")
+    folder = _config_folder(run)
+    if folder is None:
+        return "memory: the model's config.json is not on this machine; give its folder as model.path"
+    memory = None if memory_gib is None else memory_gib * GIB
+    if memory is None and torch.cuda.is_available():
+        memory = free_memory(choose_device(run.device))
+    longest = run.task.longest_prompt
+    if longest is None and run.task.at_hand and (folder / "tokenizer_config.json").is_file():
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        longest = len(encode_prompts(tokenizer, run.template, read_questions(run).problems[:1])[0])
+    try:
+        return estimate_text(run, folder, longest or 0, memory, gpus)
+    except ValueError as error:
+        return f"memory: {error}"
+
+
+def _config_folder(run: RunConfig) -> Path | None:
+    """The folder of the model's config.json, which may hold nothing else; None where it is not on this machine."""
+    named = Path(getattr(run.model, "path", "")).expanduser()
+    if (named / "config.json").is_file() and named != Path():
+        return named
+    return run.model.at_hand()
 
 
 def _first_prompt(run: RunConfig) -> list[str]:
@@ -718,6 +766,10 @@ def main() -> None:
     docs.set_defaults(run=write_docs)
     explained = commands.add_parser("explain", help="the loss that overrides choose, as a formula; rules, papers")
     explained.add_argument("overrides", nargs="*", help="Hydra overrides, for example recipe=dr_grpo kl=k3_loss")
+    explained.add_argument(
+        "--memory-gib", type=float, metavar="GIB", help="a GPU's memory: estimates whether the run fits, without one"
+    )
+    explained.add_argument("--gpus", type=int, default=1, metavar="N", help="as torchrun starts it, on N GPUs")
     explained.set_defaults(run=explain_run)
     graders = commands.add_parser("graders", help="false positives and false negatives of graders, by kind of answer")
     graders.add_argument("overrides", nargs="*", help="reward=NAME or verifier=NAME, and plugins=MODULE; all without")

@@ -29,6 +29,7 @@ from grpo_lab.rollout.continuations import Continuations
 from grpo_lab.rollout.queue import RolloutQueue
 from grpo_lab.rollout.stream import open_queue
 from grpo_lab.run import checkpoint
+from grpo_lab.run.device_estimate import check_memory
 from grpo_lab.run.identity import (
     check_data,
     check_folder,
@@ -208,6 +209,7 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
             with remedied("open"), doing("reading the questions"):
                 inputs = read_inputs(run, training)
             check_prompts(before, inputs.prompts)
+            warnings += check_memory(run, device, inputs.base, inputs.prompts.longest, ranks.number())
             warnings += [*training.notes(), *inputs.left_out, *inputs.prompts.notes()]
             described = describe_run(
                 before.get("run_key") or uuid.uuid4().hex, name, config, identity, tracking, choices, warnings, data,

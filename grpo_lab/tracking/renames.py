@@ -6,6 +6,7 @@ Files on disk stay as they were written; readers translate old names to today's,
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import TypeVar
 
 METRICS = {
@@ -53,6 +54,7 @@ def first_metric_name(name: str) -> str:
     return next((old for old, new in METRICS.items() if new == name), name)
 
 
+@cache
 def config_key(key: str) -> str:
     """Today's name of a dotted configuration key."""
     key = _FIELDS.get(key, key)

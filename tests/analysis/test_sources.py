@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import json
 import lzma
 import math
@@ -251,6 +252,36 @@ def test_a_damaged_run_does_not_keep_the_others_from_being_kept(runs: Path, pars
     parsed.clear()
     again = load_sweep(runs, "small")
     assert again.runs["status"].tolist() == ["done", "done", "unreadable", "failed"] and parsed == ["base/seed=1"]
+
+
+def log_further(folder: Path, number: int) -> None:
+    """`number` further metrics at every step of a finished run, which DONE names as it does the run's own."""
+    further = {f"eval/further_{n}/accuracy": n / number for n in range(number)}
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.dumps({**line, "metrics": line["metrics"] | further}) + "\n" for line in lines]
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    done = json.loads((folder / "DONE").read_text())
+    (folder / "DONE").write_text(json.dumps(done | {"last": done["last"] | further}))
+
+
+def calls_of_loading(runs: Path) -> int:
+    """Calls within pandas of loading the sweep once more, with its tables saved."""
+    load_sweep(runs, PLANTED.name)
+    with cProfile.Profile() as profile:
+        load_sweep(runs, PLANTED.name)
+    return sum(one.callcount for one in profile.getstats() if "pandas" in getattr(one.code, "co_filename", ""))
+
+
+def test_what_a_run_logs_is_compared_with_its_end_in_one_pass(tmp_path: Path) -> None:
+    """A further metric costs about 20 calls a run, those of the whole sweep included; a pass of its own about 200."""
+    write_synthetic(replace(PLANTED, seeds=tuple(range(10))), tmp_path)
+    few = calls_of_loading(tmp_path)
+    done = sorted(path.parent for path in tmp_path.glob("small/*/*/DONE"))
+    for folder in done:
+        log_further(folder, 100)
+    assert (calls_of_loading(tmp_path) - few) / (100 * len(done)) < 60
+    data = load_sweep(tmp_path, PLANTED.name)
+    assert len(data.finished) == len(done) == 19 and "eval/further_99/accuracy" in data.points
 
 
 # ---- the MLflow store

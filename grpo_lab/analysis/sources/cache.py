@@ -13,7 +13,7 @@ import json
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,9 @@ class RunTables:
 
     points: pd.DataFrame
     answers: pd.DataFrame
+
+
+NOTHING = RunTables(pd.DataFrame(), pd.DataFrame(columns=COLUMNS))
 
 
 def read_tables(folder: Path) -> RunTables:
@@ -168,18 +171,22 @@ def _load(path: Path) -> dict[str, tuple[dict[str, list[int]], RunTables]]:
         return {}
     points = pd.read_parquet(io.BytesIO(body[: index["points_bytes"]]))
     answers = pd.read_parquet(io.BytesIO(body[index["points_bytes"] :]))
+    at = {name: position for position, name in enumerate(points.columns)}
     found, point, answer = {}, 0, 0
     for run in index["runs"]:
-        tables = RunTables(pd.DataFrame(), pd.DataFrame(columns=COLUMNS))
+        own = NOTHING
         if run["points"]:
-            own = points.iloc[point : point + run["points"]][run["metrics"]].reset_index(drop=True)
-            tables = RunTables(own, tables.answers)
+            columns = [at[name] for name in run["metrics"]]
+            own = replace(own, points=_rows(points, point, run["points"]).take(columns, axis="columns"))
         if run["answers"]:
-            own = answers.iloc[answer : answer + run["answers"]].reset_index(drop=True)
-            tables = RunTables(tables.points, own)
-        found[run["name"]] = run["look"], tables
+            own = replace(own, answers=_rows(answers, answer, run["answers"]))
+        found[run["name"]] = run["look"], own
         point, answer = point + run["points"], answer + run["answers"]
     return found
+
+
+def _rows(table: pd.DataFrame, first: int, number: int) -> pd.DataFrame:
+    return table.iloc[first : first + number].reset_index(drop=True)
 
 
 @cache

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from grpo_lab.analysis.sources.answers import COLUMNS
-from grpo_lab.analysis.sources.cache import Cache
+from grpo_lab.analysis.sources.cache import NOTHING, Cache
 from grpo_lab.analysis.sources.settings import settings_of
 from grpo_lab.analysis.sources.sweep_data import NO_BASE, CellData, SweepData, assemble
 from grpo_lab.tracking.harness_results import protocols
@@ -22,6 +24,7 @@ from grpo_lab.tracking.whole import read_json
 
 # What decides how often is asked, not what; and budgets that evaluations have under names of their own.
 _HOW_OFTEN = ("evaluation.every", "evaluation.initial_kl", "task.response_tokens", "task.downstream_response_tokens")
+_ACCURACY = re.compile("eval/.*/accuracy")
 
 
 def load_sweep(runs_dir: Path, name: str, cache: bool = True) -> SweepData:
@@ -55,7 +58,7 @@ def _read_cell(runs_dir: Path, cell: CellRecord, cached: Cache) -> CellData:
     row = labels | {"folder": cell.folder, "status": run_status(folder), "problem": "", "collapsed": False}
     row |= {"run_key": None, "mlflow_run_id": None, "commit": None, "dirty": None, "inert": [], "protocol": None}
     row |= {"changed_code": "", "lost": "", "base": NO_BASE, "same_as": cell.same_as, "harness": ""}
-    points, answers, settings = pd.DataFrame(), pd.DataFrame(columns=COLUMNS), {}
+    points, answers, settings = NOTHING.points, NOTHING.answers, {}
     try:
         if row["status"] != "new":
             run = _read_json(folder / "run.json")
@@ -86,7 +89,7 @@ def _read_cell(runs_dir: Path, cell: CellRecord, cached: Cache) -> CellData:
         elif str(folder) not in said:
             said = f"a file of {folder} was edited ({said}): restore it from a copy"
         row |= {"status": "unreadable", "problem": f"{type(error).__name__}: {said}", "collapsed": False}
-        return CellData(row, pd.DataFrame(), pd.DataFrame(columns=COLUMNS))
+        return CellData(row, NOTHING.points, NOTHING.answers)
     return CellData(row, points, answers, settings)
 
 
@@ -97,10 +100,19 @@ def _require_whole(path: Path, points: pd.DataFrame, done: Mapping[str, Any]) ->
     if last is None or last != done.get("steps", last):
         ends = "has no step" if last is None else f"ends at step {last}"
         raise ValueError(f"{path} {ends}, and the run has finished after {done.get('steps', 'some')}; {remedy}")
+    logged = _last_values(points)
     for name, value in done.get("last", {}).items():
-        logged = points[name].dropna() if name in points else points["step"].head(0)
-        if logged.empty or (logged.iloc[-1] != value and value is not None):
+        if name not in logged or (logged[name] != value and value is not None):
             raise ValueError(f"{path} does not end with the {name} of {value} that DONE says; {remedy}")
+
+
+def _last_values(points: pd.DataFrame) -> dict[str, float]:
+    """Column -> its last value that is not NaN; a column of nothing else is left out. One pass over the table."""
+    values = points.to_numpy(dtype=float)
+    there = ~np.isnan(values)
+    rows = len(values) - 1 - there[::-1].argmax(axis=0)
+    last = values[rows, np.arange(values.shape[1])].tolist()
+    return {name: value for name, value in zip(points.columns.to_numpy(), last) if not math.isnan(value)}
 
 
 def changes_of_code(described: Mapping[str, Any]) -> str:
@@ -113,13 +125,22 @@ def lost_evaluations(folder: Path, points: pd.DataFrame) -> str:
 
     What harnesses measured is no part of the run's log.
     """
-    done = _read_json(folder / "DONE") if (folder / "DONE").exists() else {}
-    if not (folder / "eval").is_dir() and "files" not in done:
+    tables = {path.name for path in (folder / "eval").glob("*.parquet")}
+    if not tables and not (folder / "eval").is_dir() and not _sealed_tables(folder):
         return ""
-    accuracies = [name for name in points.columns if name.startswith("eval/") and name.endswith("/accuracy")]
-    accuracies = [name for name in accuracies if harness_of(name) is None]
-    evaluated = points.loc[points[accuracies].notna().any(axis=1), "step"] if accuracies else []
-    return ", ".join(str(step) for step in evaluated if not (folder / "eval" / f"step={step:06d}.parquet").exists())
+    own = [
+        at
+        for at, name in enumerate(points.columns.to_numpy())
+        if _ACCURACY.fullmatch(name) and harness_of(name) is None
+    ]
+    logged = ~np.isnan(points.to_numpy(dtype=float)[:, own]).all(axis=1)
+    evaluated = points["step"].to_numpy()[logged].tolist() if own else []
+    return ", ".join(str(step) for step in evaluated if f"step={step:06d}.parquet" not in tables)
+
+
+def _sealed_tables(folder: Path) -> bool:
+    """Whether DONE of the run in `folder` holds digests of its tables."""
+    return (folder / "DONE").exists() and "files" in _read_json(folder / "DONE")
 
 
 def protocol_of(config: Mapping[str, Any], data: Mapping[str, str] | None = None) -> str | None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from grpo_lab.analysis.sources.answers import ADDED, COLUMNS
@@ -189,20 +190,24 @@ class CellData:
 
 def assemble(record: SweepRecord, cells: Sequence[CellData], source: str) -> SweepData:
     """Join the tables of cells, read from anywhere, to one sweep."""
-    tables: dict[str, list[pd.DataFrame]] = {"points": [], "answers": []}
-    for cell in cells:
-        labels = {name: cell.row[name] for name in LABELS}
-        for name, parts in tables.items():
-            table = getattr(cell, name)
-            if len(table):
-                parts.append(table.copy().assign(**labels))  # a copy in one piece: columns come cheaply to it
-    points = pd.concat(tables["points"], ignore_index=True) if tables["points"] else None
-    answers = pd.concat(tables["answers"], ignore_index=True) if tables["answers"] else None
+    points = _joined(cells, [cell.points for cell in cells])
+    answers = _joined(cells, [cell.answers for cell in cells])
     settings: dict[Place, Settings] = {}
     for cell in cells:
         if cell.settings:
             settings.setdefault((cell.row["level"], cell.row["arm"]), cell.settings)
     return sweep_data(record, [cell.row for cell in cells], points, answers, source, differing(settings))
+
+
+def _joined(cells: Sequence[CellData], tables: Sequence[pd.DataFrame]) -> pd.DataFrame | None:
+    """The tables of all cells as one, with the labels of each row's cell; None where no table has rows."""
+    counts = [len(table) for table in tables]
+    if not any(counts):
+        return None
+    joined = pd.concat([table for table in tables if len(table)], ignore_index=True)
+    labels = pd.DataFrame([[cell.row[name] for name in LABELS] for cell in cells], columns=LABELS)
+    of_row = np.repeat(np.arange(len(cells)), counts)
+    return pd.concat([joined, labels.take(of_row).reset_index(drop=True)], axis=1)
 
 
 def sweep_data(

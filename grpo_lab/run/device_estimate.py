@@ -1,0 +1,212 @@
+"""Whether a run fits the memory of its device, told before a model is loaded, from the model's config.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from grpo_lab.budget import device_estimate as budget
+from grpo_lab.budget.device_estimate import GIB, MARGIN, MemoryEstimate, Microbatch, ModelSize, StepFlops
+from grpo_lab.budget.ledger import ModelFlops
+from grpo_lab.budget.roofline import FP32, ModelShape
+from grpo_lab.config.run_config import RunConfig
+from grpo_lab.engines.native import Native
+from grpo_lab.engines.native_cache import BLOCK
+from grpo_lab.policy.loading import Lora
+from grpo_lab.run.lengths import budgets_of
+from grpo_lab.run.memory import REMEDIES
+from grpo_lab.tricks.precision import LmHead
+from grpo_lab.tricks.teacher import OnPolicyDistillation
+from grpo_lab.types import WeightType
+
+_STAGES = {"open": "throughout", "generate": "while sampling", "train": "while training"}
+
+
+def size_of(folder: Path, lora: Lora | None = None) -> ModelSize:
+    """The size of the model in `folder` from its config.json. Raises ValueError for one without attention."""
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    with torch.device("meta"):  # parameters without storage
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    head = model.get_output_embeddings()
+    linear = {name: part for name, part in model.named_modules() if isinstance(part, nn.Linear) and part is not head}
+    weights = [one.numel() for one in model.parameters()]
+    shape = _shape(config.get_text_config(decoder=True), model)
+    total, products = sum(weights), sum(part.weight.numel() for part in linear.values())
+    if lora is None:
+        return ModelSize(shape, ModelFlops.of(model), total, products, total, len(weights))
+    every = lora.targets == ["all-linear"]
+    adapted = [part for name, part in linear.items() if every or name.rpartition(".")[2] in lora.targets]
+    added = sum(lora.rank * (part.in_features + part.out_features) for part in adapted)
+    return ModelSize(shape, ModelFlops.of(model), total, products, added, 2 * len(adapted), added)
+
+
+def _shape(config: PreTrainedConfig, model: PreTrainedModel) -> ModelShape:
+    heads = getattr(config, "num_attention_heads", None)
+    if not heads:
+        raise ValueError(f"{type(model).__name__} has no attention: its memory is not estimated")
+    experts, inner = getattr(config, "num_experts_per_tok", None), getattr(config, "moe_intermediate_size", None)
+    dense = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    return ModelShape(
+        layers=config.num_hidden_layers,
+        width=config.hidden_size,
+        heads=heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        mlp=(experts or 1) * (inner or dense),
+        vocabulary=config.vocab_size,
+        tied=bool(config.tie_word_embeddings),
+    )
+
+
+def estimate(run: RunConfig, size: ModelSize, longest_prompt: int, ranks: int = 1) -> MemoryEstimate:
+    """The memory of `run` on each of `ranks` devices, with prompts of at most `longest_prompt` tokens."""
+    held, left_out = _models(run, size, ranks)
+    sampling = {}
+    if isinstance(run.engine, Native):
+        held["the sampler's weights"] = _sampler_bytes(run, size)
+        sampling["KV cache"] = _cache_bytes(run, size.shape, longest_prompt)
+    else:
+        left_out += ["what vLLM holds on GPUs of its own"] if _share(run) == 0 else []
+    return MemoryEstimate(held, sampling, _training(run, size, longest_prompt, ranks), _share(run), tuple(left_out))
+
+
+def _models(run: RunConfig, size: ModelSize, ranks: int) -> tuple[dict[str, int], list[str]]:
+    """Bytes of the models that torch holds and of their optimisers, split over ranks; and what is not counted."""
+    loading = run.model.loading()
+    own = size.weights * getattr(torch, loading.frozen.value).itemsize
+    held = {f"the learner's weights, {loading.frozen.value}": own + FP32 * size.adapter}
+    held["AdamW's two moments, float32"] = size.optimizer_bytes
+    changes = run.reference.changes
+    references = run.kl.needs_reference and (loading.lora is None or changes)
+    if references:
+        held["the reference's weights"] = own
+    if run.evaluation.initial_kl and loading.lora is None and (changes or not references):
+        held["the first weights, for evaluation.initial_kl"] = own
+    if run.baseline.needs_critic and run.critic.owns_trunk:
+        trunk = size.weights - (0 if size.shape.tied else size.head)
+        held["the critic's weights and moments, float32"] = 3 * FP32 * trunk
+    left_out = _add_teacher(run, held)
+    return {name: number // ranks for name, number in held.items()}, left_out
+
+
+def _add_teacher(run: RunConfig, held: dict[str, int]) -> list[str]:
+    """Add the weights of a teacher whose folder is here; the message if it is not."""
+    plan = run.teacher
+    if not isinstance(plan, OnPolicyDistillation):
+        return []
+    folder = Path(plan.path).expanduser()
+    if not (folder / "config.json").is_file():
+        return [f"the teacher: {plan.path} is no folder with a config.json on this machine"]
+    held["the teacher's weights"] = size_of(folder).weights * getattr(torch, plan.weights.value).itemsize
+    return []
+
+
+def _share(run: RunConfig) -> float:
+    """The share of the learner's own device that vLLM takes; an engine with a `device_index` has another device."""
+    return 0.0 if hasattr(run.engine, "device_index") else getattr(run.engine, "memory_share", 0.0)
+
+
+def _sampler_bytes(run: RunConfig, size: ModelSize) -> int:
+    """The native engine's own copy; an fp32 head has storage of its own, beside a tied table."""
+    numbers = run.sampler_precision.dtype.itemsize
+    if run.sampler_precision.lm_head is not LmHead.fp32:
+        return numbers * size.weights
+    return numbers * (size.weights - (0 if size.shape.tied else size.head)) + FP32 * size.head
+
+
+def _cache_bytes(run: RunConfig, shape: ModelShape, longest_prompt: int) -> int:
+    tokens = longest_prompt + max(budgets_of(run).values())
+    room = -(-tokens // BLOCK) * BLOCK
+    return budget.kv_cache_bytes(shape, run.engine.max_rows, room, run.sampler_precision.dtype.itemsize)
+
+
+def _training(run: RunConfig, size: ModelSize, longest_prompt: int, ranks: int) -> dict[str, int]:
+    batch = _microbatch(run, longest_prompt)
+    half = run.learner_precision.dtype.itemsize < FP32
+    casts = half and run.model.loading().frozen is WeightType.fp32
+    kept = budget.activations(size, batch, half, casts, run.gradient_checkpointing)
+    return {
+        "gradients, float32": FP32 * size.trained // ranks,
+        f"activations of {batch.tokens:,} tokens": kept,
+        "the output head and its logits": budget.head_bytes(size, batch, run.logits_per_chunk),
+    }
+
+
+def _microbatch(run: RunConfig, longest_prompt: int) -> Microbatch:
+    """The largest training pass; no larger than an optimiser step."""
+    group, response = run.group_size, run.engine.max_tokens
+    row = (longest_prompt + group * response) if run.packing else group * (longest_prompt + response)
+    step = row * max(1, run.problems_per_step // run.updates.minibatches)
+    return Microbatch.of(min(run.microbatch_tokens, step), longest_prompt, response, group, run.packing)
+
+
+def step_flops(run: RunConfig, size: ModelSize, prompt: int) -> StepFlops:
+    """Model FLOPs of a step in which every response has its full length; critic and teacher are not counted."""
+    rows, flops, end = run.problems_per_step * run.group_size, size.flops, prompt + run.engine.max_tokens
+    read = rows * flops.span(0, end)
+    sampled = run.problems_per_step * flops.span(0, prompt) + rows * flops.span(prompt, end)
+    return StepFlops(sampled, read * (run.needs_logprobs + run.kl.needs_reference), 3 * read * run.updates.passes)
+
+
+def verdict(run: RunConfig, found: MemoryEstimate, memory: float) -> str:
+    """One sentence: whether the estimate fits `memory` bytes, and what to change where it may not."""
+    too_much = found.too_much(memory)
+    said = f"{found.needed(memory) / GIB:.1f} GiB estimated, {memory / GIB:.1f} GiB of memory"
+    if too_much is False:
+        return f"fits: {said}"
+    stages = found.stages
+    stage = "open" if stages["open"] > memory else max(stages, key=lambda name: stages[name])
+    head = "does not fit" if too_much else f"may not fit (the estimate is good to {MARGIN:.0%})"
+    return f"{head}: {said}; the peak is what it holds {_STAGES[stage]}: {REMEDIES[stage]}"
+
+
+def free_memory(device: torch.device) -> float | None:
+    """Bytes that are free on a GPU; None for a CPU, whose memory is not checked."""
+    return float(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else None
+
+
+def check_memory(run: RunConfig, device: torch.device, folder: Path, longest_prompt: int, ranks: int) -> list[str]:
+    """Warnings where a run may exceed its GPU's free memory. Raises ValueError where it does, before a model loads."""
+    memory = free_memory(device)
+    if memory is None:
+        return []
+    try:
+        size = size_of(folder, run.model.loading().lora)
+    except ValueError as error:
+        return [str(error)]
+    found = estimate(run, size, longest_prompt, ranks)
+    said = verdict(run, found, memory)
+    if found.too_much(memory):
+        raise ValueError(f"{device}: {said}")
+    return [f"{device}: {said}"] if found.too_much(memory) is None else []
+
+
+def estimate_text(run: RunConfig, folder: Path, prompt: int, memory: float | None, ranks: int) -> str:
+    """The estimate as a table in GiB, what is left out, the verdict on `memory` bytes and the time of a step."""
+    size = size_of(folder, run.model.loading().lora)
+    found = estimate(run, size, prompt, ranks)
+    each = f" on each of {ranks} GPUs" if ranks > 1 else ""
+    prompts = f"prompts of {prompt} tokens" if prompt else "prompts of unknown length, taken as 0,"
+    lines = [f"memory{each}, estimated for {prompts} and responses of {run.engine.max_tokens} tokens, in GiB"]
+    for stage, parts in (("open", found.held), ("generate", found.sampling), ("train", found.training)):
+        lines += [f"  {name:<48}{number / GIB:>9.3f}" for name, number in parts.items()]
+        lines += [f"  = {'held ' + _STAGES[stage]:<46}{found.stages[stage] / GIB:>9.3f}"]
+    if found.engine_share:
+        lines.append(f"  vLLM takes engine.memory_share={found.engine_share:g} of the GPU in addition")
+    lines += [f"  not counted: {what}" for what in found.left_out]
+    lines += [verdict(run, found, memory)] if memory is not None else []
+    return "\n".join([*lines, _time_text(step_flops(run, size, prompt))])
+
+
+def _time_text(flops: StepFlops) -> str:
+    shares = budget.RECORDED_SHARES
+    total = flops.sampling + flops.reading + flops.training
+    assumed = ", ".join(f"{name} at {share:.1%}" for name, share in shares.items())
+    seconds = flops.seconds(budget.RECORDED_PEAK, **shares)
+    return (
+        f"time: {total:.2e} FLOPs a step at full response length, {seconds:.2g} s on an H100 at the utilisation "
+        f"recorded for a 135M model ({assumed} of {budget.RECORDED_PEAK / 1e12:.0f} TFLOP/s); larger models reach more"
+    )
