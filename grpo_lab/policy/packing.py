@@ -20,6 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from grpo_lab.policy.device import on_device
 from grpo_lab.types import Bool, Float, Int, Microbatching, Tensor
 
 NAME = "sdpa_packed"
@@ -66,7 +67,7 @@ class PackedRow:
 
     def foreseeing(self, states: Float[Tensor, "1 S H"]) -> Float[Tensor, "K H"]:
         """The hidden states that predict the masked tokens."""
-        return states[0].index_select(0, self.before)
+        return states.squeeze(0).index_select(0, self.before)
 
     def logits(self, model: nn.Module) -> Float[Tensor, "K V"]:
         """The logits that predict the masked tokens, by the model's own forward."""
@@ -120,11 +121,11 @@ def pack(
     mask: Bool[Tensor, "M T"],
     microbatching: Microbatching,
 ) -> PackedRow:
-    """Pack the rows whose `mask` has a True entry; masked tokens are in the order of `mask.nonzero()`.
+    """Pack the rows whose `mask` has a True entry, all on the CPU; masked tokens are in the order of `mask.nonzero()`.
 
     A response's last masked token is not part of the row: it is predicted but predicts nothing.
     """
-    host_tokens, host_mask = tokens.cpu().numpy(), mask.cpu().numpy()
+    host_tokens, host_mask = tokens.numpy(), mask.numpy()
     ends = np.where(host_mask.any(1), host_mask.shape[1] - host_mask[:, ::-1].argmax(1), 0)
     parts, positions, before, starts = [], [], [], {}
     filled, sequences, own = 0, [], []
@@ -144,17 +145,15 @@ def pack(
         before.append(sequences[-1][len(prompt) - 1 + host_mask[row].nonzero()[0]])
         own.append(0 if fresh else len(prompt))  # first token that takes its result from this sequence
         filled += end - 1
-    blocks = _blocks(sequences, own, filled, microbatching, tokens.device)
+    blocks = _blocks(sequences, own, filled, microbatching)
 
     def whole(values: list[np.ndarray]) -> Tensor:
-        return torch.from_numpy(np.concatenate(values).astype(np.int64))[None].to(tokens.device)
+        return torch.from_numpy(np.concatenate(values).astype(np.int64))[None]
 
     return PackedRow(whole(parts), whole(positions), blocks, whole(before)[0])
 
 
-def _blocks(
-    sequences: list[np.ndarray], own: list[int], size: int, microbatching: Microbatching, device: torch.device
-) -> Blocks:
+def _blocks(sequences: list[np.ndarray], own: list[int], size: int, microbatching: Microbatching) -> Blocks:
     """Put sequences into blocks of similar length; a shared token takes its result from its first sequence."""
     gathers, back, offset = [], np.zeros(size, dtype=np.int64), 0
     for members in microbatch_rows(
@@ -167,9 +166,9 @@ def _blocks(
             sequence, first = sequences[member], own[member]
             gather[line, : len(sequence)] = sequence
             back[sequence[first:]] = offset + line * width + np.arange(first, len(sequence))
-        gathers.append(torch.from_numpy(gather).to(device))
+        gathers.append(torch.from_numpy(gather))
         offset += gather.size
-    return Blocks(tuple(gathers), torch.from_numpy(back).to(device))
+    return Blocks(tuple(gathers), torch.from_numpy(back))
 
 
 def packed_attention(
@@ -187,7 +186,7 @@ def packed_attention(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, sliding_window=sliding_window, **kwargs
         )
-    flat = [states[0].transpose(0, 1).flatten(1) for states in (query, key, value)]
+    flat = [states.squeeze(0).transpose(0, 1).flatten(1) for states in (query, key, value)]
     results = []
     for gather in packed.gathers:
         lines, width = gather.shape
@@ -236,7 +235,7 @@ def _agrees(model: PreTrainedModel) -> bool:
     device = next(model.parameters()).device
     prompts, tokens = [distinct[owner] for owner in owners], torch.tensor(responses)
     mask = torch.arange(tokens.shape[1]) < torch.tensor(lengths)[:, None]
-    row = pack(prompts, tokens.to(device), mask.to(device), Microbatching(10**6, 1))
+    row = on_device(pack(prompts, tokens, mask, Microbatching(10**6, 1)), device)
     body = model.base_model
     try:
         packed = body(**row.inputs()).last_hidden_state[0, row.before]

@@ -18,7 +18,8 @@ from grpo_lab.budget.ledger import Ledger, ModelFlops
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.policy import packing
 from grpo_lab.policy.adapters import add_adapter, save_whole
-from grpo_lab.policy.batching import StepInputs, make_minibatch, on_device
+from grpo_lab.policy.batching import StepInputs, make_minibatch
+from grpo_lab.policy.device import on_device
 from grpo_lab.policy.logprobs import token_logprobs
 from grpo_lab.policy.model_folder import fingerprint
 from grpo_lab.policy.models import load_model, moved, recompute_layers
