@@ -8,6 +8,7 @@ once for each of its responses, and scatters its results back into the row.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -99,13 +100,23 @@ def packed_rows(
 ) -> list[list[int]]:
     """Split rows into microbatches of at most `microbatch_tokens` tokens; each counts a shared prompt once.
 
-    Rows keep their order, in which rows with one prompt are neighbours. A microbatch may mix lengths.
+    Rows keep their order, in which rows with one prompt are neighbours. A microbatch may mix lengths. Each is filled
+    before the next one begins; if they are to be balanced, up to the lowest bound that makes no more of them.
     """
+    bound = microbatching.microbatch_tokens
+    groups = _filled(prompts, responses, bound)
+    if not microbatching.balances or len(groups) < 2:
+        return groups
+    lowest = bisect_left(range(bound), True, key=lambda lower: len(_filled(prompts, responses, lower)) <= len(groups))
+    return _filled(prompts, responses, lowest)
+
+
+def _filled(prompts: Sequence[tuple[int, ...]], responses: Sequence[int], bound: int) -> list[list[int]]:
     groups: list[list[int]] = []
     filled, last = 0, None
     for row, (prompt, response) in enumerate(zip(prompts, responses)):
         more = response + (0 if groups and prompt == last else len(prompt))
-        if groups and filled + more <= microbatching.microbatch_tokens:
+        if groups and filled + more <= bound:
             groups[-1].append(row)
             filled += more
         else:

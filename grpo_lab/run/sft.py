@@ -217,7 +217,8 @@ def _train(
     """Train `learner` on the answers, counted in the ledger; returns the loss of the last epoch per token."""
     if run.gradient_checkpointing:
         recompute_layers(learner)
-    microbatching = replace(run.microbatching, packs=run.packing and packing.prepare(learner))
+    packs = run.packing and packing.prepare(learner)
+    microbatching = replace(run.microbatching, packs=packs, balances=device.type == "cuda")
     plan = replace(run.optimizer, learning_rate=sft.learning_rate, warmup_updates=sft.warmup_updates)
     optimizer = plan.build(one for one in learner.parameters() if one.requires_grad)
     updates, loss, tokens = 0, 0.0, 0
