@@ -362,7 +362,9 @@ def _read(
     run: RunConfig, state: RunState, batch: Batch, with_entropy: bool
 ) -> tuple[Batch, Float[Tensor, "M T"], Float[Tensor, "M T"] | None]:
     """A microbatch on the learner's device, with the learner's log-probs and, if asked, entropies of its tokens."""
-    laid_out = forward_inputs(state.learner, batch.prompts, batch.tokens, batch.loss_mask, state.microbatching)
+    laid_out = forward_inputs(
+        state.learner, batch.prompts, batch.tokens, batch.loss_mask, state.microbatching, run.learner_precision
+    )
     there, inputs = on_device((batch, laid_out), state.device)
     logprobs, entropy = logprobs_of(
         state.learner, inputs, run.engine.temperature, run.learner_precision, with_entropy, run.entropy.needs_gradient,

@@ -168,7 +168,7 @@ def rollout_logprobs(
             part = slice(0, max(ends[row] for row in rows))
             laid_out = forward_inputs(
                 model, [prompts[row] for row in rows], rollouts.tokens[rows, part], rollouts.sampled_mask[rows, part],
-                microbatching,
+                microbatching, precision,
             )  # fmt: skip
             inputs = on_device(laid_out, device)
             read.append(logprobs_of(model, inputs, temperature, precision, with_entropy, False, microbatching))

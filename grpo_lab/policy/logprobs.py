@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from grpo_lab.policy.device import on_device
 from grpo_lab.policy.models import widen
 from grpo_lab.policy.output_head import LogProbs, in_chunks, linear_head, of_logits
-from grpo_lab.policy.packing import PLAIN, PackedRow, pack, prepared
+from grpo_lab.policy.packing import PLAIN, PackedRow, pack, prepared, uses_varlen
 from grpo_lab.policy.sharding import within
 from grpo_lab.tricks.precision import Precision
 from grpo_lab.types import Bool, Float, Int, Microbatching, Tensor
@@ -45,7 +45,8 @@ def token_logprobs(
     Rows are padded on the right, which a causal model cannot see: no attention mask is needed, and positions start
     at each row's prompt. Rows are packed instead if `microbatching` says so and the model was prepared for it.
     """
-    inputs = on_device(forward_inputs(model, prompts, tokens.cpu(), mask.cpu(), microbatching), tokens.device)
+    laid_out = forward_inputs(model, prompts, tokens.cpu(), mask.cpu(), microbatching, precision)
+    inputs = on_device(laid_out, tokens.device)
     return logprobs_of(model, inputs, temperature, precision, with_entropy, entropy_gradient, microbatching)
 
 
@@ -69,11 +70,15 @@ def forward_inputs(
     tokens: Int[Tensor, "M T"],
     mask: Bool[Tensor, "M T"],
     microbatching: Microbatching,
+    precision: Precision,
 ) -> ForwardInputs:
     """Lay out the rows of a microbatch for `model`; everything is on the CPU."""
     rows, columns = mask.nonzero(as_tuple=True)
     packs = microbatching.packs and prepared(model) and len(rows) > 0
-    layout = pack(prompts, tokens, mask, microbatching) if packs else _lay_out(prompts, tokens, mask)
+    if packs:
+        layout = pack(prompts, tokens, mask, microbatching, uses_varlen(model, precision))
+    else:
+        layout = _lay_out(prompts, tokens, mask)
     return ForwardInputs(layout, rows, columns, tokens[rows, columns], (mask.shape[0], mask.shape[1]))
 
 

@@ -235,7 +235,7 @@ def test_packing_reads_each_token_once() -> None:
     # prompts of 3, 1 and 6 tokens once; of each response all but its last
     assert row.ids.shape == (1, 3 + 1 + 6 + 4 + 0 + 6 + 2 + 0 + 1)
     assert row.positions[0, :7].tolist() == [0, 1, 2, 3, 4, 5, 6] and len(row.before) == int(mask.sum())
-    assert [len(gather) for gather in row.blocks.gathers] == [3, 2], "longest first, at most 4 of padding each"
+    assert [len(gather) for gather in row.sequences.gathers] == [3, 2], "longest first, at most 4 of padding each"
 
 
 def test_packed_rows_fill_the_budget_and_count_a_shared_prompt_once() -> None:

@@ -143,7 +143,7 @@ def test_no_trick_reads_a_number_within_a_microbatch(option: str) -> None:
     batch, state = a_batch(), on_meta(to_run(compose_config(["world=tiny", "tracking=none"])), ONE_BLOCK)
     batch = replace(batch, ref_logprobs=batch.old_logprobs, correction_weights=torch.ones(batch.tokens.shape))
     batch = replace(batch, marked=None if run.surrogate.mark_scope is None else batch.loss_mask)
-    inputs = forward_inputs(state.learner, batch.prompts, batch.tokens, batch.loss_mask, ONE_BLOCK)
+    inputs = forward_inputs(state.learner, batch.prompts, batch.tokens, batch.loss_mask, ONE_BLOCK, FP32)
     with Operations() as upload:
         batch, inputs = on_device((batch, inputs), META)
     assert upload.names["aten._to_copy"] == 1, "one transfer"
