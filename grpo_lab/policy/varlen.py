@@ -10,14 +10,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch.autograd import Function
+from torch.nn.attention.varlen import varlen_attn
 
 from grpo_lab.types import Bool, Float, Int, Tensor
+
+kernel: Callable[..., Any] = varlen_attn
+# torch 2.11 takes fewer heads of keys than of queries unasked.
+_FEWER_KEYS = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 
 
 @dataclass(frozen=True)
@@ -51,9 +55,11 @@ def find_sequences(sequences: Sequence[np.ndarray], own: Sequence[int], size: in
     counts = np.bincount(gather, minlength=size)
     begins = np.cumsum(counts) - counts  # of each token's places, in `order`
     repeated = np.flatnonzero(counts > 1)
-    further = np.arange(1, max(2, counts.max()))
+    further = np.arange(1, max(3, counts.max()))
     valid = further < counts[repeated, None]
     again = order[np.where(valid, begins[repeated, None] + further, 0)]
+    # Two rows and columns at least: torch.compile makes another graph for a size of 0 or 1.
+    again, valid = (np.pad(one, ((0, max(0, 2 - len(repeated))), (0, 0))) for one in (again, valid))
     slot = np.zeros(size, dtype=np.int64)
     slot[repeated] = np.arange(1, len(repeated) + 1)
     arrays = (order[begins], again, valid, slot)
@@ -97,18 +103,7 @@ def varlen_attention(
     copies: Any = _Gather.apply(rows, at.gather, at.first, at.again, at.valid, at.slot)
     keys, values = copies.view(-1, 2, *keys.shape[1:]).unbind(1)
     left = -1 if window is None else window - 1
-    return kernel()(
+    return kernel(
         queries, keys, values, at.query_ends, at.key_ends, at.longest_query, at.longest_key, scale=scale,
-        window_size=(left, 0),
+        window_size=(left, 0), **_FEWER_KEYS,
     )  # fmt: skip
-
-
-@cache
-def kernel() -> Callable[..., Tensor]:
-    """torch's kernel, for fewer heads of keys than of queries too. Raises ImportError before torch 2.10."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    attend: Callable[..., Any] = varlen_attn
-    if "enable_gqa" not in inspect.signature(varlen_attn).parameters:  # torch 2.11 takes them unasked
-        return attend
-    return lambda *inputs, **named: attend(*inputs, enable_gqa=True, **named)

@@ -8,14 +8,16 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from helpers import assert_close, tiny_model
+from helpers import assert_close, shapes_unchecked, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_fast_step import FAMILIES, FAST, a_microbatch, a_model, gradient
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 from varlen_reference import by_sequences
 
 from grpo_lab.policy import packing, varlen
+from grpo_lab.policy.device import on_device
 from grpo_lab.policy.packing import PLAIN
 from grpo_lab.policy.varlen import _Gather, find_sequences
 from grpo_lab.tricks.precision import Bf16, Fp32, LmHead
@@ -27,7 +29,7 @@ F64 = torch.float64
 @pytest.fixture
 def reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel's arithmetic on a CPU, and every prepared model asks for it."""
-    monkeypatch.setattr(varlen, "kernel", lambda: by_sequences)
+    monkeypatch.setattr(varlen, "kernel", by_sequences)
     monkeypatch.setattr(packing, "uses_varlen", lambda model, precision: packing.prepared(model))
     monkeypatch.setattr("grpo_lab.policy.logprobs.uses_varlen", lambda model, precision: packing.prepared(model))
 
@@ -56,9 +58,9 @@ def test_every_family_that_packs_takes_the_kernel(family: str, reference: None) 
 def test_a_kernel_with_another_mask_is_found_and_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     model = a_model("Llama")
     assert packing.prepare(model)
-    monkeypatch.setattr(varlen, "kernel", lambda: by_sequences)
+    monkeypatch.setattr(varlen, "kernel", by_sequences)
     assert packing._takes_varlen(model)
-    monkeypatch.setattr(varlen, "kernel", lambda: partial(by_sequences, aligned_at_the_end=False))
+    monkeypatch.setattr(varlen, "kernel", partial(by_sequences, aligned_at_the_end=False))
     assert not packing._takes_varlen(model)
 
 
@@ -116,3 +118,27 @@ def test_torch_has_the_kernel_and_takes_what_it_is_given() -> None:
     assert result.shape == (7, 4, 16)
     result.sum().backward()
     assert all(one.grad is not None and one.grad.shape == one.shape for one in states)
+
+
+def test_twenty_ragged_microbatches_compile_once() -> None:
+    """On the meta device, which traces what a GPU would compute. Before, each number of blocks was another graph."""
+    model, compiled = a_model("Llama"), CompileCounter()
+    assert packing.prepare(model)
+    model = model.to("meta")
+    model.base_model.compile(dynamic=True, backend=compiled)
+    generator = torch.Generator().manual_seed(0)
+    torch._dynamo.reset()
+
+    def number(low: int, high: int) -> int:
+        return int(torch.randint(low, high, (1,), generator=generator))
+
+    with shapes_unchecked():
+        for step in range(20):
+            rows, width = number(1, 9), number(2, 30)
+            lengths = torch.randint(1, width + 1, (rows, 1), generator=generator)
+            tokens = torch.randint(13, (rows, width), generator=generator)
+            prompts = [tuple(range(1, 3 + step % 5)) if row < rows // 2 else (7, 8, 9) for row in range(rows)]
+            row = packing.pack(prompts, tokens, torch.arange(width) < lengths, PLAIN, varlen=True)
+            states = model.base_model(**on_device(row, torch.device("meta")).inputs()).last_hidden_state
+            states.sum().backward()
+    assert compiled.frame_count == 1

@@ -18,6 +18,7 @@ def by_sequences(
     *,
     scale: float | None = None,
     window_size: tuple[int, int] = (-1, -1),
+    enable_gqa: bool = True,
     aligned_at_the_end: bool = True,
 ) -> Tensor:
     """[S, A, D] of queries [S, A, D], keys and values [K, B, D]; both windows count from the query's own position.
@@ -35,7 +36,7 @@ def by_sequences(
         parts = (query[start:end], key[first:last], value[first:last])
         one = F.scaled_dot_product_attention(
             *(part.transpose(0, 1)[None] for part in parts),
-            attn_mask=(apart <= left) & (apart >= -right), scale=scale, enable_gqa=True,
+            attn_mask=(apart <= left) & (apart >= -right), scale=scale, enable_gqa=enable_gqa,
         )  # fmt: skip
         results.append(one[0].transpose(0, 1))
     return torch.cat(results)
