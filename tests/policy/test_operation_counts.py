@@ -36,6 +36,7 @@ from grpo_lab.types import Batch, Microbatching
 LAYERS = 30
 BF16 = Bf16(LmHead.same, 0.1)
 FP32 = Fp32(LmHead.same, 1e-3)
+META = torch.device("meta")  # its tensors have no numbers, so whatever would wait for a GPU's raises
 ONE_BLOCK = Microbatching(10**6, 10**6, packs=True)
 ADAMW = Adamw(1.0, 1e-4, 0.9, 0.95, 1e-8, 0.0, 0, Decay.constant, 0.25, 0.1)
 
@@ -97,6 +98,18 @@ def test_kernels_when_eager(what: str, kernels: int) -> None:
     assert 0.9 * kernels <= getattr(counts(), what).kernels <= kernels
 
 
+@pytest.mark.parametrize(("varlen", "kernels"), [(False, 4202), (True, 3452)])
+def test_kernels_of_the_layers_in_single_precision(varlen: bool, kernels: int) -> None:
+    """Forward and backward, with blocks and with torch's kernel for sequences of every length."""
+    model, batch = like_smollm2().to("meta"), a_batch()
+    row = packing.pack(batch.prompts, batch.tokens, batch.loss_mask, ONE_BLOCK, varlen)
+    row = on_device(row, META)
+    with Operations() as seen:
+        model.base_model(**row.inputs()).last_hidden_state.sum().backward()
+    assert 0.9 * kernels <= seen.kernels <= kernels
+    assert (seen.names["aten.index_add"] == 0) == varlen, "which sorts, where results have to repeat"
+
+
 def test_every_way_to_read_a_number_is_seen() -> None:
     mask, values = torch.tensor([True, False]), torch.ones(2)
     ways = [
@@ -113,9 +126,6 @@ def test_every_way_to_read_a_number_is_seen() -> None:
 
 
 # --- nothing is read back ------------------------------------------------------------------------------------
-
-
-META = torch.device("meta")  # its tensors have no numbers, so whatever would wait for a GPU's raises
 
 
 def on_meta(run: RunConfig, cut: Microbatching) -> RunState:
