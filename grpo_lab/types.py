@@ -445,10 +445,12 @@ class Microbatching:
     `microbatch_tokens` bounds the tokens of one forward pass. `padding_tolerance_tokens` is how many padding tokens
     cost as much as one more pass, or one more attention block where rows are packed: few on a CPU, more on a GPU.
     `logits_per_chunk` bounds how many logits (positions times vocabulary) exist at a time; None for no bound.
-    `packs` lays rows out without padding and each shared prompt once.
+    `packs` lays rows out without padding and each shared prompt once. `balances` makes packed microbatches of about
+    equal size: a small one takes almost as long on a GPU as a full one.
     """
 
     microbatch_tokens: int
     padding_tolerance_tokens: int
     logits_per_chunk: int | None = None
     packs: bool = False
+    balances: bool = False

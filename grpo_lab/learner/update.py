@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -12,8 +11,9 @@ from grpo_lab.config.run_config import RunConfig
 from grpo_lab.learner.loss import mark_tokens, policy_loss
 from grpo_lab.learner.mismatch import bound_metrics, check_last_sync
 from grpo_lab.policy import ranks
-from grpo_lab.policy.batching import StepInputs, expand, make_minibatch, on_device, rollout_logprobs, tokens_in_loss
-from grpo_lab.policy.logprobs import token_logprobs
+from grpo_lab.policy.batching import StepInputs, expand, make_minibatch, rollout_logprobs, tokens_in_loss
+from grpo_lab.policy.device import CPU, on_device
+from grpo_lab.policy.logprobs import forward_inputs, logprobs_of
 from grpo_lab.policy.optim import UpdateReport
 from grpo_lab.run.state import RunState
 from grpo_lab.seeding import rollout_uniforms
@@ -22,8 +22,6 @@ from grpo_lab.tracking.metrics import CLIP_FRACTION, UNLIKE_PPO
 from grpo_lab.tricks.base import NEGLIGIBLE
 from grpo_lab.tricks.baseline import Credit, Estimator, rewards_by_token
 from grpo_lab.types import Batch, Bool, Float, Graded, Int, LossOutput, Rollouts, Tensor
-
-_Result = TypeVar("_Result", Tensor, LossOutput)
 
 
 @dataclass(frozen=True)
@@ -95,12 +93,12 @@ class UpdateTally:
 
     def keep_touched(self, rows: Int[Tensor, "M"], touched: Bool[Tensor, "M T"]) -> None:
         """Record which tokens in `rows` of the rollouts the surrogate changed."""
-        self.touched[rows.cpu(), : touched.shape[1]] |= touched.cpu()
+        self.touched[rows, : touched.shape[1]] |= touched
 
     def keep_reading(self, rows: Int[Tensor, "M"], logprobs: Float[Tensor, "M T"], mask: Bool[Tensor, "M T"]) -> None:
         """Record the learner's log-probs in the first update, before its weights have changed."""
-        where = (rows.cpu(), slice(0, mask.shape[1]))
-        self.logprobs[where], self.read_mask[where] = logprobs.detach().cpu().to(self.logprobs.dtype), mask.cpu()
+        where = (rows, slice(0, mask.shape[1]))
+        self.logprobs[where], self.read_mask[where] = logprobs.to(self.logprobs.dtype), mask
 
     def add_outputs(self, outputs: Sequence[LossOutput], tokens: int) -> float:
         """Add the microbatches of one update with `tokens` tokens in its loss; returns the update's loss."""
@@ -128,7 +126,7 @@ class UpdateTally:
             metrics["train/loss_scale"] = self.loss_scale
         if not self.reports:
             return metrics
-        number = len(self.reports)
+        number, reports = len(self.reports), on_device(self.reports, CPU)
         per_token = {
             "train/entropy": "entropy",
             "train/ratio": "ratio",
@@ -154,9 +152,9 @@ class UpdateTally:
             "factor/aggregation": self.sums["weight"] / number,
             "factor/denominator": denominator,
             "train/loss": sum(self.losses) / number,
-            "train/gradient_norm": sum(r.gradient_norm for r in self.reports) / number,
-            "train/update_norm": sum(r.update_norm for r in self.reports) / number,
-            "train/learning_rate": self.reports[-1].learning_rate,
+            "train/gradient_norm": sum(r.gradient_norm for r in reports) / number,
+            "train/update_norm": sum(r.update_norm for r in reports) / number,
+            "train/learning_rate": reports[-1].learning_rate,
         }
 
 
@@ -254,10 +252,9 @@ def train_on(
     run.updates.begin(state.optimizer)
     with doing("", run.updates.number, "updates") as shown:
         for number, part in enumerate(shown.each(run.updates.split(run.problems_per_step))):
-            minibatch = make_minibatch(
+            batches = make_minibatch(
                 inputs, part, run.denominator, state.microbatching, run.skips_rows, not run.reads_microbatches
             )
-            batches = [on_device(batch, state.device) for batch in minibatch]
             noise = mark_noise(run, rollouts, step, number)
             update(run, state, marked(run, state, batches, noise), tokens_in_loss(inputs, part), tally)
     if state.critic is not None:
@@ -301,18 +298,17 @@ def marked(run: RunConfig, state: RunState, batches: list[Batch], noise: Float[T
     if noise is None:
         return batches
     with torch.no_grad():
-        read = (_read(run, state, batches[place], with_entropy=False) for place, _ in ranks.dealt(len(batches)))
-        own = [_to_tell(logprobs) for logprobs, _ in read]
+        own = [_read(run, state, batches[place], with_entropy=False)[1] for place, _ in ranks.dealt(len(batches))]
     for batch in batches:
         state.ledger.forwarded(state.model_flops, *_sizes(batch))
-    logprobs = [part.to(state.device) for part in ranks.in_order(len(batches), own)]
-    return mark_tokens(run, batches, logprobs, noise)
+    return mark_tokens(run, batches, ranks.in_order(len(batches), on_device(own, CPU)), noise)
 
 
 def update(run: RunConfig, state: RunState, batches: list[Batch], tokens: int, tally: UpdateTally) -> None:
     """One optimiser step over its microbatches, with `tokens` tokens in the loss. Skipped without microbatches.
 
-    `batches` are the step's; each rank computes some of them, and afterwards knows what all gave.
+    `batches` are the step's, on the CPU; each rank computes some of them, and afterwards knows what all gave. A
+    microbatch goes to the device in one transfer. What all of them gave comes back in one, after the last.
 
     Raises FloatingPointError if the loss is NaN or infinite, before the optimiser step.
     """
@@ -322,12 +318,12 @@ def update(run: RunConfig, state: RunState, batches: list[Batch], tokens: int, t
     own, dealt = [], ranks.dealt(len(batches))
     with doing("", len(dealt), "microbatches") as shown:
         for place, counts in shown.each(dealt):
-            logprobs, entropy = _read(run, state, batches[place], with_entropy=True)
+            batch, logprobs, entropy = _read(run, state, batches[place], with_entropy=True)
             assert entropy is not None, "it was asked for"
-            output = policy_loss(run, batches[place], logprobs, entropy)
+            output = policy_loss(run, batch, logprobs, entropy)
             state.loss_scale.scale(output.loss if counts else 0 * output.loss).backward()
-            own.append((_to_tell(output), None if tally.losses else _to_tell(logprobs)))
-    passes = ranks.in_order(len(batches), own)
+            own.append((replace(output, loss=output.loss.detach()), None if tally.losses else logprobs.detach()))
+    passes = ranks.in_order(len(batches), on_device(own, CPU))
     for batch, (output, logprobs) in zip(batches, passes):
         if logprobs is not None:
             tally.keep_reading(batch.rows, logprobs, batch.loss_mask)
@@ -345,14 +341,6 @@ def update(run: RunConfig, state: RunState, batches: list[Batch], tokens: int, t
     state.updates += 1
 
 
-def _to_tell(result: _Result) -> _Result:
-    """A loss or log-probs without their graph; on the CPU if other ranks are told."""
-    if isinstance(result, torch.Tensor):
-        return result.detach() if ranks.number() == 1 else result.detach().cpu()
-    sums = {name: _to_tell(value) for name, value in result.sums.items()}
-    return LossOutput(_to_tell(result.loss), sums, _to_tell(result.touched))
-
-
 def _overflows(state: RunState) -> bool:
     """Unscale the gradients and adapt the loss scale. Returns True and clears the gradients if one is not finite.
 
@@ -360,7 +348,7 @@ def _overflows(state: RunState) -> bool:
     """
     state.loss_scale.unscale_(state.optimizer)
     gradients = [p.grad for group in state.optimizer.param_groups for p in group["params"] if p.grad is not None]
-    finite = all(bool(torch.isfinite(ranks.own_part(gradient)).all()) for gradient in gradients)
+    finite = bool(torch.stack([torch.isfinite(ranks.own_part(one)).all() for one in gradients]).all())
     overflows = not all(ranks.gathered(finite))
     state.loss_scale.update()
     if overflows:
@@ -372,19 +360,17 @@ def _overflows(state: RunState) -> bool:
 
 def _read(
     run: RunConfig, state: RunState, batch: Batch, with_entropy: bool
-) -> tuple[Float[Tensor, "M T"], Float[Tensor, "M T"] | None]:
-    """The learner's log-probs and, if asked, entropies of a microbatch."""
-    return token_logprobs(
-        state.learner,
-        batch.prompts,
-        batch.tokens,
-        batch.loss_mask,
-        run.engine.temperature,
-        run.learner_precision,
-        run.entropy.needs_gradient,
-        with_entropy=with_entropy,
-        microbatching=state.microbatching,
+) -> tuple[Batch, Float[Tensor, "M T"], Float[Tensor, "M T"] | None]:
+    """A microbatch on the learner's device, with the learner's log-probs and, if asked, entropies of its tokens."""
+    laid_out = forward_inputs(
+        state.learner, batch.prompts, batch.tokens, batch.loss_mask, state.microbatching, run.learner_precision
     )
+    there, inputs = on_device((batch, laid_out), state.device)
+    logprobs, entropy = logprobs_of(
+        state.learner, inputs, run.engine.temperature, run.learner_precision, with_entropy, run.entropy.needs_gradient,
+        state.microbatching,
+    )  # fmt: skip
+    return there, logprobs, entropy
 
 
 def _sizes(batch: Batch) -> tuple[list[int], list[int]]:

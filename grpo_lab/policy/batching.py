@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 
 from grpo_lab.policy import ranks
-from grpo_lab.policy.logprobs import mask_lengths, token_logprobs
+from grpo_lab.policy.device import CPU, on_device
+from grpo_lab.policy.logprobs import forward_inputs, logprobs_of, mask_lengths
 from grpo_lab.policy.packing import microbatch_rows, packed_rows
 from grpo_lab.tracking.activity import doing
 from grpo_lab.tricks.denominator import Denominator
@@ -161,43 +161,26 @@ def rollout_logprobs(
     prompts = [rollouts.prompt_of_row(row) for row in range(rollouts.num_rows)]
     ends = mask_lengths(rollouts.sampled_mask)
     groups = spread(_microbatches(prompts, ends, microbatching), [len(one) + end for one, end in zip(prompts, ends)])
-    dealt = ranks.dealt(len(groups))
+    dealt, read = ranks.dealt(len(groups)), []
     with doing("", len(dealt), "microbatches") as shown:
-        for place, counts in shown.each(dealt):
+        for place, _ in shown.each(dealt):
             rows = groups[place]
-            width = max(ends[row] for row in rows)
-            logprobs, entropy = token_logprobs(
-                model,
-                [prompts[row] for row in rows],
-                rollouts.tokens[rows, :width].to(device),
-                rollouts.sampled_mask[rows, :width].to(device),
-                temperature,
-                precision,
-                with_entropy=with_entropy,
-                microbatching=microbatching,
-            )
-            if not counts:
-                continue
-            found[rows, :width] = logprobs.to("cpu", found.dtype)
-            if entropies is not None:
-                assert entropy is not None, "token_logprobs gives the entropy that it is asked for"
-                entropies[rows, :width] = entropy.to("cpu", entropies.dtype)
+            part = slice(0, max(ends[row] for row in rows))
+            laid_out = forward_inputs(
+                model, [prompts[row] for row in rows], rollouts.tokens[rows, part], rollouts.sampled_mask[rows, part],
+                microbatching, precision,
+            )  # fmt: skip
+            inputs = on_device(laid_out, device)
+            read.append(logprobs_of(model, inputs, temperature, precision, with_entropy, False, microbatching))
+    for (place, counts), (logprobs, entropy) in zip(dealt, on_device(read, CPU)):
+        if not counts:
+            continue
+        where = (groups[place], slice(0, logprobs.shape[1]))
+        found[where] = logprobs.to(found.dtype)
+        if entropies is not None:
+            assert entropy is not None, "logprobs_of gives the entropy that it is asked for"
+            entropies[where] = entropy.to(entropies.dtype)
     return ranks.added_up(found), None if entropies is None else ranks.added_up(entropies)
-
-
-def on_device(batch: Batch, device: torch.device) -> Batch:
-    """The same microbatch with its tensors on `device`."""
-    if device.type == "cpu":
-        return batch
-
-    def move(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return value.to(device, non_blocking=True)
-        if isinstance(value, Totals):
-            return Totals(**{name: move(part) for name, part in vars(value).items()})
-        return value
-
-    return Batch(**{name: move(value) for name, value in vars(batch).items()})
 
 
 def expand(advantages: Tensor, mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N T"]:

@@ -1,15 +1,20 @@
-"""The run's device, and the torch settings that its exact results depend on."""
+"""The run's device, transfers to and from it, and the torch settings that exact results depend on."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 
 from grpo_lab.policy import ranks
+from grpo_lab.types import Tensor
 
+T = TypeVar("T")
+CPU = torch.device("cpu")
 _elsewhere = False  # whether the runs of a sweep are going to be on other machines than this one
 
 
@@ -72,3 +77,48 @@ def prepare_torch(name: str, threads: int) -> torch.device:
     # cuDNN builds a plan for every new shape, and a decoding step brings one with every token.
     torch.backends.cuda.enable_cudnn_sdp(False)
     return choose_device(name)
+
+
+def on_device(record: T, device: torch.device) -> T:
+    """A copy of `record` with all its tensors on `device`, in one transfer; the record itself if they are there.
+
+    A record is a tensor, or a dataclass, mapping, list or tuple of records; its tensors are on one device and carry no
+    graph. The CPU does not wait for a transfer to a GPU, and waits once for all that a GPU has to compute for one back.
+    """
+    tensors: list[Tensor] = []
+
+    def noted(tensor: Tensor) -> Tensor:
+        tensors.append(tensor)
+        return tensor
+
+    _swapped(record, noted)
+    if all(tensor.device.type == device.type for tensor in tensors):
+        return record
+    arrived = iter(_transferred(tensors, device))
+    return _swapped(record, lambda _: next(arrived))
+
+
+def _swapped(value: Any, swap: Callable[[Tensor], Tensor]) -> Any:
+    """A record with each tensor replaced, in a fixed order. Sequences of numbers, such as prompts, stay as they are."""
+    if isinstance(value, torch.Tensor):
+        return swap(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{one.name: _swapped(getattr(value, one.name), swap) for one in fields(value)})
+    if isinstance(value, Mapping):
+        return {name: _swapped(one, swap) for name, one in value.items()}
+    if isinstance(value, (list, tuple)) and value and not isinstance(value[0], int):
+        return type(value)(_swapped(one, swap) for one in value)
+    return value
+
+
+def _transferred(tensors: list[Tensor], device: torch.device) -> list[Tensor]:
+    """The tensors as parts of one buffer, which is copied whole."""
+    # Wide types first: each then begins at a multiple of its own size, as a view of bytes has to.
+    order = sorted(range(len(tensors)), key=lambda place: -tensors[place].itemsize)
+    parts = [tensors[place].reshape(-1).view(torch.uint8) for place in order]
+    sizes = [len(part) for part in parts]
+    source, to_gpu = tensors[0].device, device.type == "cuda"
+    buffer = torch.empty(sum(sizes), dtype=torch.uint8, device=source, pin_memory=to_gpu)
+    torch.cat(parts, out=buffer)
+    found = dict(zip(order, buffer.to(device, non_blocking=to_gpu).split(sizes)))
+    return [found[place].view(tensor.dtype).view(tensor.shape) for place, tensor in enumerate(tensors)]

@@ -1,5 +1,7 @@
 """Log-probs of given tokens under the learner or the reference, and a critic's values of the states before them.
 
+A pass is laid out on the CPU and goes to the model's device in one transfer. Nothing there is read back.
+
 Only `_lay_out`, and `pack` for rows without padding, shift by one. Everywhere else in the package, column t of an
 [N, T] tensor is about response token t.
 """
@@ -15,9 +17,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from grpo_lab.policy.device import on_device
 from grpo_lab.policy.models import widen
 from grpo_lab.policy.output_head import LogProbs, in_chunks, linear_head, of_logits
-from grpo_lab.policy.packing import PLAIN, pack, prepared
+from grpo_lab.policy.packing import PLAIN, PackedRow, pack, prepared, uses_varlen
 from grpo_lab.policy.sharding import within
 from grpo_lab.tricks.precision import Precision
 from grpo_lab.types import Bool, Float, Int, Microbatching, Tensor
@@ -42,32 +45,75 @@ def token_logprobs(
     Rows are padded on the right, which a causal model cannot see: no attention mask is needed, and positions start
     at each row's prompt. Rows are packed instead if `microbatching` says so and the model was prepared for it.
     """
-    place = mask.nonzero(as_tuple=True)
-    targets, asked = tokens[place], (temperature, with_entropy, entropy_gradient)
-    head = linear_head(model)
-    packs = microbatching.packs and prepared(model) and bool(mask.any())
-    layout = pack(prompts, tokens, mask, microbatching) if packs else _lay_out(prompts, tokens, mask)
+    laid_out = forward_inputs(model, prompts, tokens.cpu(), mask.cpu(), microbatching, precision)
+    inputs = on_device(laid_out, tokens.device)
+    return logprobs_of(model, inputs, temperature, precision, with_entropy, entropy_gradient, microbatching)
 
+
+@dataclass(frozen=True)
+class ForwardInputs:
+    """What a forward pass reads to give the log-probs of K masked tokens among M responses of T tokens.
+
+    `rows` and `columns` are the tokens' places in the mask, `targets` the tokens.
+    """
+
+    layout: PackedRow | PaddedRows
+    rows: Int[Tensor, "K"]
+    columns: Int[Tensor, "K"]
+    targets: Int[Tensor, "K"]
+    shape: tuple[int, int]
+
+
+def forward_inputs(
+    model: nn.Module,
+    prompts: Sequence[tuple[int, ...]],
+    tokens: Int[Tensor, "M T"],
+    mask: Bool[Tensor, "M T"],
+    microbatching: Microbatching,
+    precision: Precision,
+) -> ForwardInputs:
+    """Lay out the rows of a microbatch for `model`; everything is on the CPU."""
+    rows, columns = mask.nonzero(as_tuple=True)
+    packs = microbatching.packs and prepared(model) and len(rows) > 0
+    if packs:
+        layout = pack(prompts, tokens, mask, microbatching, uses_varlen(model, precision))
+    else:
+        layout = _lay_out(prompts, tokens, mask)
+    return ForwardInputs(layout, rows, columns, tokens[rows, columns], (mask.shape[0], mask.shape[1]))
+
+
+def logprobs_of(
+    model: nn.Module,
+    inputs: ForwardInputs,
+    temperature: float,
+    precision: Precision,
+    with_entropy: bool,
+    entropy_gradient: bool,
+    microbatching: Microbatching,
+) -> tuple[Float[Tensor, "M T"], Float[Tensor, "M T"] | None]:
+    """`token_logprobs` of rows that are laid out and on the model's device."""
+    layout, targets, asked = inputs.layout, inputs.targets, (temperature, with_entropy, entropy_gradient)
+    head = linear_head(model)
     if head is None:
-        with _arithmetic(tokens.device, precision):
+        with _arithmetic(targets.device, precision):
             logits = layout.logits(model)
         picked, spread = of_logits(logits, targets, *asked)
     else:
         assert isinstance(model, PreTrainedModel), "linear_head knows the heads of no others"
 
         def logits_of(states: Tensor) -> Tensor:
-            with _arithmetic(tokens.device, precision):
+            with _arithmetic(targets.device, precision):
                 return head(states)
 
         def read() -> LogProbs:
-            with _arithmetic(tokens.device, precision):
+            with _arithmetic(targets.device, precision):
                 hidden = layout.foreseeing(model.base_model(**layout.inputs()).last_hidden_state)
             bound = microbatching.logits_per_chunk
             positions = len(hidden) if bound is None else max(1, bound // head.weight.shape[0])
             return in_chunks(logits_of, hidden, targets, *asked, positions)
 
         picked, spread = within(model, read)
-    zeros = torch.zeros(tokens.shape, dtype=picked.dtype, device=tokens.device)
+    zeros, place = torch.zeros(inputs.shape, dtype=picked.dtype, device=targets.device), (inputs.rows, inputs.columns)
     return zeros.index_put(place, picked), None if spread is None else zeros.index_put(place, spread)
 
 
@@ -83,7 +129,7 @@ def token_values(
 
     `features` gives a hidden state for each position of the padded sequences; `head` turns each into one number.
     """
-    layout = _lay_out(prompts, tokens, mask)
+    layout = on_device(_lay_out(prompts, tokens.cpu(), mask.cpu()), tokens.device)
     with _arithmetic(tokens.device, precision):
         hidden = layout.foreseeing(features(layout.ids))
     values = head(widen(hidden)).squeeze(-1)
@@ -92,7 +138,7 @@ def token_values(
 
 
 @dataclass(frozen=True)
-class _Layout:
+class PaddedRows:
     """Prompts and responses as one padded batch of width W, and the position that predicts each masked token."""
 
     ids: Int[Tensor, "M W"]
@@ -115,19 +161,17 @@ class _Layout:
         return output.logits[self.rows, self.before - self.first]
 
 
-def _lay_out(prompts: Sequence[tuple[int, ...]], tokens: Int[Tensor, "M T"], mask: Bool[Tensor, "M T"]) -> _Layout:
-    device = tokens.device
-    prompt_lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+def _lay_out(prompts: Sequence[tuple[int, ...]], tokens: Int[Tensor, "M T"], mask: Bool[Tensor, "M T"]) -> PaddedRows:
+    prompt_lengths = torch.tensor([len(prompt) for prompt in prompts])
     widths = [len(prompt) + length for prompt, length in zip(prompts, mask_lengths(mask))]
     ids = torch.zeros(len(prompts), max(widths), dtype=torch.long)
-    host_tokens = tokens.cpu()
     for row, (prompt, width) in enumerate(zip(prompts, widths)):
         ids[row, : len(prompt)] = torch.tensor(prompt)
-        ids[row, len(prompt) : width] = host_tokens[row, : width - len(prompt)]
+        ids[row, len(prompt) : width] = tokens[row, : width - len(prompt)]
     rows, columns = mask.nonzero(as_tuple=True)
     # The shift by one: token t of the response is predicted at position prompt + t - 1.
     before = prompt_lengths[rows] + columns - 1
-    return _Layout(ids.to(device), rows, columns, before, int(prompt_lengths.min()) - 1)
+    return PaddedRows(ids, rows, columns, before, int(prompt_lengths.min()) - 1)
 
 
 def _arithmetic(device: torch.device, precision: Precision) -> contextlib.AbstractContextManager:

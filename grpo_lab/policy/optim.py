@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -20,12 +22,17 @@ class UpdateReport:
     """Norms of one update over all parameters, and the learning rate it used.
 
     A trick that scales the loss changes `gradient_norm` (before clipping), even if Adam cancels it in
-    `update_norm` (the norm of the change of the weights).
+    `update_norm` (the norm of the change of the weights). `squares` [parameters] are the squared norms of their changes
+    over the learning rate, on their device: a GPU is waited for only when `update_norm` is read.
     """
 
     gradient_norm: float
-    update_norm: float
     learning_rate: float
+    squares: Tensor
+
+    @property
+    def update_norm(self) -> float:
+        return self.learning_rate * sum(self.squares.tolist()) ** 0.5
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,8 @@ class Decay(Enum):
     warmup_stable_decay = "warmup_stable_decay"
 
 
+_torch: Any = torch  # its operations on lists of tensors have no public name
+_AT_ONCE = 2**25  # numbers of which the norm of an update is computed together: 128 MB of fp32 in each of two lists
 _TICKS = 1_000_000  # of a budget, which may be counted in tokens: transformers' schedules count steps
 
 
@@ -105,12 +114,14 @@ class Adamw(Optimizer):
         require_field(0 <= self.final_share <= 1, self, "final_share", "in [0, 1]")
 
     def build(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+        held = list(parameters)
         return torch.optim.AdamW(
-            list(parameters),
+            held,
             lr=self.learning_rate,
             betas=(self.beta1, self.beta2),
             eps=self.eps,
             weight_decay=self.weight_decay,
+            fused=True if held and all(one.is_cuda for one in held) else None,
         )
 
     def rate(self, update: int, spent: float = 0.0) -> float:
@@ -124,30 +135,65 @@ class Adamw(Optimizer):
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         total = ranks.whole(torch.nn.utils.get_total_norm([p.grad for p in parameters]))
         torch.nn.utils.clip_grads_with_norm_(parameters, self.max_grad_norm, total)
-        gradient_norm = float(total)
-        if not torch.isfinite(torch.tensor(gradient_norm)):
+        gradient_norm, *counts = _read(total, [optimizer.state.get(p, {}).get("step") for p in parameters])
+        if not math.isfinite(gradient_norm):
             raise FloatingPointError(f"the gradient's norm is {gradient_norm} at update {update}")
         rate = self.rate(update, spent)
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()
-        update_norm = self._update_norm(optimizer, parameters, rate)
+        squares = self._squares(optimizer, parameters, [count + 1 for count in counts], rate)
         optimizer.zero_grad(set_to_none=True)
-        return UpdateReport(gradient_norm, update_norm, rate)
+        return UpdateReport(gradient_norm, rate, squares)
 
-    def _update_norm(self, optimizer: torch.optim.Optimizer, parameters: list[Tensor], rate: float) -> float:
-        """The norm of the update, recomputed from Adam's moments so that no copy of the weights is needed."""
-        total = 0.0
-        for parameter in parameters:
-            state = optimizer.state[parameter]
-            count = float(state["step"])
-            first = ranks.own_part(state["exp_avg"]) / (1 - self.beta1**count)
-            second = (ranks.own_part(state["exp_avg_sq"]) / (1 - self.beta2**count)).sqrt_()
-            direction = first / second.add_(self.eps)
+    def _squares(
+        self, optimizer: torch.optim.Optimizer, parameters: list[Tensor], counts: list[float], rate: float
+    ) -> Tensor:
+        """The squared norm of each parameter's change over `rate` [parameters]; it has had `counts` updates.
+
+        Recomputed from Adam's moments so that no copy of the weights is needed.
+        """
+        found = []
+        for part in _portions(parameters):
+            states = [optimizer.state[parameters[place]] for place in part]
+            firsts, seconds = ([ranks.own_part(one[name]) for one in states] for name in ("exp_avg", "exp_avg_sq"))
+            directions = _torch._foreach_div(firsts, [1 - self.beta1 ** counts[place] for place in part])
+            roots = _torch._foreach_div(seconds, [1 - self.beta2 ** counts[place] for place in part])
+            _torch._foreach_sqrt_(roots)
+            _torch._foreach_add_(roots, self.eps)
+            _torch._foreach_div_(directions, roots)
             if self.weight_decay:
-                before = (ranks.own_part(parameter.detach()) + rate * direction) / (1 - rate * self.weight_decay)
-                direction = direction + self.weight_decay * before
-            total += float(direction.double().pow(2).sum())
-        if ranks.number() > 1:  # every rank holds a part of every parameter
-            total = float(ranks.added_up(torch.tensor(total, dtype=torch.float64)))
-        return rate * total**0.5
+                before = _torch._foreach_mul(directions, rate)
+                _torch._foreach_add_(before, [ranks.own_part(parameters[place].detach()) for place in part])
+                _torch._foreach_div_(before, 1 - rate * self.weight_decay)
+                _torch._foreach_mul_(before, self.weight_decay)
+                _torch._foreach_add_(directions, before)
+            found += _squared(directions)
+        if ranks.number() == 1:
+            return torch.stack(found)
+        # every rank holds a part of every parameter
+        return ranks.added_up(torch.tensor([sum(torch.stack(found).tolist())], dtype=torch.float64))
+
+
+def _read(norm: Tensor, steps: list[Tensor | None]) -> list[float]:
+    """The gradient's norm and each parameter's number of updates so far, in one transfer."""
+    return torch.stack([norm, *(norm.new_zeros(()) if one is None else one.to(norm) for one in steps)]).tolist()
+
+
+def _portions(parameters: list[Tensor]) -> Iterator[list[int]]:
+    """The places of the parameters in turn, about `_AT_ONCE` numbers at a time: copies of more would fill a GPU."""
+    part, numbers = [], 0
+    for place, parameter in enumerate(parameters):
+        if part and numbers + parameter.numel() > _AT_ONCE:
+            yield part
+            part, numbers = [], 0
+        part.append(place)
+        numbers += parameter.numel()
+    yield part
+
+
+def _squared(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The squared norm of each, in float64."""
+    if tensors[0].is_cuda:  # one pass without a copy in float64
+        return list(_torch._foreach_pow(_torch._foreach_norm(tensors, 2, dtype=torch.float64), 2))
+    return [one.double().pow(2).sum() for one in tensors]

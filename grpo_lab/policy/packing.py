@@ -2,12 +2,15 @@
 
 The tokens of a microbatch form one long row: each distinct prompt, then its responses. Every operation on single
 tokens, which is nearly all the arithmetic, runs on that row. Only attention needs to know which tokens form a
-sequence. It gathers whole sequences into padded blocks of similar length, in which a prompt's keys and values appear
-once for each of its responses, and scatters its results back into the row.
+sequence. On a CPU it gathers whole sequences into padded blocks of similar length, in which a prompt's keys and values
+appear once for each of its responses, and scatters its results back into the row. On a GPU, in half precision, one
+kernel reads sequences of every length (varlen.py).
 """
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,12 +23,16 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from grpo_lab.policy.device import on_device
+from grpo_lab.policy.varlen import Varlen, find_sequences, varlen_attention
+from grpo_lab.tricks.precision import Precision
 from grpo_lab.types import Bool, Float, Int, Microbatching, Tensor
 
 NAME = "sdpa_packed"
 _LAYERS = {"full_attention", "sliding_attention"}
 _PROBE = ((1, 2, 0, 3), (2, 1)), (0, 0, 1), [[1, 3, 0, 2, 1], [2, 0, 1, 1, 3], [3, 1, 2, 2, 0]], [5, 2, 4]
 _prepared: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+_varlen: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 PLAIN = Microbatching(microbatch_tokens=2**62, padding_tolerance_tokens=2**62)
@@ -49,7 +56,7 @@ class PackedRow:
 
     ids: Int[Tensor, "1 S"]
     positions: Int[Tensor, "1 S"]
-    blocks: Blocks
+    sequences: Blocks | Varlen
     before: Int[Tensor, "K"]
 
     def inputs(self) -> dict[str, Any]:
@@ -60,13 +67,13 @@ class PackedRow:
             "input_ids": self.ids,
             "position_ids": self.positions,
             "attention_mask": mask,
-            "packed": self.blocks,
+            "packed": self.sequences,
             "use_cache": False,
         }
 
     def foreseeing(self, states: Float[Tensor, "1 S H"]) -> Float[Tensor, "K H"]:
         """The hidden states that predict the masked tokens."""
-        return states[0].index_select(0, self.before)
+        return states.squeeze(0).index_select(0, self.before)
 
     def logits(self, model: nn.Module) -> Float[Tensor, "K V"]:
         """The logits that predict the masked tokens, by the model's own forward."""
@@ -98,13 +105,23 @@ def packed_rows(
 ) -> list[list[int]]:
     """Split rows into microbatches of at most `microbatch_tokens` tokens; each counts a shared prompt once.
 
-    Rows keep their order, in which rows with one prompt are neighbours. A microbatch may mix lengths.
+    Rows keep their order, in which rows with one prompt are neighbours. A microbatch may mix lengths. Each is filled
+    before the next one begins; if they are to be balanced, up to the lowest bound that makes no more of them.
     """
+    bound = microbatching.microbatch_tokens
+    groups = _filled(prompts, responses, bound)
+    if not microbatching.balances or len(groups) < 2:
+        return groups
+    lowest = bisect_left(range(bound), True, key=lambda lower: len(_filled(prompts, responses, lower)) <= len(groups))
+    return _filled(prompts, responses, lowest)
+
+
+def _filled(prompts: Sequence[tuple[int, ...]], responses: Sequence[int], bound: int) -> list[list[int]]:
     groups: list[list[int]] = []
     filled, last = 0, None
     for row, (prompt, response) in enumerate(zip(prompts, responses)):
         more = response + (0 if groups and prompt == last else len(prompt))
-        if groups and filled + more <= microbatching.microbatch_tokens:
+        if groups and filled + more <= bound:
             groups[-1].append(row)
             filled += more
         else:
@@ -119,12 +136,14 @@ def pack(
     tokens: Int[Tensor, "M T"],
     mask: Bool[Tensor, "M T"],
     microbatching: Microbatching,
+    varlen: bool = False,
 ) -> PackedRow:
-    """Pack the rows whose `mask` has a True entry; masked tokens are in the order of `mask.nonzero()`.
+    """Pack the rows whose `mask` has a True entry, all on the CPU; masked tokens are in the order of `mask.nonzero()`.
 
-    A response's last masked token is not part of the row: it is predicted but predicts nothing.
+    A response's last masked token is not part of the row: it is predicted but predicts nothing. `varlen`: attention
+    finds the sequences as its kernel for different lengths wants them, and not in blocks.
     """
-    host_tokens, host_mask = tokens.cpu().numpy(), mask.cpu().numpy()
+    host_tokens, host_mask = tokens.numpy(), mask.numpy()
     ends = np.where(host_mask.any(1), host_mask.shape[1] - host_mask[:, ::-1].argmax(1), 0)
     parts, positions, before, starts = [], [], [], {}
     filled, sequences, own = 0, [], []
@@ -144,17 +163,15 @@ def pack(
         before.append(sequences[-1][len(prompt) - 1 + host_mask[row].nonzero()[0]])
         own.append(0 if fresh else len(prompt))  # first token that takes its result from this sequence
         filled += end - 1
-    blocks = _blocks(sequences, own, filled, microbatching, tokens.device)
+    found = find_sequences(sequences, own, filled) if varlen else _blocks(sequences, own, filled, microbatching)
 
     def whole(values: list[np.ndarray]) -> Tensor:
-        return torch.from_numpy(np.concatenate(values).astype(np.int64))[None].to(tokens.device)
+        return torch.from_numpy(np.concatenate(values).astype(np.int64))[None]
 
-    return PackedRow(whole(parts), whole(positions), blocks, whole(before)[0])
+    return PackedRow(whole(parts), whole(positions), found, whole(before)[0])
 
 
-def _blocks(
-    sequences: list[np.ndarray], own: list[int], size: int, microbatching: Microbatching, device: torch.device
-) -> Blocks:
+def _blocks(sequences: list[np.ndarray], own: list[int], size: int, microbatching: Microbatching) -> Blocks:
     """Put sequences into blocks of similar length; a shared token takes its result from its first sequence."""
     gathers, back, offset = [], np.zeros(size, dtype=np.int64), 0
     for members in microbatch_rows(
@@ -167,9 +184,9 @@ def _blocks(
             sequence, first = sequences[member], own[member]
             gather[line, : len(sequence)] = sequence
             back[sequence[first:]] = offset + line * width + np.arange(first, len(sequence))
-        gathers.append(torch.from_numpy(gather).to(device))
+        gathers.append(torch.from_numpy(gather))
         offset += gather.size
-    return Blocks(tuple(gathers), torch.from_numpy(back).to(device))
+    return Blocks(tuple(gathers), torch.from_numpy(back))
 
 
 def packed_attention(
@@ -178,7 +195,7 @@ def packed_attention(
     key: Float[Tensor, "R B S D"],
     value: Float[Tensor, "R B S E"],
     attention_mask: Tensor | None,
-    packed: Blocks | None = None,
+    packed: Blocks | Varlen | None = None,
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Float[Tensor, "R S A E"], None]:
@@ -187,7 +204,10 @@ def packed_attention(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, sliding_window=sliding_window, **kwargs
         )
-    flat = [states[0].transpose(0, 1).flatten(1) for states in (query, key, value)]
+    if isinstance(packed, Varlen):
+        rows = query.squeeze(0), key.squeeze(0), value.squeeze(0)
+        return varlen_attention(*rows, packed, kwargs.get("scaling"), sliding_window)[None], None
+    flat = [states.squeeze(0).transpose(0, 1).flatten(1) for states in (query, key, value)]
     results = []
     for gather in packed.gathers:
         lines, width = gather.shape
@@ -219,9 +239,10 @@ def prepare(model: nn.Module) -> bool:
     if model.config._attn_implementation != "sdpa" or not _LAYERS.issuperset(kinds):
         return False
     model.set_attn_implementation(NAME)
-    _prepared[model] = _agrees(model)
+    _prepared[model] = _differs(model, False) <= 1e-4
     if not _prepared[model]:
         model.set_attn_implementation("sdpa")
+    _varlen[model] = _prepared[model] and next(model.parameters()).is_cuda and _takes_varlen(model)
     return _prepared[model]
 
 
@@ -230,25 +251,40 @@ def prepared(model: nn.Module) -> bool:
     return _prepared.get(model, False)
 
 
+def uses_varlen(model: nn.Module, precision: Precision) -> bool:
+    """Whether the model's packed rows take the kernel for sequences of every length: half precision on a GPU."""
+    return precision.rounds and _varlen.get(model, False)
+
+
+def _takes_varlen(model: PreTrainedModel) -> bool:
+    """Whether the kernel runs on this GPU, with this model's heads, and sees what it should: in bf16, 0.05 or less."""
+    try:
+        with torch.autocast(next(model.parameters()).device.type, torch.bfloat16):
+            return _differs(model, True) <= 0.05
+    except (ImportError, RuntimeError, NotImplementedError, ValueError):  # it says so in many ways
+        return False
+
+
 @torch.no_grad()
-def _agrees(model: PreTrainedModel) -> bool:
+def _differs(model: PreTrainedModel, varlen: bool) -> float:
+    """The largest difference that packing makes to a hidden state, as a share of the largest; inf if it fails."""
     distinct, owners, responses, lengths = _PROBE
     device = next(model.parameters()).device
     prompts, tokens = [distinct[owner] for owner in owners], torch.tensor(responses)
     mask = torch.arange(tokens.shape[1]) < torch.tensor(lengths)[:, None]
-    row = pack(prompts, tokens.to(device), mask.to(device), Microbatching(10**6, 1))
+    row = on_device(pack(prompts, tokens, mask, Microbatching(10**6, 1), varlen), device)
     body = model.base_model
     try:
         packed = body(**row.inputs()).last_hidden_state[0, row.before]
     except TypeError:  # the model does not pass `packed` on to its attention
-        return False
+        return math.inf
     apart, largest, first = 0.0, 0.0, 0
     for prompt, response, length in zip(prompts, responses, lengths):
         alone = torch.tensor([[*prompt, *response[:length]]], device=device)
         states = body(input_ids=alone, use_cache=False).last_hidden_state[0, len(prompt) - 1 : -1]
         apart = max(apart, float((states - packed[first : first + length]).abs().max()))
         largest, first = max(largest, float(states.abs().max())), first + length
-    return apart <= 1e-4 * largest
+    return apart / largest if largest else math.inf
 
 
 AttentionInterface.register(NAME, packed_attention)

@@ -18,7 +18,8 @@ from grpo_lab.budget.ledger import Ledger, ModelFlops
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.policy import packing
 from grpo_lab.policy.adapters import add_adapter, save_whole
-from grpo_lab.policy.batching import StepInputs, make_minibatch, on_device
+from grpo_lab.policy.batching import StepInputs, make_minibatch
+from grpo_lab.policy.device import on_device
 from grpo_lab.policy.logprobs import token_logprobs
 from grpo_lab.policy.model_folder import fingerprint
 from grpo_lab.policy.models import load_model, moved, recompute_layers
@@ -216,7 +217,8 @@ def _train(
     """Train `learner` on the answers, counted in the ledger; returns the loss of the last epoch per token."""
     if run.gradient_checkpointing:
         recompute_layers(learner)
-    microbatching = replace(run.microbatching, packs=run.packing and packing.prepare(learner))
+    packs = run.packing and packing.prepare(learner)
+    microbatching = replace(run.microbatching, packs=packs, balances=device.type == "cuda")
     plan = replace(run.optimizer, learning_rate=sft.learning_rate, warmup_updates=sft.warmup_updates)
     optimizer = plan.build(one for one in learner.parameters() if one.requires_grad)
     updates, loss, tokens = 0, 0.0, 0

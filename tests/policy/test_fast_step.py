@@ -9,6 +9,8 @@ import pytest
 import torch
 import transformers
 from helpers import assert_close, inputs_of, make_run, random_scene, tiny_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from short_runs import final_weights, metrics_of, run_in_process
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -32,6 +34,7 @@ from grpo_lab.tricks.surrogate import Kimi
 from grpo_lab.types import Microbatching
 
 FP32 = Fp32(LmHead.same, 1e-3)
+quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 # Two prompts of several responses each, one of them a token long; a hole in a mask; a row with nothing to read.
 PROMPTS = ((1, 2, 3), (1, 2, 3), (1, 2, 3), (4,), (4,), (5, 6, 7, 8, 9, 10))
 LENGTHS = (5, 1, 7, 3, 0, 2)
@@ -232,7 +235,7 @@ def test_packing_reads_each_token_once() -> None:
     # prompts of 3, 1 and 6 tokens once; of each response all but its last
     assert row.ids.shape == (1, 3 + 1 + 6 + 4 + 0 + 6 + 2 + 0 + 1)
     assert row.positions[0, :7].tolist() == [0, 1, 2, 3, 4, 5, 6] and len(row.before) == int(mask.sum())
-    assert [len(gather) for gather in row.blocks.gathers] == [3, 2], "longest first, at most 4 of padding each"
+    assert [len(gather) for gather in row.sequences.gathers] == [3, 2], "longest first, at most 4 of padding each"
 
 
 def test_packed_rows_fill_the_budget_and_count_a_shared_prompt_once() -> None:
@@ -241,6 +244,37 @@ def test_packed_rows_fill_the_budget_and_count_a_shared_prompt_once() -> None:
     assert packed_rows([a, a, a, b], [2, 2, 2, 4], Microbatching(10, 0)) == [[0, 1], [2], [3]]
     assert packed_rows([a, a], [20, 20], Microbatching(10, 0)) == [[0], [1]], "longer than the budget: one of its own"
     assert packed_rows([], [], Microbatching(10, 0)) == []
+
+
+def test_packed_microbatches_are_balanced_and_no_more_of_them() -> None:
+    """128 responses of 256 tokens to 16 prompts of 20 do not fit into 32,768 tokens."""
+    prompts = [(row // 8,) * 20 for row in range(128)]
+    filled = Microbatching(32768, 0, packs=True)
+    assert [len(one) for one in packed_rows(prompts, [256] * 128, filled)] == [126, 2]
+    assert [len(one) for one in packed_rows(prompts, [256] * 128, replace(filled, balances=True))] == [64, 64]
+
+
+@quick
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 60)), min_size=1, max_size=30), st.integers(1, 300))
+def test_balanced_microbatches_keep_rows_and_bound_and_the_largest_is_least(rows, bound) -> None:
+    prompts, responses = [(owner,) * 5 for owner, _ in rows], [length for _, length in rows]
+
+    def sizes(groups: list[list[int]]) -> list[int]:
+        return [
+            sum(responses[row] + 5 * (row == group[0] or prompts[row] != prompts[row - 1]) for row in group)
+            for group in groups
+        ]
+
+    cut = Microbatching(bound, 0, packs=True)
+    filled, balanced = (
+        packed_rows(prompts, responses, cut),
+        packed_rows(prompts, responses, replace(cut, balances=True)),
+    )
+    assert len(balanced) == len(filled) and max(sizes(balanced)) <= max(sizes(filled))
+    assert [row for group in balanced for row in group] == list(range(len(rows)))
+    # with a bound below the largest one there would be more of them, unless that is a single row
+    lower = packed_rows(prompts, responses, replace(cut, microbatch_tokens=max(sizes(balanced)) - 1))
+    assert len(balanced) == 1 or len(lower) > len(balanced) or max(sizes(lower)) == max(sizes(balanced))
 
 
 def test_recomputed_layers_give_the_same_gradient_bits_and_keep_less() -> None:
