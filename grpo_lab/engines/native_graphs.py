@@ -89,7 +89,7 @@ class FixedBatch:
         logprob_dtype: torch.dtype,
     ) -> None:
         self.model, self.fused, self.stop_ids, self.device = model, fused, stop_ids, stop_ids.device
-        self.rows, self.room, self.width = _capacity(rows, room, tokens)
+        self.rows, self.room, self.width = capacity(rows, room, tokens)
         self.column, self.position, self.last_position = (self._zeros(1) for _ in range(3))
         self.cache = block_cache(model.config)
         self.layers = [FixedLayer(one, self.rows, self.room, self.column) for one in whole_text_layers(like)]
@@ -117,7 +117,7 @@ class FixedBatch:
 
     def fits(self, rows: int, room: int, tokens: int) -> bool:
         """Whether a wave of `rows` requests, `room` cached and `tokens` sampled tokens has room here."""
-        needed = _capacity(rows, room, tokens)
+        needed = capacity(rows, room, tokens)
         return all(one <= own for one, own in zip(needed, (self.rows, self.room, self.width)))
 
     @property
@@ -257,7 +257,7 @@ class FixedBatch:
         return graph.replay
 
 
-def _capacity(rows: int, room: int, tokens: int) -> tuple[int, int, int]:
+def capacity(rows: int, room: int, tokens: int) -> tuple[int, int, int]:
     """The sizes of a batch; warming up writes beyond the last token."""
     room, tokens = (bucket(size + _WARM_UP, _LEAST_LENGTH) for size in (room, tokens))
     return bucket(rows, _LEAST_ROWS), room, tokens

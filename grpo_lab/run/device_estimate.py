@@ -15,6 +15,7 @@ from grpo_lab.budget.roofline import FP32, ModelShape
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.engines.native import Native
 from grpo_lab.engines.native_cache import BLOCK
+from grpo_lab.engines.native_graphs import capacity
 from grpo_lab.policy.loading import Lora
 from grpo_lab.run.lengths import budgets_of
 from grpo_lab.run.memory import REMEDIES
@@ -118,9 +119,18 @@ def _sampler_bytes(run: RunConfig, size: ModelSize) -> int:
 
 
 def _cache_bytes(run: RunConfig, shape: ModelShape, longest_prompt: int) -> int:
-    tokens = longest_prompt + max(budgets_of(run).values())
-    room = -(-tokens // BLOCK) * BLOCK
-    return budget.kv_cache_bytes(shape, run.engine.max_rows, room, run.sampler_precision.dtype.itemsize)
+    """Keys and values of a full batch. With CUDA graphs its prompts have a cache beside the one that is replayed."""
+    tokens, number = max(budgets_of(run).values()), run.sampler_precision.dtype.itemsize
+    rows = run.engine.max_rows
+    if not getattr(run.engine, "cuda_graphs", False):
+        return budget.kv_cache_bytes(shape, rows, _in_blocks(longest_prompt + tokens), number)
+    fixed_rows, room, _ = capacity(rows, longest_prompt + tokens, tokens)
+    prompts = budget.kv_cache_bytes(shape, rows, _in_blocks(longest_prompt), number)
+    return prompts + budget.kv_cache_bytes(shape, fixed_rows, room, number)
+
+
+def _in_blocks(tokens: int) -> int:
+    return -(-tokens // BLOCK) * BLOCK
 
 
 def _training(run: RunConfig, size: ModelSize, longest_prompt: int, ranks: int) -> dict[str, int]:

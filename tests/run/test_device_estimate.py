@@ -22,7 +22,9 @@ from grpo_lab.budget.device_estimate import GIB, MemoryEstimate, Microbatch
 from grpo_lab.budget.ledger import ModelFlops
 from grpo_lab.config.hydra_setup import compose_config, compose_with_choices
 from grpo_lab.config.run_config import RunConfig, to_run
+from grpo_lab.engines.native import Native
 from grpo_lab.engines.native_cache import BlockLayer, block_cache
+from grpo_lab.engines.native_graphs import FixedBatch
 from grpo_lab.engines.native_session import open_session
 from grpo_lab.policy import packing
 from grpo_lab.policy.adapters import add_adapter
@@ -30,6 +32,7 @@ from grpo_lab.policy.loading import Lora
 from grpo_lab.policy.logprobs import token_logprobs
 from grpo_lab.policy.models import recompute_layers
 from grpo_lab.run.device_estimate import check_memory, estimate, size_of, step_flops, verdict
+from grpo_lab.run.lengths import budgets_of
 from grpo_lab.tricks.precision import Bf16, Fp32, LmHead, Precision
 from grpo_lab.types import Microbatching
 
@@ -101,6 +104,21 @@ def test_the_cache_of_the_sampler_is_counted_to_the_byte(name: str, rows: int, t
     assert len(layers) == size.shape.layers
     held = held_bytes([store for layer in layers for store in layer.storage])
     assert budget.kv_cache_bytes(size.shape, rows, tokens, 4) == held
+
+
+def test_the_caches_of_cuda_graphs_are_counted_to_the_byte(tiny_run: RunConfig, tmp_path: Path) -> None:
+    """The batch that a GPU replays, beside the cache that holds its prompts."""
+    size, model = size_of(folder_of(tmp_path, SHAPES["tiny"])), model_of("tiny")
+    assert isinstance(tiny_run.engine, Native)
+    run = replace(tiny_run, engine=replace(tiny_run.engine, max_rows=5, cuda_graphs=True))
+    prompt, tokens = 70, max(budgets_of(run).values())
+    cache = block_cache(model.config)
+    with torch.inference_mode():
+        model(input_ids=torch.ones(5, prompt, dtype=torch.long), past_key_values=cache)
+    batch = FixedBatch(model, None, torch.zeros(1, dtype=torch.long), cache, 5, prompt + tokens, tokens, torch.float32)
+    layers = [layer for layer in cache.layers if isinstance(layer, BlockLayer)]
+    held = held_bytes([store for layer in layers for store in layer.storage]) + batch.held_bytes
+    assert estimate(run, size, prompt).sampling["KV cache"] == held
 
 
 @pytest.mark.parametrize("head", LmHead)
