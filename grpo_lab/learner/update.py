@@ -12,7 +12,7 @@ from grpo_lab.learner.loss import mark_tokens, policy_loss
 from grpo_lab.learner.mismatch import bound_metrics, check_last_sync
 from grpo_lab.policy import ranks
 from grpo_lab.policy.batching import StepInputs, expand, make_minibatch, rollout_logprobs, tokens_in_loss
-from grpo_lab.policy.device import CPU, on_device
+from grpo_lab.policy.device import on_cpu, on_device
 from grpo_lab.policy.logprobs import forward_inputs, logprobs_of
 from grpo_lab.policy.optim import UpdateReport
 from grpo_lab.run.state import RunState
@@ -126,7 +126,7 @@ class UpdateTally:
             metrics["train/loss_scale"] = self.loss_scale
         if not self.reports:
             return metrics
-        number, reports = len(self.reports), on_device(self.reports, CPU)
+        number, reports = len(self.reports), on_cpu(self.reports)
         per_token = {
             "train/entropy": "entropy",
             "train/ratio": "ratio",
@@ -301,7 +301,7 @@ def marked(run: RunConfig, state: RunState, batches: list[Batch], noise: Float[T
         own = [_read(run, state, batches[place], with_entropy=False)[1] for place, _ in ranks.dealt(len(batches))]
     for batch in batches:
         state.ledger.forwarded(state.model_flops, *_sizes(batch))
-    return mark_tokens(run, batches, ranks.in_order(len(batches), on_device(own, CPU)), noise)
+    return mark_tokens(run, batches, ranks.in_order(len(batches), on_cpu(own)), noise)
 
 
 def update(run: RunConfig, state: RunState, batches: list[Batch], tokens: int, tally: UpdateTally) -> None:
@@ -323,7 +323,7 @@ def update(run: RunConfig, state: RunState, batches: list[Batch], tokens: int, t
             output = policy_loss(run, batch, logprobs, entropy)
             state.loss_scale.scale(output.loss if counts else 0 * output.loss).backward()
             own.append((replace(output, loss=output.loss.detach()), None if tally.losses else logprobs.detach()))
-    passes = ranks.in_order(len(batches), on_device(own, CPU))
+    passes = ranks.in_order(len(batches), on_cpu(own))
     for batch, (output, logprobs) in zip(batches, passes):
         if logprobs is not None:
             tally.keep_reading(batch.rows, logprobs, batch.loss_mask)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from grpo_lab.policy import ranks
-from grpo_lab.policy.device import CPU, on_device
+from grpo_lab.policy.device import on_cpu, on_device
 from grpo_lab.policy.logprobs import forward_inputs, logprobs_of, mask_lengths
 from grpo_lab.policy.packing import microbatch_rows, packed_rows
 from grpo_lab.tracking.activity import doing
@@ -172,7 +172,7 @@ def rollout_logprobs(
             )  # fmt: skip
             inputs = on_device(laid_out, device)
             read.append(logprobs_of(model, inputs, temperature, precision, with_entropy, False, microbatching))
-    for (place, counts), (logprobs, entropy) in zip(dealt, on_device(read, CPU)):
+    for (place, counts), (logprobs, entropy) in zip(dealt, on_cpu(read)):
         if not counts:
             continue
         where = (groups[place], slice(0, logprobs.shape[1]))

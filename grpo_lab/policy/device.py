@@ -14,7 +14,6 @@ from grpo_lab.policy import ranks
 from grpo_lab.types import Tensor
 
 T = TypeVar("T")
-CPU = torch.device("cpu")
 _elsewhere = False  # whether the runs of a sweep are going to be on other machines than this one
 
 
@@ -96,6 +95,11 @@ def on_device(record: T, device: torch.device) -> T:
         return record
     arrived = iter(_transferred(tensors, device))
     return _swapped(record, lambda _: next(arrived))
+
+
+def on_cpu(record: T) -> T:
+    """`on_device` for the CPU."""
+    return on_device(record, torch.device("cpu"))
 
 
 def _swapped(value: Any, swap: Callable[[Tensor], Tensor]) -> Any:

@@ -25,7 +25,7 @@ from grpo_lab.learner.update import UpdateTally
 from grpo_lab.policy import device as device_module
 from grpo_lab.policy import optim, packing
 from grpo_lab.policy.batching import make_minibatch
-from grpo_lab.policy.device import CPU, on_device
+from grpo_lab.policy.device import on_cpu, on_device
 from grpo_lab.policy.logprobs import forward_inputs, logprobs_of, token_logprobs
 from grpo_lab.policy.optim import Adamw, Decay
 from grpo_lab.policy.output_head import linear_head
@@ -197,13 +197,13 @@ def test_one_buffer_carries_tensors_of_every_type() -> None:
         torch.rand(7, dtype=torch.float64), torch.rand(3).bfloat16(), torch.tensor(2.5),
         torch.arange(3, dtype=torch.int32),
     ]  # fmt: skip
-    for sent, arrived in zip(tensors, device_module._transferred(tensors, CPU), strict=True):
+    for sent, arrived in zip(tensors, device_module._transferred(tensors, torch.device("cpu")), strict=True):
         assert sent.dtype is arrived.dtype and torch.equal(sent, arrived)
 
 
 def test_a_record_keeps_what_is_no_tensor() -> None:
     batch = a_batch()
-    assert on_device(batch, CPU) is batch
+    assert on_cpu(batch) is batch
     moved = on_device({"two": [(batch, None)]}, META)["two"][0]
     assert moved[1] is None and moved[0].prompts == batch.prompts and moved[0].totals.num_rows == 8
     assert moved[0].loss_mask.is_meta and moved[0].totals.row_tokens.is_meta and moved[0].tokens.shape == (8, 9)
