@@ -171,9 +171,7 @@ def test_an_update_reads_its_device_twice(monkeypatch: pytest.MonkeyPatch) -> No
     inputs = inputs_of(run, random_scene(0, 2, 4, 9))
     batches = make_minibatch(inputs, range(2), run.denominator, state.microbatching)
 
-    def back(record: object, device: torch.device) -> object:
-        if device is META:
-            return on_device(record, device)
+    def back(record: object) -> object:
         assert all(one.grad is not None for one in state.learner.parameters())
         read.append("outputs")
         return device_module._swapped(record, lambda tensor: torch.zeros(tensor.shape, dtype=tensor.dtype))
@@ -183,7 +181,7 @@ def test_an_update_reads_its_device_twice(monkeypatch: pytest.MonkeyPatch) -> No
         read.append("norm")
         return [1.0] * (1 + len(steps))
 
-    monkeypatch.setattr(update_module, "on_device", back)
+    monkeypatch.setattr(update_module, "on_cpu", back)
     monkeypatch.setattr(optim, "_read", norm)
     tally = UpdateTally.of(inputs, 0)
     update_module.update(run, state, batches, 5, tally)
