@@ -91,7 +91,7 @@ def activations(size: ModelSize, batch: Microbatch, half: bool, casts: bool, rec
 
 
 def head_bytes(size: ModelSize, batch: Microbatch, logits_per_chunk: int) -> int:
-    """Bytes of the output head: the hidden states that it reads, and one chunk of logits with what is made of it."""
+    """Bytes of the output head: its input hidden states, and one chunk of logits with its temporaries."""
     logits = min(logits_per_chunk, batch.scored * size.shape.vocabulary)
     return batch.scored * size.shape.width * FP32 + _LOGITS_COPIES * FP32 * logits
 
@@ -116,7 +116,7 @@ class MemoryEstimate:
 
     @property
     def stages(self) -> dict[str, int]:
-        """Bytes at most in each stage; opening holds what is held throughout."""
+        """Peak bytes of each stage; `open` is what the whole run holds."""
         held = sum(self.held.values())
         extra = {"generate": self.sampling, "train": self.training}
         return {"open": held} | {stage: held + sum(parts.values()) for stage, parts in extra.items()}

@@ -161,7 +161,7 @@ class FixedBatch:
         return torch.tensor(rows + rows[-1:] * (self.active - len(rows)), device=self.device)
 
     def keep(self, rows: list[int]) -> None:
-        """Go on with these rows alone, in this order from row 0 on."""
+        """Continue with only these rows, renumbered from 0 in this order."""
         order = self._take_rows(rows)
         for tensor in (*vars(self.state).values(), self.ids, self.positions, self.hidden):
             tensor[: self.active] = tensor[order]
@@ -180,7 +180,7 @@ class FixedBatch:
         self.filled += 1
 
     def _step(self, rows: int, length: int, cuts: bool) -> None:
-        """What is recorded: all of a step, except that top-p waits for the GPU, so that its draw comes after."""
+        """The recorded part of a step. With top-p the draw follows outside the graph, since it waits for the GPU."""
         logits = self._feed(rows, length)
         if self.logits is not None and cuts:
             self.logits[:rows] = logits

@@ -31,7 +31,7 @@ _ONE_BY_ONE = "HF_DEACTIVATE_ASYNC_LOAD"  # else transformers reads ahead, all o
 
 @dataclass
 class _Part:
-    """This rank's rows of a weight, as `torch.chunk` gives them, and what the parameter holds in their place."""
+    """This rank's rows of a weight, split as `torch.chunk` does, and the placeholder that the parameter holds."""
 
     rows: Tensor
     stand_in: Tensor

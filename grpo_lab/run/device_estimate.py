@@ -1,4 +1,4 @@
-"""Whether a run fits the memory of its device, told before a model is loaded, from the model's config.json."""
+"""Estimate from a model's config.json whether a run fits its device, before the model is loaded."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def estimate(run: RunConfig, size: ModelSize, longest_prompt: int, ranks: int = 
 
 
 def _models(run: RunConfig, size: ModelSize, ranks: int) -> tuple[dict[str, int], list[str]]:
-    """Bytes of the models that torch holds and of their optimisers, split over ranks; and what is not counted."""
+    """Bytes per rank of the models in torch and of their optimiser states; and what is not counted."""
     loading = run.model.loading()
     own = size.weights * getattr(torch, loading.frozen.value).itemsize
     held = {f"the learner's weights, {loading.frozen.value}": own + FP32 * size.adapter}
@@ -195,7 +195,7 @@ def check_memory(run: RunConfig, device: torch.device, folder: Path, longest_pro
 
 
 def estimate_text(run: RunConfig, folder: Path, prompt: int, memory: float | None, ranks: int) -> str:
-    """The estimate as a table in GiB, what is left out, the verdict on `memory` bytes and the time of a step."""
+    """A table of the estimate in GiB, what it omits, whether it fits into `memory` bytes, and the time per step."""
     size = size_of(folder, run.model.loading().lora)
     found = estimate(run, size, prompt, ranks)
     each = f" on each of {ranks} GPUs" if ranks > 1 else ""

@@ -103,8 +103,8 @@ class LocalProcess(Started):
 def slots(workers: int | None, threads: int, on_cuda: bool, processes: int = 1) -> tuple[int, list[str]]:
     """How many jobs run at once, and the CUDA devices of one job each, as many as it has `processes`.
 
-    Without `workers`: as many jobs as there are such devices, which `gpu_share` may raise, or on CPU so many cores that
-    this process may use, of which each of its processes has `threads`. Raises ValueError for fewer devices than one job
+    Without `workers`: one job per such device, which `gpu_share` may raise; on a CPU, as many jobs as the usable cores
+    give `threads` to each process. Raises ValueError for fewer devices than one job
     needs.
     """
     devices: list[str] = []

@@ -57,7 +57,7 @@ def test_yaml_that_somebody_means_passes_and_costs_little(tmp_path: Path) -> Non
     check_yaml(tmp_path / "mine.yaml")
     began = time.process_time()
     check_user_files([f"hydra.searchpath=[file://{conf_folder()}]"], conf_folder().parent / "experiments")
-    assert time.process_time() - began < 1.0, "two hundred files of options, on a busy core too"
+    assert time.process_time() - began < 0.3, "two hundred files of options, on a busy core too"
 
 
 @pytest.mark.parametrize("way", ["environment", "search path", "--config-dir", "--config-dir=", "experiment"])

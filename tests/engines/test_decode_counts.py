@@ -1,4 +1,4 @@
-"""What a decoding step costs before any arithmetic: launches and host syncs, counted without a GPU."""
+"""Kernel launches and host syncs of a decoding step, counted without a GPU."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ ESTIMATES = (
 
 
 def attainable_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The lines of a markdown table: what the rows of `speed` measured beside what is attainable."""
+    """Lines of a markdown table: measurements of `speed` against estimates of the attainable."""
     values = {row["check"]: row["value"] for row in rows}
     lines = [
         f"| one H100, {TOKENS:,} tokens a step | measured | attainable (estimate) | floor (roofline) | target | met |",

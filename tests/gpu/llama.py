@@ -30,7 +30,7 @@ def talkative(folder: Path, small: bool, ends: bool = True) -> Path:
 def like_smollm2(folder: Path, small: bool) -> Path:
     """Random weights in the sizes of SmolLM2-135M (arXiv:2502.02737): 134.5 M, its output head the embedding's.
 
-    It never ends a response, so that the token limit alone fixes every length.
+    It never ends a response, so every response has the token limit's length.
     """
     vocabulary, width, layers, heads, inner = (512, 64, 2, 4, 128) if small else (49152, 576, 30, 9, 1536)
     config = LlamaConfig(

@@ -194,7 +194,7 @@ def beside_others(work: Work, short: Work, folder: Path) -> None:
 
 
 def prepared(found: Findings, folder: Path) -> Work:
-    """The model in `folder`, what a step is of, and the matmul peak of this device."""
+    """Sizes of the model in `folder` and of a step, and the matmul peak of this device."""
     ready = like_smollm2(folder / "model", found.small)
     with torch.device("meta"):
         cost = ModelFlops.of(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(ready)))

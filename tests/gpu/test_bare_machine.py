@@ -1,4 +1,4 @@
-"""The commands of a GPU machine need only what it has: torch, transformers, and few packages more."""
+"""Both GPU commands run with few packages besides torch and transformers."""
 
 from __future__ import annotations
 

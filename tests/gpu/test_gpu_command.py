@@ -44,7 +44,7 @@ def part(folder: Path, name: str, then: str, seconds: float = 60) -> driver.Part
 
 def empty() -> dict:
     versions = {"torch": "2.11.0", "vllm": None}
-    return {"machine": {"device": "a card"}, "versions": versions, "small": False, "parts": {}}
+    return {"machine": {"device": "a GPU"}, "versions": versions, "small": False, "parts": {}}
 
 
 def call(*words: str, flags: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:

@@ -142,11 +142,11 @@ def test_a_model_that_lacks_weights_is_refused_as_by_one_process(
 ) -> None:
     folder = Path(shutil.copytree(tiny_base, tmp_path / "model"))
     damage(folder)
-    with pytest.raises(ValueError) as alone:
+    with pytest.raises(ValueError) as by_one:
         load_model(folder, LmHead.same)
     for rank in found:
         said = rank[damage.__name__]["said"]
-        assert said and said.partition(" are not ")[2] == str(alone.value).partition(" are not ")[2]
+        assert said and said.partition(" are not ")[2] == str(by_one.value).partition(" are not ")[2]
 
 
 def test_every_model_of_a_run_is_loaded_in_parts(found: Found) -> None:

@@ -658,7 +658,7 @@ def test_a_dead_server_stops_nothing(
         started = time.perf_counter()
         mirror.stop()
         assert time.perf_counter() - started < 2.0
-        assert slowest < 1.5  # other processes share the cores; a call to the server would take two seconds
+        assert slowest < 0.5  # other processes share the cores; a call to the server would take seconds
     assert caplog.records[-1].message == (f"MLflow lacks a part of this run: send it with `grpo-lab sync {folder}`")
     assert len(caplog.records) <= 2
     assert sync(folder, f"sqlite:///{store}").points == 100 * 41
