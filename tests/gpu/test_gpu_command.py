@@ -181,7 +181,7 @@ def test_what_is_recorded_of_other_parts_stays(tmp_path: Path, monkeypatch: pyte
         monkeypatch.setattr(sys, "argv", ["run.py", name])
         driver.main()
     (file,) = (tmp_path / "results").iterdir()
-    assert file.name == "gpu_a_card.json" and list(json.loads(file.read_text())["parts"]) == ["one", "other"]
+    assert file.name == "gpu_a_gpu.json" and list(json.loads(file.read_text())["parts"]) == ["one", "other"]
     parts["one"].file.write_text(parts["one"].file.read_text().replace('"ok": True', '"ok": False'))
     monkeypatch.setattr(sys, "argv", ["run.py", "one"])
     with pytest.raises(SystemExit, match="one: first"):
@@ -225,7 +225,7 @@ def test_the_table_of_a_results_file(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
     file.write_text(json.dumps(results))
     table = call("--table", str(file)).stdout
-    assert table.startswith("a card; torch 2.11.0:\n")
+    assert table.startswith("a GPU; torch 2.11.0:\n")
     assert "| speed | generated | 12,346 | tokens/s |  |" in table
     assert "| speed | the whole part | killed after 3 s | | FAILED |" in table
     assert "gemm" not in table and "| generate | not measured |" in table
