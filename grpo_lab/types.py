@@ -446,7 +446,8 @@ class Microbatching:
     cost as much as one more pass, or one more attention block where rows are packed: few on a CPU, more on a GPU.
     `logits_per_chunk` bounds how many logits (positions times vocabulary) exist at a time; None for no bound.
     `packs` lays rows out without padding and each shared prompt once. `balances` makes packed microbatches of about
-    equal size: a small one takes almost as long on a GPU as a full one.
+    equal size: a small one takes almost as long on a GPU as a full one. `fuses_head` lets the output head write the
+    gradient of its logits over them, as on GPUs.
     """
 
     microbatch_tokens: int
@@ -454,3 +455,9 @@ class Microbatching:
     logits_per_chunk: int | None = None
     packs: bool = False
     balances: bool = False
+    fuses_head: bool = False
+
+    def on(self, device: str, packs: bool) -> Microbatching:
+        """How a learner on this kind of device, which can pack or not, lays out its rows."""
+        gpu = device == "cuda"
+        return replace(self, packs=packs, balances=gpu, fuses_head=gpu)

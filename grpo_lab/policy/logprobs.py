@@ -18,6 +18,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from grpo_lab.policy.device import on_device
+from grpo_lab.policy.fused_head import can_fuse, fused_logprobs
 from grpo_lab.policy.models import widen
 from grpo_lab.policy.output_head import LogProbs, in_chunks, linear_head, of_logits
 from grpo_lab.policy.packing import PLAIN, PackedRow, pack, prepared, uses_varlen
@@ -109,7 +110,11 @@ def logprobs_of(
             with _arithmetic(targets.device, precision):
                 hidden = layout.foreseeing(model.base_model(**layout.inputs()).last_hidden_state)
             bound = microbatching.logits_per_chunk
-            positions = len(hidden) if bound is None else max(1, bound // head.weight.shape[0])
+            positions = max(1, len(hidden) if bound is None else bound // head.weight.shape[0])
+            if microbatching.fuses_head and can_fuse(head):
+                with _arithmetic(targets.device, precision):
+                    picked, spread = fused_logprobs(head, hidden, targets, temperature, entropy_gradient, positions)
+                return picked, spread if with_entropy else None
             return in_chunks(logits_of, hidden, targets, *asked, positions)
 
         picked, spread = within(model, read)

@@ -109,3 +109,10 @@ def round_weights(model: nn.Module, dtype: torch.dtype) -> None:
 def widen(logits: Tensor) -> Tensor:
     """Cast logits to fp32, so that a softmax never runs in half precision; float64 stays float64."""
     return logits if logits.dtype is torch.float64 else logits.float()
+
+
+def product_dtype(states: Tensor) -> torch.dtype:
+    """The type in which a matrix product of these states runs: autocast's where it is on, else their own."""
+    kind = states.device.type
+    half = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if half else states.dtype

@@ -17,6 +17,7 @@ import torch
 from torch.autograd import Function
 from torch.nn.attention.varlen import varlen_attn
 
+from grpo_lab.policy.models import product_dtype
 from grpo_lab.types import Bool, Float, Int, Tensor
 
 kernel: Callable[..., Any] = varlen_attn
@@ -95,9 +96,7 @@ def varlen_attention(
     window: int | None,
 ) -> Float[Tensor, "S A D"]:
     """Causal attention of one packed row; with `window`, each query sees that many tokens, its own included."""
-    kind = query.device.type
-    half = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    dtype = torch.get_autocast_dtype(kind) if half else query.dtype  # autocast does not know the kernel
+    dtype = product_dtype(query)  # autocast does not know the kernel
     queries, keys, values = (states.transpose(0, 1).to(dtype) for states in (query, key, value))
     rows = torch.stack([keys, values], dim=1).flatten(1)
     copies: Any = _Gather.apply(rows, at.gather, at.first, at.again, at.valid, at.slot)

@@ -218,7 +218,7 @@ def _train(
     if run.gradient_checkpointing:
         recompute_layers(learner)
     packs = run.packing and packing.prepare(learner)
-    microbatching = replace(run.microbatching, packs=packs, balances=device.type == "cuda")
+    microbatching = run.microbatching.on(device.type, packs)
     plan = replace(run.optimizer, learning_rate=sft.learning_rate, warmup_updates=sft.warmup_updates)
     optimizer = plan.build(one for one in learner.parameters() if one.requires_grad)
     updates, loss, tokens = 0, 0.0, 0

@@ -396,7 +396,7 @@ def open_state(
         ledger=ledger,
         entropy_coef=run.entropy.start,
         loss_scale=torch.amp.GradScaler(device.type, enabled=run.learner_precision.scales_loss),
-        microbatching=replace(run.microbatching, packs=packs, balances=device.type == "cuda"),
+        microbatching=run.microbatching.on(device.type, packs),
     )
     if saved:
         state.from_state(saved)

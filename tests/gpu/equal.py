@@ -35,6 +35,7 @@ EXACT = 1e-9  # float64, as a share of the number or of 1
 SINGLE = 1e-5  # float32 against float64
 LOGPROB = 1e-4  # nats, any token, fp32
 WEIGHTS = 1e-4  # gradient of all weights, fp32, as a share of its length
+ROUNDED_WEIGHTS = 0.1  # the same in bf16
 
 
 # --- losses and gradients -----------------------------------------------------------------------------------
@@ -144,22 +145,23 @@ class Bench:
             logprobs[row, :length] = picked.squeeze(1).cpu()
         return logprobs
 
-    def by_learner(self, run: RunConfig, rollouts: Rollouts, packs: bool) -> Tensor:
-        """Log-probs [N, T] by the learner, its rows packed or padded, several forward passes of each."""
+    def by_learner(self, run: RunConfig, rollouts: Rollouts, packs: bool, fuses: bool = False) -> Tensor:
+        """Log-probs [N, T] by the learner, rows packed or padded, head fused or not, several forward passes of each."""
         model = load_model(self.folder, run.learner_precision.lm_head).to(self.device)
         if packs and not prepare(model):
             raise ValueError("the model cannot be packed")
-        cut = Microbatching(1024, 64, logits_per_chunk=4096, packs=packs)
+        cut = Microbatching(1024, 64, logits_per_chunk=4096, packs=packs, fuses_head=fuses)
         return rollout_logprobs(model, rollouts, 1.0, run.learner_precision, cut, self.device, with_entropy=False)[0]
 
-    def gradient(self, run: RunConfig, rollouts: Rollouts, packs: bool) -> Tensor:
+    def gradient(self, run: RunConfig, rollouts: Rollouts, packs: bool, fuses: bool = False) -> Tensor:
         """Gradient of the mean log-prob with respect to all weights, as one vector."""
         model = load_model(self.folder, run.learner_precision.lm_head).to(self.device)
         if packs:
             prepare(model)
         rows = range(rollouts.num_rows)
         tokens, mask = rollouts.tokens.to(self.device), rollouts.sampled_mask.to(self.device)
-        prompts, cut = [rollouts.prompt_of_row(row) for row in rows], Microbatching(10**6, 64, 4096, packs)
+        prompts = [rollouts.prompt_of_row(row) for row in rows]
+        cut = Microbatching(10**6, 64, 4096, packs, fuses_head=fuses)
         logprobs, _ = token_logprobs(
             model, prompts, tokens, mask, 1.0, run.learner_precision, with_entropy=False, microbatching=cut
         )
@@ -178,6 +180,7 @@ def compare_logprobs(found: Findings, bench: Bench) -> None:
             "sampler": lambda r=rollouts: r.sampler_logprobs,
             "learner, packed": lambda r=rollouts, c=run: bench.by_learner(c, r, True),
             "learner, padded": lambda r=rollouts, c=run: bench.by_learner(c, r, False),
+            "learner, fused head": lambda r=rollouts, c=run: bench.by_learner(c, r, True, True),
         }
         if precision == "bf16":
             ways["transformers in bf16"] = lambda r=rollouts: bench.by_transformers(r, torch.bfloat16)
@@ -191,11 +194,12 @@ def compare_logprobs(found: Findings, bench: Bench) -> None:
                     allowed = run.sampler_precision.agreement
                     found.add(f"{precision}: {name}, mean", float(gap.mean()), "nats", at_most=allowed, about=words)
                     found.add(f"{precision}: {name}, max", float(gap.max()), "nats")
-        if precision == "fp32":
-            with found.guarded("gradient of the weights"):
-                packed, padded = (bench.gradient(run, rollouts, packs) for packs in (True, False))
-                gap = float((packed - padded).norm() / padded.norm())
-                found.add("fp32: gradient of the weights, packed against padded", gap, "of it", at_most=WEIGHTS)
+        with found.guarded("gradient of the weights"):
+            bound = WEIGHTS if precision == "fp32" else ROUNDED_WEIGHTS
+            plain = bench.gradient(run, rollouts, True)
+            for name, other in (("packed against padded", (False,)), ("plain head against fused", (True, True))):
+                gap = float((bench.gradient(run, rollouts, *other) - plain).norm() / plain.norm())
+                found.add(f"{precision}: gradient of the weights, {name}", gap, "of it", at_most=bound)
 
 
 def compare_graphs(found: Findings, bench: Bench) -> None:

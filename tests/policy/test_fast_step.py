@@ -43,6 +43,8 @@ FAST = {
     "packed in one block": Microbatching(10**6, 10**6, packs=True),
     "chunks of two": Microbatching(10**6, 4, logits_per_chunk=2 * 13),
     "packed, chunks of one": Microbatching(10**6, 4, logits_per_chunk=1, packs=True),
+    "fused head": Microbatching(10**6, 4, fuses_head=True),
+    "packed, fused head, chunks of two": Microbatching(10**6, 4, logits_per_chunk=2 * 13, packs=True, fuses_head=True),
 }
 
 

@@ -88,6 +88,8 @@ def found(tmp_path_factory, tiny_base: Path) -> Found:
     ]  # fmt: skip
     cases["run"] = {"kind": "run", "folder": str(root / "runs"), "overrides": run}
     cases["training"] = {"kind": "trained", "folder": str(folders["tied"])}
+    cases["fused head"] = {"kind": "fused", "folder": str(folders["tied"])}
+    cases["fused head, rounded"] = {"kind": "fused", "folder": str(folders["untied, in files"]), "bf16": True}
     for damage in LACKS:
         folder = root / damage.__name__
         shutil.copytree(tiny_base, folder)
@@ -127,6 +129,12 @@ def test_the_cases_are_what_their_names_say(found: Found) -> None:
 def test_an_update_is_the_same(found: Found) -> None:
     for rank in found:
         assert rank["training"]["whole"] == rank["training"]["parts"]
+
+
+@pytest.mark.parametrize(("name", "bound"), [("fused head", 1e-5), ("fused head, rounded", 0.02)])
+def test_a_split_model_has_the_same_gradient_with_a_fused_head(found: Found, name: str, bound: float) -> None:
+    for rank in found:
+        assert rank[name]["difference"] <= bound * rank[name]["largest"] != 0
 
 
 def test_no_process_holds_the_whole_model(found: Found) -> None:

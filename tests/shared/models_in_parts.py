@@ -27,13 +27,15 @@ from transformers import PreTrainedModel
 from grpo_lab.policy import packing, ranks, sharding
 from grpo_lab.policy.adapters import add_adapter, whole_weights
 from grpo_lab.policy.loading import Loading, Lora
+from grpo_lab.policy.logprobs import token_logprobs
 from grpo_lab.policy.model_folder import fingerprint_of
 from grpo_lab.policy.models import load_model
 from grpo_lab.policy.output_head import linear_head
+from grpo_lab.policy.packing import PLAIN
 from grpo_lab.policy.parts import in_parts, layer_by_layer, own_weights, placed
 from grpo_lab.policy.sharding import shard, within
 from grpo_lab.tricks.precision import Bf16, Fp32, LmHead
-from grpo_lab.types import WeightType
+from grpo_lab.types import Microbatching, WeightType
 
 CPU = torch.device("cpu")
 IDS = torch.tensor([[1, 2, 3, 0, 4], [3, 1, 1, 2, 0]])
@@ -112,6 +114,23 @@ def trained(case: Case) -> dict[str, Any]:
     return found
 
 
+def fused(case: Case) -> dict[str, Any]:
+    """How far a fused output head moves a rank's part of the gradient at most, and the largest number there."""
+    model, _, _ = opened(case, True)
+    precision = Bf16(LmHead.same, 0.1) if case.get("bf16") else Fp32(LmHead.same, 0.1)
+    mask, gradients = torch.ones(2, 3, dtype=torch.bool), []
+    for cut in (PLAIN, Microbatching(10**6, 10**6, logits_per_chunk=2 * 13, fuses_head=True)):
+        model.zero_grad()
+        logprobs, entropy = token_logprobs(
+            model, [(1, 2), (3,)], IDS[:, :3], mask, 0.7, precision, True, microbatching=cut
+        )
+        assert entropy is not None
+        (logprobs * torch.arange(6).view(2, 3) + entropy).sum().backward()
+        gradients.append(torch.cat([ranks.own_part(one.grad).flatten() for one in model.parameters()]))
+    plain, other = gradients
+    return {"difference": float((other - plain).abs().max()), "largest": float(plain.abs().max())}
+
+
 def refused(case: Case) -> dict[str, Any]:
     """The message of a model that is not whole."""
     try:
@@ -172,7 +191,9 @@ def run(case: Case) -> dict[str, Any]:
     return {"models": models}
 
 
-KINDS = {"run": run, "compared": compared, "trained": trained, "refused": refused, "measured": measured}
+KINDS = {
+    "run": run, "compared": compared, "trained": trained, "fused": fused, "refused": refused, "measured": measured
+}  # fmt: skip
 
 
 if __name__ == "__main__":

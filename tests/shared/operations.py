@@ -27,12 +27,15 @@ READS = (
 
 
 class Operations(TorchDispatchMode):
-    """Counts what runs within: `all` operations, `views`, `casts` from one type to another, and `reads` of numbers."""
+    """Counts what runs within: `all` operations, `views`, `casts` from one type to another, and `reads` of numbers.
+
+    `bytes` is what operations read and write, views left out.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.names: Counter[str] = Counter()
-        self.views = self.casts = self.reads = 0
+        self.views = self.casts = self.reads = self.bytes = 0
 
     @property
     def all(self) -> int:
@@ -48,7 +51,10 @@ class Operations(TorchDispatchMode):
         result = function(*args, **kwargs or {})
         name = str(function.overloadpacket)
         self.names[name] += 1
-        self.views += function.is_view or name in ("aten._unsafe_view", "aten.detach")
+        is_view = function.is_view or name in ("aten._unsafe_view", "aten.detach")
+        self.views += is_view
+        if not is_view:
+            self.bytes += sum(one.nbytes for one in tree_leaves((args, kwargs, result)) if isinstance(one, Tensor))
         self.casts += name == "aten._to_copy"
         self.reads += name in READS or _reads_a_mask(name, args)
         return result
