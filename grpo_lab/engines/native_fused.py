@@ -16,7 +16,13 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from grpo_lab.engines.native_attention import shared_keys_attention
+from grpo_lab.engines.native_attention import (
+    FilledKeys,
+    filled_keys_attention,
+    shared_keys_attention,
+    takes_filled_keys,
+)
+from grpo_lab.engines.native_cache import keys_and_values
 from grpo_lab.types import Float, Int, Tensor
 
 # Decoders of norm, attention with rotary positions, norm and gated MLP; tests/engines/test_fused.py compares each.
@@ -31,6 +37,8 @@ class FusedDecoder:
 
     def __init__(self, model: Any) -> None:
         self.model, self.layers = model, [_FusedLayer(layer) for layer in model.model.layers]
+        first = self.layers[0]
+        self.reads_filled = takes_filled_keys(*first.heads[:2], first.projected[0].new_empty(first.width))
 
     def __call__(
         self,
@@ -38,17 +46,18 @@ class FusedDecoder:
         positions: Int[Tensor, "R 1"],
         mask: Float[Tensor, "R 1 1 S"],
         cache: Sequence[DynamicLayer],
+        filled: FilledKeys | None = None,
     ) -> Float[Tensor, "R V"]:
         """Feed one token per row, write it to the cache, and return the next token's logits.
 
-        `mask` is added to the scores of the cache's S tokens.
+        Attention is to the `filled` part of the cache; without that, `mask` is added to the scores of its S tokens.
         """
         states = self.model.model.embed_tokens(ids)
         cosines, sines = self.model.model.rotary_emb(states, positions)
         first, second = sines.chunk(2, dim=-1)
         sines, states = torch.cat([-first, second], dim=-1), states.squeeze(1)
         for layer, held in zip(self.layers, cache):
-            states = layer(states, cosines, sines, mask, held)
+            states = layer(states, cosines, sines, mask, held, filled)
         return self.model.lm_head(_normed(self.model.model.norm, states))
 
 
@@ -69,6 +78,7 @@ class _FusedLayer:
         sines: Float[Tensor, "R 1 D"],
         mask: Float[Tensor, "R 1 1 S"],
         held: DynamicLayer,
+        filled: FilledKeys | None,
     ) -> Float[Tensor, "R H"]:
         """`sines` of the first half are negative: rotating by half is rolling, with these signs."""
         heads = F.linear(_normed(self.before, states), *self.projected).unflatten(1, (-1, self.width))
@@ -76,7 +86,12 @@ class _FusedLayer:
         turned = torch.addcmul(turned * cosines, turned.roll(self.width // 2, dims=2), sines)
         query, key = turned[:, :, None].split(self.heads[:2], dim=1)
         keys, values = held.update(key, heads[:, -self.heads[2] :, None])
-        mixed = shared_keys_attention(query, keys, values, mask, self.attention.scaling)
+        if filled is None:
+            mixed = shared_keys_attention(query, keys, values, mask, self.attention.scaling)
+        else:
+            keys, values = keys_and_values(held)
+            keys, values = (one[: len(query)].transpose(1, 2) for one in (keys, values))
+            mixed = filled_keys_attention(query, keys, values, filled, self.attention.scaling)
         states = _added(states, mixed.flatten(1), self.attention.o_proj)
         gate, up = F.linear(_normed(self.between, states), *self.gate_and_up).chunk(2, dim=1)
         return _added(states, self.mlp.act_fn(gate) * up, self.mlp.down_proj)

@@ -18,6 +18,7 @@ import torch
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from grpo_lab.engines.native_attention import FilledKeys
 from grpo_lab.engines.native_cache import BlockLayer, block_cache, keys_and_values, whole_text_layers
 from grpo_lab.engines.native_fused import FusedDecoder
 from grpo_lab.engines.native_sampling import BatchState, draw
@@ -39,7 +40,8 @@ def bucket(needed: int, least: int) -> int:
 class FixedLayer(DynamicLayer):
     """Keys and values [R, A, C, D] of one layer with room for C tokens; the write position is a tensor.
 
-    A step of fewer rows writes the first ones, and attention covers the first `length` tokens.
+    A step of fewer rows writes the first ones, and attention covers the first `length` tokens. In memory they are
+    [R, C, A, D], so that all tokens of all rows are one sequence.
     """
 
     keys: Tensor
@@ -50,7 +52,9 @@ class FixedLayer(DynamicLayer):
         keys, values = keys_and_values(like)
         self.lazy_initialization(keys, values)
         self.column, self.length = column, room
-        self.keys, self.values = (one.new_zeros(rows, one.shape[1], room, one.shape[3]) for one in (keys, values))
+        self.keys, self.values = (
+            one.new_zeros(rows, room, one.shape[1], one.shape[3]).transpose(1, 2) for one in (keys, values)
+        )
 
     def load(self, held: DynamicLayer, order: Int[Tensor, "K"]) -> None:
         """Hold the tokens of rows `order` of another layer, and nothing else."""
@@ -96,6 +100,10 @@ class FixedBatch:
         self.cache.layers[:] = self.layers
         self.hidden = self.layers[0].keys.new_zeros(self.rows, 1, 1, self.room)  # added to attention scores
         self.ids, self.positions = self._zeros(self.rows, 1), self._zeros(self.rows, 1)
+        # Where attention finds the tokens of each row, for a kernel that reads no others.
+        self.padding, self.counts = (self._zeros(self.rows).int() for _ in range(2))
+        self.numbers = torch.arange(self.rows + 1, dtype=torch.int32, device=self.device)
+        self.begins = self.numbers * self.room
         self.state = self._empty_state(logprob_dtype)
         self.logits: Tensor | None = None  # where the draw is no part of the step
         self.steps: dict[tuple[int, int, bool], Callable[[], None]] = {}
@@ -119,6 +127,11 @@ class FixedBatch:
         """Whether a wave of `rows` requests, `room` cached and `tokens` sampled tokens has room here."""
         needed = capacity(rows, room, tokens)
         return all(one <= own for one, own in zip(needed, (self.rows, self.room, self.width)))
+
+    @property
+    def reads_filled(self) -> bool:
+        """Whether attention takes the kernel that reads no padding."""
+        return self.fused is not None and self.fused.reads_filled
 
     @property
     def held_bytes(self) -> int:
@@ -151,6 +164,9 @@ class FixedBatch:
         self.hidden.fill_(-torch.inf)
         self.hidden[: self.active, 0, 0, : self.filled].masked_fill_(visible[order], 0.0)
         self.positions[: self.active] = positions[order]
+        self.padding[: self.active] = (~visible[order]).sum(dim=1)
+        self.counts[: self.active] = self.filled - self.padding[: self.active]
+        self._place_rows()
         for tensor, value in ((self.column, self.filled), (self.position, 0), (self.last_position, last_position)):
             tensor.fill_(value)
         self._sample(logits[order], self.active)
@@ -160,11 +176,17 @@ class FixedBatch:
         self.active = bucket(len(rows), _LEAST_ROWS)
         return torch.tensor(rows + rows[-1:] * (self.active - len(rows)), device=self.device)
 
+    def _place_rows(self) -> None:
+        """Note where each row's first token that is no padding stands, of the rows laid end to end."""
+        self.begins.copy_(self.numbers * self.room)
+        self.begins[: self.active] += self.padding[: self.active]
+
     def keep(self, rows: list[int]) -> None:
         """Continue with only these rows, renumbered from 0 in this order."""
         order = self._take_rows(rows)
-        for tensor in (*vars(self.state).values(), self.ids, self.positions, self.hidden):
+        for tensor in (*vars(self.state).values(), self.ids, self.positions, self.hidden, self.padding, self.counts):
             tensor[: self.active] = tensor[order]
+        self._place_rows()
         for layer in self.layers:
             layer.keep(order, self.filled)
 
@@ -191,7 +213,10 @@ class FixedBatch:
         for layer in self.layers:
             layer.length = length
         hidden, positions = self.hidden[:rows], self.positions[:rows]
-        hidden.index_fill_(3, self.column, 0.0)
+        if self.reads_filled:
+            self.counts[:rows].add_(1)
+        else:
+            hidden.index_fill_(3, self.column, 0.0)
         logits = self._forward(self.ids[:rows], positions, hidden[..., :length])
         self.column += 1
         positions.copy_(torch.minimum(positions + 1, self.last_position))
@@ -201,7 +226,11 @@ class FixedBatch:
         self, ids: Int[Tensor, "R 1"], positions: Int[Tensor, "R 1"], mask: Float[Tensor, "R 1 1 S"]
     ) -> Float[Tensor, "R V"]:
         if self.fused is not None:
-            return self.fused(ids, positions, mask, self.layers)
+            rows, filled = len(ids), None
+            if self.reads_filled:
+                ends, longest = slice(rows + 1), mask.shape[-1]
+                filled = FilledKeys(self.begins[ends], self.counts[:rows], self.numbers[ends], longest)
+            return self.fused(ids, positions, mask, self.layers, filled)
         output = self.model(
             input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=self.cache, use_cache=True
         )
@@ -239,8 +268,8 @@ class FixedBatch:
 
     def _warm_up_and_capture(self, run: Callable[[], None]) -> Callable[[], None]:
         state = (
-            self.hidden, self.column, self.position, self.positions, self.ids, self.state.sure_for, self.state.lengths,
-            self.state.looped,
+            self.hidden, self.counts, self.column, self.position, self.positions, self.ids, self.state.sure_for,
+            self.state.lengths, self.state.looped,
         )  # fmt: skip
         before = [tensor.clone() for tensor in state]
         aside = torch.cuda.Stream()

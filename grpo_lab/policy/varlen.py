@@ -22,7 +22,7 @@ from grpo_lab.types import Bool, Float, Int, Tensor
 
 kernel: Callable[..., Any] = varlen_attn
 # torch 2.11 takes fewer heads of keys than of queries unasked.
-_FEWER_KEYS = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+FEWER_KEYS = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 
 
 @dataclass(frozen=True)
@@ -104,5 +104,5 @@ def varlen_attention(
     left = -1 if window is None else window - 1
     return kernel(
         queries, keys, values, at.query_ends, at.key_ends, at.longest_query, at.longest_key, scale=scale,
-        window_size=(left, 0), **_FEWER_KEYS,
+        window_size=(left, 0), **FEWER_KEYS,
     )  # fmt: skip

@@ -6,14 +6,20 @@ On a CPU the very function that a GPU records runs eagerly. The recording itself
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from helpers import assert_close
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
+from varlen_reference import by_filled_keys
 
+from grpo_lab.engines import native_attention, native_fused
+from grpo_lab.engines.native_attention import takes_filled_keys
 from grpo_lab.engines.native_graphs import FixedBatch, bucket, worth_keeping
 from grpo_lab.engines.native_session import NativeSession
+from grpo_lab.policy import varlen
 from grpo_lab.types import NoiseKey, Request, SamplingParams, StopReason, SureRun
 
 TOKENS = 150
@@ -92,6 +98,38 @@ def test_fixed_steps_draw_what_plain_decoding_draws(look_every: int, top_p: bool
     assert {cuts for *_, cuts in sizes} == {top_p}
     rows = {rows for rows, *_ in sizes}
     assert max(rows) == 48 and (look_every == 1000 or min(rows) == 8), "rows that have ended leave"
+
+
+@pytest.mark.parametrize("look_every", [1, 8])
+def test_attention_to_what_is_filled_draws_the_same(monkeypatch: pytest.MonkeyPatch, look_every: int) -> None:
+    """Prompts of many lengths are padded on the left, and rows leave: the kernel gets each row's tokens, no others."""
+    monkeypatch.setattr(varlen, "kernel", by_filled_keys)
+    plain, fixed = sessions(torch.float64, look_every, max_rows=40)
+    assert fixed.fused is not None and not fixed.fused.reads_filled, "a CPU has no such kernel"
+    fixed.fused.reads_filled = True
+    requests = requests_of(60)
+    monkeypatch.setattr(native_fused, "shared_keys_attention", None)
+    expected, drawn = plain.generate(requests), fixed.generate(requests)
+    assert [(one.tokens, one.stop) for one in drawn] == [(one.tokens, one.stop) for one in expected]
+    for one, other in zip(drawn, expected):
+        assert_close(one.logprobs, other.logprobs, 5e-5, "log-probs")
+
+
+@pytest.mark.parametrize(("offset", "message"), [(0.0, ""), (0.2, "off by 0.2"), (None, "head dim 7")])
+def test_a_kernel_is_used_if_it_runs_and_is_right(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, offset: float | None, message: str
+) -> None:
+    def kernel(query: Tensor, *others: Any, seqused_k: Tensor, **named: Any) -> Tensor:
+        if offset is None:
+            raise RuntimeError("head dim 7 is not supported\nmore")
+        return by_filled_keys(query, *others, seqused_k=seqused_k, **named) + offset
+
+    monkeypatch.setattr(varlen, "kernel", kernel)
+    like = torch.empty(16, dtype=torch.bfloat16)
+    assert not takes_filled_keys(4, 2, like), "a CPU takes the mask"
+    monkeypatch.setattr(native_attention, "_may_take_filled_keys", lambda like: True)
+    assert takes_filled_keys(4, 2, like) == (offset == 0.0)
+    assert message in caplog.text and bool(caplog.text) == bool(message) and "more" not in caplog.text
 
 
 def test_half_precision_masks_and_scores_agree_in_dtype() -> None:

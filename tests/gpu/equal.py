@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from grpo_lab.config.folders import conf_folder
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.run_config import RunConfig, to_run
+from grpo_lab.engines.native_attention import filled_keys_difference
 from grpo_lab.policy.batching import StepInputs, make_minibatch, rollout_logprobs
 from grpo_lab.policy.device import on_device, prepare_torch
 from grpo_lab.policy.logprobs import token_logprobs
@@ -207,6 +208,9 @@ def compare_graphs(found: Findings, bench: Bench) -> None:
     if bench.device.type != "cuda":
         found.leave_out("CUDA graphs against eager decoding", "a CPU records none")
         return
+    with found.guarded("bf16: decoding without padding"):
+        gap = filled_keys_difference(9, 3, torch.empty(64, dtype=torch.bfloat16, device=bench.device))
+        found.add("bf16: attention to filled keys against a mask", gap, "of numbers around 1", at_most=0.05)
     for precision in ("fp32", "bf16"):
         run = bench.run(f"sampler_precision={precision}")
         plain = bench.draw(run)

@@ -40,3 +40,29 @@ def by_sequences(
         )  # fmt: skip
         results.append(one[0].transpose(0, 1))
     return torch.cat(results)
+
+
+def by_filled_keys(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_ends: Tensor,
+    begins: Tensor,
+    longest_query: int,
+    longest_key: int,
+    *,
+    scale: float | None = None,
+    seqused_k: Tensor,
+    enable_gqa: bool = True,
+) -> Tensor:
+    """The same with one query a sequence, which attends to `seqused_k` keys from its begin on."""
+    assert longest_query == 1 and query_ends.tolist() == list(range(len(query) + 1))
+    results = []
+    for one, first, used in zip(query, begins.tolist(), seqused_k.tolist()):
+        assert 0 < used <= longest_key and first + used <= len(key)
+        parts = (one[None], key[first : first + used], value[first : first + used])
+        mixed = F.scaled_dot_product_attention(
+            *(part.transpose(0, 1)[None] for part in parts), scale=scale, enable_gqa=enable_gqa
+        )
+        results.append(mixed[0].transpose(0, 1))
+    return torch.cat(results)
