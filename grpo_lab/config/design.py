@@ -265,6 +265,11 @@ class Design:
         """The metrics that its predictions are about, and its columns."""
         return (*(one.metric for one in (*self.predictions, *self.counts)), *self.columns)
 
+    @property
+    def all_metrics(self) -> tuple[str, ...]:
+        """`metrics`, the one that decides and those that show whether arms acted."""
+        return (self.primary, *self.metrics, *(metric for asked in self.requires.values() for metric in asked))
+
     def margin_of(self, prediction: Prediction) -> float | None:
         """The prediction's own margin, else on the primary metric the design's."""
         if prediction.margin is not None:

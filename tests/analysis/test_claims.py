@@ -16,7 +16,7 @@ import scipy.stats
 import yaml
 from planted_sweeps import Planted, synthetic_sweep
 
-from grpo_lab.analysis.effects.acted import could_not_act
+from grpo_lab.analysis.effects.acted import actions, could_not_act
 from grpo_lab.analysis.effects.claims import (
     NO_LARGER,
     WORDS,
@@ -35,6 +35,7 @@ from grpo_lab.analysis.experiments_page import documented_experiments
 from grpo_lab.analysis.figures.claims import claim_numbers, draw_claims
 from grpo_lab.analysis.final_values import final_values, is_rated, is_share, reached
 from grpo_lab.analysis.metric_names import title, unit
+from grpo_lab.analysis.sources.saved_data import load_data
 from grpo_lab.analysis.stats.comparison import compare
 from grpo_lab.config.design import Direction, Prediction, load_design, read_design
 from grpo_lab.tracking.metrics import is_known
@@ -171,6 +172,17 @@ def test_tokens_to_a_share_may_be_predicted() -> None:
     for start, why in ((0.9, "there at step 0"), (0.3, "no gain of the control")):
         at_once = slower.assign(**{evaluated: slower[evaluated].where(~mine if start > 0.5 else mine, start)})
         assert final_values(replace(data, points=at_once)).of("", "+helps", metric).empty, why
+
+
+def test_every_saved_sweep_holds_what_its_declaration_requires() -> None:
+    """A metric that was not saved would read as an arm that could not act."""
+    found = {
+        (design.name, action.metric): action.arm_mean
+        for design in map(load_design, sorted(EXPERIMENTS.glob("*.yaml")))
+        if design.requires and (DATA / f"{design.name}.parquet").exists()
+        for action in actions(load_data(DATA, design.name))
+    }
+    assert len(found) > 10 and not [place for place, mean in found.items() if math.isnan(mean)]
 
 
 def test_contrasts_that_could_not_act_are_not_pooled() -> None:

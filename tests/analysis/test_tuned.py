@@ -12,6 +12,7 @@ import pytest
 import yaml
 from planted_sweeps import Planted, synthetic_sweep
 
+from grpo_lab.analysis.effects.acted import actions, could_not_act
 from grpo_lab.analysis.effects.tuned import tuned, tuned_text
 from grpo_lab.analysis.effects.verdict import verdict_text
 from grpo_lab.analysis.final_values import final_values
@@ -150,14 +151,15 @@ def test_evaluations_alone_give_the_same_choice(tmp_path: Path) -> None:
     assert load_data(tmp_path, "synthetic").points[METRIC].equals(few.points[METRIC])
 
 
-@pytest.mark.parametrize("name", ["overlong_worlds", "staleness"])
+@pytest.mark.parametrize("name", ["overlong_worlds", "staleness", "clipping"])
 def test_a_lean_sweep_has_the_same_verdict(name: str) -> None:
     data = load_data(ROOT / "analysis" / "data", name)
     small = lean(data)
     assert len(small.points.columns) < 0.8 * len(data.points.columns) and len(small.points) == len(data.points)
     assert small.answers.empty and small.settings is data.settings
     whole, said = (verdict_text(one, final_values(one)).splitlines() for one in (data, small))
-    assert len(said) > 20
+    assert len(said) > 20 and could_not_act(small) == could_not_act(data)
+    assert [repr(one) for one in actions(small)] == [repr(one) for one in actions(data)]
     # The lines on numbers that one run lacks at some step speak of all that was logged.
     assert [line for line in whole if "Missing or NaN" not in line] == [
         line for line in said if "Missing or NaN" not in line

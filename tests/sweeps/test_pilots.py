@@ -316,6 +316,9 @@ def test_an_arm_acts_by_the_mean_over_bases_of_what_sets_it_apart(tmp_path: Path
     assert (higher.arm_mean, higher.control_mean, higher.runs) == (pytest.approx(0.05), pytest.approx(0.2), 2)
     reasons = could_not_act(data)
     assert reasons["", "higher"] == "touched/truncation 0.05 beside 0.2 in plain, apart by -0.15; required 0.2"
+    points = data.points.drop(columns="touched/truncation")
+    reasons = could_not_act(replace(data, points=points))
+    assert reasons["", "higher"] == "touched/truncation is not in the data; required 0.2 from plain"
 
 
 def test_an_arm_that_touches_less_than_its_control_acts_and_one_that_touches_as_much_does_not() -> None:

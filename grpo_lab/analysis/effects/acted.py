@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,8 @@ class Action:
     def reason(self) -> str:
         """The numbers in words, such as `touched/scale 0.01 beside 0.01 in base, apart by 0; required 0.005`."""
         apart = self.arm_mean - self.control_mean
+        if math.isnan(apart):
+            return f"{self.metric} is not in the data; required {self.least:g} from {self.control}"
         return (
             f"{self.metric} {self.arm_mean:.4g} beside {self.control_mean:.4g} in {self.control}, "
             f"apart by {apart:+.2g}; required {self.least:g}"
@@ -48,7 +51,7 @@ def actions(data: SweepData) -> list[Action]:
     """What every requirement of the design came to, for the levels at which its arm and its control have runs.
 
     A run's value is its mean over the training steps that logged it. Runs are paired by seed. A metric of the family
-    touched/* that a run did not log counts as 0 there.
+    touched/* that some runs logged counts as 0 in those that did not.
     """
     if data.design is None or not data.design.requires:
         return []
@@ -75,7 +78,8 @@ def run_means(data: SweepData, metrics: Iterable[str]) -> dict[tuple[str, str], 
     points = points[points["step"] > 0]
     points = points.assign(**{name: float("nan") for name in metrics if name not in points})
     means = points.groupby(LABELS, sort=False)[list(metrics)].mean()
-    means = means.fillna({name: 0.0 for name in metrics if is_touched(name)}).reset_index()
+    logged = [name for name in metrics if is_touched(name) and means[name].notna().any()]
+    means = means.fillna(dict.fromkeys(logged, 0.0)).reset_index()
     means = means.merge(data.runs[[*LABELS, "base"]], on=LABELS)
     return {labels: own.set_index("seed") for labels, own in groups_of(means, ["level", "arm"], sort=False)}
 

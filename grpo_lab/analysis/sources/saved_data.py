@@ -17,6 +17,7 @@ from pyarrow import parquet
 
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData, sweep_data
 from grpo_lab.tracking.files import write_whole
+from grpo_lab.tracking.metrics import is_touched
 from grpo_lab.tracking.renames import with_config_keys
 from grpo_lab.tracking.sweep_record import CellRecord, SweepRecord
 from grpo_lab.tracking.whole import fault_in_json
@@ -138,12 +139,18 @@ _JUDGED = frozenset(
 def lean(data: SweepData) -> SweepData:
     """The sweep without what no table or verdict reads: most numbers of steps, and answers to single questions.
 
-    Metrics of evaluations stay whole, and so do the budget on which arms are compared and the number of completions.
-    Other budgets stay where something was evaluated.
+    Metrics of evaluations stay whole, and so do those that the design names, the budget on which arms are compared and
+    the number of completions. Other budgets stay where something was evaluated.
     """
-    whole = {*LABELS, "step", *_JUDGED}
-    names = [str(name) for name in data.points.columns]
-    kept = [name for name in names if name in whole or name.startswith(("eval/", "start/", "budget/", "touched/"))]
+    named = data.design.all_metrics if data.design else ()
+
+    def is_read(name: str) -> bool:
+        if name in (*LABELS, "step") or name in _JUDGED or is_touched(name):
+            return True
+        # A derived metric ends in the one that it is of, such as average/train/entropy.
+        return name.startswith(("eval/", "start/", "budget/")) or any(f"/{one}".endswith(f"/{name}") for one in named)
+
+    kept = [name for name in map(str, data.points.columns) if is_read(name)]
     points = data.points[kept].copy()
     evaluated = points[[name for name in kept if name.startswith("eval/")]].notna().any(axis=1)
     for name in kept:
