@@ -487,7 +487,7 @@ def test_runs_and_the_area_of_kl_by_other_code() -> None:
     losing: dict[str, list[tuple[int, float]]] = {}
     staying: dict[str, list[tuple[int, float]]] = {}
     for run in runs.values():
-        if len(run["step"]) < 3:
+        if len(run["step"]) < 3 or run["downstream"][0] < 0.1:
             continue
         lost = np.flatnonzero(run["downstream"][1:] <= run["downstream"][0] - 0.1 + 1e-9)
         last = lost[0] + 1 if len(lost) else len(run["step"]) - 1

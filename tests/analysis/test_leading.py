@@ -27,6 +27,14 @@ def run_of(downstream: Sequence[float], kl: Sequence[float], steps: Sequence[int
     return Track("", "a", 0, -1, step, x, first_reward=math.nan, around=(0, 0), lean=0.0, **arrays)
 
 
+def test_a_run_that_begins_below_ten_points_says_nothing_of_a_loss() -> None:
+    """However high its reading: it cannot lose what it does not have."""
+    runs = [run_of([0.5, 0.5, 0.3], [0, 2, 0])] * 10 + [run_of([0.5, 0.5, 0.5], [0, 1, 0])] * 10
+    unable = [run_of([0.09, 0.0, 0.0], [0, 9, 0])] * 10
+    few, more = (announced(some, some[10:], KL, generator()) for some in (runs, runs + unable))
+    assert few.auc.mean == 1.0 and few.caught.number == 10 and repr(more) == repr(few)
+
+
 def generator() -> np.random.Generator:
     return np.random.default_rng(0)
 
@@ -86,7 +94,7 @@ def test_a_null_run_alarms_falsely_when_the_others_set_the_bound() -> None:
 
 def test_what_cannot_be_said_is_said_in_words() -> None:
     runs = [run_of([0.5] * 4, [math.nan] * 4), run_of([0.5] * 4, [math.nan] * 4)]
-    assert announced(runs, runs, KL, generator()).note == "no run logged it"
+    assert announced(runs, runs, KL, generator()).note == "no run logged it that has so much to lose"
     short = [run_of([0.5, 0.2], [0.0, 1.0])]
     assert announced(short, short, KL, generator()).note == "it takes an evaluation between the start and the last"
 

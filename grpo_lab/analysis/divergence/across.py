@@ -31,6 +31,7 @@ from grpo_lab.analysis.divergence.leading import (
     Indicator,
     Share,
     announced,
+    can_lose,
     lost_at,
     pair_counts,
     prediction_bound,
@@ -449,9 +450,7 @@ def announcement(runs: Sequence[PooledRun], indicator: Indicator, rng: np.random
     read = [
         run
         for run in runs
-        if len(run.track.x) > 2
-        and np.isfinite(run.track.downstream).all()
-        and np.isfinite(readings(run.track, indicator)[1:]).all()
+        if len(run.track.x) > 2 and can_lose(run.track) and np.isfinite(readings(run.track, indicator)[1:]).all()
     ]
     losing = [run for run in read if (lost_at(run.track) or 0) > 1]
     quiet = [run for run in read if run.null and lost_at(run.track) is None]

@@ -5,7 +5,8 @@ read at every evaluation after step 0, before the loss and before the last evalu
 the direction that is feared. A loss that is there already is not announced: where KL from the start is read at the end
 of a run, it tells lost runs from others far better than before the loss.
 
-A run that collapsed before X has no loss here, since it has no evaluation at X to compare with.
+A run that starts below 10 points cannot lose them, so it counts neither as a loss nor as a run without one. A run that
+collapsed before X has no loss here, since it has no evaluation at X to compare with.
 """
 
 from __future__ import annotations
@@ -94,6 +95,11 @@ def lost_at(track: Track) -> int | None:
     return int(lost[0]) + 1 if len(lost) else None
 
 
+def can_lose(track: Track) -> bool:
+    """Whether the run was evaluated throughout and began with as much accuracy as a loss takes."""
+    return bool(np.isfinite(track.downstream).all() and track.downstream[0] >= LOSS)
+
+
 def readings(track: Track, indicator: Indicator) -> np.ndarray:
     """[K]: the indicator's change since the start in the feared direction; NaN where it was not logged."""
     values = getattr(track, indicator.field)
@@ -115,13 +121,13 @@ def announced(
     level of `runs` has three of its own, each has a threshold of its own; otherwise there is one of all null runs.
     """
     runs, null = (
-        [run for run in some if np.isfinite(run.downstream).all() and np.isfinite(readings(run, indicator)[1:]).all()]
+        [run for run in some if can_lose(run) and np.isfinite(readings(run, indicator)[1:]).all()]
         for some in (runs, null)
     )
     highest = _highest_of(runs, [run for run in null if lost_at(run) is None and len(run.x) > 2], indicator)
     nothing = Interval(math.nan, math.nan, math.nan, len(runs))
     if not any(len(run.x) > 2 for run in runs):
-        why = "no run logged it" if not runs else "it takes an evaluation between the start and the last"
+        why = "no run logged it that has so much to lose" if not runs else "it takes an evaluation between the start and the last"
         return Announced(nothing, math.nan, Share(0, 0), (), Share(0, 0), why)
     auc, note = _area(runs, indicator, rng)
     number = sum(len(own) for own in highest.values())
