@@ -335,7 +335,7 @@ def test_the_words_of_a_verdict_with_a_margin() -> None:
     assert "95% t interval over 4 bases, for another base" in text and "4 bases: intervals are about" in text
     idle = with_design(data, requires={"+helps": {"touched/kl": 0.1}})  # which no planted run logs
     assert [one.word for one in judge(idle, finals)].count("could not act") == 3
-    assert "touched/kl 0 beside 0 in base" in verdict_text(idle, finals)
+    assert "touched/kl is not in the data; required" in verdict_text(idle, finals)
 
 
 def test_the_smallest_p_is_multiplied_by_the_predictions_not_by_the_hypotheses() -> None:
