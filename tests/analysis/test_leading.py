@@ -94,7 +94,7 @@ def test_a_null_run_alarms_falsely_when_the_others_set_the_bound() -> None:
 
 def test_what_cannot_be_said_is_said_in_words() -> None:
     runs = [run_of([0.5] * 4, [math.nan] * 4), run_of([0.5] * 4, [math.nan] * 4)]
-    assert announced(runs, runs, KL, generator()).note == "no run logged it that has so much to lose"
+    assert announced(runs, runs, KL, generator()).note == "no run that can lose so much logged it"
     short = [run_of([0.5, 0.2], [0.0, 1.0])]
     assert announced(short, short, KL, generator()).note == "it takes an evaluation between the start and the last"
 

@@ -127,7 +127,8 @@ def announced(
     highest = _highest_of(runs, [run for run in null if lost_at(run) is None and len(run.x) > 2], indicator)
     nothing = Interval(math.nan, math.nan, math.nan, len(runs))
     if not any(len(run.x) > 2 for run in runs):
-        why = "no run logged it that has so much to lose" if not runs else "it takes an evaluation between the start and the last"
+        few = "it takes an evaluation between the start and the last"
+        why = few if runs else "no run that can lose so much logged it"
         return Announced(nothing, math.nan, Share(0, 0), (), Share(0, 0), why)
     auc, note = _area(runs, indicator, rng)
     number = sum(len(own) for own in highest.values())
