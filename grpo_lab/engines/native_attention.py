@@ -130,8 +130,8 @@ def filled_keys_difference(heads: int, key_heads: int, like: Tensor) -> float:
     places = torch.arange(room)
     seen = (places >= padding[:, None]) & (places < (padding + counts)[:, None])
     begins = torch.cat([torch.arange(2) * room + padding, torch.tensor([2 * room])])
-    numbers = [one.to(like.device, torch.int32) for one in (begins, counts, torch.arange(3))]
-    found = filled_keys_attention(query, keys, values, FilledKeys(*numbers, room), None)
+    begins, counts, numbers = (one.to(like.device, torch.int32) for one in (begins, counts, torch.arange(3)))
+    found = filled_keys_attention(query, keys, values, FilledKeys(begins, counts, numbers, room), None)
     mask = seen[:, None, None].to(like.device)
     plain = shared_keys_attention(query, keys.transpose(1, 2), values.transpose(1, 2), mask, None)
     return float((found - plain).abs().max())

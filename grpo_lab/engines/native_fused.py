@@ -38,7 +38,7 @@ class FusedDecoder:
     def __init__(self, model: Any) -> None:
         self.model, self.layers = model, [_FusedLayer(layer) for layer in model.model.layers]
         first = self.layers[0]
-        self.reads_filled = takes_filled_keys(*first.heads[:2], first.projected[0].new_empty(first.width))
+        self.reads_filled = takes_filled_keys(first.heads[0], first.heads[1], first.projected[0].new_empty(first.width))
 
     def __call__(
         self,
