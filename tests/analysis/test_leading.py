@@ -28,7 +28,7 @@ def run_of(downstream: Sequence[float], kl: Sequence[float], steps: Sequence[int
 
 
 def test_a_run_that_begins_below_ten_points_says_nothing_of_a_loss() -> None:
-    """However high its reading: it cannot lose what it does not have."""
+    """Its readings are ignored, however high."""
     runs = [run_of([0.5, 0.5, 0.3], [0, 2, 0])] * 10 + [run_of([0.5, 0.5, 0.5], [0, 1, 0])] * 10
     unable = [run_of([0.09, 0.0, 0.0], [0, 9, 0])] * 10
     few, more = (announced(some, some[10:], KL, generator()) for some in (runs, runs + unable))

@@ -147,7 +147,7 @@ def test_chunks_of_many_sizes_compile_once() -> None:
 
 
 def test_compiled_it_writes_the_same_gradient() -> None:
-    """Up to the kernels: what a compiler makes of writing over an input is traced, its code generator is a GPU's."""
+    """Traced and functionalised as torch.compile does on a GPU; the kernels themselves are not generated here."""
     compiled = torch.compile(put_gradient, dynamic=True, backend="aot_eager")
     head, hidden, targets = a_head(torch.float32)
     logits = head(hidden).detach().bfloat16()
