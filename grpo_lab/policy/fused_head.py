@@ -1,7 +1,7 @@
 """The output head on a GPU: log-probs and entropies from logits in half precision, the gradient written over them.
 
-A chunk of logits is the only tensor of its size: one kernel reads it, and one puts its gradient in its place. With
-several chunks the backward pass computes each again. For logits z, p = softmax(z / T) and its entropy H:
+Compiled, a chunk of logits is the only tensor of its size: one kernel reads it, and one puts its gradient in its
+place. With several chunks the backward pass computes each again. For logits z, p = softmax(z / T) and its entropy H:
 d log p_i / dz_j = (1[i = j] - p_j) / T and dH / dz_j = -p_j (log p_j + H) / T.
 
 liger-kernel 0.8.5 gives the same numbers, but reads its targets back to the CPU in every call.
@@ -84,15 +84,16 @@ class _FusedHead(Function):
         dtype = product_dtype(hidden)
         states, matrix = hidden.to(dtype), weight.to(dtype)
         read, _ = _kernels(hidden.device.type, dtype)
-        one, rows, logits = len(states) <= positions, [], None
-        for part, wanted in zip(states.split(positions), targets.split(positions)):
-            logits = F.linear(part, matrix)
-            rows.append(read(logits, wanted, temperature))
+        kept = F.linear(states, matrix) if len(states) <= positions else None
+        rows = [  # each chunk's logits are free again before the next one's are made
+            read(F.linear(part, matrix) if kept is None else kept, wanted, temperature)
+            for part, wanted in zip(states.split(positions), targets.split(positions))
+        ]
         picked, total, entropy = (torch.cat(column) for column in zip(*rows))
         if not spreads:
             ctx.mark_non_differentiable(entropy)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(states, matrix, targets, total, entropy, logits if one else None)
+        ctx.save_for_backward(states, matrix, targets, total, entropy, kept)
         ctx.temperature, ctx.positions, ctx.dtypes = temperature, positions, (hidden.dtype, weight.dtype)
         return picked, entropy
 
@@ -104,9 +105,12 @@ class _FusedHead(Function):
         to_states = torch.empty_like(states, dtype=ctx.dtypes[0]) if ctx.needs_input_grad[0] else None
         to_weight = None
         outputs = [torch.zeros_like(total) if one is None else one for one in to_outputs]
+        logits = kept
         for first in range(0, len(states), ctx.positions):
             part = slice(first, first + ctx.positions)
-            logits = F.linear(states[part], matrix) if kept is None else kept
+            if kept is None:
+                logits = None  # free before the next chunk's are made
+                logits = F.linear(states[part], matrix)
             put(logits, targets[part], total[part], entropy[part], *(one[part] for one in outputs), ctx.temperature)
             if to_states is not None:
                 to_states[part] = logits @ matrix

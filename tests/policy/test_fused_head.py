@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from helpers import assert_close, shapes_unchecked
@@ -105,6 +107,23 @@ def test_no_tensor_is_larger_than_a_chunk_and_nothing_is_read_back() -> None:
         picked, entropy = fused_logprobs(head, hidden, targets, 1.0, True, 6)
         (picked.sum() + entropy.sum()).backward()
     assert seen.numbers == 6 * VOCABULARY and operations.reads == 0
+
+
+def test_the_logits_of_one_chunk_are_freed_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole chunks that exist when another is made, forwards and backwards."""
+    chunks, found = list[weakref.ref](), list[int]()
+
+    def product(states: Tensor, weight: Tensor) -> Tensor:
+        found.append(sum(chunk() is not None for chunk in chunks))
+        made = states @ weight.T
+        chunks.append(weakref.ref(made))
+        return made
+
+    monkeypatch.setattr(fused_head.F, "linear", product)
+    head, hidden, targets = a_head()
+    picked, entropy = fused_logprobs(head, hidden, targets, 1.0, True, 3)
+    (picked.sum() + entropy.sum()).backward()
+    assert found == [0] * 8
 
 
 def test_bytes_of_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
