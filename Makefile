@@ -72,9 +72,7 @@ figures: $(STAMP) ## draw the figures and tables of the sweep EXP into analysis/
 	@$(BIN)/grpo-lab figures '$(EXP)' --runs '$(RUNS)'
 
 claims: $(STAMP) ## what the saved sweeps say of claims in the literature: the table of experiments/README.md and two figures
-	@$(BIN)/grpo-lab claims
-	@$(BIN)/grpo-lab docs
-	@$(BIN)/python analysis/findings.py
+	@$(BIN)/python analysis/findings.py claims docs
 
 cluster-cost: $(STAMP) ## what one question costs on 8, 64 and 512 cards, on paper: analysis/cluster_cost.md and its figures
 	@$(BIN)/grpo-lab cluster-cost
@@ -104,12 +102,10 @@ worlds: $(STAMP) ## measure the cards of all worlds and write them into conf/wor
 	@for world in arithmetic sums length explore search guessable families; do \
 		$(BIN)/grpo-lab world $$world $(ARGS) --runs '$(RUNS)' || exit 1; \
 	done
-	@$(BIN)/grpo-lab docs
-	@$(BIN)/python analysis/findings.py
+	@$(BIN)/python analysis/findings.py docs
 
 docs: $(STAMP) ## write axes, options, papers and recipes into the tables of conf/README.md, and numbers and findings into README.md
-	@$(BIN)/grpo-lab docs
-	@$(BIN)/python analysis/findings.py
+	@$(BIN)/python analysis/findings.py docs
 
 # worksteal: a core that has nothing left takes half of what another still has, so all end together and files need no
 # order; tests of one file stay together but for what is stolen. Those of vLLM share a session that is dear to open.

@@ -6,6 +6,7 @@
 # %%
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +14,10 @@ from pathlib import Path
 from grpo_lab.analysis.divergence.quantities import judge_quantities
 from grpo_lab.analysis.divergence.reward_ranks import ranked_levels
 from grpo_lab.analysis.effects.verdict import Judgement, counted, judge
-from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues, final_values
-from grpo_lab.analysis.sources.saved_data import load_data, saved_names
+from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
+from grpo_lab.analysis.saved_sweeps import saved_sweeps
 from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.cli import main
 from grpo_lab.config.catalogue import with_tables
 from grpo_lab.config.design import SHARE, Direction
 
@@ -26,7 +28,7 @@ _WORDS = {
 }
 HELDOUT = "eval/heldout/accuracy"
 HERE = Path(__file__).parent
-DATA, README = HERE / "data", HERE.parent / "README.md"
+DATA, EXPERIMENTS, README = HERE / "data", HERE.parent / "experiments", HERE.parent / "README.md"
 
 
 @dataclass(frozen=True)
@@ -159,10 +161,10 @@ FINDINGS = (
 
 def findings_table(data_folder: Path) -> str:
     """The table as markdown; a finding without saved data has no row."""
-    lines, saved = [HEAD, "|---" * 6 + "|"], set(saved_names(data_folder))
-    for one in (one for one in FINDINGS if one.sweep in saved):
-        data = load_data(data_folder, one.sweep)
-        found = one.measure(data, final_values(data))
+    lines, saved = [HEAD, "|---" * 6 + "|"], saved_sweeps(EXPERIMENTS, data_folder)
+    names = {design.name for design in saved.designs}
+    for one in (one for one in FINDINGS if one.sweep in names):
+        found = one.measure(*saved.named(one.sweep))
         link = f"[{one.sweep}](experiments/README.md#{one.sweep})"
         lines.append(f"| {one.text} | {one.source} | {found.effect} | {one.where} | {found.verdict} | {link} |")
     return "\n".join(lines)
@@ -175,6 +177,8 @@ def documented() -> str:
 
 # %%
 if __name__ == "__main__":
+    for command in sys.argv[1:]:  # of grpo-lab; in one process, since they read the same sweeps
+        main([command])
     new = documented()
     changed = new != README.read_text()
     if changed:

@@ -10,8 +10,9 @@ from grpo_lab.analysis.divergence.across import announcements, saved_pool, spent
 from grpo_lab.analysis.figures.gap import draw_gap
 from grpo_lab.analysis.notebooks import gap
 from grpo_lab.analysis.notebooks.show import REPOSITORY, show_figure, show_lines, show_table
+from grpo_lab.analysis.saved_sweeps import saved_sweeps
 
-pooled = saved_pool(REPOSITORY / "experiments", REPOSITORY / "analysis" / "data")
+pooled = saved_pool(saved_sweeps(REPOSITORY / "experiments", REPOSITORY / "analysis" / "data"))
 show_lines(
     f"{len(pooled.sweeps)} sweeps: {', '.join(pooled.sweeps)}.\n{len(pooled.runs)} runs on {len(set(pooled.units))} "
     f"base models, {pooled.shared} further entries are runs that another sweep has too."

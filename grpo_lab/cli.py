@@ -223,13 +223,14 @@ def draw_claims(arguments: argparse.Namespace) -> None:
     from grpo_lab.analysis.figures.claims import draw_claims
     from grpo_lab.analysis.figures.gap import draw_gap
     from grpo_lab.analysis.figures.style import save
+    from grpo_lab.analysis.saved_sweeps import saved_sweeps
     from grpo_lab.config.folders import conf_folder
 
-    experiments = conf_folder().parent / "experiments"
-    found = answers(experiments, arguments.data)
+    saved = saved_sweeps(conf_folder().parent / "experiments", arguments.data)
+    found = answers(saved)
     say(claims_text(found))
     sources = {"data": str(arguments.data), "command": "grpo-lab claims"}
-    for drawn in (draw_claims(found), draw_gap(saved_pool(experiments, arguments.data))):
+    for drawn in (draw_claims(found), draw_gap(saved_pool(saved))):
         if drawn is not None:
             say(*save(drawn, arguments.to, sources), sep="\n")
 
@@ -716,8 +717,8 @@ def _add_rollouts(commands: argparse._SubParsersAction) -> None:
     rollouts.set_defaults(run=read_rollouts)
 
 
-def main() -> None:
-    """Entry of the `grpo-lab` command."""
+def main(words: Sequence[str] | None = None) -> None:
+    """Entry of the `grpo-lab` command; `words` instead of those of the command line."""
     parser = argparse.ArgumentParser(prog="grpo-lab", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="command")
     base = commands.add_parser("base", help="find or build a base model; build the shipped ones again")
@@ -828,7 +829,7 @@ def main() -> None:
     _add_power(commands)
     _add_evaluate(commands)
     _add_import(commands)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     try:
         arguments.run(arguments)
     except BrokenPipeError:  # the reader, such as head, has seen enough

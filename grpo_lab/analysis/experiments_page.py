@@ -9,12 +9,12 @@ from grpo_lab.analysis.divergence.quantities import quantities_head, quantities_
 from grpo_lab.analysis.effects.claims import (
     HEAD,
     Answer,
-    Saved,
-    answers_from,
+    answers,
     claims_table,
     predictions_head,
     predictions_table,
 )
+from grpo_lab.analysis.saved_sweeps import SavedSweeps, saved_sweeps
 from grpo_lab.analysis.scaling.fits import compare, fit_sweep
 from grpo_lab.config.catalogue import with_tables
 from grpo_lab.config.folders import conf_folder
@@ -27,8 +27,8 @@ def documented_experiments() -> dict[Path, str]:
     """
     root = conf_folder().parent
     page, data_folder = root / "experiments" / "README.md", root / "analysis" / "data"
-    saved = Saved.of(root / "experiments", data_folder)
-    found = [answer for answer in answers_from(saved) if answer.word != "not run"]
+    saved = saved_sweeps(root / "experiments", data_folder)
+    found = [answer for answer in answers(saved) if answer.word != "not run"]
     written = page.read_text()
     prose = re.sub(r"^\|.*$", "", written, flags=re.M)  # a table's own links are no sign of a figure
     figures = set(re.findall(r"analysis/figures/(\w+)_effects\.png", prose))
@@ -41,7 +41,7 @@ def documented_experiments() -> dict[Path, str]:
     return {page: with_tables(page, tables)}
 
 
-def ceiling_text(saved: Saved, answer: Answer) -> str:
+def ceiling_text(saved: SavedSweeps, answer: Answer) -> str:
     """`A +0.012 [0.001, 0.023]`, the difference of the asymptotes of a claim of gain; "" where not identified."""
     metric = answer.design.predictions[answer.claim.prediction].metric
     cell, reference = answer.places

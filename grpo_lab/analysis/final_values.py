@@ -362,7 +362,7 @@ def evaluated_at(run: pd.DataFrame, x: str, budget: float) -> float:
     earlier versions, whose evaluations are all of one size, do not log `eval/*/responses`: they are read at X.
     """
     at = run[x].dropna().to_numpy()
-    sized = any(name.endswith("/responses") and run[name].notna().any() for name in run.columns)
+    sized = any(name.endswith("/responses") and run[name].notna().any() for name in run.columns.tolist())
     return float(at[-1]) if sized and len(at) > 1 and at[-2] < budget < at[-1] else budget
 
 
@@ -373,8 +373,8 @@ def _final(run: pd.DataFrame, x: str, budget: float) -> dict[str, float]:
     if not window.any() and until.any():  # steps longer than the window: the last one
         window[np.flatnonzero(until)[-1]] = True
     final = {}
-    for name in (name for name in run.columns if name not in (*LABELS, "step")):
-        values = run[name].to_numpy()
+    names = [name for name in run.columns.tolist() if name not in (*LABELS, "step")]
+    for name, values in zip(names, run[names].to_numpy(float).T):
         logged = ~np.isnan(values)
         if name.startswith("eval/"):
             final[name] = interpolate(at[logged], values[logged], evaluated)

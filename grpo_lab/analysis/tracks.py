@@ -237,6 +237,13 @@ class Answers:
         return np.concatenate([values[:, :-2], ends[:, None]], axis=1)
 
 
+@lru_cache(maxsize=1)
+def _answers_by_place(data: SweepData, suite: str) -> dict[tuple[str, str], pd.DataFrame]:
+    """(level, arm) -> the answers of its runs to a suite."""
+    asked = data.answers[data.answers["suite"] == suite]
+    return dict(groups_of(asked, ["level", "arm"], sort=False))
+
+
 def answers_of(data: SweepData, cell: Sequence[Track], suite: str, ends: bool = False) -> Answers | None:
     """The answers of one cell's runs to a suite, at their shared evaluations or only at the first of them and at X.
 
@@ -244,8 +251,7 @@ def answers_of(data: SweepData, cell: Sequence[Track], suite: str, ends: bool = 
     of a needed evaluation were not saved. Raises ValueError where the runs were not asked the same questions.
     """
     level, arm = cell[0].level, cell[0].arm
-    own = data.answers
-    own = own[(own["suite"] == suite) & (own["arm"] == arm) & (own["level"] == level)]
+    own = _answers_by_place(data, suite).get((level, arm), data.answers.head(0))
     by_step = {labels: rows.sort_values("question") for labels, rows in own.groupby(["seed", "step"])}
     tables = []
     places = [where[[0, -1]] if ends and len(where) > 1 else where for where in shared(cell)]

@@ -1,8 +1,8 @@
 """One new token per row through a Llama-shaped decoder, in as few kernels as plain PyTorch has for it.
 
 transformers' layers are 41 small kernels each, and a GPU decodes a small model no faster than it begins them. Here a
-layer is 14: one product for queries, keys and values, one for gate and up, norms and residuals inside other kernels.
-Rounding in half precision differs from transformers' as two kernels' does.
+layer is 12: one product for queries, keys and values, one that turns them by their position, one for gate and up, norms
+and residuals inside other kernels. Rounding in half precision differs from transformers' as two kernels' does.
 """
 
 from __future__ import annotations
@@ -53,11 +53,10 @@ class FusedDecoder:
         Attention is to the `filled` part of the cache; without that, `mask` is added to the scores of its S tokens.
         """
         states = self.model.model.embed_tokens(ids)
-        cosines, sines = self.model.model.rotary_emb(states, positions)
-        first, second = sines.chunk(2, dim=-1)
-        sines, states = torch.cat([-first, second], dim=-1), states.squeeze(1)
+        rotations = rotation_matrices(*self.model.model.rotary_emb(states, positions))
+        states = states.squeeze(1)
         for layer, held in zip(self.layers, cache):
-            states = layer(states, cosines, sines, mask, held, filled)
+            states = layer(states, rotations, mask, held, filled)
         return self.model.lm_head(_normed(self.model.model.norm, states))
 
 
@@ -74,16 +73,13 @@ class _FusedLayer:
     def __call__(
         self,
         states: Float[Tensor, "R H"],
-        cosines: Float[Tensor, "R 1 D"],
-        sines: Float[Tensor, "R 1 D"],
+        rotations: Float[Tensor, "R D D"],
         mask: Float[Tensor, "R 1 1 S"],
         held: DynamicLayer,
         filled: FilledKeys | None,
     ) -> Float[Tensor, "R H"]:
-        """`sines` of the first half are negative: rotating by half is rolling, with these signs."""
         heads = F.linear(_normed(self.before, states), *self.projected).unflatten(1, (-1, self.width))
-        turned = self._scaled(heads[:, : -self.heads[2]])
-        turned = torch.addcmul(turned * cosines, turned.roll(self.width // 2, dims=2), sines)
+        turned = torch.bmm(self._scaled(heads[:, : -self.heads[2]]), rotations)
         query, key = turned[:, :, None].split(self.heads[:2], dim=1)
         keys, values = held.update(key, heads[:, -self.heads[2] :, None])
         if filled is None:
@@ -102,6 +98,17 @@ class _FusedLayer:
             return heads
         query, key = heads.split(self.heads[:2], dim=1)
         return torch.cat([_normed(self.attention.q_norm, query), _normed(self.attention.k_norm, key)], dim=1)
+
+
+def rotation_matrices(cosines: Float[Tensor, "R 1 D"], sines: Float[Tensor, "R 1 D"]) -> Float[Tensor, "R D D"]:
+    """The matrix of each row that a head is multiplied with to turn it by its position, each half against the other.
+
+    Component j of a turned head x is x_j cos_j - x_(j + D/2) sin_j in the first half, x_j cos_j + x_(j - D/2) sin_j in
+    the second. All other entries are zero and add nothing.
+    """
+    first, second = sines.squeeze(1).chunk(2, dim=-1)
+    half = first.shape[1]
+    return cosines.squeeze(1).diag_embed() + second.diag_embed(half) - first.diag_embed(-half)
 
 
 def _normed(norm: Any, states: Tensor) -> Tensor:

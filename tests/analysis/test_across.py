@@ -50,6 +50,7 @@ from grpo_lab.analysis.divergence.leading import Share, announced
 from grpo_lab.analysis.divergence.selection import best_shares, question_halves
 from grpo_lab.analysis.figures.gap import draw_gap, gap_numbers
 from grpo_lab.analysis.notebooks import gap as tables
+from grpo_lab.analysis.saved_sweeps import saved_sweeps
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.comparison import Comparison, compare
 from grpo_lab.analysis.tracks import Track
@@ -408,7 +409,7 @@ def at_x(run: pd.DataFrame, x: float) -> dict[str, float]:
 @pytest.mark.extended
 def test_the_contrasts_of_the_saved_sweeps_by_other_code() -> None:
     """With pandas and scipy alone: means over bases of paired differences and their t intervals."""
-    found = saved_pool(EXPERIMENTS, DATA)
+    found = saved_pool(saved_sweeps(EXPERIMENTS, DATA))
     by_name = {(contrast.sweep, contrast.level, contrast.arm): contrast for contrast in found.contrasts}
     checked = 0
     for name, (_, points) in frames().items():
@@ -474,7 +475,7 @@ def evaluated() -> dict[str, dict]:
 @pytest.mark.extended
 def test_runs_and_the_area_of_kl_by_other_code() -> None:
     """Pairs counted one by one: a run that loses later and one that never does, at one step, under one condition."""
-    pooled, runs = saved_pool(EXPERIMENTS, DATA), evaluated()
+    pooled, runs = saved_pool(saved_sweeps(EXPERIMENTS, DATA)), evaluated()
     assert {run.key for run in pooled.runs} == set(runs)
     assert {run.key for run in pooled.runs if run.null} == {key for key, run in runs.items() if run["control"]}
     assert len({run["base"] for run in runs.values()}) == len(set(pooled.units))
@@ -505,7 +506,7 @@ def test_runs_and_the_area_of_kl_by_other_code() -> None:
 @pytest.mark.extended
 def test_what_the_last_checkpoint_gives_away_by_other_code() -> None:
     """Other halves of the questions, drawn one at a time, from the saved answers."""
-    rng, pooled = np.random.default_rng(5), saved_pool(EXPERIMENTS, DATA)
+    rng, pooled = np.random.default_rng(5), saved_pool(saved_sweeps(EXPERIMENTS, DATA))
     by_base: dict[tuple[str, int], list[float]] = {}
     for name, (design, points) in frames().items():
         answers = pd.read_parquet(DATA / f"{name}.answers.parquet")

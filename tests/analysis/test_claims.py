@@ -21,9 +21,7 @@ from grpo_lab.analysis.effects.claims import (
     NO_LARGER,
     WORDS,
     Answer,
-    Saved,
     answers,
-    answers_from,
     claim_word,
     claims_table,
     claims_text,
@@ -35,6 +33,7 @@ from grpo_lab.analysis.experiments_page import documented_experiments
 from grpo_lab.analysis.figures.claims import claim_numbers, draw_claims
 from grpo_lab.analysis.final_values import final_values, is_rated, is_share, reached
 from grpo_lab.analysis.metric_names import title, unit
+from grpo_lab.analysis.saved_sweeps import saved_sweeps
 from grpo_lab.analysis.sources.saved_data import load_data
 from grpo_lab.analysis.stats.comparison import compare
 from grpo_lab.config.design import Direction, Prediction, load_design, read_design
@@ -92,8 +91,8 @@ def test_saved_sweeps_answer_and_those_without_runs_say_so(tmp_path: Path) -> No
         for path in source.glob(pattern):
             shutil.copy(path, folder)
     shutil.copy(EXPERIMENTS / "dapo_worlds.yaml", experiments)
-    found = answers(experiments, data)
-    assert found == sorted(found, key=lambda answer: (answer.trick, WORDS.index(answer.word)))
+    found = answers(saved_sweeps(experiments, data))
+    assert list(found) == sorted(found, key=lambda answer: (answer.trick, WORDS.index(answer.word)))
     said = [
         ("aggregation", "not run"),
         ("reward_shaping", NO_LARGER),
@@ -187,8 +186,8 @@ def test_every_saved_sweep_holds_what_its_declaration_requires() -> None:
 
 def test_contrasts_that_could_not_act_are_not_pooled() -> None:
     """Clip-higher touched too few tokens in both environments of dapo_worlds, so clipping alone measured it."""
-    saved = Saved.of(EXPERIMENTS, DATA)
-    (clip_higher,) = (one for one in answers_from(saved) if one.claim.says.startswith("a wider upper bound keeps"))
+    saved = saved_sweeps(EXPERIMENTS, DATA)
+    (clip_higher,) = (one for one in answers(saved) if one.claim.says.startswith("a wider upper bound keeps"))
     worlds = next(design for design in saved.designs if design.name == "dapo_worlds")
     pairs = same_contrasts(worlds, contrast_of(clip_higher.design, *clip_higher.places))
     assert {arm for (_, arm), _ in pairs} == {"+clip_higher"} and clip_higher.pooled == ""
@@ -196,7 +195,7 @@ def test_contrasts_that_could_not_act_are_not_pooled() -> None:
 
 
 def test_a_gain_without_headroom_is_said() -> None:
-    told = answers(EXPERIMENTS, DATA)
+    told = answers(saved_sweeps(EXPERIMENTS, DATA))
     found = {answer.claim.says: answer for answer in told}
     (sampling,) = (one for one in told if one.design.name == "zero_signal" and "dynamic" in one.claim.says)
     assert sampling.headroom == "no headroom: the control ends at 0.942, the ceiling is 0.944, the margin 0.03"
@@ -211,7 +210,7 @@ def test_a_declaration_that_changed_after_its_runs_gets_no_answer(tmp_path: Path
     declared["design"]["margin"] = 0.1
     (tmp_path / "overlong_worlds.yaml").write_text(yaml.safe_dump(declared))
     with pytest.raises(ValueError, match="was changed after its runs"):
-        answers(tmp_path, DATA)
+        answers(saved_sweeps(tmp_path, DATA))
 
 
 def test_claims_decide_nothing() -> None:
@@ -278,7 +277,7 @@ def final(points: pd.DataFrame, metric: str, at: float, axis: str) -> pd.Series:
 
 
 @pytest.mark.parametrize(
-    "answer", [one for one in answers(EXPERIMENTS, DATA) if one.judgement], ids=lambda a: a.claim.says
+    "answer", [one for one in answers(saved_sweeps(EXPERIMENTS, DATA)) if one.judgement], ids=lambda a: a.claim.says
 )
 def test_every_effect_of_the_table_by_other_code(answer: Answer) -> None:
     """From the saved numbers with numpy and scipy alone: the mean over bases of differences, and its t interval."""

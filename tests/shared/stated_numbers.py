@@ -93,6 +93,7 @@ from grpo_lab.analysis.effects.told_apart import told_apart
 from grpo_lab.analysis.effects.verdict import Judgement, judge
 from grpo_lab.analysis.figures.target_lengths import asked_lengths, slope_of
 from grpo_lab.analysis.final_values import AVERAGE, FinalValues, final_values
+from grpo_lab.analysis.saved_sweeps import saved_sweeps
 from grpo_lab.analysis.sources.chosen_numbers import chosen_numbers
 from grpo_lab.analysis.sources.saved_data import load_data
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData, bases_of
@@ -559,7 +560,7 @@ def _gap(entry: Entry, rest: list[str]) -> Interval:
     costs, priced                           conditions of controls; those where a point has a cost
     cost least, cost most                   thousands of tokens for a point; `cost title` of one
     """
-    pooled = saved_pool(ROOT / "experiments", DATA)
+    pooled = saved_pool(saved_sweeps(ROOT / "experiments", DATA))
     what, *names = rest
     if what in ("sweeps", "runs", "bases", "contrasts", "apart"):
         comparable = len(pooled.comparable)

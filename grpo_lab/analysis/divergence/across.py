@@ -16,10 +16,9 @@ nothing of a gap, and is left out of all that is said of runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
-from pathlib import Path
+from functools import lru_cache
 
 import numpy as np
 
@@ -40,7 +39,7 @@ from grpo_lab.analysis.divergence.leading import (
 from grpo_lab.analysis.divergence.measures import change, gap
 from grpo_lab.analysis.divergence.selection import best_shares, question_halves, selection_regret
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues, final_values
-from grpo_lab.analysis.sources.saved_data import load_data, saved_names
+from grpo_lab.analysis.saved_sweeps import SavedSweeps
 from grpo_lab.analysis.sources.settings import differences
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
 from grpo_lab.analysis.stats.comparison import FEWEST_BASES, Comparison, mean_of_runs
@@ -60,7 +59,7 @@ from grpo_lab.analysis.tracks import (
     shared,
     tracks,
 )
-from grpo_lab.config.design import Design, load_design
+from grpo_lab.config.design import Design
 
 REWARD, HELDOUT = "reward/outcome", "eval/heldout/accuracy"
 RISE, FALL = 0.05, 0.10  # of training reward and of downstream accuracy since step 0, which together mislead
@@ -207,20 +206,15 @@ class Pool:
 # --- pooling ------------------------------------------------------------------------------------------------------
 
 
-def claimed(experiments: Path, data_folder: Path) -> list[str]:
-    """The experiments that declare claims and have saved data, by name."""
-    saved = set(saved_names(data_folder))
-    designs = [load_design(path) for path in sorted(experiments.glob("*.yaml"))]
-    return [design.name for design in designs if design.claims and design.name in saved]
-
-
-@cache
-def saved_pool(experiments: Path, data_folder: Path) -> Pool:
+@lru_cache(maxsize=1)
+def saved_pool(saved: SavedSweeps) -> Pool:
     """The pool of the saved sweeps whose experiments declare claims, in the order of their names."""
-    return pool(load_data(data_folder, name) for name in claimed(experiments, data_folder))
+    loaded = [saved.load(design) for design in saved.designs if design.claims]
+    finals = {data.record.name: values for data, values in loaded}
+    return pool((data for data, _ in loaded), lambda data: finals[data.record.name])
 
 
-def pool(sweeps: Iterable[SweepData]) -> Pool:
+def pool(sweeps: Iterable[SweepData], finals_of: Callable[[SweepData], FinalValues] = final_values) -> Pool:
     """Pool declared sweeps; of runs with the same run_key the first one counts, as a control if it is one anywhere.
 
     Raises ValueError for a sweep that declared nothing, whose conditions are not known.
@@ -233,8 +227,7 @@ def pool(sweeps: Iterable[SweepData]) -> Pool:
     for data in sweeps:
         if data.design is None:
             raise ValueError(f"{data.record.name} declared nothing, so its conditions are not known: leave it out")
-        data = _needed(data)
-        finals = final_values(data)
+        finals, data = finals_of(data), _needed(data)
         names.append(data.record.name)
         contrasts += contrasts_of(data, finals)
         for run in runs_of(data, finals):
@@ -481,7 +474,7 @@ def announcement(runs: Sequence[PooledRun], indicator: Indicator, rng: np.random
     return Announcement(auc, within, caught, lead, counted(tested, false), len(losing), at_once, sweeps, note)
 
 
-@cache
+@lru_cache(maxsize=1)
 def announcements(pooled: Pool) -> dict[str, Announcement]:
     """The `Announcement` of each of POOLED_INDICATORS, by its name."""
     rng = np.random.default_rng(SEED)

@@ -74,7 +74,7 @@ def actions(data: SweepData) -> list[Action]:
 
 def run_means(data: SweepData, metrics: Iterable[str]) -> dict[tuple[str, str], pd.DataFrame]:
     """(level, arm) -> for each seed (the index) the base, and every metric's mean over the training steps."""
-    points = data.counted_points
+    points = data.counted_columns(metrics)
     points = points[points["step"] > 0]
     points = points.assign(**{name: float("nan") for name in metrics if name not in points})
     means = points.groupby(LABELS, sort=False)[list(metrics)].mean()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from grpo_lab.analysis.caveats import place
 from grpo_lab.analysis.effects.acted import could_not_act
@@ -19,14 +19,14 @@ from grpo_lab.analysis.effects.pooling import (
 )
 from grpo_lab.analysis.effects.speed import has_speed, no_headroom, speed_text
 from grpo_lab.analysis.effects.verdict import Judgement, claim, count_limit, count_word, counted, judge, places_of
-from grpo_lab.analysis.final_values import FinalValues, final_values
+from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.metric_names import in_words
-from grpo_lab.analysis.sources.saved_data import load_data, saved_names
+from grpo_lab.analysis.saved_sweeps import SavedSweeps
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.comparison import FEWEST_BASES
 from grpo_lab.analysis.stats.multiplicity import ALPHA, p_text
 from grpo_lab.analysis.stats.pooled import pool
-from grpo_lab.config.design import Claim, Design, Direction, load_design
+from grpo_lab.config.design import Claim, Design, Direction
 
 NO_LARGER = "no larger than the margin"
 WORDS = ("supported", "contradicted", NO_LARGER, "not resolved", "could not act", "not run")
@@ -90,13 +90,9 @@ def claim_word(expected: Direction, judgement: Judgement) -> str:
     return NO_LARGER if word == "within the margin" else _OPPOSITE[word]
 
 
-def answers(experiments: Path, data_folder: Path) -> list[Answer]:
+@lru_cache(maxsize=1)
+def answers(saved: SavedSweeps) -> tuple[Answer, ...]:
     """Every declared claim with its answer: by trick, then by word in the order of WORDS."""
-    return answers_from(Saved.of(experiments, data_folder))
-
-
-def answers_from(saved: Saved) -> list[Answer]:
-    """As `answers`, from sweeps that a caller goes on reading."""
     found = []
     for design in (design for design in saved.declared if design.claims):
         if design in saved.designs:
@@ -108,57 +104,31 @@ def answers_from(saved: Saved) -> list[Answer]:
             ]
         else:
             found += [Answer(one, design, None) for one in design.claims]
-    return sorted(found, key=lambda answer: (answer.trick, WORDS.index(answer.word)))
+    return tuple(sorted(found, key=lambda answer: (answer.trick, WORDS.index(answer.word))))
 
 
-@dataclass(frozen=True)
-class Saved:
-    """All `declared` experiments, and those of them that have saved data, `designs`; each is read once."""
-
-    folder: Path
-    declared: Sequence[Design]
-    designs: Sequence[Design]
-    loaded: dict[str, tuple[SweepData, FinalValues]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, experiments: Path, data_folder: Path) -> Saved:
-        """The experiments of a folder of declarations, with data from another folder."""
-        declared = [load_design(path) for path in sorted(experiments.glob("*.yaml"))]
-        names = saved_names(data_folder)
-        return cls(data_folder, declared, [design for design in declared if design.name in names])
-
-    def load(self, design: Design) -> tuple[SweepData, FinalValues]:
-        """Its data and final values. Raises ValueError where they are of another declaration."""
-        if design.name not in self.loaded:
-            data = load_data(self.folder, design.name)
-            if data.design is None or data.design.fingerprint() != design.fingerprint():
-                path = f"experiments/{design.name}.yaml"
-                raise ValueError(f"{path} was changed after its runs: its saved data are of another declaration")
-            self.loaded[design.name] = data, final_values(data)
-        return self.loaded[design.name]
-
-    def pooled(self, answer: Answer, metric: str) -> str:
-        """The contrast of a claim over all sweeps of comparable length where the trick acts; "" if no other has it."""
-        wanted = contrast_of(answer.design, *answer.places)
-        effects, sweeps = [], set[str]()
-        for design in self.designs:
-            if len(design.bases) < FEWEST_BASES or design.superseded or not comparable(answer.design, design):
-                continue
-            if pairs := same_contrasts(design, wanted):
-                data, finals = self.load(design)
-                inert = could_not_act(data)
-                own = effects_of(design, finals, [pair for pair in pairs if not inert.keys() & set(pair)], metric)
-                effects += own
-                sweeps |= {design.name} if own else set()
-        if len(effects) < 2:
-            return ""
-        found = pool(effects)
-        numbers = ((len(effects), "contrast"), (len(sweeps), "sweep"), (found.n, "environment"))
-        of = ", ".join(f"{number} {what}{'s' * (number > 1)}" for number, what in numbers)
-        return f"{found.text('+')} ({of}, {found.bases} base models)"
+def _pooled(answer: Answer, metric: str, saved: SavedSweeps) -> str:
+    """The contrast of a claim over all sweeps of comparable length where the trick acts; "" if no other has it."""
+    wanted = contrast_of(answer.design, *answer.places)
+    effects, sweeps = [], set[str]()
+    for design in saved.designs:
+        if len(design.bases) < FEWEST_BASES or design.superseded or not comparable(answer.design, design):
+            continue
+        if pairs := same_contrasts(design, wanted):
+            data, finals = saved.load(design)
+            inert = could_not_act(data)
+            own = effects_of(design, finals, [pair for pair in pairs if not inert.keys() & set(pair)], metric)
+            effects += own
+            sweeps |= {design.name} if own else set()
+    if len(effects) < 2:
+        return ""
+    found = pool(effects)
+    numbers = ((len(effects), "contrast"), (len(sweeps), "sweep"), (found.n, "environment"))
+    of = ", ".join(f"{number} {what}{'s' * (number > 1)}" for number, what in numbers)
+    return f"{found.text('+')} ({of}, {found.bases} base models)"
 
 
-def _with_outcomes(answer: Answer, data: SweepData, finals: FinalValues, saved: Saved) -> Answer:
+def _with_outcomes(answer: Answer, data: SweepData, finals: FinalValues, saved: SavedSweeps) -> Answer:
     """The answer with the speed of its arm, the pooled effect, and the reason where a gain was impossible."""
     prediction = answer.design.predictions[answer.claim.prediction]
     (cell, control), metric = places_of(answer.design, prediction), prediction.metric
@@ -166,7 +136,7 @@ def _with_outcomes(answer: Answer, data: SweepData, finals: FinalValues, saved: 
     margin = answer.design.margin_of(prediction)
     room = no_headroom(finals, control, metric, answer.claim.direction, margin, world)
     speed = speed_text(data, finals, cell, control, metric) if has_speed(metric) else ""
-    return replace(answer, speed=speed, headroom=room, pooled=saved.pooled(answer, metric))
+    return replace(answer, speed=speed, headroom=room, pooled=_pooled(answer, metric, saved))
 
 
 def claims_table(found: Sequence[Answer], figures: Collection[str] = (), ceilings: Sequence[str] = ()) -> str:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
+
+import pandas as pd
 
 from grpo_lab.analysis.caveats import place
-from grpo_lab.analysis.final_values import FinalValues, is_rated, reached, share_of_gain, token_curves
+from grpo_lab.analysis.final_values import TOKENS, FinalValues, is_rated, reached, share_of_gain, token_curves
 from grpo_lab.analysis.metric_names import in_words
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.comparison import compare
@@ -39,7 +41,8 @@ def token_ratio(data: SweepData, finals: FinalValues, cell: Cell, control: Cell,
     Seeds whose control gains less than LEAST_GAIN are left out. Without bounds, and with the reason, where some runs of
     the arm never reach it, or are there at step 0; the mean is then over the others.
     """
-    curves = {place: token_curves(data.counted_points, place, metric) for place in (cell, control)}
+    points = _evaluated(data, metric)
+    curves = {place: token_curves(points, place, metric) for place in (cell, control)}
     ratios: dict[int, float] = {}
     for seed in sorted(curves[cell].keys() & curves[control].keys()):
         target = share_of_gain(curves[control][seed], finals.of(*control, metric).get(seed, math.nan), share)
@@ -56,6 +59,11 @@ def token_ratio(data: SweepData, finals: FinalValues, cell: Cell, control: Cell,
         if number
     ]
     return replace(ratio, low=math.nan, high=math.nan, why="; ".join(whys)) if whys else ratio
+
+
+@lru_cache(maxsize=1)
+def _evaluated(data: SweepData, metric: str) -> pd.DataFrame:
+    return data.counted_columns([metric, TOKENS])
 
 
 def speed_text(data: SweepData, finals: FinalValues, cell: Cell, control: Cell, metric: str) -> str:

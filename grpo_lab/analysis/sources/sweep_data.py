@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,6 +101,11 @@ class SweepData:
     def counted_points(self) -> pd.DataFrame:
         """The rows of `points` that belong to counted runs."""
         return self.points.merge(self.counted[LABELS], on=LABELS)
+
+    def counted_columns(self, names: Iterable[str]) -> pd.DataFrame:
+        """`counted_points`, of these metrics alone and of those of them that were logged; far faster than of all."""
+        kept = [*LABELS, "step", *(name for name in dict.fromkeys(names) if name in self.points)]
+        return self.points[kept].merge(self.counted[LABELS], on=LABELS)
 
     @property
     def arms(self) -> list[str]:
