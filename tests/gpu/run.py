@@ -1,4 +1,4 @@
-"""Tests the training loop on a GPU: one command, five parts, one file of results.
+"""Tests the training loop on a GPU: one command, six parts, one file of results.
 
     make gpu                                        the parts in order, for nine minutes; again: those that are left
     make gpu PARTS="equal speed"                    these parts, finished or not; what is recorded of others stays
@@ -49,7 +49,7 @@ SLICE = 540.0  # seconds of one call, at most
 # By priority. Files are named after their parts, but for `profile`, which is a module of Python's own.
 PARTS = {
     name: Part(name, seconds, HERE / f"{'profiled' if name == 'profile' else name}.py")
-    for name, seconds in {"profile": 100, "equal": 110, "learn": 155, "speed": 210, "many": 88}.items()
+    for name, seconds in {"profile": 100, "equal": 110, "learn": 155, "speed": 210, "variants": 200, "many": 88}.items()
 }
 _SOURCES = ("grpo_lab/**/*.py", "conf/**/*.yaml", "tests/gpu/*.py", "tests/benchmarks/*.py", "tests/shared/*.py")
 

@@ -93,8 +93,12 @@ def free() -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-def stages(work: Work, name: str, steps: int, *overrides: str, updates: int = UPDATES) -> dict[str, Any]:
+def stages(
+    work: Work, name: str, steps: int, *overrides: str, updates: int = UPDATES, full: bool = True
+) -> dict[str, Any]:
     """Run the loop, count that many steps and report their stages; returns what the run was.
+
+    `full`: every response has the full length, so that FLOPs are known.
 
     With one update a step the log-probs of before are those of the update, and no pass computes them.
     """
@@ -103,7 +107,8 @@ def stages(work: Work, name: str, steps: int, *overrides: str, updates: int = UP
     add, rows = work.found.add, result["rows"]
     wanted = work.problems * work.group * work.budget
     tokens = median(row["tokens"] for row in rows)
-    add(f"{name}: tokens of a step", tokens, "tokens", at_least=wanted, at_most=wanted)
+    bounds = {"at_least": wanted} if full else {}
+    add(f"{name}: tokens of a step", tokens, "tokens", at_most=wanted, **bounds)
     prompts = [len(ids) for ids in result["setting"]["prompt_ids"][: work.problems]]
     sampled, forward = work.sampling(prompts), work.forward(prompts)
 
@@ -116,6 +121,8 @@ def stages(work: Work, name: str, steps: int, *overrides: str, updates: int = UP
     add(f"{name}: the whole step", step, "s")
     add(f"{name}: generated", tokens / seconds("generate"), "tokens/s")
     add(f"{name}: trained", tokens / seconds("train"), "tokens/s")
+    if not full:
+        return result
     add(f"{name}: sampler, of the peak", sampled / seconds("generate") / work.peak, "of it")
     add(f"{name}: learner, training, of the peak", 3 * forward / seconds("train") / work.peak, "of it")
     if updates > 1:

@@ -74,7 +74,7 @@ def test_a_machine_without_a_card_is_told_what_to_do() -> None:
 
 def test_unknown_parts_are_refused() -> None:
     done = call("equla")
-    assert done.returncode == 2 and "choose from profile, equal, learn, speed, many" in done.stderr
+    assert done.returncode == 2 and "choose from profile, equal, learn, speed, variants, many" in done.stderr
 
 
 def test_every_part_ends_within_a_call_and_two_calls_are_enough() -> None:
