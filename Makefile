@@ -74,8 +74,8 @@ figures: $(STAMP) ## draw the figures and tables of the sweep EXP into analysis/
 claims: $(STAMP) ## what the saved sweeps say of claims in the literature: the table of experiments/README.md and two figures
 	@$(BIN)/python analysis/findings.py claims docs
 
-cluster-cost: $(STAMP) ## what one question costs on 8, 64 and 512 cards, on paper: analysis/cluster_cost.md and its figures
-	@$(BIN)/grpo-lab cluster-cost
+cluster-cost: $(STAMP) ## what one question costs on 8, 64 and 512 cards, on paper: analysis/cluster_cost and its figures
+	@PYTHONPATH=analysis $(BIN)/python -m cluster_cost
 
 report: $(STAMP) ## write analysis/reports/EXP.html: verdict, switches, figures, responses on one offline page
 	@$(BIN)/grpo-lab report '$(EXP)' --runs '$(RUNS)'

@@ -235,30 +235,6 @@ def draw_claims(arguments: argparse.Namespace) -> None:
             say(*save(drawn, arguments.to, sources), sep="\n")
 
 
-def cost_cluster(arguments: argparse.Namespace) -> None:
-    """Draw what one question costs on a cluster and write the page's tables; print what it says."""
-    from grpo_lab.analysis.figures.cluster import draw_all
-    from grpo_lab.analysis.figures.style import save
-    from grpo_lab.analysis.scaling.cluster_page import answers, written
-    from grpo_lab.analysis.scaling.cluster_study import Study
-
-    study = Study.load(arguments.numbers)
-    try:
-        said = answers(study)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"{arguments.numbers} lacks what the study reads, or has it in another form ({error!r}): begin with a copy "
-            "of analysis/cluster_cost.yaml"
-        ) from error
-    say(said)
-    if arguments.page.exists():
-        arguments.page.write_text(written(arguments.page.read_text(), study))
-        say(arguments.page)
-    sources = {"numbers": str(arguments.numbers), "command": "grpo-lab cluster-cost"}
-    for drawn in draw_all(study):
-        say(*save(drawn, arguments.to, sources), sep="\n")
-
-
 def choose_settings(arguments: argparse.Namespace) -> None:
     """Print which setting every arm gets: by its trials, or from levels that are settings, and the arms as YAML."""
     from grpo_lab.analysis.effects.tuned import numbers_text, trials_text, tuned_text
@@ -806,12 +782,6 @@ def main(words: Sequence[str] | None = None) -> None:
     claims.add_argument("--data", type=Path, default=Path("analysis/data"), help="saved data of sweeps")
     claims.add_argument("--to", type=Path, default=Path("analysis/figures"), help="where the figure goes")
     claims.set_defaults(run=draw_claims)
-    cluster = commands.add_parser("cluster-cost", help="what a question costs on a cluster, on paper: page and figures")
-    numbers = Path("analysis/cluster_cost.yaml")
-    cluster.add_argument("--numbers", type=Path, default=numbers, help="models, cards and assumptions, as YAML")
-    cluster.add_argument("--page", type=Path, default=numbers.with_suffix(".md"), help="whose tables are written anew")
-    cluster.add_argument("--to", type=Path, default=Path("analysis/figures"), help="where the figures go")
-    cluster.set_defaults(run=cost_cluster)
     data = commands.add_parser("data", help="save an experiment's numbers, so that figures need no runs")
     data.add_argument("name", help="the sweep, as its folder under RUNS/sweeps is called")
     data.add_argument("--runs", type=Path, default=Path(RUNS), help="the folder of runs (default: runs)")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from grpo_lab.budget.ledger import ModelFlops
-from grpo_lab.budget.roofline import BF16, FP32, ModelShape
+from grpo_lab.budget.model_shape import BF16, FP32, ModelShape
 
 GIB = 2**30
 MARGIN = 0.2  # how far a total may be off: it is rejected beyond the memory by this share, and a warning within

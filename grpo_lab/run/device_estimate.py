@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from grpo_lab.budget import device_estimate as budget
 from grpo_lab.budget.device_estimate import GIB, MARGIN, MemoryEstimate, Microbatch, ModelSize, StepFlops
 from grpo_lab.budget.ledger import ModelFlops
-from grpo_lab.budget.roofline import FP32, ModelShape
+from grpo_lab.budget.model_shape import FP32, ModelShape
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.engines.native import Native
 from grpo_lab.engines.native_cache import BLOCK

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-
-from grpo_lab.analysis.figures.cluster import draw_all, draw_shares, draw_tails
-from grpo_lab.analysis.scaling.cluster_page import (
+from cluster_cost.drawings import draw_all, draw_shares, draw_tails
+from cluster_cost.page import (
     assumptions,
     half_wasted,
     memory_table,
@@ -19,15 +18,15 @@ from grpo_lab.analysis.scaling.cluster_page import (
     transfers_table,
     written,
 )
-from grpo_lab.analysis.scaling.cluster_study import IN_FLIGHT, PARTS, SYNC, Study
+from cluster_cost.study import IN_FLIGHT, PARTS, SYNC, Study
 
-FOLDER = Path(__file__).parents[2] / "analysis"
-PAGE = (FOLDER / "cluster_cost.md").read_text()
+FOLDER = Path(__file__).parents[2] / "analysis" / "cluster_cost"
+PAGE = (FOLDER / "README.md").read_text()
 
 
 @cache
 def study() -> Study:
-    return Study.load(FOLDER / "cluster_cost.yaml")
+    return Study.load(FOLDER / "numbers.yaml")
 
 
 @cache
@@ -58,7 +57,7 @@ def test_a_row_of_the_grid_is_computed_anew() -> None:
 
 @pytest.mark.extended
 def test_the_whole_page_is_what_the_command_writes() -> None:
-    assert written(PAGE, study()) == PAGE, "run `grpo-lab cluster-cost`"
+    assert written(PAGE, study()) == PAGE, "run `make cluster-cost`"
 
 
 def test_a_page_without_a_block_is_refused() -> None:

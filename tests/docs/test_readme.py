@@ -30,7 +30,7 @@ README = (ROOT / "README.md").read_text()
 CODE_PAGE = (ROOT / "grpo_lab" / "README.md").read_text()
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "experiments/LOG.md", "tests/benchmarks/README.md")),
-    ROOT / "analysis" / "cluster_cost.md",
+    ROOT / "analysis" / "cluster_cost" / "README.md",
     *sorted(ROOT.glob("[a-z]*/README.md")),
 ]
 
@@ -192,7 +192,7 @@ def test_the_speed_tables_say_what_was_measured() -> None:
 
 def test_the_price_of_a_question_is_that_of_its_page() -> None:
     """With in-flight updates, of which the answers speak first; tests/analysis holds the page to its study."""
-    page = " ".join((ROOT / "analysis" / "cluster_cost.md").read_text().split())
+    page = " ".join((ROOT / "analysis" / "cluster_cost" / "README.md").read_text().split())
     said = re.search(
         r"On paper one question \(two arms, five seeds\) costs (\$\S+) at (\S+) and (\$\S+) at (\S+) on (\d+) H100 "
         r"with in-flight updates; reported runs took (\d) to (\d) times",

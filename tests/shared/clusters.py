@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grpo_lab.budget.roofline import Card, Efficiency, ModelShape
+from cluster_cost.roofline import Card, Efficiency, ModelShape
 
 SEVEN = ModelShape(28, 3584, 28, 4, 128, 18944, 152064, tied=False)  # Qwen2.5-7B
 H100 = Card(989e12, 3.35e12, 80e9, 450e9, 50e9, 64e9)

@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 
 from grpo_lab.analysis.report.reader import read_rollouts
-from grpo_lab.analysis.scaling.cluster_study import Study
 from grpo_lab.analysis.sources.saved_data import load_data
 from grpo_lab.analysis.world_card import read_cards
 from grpo_lab.config.design import load_design
@@ -54,7 +53,6 @@ READERS: dict[str, tuple[str, dict[str, bytes], Callable[[Path], object]]] = {
     "tracking/foreign.py read_trl": ("trainer_state.json", JSON, lambda path: read_trl(path, Chosen())),
     "tracking/foreign.py _row": ("metrics.jsonl", {"line": LINES["bytes"]}, lambda path: read_prime_rl(path, Chosen())),
     "analysis/world_card.py read_cards": ("sums.json", JSON, lambda path: read_cards(path.parent)),
-    "analysis/scaling/cluster_study.py load": ("cost.yaml", YAML, Study.load),
     "analysis/report/reader.py read_rollouts": (
         "rollouts/step=000001.parquet", TABLE, lambda path: read_rollouts(path.parents[1])
     ),

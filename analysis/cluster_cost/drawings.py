@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from cluster_cost.study import IN_FLIGHT, MODEL, PARTS, SCHEDULES, SYNC, TOLERATED, Study
 from grpo_lab.analysis.figures.style import (
     BLACK,
     BLUE,
@@ -25,7 +26,6 @@ from grpo_lab.analysis.figures.style import (
     write_footer,
     write_heading,
 )
-from grpo_lab.analysis.scaling.cluster_study import IN_FLIGHT, MODEL, PARTS, SCHEDULES, SYNC, TOLERATED, Study
 
 NAME = "cluster_cost"
 _PAPER = "Computed, not measured: no run behind it."

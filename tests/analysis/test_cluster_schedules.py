@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from cluster_cost.schedules import Cluster, Lengths, StepTime, Workload, simulate
 from clusters import H100, SEVEN, USUAL
 
-from grpo_lab.budget.cluster import Cluster, Lengths, StepTime, Workload, simulate
 from grpo_lab.budget.cost_model import CostModel
 from grpo_lab.tricks.schedule import InFlight, Interruptible, OffPolicyK, OneStepOff, Sync
 

@@ -1,6 +1,6 @@
 """What one question costs on a cluster: the grid of models and cards, tails, weight sync, and others' reports.
 
-All numbers start from analysis/cluster_cost.yaml. Nothing was run on these cards.
+All numbers start from numbers.yaml. Nothing was run on these cards.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from omegaconf import OmegaConf
+import yaml
 from scipy.optimize import brentq
 
+from cluster_cost.roofline import Card, Efficiency, Learner, send
+from cluster_cost.schedules import Cluster, Lengths, StepTime, Workload, simulate
 from grpo_lab.analysis.stats.power import difference_sd, seeds_needed
-from grpo_lab.budget.cluster import Cluster, Lengths, StepTime, Workload, simulate
-from grpo_lab.budget.roofline import Card, Efficiency, Learner, ModelShape, send
-from grpo_lab.config.user_files import check_yaml
-from grpo_lab.tracking.whole import read_yaml
+from grpo_lab.budget.model_shape import ModelShape
 from grpo_lab.tricks.schedule import InFlight, OneStepOff, Schedule, Sync
 
 SYNC, ONE_STEP, IN_FLIGHT = SCHEDULES = ("synchronous", "one step off", "in flight")
@@ -51,10 +50,7 @@ class Study:
 
     @classmethod
     def load(cls, path: Path) -> Study:
-        if not path.is_file():
-            raise ValueError(f"there is no {path}: begin with a copy of analysis/cluster_cost.yaml")
-        check_yaml(path)
-        given = OmegaConf.to_container(read_yaml(path, "begin with a copy of analysis/cluster_cost.yaml"), resolve=True)
+        given = yaml.safe_load(path.read_text())
         assert isinstance(given, dict)
         return cls({str(key): value for key, value in given.items()})
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from grpo_lab.analysis.scaling.cluster_study import CARDS, IN_FLIGHT, MODEL, SCHEDULES, SYNC, TOLERATED, Study
+from cluster_cost.roofline import ON_HOST, STATES
+from cluster_cost.study import CARDS, IN_FLIGHT, MODEL, SCHEDULES, SYNC, TOLERATED, Study
 from grpo_lab.analysis.stats.power import POWER
 from grpo_lab.analysis.table_rows import records_of, rows_of
-from grpo_lab.budget.roofline import ON_HOST, STATES
 
 _END = "<!-- end -->"
 
