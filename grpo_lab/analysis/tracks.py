@@ -265,8 +265,11 @@ def answers_of(data: SweepData, cell: Sequence[Track], suite: str, ends: bool = 
         raise ValueError(
             f"{suite} of {arm!r} asked its runs different questions: compare runs with the same evaluation and task"
         )
-    questions = np.array(sorted(set.intersection(*(set(table["question"]) for table in tables))))
-    tables = [table[table["question"].isin(questions)] for table in tables]
+    asked = [table["question"].to_numpy() for table in tables]
+    questions = asked[0]
+    if not all(np.array_equal(own, questions) for own in asked):
+        questions = np.array(sorted(set.intersection(*map(set, asked))))
+        tables = [table[np.isin(own, questions)] for own, table in zip(asked, tables)]
     shape = (len(cell), -1, len(questions))
     step = np.array([track.step[where] for track, where in zip(cell, places)])
     lean = np.array([track.lean for track in cell])

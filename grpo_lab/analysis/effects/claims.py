@@ -116,7 +116,9 @@ def _pooled(answer: Answer, metric: str, saved: SavedSweeps) -> str:
             continue
         if pairs := same_contrasts(design, wanted):
             data, finals = saved.load(design)
-            inert = could_not_act(data)
+            if design.name not in saved.inert:
+                saved.inert[design.name] = could_not_act(data)
+            inert = saved.inert[design.name]
             own = effects_of(design, finals, [pair for pair in pairs if not inert.keys() & set(pair)], metric)
             effects += own
             sweeps |= {design.name} if own else set()
