@@ -21,7 +21,6 @@ class SavedSweeps:
     declared: Sequence[Design]
     designs: Sequence[Design]
     loaded: dict[str, tuple[SweepData, FinalValues]] = field(default_factory=dict)
-    inert: dict[str, dict[tuple[str, str], str]] = field(default_factory=dict)  # of `could_not_act`, by sweep
 
     def load(self, design: Design) -> tuple[SweepData, FinalValues]:
         """Its data and final values. Raises ValueError where they are of another declaration."""

@@ -98,9 +98,8 @@ def stages(
 ) -> dict[str, Any]:
     """Run the loop, count that many steps and report their stages; returns what the run was.
 
-    `full`: every response has the full length, so that FLOPs are known.
-
-    With one update a step the log-probs of before are those of the update, and no pass computes them.
+    With one update a step the log-probs of before are those of the update, and no pass computes them. Without `full`
+    responses have many lengths, and no share of the peak is reported.
     """
     free()
     result = timed_run(steps, WARMUP, work.overrides(*overrides))

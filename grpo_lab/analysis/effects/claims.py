@@ -107,6 +107,11 @@ def answers(saved: SavedSweeps) -> tuple[Answer, ...]:
     return tuple(sorted(found, key=lambda answer: (answer.trick, WORDS.index(answer.word))))
 
 
+@lru_cache(maxsize=64)
+def _inert(saved: SavedSweeps, name: str) -> dict[tuple[str, str], str]:
+    return could_not_act(saved.named(name)[0])
+
+
 def _pooled(answer: Answer, metric: str, saved: SavedSweeps) -> str:
     """The contrast of a claim over all sweeps of comparable length where the trick acts; "" if no other has it."""
     wanted = contrast_of(answer.design, *answer.places)
@@ -115,10 +120,8 @@ def _pooled(answer: Answer, metric: str, saved: SavedSweeps) -> str:
         if len(design.bases) < FEWEST_BASES or design.superseded or not comparable(answer.design, design):
             continue
         if pairs := same_contrasts(design, wanted):
-            data, finals = saved.load(design)
-            if design.name not in saved.inert:
-                saved.inert[design.name] = could_not_act(data)
-            inert = saved.inert[design.name]
+            _, finals = saved.load(design)
+            inert = _inert(saved, design.name)
             own = effects_of(design, finals, [pair for pair in pairs if not inert.keys() & set(pair)], metric)
             effects += own
             sweeps |= {design.name} if own else set()

@@ -103,7 +103,7 @@ class SweepData:
         return self.points.merge(self.counted[LABELS], on=LABELS)
 
     def counted_columns(self, names: Iterable[str]) -> pd.DataFrame:
-        """`counted_points`, of these metrics alone and of those of them that were logged; far faster than of all."""
+        """`counted_points` with only those of these metrics that were logged. Merging all columns takes far longer."""
         kept = [*LABELS, "step", *(name for name in dict.fromkeys(names) if name in self.points)]
         return self.points[kept].merge(self.counted[LABELS], on=LABELS)
 
