@@ -57,7 +57,7 @@ demo-real: $(STAMP) ## a pretrained model learns: SmolLM2-135M, two arms, three 
 	@$(BIN)/python -m grpo_lab.train +experiments=demo_real 'runs_dir=$(RUNS)' $(ARGS)
 	@$(BIN)/grpo-lab figures demo_real --runs '$(RUNS)' --only-runs --to '$(RUNS)/figures'
 
-sweep: $(STAMP) ## run every cell of experiments/EXP.yaml that is not finished (LAUNCHER=slurm or ray; ARGS: further overrides)
+sweep: $(STAMP) ## run every cell of +experiments=EXP that is not finished (LAUNCHER=slurm or ray; ARGS: further overrides)
 	@$(BIN)/python -m grpo_lab.train '+experiments=$(EXP)' 'runs_dir=$(RUNS)' hydra/launcher=$(LAUNCHER) $(ARGS)
 
 recipes: $(STAMP) ## the 26 recipes whose sampler never lags behind, 3 seeds each, and their table (over an hour on two cores)
@@ -65,14 +65,14 @@ recipes: $(STAMP) ## the 26 recipes whose sampler never lags behind, 3 seeds eac
 	@$(BIN)/grpo-lab data recipes --runs '$(RUNS)'
 	@$(BIN)/grpo-lab figures recipes --runs '$(RUNS)'
 
-data: $(STAMP) ## save the numbers of the sweep EXP to analysis/data, so that its figures need no runs
+data: $(STAMP) ## save the numbers of the sweep EXP beside its declaration, so that its figures need no runs
 	@$(BIN)/grpo-lab data '$(EXP)' --runs '$(RUNS)'
 
-figures: $(STAMP) ## draw the figures and tables of the sweep EXP into analysis/figures
+figures: $(STAMP) ## draw the figures and tables of the sweep EXP beside its declaration
 	@$(BIN)/grpo-lab figures '$(EXP)' --runs '$(RUNS)'
 
 claims: $(STAMP) ## what the saved sweeps say of claims in the literature: the table of experiments/README.md and two figures
-	@$(BIN)/python analysis/findings.py claims docs
+	@PYTHONPATH=analysis $(BIN)/python -m pages claims docs
 
 cluster-cost: $(STAMP) ## what one question costs on 8, 64 and 512 cards, on paper: analysis/cluster_cost and its figures
 	@PYTHONPATH=analysis $(BIN)/python -m cluster_cost
@@ -102,10 +102,10 @@ worlds: $(STAMP) ## measure the cards of all worlds and write them into conf/wor
 	@for world in arithmetic sums length explore search guessable families; do \
 		$(BIN)/grpo-lab world $$world $(ARGS) --runs '$(RUNS)' || exit 1; \
 	done
-	@$(BIN)/python analysis/findings.py docs
+	@PYTHONPATH=analysis $(BIN)/python -m pages docs
 
 docs: $(STAMP) ## write axes, options, papers and recipes into the tables of conf/README.md, and numbers and findings into README.md
-	@$(BIN)/python analysis/findings.py docs
+	@PYTHONPATH=analysis $(BIN)/python -m pages docs
 
 # worksteal: a core that has nothing left takes half of what another still has, so all end together and files need no
 # order; tests of one file stay together but for what is stolen. Those of vLLM share a session that is dear to open.

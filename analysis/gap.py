@@ -12,7 +12,7 @@ from grpo_lab.analysis.notebooks import gap
 from grpo_lab.analysis.notebooks.show import REPOSITORY, show_figure, show_lines, show_table
 from grpo_lab.analysis.saved_sweeps import saved_sweeps
 
-pooled = saved_pool(saved_sweeps(REPOSITORY / "experiments", REPOSITORY / "analysis" / "data"))
+pooled = saved_pool(saved_sweeps(REPOSITORY / "experiments"))
 show_lines(
     f"{len(pooled.sweeps)} sweeps: {', '.join(pooled.sweeps)}.\n{len(pooled.runs)} runs on {len(set(pooled.units))} "
     f"base models, {pooled.shared} further entries are runs that another sweep has too."

@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from grpo_lab.config.folders import data_of, declared, experiments_folder
 from grpo_lab.config.hydra_setup import bootstrap, compose_config, compose_with_choices
 from grpo_lab.tracking.provenance import typed
 from grpo_lab.tracking.terminal import Terminal, printable, say
@@ -80,8 +81,7 @@ def measure_world(arguments: argparse.Namespace) -> None:
 
     from grpo_lab.analysis.sources.run_folders import load_sweep
     from grpo_lab.analysis.world_card import Fit, card_text, measure_card
-    from grpo_lab.config.design import load_design
-    from grpo_lab.config.folders import conf_folder
+    from grpo_lab.config.design import named_design
     from grpo_lab.config.run_config import to_run
     from grpo_lab.sweeps.cells import sweep_name
     from grpo_lab.tracking.files import write_json
@@ -92,8 +92,7 @@ def measure_world(arguments: argparse.Namespace) -> None:
         raise ValueError(f"world={arguments.name}: its task does not know how many tokens an answer needs")
     sweeps = []
     for name in ("card", "card_updates"):
-        design = load_design(conf_folder().parent / "experiments" / f"{name}.yaml")
-        design = replace(design, name=f"{name}_{arguments.name}")
+        design = replace(named_design(name), name=f"{name}_{arguments.name}")
         words = [f"+experiments={name}", f"design.name={design.name}", f"world={arguments.name}", "tracking=none"]
         words += [f"runs_dir='{arguments.runs}'", *arguments.overrides]
         if subprocess.run([sys.executable, "-m", "grpo_lab.train", *words]).returncode != 0:
@@ -199,13 +198,12 @@ def write_docs(_: argparse.Namespace) -> None:
     """Update the generated tables in the documentation, and print which pages changed."""
     bootstrap()
     from grpo_lab.analysis.effects.acting_table import documented_acting
-    from grpo_lab.analysis.experiments_page import documented_experiments
     from grpo_lab.analysis.world_card import documented_cards
     from grpo_lab.config.catalogue import documented
     from grpo_lab.config.design_reference import documented_keys
 
     changed: dict[Path, bool] = {}
-    for tables in (documented, documented_keys, documented_cards, documented_acting, documented_experiments):
+    for tables in (documented, documented_keys, documented_cards, documented_acting):
         for path, text in tables().items():  # each reads its page, which another may have written
             new = path.read_text() != text
             if new:
@@ -224,12 +222,11 @@ def draw_claims(arguments: argparse.Namespace) -> None:
     from grpo_lab.analysis.figures.gap import draw_gap
     from grpo_lab.analysis.figures.style import save
     from grpo_lab.analysis.saved_sweeps import saved_sweeps
-    from grpo_lab.config.folders import conf_folder
 
-    saved = saved_sweeps(conf_folder().parent / "experiments", arguments.data)
+    saved = saved_sweeps(arguments.experiments)
     found = answers(saved)
     say(claims_text(found))
-    sources = {"data": str(arguments.data), "command": "grpo-lab claims"}
+    sources = {"data": str(arguments.experiments), "command": "grpo-lab claims"}
     for drawn in (draw_claims(found), draw_gap(saved_pool(saved))):
         if drawn is not None:
             say(*save(drawn, arguments.to, sources), sep="\n")
@@ -243,7 +240,7 @@ def choose_settings(arguments: argparse.Namespace) -> None:
     from grpo_lab.analysis.sources.read import read_source
 
     _require_folder(arguments.runs)
-    data = read_source(arguments.runs, arguments.name, None if arguments.only_runs else arguments.data)
+    data = read_source(arguments.runs, arguments.name, _saved(arguments))
     if found := chosen_numbers(data.record):
         say(*filter(None, [data.notice]), numbers_text(found), "", trials_text(found), sep="\n")
     else:
@@ -376,12 +373,20 @@ def measure_pass_rates(arguments: argparse.Namespace) -> None:
     say(pass_rates_text(found))
 
 
+_SAVED = "saved data, used if it has more (default: experiments/NAME/data)"
+
+
+def _saved(arguments: argparse.Namespace) -> Path | None:
+    """The folder of saved data that a command looks at; None with --only-runs."""
+    return None if arguments.only_runs else arguments.data or data_of(arguments.name)
+
+
 def draw_figures(arguments: argparse.Namespace) -> None:
     """Rebuild the figures, tables and verdict of an experiment; print the verdict and the files to open."""
     from grpo_lab.analysis.build import build, what_to_open
 
     _require_folder(arguments.runs)
-    saved = None if arguments.only_runs else arguments.data
+    saved = _saved(arguments)
     command = typed("grpo-lab")
     built = build(arguments.name, arguments.runs, saved, arguments.to, command, arguments.foreign)
     text = "" if arguments.brief else f"{arguments.name}, from {built.source}\n\n{built.text}"
@@ -423,8 +428,7 @@ def write_report(arguments: argparse.Namespace) -> None:
     from grpo_lab.analysis.build import build_report
 
     _require_folder(arguments.runs)
-    saved = None if arguments.only_runs else arguments.data
-    path, notice = build_report(arguments.name, arguments.runs, saved, arguments.to, typed("grpo-lab"))
+    path, notice = build_report(arguments.name, arguments.runs, _saved(arguments), arguments.to, typed("grpo-lab"))
     say(*filter(None, [notice]), path, sep="\n")
 
 
@@ -440,18 +444,17 @@ def export_data(arguments: argparse.Namespace) -> None:
         data = evaluations_alone(data)
     elif arguments.lean:
         data = lean(data)
-    data = with_saved(data, arguments.to)
-    for path in save_data(data, arguments.to, arguments.compact):
+    folder = arguments.to or data_of(arguments.name)
+    for path in save_data(with_saved(data, folder), folder, arguments.compact):
         say(f"{path}  {path.stat().st_size / 1e6:.2f} MB")
     say(*finished_cells(data), sep="\n")
 
 
 def import_foreign(arguments: argparse.Namespace) -> None:
     """Keep a run of another framework as a run folder, and print what was understood of its log."""
-    from grpo_lab.config.folders import conf_folder
     from grpo_lab.tracking.foreign import Chosen, import_run
 
-    if (conf_folder().parent / "experiments" / f"{arguments.name}.yaml").exists():
+    if arguments.name in declared(experiments_folder()):
         raise ValueError(f"{arguments.name} is a declared experiment: give foreign runs another name with --as")
     chosen = Chosen(arguments.accuracy, arguments.heldout, arguments.downstream)
     found = import_run(
@@ -521,15 +524,15 @@ def plan_power(arguments: argparse.Namespace) -> None:
     """Print how many seeds and bases an experiment needs, from the deviations of a pilot."""
     from grpo_lab.analysis.effects.planning import power_text
     from grpo_lab.analysis.sources.read import read_source
-    from grpo_lab.config.design import load_design
-    from grpo_lab.config.folders import conf_folder
+    from grpo_lab.config.design import named_design
 
-    design = load_design(conf_folder().parent / "experiments" / f"{arguments.name}.yaml")
+    design = named_design(arguments.name)
     runs, pilot = arguments.runs, arguments.pilot or design.name
     if "://" not in pilot and Path(pilot).is_dir():
         runs, pilot = pilot, design.name
     _require_folder(runs)
-    data = read_source(runs, pilot, arguments.data if runs == arguments.runs else None)
+    saved = arguments.data or data_of(pilot)
+    data = read_source(runs, pilot, saved if runs == arguments.runs else None)
     say(*power_text(design, data, arguments.effect, arguments.metric, arguments.trials), sep="\n")
 
 
@@ -629,7 +632,7 @@ def _add_steering(commands: argparse._SubParsersAction) -> None:
 
 def _add_power(commands: argparse._SubParsersAction) -> None:
     power = commands.add_parser("power", help="how many seeds and bases an experiment needs, from a pilot's runs")
-    power.add_argument("name", metavar="EXP", help="an experiment, as its file in experiments/ is called")
+    power.add_argument("name", metavar="EXP", help="an experiment, as its folder in experiments/ is called")
     power.add_argument("--pilot", help="a sweep, or a folder of runs that has this one (default: the experiment's own)")
     power.add_argument(
         "--effect", type=float, nargs="+", default=(), help="what to find, in the metric's unit (default: its margins)"
@@ -637,7 +640,7 @@ def _add_power(commands: argparse._SubParsersAction) -> None:
     power.add_argument("--metric", default="", help="of this metric alone (default: all of the predictions)")
     power.add_argument("--trials", type=int, default=400, help="simulated sweeps; 0 for none (default: 400)")
     power.add_argument("--runs", default=RUNS, help="the folder of runs, or an MLflow URI (default: runs)")
-    power.add_argument("--data", type=Path, default=Path("analysis/data"), help="saved data, used if it has more")
+    power.add_argument("--data", type=Path, help=_SAVED)
     power.set_defaults(run=plan_power)
 
 
@@ -766,26 +769,28 @@ def main(words: Sequence[str] | None = None) -> None:
     figures.set_defaults(run=draw_figures)
     report = commands.add_parser("report", help="the same on one page, with switches and responses; works offline")
     report.set_defaults(run=write_report)
-    for command, place in ((figures, "analysis/figures, or RUNS/figures"), (report, "analysis/reports")):
+    for command, place in ((figures, "experiments/NAME/figures, or RUNS/figures"), (report, "analysis/reports")):
         command.add_argument("name", help="the sweep, as its folder under RUNS/sweeps is called")
         command.add_argument("--runs", default=RUNS, help="the folder of runs, or an MLflow URI (default: runs)")
-        command.add_argument("--data", type=Path, default=Path("analysis/data"), help="saved data, used if it has more")
+        command.add_argument("--data", type=Path, help=_SAVED)
         command.add_argument("--only-runs", action="store_true", help="do not look at saved data")
         command.add_argument("--to", type=Path, help=f"where the files go (default: {place})")
     chosen = commands.add_parser("tuned", help="which setting, such as a rate, each arm of a tuning sweep gets")
     chosen.add_argument("name", help="the sweep; its levels are labelled <where>_<setting>")
     chosen.add_argument("--runs", default=RUNS, help="the folder of runs, or an MLflow URI (default: runs)")
-    chosen.add_argument("--data", type=Path, default=Path("analysis/data"), help="saved data, used if it has more")
+    chosen.add_argument("--data", type=Path, help=_SAVED)
     chosen.add_argument("--only-runs", action="store_true", help="do not look at saved data")
     chosen.set_defaults(run=choose_settings)
     claims = commands.add_parser("claims", help="what the saved sweeps say of claims in the literature, and figures")
-    claims.add_argument("--data", type=Path, default=Path("analysis/data"), help="saved data of sweeps")
+    claims.add_argument(
+        "--experiments", type=Path, default=experiments_folder(), help="the folder of experiments and their saved data"
+    )
     claims.add_argument("--to", type=Path, default=Path("analysis/figures"), help="where the figure goes")
     claims.set_defaults(run=draw_claims)
     data = commands.add_parser("data", help="save an experiment's numbers, so that figures need no runs")
     data.add_argument("name", help="the sweep, as its folder under RUNS/sweeps is called")
     data.add_argument("--runs", type=Path, default=Path(RUNS), help="the folder of runs (default: runs)")
-    data.add_argument("--to", type=Path, default=Path("analysis/data"), help="where the two files go")
+    data.add_argument("--to", type=Path, help="where the three files go (default: experiments/NAME/data)")
     data.add_argument("--evaluations", action="store_true", help="evaluations and budgets alone, as tuning sweeps need")
     data.add_argument(
         "--lean", action="store_true", help="what tables and verdicts read alone: few metrics of steps, no answers"

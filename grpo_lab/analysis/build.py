@@ -34,10 +34,10 @@ from grpo_lab.analysis.scaling.fits import fit_sweep, scaling_table
 from grpo_lab.analysis.sources.read import RUNS, read_source
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.resampling import SEED
+from grpo_lab.config.folders import data_of, folder_of
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.files import atomic_write
 
-FIGURES = Path("analysis/figures")
 REPORTS = Path("analysis/reports")
 
 
@@ -70,12 +70,13 @@ def build(
 
     `foreign` are sweeps of foreign runs from the same source, which one more figure draws beside it, and nothing else.
 
-    `source` is a folder of runs or an MLflow URI. Without `output`, a declared experiment goes to analysis/figures and
-    any other sweep to `figures` beside its runs. Raises ValueError where neither source nor data_folder has the
-    sweep, or none of its cells is finished.
+    `source` is a folder of runs or an MLflow URI. Without `output`, a declared experiment goes to `figures` in its
+    folder below ./experiments and any other sweep to `figures` beside its runs. Raises ValueError where neither source
+    nor data_folder has the sweep, or none of its cells is finished.
     """
     data = read_source(source, name, data_folder)
-    output = output or (FIGURES if data.declaration or "://" in source else Path(source) / "figures")
+    home = folder_of(name) if data.declaration or "://" in source else Path(source)
+    output = output or home / "figures"
     finals = final_values(data)
     sources = describe_sources(data, finals, command)
     drawn, missing = draw_all(data, finals)
@@ -179,11 +180,8 @@ def describe_sources(data: SweepData, finals: FinalValues, command: Sequence[str
     }
 
 
-DATA = Path("analysis/data")
-
-
 def what_to_open(
-    built: Built, name: str, runs: str, data: Path | None = DATA, to: Path | None = None, program: str = "grpo-lab"
+    built: Built, name: str, runs: str, data: Path | None, to: Path | None = None, program: str = "grpo-lab"
 ) -> list[str]:
     """Three lines, and one that says where the list of all files is.
 
@@ -205,10 +203,10 @@ def what_to_open(
 
 def _report(name: str, runs: str, data: Path | None, to: Path | None, program: str) -> str:
     """The command that writes the report from the same numbers."""
-    if data == DATA and to is None:
+    if data == data_of(name) and to is None:
         return " ".join(["make report", f"EXP={shlex.quote(name)}", *_chosen(runs)])
     words = [program, "report", name, "--runs", runs]
-    words += ["--only-runs"] if data is None else ["--data", str(data)] if data != DATA else []
+    words += ["--only-runs"] if data is None else ["--data", str(data)] if data != data_of(name) else []
     return shlex.join([*words, *(["--to", str(to)] if to else [])])
 
 

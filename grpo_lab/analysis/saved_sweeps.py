@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -11,13 +11,14 @@ from grpo_lab.analysis.final_values import FinalValues, final_values
 from grpo_lab.analysis.sources.saved_data import load_data, saved_names
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.config.design import Design, load_design
+from grpo_lab.config.folders import DATA, DESIGN, declared
 
 
 @dataclass(frozen=True, eq=False)
 class SavedSweeps:
-    """All `declared` experiments, and those of them that have saved data, `designs`."""
+    """All `declared` experiments, those of them that have saved data, `designs`, and the folder of each by name."""
 
-    folder: Path
+    folders: Mapping[str, Path]
     declared: Sequence[Design]
     designs: Sequence[Design]
     loaded: dict[str, tuple[SweepData, FinalValues]] = field(default_factory=dict)
@@ -25,9 +26,9 @@ class SavedSweeps:
     def load(self, design: Design) -> tuple[SweepData, FinalValues]:
         """Its data and final values. Raises ValueError where they are of another declaration."""
         if design.name not in self.loaded:
-            data = load_data(self.folder, design.name)
+            data = load_data(self.folders[design.name] / DATA, design.name)
             if data.design is None or data.design.fingerprint() != design.fingerprint():
-                path = f"experiments/{design.name}.yaml"
+                path = self.folders[design.name] / DESIGN
                 raise ValueError(f"{path} was changed after its runs: its saved data are of another declaration")
             self.loaded[design.name] = data, final_values(data)
         return self.loaded[design.name]
@@ -37,15 +38,14 @@ class SavedSweeps:
         return self.load({design.name: design for design in self.designs}[name])
 
 
-def saved_sweeps(experiments: Path, data_folder: Path) -> SavedSweeps:
-    """The experiments of a folder of declarations, with data from another folder.
+def saved_sweeps(experiments: Path) -> SavedSweeps:
+    """The experiments that a folder declares, with the data beside each declaration.
 
-    The last result is kept, and returned again while no file of either folder changes.
+    The last result is kept, and returned again while none of their files changes.
     """
-    experiments, data_folder = experiments.resolve(), data_folder.resolve()
-    files = [*experiments.glob("*.yaml"), *(path for path in data_folder.glob("*") if path.is_file())]
-    state = tuple((path, *_state(path)) for path in sorted(files))
-    return _saved_sweeps(experiments, data_folder, state)
+    folders = declared(experiments.resolve())
+    files = [path for folder in folders.values() for path in (folder / DESIGN, *folder.glob(f"{DATA}/*"))]
+    return _saved_sweeps(tuple(folders.items()), tuple((path, *_state(path)) for path in sorted(files)))
 
 
 def _state(path: Path) -> tuple[int, int]:
@@ -54,7 +54,7 @@ def _state(path: Path) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=1)
-def _saved_sweeps(experiments: Path, data_folder: Path, state: tuple[tuple[Path, int, int], ...]) -> SavedSweeps:
-    declared = [load_design(path) for path in sorted(experiments.glob("*.yaml"))]
-    names = saved_names(data_folder)
-    return SavedSweeps(data_folder, declared, [design for design in declared if design.name in names])
+def _saved_sweeps(folders: tuple[tuple[str, Path], ...], state: tuple[tuple[Path, int, int], ...]) -> SavedSweeps:
+    designs = [load_design(folder / DESIGN) for _, folder in folders]
+    saved = [name for name, folder in folders if name in saved_names(folder / DATA)]
+    return SavedSweeps(dict(folders), designs, [design for design in designs if design.name in saved])

@@ -1,6 +1,6 @@
 """The declaration of an experiment: a question, arms, and predictions that its runs can contradict.
 
-`experiments/<name>.yaml` holds one such declaration under `design:`. Nothing here composes a run.
+`experiments/<name>/design.yaml` holds one such declaration under `design:`. Nothing here composes a run.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from grpo_lab.config.additions import ALL
 from grpo_lab.config.design_keys import LISTED, METRIC, OVERRIDES, Key, require_keys
+from grpo_lab.config.folders import DESIGN, declared, experiments_folder
 from grpo_lab.config.tuning import Tuning, read_tuning
 from grpo_lab.config.user_files import check_yaml
 from grpo_lab.tracking.metrics import REGISTRY, SUITES, is_asked, is_known
@@ -182,7 +183,7 @@ class Design:
     them out.
     """
 
-    name: Annotated[str, Key("its name, that of its file and of its sweep", "text")]
+    name: Annotated[str, Key("its name, that of its folder and of its sweep", "text")]
     question: Annotated[str, Key("what the experiment asks", "text")]
     prediction: Annotated[str, Key("what is expected, in words", "text")]
     control: Annotated[
@@ -717,11 +718,16 @@ def _change(entry: Any) -> Change:
     return change
 
 
+def named_design(name: str) -> Design:
+    """The declaration of an experiment of this repository. Raises ValueError, with those there are."""
+    known = declared(experiments_folder())
+    if name not in known:
+        raise ValueError(f"there is no experiment {name!r}: choose from {', '.join(known)}")
+    return load_design(known[name] / DESIGN)
+
+
 def load_design(path: Path) -> Design:
     """The declaration in an experiment's YAML file, read without Hydra. Raises ValueError."""
-    if not path.exists():
-        known = sorted(file.stem for file in path.parent.glob("*.yaml"))
-        raise ValueError(f"there is no experiment {path.stem!r}: choose from {', '.join(known)}")
     check_yaml(path)
     declared = OmegaConf.load(path)
     if not isinstance(declared, DictConfig) or (design := declared.get("design")) is None:

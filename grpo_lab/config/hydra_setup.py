@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from grpo_lab.config.folders import conf_folder
+from grpo_lab.config.folders import conf_folder, experiments_folder
 from grpo_lab.config.user_files import check_user_files, import_plugin
 
 # What composing raises where words or files cannot be composed.
@@ -93,7 +93,7 @@ def bootstrap(arguments: Sequence[str] = ()) -> None:
     ):
         importlib.import_module(f"grpo_lab.{name}")
     importlib.import_module("grpo_lab.config.run_config").register()
-    check_user_files(arguments, conf_folder().parent / "experiments")
+    check_user_files(arguments, experiments_folder())
 
 
 def compose_config(overrides: Sequence[str] = ()) -> DictConfig:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import yaml
 
-from grpo_lab.config.folders import conf_folder
+from grpo_lab.config.folders import DESIGN, declared, experiments_folder
 
 FOLDERS = "GRPO_LAB_CONFIG_PATH"
 LARGEST = 1_000_000  # bytes of one file
@@ -60,8 +60,8 @@ def declares_a_sweep(arguments: Sequence[str]) -> bool:
     names = [word.partition("=")[2] for word in arguments if re.match(r"\+{0,2}experiments=", word)]
     if not names or {"-m", "--multirun"} & set(arguments):
         return False
-    folders = [conf_folder().parent, *user_folders()]
-    paths = (folder / "experiments" / f"{name}.yaml" for folder in folders for name in names)
+    own = (folder / DESIGN for name, folder in declared(experiments_folder()).items() if name in names)
+    paths = (*own, *(folder / "experiments" / f"{name}.yaml" for folder in user_folders() for name in names))
     return any("design" in read and (read.get("hydra") or {}).get("mode") is None for read in map(_read, paths))
 
 

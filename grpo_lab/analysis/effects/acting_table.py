@@ -9,12 +9,12 @@ from pathlib import Path
 from grpo_lab.analysis.effects.acted import run_means
 from grpo_lab.analysis.effects.verdict import judge
 from grpo_lab.analysis.final_values import final_values
-from grpo_lab.analysis.sources.saved_data import load_data, saved_names
+from grpo_lab.analysis.sources.saved_data import load_data
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import Interval, t_interval
 from grpo_lab.config.catalogue import recipe_overrides, with_tables
 from grpo_lab.config.design import Direction
-from grpo_lab.config.folders import conf_folder
+from grpo_lab.config.folders import DATA, declared, experiments_folder
 from grpo_lab.tracking.metrics import UNLIKE_PPO, axis_touched, is_touched, logged_name
 
 METHODS = ("dapo", "dr_grpo", "scalerl", "cispo", "gspo")
@@ -67,9 +67,9 @@ def tricks_of(method: str) -> list[str]:
 def measured(folder: Path) -> dict[str, Acting]:
     """Trick -> what it touched, from the saved data of all experiments that count this."""
     found: dict[str, Acting] = {}
-    for name in saved_names(folder):
+    for name, home in declared(folder).items():
         if name.startswith(SWEEPS):
-            for acting in _of_sweep(load_data(folder, name)):
+            for acting in _of_sweep(load_data(home / DATA, name)):
                 known = found.get(acting.trick)
                 if known is None or not known.acts:  # what did not act in one place may in another
                     found[acting.trick] = acting
@@ -137,6 +137,5 @@ def acting_table(folder: Path) -> str:
 
 def documented_acting() -> dict[Path, str]:
     """The index of experiments with its up-to-date table of where tricks act, from the saved data of the checkout."""
-    root = conf_folder().parent
-    page = root / "experiments" / "README.md"
-    return {page: with_tables(page, {"| trick that acts | ": lambda: acting_table(root / "analysis" / "data")})}
+    page = experiments_folder() / "README.md"
+    return {page: with_tables(page, {"| trick that acts | ": lambda: acting_table(page.parent)})}

@@ -158,9 +158,11 @@ def claims_table(found: Sequence[Answer], figures: Collection[str] = (), ceiling
         effect, runs = "", ""
         if answer.judgement and answer.word not in ("not run", "could not act"):
             effect, runs = answer.judgement.difference.text("+"), answer.judgement.difference.runs()
-        verdict = f"[{answer.word}](#{design.name})" + (f"; {answer.headroom}" if answer.headroom else "")
+        verdict = f"[{answer.word}]({design.name}/README.md)" + (f"; {answer.headroom}" if answer.headroom else "")
         shown = answer.word not in ("not run", "could not act")
-        figure = f" [figure](../analysis/figures/{design.name}_effects.png)" if shown and design.name in figures else ""
+        figure = (
+            f" [figure]({design.name}/figures/{design.name}_effects.png)" if shown and design.name in figures else ""
+        )
         cells = (
             f"`{answer.trick}`",
             answer.claim.says,

@@ -26,6 +26,7 @@ from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import bounds
 from grpo_lab.analysis.table_rows import rows_of
 from grpo_lab.analysis.tracks import Track, tracks
+from grpo_lab.config.folders import DATA, declared
 from grpo_lab.tracking.terminal import say
 
 REPOSITORY = Path(__file__).parents[3]
@@ -42,7 +43,7 @@ def chosen_sweep() -> SweepData:
     where neither has the sweep.
     """
     runs = os.environ.get("RUNS") or str(REPOSITORY / "runs")
-    return read_source(runs, os.environ.get("EXP") or "overlong", REPOSITORY / "analysis" / "data")
+    return _read(runs, os.environ.get("EXP") or "overlong")
 
 
 def null_runs() -> tuple[Sequence[Track] | None, str]:
@@ -53,8 +54,13 @@ def null_runs() -> tuple[Sequence[Track] | None, str]:
     name = os.environ.get("NULL")
     if not name:
         return None, "those of the control without a loss"
-    data = read_source(os.environ.get("RUNS") or str(REPOSITORY / "runs"), name, REPOSITORY / "analysis" / "data")
+    data = _read(os.environ.get("RUNS") or str(REPOSITORY / "runs"), name)
     return tracks(data, final_values(data)), f"those of the sweep {name} without a loss"
+
+
+def _read(runs: str, name: str) -> SweepData:
+    folder = declared(REPOSITORY / "experiments").get(name)
+    return read_source(runs, name, folder and folder / DATA)
 
 
 def introduction(data: SweepData, finals: FinalValues) -> str:

@@ -15,6 +15,7 @@ from grpo_lab.analysis.sources.run_folders import load_sweep, recorded_names
 from grpo_lab.analysis.sources.saved_data import load_data, saved_names
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
 from grpo_lab.config.design import load_design
+from grpo_lab.config.folders import DESIGN
 
 RUNS = "runs"  # the folder of runs unless another is named
 
@@ -54,7 +55,7 @@ def _changed_since(data: SweepData, data_folder: Path | None) -> dict[str, str]:
     """Arm -> what it computes otherwise since the runs were declared, as the experiment's own file says."""
     if data.design is None or data_folder is None:
         return {}
-    path = Path(data_folder).resolve().parents[1] / "experiments" / f"{data.record.name}.yaml"
+    path = Path(data_folder).resolve().parent / DESIGN
     made = data.record.declared[-1]["at"]
     changes = load_design(path).changes if path.exists() else ()
     return {arm: change.what for change in changes if made < change.since for arm in change.arms}

@@ -4,9 +4,9 @@ Never write `from __future__ import annotations` here: together with a dataclass
 environment. Nothing heavy is imported before a method is called.
 """
 
-import os
 import re
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence  # noqa: UP035
 
 from hydra._internal.core_plugins import file_config_source
@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 
 
 class Experiments(file_config_source.FileConfigSource):
-    """The config group `experiments`, read from a folder that holds only its files.
+    """The config group `experiments`: of each folder that declares an experiment, its design.yaml by the folder's name.
 
     The sweep itself is composed with the world and the model that all its runs have, so that `model.file=FILE` or
     another key of theirs may be typed for it.
@@ -38,10 +38,10 @@ class Experiments(file_config_source.FileConfigSource):
         return config_path in ("", "experiments")
 
     def is_config(self, config_path: str) -> bool:
-        return config_path.startswith("experiments/") and super().is_config(_within(config_path))
+        return config_path.startswith("experiments/") and _within(config_path) in self._declared()
 
     def load_config(self, config_path: str) -> ConfigResult:
-        found = super().load_config(_within(config_path))
+        found = super().load_config(self._declared().get(_within(config_path), config_path))
         shared = OmegaConf.select(found.config, "design.base", default=None) or []
         chosen = [str(word).partition("=") for word in shared if re.match("(world|model)=", str(word))]
         defaults = [*({f"override /{group}": option} for group, _, option in chosen), "_self_"]
@@ -50,8 +50,14 @@ class Experiments(file_config_source.FileConfigSource):
     def list(self, config_path: str, results_filter: Optional[ObjectType]) -> List[str]:  # noqa: UP006, UP045
         if config_path == "":
             return ["experiments"] if results_filter is not ObjectType.CONFIG else []
-        names = sorted(name for name in os.listdir(self.path) if name.endswith(".yaml"))
-        return [name.removesuffix(".yaml") for name in names] if results_filter is not ObjectType.GROUP else []
+        return list(self._declared()) if results_filter is not ObjectType.GROUP else []
+
+    def _declared(self) -> Dict[str, str]:  # noqa: UP006
+        """Name -> path of its file within the folder."""
+        from grpo_lab.config.folders import DESIGN, declared
+
+        root = Path(self.path)
+        return {name: (folder / DESIGN).relative_to(root).as_posix() for name, folder in declared(root).items()}
 
 
 def _within(config_path: str) -> str:
@@ -62,12 +68,11 @@ class GrpoLabSearchPath(SearchPathPlugin):
     """Adds the repository's experiments, whose folder is beside conf, and the user's own YAML folders."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        from grpo_lab.config.folders import conf_folder
+        from grpo_lab.config.folders import experiments_folder
         from grpo_lab.config.user_files import user_folders
 
-        experiments = conf_folder().parent / "experiments"
-        if experiments.is_dir():
-            search_path.append("grpo_lab_experiments", f"experiments://{experiments}")
+        if experiments_folder().is_dir():
+            search_path.append("grpo_lab_experiments", f"experiments://{experiments_folder()}")
         for folder in user_folders():
             search_path.append("grpo_lab_user", f"file://{folder.absolute()}")
 

@@ -1,0 +1,160 @@
+"""The findings table of README.md: six results, each computed from the saved data when the page is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from grpo_lab.analysis.divergence.quantities import judge_quantities
+from grpo_lab.analysis.divergence.reward_ranks import ranked_levels
+from grpo_lab.analysis.effects.verdict import Judgement, counted, judge
+from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
+from grpo_lab.analysis.saved_sweeps import SavedSweeps
+from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.config.design import SHARE, Direction
+
+FINDINGS_HEAD = "| finding | claim in | effect [95% CI] | environment | verdict | runs |"
+_WORDS = {
+    "not resolved": "not significant",
+    "within the margin": "equivalent within the margin",
+}
+HELDOUT = "eval/heldout/accuracy"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the data of a sweep say: the effect in words, and the verdict."""
+
+    effect: str
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A row of the table; `measure` reads its numbers off the saved data of `sweep`."""
+
+    text: str
+    source: str
+    where: str
+    sweep: str
+    measure: Callable[[SweepData, FinalValues], Measured]
+
+
+def _word(judgement: Judgement) -> str:
+    if judgement.prediction.direction is Direction.within and judgement.word == "not resolved":
+        return "equivalence not shown"
+    return _WORDS.get(judgement.word, judgement.word)
+
+
+def _same_reward(data: SweepData, finals: FinalValues) -> Measured:
+    judged = {(one.prediction.arm, one.prediction.metric): one for one in judge(data, finals)}
+    truth = judged["soft_overlong", f"log_odds/{HELDOUT}"]
+    reward = judged["soft_overlong", "reward/outcome"]
+    assert data.design is not None, "a declared sweep"
+    fell, kept = (counted(finals, one) for one in data.design.counts)
+    planned = len(data.design.bases)
+    so_far = "" if fell.of == planned else f" (so far {fell.of} of {planned} base models)"
+    effect = (
+        f"fell on {fell.number} of {fell.of} base models without, on {kept.number} of {kept.of} with the penalty: "
+        f"{truth.difference.text('+')} log-odds; training reward {reward.difference.text('+')}"
+    )
+    return Measured(effect, f"{_word(truth)}{so_far}")
+
+
+def _sharpness(data: SweepData, finals: FinalValues) -> Measured:
+    judged = judge_quantities(data, finals)
+    shares = {one.prediction.level: one.measured for one in judged if one.prediction.quantity == SHARE}
+    cells = []
+    for level, ranked in ranked_levels(data, finals).items():
+        entropy, accuracy = (ranked.correlations[of].within(-1.0, 1.0).text("+") for of in ("train/entropy", HELDOUT))
+        words = ("rank correlation with entropy ", "accuracy ", "temperature gives ", " of the gain")
+        first, second, gives, gain = ("", "", "", "") if cells else words
+        cells.append(f"`{level}`: {first}{entropy}, {second}{accuracy}; {gives}{shares[level].text()}{gain}")
+    supported = sum(one.word == "supported" for one in judged)
+    return Measured(". ".join(cells), f"{supported} of {len(judged)} predictions supported")
+
+
+def _tight_penalty(data: SweepData, finals: FinalValues) -> Measured:
+    lost, seen = (finals.difference("tight", "soft_overlong", "score", one).text("+") for one in (DOWNSTREAM, HELDOUT))
+    return Measured(f"downstream {lost}, held-out {seen}", _word(judge(data, finals)[0]))
+
+
+def _masked_before(data: SweepData, finals: FinalValues) -> Measured:
+    judged = judge(data, finals)[1]
+    return Measured(f"{judged.difference.text('+')} of responses", _word(judged))
+
+
+def _dynamic_sampling(data: SweepData, finals: FinalValues) -> Measured:
+    judged = {one.prediction.metric: one for one in judge(data, finals) if one.prediction.arm == "resample"}
+    slower, lower = judged[f"tokens_to_half/{HELDOUT}"], judged[HELDOUT]
+    ratio = [2**value for value in (slower.difference.mean, slower.difference.low, slower.difference.high)]
+    effect = "{:.2f} [{:.2f}, {:.2f}] times the tokens to half of the gain".format(*ratio)
+    words = sorted({_word(one) for one in (slower, lower)})
+    return Measured(f"{effect}; held-out {lower.difference.text('+')}", " and ".join(words))
+
+
+def _fine_tuning(data: SweepData, finals: FinalValues) -> Measured:
+    judged = next(one for one in judge(data, finals) if one.prediction.arm == "rejection_sampling"
+                  and one.prediction.metric == DOWNSTREAM and one.prediction.level == "length")  # fmt: skip
+    effect = f"downstream {judged.difference.text('+')}"
+    return Measured(effect, f"equivalent within {judged.margin:g}" if judged.word == "supported" else _word(judged))
+
+
+FINDINGS = (
+    Finding(
+        "Under a grader that can be gamed, strict accuracy collapses unseen by training reward; a soft length penalty "
+        "keeps most of it",
+        "[2203.02155](https://arxiv.org/abs/2203.02155)",
+        "`guessable`, lenient grader",
+        "same_reward",
+        _same_reward,
+    ),
+    Finding(
+        "Training reward ranks published recipes by entropy; detectably by accuracy only where lower temperature gives "
+        "little of its gain",
+        "-",
+        "`sums`, `search`",
+        "sharpness",
+        _sharpness,
+    ),
+    Finding(
+        "Where half of the questions exceed the token limit, a soft length penalty ruins downstream accuracy unseen by "
+        "held-out accuracy",
+        "[2503.14476](https://arxiv.org/abs/2503.14476)",
+        "`length`, 28 tokens",
+        "interruption_budgets",
+        _tight_penalty,
+    ),
+    Finding(
+        "Masking truncated responses before the group statistics raises truncation",
+        "[2505.22312](https://arxiv.org/abs/2505.22312)",
+        "`length`",
+        "overlong_worlds",
+        _masked_before,
+    ),
+    Finding(
+        "Dynamic sampling takes twice the sampled tokens and ends lower",
+        "[2503.14476](https://arxiv.org/abs/2503.14476)",
+        "`search`",
+        "filter_speed",
+        _dynamic_sampling,
+    ),
+    Finding(
+        "Fine-tuning on its own right answers before RL adds nothing",
+        "[2501.12948](https://arxiv.org/abs/2501.12948)",
+        "`length`",
+        "warm_start",
+        _fine_tuning,
+    ),
+)
+
+
+def findings_table(saved: SavedSweeps) -> str:
+    """The table as markdown; a finding without saved data has no row."""
+    lines = [FINDINGS_HEAD, "|---" * 6 + "|"]
+    names = {design.name for design in saved.designs}
+    for one in (one for one in FINDINGS if one.sweep in names):
+        found = one.measure(*saved.named(one.sweep))
+        link = f"[{one.sweep}](experiments/{one.sweep}/README.md)"
+        lines.append(f"| {one.text} | {one.source} | {found.effect} | {one.where} | {found.verdict} | {link} |")
+    return "\n".join(lines)

@@ -1,0 +1,132 @@
+"""What is generated on the pages: claims, the index, and the question, tables and numbers of each experiment."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+
+from grpo_lab.analysis.divergence.quantities import judge_quantities, quantities_head, quantities_table
+from grpo_lab.analysis.effects.claims import (
+    HEAD,
+    Answer,
+    answers,
+    claims_table,
+    predictions_head,
+    predictions_table,
+)
+from grpo_lab.analysis.effects.verdict import judge
+from grpo_lab.analysis.saved_sweeps import SavedSweeps, saved_sweeps
+from grpo_lab.analysis.scaling.fits import compare, fit_sweep
+from grpo_lab.config.catalogue import with_tables
+from grpo_lab.config.design import Design
+from pages.findings import FINDINGS_HEAD, findings_table
+from pages.numbers import EXPERIMENTS, ROOT, data_of, filled
+
+README, INDEX = ROOT / "README.md", EXPERIMENTS / "README.md"
+ANSWERED = "| experiment | question | predictions supported |"
+WAITING = "| declared, not run to the end | question | runs |"
+SUPERSEDED = "| superseded | question | predictions supported | asked again in |"
+
+Tables = Mapping[str, Callable[[], str]]
+
+
+def documented() -> dict[Path, str]:
+    """Page -> its up-to-date text."""
+    saved = saved_sweeps(EXPERIMENTS)
+    pages = {README: filled(with_tables(README, {FINDINGS_HEAD: lambda: findings_table(saved)}))}
+    pages[INDEX] = filled(with_tables(INDEX, _index_tables(saved)))
+    for design in saved.declared:
+        if (page := saved.folders[design.name] / "README.md").exists():
+            pages[page] = filled(_with_question(with_tables(page, _page_tables(saved, design)), design), design.name)
+    return pages
+
+
+def _index_tables(saved: SavedSweeps) -> Tables:
+    found = [answer for answer in answers(saved) if answer.word != "not run"]
+    pages = {name: folder / "README.md" for name, folder in saved.folders.items()}
+    figures = {name for name, page in pages.items() if page.exists() and f"({_effects(name)})" in page.read_text()}
+    return {
+        HEAD: lambda: claims_table(found, figures, [ceiling_text(saved, answer) for answer in found]),
+        ANSWERED: lambda: _table(ANSWERED, [_answered(saved, one) for one in _shown(saved) if not one.superseded]),
+        WAITING: lambda: _table(WAITING, [_waiting(one) for one in saved.declared if one not in saved.designs]),
+        SUPERSEDED: lambda: _table(
+            SUPERSEDED,
+            [
+                [*_answered(saved, one), f"[{one.superseded}]({one.superseded}/README.md)"]
+                for one in _shown(saved)
+                if one.superseded
+            ],
+        ),
+    }
+
+
+def _effects(name: str) -> str:
+    return f"figures/{name}_effects.png"
+
+
+def _shown(saved: SavedSweeps) -> list[Design]:
+    """The experiments with data and a page."""
+    return [one for one in saved.designs if (saved.folders[one.name] / "README.md").exists()]
+
+
+def _table(head: str, rows: list[list[str]]) -> str:
+    return "\n".join([head, "|---" * (head.count("|") - 1) + "|", *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def _answered(saved: SavedSweeps, design: Design) -> list[str]:
+    page = (saved.folders[design.name] / "README.md").relative_to(EXPERIMENTS).as_posix()
+    data, finals = data_of(design.name)
+    words = Counter(one.word for one in (*judge(data, finals), *judge_quantities(data, finals)))
+    supported, others = words.pop("supported", 0), [f"{number} {word}" for word, number in sorted(words.items())]
+    counted = [f"{supported} of {supported + sum(words.values())}", *others]
+    return [f"[{design.name}]({page})", design.question, "; ".join(counted)]
+
+
+def _waiting(design: Design) -> list[str]:
+    runs = len(design.arms) * len(design.levels) * len(design.seeds)
+    return [f"[{design.name}]({design.name}/design.yaml)", design.question, str(runs)]
+
+
+def _page_tables(saved: SavedSweeps, design: Design) -> Tables:
+    """A page's tables of predictions and quantities, where it has them, and those of the experiment's own code."""
+    folder, tables = saved.folders[design.name], dict[str, Callable[[], str]]()
+    written = (folder / "README.md").read_text()
+    for head, table in ((predictions_head, predictions_table), (quantities_head, quantities_table)):
+        if f"\n{head(design.name)}" in written:
+            tables[head(design.name)] = lambda table=table: table(*data_of(design.name))
+    if (code := folder / "page.py").exists() and (own := getattr(own_code(code), "tables", None)):
+        tables |= own(*data_of(design.name))
+    return tables
+
+
+def own_code(path: Path) -> ModuleType:
+    """An experiment's own module, loaded from its file."""
+    name = f"experiment_{path.parent.name}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None, "a Python file"
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+def _with_question(text: str, design: Design) -> str:
+    """The page with the question that was declared below its title."""
+    return re.sub(r"\A(# [^\n]*\n\n)[^\n]*", lambda found: found[1] + design.question, text)
+
+
+def ceiling_text(saved: SavedSweeps, answer: Answer) -> str:
+    """`A +0.012 [0.001, 0.023]`, the difference of the asymptotes of a claim of gain; "" where not identified."""
+    metric = answer.design.predictions[answer.claim.prediction].metric
+    cell, reference = answer.places
+    if not answer.speed or not metric.endswith("/accuracy") or cell[0] != reference[0]:
+        return ""
+    data, finals = saved.load(answer.design)
+    fits = {(fit.level, fit.arm): fit for fit in fit_sweep(data, finals, metric.split("/")[1], only=(cell, reference))}
+    found = compare(fits[cell], fits[reference])
+    return "" if found.reason else f"A {found.asymptote.text('+')}"
