@@ -28,8 +28,11 @@ def declared(experiments: Path) -> dict[str, Path]:
 
 
 def folder_of(name: str) -> Path:
-    """Where a sweep's data and figures are kept: the folder below ./experiments that declares it, or would."""
-    return declared(Path("experiments")).get(name, Path("experiments", name))
+    """Where a sweep's data and figures are kept: the folder below ./experiments that declares it, or would.
+
+    A sweep with overrides of its own is called as its experiment, with these after a comma.
+    """
+    return declared(Path("experiments")).get(name.partition(",")[0], Path("experiments", name))
 
 
 def data_of(name: str) -> Path:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import lzma
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,6 +13,7 @@ import pandas as pd
 import pytest
 import scipy.stats
 import yaml
+from declared_experiments import DECLARATIONS, EXPERIMENTS, FOLDERS, SAVED, saved_description, saved_points
 from planted_sweeps import Planted, synthetic_sweep
 
 from grpo_lab.analysis.divergence.across import (
@@ -54,10 +53,9 @@ from grpo_lab.analysis.saved_sweeps import saved_sweeps
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.comparison import Comparison, compare
 from grpo_lab.analysis.tracks import Track
-from grpo_lab.config.design import load_design
+from grpo_lab.config.design import named_design
 
 ROOT = Path(__file__).parents[2]
-EXPERIMENTS, DATA = ROOT / "experiments", ROOT / "analysis" / "data"
 KL = POOLED_INDICATORS["kl"]
 SMALL = {"seeds": tuple(range(8)), "bases": 4, "steps": 24, "every": 4, "questions": 32, "rows": 64, "kind": "add_one"}
 
@@ -381,13 +379,13 @@ def test_a_cost_has_fiellers_interval_and_none_where_nothing_is_gained() -> None
 def frames() -> dict[str, tuple[dict, pd.DataFrame]]:
     """Name -> the declaration, and every logged point with the run_key, base and protocol of its run."""
     found = {}
-    for path in sorted(EXPERIMENTS.glob("*.yaml")):
+    for path in DECLARATIONS:
         design = yaml.safe_load(path.read_text()).get("design", {})
-        if not design.get("claims") or not (DATA / f"{design['name']}.json.xz").exists():
+        if not design.get("claims") or design["name"] not in SAVED:
             continue
         name = design["name"]
-        described = json.loads(lzma.decompress((DATA / f"{name}.json.xz").read_bytes()))
-        points = pd.read_parquet(DATA / f"{name}.parquet")
+        described = saved_description(name)
+        points = saved_points(name)
         for _, column, twin in described["twins"]:
             points[column] = points[twin]
         runs = pd.DataFrame(described["runs"])[["level", "arm", "seed", "run_key", "base", "protocol"]]
@@ -409,7 +407,7 @@ def at_x(run: pd.DataFrame, x: float) -> dict[str, float]:
 @pytest.mark.extended
 def test_the_contrasts_of_the_saved_sweeps_by_other_code() -> None:
     """With pandas and scipy alone: means over bases of paired differences and their t intervals."""
-    found = saved_pool(saved_sweeps(EXPERIMENTS, DATA))
+    found = saved_pool(saved_sweeps(EXPERIMENTS))
     by_name = {(contrast.sweep, contrast.level, contrast.arm): contrast for contrast in found.contrasts}
     checked = 0
     for name, (_, points) in frames().items():
@@ -444,7 +442,7 @@ def evaluated() -> dict[str, dict]:
     """run_key -> what each run has at its evaluations, its conditions and whether it is a control somewhere."""
     runs: dict[str, dict] = {}
     for name, (design, points) in frames().items():
-        declared_control = load_design(EXPERIMENTS / f"{name}.yaml").control
+        declared_control = named_design(name).control
         x = points.groupby(["level", "arm", "seed"])["budget/sampled_tokens"].max().min()
         for (level, arm, _), run in points.groupby(["level", "arm", "seed"]):
             run = run.sort_values("step")
@@ -475,7 +473,7 @@ def evaluated() -> dict[str, dict]:
 @pytest.mark.extended
 def test_runs_and_the_area_of_kl_by_other_code() -> None:
     """Pairs counted one by one: a run that loses later and one that never does, at one step, under one condition."""
-    pooled, runs = saved_pool(saved_sweeps(EXPERIMENTS, DATA)), evaluated()
+    pooled, runs = saved_pool(saved_sweeps(EXPERIMENTS)), evaluated()
     assert {run.key for run in pooled.runs} == set(runs)
     assert {run.key for run in pooled.runs if run.null} == {key for key, run in runs.items() if run["control"]}
     assert len({run["base"] for run in runs.values()}) == len(set(pooled.units))
@@ -506,10 +504,10 @@ def test_runs_and_the_area_of_kl_by_other_code() -> None:
 @pytest.mark.extended
 def test_what_the_last_checkpoint_gives_away_by_other_code() -> None:
     """Other halves of the questions, drawn one at a time, from the saved answers."""
-    rng, pooled = np.random.default_rng(5), saved_pool(saved_sweeps(EXPERIMENTS, DATA))
+    rng, pooled = np.random.default_rng(5), saved_pool(saved_sweeps(EXPERIMENTS))
     by_base: dict[tuple[str, int], list[float]] = {}
     for name, (design, points) in frames().items():
-        answers = pd.read_parquet(DATA / f"{name}.answers.parquet")
+        answers = pd.read_parquet(FOLDERS[name] / "data" / f"{name}.answers.parquet")
         answers = answers[answers["suite"] == "downstream"]
         keys = points.groupby(["level", "arm", "seed"])[["run_key", "base"]].first()
         mine = {run.key for run in pooled.runs if run.sweep == name}

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pandas as pd
 import pytest
+from declared_experiments import EXPERIMENTS, saved_points
 
 from grpo_lab.analysis.effects import acting_table as module
 from grpo_lab.analysis.effects.acting_table import ALIKE, METHODS, acting_table, documented_acting, measured, tricks_of
 from grpo_lab.analysis.stats.intervals import t_interval
 
-DATA = Path(__file__).parents[2] / "analysis" / "data"
-
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_trick_of_a_method_acts_somewhere_on_four_bases(method: str) -> None:
-    found = measured(DATA)
+    found = measured(EXPERIMENTS)
     assert [trick for trick in tricks_of(method) if trick not in found] == []
     assert {found[trick].apart.n for trick in tricks_of(method)} == {4}
     assert [trick for trick in tricks_of(method) if not found[trick].acts] == []
@@ -25,17 +23,17 @@ def test_every_trick_of_a_method_acts_somewhere_on_four_bases(method: str) -> No
 
 def test_a_share_is_what_the_logged_steps_say() -> None:
     """The mean over a run's steps, over four bases of one seed each, beside the control's."""
-    points = pd.read_parquet(DATA / "acts_length.parquet").query("step > 0")
+    points = saved_points("acts_length").query("step > 0")
     steps = points[points["arm"].isin(["plain", "mask_after"])]
     means = steps.groupby(["arm", "seed"])["touched/truncation"].mean().unstack("arm")
-    (one,) = (acting for trick, acting in measured(DATA).items() if trick == "truncation=mask_after")
+    (one,) = (acting for trick, acting in measured(EXPERIMENTS).items() if trick == "truncation=mask_after")
     assert one.share == pytest.approx(means["mask_after"].mean()) and one.beside == means["plain"].mean() == 0
     assert one.apart == t_interval((means["mask_after"] - means["plain"]).tolist())
     assert one.metric == "touched/truncation" and one.scene == ("world=length",)
 
 
 def test_a_trick_acts_where_the_verdict_says_so() -> None:
-    found = measured(DATA)
+    found = measured(EXPERIMENTS)
     words = {trick: found[trick].word for method in METHODS for trick in tricks_of(method)}
     assert {trick for trick, word in words.items() if word != "supported"} == {"group_filter=resample_three"}
     assert words["group_filter=resample_three"] == ALIKE  # two of three batches, always

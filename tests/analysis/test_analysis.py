@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from declared_experiments import FOLDERS
 
 from grpo_lab.analysis.build import Built, build, what_to_open
 from grpo_lab.analysis.caveats import caveats, notes
@@ -44,6 +45,7 @@ from grpo_lab.analysis.stats.intervals import paired_difference, t_interval
 from grpo_lab.analysis.stats.mean_line import mean_line, running_mean
 from grpo_lab.analysis.stats.multiplicity import p_text
 from grpo_lab.config.design import Part, read_design
+from grpo_lab.config.folders import data_of
 from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.tracking.sweep_record import CellRecord, record_sweep
@@ -648,14 +650,13 @@ def test_an_experiment_may_name_the_columns_of_its_table(planted: Callable[..., 
 
 def test_arms_that_mean_something_else_by_now_are_marked(planted: Callable[..., SweepData], tmp_path: Path) -> None:
     """By the experiment's own file beside the saved data, until the sweep has been declared and run anew."""
-    data, folder = planted(), tmp_path / "analysis" / "data"
+    data, folder = planted(), tmp_path / "planted" / "data"
     folder.mkdir(parents=True)
     save_data(data, folder)
 
     def read(**change: object) -> SweepData:
         entry = {"arms": ["mask"], "since": "2999-01-01T00:00:00Z", "what": "it masks more"} | change
-        (tmp_path / "experiments").mkdir(exist_ok=True)
-        (tmp_path / "experiments" / "planted.yaml").write_text(json.dumps({"design": design(changes=[entry])}))
+        (tmp_path / "planted" / "design.yaml").write_text(json.dumps({"design": design(changes=[entry])}))
         return read_source(str(tmp_path / "nowhere"), "planted", folder)
 
     marked = read()
@@ -669,8 +670,7 @@ def test_arms_that_mean_something_else_by_now_are_marked(planted: Callable[..., 
 
 
 def test_the_recorded_recipes_that_changed_are_marked() -> None:
-    root = Path(__file__).parents[2]
-    changed = read_source(str(root / "nowhere"), "recipes", root / "analysis" / "data").changed
+    changed = read_source("nowhere", "recipes", FOLDERS["recipes"] / "data").changed
     assert set(changed) == {"deepseek_r1", "reinforce_pp", "open_r1", "dapo", "cispo", "kimi_k15"}
 
 
@@ -711,24 +711,26 @@ def test_the_commands_need_neither_torch_nor_mlflow(planted: Callable[..., Sweep
     planted()
     saved = command(tmp_path, "data", "planted", "--runs", ".")
     assert saved.returncode == 0, saved.stderr
-    assert saved.stdout.startswith("analysis/data/planted.parquet")
+    assert saved.stdout.startswith("experiments/planted/data/planted.parquet")
     drawn = command(tmp_path, "figures", "planted")  # there is no folder `runs`: the saved data serve
     assert drawn.returncode == 0, drawn.stderr
-    notice = "There is no folder runs: these are the 6 cells saved in analysis/data."
+    notice = "There is no folder runs: these are the 6 cells saved in experiments/planted/data."
     assert drawn.stdout.startswith(f"{notice}\nplanted, from saved data, 6 finished cells\n\nplanted: 6 of ")
     assert f"\n\n{QUESTION}\n" in drawn.stdout, "the verdict follows the table of arms"
     assert drawn.stderr == ""
     *_, blank, figure, page, store, files = drawn.stdout.splitlines()
-    assert (blank, figure) == ("", "figure  analysis/figures/planted.png")
+    assert (blank, figure) == ("", "figure  experiments/planted/figures/planted.png")
     assert page == "report  make report EXP=planted"
     assert store == "MLflow  nothing to open: there is no runs/mlflow.db"
-    listed = (tmp_path / "analysis/figures/planted_files.txt").read_text().splitlines()
+    listed = (tmp_path / "experiments/planted/figures/planted_files.txt").read_text().splitlines()
     paths = [line for line in listed if not line.startswith("no ")]
-    assert all((tmp_path / path).exists() for path in paths) and "analysis/figures/planted_verdict.txt" in paths
+    assert (
+        all((tmp_path / path).exists() for path in paths) and "experiments/planted/figures/planted_verdict.txt" in paths
+    )
     assert listed[-1] == "no planted_coverage: the answers to the downstream questions were not saved"
     without = len(listed) - len(paths)
     more = f"{len(paths)} files in all, {without} figures not drawn"
-    assert files == f"{more}: analysis/figures/planted_files.txt"
+    assert files == f"{more}: experiments/planted/figures/planted_files.txt"
     report = command(tmp_path, "report", "planted")
     assert report.returncode == 0, report.stderr
     assert report.stdout == f"{notice}\nanalysis/reports/planted.html\n"
@@ -740,7 +742,7 @@ def test_the_commands_need_neither_torch_nor_mlflow(planted: Callable[..., Sweep
 def test_a_folder_of_runs_that_is_not_there_is_refused(
     planted: Callable[..., SweepData], tmp_path: Path, words: str
 ) -> None:
-    save_data(planted(), tmp_path / "analysis/data")
+    save_data(planted(), tmp_path / "experiments/planted/data")
     wrong = command(tmp_path, *words.split(), "--runs", "elsewhere")
     assert (wrong.returncode, wrong.stdout) == (1, "")
     assert wrong.stderr.startswith("error: there is no folder elsewhere: ") and "--runs" in wrong.stderr
@@ -750,23 +752,23 @@ def test_what_to_open_follows_what_was_asked_for(tmp_path: Path) -> None:
     paths = [tmp_path / f"a.{kind}" for kind in ("svg", "png", "csv")]
     built = Built("saved data", "", "", paths, {"a_doses": "no dose"}, tmp_path / "a_files.txt")
     (tmp_path / "mlflow.db").touch()
-    runs, data = str(tmp_path), Path("analysis/data")
-    figure, report, mlflow, files = what_to_open(built, "a=1,2", runs)
+    runs, data = str(tmp_path), data_of("a")
+    figure, report, mlflow, files = what_to_open(built, "a=1,2", runs, data_of("a=1,2"))
     assert figure == f"figure  {tmp_path}/a.png" and report == f"report  make report EXP=a=1,2 RUNS={runs}"
     assert mlflow == f"MLflow  make ui RUNS={runs}"
     assert files == f"3 files in all, 1 figure not drawn: {tmp_path}/a_files.txt"
     demo = what_to_open(built, "a", runs, None, tmp_path / "out", ".venv/bin/grpo-lab")[1]
     assert demo == f"report  .venv/bin/grpo-lab report a --runs {runs} --only-runs --to {tmp_path}/out"
     assert what_to_open(built, "a", f"sqlite:///{runs}/mlflow.db", data)[2] == f"MLflow  make ui RUNS={runs}"
-    assert what_to_open(built, "a", "http://h:5000")[2] == "MLflow  http://h:5000"
-    assert what_to_open(replace(built, paths=[]), "a", runs)[0] == "figure  none could be drawn"
+    assert what_to_open(built, "a", "http://h:5000", data)[2] == "MLflow  http://h:5000"
+    assert what_to_open(replace(built, paths=[]), "a", runs, data)[0] == "figure  none could be drawn"
 
 
 def test_the_messages_name_what_is_there(planted: Callable[..., SweepData], tmp_path: Path) -> None:
     planted()
     wrong = command(tmp_path, "figures", "plantd", "--runs", ".")
     assert wrong.returncode == 1
-    assert "there is no sweep 'plantd': . has planted; saved data in analysis/data has none" in wrong.stderr
+    assert "there is no sweep 'plantd': . has planted; saved data in experiments/plantd/data has none" in wrong.stderr
     with pytest.raises(ValueError, match="there are: planted"):
         load_sweep(tmp_path, "plantd")
     with pytest.raises(ValueError, match="no data was saved there yet"):

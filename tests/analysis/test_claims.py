@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import lzma
 import math
 import shutil
 from dataclasses import replace
@@ -14,6 +12,16 @@ import pandas as pd
 import pytest
 import scipy.stats
 import yaml
+from declared_experiments import (
+    DECLARATIONS,
+    EXPERIMENTS,
+    FOLDERS,
+    SAVED,
+    declaration,
+    saved_data,
+    saved_description,
+    saved_points,
+)
 from planted_sweeps import Planted, synthetic_sweep
 
 from grpo_lab.analysis.effects.acted import actions, could_not_act
@@ -29,18 +37,15 @@ from grpo_lab.analysis.effects.claims import (
 from grpo_lab.analysis.effects.pooling import contrast_of, same_contrasts
 from grpo_lab.analysis.effects.speed import ceiling_of, token_ratio
 from grpo_lab.analysis.effects.verdict import Judgement
-from grpo_lab.analysis.experiments_page import documented_experiments
 from grpo_lab.analysis.figures.claims import claim_numbers, draw_claims
 from grpo_lab.analysis.final_values import final_values, is_rated, is_share, reached
 from grpo_lab.analysis.metric_names import title, unit
 from grpo_lab.analysis.saved_sweeps import saved_sweeps
-from grpo_lab.analysis.sources.saved_data import load_data
 from grpo_lab.analysis.stats.comparison import compare
-from grpo_lab.config.design import Direction, Prediction, load_design, read_design
+from grpo_lab.config.design import Direction, Prediction, load_design, named_design, read_design
 from grpo_lab.tracking.metrics import is_known
 
 ROOT = Path(__file__).parents[2]
-EXPERIMENTS, DATA = ROOT / "experiments", ROOT / "analysis" / "data"
 ABOVE, BELOW, WITHIN = Direction
 
 
@@ -82,16 +87,10 @@ def test_a_verdict_is_told_from_the_point_of_view_of_the_source(
 
 
 def test_saved_sweeps_answer_and_those_without_runs_say_so(tmp_path: Path) -> None:
-    experiments, data = tmp_path / "experiments", tmp_path / "data"
-    for folder, pattern, source in (
-        (experiments, "overlong_worlds.yaml", EXPERIMENTS),
-        (data, "overlong_worlds.*", DATA),
-    ):
-        folder.mkdir()
-        for path in source.glob(pattern):
-            shutil.copy(path, folder)
-    shutil.copy(EXPERIMENTS / "dapo_worlds.yaml", experiments)
-    found = answers(saved_sweeps(experiments, data))
+    shutil.copytree(FOLDERS["overlong_worlds"], tmp_path / "overlong_worlds")
+    (tmp_path / "dapo_worlds").mkdir()
+    shutil.copy(declaration("dapo_worlds"), tmp_path / "dapo_worlds")
+    found = answers(saved_sweeps(tmp_path))
     assert list(found) == sorted(found, key=lambda answer: (answer.trick, WORDS.index(answer.word)))
     said = [
         ("aggregation", "not run"),
@@ -107,11 +106,12 @@ def test_saved_sweeps_answer_and_those_without_runs_say_so(tmp_path: Path) -> No
         "| +0.168 [+0.146, +0.189] | +0.087 [+0.077, +0.098] (2 contrasts, 1 sweep, 2 environments, 8 base models) |"
         in table
     )
-    assert " | - |  | [supported](#overlong_worlds) | n = 8 on 4 bases |" in table
-    assert "n = 8 on 4 bases [figure](../analysis/figures/overlong_worlds_effects.png)" in claims_table(
+    assert " | - |  | [supported](overlong_worlds/README.md) | n = 8 on 4 bases |" in table
+    assert "n = 8 on 4 bases [figure](overlong_worlds/figures/overlong_worlds_effects.png)" in claims_table(
         found, {"overlong_worlds"}
     )
-    assert "[no larger than the margin](#overlong_worlds)" in table and "[not run](#dapo_worlds) |  |" in table
+    assert "[no larger than the margin](overlong_worlds/README.md)" in table
+    assert "[not run](dapo_worlds/README.md) |  |" in table
     assert "downstream accuracy +0.001 [-0.017, +0.019], n = 8 on 4 bases" in claims_text(found)
     numbers = claim_numbers(found)  # the first has no margin and the last no runs
     assert numbers["margin"].tolist() == [0.05, 0.05] and set(numbers["verdict"]) == {NO_LARGER}
@@ -177,16 +177,16 @@ def test_every_saved_sweep_holds_what_its_declaration_requires() -> None:
     """A metric that was not saved would read as an arm that could not act."""
     found = {
         (design.name, action.metric): action.arm_mean
-        for design in map(load_design, sorted(EXPERIMENTS.glob("*.yaml")))
-        if design.requires and (DATA / f"{design.name}.parquet").exists()
-        for action in actions(load_data(DATA, design.name))
+        for design in map(load_design, DECLARATIONS)
+        if design.requires and design.name in SAVED
+        for action in actions(saved_data(design.name))
     }
     assert len(found) > 10 and not [place for place, mean in found.items() if math.isnan(mean)]
 
 
 def test_contrasts_that_could_not_act_are_not_pooled() -> None:
     """Clip-higher touched too few tokens in both environments of dapo_worlds, so clipping alone measured it."""
-    saved = saved_sweeps(EXPERIMENTS, DATA)
+    saved = saved_sweeps(EXPERIMENTS)
     (clip_higher,) = (one for one in answers(saved) if one.claim.says.startswith("a wider upper bound keeps"))
     worlds = next(design for design in saved.designs if design.name == "dapo_worlds")
     pairs = same_contrasts(worlds, contrast_of(clip_higher.design, *clip_higher.places))
@@ -195,7 +195,7 @@ def test_contrasts_that_could_not_act_are_not_pooled() -> None:
 
 
 def test_a_gain_without_headroom_is_said() -> None:
-    told = answers(saved_sweeps(EXPERIMENTS, DATA))
+    told = answers(saved_sweeps(EXPERIMENTS))
     found = {answer.claim.says: answer for answer in told}
     (sampling,) = (one for one in told if one.design.name == "zero_signal" and "dynamic" in one.claim.says)
     assert sampling.headroom == "no headroom: the control ends at 0.942, the ceiling is 0.944, the margin 0.03"
@@ -206,15 +206,16 @@ def test_a_gain_without_headroom_is_said() -> None:
 
 
 def test_a_declaration_that_changed_after_its_runs_gets_no_answer(tmp_path: Path) -> None:
-    declared = yaml.safe_load((EXPERIMENTS / "overlong_worlds.yaml").read_text())
+    shutil.copytree(FOLDERS["overlong_worlds"], tmp_path / "overlong_worlds")
+    declared = yaml.safe_load(declaration("overlong_worlds").read_text())
     declared["design"]["margin"] = 0.1
-    (tmp_path / "overlong_worlds.yaml").write_text(yaml.safe_dump(declared))
+    (tmp_path / "overlong_worlds" / "design.yaml").write_text(yaml.safe_dump(declared))
     with pytest.raises(ValueError, match="was changed after its runs"):
-        answers(saved_sweeps(tmp_path, DATA))
+        answers(saved_sweeps(tmp_path))
 
 
 def test_claims_decide_nothing() -> None:
-    design = load_design(EXPERIMENTS / "overlong_worlds.yaml")
+    design = named_design("overlong_worlds")
     assert design.claims and replace(design, claims=()).fingerprint() == design.fingerprint()
 
 
@@ -230,29 +231,18 @@ def test_claims_decide_nothing() -> None:
     ],
 )
 def test_a_claim_that_cannot_be_judged_is_refused(entry: object, message: str) -> None:
-    node = yaml.safe_load((EXPERIMENTS / "overlong_worlds.yaml").read_text())["design"]
+    node = yaml.safe_load(declaration("overlong_worlds").read_text())["design"]
     with pytest.raises(ValueError, match=message):
         read_design(node | {"claims": [entry]})
 
 
 def test_superseded_experiments_stand_apart() -> None:
-    """Below one heading, with the experiment that asked again, and without claims."""
-    page = (EXPERIMENTS / "README.md").read_text()
-    index, old = page.split("\n# Superseded\n")
-    designs = {design.name: design for design in map(load_design, sorted(EXPERIMENTS.glob("*.yaml")))}
+    """In a folder of their own, with the experiment that asked again, and without claims."""
+    designs = {path.parent.name: load_design(path) for path in DECLARATIONS}
     superseded = {name: design for name, design in designs.items() if design.superseded}
-    assert {name for name in designs if f"\n## {name}\n" in old} == superseded.keys()
-    for name, design in superseded.items():
-        assert not design.claims and f"| [{name}](#{name}) |" not in index
-        assert design.superseded in designs and not designs[design.superseded].superseded
-        (row,) = [line for line in old.splitlines() if line.startswith(f"| [{name}](#{name}) |")]
-        assert row.endswith(f"| [{design.superseded}](#{design.superseded}) |")
-
-
-def test_the_index_shows_the_table() -> None:
-    assert [path for path, text in documented_experiments().items() if path.read_text() != text] == [], (
-        "run `make docs`"
-    )
+    assert {name for name, folder in FOLDERS.items() if folder.parent.name == "superseded"} == superseded.keys()
+    for design in superseded.values():
+        assert not design.claims and not designs[design.superseded].superseded
 
 
 def final(points: pd.DataFrame, metric: str, at: float, axis: str) -> pd.Series:
@@ -277,15 +267,15 @@ def final(points: pd.DataFrame, metric: str, at: float, axis: str) -> pd.Series:
 
 
 @pytest.mark.parametrize(
-    "answer", [one for one in answers(saved_sweeps(EXPERIMENTS, DATA)) if one.judgement], ids=lambda a: a.claim.says
+    "answer", [one for one in answers(saved_sweeps(EXPERIMENTS)) if one.judgement], ids=lambda a: a.claim.says
 )
 def test_every_effect_of_the_table_by_other_code(answer: Answer) -> None:
     """From the saved numbers with numpy and scipy alone: the mean over bases of differences, and its t interval."""
     design, judged = answer.design, answer.judgement
     assert judged is not None
     prediction = judged.prediction
-    points = pd.read_parquet(DATA / f"{design.name}.parquet")
-    for _, name, twin in json.loads(lzma.decompress((DATA / f"{design.name}.json.xz").read_bytes()))["twins"]:
+    points = saved_points(design.name)
+    for _, name, twin in saved_description(design.name)["twins"]:
         points[name] = points[twin]
     axis = f"budget/{design.axis}"
     at = points.groupby(["level", "arm", "seed"])[axis].max().min()

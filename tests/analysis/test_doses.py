@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
+from declared_experiments import saved_data
 from planted_sweeps import Planted, synthetic_sweep
 from test_figures import overlapping, words
 
@@ -15,11 +15,9 @@ from grpo_lab.analysis.build import draw_all
 from grpo_lab.analysis.figures import doses
 from grpo_lab.analysis.figures.step_metrics import draw_step_metrics
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, final_values
-from grpo_lab.analysis.sources.saved_data import load_data
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.config.design import read_design
 
-SAVED = Path(__file__).parents[2] / "analysis/data"
 LAGS = {"lag_4": ["schedule=one_step_off", "schedule.lag=4"], "lag_0": ["schedule=one_step_off", "schedule.lag=0"]}
 LAGS |= {"lag_16": ["schedule.lag=16", "schedule=one_step_off"]}
 
@@ -114,6 +112,6 @@ def test_a_sweep_of_a_number_has_the_figure_beside_the_others() -> None:
 
 def test_titles_of_many_narrow_panels_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Step metrics of four levels side by side."""
-    data = load_data(SAVED, "staleness")
+    data = saved_data("staleness")
     assert len(data.levels) == 4
     assert not overlapping(draw_step_metrics(data, final_values(data)).figure, monkeypatch)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from declared_experiments import saved_data
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -30,7 +31,6 @@ from grpo_lab.analysis.figures.registry import FIGURES
 from grpo_lab.analysis.figures.scatter_labels import Box, place_labels
 from grpo_lab.analysis.figures.style import DPI, TINY, Drawn, house_style, save, wrapped, write_footer
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues, final_values
-from grpo_lab.analysis.sources.saved_data import load_data
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.tracking.sweep_record import SweepRecord
 
@@ -611,7 +611,7 @@ def test_outcomes_at_another_budget_are_drawn_there(planted: SweepData) -> None:
 
 def test_the_colours_of_a_picture_are_those_of_its_drawing(tmp_path: Path) -> None:
     """In a figure whose green and blue marks are few, beside much grey text."""
-    data = load_data(Path(__file__).parents[2] / "analysis" / "data", "two_families")
+    data = saved_data("two_families")
     drawn = draw_effects(data, final_values(data))
     assert drawn is not None
     whole = io.BytesIO()

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from analysis_scripts import loaded
+from declared_experiments import EXPERIMENTS, FOLDERS, saved_points
+from pages.findings import FINDINGS, findings_table
 from scipy import stats
 
-ROOT = Path(__file__).parents[2]
-DATA = ROOT / "analysis" / "data"
-findings = loaded("findings")
+from grpo_lab.analysis.saved_sweeps import saved_sweeps
 
 
 @pytest.fixture(scope="module")
 def rows() -> dict[str, list[str]]:
     """The cells of each row, by its sweep."""
-    lines = [line.strip("| ").split(" | ") for line in findings.findings_table(DATA).splitlines()[2:]]
+    lines = [line.strip("| ").split(" | ") for line in findings_table(saved_sweeps(EXPERIMENTS)).splitlines()[2:]]
     return {cells[-1].partition("]")[0].strip("["): cells for cells in lines}
 
 
@@ -27,20 +25,15 @@ def numbers(text: str) -> list[float]:
     return [float(one) for one in re.findall(r"[+-]?\d+\.\d+", text)]
 
 
-def test_the_page_shows_the_table() -> None:
-    assert findings.README.read_text() == findings.documented(), "run `make docs`"
-
-
 def test_every_finding_has_a_row_and_its_runs(rows: dict[str, list[str]]) -> None:
-    assert set(rows) == {finding.sweep for finding in findings.FINDINGS}
-    index = (ROOT / "experiments" / "README.md").read_text()
-    assert all(f"\n## {sweep}\n" in index for sweep in rows)
+    assert set(rows) == {finding.sweep for finding in FINDINGS}
+    assert all((FOLDERS[sweep] / "README.md").exists() for sweep in rows)
     assert all(len(cells) == 6 and numbers(cells[2]) for cells in rows.values())
 
 
 def ends(sweep: str, metric: str, level: str = "") -> pd.DataFrame:
     """The last value of each run, by seed and arm."""
-    points = pd.read_parquet(DATA / f"{sweep}.parquet").sort_values("step")
+    points = saved_points(sweep).sort_values("step")
     own = points[(points["level"] == level) & points[metric].notna()]
     return own.groupby(["seed", "arm"])[metric].last().unstack()
 
@@ -63,7 +56,7 @@ def test_fine_tuning_and_the_penalty_by_other_code(rows: dict[str, list[str]]) -
 
 
 def test_the_fall_of_strict_accuracy_by_other_code(rows: dict[str, list[str]]) -> None:
-    points = pd.read_parquet(DATA / "same_reward.parquet").sort_values("step")
+    points = saved_points("same_reward").sort_values("step")
     points = points[points.groupby(["arm", "seed"])["step"].transform("max") == 150]  # finished
     fallen = {}
     for arm in ("plain", "soft_overlong"):
@@ -78,7 +71,7 @@ def test_the_fall_of_strict_accuracy_by_other_code(rows: dict[str, list[str]]) -
 
 def test_what_reward_ranks_recipes_by_by_other_code(rows: dict[str, list[str]]) -> None:
     """Spearman's rank correlation over seven recipes on each base model, Student's t over eight base models."""
-    points = pd.read_parquet(DATA / "sharpness.parquet").sort_values("step")
+    points = saved_points("sharpness").sort_values("step")
     points = points[points["arm"] != "scalerl"]  # evaluated by another protocol
     budget = points.groupby(["level", "arm", "seed"])["budget/sampled_tokens"].max().min()
     late = points[points["budget/sampled_tokens"].between(0.8 * budget, budget)]

@@ -19,6 +19,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from declared_experiments import FOLDERS, declaration, saved_description
 from planted_sweeps import Planted, synthetic_sweep, write_synthetic
 
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues, final_values
@@ -186,11 +187,12 @@ def test_a_trick_that_is_not_there_is_named(printed: Callable[..., str]) -> None
 def test_saved_numbers_without_runs_and_without_answers(
     printed: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "analysis" / "data"
+    folder = tmp_path / "experiments" / "recipes" / "data"
     folder.mkdir(parents=True)
-    shutil.copy(ROOT / "analysis" / "data" / "recipes.parquet", folder)
+    shutil.copy(declaration("recipes"), folder.parent)
+    shutil.copy(FOLDERS["recipes"] / "data" / "recipes.parquet", folder)
     # Earlier versions saved neither answers nor digests.
-    described = json.loads(lzma.decompress((ROOT / "analysis" / "data" / "recipes.json.xz").read_bytes()))
+    described = saved_description("recipes")
     del described["sha256"]
     (folder / "recipes.json.xz").write_bytes(lzma.compress(json.dumps(described).encode()))
     monkeypatch.setattr(show, "REPOSITORY", tmp_path)

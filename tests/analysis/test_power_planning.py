@@ -28,8 +28,7 @@ from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.components import Scatter, components, pooled_scatter
 from grpo_lab.analysis.stats.multiplicity import ALPHA
 from grpo_lab.analysis.stats.power import fewest, power_of_t, power_within, seeds_needed
-from grpo_lab.config.design import Design, load_design, read_design
-from grpo_lab.config.folders import conf_folder
+from grpo_lab.config.design import Design, named_design, read_design
 
 NODE = {
     "name": "planned",
@@ -189,7 +188,7 @@ def test_what_has_no_effect_is_hardly_ever_found() -> None:
 
 
 def test_more_bases_are_needed_with_fewer_seeds_and_the_fewest_runs_are_named(nested: SweepData) -> None:
-    design = load_design(conf_folder().parent / "experiments" / "dapo_worlds.yaml")
+    design = named_design("dapo_worlds")
     pilot = measure_pilot(design, nested, DOWNSTREAM)
     rows = needed(Question(0.05, False, 8), pilot, True)
     numbers = [row.number for row in rows]

@@ -8,12 +8,13 @@ from types import ModuleType
 import numpy as np
 import pandas as pd
 import pytest
-from analysis_scripts import loaded
+from declared_experiments import FOLDERS
+from pages.tables import own_code
 
 
 @pytest.fixture(scope="module")
 def study() -> ModuleType:
-    return loaded("same_reward")
+    return own_code(FOLDERS["same_reward"] / "page.py")
 
 
 def test_an_event_is_a_mean_of_three_a_tenth_below_the_best_before(study: ModuleType) -> None:
@@ -48,7 +49,3 @@ def test_areas_thresholds_and_leads(study: ModuleType) -> None:
     assert study.crossing(rises[0], name, 3.5) is None, "what comes after the event warns of nothing"
     lines = study.warnings_table(runs).splitlines()
     assert lines[0] == study.HEAD and lines[2] == f"| {name} | 1.00 | 1.00 | 2 of 2 | 10 | 0 of 1 |"
-
-
-def test_the_page_has_the_table(study: ModuleType) -> None:
-    assert study.PAGE.read_text() == study.documented(), "python analysis/same_reward.py"

@@ -8,21 +8,20 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from declared_experiments import saved_data
 from planted_sweeps import Planted, synthetic_sweep
 from scipy import stats
 
 from grpo_lab.analysis.effects.pooling import comparable, contrast_of, effects_of, same_contrasts
 from grpo_lab.analysis.effects.spread import losing_bases, spread_text
 from grpo_lab.analysis.final_values import final_values
-from grpo_lab.analysis.sources.saved_data import load_data
 from grpo_lab.analysis.stats import outcome_trials
 from grpo_lab.analysis.stats.pooled import Effect, pool
 from grpo_lab.analysis.stats.ratio import jackknife_ratio
 from grpo_lab.analysis.stats.spread import spread_ratio
-from grpo_lab.config.design import load_design
+from grpo_lab.config.design import named_design
 
 ROOT = Path(__file__).parents[2]
-EXPERIMENTS, DATA = ROOT / "experiments", ROOT / "analysis" / "data"
 
 
 def test_the_ratio_of_deviations_by_hand() -> None:
@@ -97,22 +96,22 @@ def test_pooling_by_hand() -> None:
 
 
 def test_the_same_contrast_is_found_in_other_sweeps() -> None:
-    batching, bias = (load_design(EXPERIMENTS / f"{name}.yaml") for name in ("batching", "difficulty_bias"))
+    batching, bias = map(named_design, ("batching", "difficulty_bias"))
     prediction = next(one for one in bias.predictions if one.arm == "no_scale" or "none" in "".join(bias.arms[one.arm]))
     wanted = contrast_of(bias, ("", prediction.arm), ("", bias.control))
     assert wanted.treated == {"scale=none"} and not wanted.reference and comparable(batching, bias)
     pairs = same_contrasts(batching, wanted)
     assert [one for one, _ in pairs] and all("scale=none" in batching.arms[arm] for (_, arm), _ in pairs)
-    finals = final_values(load_data(DATA, "batching"))
+    finals = final_values(saved_data("batching"))
     effects = effects_of(batching, finals, pairs, "eval/heldout/accuracy")
     (cell, reference), *_ = pairs
     assert pool(effects[:1]).mean == pytest.approx(
         finals.comparison(cell, reference, "eval/heldout/accuracy").whole.mean
     )
-    lenient, strict = (contrast_of(load_design(EXPERIMENTS / "kl_penalty.yaml"), (level, "kl_0.04"), (level, "no_kl"))
+    lenient, strict = (contrast_of(named_design("kl_penalty"), (level, "kl_0.04"), (level, "no_kl"))
                        for level in ("lenient", "strict"))  # fmt: skip
     assert lenient != strict, "a grader is a condition that decides"
-    assert not comparable(load_design(EXPERIMENTS / "acts_length.yaml"), bias)
+    assert not comparable(named_design("acts_length"), bias)
 
 
 def test_new_intervals_hold_as_often_as_the_tables_say() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from declared_experiments import FOLDERS, SAVED, saved_data
 from planted_sweeps import Planted, synthetic_sweep, write_synthetic
 from short_runs import run_in_process
 from test_figures import AXIS, overlapping, sweep, ten_steps, words
@@ -21,8 +22,6 @@ from grpo_lab.analysis.final_values import final_values
 from grpo_lab.analysis.sources.answers import COLUMNS, read_answers
 from grpo_lab.analysis.sources.saved_data import load_data, save_data
 from grpo_lab.analysis.sources.sweep_data import SweepData
-
-SAVED = Path(__file__).parents[2] / "analysis/data"
 
 
 def asked(
@@ -214,12 +213,10 @@ def test_evaluations_of_earlier_versions_are_read_as_before(tmp_path: Path) -> N
     assert set(mixed.loc[mixed["step"] == 0, "wanted"]) == {9} and (mixed.loc[mixed["step"] > 0, "wanted"] == 0).all()
 
 
-@pytest.mark.parametrize(
-    "name", sorted(path.name.removesuffix(".answers.parquet") for path in SAVED.glob("*.answers.parquet"))
-)
+@pytest.mark.parametrize("name", SAVED)
 def test_saved_data_of_earlier_versions_load_and_give_the_other_figures(name: str, tmp_path: Path) -> None:
-    data = load_data(SAVED, name)
-    kept = pd.read_parquet(SAVED / f"{name}.answers.parquet")
+    data = saved_data(name)
+    kept = pd.read_parquet(FOLDERS[name] / "data" / f"{name}.answers.parquet")
     pd.testing.assert_frame_equal(data.answers[kept.columns.tolist()], kept)
     finals = final_values(data)
     if "wanted" not in kept:

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import yaml
+from declared_experiments import saved_data
 from planted_sweeps import Planted, synthetic_sweep
 
 from grpo_lab.analysis.effects.acted import actions, could_not_act
@@ -18,7 +19,7 @@ from grpo_lab.analysis.effects.verdict import verdict_text
 from grpo_lab.analysis.final_values import final_values
 from grpo_lab.analysis.sources.saved_data import evaluations_alone, lean, load_data, save_data
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
-from grpo_lab.config.design import load_design, read_design
+from grpo_lab.config.design import named_design, read_design
 from grpo_lab.tracking.sweep_record import SweepRecord
 
 ROOT = Path(__file__).parents[2]
@@ -126,8 +127,8 @@ def test_levels_that_are_no_settings_are_refused() -> None:
 @pytest.mark.parametrize(("where", "rates"), [("sums", 4), ("trust_region", 3)])
 def test_recipes_have_the_rates_that_the_rule_gives(where: str, rates: int) -> None:
     """What `recipes_sums` and `recipes_trust_region` declare is what the saved runs of `recipe_rates` choose."""
-    data = load_data(ROOT / "analysis" / "data", "recipe_rates")
-    declared = load_design(ROOT / "experiments" / f"recipes_{where}.yaml").arms
+    data = saved_data("recipe_rates")
+    declared = named_design(f"recipes_{where}").arms
     chosen = {
         one.arm: one.settings[one.chosen].overrides for one in tuned(data, final_values(data)) if one.where == where
     }
@@ -153,7 +154,7 @@ def test_evaluations_alone_give_the_same_choice(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["overlong_worlds", "staleness", "clipping"])
 def test_a_lean_sweep_has_the_same_verdict(name: str) -> None:
-    data = load_data(ROOT / "analysis" / "data", name)
+    data = saved_data(name)
     small = lean(data)
     assert len(small.points.columns) < 0.8 * len(data.points.columns) and len(small.points) == len(data.points)
     assert small.answers.empty and small.settings is data.settings

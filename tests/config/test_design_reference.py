@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from declared_experiments import DECLARATIONS
 
 from grpo_lab.config.design import (
     Change,
@@ -74,7 +75,7 @@ def keys_of(node: Any, path: str = "") -> Iterator[str]:
         yield from keys_of(value, here)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "experiments").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", DECLARATIONS, ids=lambda path: path.parent.name)
 def test_every_key_of_every_experiment_is_in_it(path: Path) -> None:
     known = {entry.path for entry in entries()}
     typed = set(keys_of(yaml.safe_load(path.read_text())["design"]))

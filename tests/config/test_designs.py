@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import lzma
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from declared_experiments import SAVED, saved_description
 
 from grpo_lab.config.design import (
     Collapsed,
     CountPrediction,
     Kind,
-    load_design,
+    named_design,
     read_design,
     require_known_metrics,
 )
@@ -205,19 +204,15 @@ REWORDED = {"recipe_rates", "recipes_trust_region"}
 
 def test_recorded_fingerprints_still_hold() -> None:
     """Running a finished experiment again must not look like a new declaration."""
-    root = Path(__file__).parents[2]
-    recorded = sorted((root / "analysis/data").glob("*.json.xz"))
-    assert len(recorded) > 18
-    for path in recorded:
-        declared = json.loads(lzma.decompress(path.read_bytes()))["sweep"]["declared"][-1]
-        name = path.name.removesuffix(".json.xz")
-        design = load_design(root / "experiments" / f"{name}.yaml")
+    assert len(SAVED) > 18
+    for name in SAVED:
+        declared, design = saved_description(name)["sweep"]["declared"][-1], named_design(name)
         if name in REWORDED:
             said = "reward=strict_plus_minus"
             assert sum(said in words for words in design.arms.values()) == 6
             arms = {arm: tuple(word for word in words if word != said) for arm, words in design.arms.items()}
             design = replace(design, arms=arms)
-        assert design.fingerprint() == declared["fingerprint"], path
+        assert design.fingerprint() == declared["fingerprint"], name
 
 
 def test_a_record_keeps_the_order_of_the_tricks(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from short_runs import command_line
 from grpo_lab.config import hydra_setup, run_config
 from grpo_lab.config.catalogue import option_text
 from grpo_lab.config.design import load_design
-from grpo_lab.config.folders import conf_folder
+from grpo_lab.config.folders import conf_folder, declared, experiments_folder
 from grpo_lab.config.help import answer
 from grpo_lab.config.hydra_setup import bootstrap, compose_config
 from grpo_lab.config.run_config import to_run
@@ -56,7 +56,7 @@ def test_yaml_that_somebody_means_passes_and_costs_little(tmp_path: Path) -> Non
     (tmp_path / "mine.yaml").write_text("a: {b: &c {d: 1}}\ne: {<<: *c}\nf: [*c, *c]\n")
     check_yaml(tmp_path / "mine.yaml")
     began = time.process_time()
-    check_user_files([f"hydra.searchpath=[file://{conf_folder()}]"], conf_folder().parent / "experiments")
+    check_user_files([f"hydra.searchpath=[file://{conf_folder()}]"], experiments_folder())
     assert time.process_time() - began < 0.3, "two hundred files of options, on a busy core too"
 
 
@@ -80,11 +80,11 @@ def test_every_way_to_a_folder_of_ones_own_is_looked_at(
 
 
 def test_the_experiments_beside_conf_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (conf_folder().parent / "experiments" / "overlong.yaml").exists()
-    (tmp_path / "experiments").mkdir()
-    (tmp_path / "experiments" / "bomb.yaml").write_text(BOMB)
-    monkeypatch.setattr(hydra_setup, "conf_folder", lambda: tmp_path / "conf")
-    with pytest.raises(ValueError, match=r"experiments/bomb\.yaml line 5"):
+    assert "overlong" in declared(experiments_folder())
+    (tmp_path / "experiments" / "bomb").mkdir(parents=True)
+    (tmp_path / "experiments" / "bomb" / "design.yaml").write_text(BOMB)
+    monkeypatch.setattr(hydra_setup, "experiments_folder", lambda: tmp_path / "experiments")
+    with pytest.raises(ValueError, match=r"experiments/bomb/design\.yaml line 5"):
         bootstrap()
 
 

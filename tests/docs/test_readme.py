@@ -32,6 +32,7 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "experiments/LOG.md", "tests/benchmarks/README.md")),
     ROOT / "analysis" / "cluster_cost" / "README.md",
     *sorted(ROOT.glob("[a-z]*/README.md")),
+    *sorted(ROOT.glob("experiments/*/**/README.md")),
 ]
 
 

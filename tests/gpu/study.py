@@ -36,11 +36,12 @@ def run_until(command: Sequence[str], ends: float) -> int:
         return process.wait()
 
 
-def save_data(name: str, runs: Path, to: Path) -> None:
+def save_data(name: str, runs: Path, to: Path | None) -> None:
     """Save the numbers of the experiment's newest sweep, whose name also has the overrides it was given."""
     sweeps = [path for path in (runs / "sweeps").iterdir() if path.name.partition(",")[0] == name]
     newest = max(sweeps, key=lambda path: (path / "sweep.json").stat().st_mtime).name
-    words = ["data", newest, "--runs", str(runs), "--to", str(to), "--lean", "--compact"]
+    words = ["data", newest, "--runs", str(runs), "--lean", "--compact"]
+    words += ["--to", str(to)] if to else []
     subprocess.run([sys.executable, "-m", "grpo_lab.cli", *words], cwd=ROOT, check=True)
     print(f"draw it where seaborn is installed: make figures EXP='{newest}'", flush=True)
 
@@ -49,7 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="the folder of runs (runs)")
     parser.add_argument("--slice", type=float, default=SLICE, help="seconds of this call (540)")
-    parser.add_argument("--to", type=Path, default=ROOT / "analysis" / "data", help="where the numbers go")
+    parser.add_argument("--to", type=Path, help="where the numbers go (default: beside each declaration)")
     parser.add_argument("--only", choices=EXPERIMENTS, help="one of its sweeps (default: all)")
     options, overrides = parser.parse_known_args()
     if options.slice <= SAVING:
@@ -63,7 +64,7 @@ def main() -> None:
             return
         if code:
             sys.exit(code)
-        save_data(name, runs, options.to.absolute())
+        save_data(name, runs, options.to and options.to.absolute())
     print("the study is finished")
 
 

@@ -15,7 +15,7 @@ import parts
 import pytest
 import study
 
-from grpo_lab.config.design import load_design
+from grpo_lab.config.design import named_design
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,7 +58,7 @@ def test_a_part_leaves_room_in_a_call(tmp_path: Path) -> None:
 
 
 def test_the_study_asks_what_it_is_for() -> None:
-    proxy, recipes = (load_design(ROOT / "experiments" / f"{name}.yaml") for name in study.EXPERIMENTS)
+    proxy, recipes = map(named_design, study.EXPERIMENTS)
     assert set(proxy.arms) == {"lenient", "soft_overlong", "strict"} and len(recipes.arms) == 8
     assert {word for arm in recipes.arms.values() for word in arm} == {f"recipe={name}" for name in recipes.arms}
 

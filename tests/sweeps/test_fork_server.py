@@ -113,7 +113,7 @@ def test_code_that_changes_during_a_sweep_is_the_code_of_the_cells_that_start_af
     package = tmp_path / "grpo_lab"
     shutil.copytree(Path(grpo_lab.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     for beside in ("conf", "experiments"):
-        shutil.copytree(Path(grpo_lab.__file__).parents[1] / beside, tmp_path / beside)
+        (tmp_path / beside).symlink_to(Path(grpo_lab.__file__).parents[1] / beside)
     runs = tmp_path / "runs"
     typed = command(runs, "seed=0,1", "budget.amount=40", "hydra.launcher.workers=1")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)

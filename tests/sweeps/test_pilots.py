@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from declared_experiments import saved_data
 from sweep_processes import multirun
 
 from grpo_lab.analysis.caveats import not_told_apart
@@ -18,7 +19,7 @@ from grpo_lab.analysis.effects.speed import impossible_gains
 from grpo_lab.analysis.final_values import final_values
 from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.analysis.sources.saved_data import load_data, save_data
-from grpo_lab.config.design import Design, load_design, read_design, require_known_metrics
+from grpo_lab.config.design import Design, named_design, read_design, require_known_metrics
 from grpo_lab.sweeps.cells import Cell, compose_cells, plan_cells, sweep_name
 from grpo_lab.sweeps.pilot import pilot_cells, pilot_seed
 from grpo_lab.tracking.files import write_json
@@ -344,15 +345,14 @@ def test_a_pilot_is_remembered_by_the_record_for_the_places_it_was_made_for(tmp_
 
 def test_saved_sweeps_of_before_have_no_base_and_name_their_duplicates() -> None:
     """25 recorded runs of two sweeps are those of another arm; dapo's clip-higher clipped as much as its control."""
-    folder = Path(__file__).parents[2] / "analysis" / "data"
-    dapo, staleness = load_data(folder, "dapo"), load_data(folder, "staleness")
+    dapo, staleness = saved_data("dapo"), saved_data("staleness")
     assert set(dapo.runs["base"]) == {-1} and set(dapo.runs["same_as"]) == {""}
     (head, first, *_) = not_told_apart(dapo)
     assert head == "Not told apart from the control by what was touched:"
     assert first.startswith("  surrogate: 0.111% in +clip_higher, 0.114% in base, apart by -0.004%")
     (line,) = not_told_apart(staleness)
     assert line.count("lag_0 at none (5 of 5 runs)") == 3 and "rollouts, rewards and accuracies" in line
-    (same, apart) = not_told_apart(load_data(folder, "mismatch_correction"))
+    (same, apart) = not_told_apart(saved_data("mismatch_correction"))
     assert "same numbers at every step in bf16_icepop as bf16_tis_token (5 of 5 runs)" in same
     assert "in fp16_narrow as fp16 (5 of 5 runs)" in apart
-    assert load_design(folder.parents[1] / "experiments" / "dapo.yaml").bases == ()
+    assert named_design("dapo").bases == ()

@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from declared_experiments import DECLARATIONS
 from hydra.core.override_parser.types import Quote, QuotedString
 from safetensors.torch import load_file
 from sweep_processes import multirun
 from torch.testing import assert_close
 
-from grpo_lab.config.design import Design, load_design, read_design, require_known_metrics
-from grpo_lab.config.folders import conf_folder
+from grpo_lab.config.design import Design, load_design, named_design, read_design, require_known_metrics
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.rules import WARNINGS, IncompatibleRun
 from grpo_lab.config.run_config import AXES, to_run
@@ -57,7 +57,6 @@ from grpo_lab.tracking.whole import SEAL, sealed
 from grpo_lab.types import Exhausted
 
 WORLD = ("world=tiny", "tracking=none")
-EXPERIMENTS = sorted((conf_folder().parent / "experiments").glob("*.yaml"))
 DECLARED = {
     "name": "probe",
     "question": "Does  it\nhelp?",
@@ -189,16 +188,16 @@ def test_the_fingerprint_is_of_what_was_declared() -> None:
         assert declare(**{name: value}).fingerprint() != told, name
 
 
-@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
-def test_every_experiment_is_a_declaration_named_after_its_file(path: Path) -> None:
+@pytest.mark.parametrize("path", DECLARATIONS, ids=lambda path: path.parent.name)
+def test_every_experiment_is_a_declaration_named_after_its_folder(path: Path) -> None:
     design = load_design(path)
     require_known_metrics(design)
-    assert design.name == path.stem
+    assert design.name == path.parent.name
 
 
 def test_an_experiment_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no experiment 'overlng': choose from .*overlong"):
-        load_design(conf_folder().parent / "experiments" / "overlng.yaml")
+        named_design("overlng")
     (tmp_path / "empty.yaml").write_text("seed: 0\n")
     with pytest.raises(ValueError, match="design"):
         load_design(tmp_path / "empty.yaml")
@@ -287,8 +286,8 @@ def test_a_sweep_is_named_after_what_it_varies() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [path if path.stem == "dapo" else pytest.param(path, marks=pytest.mark.extended) for path in EXPERIMENTS],
-    ids=lambda path: path.stem,
+    [one if one.parent.name == "dapo" else pytest.param(one, marks=pytest.mark.extended) for one in DECLARATIONS],
+    ids=lambda path: path.parent.name,
 )
 def test_every_cell_of_every_experiment_can_run(path: Path, cells_of: Callable) -> None:
     """Of one seed a base, as cells of two seeds are composed from the same words; all seeds and parts as plans."""

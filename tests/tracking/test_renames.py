@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from declared_experiments import saved_data
 
-from grpo_lab.analysis.sources.saved_data import load_data
 from grpo_lab.analysis.sources.sweep_data import LABELS, _under_todays_names
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.tracking.metrics import REGISTRY, find
@@ -62,7 +62,7 @@ def test_a_store_with_both_names_of_a_metric_gives_one_column() -> None:
 
 @pytest.mark.parametrize("name", ["solved_prompts", "recipes"])
 def test_saved_data_have_todays_names_alone(name: str) -> None:
-    data = load_data(Path(__file__).parents[2] / "analysis" / "data", name)
+    data = saved_data(name)
     metrics = set(data.points.columns) - {*LABELS, "step"}
     assert "rollout/frac_zero_std" in metrics and not metrics & set(METRICS)
     assert not [metric for metric in metrics if metric.startswith("reward/kept_")]
