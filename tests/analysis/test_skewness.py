@@ -6,8 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-
-from grpo_lab.analysis.effects.skewness import METRICS, observed_skewness, skewness_text
+from interval_coverage.skewness import METRICS, observed_skewness, skewness_text
 
 DATA = Path(__file__).parents[2] / "analysis" / "data"
 

@@ -1,6 +1,6 @@
 """How lopsided the differences are that the saved sweeps found: the condition under which t intervals hold.
 
-The tables of `stats.trials` say that intervals of effects with a long tail on one side hold too rarely, and that four
+The tables of `differences` say that intervals of effects with a long tail on one side hold too rarely, and that four
 to eight values do not show such a tail. Hundreds of contrasts together do.
 """
 
