@@ -11,13 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pages.commands import main
+
 from grpo_lab.analysis.divergence.quantities import judge_quantities
 from grpo_lab.analysis.divergence.reward_ranks import ranked_levels
 from grpo_lab.analysis.effects.verdict import Judgement, counted, judge
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
 from grpo_lab.analysis.saved_sweeps import saved_sweeps
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.cli import main
 from grpo_lab.config.catalogue import with_tables
 from grpo_lab.config.design import SHARE, Direction
 
@@ -177,8 +178,7 @@ def documented() -> str:
 
 # %%
 if __name__ == "__main__":
-    for command in sys.argv[1:]:  # of grpo-lab; in one process, since they read the same sweeps
-        main([command])
+    main(sys.argv[1:])
     new = documented()
     changed = new != README.read_text()
     if changed:

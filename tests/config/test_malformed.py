@@ -146,7 +146,6 @@ CASES = [
     Case("power nowhere", "there is no experiment 'nowhere': choose from"),
     Case("data nowhere --runs {here}", "no sweep 'nowhere' in {here}/sweeps"),
     Case("tuned nowhere --runs {here}", "nowhere|{here}"),
-    Case("world nowhere", "there is no 'world/nowhere': choose from"),
     Case("pass-rates pass_rate=none", "pass_rate=none measures nothing: choose another option"),
     Case("import trl {here}/a --as x --runs {here}", "{here}/a"),
     Case("import trl {here} --as ../x --runs {here}", "'../x': a name has letters, digits"),
