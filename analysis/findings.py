@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pages.commands import main
+from pages.saved_sweeps import saved_sweeps
 
 from grpo_lab.analysis.divergence.quantities import judge_quantities
 from grpo_lab.analysis.divergence.reward_ranks import ranked_levels
 from grpo_lab.analysis.effects.verdict import Judgement, counted, judge
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
-from grpo_lab.analysis.saved_sweeps import saved_sweeps
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.config.catalogue import with_tables
 from grpo_lab.config.design import SHARE, Direction

@@ -168,26 +168,6 @@ def write_docs(_: argparse.Namespace) -> None:
     say(*write_pages((documented, documented_keys)), sep="\n")
 
 
-def draw_claims(arguments: argparse.Namespace) -> None:
-    """Print the answer to every claim, and draw them, and beside them when training reward misled in their sweeps."""
-    bootstrap()
-    from grpo_lab.analysis.divergence.across import saved_pool
-    from grpo_lab.analysis.effects.claims import answers, claims_text
-    from grpo_lab.analysis.figures.claims import draw_claims
-    from grpo_lab.analysis.figures.gap import draw_gap
-    from grpo_lab.analysis.figures.style import save
-    from grpo_lab.analysis.saved_sweeps import saved_sweeps
-    from grpo_lab.config.folders import conf_folder
-
-    saved = saved_sweeps(conf_folder().parent / "experiments", arguments.data)
-    found = answers(saved)
-    say(claims_text(found))
-    sources = {"data": str(arguments.data), "command": "grpo-lab claims"}
-    for drawn in (draw_claims(found), draw_gap(saved_pool(saved))):
-        if drawn is not None:
-            say(*save(drawn, arguments.to, sources), sep="\n")
-
-
 def choose_settings(arguments: argparse.Namespace) -> None:
     """Print which setting every arm gets: by its trials, or from levels that are settings, and the arms as YAML."""
     from grpo_lab.analysis.effects.tuned import numbers_text, trials_text, tuned_text
@@ -725,10 +705,6 @@ def main(words: Sequence[str] | None = None) -> None:
     chosen.add_argument("--data", type=Path, default=Path("analysis/data"), help="saved data, used if it has more")
     chosen.add_argument("--only-runs", action="store_true", help="do not look at saved data")
     chosen.set_defaults(run=choose_settings)
-    claims = commands.add_parser("claims", help="what the saved sweeps say of claims in the literature, and figures")
-    claims.add_argument("--data", type=Path, default=Path("analysis/data"), help="saved data of sweeps")
-    claims.add_argument("--to", type=Path, default=Path("analysis/figures"), help="where the figure goes")
-    claims.set_defaults(run=draw_claims)
     data = commands.add_parser("data", help="save an experiment's numbers, so that figures need no runs")
     data.add_argument("name", help="the sweep, as its folder under RUNS/sweeps is called")
     data.add_argument("--runs", type=Path, default=Path(RUNS), help="the folder of runs (default: runs)")

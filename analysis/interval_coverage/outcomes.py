@@ -1,4 +1,4 @@
-"""Simulated outcomes that hold `spread`, `pooled` and `ratio` to what they say, and the tables of what came out.
+"""Simulated outcomes that hold `spread`, `ratio` and `pages.pooled` to what they say, and the tables of what came out.
 
 `PYTHONPATH=analysis python -m interval_coverage` prints the tables again. These are of 4,000 simulated experiments for
 each number. Laws are those of `differences`: normal, heavy (Student's t with 2.5 degrees) and skewed (lognormal). A
@@ -37,8 +37,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
+from pages.pooled import Effect, pool
 
-from grpo_lab.analysis.stats.pooled import Effect, pool
 from grpo_lab.analysis.stats.ratio import jackknife_ratio
 from grpo_lab.analysis.stats.spread import spread_ratio
 from interval_coverage.differences import Table

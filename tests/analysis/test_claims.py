@@ -14,10 +14,7 @@ import pandas as pd
 import pytest
 import scipy.stats
 import yaml
-from planted_sweeps import Planted, synthetic_sweep
-
-from grpo_lab.analysis.effects.acted import actions, could_not_act
-from grpo_lab.analysis.effects.claims import (
+from pages.claims import (
     NO_LARGER,
     WORDS,
     Answer,
@@ -26,14 +23,17 @@ from grpo_lab.analysis.effects.claims import (
     claims_table,
     claims_text,
 )
-from grpo_lab.analysis.effects.pooling import contrast_of, same_contrasts
+from pages.claims_figure import claim_numbers, draw_claims
+from pages.contrasts import contrast_of, same_contrasts
+from pages.experiments import documented_experiments
+from pages.saved_sweeps import saved_sweeps
+from planted_sweeps import Planted, synthetic_sweep
+
+from grpo_lab.analysis.effects.acted import actions, could_not_act
 from grpo_lab.analysis.effects.speed import ceiling_of, token_ratio
 from grpo_lab.analysis.effects.verdict import Judgement
-from grpo_lab.analysis.experiments_page import documented_experiments
-from grpo_lab.analysis.figures.claims import claim_numbers, draw_claims
 from grpo_lab.analysis.final_values import final_values, is_rated, is_share, reached
 from grpo_lab.analysis.metric_names import title, unit
-from grpo_lab.analysis.saved_sweeps import saved_sweeps
 from grpo_lab.analysis.sources.saved_data import load_data
 from grpo_lab.analysis.stats.comparison import compare
 from grpo_lab.config.design import Direction, Prediction, load_design, read_design

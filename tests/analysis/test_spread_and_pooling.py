@@ -9,14 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 from interval_coverage import outcomes
+from pages.contrasts import comparable, contrast_of, effects_of, same_contrasts
+from pages.pooled import Effect, pool
 from planted_sweeps import Planted, synthetic_sweep
 from scipy import stats
 
-from grpo_lab.analysis.effects.pooling import comparable, contrast_of, effects_of, same_contrasts
 from grpo_lab.analysis.effects.spread import losing_bases, spread_text
 from grpo_lab.analysis.final_values import final_values
 from grpo_lab.analysis.sources.saved_data import load_data
-from grpo_lab.analysis.stats.pooled import Effect, pool
 from grpo_lab.analysis.stats.ratio import jackknife_ratio
 from grpo_lab.analysis.stats.spread import spread_ratio
 from grpo_lab.config.design import load_design

@@ -72,8 +72,7 @@ from types import ModuleType
 import numpy as np
 import pandas as pd
 import yaml
-
-from grpo_lab.analysis.divergence.across import (
+from gap_study.across import (
     GROUPS,
     announcements,
     costs,
@@ -86,6 +85,8 @@ from grpo_lab.analysis.divergence.across import (
     spent_after,
     with_gap,
 )
+from pages.saved_sweeps import saved_sweeps
+
 from grpo_lab.analysis.divergence.rank_agreement import kendall_tau
 from grpo_lab.analysis.divergence.table import divergence_table
 from grpo_lab.analysis.effects.contrasts import TrickEffect, trick_effects
@@ -93,7 +94,6 @@ from grpo_lab.analysis.effects.told_apart import told_apart
 from grpo_lab.analysis.effects.verdict import Judgement, judge
 from grpo_lab.analysis.figures.target_lengths import asked_lengths, slope_of
 from grpo_lab.analysis.final_values import AVERAGE, FinalValues, final_values
-from grpo_lab.analysis.saved_sweeps import saved_sweeps
 from grpo_lab.analysis.sources.chosen_numbers import chosen_numbers
 from grpo_lab.analysis.sources.saved_data import load_data
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData, bases_of
@@ -544,7 +544,7 @@ def _target_slope(entry: Entry, rest: list[str]) -> Interval:
 
 
 def _gap(entry: Entry, rest: list[str]) -> Interval:
-    """What `grpo_lab.analysis.divergence.across` says of all sweeps that test claims:
+    """What `gap_study.across` says of all sweeps that test claims:
 
     sweeps, runs, bases, contrasts, apart   how many there are; contrasts that are comparable, and that are not
     signs 1,-1, withheld                    comparable contrasts with these signs on reward and downstream; those of

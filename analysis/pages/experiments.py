@@ -6,7 +6,10 @@ import re
 from pathlib import Path
 
 from grpo_lab.analysis.divergence.quantities import quantities_head, quantities_table
-from grpo_lab.analysis.effects.claims import (
+from grpo_lab.analysis.scaling.fits import compare, fit_sweep
+from grpo_lab.config.catalogue import with_tables
+from grpo_lab.config.folders import conf_folder
+from pages.claims import (
     HEAD,
     Answer,
     answers,
@@ -14,10 +17,7 @@ from grpo_lab.analysis.effects.claims import (
     predictions_head,
     predictions_table,
 )
-from grpo_lab.analysis.saved_sweeps import SavedSweeps, saved_sweeps
-from grpo_lab.analysis.scaling.fits import compare, fit_sweep
-from grpo_lab.config.catalogue import with_tables
-from grpo_lab.config.folders import conf_folder
+from pages.saved_sweeps import SavedSweeps, saved_sweeps
 
 
 def documented_experiments() -> dict[Path, str]:
