@@ -99,9 +99,7 @@ notebooks: $(NOTEBOOK_STAMP) ## execute the notebooks of analysis/ on the sweep 
 	done
 
 worlds: $(STAMP) ## measure the cards of all worlds and write them into conf/world/README.md (over an hour on two cores)
-	@for world in arithmetic sums length explore search guessable families; do \
-		$(BIN)/grpo-lab world $$world $(ARGS) --runs '$(RUNS)' || exit 1; \
-	done
+	@PYTHONPATH=analysis $(BIN)/python -m world_profiles $(ARGS) --runs '$(RUNS)'
 	@PYTHONPATH=analysis $(BIN)/python -m pages docs
 
 docs: $(STAMP) ## write axes, options, papers and recipes into the tables of conf/README.md, and numbers and findings into README.md

@@ -10,10 +10,8 @@ quietly()
 import argparse
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,38 +70,6 @@ def _rebuild(recipes: Sequence[ArithmeticBase] | None) -> None:
         agree = agree and compared.agrees
     if not agree:
         sys.exit(1)
-
-
-def measure_world(arguments: argparse.Namespace) -> None:
-    """Run the two sweeps of a world's card where they are not finished; save the card and print it."""
-    config = compose_config([f"world={arguments.name}"])
-    import numpy
-
-    from grpo_lab.analysis.sources.run_folders import load_sweep
-    from grpo_lab.analysis.world_card import Fit, card_text, measure_card
-    from grpo_lab.config.design import named_design
-    from grpo_lab.config.run_config import to_run
-    from grpo_lab.sweeps.cells import sweep_name
-    from grpo_lab.tracking.files import write_json
-
-    run = to_run(config)
-    needed = run.task.needed_tokens("train")
-    if needed is None:
-        raise ValueError(f"world={arguments.name}: its task does not know how many tokens an answer needs")
-    sweeps = []
-    for name in ("card", "card_updates"):
-        design = replace(named_design(name), name=f"{name}_{arguments.name}")
-        words = [f"+experiments={name}", f"design.name={design.name}", f"world={arguments.name}", "tracking=none"]
-        words += [f"runs_dir='{arguments.runs}'", *arguments.overrides]
-        if subprocess.run([sys.executable, "-m", "grpo_lab.train", *words]).returncode != 0:
-            sys.exit(1)
-        sweeps.append(load_sweep(arguments.runs, sweep_name(design, words)))
-    budget = run.engine.max_tokens
-    fit = Fit(budget, sum(tokens <= budget for tokens in needed) / len(needed), float(numpy.quantile(needed, 0.95)))
-    runs, updates = sweeps
-    card = measure_card(arguments.name, runs, updates, fit)
-    write_json(arguments.to / f"{arguments.name}.json", card, sort=False)
-    say(card_text(card))
 
 
 def sync_runs(arguments: argparse.Namespace) -> None:
@@ -195,41 +161,12 @@ def list_design_keys(_: argparse.Namespace) -> None:
 
 
 def write_docs(_: argparse.Namespace) -> None:
-    """Update the generated tables in the documentation, and print which pages changed."""
+    """Update the tables of options, recipes and keys in the documentation, and print which pages changed."""
     bootstrap()
-    from grpo_lab.analysis.effects.acting_table import documented_acting
-    from grpo_lab.analysis.world_card import documented_cards
-    from grpo_lab.config.catalogue import documented
+    from grpo_lab.config.catalogue import documented, write_pages
     from grpo_lab.config.design_reference import documented_keys
 
-    changed: dict[Path, bool] = {}
-    for tables in (documented, documented_keys, documented_cards, documented_acting):
-        for path, text in tables().items():  # each reads its page, which another may have written
-            new = path.read_text() != text
-            if new:
-                path.write_text(text)
-            changed[path] = new or changed.get(path, False)
-    for path, new in changed.items():
-        say(f"{path}: {'written' if new else 'up to date'}")
-
-
-def draw_claims(arguments: argparse.Namespace) -> None:
-    """Print the answer to every claim, and draw them, and beside them when training reward misled in their sweeps."""
-    bootstrap()
-    from grpo_lab.analysis.divergence.across import saved_pool
-    from grpo_lab.analysis.effects.claims import answers, claims_text
-    from grpo_lab.analysis.figures.claims import draw_claims
-    from grpo_lab.analysis.figures.gap import draw_gap
-    from grpo_lab.analysis.figures.style import save
-    from grpo_lab.analysis.saved_sweeps import saved_sweeps
-
-    saved = saved_sweeps(arguments.experiments)
-    found = answers(saved)
-    say(claims_text(found))
-    sources = {"data": str(arguments.experiments), "command": "grpo-lab claims"}
-    for drawn in (draw_claims(found), draw_gap(saved_pool(saved))):
-        if drawn is not None:
-            say(*save(drawn, arguments.to, sources), sep="\n")
+    say(*write_pages((documented, documented_keys)), sep="\n")
 
 
 def choose_settings(arguments: argparse.Namespace) -> None:
@@ -713,12 +650,6 @@ def main(words: Sequence[str] | None = None) -> None:
         "those already there stay"
     )  # fmt: skip
     base.set_defaults(run=build_base)
-    world = commands.add_parser("world", help="measure a world: its card of headroom, noise, and what acts there")
-    world.add_argument("name", help="an option of world=, such as sums")
-    world.add_argument("overrides", nargs="*", help="of its sweeps, such as hydra.launcher.workers=2")
-    world.add_argument("--runs", type=Path, default=Path(RUNS), help="the folder of runs (default: runs)")
-    world.add_argument("--to", type=Path, default=Path("analysis/data/worlds"), help="where the card is saved")
-    world.set_defaults(run=measure_world)
     sync = commands.add_parser("sync", help="replay run folders into MLflow or another tracker")
     sync.add_argument("folder", type=Path, nargs="?", default=Path(RUNS), help="a run, or a folder of runs")
     sync.add_argument(
@@ -781,12 +712,6 @@ def main(words: Sequence[str] | None = None) -> None:
     chosen.add_argument("--data", type=Path, help=_SAVED)
     chosen.add_argument("--only-runs", action="store_true", help="do not look at saved data")
     chosen.set_defaults(run=choose_settings)
-    claims = commands.add_parser("claims", help="what the saved sweeps say of claims in the literature, and figures")
-    claims.add_argument(
-        "--experiments", type=Path, default=experiments_folder(), help="the folder of experiments and their saved data"
-    )
-    claims.add_argument("--to", type=Path, default=Path("analysis/figures"), help="where the figure goes")
-    claims.set_defaults(run=draw_claims)
     data = commands.add_parser("data", help="save an experiment's numbers, so that figures need no runs")
     data.add_argument("name", help="the sweep, as its folder under RUNS/sweeps is called")
     data.add_argument("--runs", type=Path, default=Path(RUNS), help="the folder of runs (default: runs)")

@@ -1,1 +1,1 @@
-"""The pages of README.md and experiments/, filled from the saved data: `PYTHONPATH=analysis python -m pages`."""
+"""What the pages of this repository show of its saved sweeps, and the commands that write it there."""

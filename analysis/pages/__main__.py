@@ -1,16 +1,9 @@
-"""Write every page anew that is out of date; words are commands of grpo-lab to run first, on the same loaded sweeps."""
+"""`PYTHONPATH=analysis python -m pages docs claims`: the commands of this package, in the order given."""
 
 from __future__ import annotations
 
 import sys
 
-from grpo_lab.cli import main
-from pages.tables import documented
+from pages.commands import main
 
-for command in sys.argv[1:]:
-    main([command])
-for path, text in documented().items():
-    changed = path.read_text() != text
-    if changed:
-        path.write_text(text)
-    print(f"{path}: {'written' if changed else 'up to date'}")
+main(sys.argv[1:])

@@ -9,9 +9,9 @@ from grpo_lab.analysis.divergence.quantities import judge_quantities
 from grpo_lab.analysis.divergence.reward_ranks import ranked_levels
 from grpo_lab.analysis.effects.verdict import Judgement, counted, judge
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
-from grpo_lab.analysis.saved_sweeps import SavedSweeps
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.config.design import SHARE, Direction
+from pages.saved_sweeps import SavedSweeps
 
 FINDINGS_HEAD = "| finding | claim in | effect [95% CI] | environment | verdict | runs |"
 _WORDS = {

@@ -62,8 +62,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import yaml
-
-from grpo_lab.analysis.divergence.across import (
+from gap_study.across import (
     GROUPS,
     announcements,
     costs,
@@ -76,12 +75,12 @@ from grpo_lab.analysis.divergence.across import (
     spent_after,
     with_gap,
 )
+
 from grpo_lab.analysis.divergence.rank_agreement import kendall_tau
 from grpo_lab.analysis.effects.contrasts import TrickEffect, trick_effects
 from grpo_lab.analysis.effects.told_apart import told_apart
 from grpo_lab.analysis.effects.verdict import Judgement, judge
 from grpo_lab.analysis.final_values import AVERAGE, FinalValues, final_values
-from grpo_lab.analysis.saved_sweeps import SavedSweeps, saved_sweeps
 from grpo_lab.analysis.sources.chosen_numbers import chosen_numbers
 from grpo_lab.analysis.sources.saved_data import load_data
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData, bases_of
@@ -89,6 +88,7 @@ from grpo_lab.analysis.stats.comparison import compare
 from grpo_lab.analysis.stats.intervals import Interval
 from grpo_lab.analysis.stats.multiplicity import paired_t_pvalue
 from grpo_lab.config.design import Direction
+from pages.saved_sweeps import SavedSweeps, saved_sweeps
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = ROOT / "experiments"
@@ -265,7 +265,10 @@ def _known(context: Context, place: Place, level: str) -> Place:
 def by_seed(context: Context, recipe: Recipe, contrast: Contrast) -> pd.Series:
     """The contrast of each seed that has all of its arms."""
     parts = [sign * _values(context, recipe, place) for sign, place in contrast]
-    return sum(parts[1:], parts[0]).dropna().sort_index()
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total.dropna().sort_index()
 
 
 def _values(context: Context, recipe: Recipe, place: Place) -> pd.Series:
@@ -469,7 +472,7 @@ def _hours(context: Context, rest: list[str]) -> Interval:
 
 
 def _gap(context: Context, rest: list[str]) -> Interval:
-    """What `grpo_lab.analysis.divergence.across` says of all sweeps that test claims:
+    """What `gap_study.across` says of all sweeps that test claims:
 
     sweeps, runs, bases, contrasts, apart   how many there are; contrasts that are comparable, and that are not
     signs 1,-1, withheld                    comparable contrasts with these signs on reward and downstream; those of
@@ -534,8 +537,9 @@ def _seconds_of_runs(sweeps: Sequence[str]) -> dict[str, float]:
     seconds: dict[str, float] = {}
     for name in sweeps:
         data = saved(name)
-        took = data.points.groupby(LABELS)["budget/device_seconds"].max()
-        seconds |= {run.run_key: float(took[run.level, run.arm, run.seed]) for run in data.runs.itertuples()}
+        took = data.points.groupby(LABELS)["budget/device_seconds"].max().to_dict()
+        runs = zip(map(tuple, data.runs[LABELS].to_numpy().tolist()), map(str, data.runs["run_key"]))
+        seconds |= {key: float(took[labels]) for labels, key in runs}
     return seconds
 
 

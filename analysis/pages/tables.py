@@ -11,7 +11,11 @@ from pathlib import Path
 from types import ModuleType
 
 from grpo_lab.analysis.divergence.quantities import judge_quantities, quantities_head, quantities_table
-from grpo_lab.analysis.effects.claims import (
+from grpo_lab.analysis.effects.verdict import judge
+from grpo_lab.analysis.scaling.fits import compare, fit_sweep
+from grpo_lab.config.catalogue import with_tables
+from grpo_lab.config.design import Design
+from pages.claims import (
     HEAD,
     Answer,
     answers,
@@ -19,13 +23,9 @@ from grpo_lab.analysis.effects.claims import (
     predictions_head,
     predictions_table,
 )
-from grpo_lab.analysis.effects.verdict import judge
-from grpo_lab.analysis.saved_sweeps import SavedSweeps, saved_sweeps
-from grpo_lab.analysis.scaling.fits import compare, fit_sweep
-from grpo_lab.config.catalogue import with_tables
-from grpo_lab.config.design import Design
 from pages.findings import FINDINGS_HEAD, findings_table
 from pages.numbers import EXPERIMENTS, ROOT, data_of, filled
+from pages.saved_sweeps import SavedSweeps, saved_sweeps
 
 README, INDEX = ROOT / "README.md", EXPERIMENTS / "README.md"
 ANSWERED = "| experiment | question | predictions supported |"

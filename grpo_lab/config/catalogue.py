@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -233,3 +233,15 @@ def with_tables(path: Path, tables: Mapping[str, Callable[[], str]]) -> str:
         end = next((number for number in range(start, len(lines)) if not lines[number].startswith("|")), len(lines))
         lines[start:end] = table().splitlines()
     return "\n".join(lines) + "\n"
+
+
+def write_pages(documented: Iterable[Callable[[], Mapping[Path, str]]]) -> list[str]:
+    """Write the pages whose text has changed, and return a line for each page; one page may be of several functions."""
+    changed: dict[Path, bool] = {}
+    for tables in documented:
+        for path, text in tables().items():
+            new = path.read_text() != text
+            if new:
+                path.write_text(text)
+            changed[path] = new or changed.get(path, False)
+    return [f"{path}: {'written' if new else 'up to date'}" for path, new in changed.items()]

@@ -14,9 +14,8 @@ import pytest
 import scipy.stats
 import yaml
 from declared_experiments import DECLARATIONS, EXPERIMENTS, FOLDERS, SAVED, saved_description, saved_points
-from planted_sweeps import Planted, synthetic_sweep
-
-from grpo_lab.analysis.divergence.across import (
+from gap_study import tables
+from gap_study.across import (
     GROUPS,
     MISLED,
     OTHERWISE_MISLED,
@@ -45,11 +44,12 @@ from grpo_lab.analysis.divergence.across import (
     spent_after,
     wide_gaps,
 )
+from gap_study.figure import draw_gap, gap_numbers
+from pages.saved_sweeps import saved_sweeps
+from planted_sweeps import Planted, synthetic_sweep
+
 from grpo_lab.analysis.divergence.leading import Share, announced
 from grpo_lab.analysis.divergence.selection import best_shares, question_halves
-from grpo_lab.analysis.figures.gap import draw_gap, gap_numbers
-from grpo_lab.analysis.notebooks import gap as tables
-from grpo_lab.analysis.saved_sweeps import saved_sweeps
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.comparison import Comparison, compare
 from grpo_lab.analysis.tracks import Track

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from declared_experiments import EXPERIMENTS, saved_points
+from pages import acting as module
+from pages.acting import ALIKE, METHODS, acting_table, documented_acting, measured, tricks_of
 
-from grpo_lab.analysis.effects import acting_table as module
-from grpo_lab.analysis.effects.acting_table import ALIKE, METHODS, acting_table, documented_acting, measured, tricks_of
 from grpo_lab.analysis.stats.intervals import t_interval
 
 

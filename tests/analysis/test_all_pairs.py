@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from interval_coverage.all_pairs import Sweep, rates, tables
+from interval_coverage.differences import docstring_tables
 from scipy import stats
 
 from grpo_lab.analysis.stats import all_pairs as module
 from grpo_lab.analysis.stats.all_pairs import AllPairs, all_pairs
-from grpo_lab.analysis.stats.all_pairs_trials import Sweep, rates, tables
-from grpo_lab.analysis.stats.trials import docstring_tables
 
 # The rest of the two-way model, e = .01: every arm and every base has 0 on average, every arm the same squares.
 LATIN = 0.01 * np.array([[1, -1, 0], [-1, 0, 1], [0, 1, -1]])

@@ -22,10 +22,7 @@ from declared_experiments import (
     saved_description,
     saved_points,
 )
-from planted_sweeps import Planted, synthetic_sweep
-
-from grpo_lab.analysis.effects.acted import actions, could_not_act
-from grpo_lab.analysis.effects.claims import (
+from pages.claims import (
     NO_LARGER,
     WORDS,
     Answer,
@@ -34,13 +31,16 @@ from grpo_lab.analysis.effects.claims import (
     claims_table,
     claims_text,
 )
-from grpo_lab.analysis.effects.pooling import contrast_of, same_contrasts
+from pages.claims_figure import claim_numbers, draw_claims
+from pages.contrasts import contrast_of, same_contrasts
+from pages.saved_sweeps import saved_sweeps
+from planted_sweeps import Planted, synthetic_sweep
+
+from grpo_lab.analysis.effects.acted import actions, could_not_act
 from grpo_lab.analysis.effects.speed import ceiling_of, token_ratio
 from grpo_lab.analysis.effects.verdict import Judgement
-from grpo_lab.analysis.figures.claims import claim_numbers, draw_claims
 from grpo_lab.analysis.final_values import final_values, is_rated, is_share, reached
 from grpo_lab.analysis.metric_names import title, unit
-from grpo_lab.analysis.saved_sweeps import saved_sweeps
 from grpo_lab.analysis.stats.comparison import compare
 from grpo_lab.config.design import Direction, Prediction, load_design, named_design, read_design
 from grpo_lab.tracking.metrics import is_known

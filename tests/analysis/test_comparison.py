@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from interval_coverage.differences import Table, World, docstring_tables, rates, tables
 from planted_sweeps import Planted, synthetic_sweep, write_synthetic
 from scipy import stats
 
@@ -25,7 +26,6 @@ from grpo_lab.analysis.stats.components import components, power_with_collapse, 
 from grpo_lab.analysis.stats.mean_line import mean_line, over_bases
 from grpo_lab.analysis.stats.multiplicity import paired_t_pvalue
 from grpo_lab.analysis.stats.power import power_of_t
-from grpo_lab.analysis.stats.trials import Table, World, docstring_tables, rates, tables
 from grpo_lab.config.design import Direction, Prediction, read_design
 
 SAME = 1e-10

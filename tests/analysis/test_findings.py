@@ -9,9 +9,8 @@ import pandas as pd
 import pytest
 from declared_experiments import EXPERIMENTS, FOLDERS, saved_points
 from pages.findings import FINDINGS, findings_table
+from pages.saved_sweeps import saved_sweeps
 from scipy import stats
-
-from grpo_lab.analysis.saved_sweeps import saved_sweeps
 
 
 @pytest.fixture(scope="module")

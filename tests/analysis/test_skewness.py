@@ -6,15 +6,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-
-from grpo_lab.analysis.effects.skewness import METRICS, observed_skewness, skewness_text
-
-DATA = Path(__file__).parents[2] / "analysis" / "data"
+from declared_experiments import EXPERIMENTS, FOLDERS
+from interval_coverage.skewness import METRICS, observed_skewness, skewness_text
 
 
 @pytest.mark.extended
 def test_no_metric_is_as_lopsided_as_lognormal_samples() -> None:
-    found = observed_skewness(DATA)
+    found = observed_skewness(EXPERIMENTS)
     assert [one.metric for one in found] and {one.metric for one in found} == set(METRICS)
     for one in found:
         assert one.contrasts >= 100
@@ -23,8 +21,7 @@ def test_no_metric_is_as_lopsided_as_lognormal_samples() -> None:
 
 
 def test_samples_of_a_law_are_as_many_and_as_large_as_those_observed(tmp_path: Path) -> None:
-    for path in DATA.glob("budget_fit.*"):
-        shutil.copy(path, tmp_path)
+    shutil.copytree(FOLDERS["budget_fit"], tmp_path / "budget_fit")
     (downstream, *_) = observed_skewness(tmp_path)
     assert downstream.interval.n == 1
     assert abs(downstream.normal) < 0.1 < 0.4 < downstream.lognormal < 0.8

@@ -9,14 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 from declared_experiments import saved_data
+from interval_coverage import outcomes
+from pages.contrasts import comparable, contrast_of, effects_of, same_contrasts
+from pages.pooled import Effect, pool
 from planted_sweeps import Planted, synthetic_sweep
 from scipy import stats
 
-from grpo_lab.analysis.effects.pooling import comparable, contrast_of, effects_of, same_contrasts
 from grpo_lab.analysis.effects.spread import losing_bases, spread_text
 from grpo_lab.analysis.final_values import final_values
-from grpo_lab.analysis.stats import outcome_trials
-from grpo_lab.analysis.stats.pooled import Effect, pool
 from grpo_lab.analysis.stats.ratio import jackknife_ratio
 from grpo_lab.analysis.stats.spread import spread_ratio
 from grpo_lab.config.design import named_design
@@ -115,8 +115,8 @@ def test_the_same_contrast_is_found_in_other_sweeps() -> None:
 
 
 def test_new_intervals_hold_as_often_as_the_tables_say() -> None:
-    spread, pooled, ratio = outcome_trials.tables(150)
-    tables = outcome_trials.__doc__ or ""
+    spread, pooled, ratio = outcomes.tables(150)
+    tables = outcomes.__doc__ or ""
     for table in (spread, pooled, ratio):
         assert table.title in tables
         lines = tables.split(table.title)[1].strip("\n").splitlines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,13 +11,15 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from world_profiles.__main__ import worlds
+from world_profiles.profile import SAVED, Fit, card_text, cards_table, documented_cards, measure_card, read_cards
 
 from grpo_lab.analysis.sources.answers import COLUMNS
 from grpo_lab.analysis.sources.sweep_data import CellData, SweepData, assemble
-from grpo_lab.analysis.world_card import Fit, card_text, cards_table, documented_cards, measure_card, read_cards
 from grpo_lab.tracking.sweep_record import CellRecord, SweepRecord
 
 STEPS = 20
+ROOT = Path(__file__).parents[2]
 
 
 def sweep(name: str, arms: dict[str, float]) -> SweepData:
@@ -89,6 +92,10 @@ def test_cards_stand_side_by_side(tmp_path: Path) -> None:
     assert table == ["| measured | a | b |", "|---|---|---|", "| x | 1 | 3 |", "| y | 2 | - |"]
 
 
+def test_every_world_of_a_tiny_model_has_a_card() -> None:
+    assert worlds() == [path.stem for path in sorted(SAVED.glob("*.json"))]
+
+
 def test_the_page_of_worlds_shows_the_saved_cards() -> None:
     assert [path for path, text in documented_cards().items() if path.read_text() != text] == [], "run `make docs`"
 
@@ -96,9 +103,10 @@ def test_the_page_of_worlds_shows_the_saved_cards() -> None:
 @pytest.mark.extended
 @pytest.mark.timeout(900)
 def test_the_command_measures_a_world(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "grpo_lab.cli", "world", "tiny", "evaluation=standard", "budget.amount=8"]
+    words = [sys.executable, "-m", "world_profiles", "tiny", "evaluation=standard", "budget.amount=8"]
     words += ["design.seeds=2", "design.bases=2", "--runs", str(tmp_path / "runs"), "--to", str(tmp_path / "cards")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=900)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "analysis")))}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=900, env=env)
     assert done.returncode == 0, done.stderr
     (card,) = read_cards(tmp_path / "cards")
     assert card["world"] == "tiny" and card["bases"] == 2 and card["runs"] == 4

@@ -13,7 +13,6 @@ import pytest
 
 from grpo_lab.analysis.report.reader import read_rollouts
 from grpo_lab.analysis.sources.saved_data import load_data
-from grpo_lab.analysis.world_card import read_cards
 from grpo_lab.config.design import load_design
 from grpo_lab.config.user_files import check_yaml
 from grpo_lab.tracking.foreign import Chosen, read_prime_rl, read_trl
@@ -52,7 +51,6 @@ READERS: dict[str, tuple[str, dict[str, bytes], Callable[[Path], object]]] = {
     "tracking/run_reader.py parse_line": ("metrics.jsonl", LINES, lambda path: list(read_steps(path.parent))),
     "tracking/foreign.py read_trl": ("trainer_state.json", JSON, lambda path: read_trl(path, Chosen())),
     "tracking/foreign.py _row": ("metrics.jsonl", {"line": LINES["bytes"]}, lambda path: read_prime_rl(path, Chosen())),
-    "analysis/world_card.py read_cards": ("sums.json", JSON, lambda path: read_cards(path.parent)),
     "analysis/report/reader.py read_rollouts": (
         "rollouts/step=000001.parquet", TABLE, lambda path: read_rollouts(path.parents[1])
     ),

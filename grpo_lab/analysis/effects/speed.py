@@ -137,6 +137,6 @@ def _fitting() -> Mapping[str, float]:
     """The share of problems that fit into the token limit, by world, from the profiles that were measured."""
     folder, found = conf_folder().parent / "analysis" / "data" / "worlds", dict[str, float]()
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
-        profile = read_json(path, "restore it with git, or measure it again: grpo-lab world")
+        profile = read_json(path, "restore it with git, or measure it again: make worlds")
         found |= dict.fromkeys([profile["world"]], float(dict(profile["rows"])[FITTING]))
     return found

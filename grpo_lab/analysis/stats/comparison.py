@@ -16,7 +16,7 @@ and others do not, the mean over all gets no interval. The mean over the pairs w
 about runs that do not collapse; how often they do is an outcome of its own (`collapse`). Where all pairs are alike
 (none collapsed, or every one in the same arms) the interval is about pairs like these.
 
-`grpo_lab.analysis.stats.trials` simulates all of it; its tables, and how to make them again, stand there.
+`analysis/interval_coverage` simulates all of it; its tables, and how to make them again, stand there.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ def jackknife_ratio(pairs: np.ndarray) -> Interval:
     """The mean of the first column of `pairs` [N, 2] over that of the second; no bounds below FOR_INTERVAL of them.
 
     The standard error is that of the ratios with one observation left out, and t has N - 1 degrees of freedom. Use it
-    where the second mean is well above 0; `outcome_trials` has its coverage.
+    where the second mean is well above 0; `interval_coverage` has its coverage.
     """
     n = len(pairs)
     ratio = float(pairs[:, 0].mean() / pairs[:, 1].mean())

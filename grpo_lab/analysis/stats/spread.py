@@ -3,7 +3,7 @@
 Two tricks can end alike and differ in how much a single run can be trusted. With several seeds on a base model the
 deviations are those of seeds from their base model's mean; with one, those of base models from the mean of all. The
 interval is Student's t of Miller's jackknife (Biometrika 1968): of the pseudo-values n L - (n - 1) L_i of L, the log
-of the ratio, with one base model (or run) left out. It needs no normal law, as the F test does; `outcome_trials` has
+of the ratio, with one base model (or run) left out. It needs no normal law, as the F test does; `interval_coverage` has
 the coverage.
 """
 

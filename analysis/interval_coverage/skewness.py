@@ -1,6 +1,6 @@
 """How lopsided the differences are that the saved sweeps found: the condition under which t intervals hold.
 
-The tables of `stats.trials` say that intervals of effects with a long tail on one side hold too rarely, and that four
+The tables of `differences` say that intervals of effects with a long tail on one side hold too rarely, and that four
 to eight values do not show such a tail. Hundreds of contrasts together do.
 """
 
@@ -18,6 +18,7 @@ from grpo_lab.analysis.effects.contrasts import trick_effects
 from grpo_lab.analysis.final_values import final_values
 from grpo_lab.analysis.sources.saved_data import load_data, saved_names
 from grpo_lab.analysis.stats.intervals import Interval, t_interval
+from grpo_lab.config.folders import DATA, declared
 
 METRICS = ("eval/downstream/accuracy", "eval/heldout/accuracy", "eval/heldout_training/accuracy", "reward/outcome")
 FEWEST = 4  # values whose skewness says anything
@@ -38,10 +39,13 @@ class Skewness:
     lognormal: float
 
 
-def observed_skewness(folder: Path) -> list[Skewness]:
-    """For each of METRICS, over the contrasts of all sweeps saved in a folder whose interval is shown."""
+def observed_skewness(experiments: Path) -> list[Skewness]:
+    """For each of METRICS, over the contrasts of all saved sweeps whose interval is shown."""
     samples: dict[str, dict[str, list[Sequence[float]]]] = {}
-    for name in saved_names(folder):
+    folders = {name: folder / DATA for name, folder in declared(experiments).items()}
+    for name, folder in folders.items():
+        if name not in saved_names(folder):
+            continue
         data = load_data(folder, name)
         for effect in trick_effects(data, final_values(data), METRICS):
             values = effect.comparison.observed

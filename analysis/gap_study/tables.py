@@ -1,4 +1,4 @@
-"""The tables of the notebook `gap`: when training reward misled, over all sweeps that test claims."""
+"""The tables of this study: when training reward misled, over all sweeps that test claims."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from grpo_lab.analysis.divergence.across import (
+from gap_study.across import (
     GROUPS,
     POOLED_INDICATORS,
     RULES,

@@ -9,7 +9,15 @@ from functools import lru_cache
 
 from grpo_lab.analysis.caveats import place
 from grpo_lab.analysis.effects.acted import could_not_act
-from grpo_lab.analysis.effects.pooling import (
+from grpo_lab.analysis.effects.speed import has_speed, no_headroom, speed_text
+from grpo_lab.analysis.effects.verdict import Judgement, claim, count_limit, count_word, counted, judge, places_of
+from grpo_lab.analysis.final_values import FinalValues
+from grpo_lab.analysis.metric_names import in_words
+from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.comparison import FEWEST_BASES
+from grpo_lab.analysis.stats.multiplicity import ALPHA, p_text
+from grpo_lab.config.design import Claim, Design, Direction
+from pages.contrasts import (
     comparable,
     contrast_of,
     effects_of,
@@ -17,16 +25,8 @@ from grpo_lab.analysis.effects.pooling import (
     settings,
     shared_settings,
 )
-from grpo_lab.analysis.effects.speed import has_speed, no_headroom, speed_text
-from grpo_lab.analysis.effects.verdict import Judgement, claim, count_limit, count_word, counted, judge, places_of
-from grpo_lab.analysis.final_values import FinalValues
-from grpo_lab.analysis.metric_names import in_words
-from grpo_lab.analysis.saved_sweeps import SavedSweeps
-from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.comparison import FEWEST_BASES
-from grpo_lab.analysis.stats.multiplicity import ALPHA, p_text
-from grpo_lab.analysis.stats.pooled import pool
-from grpo_lab.config.design import Claim, Design, Direction
+from pages.pooled import pool
+from pages.saved_sweeps import SavedSweeps
 
 NO_LARGER = "no larger than the margin"
 WORDS = ("supported", "contradicted", NO_LARGER, "not resolved", "could not act", "not run")

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
+from pages.saved_sweeps import SavedSweeps
 
 from grpo_lab.analysis.divergence.leading import (
     FEWEST,
@@ -39,7 +40,6 @@ from grpo_lab.analysis.divergence.leading import (
 from grpo_lab.analysis.divergence.measures import change, gap
 from grpo_lab.analysis.divergence.selection import best_shares, question_halves, selection_regret
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues, final_values
-from grpo_lab.analysis.saved_sweeps import SavedSweeps
 from grpo_lab.analysis.sources.settings import differences
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
 from grpo_lab.analysis.stats.comparison import FEWEST_BASES, Comparison, mean_of_runs

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from grpo_lab.analysis.divergence.across import (
+from gap_study.across import (
     MISLED,
     OTHERWISE_MISLED,
     POOLED_INDICATORS,

@@ -1,8 +1,9 @@
-"""Simulated outcomes that hold `spread`, `pooled` and `ratio` to what they say, and the tables of what came out.
+"""Simulated outcomes that hold `spread`, `ratio` and `pages.pooled` to what they say, and the tables of what came out.
 
-`analysis/interval_coverage.py` makes the tables again; these are of 4,000 simulated experiments for each number. Laws
-are those of `trials`: normal, heavy (Student's t with 2.5 degrees) and skewed (lognormal). A column `8x1` has eight
-base models of one run each; in the second table `3x8` has three environments of eight base models.
+`PYTHONPATH=analysis python -m interval_coverage` prints the tables again. These are of 4,000 simulated experiments for
+each number. Laws are those of `differences`: normal, heavy (Student's t with 2.5 degrees) and skewed (lognormal). A
+column `8x1` has eight base models of one run each; in the second table `3x8` has three environments of eight base
+models.
 
 Coverage (%) of the ratio of two standard deviations; law and true ratio:
 
@@ -36,11 +37,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
+from pages.pooled import Effect, pool
 
-from grpo_lab.analysis.stats.pooled import Effect, pool
 from grpo_lab.analysis.stats.ratio import jackknife_ratio
 from grpo_lab.analysis.stats.spread import spread_ratio
-from grpo_lab.analysis.stats.trials import Table
+from interval_coverage.differences import Table
 
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.figure import Figure
 
-from grpo_lab.analysis.effects.claims import WORDS, Answer
 from grpo_lab.analysis.figures.style import (
     BLACK,
     BLUE,
@@ -27,6 +26,7 @@ from grpo_lab.analysis.figures.style import (
 )
 from grpo_lab.analysis.metric_names import in_words
 from grpo_lab.analysis.table_rows import rows_of
+from pages.claims import WORDS, Answer
 
 NAME = "claims"
 BARS = "mark: effect over its declared margin; bar: its 95% t interval over base models, likewise"

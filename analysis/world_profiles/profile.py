@@ -19,10 +19,11 @@ from grpo_lab.analysis.stats.components import components, smallest_effect
 from grpo_lab.analysis.stats.intervals import Interval, t_interval
 from grpo_lab.analysis.table_rows import groups_of
 from grpo_lab.config.catalogue import with_tables
-from grpo_lab.config.folders import conf_folder
 from grpo_lab.tracking.metrics import CLIP_FRACTION
 from grpo_lab.tracking.whole import read_json
 
+ROOT = Path(__file__).parents[2]
+SAVED, PAGE = ROOT / "analysis" / "data" / "worlds", ROOT / "conf" / "world" / "README.md"
 GAIN = 0.9  # of what a run gains; the card says after how many steps it is reached
 SMOOTHING = 5  # steps of the running mean in which that step is looked for
 FIRST = 3  # steps: the base's own answers, before training changed them much
@@ -190,7 +191,7 @@ def card_text(card: Mapping[str, Any]) -> str:
 
 def read_cards(folder: Path) -> list[dict[str, Any]]:
     """The saved cards, by the names of their worlds."""
-    return [read_json(path, "measure it again by grpo-lab world") for path in sorted(folder.glob("*.json"))]
+    return [read_json(path, "measure it again by make worlds") for path in sorted(folder.glob("*.json"))]
 
 
 def cards_table(cards: Sequence[Mapping[str, Any]]) -> str:
@@ -203,8 +204,5 @@ def cards_table(cards: Sequence[Mapping[str, Any]]) -> str:
 
 
 def documented_cards() -> dict[Path, str]:
-    """The page of worlds and its up-to-date text, from the saved cards of the checkout."""
-    root = conf_folder().parent
-    page = root / "conf" / "world" / "README.md"
-    cards = read_cards(root / "analysis" / "data" / "worlds")
-    return {page: with_tables(page, {"| measured | ": lambda: cards_table(cards)})}
+    """The page of worlds and its up-to-date text, from the saved cards."""
+    return {PAGE: with_tables(PAGE, {"| measured | ": lambda: cards_table(read_cards(SAVED))})}

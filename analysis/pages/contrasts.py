@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from grpo_lab.analysis.effects.speed import world_of
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.stats.intervals import seed_differences
-from grpo_lab.analysis.stats.pooled import Effect
 from grpo_lab.config.design import Design
+from pages.pooled import Effect
 
 # Of a declaration: how long and how often is measured, which changes no run's policy.
 NO_CONDITION = ("budget", "evaluation", "tracking", "rollouts_every", "checkpoint_every", "model.base", "threads")

@@ -1,15 +1,15 @@
 """Simulated sweeps that hold `comparison` and `collapse` to what they say, and the tables of what came out.
 
-`analysis/interval_coverage.py` makes the tables again; these are of 4,000 simulated sweeps for each number in the first
-six, of 1,000 in the others. A world has b bases of s seeds (`4x2`: four bases, two seeds each). Runs of the control
-deviate by 3 points of accuracy from their level, and the difference of a pair by 3 points from the base's effect;
-effects deviate between bases by 0, 1, 2 or 6 times that. Laws of both deviations: normal; heavy (Student's t with 2.5
-degrees); skewed (lognormal, a long tail on one side). Where a table names no law it is normal; bases deviate by 1 times
-that in the tables on collapses and on P(harm), and not at all in the others.
+`PYTHONPATH=analysis python -m interval_coverage` prints the tables again. These are of 4,000 simulated sweeps for each
+number in the first six, of 1,000 in the others. A world has b bases of s seeds (`4x2`: four bases, two seeds each).
+Runs of the control deviate by 3 points of accuracy from their level, and the difference of a pair by 3 points from the
+base's effect; effects deviate between bases by 0, 1, 2 or 6 times that. Laws of both deviations: normal; heavy
+(Student's t with 2.5 degrees); skewed (lognormal, a long tail on one side). Where a table names no law it is normal;
+bases deviate by 1 times that in the tables on collapses and on P(harm), and not at all in the others.
 
 Two things no handful of values shows, so their intervals are not withheld. Effects with a long tail on one side: a
-sample without the tail looks like a tight normal one (the saved sweeps together show no tail: `effects.skewness`). And
-a fate that no run met: where one run in ten ends 30 points lower and is no collapse, sweeps without such a run show an
+sample without the tail looks like a tight normal one (the saved sweeps together show no tail: `skewness`). And a
+fate that no run met: where one run in ten ends 30 points lower and is no collapse, sweeps without such a run show an
 interval, which holds the mean of the other runs alone. So does one whose runs all met it on the same base. With one run
 a base, bases that lie apart look like two groups.
 

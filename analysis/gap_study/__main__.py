@@ -6,11 +6,12 @@
 # conditions take a base model of a world as one observation, since its runs are alike.
 
 # %%
-from grpo_lab.analysis.divergence.across import announcements, saved_pool, spent_after
-from grpo_lab.analysis.figures.gap import draw_gap
-from grpo_lab.analysis.notebooks import gap
+from pages.saved_sweeps import saved_sweeps
+
+from gap_study import tables
+from gap_study.across import announcements, saved_pool, spent_after
+from gap_study.figure import draw_gap
 from grpo_lab.analysis.notebooks.show import REPOSITORY, show_figure, show_lines, show_table
-from grpo_lab.analysis.saved_sweeps import saved_sweeps
 
 pooled = saved_pool(saved_sweeps(REPOSITORY / "experiments"))
 show_lines(
@@ -27,8 +28,8 @@ show_figure(draw_gap(pooled) or "no sweep has an arm beside its control")
 # collapsed or fall into two groups, resolves nothing. So a count of no opposite pairs is no proof that there is none.
 
 # %%
-show_table(gap.signs_table(pooled))
-show_table(gap.contrasts_table(pooled, apart=False), 3)
+show_table(tables.signs_table(pooled))
+show_table(tables.contrasts_table(pooled, apart=False), 3)
 
 # %% [markdown]
 # ## Arms that are kept apart
@@ -37,7 +38,7 @@ show_table(gap.contrasts_table(pooled, apart=False), 3)
 # grader that pays for the form alone raises "reward" by construction.
 
 # %%
-show_table(gap.contrasts_table(pooled, apart=True), 3)
+show_table(tables.contrasts_table(pooled, apart=True), 3)
 
 # %% [markdown]
 # ## In how many runs?
@@ -47,8 +48,8 @@ show_table(gap.contrasts_table(pooled, apart=True), 3)
 # those of other bases. Intervals take runs as independent, which they are not: read the number of bases too.
 
 # %%
-show_table(gap.runs_table(pooled))
-show_table(gap.misled_where(pooled), otherwise="no run was misled")
+show_table(tables.runs_table(pooled))
+show_table(tables.misled_where(pooled), otherwise="no run was misled")
 
 # %% [markdown]
 # ## What announces a loss?
@@ -59,7 +60,7 @@ show_table(gap.misled_where(pooled), otherwise="no run was misled")
 # disagree by more than protocol only in sweeps with a lenient, noisy or other grader; elsewhere it reads temperature.
 
 # %%
-show_table(gap.indicators_table(pooled))
+show_table(tables.indicators_table(pooled))
 one = announcements(pooled)["kl"]
 show_lines(f"{one.note}. {one.at_once} runs lost before any reading, so that nothing could announce it.")
 
@@ -70,7 +71,7 @@ show_lines(f"{one.note}. {one.at_once} runs lost before any reading, so that not
 # and measured on the other. Evaluations are few, mostly four a run, so a regret is that of a coarse choice.
 
 # %%
-show_table(gap.regrets_table(pooled))
+show_table(tables.regrets_table(pooled))
 
 # %% [markdown]
 # ## What a point costs
@@ -79,6 +80,6 @@ show_table(gap.regrets_table(pooled))
 # the gain is not surely above 0, there is no cost of a point. Where accuracy is flat, the best checkpoint is luck.
 
 # %%
-show_table(gap.costs_table(pooled))
+show_table(tables.costs_table(pooled))
 after = spent_after(pooled.runs)
 show_lines(f"Share of the budget after the best checkpoint, over base models: {after.text()}, n = {after.n}.")

@@ -1,6 +1,6 @@
 """Simulated sweeps that hold `all_pairs` to what it says; the tables stand in its docstring.
 
-`analysis/interval_coverage.py` makes them again.
+`PYTHONPATH=analysis python -m interval_coverage` prints them again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pandas as pd
 
 from grpo_lab.analysis.stats.all_pairs import AllPairs, all_pairs
 from grpo_lab.analysis.stats.comparison import two_groups
-from grpo_lab.analysis.stats.trials import LEVEL, SD, Table
+from interval_coverage.differences import LEVEL, SD, Table
 
 BASE_SD, LOST, SPREAD = 0.1, 0.3, 0.3  # between bases; what a base or half of the runs lose; from worst arm to best
 ARMS: Mapping[int, int] = {31: 4, 7: 2, 5: 2, 3: 0}  # number of arms -> how many of them are several

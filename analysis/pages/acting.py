@@ -14,9 +14,10 @@ from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import Interval, t_interval
 from grpo_lab.config.catalogue import recipe_overrides, with_tables
 from grpo_lab.config.design import Direction
-from grpo_lab.config.folders import DATA, declared, experiments_folder
+from grpo_lab.config.folders import DATA, declared
 from grpo_lab.tracking.metrics import UNLIKE_PPO, axis_touched, is_touched, logged_name
 
+ROOT = Path(__file__).parents[2]
 METHODS = ("dapo", "dr_grpo", "scalerl", "cispo", "gspo")
 # Tricks of a paper that its recipe does not select: another form of one it does, or left out for its reason.
 BEYOND = {
@@ -137,5 +138,5 @@ def acting_table(folder: Path) -> str:
 
 def documented_acting() -> dict[Path, str]:
     """The index of experiments with its up-to-date table of where tricks act, from the saved data of the checkout."""
-    page = experiments_folder() / "README.md"
+    page = ROOT / "experiments" / "README.md"
     return {page: with_tables(page, {"| trick that acts | ": lambda: acting_table(page.parent)})}
