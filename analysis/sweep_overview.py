@@ -3,7 +3,7 @@
 #
 # Which sweep this is, what of it finished, what a reader must know before believing it, what every arm came to, and
 # what that says of the predictions. `EXP` names the sweep (default `overlong`), `RUNS` the folder of its runs or an
-# MLflow store (default `runs`); the saved numbers in `analysis/data` are used where they hold more.
+# MLflow store (default `runs`); the numbers saved with the experiment are used where they hold more.
 
 # %%
 from grpo_lab.analysis.effects.contrasts import effects_markdown

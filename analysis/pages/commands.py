@@ -19,7 +19,7 @@ from pages.claims_figure import draw_claims
 from pages.saved_sweeps import saved_sweeps
 from pages.tables import documented
 
-ANALYSIS = Path(__file__).parents[1]
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 
 def write_docs() -> None:
@@ -31,13 +31,13 @@ def write_docs() -> None:
 def write_claims() -> None:
     """Print the answer to every claim, and draw them, and beside them when training reward misled in their sweeps."""
     bootstrap()
-    saved = saved_sweeps(ANALYSIS.parent / "experiments")
+    saved = saved_sweeps(EXPERIMENTS)
     found = answers(saved)
     print(claims_text(found))
     sources = {"data": "experiments", "command": "make claims"}
     for drawn in (draw_claims(found), draw_gap(saved_pool(saved))):
         if drawn is not None:
-            print(*save(drawn, ANALYSIS / "figures", sources), sep="\n")
+            print(*save(drawn, EXPERIMENTS / "figures", sources), sep="\n")
 
 
 COMMANDS = {"docs": write_docs, "claims": write_claims}

@@ -323,7 +323,7 @@ def test_provenance_holds_commit_diff_and_untracked_files(tmp_path: Path) -> Non
         ("experiments/mine.yaml", False),
         ("README.md", False),
         ("tests/test_mine.py", False),
-        ("analysis/figures/a.png", False),
+        ("experiments/mine/figures/a.png", False),
         ("conf/reward/mine.yaml", True),
         ("my_rewards.py", True),
         ("grpo_lab/loop.py", True),

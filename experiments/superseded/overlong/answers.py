@@ -3,7 +3,7 @@
 #
 # The truncated share falls or stays because the policy guesses, works the steps out, or rambles. This counts the three
 # ways of answering in the rollout tables of the runs (`RUNS`, else `runs`; every tenth step is kept) and writes the
-# shares, and held-out beside training accuracy by difficulty, to `analysis/data`.
+# shares, and held-out beside training accuracy by difficulty, to `data` beside this file.
 
 # %%
 import os
