@@ -91,7 +91,7 @@ notebooks: $(NOTEBOOK_STAMP) ## execute the notebooks of analysis/ on the sweep 
 		made="build/notebooks/$(EXP)_$$name"; \
 		$(BIN)/jupytext --quiet --from py:percent --to ipynb --set-kernel python3 --output "$$made.ipynb" \
 			"analysis/$$name.py" || exit 1; \
-		EXP='$(EXP)' TRICK='$(TRICK)' RUNS="$(if $(findstring ://,$(RUNS)),$(RUNS),$$($(BIN)/python -c 'import os, sys; print(os.path.abspath(sys.argv[1]))' '$(RUNS)'))" $(NBCONVERT) \
+		PYTHONPATH='$(CURDIR)/analysis' EXP='$(EXP)' TRICK='$(TRICK)' RUNS="$(if $(findstring ://,$(RUNS)),$(RUNS),$$($(BIN)/python -c 'import os, sys; print(os.path.abspath(sys.argv[1]))' '$(RUNS)'))" $(NBCONVERT) \
 			--to notebook --execute --inplace --KernelManager.transport_encryption=auto \
 			--ExecutePreprocessor.startup_timeout=600 "$$made.ipynb" || exit 1; \
 		$(NBCONVERT) --to html --HTMLExporter.require_js_url= --HTMLExporter.mathjax_url= "$$made.ipynb" || exit 1; \
