@@ -20,10 +20,10 @@ PARTS ?=
 SLICE ?= 540
 TO ?=
 FILE ?=
-NOTEBOOKS := sweep_overview reward_against_eval one_trick scaling noise_floor
+NOTEBOOKS := $(basename $(notdir $(shell grep -l chosen_sweep analysis/*.py)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm base demo demo-real sweep recipes worlds data figures claims cluster-cost report notebooks docs test test-all test-vllm newest mutants check ui bench gpu gpu-real split join clean
+.PHONY: $(shell sed -nE 's/^([a-z-]+):.*/\1/p' $(firstword $(MAKEFILE_LIST)))
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
