@@ -20,10 +20,10 @@ PARTS ?=
 SLICE ?= 540
 TO ?=
 FILE ?=
-NOTEBOOKS := sweep_overview reward_against_eval one_trick scaling noise_floor
+NOTEBOOKS := $(basename $(notdir $(shell grep -l chosen_sweep analysis/*.py)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm base demo demo-real sweep recipes worlds data figures claims cluster-cost report notebooks docs test test-all test-vllm newest mutants check ui bench gpu gpu-real split join clean
+.PHONY: $(shell sed -nE 's/^([a-z-]+):.*/\1/p' $(firstword $(MAKEFILE_LIST)))
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -47,7 +47,7 @@ $(VLLM_STAMP): $(STAMP)
 setup-vllm: $(VLLM_STAMP) ## add vLLM's CPU build, for engine=vllm and vllm_process (on a GPU: pip install -e '.[vllm]')
 
 base: $(STAMP) ## build the base models that came with grpo_lab again, and say whether they answer alike (about an hour)
-	@$(BIN)/grpo-lab base --rebuild
+	@PYTHONPATH=analysis $(BIN)/python -m base_models --rebuild
 
 demo: $(STAMP) ## three runs that a grader can or cannot be gamed in, and their figure; run again, it reuses what is finished
 	@$(BIN)/python -m grpo_lab.train +experiments=same_reward design.part=demo 'runs_dir=$(RUNS)'
@@ -91,7 +91,7 @@ notebooks: $(NOTEBOOK_STAMP) ## execute the notebooks of analysis/ on the sweep 
 		made="build/notebooks/$(EXP)_$$name"; \
 		$(BIN)/jupytext --quiet --from py:percent --to ipynb --set-kernel python3 --output "$$made.ipynb" \
 			"analysis/$$name.py" || exit 1; \
-		EXP='$(EXP)' TRICK='$(TRICK)' RUNS="$(if $(findstring ://,$(RUNS)),$(RUNS),$$($(BIN)/python -c 'import os, sys; print(os.path.abspath(sys.argv[1]))' '$(RUNS)'))" $(NBCONVERT) \
+		PYTHONPATH='$(CURDIR)/analysis' EXP='$(EXP)' TRICK='$(TRICK)' RUNS="$(if $(findstring ://,$(RUNS)),$(RUNS),$$($(BIN)/python -c 'import os, sys; print(os.path.abspath(sys.argv[1]))' '$(RUNS)'))" $(NBCONVERT) \
 			--to notebook --execute --inplace --KernelManager.transport_encryption=auto \
 			--ExecutePreprocessor.startup_timeout=600 "$$made.ipynb" || exit 1; \
 		$(NBCONVERT) --to html --HTMLExporter.require_js_url= --HTMLExporter.mathjax_url= "$$made.ipynb" || exit 1; \

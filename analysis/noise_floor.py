@@ -7,10 +7,10 @@
 
 # %%
 import numpy as np
+from notebook_tables import noise
+from notebook_tables.show import chosen_sweep, introduction, show_lines, show_table
 
 from grpo_lab.analysis.final_values import DOWNSTREAM, final_values
-from grpo_lab.analysis.notebooks import noise
-from grpo_lab.analysis.notebooks.show import chosen_sweep, introduction, show_lines, show_table
 
 SUITE = "downstream"
 data = chosen_sweep()

@@ -9,10 +9,11 @@
 # %%
 import os
 
+from notebook_tables import one_trick
+from notebook_tables.show import chosen_sweep, introduction, show_figure, show_lines, show_table
+
 from grpo_lab.analysis.figures import forest
 from grpo_lab.analysis.final_values import DOWNSTREAM, final_values
-from grpo_lab.analysis.notebooks import one_trick
-from grpo_lab.analysis.notebooks.show import chosen_sweep, introduction, show_figure, show_lines, show_table
 
 data = chosen_sweep()
 finals = final_values(data)

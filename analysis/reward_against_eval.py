@@ -7,13 +7,7 @@
 
 # %%
 import numpy as np
-
-from grpo_lab.analysis.divergence.leading import INDICATORS, leading_text
-from grpo_lab.analysis.divergence.table import divergence_table
-from grpo_lab.analysis.figures import coverage, frontier, phase, ranks, waterfall
-from grpo_lab.analysis.figures.curves import draw_curves
-from grpo_lab.analysis.final_values import final_values
-from grpo_lab.analysis.notebooks.show import (
+from notebook_tables.show import (
     chosen_sweep,
     introduction,
     null_runs,
@@ -21,6 +15,12 @@ from grpo_lab.analysis.notebooks.show import (
     show_lines,
     show_measures,
 )
+
+from grpo_lab.analysis.divergence.leading import INDICATORS, leading_text
+from grpo_lab.analysis.divergence.table import divergence_table
+from grpo_lab.analysis.figures import coverage, frontier, phase, ranks, waterfall
+from grpo_lab.analysis.figures.curves import draw_curves
+from grpo_lab.analysis.final_values import final_values
 
 data = chosen_sweep()
 finals = final_values(data)

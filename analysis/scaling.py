@@ -6,9 +6,10 @@
 # reach a level need no sigmoid and can be compared all the same. `EXP` names the sweep, `RUNS` its runs.
 
 # %%
+from notebook_tables.show import chosen_sweep, introduction, show_figure, show_lines, show_table
+
 from grpo_lab.analysis.figures.ceiling import draw_ceiling
 from grpo_lab.analysis.final_values import final_values
-from grpo_lab.analysis.notebooks.show import chosen_sweep, introduction, show_figure, show_lines, show_table
 from grpo_lab.analysis.scaling.fits import compare, fit_sweep, scaling_table
 
 SUITE = "heldout"  # ScaleRL fits held-out questions of the training distribution

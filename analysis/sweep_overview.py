@@ -6,13 +6,7 @@
 # MLflow store (default `runs`); the numbers saved with the experiment are used where they hold more.
 
 # %%
-from grpo_lab.analysis.effects.contrasts import effects_markdown
-from grpo_lab.analysis.effects.table import markdown
-from grpo_lab.analysis.effects.verdict import verdict_text
-from grpo_lab.analysis.figures.curves import draw_curves
-from grpo_lab.analysis.figures.effects import draw_effects
-from grpo_lab.analysis.final_values import final_values
-from grpo_lab.analysis.notebooks.show import (
+from notebook_tables.show import (
     chosen_sweep,
     finished_table,
     introduction,
@@ -21,6 +15,13 @@ from grpo_lab.analysis.notebooks.show import (
     show_table,
     show_text,
 )
+
+from grpo_lab.analysis.effects.contrasts import effects_markdown
+from grpo_lab.analysis.effects.table import markdown
+from grpo_lab.analysis.effects.verdict import verdict_text
+from grpo_lab.analysis.figures.curves import draw_curves
+from grpo_lab.analysis.figures.effects import draw_effects
+from grpo_lab.analysis.final_values import final_values
 
 data = chosen_sweep()
 finals = final_values(data)

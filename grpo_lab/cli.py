@@ -24,7 +24,6 @@ from grpo_lab.tracking.whole import AFRESH, read_json
 
 if TYPE_CHECKING:
     from grpo_lab.config.run_config import RunConfig
-    from grpo_lab.tasks.warm_start import ArithmeticBase
     from grpo_lab.tracking.mlflow_mirror import SyncReport
 
 RUNS = "runs"  # default folder of runs
@@ -33,43 +32,16 @@ GYM_GRADER = "reward=gym_last_number"  # needs the extra gym
 
 
 def build_base(arguments: argparse.Namespace) -> None:
-    """Print where the base model of the overrides is, built if necessary; or build shipped ones again."""
-    if arguments.rebuild and not arguments.overrides:
-        _rebuild(None)
-        return
-    config, choices = compose_with_choices(arguments.overrides)
+    """Print where the base model of the overrides is, built if necessary."""
+    config = compose_config(arguments.overrides)
     from grpo_lab.config.run_config import to_run
 
-    model = to_run(config).model
-    if arguments.rebuild or arguments.ship:
-        from grpo_lab.tasks.rebuild import recipes_of, ship, shipped_like
-        from grpo_lab.tasks.shipped import find_shipped
-
-        if arguments.rebuild:
-            _rebuild(shipped_like(model))
-            return
-        for recipe in recipes_of(model, arguments.ship):
-            base = find_shipped(recipe.key()) or ship(choices["model"], recipe)
-            say(f"{base.weights}  accuracy {base.report['accuracy']:.3f}", flush=True)
-        return
-    folder = model.resolve()
+    folder = to_run(config).model.resolve()
     say(f"base model: {folder}")
     report = folder / "report.json"
     if report.exists():
         for name, value in read_json(report, "remove its folder, and it is built again").items():
             say(f"  {name:<16} {value:g}")
-
-
-def _rebuild(recipes: Sequence[ArithmeticBase] | None) -> None:
-    """Build bases that came with grpo_lab again, all without `recipes`; exit with 1 if one differs."""
-    from grpo_lab.tasks.rebuild import every_recipe, rebuilt
-
-    agree = True
-    for compared in rebuilt(every_recipe() if recipes is None else recipes):
-        say(compared.text(), flush=True)
-        agree = agree and compared.agrees
-    if not agree:
-        sys.exit(1)
 
 
 def sync_runs(arguments: argparse.Namespace) -> None:
@@ -637,18 +609,8 @@ def main(words: Sequence[str] | None = None) -> None:
     """Entry of the `grpo-lab` command; `words` instead of those of the command line."""
     parser = argparse.ArgumentParser(prog="grpo-lab", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="command")
-    base = commands.add_parser("base", help="find or build a base model; build the shipped ones again")
+    base = commands.add_parser("base", help="find or build a base model")
     base.add_argument("overrides", nargs="*", help="Hydra overrides, for example world=sums model.base=1")
-    base.add_argument(
-        "--rebuild",
-        action="store_true",
-        help="rebuild the shipped base models of these overrides (without overrides: all of them) and report whether "
-        "their accuracies agree with the shipped ones",
-    )
-    base.add_argument(
-        "--ship", type=int, metavar="N", help="build base models 0 to N-1 of these overrides into grpo_lab/bases; "
-        "those already there stay"
-    )  # fmt: skip
     base.set_defaults(run=build_base)
     sync = commands.add_parser("sync", help="replay run folders into MLflow or another tracker")
     sync.add_argument("folder", type=Path, nargs="?", default=Path(RUNS), help="a run, or a folder of runs")

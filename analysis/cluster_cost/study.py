@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import yaml
+from notebook_tables.noise_statistics import seeds_needed
 from scipy.optimize import brentq
 
 from cluster_cost.roofline import Card, Efficiency, Learner, send
 from cluster_cost.schedules import Cluster, Lengths, StepTime, Workload, simulate
-from grpo_lab.analysis.stats.power import difference_sd, seeds_needed
+from grpo_lab.analysis.stats.power import difference_sd
 from grpo_lab.budget.model_shape import ModelShape
 from grpo_lab.tricks.schedule import InFlight, OneStepOff, Schedule, Sync
 

@@ -6,12 +6,12 @@
 # conditions take a base model of a world as one observation, since its runs are alike.
 
 # %%
+from notebook_tables.show import REPOSITORY, show_figure, show_lines, show_table
 from pages.saved_sweeps import saved_sweeps
 
 from gap_study import tables
 from gap_study.across import announcements, saved_pool, spent_after
 from gap_study.figure import draw_gap
-from grpo_lab.analysis.notebooks.show import REPOSITORY, show_figure, show_lines, show_table
 
 pooled = saved_pool(saved_sweeps(REPOSITORY / "experiments"))
 show_lines(

@@ -148,10 +148,10 @@ from scipy import stats
 
 from grpo_lab.analysis.stats.collapse import Count, barnard
 from grpo_lab.analysis.stats.comparison import Comparison, compare
-from grpo_lab.analysis.stats.components import smallest_effect, smallest_effect_with_collapse
 from grpo_lab.analysis.stats.intervals import Interval, t_interval
 from grpo_lab.analysis.stats.multiplicity import ALPHA
 from grpo_lab.analysis.stats.power import power_of_t
+from interval_coverage.detectable import smallest_effect, smallest_effect_with_collapse
 
 SIZES = tuple(itertools.product((3, 4, 5, 6), (1, 2, 4)))
 LAWS: Mapping[str, Callable[[np.random.Generator, int], np.ndarray]] = {

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from interval_coverage.detectable import smallest_effect
 
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
-from grpo_lab.analysis.stats.components import components, smallest_effect
+from grpo_lab.analysis.stats.components import components
 from grpo_lab.analysis.stats.intervals import Interval, t_interval
 from grpo_lab.analysis.table_rows import groups_of
 from grpo_lab.config.catalogue import with_tables

@@ -1,16 +1,16 @@
 """The base models that come with grpo_lab: half-precision weights, found by the key of the recipe that made them.
 
-Every machine starts from the same weights: fp16 numbers become fp32 without rounding. `rebuild.py` makes them again.
+Every machine starts from the same weights: fp16 numbers become fp32 without rounding.
+`analysis/base_models` makes them again.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.tracking.files import write_json
-from grpo_lab.tracking.whole import read_sealed, sealed, trouble_with
+from grpo_lab.tracking.whole import read_sealed, trouble_with
 
 FOLDER = Path(__file__).parents[1] / "bases"
 INDEX = FOLDER / "index.json"
@@ -48,8 +48,3 @@ def shipped() -> list[Shipped]:
 def find_shipped(key: str) -> Shipped | None:
     """The base model of a recipe's key, None if it does not come with grpo_lab."""
     return next((base for base in shipped() if base.key == key), None)
-
-
-def write_index(bases: list[Shipped]) -> None:
-    """Replace the index."""
-    write_json(INDEX, sealed({"bases": [asdict(base) for base in bases]}), sort=False, indent=1)

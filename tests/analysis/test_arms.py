@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
+from notebook_tables.noise_statistics import crossed_t_interval
 from planted_sweeps import Planted, synthetic_sweep, write_synthetic
 
 from grpo_lab.analysis.build import build
@@ -32,7 +33,7 @@ from grpo_lab.analysis.report.panel import step_curve
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.collapse import Count
 from grpo_lab.analysis.stats.comparison import compare
-from grpo_lab.analysis.stats.intervals import Interval, bounds, crossed_t_interval, t_interval
+from grpo_lab.analysis.stats.intervals import Interval, bounds, t_interval
 from grpo_lab.analysis.stats.mean_line import mean_line
 from grpo_lab.analysis.stats.ratio import jackknife_ratio
 from grpo_lab.analysis.stats.resampling import crossed_bootstrap

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from interval_coverage.detectable import power_with_collapse, smallest_effect
 from interval_coverage.differences import Table, World, docstring_tables, rates, tables
 from planted_sweeps import Planted, synthetic_sweep, write_synthetic
 from scipy import stats
@@ -22,7 +23,7 @@ from grpo_lab.analysis.sources.saved_data import load_data, save_data
 from grpo_lab.analysis.sources.sweep_data import SweepData, bases_of
 from grpo_lab.analysis.stats.collapse import Count, barnard
 from grpo_lab.analysis.stats.comparison import compare, two_groups
-from grpo_lab.analysis.stats.components import components, power_with_collapse, smallest_effect
+from grpo_lab.analysis.stats.components import components
 from grpo_lab.analysis.stats.mean_line import mean_line, over_bases
 from grpo_lab.analysis.stats.multiplicity import paired_t_pvalue
 from grpo_lab.analysis.stats.power import power_of_t

@@ -10,6 +10,7 @@ import math
 import re
 import runpy
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -20,10 +21,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from declared_experiments import FOLDERS, declaration, saved_description
+from notebook_tables import noise, one_trick, show
 from planted_sweeps import Planted, synthetic_sweep, write_synthetic
+from processes import python_path
 
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues, final_values
-from grpo_lab.analysis.notebooks import noise, one_trick, show
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = ("sweep_overview", "reward_against_eval", "one_trick", "scaling", "noise_floor")
@@ -58,12 +60,17 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
             chosen = {"EXP": "synthetic", "TRICK": ""} | environment
             for key, value in ({"RUNS": str(runs / chosen["EXP"])} | chosen).items():
                 patch.setenv(key, value)
-            path = ROOT / "analysis" / name
-            runpy.run_path(str(path if path.is_dir() else path.with_suffix(".py")), run_name="__main__")
+            runpy.run_path(str(script_of(name)), run_name="__main__")
         assert not list(elsewhere.iterdir()), "a notebook saves nothing"
         return said.getvalue()
 
     return run
+
+
+def script_of(name: str) -> Path:
+    """A notebook, or the script of a study that has a folder."""
+    folder = ROOT / "analysis" / name
+    return folder / "__main__.py" if folder.is_dir() else folder.with_suffix(".py")
 
 
 def line(text: str, start: str, *words: str) -> str:
@@ -344,15 +351,16 @@ def test_collapsed_and_unfinished_runs_are_counted() -> None:
 
 @pytest.mark.parametrize("name", (*NOTEBOOKS, OVER_ALL))
 def test_notebooks_are_prose_and_calls(name: str) -> None:
-    text = (ROOT / "analysis" / f"{name}.py").read_text()
+    text = script_of(name).read_text()
     assert text.startswith("# %% [markdown]\n# # ") and text.count("# %%\n") >= 4
     assert len(text.splitlines()) <= 112
     assert not re.search(r"matplotlib|seaborn|savefig|to_csv|def ", text)
 
 
 def test_make_executes_every_notebook() -> None:
-    (named,) = re.findall(r"^NOTEBOOKS := (.*)$", (ROOT / "Makefile").read_text(), flags=re.M)
-    assert tuple(named.split()) == NOTEBOOKS
+    planned = subprocess.run(["make", "-n", "notebooks"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    (named,) = re.findall(r"for name in (.*); do", planned)
+    assert sorted(named.split()) == sorted(NOTEBOOKS)
 
 
 @pytest.mark.extended
@@ -367,6 +375,7 @@ def test_jupyter_executes_a_notebook(
     write_synthetic(HELPS, tmp_path)
     monkeypatch.setenv("EXP", "synthetic")
     monkeypatch.setenv("RUNS", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", python_path(ROOT / "analysis"))
     notebook = jupytext.read(ROOT / "analysis" / "scaling.py", fmt="py:percent")
     nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from notebook_tables.noise_statistics import seeds_needed
 from planted_sweeps import Planted, synthetic_sweep
 from scipy import stats
 
@@ -27,7 +28,7 @@ from grpo_lab.analysis.final_values import DOWNSTREAM, final_values
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.components import Scatter, components, pooled_scatter
 from grpo_lab.analysis.stats.multiplicity import ALPHA
-from grpo_lab.analysis.stats.power import fewest, power_of_t, power_within, seeds_needed
+from grpo_lab.analysis.stats.power import fewest, power_of_t, power_within
 from grpo_lab.config.design import Design, named_design, read_design
 
 NODE = {

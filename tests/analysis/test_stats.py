@@ -11,14 +11,19 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from notebook_tables.noise_statistics import (
+    crossed_t_interval,
+    questions_needed,
+    sd_interval,
+    seeds_needed,
+    standard_error,
+)
 from scipy import integrate, stats
 
 from grpo_lab.analysis.stats.intervals import (
     Interval,
-    crossed_t_interval,
     paired_difference,
     seed_differences,
-    standard_error,
     t_interval,
 )
 from grpo_lab.analysis.stats.multiplicity import benjamini_hochberg, holm, paired_t_pvalue
@@ -26,9 +31,6 @@ from grpo_lab.analysis.stats.power import (
     difference_sd,
     minimum_detectable_effect,
     power_of_t,
-    questions_needed,
-    sd_interval,
-    seeds_needed,
 )
 from grpo_lab.analysis.stats.resampling import (
     crossed_bootstrap,

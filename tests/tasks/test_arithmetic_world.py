@@ -14,6 +14,7 @@ from random import Random
 import pytest
 import torch
 import transformers
+from base_models import rebuild
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
@@ -22,7 +23,7 @@ from sampling import asked, hf_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_lab.policy import models
-from grpo_lab.tasks import rebuild, shipped, warm_start
+from grpo_lab.tasks import shipped, warm_start
 from grpo_lab.tasks.arithmetic import (
     SYMBOLS,
     ArithmeticWorld,
@@ -428,9 +429,8 @@ def test_a_shipped_base_is_found_by_its_recipe(
     folder.mkdir()
     monkeypatch.setattr(shipped, "FOLDER", folder)
     monkeypatch.setattr(shipped, "INDEX", folder / "index.json")
-    monkeypatch.setattr(rebuild, "FOLDER", folder)
     monkeypatch.setattr(rebuild, "PROBLEMS", 4)
-    shipped.write_index([])
+    rebuild.write_index([])
     base = rebuild.ship("tiny", hurried)
     assert base.file == f"tiny-{hurried.base}.safetensors" and base.weights.parent == folder
     assert shipped.find_shipped(hurried.key()) == base and shipped.shipped() == [base]

@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 import torch
+from base_models.rebuild import Compared, accuracy_of, every_recipe, rebuilt, recipes_of, shipped_like
 from sampling import asked, hf_model
 from test_arithmetic_world import from_yaml
 
@@ -17,7 +18,6 @@ from grpo_lab.config.run_config import to_run
 from grpo_lab.policy.model_folder import fingerprint
 from grpo_lab.seeding import token_uniforms
 from grpo_lab.tasks.arithmetic import ArithmeticWorld, Chain, Family, careful_steps
-from grpo_lab.tasks.rebuild import Compared, accuracy_of, every_recipe, rebuilt, recipes_of, shipped_like
 from grpo_lab.tasks.shipped import FOLDER, find_shipped, shipped
 from grpo_lab.tasks.verifiers import FormatOnly, Inverted, Near, Noisy, RandomReward, Strict
 from grpo_lab.tasks.warm_start import ArithmeticBase, draw_example

@@ -365,7 +365,7 @@ def _scatter_lines(pilot: Pilot, many: bool) -> list[str]:
     if pilot.collapsed:
         lines.append(
             f"{pilot.collapsed} more pairs hold a collapsed run and are left out: where runs collapse, fewer effects "
-            "are found than this says (stats.components.power_with_collapse)"
+            "are found than this says"
         )
     parts = []
     if not math.isnan(scatter.between):

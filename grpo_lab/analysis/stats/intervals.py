@@ -1,9 +1,4 @@
-"""Intervals and standard errors in closed form; `resampling` holds the bootstraps.
-
-    asked                                     answered by
-    other seeds, the same questions           `t_interval`, `paired_difference`: the default everywhere
-    other seeds and other questions           `crossed_t_interval`
-    one run, other questions                  `standard_error`
+"""Intervals over other seeds, on the same questions, in closed form; `resampling` holds the bootstraps.
 
 Every docstring says how often its nominal 95% held the truth. Unless it says otherwise, in 500 to 3,000 simulated
 experiments per setting (so +-.4 to 1 pp) with 3, 5 and 10 seeds and 64, 128 and 500 questions: 1 to 16 right-or-wrong
@@ -150,35 +145,6 @@ def seed_differences(treated: pd.Series, control: pd.Series) -> pd.Series:
     return (treated - control).dropna().sort_index()
 
 
-def crossed_t_interval(values: np.ndarray, confidence: float = CONFIDENCE) -> Interval:
-    """The mean over other seeds and other questions, from `values` [S, Q]: one number per seed and question.
-
-    In a two-way table without replication, with the mean squares of seeds, of questions and of what is left,
-
-        variance of the mean = (MS_seeds + MS_questions - MS_rest) / (S Q)
-
-    and Satterthwaite's degrees of freedom. Works on accuracies and on their paired differences. Coverage for 3, 5 and
-    10 seeds: 92 to 97% of an arm's accuracy, 94 to 99% of a difference. Raises ValueError for fewer than 2 questions or
-    a missing one; the bounds are NaN for fewer than FOR_INTERVAL seeds.
-    """
-    seeds, questions = seeds_by_questions(values)
-    mean = float(np.mean(values))
-    if seeds < FOR_INTERVAL:
-        return Interval(mean, math.nan, math.nan, seeds, points=tuple(map(float, values.mean(axis=1))))
-    of_seeds, of_questions = values.mean(axis=1), values.mean(axis=0)
-    rest = values - of_seeds[:, None] - of_questions + mean
-    freedom = np.array([seeds - 1, questions - 1, (seeds - 1) * (questions - 1)])
-    squares = [questions * of_seeds.var() * seeds, seeds * of_questions.var() * questions, (rest**2).sum()]
-    mean_squares = np.array(squares) / freedom
-    # By chance the difference may fall below its parts, and Satterthwaite's number below the fewest degrees.
-    variance = max(mean_squares[0] + mean_squares[1] - mean_squares[2], *mean_squares)
-    if variance == 0:
-        return Interval(mean, mean, mean, seeds)
-    degrees = max(variance**2 / (mean_squares**2 / freedom).sum(), freedom.min())
-    half = float(stats.t.ppf((1 + confidence) / 2, degrees) * math.sqrt(variance / (seeds * questions)))
-    return Interval(mean, mean - half, mean + half, seeds)
-
-
 def seeds_by_questions(values: np.ndarray) -> tuple[int, int]:
     """The shape of a table [S, Q] without holes. Raises ValueError for any other."""
     if values.ndim != 2 or values.shape[0] < 1 or values.shape[1] < 2:
@@ -189,16 +155,3 @@ def seeds_by_questions(values: np.ndarray) -> tuple[int, int]:
 
 
 # --- standard errors over questions -------------------------------------------------------------------------
-
-
-def standard_error(values: Numbers) -> float:
-    """Of the mean of one run over questions, in the values' unit; each value is a question's mean over its samples.
-
-    sqrt(sum_q (x_q - mean)^2 / (n (n - 1)))          (arXiv:2411.00640)
-
-    It holds both the choice of questions and the sampling of answers, not the training seed. Mean +- 1.96 of it covers
-    94 to 95% from 32 questions on; where only one answer in ten is right, or wrong, 93 to 94% with 128 questions, 92
-    to 93% with 64 and 89% with 32. NaN for fewer than 2 questions.
-    """
-    n = len(values)
-    return float(np.std(np.asarray(values), ddof=1) / math.sqrt(n)) if n > 1 else math.nan

@@ -1,9 +1,8 @@
-"""How many seeds or questions an effect needs, and which effect a sweep of a given size could have found.
+"""The power of t tests: how likely an effect is found, and which effect a sweep of a given size could have found.
 
 Two-sided t tests throughout, effects and deviations in one unit (say, points of accuracy). `sd` is the deviation of the
 numbers that enter the test: of one arm's values over seeds for an unpaired comparison, of the differences by seed for
-a paired one; `difference_sd` gives the second from the first. A deviation from 3 or 5 pilot seeds is itself rough:
-`sd_interval` says how rough, and planning with its upper bound is the careful choice.
+a paired one; `difference_sd` gives the second from the first.
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ from collections.abc import Callable
 
 import numpy as np
 from scipy import optimize, stats
-
-from grpo_lab.analysis.stats.intervals import CONFIDENCE, Interval
 
 POWER = 0.8
 ALPHA = 0.05
@@ -27,18 +24,6 @@ def difference_sd(sd: float | int, correlation: float | int) -> float:
     if not -1 <= correlation < 1:
         raise ValueError(f"a correlation of {correlation} leaves nothing to plan for: give one from -1 to below 1")
     return sd * math.sqrt(2 * (1 - correlation))
-
-
-def sd_interval(sd: float | int, n: int, confidence: float = CONFIDENCE) -> Interval:
-    """Chi-square interval of a standard deviation estimated from n normal values; no bounds for n = 1.
-
-    Covers 95% with n = 3, 5 and 10 for normal values (20,000 experiments), 91, 88 and 84% for heavy tails (Laplace).
-    """
-    if n < 2:
-        return Interval(float(sd), math.nan, math.nan, n)
-    tail, freedom = (1 - confidence) / 2, n - 1
-    low, high = (sd * math.sqrt(freedom / stats.chi2.ppf(share, freedom)) for share in (1 - tail, tail))
-    return Interval(float(sd), float(low), float(high), n)
 
 
 def power_of_t(effect: float | int, sd: float | int, n: int, paired: bool = True, alpha: float = ALPHA) -> float:
@@ -64,7 +49,7 @@ def minimum_detectable_effect(
 
     Raises ValueError for a power that is not between alpha and 1, and as `power_of_t`.
     """
-    _check_power(power, alpha)
+    check_power(power, alpha)
 
     def lacking(effect: float) -> float:
         return power_of_t(effect, 1, n, paired, alpha) - power
@@ -75,20 +60,6 @@ def minimum_detectable_effect(
     root = optimize.brentq(lacking, 0, beyond, xtol=1e-12)
     assert isinstance(root, float), "a tuple is for full_output"
     return float(sd) * root
-
-
-def seeds_needed(
-    effect: float | int, sd: float | int, power: float = POWER, alpha: float = ALPHA, paired: bool = True
-) -> int:
-    """The fewest seeds (per arm) with which a test finds a true effect with the given power; at least 2.
-
-    Raises ValueError for an effect of 0 or one that needs more than 100,000 seeds, and as `power_of_t`.
-    """
-    _check_power(power, alpha)
-    enough = fewest(lambda n: power_of_t(effect, sd, n, paired, alpha), power)
-    if enough is None:
-        raise ValueError(f"an effect of {effect} at sd {sd} needs over {MOST_SEEDS:,} seeds: look for a larger one")
-    return enough
 
 
 def fewest(chance: Callable[[int], float], power: float = POWER, least: int = 2) -> int | None:
@@ -122,33 +93,7 @@ def power_within(margin: float | int, sd: float | int, n: int, alpha: float | in
     return float(np.maximum(inside, 0).mean())
 
 
-def questions_needed(
-    effect: float | int,
-    difference_variance: float | int,
-    treated_variance: float | int = 0,
-    treated_samples: int = 1,
-    control_variance: float | int = 0,
-    control_samples: int = 1,
-    power: float = POWER,
-    alpha: float = ALPHA,
-) -> int:
-    """Questions on which the difference of two checkpoints is found with the given power, both asked the same ones.
-
-    n = (z_{alpha/2} + z_beta)^2 (omega^2 + s_A^2 / K_A + s_B^2 / K_B) / effect^2          (arXiv:2411.00640)
-
-    omega^2 = `difference_variance`, over questions, of the difference of the two success rates; s^2 the variance of
-    one answer about its question's rate, averaged over questions (E[p (1 - p)] of right or wrong), K the answers
-    sampled per question. More answers shrink only the last two terms. Normal quantiles: for tens of questions or more.
-    Raises ValueError for an effect of 0.
-    """
-    _check_power(power, alpha)
-    if effect == 0:
-        raise ValueError("no number of questions finds an effect of 0: give the smallest effect that matters")
-    quantiles = stats.norm.isf(alpha / 2) + stats.norm.isf(1 - power)
-    variance = difference_variance + treated_variance / treated_samples + control_variance / control_samples
-    return math.ceil(quantiles**2 * variance / effect**2)
-
-
-def _check_power(power: float, alpha: float) -> None:
+def check_power(power: float, alpha: float) -> None:
+    """Raise ValueError for a power that is not between alpha and 1."""
     if not 0 < alpha < power < 1:
         raise ValueError(f"power {power}, alpha {alpha}: give 0 < alpha < power < 1")

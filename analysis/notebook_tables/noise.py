@@ -15,10 +15,17 @@ import pandas as pd
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.metric_names import title
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.intervals import Interval, crossed_t_interval, standard_error, t_interval
-from grpo_lab.analysis.stats.power import minimum_detectable_effect, questions_needed, sd_interval, seeds_needed
+from grpo_lab.analysis.stats.intervals import Interval, t_interval
+from grpo_lab.analysis.stats.power import minimum_detectable_effect
 from grpo_lab.analysis.stats.resampling import crossed_bootstrap
 from grpo_lab.analysis.tracks import EVALUATED, TRAINING, answers_of, cells, tracks
+from notebook_tables.noise_statistics import (
+    crossed_t_interval,
+    questions_needed,
+    sd_interval,
+    seeds_needed,
+    standard_error,
+)
 
 PP = 100  # percentage points in one
 EFFECTS = (1, 2, 3)  # percentage points, whose cost is asked

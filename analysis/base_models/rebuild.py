@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,11 +14,12 @@ from safetensors.torch import load_file, save_file
 from scipy import stats
 
 from grpo_lab.policy.models import read_model
+from grpo_lab.tasks import shipped as bases
 from grpo_lab.tasks.base import Model
-from grpo_lab.tasks.shipped import FOLDER, Shipped, shipped, write_index
+from grpo_lab.tasks.shipped import Shipped, shipped
 from grpo_lab.tasks.warm_start import ArithmeticBase, build, measure, unpack
-from grpo_lab.tracking.files import locked
-from grpo_lab.tracking.whole import digest_of
+from grpo_lab.tracking.files import locked, write_json
+from grpo_lab.tracking.whole import digest_of, sealed
 
 PROBLEMS = 1024  # asked of each of two models that are compared
 CONFIDENCE = 0.95  # that no base differs by chance, of all that are compared
@@ -82,7 +83,7 @@ def rebuilt(recipes: Sequence[ArithmeticBase]) -> Iterator[Compared]:
     known = {base.key: base for base in shipped()}
     for recipe in recipes:
         if recipe.key() not in known:
-            raise ValueError(f"the base {recipe.key()} did not come with grpo_lab: leave --rebuild out to build it")
+            raise ValueError(f"the base {recipe.key()} did not come with grpo_lab: grpo-lab base builds it")
     for recipe in recipes:
         came = known[recipe.key()]
         with tempfile.TemporaryDirectory() as scratch:
@@ -98,16 +99,21 @@ def ship(name: str, recipe: ArithmeticBase) -> Shipped:
     file = f"{name}-{recipe.base}.safetensors"
     with tempfile.TemporaryDirectory() as scratch:
         build(recipe, Path(scratch, "built"))
-        FOLDER.mkdir(exist_ok=True)
+        bases.FOLDER.mkdir(exist_ok=True)
         weights = load_file(Path(scratch, "built", "model.safetensors"))
-        save_file({key: tensor.half() for key, tensor in weights.items()}, FOLDER / file, {"format": "pt"})
-        unpack(recipe, FOLDER / file, Path(scratch, "rounded"))
+        save_file({key: tensor.half() for key, tensor in weights.items()}, bases.FOLDER / file, {"format": "pt"})
+        unpack(recipe, bases.FOLDER / file, Path(scratch, "rounded"))
         report = _report(recipe, Path(scratch, "rounded"))
-    base = Shipped(recipe.key(), file, digest_of(FOLDER / file), recipe.written(), report)
-    with locked(FOLDER / ".lock", wait_seconds=math.inf):
+    base = Shipped(recipe.key(), file, digest_of(bases.FOLDER / file), recipe.written(), report)
+    with locked(bases.FOLDER / ".lock", wait_seconds=math.inf):
         others = [other for other in shipped() if other.file != file]
         write_index(sorted([*others, base], key=lambda one: one.file))
     return base
+
+
+def write_index(found: list[Shipped]) -> None:
+    """Replace the index."""
+    write_json(bases.INDEX, sealed({"bases": [asdict(base) for base in found]}), sort=False, indent=1)
 
 
 def accuracy_of(recipe: ArithmeticBase, folder: Path) -> float:

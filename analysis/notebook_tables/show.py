@@ -29,7 +29,7 @@ from grpo_lab.analysis.tracks import Track, tracks
 from grpo_lab.config.folders import DATA, declared
 from grpo_lab.tracking.terminal import say
 
-REPOSITORY = Path(__file__).parents[3]
+REPOSITORY = Path(__file__).parents[2]
 NO_ANSWERS = "answers to single questions were not saved with these numbers; what needs them says so below"
 _DPI = 150
 _CHARACTERS = 110  # that fit into a line of a notebook's page
