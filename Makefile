@@ -72,7 +72,7 @@ figures: $(STAMP) ## draw the figures and tables of the sweep EXP beside its dec
 	@$(BIN)/grpo-lab figures '$(EXP)' --runs '$(RUNS)'
 
 claims: $(STAMP) ## what the saved sweeps say of claims in the literature: the table of experiments/README.md and two figures
-	@PYTHONPATH=analysis $(BIN)/python -m pages claims docs
+	@PYTHONPATH=analysis $(BIN)/python -m pages claims
 
 cluster-cost: $(STAMP) ## what one question costs on 8, 64 and 512 cards, on paper: analysis/cluster_cost and its figures
 	@PYTHONPATH=analysis $(BIN)/python -m cluster_cost

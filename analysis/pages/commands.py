@@ -17,7 +17,7 @@ from pages.acting import documented_acting
 from pages.claims import answers, claims_text
 from pages.claims_figure import draw_claims
 from pages.saved_sweeps import saved_sweeps
-from pages.tables import documented
+from pages.tables import documented, documented_claims
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
@@ -29,7 +29,7 @@ def write_docs() -> None:
 
 
 def write_claims() -> None:
-    """Print the answer to every claim, and draw them, and beside them when training reward misled in their sweeps."""
+    """Print the answer to every claim, write their tables, and draw them and when reward misled in their sweeps."""
     bootstrap()
     saved = saved_sweeps(EXPERIMENTS)
     found = answers(saved)
@@ -38,6 +38,7 @@ def write_claims() -> None:
     for drawn in (draw_claims(found), draw_gap(saved_pool(saved))):
         if drawn is not None:
             print(*save(drawn, EXPERIMENTS / "figures", sources), sep="\n")
+    print(*write_pages((documented_claims,)), sep="\n")
 
 
 COMMANDS = {"docs": write_docs, "claims": write_claims}

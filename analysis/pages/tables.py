@@ -35,10 +35,19 @@ SUPERSEDED = "| superseded | question | predictions supported | asked again in |
 Tables = Mapping[str, Callable[[], str]]
 
 
+def documented_claims() -> dict[Path, str]:
+    """README.md and the index with up-to-date findings and claims."""
+    saved = saved_sweeps(EXPERIMENTS)
+    return {
+        README: with_tables(README, {FINDINGS_HEAD: lambda: findings_table(saved)}),
+        INDEX: with_tables(INDEX, {HEAD: lambda: _claims(saved)}),
+    }
+
+
 def documented() -> dict[Path, str]:
     """Page -> its up-to-date text."""
-    saved = saved_sweeps(EXPERIMENTS)
-    pages = {README: filled(with_tables(README, {FINDINGS_HEAD: lambda: findings_table(saved)}))}
+    saved, pages = saved_sweeps(EXPERIMENTS), dict[Path, str]()
+    pages[README] = filled(with_tables(README, {FINDINGS_HEAD: lambda: findings_table(saved)}))
     pages[INDEX] = filled(with_tables(INDEX, _index_tables(saved)))
     for design in saved.declared:
         if (page := saved.folders[design.name] / "README.md").exists():
@@ -46,12 +55,16 @@ def documented() -> dict[Path, str]:
     return pages
 
 
-def _index_tables(saved: SavedSweeps) -> Tables:
+def _claims(saved: SavedSweeps) -> str:
     found = [answer for answer in answers(saved) if answer.word != "not run"]
     pages = {name: folder / "README.md" for name, folder in saved.folders.items()}
     figures = {name for name, page in pages.items() if page.exists() and f"({_effects(name)})" in page.read_text()}
+    return claims_table(found, figures, [ceiling_text(saved, answer) for answer in found])
+
+
+def _index_tables(saved: SavedSweeps) -> Tables:
     return {
-        HEAD: lambda: claims_table(found, figures, [ceiling_text(saved, answer) for answer in found]),
+        HEAD: lambda: _claims(saved),
         ANSWERED: lambda: _table(ANSWERED, [_answered(saved, one) for one in _shown(saved) if not one.superseded]),
         WAITING: lambda: _table(WAITING, [_waiting(one) for one in saved.declared if one not in saved.designs]),
         SUPERSEDED: lambda: _table(
