@@ -11,7 +11,7 @@ from pages.tables import documented
 
 # How the tables begin that are written from the data.
 GENERATED = (
-    r"experiment \||declared|superseded|trick that acts|trick \| claim|finding|predictions of|quantities of|indicator"
+    r"experiment \||declared, not|superseded|trick that acts|trick \| claim|finding|predictions of|quantities of|indicator"
 )
 PAGES = [ROOT / "README.md", ROOT / "experiments" / "README.md", *sorted(ROOT.glob("experiments/**/README.md"))[1:]]
 # What looks like a result: a decimal, a per cent, a power of ten, a sign.
