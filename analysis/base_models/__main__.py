@@ -1,10 +1,4 @@
-"""Build base models 0 to N-1 of some overrides into grpo_lab/bases, or build shipped ones again and compare.
-
-    PYTHONPATH=analysis python -m base_models --ship 8 world=sums
-    PYTHONPATH=analysis python -m base_models --rebuild world=sums    # without overrides: all of them
-
-Base models that are there already stay. `--rebuild` exits with 1 where an accuracy differs from the shipped one's.
-"""
+"""Build base models into grpo_lab/bases, or build shipped ones again and exit with 1 if an accuracy differs."""
 
 from __future__ import annotations
 
@@ -16,10 +10,10 @@ from grpo_lab.config.hydra_setup import compose_with_choices
 from grpo_lab.config.run_config import to_run
 from grpo_lab.tasks.shipped import find_shipped
 
-parser = argparse.ArgumentParser(prog="base_models", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-parser.add_argument("overrides", nargs="*", help="Hydra overrides, for example world=sums")
+parser = argparse.ArgumentParser(prog="base_models", description=__doc__)
+parser.add_argument("overrides", nargs="*", help="Hydra overrides, for example world=sums; all shipped ones without")
 what = parser.add_mutually_exclusive_group(required=True)
-what.add_argument("--ship", type=int, metavar="N", help="how many base models there shall be")
+what.add_argument("--ship", type=int, metavar="N", help="build base models 0 to N-1; those there already stay")
 what.add_argument("--rebuild", action="store_true")
 arguments = parser.parse_args()
 config, choices = compose_with_choices(arguments.overrides)

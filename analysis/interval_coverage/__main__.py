@@ -1,8 +1,7 @@
 """Print the coverage tables of the docstrings again, and the skewness of the differences in the saved sweeps.
 
-`PYTHONPATH=analysis TRIALS=1000 python -m interval_coverage`. `TRIALS` is the number of simulated sweeps behind each
-number (default 200); a thousand take minutes on an idle core. Coverage is lowest for skewed effects, so the skewness of
-the saved differences stands beside that of samples from a normal and from a lognormal law.
+`TRIALS` in the environment is the number of simulated sweeps behind each number (default 200); a thousand take minutes
+on an idle core. Coverage is lowest for skewed effects, hence the skewness.
 """
 
 from __future__ import annotations

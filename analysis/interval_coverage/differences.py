@@ -154,11 +154,11 @@ from grpo_lab.analysis.stats.power import power_of_t
 from interval_coverage.detectable import smallest_effect, smallest_effect_with_collapse
 
 SIZES = tuple(itertools.product((3, 4, 5, 6), (1, 2, 4)))
-LAWS: Mapping[str, Callable[[np.random.Generator, int], np.ndarray]] = {
-    "normal": lambda rng, number: rng.standard_normal(number),
-    "heavy": lambda rng, number: rng.standard_t(2.5, number) / math.sqrt(5),
-    "skewed": lambda rng, number: (
-        (np.exp(rng.standard_normal(number)) - math.exp(0.5)) / math.sqrt((math.e - 1) * math.e)
+LAWS: Mapping[str, Callable[[np.random.Generator, int | tuple[int, ...]], np.ndarray]] = {
+    "normal": lambda rng, shape: rng.standard_normal(shape),
+    "heavy": lambda rng, shape: rng.standard_t(2.5, shape) / math.sqrt(5),
+    "skewed": lambda rng, shape: (
+        (np.exp(rng.standard_normal(shape)) - math.exp(0.5)) / math.sqrt((math.e - 1) * math.e)
     ),
 }
 RATIOS = (0, 1, 2, 6)

@@ -33,7 +33,6 @@ Coverage (%) of a ratio of means, such as a sharpening share; true ratio, base m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
@@ -41,15 +40,8 @@ from pages.pooled import Effect, pool
 
 from grpo_lab.analysis.stats.ratio import jackknife_ratio
 from grpo_lab.analysis.stats.spread import spread_ratio
-from interval_coverage.differences import Table
+from interval_coverage.differences import LAWS, Table
 
-Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
-
-LAWS: dict[str, Draw] = {
-    "normal": lambda rng, shape: rng.standard_normal(shape),
-    "heavy": lambda rng, shape: rng.standard_t(2.5, shape) / math.sqrt(5.0),
-    "skewed": lambda rng, shape: (rng.lognormal(0.0, 1.0, shape) - math.exp(0.5)) / math.sqrt((math.e - 1) * math.e),
-}
 SIZES = ((4, 2), (8, 1), (8, 2), (16, 1))  # base models and runs of each
 RATIOS = (1.0, 3.0)  # true ratios of standard deviations
 TOGETHER = 0.5  # correlation of paired deviations

@@ -1,8 +1,4 @@
-"""Run the two sweeps of a world's profile where they are not finished; save the profile and print it.
-
-`PYTHONPATH=analysis python -m world_profiles sums hydra.launcher.workers=2`; without a name, all worlds of
-tiny models.
-"""
+"""Run the two sweeps of a world's profile where they are not finished; save the profile and print it."""
 
 from __future__ import annotations
 
@@ -63,7 +59,9 @@ def measure(world: str, overrides: Sequence[str], runs_dir: Path, to: Path) -> s
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="world_profiles", description=__doc__)
-    parser.add_argument("words", nargs="*", help="worlds, and overrides of their sweeps (those with a =)")
+    parser.add_argument(
+        "words", nargs="*", help="worlds (default: all of tiny models), and overrides, such as hydra.launcher.workers=2"
+    )
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="the folder of runs (default: runs)")
     parser.add_argument("--to", type=Path, default=SAVED, help="where the profiles are saved")
     arguments = parser.parse_args()
