@@ -64,7 +64,11 @@ def gradient(
     logprobs, spread = token_logprobs(model, prompts, tokens, mask, temperature, precision, True, microbatching=cut)
     weights = torch.linspace(-1, 2, tokens.numel(), dtype=logprobs.dtype).view(tokens.shape)
     ((weights * logprobs).sum() + entropy * (weights * spread).sum()).backward()
-    return logprobs.detach(), spread.detach(), torch.cat([p.grad.flatten() for p in model.parameters()])
+    return (
+        logprobs.detach(),
+        spread.detach(),
+        torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]),
+    )
 
 
 def a_model(kind: str, **more) -> nn.Module:
