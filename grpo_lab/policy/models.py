@@ -110,7 +110,7 @@ def round_weights(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 class _Rounded(Function):
-    """Copies of weights in another type, and of their gradients in the weights' own: on a GPU a few launches each."""
+    """Weights in another type, and their gradients in fp32: on a GPU a few launches each."""
 
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
@@ -125,8 +125,7 @@ class _Rounded(Function):
 
 def _copies(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
     copies = [torch.empty_like(one, dtype=dtype) for one in tensors]
-    if copies:
-        torch._foreach_copy_(copies, list(tensors))  # pyright: ignore[reportPrivateImportUsage]
+    torch._foreach_copy_(copies, list(tensors))  # pyright: ignore[reportPrivateImportUsage]
     return tuple(copies)
 
 
@@ -142,7 +141,7 @@ def with_rounded_weights(body: nn.Module, inputs: dict[str, Any]) -> Any:
         return body(**inputs)
     rounded: Any = _Rounded.apply(product_dtype(next(iter(weights.values()))), *weights.values())
     if body._compiled_call_impl is not None:
-        for one in rounded:  # as those of parameters, their sizes are the same in every call
+        for one in rounded:  # their sizes never change
             torch._dynamo.mark_static(one)
     return functional_call(body, dict(zip(weights, rounded)), (), inputs, tie_weights=False)
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
-from dispatch_counts_engine import Counts
+from operations import Operations
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo_lab.engines.native_attention import use_decode_attention
@@ -40,8 +40,7 @@ def per_token(fixed: bool, top_p: float) -> tuple[Counter[str], Counter[str]]:
     for budget in (TOKENS, 2 * TOKENS):
         params = SamplingParams(budget, 1.0, top_p)
         requests = [Request((2, 3, 4), NoiseKey(0, "count", 0, 0, row), params) for row in range(ROWS)]
-        with Counts() as counts:
-            counts.leave_out(model)
+        with Operations(without=model) as counts:
             session.generate(requests)
         counted.append(counts)
     return counted[1].launches - counted[0].launches, counted[1].syncs - counted[0].syncs
@@ -69,11 +68,11 @@ def test_the_launches_of_a_decoding_step(batch: FixedBatch, candidates: int, lau
     """
     batch.candidates.count, batch.before = candidates, [batch.hidden]
     with torch.inference_mode():
-        with Counts() as model:
+        with Operations() as model:
             logits = batch._feed(ROWS, 64)
-        with Counts() as around:
+        with Operations() as around:
             batch._sample(logits, ROWS)
-        with Counts() as whole:
+        with Operations() as whole:
             batch.step()
     assert not whole.syncs and not whole.uploads
     assert model.launches["scaled_dot_product_attention"] == 30
@@ -87,7 +86,7 @@ def test_the_launches_of_a_draw() -> None:
     """Many, but of a few numbers a row: five pass over the vocabulary, and none of them makes a float64 of it."""
     logits = torch.zeros(ROWS, 49152, dtype=torch.bfloat16, device=META)
     noise, ones = torch.zeros(ROWS, dtype=torch.float64, device=META), torch.ones(ROWS, device=META)
-    with Counts() as counts:
+    with Operations() as counts:
         draw(logits, noise, ones, None)
     assert not counts.syncs and counts.launches.total() <= 33
     assert counts.elements[torch.float32] <= 3.1 * logits.numel()  # scaled logits, log-probs, probabilities

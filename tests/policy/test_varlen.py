@@ -113,8 +113,8 @@ def test_the_gradient_of_copies_is_that_of_an_index(groups: list[tuple[int, list
 
 @pytest.mark.parametrize("recomputes", [False, True])
 def test_weights_rounded_together_give_the_same_bits(recomputes: bool, reference: None) -> None:
-    """As those that autocast rounds one by one; a weight that is not trained is left to it."""
-    found = []
+    """As those that autocast rounds one by one, forward, and their gradients; one that is not trained is left to it."""
+    found, kernels = [], []
     for together in (True, False):
         model = a_model("Qwen3")
         model.model.layers[0].mlp.up_proj.requires_grad_(False)
@@ -125,9 +125,11 @@ def test_weights_rounded_together_give_the_same_bits(recomputes: bool, reference
             if not together:
                 patch.setattr(packing, "with_rounded_weights", lambda body, inputs: body(**inputs))
             found.append(gradient(model, FAST["packed"], Bf16(LmHead.same, 0.1)))
-        assert seen.names["aten._foreach_copy_"] == 2 * together
+        assert seen.names["_foreach_copy_"] == 2 * together
+        kernels.append(seen.kernels)
     for one, other in zip(*found):
         assert torch.equal(one, other)
+    assert recomputes or kernels[1] - kernels[0] == 2 * (14 - 1) - 2, "of two layers"
 
 
 def test_torch_has_the_kernel_and_takes_what_it_is_given() -> None:
