@@ -4,7 +4,8 @@ A small model's decoding step is hundreds of kernels of a few microseconds, and 
 than running them. One graph holds the model, the draw and the bookkeeping. It is recorded once for each size, a number
 of rows and a number of cached tokens that attention covers, and stays valid when the weights change in place. The
 price: a step covers the next larger size, ended rows are decoded in vain until half of all rows have ended, and the
-cache is held between two calls. Recording needs a GPU; what is recorded is tested on a CPU.
+cache is held between two calls. Top-p sorts a fixed number of tokens; where a nucleus has more, the steps since the
+host last looked are taken again with more. Recording needs a GPU; what is recorded is tested on a CPU.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from transformers.cache_utils import DynamicLayer
 from grpo_lab.engines.native_attention import FilledKeys
 from grpo_lab.engines.native_cache import BlockLayer, block_cache, keys_and_values, whole_text_layers
 from grpo_lab.engines.native_fused import FusedDecoder
-from grpo_lab.engines.native_sampling import BatchState, draw
+from grpo_lab.engines.native_sampling import BatchState, Candidates, draw
 from grpo_lab.types import Bool, Float, Int, Tensor
 
 _WARM_UP = 2  # steps that kernels need to choose their algorithms before they are recorded
 _LEAST_ROWS, _LEAST_LENGTH = 8, 64
+CANDIDATES = 1024  # tokens that top-p sorts at first, and eight times as many where they are too few
 KEPT = 1 / 8  # the share of a GPU's memory that batches may hold between two calls of `generate`
 
 
@@ -105,8 +107,9 @@ class FixedBatch:
         self.numbers = torch.arange(self.rows + 1, dtype=torch.int32, device=self.device)
         self.begins = self.numbers * self.room
         self.state = self._empty_state(logprob_dtype)
-        self.logits: Tensor | None = None  # where the draw is no part of the step
-        self.steps: dict[tuple[int, int, bool], Callable[[], None]] = {}
+        self.candidates = Candidates(0, self._zeros(1).bool())  # 0 if no row has a top-p
+        self.before = list[Tensor]()  # what steps change, as it was when the host last looked
+        self.steps: dict[tuple[int, int, int], Callable[[], None]] = {}
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
     def _zeros(self, *shape: int) -> Int[Tensor, "..."]:
@@ -152,9 +155,8 @@ class FixedBatch:
 
         `cache` holds S tokens per row; `visible` is False at padding. `cuts`: whether some row has a top-p below 1.
         """
-        self.filled, self.cuts = cache.get_seq_length(), cuts
-        if cuts and self.logits is None:
-            self.logits = logits.new_zeros(self.rows, logits.shape[1])
+        self.filled, self.before, self.vocabulary = cache.get_seq_length(), [], logits.shape[1]
+        self.candidates.count = min(CANDIDATES, self.vocabulary) if cuts else 0
         order = self._take_rows(list(range(len(logits))))
         for name, held in vars(state).items():
             own = vars(self.state)[name][: self.active]
@@ -169,7 +171,7 @@ class FixedBatch:
         self._place_rows()
         for tensor, value in ((self.column, self.filled), (self.position, 0), (self.last_position, last_position)):
             tensor.fill_(value)
-        self._sample(logits[order], self.active)
+        self._sample(logits[order], self.active, exact=True)
 
     def _take_rows(self, rows: list[int]) -> Int[Tensor, "K"]:
         """These rows and, up to the next size, the last of them again: what copies sample is never read."""
@@ -190,24 +192,43 @@ class FixedBatch:
         for layer in self.layers:
             layer.keep(order, self.filled)
 
+    def lengths(self, rows: int) -> list[int]:
+        """The length of each of the first rows, 0 until it has ended. The host waits for the GPU."""
+        while True:
+            *lengths, too_few = torch.cat([self.state.lengths[:rows], self.candidates.too_few]).tolist()
+            if not too_few:
+                self.before = []
+                return lengths
+            self.candidates.count = min(8 * self.candidates.count, self.vocabulary)
+            for tensor, value in zip(self._changing, self.before):
+                tensor.copy_(value)
+            steps, self.filled = self.filled - self.seen, self.seen
+            for _ in range(steps):
+                self.step()
+
+    @property
+    def _changing(self) -> tuple[Tensor, ...]:
+        """What a step changes and the next one reads, without what is masked until it is written again."""
+        state = self.state
+        return (
+            self.hidden, self.counts, self.column, self.position, self.positions, self.ids, self.candidates.too_few,
+            state.sure_for, state.lengths, state.looped,
+        )  # fmt: skip
+
     def step(self) -> None:
         """Feed the last token of every row and draw the next."""
-        size = (self.active, bucket(self.filled + 1, _LEAST_LENGTH), self.cuts)
+        if self.candidates.count and not self.before:
+            self.before, self.seen = [tensor.clone() for tensor in self._changing], self.filled
+        size = (self.active, bucket(self.filled + 1, _LEAST_LENGTH), self.candidates.count)
         if size not in self.steps:
             run = partial(self._step, *size)
             self.steps[size] = self._recorded(run) if self.device.type == "cuda" else run
         self.steps[size]()
-        if self.logits is not None and self.cuts:
-            self._sample(self.logits[: self.active], self.active)
         self.filled += 1
 
-    def _step(self, rows: int, length: int, cuts: bool) -> None:
-        """The recorded part of a step. With top-p the draw follows outside the graph, since it waits for the GPU."""
-        logits = self._feed(rows, length)
-        if self.logits is not None and cuts:
-            self.logits[:rows] = logits
-        else:
-            self._sample(logits, rows)
+    def _step(self, rows: int, length: int, _: int) -> None:
+        """What is recorded."""
+        self._sample(self._feed(rows, length), rows)
 
     def _feed(self, rows: int, length: int) -> Float[Tensor, "R V"]:
         for layer in self.layers:
@@ -236,11 +257,12 @@ class FixedBatch:
         )
         return output.logits[:, -1]
 
-    def _sample(self, logits: Float[Tensor, "R V"], rows: int) -> None:
-        """Draw one token per row and note it, and which rows it ends."""
+    def _sample(self, logits: Float[Tensor, "R V"], rows: int, exact: bool = False) -> None:
+        """Draw one token per row and note it, and which rows it ends. `exact`: top-p waits for the GPU."""
         state = self.state.first(rows)
         noise = state.noise.index_select(1, self.position).squeeze(1)
-        drawn, logprobs = draw(logits, noise, state.temperatures, state.top_ps if self.cuts else None, by_blocks=True)
+        top_ps, candidates = state.top_ps if self.candidates.count else None, None if exact else self.candidates
+        drawn, logprobs = draw(logits, noise, state.temperatures, top_ps, by_blocks=True, candidates=candidates)
         state.tokens.index_copy_(1, self.position, drawn[:, None])
         state.logprobs.index_copy_(1, self.position, logprobs[:, None])
         self.ids[:rows] = drawn[:, None]
@@ -267,18 +289,14 @@ class FixedBatch:
             torch.use_deterministic_algorithms(strict, warn_only=only_warns)
 
     def _warm_up_and_capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        state = (
-            self.hidden, self.counts, self.column, self.position, self.positions, self.ids, self.state.sure_for,
-            self.state.lengths, self.state.looped,
-        )  # fmt: skip
-        before = [tensor.clone() for tensor in state]
+        before = [tensor.clone() for tensor in self._changing]
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             for _ in range(_WARM_UP):
                 run()
         torch.cuda.current_stream().wait_stream(aside)
-        for tensor, value in zip(state, before):
+        for tensor, value in zip(self._changing, before):
             tensor.copy_(value)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool):

@@ -23,6 +23,14 @@ def remaining(request: Request) -> int:
     return request.params.max_tokens - len(request.prefix)
 
 
+@dataclass
+class Candidates:
+    """How many tokens of each row top-p sorts, and whether that was ever too few: a flag on the device."""
+
+    count: int
+    too_few: Bool[Tensor, "1"]
+
+
 @dataclass(frozen=True)
 class BatchState:
     """What R rows are sampled with, and what was sampled: tensors of one row per request, T tokens wide."""
@@ -108,13 +116,14 @@ def draw(
     temperatures: Float[Tensor, "R"],
     top_ps: Float[Tensor, "R"] | None,
     by_blocks: bool | None = None,
+    candidates: Candidates | None = None,
 ) -> tuple[Int[Tensor, "R"], Float[Tensor, "R"]]:
     """Sample one token per row by inverse CDF over token ids; return tokens and log-probs.
 
     The log-prob is that of the full softmax at the row's temperature. Top-p restricts the candidates but
     does not renormalise the log-prob, so that it means the same as the learner's. `top_ps` None: no top-p.
-    Temperature 0 is greedy, with log-probs at temperature 1. `by_blocks`: never wait for the device, except for top-p;
-    None: unless it is a CPU.
+    Temperature 0 is greedy, with log-probs at temperature 1. `by_blocks`: never wait for the device, except for top-p
+    without `candidates`; None: unless it is a CPU.
     """
     greedy = temperatures == 0
     by_blocks = logits.device.type != "cpu" if by_blocks is None else by_blocks
@@ -122,9 +131,12 @@ def draw(
     logprobs = torch.log_softmax(logits / safe[:, None], dim=-1)  # temperatures are fp32: that widens half precision
     # The CDF is summed in float64: other rows of the batch may move an fp32 sum across a boundary.
     probabilities = (logprobs if by_blocks else logprobs.double()).exp()
-    if top_ps is not None:
+    if top_ps is not None and candidates is None:
         probabilities = _top_p(probabilities, top_ps)
     drawn = (inverse_cdf_by_blocks if by_blocks else inverse_cdf)(probabilities, uniforms)
+    if top_ps is not None and candidates is not None:
+        cut = (top_ps < 1) & ~greedy
+        drawn = torch.where(cut, _from_candidates(probabilities, uniforms, top_ps, candidates, cut), drawn)
     if by_blocks or greedy.any():
         drawn = torch.where(greedy, logprobs.argmax(dim=1), drawn)
     return drawn, logprobs.gather(1, drawn[:, None]).squeeze(1)
@@ -183,7 +195,33 @@ def _top_p(probabilities: Float[Tensor, "R V"], top_ps: Float[Tensor, "R"]) -> F
     places = torch.arange(len(rows), device=device) - starts[rows]
     candidates = torch.full((len(cut), int(starts.diff().max())), -1.0, dtype=torch.float64, device=device)
     candidates[rows, places] = probabilities[rows, tokens].double()
+    outside[rows, tokens] = _beyond(candidates, top_ps)[rows, places]
+    return probabilities.masked_fill(outside, 0.0)
+
+
+def _beyond(candidates: Float[Tensor, "R K"], top_ps: Float[Tensor, "R"]) -> Bool[Tensor, "R K"]:
+    """Which candidates, in the order of their ids, come after the mass of likelier ones has reached top_p."""
     ordered, order = candidates.sort(dim=1, descending=True, stable=True)
     reached = ordered.cumsum(dim=1) - ordered >= top_ps[:, None]
-    outside[rows, tokens] = torch.zeros_like(reached).scatter(1, order, reached)[rows, places]
-    return probabilities.masked_fill(outside, 0.0)
+    return torch.zeros_like(reached).scatter(1, order, reached)
+
+
+def _from_candidates(
+    probabilities: Float[Tensor, "R V"],
+    uniforms: Float[Tensor, "R"],
+    top_ps: Float[Tensor, "R"],
+    candidates: Candidates,
+    cut: Bool[Tensor, "R"],
+) -> Int[Tensor, "R"]:
+    """`_top_p` and `inverse_cdf` among the likeliest tokens of each row, without waiting for a GPU.
+
+    What is left out is at most as likely as the least candidate. If that one, or its equal, lies inside, a token left
+    out might too: `too_few` is set, of the rows of `cut`.
+    """
+    ids = probabilities.topk(candidates.count, dim=1, sorted=False).indices.sort(dim=1).values
+    likely = probabilities.gather(1, ids).double()
+    beyond = _beyond(likely, top_ps)
+    if candidates.count < probabilities.shape[1]:
+        candidates.too_few |= (~beyond & (likely == likely.amin(dim=1, keepdim=True)) & cut[:, None]).any()
+    place = inverse_cdf_by_blocks(likely.masked_fill(beyond, 0.0), uniforms)
+    return ids.gather(1, place[:, None]).squeeze(1)

@@ -218,7 +218,7 @@ class _Wave:
         while True:
             shown.grow(position * len(alive))
             if position % self.session.look_every == 0 or position == self.state.width:
-                lengths = batch.state.lengths[: len(alive)].tolist()
+                lengths = batch.lengths(len(alive))
                 ended = [row for row, length in enumerate(lengths) if length]
                 if 2 * len(ended) >= len(alive):
                     for index, completion in self._ended(batch.state, ended, [alive[row] for row in ended]):

@@ -108,7 +108,7 @@ def logprobs_of(
 
         def read() -> LogProbs:
             with _arithmetic(targets.device, precision):
-                hidden = layout.foreseeing(model.base_model(**layout.inputs()).last_hidden_state)
+                hidden = layout.foreseeing(layout.states(model.base_model))
             bound = microbatching.logits_per_chunk
             positions = max(1, len(hidden) if bound is None else bound // head.weight.shape[0])
             if microbatching.fuses_head and can_fuse(head):
@@ -155,6 +155,10 @@ class PaddedRows:
     def inputs(self) -> dict[str, Any]:
         """Keyword arguments for the model's forward."""
         return {"input_ids": self.ids, "use_cache": False}
+
+    def states(self, body: nn.Module) -> Float[Tensor, "M W H"]:
+        """The last hidden states, by a model without its head."""
+        return body(**self.inputs()).last_hidden_state
 
     def foreseeing(self, states: Float[Tensor, "M W H"]) -> Float[Tensor, "K H"]:
         """The hidden states that predict the masked tokens."""

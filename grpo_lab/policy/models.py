@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd import Function
+from torch.distributed.tensor import DTensor
+from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -104,6 +107,43 @@ def round_weights(model: nn.Module, dtype: torch.dtype) -> None:
     """
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
+
+
+class _Rounded(Function):
+    """Weights in another type, and their gradients in fp32: on a GPU a few launches each."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        return _copies(weights, dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        wide = iter(_copies([one for one in gradients if one is not None], torch.float32))
+        return None, *(None if one is None else next(wide) for one in gradients)
+
+
+def _copies(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    copies = [torch.empty_like(one, dtype=dtype) for one in tensors]
+    torch._foreach_copy_(copies, list(tensors))  # pyright: ignore[reportPrivateImportUsage]
+    return tuple(copies)
+
+
+def with_rounded_weights(body: nn.Module, inputs: dict[str, Any]) -> Any:
+    """What `body` gives under autocast, its linear layers' weights rounded together before, and not one by one."""
+    weights = {
+        f"{name}.{key}": weight
+        for name, module in body.named_modules() if type(module) is nn.Linear
+        for key, weight in module.named_parameters(recurse=False)
+        if weight.requires_grad and weight.dtype is torch.float32 and not isinstance(weight, DTensor)
+    }  # fmt: skip
+    if not weights:
+        return body(**inputs)
+    rounded: Any = _Rounded.apply(product_dtype(next(iter(weights.values()))), *weights.values())
+    if body._compiled_call_impl is not None:
+        for one in rounded:  # their sizes never change
+            torch._dynamo.mark_static(one)
+    return functional_call(body, dict(zip(weights, rounded)), (), inputs, tie_weights=False)
 
 
 def widen(logits: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from grpo_lab.policy.device import on_device
+from grpo_lab.policy.models import with_rounded_weights
 from grpo_lab.policy.varlen import Varlen, find_sequences, varlen_attention
 from grpo_lab.tricks.precision import Precision
 from grpo_lab.types import Bool, Float, Int, Microbatching, Tensor
@@ -73,6 +74,11 @@ class PackedRow:
             "packed": self.sequences,
             "use_cache": False,
         }
+
+    def states(self, body: nn.Module) -> Float[Tensor, "1 S H"]:
+        """The last hidden states, by a model without its head."""
+        varlen, inputs = isinstance(self.sequences, Varlen), self.inputs()
+        return (with_rounded_weights(body, inputs) if varlen else body(**inputs)).last_hidden_state
 
     def foreseeing(self, states: Float[Tensor, "1 S H"]) -> Float[Tensor, "K H"]:
         """The hidden states that predict the masked tokens."""
@@ -279,7 +285,7 @@ def _differs(model: PreTrainedModel, varlen: bool) -> float:
     row = on_device(pack(prompts, tokens, mask, Microbatching(10**6, 1), varlen), device)
     body = model.base_model
     try:
-        packed = body(**row.inputs()).last_hidden_state[0, row.before]
+        packed = row.states(body)[0, row.before]
     except TypeError:  # the model does not pass `packed` on to its attention
         return math.inf
     apart, largest, first = 0.0, 0.0, 0

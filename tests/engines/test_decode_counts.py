@@ -6,13 +6,13 @@ from collections import Counter
 
 import pytest
 import torch
-from dispatch_counts_engine import Counts
+from operations import Operations
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo_lab.engines.native_attention import use_decode_attention
 from grpo_lab.engines.native_cache import block_cache
 from grpo_lab.engines.native_fused import fused
-from grpo_lab.engines.native_graphs import FixedBatch
+from grpo_lab.engines.native_graphs import CANDIDATES, FixedBatch
 from grpo_lab.engines.native_sampling import draw
 from grpo_lab.engines.native_session import NativeSession
 from grpo_lab.types import NoiseKey, Request, SamplingParams
@@ -40,8 +40,7 @@ def per_token(fixed: bool, top_p: float) -> tuple[Counter[str], Counter[str]]:
     for budget in (TOKENS, 2 * TOKENS):
         params = SamplingParams(budget, 1.0, top_p)
         requests = [Request((2, 3, 4), NoiseKey(0, "count", 0, 0, row), params) for row in range(ROWS)]
-        with Counts() as counts:
-            counts.leave_out(model)
+        with Operations(without=model) as counts:
             session.generate(requests)
         counted.append(counts)
     return counted[1].launches - counted[0].launches, counted[1].syncs - counted[0].syncs
@@ -57,23 +56,29 @@ def batch() -> FixedBatch:
         model(input_ids=torch.zeros(ROWS, PROMPT, dtype=torch.long), past_key_values=cache, use_cache=True)
         stops = torch.zeros(1, dtype=torch.long)
         made = FixedBatch(model, fused(model), stops, cache, ROWS, PROMPT + TOKENS, TOKENS, torch.float32)
-        made.filled, made.active, made.cuts = PROMPT, ROWS, False
+        made.filled, made.active = PROMPT, ROWS
         return made
 
 
-def test_the_launches_of_a_decoding_step(batch: FixedBatch) -> None:
-    """Eager: model, draw and bookkeeping; in a CUDA graph, each is a node or more. Nothing is read by the host."""
+@pytest.mark.parametrize(("candidates", "launches"), [(0, 51), (CANDIDATES, 95)])
+def test_the_launches_of_a_decoding_step(batch: FixedBatch, candidates: int, launches: int) -> None:
+    """Eager: model, draw and bookkeeping; in a CUDA graph, each is a node or more. Nothing is read by the host.
+
+    With top-p, whatever the vocabulary, one operation more passes over it: `topk`.
+    """
+    batch.candidates.count, batch.before = candidates, [batch.hidden]
     with torch.inference_mode():
-        with Counts() as model:
+        with Operations() as model:
             logits = batch._feed(ROWS, 64)
-        with Counts() as around:
+        with Operations() as around:
             batch._sample(logits, ROWS)
-        with Counts() as whole:
+        with Operations() as whole:
             batch.step()
     assert not whole.syncs and not whole.uploads
     assert model.launches["scaled_dot_product_attention"] == 30
     assert model.launches.total() <= 383
-    assert around.launches.total() <= 51
+    assert around.launches.total() <= launches
+    assert around.launches["topk"] == (candidates > 0) and around.elements[torch.float64] <= 0.2 * logits.numel()
     assert whole.launches == model.launches + around.launches
 
 
@@ -81,22 +86,22 @@ def test_the_launches_of_a_draw() -> None:
     """Many, but of a few numbers a row: five pass over the vocabulary, and none of them makes a float64 of it."""
     logits = torch.zeros(ROWS, 49152, dtype=torch.bfloat16, device=META)
     noise, ones = torch.zeros(ROWS, dtype=torch.float64, device=META), torch.ones(ROWS, device=META)
-    with Counts() as counts:
+    with Operations() as counts:
         draw(logits, noise, ones, None)
     assert not counts.syncs and counts.launches.total() <= 33
     assert counts.elements[torch.float32] <= 3.1 * logits.numel()  # scaled logits, log-probs, probabilities
     assert counts.elements[torch.float64] <= 0.05 * logits.numel()
 
 
-@pytest.mark.parametrize("fixed", [False, True])
-def test_the_launches_and_syncs_around_the_model(fixed: bool) -> None:
+@pytest.mark.parametrize(("fixed", "top_p", "most"), [(False, 1.0, 68), (True, 1.0, 58), (True, 0.9, 99)])
+def test_the_launches_and_syncs_around_the_model(fixed: bool, top_p: float, most: int) -> None:
     """The draw and the bookkeeping of one token; the host waits only where it looks for rows that have ended."""
-    launches, syncs = per_token(fixed, 1.0)
-    assert launches.total() / TOKENS <= (57 if fixed else 68)
+    launches, syncs = per_token(fixed, top_p)
+    assert launches.total() / TOKENS <= most
     assert syncs.total() == TOKENS / LOOK
 
 
-def test_top_p_waits_twice_a_token() -> None:
+def test_without_fixed_shapes_top_p_waits_twice_a_token() -> None:
     """For the candidates and for how many the widest row has."""
     _, syncs = per_token(False, 0.9)
     assert syncs.total() == TOKENS / LOOK + 2 * TOKENS

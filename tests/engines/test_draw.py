@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from grpo_lab.engines.native_sampling import _top_p, draw, inverse_cdf, inverse_cdf_by_blocks
+from grpo_lab.engines.native_sampling import Candidates, _top_p, draw, inverse_cdf, inverse_cdf_by_blocks
 
 TOP_PS = (1e-9, 0.1, 0.5, 0.9, 0.95, 0.999, 1 - 1e-7, 1.0)
 
@@ -94,6 +94,38 @@ def test_a_draw_is_the_inverse_cdf_of_the_whole_vocabulary(vocabulary: int, dtyp
             tokens, logprobs = draw(logits, uniforms, temperatures, cut)
             assert torch.equal(tokens, drawn_plainly(logits, uniforms, temperatures, cut))
             assert (logprobs <= 0).all() and logprobs.isfinite().all()
+
+
+def adversarial_rows(vocabulary: int) -> torch.Tensor:
+    """Logits: flat, one token, two, ties at every boundary, a long tail behind a peak, none alike."""
+    places, drawn = torch.arange(vocabulary), torch.Generator().manual_seed(vocabulary)
+    shuffled = torch.randperm(vocabulary, generator=drawn)
+    rows = [
+        places * 0, -200 * (places != 3), -200 * (places % 7 > 1), -(places // 5), (shuffled // 40) / 8,
+        9 * (shuffled == 0), 3 * torch.randn(vocabulary, generator=drawn),
+    ]  # fmt: skip
+    return torch.stack([row.double() for row in rows])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("count", [1, 8, 130, 700])
+def test_candidates_draw_what_a_full_sort_draws_or_say_that_they_are_too_few(dtype: torch.dtype, count: int) -> None:
+    """Token for token in float64, and of the rows in fp32 at least 99.9%."""
+    logits, same, told = adversarial_rows(700).to(dtype).repeat(20, 1), [], []
+    uniforms = torch.rand(len(logits), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for top_p in (1e-9, 0.1, 0.5, 0.75, 0.95, 1 - 1e-6, 1.0):
+        top_ps, temperatures = torch.full((len(logits),), top_p), torch.ones(len(logits))
+        expected = drawn_plainly(logits, uniforms, temperatures, top_ps)
+        nuclei = (by_sorting_everything(softmax_as_drawn(logits), top_ps) > 0).sum(1) * (top_ps < 1)
+        for row, nucleus in enumerate(nuclei.tolist()):
+            few = Candidates(count, torch.zeros(1, dtype=torch.bool))
+            one = slice(row, row + 1)
+            drawn, _ = draw(logits[one], uniforms[one], temperatures[one], top_ps[one], True, few)
+            told.append(bool(few.too_few))
+            assert told[-1] or nucleus <= count, "never a token of a nucleus cut short"
+            same += [] if told[-1] else [bool(drawn == expected[row])]
+    assert sum(same) >= (1 if dtype is torch.float64 else 0.999) * len(same) > 0.1 * len(told)
+    assert any(told) == (count < 700), "the whole vocabulary is enough"
 
 
 @pytest.mark.parametrize("vocabulary", [1, 2, 127, 128, 129, 5000, 49_152])

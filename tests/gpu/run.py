@@ -118,7 +118,7 @@ def write(results: dict[str, Any], target: Path) -> None:
     """Write the file whole or not at all."""
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{os.getpid()}")
-    partial.write_text(json.dumps(results, indent=1) + "\n")
+    partial.write_text(json.dumps(results, indent=0) + "\n")
     os.replace(partial, target)
 
 

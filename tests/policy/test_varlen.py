@@ -11,6 +11,7 @@ import torch
 from helpers import assert_close, shapes_unchecked, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from operations import Operations
 from test_fast_step import FAMILIES, FAST, a_microbatch, a_model, gradient
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
@@ -18,6 +19,7 @@ from varlen_reference import by_sequences
 
 from grpo_lab.policy import packing, varlen
 from grpo_lab.policy.device import on_device
+from grpo_lab.policy.models import recompute_layers
 from grpo_lab.policy.packing import PLAIN
 from grpo_lab.policy.varlen import _Gather, find_sequences
 from grpo_lab.tricks.precision import Bf16, Fp32, LmHead
@@ -109,6 +111,27 @@ def test_the_gradient_of_copies_is_that_of_an_index(groups: list[tuple[int, list
     assert_close(found, expected, 1e-14, "added in another order")
 
 
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_weights_rounded_together_give_the_same_bits(recomputes: bool, reference: None) -> None:
+    """As those that autocast rounds one by one, forward, and their gradients; one that is not trained is left to it."""
+    found, kernels = [], []
+    for together in (True, False):
+        model = a_model("Qwen3")
+        model.model.layers[0].mlp.up_proj.requires_grad_(False)
+        assert packing.prepare(model)
+        if recomputes:
+            recompute_layers(model)
+        with pytest.MonkeyPatch.context() as patch, Operations() as seen:
+            if not together:
+                patch.setattr(packing, "with_rounded_weights", lambda body, inputs: body(**inputs))
+            found.append(gradient(model, FAST["packed"], Bf16(LmHead.same, 0.1)))
+        assert seen.names["_foreach_copy_"] == 2 * together
+        kernels.append(seen.kernels)
+    for one, other in zip(*found):
+        assert torch.equal(one, other)
+    assert recomputes or kernels[1] - kernels[0] == 2 * (14 - 1) - 2, "of two layers"
+
+
 def test_torch_has_the_kernel_and_takes_what_it_is_given() -> None:
     """On the meta device it checks shapes and types, forward and backward, and computes nothing."""
     at = find_sequences([np.arange(5), np.array([0, 1, 5, 6])], [0, 2], 7)
@@ -139,6 +162,5 @@ def test_twenty_ragged_microbatches_compile_once() -> None:
             tokens = torch.randint(13, (rows, width), generator=generator)
             prompts = [tuple(range(1, 3 + step % 5)) if row < rows // 2 else (7, 8, 9) for row in range(rows)]
             row = packing.pack(prompts, tokens, torch.arange(width) < lengths, PLAIN, varlen=True)
-            states = model.base_model(**on_device(row, torch.device("meta")).inputs()).last_hidden_state
-            states.sum().backward()
+            on_device(row, torch.device("meta")).states(model.base_model).sum().backward()
     assert compiled.frame_count == 1

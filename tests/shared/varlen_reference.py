@@ -57,12 +57,7 @@ def by_filled_keys(
 ) -> Tensor:
     """The same with one query a sequence, which attends to `seqused_k` keys from its begin on."""
     assert longest_query == 1 and query_ends.tolist() == list(range(len(query) + 1))
-    results = []
-    for one, first, used in zip(query, begins.tolist(), seqused_k.tolist()):
-        assert 0 < used <= longest_key and first + used <= len(key)
-        parts = (one[None], key[first : first + used], value[first : first + used])
-        mixed = F.scaled_dot_product_attention(
-            *(part.transpose(0, 1)[None] for part in parts), scale=scale, enable_gqa=enable_gqa
-        )
-        results.append(mixed[0].transpose(0, 1))
-    return torch.cat(results)
+    assert int((begins[: len(query)] + seqused_k).max()) <= len(key) and int(seqused_k.min()) > 0
+    read = torch.cat([torch.arange(used) + first for first, used in zip(begins.tolist(), seqused_k.tolist())])
+    ends = torch.cat([seqused_k.new_zeros(1), seqused_k.cumsum(0)])
+    return by_sequences(query, key[read], value[read], query_ends, ends, 1, longest_key, scale=scale)
