@@ -46,7 +46,8 @@ def places(entry: Entry) -> list[tuple[int, int]]:
 
 
 def groups() -> list[tuple[str, str]]:
-    return list(dict.fromkeys((entry.page, entry.sweep) for entry in entries()))
+    """Page and sweep of each block; few sweeps are kept in memory, so blocks of one follow each other."""
+    return sorted({(entry.page, entry.sweep) for entry in entries()}, key=lambda group: (group[1], group[0]))
 
 
 @pytest.mark.parametrize(("page", "sweep"), groups())

@@ -65,7 +65,7 @@ import statistics
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import ModuleType
 
@@ -179,7 +179,7 @@ Place = tuple[str, str]  # level, arm
 # --- the saved data ---------------------------------------------------------------------------------------------
 
 
-@cache
+@lru_cache(4)  # each takes up to a gigabyte; what follows from one is kept
 def saved(name: str) -> SweepData:
     """A saved sweep; `earlier/name` lies in a folder of its own."""
     return load_data((DATA / name).parent, Path(name).name)
@@ -606,12 +606,14 @@ def _gap(entry: Entry, rest: list[str]) -> Interval:
 
 def _seconds_of_runs(sweeps: Sequence[str]) -> dict[str, float]:
     """Run key -> seconds of one core that its steps took."""
-    seconds: dict[str, float] = {}
-    for name in sweeps:
-        data = saved(name)
-        took = data.points.groupby(LABELS)["budget/device_seconds"].max()
-        seconds |= {run.run_key: float(took[run.level, run.arm, run.seed]) for run in data.runs.itertuples()}
-    return seconds
+    return {key: seconds for name in sweeps for key, seconds in _seconds_of_sweep(name).items()}
+
+
+@cache
+def _seconds_of_sweep(name: str) -> dict[str, float]:
+    data = saved(name)
+    took = data.points.groupby(LABELS)["budget/device_seconds"].max()
+    return {run.run_key: float(took[run.level, run.arm, run.seed]) for run in data.runs.itertuples()}
 
 
 def _bench(entry: Entry, rest: list[str]) -> Interval:
