@@ -560,7 +560,9 @@ def _gap(entry: Entry, rest: list[str]) -> Interval:
     costs, priced                           conditions of controls; those where a point has a cost
     cost least, cost most                   thousands of tokens for a point; `cost title` of one
     """
-    pooled = saved_pool(saved_sweeps(ROOT / "experiments", DATA))
+    sweeps = saved_sweeps(ROOT / "experiments", DATA)
+    pooled = saved_pool(sweeps)
+    sweeps.loaded.clear()  # gigabytes, of which the pool has taken what it needs
     what, *names = rest
     if what in ("sweeps", "runs", "bases", "contrasts", "apart"):
         comparable = len(pooled.comparable)
