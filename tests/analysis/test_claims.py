@@ -284,7 +284,8 @@ def final(points: pd.DataFrame, metric: str, at: float, axis: str) -> pd.Series:
     return pd.Series(found)
 
 
-@pytest.mark.timeout(900)  # it reads every sweep that claims are about
+@pytest.mark.extended  # as the other comparisons by other code, in test_across.py
+@pytest.mark.timeout(900)
 def test_every_effect_of_the_table_by_other_code() -> None:
     """From the saved numbers with numpy and scipy alone: the mean over bases of differences, and its t interval."""
     found = [one for one in answers(saved_sweeps(EXPERIMENTS, DATA)) if one.judgement]
