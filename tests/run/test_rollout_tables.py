@@ -32,10 +32,7 @@ def test_first_last_and_evenly_between(steps: int, every: int | None) -> None:
 def test_a_short_run_keeps_every_step_and_a_budget_of_tokens_its_last_one(tmp_path: Path) -> None:
     short = run_in_process(tmp_path / "short", *SMALL, "budget.amount=3")
     assert tables(short) == [1, 2, 3]
-    tokens = run_in_process(
-        tmp_path / "tokens", *SMALL, "budget=sampled_tokens", "budget.amount=25000", "group_size=2",
-        "problems_per_step=8",
-    )  # fmt: skip
+    tokens = run_in_process(tmp_path / "tokens", *SMALL, "budget=sampled_tokens", "budget.amount=12000", "group_size=2")
     last = metrics_of(tokens)[-1]["step"]
     kept = tables(tokens)
     assert last > 12 and kept[0] == 1 and kept[-1] == last and 10 <= len(kept) <= 12
