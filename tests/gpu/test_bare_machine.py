@@ -31,12 +31,16 @@ def test_the_study_of_a_pretrained_model_needs_no_other_package(tmp_path: Path) 
     assert len(list(tmp_path.glob("study/*/seed=0/DONE"))) == 3 and list((tmp_path / "data").iterdir())
 
 
-def test_the_parts_of_make_gpu_import_no_other_package(tmp_path: Path) -> None:
-    """And the shortest of them, with the process that runs it, ends."""
+def test_the_parts_of_make_gpu_import_no_other_package() -> None:
     scripts = [part.file.stem for part in driver.PARTS.values()]
     code = f"import findings, {', '.join([*scripts, 'one_of_many'])}"
-    words = [[sys.executable, "-c", code], *bare.part_commands(sys.executable, tmp_path, ["profile"])]
-    bare.rehearse(iter(words), hiding(*bare.PACKAGES))
+    bare.rehearse(iter([[sys.executable, "-c", code]]), hiding(*bare.PACKAGES))
+
+
+@pytest.mark.extended
+def test_the_shortest_part_of_make_gpu_needs_no_other_package(tmp_path: Path) -> None:
+    """With the process that runs it."""
+    bare.rehearse(bare.part_commands(sys.executable, tmp_path, ["profile"]), hiding(*bare.PACKAGES))
 
 
 def test_what_a_bare_machine_lacks_is_hidden() -> None:
