@@ -10,23 +10,39 @@ import bare_machine
 
 bare_machine.enter()  # before anything looks at what this machine has
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Generator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import quick_compose
 import torch
+from helpers import shapes_unchecked
 
 from grpo_lab.config.hydra_setup import bootstrap, compose_config
 from grpo_lab.config.run_config import RunConfig, to_run
 
 pytest.register_assert_rewrite("sampler_contract", "short_runs")
 bootstrap()
+quick_compose.enter()
 torch.set_num_threads(1)
+CHECKED = 2  # cases of a test in which shapes are checked; further ones repeat their calls in half the time
+_cases: Counter[str] = Counter()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """The mark `needs` is read by the module that hides what is not declared."""
     config.pluginmanager.register(bare_machine)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Shapes are checked in the first cases of each test."""
+    test = item.nodeid.partition("[")[0]
+    _cases[test] += 1
+    with shapes_unchecked() if _cases[test] > CHECKED else nullcontext():
+        return (yield)
 
 
 @pytest.fixture

@@ -293,6 +293,8 @@ def register() -> None:
     store = ConfigStore.instance()
     for slot, base in slot_types().items():
         for name, cls in options(base).items():
+            if _stored.get((slot, name)) is cls:
+                continue
             try:
                 node = writable(cls)
             except OmegaConfBaseException as error:
@@ -303,7 +305,13 @@ def register() -> None:
             if issubclass(cls, Trick) and (fault := formula_fault(cls)):
                 raise ValueError(f"{_place(cls)} {fault}")
             store.store(group=f"schema/{slot}", name=name, node=node)
-    store.store(group="schema", name="run", node=writable(RunConfig))
+            _stored[slot, name] = cls
+    if not _stored.get(("", "run")):
+        store.store(group="schema", name="run", node=writable(RunConfig))
+        _stored["", "run"] = RunConfig
+
+
+_stored: dict[tuple[str, str], type] = {}  # slot and option -> the class whose schema Hydra has
 
 
 def _place(cls: type) -> str:

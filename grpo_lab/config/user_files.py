@@ -12,6 +12,7 @@ import os
 import re
 import traceback
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -86,9 +87,10 @@ def _yaml_files(folder: Path) -> list[Path]:
 def check_yaml(path: Path) -> None:
     """Raise ValueError, with line and remedy, if a file is not YAML, is too large or deep, or expands too far."""
     try:
-        if path.stat().st_size > LARGEST:
-            raise ValueError(f"{path} has {path.stat().st_size:,} bytes: a configuration has at most {LARGEST:,}")
-        _count(path)
+        now = path.stat()
+        if now.st_size > LARGEST:
+            raise ValueError(f"{path} has {now.st_size:,} bytes: a configuration has at most {LARGEST:,}")
+        _count(path, now.st_mtime_ns, now.st_size)
     except yaml.YAMLError as error:
         mark, at = getattr(error, "problem_mark", None), getattr(error, "position", None)
         line = f" line {mark.line + 1}" if mark else ""
@@ -102,8 +104,12 @@ def check_yaml(path: Path) -> None:
         raise ValueError(f"{path} cannot be read ({error.strerror}): mend it, or move it out of the folder") from error
 
 
-def _count(path: Path) -> None:
-    """Count entries from the parser's events; each alias adds the entries of the collection it repeats."""
+@lru_cache(MOST_FILES)
+def _count(path: Path, changed: int, size: int) -> None:
+    """Count entries from the parser's events; each alias adds the entries of the collection it repeats.
+
+    A file is read again only if its size or its time of change differs.
+    """
     sizes: dict[str, int] = {}
     keys: list[list[str | None] | None] = []  # of every mapping that is open, keys and None for their values by turns
     open_: list[tuple[int, str | None]] = [(0, None)]  # entries so far, and the anchor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,6 +48,13 @@ from grpo_lab.tracking.metrics import is_known
 
 ROOT = Path(__file__).parents[2]
 ABOVE, BELOW, WITHIN = Direction
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forgotten() -> Iterator[None]:
+    """The saved sweeps take gigabytes, which other tests do not need."""
+    yield
+    saved_sweeps(EXPERIMENTS).loaded.clear()
 
 
 def judgement(predicted: Direction, word: str, mean: float) -> Judgement:
@@ -266,17 +274,24 @@ def final(points: pd.DataFrame, metric: str, at: float, axis: str) -> pd.Series:
     return pd.Series(found)
 
 
-@pytest.mark.parametrize(
-    "answer", [one for one in answers(saved_sweeps(EXPERIMENTS)) if one.judgement], ids=lambda a: a.claim.says
-)
-def test_every_effect_of_the_table_by_other_code(answer: Answer) -> None:
+@pytest.mark.extended  # as the other comparisons by other code, in test_across.py
+@pytest.mark.timeout(900)
+def test_every_effect_of_the_table_by_other_code() -> None:
     """From the saved numbers with numpy and scipy alone: the mean over bases of differences, and its t interval."""
+    found = [one for one in answers(saved_sweeps(EXPERIMENTS)) if one.judgement]
+    for name in dict.fromkeys(one.design.name for one in found):
+        points = saved_points(name)
+        for _, twin_of, twin in saved_description(name)["twins"]:
+            points[twin_of] = points[twin]
+        for answer in found:
+            if answer.design.name == name:
+                by_other_code(answer, points)
+
+
+def by_other_code(answer: Answer, points: pd.DataFrame) -> None:
     design, judged = answer.design, answer.judgement
     assert judged is not None
     prediction = judged.prediction
-    points = saved_points(design.name)
-    for _, name, twin in saved_description(design.name)["twins"]:
-        points[name] = points[twin]
     axis = f"budget/{design.axis}"
     at = points.groupby(["level", "arm", "seed"])[axis].max().min()
     cells = [(prediction.level, prediction.arm), judged.reference]

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import quick_compose
 from compositions import CHOICES, RECIPES, option_names, run_of, samples
 from omegaconf import OmegaConf
 from processes import python_path
@@ -480,3 +481,33 @@ def test_the_record_of_a_run_has_all_of_its_configuration() -> None:
     shown = parameters(described)
     assert {"critic", "critic.learning_rate", "convention.std_eps", "runs_dir", "tracking"}.isdisjoint(shown)
     assert {"convention", "surrogate.clip_high", "optimizer.learning_rate", "seed"} <= shown.keys()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("world=tiny", "kl=k3_loss", "kl.kl_coef=1", "~sft", "+evaluation.tables={own: {path: x.jsonl}}"),
+        ("recipe=dapo", "+experiments=overlong", "optimizer.learning_rate=1e-3"),
+        ("recipe=none_such",),
+        ("no_key=1",),
+    ],
+    ids=lambda words: words[0],
+)
+def test_what_tests_compose_is_what_hydra_composes(words: tuple[str, ...]) -> None:
+    """And a configuration that one caller changes is not what the next one gets."""
+
+    def composed() -> str:
+        try:
+            config, choices = compose_with_choices(words)
+        except ValueError as error:
+            return str(error)
+        text = f"{OmegaConf.to_yaml(config)}{choices}{OmegaConf.get_type(config)}"
+        config.seed = 71
+        return text
+
+    first, again = composed(), composed()
+    quick_compose.leave()
+    try:
+        assert first == again == composed()
+    finally:
+        quick_compose.enter()

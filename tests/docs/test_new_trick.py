@@ -117,6 +117,7 @@ def there(folder: Path, *words: str, seconds: float = 280) -> subprocess.Complet
     return done
 
 
+@pytest.mark.extended
 def test_the_trick_of_the_readme_asks_for_no_other_edit(tmp_path: Path) -> None:
     trick = of_the_readme()
     copy_with(trick, tmp_path)

@@ -10,9 +10,10 @@ from pages.numbers import NUMBER, ROOT, filled
 from pages.tables import documented
 
 # How the tables begin that are written from the data.
-GENERATED = (
-    r"experiment \||declared, not|superseded|trick that acts|trick \| claim|finding|predictions of|quantities of|indicator"
-)
+GENERATED = "|".join(
+    (r"experiment \|", "declared, not", "superseded", "trick that acts", r"trick \| claim", "finding", "predictions of",
+     "quantities of", "indicator")
+)  # fmt: skip
 PAGES = [ROOT / "README.md", ROOT / "experiments" / "README.md", *sorted(ROOT.glob("experiments/**/README.md"))[1:]]
 # What looks like a result: a decimal, a per cent, a power of ten, a sign.
 RESULT = re.compile(rf"(?<![\w.*])(?:\+-)?(?=[-+.\d])(?:{NUMBER})%?(?![\w]|\.\d)")

@@ -172,6 +172,7 @@ def test_lm_eval_measures_what_we_measure_and_all_readers_see_it(place: Place) -
     assert finals["eval/lm_eval_own_sums/accuracy"].item() == own[4]
 
 
+@pytest.mark.extended
 def test_inspect_measures_what_we_measure(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     plan = place.plan("inspect", f"{place.tasks / 'sums.py'}@sums", base=True)
@@ -201,6 +202,7 @@ def test_inspect_reads_bos_once_as_we_do(tiny_base: Path, tmp_path: Path, begins
     assert answer.usage is not None and answer.usage.input_tokens == len(ours) == 1 + 4
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "spec,message",
     [("sums.py@product", "has no task 'product'; it has sums"), ("none.py@sums", "there is no file .*none.py")],

@@ -19,6 +19,7 @@ from grpo_lab.policy.models import load_model
 from grpo_lab.policy.parts import in_parts, own_weights, placed, taken
 from grpo_lab.tricks.precision import LmHead
 
+pytestmark = pytest.mark.extended  # at every change tests/run/test_several_ranks.py loads in parts, and trains
 Found = list[dict[str, Any]]  # by process, then by case
 Damage = Callable[[Path], str]
 SIZES: dict[str, Any] = {

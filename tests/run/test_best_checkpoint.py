@@ -81,6 +81,7 @@ def test_a_suite_that_ends_far_below_its_best_is_warned_of(fallen: Path) -> None
     assert any(fell) and not all(fell), "else this run shows nothing"
 
 
+@pytest.mark.extended
 def test_a_run_killed_and_resumed_keeps_the_same_best_weights(fallen: Path, tmp_path: Path) -> None:
     """Resumed from before the best step and from after it; what an attempt kept meanwhile does not stay."""
     command = train_command(tmp_path, *FALLS)

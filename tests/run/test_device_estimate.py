@@ -42,6 +42,9 @@ SMOLLM2 |= {"num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embedd
 TINY: dict[str, Any] = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 80, "num_hidden_layers": 2}
 TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False}
 SHAPES = {"tiny": LlamaConfig(**TINY), "SmolLM2-135M": LlamaConfig(**SMOLLM2), "biased": Qwen2Config(**TINY)}
+SHAPES["two layers of it"] = LlamaConfig(**SMOLLM2 | {"num_hidden_layers": 2})
+LARGE = pytest.param("SmolLM2-135M", marks=pytest.mark.extended)
+BY_SHAPE = pytest.mark.parametrize("name", ["tiny", "biased", "two layers of it", LARGE])
 PROMPT, RESPONSE, GROUP, PROBLEMS = 24, 40, 4, 2
 
 
@@ -67,7 +70,7 @@ def held_bytes(tensors: list[torch.Tensor]) -> int:
     return sum(storage.nbytes() for storage in storages.values())
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@BY_SHAPE
 def test_weights_gradients_and_optimiser_state_are_counted_to_the_byte(name: str, tmp_path: Path) -> None:
     size, model = size_of(folder_of(tmp_path, SHAPES[name])), model_of(name)
     assert not list(tmp_path.glob("*.safetensors"))
@@ -92,7 +95,7 @@ def test_of_an_adapter_only_its_own_weights_are_trained(targets: list[str], tmp_
 
 
 @pytest.mark.parametrize("rows, tokens", [(3, 64), (5, 128)])
-@pytest.mark.parametrize("name", ["tiny", "SmolLM2-135M"])
+@pytest.mark.parametrize("name", ["tiny", "two layers of it"])
 def test_the_cache_of_the_sampler_is_counted_to_the_byte(name: str, rows: int, tokens: int, tmp_path: Path) -> None:
     size, model = size_of(folder_of(tmp_path, SHAPES[name])), model_of(name)
     cache = block_cache(model.config)
@@ -122,7 +125,7 @@ def test_the_caches_of_cuda_graphs_are_counted_to_the_byte(tiny_run: RunConfig, 
 
 
 @pytest.mark.parametrize("head", LmHead)
-@pytest.mark.parametrize("name", ["tiny", "SmolLM2-135M"])
+@pytest.mark.parametrize("name", ["tiny", "two layers of it"])
 def test_the_samplers_weights_are_counted_to_the_byte(
     name: str, head: LmHead, tiny_run: RunConfig, tiny_base: Path, tmp_path: Path
 ) -> None:
@@ -159,7 +162,7 @@ def saved_bytes(model: PreTrainedModel, precision: Precision, packs: bool, logit
 @pytest.mark.parametrize("recomputes", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("packs", [True, False], ids=["packed", "padded"])
 @pytest.mark.parametrize("precision", [FP32, BF16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("name", ["tiny", "SmolLM2-135M"])
+@pytest.mark.parametrize("name", ["tiny", "biased", LARGE])
 def test_activations_are_within_a_tenth_of_what_autograd_keeps(
     name: str, precision: Precision, packs: bool, recomputes: bool, tmp_path: Path
 ) -> None:

@@ -120,6 +120,7 @@ def test_a_truncated_answer_is_never_learnt_though_the_reward_calls_it_right(
     assert state.start.metrics["sft/right"] == pytest.approx(float((right & whole).double().mean()))
 
 
+@pytest.mark.extended
 def test_fine_tuning_is_done_once_and_a_killed_run_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     overrides = [*SAMPLED, "budget.amount=6", "checkpoint_every=2", "evaluation=brief", "kl=k3_loss"]
     whole = run_in_process(tmp_path / "whole", *overrides, name="x")

@@ -88,7 +88,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("number", interrupt.SIGNALS)
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.extended) for n in interrupt.SIGNALS if n != signal.SIGTERM)],
+)
 def test_the_first_signal_lets_a_step_finish_and_saves_it(
     heard: None, at_call: Callable[..., None], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str], number: int,
@@ -104,7 +107,10 @@ def test_the_first_signal_lets_a_step_finish_and_saves_it(
     goes_on_as_if_nothing_had_happened(tmp_path, whole, monkeypatch)
 
 
-@pytest.mark.parametrize("schedule", ["one_step_off", "in_flight", "off_policy_k"])
+@pytest.mark.parametrize(
+    "schedule",
+    ["in_flight", *(pytest.param(name, marks=pytest.mark.extended) for name in ("one_step_off", "off_policy_k"))],
+)
 def test_a_step_that_is_saved_by_a_signal_goes_on_with_the_same_bits_under_other_schedules(
     heard: None, at_call: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schedule: str
 ) -> None:
@@ -119,7 +125,7 @@ def test_a_step_that_is_saved_by_a_signal_goes_on_with_the_same_bits_under_other
     goes_on_as_if_nothing_had_happened(tmp_path / "cut", tmp_path / "whole", monkeypatch, *words)
 
 
-@pytest.mark.parametrize("evaluation", [2, 3, 4])
+@pytest.mark.parametrize("evaluation", [2, pytest.param(3, marks=pytest.mark.extended), 4])
 def test_a_signal_leaves_an_evaluation_at_once_and_loses_no_step(
     heard: None, at_call: Callable[..., None], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     evaluation: int,
@@ -162,6 +168,7 @@ def test_a_signal_in_a_step_whose_evaluation_is_due_leaves_that_out(
     [(loop, "read_inputs"), (loop, "open_state"), (recorder, "evaluate")],
     ids=["reading", "loading", "evaluating"],
 )
+@pytest.mark.extended
 def test_before_the_first_step_nothing_is_lost_and_nothing_is_saved(
     heard: None, at_call: Callable[..., None], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     module: ModuleType, name: str,
@@ -196,6 +203,7 @@ def test_a_second_signal_ends_a_step_at_once_and_says_what_is_computed_again(
     goes_on_as_if_nothing_had_happened(tmp_path, tmp_path / "whole", monkeypatch, *words)
 
 
+@pytest.mark.extended
 def test_a_second_signal_without_a_checkpoint_begins_again(
     heard: None, at_call: Callable[..., None], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,6 +236,7 @@ def test_a_checkpoint_that_cannot_be_written_is_an_error_and_not_an_end(
         run_in_process(tmp_path, *OVERRIDES, name="x")
 
 
+@pytest.mark.extended
 def test_an_evaluation_by_changed_code_counts_its_step_to_that_code(
     heard: None, at_call: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,6 +295,7 @@ Adamw.step = step
 """
 
 
+@pytest.mark.extended
 def test_a_second_ctrl_c_ends_a_long_step_at_once(tmp_path: Path, tiny_base: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     command = train_command(tmp_path / "runs", *SMALL, "plugins=[slow]")

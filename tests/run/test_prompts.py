@@ -156,6 +156,7 @@ def on_day(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return set_to
 
 
+@pytest.mark.extended
 def test_a_resume_on_another_day_is_refused_until_the_prompts_are_what_they_were(
     tmp_path: Path, tiny_base: Path, on_day: Callable[[int], None], capsys: pytest.CaptureFixture[str]
 ) -> None:

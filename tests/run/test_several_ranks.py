@@ -122,7 +122,7 @@ def test_two_processes_compute_what_one_does(both: tuple[Path, Path]) -> None:
     same_weights(of(one, "whole"), of(two, "whole"))
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.extended)])
 def test_another_number_of_processes_goes_on(both: tuple[Path, Path], number: int) -> None:
     """One from the shards of two, two from the whole state of one: optimiser, reference and log go on as they were."""
     folder = both[number - 1]

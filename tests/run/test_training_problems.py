@@ -199,6 +199,7 @@ def test_a_run_trains_on_what_is_left_pays_for_it_and_says_so(tmp_path: Path, ma
     assert set(probe["problem_id"]) == {one.id for one in run.task.problems("probe")}
 
 
+@pytest.mark.extended
 def test_a_run_goes_on_without_the_cache_as_if_it_had_never_stopped(tmp_path: Path, monkeypatch) -> None:
     overrides = [*SHORT, "pass_rate=band", *FEW, "checkpoint_every=1", "problems_per_step=8"]
     whole = run_in_process(tmp_path / "whole", *overrides)

@@ -40,6 +40,8 @@ def shapes_checked_for(steps: int) -> Iterator[None]:
 
     left: list[int] = []
     RunLog.write_step = counted
+    if not steps:
+        jaxtyping.config.update("jaxtyping_disable", True)
     try:
         yield
     finally:
@@ -47,11 +49,19 @@ def shapes_checked_for(steps: int) -> Iterator[None]:
         jaxtyping.config.update("jaxtyping_disable", before)
 
 
-def run_in_process(folder: Path, *overrides: str, name: str = "run", checked: int = 2) -> Path:
+_tried: set[str] = set()  # what runs of this process have chosen
+
+
+def run_in_process(folder: Path, *overrides: str, name: str = "run", checked: int | None = None) -> Path:
     """One run through the real entry below Hydra's command line; returns the run folder.
 
-    `checked`: after how many lines of the log, the first of them before any step, shapes are checked no more.
+    `checked`: after how many lines of the log, the first of them before any step, shapes are checked no more; two where
+    an option runs for the first time in this process, else none.
     """
+    chosen = {"", *(word for word in overrides if "." not in word.partition("=")[0])}
+    if checked is None:
+        checked = 0 if chosen <= _tried else 2
+        _tried.update(chosen)
     config, choices = compose_with_choices([*WORLD, f"runs_dir={folder}", *overrides])
     with shapes_checked_for(checked):
         return start(config, name, choices, ["test"])

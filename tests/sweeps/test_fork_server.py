@@ -57,6 +57,7 @@ def test_a_forked_cell_is_the_run_of_a_fresh_interpreter(tmp_path: Path, tiny_ba
     assert len(one) == len(other) and one[0].replace("/forked", "/fresh") == other[0]
 
 
+@pytest.mark.extended
 def test_a_cell_of_another_number_of_threads_has_an_interpreter_of_its_own(tmp_path: Path) -> None:
     """Libraries make their threads when they load."""
     (tmp_path / "one").mkdir()
@@ -72,6 +73,7 @@ def test_a_cell_of_another_number_of_threads_has_an_interpreter_of_its_own(tmp_p
     assert {threads[name] for name in set(THREAD_VARIABLES) & set(threads)} == {"2"}
 
 
+@pytest.mark.extended
 def test_a_cell_whose_server_has_died_says_so_and_the_next_has_another_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -229,6 +229,7 @@ def test_a_sweep_runs_the_arm_that_acts_and_not_the_one_that_could_not(
     ]
 
 
+@pytest.mark.extended
 def test_a_gain_for_which_the_control_leaves_no_headroom_is_refused_by_the_pilot(
     experiment: Path, tiny_base: Path, capfd: pytest.CaptureFixture
 ) -> None:

@@ -267,6 +267,7 @@ def test_a_single_run_is_stopped_and_the_same_command_goes_on(tmp_path: Path, ti
     same_ending(run_in_process(tmp_path / "whole", *SMALL, "budget.amount=60", "checkpoint_every=1000"), folder)
 
 
+@pytest.mark.extended
 def test_a_stop_that_is_asked_twice_ends_a_step_at_once(tmp_path: Path, tiny_base: Path) -> None:
     """The first waits for a step that takes for ever, as a judge that does not answer makes it."""
     (tmp_path / "waits.py").write_text(WAITS)

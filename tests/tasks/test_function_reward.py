@@ -196,7 +196,7 @@ def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     for number, line in enumerate(lines):
         words = line.removeprefix("python -m grpo_lab.train ").split()
         short = [word for word in words if not word.startswith("budget.amount")]
-        folder = run_in_process(tmp_path / f"run{number}", *short, "budget.amount=2")
+        folder = run_in_process(tmp_path / f"run{number}", *SMALL, *short, "budget.amount=2")
         metrics = [line["metrics"] for line in metrics_of(folder)[1:]]
         assert all("reward/component/score" in line for line in metrics)
     for line in metrics:

@@ -399,6 +399,7 @@ def test_a_run_learns_from_a_judge_and_shows_what_each_rubric_gave(server: Judge
     assert row["component_plus"] == pytest.approx(text.count("+") / len(text))
 
 
+@pytest.mark.extended
 def test_a_resumed_run_has_the_same_rubrics_and_asks_nothing_twice(server: JudgeServer, tmp_path: Path) -> None:
     """Waiting batches of a schedule that runs ahead are graded again by the rubrics that they were graded by."""
 

@@ -491,6 +491,7 @@ def test_a_name_that_no_tag_can_have_is_one_tag_for_all_runs(tmp_path: Path, cli
     assert found.data.tags[state["groupBy"]["groupByKeys"][0]["groupByData"]] == "plain"
 
 
+@pytest.mark.extended
 def test_the_command_ui_prints_every_sweeps_page_and_serves_it(runs: Path, client: MlflowClient, uri: str) -> None:
     own = f"sqlite:///{runs}/mlflow.db"
     sync_all(runs, own)

@@ -146,7 +146,7 @@ def test_what_another_thread_does_is_not_shown() -> None:
     assert seen == ["step 3: training"]
 
 
-@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("terminal", [pytest.param(False, marks=pytest.mark.extended), True])
 def test_an_evaluation_shows_its_suite_its_questions_and_the_time_left(
     terminal: bool, tmp_path: Path, tiny_base: Path
 ) -> None:
