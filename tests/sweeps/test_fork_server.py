@@ -96,6 +96,7 @@ def test_a_cell_whose_server_has_died_says_so_and_the_next_has_another_server(
     assert "no_such_key" in (tmp_path / "short" / OUTPUT).read_text()
 
 
+@pytest.mark.extended
 def test_what_ends_a_cell_before_it_trains_is_in_its_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "setproctitle.py").write_text('raise RuntimeError("this package is broken")\n')
     monkeypatch.syspath_prepend(str(tmp_path))
