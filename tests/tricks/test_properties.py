@@ -104,22 +104,38 @@ def loss_run(surrogate, aggregation, denominator, **others) -> RunConfig:
 
 
 def losses() -> dict[str, RunConfig]:
-    """Every surrogate, every aggregation x denominator, every surrogate x ratio of responses that it can read, and
-    every option of the other axes of the loss. The options beside them take turns."""
+    """Every surrogate x aggregation x denominator; ratios of responses where the surrogate can read them; and every
+    option of the other axes of the loss, each with some surrogate, aggregation and denominator."""
     found = {}
-    ends = cycle(product(AGGREGATIONS, DENOMINATORS))
-    for surrogate, (aggregation, denominator) in zip(SURROGATES, ends):
-        parts = surrogate, aggregation, denominator
-        found["-".join(map(label, parts))] = loss_run(*parts)
-    of_responses = {type(option): option for option in SURROGATES if option.uses_ratio and not option.needs_token_ratio}
-    for (surrogate, importance), aggregation in zip(product(of_responses.values(), IMPORTANCES), cycle(AGGREGATIONS)):
-        name = "-".join(map(label, (importance, surrogate, aggregation)))
-        found[name] = loss_run(surrogate, aggregation, Survivors(), importance=importance)
+    for parts in product(SURROGATES, AGGREGATIONS, DENOMINATORS):
+        found[loss_name(*parts)] = loss_run(*parts)
+    for (surrogate, importance), aggregation in product(of_responses(), AGGREGATIONS):
+        run = loss_run(surrogate, aggregation, Survivors(), importance=importance)
+        found[loss_name(importance, surrogate, aggregation)] = run
     others = zip(cycle(SURROGATES), cycle(AGGREGATIONS), cycle(DENOMINATORS), asides())
     for surrogate, aggregation, denominator, aside in others:
-        name = "-".join(map(label, (*aside.values(), surrogate, aggregation, denominator)))
+        name = loss_name(*aside.values(), surrogate, aggregation, denominator)
         found[name] = loss_run(surrogate, aggregation, denominator, **aside)
     return found
+
+
+def loss_name(*parts) -> str:
+    return "-".join(map(label, parts))
+
+
+def of_responses() -> list[tuple]:
+    """Each kind of surrogate that can read ratios of responses, with each such ratio."""
+    able = {type(option): option for option in SURROGATES if option.uses_ratio and not option.needs_token_ratio}
+    return list(product(able.values(), IMPORTANCES))
+
+
+def rarely() -> set[str]:
+    """The losses of make test-all alone. At every change: each surrogate, aggregation x denominator, surrogate x ratio
+    of responses, and option of the other axes; the options beside them take turns."""
+    ends = cycle(product(AGGREGATIONS, DENOMINATORS))
+    often = {loss_name(surrogate, *parts) for surrogate, parts in zip(SURROGATES, ends)}
+    often |= {loss_name(ratio, one, end) for (one, ratio), end in zip(of_responses(), cycle(AGGREGATIONS))}
+    return set(list(LOSSES)[: -len(asides())]) - often
 
 
 def asides() -> list[dict[str, object]]:
@@ -130,11 +146,18 @@ def asides() -> list[dict[str, object]]:
 
 
 LOSSES = losses()
+RARELY = rarely()
 
 
 def by_loss(condition=lambda run: True):
     """Parametrise by the cases whose run fulfils the condition."""
-    return pytest.mark.parametrize("case", [name for name, run in LOSSES.items() if condition(run)])
+    cases = [name for name, run in LOSSES.items() if condition(run)]
+    return pytest.mark.parametrize("case", [extended(name) if name in RARELY else name for name in cases])
+
+
+def extended(*values):
+    """A case of make test-all alone."""
+    return pytest.param(*values, marks=pytest.mark.extended)
 
 
 by_marking = pytest.mark.parametrize(
@@ -143,16 +166,16 @@ by_marking = pytest.mark.parametrize(
 
 
 def among(*conditions):
-    """Pairs of baseline and scale of which all conditions hold: each option beside two others, where it can be."""
+    """Pairs of baseline and scale of which all conditions hold; at every change each option beside two others."""
     turned = (SCALES[turn:] + SCALES[:turn] for turn in range(len(SCALES)))
-    pairs = [pair for scales in turned for pair in zip(BASELINES, scales)]
-    kept, seen = [], Counter()
-    for pair in pairs:
-        if all(condition(*pair) for condition in conditions) and min(seen[option] for option in pair) < 2:
-            kept.append(pair)
-            seen.update(pair)
-    assert kept
-    return pytest.mark.parametrize(("baseline", "scale"), kept, ids=label)
+    cases, seen = [], Counter()
+    for pair in (pair for scales in turned for pair in zip(BASELINES, cycle(scales))):
+        if all(condition(*pair) for condition in conditions):
+            often = min(seen[option] for option in pair) < 2
+            cases.append(pair if often else extended(*pair))
+            seen.update(pair if often else ())
+    assert cases
+    return pytest.mark.parametrize(("baseline", "scale"), cases, ids=label)
 
 
 by_advantage = among()
