@@ -173,7 +173,8 @@ def test_the_walk_names_functions_that_exist() -> None:
 
 
 def test_a_busy_reader_finishes_it() -> None:
-    assert len(README.split()) <= 1500 and len(README.splitlines()) <= 160
+    shown = re.sub("<!--.*?-->", "", README)
+    assert len(shown.split()) <= 1500 and len(shown.splitlines()) <= 160
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())

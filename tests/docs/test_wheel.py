@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from declared_experiments import FOLDERS
+from processes import python_path
 
 ROOT = Path(__file__).parents[2]
 BESIDES_BASES = 1.5  # MB of everything but the base models
@@ -47,6 +48,6 @@ def test_an_experiment_is_found_in_it(wheel: Path, tmp_path: Path) -> None:
         "hydra.sweeper.dry_run=true",
         "tracking=none",
     ]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "GRPO_LAB_CACHE": str(tmp_path / "cache")}
+    environment = {**os.environ, "PYTHONPATH": python_path(tmp_path / "site"), "GRPO_LAB_CACHE": str(tmp_path / "cache")}
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
     assert done.returncode == 0 and "50 cells" in done.stdout + done.stderr, done.stdout + done.stderr
