@@ -43,16 +43,18 @@ def check_user_files(arguments: Sequence[str], experiments: Path) -> None:
     """Raise ValueError, naming the file, if a user's YAML file is not YAML or is larger than any configuration.
 
     Checks the folders in GRPO_LAB_CONFIG_PATH, those in the arguments `hydra.searchpath=[file://...]` and
-    `--config-dir`, and the folder `experiments`.
+    `--config-dir`, and the declarations in the folder `experiments`, which holds figures and data too.
     """
+    for folder in declared(experiments).values():
+        check_yaml(folder / DESIGN)
     named = [name for word in arguments for name in re.findall(r"file://([^,\]\"']+)", word)]
     named += [word.partition("=")[2] for word in arguments if word.startswith("--config-dir=")]
     named += [after for word, after in pairwise(arguments) if word in ("--config-dir", "-cd")]
-    for folder in [*user_folders(), *map(Path, named), experiments]:
+    for folder in [*user_folders(), *map(Path, named)]:
         for path in _yaml_files(folder):
             check_yaml(path)
             there = experiments.parent / "conf" / path.relative_to(folder)
-            if folder != experiments and there.exists() and not there.samefile(path):
+            if there.exists() and not there.samefile(path):
                 raise ValueError(f"{path} has the name of an option that is there: rename it, or it is never read")
 
 

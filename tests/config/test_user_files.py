@@ -60,7 +60,7 @@ def test_yaml_that_somebody_means_passes_and_costs_little(tmp_path: Path) -> Non
     assert time.process_time() - began < 0.3, "two hundred files of options, on a busy core too"
 
 
-@pytest.mark.parametrize("way", ["environment", "search path", "--config-dir", "--config-dir=", "experiment"])
+@pytest.mark.parametrize("way", ["environment", "search path", "--config-dir", "--config-dir="])
 def test_every_way_to_a_folder_of_ones_own_is_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
@@ -74,7 +74,7 @@ def test_every_way_to_a_folder_of_ones_own_is_looked_at(
         "--config-dir=": [f"--config-dir={tmp_path}"],
     }
     with pytest.raises(ValueError, match=r"bomb\.yaml line 5"):
-        check_user_files(words.get(way, []), tmp_path if way == "experiment" else tmp_path / "no experiments")
+        check_user_files(words.get(way, []), tmp_path / "no experiments")
     with pytest.raises(ValueError, match=r"bomb\.yaml line 5"):
         load_design(tmp_path / "recipe" / "bomb.yaml")
 
@@ -86,6 +86,15 @@ def test_the_experiments_beside_conf_are_looked_at(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(hydra_setup, "experiments_folder", lambda: tmp_path / "experiments")
     with pytest.raises(ValueError, match=r"experiments/bomb/design\.yaml line 5"):
         bootstrap()
+
+
+def test_an_experiment_may_have_any_number_of_figures(tmp_path: Path) -> None:
+    """Drawing all experiments leaves thousands of files beside their declarations, which are all that is read."""
+    (tmp_path / "mine" / "figures").mkdir(parents=True)
+    (tmp_path / "mine" / "design.yaml").write_text("design: {name: mine}\n")
+    for number in range(MOST_FILES + 1):
+        (tmp_path / "mine" / "figures" / f"{number}.png").touch()
+    check_user_files([], tmp_path)
 
 
 def test_a_folder_that_is_no_folder_of_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
