@@ -1,1 +1,1 @@
-"""What the pages of this repository show of its saved sweeps, and the commands that write it there."""
+"""Generated pages of this repository, and the commands that write them from the saved sweeps."""

@@ -9,23 +9,18 @@ A page of an experiment reads the data beside it. A comment holds a few words, i
     constant/score             the same at a level of the sweep; otherwise the level is that of the page
     mask_after - score         a difference paired by seed; further arms go on with + and -
     a,b,c - plain              the same for each of a, b and c, with least or most
-    *, */*                     every arm that is not named, at one level or at all
-    control                    the control, at the level of the arm before it
+    *                          every arm that is not named
     @downstream                the metric, by a short name of METRICS or in full; otherwise that of the page
     of=sweep, at=level         another sweep, another level
     average                    over the whole run instead of its end
     step=33, steps=1-5         at one step or in the mean over some, instead of final values; step=end is the last
     since=0                    less the value at this step
     seed=70, seed=70,71        of these seeds
-    axis=steps                 final values at equal steps instead of on the declared axis
-    less=@heldout              less another metric of the same runs
-    over=plain, over=@length   divided by another arm or metric; over=least by the smallest of the same
     per=@downstream            divided by the mean of the same contrast on another metric
-    least, most, middle        of several arms, or of the seeds of one
+    least, most                of several arms, or of the seeds of one
     each                       of every run instead of every arm, with least or most
-    low, high, half, size      a bound of the interval; half of its width; the number without its sign
-    p, holm, adjusted, mde     of the paired t test: plain; over the predictions; over the contrasts of one kind; the
-                               smallest effect that so many seeds would find
+    low, high, size            a bound of the interval; the number without its sign
+    holm, adjusted             p of the paired t test, after Holm: over the predictions; over the contrasts of one kind
     x100, x-1                  times 100 (per cent, points), times -1
     <=, >=                     the number is a bound: the value is at most, at least as much
 
@@ -53,7 +48,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -86,7 +80,6 @@ from grpo_lab.analysis.sources.saved_data import load_data
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData, bases_of
 from grpo_lab.analysis.stats.comparison import compare
 from grpo_lab.analysis.stats.intervals import Interval
-from grpo_lab.analysis.stats.multiplicity import paired_t_pvalue
 from grpo_lab.config.design import Direction
 from pages.saved_sweeps import SavedSweeps, saved_sweeps
 
@@ -117,7 +110,7 @@ _DEFAULTS = re.compile(r"<!-- numbers: (.*?) -->")
 
 @dataclass(frozen=True)
 class Context:
-    """What the words of a comment leave out: the sweep, its level and the metric."""
+    """Defaults of a comment: the sweep, its level and the metric."""
 
     sweep: str = ""
     level: str = ""
@@ -165,16 +158,9 @@ def _sweeps() -> SavedSweeps:
     return saved_sweeps(EXPERIMENTS)
 
 
-@cache
-def finals_of(name: str, axis: str | None) -> FinalValues:
+def finals_of(name: str) -> FinalValues:
     """Final values of a saved sweep."""
-    return final_values(saved(name), axis) if axis else data_of(name)[1]
-
-
-@cache
-def final_of(name: str, axis: str | None, place: Place, metric: str) -> pd.Series:
-    """The final values of an arm by seed."""
-    return finals_of(name, axis).of(*place, metric)
+    return data_of(name)[1]
 
 
 @cache
@@ -186,13 +172,13 @@ def places_of(name: str) -> frozenset[Place]:
 @cache
 def judgements_of(name: str) -> list[Judgement]:
     """The predictions of a saved sweep, judged."""
-    return judge(saved(name), finals_of(name, None))
+    return judge(saved(name), finals_of(name))
 
 
 @cache
 def effects_of(name: str, metric: str) -> dict[tuple[str, frozenset[tuple[str, float]]], TrickEffect]:
     """(level, weights of the arms) -> the effect on a metric."""
-    effects = trick_effects(saved(name), finals_of(name, None), [metric])
+    effects = trick_effects(saved(name), finals_of(name), [metric])
     return {(e.contrast.level, frozenset(e.contrast.weights.items())): e for e in effects}
 
 
@@ -211,8 +197,8 @@ class Recipe:
     words: frozenset[str]
 
 
-CHOICES = ("least", "most", "middle")
-STATISTICS = (*CHOICES, "each", "average", "low", "high", "half", "size", "p", "holm", "adjusted", "mde", "<=", ">=")
+CHOICES = ("least", "most")
+STATISTICS = (*CHOICES, "each", "average", "low", "high", "size", "holm", "adjusted", "<=", ">=")
 
 
 def read_recipe(context: Context, how: str) -> Recipe:
@@ -240,23 +226,18 @@ def read_recipe(context: Context, how: str) -> Recipe:
     contrasts = []
     for number in range(max(len(group) for _, group in groups)):
         contrast = [(sign, group[number % len(group)]) for sign, group in groups]
-        level = contrast[0][1][0]
-        contrasts.append(tuple((sign, _known(context, place, level)) for sign, place in contrast))
+        contrasts.append(tuple((sign, _known(context, place)) for sign, place in contrast))
     return Recipe(tuple(contrasts), metric, options, frozenset(words))
 
 
 def _places(context: Context, word: str, named: set[str]) -> list[Place]:
-    data = saved(context.sweep)
-    levels = data.levels if word == "*/*" else [context.level]
-    if word in ("*", "*/*"):
-        left = named | ({data.control} if "control" in named else set())
-        return [(level, arm) for level in levels for arm in data.arms if arm not in left]
+    if word == "*":
+        return [(context.level, arm) for arm in saved(context.sweep).arms if arm not in named]
     level, _, arm = word.rpartition("/")
     return [(level or context.level, arm)]
 
 
-def _known(context: Context, place: Place, level: str) -> Place:
-    place = (level, saved(context.sweep).control) if place[1] == "control" else place
+def _known(context: Context, place: Place) -> Place:
     if place not in places_of(context.sweep):
         raise ValueError(f"{context.sweep} has no arm {place}; it has {sorted(places_of(context.sweep))}")
     return place
@@ -278,13 +259,9 @@ def _values(context: Context, recipe: Recipe, place: Place) -> pd.Series:
         values = _at(context, place, metric, options.get("steps") or options["step"])
         values = values - _at(context, place, metric, options["since"]) if "since" in options else values
     else:
-        values = final_of(context.sweep, options.get("axis"), place, metric)
+        values = finals_of(context.sweep).of(*place, metric)
     if values.empty:
         raise ValueError(f"{context.sweep} has no {metric} of {place}")
-    for key, other in options.items():
-        if key in ("less", "over") and other.startswith("@"):
-            same = replace(recipe, metric=metric_called(other[1:]), options={**options, key: ""})
-            values = values - _values(context, same, place) if key == "less" else values / _values(context, same, place)
     return values.loc[[int(seed) for seed in options["seed"].split(",")]] if "seed" in options else values
 
 
@@ -309,13 +286,12 @@ def measured(context: Context, how: str) -> Interval:
 
 
 def _of_arms(context: Context, recipe: Recipe) -> Interval:
-    words, over = recipe.words, recipe.options.get("over", "@")
+    words = recipe.words
     series = [by_seed(context, recipe, contrast) for contrast in recipe.contrasts]
     if "each" in words or (len(series) == 1 and words & set(CHOICES)):
         series = [values.loc[[seed]] for values in series for seed in values.index]
-    if words & {"p", "holm", "adjusted", "mde"}:
-        tests = zip(recipe.contrasts, series, strict=True)
-        found = [_number(_of_test(context, recipe, contrast, values)) for contrast, values in tests]
+    if words & {"holm", "adjusted"}:
+        found = [_number(_of_test(context, recipe, contrast)) for contrast in recipe.contrasts]
     else:
         bases = bases_of(saved(context.sweep))
         found = [compare(values, bases, grouped=False).whole for values in series]
@@ -323,17 +299,10 @@ def _of_arms(context: Context, recipe: Recipe) -> Interval:
         found = [replace(one, mean=abs(one.mean)) for one in found]
     for bound in words & {"low", "high"}:
         found = [replace(one, mean=getattr(one, bound)) for one in found]
-    if "half" in words:
-        found = [replace(one, mean=(one.high - one.low) / 2) for one in found]
     one = _chosen(words, found)
     if "per" in recipe.options:
         other = replace(recipe, metric=metric_called(recipe.options["per"][1:]))
         return _scaled(one, 1 / by_seed(context, other, other.contrasts[0]).mean())
-    if over == "least":
-        return _scaled(one, 1 / min(found, key=_mean).mean)
-    if not over.startswith("@"):
-        (other,) = _places(context, over, set())
-        return _scaled(one, 1 / by_seed(context, recipe, ((1, _known(context, other, context.level)),)).mean())
     return one
 
 
@@ -342,23 +311,19 @@ def _mean(interval: Interval) -> float:
 
 
 def _chosen(words: Collection[str], found: Sequence[Interval]) -> Interval:
-    """The least, the most or the median of several, or the only one. Raises ValueError for several without a choice."""
+    """The least or the most of several, or the only one. Raises ValueError for several without a choice."""
     if "least" in words or "most" in words:
         return (min if "least" in words else max)(found, key=_mean)
-    if "middle" in words:
-        return _number(statistics.median(one.mean for one in found))
     if len(found) != 1:
-        raise ValueError(f"{len(found)} values: say least, most or middle")
+        raise ValueError(f"{len(found)} values: say least or most")
     return found[0]
 
 
-def _of_test(context: Context, recipe: Recipe, contrast: Contrast, differences: pd.Series) -> float:
-    if "p" in recipe.words:
-        return paired_t_pvalue(differences.to_numpy())
+def _of_test(context: Context, recipe: Recipe, contrast: Contrast) -> float:
     if "holm" not in recipe.words:
         weights = frozenset((arm, float(sign)) for sign, (_, arm) in contrast)
         effect = effects_of(context.sweep, recipe.metric)[contrast[0][1][0], weights]
-        return effect.mde if "mde" in recipe.words else effect.p_adjusted
+        return effect.p_adjusted
     (_, asked), (_, reference) = contrast
     (found,) = (
         one.holm
@@ -427,7 +392,7 @@ def _margin(context: Context, rest: list[str]) -> Interval:
 
 def _tau(context: Context, rest: list[str]) -> Interval:
     """How alike arms rank by training reward over the last share of the budget and by final downstream accuracy."""
-    finals, points = finals_of(context.sweep, None), saved(context.sweep).finished_points
+    finals, points = finals_of(context.sweep), saved(context.sweep).finished_points
     late = points[points[f"budget/{finals.axis}"].between((1 - float(rest[0])) * finals.budget, finals.budget)]
     reward = late.groupby(["arm", "seed"])["reward/outcome"].mean().groupby("arm").mean()
     downstream = finals.values.groupby("arm")["eval/downstream/accuracy"].mean()
@@ -437,7 +402,7 @@ def _tau(context: Context, rest: list[str]) -> Interval:
 def _told(context: Context, rest: list[str]) -> Interval:
     """What the figure of arms told apart says of the block's level and metric."""
     name = context.metric if len(rest) == 1 else rest[1].removeprefix("@")
-    found = told_apart(saved(context.sweep), finals_of(context.sweep, None), context.level, metric_called(name))
+    found = told_apart(saved(context.sweep), finals_of(context.sweep), context.level, metric_called(name))
     assert found is not None, "three arms on two bases"
     if rest[0].startswith("without="):
         others = [index for index, arm in enumerate(found.arms) if arm not in rest[0].partition("=")[2].split(",")]
@@ -460,7 +425,7 @@ def _tuned(context: Context, rest: list[str]) -> Interval:
 
 def _rank(context: Context, rest: list[str]) -> Interval:
     finals, name = (
-        finals_of(context.sweep, None),
+        finals_of(context.sweep),
         metric_called(rest[1].removeprefix("@") if rest[1:] else context.metric),
     )
     means = {arm: finals.of(context.level, arm, name).mean() for arm in saved(context.sweep).arms}

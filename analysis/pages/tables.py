@@ -1,4 +1,4 @@
-"""What is generated on the pages: claims, the index, and the question, tables and numbers of each experiment."""
+"""Generated parts of the pages: claims, the index, and each experiment's question, tables and numbers."""
 
 from __future__ import annotations
 
