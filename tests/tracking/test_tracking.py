@@ -14,9 +14,11 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
+import requests
 from helpers import free_port, mlflow_server
 from hydra import compose, initialize_config_dir
 from mirrored_runs import log_steps, query, write_run_json
@@ -342,13 +344,18 @@ def test_only_files_that_a_run_may_read_make_the_code_differ(tmp_path: Path, pat
     assert provenance._git(tmp_path)["dirty"] == counts
 
 
-def test_provenance_is_fast_and_names_no_host(tmp_path: Path) -> None:
-    seconds = []  # the fastest of five, as a busy machine makes any one of them slow
-    for _ in range(5):
-        started = time.perf_counter()
-        environment = provenance.write(tmp_path, ["grpo-lab", "seed=1"])
-        seconds.append(time.perf_counter() - started)
-    assert min(seconds) < 0.5 + provenance.GPU_SECONDS * bool(environment["gpus"])
+def test_provenance_starts_four_processes_and_names_no_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, real = [], subprocess.Popen
+
+    class Counted(real):  # type: ignore[misc, valid-type]  (a class that is found when the test runs)
+        def __init__(self, command: list[str], *arguments: Any, **options: Any) -> None:
+            started.append(command[0])
+            super().__init__(command, *arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", Counted)
+    environment = provenance.write(tmp_path, ["grpo-lab", "seed=1"])
+    monkeypatch.undo()
+    assert sorted(started) == ["git", "git", "git", "nvidia-smi"], "what it costs: nothing heavy is imported, see below"
     text = (tmp_path / "environment.json").read_text()
     assert json.loads(text) == environment
     assert environment["command"] == ["grpo-lab", "seed=1"] and environment["packages"]["torch"]
@@ -643,22 +650,23 @@ def test_a_dead_server_stops_nothing(
     import mlflow  # noqa: F401  (so that the time below is the server's and not the import's)
 
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")  # over stop's patience; sync waits for it below
+    asked, send = set(), requests.Session.send
+    monkeypatch.setattr(
+        requests.Session, "send", lambda *of, **how: asked.add(threading.get_ident()) or send(*of, **how)
+    )
     folder = tmp_path / "runs" / "a"
     with RunLog(folder) as log:
         write_run_json(folder, dead_server)
         mirror = Mirror(folder, 0.05, 1.0)
         mirror.start()
-        slowest = 0.0
         for step in range(100):
-            started = time.perf_counter()
             log.write_step(step, {f"train/m{i}": i / 7 for i in range(40)}, {"generate": 0.1})
-            slowest = max(slowest, time.perf_counter() - started)
             time.sleep(0.01)
         log.mark_done({})
         started = time.perf_counter()
         mirror.stop()
-        assert time.perf_counter() - started < 2.0
-        assert slowest < 0.5  # other processes share the cores; a call to the server would take seconds
+        assert time.perf_counter() - started < 8, "patience of one second; all tries of a call take over ten"
+    assert asked and threading.get_ident() not in asked, "only the mirror's thread talks to the server"
     assert caplog.records[-1].message == (f"MLflow lacks a part of this run: send it with `grpo-lab sync {folder}`")
     assert len(caplog.records) <= 2
     assert sync(folder, f"sqlite:///{store}").points == 100 * 41
