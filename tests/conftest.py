@@ -36,6 +36,21 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(bare_machine)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave `few(n)` cases of a test, evenly spaced, to every change; the others are extended."""
+    families: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("few") and not item.get_closest_marker("extended"):
+            families.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for family in families.values():
+        (number,) = family[0].get_closest_marker("few").args
+        kept = {index * len(family) // number for index in range(number)}
+        for index, item in enumerate(family):
+            if index not in kept:
+                item.add_marker("extended")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Shapes are checked in the first cases of each test."""

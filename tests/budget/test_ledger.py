@@ -20,6 +20,7 @@ def token_by_token(start: int, stop: int) -> int:
     return sum(2 * 11 + 5 * (position + 1) for position in range(start, stop))
 
 
+@pytest.mark.extended
 @quick
 @given(st.integers(0, 30), st.integers(0, 30))
 def test_a_span_costs_what_its_tokens_cost(start, length) -> None:

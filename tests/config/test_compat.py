@@ -354,6 +354,7 @@ def mended(case: Case, remedy: str = "") -> RunConfig:
     return run_of(*(f"{key}={value}" for key, value in chosen.items()))
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.rule}:{case.overrides}")
 def test_each_rule_breaks_alone_and_says_axes_reason_and_remedy(case: Case) -> None:
     run, rule = mended(case), RULES[case.rule]
@@ -368,6 +369,7 @@ def test_each_rule_breaks_alone_and_says_axes_reason_and_remedy(case: Case) -> N
     assert rule.reason in said and f"Remedy: {rule.remedy}." in said
 
 
+@pytest.mark.few(29)
 @pytest.mark.parametrize(
     "case,remedy",
     [(case, remedy) for case in CASES for remedy in case.remedies],
@@ -773,6 +775,7 @@ def test_every_fact_an_axis_declares_is_read_outside_its_module() -> None:
 # --- every pair ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 def test_every_pair_of_options_runs_or_is_refused_with_its_axes_reason_and_remedy() -> None:
     """A pair is judged on live objects, where the rules read their facts; that it composes is the next test."""
     base, refused = run_of(), set()
@@ -858,6 +861,7 @@ def test_the_rows_that_are_composed_hold_every_pair_of_options_of_different_axes
 PARTS = 16  # of the rows, of which each change composes one
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.extended) for part in range(1, PARTS))])
 def test_every_pair_of_options_of_different_axes_composes(part: int) -> None:
     rows, expected = covering_rows()[part::PARTS], samples()  # both compose by themselves, before Hydra is held open
@@ -948,6 +952,7 @@ MANY = 4  # idle options, each of which is tried beside a quarter of the others
 WITH_MANY = [name for name in IDLE_SETTINGS if len(CHOICES[RULES[name].axes[0]]) > MANY]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name,every",
     [(name, False) for name in IDLE_SETTINGS]

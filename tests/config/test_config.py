@@ -260,6 +260,7 @@ def test_every_recipe_has_its_row_here() -> None:
     assert set(RECIPES) == set(ROWS) == set(NUMBERS)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("recipe", ROWS)
 def test_a_recipe_is_the_published_row_on_every_axis(recipe: str) -> None:
     run, plain, row = run_of(f"recipe={recipe}"), run_of(), ROWS[recipe]
@@ -307,6 +308,7 @@ def test_a_recipe_says_what_is_left_out_with_a_reason_and_what_is_unverified(rec
             assert all(re.search(r" \(.+\)$", item) for item in items), f"no reason in brackets: {items}"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("importance", ["sequence", "sequence_product"])
 @pytest.mark.parametrize("beside", ["recipe=scalerl", "recipe=scalerl surrogate=ppo_gspo", "recipe=topr"])
 def test_ratios_of_responses_run_under_the_recipes_that_compare_them(beside: str, importance: str) -> None:
@@ -340,6 +342,7 @@ def test_numbers_of_other_groups_arrive_by_interpolation() -> None:
     assert run.scale.ddof == 1
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize(
     "override,said",
     [
@@ -460,6 +463,7 @@ PARTS_THAT_READ = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("key", _UNREAD_KEYS)
 def test_a_part_that_is_off_is_unread_until_something_reads_it(key: str) -> None:
     assert key in unread_keys(run_of())
@@ -483,6 +487,7 @@ def test_the_record_of_a_run_has_all_of_its_configuration() -> None:
     assert {"convention", "surrogate.clip_high", "optimizer.learning_rate", "seed"} <= shown.keys()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "words",
     [

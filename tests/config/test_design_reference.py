@@ -147,6 +147,7 @@ def test_the_page_shows_it_as_make_docs_writes_it() -> None:
     assert reference_table() in text and "| `predictions[].direction` |" in text
 
 
+@pytest.mark.extended
 def test_a_command_prints_it() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "grpo_lab.cli", "design"], capture_output=True, text=True, timeout=200, check=True

@@ -57,6 +57,7 @@ def test_the_explanation_of_a_masked_dr_grpo_is_its_loss() -> None:
     assert "no clip, gate or penalty on drift can act" in " ".join(text.split())
 
 
+@pytest.mark.extended
 def test_every_part_that_is_switched_on_shows_in_the_formula_and_no_other() -> None:
     plain = definitions()
     assert plain.keys() == {"loss", "L", "S", "r", "A", "C", "R", "old", "ties", "m", "counts", "steps"}
@@ -73,6 +74,7 @@ def test_every_part_that_is_switched_on_shows_in_the_formula_and_no_other() -> N
     )
 
 
+@pytest.mark.extended
 def test_advantages_of_tokens_are_explained_with_the_values_they_come_from() -> None:
     ppo = definitions("recipe=ppo")
     assert ppo["C"] == "sum_l (1 * 0.95)^l (R_t + 1 * V_next - V), over t and the tokens after it"
@@ -131,6 +133,7 @@ def test_what_is_generated_is_explained_apart_from_what_the_loss_leaves_out() ->
     assert "ref" not in definitions("reference=ema"), "nothing reads it"
 
 
+@pytest.mark.extended
 def test_a_convention_shows_in_the_formula() -> None:
     verl = definitions("convention=verl", "rejection=token_k1", "old_policy=sampler", "surrogate=kl_cov")
     assert (
@@ -160,6 +163,7 @@ def test_every_option_writes_a_formula_with_its_own_numbers(axis: str) -> None:
         assert all(number in text for number in numbers_in(trick) - silent), (option, text)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_is_its_own_nearest_without_a_difference(recipe: str) -> None:
     config, choices = composed("world=arithmetic", f"recipe={recipe}")
@@ -168,6 +172,7 @@ def test_every_recipe_is_its_own_nearest_without_a_difference(recipe: str) -> No
     assert f"this is recipe {recipe}" in explain(to_run(config), config, choices)
 
 
+@pytest.mark.extended
 def test_a_recipe_reached_by_hand_is_recognised() -> None:
     overrides = ["scale=none", "aggregation=constant", "updates=one", "kl=k2_loss"]
     config, choices = compose_with_choices(overrides)
@@ -175,6 +180,7 @@ def test_a_recipe_reached_by_hand_is_recognised() -> None:
     assert nearest.recipe == "dr_grpo" and nearest.differences == ("kl=k2_loss for none",)
 
 
+@pytest.mark.extended
 def test_numbers_conventions_and_rewards_that_differ_are_named() -> None:
     text = explained("recipe=grpo", "kl.kl_coef=0.01", "convention=trl", "reward=strict_plus_minus")
     assert "nearest recipe grpo" in text
@@ -191,6 +197,7 @@ def test_an_optimiser_without_the_numbers_that_recipes_set_is_explained_too() ->
     assert (nearest.recipe, nearest.differences) == ("grpo", ())
 
 
+@pytest.mark.extended
 def test_what_cannot_run_is_explained_with_the_reason() -> None:
     text = explained("surrogate=kimi", "importance=sequence")
     assert "refused" in text.splitlines() and "set importance=token" in " ".join(text.split())
@@ -214,6 +221,7 @@ def test_an_option_whose_file_only_hydra_knows_is_explained_by_its_class() -> No
     assert "truncation=somewhere_else: Leave truncated rows in the group statistics" in text
 
 
+@pytest.mark.extended
 def test_only_what_somebody_chose_is_said_to_have_changed_nothing() -> None:
     def lines(*overrides: str, inert: tuple[str, ...] = ("surrogate", "kl", "correction")) -> list[str]:
         return inert_lines(inert, compose_with_choices(overrides)[1])
@@ -237,6 +245,7 @@ def test_a_rule_names_the_option_that_was_chosen() -> None:
     assert "  - surrogate=ppo_higher, updates=one, " in explain(run, config, choices)
 
 
+@pytest.mark.extended
 def test_the_commands_print_them() -> None:
     def shown(*words: str) -> str:
         code = "import sys; from grpo_lab.cli import main; sys.argv = ['grpo-lab', *sys.argv[1:]]; main()"
@@ -262,6 +271,7 @@ def test_the_recipe_table_holds_every_recipe_and_every_choice() -> None:
         assert all(f" {option} " in rows[recipe] for option in chosen.values())
 
 
+@pytest.mark.extended
 def test_what_a_recipe_leaves_out_is_in_its_explanation_and_in_the_table() -> None:
     text = " ".join(explained("recipe=vineppo").split())
     assert "left out of it - sampling at temperature 0.6 (the base is sure already" in text
@@ -288,6 +298,7 @@ def test_every_class_of_the_loss_says_what_it_computes_in_its_docstring() -> Non
             assert cls.__doc__ and not cls.__doc__.startswith(f"{cls.__name__}("), cls
 
 
+@pytest.mark.extended
 def test_a_run_keeps_its_explanation_and_mlflow_shows_it_with_what_was_inert(tmp_path: Path, tiny_base: Path) -> None:
     overrides = ["world=tiny", f"runs_dir={tmp_path}", "recipe=dr_grpo", "budget.amount=1", "evaluation=brief"]
     config, choices = compose_with_choices(overrides)

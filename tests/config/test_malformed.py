@@ -184,6 +184,7 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     os.environ.update(environment)
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.words} {' '.join(case.files)}"[:60])
 def test_what_cannot_be_is_refused_in_a_line(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], untouched: None
@@ -262,6 +263,7 @@ class Ppo(surrogate.Ppo):
 """
 
 
+@pytest.mark.extended
 def test_a_plugin_class_named_like_a_built_in_is_refused_and_both_are_named(tmp_path: Path) -> None:
     (tmp_path / "my_plugin.py").write_text(PLUGIN)
     code = "import runpy; runpy.run_module('grpo_lab.train', run_name='__main__', alter_sys=True)"
@@ -271,6 +273,7 @@ def test_a_plugin_class_named_like_a_built_in_is_refused_and_both_are_named(tmp_
     assert "tricks/surrogate.py line " in done.stderr and "option ppo: give your class another name" in done.stderr
 
 
+@pytest.mark.extended
 def test_an_experiment_without_a_mode_is_the_sweep_that_it_declares(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], untouched: None
 ) -> None:

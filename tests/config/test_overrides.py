@@ -151,6 +151,7 @@ def _slots(words: list[str]) -> set[str]:
     return {re.split(r"[.=]", word)[0] for word in words}
 
 
+@pytest.mark.extended
 def test_every_hint_typed_back_is_what_was_meant() -> None:
     """Hints of different slots share a configuration, because composing costs most of the time."""
     examples = [(f"{key}={value}", meant) for keys, value, meant in EXAMPLES for key in keys.split()]
@@ -218,6 +219,7 @@ def test_a_key_of_another_option_is_named_with_that_option(argument: str, said: 
     assert said in str(refused.value)
 
 
+@pytest.mark.extended
 def test_a_key_of_an_option_of_ones_own_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "kl").mkdir()
     (tmp_path / "kl" / "mine.yaml").write_text("# Mine.\ndefaults: [k3_loss, _self_]\nmy_number: 3\n")
@@ -271,6 +273,7 @@ def test_a_key_of_before_is_named_as_it_is_now() -> None:
     assert misnamed(["scores_per_chunk=8", "logits_per_chunk=8"]).endswith("type logits_per_chunk=8")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("command", [["grpo_lab.train"], ["grpo_lab.cli", "explain"]], ids=lambda command: command[0])
 def test_a_command_ends_in_the_right_key(command: list[str]) -> None:
     line = [sys.executable, "-m", *command, "steps=10"]

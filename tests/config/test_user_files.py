@@ -116,6 +116,7 @@ def test_options_are_found_in_each_of_several_folders(tmp_path: Path, monkeypatc
     assert [option_text("truncation", name) for name in ("one", "two")] == ["# one\n", "# two\n"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "words,environment,said",
     [
@@ -214,6 +215,7 @@ class HalfMark(Baseline):
 """
 
 
+@pytest.mark.extended
 def test_a_plugin_whose_trick_has_no_formula_is_refused_before_a_model_loads(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(PLUGIN)
     done = command_line("plugins=[mine]", "world=tiny", env={"PYTHONPATH": python_path(tmp_path)})

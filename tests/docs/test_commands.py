@@ -69,12 +69,14 @@ def test_a_command_that_only_speaks_loads_nothing_large(tmp_path: Path, words: t
     assert loaded == set()
 
 
+@pytest.mark.extended
 def test_explain_loads_what_writes_the_first_prompt_and_no_more(tmp_path: Path) -> None:
     said, _, loaded = ran(tmp_path, "grpo_lab.cli", "explain", "recipe=dapo")
     assert "this is recipe dapo" in said and "first prompt, of" in said
     assert loaded.isdisjoint({"pandas", "datasets", "mlflow", "matplotlib"})
 
 
+@pytest.mark.extended
 def test_figures_and_bad_input_load_no_model_library(tmp_path: Path) -> None:
     _, said, loaded = ran(tmp_path, "grpo_lab.cli", "figures", "no_such_sweep", code=1)
     assert "no_such_sweep" in said
@@ -84,6 +86,7 @@ def test_figures_and_bad_input_load_no_model_library(tmp_path: Path) -> None:
     assert loaded == set()
 
 
+@pytest.mark.extended
 def test_a_plan_of_power_loads_no_model_library(tmp_path: Path) -> None:
     said, _, loaded = ran(tmp_path, "grpo_lab.cli", "power", "dapo_worlds", "--trials", "0", "--runs", "runs")
     assert "bases needed" in said and "8 predictions" in said
@@ -125,6 +128,7 @@ def test_what_asks_for_a_run_or_for_hydra_is_not_answered() -> None:
         assert answer(words) is None
 
 
+@pytest.mark.extended
 def test_a_deferred_package_is_the_package(tmp_path: Path) -> None:
     code = (
         "import sys, grpo_lab, torch, pandas, transformers\n"
@@ -144,6 +148,7 @@ def test_a_deferred_package_is_the_package(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.extended
 def test_what_is_deferred_is_loaded_before_another_thread_can_import_it(tmp_path: Path) -> None:
     """The thread once met half of pandas, mlflow could not be imported, and MLflow got nothing of the run."""
     (tmp_path / "run.json").write_text('{"tracking": null}')

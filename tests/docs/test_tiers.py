@@ -80,6 +80,7 @@ def machine_with_more(tmp_path: Path) -> dict[str, str]:
     return whole | {"PATH": path, "PYTHONPATH": os.pathsep.join([str(package.parent), str(ROOT / "tests" / "shared")])}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.extended), 1])
 def test_what_a_machine_has_beyond_the_bare_one_is_seen_by_who_declares_it(
     machine_with_more: dict[str, str], tmp_path: Path, workers: int

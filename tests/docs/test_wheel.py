@@ -26,6 +26,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
+@pytest.mark.extended
 def test_it_takes_declarations_and_neither_data_nor_figures(wheel: Path) -> None:
     entries = zipfile.ZipFile(wheel).infolist()
     names = {entry.filename for entry in entries}

@@ -70,6 +70,7 @@ def test_what_is_allowed_is_of_the_coarser_side() -> None:
         check_agreement(run, learner, sampler * torch.nan, mask, 3)
 
 
+@pytest.mark.extended
 def test_half_precision_trains_under_a_loss_scale_that_resumes(tmp_path: Path, tiny_base: Path) -> None:
     quick = [*FP16, "correction=tis_token", "checkpoint_every=2", "optimizer.learning_rate=3e-4"]
     whole = run_in_process(tmp_path / "whole", *quick, "budget.amount=4")
@@ -81,6 +82,7 @@ def test_half_precision_trains_under_a_loss_scale_that_resumes(tmp_path: Path, t
     assert before["loss_scale"]["_growth_tracker"] == 16, "updates since the scale was last changed"
 
 
+@pytest.mark.extended
 def test_a_gradient_that_overflows_leaves_the_weights_and_halves_the_scale(tmp_path: Path, tiny_base: Path) -> None:
     run = to_run(compose_with_choices(["world=tiny", "tracking=none", *FP16])[0])
     state = open_state(run, CPU, None)
@@ -115,6 +117,7 @@ def test_the_log_says_how_far_sampler_and_learner_are_apart(tmp_path: Path, tiny
     assert "mismatch/bounded" in seen["four"] and "mismatch/bounded" not in seen["one"]
 
 
+@pytest.mark.extended
 def test_bounds_that_act_are_counted(tmp_path: Path, tiny_base: Path) -> None:
     acts = ["sampler_precision=bf16", "budget.amount=1"]
     for option, name in (

@@ -60,6 +60,7 @@ def batch() -> FixedBatch:
         return made
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("candidates", "launches"), [(0, 51), (CANDIDATES, 95)])
 def test_the_launches_of_a_decoding_step(batch: FixedBatch, candidates: int, launches: int) -> None:
     """Eager: model, draw and bookkeeping; in a CUDA graph, each is a node or more. Nothing is read by the host.
@@ -93,6 +94,7 @@ def test_the_launches_of_a_draw() -> None:
     assert counts.elements[torch.float64] <= 0.05 * logits.numel()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("fixed", "top_p", "most"), [(False, 1.0, 68), (True, 1.0, 58), (True, 0.9, 99)])
 def test_the_launches_and_syncs_around_the_model(fixed: bool, top_p: float, most: int) -> None:
     """The draw and the bookkeeping of one token; the host waits only where it looks for rows that have ended."""
@@ -101,6 +103,7 @@ def test_the_launches_and_syncs_around_the_model(fixed: bool, top_p: float, most
     assert syncs.total() == TOKENS / LOOK
 
 
+@pytest.mark.extended
 def test_without_fixed_shapes_top_p_waits_twice_a_token() -> None:
     """For the candidates and for how many the widest row has."""
     _, syncs = per_token(False, 0.9)

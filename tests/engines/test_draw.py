@@ -22,6 +22,7 @@ def softmax_as_drawn(logits: torch.Tensor) -> torch.Tensor:
     return torch.log_softmax(logits, dim=-1).double().exp()
 
 
+@pytest.mark.few(11)
 @pytest.mark.parametrize("vocabulary", [1, 2, 3, 17, 1000, 150_000])
 @pytest.mark.parametrize("step", [0.0, 0.5, 3.0])
 def test_top_p_by_candidates_is_top_p_by_a_full_sort(vocabulary: int, step: float) -> None:
@@ -84,6 +85,7 @@ def some_rows(
     return logits, uniforms, temperatures, torch.tensor(TOP_PS)[torch.randint(8, (rows,), generator=generator)]
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("vocabulary", [2, 128, 300, 20_000])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_a_draw_is_the_inverse_cdf_of_the_whole_vocabulary(vocabulary: int, dtype: torch.dtype) -> None:
@@ -107,6 +109,7 @@ def adversarial_rows(vocabulary: int) -> torch.Tensor:
     return torch.stack([row.double() for row in rows])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("count", [1, 8, 130, 700])
 def test_candidates_draw_what_a_full_sort_draws_or_say_that_they_are_too_few(dtype: torch.dtype, count: int) -> None:
@@ -128,6 +131,7 @@ def test_candidates_draw_what_a_full_sort_draws_or_say_that_they_are_too_few(dty
     assert any(told) == (count < 700), "the whole vocabulary is enough"
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("vocabulary", [1, 2, 127, 128, 129, 5000, 49_152])
 def test_a_search_by_blocks_finds_the_token_of_the_whole_cdf(vocabulary: int) -> None:
     """Always from float64 probabilities, and at least 999 times of 1000 from fp32 ones; never a token without mass."""

@@ -53,6 +53,7 @@ def test_a_response_does_not_depend_on_its_neighbours_order_or_wave(tiny_base: P
     assert [wide.generate([request])[0].tokens for request in requests[:6]] == together[:6]
 
 
+@pytest.mark.extended
 def test_in_fp32_at_least_999_of_1000_responses_ignore_their_neighbours(tiny_base: Path) -> None:
     requests = requests_of(tiny_base, rows=3000)
     wide = Native(24, 1.0, 1.0, max_rows=3000).open(tiny_base, FP32, CPU).generate(requests)
@@ -61,6 +62,7 @@ def test_in_fp32_at_least_999_of_1000_responses_ignore_their_neighbours(tiny_bas
     assert same >= 0.999 * len(requests)
 
 
+@pytest.mark.extended
 def test_in_float64_neighbours_move_no_logprob_beyond_rounding(tiny_base: Path) -> None:
     model = load_model(tiny_base, LmHead.same).double()
     session = NativeSession(model, stop_token_ids(tiny_base), 512)
@@ -72,6 +74,7 @@ def test_in_float64_neighbours_move_no_logprob_beyond_rounding(tiny_base: Path) 
         assert_close(a.logprobs, b.logprobs, 1e-5, "RMSNorm rounds to fp32 inside, the rest is float64")
 
 
+@pytest.mark.extended
 def test_responses_that_are_the_same_so_far_are_one_row_of_the_model(tiny_base: Path, session: NativeSession) -> None:
     """Of other temperatures, budgets and prefixes too; each is what it is alone, and costs no row until it differs."""
     prompts = [request.prompt for request in requests_of(tiny_base, rows=6)]
@@ -316,6 +319,7 @@ def test_drawn_frequencies_follow_the_softmax(tiny_base: Path, session: NativeSe
     assert ((observed - expected).abs() <= 5 * error + 1e-3).all()
 
 
+@pytest.mark.extended
 def test_left_padding_and_a_sliding_window_change_nothing(tmp_path: Path) -> None:
     """Another architecture, prompts of different lengths: a batch and single requests say the same."""
     from transformers import MistralConfig, MistralForCausalLM
@@ -455,6 +459,7 @@ def test_a_layer_that_forgets_keeps_its_own_cache() -> None:
     assert not any(isinstance(layer, BlockLayer) for layer in block_cache(config).layers)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("look_every", [1, 7])
 def test_decoding_in_tensors_of_fixed_shapes_says_the_same(tiny_base: Path, look_every: int) -> None:
     """What a GPU records; prompts of different lengths, rows that leave by halves, budgets of their own."""

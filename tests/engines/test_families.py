@@ -75,6 +75,7 @@ def model_of(config: PreTrainedConfig) -> PreTrainedModel:
     return AutoModelForCausalLM.from_config(type(config)(**config.to_dict())).eval()
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("family", [name for name in sorted(native_cache.RECURRENT) if name in CONFIG_MAPPING])
 def test_a_recurrent_model_is_sampled_and_learnt_as_a_plain_forward_computes_it(family: str) -> None:
     """Rows leave at different steps, prompts are shared, and the learner's rows have different lengths."""

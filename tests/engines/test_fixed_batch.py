@@ -78,6 +78,7 @@ def test_sizes_grow_by_a_third_or_a_half() -> None:
         assert bucket(size, 64) == size
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("look_every", [1, 8, 1000])
 @pytest.mark.parametrize("top_p", [False, True])
 @pytest.mark.parametrize("fuses", [False, True])
@@ -106,6 +107,7 @@ def test_fixed_steps_draw_what_plain_decoding_draws(
     assert max(rows) == 48 and (look_every == 1000 or min(rows) == 8), "rows that have ended leave"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("look_every", [1, 8])
 def test_attention_to_what_is_filled_draws_the_same(monkeypatch: pytest.MonkeyPatch, look_every: int) -> None:
     """Prompts of many lengths are padded on the left, and rows leave: the kernel gets each row's tokens, no others."""
@@ -138,6 +140,7 @@ def test_a_kernel_is_used_if_it_runs_and_is_right(
     assert message in caplog.text and bool(caplog.text) == bool(message) and "more" not in caplog.text
 
 
+@pytest.mark.extended
 def test_half_precision_masks_and_scores_agree_in_dtype() -> None:
     """With transformers' layers; test_fused.py measures the rounding of fused ones."""
     plain, fixed = sessions(torch.bfloat16, 8)

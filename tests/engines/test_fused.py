@@ -59,6 +59,7 @@ def test_every_fused_family_is_compared() -> None:
     assert {type(small(kind, torch.float32)).__name__ for kind in KINDS} == FUSED
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_fused_steps_draw_what_transformers_layers_draw(kind: str) -> None:
     """In float64, before and after new weights; names and values of the parameters stay."""

@@ -174,6 +174,7 @@ def test_remedies(said: str, wanted: str) -> None:
     assert wanted in remedy(said)
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize(
     ("name", "overrides", "message"),
     [

@@ -31,6 +31,7 @@ def test_the_study_of_a_pretrained_model_needs_no_other_package(tmp_path: Path) 
     assert len(list(tmp_path.glob("study/*/seed=0/DONE"))) == 3 and list((tmp_path / "data").iterdir())
 
 
+@pytest.mark.extended
 def test_the_parts_of_make_gpu_import_no_other_package() -> None:
     scripts = [part.file.stem for part in driver.PARTS.values()]
     code = f"import findings, {', '.join([*scripts, 'one_of_many'])}"
@@ -43,6 +44,7 @@ def test_the_shortest_part_of_make_gpu_needs_no_other_package(tmp_path: Path) ->
     bare.rehearse(bare.part_commands(sys.executable, tmp_path, ["profile"]), hiding(*bare.PACKAGES))
 
 
+@pytest.mark.extended
 def test_what_a_bare_machine_lacks_is_hidden() -> None:
     """Else the tests here could not fail."""
     names = {"setproctitle", "psutil", "jaxtyping", "mlflow", "datasets", "pytest"}

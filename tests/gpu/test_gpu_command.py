@@ -67,6 +67,7 @@ def test_a_package_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     assert machine.numbers("2.11.0+cu130") == (2, 11, 0) and machine.numbers("2.9.1") < machine.numbers("2.11")
 
 
+@pytest.mark.extended
 def test_a_machine_without_a_card_is_told_what_to_do() -> None:
     done = call("equal")
     assert done.returncode == 1 and "sees no card" in done.stderr and "--device cpu --small" in done.stderr
@@ -84,6 +85,7 @@ def test_every_part_ends_within_a_call_and_two_calls_are_enough() -> None:
     assert sum(limits) - sum(first) <= driver.SLICE <= 540
 
 
+@pytest.mark.extended
 def test_what_has_ended_is_skipped_and_what_does_not_fit_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,6 +144,7 @@ def same_answers(place: Place, suite: str, results: dict[int, HarnessResult]) ->
     assert len({result.weights for result in results.values()}) == len(results)
 
 
+@pytest.mark.extended
 def test_lm_eval_measures_what_we_measure_and_all_readers_see_it(place: Place) -> None:
     plan = place.plan("lm_eval", "own_sums", steps=["all"], base=True)
     before = (place.run / "metrics.jsonl").read_bytes()
@@ -181,6 +182,7 @@ def test_inspect_measures_what_we_measure(place: Place, monkeypatch: pytest.Monk
     same_answers(place, "inspect_sums", results)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("begins", ["", "{{ bos_token }}"])
 def test_inspect_reads_bos_once_as_we_do(tiny_base: Path, tmp_path: Path, begins: str) -> None:
     from inspect_ai.model import GenerateConfig, get_model

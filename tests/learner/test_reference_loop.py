@@ -242,6 +242,7 @@ def held(recording: Recording, against: str = "", bound: float = EXACT) -> None:
         assert gap(recording, elsewhere) > 100 * EXACT, f"{other} would have done the same"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("recipe", tiered(RECIPES))
 def test_every_update_of_a_recipe_is_its_formula(tmp_path: Path, tiny_base: Path, recipe: str) -> None:
     with in_double_precision():
@@ -255,6 +256,7 @@ def test_every_update_of_a_variant_is_its_formula(tmp_path: Path, tiny_base: Pat
         held(record(tmp_path, overrides), against)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["two_passes", "critic"])
 def test_in_the_precision_that_runs_have(tmp_path: Path, tiny_base: Path, name: str) -> None:
     held(record(tmp_path, f"{CASES[name][0]} optimizer.learning_rate=1e-4"), bound=SINGLE)
@@ -267,6 +269,7 @@ def test_rows_without_signal_are_left_out_and_the_gradient_stays(tmp_path: Path,
     assert min(update.rows for step in recording.steps for update in step.updates) < 16
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", tiered(SCHEDULES))
 def test_each_token_was_drawn_by_the_weights_that_its_stamp_names(tmp_path: Path, tiny_base: Path, name: str) -> None:
     with in_double_precision():

@@ -21,6 +21,7 @@ from grpo_lab.rollout.queue import RolloutBatch
 THROWN = "rejection=token_k1 rejection.low=0.9 rejection.high=1.1"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "overrides",
     [

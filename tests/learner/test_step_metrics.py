@@ -74,6 +74,7 @@ def test_tokens_with_another_gradient_than_ppos_are_counted_on_the_same_tokens(
     assert float(output.sums["unlike_ppo"]) == unlike
 
 
+@pytest.mark.extended
 def test_the_numbers_of_a_step_are_those_of_its_table(tmp_path: Path, tiny_base: Path) -> None:
     """Rewards, lengths and advantages as they follow from the responses that the run saved."""
     lenient = ("reward=lenient", "task.response_tokens=16")  # so that some right responses are truncated

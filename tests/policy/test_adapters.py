@@ -185,6 +185,7 @@ def test_a_run_with_an_adapter_learns_resumes_to_the_same_bits_and_keeps_its_ref
     assert not torch.equal(logits(merged), logits(base))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("model", [["model=hf", "model.path=somewhere"], ["model=smollm2"]], ids=["hf", "smollm2"])
 @pytest.mark.parametrize("optimizer", ["adamw_pretrained", "adamw_cosine", "adamw_wsd"])
 def test_an_adapter_has_a_rate_of_its_own_and_a_note(model: list[str], optimizer: str) -> None:
@@ -205,6 +206,7 @@ def test_a_rate_for_all_weights_without_a_model_that_has_adapters() -> None:
     assert_close(run_of("world=tiny", "optimizer=adamw_pretrained").optimizer.learning_rate, 1e-6, 1e-12, "none here")
 
 
+@pytest.mark.extended
 def test_the_note_stands_in_the_record_of_the_run(tiny_base: Path, tmp_path: Path) -> None:
     words = ["model=hf", f"model.path={tiny_base}", "model.lora.rank=4", "optimizer.learning_rate=2e-3"]
     folder = run_in_process(tmp_path, *SMALL, *words, "budget.amount=1")

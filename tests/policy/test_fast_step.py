@@ -357,6 +357,7 @@ def test_who_reads_rows_without_signal() -> None:
     assert replace(free, kl=K1Reward(0.1, 0.0)).skips_rows, "its charge is in the advantages"
 
 
+@pytest.mark.extended
 def test_a_run_that_leaves_them_out_learns_the_same_and_reads_less(tmp_path: Path, tiny_base: Path) -> None:
     """Also in updates where no row has signal: Adam moves on its momentum there."""
     quick = ["budget.amount=4", "problems_per_step=8", "group_size=4", "optimizer.learning_rate=1e-3", "updates=four"]
@@ -377,6 +378,7 @@ def test_a_run_that_leaves_them_out_learns_the_same_and_reads_less(tmp_path: Pat
         assert_close(final_weights(fast)[name], weight, 1e-4, name)
 
 
+@pytest.mark.extended
 def test_packing_chunks_and_recomputed_layers_change_no_metric_beyond_rounding(tmp_path: Path, tiny_base: Path) -> None:
     quick = ["budget.amount=2", "kl=k3_loss", "entropy=bonus"]
     arms = {

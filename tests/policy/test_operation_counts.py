@@ -93,11 +93,13 @@ def counts() -> Counts:
     return Counts(logprobs, training, step)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("what", "kernels"), [("logprobs", 3686), ("training", 4761), ("step", 4099)])
 def test_kernels_when_eager(what: str, kernels: int) -> None:
     assert 0.9 * kernels <= getattr(counts(), what).kernels <= kernels
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("varlen", "kernels"), [(False, 4202), (True, 3452)])
 def test_kernels_of_the_layers_in_single_precision(varlen: bool, kernels: int) -> None:
     """Forward and backward, with blocks and with torch's kernel for sequences of every length."""
@@ -144,6 +146,7 @@ def options(axis: str) -> list[str]:
     return [f"{axis}={path.stem}" for path in sorted((conf_folder() / axis).glob("*.yaml"))]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "option", [one for axis in ("surrogate", "importance", "aggregation", "kl", "entropy") for one in options(axis)]
 )

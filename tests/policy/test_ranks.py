@@ -81,6 +81,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", [rule.name for rule in ERRORS_OF_SEVERAL_RANKS])
 def test_what_several_processes_cannot_do_is_refused_with_a_remedy(name: str, make_run, two_launched) -> None:
     broken, mended = REFUSED[name]

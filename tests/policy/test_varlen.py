@@ -143,6 +143,7 @@ def test_torch_has_the_kernel_and_takes_what_it_is_given() -> None:
     assert all(one.grad is not None and one.grad.shape == one.shape for one in states)
 
 
+@pytest.mark.extended
 def test_twenty_ragged_microbatches_compile_once() -> None:
     """On the meta device, which traces what a GPU would compute. Before, each number of blocks was another graph."""
     model, compiled = a_model("Llama"), CompileCounter()

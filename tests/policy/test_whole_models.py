@@ -160,6 +160,7 @@ def test_no_run_begins_with_an_incomplete_model_and_no_folder_is_left(copied: Pa
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.extended
 def test_a_reference_with_other_weights_than_the_learner_is_an_error(
     tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +181,7 @@ def test_a_reference_with_other_weights_than_the_learner_is_an_error(
     assert len(read) == 2
 
 
+@pytest.mark.extended
 def test_weights_are_checked_beside_a_plugin_that_has_loaded_a_part_of_transformers(
     tiny_base: Path, tmp_path: Path
 ) -> None:

@@ -43,6 +43,7 @@ def part(lines: list[str], title: str) -> list[str]:
     return lines[at:after]
 
 
+@pytest.mark.extended
 def test_a_run_and_its_copy_do_not_differ(plain: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(plain, tmp_path / "copy"))
     lines = differences(plain, copy)
@@ -51,6 +52,7 @@ def test_a_run_and_its_copy_do_not_differ(plain: Path, tmp_path: Path) -> None:
     assert lines[-1] == "numbers: bit-identical, steps 0 to 3"
 
 
+@pytest.mark.extended
 def test_what_was_chosen_otherwise_and_since_when(
     plain: Path, other: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

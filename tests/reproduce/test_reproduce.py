@@ -100,6 +100,7 @@ def nudge(by: float) -> Callable[[dict[str, Any]], None]:
 # ---- the same run
 
 
+@pytest.mark.extended
 def test_a_record_of_an_earlier_version_is_read(copy: Path) -> None:
     """What was part of a run's identity then, and what its configuration did not have."""
     changed(copy / "run.json", lambda run: run["identity"].update({"rollouts_every": 10, "keep_checkpoints": 2}))
@@ -111,6 +112,7 @@ def test_a_record_of_an_earlier_version_is_read(copy: Path) -> None:
     assert record.run.checkpoint.best is None and record.run.no_signal_steps == 0
 
 
+@pytest.mark.extended
 def test_a_finished_run_comes_out_bit_by_bit_and_its_folder_stays_as_it_was(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,6 +193,7 @@ def assert_same(config: Any) -> None:
             assert getattr(was, name) == getattr(now, name), name
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "words",
     [
@@ -267,6 +270,7 @@ def test_a_class_that_is_not_here_points_to_plugins(copy: Path) -> None:
     assert "there is no HalfMark for baseline: if a plugin has it, name that in GRPO_LAB_PLUGINS" in refusal(copy)
 
 
+@pytest.mark.extended
 def test_a_run_that_cannot_be_repeated_is_refused_with_the_reason(copy: Path) -> None:
     stretch = json.loads((copy / "run.json").read_text())["stretches"][0]
     changed(copy / "run.json", lambda run: run["stretches"].append({**stretch, "from_step": 2, "sources": "other"}))
@@ -279,6 +283,7 @@ def test_a_run_that_cannot_be_repeated_is_refused_with_the_reason(copy: Path) ->
     assert "ran on cuda" in refusal(copy, 2)
 
 
+@pytest.mark.extended
 def test_a_judge_on_a_server_is_told(copy: Path) -> None:
     config = composed("reward=rubric", "reward.judge.model=judge", "reward.judge.base_url=http://127.0.0.1:1/v1")[0]
     identity = run_identity(config, "cpu")

@@ -252,6 +252,7 @@ def test_resampling_generates_whole_batches_until_one_is_full(world) -> None:
     assert_close(np.mean(batches), mean, 4 * error, "four standard errors")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("oversample,number,asked", [(1.0, 3, 3), (3.0, 4, 12), (1.4, 3, 4), (0.2, 2, 1), (1.5, 1, 2)])
 def test_a_round_of_resampling_is_so_many_batches_rounded(world, oversample: float, number: int, asked: int) -> None:
     """3 batches of 4 are 12; 1.4 * 3 = 4.2 is 4; 0.2 * 2 = 0.4 is the least, 1; and 1.5 is 2."""
@@ -261,6 +262,7 @@ def test_a_round_of_resampling_is_so_many_batches_rounded(world, oversample: flo
     assert collected.chosen == tuple(range(number))
 
 
+@pytest.mark.extended
 def test_a_race_never_starts_fewer_than_are_missing(world) -> None:
     """1.1 * 3 = 3.3 is 3 groups, all of which are waited for."""
     there = world(one_right, lambda key: 2 + key.problem % 5, "group_size=2", "problems_per_step=3")
@@ -406,6 +408,7 @@ def test_a_split_that_is_asked_through_within_a_step_ends_the_run_clearly(world)
 PARTIAL = ["group_filter=oversample_abort_partial", "problems_per_step=4", "group_size=4"]
 
 
+@pytest.mark.extended
 def test_a_continued_response_says_what_it_would_have_said(world) -> None:
     """Under unchanged weights nothing tells a response that was cut and went on from one that was not."""
     there = world(None, always(0), *PARTIAL)
@@ -465,6 +468,7 @@ def test_old_tokens_keep_the_log_probs_and_the_version_of_the_weights_that_drew_
     assert mixed >= 8
 
 
+@pytest.mark.extended
 def test_what_waits_is_continued_before_anything_new_in_a_race_of_several_waves(world) -> None:
     """Eight rows decode together, two groups of a race of eight: what was cut must not wait behind what is new."""
     there = world(None, always(0), *PARTIAL, "engine.max_rows=8")
@@ -590,6 +594,7 @@ def test_a_killed_run_remembers_its_problems_and_its_partial_responses(tmp_path:
     assert torch.equal(ours["attempts"], theirs["attempts"]) and int(ours["attempts"].max()) > 4
 
 
+@pytest.mark.extended
 def test_a_filter_that_never_fills_ends_the_run_saved_and_with_the_remedy(tmp_path: Path) -> None:
     """As the policy learns, groups tie, and one round of 24 groups no longer holds 16 with signal."""
     overrides = [
@@ -609,6 +614,7 @@ def test_a_filter_that_never_fills_ends_the_run_saved_and_with_the_remedy(tmp_pa
     assert load_state(saved)["ledger"]["steps"] == steps[-1]
 
 
+@pytest.mark.extended
 def test_a_world_without_signal_ends_before_its_first_step_as_often_as_it_is_asked(tmp_path: Path) -> None:
     """So low a temperature that all responses of a group are one; the second time it resumes from before step 1."""
     overrides = ["group_filter=active", "group_filter.max_rounds=2", "engine.temperature=1e-6", *SMALL]
@@ -624,6 +630,7 @@ def test_a_world_without_signal_ends_before_its_first_step_as_often_as_it_is_ask
 IDLE = ["engine.max_tokens=1", "group_filter=drop", "budget.amount=400", "checkpoint_every=2", *SMALL]
 
 
+@pytest.mark.extended
 def test_a_run_that_idles_ends_at_the_same_step_however_often_it_was_killed(tmp_path: Path, monkeypatch) -> None:
     """Responses of one token are all wrong. Six idle steps are enough here, and those before a kill count."""
     monkeypatch.setattr("grpo_lab.run.recorder._MAX_IDLE_STEPS", 6)
@@ -642,6 +649,7 @@ def test_a_run_that_idles_ends_at_the_same_step_however_often_it_was_killed(tmp_
     assert last["budget/completions"] == 768 and "loosen group_filter or truncation" in (one / "error.txt").read_text()
 
 
+@pytest.mark.extended
 def test_a_run_whose_last_step_idles_is_a_finished_run(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("grpo_lab.run.recorder._MAX_IDLE_STEPS", 2)
     folder = run_in_process(tmp_path, *IDLE, "budget.amount=2")

@@ -143,6 +143,7 @@ def test_weights_change_in_the_middle_of_responses(name: str, opened) -> None:
     assert (read_again == 0) is run.schedule.keeps_cache, "only a cache that is computed anew costs something"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", STREAMS)
 def test_generation_runs_as_far_ahead_as_areal_allows_and_no_farther(
     name: str, opened, monkeypatch: pytest.MonkeyPatch
@@ -205,12 +206,14 @@ def asked(run: RunConfig, state: RunState):
     return [request for index in range(8) for request in maker.requests(maker.start(index, 0, 0.0))]
 
 
+@pytest.mark.extended
 def test_a_cache_computed_anew_makes_the_rest_of_a_response_the_new_policy_s_own(opened) -> None:
     run, state, _ = opened("schedule=interruptible")
     old, new = pieces(state, run, keeps_cache=False)
     assert float(new.max()) < 1e-4 and float(old.mean()) > 0.1
 
 
+@pytest.mark.extended
 def test_a_cache_that_is_kept_makes_it_nobody_s(opened) -> None:
     run, state, _ = opened("schedule=in_flight")
     old, new = pieces(state, run, keeps_cache=True)
@@ -259,6 +262,7 @@ def test_what_waits_and_grows_survives_an_interruption(name: str, tmp_path: Path
     assert max(row["metrics"].get("rollout/staleness_max", 0) for row in metrics_of(whole)) > 1
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "schedule", [QUEUES["three_steps_off"][0], (*STREAMS["in_flight"], *MIDWAY)], ids=["queue", "stream"]
 )
@@ -319,6 +323,7 @@ def test_a_group_written_down_is_read_whole(opened) -> None:
     assert (first.injected, second.injected) == ((False, True, False), ()), "nothing where nothing was put in"
 
 
+@pytest.mark.extended
 def test_a_waiting_batch_written_down_keeps_the_rubrics_it_was_graded_by(opened) -> None:
     run, _, queue = opened("schedule=one_step_off")
     batch = queue.take()
@@ -340,6 +345,7 @@ def test_the_age_of_a_token_is_in_updates_before_the_step(
         assert [row["metrics"][name] for row in metrics_of(folder)[1:]] == ages, name
 
 
+@pytest.mark.extended
 def test_the_sampler_is_compared_with_the_learner_after_every_sync(opened) -> None:
     run, state, queue = opened("schedule=one_step_off")
     step(run, state, queue, 1e-2)
@@ -366,6 +372,7 @@ def test_simulated_time_by_hand() -> None:
     assert clock.metrics() == {"simulated/generating": 16 / 21, "simulated/training": 10 / 21}
 
 
+@pytest.mark.extended
 def test_what_overlaps_takes_the_longer_of_the_two(opened) -> None:
     """Generation of g and training of t seconds: a step takes g + t one after the other, max(g, t) side by side."""
     times = (
@@ -452,6 +459,7 @@ def test_batches_due() -> None:
             build()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
@@ -484,6 +492,7 @@ def make_hopeless(queue: RolloutQueue) -> None:
     queue.maker = replace(queue.maker, problems=hopeless)
 
 
+@pytest.mark.extended
 def test_a_stream_that_never_fills_ends_with_a_message(opened) -> None:
     _, _, queue = opened("schedule=in_flight", "group_filter=active", "group_filter.max_rounds=2")
     make_hopeless(queue)
@@ -491,6 +500,7 @@ def test_a_stream_that_never_fills_ends_with_a_message(opened) -> None:
         queue.take()
 
 
+@pytest.mark.extended
 def test_a_batch_that_waits_is_trained_on_before_the_run_ends(opened) -> None:
     run, state, queue = opened("schedule=one_step_off", "group_filter=resample", "group_filter.max_rounds=2")
     first = step(run, state, queue)

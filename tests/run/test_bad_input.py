@@ -26,6 +26,7 @@ def start_with(folder: Path, *overrides: str) -> Path:
     return start(config, "run", {}, ["test"])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "override,said",
     [
@@ -74,12 +75,14 @@ def test_a_tokenizer_without_an_end_of_text(tmp_path: Path, unread: Path) -> Non
         start_with(tmp_path / "runs", "model=hf", f"model.path={unread}")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("budget", ["engine.max_tokens=500", "evaluation.downstream_max_tokens=500"])
 def test_a_budget_longer_than_the_context(tmp_path: Path, unread: Path, budget: str) -> None:
     with pytest.raises(ValueError, match="exceed the model's context of 128 tokens: lower"):
         start_with(tmp_path / "runs", "model=hf", f"model.path={unread}", budget)
 
 
+@pytest.mark.extended
 def test_more_problems_than_there_are(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="training split has 384 problems"):
         start_with(tmp_path, "problems_per_step=512")

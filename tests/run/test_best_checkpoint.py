@@ -100,6 +100,7 @@ def test_a_run_killed_and_resumed_keeps_the_same_best_weights(fallen: Path, tmp_
     assert done_of(folder)["best"] == done_of(fallen)["best"]
 
 
+@pytest.mark.extended
 def test_weights_that_nothing_surpassed_are_the_initial_ones(tmp_path: Path) -> None:
     """A rate that breaks the model at once: the base is the best there is, and nothing is copied."""
     run = run_in_process(tmp_path, *FALLS, "optimizer.learning_rate=0.3", "budget.amount=2")
@@ -111,6 +112,7 @@ def test_weights_that_nothing_surpassed_are_the_initial_ones(tmp_path: Path) -> 
         weights_of(run, ["best"], base=False)
 
 
+@pytest.mark.extended
 def test_another_metric_or_none(tmp_path: Path) -> None:
     one = run_in_process(tmp_path / "one", *FALLS, "checkpoint.best=eval/probe/accuracy", "budget.amount=3")
     values = rated(one, "eval/probe/accuracy")
@@ -120,6 +122,7 @@ def test_another_metric_or_none(tmp_path: Path) -> None:
     assert "selection bias" not in verdict(none, done_of(none))
 
 
+@pytest.mark.extended
 def test_a_run_that_goes_on_with_another_metric_compares_like_with_like(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from grpo_lab.tracking.files import RunFolderError
 from grpo_lab.tricks.precision import LmHead
 
 
+@pytest.mark.extended
 def test_a_checkpoint_of_before_the_queue_is_read(make_run, tiny_base: Path, tmp_path: Path) -> None:
     run = make_run("schedule=one_step_off", "problems_per_step=4", "group_size=2", "evaluation.initial_kl=false")
     state = open_state(run, torch.device("cpu"))

@@ -75,6 +75,7 @@ def test_seeded_damages_end_in_the_undisturbed_bits_or_in_words_that_name_the_fi
 OTHERS = [pytest.param(name, marks=pytest.mark.extended) for name in ("model.safetensors", "manifest.json")]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ["state.pt", *OTHERS])
 def test_a_damaged_checkpoint_is_named_and_the_older_one_used(copy_of, folders: dict[str, Path], name: str) -> None:
     folder = copy_of("between")
@@ -224,6 +225,7 @@ def test_a_run_json_that_is_lost_or_damaged_is_named_and_nothing_written(
     assert (folder / "config.yaml").read_bytes() == config and path.exists() == (content is not None)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("content", [b"", b"garbage", b"{}"], ids=repr)
 def test_a_damaged_done_is_named_and_without_it_the_run_ends_as_it_did(
     copy_of, folders: dict[str, Path], content: bytes
@@ -292,6 +294,7 @@ def said_of(runs: Path) -> tuple[list[str], list[str]]:
     return caveats(data, outcome_), notes(data, outcome_)
 
 
+@pytest.mark.extended
 def test_a_lost_evaluation_is_named_at_resume_in_done_and_in_figures(
     copy_of, folders: dict[str, Path], tmp_path: Path
 ) -> None:

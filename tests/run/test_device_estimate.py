@@ -70,6 +70,7 @@ def held_bytes(tensors: list[torch.Tensor]) -> int:
     return sum(storage.nbytes() for storage in storages.values())
 
 
+@pytest.mark.few(2)
 @BY_SHAPE
 def test_weights_gradients_and_optimiser_state_are_counted_to_the_byte(name: str, tmp_path: Path) -> None:
     size, model = size_of(folder_of(tmp_path, SHAPES[name])), model_of(name)
@@ -109,6 +110,7 @@ def test_the_cache_of_the_sampler_is_counted_to_the_byte(name: str, rows: int, t
     assert budget.kv_cache_bytes(size.shape, rows, tokens, 4) == held
 
 
+@pytest.mark.extended
 def test_the_caches_of_cuda_graphs_are_counted_to_the_byte(tiny_run: RunConfig, tmp_path: Path) -> None:
     """The batch that a GPU replays, beside the cache that holds its prompts."""
     size, model = size_of(folder_of(tmp_path, SHAPES["tiny"])), model_of("tiny")
@@ -202,6 +204,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, Path]
     return to_run(compose_config(overrides)), folder
 
 
+@pytest.mark.extended
 def test_the_recorded_peak_of_a_gpu_is_within_a_fifth(recorded: tuple[RunConfig, Path]) -> None:
     """35.1 GiB on an H100, in tests/benchmarks."""
     run, folder = recorded
@@ -233,6 +236,7 @@ def parts(run: RunConfig, folder: Path, ranks: int = 1) -> MemoryEstimate:
     return estimate(run, size_of(folder, run.model.loading().lora), 30, ranks)
 
 
+@pytest.mark.extended
 def test_each_option_adds_the_models_that_it_needs(recorded: tuple[RunConfig, Path]) -> None:
     run, folder = recorded
     plain, weights = parts(run, folder).held, 4 * size_of(folder).weights
@@ -311,6 +315,7 @@ def test_a_run_beyond_the_gpus_memory_is_refused_before_a_model_loads(
     assert "may not fit" in check_memory(run, device, folder, 30, 1)[0]
 
 
+@pytest.mark.extended
 def test_the_loop_asks_before_it_loads_a_model(
     tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,6 +327,7 @@ def test_the_loop_asks_before_it_loads_a_model(
     assert "does not fit" in (tmp_path / "run/seed=0/error.txt").read_text()
 
 
+@pytest.mark.extended
 def test_the_command_on_the_page_estimates_from_a_config_alone(tmp_path: Path) -> None:
     """The line of conf/README.md, with a folder that holds a config.json and nothing else."""
     page = (Path(__file__).parents[2] / "conf/README.md").read_text()

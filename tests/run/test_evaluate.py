@@ -75,6 +75,7 @@ def test_all_suites_are_sampled_in_one_call_and_held_out_answers_are_judged_twic
     assert "eval/probe/verified_accuracy" not in metrics
 
 
+@pytest.mark.extended
 def test_the_initial_policy_is_asked_at_lower_temperatures_at_step_0_only(tmp_path: Path) -> None:
     """A sharper policy has a lower entropy; greedy answers are one per question."""
     words = ("evaluation.sharpened=[0.6,0.2]", "evaluation.suites=[heldout_greedy]", "evaluation.suite_problems=12")
@@ -97,6 +98,7 @@ def test_a_temperature_that_sharpens_nothing_is_refused(make_run, wrong: str) ->
         make_run(f"evaluation.sharpened={wrong}")
 
 
+@pytest.mark.extended
 def test_what_is_asked_between_the_ends_is_a_part_of_what_is_asked_there(make_run) -> None:
     more = ("evaluation.ends_heldout_problems=40", "evaluation.ends_samples=4", "evaluation.pass_at=[1,4]")
     run = make_run(*SAME, *more)
@@ -120,6 +122,7 @@ def test_what_is_asked_between_the_ends_is_a_part_of_what_is_asked_there(make_ru
     assert len(both) == len(in_between) and (both["text"] == both["text_between"]).all()
 
 
+@pytest.mark.extended
 def test_each_further_suite_differs_in_one_thing(make_run) -> None:
     names = ["downstream_short", "other_numbers", "other_wording", "heldout_rule"]
     more = ("withheld_numbers=[7]", "other_number_min=10", "other_number_max=12", "other_size=4")
@@ -171,6 +174,7 @@ LAGGING = (
 )  # fmt: skip
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("schedule", ["one_step_off schedule.lag=2", "off_policy_k schedule.k=3", "in_flight"])
 def test_the_weights_that_sampled_are_evaluated_and_training_does_not_notice(tmp_path: Path, schedule: str) -> None:
     settings = (*LAGGING, *f"schedule={schedule}".split())
@@ -185,6 +189,7 @@ def test_the_weights_that_sampled_are_evaluated_and_training_does_not_notice(tmp
         assert kept == other["metrics"]
 
 
+@pytest.mark.extended
 def test_the_evaluated_weights_are_those_that_sampled(tmp_path: Path) -> None:
     """With lag 2, the batch of step 4 is of the weights after step 1, which were evaluated then."""
     settings = (*LAGGING, "schedule=one_step_off", "schedule.lag=2", "evaluation.every=1", "budget.amount=5")
@@ -195,6 +200,7 @@ def test_the_evaluated_weights_are_those_that_sampled(tmp_path: Path) -> None:
     assert theirs["text"].tolist() == then["text"].tolist() != now["text"].tolist()
 
 
+@pytest.mark.extended
 def test_a_resumed_run_evaluates_the_same_old_weights(tmp_path: Path) -> None:
     settings = (*LAGGING, "schedule=one_step_off", "schedule.lag=2", "evaluation.sampler_weights=true")
     whole = run_in_process(tmp_path / "a", *settings)
@@ -217,6 +223,7 @@ class FailsOnEvenRows(Strict):
         return [math.nan if self.always or row % 2 == 0 else one for row, one in enumerate(judged)]
 
 
+@pytest.mark.extended
 def test_answers_that_the_grader_failed_on_are_counted_and_in_no_accuracy(make_run) -> None:
     run = make_run(*SAME, "evaluation.pass_at=[1,2,3]")
     state = open_state(run, torch.device("cpu"), None)

@@ -67,6 +67,7 @@ def test_the_loss_and_the_weights_are_those_of_plain_code(tmp_path: Path, make_r
     assert any((ours[name] - weights).abs().max() > 2e-3 for name, weights in before.items())
 
 
+@pytest.mark.extended
 def test_microbatches_do_not_change_what_is_learnt(tmp_path: Path, make_run) -> None:
     weights = []
     for name, tokens in (("whole", 100_000), ("parts", 64)):
@@ -76,6 +77,7 @@ def test_microbatches_do_not_change_what_is_learnt(tmp_path: Path, make_run) -> 
     assert all((weights[0][name] - weights[1][name]).abs().max() < 2e-4 for name in weights[0])
 
 
+@pytest.mark.extended
 def test_rejection_sampling_learns_right_answers_and_pays_for_all(tmp_path: Path) -> None:
     folder = run_in_process(tmp_path, *SAMPLED, *SHORT, "sft.samples=4", "sft.keep=4", "kl=k3_loss")
     rows = [row["metrics"] for row in metrics_of(folder)]
@@ -93,6 +95,7 @@ def test_rejection_sampling_learns_right_answers_and_pays_for_all(tmp_path: Path
     assert "sft" not in json.loads((folder / "DONE").read_text())["inert"]
 
 
+@pytest.mark.extended
 def test_a_truncated_answer_is_never_learnt_though_the_reward_calls_it_right(
     tmp_path: Path, make_run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +143,7 @@ def test_fine_tuning_is_done_once_and_a_killed_run_ends_as_if_it_had_not_been(tm
     same_ending(whole, made.parent.parent)
 
 
+@pytest.mark.extended
 def test_a_damaged_model_is_not_begun_with(tmp_path: Path, make_run, tiny_base: Path) -> None:
     run = make_run(*DEMONSTRATIONS)
     open_state(run, CPU, own=tmp_path).session.close()
@@ -148,6 +152,7 @@ def test_a_damaged_model_is_not_begun_with(tmp_path: Path, make_run, tiny_base: 
         open_state(run, CPU, own=tmp_path)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [

@@ -21,6 +21,7 @@ def folder_of(path: Path, held: dict[str, object]) -> Path:
     return path
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "now,named",
     [
@@ -36,6 +37,7 @@ def test_another_option_with_the_same_numbers_is_another_run(tmp_path: Path, now
         check_folder(folder, identity(now))
 
 
+@pytest.mark.extended
 def test_parts_of_a_reward_are_options_too(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, identity("reward=strict_and_format"))
     with pytest.raises(ValueError, match=r"reward.parts.strict.class: 'Strict' there, 'Lenient' now"):

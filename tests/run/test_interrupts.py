@@ -88,6 +88,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> Path:
     return folder
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "number",
     [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.extended) for n in interrupt.SIGNALS if n != signal.SIGTERM)],
@@ -107,6 +108,7 @@ def test_the_first_signal_lets_a_step_finish_and_saves_it(
     goes_on_as_if_nothing_had_happened(tmp_path, whole, monkeypatch)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "schedule",
     ["in_flight", *(pytest.param(name, marks=pytest.mark.extended) for name in ("one_step_off", "off_policy_k"))],
@@ -142,6 +144,7 @@ def test_a_signal_leaves_an_evaluation_at_once_and_loses_no_step(
     assert [one.step for one in found] == [step], "the checkpoint is now of the log that has the step"
 
 
+@pytest.mark.extended
 def test_an_evaluation_that_is_cut_short_twice_is_made_once(
     heard: None, at_call: Callable[..., None], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +155,7 @@ def test_an_evaluation_that_is_cut_short_twice_is_made_once(
     goes_on_as_if_nothing_had_happened(tmp_path, whole, monkeypatch)
 
 
+@pytest.mark.extended
 def test_a_signal_in_a_step_whose_evaluation_is_due_leaves_that_out(
     heard: None, at_call: Callable[..., None], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +183,7 @@ def test_before_the_first_step_nothing_is_lost_and_nothing_is_saved(
     goes_on_as_if_nothing_had_happened(tmp_path, whole, monkeypatch)
 
 
+@pytest.mark.extended
 def test_a_second_signal_ends_a_step_at_once_and_says_what_is_computed_again(
     heard: None, at_call: Callable[..., None], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,6 +219,7 @@ def test_a_second_signal_without_a_checkpoint_begins_again(
     goes_on_as_if_nothing_had_happened(tmp_path, whole, monkeypatch)
 
 
+@pytest.mark.extended
 def test_a_run_that_is_at_its_last_step_comes_to_its_end(
     heard: None, at_call: Callable[..., None], whole: Path, tmp_path: Path
 ) -> None:
@@ -223,6 +229,7 @@ def test_a_run_that_is_at_its_last_step_comes_to_its_end(
     assert interrupt.asked()
 
 
+@pytest.mark.extended
 def test_a_checkpoint_that_cannot_be_written_is_an_error_and_not_an_end(
     heard: None, at_call: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,6 +274,7 @@ def interrupted(command: list[str], lines: int, logs: Path, number: int = signal
     return process.returncode, said
 
 
+@pytest.mark.extended
 def test_ctrl_c_says_what_is_saved_and_the_command_it_prints_goes_on(tmp_path: Path, tiny_base: Path) -> None:
     words = (*SMALL, "budget.amount=40", "checkpoint_every=1000")
     code, said = interrupted(train_command(tmp_path, *words), 3, tmp_path)

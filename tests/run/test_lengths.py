@@ -37,6 +37,7 @@ def sums(first: int, number: int = 30) -> list[str]:
     return [f"{n % 9 + 1}+{n // 9}?" for n in range(first, first + number)]
 
 
+@pytest.mark.extended
 def test_a_run_leaves_out_what_does_not_fit_and_says_so(tmp_path: Path) -> None:
     """One question too long in each of three tables; the run goes on with the others."""
     paths = {
@@ -98,6 +99,7 @@ def test_questions_of_a_gym_may_be_too_long(tiny_base: Path) -> None:
     assert 0 < len(kept) < len(problems) and fitting(run, tiny_base, tokenizer, problems, "x").problems == kept
 
 
+@pytest.mark.extended
 def test_where_most_questions_do_not_fit_the_response_length_is_refused(tmp_path: Path, tiny_base: Path) -> None:
     run = run_of("world=tiny", "task=jsonl", f"task.path={jsonl(tmp_path / 'q.jsonl', sums(0))}", *PLAIN)
     tokenizer = AutoTokenizer.from_pretrained(tiny_base)
@@ -113,6 +115,7 @@ def test_where_most_questions_do_not_fit_the_response_length_is_refused(tmp_path
         check_lengths(run, CONTEXT, 160)
 
 
+@pytest.mark.extended
 def test_a_measured_pass_rate_asks_no_question_that_is_too_long(
     tmp_path: Path, tiny_base: Path, make_run: Callable[..., RunConfig]
 ) -> None:

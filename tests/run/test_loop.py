@@ -27,6 +27,7 @@ from short_runs import (
 AT_EVERY_CHANGE = ("plain",)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "recipe",
     [name if name in AT_EVERY_CHANGE else pytest.param(name, marks=pytest.mark.extended) for name in RECIPES],
@@ -53,6 +54,7 @@ def brief_run(folder: Path, *overrides: str, **how: str) -> Path:
 BF16 = ["sampler_precision=bf16", "learner_precision=bf16"]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -131,6 +133,7 @@ def test_every_axis_runs_in_the_loop_and_says_what_it_touched(tmp_path: Path, ov
         assert row["rollout/trained"] <= 1 and row["budget/trained_tokens"] <= row["budget/sampled_tokens"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "overrides,factors",
     [
@@ -148,6 +151,7 @@ def test_the_factors_a_trick_puts_on_the_loss_are_logged(tmp_path: Path, overrid
         assert row[f"factor/{name}"] == pytest.approx(value, abs=1e-5), name
 
 
+@pytest.mark.extended
 def test_the_constant_the_survivors_and_gpg_put_a_factor_on_the_loss_that_the_log_shows(tmp_path: Path) -> None:
     constant = metrics_of(brief_run(tmp_path / "a", "recipe=dr_grpo", "budget.amount=1"))[1]["metrics"]
     assert constant["factor/aggregation"] == pytest.approx(constant["rollout/length"] / 24, abs=1e-5)
@@ -182,6 +186,7 @@ def test_a_controllers_state_survives_the_checkpoint(tmp_path: Path) -> None:
     assert resumed["entropy_coef"] == pytest.approx(4 * 0.005), "it went on from that of step 2"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "family", ["GPT2", *(pytest.param(name, marks=pytest.mark.extended) for name in ("Qwen3", "Mistral", "GPTNeoX"))]
 )
@@ -212,6 +217,7 @@ def test_any_causal_lm_of_transformers_trains(tmp_path: Path, tiny_base: Path, f
     assert rows[-1]["train/update_norm"] > 0 and (folder / "checkpoints" / "step=000002" / "model.safetensors").exists()
 
 
+@pytest.mark.extended
 def test_an_inert_trick_is_named_in_the_summary(tmp_path: Path) -> None:
     folder = brief_run(tmp_path, "updates=one", "budget.amount=2")
     done = json.loads((folder / "DONE").read_text())
@@ -233,6 +239,7 @@ def test_microbatches_change_no_metric_beyond_rounding(tmp_path: Path) -> None:
         assert one[name] == pytest.approx(two[name], rel=0, abs=2e-4), name
 
 
+@pytest.mark.extended
 def test_arms_of_one_seed_see_the_same_problems_and_noise(tmp_path: Path) -> None:
     """Common random numbers: before the first update, arms cannot differ in a single character."""
     tables = [
@@ -262,6 +269,7 @@ def kill_when(command: list[str], reached: Path, lines: int, pause: float) -> bo
 MOMENTS = ((1, 0.0), (4, 0.07), (6, 0.0), (9, 0.02), (11, 0.15), (17, 0.04))  # lines of the log, and seconds
 
 
+@pytest.mark.extended
 @pytest.mark.timeout(900)  # on a busy machine each of its processes takes a minute to start
 @pytest.mark.parametrize(
     "moments", [MOMENTS[1::3], pytest.param(MOMENTS, marks=pytest.mark.extended)], ids=["two", "six"]
@@ -296,6 +304,7 @@ def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(
     assert (folder / "environment.1.json").exists(), "so does what is known of the machine they ran on"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("schedule", ["sync", "in_flight"])
 def test_a_checkpoint_is_due_by_time_too_and_changes_no_result(tmp_path: Path, schedule: str) -> None:
     words = (f"schedule={schedule}", "budget.amount=4", "keep_checkpoints=9")

@@ -99,6 +99,7 @@ def test_a_damaged_log_is_a_reason_and_no_error(tmp_path: Path) -> None:
     assert told.state == "interrupted" and "that is not JSON" in told.reason
 
 
+@pytest.mark.extended
 def test_a_thousand_cells_are_listed_in_two_seconds_of_a_processor(tmp_path: Path) -> None:
     """The whole command, imports included, where every run has files of its own."""
     cells = [CellRecord("arm", "", seed, f"arm/seed={seed}") for seed in range(1000)]
@@ -235,6 +236,7 @@ def test_a_cell_is_stopped_from_another_shell_and_its_sweep_goes_on(tmp_path: Pa
     assert f"resuming after step {last}" in (folder / "output.log").read_text() and not (folder / STOP).exists()
 
 
+@pytest.mark.extended
 def test_a_single_run_is_stopped_and_the_same_command_goes_on(tmp_path: Path, tiny_base: Path) -> None:
     typed = train_command(tmp_path, *SMALL, "budget.amount=60", "checkpoint_every=1000")
     runs = ["--runs", str(tmp_path)]

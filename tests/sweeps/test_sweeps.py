@@ -284,6 +284,7 @@ def test_a_sweep_is_named_after_what_it_varies() -> None:
 # ---- composed, or refused
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "path",
     [one if one.parent.name == "dapo" else pytest.param(one, marks=pytest.mark.extended) for one in DECLARATIONS],
@@ -321,6 +322,7 @@ def test_all_refusals_are_said_at_once_each_once_and_by_the_arm(cells_of: Callab
     assert "fine" not in said and "plain" not in said and "seed=1" not in said
 
 
+@pytest.mark.extended
 def test_two_cells_of_one_name_and_an_arm_that_is_its_control_are_refused(cells_of: Callable) -> None:
     design = flat_design(same=["truncation=score"])
     with pytest.raises(IncompatibleRun, match="arm same and plain are the same run: remove one of the two"):
@@ -376,6 +378,7 @@ def overridden(cell: Cell) -> str:
     return run_name("plain", cell.plan.overrides)
 
 
+@pytest.mark.extended
 def test_a_folder_that_holds_another_run_is_refused_before_anything_starts(
     cells_of: Callable, tmp_path: Path, tiny_base: Path
 ) -> None:
@@ -387,6 +390,7 @@ def test_a_folder_that_holds_another_run_is_refused_before_anything_starts(
         cells_of(None, *words, "seed=0,1")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("launcher", ["slurm", "ray"])
 def test_a_sweep_for_other_machines_needs_no_gpu_where_it_starts(
     tmp_path: Path, launcher: str, capfd: pytest.CaptureFixture
@@ -398,6 +402,7 @@ def test_a_sweep_for_other_machines_needs_no_gpu_where_it_starts(
         multirun(*words)
 
 
+@pytest.mark.extended
 def test_a_run_that_found_a_gpu_on_its_node_goes_on_from_a_machine_without(
     cells_of: Callable, tmp_path: Path, tiny_base: Path
 ) -> None:
@@ -416,6 +421,7 @@ def test_a_run_that_found_a_gpu_on_its_node_goes_on_from_a_machine_without(
             check_folder(cell.folder, run_identity(changed, device_kind("auto")))
 
 
+@pytest.mark.extended
 def test_a_cell_of_another_base_is_what_it_would_be_alone(cells_of: Callable) -> None:
     """Bases are composed once, as seeds are; each cell must still have its own."""
     words = ("world=sums", "tracking=none", "truncation=score,mask_after")
@@ -444,6 +450,7 @@ def test_a_dry_run_lists_the_cells_and_touches_nothing(tmp_path: Path, capfd: py
     assert not runs.exists()
 
 
+@pytest.mark.extended
 def test_a_run_that_was_started_by_hand_is_a_cell_that_is_finished(
     tmp_path: Path, tiny_base: Path, capfd: pytest.CaptureFixture
 ) -> None:
@@ -462,6 +469,7 @@ def test_a_run_that_was_started_by_hand_is_a_cell_that_is_finished(
     assert not (folder / "output.log").exists(), "no process was started"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "base,arm",
     [
@@ -481,6 +489,7 @@ def test_an_arm_that_cannot_differ_from_its_control_is_refused(cells_of: Callabl
     assert f"{arm[0].split('=')[0]}=" in str(refused.value) and "Remedy" in str(refused.value)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "base,arm",
     [
@@ -524,6 +533,7 @@ IDLE = {
 TRAINED = ("clip_cannot_act", "nothing_to_correct")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "rule",
     [
@@ -551,6 +561,7 @@ def test_what_a_rule_calls_idle_is_its_first_axis_and_trains_the_same_weights(
         assert_close(weights[1][name], weights[0][name], rtol=0, atol=2e-6)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "words,swept,values",
     [
@@ -582,6 +593,7 @@ def test_a_cell_is_the_run_that_its_words_give_by_hand(
 WORDING = ["Q: {question}", "Q:  {question}", "Q: {question} ", "'Q:' {question}", "Q:\n{question}"]
 
 
+@pytest.mark.extended
 def test_arms_that_differ_in_characters_no_folder_can_have_are_several_runs(cells_of: Callable) -> None:
     """They shared one folder, one of them never ran, and the report called them identical."""
     arms = {f"arm{at}": [f"evaluation.other_wording={_quoted(text)}"] for at, text in enumerate(WORDING)}

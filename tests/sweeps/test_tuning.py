@@ -261,6 +261,7 @@ def no_identity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("grpo_lab.sweeps.cells.check_folder", lambda *_: {})
 
 
+@pytest.mark.extended
 def test_every_arm_gets_as_many_trials_and_a_kill_changes_none(
     plan: Callable[..., Search], no_identity: None, tmp_path: Path, compose: Callable, capsys: pytest.CaptureFixture
 ) -> None:
@@ -320,6 +321,7 @@ def test_every_arm_gets_as_many_trials_and_a_kill_changes_none(
         load_sweep(runs, "tuned")
 
 
+@pytest.mark.extended
 def test_trials_come_in_batches_that_end_at_multiples_of_the_batch(
     plan: Callable[..., Search], no_identity: None
 ) -> None:
@@ -337,6 +339,7 @@ def test_trials_come_in_batches_that_end_at_multiples_of_the_batch(
     assert begun == [("1 to 2 of 3", 4), ("3 to 3 of 3", 2), ("4 to 4 of 5", 2), ("5 to 5 of 5", 2)]
 
 
+@pytest.mark.extended
 def test_the_first_of_equal_trials_is_chosen(plan: Callable[..., Search]) -> None:
     search = plan(declare(arms=None, trials=3))
     for place in search.plans:
@@ -404,6 +407,7 @@ def test_what_cannot_be_tuned_is_refused_before_anything_runs(
     assert said in str(refused.value) and not (tmp_path / "my runs").exists()
 
 
+@pytest.mark.extended
 def test_arms_of_unequal_budgets_and_arms_that_cannot_differ_are_refused(plan: Callable[..., Search]) -> None:
     arms = {"plain": [], "higher": ["surrogate=ppo_higher", "budget.amount=3"]}
     with pytest.raises(ValueError, match="plain and higher have different budgets"):
@@ -453,6 +457,7 @@ def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.extended
 def test_a_dry_run_says_what_is_tuned_and_starts_nothing(experiment: Path, capfd: pytest.CaptureFixture) -> None:
     tuned_sweep(experiment / "runs", "hydra.sweeper.dry_run=true")
     said = capfd.readouterr().err

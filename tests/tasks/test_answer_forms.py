@@ -57,6 +57,7 @@ def graded(grader: Grader, pairs: list[tuple[str, str]]) -> tuple[list[float], l
     return grades.outcomes, [sum(parts) == pytest.approx(most) for parts in zip(*grades.components.values())]
 
 
+@pytest.mark.extended
 def test_every_template_asks_for_a_form_that_is_tested_here() -> None:
     """The two controls keep the form of what they distort: only the words around the question are others."""
     forms = template_forms()
@@ -66,6 +67,7 @@ def test_every_template_asks_for_a_form_that_is_tested_here() -> None:
     assert set(forms.values()) <= CLOSES.keys() and WRITTEN.keys() == set(AnswerForm) - {AnswerForm.free}
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("slot", "option"), GRADERS)
 def test_a_grader_reads_the_forms_that_it_declares_and_no_others(slot: str, option: str) -> None:
     grader = grader_of(slot, option)

@@ -83,6 +83,7 @@ def addends_of(question: str) -> list[int]:
 # Splits
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["task/arithmetic", "task/tiny"])
 def test_splits_are_disjoint_even_with_the_addends_in_another_order(name: str) -> None:
     task = from_yaml(ArithmeticWorld, name)
@@ -95,6 +96,7 @@ def test_splits_are_disjoint_even_with_the_addends_in_another_order(name: str) -
     assert not seen["heldout"] & seen["downstream"]
 
 
+@pytest.mark.extended
 def test_splits_stay_disjoint_when_their_ranges_coincide(world: ArithmeticWorld) -> None:
     task = replace(
         world,
@@ -107,6 +109,7 @@ def test_splits_stay_disjoint_when_their_ranges_coincide(world: ArithmeticWorld)
     assert len(questions) == len(set(questions)) == task.train_size + task.heldout_size + task.downstream_size
 
 
+@pytest.mark.extended
 def test_ids_are_unique_and_the_probe_is_the_beginning_of_train(world: ArithmeticWorld) -> None:
     train = world.problems("train")
     assert world.problems("probe") == train[: world.probe_size]
@@ -115,6 +118,7 @@ def test_ids_are_unique_and_the_probe_is_the_beginning_of_train(world: Arithmeti
     assert len(ids) == len(set(ids))
 
 
+@pytest.mark.extended
 def test_an_id_keeps_its_question_when_sizes_change(world: ArithmeticWorld) -> None:
     larger = replace(world, train_size=world.train_size + 100, heldout_size=world.heldout_size + 100)
     for split in world.splits:
@@ -123,12 +127,14 @@ def test_an_id_keeps_its_question_when_sizes_change(world: ArithmeticWorld) -> N
     assert replace(world, seed=world.seed + 1).problems("train") != world.problems("train")
 
 
+@pytest.mark.extended
 def test_the_first_problems_never_change(world: ArithmeticWorld) -> None:
     """Ids are worth nothing in a stored result if another version of Python draws other questions."""
     first = [(problem.id, problem.question) for split in world.splits for problem in world.problems(split)[:2]]
     assert first == FIRST_PROBLEMS
 
 
+@pytest.mark.extended
 def test_answers_and_difficulty_follow_from_the_question(world: ArithmeticWorld) -> None:
     for split in world.splits:
         harder = "downstream_" if split == "downstream" else ""
@@ -143,6 +149,7 @@ def test_answers_and_difficulty_follow_from_the_question(world: ArithmeticWorld)
         assert counts == set(range(fewest, most + 1))
 
 
+@pytest.mark.extended
 def test_careful_steps_fit_the_training_budget_on_most_problems_but_not_on_all(
     world: ArithmeticWorld, base: ArithmeticBase
 ) -> None:
@@ -171,6 +178,7 @@ def test_mistaken_worlds_are_refused(world: ArithmeticWorld) -> None:
         world.load("test")
 
 
+@pytest.mark.extended
 def test_a_split_that_asks_for_more_questions_than_exist_is_refused() -> None:
     tiny = from_yaml(ArithmeticWorld, "task/tiny")
     with pytest.raises(ValueError, match="heldout_size must be at most about 118, got 119"):
@@ -248,6 +256,7 @@ def test_every_step_slips_when_the_rate_is_one(base: ArithmeticBase) -> None:
             assert 0 < abs(int(left) + int(right) - int(total)) <= base.slip_spread
 
 
+@pytest.mark.extended
 def test_the_three_modes_have_their_shares_and_only_rambling_is_ever_cut(base: ArithmeticBase) -> None:
     drawn = examples(base, 3000)
     shares = {
@@ -271,6 +280,7 @@ def test_guesses_stay_near_and_rambling_repeats_the_same_steps(base: ArithmeticB
             assert len(rounds) >= 2 and len(set(rounds)) == 1
 
 
+@pytest.mark.extended
 def test_warm_start_reads_no_held_out_and_no_downstream_problem(world: ArithmeticWorld, base: ArithmeticBase) -> None:
     read = {tuple(sorted(addends_of(example.question))) for example in examples(base, 2000)}
     for split in ("heldout", "downstream"):
@@ -422,6 +432,7 @@ def test_a_recipe_builds_to_the_same_bits_and_only_once(
     assert (other_base / "model.safetensors").read_bytes() != weights
 
 
+@pytest.mark.extended
 def test_a_shipped_base_is_found_by_its_recipe(
     hurried: ArithmeticBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -448,6 +459,7 @@ def test_a_base_answers_as_its_report_says(tiny_base: Path, monkeypatch: pytest.
     assert rebuild.accuracy_of(recipe, tiny_base) == pytest.approx(came.report["accuracy"], abs=four_errors)
 
 
+@pytest.mark.extended
 def test_building_leaves_random_state_and_threads_alone(hurried: ArithmeticBase) -> None:
     threads, state = torch.get_num_threads(), torch.get_rng_state()
     replace(hurried, threads=threads + 1).resolve()

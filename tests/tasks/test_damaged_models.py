@@ -252,6 +252,7 @@ def test_shards_that_are_not_those_of_the_index_are_named(in_shards: Path, lost:
         find_model(str(in_shards), "", "model.path")
 
 
+@pytest.mark.extended
 def test_a_template_with_a_token_outside_the_embeddings_is_refused_before_the_run_has_a_folder(
     whole: Path, tmp_path: Path
 ) -> None:

@@ -45,6 +45,7 @@ def at(server: JudgeServer, **changes: Any) -> Endpoint:
     return replace(PLAIN, base_url=server.url, **changes)
 
 
+@pytest.mark.extended
 def test_each_prompt_is_asked_once_and_answers_keep_their_order(server: JudgeServer) -> None:
     asked = at(server)
     asked.check()
@@ -101,6 +102,7 @@ def test_the_rate_counts_repeated_requests_too(server: JudgeServer) -> None:
     assert len(gaps) == 3 and all(gap > 0.45 for gap in gaps)
 
 
+@pytest.mark.extended
 def test_answers_outlive_the_process_and_belong_to_model_prompt_and_settings(
     server: JudgeServer, tmp_path: Path
 ) -> None:

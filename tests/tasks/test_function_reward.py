@@ -108,6 +108,7 @@ def test_what_fails_is_not_graded_and_shown(path: Path, caplog: pytest.LogCaptur
         assert "7 is not between lowest=0 and highest=1" in caplog.text and "no finite number" in caplog.text
 
 
+@pytest.mark.extended
 def test_a_run_says_how_many_responses_its_function_failed_on(tmp_path: Path) -> None:
     (tmp_path / "frail.py").write_text(
         "def score(response, answer):\n"
@@ -185,6 +186,7 @@ def test_the_file_is_part_of_the_code(path: Path) -> None:
     assert provenance.code(one.files)["sources"] != before
 
 
+@pytest.mark.extended
 def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (conf_folder() / "README.md").read_text().split("## A reward of your own")[1]
     (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.S)[:1]

@@ -20,6 +20,7 @@ from grpo_lab.tasks.math_answers import BoxedOnly, MathVerify, PlainMath, Readin
 PAIRS = pairs()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("grader", "known"),
     [
@@ -101,6 +102,7 @@ def command(*words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cli.main()
 
 
+@pytest.mark.extended
 def test_the_command_takes_any_grader(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     command("verifier=math", monkeypatch=monkeypatch)
     lines = capsys.readouterr().out.splitlines()
@@ -125,6 +127,7 @@ def test_without_a_name_the_shipped_graders_are_those() -> None:
         assert choices[slot] == option and isinstance(getattr(to_run(config), slot), Grader)
 
 
+@pytest.mark.extended
 def test_a_reward_of_ones_own_is_counted_too(tmp_path: Path) -> None:
     (tmp_path / "own_reward.py").write_text(OWN)
     (tmp_path / "reward").mkdir()

@@ -28,6 +28,7 @@ def task_of(family: str, *overrides: str) -> ReasoningGym:
 SMALL = ("task.train_size=60", "task.probe_size=10", "task.heldout_size=20", "task.downstream_size=20")
 
 
+@pytest.mark.extended
 def test_splits_share_no_question_and_downstream_has_its_own_settings() -> None:
     task = task_of("chain_sum", *SMALL, "+task.settings={min_terms: 2, max_terms: 3}",
                    "+task.downstream={min_terms: 5, max_terms: 5}")  # fmt: skip
@@ -60,6 +61,7 @@ def test_questions_of_the_same_settings_are_of_one_kind_where_a_family_repeats_i
     assert said.startswith("downstream questions have the settings of training questions, so they are not harder")
 
 
+@pytest.mark.extended
 def test_the_questions_of_recorded_runs_stay_the_same() -> None:
     """Of smollm2_sums, whose downstream questions are harder: recorded runs asked these."""
     task = to_run(compose_config(["world=smollm2_sums"])).task
@@ -120,6 +122,7 @@ def test_where_an_answer_stands(place: Place, text: str, answer: str) -> None:
     assert replace(marked, place=place).answer(text).strip() == answer
 
 
+@pytest.mark.extended
 def test_the_family_judges_and_the_same_answer_in_other_words_may_be_right() -> None:
     problem = task_of("countdown", *SMALL).problems("train")[0]
     entry = json.loads(problem.details)["entry"]
@@ -131,6 +134,7 @@ def test_the_family_judges_and_the_same_answer_in_other_words_may_be_right() -> 
     assert marked(problem, "no answer at all", True) == 0.0
 
 
+@pytest.mark.extended
 def test_an_answer_that_takes_too_long_has_failed_and_no_other() -> None:
     problem = task_of("countdown", *SMALL).problems("train")[0]
     quick = replace(marked, seconds=2.0)
@@ -139,6 +143,7 @@ def test_an_answer_that_takes_too_long_has_failed_and_no_other() -> None:
     assert (math.isnan(failed) or failed == 0.0) and (right, wrong) == (1.0, 0.0)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("family", ["gsm_symbolic", "chain_sum", "countdown", "spell_backward", "propositional_logic"])
 def test_what_is_kept_of_a_problem_is_enough_to_judge(family: str) -> None:
     problems = task_of(

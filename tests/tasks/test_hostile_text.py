@@ -7,12 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from helpers import PACKAGE
 from processes import python_path
 
 SCRIPT = Path(__file__).parents[1] / "shared" / "hostile_patterns.py"
 
 
+@pytest.mark.extended
 def test_every_pattern_and_reader_ends_on_a_hundred_thousand_hostile_characters() -> None:
     """In a process of its own, which takes seconds; a pattern of quadratic time takes hours. Its last line names it."""
     command, env = [sys.executable, str(SCRIPT)], {**os.environ, "PYTHONPATH": python_path(PACKAGE.parent)}

@@ -382,6 +382,7 @@ def test_hostile_texts_are_never_right_and_take_plain_math_little_time(tmp_path:
     assert time.process_time() - started < 30, "linear in the text"
 
 
+@pytest.mark.extended
 @pytest.mark.timeout(1200)  # on a busy machine
 @pytest.mark.parametrize(
     "reading",
@@ -452,6 +453,7 @@ def faulty_pool(tmp_path: Path) -> Iterator[GraderPool]:
     pool.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_worker_that_hangs_or_dies_fails_one_answer_alone(faulty_pool: GraderPool, workers: int) -> None:
     texts = ["72", "71", "prints", "72", "dies", "71", *FATAL, "72"]
@@ -584,6 +586,7 @@ def gone(workers: set[int], within: float) -> bool:
     return not any(map(alive, workers))
 
 
+@pytest.mark.extended
 def test_workers_end_with_a_parent_that_was_killed_and_load_no_torch(parent: Parent) -> None:
     idle, idle_workers = parent("time.sleep(600)")
     busy, busy_workers = parent(f"ask({FOREVER!r}, 1.0)")
@@ -595,12 +598,14 @@ def test_workers_end_with_a_parent_that_was_killed_and_load_no_torch(parent: Par
     assert gone(idle_workers, 30) and gone(busy_workers, 30)
 
 
+@pytest.mark.extended
 def test_workers_end_with_a_parent_that_exits(parent: Parent) -> None:
     process, workers = parent("pass")
     assert process.wait(60) == 0
     assert gone(workers, 10)
 
 
+@pytest.mark.extended
 def test_ctrl_c_reaches_the_parent_alone(parent: Parent) -> None:
     process, workers = parent("time.sleep(600)")
     os.killpg(process.pid, signal.SIGINT)
@@ -614,6 +619,7 @@ def test_ctrl_c_reaches_the_parent_alone(parent: Parent) -> None:
 # In a run
 
 
+@pytest.mark.extended
 def test_what_the_grader_failed_on_is_out_of_statistics_and_loss() -> None:
     problems = (asked("72"), asked(r"\frac{"))
     texts = [r"\boxed{72.0}", r"\boxed{71}", _box(FOREVER), "72", r"\boxed{1}", r"\boxed{2}", "none", r"\boxed{3}"]
@@ -629,6 +635,7 @@ def test_what_the_grader_failed_on_is_out_of_statistics_and_loss() -> None:
     assert torch.equal(graded.verdict.isnan(), failed)
 
 
+@pytest.mark.extended
 def test_the_options_are_these_classes(make_run: Callable[..., RunConfig]) -> None:
     for option, reading in (("math", Reading.strict), ("math_lenient", Reading.lenient)):
         reward = make_run(f"reward={option}").reward
@@ -642,6 +649,7 @@ def test_the_options_are_these_classes(make_run: Callable[..., RunConfig]) -> No
         make_run("reward=math", "reward.workers=0")
 
 
+@pytest.mark.extended
 def test_a_thousand_answers_take_seconds() -> None:
     golds = [(str(n), f"{n}/7", f"x^2+{n}", rf"{n}\sqrt{{3}}", f"({n},{n + 1})")[n % 5] for n in range(1, 1001)]
     texts = [

@@ -141,6 +141,7 @@ def test_what_is_no_lora_or_no_safetensors_is_refused(adapter: Path) -> None:
         find_model(str(adapter), "", "model.path")
 
 
+@pytest.mark.extended
 def test_a_run_begins_with_an_adapter_and_its_reference_is_the_merged_model(adapter: Path, tmp_path: Path) -> None:
     folder = run_in_process(
         tmp_path, *SMALL, "model=hf", f"model.path={adapter}", "model.lora.rank=2", "budget.amount=2", "kl=k3_loss"

@@ -46,6 +46,7 @@ def task_of(*overrides: str) -> MixtureTask:
     return task
 
 
+@pytest.mark.extended
 def test_every_split_has_its_share_of_each_source(tmp_path: Path) -> None:
     task = task_of(*two(tmp_path), "task.heldout_rows=20", "task.downstream_rows=8", "task.probe_rows=12")
     assert task.mixture == {"small": 0.25, "large": 0.75}
@@ -142,6 +143,7 @@ def test_questions_outside_the_bounds_of_a_source_are_said(tmp_path: Path) -> No
     assert task_of(f"+task.sources.rated={{{rated}}}", large).notes() == []
 
 
+@pytest.mark.extended
 def test_a_mixture_with_other_rubrics_is_another_one(tmp_path: Path) -> None:
     def with_rubrics(name: str, end: str) -> MixtureTask:
         rows = [{"question": f"{n}+1?", "answer": n + 1, "rubrics": [f"names {n}{end}"]} for n in range(1, 51)]
@@ -265,6 +267,7 @@ def test_a_task_without_a_mixture_has_one_stream() -> None:
 # --- runs -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 def test_a_run_draws_in_proportion_and_logs_each_source(tmp_path: Path) -> None:
     few = ["evaluation.probe_problems=8", "evaluation.ends_probe_problems=8", "rollouts_every=1", "budget.amount=3"]
     folder = run_in_process(tmp_path / "runs", *PLAIN, *two(tmp_path), *SMALL, *few)
@@ -281,6 +284,7 @@ def test_a_run_draws_in_proportion_and_logs_each_source(tmp_path: Path) -> None:
     assert start["eval/heldout/source/large"] == pytest.approx(by_source["large"])
 
 
+@pytest.mark.extended
 def test_a_filter_that_leaves_a_source_too_few_is_refused(tmp_path: Path) -> None:
     rows = [{"question": f"Prove that {n}=1", "answer": 1} for n in range(40)] + [{"question": "2?", "answer": 2}]
     (tmp_path / "proofs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

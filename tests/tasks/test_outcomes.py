@@ -138,6 +138,7 @@ print("all seen")
 """
 
 
+@pytest.mark.extended
 def test_numbers_of_any_type_that_equal_0_or_1_are_outcomes_and_nothing_else_is() -> None:
     """In a process of its own: under pytest the package's type checks would see them first."""
     done = subprocess.run([sys.executable, "-c", OF_ANY_TYPE], capture_output=True, text=True)

@@ -430,6 +430,7 @@ def test_a_resumed_run_has_the_same_rubrics_and_asks_nothing_twice(server: Judge
     assert checkpoint.load_state(max((again / "checkpoints").iterdir()))["queue"]["memory"]["rubrics"] == saved
 
 
+@pytest.mark.extended
 def test_a_judge_that_is_missing_is_refused_before_any_model_loads(
     make_run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -446,6 +447,7 @@ def test_a_judge_that_is_missing_is_refused_before_any_model_loads(
     )
 
 
+@pytest.mark.extended
 def test_a_table_brings_rubrics_in_a_column(make_run, tmp_path: Path) -> None:
     path = tmp_path / "questions.jsonl"
     each = [

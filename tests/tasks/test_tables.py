@@ -60,6 +60,7 @@ def rated(path: Path, number: int = 70) -> str:
     return jsonl(path, [row | {"solved": RATES[n % len(RATES)]} for n, row in enumerate(sums(number))])
 
 
+@pytest.mark.extended
 def test_a_column_of_pass_rates_bounds_what_is_trained_on_and_is_the_difficulty(tmp_path: Path) -> None:
     """Rows of another table, or of the same one held out, are asked whatever their rate."""
     words = [f"task.path={rated(tmp_path / 'rated.jsonl')}", "task.pass_rate=solved"]
@@ -262,6 +263,7 @@ def test_rows_without_an_answer_are_left_out_up_to_a_share(tmp_path: Path) -> No
         task_of(*words, "task.unreadable_share=2")
 
 
+@pytest.mark.extended
 def test_what_is_left_out_reaches_the_notes_of_a_mixture_and_of_tables_of_evaluation(tmp_path: Path) -> None:
     rows = [*sums(40), {"question": "no answer?"}]
     path, fine = jsonl(tmp_path / "q.jsonl", rows), jsonl(tmp_path / "fine.jsonl", sums(40, first=100))
@@ -333,6 +335,7 @@ def test_a_question_that_needs_what_was_said_before_is_not_asked_alone(tmp_path:
 # --- dividing -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 def test_one_file_is_divided_by_questions_and_every_split_is_stable(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "q.jsonl", sums(1000))
     task = task_of(f"task.path={path}")
@@ -374,6 +377,7 @@ def test_evaluation_asks_as_many_as_there_are(tmp_path: Path) -> None:
     assert run_of(f"task.path={run.task.path}", "task.heldout_rows=9", "task.downstream_rows=9").task.notes() == []  # pyright: ignore[reportAttributeAccessIssue]
 
 
+@pytest.mark.extended
 def test_levels_of_heldout_questions_are_mixed_as_they_are_where_training_has_none(tmp_path: Path) -> None:
     levelled = [row | {"level": n % 5 + 1} for n, row in enumerate(sums(500, first=1000))]
     other = jsonl(tmp_path / "levels.jsonl", levelled)
@@ -556,6 +560,7 @@ for path in sys.argv[1:]:
 """
 
 
+@pytest.mark.extended
 def test_a_set_twice_as_large_as_gsm8k_is_read_divided_and_prompted_in_linear_time(tmp_path: Path) -> None:
     """Eight times the rows take 8 to 16 times the processor time, where a comparison of all pairs would take 64 times.
 

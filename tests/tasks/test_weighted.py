@@ -102,6 +102,7 @@ def test_bounds_know_that_the_outcome_decides_one_part_alone() -> None:
     )
 
 
+@pytest.mark.extended
 def test_options_hold_options_and_the_command_line_changes_each(make_run) -> None:
     math_reward = make_run("reward=math_and_format").reward
     assert isinstance(math_reward.parts["math"], MathVerify) and math_reward.parts["format"] == BoxedOnly(1.0, 0.0)

@@ -47,6 +47,7 @@ def test_a_question_its_steps_and_its_answer(chain: Chain, question: str, steps:
     assert chain.answer == answer
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("world", WORLDS)
 def test_no_two_splits_of_a_world_share_a_question(world: str) -> None:
     task = from_yaml(ArithmeticWorld, f"task/{world}")
@@ -62,6 +63,7 @@ def test_no_two_splits_of_a_world_share_a_question(world: str) -> None:
     assert len(ids) == len(seen)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("world", WORLDS)
 def test_withheld_numbers_stand_in_one_split_alone_and_no_base_has_read_them(world: str) -> None:
     task = from_yaml(ArithmeticWorld, f"task/{world}")
@@ -88,6 +90,7 @@ def test_other_numbers_are_beyond_those_of_training(world: str) -> None:
     assert min(numbers) > task.number_max and max(numbers) <= task.other_number_max
 
 
+@pytest.mark.extended
 def test_the_other_family_asks_differences_with_answers_that_fit_them() -> None:
     task = from_yaml(ArithmeticWorld, "task/families")
     for problem in task.problems("other_family"):
@@ -131,6 +134,7 @@ def test_half_of_the_guesses_of_a_remainder_are_right() -> None:
 # Verifiers that err, and rewards in parts
 
 
+@pytest.mark.extended
 def test_a_noisy_verifier_errs_at_its_rates_and_always_alike() -> None:
     noisy = Noisy(correct=1.0, wrong=0.0, false_positive_rate=0.3, false_negative_rate=0.1, seed=0, per_response=False)
     wrong = [noisy(asked("5"), f"{n}=#6", True) for n in range(4000)]
@@ -145,6 +149,7 @@ def test_a_noisy_verifier_errs_at_its_rates_and_always_alike() -> None:
         replace(noisy, false_positive_rate=1.0)
 
 
+@pytest.mark.extended
 def test_mistakes_per_response_are_draws_of_their_own() -> None:
     noisy = Noisy(correct=1.0, wrong=0.0, false_positive_rate=0.3, false_negative_rate=0.1, seed=0, per_response=True)
     keys = [NoiseKey(0, "train", step, problem=7, response=row) for step in range(500) for row in range(8)]
@@ -161,6 +166,7 @@ def test_mistakes_per_response_are_draws_of_their_own() -> None:
     assert len(set(alike)) == 1
 
 
+@pytest.mark.extended
 def test_a_random_reward_belongs_to_the_response_and_not_to_its_text() -> None:
     coin = RandomReward(correct=1.0, wrong=0.0, share=0.3)
     keys = [NoiseKey(0, "train", step, problem=7, response=row) for step in range(500) for row in range(8)]
@@ -252,6 +258,7 @@ def fitting(world: str) -> float:
     return sum(tokens <= run.engine.max_tokens for tokens in needed) / len(needed)
 
 
+@pytest.mark.extended
 def test_budgets_are_what_the_worlds_are_for() -> None:
     assert fitting("sums") == 1.0
     assert fitting("length") == pytest.approx(0.95, abs=0.01)
@@ -308,6 +315,7 @@ def test_shipped_weights_that_are_gone_are_named(tmp_path: Path, monkeypatch: py
         shipped()
 
 
+@pytest.mark.extended
 def test_a_rebuilt_base_is_compared_with_the_one_that_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three steps of training are no base: the comparison has to say so."""
     monkeypatch.setenv("GRPO_LAB_CACHE", str(tmp_path))

@@ -194,6 +194,7 @@ def test_foreign_runs_beside_a_sweep_change_no_verdict_and_no_table(tmp_path: Pa
     assert (tmp_path / "beside/small_foreign.png") in beside.paths
 
 
+@pytest.mark.extended
 def test_a_foreign_run_is_named_under_its_own_figures(tmp_path: Path) -> None:
     kept("trl", REAL, tmp_path)
     built = build("theirs", str(tmp_path), None, tmp_path / "figures", ["test"])
@@ -210,6 +211,7 @@ def test_a_sweep_of_ours_is_neither_extended_nor_taken_for_foreign(tmp_path: Pat
         draw_foreign(data, [data])
 
 
+@pytest.mark.extended
 def test_the_command_says_what_it_understood_and_refuses_a_declared_name(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "grpo_lab.cli", "import", "trl", str(REAL), "--runs", str(tmp_path), "--as"]
     done = subprocess.run([*command, "theirs"], capture_output=True, text=True)

@@ -97,6 +97,7 @@ def test_a_protocol_is_of_what_was_asked_and_not_of_what_came_out(run: Path) -> 
     assert protocols(run) == f"{SUITE}={'+'.join(sorted([one.protocol, other.protocol]))}"
 
 
+@pytest.mark.extended
 def test_mlflow_gets_each_result_once_whenever_it_was_measured(run: Path) -> None:
     assert sync(run).points == 4
     plant_result(run, 3, 0.75)
@@ -112,6 +113,7 @@ def test_mlflow_gets_each_result_once_whenever_it_was_measured(run: Path) -> Non
     assert (f"eval/{SUITE}/accuracy", 0.25, 1000, 0) in points(run)
 
 
+@pytest.mark.extended
 def test_mlflow_gets_no_result_of_weights_that_the_run_lost(run: Path) -> None:
     plant_result(run, 3, 0.75)
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)

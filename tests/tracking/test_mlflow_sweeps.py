@@ -136,6 +136,7 @@ def runs(tmp_path: Path) -> Path:
 # ---- the sweep's own run
 
 
+@pytest.mark.extended
 def test_the_sweep_has_the_mean_of_every_arm_where_all_of_its_runs_are(
     runs: Path, client: MlflowClient, uri: str
 ) -> None:
@@ -221,6 +222,7 @@ def test_sent_again_nothing_is_doubled(runs: Path, client: MlflowClient, uri: st
     assert everything() == first
 
 
+@pytest.mark.extended
 def test_a_sweep_that_grew_has_one_point_a_step_and_the_same_runs_below_it(
     runs: Path, client: MlflowClient, uri: str
 ) -> None:
@@ -238,6 +240,7 @@ def test_a_sweep_that_grew_has_one_point_a_step_and_the_same_runs_below_it(
     assert len(everything) == 6 and parents == {after.info.run_id}
 
 
+@pytest.mark.extended
 def test_a_sweep_that_grows_keeps_its_curves_until_every_new_run_has_begun(
     runs: Path, client: MlflowClient, uri: str
 ) -> None:
@@ -249,6 +252,7 @@ def test_a_sweep_that_grows_keeps_its_curves_until_every_new_run_has_begun(
     assert after.info.run_id == before.info.run_id and curves(client, after) == curves(client, before)
 
 
+@pytest.mark.extended
 def test_a_parameter_that_runs_share_no_more_is_none_of_the_sweep(runs: Path, client: MlflowClient, uri: str) -> None:
     sync_all(runs, uri)
     path = runs / "plain/seed=1/run.json"
@@ -258,6 +262,7 @@ def test_a_parameter_that_runs_share_no_more_is_none_of_the_sweep(runs: Path, cl
     assert "group_size" not in parent(client, runs / "sweeps/two").data.params
 
 
+@pytest.mark.extended
 def test_further_steps_of_a_run_that_goes_on_are_added(runs: Path, client: MlflowClient, uri: str) -> None:
     sync_all(runs, uri)
     before = parent(client, runs / "sweeps/two")
@@ -361,6 +366,7 @@ def command(*words: str, folder: Path | None = None) -> subprocess.CompletedProc
     return subprocess.run(words, capture_output=True, text=True, timeout=280, cwd=folder)
 
 
+@pytest.mark.extended
 def test_the_command_figures_sends_them_and_a_store_that_is_away_is_a_warning(
     small: Path, client: MlflowClient, uri: str, tmp_path: Path
 ) -> None:
@@ -383,6 +389,7 @@ def test_the_command_figures_sends_them_and_a_store_that_is_away_is_a_warning(
 # ---- runs of two sweeps
 
 
+@pytest.mark.extended
 def test_a_run_that_another_sweep_made_is_on_this_sweeps_page(runs: Path, client: MlflowClient, uri: str) -> None:
     shared = CellRecord("control", "", 0, "plain/seed=0")
     alone = write_cell(runs, "reuses", "new", 0, [0.5, 0.5, 0.5])
@@ -408,6 +415,7 @@ def test_a_run_that_another_sweep_made_is_on_this_sweeps_page(runs: Path, client
     assert [client.get_run(run.info.run_id).data.tags[tag] for run in shown] == ["same = new", "control"]
 
 
+@pytest.mark.extended
 def test_analysis_reads_runs_of_another_sweep_from_the_store(small: Path, uri: str) -> None:
     """The second sweep has the first one's runs alone, so that none has it as its parent."""
     first = read_sweep(small / "sweeps/small")
@@ -472,6 +480,7 @@ def test_the_metric_that_decides_has_a_chart(tmp_path: Path) -> None:
     assert [chart["metricKey"] for chart in drawn if chart["type"] == "LINE"] == [*GROUPED, "rollout/truncated"]
 
 
+@pytest.mark.extended
 def test_the_menu_of_views_keeps_room_for_a_users_own(runs: Path, client: MlflowClient, uri: str) -> None:
     sync_all(runs, uri)
     before = experiment(client)
@@ -526,6 +535,7 @@ def test_the_command_ui_prints_every_sweeps_page_and_serves_it(runs: Path, clien
     assert f"{VIEW_TAG}{earlier['key']}" in MlflowClient(own).get_experiment("1").tags
 
 
+@pytest.mark.extended
 def test_the_command_ui_says_what_to_type_where_nothing_is_in_mlflow(runs: Path) -> None:
     done = command("ui", "--runs", str(runs))
     assert done.returncode == 1 and done.stderr.startswith("error: no sweep in") and "make demo" in done.stderr

@@ -85,6 +85,7 @@ def refusing_server() -> Iterator[tuple[int, list[str]]]:
         server.shutdown()
 
 
+@pytest.mark.extended
 def test_a_sweep_connects_with_a_password_and_writes_it_nowhere(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -146,6 +146,7 @@ def test_what_another_thread_does_is_not_shown() -> None:
     assert seen == ["step 3: training"]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("terminal", [pytest.param(False, marks=pytest.mark.extended), True])
 def test_an_evaluation_shows_its_suite_its_questions_and_the_time_left(
     terminal: bool, tmp_path: Path, tiny_base: Path
@@ -198,6 +199,7 @@ def output_of(command: list[str], terminal: bool, **further: str) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", b"".join(parts).decode().replace("\r", ""))
 
 
+@pytest.mark.extended
 def test_grading_in_a_pool_shows_how_many_answers_are_judged(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import time\n\n\ndef score(response):\n    time.sleep(0.2)\n    return 1.0\n")
     reward = compose_reward(tmp_path / "slow.py", "reward.workers=1")  # several may answer at one moment

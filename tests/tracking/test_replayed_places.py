@@ -14,6 +14,7 @@ from grpo_lab.tracking.mlflow_mirror import sync
 from grpo_lab.tracking.run_log import RunLog
 
 
+@pytest.mark.extended
 def test_a_registered_model_has_no_optimiser_of_one_process_or_of_several(tmp_path: Path) -> None:
     folder, uri = tmp_path / "run", f"sqlite:///{tmp_path}/mlflow.db"
     write_run_json(folder, None, tracking={"uri": uri, "experiment": "grpo_lab", "register": "tiny"})

@@ -44,6 +44,7 @@ for runs in map(Path, sys.argv[1:]):
 """
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("stores", [1, pytest.param(5, marks=pytest.mark.extended)])
 def test_eight_processes_at_once_on_a_fresh_store_make_it_once(tmp_path: Path, stores: int) -> None:
     folders = [tmp_path / f"runs {number}" for number in range(stores)]
@@ -59,6 +60,7 @@ def test_eight_processes_at_once_on_a_fresh_store_make_it_once(tmp_path: Path, s
         assert left <= {"mlflow.db", "mlflow.db.lock", "mlflow_artifacts", "sweeps"}
 
 
+@pytest.mark.extended
 def test_what_killed_processes_left_is_replaced_or_named(tmp_path: Path) -> None:
     """A store takes its place when it is whole; one that was made in its place, as before, may be half made."""
     store = tmp_path / "my store.db"
@@ -73,6 +75,7 @@ def test_what_killed_processes_left_is_replaced_or_named(tmp_path: Path) -> None
     assert f"move it away, and `grpo-lab sync {tmp_path}` fills a new one" in str(refused.value)
 
 
+@pytest.mark.extended
 def test_a_store_lies_in_the_folder_that_it_is_given(tmp_path: Path) -> None:
     name = "a b#c%d&e=f;[x]:@ü日本"
     folder = tmp_path / name

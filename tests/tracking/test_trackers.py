@@ -116,6 +116,7 @@ def another_second() -> None:
     wait_until(lambda: int(time.time()) > now)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("option", INSTALLED)
 def test_a_resumed_run_is_shown_whole_and_no_step_twice(
     option: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -227,6 +228,7 @@ def test_a_wrong_mode_or_folder_is_refused(tmp_path: Path) -> None:
         TensorBoard(1.0, 1.0, 0.0, "here")
 
 
+@pytest.mark.extended
 def test_the_command_replays_into_another_tracker(tmp_path: Path) -> None:
     runs = tmp_path / "my runs"
     folder = runs / "a" / "seed=0"

@@ -424,6 +424,7 @@ def test_the_file_system_of_a_path_is_that_of_its_deepest_mount(tmp_path: Path) 
     assert file_system(Path("/x"), tmp_path / "missing") == ""
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("kind", "mode"), [("ext4", "wal"), ("nfs4", "delete"), ("virtiofs", "delete"), ("", "wal")])
 def test_a_write_ahead_log_is_for_file_systems_of_one_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str, mode: str
@@ -478,6 +479,7 @@ def test_mirror_end_to_end(store: Path, tmp_path: Path, caplog: pytest.LogCaptur
     assert query(store, "pragma journal_mode") == [("wal",)]
 
 
+@pytest.mark.extended
 def test_replay_adds_nothing_twice_and_finds_its_run_again(store: Path, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "a"
     with RunLog(folder) as log:

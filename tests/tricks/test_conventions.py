@@ -80,6 +80,7 @@ def advantages_under(convention: str, graded, *overrides: str) -> Tensor:
     return advantages_of(graded, run.baseline, run.scale)
 
 
+@pytest.mark.extended
 def test_options_composed_together_are_those_composed_alone() -> None:
     alone = composed("convention=verl", "baseline=leave_one_out", "scale=batch_std_tokens", "aggregation=constant")
     assert run_under("verl", "baseline=leave_one_out", "scale=batch_std_tokens", "aggregation=constant") == alone
@@ -128,6 +129,7 @@ def test_no_recipe_world_or_option_names_a_convention_of_its_own() -> None:
         assert "convention" not in settings, path
 
 
+@pytest.mark.extended
 def test_what_is_of_verl_alone_and_what_of_bnpo() -> None:
     verls = ("singleton", "gpg_alpha", "k1_bounds", "constant_width", "covariance_scope")
     conventions = {name: run_under(name).convention for name in PRESETS}
@@ -142,6 +144,7 @@ CUT_SENSITIVE = ("aggregation=token_mean", "aggregation=constant", "surrogate=cl
 microbatches_matter = next(rule for rule in WARNINGS if rule.name == "microbatches_matter").broken_when
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("convention", "sensitive"),
     [
@@ -340,6 +343,7 @@ def test_a_lone_row_is_raw_for_verl_and_nothing_elsewhere() -> None:
         assert_close(advantages_under(convention, lone, *overrides), [[0.0] * 4], 0, convention)
 
 
+@pytest.mark.extended
 def test_whitening_over_tokens() -> None:
     graded = make_graded([[1, 1, 0, 0]], lengths=[[100, 10, 10, 10]])
     verl = advantages_under("verl", graded, "scale=batch_std_tokens")
@@ -353,6 +357,7 @@ def test_whitening_over_tokens() -> None:
     assert_close(biased, [population], EXACT, "OpenRLHF's variance is the population's")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("convention", "size", "expected"),
     [
@@ -412,6 +417,7 @@ def weights_under(convention: str, *overrides: str, ratios=(0.5, 1.0, 1.25, 1.5,
     return -len(ratios) * gradient[0]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("convention", "overrides", "weights"),
     [
@@ -432,6 +438,7 @@ def test_the_forms_of_the_cap_of_cispo(convention: str, overrides, weights) -> N
     assert_close(got, weights, EXACT, "weights at ratios .5, 1, 1.25, 1.5, 7")
 
 
+@pytest.mark.extended
 def test_a_cap_that_only_lowers_the_learning_rate_is_warned_of() -> None:
     rule = next(rule for rule in WARNINGS if rule.name == "loss_is_scaled").broken_when
     assert rule(composed("convention=trl", "surrogate=cispo", "surrogate.cap=0.2"))
@@ -463,6 +470,7 @@ def test_gmpo_is_not_multiplied_by_the_number_of_microbatches() -> None:
 # --- aggregation --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 def test_the_constant_of_verl_is_the_padded_width() -> None:
     # two rows of 4 tokens, A = -1 at ratio 1: losses add up to 8, over 2 rows times the width
     for convention, expected in (("verl", {4: 1.0, 8: 0.5}), ("house", {4: 8 / 80, 8: 8 / 80})):
@@ -510,6 +518,7 @@ def stays_under(convention: str, rejection: str, ratios) -> list[bool]:
     return run.rejection(old, torch.zeros_like(old), sampled)[:, 0].tolist()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rejection", ["token_k1", "sequence_sum_k1", "sequence_mean_k1"])
 def test_bounds_of_k1_are_inverted_for_verl(rejection: str) -> None:
     # verl keeps 1/1.2 <= ratio <= 10; the others .1 <= ratio <= 1.2
@@ -518,6 +527,7 @@ def test_bounds_of_k1_are_inverted_for_verl(rejection: str) -> None:
     assert stays_under("house", rejection, ratios) == [False, True, True, True, True, False, False, False]
 
 
+@pytest.mark.extended
 def test_rejected_rows_feed_the_baseline_where_verl_is_to_be_matched() -> None:
     # rewards 1, 0, 1, 0, the third with a ratio of 20: a mean of 1/3 without it and of 1/2 with it
     old = torch.tensor([[0.0], [0.0], [math.log(20)], [0.0]], dtype=F64)

@@ -51,6 +51,7 @@ def with_kl(convention: str, kl: str) -> RunConfig:
     return replace(run, kl=options[kl])
 
 
+@pytest.mark.extended
 def test_every_option_of_kl_reads_its_limit_from_the_convention() -> None:
     for name in option_names("kl"):
         settings = yaml.safe_load((conf_folder() / "kl" / f"{name}.yaml").read_text())
@@ -107,6 +108,7 @@ ALIKE_K3 = {"trl": GAPS.abs() <= 20, "open_instruct": GAPS.abs() <= 20}
 ALIKE_K2 = {"open_instruct": GAPS.abs() <= 40}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_the_kl_term_of_each_token_and_its_gradient(framework: str) -> None:
     theirs, everywhere = RECORDED[framework]["kl"], torch.ones_like(GAPS, dtype=torch.bool)
@@ -128,6 +130,7 @@ def test_k1_in_the_reward_has_the_limit_of_the_framework(framework: str) -> None
     assert_all_close(charged(with_kl(framework, "k1")), theirs, framework, "k1")
 
 
+@pytest.mark.extended
 def test_the_issue_s_own_numbers_of_k3() -> None:
     """logp -4 and ref -0.5: 10 without a gradient in verl and NeMo-RL, 28.6 and -32.1 without the limit."""
     gap = torch.tensor([3.5], dtype=F64)
@@ -194,6 +197,7 @@ def test_an_option_of_cispo_means_one_weight_under_every_convention(convention: 
     assert_close(run.surrogate.largest, LARGEST["cispo_two_sided"], 1e-12, "as its file says")
 
 
+@pytest.mark.extended
 def test_every_option_of_cispo_has_its_largest_weight_where_caps_count_from_1() -> None:
     assert {f"{name}.yaml" for name in LARGEST} == {path.name for path in (conf_folder() / "surrogate").glob("cispo*")}
     for name in ("cispo", "cispo_pipeline_rl"):

@@ -555,6 +555,7 @@ def test_a_killed_run_with_a_critic_ends_as_if_it_had_not_been(tmp_path: Path) -
     same_critic(whole, killed)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -742,6 +743,7 @@ def right_critic() -> Tensor:
     )
 
 
+@pytest.mark.extended
 def test_the_table_is_what_it_says(world: World) -> None:
     """Right are `#1.` at 1/2 * 3/4 * 1/2 = 3/16, and `;#1.` at 1/4 * 3/4 * 3/4 * 1/2 = 9/128: V(prompt) = 33/128."""
     assert_close(CHANCE.sum(), 1.0, 1e-15, "all there is")
@@ -839,6 +841,7 @@ def of_each_noise(opened: World) -> Tensor:
     return torch.stack(found)
 
 
+@pytest.mark.extended
 def test_one_end_a_state_gives_the_true_gradient_in_the_mean_over_all_noise(
     world: World, of_each_noise: Tensor
 ) -> None:
@@ -862,6 +865,7 @@ def test_one_end_a_state_gives_the_true_gradient_in_the_mean_over_all_noise(
     assert float((CHANCE @ policy_gradients(leaning) - true_gradient()).abs().max()) > 1e-3, "bias needs lam below 1"
 
 
+@pytest.mark.extended
 def test_values_from_counter_based_noise_average_to_the_exact_ones(world: World) -> None:
     """1000 ends of each state, ten to a step as in training: within 4 standard errors sqrt(v (1 - v) / 1000)."""
     rollouts, _ = world.batch(*EVERYTHING)
@@ -879,6 +883,7 @@ def test_values_from_counter_based_noise_average_to_the_exact_ones(world: World)
     assert bool((found[3][found[2] == 1] == 1).all()) and 0 < float(found[2].sum()) < float(found[3].sum())
 
 
+@pytest.mark.extended
 def test_values_of_steps_take_variance_from_the_gradient(world: World, of_each_noise: Tensor) -> None:
     """The summed variance of the gradient's entries, exactly, for eight responses and nine ends of each state.
 

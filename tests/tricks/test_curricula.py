@@ -218,6 +218,7 @@ def test_only_the_ratio_of_the_weights_matters() -> None:
     assert [Prioritized().draw(1, one) for _ in range(40)] == [Prioritized().draw(1, other) for _ in range(40)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("batch", [1, 4])
 def test_problems_come_in_proportion_to_how_often_they_were_wrong(batch: int) -> None:
     """40 problems; in n draws of a share w / sum(w) the deviation is below sqrt(n * share)."""
@@ -230,6 +231,7 @@ def test_problems_come_in_proportion_to_how_often_they_were_wrong(batch: int) ->
     assert float(counts[0] / counts[30]) > 2.5, "four times as often wrong"
 
 
+@pytest.mark.extended
 def test_kimi_is_both_of_them() -> None:
     """Of 40 problems the easiest half, and of these in proportion to 1 - s."""
     rates = [place / 40 for place in range(40)]
@@ -263,6 +265,7 @@ class Forgotten(Curriculum):
         return torch.where(last.isnan(), 1.0, self.floor + 1 - last)
 
 
+@pytest.mark.extended
 def test_a_curriculum_of_ones_own_needs_its_weights_alone(make_run, tiny_base: Path) -> None:
     run = replace(
         make_run("problems_per_step=8", "group_size=2", "evaluation.initial_kl=false"), curriculum=Forgotten(0.1)
@@ -302,6 +305,7 @@ def test_weights_that_are_none_are_refused_and_never_waited_for(monkeypatch) -> 
 SPLIT = ["task.train_size=32", "task.probe_size=16", "problems_per_step=16", "group_size=4"]
 
 
+@pytest.mark.extended
 def test_a_run_that_has_solved_its_split_ends_saved_and_with_the_remedy(tmp_path: Path) -> None:
     """32 problems, two steps a pass; a problem with one right response of four is out, and soon 17 of them are."""
     with pytest.raises(Exhausted, match=r"the curriculum has run dry: a draw needs 16 problems, and of the 32 "):
@@ -321,6 +325,7 @@ def test_a_run_that_has_solved_its_split_ends_saved_and_with_the_remedy(tmp_path
     assert f"{left} can be taken: " in said and "were in this step" not in said
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("option,acts", [("prioritized", False), ("easy_to_hard", True)])
 def test_a_curriculum_that_passed_nothing_over_is_inert(tmp_path: Path, option: str, acts: bool) -> None:
     """In the first pass, of two steps, nothing was asked before and Prioritized takes all; the pool is a quarter."""
@@ -344,6 +349,7 @@ def test_questions_with_few_possible_answers_are_never_asked() -> None:
         Unguessable(10).draw(4, pool)
 
 
+@pytest.mark.extended
 def test_a_run_asks_the_questions_that_are_left_in_the_order_of_any_run(tmp_path: Path) -> None:
     """Half of the questions of world=guessable ask for a remainder by 2; those of uniform are walked past."""
     alike = ("world=guessable", "budget.amount=1", "problems_per_step=4", "task.train_size=64", "task.probe_size=16")

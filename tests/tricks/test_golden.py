@@ -1517,6 +1517,7 @@ def test_pressure_on_truncation_where_tokens_weigh_the_same(truncation, cut_rewa
     assert_close(got, pressure, 1e-12, "coefficient of grad q")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("aggregation", "denominator", "lengths", "score", "after", "before"),
     [
@@ -1638,6 +1639,7 @@ def length_weighted_weight(p: float, size: int, right: int, wrong: int) -> float
     return binomial_mean(ascent, p, size)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("size", [2, 5, 8])
 @pytest.mark.parametrize("p", [0.02, 0.3, 0.5, 0.9])
 def test_prompt_weights_are_their_closed_forms(p: float, size: int) -> None:

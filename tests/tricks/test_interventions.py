@@ -85,6 +85,7 @@ def test_an_interrupted_response_is_the_same_up_to_its_cut_then_the_phrase_then_
     assert len(cuts) > 60 and set(cuts) == set(range(12, 19))
 
 
+@pytest.mark.extended
 def test_cuts_are_of_each_responses_own_noise(tiny_base: Path, session: NativeSession) -> None:
     forced, _ = both_ways(tiny_base, session)
     alone = []
@@ -166,6 +167,7 @@ def test_the_answer_behind_the_mark_is_what_is_graded(tiny_base: Path) -> None:
     assert_close(graded.lengths, [[7, 5, 7, 8]], 0, "4 + 1 + 2, 2 + 1 + 2, 4 + 1 + 2, 6 + 1 + 1")
 
 
+@pytest.mark.extended
 def test_a_budget_without_room_for_phrase_and_token_is_left_alone(tiny_base: Path, session: NativeSession) -> None:
     # Cuts of 12 to 18; a phrase of 11 tokens leaves 24 - 11 = 13, so that only a cut of 12 has room for one token more.
     long = replace(INTERRUPT, phrase="#" * 11)
@@ -186,6 +188,7 @@ def test_interruption_ends_what_the_budget_would_have_cut(tiny_base: Path, sessi
     assert was_cut > 20 and cut < was_cut / 4
 
 
+@pytest.mark.extended
 def test_only_the_training_protocol_interrupts_in_evaluation(tiny_base: Path, make_run) -> None:
     run = make_run("truncation=interrupt", "truncation.earliest=0.3", "truncation.latest=0.4")
     suites = make_suites(run)
@@ -311,6 +314,7 @@ def test_a_target_length_covers_its_range_and_is_of_the_prompt_alone(make_run) -
     assert all(abs(drawn.count(length) - 100) < 36 for length in range(8, 13))
 
 
+@pytest.mark.extended
 def test_the_longest_possible_target_length_must_fit_the_context(make_run, tiny_base: Path, tmp_path: Path) -> None:
     """Target lengths of 9 or 100000 tokens: the drawn ones may be short, and the prompt must fit with the long one."""
     context = json.loads((tiny_base / "config.json").read_text())["max_position_embeddings"]
@@ -348,6 +352,7 @@ def test_shares_of_the_learner() -> None:
             wrong()
 
 
+@pytest.mark.extended
 def test_the_references_weights_are_those_numbers(make_run) -> None:
     state = open_state(make_run("kl=k3_loss", "reference=ema"), CPU, None)
     assert state.initial is not state.reference, "the initial policy stays while the reference moves"
@@ -476,6 +481,7 @@ def test_metrics_of_target_lengths_by_hand() -> None:
     ), "one length for all has no slope"
 
 
+@pytest.mark.extended
 def test_the_probes_best_gap_remembers(make_run) -> None:
     state = open_state(make_run(), CPU, None)
 
@@ -531,6 +537,7 @@ def test_injected_tokens_are_in_no_counter(tmp_path: Path) -> None:
     assert row["factor/aggregation"] == pytest.approx(1, abs=1e-6), "each token of the loss weighs one in all of them"
 
 
+@pytest.mark.extended
 def test_loops_and_target_lengths_are_logged(tmp_path: Path) -> None:
     settings = ["budget.amount=2", "evaluation=brief", "updates=two", "rollouts_every=1"]
     folder = run_in_process(

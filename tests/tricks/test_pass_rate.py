@@ -14,6 +14,7 @@ def plan(name: str, *overrides: str) -> Measured:
     return found
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -45,6 +46,7 @@ def test_difficulty_counts_wrong_answers() -> None:
     assert difficulty_of(ranked, 4, 8) == 6, "half of those graded"
 
 
+@pytest.mark.extended
 def test_what_an_option_does_is_what_it_says() -> None:
     facts = {
         name: (plan(name).drops, plan(name).ranks, plan(name).guesses)

@@ -527,6 +527,7 @@ def step_covariance(inputs: StepInputs, scene: Scene) -> Tensor:
     return torch.where(mask, parts[0] * parts[1], torch.nan)
 
 
+@pytest.mark.few(1)
 @by_marking
 @examples(25)
 @given(seeds, st.integers(1, 3), st.integers(2, 4), st.integers(1, 40), st.integers(0, 4))

@@ -149,6 +149,7 @@ def test_wrong_numbers_are_refused(fields: dict[str, object], said: str) -> None
         by_text(**fields)
 
 
+@pytest.mark.extended
 def test_options_are_the_published_ones_and_combine() -> None:
     forms = {name: run_of(f"question_filter={name}").question_filter.forms for name in ("kimi", "open_reasoner_zero")}
     assert set(forms["kimi"]) == {Form.multiple_choice, Form.true_false, Form.proof}

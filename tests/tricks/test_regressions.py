@@ -257,6 +257,7 @@ def test_a_length_penalty_does_not_grow_with_what_the_group_earns() -> None:
         assert added.min() < -0.1
 
 
+@pytest.mark.extended
 def test_maxrl_refuses_rewards_below_zero() -> None:
     """SkyRL MaxRL: of rewards 1, -1, -1, -1 the right answer got -3 and the wrong ones 1."""
     rewards = torch.tensor([1.0, -1, -1, -1])
@@ -534,6 +535,7 @@ def warned(*overrides: str) -> str:
     return "\n".join(check_compatible(run_of(*overrides)))
 
 
+@pytest.mark.extended
 def test_a_cap_of_a_fifth_is_plain_reinforce_at_a_fifth_and_said_so() -> None:
     """TRL CISPO: the default epsilon_high of 0.2 was an absolute cap, so every weight was 0.2."""
     for ratio in (0.7, 1.0, 3.0):
@@ -591,6 +593,7 @@ def test_sapo_has_slope_one_at_ratio_one_for_both_signs() -> None:
         assert_close(gradient_at(Sapo(3.0, 0.5), 1.0, advantage), -advantage, 1e-6, "whatever tau")
 
 
+@pytest.mark.extended
 def test_dppo_weighs_a_detached_ratio_and_has_a_cap_of_its_own() -> None:
     """verl DPPO: its large threshold came from clip_ratio_c, 3 by default; SkyRL and prime-rl leave the ratio live."""
     surrogate = run_of("surrogate=dppo").surrogate
@@ -628,6 +631,7 @@ def test_the_drawn_tokens_leave_the_global_random_state_alone_and_do_not_read_it
     assert_close(gradients[0], gradients[1], 0, "counter-based")
 
 
+@pytest.mark.extended
 def test_a_penalty_on_covariance_is_inert_on_policy_and_warned_of() -> None:
     """verl kl_cov: with one on-policy update the gradient is the same for coef 0 and 1, and nothing said so."""
     scene = replace(COVARIED, old_logprobs=COVARIED.logprobs)
@@ -687,6 +691,7 @@ def test_ppo_is_not_symmetric_in_the_log_of_the_ratio() -> None:
     assert_close(gradient_at(Ppo(0.2, 0.2), math.exp(-0.2), -1.0), math.exp(-0.2), EXACT, "still inside")
 
 
+@pytest.mark.extended
 def test_the_bounds_of_k1_are_on_the_ratio_they_name() -> None:
     """verl token_k1 and seq_*_k1: "0.1_1.2" kept a ratio of 5 and rejected one of .5."""
     old, sampler = torch.tensor([[0.5, 5.0, 1.0]], dtype=F64).log(), flat(1, 3, 0.0)

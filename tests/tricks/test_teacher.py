@@ -76,6 +76,7 @@ def taught(folder: Path, teacher: Path, *overrides: str, name: str = "student") 
     return run_in_process(folder, *SMALL, *PURE, "teacher=on_policy", path, *overrides, name=name)
 
 
+@pytest.mark.extended
 def test_a_policy_comes_closer_to_its_teacher_and_answers_like_it(teacher_run: Path, tmp_path: Path) -> None:
     lines = metrics_of(taught(tmp_path, teacher_run, "budget.amount=12"))
     distance = [line["metrics"]["teacher/reverse_kl"] for line in lines[1:]]
@@ -85,6 +86,7 @@ def test_a_policy_comes_closer_to_its_teacher_and_answers_like_it(teacher_run: P
     assert all(line["metrics"]["touched/teacher"] > 0.9 for line in lines[1:])
 
 
+@pytest.mark.extended
 def test_tokens_are_learnt_by_what_a_plain_forward_pass_of_the_teacher_says(teacher_run: Path, tmp_path: Path) -> None:
     """At the temperature that the tokens were sampled at, as the policy's own log-probs are."""
     words = ["budget.amount=1", "rollouts_every=1", "keep_checkpoints=9", "engine.temperature=0.7"]
@@ -126,6 +128,7 @@ def test_a_model_with_other_tokens_is_no_teacher(teacher_run: Path, tmp_path: Pa
         taught(tmp_path, Path("/no/where"), name="nowhere")
 
 
+@pytest.mark.extended
 def test_a_run_does_not_go_on_under_another_teacher(teacher_run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     saved = sorted((teacher_run / "checkpoints").glob("step=*"))[-1]
