@@ -24,6 +24,7 @@ from grpo_lab.tracking.whole import AFRESH, read_json
 
 if TYPE_CHECKING:
     from grpo_lab.config.run_config import RunConfig
+    from grpo_lab.tasks.base import Model
     from grpo_lab.tracking.mlflow_mirror import SyncReport
 
 RUNS = "runs"  # default folder of runs
@@ -164,19 +165,19 @@ def explain_run(arguments: argparse.Namespace) -> None:
 
     run = to_run(config)
     say(explain(run, config, choices), "", *run.model.notes(run.optimizer.learning_rate), *_first_prompt(run), sep="\n")
-    if arguments.memory_gib is not None or arguments.gpus != 1 or _on_gpu(run):
+    if arguments.memory_gib is not None or arguments.gpus != 1 or _on_gpu(run.device):
         say("", _memory_and_time(run, arguments.memory_gib, arguments.gpus), sep="\n")
     if not run.question_filter.touches_nothing:
         from grpo_lab.run.training_problems import read_questions
 
-        say("", *read_questions(run).notes(), sep="\n")
+        say("", *read_questions(run.question_settings).notes(), sep="\n")
 
 
-def _on_gpu(run: RunConfig) -> bool:
-    """Whether the run's device is a GPU, as far as this machine tells."""
+def _on_gpu(device: str) -> bool:
+    """Whether a run's device is a GPU, as far as this machine tells."""
     import torch
 
-    return run.device.startswith("cuda") or (run.device == "auto" and torch.cuda.is_available())
+    return device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
 
 
 def _memory_and_time(run: RunConfig, memory_gib: float | None, gpus: int) -> str:
@@ -189,12 +190,12 @@ def _memory_and_time(run: RunConfig, memory_gib: float | None, gpus: int) -> str
 
     from grpo_lab.policy.device import choose_device
     from grpo_lab.rollout.grading import encode_prompts
-    from grpo_lab.run.device_estimate import GIB, estimate_text, free_memory
+    from grpo_lab.run.device_estimate import GIB, estimate, estimate_text, free_memory, size_of, step_flops
     from grpo_lab.run.training_problems import read_questions
 
     if gpus < 1 or (memory_gib is not None and memory_gib <= 0):
         raise ValueError("--memory-gib and --gpus must be above 0: give what one GPU has, such as --memory-gib 80")
-    folder = _config_folder(run)
+    folder = _config_folder(run.model)
     if folder is None:
         return "memory: the model's config.json is not on this machine; give its folder as model.path"
     memory = None if memory_gib is None else memory_gib * GIB
@@ -203,19 +204,22 @@ def _memory_and_time(run: RunConfig, memory_gib: float | None, gpus: int) -> str
     longest = run.task.longest_prompt
     if longest is None and run.task.at_hand and (folder / "tokenizer_config.json").is_file():
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        longest = len(encode_prompts(tokenizer, run.template, read_questions(run).problems[:1])[0])
+        longest = len(encode_prompts(tokenizer, run.template, read_questions(run.question_settings).problems[:1])[0])
+    prompt = longest or 0
     try:
-        return estimate_text(run, folder, longest or 0, memory, gpus)
+        size = size_of(folder, run.model.loading().lora)
+        found, flops = estimate(run, size, prompt, gpus), step_flops(run, size, prompt)
+        return estimate_text(found, flops, prompt, run.engine.max_tokens, memory, gpus)
     except ValueError as error:
         return f"memory: {error}"
 
 
-def _config_folder(run: RunConfig) -> Path | None:
+def _config_folder(model: Model) -> Path | None:
     """The folder of the model's config.json, which may hold nothing else; None where it is not on this machine."""
-    named = Path(getattr(run.model, "path", "")).expanduser()
+    named = Path(getattr(model, "path", "")).expanduser()
     if (named / "config.json").is_file() and named != Path():
         return named
-    return run.model.at_hand()
+    return model.at_hand()
 
 
 def _first_prompt(run: RunConfig) -> list[str]:
@@ -234,8 +238,10 @@ def _first_prompt(run: RunConfig) -> list[str]:
             reason = "the model is not on this machine, and nothing is built or downloaded to explain a run"
             return [*notes, f"first prompt: {reason}"]
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        short = fitting(run, folder, tokenizer, read_questions(run).problems, TRAINING)
-        problems = at_their_longest(run, tokenizer, short.problems[:1])
+        short = fitting(
+            run.lengths, run.template, folder, tokenizer, read_questions(run.question_settings).problems, TRAINING
+        )
+        problems = at_their_longest(run.lengths, run.template, tokenizer, short.problems[:1])
         return [*notes, *short.notes, prompts_text(read_prompts(tokenizer, run.template, problems, problems))]
     except ValueError as error:  # a run would be refused with it
         return [f"first prompt: {error}"]

@@ -18,10 +18,10 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from grpo_lab.config.explain import explain, inert_lines
-from grpo_lab.config.rules import check_compatible, unread_keys
+from grpo_lab.config.rules import broken_rules, check_compatible, unread_keys
 from grpo_lab.config.run_config import RunConfig, to_run
 from grpo_lab.learner.mismatch import probe_sync, sync_sampler
-from grpo_lab.learner.step_metrics import FinishedStep, inert_axes, rollout_table, step_metrics
+from grpo_lab.learner.step_metrics import TOUCHING_AXES, FinishedStep, inert_axes, rollout_table, step_metrics
 from grpo_lab.learner.update import estimate_advantages, make_inputs, read_policies, train_on
 from grpo_lab.policy import ranks
 from grpo_lab.policy.device import prepare_torch
@@ -86,23 +86,26 @@ def train(run: RunConfig, state: RunState, queue: RolloutQueue, recorder: Record
             batch = queue.take()
         with clock("logprobs"):
             # 7 log-probs of the old and the reference policy; correction, rejection, kl in the reward
-            before = read_policies(run, state, batch.filtered, batch.rollouts)
+            before = read_policies(run.logprob_tricks, state, batch.filtered, batch.rollouts)
         with clock("credit"):
             # 8 advantages
-            ends = Continuations(run, state.session, state.tokenizer, state.ledger, state.model_flops, batch.rollouts)
-            advantages = estimate_advantages(run, before, batch.rollouts, ends)
+            ends = Continuations(
+                queue.maker, run.task.step_end, state.session, state.ledger, state.model_flops, batch.rollouts
+            )
+            advantages = estimate_advantages(run.baseline, run.scale, before, batch.rollouts, ends)
         with clock("train"):
             # 9 batch
-            inputs = make_inputs(run, batch.rollouts, before, advantages, state.entropy_coef)
+            inputs = make_inputs(run.teacher, batch.rollouts, before, advantages, state.entropy_coef)
             # 10 minibatches: loss, backward, step
-            tally = train_on(run, state, inputs, before, advantages)
+            tally = train_on(run.update_settings, state, inputs, before, advantages)
         with clock("sync"):
             # 11 sync weights
-            sync_sampler(run, state, queue)
+            sync_sampler(run.sync_settings, state, queue)
         # 12 log, evaluate, save
         step = FinishedStep(batch, before, advantages, inputs, tally)
         table = partial(rollout_table, state.tokenizer, step)
-        recorder.record(state, queue, clock, step_metrics(run, queue, step), table, batch.version)
+        metrics = step_metrics(queue, step, run.task, run.reward, run.aggregation, run.teacher)
+        recorder.record(state, queue, clock, metrics, table, batch.version)
 
 
 @contextlib.contextmanager
@@ -125,15 +128,16 @@ def open_run(
         opened.callback(queue.close)
         if saved:
             queue.from_state(saved["queue"])
-        probe_sync(run, state)
+        probe_sync(run.sync_settings, state)
         yield state, queue, saved
 
 
-def train_or_save(run: RunConfig, state: RunState, queue: RolloutQueue, recorder: Recorder, folder: Path) -> None:
-    """`train`, and a checkpoint if it cannot go on; the error then says where that is."""
+@contextlib.contextmanager
+def saved_if_stopped(state: RunState, queue: RolloutQueue, recorder: Recorder, folder: Path) -> Iterator[None]:
+    """Within, `train`: a checkpoint is saved if it cannot go on, and the error says where that is."""
     try:
         with interrupt.finishing(recorder.tell):
-            train(run, state, queue, recorder)
+            yield
     except KeyboardInterrupt as error:
         error.args = error.args or (what_is_lost(recorder.log, within_a_step=True),)
         raise
@@ -160,10 +164,11 @@ def follow(run: RunConfig, device: torch.device, folder: Path) -> None:
         with remedied("open"):
             inputs = read_inputs(run, training)
             state, queue, saved = opened.enter_context(open_run(run, device, newest, folder, inputs))
-        recorder = Recorder(run, UnwrittenLog(folder), Unshown(), key)
+        recorder = Recorder(run.record_settings, UnwrittenLog(folder), Unshown(), key)
         if saved:
             recorder.from_state(saved)
-        train_or_save(run, state, queue, recorder, folder)
+        with saved_if_stopped(state, queue, recorder, folder):
+            train(run, state, queue, recorder)
 
 
 def start(config: DictConfig, name: str, choices: Mapping[str, str], command: list[str]) -> Path:
@@ -172,9 +177,9 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
     folder = Path(run.runs_dir).expanduser().absolute() / name / f"seed={run.seed}"
     shows = RunProgress if ranks.is_first() else Unshown
     with shows(title := f"{name} seed {run.seed}"), doing("looking for questions and model"):
-        warnings = [*check_compatible(run, choices), *notes_on_data(run)]
+        warnings = [*check_compatible(run, choices), *notes_on_data(run.task, run.evaluation)]
         warnings += run.model.notes(run.optimizer.learning_rate)
-        data = data_fingerprint(run)
+        data = data_fingerprint(run.task, run.evaluation)
         device = prepare_torch(run.device, run.threads)
         identity = run_identity(config, device.type)
         ranks.agree("code", lambda: provenance.code(run.source_files))
@@ -229,12 +234,14 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
                 state, queue, saved = opened.enter_context(open_run(run, device, newest, folder, inputs))
             check_models(folder, state.base, state.teacher and state.teacher.fingerprint)
             log.rewind(state.log_position, beginning.tables)
-            recorder = Recorder(run, log, progress, described["run_key"])
+            recorder = Recorder(run.record_settings, log, progress, described["run_key"])
             if saved:
                 recorder.from_state(saved)
                 say(f"resuming after step {state.ledger.steps} from {newest}")
-            train_or_save(run, state, queue, recorder, folder)
-            inert = inert_axes(run, recorder.touched)
+            with saved_if_stopped(state, queue, recorder, folder):
+                train(run, state, queue, recorder)
+            options = {axis: getattr(run, axis) for axis in TOUCHING_AXES}
+            inert = inert_axes(options, broken_rules(run).idle_axes, recorder.touched)
             done = summarise(log, state.ledger, inert, described, recorder.warnings, run.checkpoint.best)
             log.mark_done(done)
         for line in inert_lines(inert, choices):

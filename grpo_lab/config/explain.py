@@ -16,8 +16,15 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from grpo_lab.config.catalogue import WRONG, option_text, plain_options, recipe_gaps, recipe_overrides
-from grpo_lab.config.rules import broken_errors, broken_warnings
+from grpo_lab.config.rules import broken_rules
 from grpo_lab.config.run_config import AXES, RunConfig
+from grpo_lab.tricks.critic import Critic
+from grpo_lab.tricks.curriculum import Curriculum
+from grpo_lab.tricks.group_filter import GroupFilter
+from grpo_lab.tricks.pass_rate import PassRate
+from grpo_lab.tricks.question_filter import QuestionFilter
+from grpo_lab.tricks.sft import Sft
+from grpo_lab.tricks.updates import Updates
 
 _WIDTH = 112
 _SYMBOLS = (
@@ -68,7 +75,7 @@ def formula(run: RunConfig) -> list[tuple[str, str]]:
         charged = ", and a token's share of the kl penalty at that token" if kl.shapes_reward else ""
         lines.append(("R_t", f"R at the last token{charged}; 0 elsewhere"))
     if run.baseline.needs_critic:
-        lines.append(("V", _critic(run)))
+        lines.append(("V", _critic(run.critic)))
     if kl.needs_reference and not run.reference.touches_nothing:
         lines.append(("ref", run.reference.written()))
     if reads_old:
@@ -78,8 +85,8 @@ def formula(run: RunConfig) -> list[tuple[str, str]]:
     leaves = [run.truncation.written()] if run.truncation.removes_rows else []
     leaves += [run.group_filter.written()] if run.group_filter.removes_rows and not run.group_filter.refills else []
     if not run.rejection.touches_nothing:
-        lost = "rows that left are still counted" if _still_counted(run) else "rows that left are not counted"
-        leaves.append(f"m = 0 unless {run.rejection.written()}, {lost}")
+        counted = "still" if getattr(run.rejection, "rejected_in_statistics", False) else "not"
+        leaves.append(f"m = 0 unless {run.rejection.written()}, rows that left are {counted} counted")
     if entropy.selects_tokens:
         leaves.append(entropy.written())
     if run.baseline.group_relative:
@@ -87,39 +94,35 @@ def formula(run: RunConfig) -> list[tuple[str, str]]:
         lines.append(("ties", f"C is exactly 0 where a group's counted rewards are all equal, {lone} for a lone one"))
     lines += [
         ("m", "; ".join(["1 on tokens the policy sampled", *leaves])),
-        *_what_is_generated(run),
+        *_chosen_questions(run.question_filter, run.pass_rate, run.sft, run.curriculum, run.group_filter),
+        *([("ends", run.truncation.written())] if run.truncation.intervenes else []),
         ("counts", f"over one optimiser step: {run.denominator.written()}"),
-        ("steps", _steps(run)),
+        ("steps", _steps(run.updates, run.problems_per_step, run.group_size)),
     ]
     return lines
 
 
-def _what_is_generated(run: RunConfig) -> list[tuple[str, str]]:
-    """Lines on how prompts are chosen and how responses end; none for the plain options."""
-    begins = [] if run.sft.touches_nothing else [("start", run.sft.written())]
-    data = [one.written() for one in (run.question_filter, run.pass_rate) if not one.touches_nothing]
-    begins = ([("data", "; then ".join(data))] if data else []) + begins
-    prompts = [run.curriculum.written()] if not run.curriculum.touches_nothing else []
-    prompts += [run.group_filter.written()] if run.group_filter.refills else []
-    lines = begins + ([("prompts", "; ".join(prompts))] if prompts else [])
-    return lines + ([("ends", run.truncation.written())] if run.truncation.intervenes else [])
+def _chosen_questions(
+    question_filter: QuestionFilter, pass_rate: PassRate, sft: Sft, curriculum: Curriculum, group_filter: GroupFilter
+) -> list[tuple[str, str]]:
+    """Lines on the data, the model that RL starts from, and how prompts are drawn; none for the plain options."""
+    begins = [] if sft.touches_nothing else [("start", sft.written())]
+    data = [one.written() for one in (question_filter, pass_rate) if not one.touches_nothing]
+    prompts = [curriculum.written()] if not curriculum.touches_nothing else []
+    prompts += [group_filter.written()] if group_filter.refills else []
+    lines = ([("data", "; then ".join(data))] if data else []) + begins
+    return lines + ([("prompts", "; ".join(prompts))] if prompts else [])
 
 
-def _critic(run: RunConfig) -> str:
-    critic = run.critic
+def _critic(critic: Critic) -> str:
     clip = f", V held within {critic.value_clip:g} of its old value" if critic.value_clip else ""
     first = f", {critic.pretrain_steps} steps before the policy" if critic.pretrain_steps else ""
     weights = "a model of its own" if critic.owns_trunk else "a linear layer on the policy's hidden states"
     return f"{weights}, fitted to C + V by its square{clip}, {critic.updates.number} optimiser steps a batch{first}"
 
 
-def _still_counted(run: RunConfig) -> bool:
-    return bool(getattr(run.rejection, "rejected_in_statistics", False))
-
-
-def _steps(run: RunConfig) -> str:
-    updates, prompts = run.updates, run.problems_per_step
-    batch = f"{prompts} prompts x {run.group_size} responses"
+def _steps(updates: Updates, prompts: int, group_size: int) -> str:
+    batch = f"{prompts} prompts x {group_size} responses"
     fresh = ", with the optimiser's state reset before each batch" if updates.fresh_optimizer else ""
     if updates.number == 1:
         return f"one optimiser step on each batch of {batch}{fresh}"
@@ -224,22 +227,23 @@ def explain(run: RunConfig, config: DictConfig, choices: Mapping[str, str]) -> s
     )
     chosen = [(slot, choices.get(slot, off[slot])) for slot in read if choices.get(slot, off[slot]) != off[slot]]
     for axis, option in chosen:
-        parts.append(_hang(f"  {axis}={option}: ", _said_of(run, axis, option), 6))
+        parts.append(_hang(f"  {axis}={option}: ", _said_of(axis, option, type(getattr(run, axis))), 6))
     if not chosen:
         parts.append("  none")
-    for title, rules in (("refused", broken_errors(run)), ("warnings", broken_warnings(run))):
+    broken = broken_rules(run)
+    for title, rules in (("refused", broken.errors), ("warnings", broken.warnings)):
         if rules:
             parts += ["", title, *(_hang("  - ", rule.describe(run, choices)) for rule in rules)]
     parts += ["", "papers", *(f"  arXiv:{paper}  {', '.join(names)}" for paper, names in papers(choices, read).items())]
     return "\n".join(parts)
 
 
-def _said_of(run: RunConfig, axis: str, option: str) -> str:
+def _said_of(axis: str, option: str, kind: type) -> str:
     """The first comment line of an option's file, or of its class's docstring if no such file is found."""
     lines = option_text(axis, option).splitlines()
     if lines and lines[0].startswith("# "):
         return lines[0].removeprefix("# ")
-    return (type(getattr(run, axis)).__doc__ or "").partition("\n")[0]
+    return (kind.__doc__ or "").partition("\n")[0]
 
 
 def inert_lines(inert: Sequence[str], choices: Mapping[str, str]) -> list[str]:

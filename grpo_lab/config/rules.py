@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from grpo_lab.config.run_config import RunConfig, snake_case
 from grpo_lab.policy import ranks
 from grpo_lab.policy.optim import Decay
-from grpo_lab.tasks.base import AnswerForm
+from grpo_lab.tasks.base import AnswerForm, Grader
+from grpo_lab.tricks.entropy import Entropy
+from grpo_lab.tricks.group_filter import GroupFilter
+from grpo_lab.tricks.importance import Importance
+from grpo_lab.tricks.rejection import Rejection
+from grpo_lab.tricks.reward_shaping import RewardShaping
+from grpo_lab.tricks.surrogate import Surrogate
+from grpo_lab.tricks.truncation import Truncation
 
 
 @dataclass(frozen=True)
@@ -45,9 +52,9 @@ def _label(value: object) -> str:
     return f"{snake_case(type(value).__name__)}({numbers})"
 
 
-def _lowest_reward(run: RunConfig) -> float:
-    right, wrong = (run.reward.bounds(right)[0] for right in (True, False))
-    return run.reward_shaping.lowest(right, wrong)
+def _lowest_reward(shaping: RewardShaping, reward: Grader) -> float:
+    right, wrong = (reward.bounds(right)[0] for right in (True, False))
+    return shaping.lowest(right, wrong)
 
 
 def _unread(asked: AnswerForm, read: frozenset[AnswerForm]) -> bool:
@@ -63,8 +70,8 @@ _ONE_FORM = (
 )
 
 
-def _one_ratio_for_a_response(run: RunConfig) -> bool:
-    return run.surrogate.uses_ratio and (run.surrogate.sequence_level or run.importance.sequence_level)
+def _one_ratio_for_a_response(surrogate: Surrogate, importance: Importance) -> bool:
+    return surrogate.uses_ratio and (surrogate.sequence_level or importance.sequence_level)
 
 
 ERRORS: tuple[Rule, ...] = (
@@ -141,7 +148,10 @@ ERRORS: tuple[Rule, ...] = (
     Rule(
         "rewards_must_not_be_negative",
         ("scale", "reward", "reward_shaping", "kl"),
-        lambda run: run.scale.needs_rewards_from_zero and (_lowest_reward(run) < 0 or run.kl.shapes_reward),
+        lambda run: (
+            run.scale.needs_rewards_from_zero
+            and (_lowest_reward(run.reward_shaping, run.reward) < 0 or run.kl.shapes_reward)
+        ),
         "divided by a mean that can be negative, right answers are punished and wrong ones rewarded",
         "set reward.wrong=0, no shaping and no kl that take a reward below 0, or another scale",
     ),
@@ -151,7 +161,7 @@ ERRORS: tuple[Rule, ...] = (
         lambda run: (
             run.scale.splits_signs
             and not run.baseline.centres
-            and _lowest_reward(run) >= 0
+            and _lowest_reward(run.reward_shaping, run.reward) >= 0
             and not run.kl.shapes_reward
         ),
         "without a baseline and without negative rewards there is no negative advantage to weigh",
@@ -174,14 +184,14 @@ ERRORS: tuple[Rule, ...] = (
     Rule(
         "credit_is_of_tokens",
         ("baseline", "importance", "surrogate"),
-        lambda run: run.baseline.per_token and _one_ratio_for_a_response(run),
+        lambda run: run.baseline.per_token and _one_ratio_for_a_response(run.surrogate, run.importance),
         "one ratio for a whole response gives all its tokens the mean of their advantages, and the credit is lost",
         "set importance=token or sequence_token, and a surrogate that takes one loss a token",
     ),
     Rule(
         "teacher_speaks_of_tokens",
         ("teacher", "importance", "surrogate"),
-        lambda run: run.teacher.needs_model and _one_ratio_for_a_response(run),
+        lambda run: run.teacher.needs_model and _one_ratio_for_a_response(run.surrogate, run.importance),
         "one ratio for a whole response gives all its tokens the mean of what the teacher says of each",
         "set importance=token or sequence_token, and a surrogate that takes one loss a token",
     ),
@@ -317,22 +327,10 @@ class IncompatibleRun(ValueError):
     """Every broken rule of a run, one per line."""
 
 
-def _removes(run: RunConfig) -> bool:
+def _removes(group_filter: GroupFilter, truncation: Truncation, rejection: Rejection, entropy: Entropy) -> bool:
     """Whether some token can leave the loss."""
-    filters = run.group_filter.removes_rows and not run.group_filter.refills
-    rows = run.truncation.removes_rows or filters or run.rejection.removes_rows
-    return rows or run.entropy.selects_tokens
-
-
-def _sampler_is_learner(run: RunConfig) -> bool:
-    """Whether sampler and learner have the same weights and arithmetic, so that they differ by rounding alone."""
-    current = run.schedule.keeps_sampler_current and not run.group_filter.carries_over
-    return current and not (run.learner_precision.rounds or run.sampler_precision.rounds)
-
-
-def _on_policy(run: RunConfig) -> bool:
-    """Whether every ratio is 1: one update, on rollouts of the old policy itself."""
-    return run.updates.number == 1 and (run.old_policy.recomputes or _sampler_is_learner(run))
+    filters = group_filter.removes_rows and not group_filter.refills
+    return truncation.removes_rows or filters or rejection.removes_rows or entropy.selects_tokens
 
 
 WARNINGS: tuple[Rule, ...] = (
@@ -341,7 +339,7 @@ WARNINGS: tuple[Rule, ...] = (
         ("surrogate", "updates", "old_policy", "correction"),
         lambda run: (
             run.surrogate.needs_drift
-            and _on_policy(run)
+            and run.on_policy
             and run.surrogate.weight_at_ratio_one == 1
             and not (run.surrogate.sequence_level and not run.correction.touches_nothing)
         ),
@@ -355,7 +353,7 @@ WARNINGS: tuple[Rule, ...] = (
         lambda run: (
             not run.importance.touches_nothing
             and run.surrogate.uses_ratio
-            and _on_policy(run)
+            and run.on_policy
             and run.correction.touches_nothing
             and run.surrogate.mark_scope is None
         ),
@@ -392,7 +390,7 @@ WARNINGS: tuple[Rule, ...] = (
     Rule(
         "sampler_is_the_old_policy",
         ("old_policy", "schedule", "group_filter", "learner_precision", "sampler_precision"),
-        lambda run: not run.old_policy.recomputes and _sampler_is_learner(run),
+        lambda run: not run.old_policy.recomputes and run.sampler_is_learner,
         "sampler and learner hold the same weights in the same arithmetic, so both old policies agree up to rounding",
         "let them differ by schedule, precision or group_filter=oversample_abort_partial, or set old_policy=recomputed",
         idles=True,
@@ -400,7 +398,10 @@ WARNINGS: tuple[Rule, ...] = (
     Rule(
         "survivors_are_everyone",
         ("denominator", "truncation", "group_filter", "rejection", "entropy"),
-        lambda run: run.denominator.survivors_only and not _removes(run),
+        lambda run: (
+            run.denominator.survivors_only
+            and not _removes(run.group_filter, run.truncation, run.rejection, run.entropy)
+        ),
         "no trick removes rows or tokens here, so survivors and original counts are the same",
         "combine denominator=survivors with a mask, a filter or a rejection",
         idles=True,
@@ -415,7 +416,7 @@ WARNINGS: tuple[Rule, ...] = (
     Rule(
         "nothing_to_correct",
         ("correction", "schedule", "group_filter", "learner_precision", "sampler_precision"),
-        lambda run: run.correction.needs_old_logprobs and _sampler_is_learner(run),
+        lambda run: run.correction.needs_old_logprobs and run.sampler_is_learner,
         "sampler and learner hold the same weights in the same arithmetic, so every weight is about 1",
         "let them differ by schedule or precision, or set correction=none",
         idles=True,
@@ -423,7 +424,7 @@ WARNINGS: tuple[Rule, ...] = (
     Rule(
         "nothing_to_reject",
         ("rejection", "schedule", "group_filter", "learner_precision", "sampler_precision"),
-        lambda run: run.rejection.needs_old_logprobs and _sampler_is_learner(run),
+        lambda run: run.rejection.needs_old_logprobs and run.sampler_is_learner,
         "sampler and learner hold the same weights in the same arithmetic, so nothing is beyond any bound",
         "let them differ by schedule or precision, or set rejection=none",
         idles=True,
@@ -640,15 +641,24 @@ WARNINGS: tuple[Rule, ...] = (
 )
 
 
-def broken_errors(run: RunConfig) -> list[Rule]:
-    """The rules that refuse this run."""
-    rules = ERRORS + ERRORS_OF_SEVERAL_RANKS if ranks.launched() > 1 else ERRORS
-    return [rule for rule in rules if rule.broken_when(run)]
+@dataclass(frozen=True)
+class BrokenRules:
+    """The rules that a run breaks: those that refuse it, and those that warn, which the run records."""
+
+    errors: list[Rule]
+    warnings: list[Rule]
+
+    @property
+    def idle_axes(self) -> set[str]:
+        """Axes whose option has no effect in the run."""
+        return {rule.axes[0] for rule in self.warnings if rule.idles}
 
 
-def broken_warnings(run: RunConfig) -> list[Rule]:
-    """The rules that warn about this run, such as an option without effect; the run records them."""
-    return [rule for rule in WARNINGS if rule.broken_when(run)]
+def broken_rules(run: RunConfig) -> BrokenRules:
+    """The rules of this table that the run breaks."""
+    errors = ERRORS + ERRORS_OF_SEVERAL_RANKS if ranks.launched() > 1 else ERRORS
+    broken, warned = ([rule for rule in rules if rule.broken_when(run)] for rules in (errors, WARNINGS))
+    return BrokenRules(broken, warned)
 
 
 # Dotted key of a slot or a field -> whether this run never reads it, since what would is switched off.
@@ -675,7 +685,8 @@ def check_compatible(run: RunConfig, choices: Mapping[str, str] | None = None) -
 
     `choices` is slot -> option, as in `Rule.describe`.
     """
-    if errors := broken_errors(run):
-        lines = "\n".join(f"  - {rule.describe(run, choices)}" for rule in errors)
+    broken = broken_rules(run)
+    if broken.errors:
+        lines = "\n".join(f"  - {rule.describe(run, choices)}" for rule in broken.errors)
         raise IncompatibleRun(f"this combination cannot run:\n{lines}")
-    return [rule.describe(run, choices) for rule in broken_warnings(run)]
+    return [rule.describe(run, choices) for rule in broken.warnings]

@@ -22,6 +22,19 @@ from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 from grpo_lab.budget.cost_model import CostModel
 from grpo_lab.budget.ledger import Budget
 from grpo_lab.config.evaluation import Evaluation
+from grpo_lab.config.stages import (
+    LearnerSettings,
+    LengthLimits,
+    LogprobTricks,
+    LossTricks,
+    QuestionSettings,
+    QueueSettings,
+    RecordSettings,
+    SamplingSettings,
+    SyncSettings,
+    TrainingPasses,
+    UpdateSettings,
+)
 from grpo_lab.engines.base import Engine
 from grpo_lab.policy.optim import Optimizer
 from grpo_lab.tasks.base import Grader, Model, Task, Template
@@ -208,6 +221,17 @@ class RunConfig:
         return below_the_ratio or of_the_sampler or for_the_teacher or self.entropy.selects_tokens
 
     @property
+    def sampler_is_learner(self) -> bool:
+        """Whether sampler and learner have the same weights and arithmetic, so that they differ only by rounding."""
+        current = self.schedule.keeps_sampler_current and not self.group_filter.carries_over
+        return current and not (self.learner_precision.rounds or self.sampler_precision.rounds)
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether every ratio is 1: one update, on rollouts of the old policy itself."""
+        return self.updates.number == 1 and (self.old_policy.recomputes or self.sampler_is_learner)
+
+    @property
     def reads_microbatches(self) -> bool:
         """Whether the loss depends on how rows are divided into microbatches."""
         return not self.aggregation.invariant or self.surrogate.mark_scope is Scope.microbatch
@@ -224,6 +248,118 @@ class RunConfig:
         reads_them = in_the_loss or self.entropy.needs_gradient or self.surrogate.pulls_without_advantage
         of_the_step = self.surrogate.mark_scope is not None or not self.aggregation.invariant
         return self.skip_rows_without_signal and not (reads_them or of_the_step)
+
+    @property
+    def agreement(self) -> float:
+        """How far sampler and learner with the same weights may differ, in nats per token."""
+        return max(self.learner_precision.agreement, self.sampler_precision.agreement)
+
+    @property
+    def question_settings(self) -> QuestionSettings:
+        return QuestionSettings(self.task, self.question_filter, self.evaluation, self.problems_per_step)
+
+    @property
+    def lengths(self) -> LengthLimits:
+        engine, evaluation = self.engine, self.evaluation
+        responses = {
+            "engine.max_tokens": engine.max_tokens,
+            "evaluation.max_tokens": evaluation.max_tokens,
+            "evaluation.downstream_max_tokens": evaluation.downstream_max_tokens,
+        }
+        return LengthLimits(responses, engine.longest, self.task.longest_prompt, self.reward_shaping.asks_for)
+
+    @property
+    def sampling(self) -> SamplingSettings:
+        return SamplingSettings(
+            self.engine, self.sampler_precision, self.template, self.truncation, self.reward, self.cost_model
+        )
+
+    @property
+    def learner_settings(self) -> LearnerSettings:
+        return LearnerSettings(
+            loading=self.model.loading(),
+            precision=self.learner_precision,
+            optimizer=self.optimizer,
+            microbatching=self.microbatching,
+            gradient_checkpointing=self.gradient_checkpointing,
+            seed=self.seed,
+        )
+
+    @property
+    def training_passes(self) -> TrainingPasses:
+        forward = self.needs_logprobs + self.kl.needs_reference + self.teacher.needs_model
+        return TrainingPasses(forward, self.updates, self.critic.minibatches if self.baseline.needs_critic else None)
+
+    @property
+    def queue_settings(self) -> QueueSettings:
+        return QueueSettings(
+            schedule=self.schedule,
+            group_filter=self.group_filter,
+            budget=self.budget,
+            cost_model=self.cost_model,
+            passes=self.training_passes,
+            problems_per_step=self.problems_per_step,
+            max_rows=self.engine.max_rows,
+            overlaps=self.engine.overlaps,
+        )
+
+    @property
+    def logprob_tricks(self) -> LogprobTricks:
+        return LogprobTricks(
+            self.old_policy, self.correction, self.rejection, self.kl, self.entropy, self.needs_logprobs
+        )
+
+    @property
+    def loss_tricks(self) -> LossTricks:
+        return LossTricks(self.importance, self.surrogate, self.kl, self.entropy, self.aggregation)
+
+    @property
+    def update_settings(self) -> UpdateSettings:
+        return UpdateSettings(
+            loss=self.loss_tricks,
+            updates=self.updates,
+            denominator=self.denominator,
+            optimizer=self.optimizer,
+            budget=self.budget,
+            problems_per_step=self.problems_per_step,
+            seed=self.seed,
+            skips_rows=self.skips_rows,
+            reads_microbatches=self.reads_microbatches,
+            agreement=self.agreement,
+        )
+
+    @property
+    def sync_settings(self) -> SyncSettings:
+        keeps = self.evaluation.sampler_weights and not self.schedule.keeps_sampler_current
+        return SyncSettings(
+            schedule=self.schedule,
+            reference=self.reference,
+            template=self.template,
+            params=self.engine.params,
+            seed=self.seed,
+            agreement=self.agreement,
+            kept_versions=self.schedule.ahead + 2 if keeps else 0,
+        )
+
+    @property
+    def record_settings(self) -> RecordSettings:
+        return RecordSettings(
+            budget=self.budget,
+            evaluation=self.evaluation,
+            template=self.template,
+            reward=self.reward,
+            verifier=self.verifier,
+            seed=self.seed,
+            group_size=self.group_size,
+            max_tokens=self.engine.max_tokens,
+            reference_changes=self.reference.changes,
+            rollouts_every=self.rollouts_every,
+            no_signal_steps=self.no_signal_steps,
+            checkpoint_every=self.checkpoint_every,
+            checkpoint_minutes=self.checkpoint_minutes,
+            keep_checkpoints=self.keep_checkpoints,
+            best_metric=self.checkpoint.best,
+        )
 
 
 # Keys, or their first parts, that say where and how a run is stored or computed, not what it computes: they are no part

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from grpo_lab.config.run_config import RunConfig
+from grpo_lab.config.stages import LossTricks
 from grpo_lab.tricks.base import NEGLIGIBLE
 from grpo_lab.tricks.convention import Scope
 from grpo_lab.tricks.surrogate import Ppo, StepTokens, SurrogateInputs
@@ -18,27 +18,27 @@ PPO = Ppo(clip_low=0.2, clip_high=0.2)  # what a surrogate is measured against, 
 
 
 def policy_loss(
-    run: RunConfig,
+    tricks: LossTricks,
     batch: Batch,
     logprobs: Float[Tensor, "M T"],
     entropy: Float[Tensor, "M T"],
 ) -> LossOutput:
-    """Compose the run's tricks into the microbatch's share of the step's loss.
+    """Compose the tricks into the microbatch's share of the step's loss.
 
     The correction weights multiply the surrogate only. A KL or entropy term is not an estimate under the
     sampler, so a weight would change its meaning.
     """
     mask, current = batch.loss_mask, logprobs.detach()
     old = current if batch.old_logprobs is None else batch.old_logprobs
-    log_ratio = run.importance(logprobs, old, mask)
-    surrogate = run.surrogate(SurrogateInputs(logprobs, log_ratio, batch.advantages, mask, batch.marked))
+    log_ratio = tricks.importance(logprobs, old, mask)
+    surrogate = tricks.surrogate(SurrogateInputs(logprobs, log_ratio, batch.advantages, mask, batch.marked))
     token_loss, weights = surrogate.token_loss, torch.ones_like(current)
     if batch.correction_weights is not None:
         weights = batch.correction_weights
         token_loss = token_loss * weights
-    kl_term = run.kl(logprobs, old, batch.ref_logprobs)
-    entropy_term = run.entropy(entropy, batch.entropy_coef)
-    loss = run.aggregation(token_loss + kl_term + entropy_term, mask, batch.totals)
+    kl_term = tricks.kl(logprobs, old, batch.ref_logprobs)
+    entropy_term = tricks.entropy(entropy, batch.entropy_coef)
+    loss = tricks.aggregation(token_loss + kl_term + entropy_term, mask, batch.totals)
     with torch.no_grad():
         moved = current - old  # log-ratio of the learner now to the old policy
         total = partial(_total, mask)
@@ -54,14 +54,14 @@ def policy_loss(
             "surrogate_weight": total(surrogate.weight),
             "unlike_ppo": total(unlike & (batch.advantages != 0)),
             "correction_weight": total(weights),
-            "importance_touched": total(run.surrogate.uses_ratio & ((log_ratio - moved).abs() > NEGLIGIBLE)),
+            "importance_touched": total(tricks.surrogate.uses_ratio & ((log_ratio - moved).abs() > NEGLIGIBLE)),
             "drifted": total(moved.abs() > NEGLIGIBLE),
             "kl_term": total(kl_term),
             "kl_touched": total(kl_term != 0),
             "entropy_term": total(entropy_term),
             "entropy_touched": total(entropy_term != 0),
-            "weight": run.aggregation(each, mask, batch.totals).to(torch.float64),
-            "weight_of_original": run.aggregation(each, mask, batch.original_totals).to(torch.float64),
+            "weight": tricks.aggregation(each, mask, batch.totals).to(torch.float64),
+            "weight_of_original": tricks.aggregation(each, mask, batch.original_totals).to(torch.float64),
         }
         if batch.ref_logprobs is not None:
             from_ref = batch.ref_logprobs - current
@@ -75,7 +75,7 @@ def _total(mask: Tensor, values: Tensor) -> Tensor:
 
 @torch.no_grad()
 def mark_tokens(
-    run: RunConfig,
+    tricks: LossTricks,
     batches: Sequence[Batch],
     logprobs: Sequence[Tensor],
     noise: Float[Tensor, "N T"],
@@ -85,16 +85,16 @@ def mark_tokens(
     `logprobs` are the learner's at this update, [M, T] each. `noise` is one uniform number per token of the rollout
     batch. The surrogate gets the tokens in the order of the rollouts, so microbatching decides no tie.
     """
-    scope = run.surrogate.mark_scope
+    scope = tricks.surrogate.mark_scope
     if scope is None or not batches:
         return list(batches)
     if scope is Scope.microbatch and len(batches) > 1:
-        return [mark_tokens(run, [batch], [values], noise)[0] for batch, values in zip(batches, logprobs)]
+        return [mark_tokens(tricks, [batch], [values], noise)[0] for batch, values in zip(batches, logprobs)]
     parts, addresses = [], []
     for batch, values in zip(batches, logprobs):
         mask = batch.loss_mask
         old = values if batch.old_logprobs is None else batch.old_logprobs
-        log_ratio = run.importance(values, old, mask)
+        log_ratio = tricks.importance(values, old, mask)
         parts.append(torch.stack([part[mask] for part in (values, log_ratio, batch.advantages.to(values.dtype))]))
         rows, columns = mask.nonzero(as_tuple=True)
         addresses.append(torch.stack([batch.rows.to(rows.device)[rows], columns]))
@@ -103,7 +103,7 @@ def mark_tokens(
     values, log_ratio, advantages = torch.cat(parts, dim=1)[:, order]
     drawn = noise.to(address.device)[address[0, order], address[1, order]]
     chosen = torch.empty_like(order, dtype=torch.bool)
-    chosen[order] = run.surrogate.mark(StepTokens(values, log_ratio, advantages, drawn.to(values.dtype)))
+    chosen[order] = tricks.surrogate.mark(StepTokens(values, log_ratio, advantages, drawn.to(values.dtype)))
     marked = []
     for batch, part in zip(batches, chosen.split([part.shape[1] for part in parts])):
         marks = torch.zeros_like(batch.loss_mask)

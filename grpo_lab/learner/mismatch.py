@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from grpo_lab.config.run_config import RunConfig
+from grpo_lab.config.stages import SyncSettings
 from grpo_lab.engines.base import EngineFailure
 from grpo_lab.policy.adapters import whole_weights
 from grpo_lab.policy.batching import rollout_logprobs
@@ -84,72 +84,73 @@ def _effective_share(weights: Float[Tensor, "K"]) -> Tensor:
 
 
 def check_last_sync(
-    run: RunConfig,
     state: RunState,
     rollouts: Rollouts,
     learner_logprobs: Float[Tensor, "N T"],
     read_mask: Bool[Tensor, "N T"],
     version: int,
+    allowed: float,
 ) -> None:
     """Compare sampler and learner on the first tokens sampled after a weight sync.
 
-    `learner_logprobs` are those of the tokens in `read_mask`, under the weights of `version`. This catches a sampler
-    that silently keeps an old tensor and so samples from another policy than the learner's.
+    `learner_logprobs` are those of the tokens in `read_mask`, under the weights of `version`. `allowed` is as in
+    `check_agreement`. This catches a sampler that silently keeps an old tensor and so samples from another policy than
+    the learner's.
     """
     if state.unproven and (fresh := read_mask & (rollouts.weight_version == version)).any():
-        check_agreement(run, learner_logprobs, rollouts.sampler_logprobs, fresh, version)
+        check_agreement(learner_logprobs, rollouts.sampler_logprobs, fresh, version, allowed)
         state.unproven = False
 
 
-def sync_sampler(run: RunConfig, state: RunState, queue: RolloutQueue) -> None:
+def sync_sampler(settings: SyncSettings, state: RunState, queue: RolloutQueue) -> None:
     """Stage 11: give the sampler the learner's weights, and the reference its share of them."""
     queue.sync(whole_weights(state.learner), state.updates)
-    state.keep_weights(run)
+    state.keep_weights(settings.kept_versions)
     state.unproven = True
-    probe_sync(run, state)
-    state.refresh_reference(run.reference.mixes(state.ledger.steps - 1))
+    probe_sync(settings, state)
+    state.refresh_reference(settings.reference.mixes(state.ledger.steps - 1))
 
 
-def probe_sync(run: RunConfig, state: RunState) -> None:
+def probe_sync(settings: SyncSettings, state: RunState) -> None:
     """Sample a few short responses right after a weight sync, and compare sampler and learner on them.
 
     Only for schedules whose batches are older than the learner. There a comparison after the step would take
     staleness for a failed sync. Other schedules use `check_last_sync`, which costs nothing. The responses enter no
     batch and no ledger.
     """
-    if run.schedule.keeps_sampler_current:
+    if settings.schedule.keeps_sampler_current:
         return
     problems = state.problems[:_PROBED_PROBLEMS]
-    prompts = encode_prompts(state.tokenizer, run.template, problems)
-    params = replace(run.engine.params, max_tokens=min(_PROBED_TOKENS, run.engine.max_tokens))
-    requests = group_requests(problems, prompts, 1, params, run.seed, "agreement", state.updates)
+    prompts = encode_prompts(state.tokenizer, settings.template, problems)
+    params = replace(settings.params, max_tokens=min(_PROBED_TOKENS, settings.params.max_tokens))
+    requests = group_requests(problems, prompts, 1, params, settings.seed, "agreement", state.updates)
     rollouts = to_rollouts(problems, prompts, 1, state.session.generate(requests))
     logprobs = rollout_logprobs(
         state.learner,
         rollouts,
-        run.engine.temperature,
-        run.learner_precision,
+        state.temperature,
+        state.precision,
         state.microbatching,
         state.device,
         with_entropy=False,
     )[0]
-    check_agreement(run, logprobs, rollouts.sampler_logprobs, rollouts.sampled_mask, state.updates)
+    check_agreement(logprobs, rollouts.sampler_logprobs, rollouts.sampled_mask, state.updates, settings.agreement)
     state.unproven = False
 
 
 def check_agreement(
-    run: RunConfig,
     learner_logprobs: Float[Tensor, "N T"],
     sampler_logprobs: Float[Tensor, "N T"],
     mask: Bool[Tensor, "N T"],
     version: int,
+    allowed: float,
 ) -> None:
     """Raise EngineFailure if sampler and learner with the same weights differ by more than rounding explains.
 
     `mask` are tokens that the sampler generated with weights `version`; the learner's log-probs use the same weights.
+    `allowed` is the largest mean difference, in nats per token.
     """
     apart = float((learner_logprobs - sampler_logprobs)[mask].abs().double().mean())
-    allowed = max(run.learner_precision.agreement, run.sampler_precision.agreement)
     if not apart <= allowed:  # NaN too
         raise EngineFailure(
             f"sampler and learner hold weights of version {version} and differ by {apart:.3g} nats a token (mean over "

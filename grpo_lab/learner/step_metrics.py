@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,18 +10,18 @@ import pandas as pd
 import torch
 import transformers
 
-from grpo_lab.config.rules import broken_warnings
-from grpo_lab.config.run_config import RunConfig
 from grpo_lab.learner.mismatch import mismatch_metrics
 from grpo_lab.learner.response_metrics import group_means, response_metrics, unanswered
 from grpo_lab.learner.update import Advantages, BeforeUpdates, UpdateTally
 from grpo_lab.policy.batching import StepInputs, expand, totals_of
 from grpo_lab.rollout.grading import token_texts
 from grpo_lab.rollout.queue import RolloutBatch, RolloutQueue
+from grpo_lab.tasks.base import Grader, Task
 from grpo_lab.tracking.metrics import touched_metric
 from grpo_lab.tricks.aggregation import Aggregation
 from grpo_lab.tricks.base import NEGLIGIBLE, Trick
 from grpo_lab.tricks.group_filter import Signal, without_signal
+from grpo_lab.tricks.teacher import Teacher
 from grpo_lab.types import Bool, Graded, Groups, Int, Tensor
 
 # The axes whose options may touch nothing in a run, and are then reported as inert.
@@ -45,24 +46,26 @@ class FinishedStep:
     tally: UpdateTally
 
 
-def step_metrics(run: RunConfig, queue: RolloutQueue, step: FinishedStep) -> dict[str, float]:
+def step_metrics(
+    queue: RolloutQueue, step: FinishedStep, task: Task, reward: Grader, aggregation: Aggregation, teacher: Teacher
+) -> dict[str, float]:
     """All metrics of a step that follow from its stages, under their names in the registry."""
     batch, before, tally = step.batch, step.before, step.tally
     rollouts, made = batch.rollouts, batch.made
     metrics = reward_metrics(made, before.graded) | advantage_metrics(step) | tally.metrics() | touched_rows(step)
-    metrics |= response_metrics(made, run.task.check_again, queue.memory.best) | before.metrics | queue.metrics()
-    metrics |= unanswered(made.texts, run.reward)
+    metrics |= response_metrics(made, task.check_again, queue.memory.best) | before.metrics | queue.metrics()
+    metrics |= unanswered(made.texts, reward)
     metrics |= mismatch_metrics(tally.logprobs, rollouts.sampler_logprobs, tally.read_mask, rollouts.group_size)
     metrics |= staleness_metrics((tally.version - rollouts.weight_version)[rollouts.sampled_mask])
     if made.graded.failed is not None:
         metrics["rollout/ungraded"] = _share(made.graded.failed)
-    if run.reward.gathers:
+    if reward.gathers:
         metrics["reward/evolving_rubrics"] = sum(len(one.rubrics) for one in made.rollouts.problems) / made.number
     return metrics | {
         "touched/curriculum": batch.passed_over,
-        "touched/aggregation": reweighted_tokens(run.aggregation, step.inputs.loss_mask, rollouts.group_size),
+        "touched/aggregation": reweighted_tokens(aggregation, step.inputs.loss_mask, rollouts.group_size),
         "train/entropy_coef": step.inputs.entropy_coef,
-    } | taught_tokens(run, step)  # fmt: skip
+    } | taught_tokens(teacher, step)  # fmt: skip
 
 
 def reward_metrics(made: Groups, graded: Graded) -> dict[str, float]:
@@ -187,26 +190,22 @@ def reweighted_tokens(aggregation: Aggregation, loss_mask: Bool[Tensor, "N T"], 
     return float(((ratio - 1).abs() > REWEIGHTED).double().mean()) if len(ratio) else 0.0
 
 
-def taught_tokens(run: RunConfig, step: FinishedStep) -> dict[str, float]:
+def taught_tokens(teacher: Teacher, step: FinishedStep) -> dict[str, float]:
     """The share of the loss's tokens whose advantage the teacher changed; nothing without a teacher."""
-    if not run.teacher.needs_model:
+    if not teacher.needs_model:
         return {}
     rewarded, mask = expand(step.advantages.scaled, step.before.loss_mask), step.before.loss_mask
     return {"touched/teacher": _share_moved(rewarded, step.inputs.advantages, mask)}
 
 
-def inert_axes(run: RunConfig, touched: dict[str, float]) -> list[str]:
-    """Axes whose option is switched on and touched nothing in the whole run; `touched` holds maxima over steps.
+def inert_axes(tricks: Mapping[str, Trick], idle: Collection[str], touched: Mapping[str, float]) -> list[str]:
+    """Axes whose option is switched on and touched nothing in the whole run.
 
-    This includes options that a rule knows to be idle, such as a shaped reward that nothing reads.
+    `tricks` is the option of each axis and `touched` the maximum of each touched metric over the steps. `idle` are axes
+    whose option a rule knows to be idle, such as a shaped reward that nothing reads.
     """
-    on = [axis for axis in TOUCHING_AXES if not _trick(run, axis).touches_nothing]
-    idle = {rule.axes[0] for rule in broken_warnings(run) if rule.idles}
+    on = [axis for axis in TOUCHING_AXES if not tricks[axis].touches_nothing]
     return [axis for axis in on if axis in idle or touched.get(touched_metric(axis), 0.0) == 0.0]
-
-
-def _trick(run: RunConfig, axis: str) -> Trick:
-    return getattr(run, axis)
 
 
 def rollout_table(tokenizer: transformers.PreTrainedTokenizerBase, step: FinishedStep) -> pd.DataFrame:

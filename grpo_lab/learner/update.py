@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from grpo_lab.config.run_config import RunConfig
+from grpo_lab.config.stages import LogprobTricks, LossTricks, UpdateSettings
 from grpo_lab.learner.loss import mark_tokens, policy_loss
 from grpo_lab.learner.mismatch import bound_metrics, check_last_sync
 from grpo_lab.policy import ranks
@@ -20,7 +20,11 @@ from grpo_lab.seeding import rollout_uniforms
 from grpo_lab.tracking.activity import doing
 from grpo_lab.tracking.metrics import CLIP_FRACTION, UNLIKE_PPO
 from grpo_lab.tricks.base import NEGLIGIBLE
-from grpo_lab.tricks.baseline import Credit, Estimator, rewards_by_token
+from grpo_lab.tricks.baseline import Baseline, Credit, Estimator, rewards_by_token
+from grpo_lab.tricks.scale import Scale
+from grpo_lab.tricks.surrogate import Surrogate
+from grpo_lab.tricks.teacher import Teacher
+from grpo_lab.tricks.updates import Updates
 from grpo_lab.types import Batch, Bool, Float, Graded, Int, LossOutput, Rollouts, Tensor
 
 
@@ -158,7 +162,7 @@ class UpdateTally:
         }
 
 
-def read_policies(run: RunConfig, state: RunState, filtered: Graded, rollouts: Rollouts) -> BeforeUpdates:
+def read_policies(tricks: LogprobTricks, state: RunState, filtered: Graded, rollouts: Rollouts) -> BeforeUpdates:
     """Stage 7: run learner, reference and critic over the batch, then apply correction, rejection and reward KL.
 
     `filtered` is the batch's record after the group filter.
@@ -166,23 +170,25 @@ def read_policies(run: RunConfig, state: RunState, filtered: Graded, rollouts: R
     sampled, sampler = rollouts.sampled_mask, rollouts.sampler_logprobs
     logprobs = entropy = reference = taught = weights = values = None
     accepted, rejected, metrics = sampled, filtered, {}
-    if run.needs_logprobs:
-        logprobs, entropy = _batch_logprobs(run, state, state.learner, rollouts, run.entropy.selects_tokens)
-    old = run.old_policy(logprobs, sampler)
-    if run.kl.needs_reference:
+    if tricks.needs_logprobs:
+        logprobs, entropy = _batch_logprobs(state, state.learner, rollouts, tricks.entropy.selects_tokens)
+    old = tricks.old_policy(logprobs, sampler)
+    if tricks.kl.needs_reference:
         with state.as_reference() as model:
-            reference, _ = _batch_logprobs(run, state, model, rollouts, with_entropy=False)
+            reference, _ = _batch_logprobs(state, model, rollouts, with_entropy=False)
     if state.teacher is not None:
-        taught = state.teacher.logprobs(run, rollouts, state.microbatching, state.device, state.ledger)
+        taught = state.teacher.logprobs(
+            rollouts, state.temperature, state.precision, state.microbatching, state.device, state.ledger
+        )
     if logprobs is not None:
-        weights = run.correction(logprobs, sampler, sampled)
-        accepted = run.rejection(logprobs, sampler, sampled)
-        rejected = run.rejection.settle(filtered, accepted)
-        metrics = bound_metrics(run.correction, logprobs, sampler, sampled, accepted)
-    charges = run.kl.charges(old, reference, sampled)
-    graded = run.kl.shape(rejected, charges)
+        weights = tricks.correction(logprobs, sampler, sampled)
+        accepted = tricks.rejection(logprobs, sampler, sampled)
+        rejected = tricks.rejection.settle(filtered, accepted)
+        metrics = bound_metrics(tricks.correction, logprobs, sampler, sampled, accepted)
+    charges = tricks.kl.charges(old, reference, sampled)
+    graded = tricks.kl.shape(rejected, charges)
     in_loss = sampled & accepted & graded.trained.flatten()[:, None] & state.policy_learns
-    chosen = in_loss if entropy is None else in_loss & run.entropy.keeps(entropy, sampled)
+    chosen = in_loss if entropy is None else in_loss & tricks.entropy.keeps(entropy, sampled)
     if state.critic is not None:
         values = state.critic.values(rollouts, state.ledger)
     metrics |= touched_tokens(sampled, weights, accepted, in_loss, chosen)
@@ -213,30 +219,31 @@ def touched_tokens(
 
 
 def estimate_advantages(
-    run: RunConfig, before: BeforeUpdates, rollouts: Rollouts, continuations: Estimator
+    baseline: Baseline, scale: Scale, before: BeforeUpdates, rollouts: Rollouts, continuations: Estimator
 ) -> Advantages:
-    """Stage 8: advantages by the run's baseline and scale; baselines that generate use `continuations`."""
+    """Stage 8: advantages by baseline and scale; baselines that generate use `continuations`."""
     earned = rewards_by_token(before.graded.reward, before.charges, rollouts.sampled_mask)
-    centred = run.baseline.centre(before.graded, Credit(rollouts, earned, before.values, continuations))
-    return Advantages(centred, scaled(run, centred, before.graded, rollouts.sampled_mask & before.accepted_mask))
+    centred = baseline.centre(before.graded, Credit(rollouts, earned, before.values, continuations))
+    accepted = rollouts.sampled_mask & before.accepted_mask
+    return Advantages(centred, scaled(baseline, scale, centred, before.graded, accepted))
 
 
-def scaled(run: RunConfig, centred: Tensor, graded: Graded, accepted: Bool[Tensor, "N T"]) -> Tensor:
+def scaled(baseline: Baseline, scale: Scale, centred: Tensor, graded: Graded, accepted: Bool[Tensor, "N T"]) -> Tensor:
     """Advantages from centred rewards, one per response [P, G] or per token [N, T], as the baseline is.
 
     `accepted` are the sampled tokens that rejection left in.
     """
-    if not run.baseline.per_token:
-        return run.scale(centred, graded)
-    return run.scale.of_tokens(centred, accepted & graded.counted.flatten()[:, None], graded)
+    if not baseline.per_token:
+        return scale(centred, graded)
+    return scale.of_tokens(centred, accepted & graded.counted.flatten()[:, None], graded)
 
 
 def make_inputs(
-    run: RunConfig, rollouts: Rollouts, before: BeforeUpdates, advantages: Advantages, entropy_coef: float
+    teacher: Teacher, rollouts: Rollouts, before: BeforeUpdates, advantages: Advantages, entropy_coef: float
 ) -> StepInputs:
     """Stage 9: the inputs of the loss for all rows of the batch; a teacher acts here, on single tokens."""
     rewarded = expand(advantages.scaled, before.loss_mask)
-    learnt = run.teacher(rewarded, before.teacher_logprobs, before.old_logprobs, before.accepted_mask)
+    learnt = teacher(rewarded, before.teacher_logprobs, before.old_logprobs, before.accepted_mask)
     return StepInputs(
         rollouts, before.loss_mask, expand(learnt, before.loss_mask), before.old_logprobs, before.ref_logprobs,
         before.correction_weights, entropy_coef,
@@ -244,19 +251,21 @@ def make_inputs(
 
 
 def train_on(
-    run: RunConfig, state: RunState, inputs: StepInputs, before: BeforeUpdates, advantages: Advantages
+    settings: UpdateSettings, state: RunState, inputs: StepInputs, before: BeforeUpdates, advantages: Advantages
 ) -> UpdateTally:
     """Stage 10: all optimiser steps of policy and critic on one batch."""
     rollouts, step = inputs.rollouts, state.ledger.steps
     tally = UpdateTally.of(inputs, state.updates)
-    run.updates.begin(state.optimizer)
-    with doing("", run.updates.number, "updates") as shown:
-        for number, part in enumerate(shown.each(run.updates.split(run.problems_per_step))):
+    updates, loss = settings.updates, settings.loss
+    updates.begin(state.optimizer)
+    with doing("", updates.number, "updates") as shown:
+        for number, part in enumerate(shown.each(updates.split(settings.problems_per_step))):
             batches = make_minibatch(
-                inputs, part, run.denominator, state.microbatching, run.skips_rows, not run.reads_microbatches
-            )
-            noise = mark_noise(run, rollouts, step, number)
-            update(run, state, marked(run, state, batches, noise), tokens_in_loss(inputs, part), tally)
+                inputs, part, settings.denominator, state.microbatching, settings.skips_rows,
+                not settings.reads_microbatches,
+            )  # fmt: skip
+            noise = mark_noise(loss.surrogate, updates, rollouts, settings.seed, step, number)
+            update(settings, state, marked(loss, state, batches, noise), tokens_in_loss(inputs, part), tally)
     if state.critic is not None:
         assert before.values is not None, "read_policies asks the critic"
         learnt = rollouts.sampled_mask & before.graded.counted.flatten()[:, None]
@@ -264,47 +273,54 @@ def train_on(
         tally.critic = state.critic.learn(rollouts, learnt, before.values, targets, state.ledger)
     if before.logprobs is not None:  # these cover all sampled tokens, the first update only some of them
         tally.logprobs, tally.read_mask = before.logprobs, rollouts.sampled_mask
-    check_last_sync(run, state, rollouts, tally.logprobs, tally.read_mask, tally.version)
+    check_last_sync(state, rollouts, tally.logprobs, tally.read_mask, tally.version, settings.agreement)
     state.ledger.discarded_tokens += int((rollouts.sampled_mask & ~before.loss_mask).sum())
     state.ledger.steps += 1
     if tally.reports:
-        state.entropy_coef = run.entropy.next_coef(state.entropy_coef, tally.mean("entropy"))
-    if run.learner_precision.scales_loss:
+        state.entropy_coef = loss.entropy.next_coef(state.entropy_coef, tally.mean("entropy"))
+    if state.precision.scales_loss:
         tally.loss_scale = state.loss_scale.get_scale()
     return tally
 
 
 def _batch_logprobs(
-    run: RunConfig, state: RunState, model: torch.nn.Module, rollouts: Rollouts, with_entropy: bool
+    state: RunState, model: torch.nn.Module, rollouts: Rollouts, with_entropy: bool
 ) -> tuple[Float[Tensor, "N T"], Float[Tensor, "N T"] | None]:
     """Log-probs and, if asked, entropies of the sampled tokens, without gradient, in the learner's precision."""
     prompts = [len(rollouts.prompt_of_row(row)) for row in range(rollouts.num_rows)]
     state.ledger.forwarded(state.model_flops, prompts, rollouts.lengths.tolist())
     return rollout_logprobs(
-        model, rollouts, run.engine.temperature, run.learner_precision, state.microbatching, state.device, with_entropy
+        model, rollouts, state.temperature, state.precision, state.microbatching, state.device, with_entropy
     )
 
 
-def mark_noise(run: RunConfig, rollouts: Rollouts, step: int, number: int) -> Float[Tensor, "N T"] | None:
-    """One uniform number per token, new for each pass over the batch; None if the surrogate marks no tokens."""
-    if run.surrogate.mark_scope is None:
+def mark_noise(
+    surrogate: Surrogate, updates: Updates, rollouts: Rollouts, seed: int, step: int, number: int
+) -> Float[Tensor, "N T"] | None:
+    """One uniform number per token, new for each pass over the batch; None if the surrogate marks no tokens.
+
+    `number` counts the step's updates.
+    """
+    if surrogate.mark_scope is None:
         return None
-    again = number // run.updates.minibatches
-    return rollout_uniforms(rollouts, run.seed, f"mark/{again}" if again else "mark", step)
+    again = number // updates.minibatches
+    return rollout_uniforms(rollouts, seed, f"mark/{again}" if again else "mark", step)
 
 
-def marked(run: RunConfig, state: RunState, batches: list[Batch], noise: Float[Tensor, "N T"] | None) -> list[Batch]:
+def marked(
+    tricks: LossTricks, state: RunState, batches: list[Batch], noise: Float[Tensor, "N T"] | None
+) -> list[Batch]:
     """The microbatches with `marked` set, which costs one more forward pass. Unchanged if `noise` is None."""
     if noise is None:
         return batches
     with torch.no_grad():
-        own = [_read(run, state, batches[place], with_entropy=False)[1] for place, _ in ranks.dealt(len(batches))]
+        own = [_read(state, batches[place], False, False)[1] for place, _ in ranks.dealt(len(batches))]
     for batch in batches:
         state.ledger.forwarded(state.model_flops, *_sizes(batch))
-    return mark_tokens(run, batches, ranks.in_order(len(batches), on_cpu(own)), noise)
+    return mark_tokens(tricks, batches, ranks.in_order(len(batches), on_cpu(own)), noise)
 
 
-def update(run: RunConfig, state: RunState, batches: list[Batch], tokens: int, tally: UpdateTally) -> None:
+def update(settings: UpdateSettings, state: RunState, batches: list[Batch], tokens: int, tally: UpdateTally) -> None:
     """One optimiser step over its microbatches, with `tokens` tokens in the loss. Skipped without microbatches.
 
     `batches` are the step's, on the CPU; each rank computes some of them, and afterwards knows what all gave. A
@@ -315,12 +331,12 @@ def update(run: RunConfig, state: RunState, batches: list[Batch], tokens: int, t
     if not batches:
         tally.skipped += 1
         return
-    own, dealt = [], ranks.dealt(len(batches))
+    tricks, own, dealt = settings.loss, [], ranks.dealt(len(batches))
     with doing("", len(dealt), "microbatches") as shown:
         for place, counts in shown.each(dealt):
-            batch, logprobs, entropy = _read(run, state, batches[place], with_entropy=True)
+            batch, logprobs, entropy = _read(state, batches[place], True, tricks.entropy.needs_gradient)
             assert entropy is not None, "it was asked for"
-            output = policy_loss(run, batch, logprobs, entropy)
+            output = policy_loss(tricks, batch, logprobs, entropy)
             state.loss_scale.scale(output.loss if counts else 0 * output.loss).backward()
             own.append((replace(output, loss=output.loss.detach()), None if tally.losses else logprobs.detach()))
     passes = ranks.in_order(len(batches), on_cpu(own))
@@ -334,10 +350,11 @@ def update(run: RunConfig, state: RunState, batches: list[Batch], tokens: int, t
     loss = tally.add_outputs(outputs, tokens)
     if not torch.isfinite(torch.tensor(loss)):
         raise FloatingPointError(f"the loss is {loss} at update {state.updates}")
-    if run.learner_precision.scales_loss and _overflows(state):
+    if state.precision.scales_loss and _overflows(state):
         tally.overflowed += 1
         return
-    tally.reports.append(run.optimizer.step(state.optimizer, state.updates, state.ledger.spent(run.budget)))
+    spent = state.ledger.spent(settings.budget)
+    tally.reports.append(settings.optimizer.step(state.optimizer, state.updates, spent))
     state.updates += 1
 
 
@@ -359,15 +376,18 @@ def _overflows(state: RunState) -> bool:
 
 
 def _read(
-    run: RunConfig, state: RunState, batch: Batch, with_entropy: bool
+    state: RunState, batch: Batch, with_entropy: bool, entropy_gradient: bool
 ) -> tuple[Batch, Float[Tensor, "M T"], Float[Tensor, "M T"] | None]:
-    """A microbatch on the learner's device, with the learner's log-probs and, if asked, entropies of its tokens."""
+    """A microbatch on the learner's device, with the learner's log-probs and, if asked, entropies of its tokens.
+
+    `entropy_gradient`: whether the entropies carry a gradient.
+    """
     laid_out = forward_inputs(
-        state.learner, batch.prompts, batch.tokens, batch.loss_mask, state.microbatching, run.learner_precision
+        state.learner, batch.prompts, batch.tokens, batch.loss_mask, state.microbatching, state.precision
     )
     there, inputs = on_device((batch, laid_out), state.device)
     logprobs, entropy = logprobs_of(
-        state.learner, inputs, run.engine.temperature, run.learner_precision, with_entropy, run.entropy.needs_gradient,
+        state.learner, inputs, state.temperature, state.precision, with_entropy, entropy_gradient,
         state.microbatching,
     )  # fmt: skip
     return there, logprobs, entropy

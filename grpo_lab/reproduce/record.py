@@ -209,7 +209,7 @@ def check_inputs(record: Record) -> None:
     """Raise ValueError with a remedy if the data or the model are not those that the run began with, or are missing."""
     check = "the run cannot be repeated from other inputs"
     try:
-        check_data(record.described, data_fingerprint(record.run))
+        check_data(record.described, data_fingerprint(record.run.task, record.run.evaluation))
     except (ValueError, OSError) as error:
         raise ValueError(f"{record.folder}: {check}: {error}") from error
     path = record.folder / "base.json"
@@ -228,7 +228,8 @@ def check_inputs(record: Record) -> None:
     # Of training prompts, those that pass rates leave are not known yet.
     parts = ["training", "evaluation"] if record.run.pass_rate.touches_nothing else ["evaluation"]
     try:
-        check_prompts(record.described, read_inputs(record.run, read_questions(record.run)).prompts, parts)
+        questions = read_questions(record.run.question_settings)
+        check_prompts(record.described, read_inputs(record.run, questions).prompts, parts)
     except ValueError as error:
         raise ValueError(f"{record.folder}: {check}: {error}") from error
 

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-import transformers
 
 from grpo_lab.budget.ledger import Ledger, ModelFlops
-from grpo_lab.config.run_config import RunConfig
-from grpo_lab.rollout.grading import decode, grade, to_rollouts, tools_for
+from grpo_lab.rollout.grading import decode, grade, to_rollouts
+from grpo_lab.rollout.groups import GroupMaker
 from grpo_lab.tricks.baseline import State
 from grpo_lab.types import Bool, Completion, Float, NoiseKey, Request, Rollouts, Sampler, Tensor
 
@@ -25,14 +24,14 @@ class Continuations:
 
     def __init__(
         self,
-        run: RunConfig,
+        maker: GroupMaker,
+        step_end: str,
         sampler: Sampler,
-        tokenizer: transformers.PreTrainedTokenizerBase,
         ledger: Ledger,
         model_flops: ModelFlops,
         rollouts: Rollouts,
     ) -> None:
-        self.run, self.sampler, self.tokenizer = run, sampler, tokenizer
+        self.maker, self.step_end, self.sampler = maker, step_end, sampler
         self.ledger, self.model_flops = ledger, model_flops
         self.rollouts, self.step = rollouts, ledger.steps
 
@@ -41,19 +40,19 @@ class Continuations:
 
         A truncated continuation counts with its reward, even where `truncation` masks truncated rows of the batch.
         """
-        run, problems, prompts = self.run, self.rollouts.problems, self.rollouts.prompts
-        params = replace(run.engine.params, temperature=0.0, top_p=1.0) if greedy else run.engine.params
+        maker, problems, prompts = self.maker, self.rollouts.problems, self.rollouts.prompts
+        params = replace(maker.params, temperature=0.0, top_p=1.0) if greedy else maker.params
         requests = [
             Request(
                 prompts[state.place],
-                NoiseKey(run.seed, "estimate", self.step, problems[state.place].id, end),
+                NoiseKey(maker.seed, "estimate", self.step, problems[state.place].id, end),
                 params,
                 state.prefix,
             )
             for state in states
             for end in range(samples)
         ]
-        completions = run.truncation.generate(self.sampler, requests, tools_for(self.tokenizer))
+        completions = maker.generate(self.sampler, requests)
         drawn = [len(completion.tokens) for completion in completions]
         contexts = [len(prompts[state.place]) + len(state.prefix) for state in states]
         ends = [drawn[place * samples : (place + 1) * samples] for place in range(len(states))]
@@ -62,14 +61,14 @@ class Continuations:
         asked = [problems[state.place] for state in states]
         answers = to_rollouts(asked, [prompts[state.place] for state in states], samples, whole)
         keys = [request.noise for request in requests]
-        graded = grade(answers, decode(self.tokenizer, answers), run.reward, keys)
-        return run.reward_shaping(graded).reward
+        graded = grade(answers, decode(maker.tokenizer, answers), maker.reward, keys)
+        return maker.reward_shaping(graded).reward
 
     def step_ends(self) -> Bool[Tensor, "N T"]:
-        """True on response tokens whose text contains the task's `step_end`."""
+        """True on response tokens whose text contains `step_end`, the task's mark of an ended step."""
         rollouts = self.rollouts
         used = set(rollouts.tokens[rollouts.response_mask].tolist())
-        ending = [token for token in used if self.run.task.step_end in self.tokenizer.decode([token])]
+        ending = [token for token in used if self.step_end in self.maker.tokenizer.decode([token])]
         return torch.isin(rollouts.tokens, torch.tensor(ending, dtype=torch.long)) & rollouts.response_mask
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import transformers
 
-from grpo_lab.config.run_config import RunConfig
 from grpo_lab.policy import ranks
 from grpo_lab.rollout.grading import (
     decode,
@@ -88,13 +87,20 @@ class ProblemSource:
     seed: int
 
     @classmethod
-    def of(cls, run: RunConfig, problems: Sequence[Problem]) -> ProblemSource:
-        """The source for `run`, whose training split is `problems`."""
+    def of(
+        cls,
+        curriculum: Curriculum,
+        mixture: Mapping[str, float],
+        problems: Sequence[Problem],
+        problems_per_step: int,
+        seed: int,
+    ) -> ProblemSource:
+        """The source of the training problems `problems`; `mixture` is the task's share of each source, {} for one."""
         difficulties = torch.tensor([problem.difficulty for problem in problems])
         possible = torch.tensor([problem.possible_answers or UNBOUNDED for problem in problems])
-        shares = run.task.mixture or {"": 1.0}
+        shares = mixture or {"": 1.0}
         sources = torch.tensor([list(shares).index(problem.source) for problem in problems])
-        return cls(run.curriculum, difficulties, possible, sources, shares, run.problems_per_step, run.seed)
+        return cls(curriculum, difficulties, possible, sources, shares, problems_per_step, seed)
 
     def draw(self, number: int, memory: Memory, progress: float, taken: frozenset[int]) -> list[int]:
         """Indices of the next `number` problems, none of them in `taken`. Advances the memory's stream position.
@@ -120,16 +126,6 @@ class GroupMaker:
     params: SamplingParams
     group_size: int
     seed: int
-
-    @classmethod
-    def of(
-        cls, run: RunConfig, problems: tuple[Problem, ...], tokenizer: transformers.PreTrainedTokenizerBase
-    ) -> GroupMaker:
-        """The maker for `run`, whose model uses `tokenizer`."""
-        return cls(
-            problems, tokenizer, run.template, run.reward, run.reward_shaping, run.truncation, run.engine.params,
-            run.group_size, run.seed,
-        )  # fmt: skip
 
     @property
     def tools(self) -> Tools:

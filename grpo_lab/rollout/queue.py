@@ -14,17 +14,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import transformers
-
-from grpo_lab.budget.cost_model import SimulatedClock
+from grpo_lab.budget.cost_model import CostModel, SimulatedClock
 from grpo_lab.budget.ledger import Ledger, ModelFlops
-from grpo_lab.config.run_config import RunConfig
+from grpo_lab.config.stages import QueueSettings, TrainingPasses
 from grpo_lab.engines.base import EngineSession
 from grpo_lab.rollout.groups import GroupMaker, ProblemSource, Spent, completions_of, group_to_state
 from grpo_lab.rollout.rounds import Rounds
 from grpo_lab.tricks.curriculum import Memory
 from grpo_lab.tricks.group_filter import GroupFilter
-from grpo_lab.types import Exhausted, Graded, Groups, Problem, Rollouts, Tensor
+from grpo_lab.types import Exhausted, Graded, Groups, Rollouts, Tensor
 
 
 @dataclass(frozen=True)
@@ -109,17 +107,16 @@ class RolloutQueue(ABC):
 
     def __init__(
         self,
-        run: RunConfig,
+        settings: QueueSettings,
+        source: ProblemSource,
+        maker: GroupMaker,
         session: EngineSession,
-        tokenizer: transformers.PreTrainedTokenizerBase,
-        problems: tuple[Problem, ...],
         ledger: Ledger,
         model_flops: ModelFlops,
     ) -> None:
-        self.run, self.session, self.ledger, self.model_flops = run, session, ledger, model_flops
-        self.source = ProblemSource.of(run, problems)
-        self.maker = GroupMaker.of(run, problems, tokenizer)
-        self.memory = Memory.of(len(problems))
+        self.settings, self.source, self.maker = settings, source, maker
+        self.session, self.ledger, self.model_flops = session, ledger, model_flops
+        self.memory = Memory.of(len(maker.problems))
         self.clock = SimulatedClock(ledger.simulated_seconds, ledger.simulated_seconds)
 
     @abstractmethod
@@ -149,7 +146,9 @@ class RolloutQueue(ABC):
 
     def _trained(self, batch: RolloutBatch) -> float:
         """Advance the simulated clock by training on a batch; returns when training ends."""
-        ended = self.clock.train(training_seconds(self.run, batch), batch.ready_at)
+        ended = self.clock.train(
+            training_seconds(self.settings.cost_model, self.settings.passes, batch), batch.ready_at
+        )
         self.ledger.simulated_seconds = ended
         return ended
 
@@ -162,19 +161,21 @@ class BatchQueue(RolloutQueue):
     thread.
     """
 
-    def __init__(self, run: RunConfig, *parts: Any) -> None:
-        super().__init__(run, *parts)
+    def __init__(self, settings: QueueSettings, *parts: Any) -> None:
+        super().__init__(settings, *parts)
         self.number = 0  # batches generated so far
         self.ready: deque[RolloutBatch] = deque()
         self.weights_at = 0.0  # when the sampler's weights arrived, in simulated time
-        self.thread = ThreadPoolExecutor(1) if run.engine.overlaps and run.schedule.overlaps else None
+        self.thread = ThreadPoolExecutor(1) if settings.overlaps and settings.schedule.overlaps else None
         self.behind: Future[None] | None = None
         self.ran_dry: Exhausted | None = None
 
     def take(self) -> RolloutBatch:
-        due = 0 if self.ran_dry is not None else self.run.schedule.batches_due(len(self.ready))
+        due = 0 if self.ran_dry is not None else self.settings.schedule.batches_due(len(self.ready))
         at_once = due if self.thread is None else min(due, 0 if self.ready else 1)
-        progress = self.ledger.spent(self.run.budget)  # read here, because the ledger changes while the thread runs
+        progress = self.ledger.spent(
+            self.settings.budget
+        )  # read here, because the ledger changes while the thread runs
         self._generate(at_once, progress)
         if not self.ready:
             assert self.ran_dry is not None, "a schedule with nothing ready asks for a batch"
@@ -191,7 +192,7 @@ class BatchQueue(RolloutQueue):
         if behind is not None:
             behind.result()
         self.session.update_weights(weights, version)
-        self.weights_at = self.clock.learner = self.clock.learner + self.run.cost_model.sync
+        self.weights_at = self.clock.learner = self.clock.learner + self.settings.cost_model.sync
 
     def _generate(self, batches: int, progress: float) -> None:
         """Generate further batches. If no more can be generated, the waiting ones are still trained on."""
@@ -202,14 +203,14 @@ class BatchQueue(RolloutQueue):
             self.ran_dry = error
 
     def _one(self, progress: float) -> RolloutBatch:
-        run = self.run
+        settings = self.settings
         rounds = Rounds(self.source, self.maker, self.session, self.memory, self.number, progress)
-        collected = run.group_filter.collect(rounds, run.problems_per_step)
+        collected = settings.group_filter.collect(rounds, settings.problems_per_step)
         self.memory = rounds.remember(collected.made)
         self.number += 1
-        seconds = sum(generation_seconds(run, spent) for spent in rounds.spent)
+        seconds = sum(generation_seconds(settings.cost_model, settings.max_rows, spent) for spent in rounds.spent)
         return RolloutBatch.of(
-            run.group_filter,
+            settings.group_filter,
             collected.made,
             collected.chosen,
             numbers=tuple(rounds.numbers[index] for index in collected.made.indices),
@@ -230,7 +231,7 @@ class BatchQueue(RolloutQueue):
         super().from_state(state)
         self.number, self.weights_at = state["number"], state["weights_at"]
         self.ready = deque(
-            RolloutBatch.from_state(waiting, self.maker, self.run.group_filter) for waiting in state["ready"]
+            RolloutBatch.from_state(waiting, self.maker, self.settings.group_filter) for waiting in state["ready"]
         )
 
     def close(self) -> None:
@@ -238,23 +239,22 @@ class BatchQueue(RolloutQueue):
             self.thread.shutdown(wait=True, cancel_futures=True)
 
 
-def generation_seconds(run: RunConfig, spent: Spent) -> float:
+def generation_seconds(cost_model: CostModel, max_rows: int, spent: Spent) -> float:
     """Simulated seconds of one call of the sampler."""
     lengths = [length for group in spent.added for length in group]
     read = sum(spent.prompts) + sum(
         part for parts, group in zip(spent.before, spent.added) for part, new in zip(parts, group) if new
     )
-    return run.cost_model.reading(read) + run.cost_model.decoding(lengths, run.engine.max_rows)
+    return cost_model.reading(read) + cost_model.decoding(lengths, max_rows)
 
 
-def training_seconds(run: RunConfig, batch: RolloutBatch) -> float:
-    """Simulated seconds of training on a batch: log-probs, updates, critic and teacher, both taken to be as large."""
+def training_seconds(cost_model: CostModel, passes: TrainingPasses, batch: RolloutBatch) -> float:
+    """Simulated seconds of training on a batch: log-probs, updates, critic and teacher."""
     rollouts, trained = batch.rollouts, batch.filtered.trained.flatten().tolist()
     lengths = [len(rollouts.prompt_of_row(row)) + length for row, length in enumerate(rollouts.lengths.tolist())]
-    passes = run.needs_logprobs + run.kl.needs_reference + run.teacher.needs_model
     in_loss = sum(length for length, stays in zip(lengths, trained) if stays)
-    seconds = run.cost_model.reading(passes * sum(lengths))
-    seconds += run.cost_model.training(run.updates.passes * in_loss, run.updates.number)
-    if run.baseline.needs_critic:
-        seconds += run.cost_model.reading(sum(lengths)) + run.cost_model.training(sum(lengths), run.critic.minibatches)
+    seconds = cost_model.reading(passes.forward * sum(lengths))
+    seconds += cost_model.training(passes.updates.passes * in_loss, passes.updates.number)
+    if passes.critic_minibatches is not None:
+        seconds += cost_model.reading(sum(lengths)) + cost_model.training(sum(lengths), passes.critic_minibatches)
     return seconds

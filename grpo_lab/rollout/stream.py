@@ -12,13 +12,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import transformers
+
+from grpo_lab.budget.ledger import Ledger, ModelFlops
 from grpo_lab.config.run_config import RunConfig
-from grpo_lab.engines.base import Stream, all_ended
+from grpo_lab.config.stages import QueueSettings
+from grpo_lab.engines.base import EngineSession, Stream, all_ended
 from grpo_lab.engines.native_stream import NativeStream
-from grpo_lab.rollout.groups import Spent, StartedGroup, completions_of, group_to_state
+from grpo_lab.rollout.groups import GroupMaker, ProblemSource, Spent, StartedGroup, completions_of, group_to_state
 from grpo_lab.rollout.queue import BatchQueue, RolloutBatch, RolloutQueue
 from grpo_lab.tracking.activity import doing
-from grpo_lab.types import Completion, Exhausted, Groups, Request, Tensor
+from grpo_lab.types import Completion, Exhausted, Groups, Problem, Request, Tensor
 
 
 @dataclass
@@ -44,8 +48,8 @@ class StreamQueue(RolloutQueue):
 
     stream: Stream
 
-    def __init__(self, run: RunConfig, *parts: Any) -> None:
-        super().__init__(run, *parts)
+    def __init__(self, settings: QueueSettings, *parts: Any) -> None:
+        super().__init__(settings, *parts)
         self.stream = self.session.open_stream()
         self.tools = self.maker.tools
         self.growing: dict[int, _Growing] = {}  # by ticket; a response's key is ticket * group_size + its number
@@ -60,7 +64,7 @@ class StreamQueue(RolloutQueue):
     @property
     def wanted(self) -> int:
         """Groups per batch."""
-        return self.run.problems_per_step
+        return self.settings.problems_per_step
 
     def take(self) -> RolloutBatch:
         self._admit()
@@ -75,7 +79,7 @@ class StreamQueue(RolloutQueue):
         whole = self.thrown + batch
         self.in_training = len(batch)
         taken = RolloutBatch.of(
-            self.run.group_filter,
+            self.settings.group_filter,
             Groups.join([one.made for one in whole]),
             tuple(range(len(self.thrown), len(whole))),
             numbers=tuple(one.group.number for one in whole),
@@ -100,8 +104,8 @@ class StreamQueue(RolloutQueue):
     def _admit(self) -> None:
         """Start further groups, as far ahead as the schedule allows and while problems can be drawn."""
         self.ran_dry = None
-        bound = self.wanted * (self.run.schedule.ahead + 1)
-        progress = self.ledger.spent(self.run.budget)
+        bound = self.wanted * (self.settings.schedule.ahead + 1)
+        progress = self.ledger.spent(self.settings.budget)
         while len(self.growing) + len(self.ready) + self.in_training < bound:
             try:
                 index = self._draw(progress)
@@ -109,7 +113,7 @@ class StreamQueue(RolloutQueue):
                 self.ran_dry = error  # results of growing groups may still change the curriculum's choice
                 return
             group = self.maker.start(index, self.tickets // self.wanted, progress)
-            size = self.run.group_size
+            size = self.maker.group_size
             self.growing[self.tickets] = _Growing(group, [None] * size, [False] * size)
             for member in range(size):
                 key = self.tickets * size + member
@@ -126,24 +130,24 @@ class StreamQueue(RolloutQueue):
 
     def request(self, key: int) -> Request:
         """The request for response `key`, with its partial response as the prefix."""
-        ticket, member = divmod(key, self.run.group_size)
+        ticket, member = divmod(key, self.maker.group_size)
         growing = self.growing[ticket]
         asked, part = self.maker.requests(growing.group)[member], growing.parts[member]
         if part is None:
-            return self.run.truncation.begins(asked, self.tools)
+            return self.maker.truncation.begins(asked, self.tools)
         if not any(part.injected):
-            asked = self.run.truncation.begins(asked, self.tools)
+            asked = self.maker.truncation.begins(asked, self.tools)
         return replace(asked, prefix=part.tokens)
 
     def _settle(self, key: int, completion: Completion) -> None:
         """Record that a response ended, or continue it after the text that the truncation option injects."""
-        ticket, member = divmod(key, self.run.group_size)
+        ticket, member = divmod(key, self.maker.group_size)
         growing = self.growing[ticket]
         part = growing.parts[member]
         so_far = completion if part is None else part.continued(completion)
         growing.parts[member] = so_far
         asked = self.maker.requests(growing.group)[member]
-        put_in = None if any(so_far.injected) else self.run.truncation.puts_in(asked, so_far, self.tools)
+        put_in = None if any(so_far.injected) else self.maker.truncation.puts_in(asked, so_far, self.tools)
         if put_in is not None:
             growing.parts[member] = so_far.continued(put_in)
             self.stream.add(key, self.request(key))
@@ -157,17 +161,17 @@ class StreamQueue(RolloutQueue):
         """Grade a whole group, note it in memory, and keep it for a batch or throw it away."""
         made = self.maker.grade([growing.group], all_ended(growing.parts), self.memory)
         self.maker.note(made, self.memory)
-        chosen = self.run.group_filter
+        chosen = self.settings.group_filter
         whole = _Whole(growing.group, made, self.clock.sampler)
         (self.ready if chosen.accepts(made.masked) else self.thrown).append(whole)
 
     def _refuse_to_throw_on(self) -> None:
         """Raise Exhausted once the group filter has thrown away more groups for one batch than it may."""
         everything = [one.made for one in (*self.thrown, *self.ready)]
-        self.run.group_filter.check_thrown(everything, len(self.thrown), self.wanted)
+        self.settings.group_filter.check_thrown(everything, len(self.thrown), self.wanted)
 
     def _spent(self, whole: list[_Whole]) -> Spent:
-        size = self.run.group_size
+        size = self.maker.group_size
         added = [one.made.rollouts.lengths.tolist() for one in whole]
         injected = sum(int((one.made.rollouts.response_mask & ~one.made.rollouts.sampled_mask).sum()) for one in whole)
         prompts = [len(one.group.prompt) for one in whole]
@@ -175,7 +179,7 @@ class StreamQueue(RolloutQueue):
 
     def part(self, key: int) -> Completion | None:
         """The tokens of a response so far, for a checkpoint; None if there are none."""
-        ticket, member = divmod(key, self.run.group_size)
+        ticket, member = divmod(key, self.maker.group_size)
         return self.growing[ticket].parts[member]
 
     def to_state(self) -> dict[str, Any]:
@@ -189,7 +193,7 @@ class StreamQueue(RolloutQueue):
         }
 
     def _state_of(self, ticket: int) -> dict[str, Any]:
-        one, size = self.growing[ticket], self.run.group_size
+        one, size = self.growing[ticket], self.maker.group_size
         parts = [self.part(ticket * size + member) for member in range(size)]
         existing = [part for part in parts if part is not None]
         return {
@@ -219,7 +223,7 @@ class StreamQueue(RolloutQueue):
 
     def open_keys(self) -> list[int]:
         """Keys of the unfinished responses."""
-        size = self.run.group_size
+        size = self.maker.group_size
         return [t * size + m for t, one in self.growing.items() for m, ended in enumerate(one.ended) if not ended]
 
     def close(self) -> None:
@@ -240,7 +244,7 @@ class SimulatedStream(StreamQueue):
 
     def _advance(self) -> None:
         work = self.stream.step()
-        cost_model = self.run.cost_model
+        cost_model = self.settings.cost_model
         seconds = cost_model.decode_step + cost_model.decode_token * work.drawn + cost_model.reading(work.read)
         self.clock.generate(seconds)
         for key, completion in self.stream.take(wait=False):
@@ -254,17 +258,17 @@ class SimulatedStream(StreamQueue):
 
     def sync(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         self.in_training = 0
-        keeps = self.run.schedule.keeps_cache
+        keeps = self.settings.schedule.keeps_cache
         if not keeps:
             # Read again in the next step, which counts the time. The ledger counts each text, shared or not.
             self.read_again += self.stream.read_by_recomputing
         self.stream.update_weights(weights, version, keeps)
-        began, pause = self.clock.learner, self.run.cost_model.sync
+        began, pause = self.clock.learner, self.settings.cost_model.sync
         self.clock.learner = began + pause
         self.clock.sampler = max(self.clock.sampler, began) + pause
 
     def to_state(self) -> dict[str, Any]:
-        return super().to_state() | {"stream": self.stream.to_state(self.run.schedule.keeps_cache)}
+        return super().to_state() | {"stream": self.stream.to_state(self.settings.schedule.keeps_cache)}
 
     def from_state(self, state: dict[str, Any]) -> None:
         super().from_state(state)
@@ -274,8 +278,8 @@ class SimulatedStream(StreamQueue):
 class LiveStream(StreamQueue):
     """The stream of an engine in its own process. It runs in real time, so runs are not reproducible."""
 
-    def __init__(self, run: RunConfig, *parts: Any) -> None:
-        super().__init__(run, *parts)
+    def __init__(self, settings: QueueSettings, *parts: Any) -> None:
+        super().__init__(settings, *parts)
         self.partial: dict[int, Completion] = {}
 
     def _advance(self) -> None:
@@ -290,7 +294,7 @@ class LiveStream(StreamQueue):
         for key, completion in self.stream.take(wait=False):
             self._settle(key, completion)
         self.in_training = 0
-        keeps = self.run.schedule.keeps_cache
+        keeps = self.settings.schedule.keeps_cache
         self.stream.update_weights(weights, version, keeps)
         self._admit()
 
@@ -310,8 +314,20 @@ class LiveStream(StreamQueue):
             self.stream.add(key, self.request(key))
 
 
-def open_queue(run: RunConfig, *parts: Any) -> RolloutQueue:
-    """The queue for the run's schedule and engine. `parts` are the other arguments of `RolloutQueue`."""
-    if not run.schedule.streams:
-        return BatchQueue(run, *parts)
-    return (LiveStream if run.engine.overlaps else SimulatedStream)(run, *parts)
+def open_queue(
+    run: RunConfig,
+    session: EngineSession,
+    tokenizer: transformers.PreTrainedTokenizerBase,
+    problems: tuple[Problem, ...],
+    ledger: Ledger,
+    model_flops: ModelFlops,
+) -> RolloutQueue:
+    """The queue for the run's schedule and engine, over its training problems."""
+    source = ProblemSource.of(run.curriculum, run.task.mixture, problems, run.problems_per_step, run.seed)
+    maker = GroupMaker(
+        problems, tokenizer, run.template, run.reward, run.reward_shaping, run.truncation, run.engine.params,
+        run.group_size, run.seed,
+    )  # fmt: skip
+    streaming = LiveStream if run.engine.overlaps else SimulatedStream
+    kind = streaming if run.schedule.streams else BatchQueue
+    return kind(run.queue_settings, source, maker, session, ledger, model_flops)

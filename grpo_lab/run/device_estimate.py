@@ -13,15 +13,16 @@ from grpo_lab.budget.device_estimate import GIB, MARGIN, MemoryEstimate, Microba
 from grpo_lab.budget.ledger import ModelFlops
 from grpo_lab.budget.model_shape import FP32, ModelShape
 from grpo_lab.config.run_config import RunConfig
+from grpo_lab.config.stages import LearnerSettings
+from grpo_lab.engines.base import Engine
 from grpo_lab.engines.native import Native
 from grpo_lab.engines.native_cache import BLOCK
 from grpo_lab.engines.native_graphs import capacity
-from grpo_lab.policy.loading import Lora
-from grpo_lab.run.lengths import budgets_of
+from grpo_lab.policy.loading import Loading, Lora
 from grpo_lab.run.memory import REMEDIES
-from grpo_lab.tricks.precision import LmHead
-from grpo_lab.tricks.teacher import OnPolicyDistillation
-from grpo_lab.types import WeightType
+from grpo_lab.tricks.precision import LmHead, Precision
+from grpo_lab.tricks.teacher import OnPolicyDistillation, Teacher
+from grpo_lab.types import Microbatching, WeightType
 
 _STAGES = {"open": "throughout", "generate": "while sampling", "train": "while training"}
 
@@ -64,38 +65,48 @@ def _shape(config: PreTrainedConfig, model: PreTrainedModel) -> ModelShape:
 
 def estimate(run: RunConfig, size: ModelSize, longest_prompt: int, ranks: int = 1) -> MemoryEstimate:
     """The memory of `run` on each of `ranks` devices, with prompts of at most `longest_prompt` tokens."""
-    held, left_out = _models(run, size, ranks)
-    sampling = {}
-    if isinstance(run.engine, Native):
-        held["the sampler's weights"] = _sampler_bytes(run, size)
-        sampling["KV cache"] = _cache_bytes(run, size.shape, longest_prompt)
+    engine, loading = run.engine, run.model.loading()
+    held = _policy_bytes(size, loading, run.kl.needs_reference, run.reference.changes, run.evaluation.initial_kl)
+    if run.baseline.needs_critic and run.critic.owns_trunk:
+        held["the critic's weights and moments, float32"] = 3 * FP32 * _trunk(size)
+    left_out = _add_teacher(run.teacher, held)
+    held = {name: number // ranks for name, number in held.items()}
+    sampling, share = {}, _share(engine)
+    if isinstance(engine, Native):
+        held["the sampler's weights"] = _sampler_bytes(run.sampler_precision, size)
+        response = max(run.lengths.responses.values())
+        sampling["KV cache"] = _cache_bytes(engine, run.sampler_precision, size.shape, longest_prompt, response)
     else:
-        left_out += ["what vLLM holds on GPUs of its own"] if _share(run) == 0 else []
-    return MemoryEstimate(held, sampling, _training(run, size, longest_prompt, ranks), _share(run), tuple(left_out))
+        left_out += ["what vLLM holds on GPUs of its own"] if share == 0 else []
+    problems = max(1, run.problems_per_step // run.updates.minibatches)
+    batch = _microbatch(run.microbatching, longest_prompt, engine.max_tokens, run.group_size, problems)
+    training = _training(run.learner_settings, size, batch, ranks)
+    training["the output head and its logits"] = budget.head_bytes(size, batch, run.logits_per_chunk)
+    return MemoryEstimate(held, sampling, training, share, tuple(left_out))
 
 
-def _models(run: RunConfig, size: ModelSize, ranks: int) -> tuple[dict[str, int], list[str]]:
-    """Bytes per rank of the models in torch and of their optimiser states; and what is not counted."""
-    loading = run.model.loading()
+def _policy_bytes(
+    size: ModelSize, loading: Loading, needs_reference: bool, reference_changes: bool, initial_kl: bool
+) -> dict[str, int]:
+    """Bytes of the learner, of its optimiser state and of the frozen copies of the policy, all in torch."""
     own = size.weights * getattr(torch, loading.frozen.value).itemsize
     held = {f"the learner's weights, {loading.frozen.value}": own + FP32 * size.adapter}
     held["AdamW's two moments, float32"] = size.optimizer_bytes
-    changes = run.reference.changes
-    references = run.kl.needs_reference and (loading.lora is None or changes)
+    references = needs_reference and (loading.lora is None or reference_changes)
     if references:
         held["the reference's weights"] = own
-    if run.evaluation.initial_kl and loading.lora is None and (changes or not references):
+    if initial_kl and loading.lora is None and (reference_changes or not references):
         held["the first weights, for evaluation.initial_kl"] = own
-    if run.baseline.needs_critic and run.critic.owns_trunk:
-        trunk = size.weights - (0 if size.shape.tied else size.head)
-        held["the critic's weights and moments, float32"] = 3 * FP32 * trunk
-    left_out = _add_teacher(run, held)
-    return {name: number // ranks for name, number in held.items()}, left_out
+    return held
 
 
-def _add_teacher(run: RunConfig, held: dict[str, int]) -> list[str]:
+def _trunk(size: ModelSize) -> int:
+    """Weights without an output head of their own."""
+    return size.weights - (0 if size.shape.tied else size.head)
+
+
+def _add_teacher(plan: Teacher, held: dict[str, int]) -> list[str]:
     """Add the weights of a teacher whose folder is here; the message if it is not."""
-    plan = run.teacher
     if not isinstance(plan, OnPolicyDistillation):
         return []
     folder = Path(plan.path).expanduser()
@@ -105,26 +116,25 @@ def _add_teacher(run: RunConfig, held: dict[str, int]) -> list[str]:
     return []
 
 
-def _share(run: RunConfig) -> float:
+def _share(engine: Engine) -> float:
     """The share of the learner's own device that vLLM takes; an engine with a `device_index` has another device."""
-    return 0.0 if hasattr(run.engine, "device_index") else getattr(run.engine, "memory_share", 0.0)
+    return 0.0 if hasattr(engine, "device_index") else getattr(engine, "memory_share", 0.0)
 
 
-def _sampler_bytes(run: RunConfig, size: ModelSize) -> int:
+def _sampler_bytes(precision: Precision, size: ModelSize) -> int:
     """The native engine's own copy; an fp32 head has storage of its own, beside a tied table."""
-    numbers = run.sampler_precision.dtype.itemsize
-    if run.sampler_precision.lm_head is not LmHead.fp32:
+    numbers = precision.dtype.itemsize
+    if precision.lm_head is not LmHead.fp32:
         return numbers * size.weights
-    return numbers * (size.weights - (0 if size.shape.tied else size.head)) + FP32 * size.head
+    return numbers * _trunk(size) + FP32 * size.head
 
 
-def _cache_bytes(run: RunConfig, shape: ModelShape, longest_prompt: int) -> int:
+def _cache_bytes(engine: Native, precision: Precision, shape: ModelShape, longest_prompt: int, response: int) -> int:
     """Keys and values of a full batch. With CUDA graphs its prompts have a cache beside the one that is replayed."""
-    tokens, number = max(budgets_of(run).values()), run.sampler_precision.dtype.itemsize
-    rows = run.engine.max_rows
-    if not getattr(run.engine, "cuda_graphs", False):
-        return budget.kv_cache_bytes(shape, rows, _in_blocks(longest_prompt + tokens), number)
-    fixed_rows, room, _ = capacity(rows, longest_prompt + tokens, tokens)
+    number, rows = precision.dtype.itemsize, engine.max_rows
+    if not engine.cuda_graphs:
+        return budget.kv_cache_bytes(shape, rows, _in_blocks(longest_prompt + response), number)
+    fixed_rows, room, _ = capacity(rows, longest_prompt + response, response)
     prompts = budget.kv_cache_bytes(shape, rows, _in_blocks(longest_prompt), number)
     return prompts + budget.kv_cache_bytes(shape, fixed_rows, room, number)
 
@@ -133,24 +143,24 @@ def _in_blocks(tokens: int) -> int:
     return -(-tokens // BLOCK) * BLOCK
 
 
-def _training(run: RunConfig, size: ModelSize, longest_prompt: int, ranks: int) -> dict[str, int]:
-    batch = _microbatch(run, longest_prompt)
-    half = run.learner_precision.dtype.itemsize < FP32
-    casts = half and run.model.loading().frozen is WeightType.fp32
-    kept = budget.activations(size, batch, half, casts, run.gradient_checkpointing)
+def _training(learning: LearnerSettings, size: ModelSize, batch: Microbatch, ranks: int) -> dict[str, int]:
+    half = learning.precision.dtype.itemsize < FP32
+    casts = half and learning.loading.frozen is WeightType.fp32
+    kept = budget.activations(size, batch, half, casts, learning.gradient_checkpointing)
     return {
         "gradients, float32": FP32 * size.trained // ranks,
         f"activations of {batch.tokens:,} tokens": kept,
-        "the output head and its logits": budget.head_bytes(size, batch, run.logits_per_chunk),
     }
 
 
-def _microbatch(run: RunConfig, longest_prompt: int) -> Microbatch:
-    """The largest training pass; no larger than an optimiser step."""
-    group, response = run.group_size, run.engine.max_tokens
-    row = (longest_prompt + group * response) if run.packing else group * (longest_prompt + response)
-    step = row * max(1, run.problems_per_step // run.updates.minibatches)
-    return Microbatch.of(min(run.microbatch_tokens, step), longest_prompt, response, group, run.packing)
+def _microbatch(
+    microbatching: Microbatching, longest_prompt: int, response: int, group: int, problems: int
+) -> Microbatch:
+    """The largest training pass; no larger than an optimiser step on `problems` groups."""
+    packs = microbatching.packs
+    row = (longest_prompt + group * response) if packs else group * (longest_prompt + response)
+    tokens = min(microbatching.microbatch_tokens, row * problems)
+    return Microbatch.of(tokens, longest_prompt, response, group, packs)
 
 
 def step_flops(run: RunConfig, size: ModelSize, prompt: int) -> StepFlops:
@@ -161,7 +171,7 @@ def step_flops(run: RunConfig, size: ModelSize, prompt: int) -> StepFlops:
     return StepFlops(sampled, read * (run.needs_logprobs + run.kl.needs_reference), 3 * read * run.updates.passes)
 
 
-def verdict(run: RunConfig, found: MemoryEstimate, memory: float) -> str:
+def verdict(found: MemoryEstimate, memory: float) -> str:
     """One sentence: whether the estimate fits `memory` bytes, and what to change where it may not."""
     too_much = found.too_much(memory)
     said = f"{found.needed(memory) / GIB:.1f} GiB estimated, {memory / GIB:.1f} GiB of memory"
@@ -188,27 +198,30 @@ def check_memory(run: RunConfig, device: torch.device, folder: Path, longest_pro
     except ValueError as error:
         return [str(error)]
     found = estimate(run, size, longest_prompt, ranks)
-    said = verdict(run, found, memory)
+    said = verdict(found, memory)
     if found.too_much(memory):
         raise ValueError(f"{device}: {said}")
     return [f"{device}: {said}"] if found.too_much(memory) is None else []
 
 
-def estimate_text(run: RunConfig, folder: Path, prompt: int, memory: float | None, ranks: int) -> str:
-    """A table of the estimate in GiB, what it omits, whether it fits into `memory` bytes, and the time per step."""
-    size = size_of(folder, run.model.loading().lora)
-    found = estimate(run, size, prompt, ranks)
+def estimate_text(
+    found: MemoryEstimate, flops: StepFlops, prompt: int, response: int, memory: float | None, ranks: int
+) -> str:
+    """A table of the estimate in GiB, what it omits, whether it fits into `memory` bytes, and the time per step.
+
+    `prompt` and `response` are the lengths in tokens for which it was made, on each of `ranks` GPUs.
+    """
     each = f" on each of {ranks} GPUs" if ranks > 1 else ""
     prompts = f"prompts of {prompt} tokens" if prompt else "prompts of unknown length, taken as 0,"
-    lines = [f"memory{each}, estimated for {prompts} and responses of {run.engine.max_tokens} tokens, in GiB"]
+    lines = [f"memory{each}, estimated for {prompts} and responses of {response} tokens, in GiB"]
     for stage, parts in (("open", found.held), ("generate", found.sampling), ("train", found.training)):
         lines += [f"  {name:<48}{number / GIB:>9.3f}" for name, number in parts.items()]
         lines += [f"  = {'held ' + _STAGES[stage]:<46}{found.stages[stage] / GIB:>9.3f}"]
     if found.engine_share:
         lines.append(f"  vLLM takes engine.memory_share={found.engine_share:g} of the GPU in addition")
     lines += [f"  not counted: {what}" for what in found.left_out]
-    lines += [verdict(run, found, memory)] if memory is not None else []
-    return "\n".join([*lines, _time_text(step_flops(run, size, prompt))])
+    lines += [verdict(found, memory)] if memory is not None else []
+    return "\n".join([*lines, _time_text(flops)])
 
 
 def _time_text(flops: StepFlops) -> str:

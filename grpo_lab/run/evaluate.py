@@ -34,6 +34,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -53,9 +54,10 @@ from grpo_lab.rollout.grading import (
     tools_for,
     with_target_length,
 )
-from grpo_lab.tasks.base import Grader, Template
+from grpo_lab.tasks.base import Grader, Task, Template
 from grpo_lab.tracking.activity import doing
 from grpo_lab.tracking.metrics import SAMPLER_SUITES, SHARPENED, pass_at_k
+from grpo_lab.tricks.reward_shaping import RewardShaping
 from grpo_lab.tricks.truncation import Score, Truncation, generate_each
 from grpo_lab.types import Float, NoiseKey, Problem, Request, Rollouts, SamplingParams, Tensor
 
@@ -84,7 +86,11 @@ def make_suites(run: RunConfig, ends: bool = True) -> list[Suite]:
     plan = run.evaluation
     samples = plan.ends_samples if ends else plan.samples
     mix = _mix(run.task.problems("train"))
-    probe, heldout, downstream = (_asked(run, split, ends, mix) for split in ("probe", "heldout", "downstream"))
+    pose = partial(_posed, run.task, run.template, run.reward_shaping, run.seed)
+    probe, heldout, downstream = (
+        _main_split(plan, split, pose(split), ends, mix, run.task.exact_sizes)
+        for split in ("probe", "heldout", "downstream")
+    )
     training = run.engine.params
     protocol = SamplingParams(plan.max_tokens, plan.temperature, plan.top_p)
     long = replace(protocol, max_tokens=plan.downstream_max_tokens)
@@ -97,7 +103,9 @@ def make_suites(run: RunConfig, ends: bool = True) -> list[Suite]:
     for name in plan.suites if ends else ():
         split = SPLITS.get(name, name)
         own = None if split in ("downstream", "other_family") else mix
-        problems = _some(run, split, plan.suite_problems, own, "evaluation.suite_problems")
+        problems = _some(
+            split, pose(split), plan.suite_problems, own, run.task.exact_sizes, "evaluation.suite_problems"
+        )
         if name == "other_wording":
             problems = tuple(replace(one, question=plan.in_other_words(one.question)) for one in problems)
         params = long if name in ("other_numbers", "other_family") else protocol
@@ -125,27 +133,34 @@ def of_the_sampler(suites: Sequence[Suite]) -> list[Suite]:
     return [suite for suite in named if suite.name in SAMPLER_SUITES]
 
 
-def _asked(run: RunConfig, split: str, ends: bool, mix: Counter[int]) -> tuple[Problem, ...]:
+def _main_split(
+    plan: Evaluation, split: str, problems: Sequence[Problem], ends: bool, mix: Counter[int], exact: bool
+) -> tuple[Problem, ...]:
     """The problems of one of the three main splits; those between the ends are some of those there."""
     own = None if split == "downstream" or len(mix) == 1 else mix
     key = f"ends_{split}_problems"
-    problems = _some(run, split, getattr(run.evaluation, key), own, f"evaluation.{key}")
-    between = min(len(problems), getattr(run.evaluation, f"{split}_problems"))
-    return problems if ends else with_mix(problems, between, own or _mix(problems))
+    chosen = _some(split, problems, getattr(plan, key), own, exact, f"evaluation.{key}")
+    between = min(len(chosen), getattr(plan, f"{split}_problems"))
+    return chosen if ends else with_mix(chosen, between, own or _mix(chosen))
 
 
 def _mix(problems: Sequence[Problem]) -> Counter[int]:
     return Counter(problem.difficulty for problem in problems)
 
 
-def _some(run: RunConfig, split: str, number: int, mix: Counter[int] | None, key: str) -> tuple[Problem, ...]:
-    problems = [
-        with_target_length(
-            run.reward_shaping, run.template, problem, NoiseKey(run.seed, f"eval/{split}", 0, problem.id, 0)
-        )
-        for problem in run.task.problems(split)
+def _posed(task: Task, template: Template, shaping: RewardShaping, seed: int, split: str) -> list[Problem]:
+    """The problems of a split, each with its target length if the reward shaping draws one."""
+    return [
+        with_target_length(shaping, template, problem, NoiseKey(seed, f"eval/{split}", 0, problem.id, 0))
+        for problem in task.problems(split)
     ]
-    if not run.task.exact_sizes:
+
+
+def _some(
+    split: str, problems: Sequence[Problem], number: int, mix: Counter[int] | None, exact: bool, key: str
+) -> tuple[Problem, ...]:
+    """`number` of the problems, or all if there are fewer and `exact` is False. `key` is the setting of the number."""
+    if not exact:
         number = min(number, len(problems))
     if len(problems) < number:
         raise ValueError(

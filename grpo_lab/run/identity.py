@@ -10,7 +10,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from grpo_lab.config.run_config import RunConfig, flat, is_volatile
+from grpo_lab.config.evaluation import Evaluation
+from grpo_lab.config.run_config import flat, is_volatile
+from grpo_lab.tasks.base import Task
 from grpo_lab.tasks.tables import fingerprint, overlaps
 from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.passwords import masked
@@ -100,20 +102,20 @@ def check_models(folder: Path, weights: str, teacher: str | None) -> None:
             )
 
 
-def data_fingerprint(run: RunConfig) -> dict[str, str] | None:
+def data_fingerprint(task: Task, evaluation: Evaluation) -> dict[str, str] | None:
     """A hash of each split's problems and of each table that evaluation asks; None where configuration decides them."""
-    own = run.task.fingerprint() or {}
-    return own | {name: fingerprint(problems) for name, problems in run.evaluation.table_problems.items()} or None
+    own = task.fingerprint() or {}
+    return own | {name: fingerprint(problems) for name, problems in evaluation.table_problems.items()} or None
 
 
-def notes_on_data(run: RunConfig) -> list[str]:
+def notes_on_data(task: Task, evaluation: Evaluation) -> list[str]:
     """Notes on the data for readers of the results: from the task, the evaluation tables, and their overlap."""
-    tables = run.evaluation.table_problems
+    tables = evaluation.table_problems
     if not tables:
-        return run.task.notes()
+        return task.notes()
     asked = {name: [problem.question for problem in problems] for name, problems in tables.items()}
-    trained = [problem.question for problem in run.task.problems("train")]
-    return [*run.task.notes(), *run.evaluation.notes_on_tables(), *overlaps(trained, asked)]
+    trained = [problem.question for problem in task.problems("train")]
+    return [*task.notes(), *evaluation.notes_on_tables(), *overlaps(trained, asked)]
 
 
 def check_data(before: Mapping[str, Any], data: Mapping[str, str] | None) -> None:

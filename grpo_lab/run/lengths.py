@@ -9,22 +9,25 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from grpo_lab.config.run_config import RunConfig
+from grpo_lab.config.stages import LengthLimits
 from grpo_lab.policy.model_folder import context_length
 from grpo_lab.rollout.grading import asking, encode_prompts
+from grpo_lab.tasks.base import Template
 from grpo_lab.types import Problem
 
 TRAINING = "training questions"
 
 
-def check_lengths(run: RunConfig, context: int | None, longest_prompt: int, whose: str = "the model's context") -> None:
+def check_lengths(
+    limits: LengthLimits, context: int | None, longest_prompt: int, whose: str = "the model's context"
+) -> None:
     """Raise ValueError that names all token budgets that, with the longest prompt, exceed the context.
 
     A context of None is no limit.
     """
     if context is None:
         return
-    longer = {name: budget for name, budget in budgets_of(run).items() if longest_prompt + budget > context}
+    longer = {name: budget for name, budget in limits.responses.items() if longest_prompt + budget > context}
     if longer:
         said = ", ".join(f"{name}={budget}" for name, budget in longer.items())
         raise ValueError(
@@ -46,7 +49,12 @@ class Fitting:
 
 
 def fitting(
-    run: RunConfig, folder: Path, tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], of: str
+    limits: LengthLimits,
+    template: Template,
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    problems: Sequence[Problem],
+    of: str,
 ) -> Fitting:
     """The problems whose prompts are no longer than `task.max_prompt_tokens`, and fit the context beside a response.
 
@@ -54,11 +62,11 @@ def fitting(
     stay, as it is then the response length that does not fit: `check_lengths` refuses it. Raises ValueError if none is
     short enough.
     """
-    problems, given = tuple(problems), run.task.longest_prompt
-    contexts = [size for size in (context_length(folder), run.engine.longest) if size is not None]
-    room = min(contexts, default=math.inf) - max(budgets_of(run).values())
-    asked = at_their_longest(run, tokenizer, problems) if of == TRAINING else problems
-    lengths = [len(prompt) for prompt in encode_prompts(tokenizer, run.template, asked)]
+    problems, given = tuple(problems), limits.prompt
+    contexts = [size for size in (context_length(folder), limits.context) if size is not None]
+    room = min(contexts, default=math.inf) - max(limits.responses.values())
+    asked = at_their_longest(limits, template, tokenizer, problems) if of == TRAINING else problems
+    lengths = [len(prompt) for prompt in encode_prompts(tokenizer, template, asked)]
     if 2 * sum(length > room for length in lengths) > len(lengths):
         room = math.inf
     limit = min(room, math.inf if given is None else given)
@@ -75,22 +83,13 @@ def fitting(
     return Fitting(kept, (f"{said}; they are left out",))
 
 
-def budgets_of(run: RunConfig) -> dict[str, int]:
-    """How long responses may be, by the setting that says so."""
-    return {
-        "engine.max_tokens": run.engine.max_tokens,
-        "evaluation.max_tokens": run.evaluation.max_tokens,
-        "evaluation.downstream_max_tokens": run.evaluation.downstream_max_tokens,
-    }
-
-
 def at_their_longest(
-    run: RunConfig, tokenizer: PreTrainedTokenizerBase, problems: tuple[Problem, ...]
+    limits: LengthLimits, template: Template, tokenizer: PreTrainedTokenizerBase, problems: tuple[Problem, ...]
 ) -> tuple[Problem, ...]:
     """The problems as training may ask them, each with the target length whose prompt takes the most tokens."""
-    lengths = run.reward_shaping.asks_for
+    lengths = limits.targets
     if not lengths:
         return problems
-    tried = encode_prompts(tokenizer, run.template, [asking(run.template, problems[0], tokens) for tokens in lengths])
+    tried = encode_prompts(tokenizer, template, [asking(template, problems[0], tokens) for tokens in lengths])
     longest = max(range(len(lengths)), key=lambda place: len(tried[place]))
-    return tuple(asking(run.template, problem, lengths[longest]) for problem in problems)
+    return tuple(asking(template, problem, lengths[longest]) for problem in problems)

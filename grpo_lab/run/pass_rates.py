@@ -20,8 +20,9 @@ import pandas as pd
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from grpo_lab.budget.cost_model import CostModel
 from grpo_lab.budget.ledger import Ledger, ModelFlops
-from grpo_lab.config.run_config import RunConfig
+from grpo_lab.config.stages import SamplingSettings
 from grpo_lab.engines.base import EngineSession
 from grpo_lab.policy.model_folder import fingerprint
 from grpo_lab.rollout.grading import decode, encode_prompts, group_requests, to_rollouts, token_ids, tools_for
@@ -65,13 +66,13 @@ class Asked:
     phrase: tuple[int, ...] = ()
 
     @classmethod
-    def answers(cls, run: RunConfig, plan: Measured) -> Asked:
-        return cls("answers", plan.samples, run.engine.params)
+    def answers(cls, sampling: SamplingSettings, plan: Measured) -> Asked:
+        return cls("answers", plan.samples, sampling.engine.params)
 
     @classmethod
-    def guesses(cls, run: RunConfig, plan: Measured, tokenizer: PreTrainedTokenizerBase) -> Asked:
-        (phrase,) = token_ids(tokenizer, [run.template.interruption])
-        params = replace(run.engine.params, max_tokens=len(phrase) + plan.guess_tokens)
+    def guesses(cls, sampling: SamplingSettings, plan: Measured, tokenizer: PreTrainedTokenizerBase) -> Asked:
+        (phrase,) = token_ids(tokenizer, [sampling.template.interruption])
+        params = replace(sampling.engine.params, max_tokens=len(phrase) + plan.guess_tokens)
         return cls("guesses", plan.tries, params, phrase)
 
 
@@ -97,18 +98,18 @@ class Rates:
         """Wall time that measuring took, whenever that was."""
         return float(self.table["seconds"].sum())
 
-    def charge(self, run: RunConfig, cost: ModelFlops, ledger: Ledger) -> None:
-        """Count what was sampled. None of it is ever trained on."""
+    def charge(self, cost_model: CostModel, max_rows: int, cost: ModelFlops, ledger: Ledger) -> None:
+        """Count what was sampled, `max_rows` responses at once. None of it is ever trained on."""
         prompts, lengths = self.table["prompt_tokens"].tolist(), [list(map(int, row)) for row in self.table["lengths"]]
         injected = int(self.table["injected"].sum())
         ledger.generated(cost, prompts, lengths, [[0] * len(row) for row in lengths], injected)
         ledger.discarded_tokens += sum(map(sum, lengths)) - injected
-        decoding = run.cost_model.decoding([length for row in lengths for length in row], run.engine.max_rows)
-        ledger.simulated_seconds += decoding + run.cost_model.reading(sum(prompts))
+        decoding = cost_model.decoding([length for row in lengths for length in row], max_rows)
+        ledger.simulated_seconds += decoding + cost_model.reading(sum(prompts))
 
 
 def measure(
-    run: RunConfig,
+    sampling: SamplingSettings,
     plan: Measured,
     asked: Asked,
     base: Base,
@@ -121,11 +122,11 @@ def measure(
     `own` is the run's folder. It keeps a copy of what was measured, which is read first: a run resumes without the
     cache. Raises ValueError if the grader failed on every answer.
     """
-    protocol = _protocol(run, plan, asked, base)
+    protocol = _protocol(sampling, plan, asked, base)
     key = hashlib.sha256(json.dumps(protocol, sort_keys=True).encode()).hexdigest()[:16]
     folder = cache_root() / "pass_rates" / key
     copy = None if own is None else own / f"pass_rates-{asked.kind}-{key}.parquet"
-    prompts = encode_prompts(base.tokenizer, run.template, problems)
+    prompts = encode_prompts(base.tokenizer, sampling.template, problems)
     digests = [_digest(problem, prompt) for problem, prompt in zip(problems, prompts)]
     if copy is not None and copy.exists():
         known = pd.read_parquet(copy)
@@ -140,7 +141,7 @@ def measure(
             write_json(folder / "protocol.json", protocol)
             said = f"{len(missing)} of {len(problems)} problems, {asked.samples} {asked.kind} of the base model to each"
             say(f"measuring {said}; kept in {folder}")
-            known = _extend(folder, known, run, plan, asked, base, problems, prompts, digests, missing, say)
+            known = _extend(folder, known, sampling, plan, asked, base, problems, prompts, digests, missing, say)
     rates = Rates(_in_order(known, digests), folder)
     if sum(rates.graded) == 0:
         raise ValueError(
@@ -152,7 +153,7 @@ def measure(
     return rates
 
 
-def _protocol(run: RunConfig, plan: Measured, asked: Asked, base: Base) -> dict[str, object]:
+def _protocol(sampling: SamplingSettings, plan: Measured, asked: Asked, base: Base) -> dict[str, object]:
     """Everything beside the problem that what is measured depends on, as JSON."""
     words = json.dumps(base.tokenizer.get_vocab(), sort_keys=True)
     return {
@@ -162,11 +163,11 @@ def _protocol(run: RunConfig, plan: Measured, asked: Asked, base: Base) -> dict[
         "tokenizer": hashlib.sha256(words.encode()).hexdigest()[:16],
         "sampling": asdict(asked.params),
         "phrase": list(asked.phrase),
-        "truncation": repr(run.truncation) if asked.kind == "answers" else "",
-        "verifier": repr(_outcome(run.reward)),
-        "arguments": repr(getattr(run.engine, "arguments", {})),
-        "precision": repr(run.sampler_precision),
-        "engine": type(run.engine).__name__,
+        "truncation": repr(sampling.truncation) if asked.kind == "answers" else "",
+        "verifier": repr(_outcome(sampling.reward)),
+        "arguments": repr(getattr(sampling.engine, "arguments", {})),
+        "precision": repr(sampling.precision),
+        "engine": type(sampling.engine).__name__,
         "device": base.device.type,
         "seed": plan.seed,
         "code": CODE_VERSION,
@@ -212,7 +213,7 @@ def _parquet(table: pd.DataFrame) -> bytes:
 def _extend(
     folder: Path,
     known: pd.DataFrame,
-    run: RunConfig,
+    sampling: SamplingSettings,
     plan: Measured,
     asked: Asked,
     base: Base,
@@ -223,17 +224,17 @@ def _extend(
     say: Callable[[str], None],
 ) -> pd.DataFrame:
     """Measure the problems at the places `missing` and add their rows, each part in a file until all are there."""
-    at_once = max(1, _CALLS * run.engine.max_rows // asked.samples)
+    at_once = max(1, _CALLS * sampling.engine.max_rows // asked.samples)
     parts, began = [known], time.perf_counter()
     with (
-        closing(run.engine.open(base.folder, run.sampler_precision, base.device)) as session,
+        closing(sampling.engine.open(base.folder, sampling.precision, base.device)) as session,
         doing("pass rates of the base model", len(missing), "problems") as shown,
     ):
         for start in range(0, len(missing), at_once):
             shown.done = start
             places = missing[start : start + at_once]
             part = _sampled(
-                run, plan, asked, base, session, [problems[p] for p in places], [prompts[p] for p in places]
+                sampling, plan, asked, base, session, [problems[p] for p in places], [prompts[p] for p in places]
             )
             part["digest"] = [digests[place] for place in places]
             parts.append(part[list(_COLUMNS)])
@@ -248,7 +249,7 @@ def _extend(
 
 
 def _sampled(
-    run: RunConfig,
+    sampling: SamplingSettings,
     plan: Measured,
     asked: Asked,
     base: Base,
@@ -260,7 +261,7 @@ def _sampled(
     began = time.perf_counter()
     requests = group_requests(problems, prompts, asked.samples, asked.params, plan.seed, f"pass_rate/{asked.kind}", 0)
     if asked.kind == "answers":
-        completions = run.truncation.generate(session, requests, tools_for(base.tokenizer))
+        completions = sampling.truncation.generate(session, requests, tools_for(base.tokenizer))
     else:
         put_in = tuple(True for _ in asked.phrase)
         nothing = (0.0,) * len(asked.phrase), (0,) * len(asked.phrase)
@@ -271,7 +272,7 @@ def _sampled(
     # A guess is judged by what it says first; the few tokens it may take need not hold an end.
     finished = rollouts.finished.tolist() if asked.kind == "answers" else [True] * len(texts)
     each = [problem for problem in problems for _ in range(asked.samples)]
-    judged = run.reward.checked_grades(each, texts, finished, [request.noise for request in requests]).outcomes
+    judged = sampling.reward.checked_grades(each, texts, finished, [request.noise for request in requests]).outcomes
     groups = [slice(place * asked.samples, (place + 1) * asked.samples) for place in range(len(problems))]
     lengths = rollouts.lengths.tolist()
     injected = (rollouts.response_mask & ~rollouts.sampled_mask).sum(dim=1).tolist()

@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 
 from grpo_lab.budget.ledger import Ledger
-from grpo_lab.config.run_config import RunConfig
+from grpo_lab.config.stages import RecordSettings
 from grpo_lab.policy import ranks
 from grpo_lab.policy.batching import rollout_logprobs
 from grpo_lab.rollout.queue import RolloutQueue
@@ -67,7 +67,7 @@ class Clock:
 class Recorder:
     """Stage 12: logs and shows a finished step, and evaluates and saves when due."""
 
-    run: RunConfig
+    settings: RecordSettings
     log: RunLog | UnwrittenLog
     progress: RunProgress | Unshown
     run_key: str
@@ -94,15 +94,15 @@ class Recorder:
 
         `rollouts` makes its table, and `sampled_by` is the version of the weights that sampled its batch.
         """
-        run, ledger, step = self.run, state.ledger, state.ledger.steps
+        settings, ledger, step = self.settings, state.ledger, state.ledger.steps
         # All ranks go by one clock, since a budget may end by it.
         ledger.device_seconds += ranks.from_first(sum(clock.seconds.values())) * ranks.number()
-        before, self.spent = self.spent, ledger.spent(run.budget)
-        if rollouts is not None and table_is_due(run.rollouts_every, step, before, self.spent):
+        before, self.spent = self.spent, ledger.spent(settings.budget)
+        if rollouts is not None and table_is_due(settings.rollouts_every, step, before, self.spent):
             self.log.write_table("rollouts", step, rollouts())
         numbers, speed = {**metrics, **state.start.touched, **state.training.touched}, {}
         if "generate" in clock.seconds:
-            generated = numbers["rollout/length"] * numbers["rollout/groups"] * run.group_size
+            generated = numbers["rollout/length"] * numbers["rollout/groups"] * settings.group_size
             speed["time/tokens_per_second"] = generated / sum(clock.seconds.values())
         self._finish(state, queue, clock, numbers, speed, sampled_by)
 
@@ -125,9 +125,9 @@ class Recorder:
         sampled_by: int | None,
     ) -> None:
         """Evaluate, log, save and show the latest step. Raises KeyboardInterrupt once a signal has asked for it."""
-        run, ledger, step = self.run, state.ledger, state.ledger.steps
-        share, checkpoints = ledger.spent(run.budget), self.log.folder / "checkpoints"
-        if step % run.evaluation.every == 0 or share >= 1:
+        settings, ledger, step = self.settings, state.ledger, state.ledger.steps
+        share, checkpoints = ledger.spent(settings.budget), self.log.folder / "checkpoints"
+        if step % settings.evaluation.every == 0 or share >= 1:
             try:
                 with clock("evaluate"), _left_by_a_signal():
                     accuracies, answers = self._evaluate(state, step == 0 or share >= 1, sampled_by)
@@ -160,10 +160,10 @@ class Recorder:
         self.log.write_step(step, check(numbers), check(timing))
         self._keep_best(state, numbers)
         told = ranks.gathered((time.monotonic() - self.saved_at, interrupt.asked()))  # so that all save together
-        late = run.checkpoint_minutes is not None and told[0][0] >= 60 * run.checkpoint_minutes
+        late = settings.checkpoint_minutes is not None and told[0][0] >= 60 * settings.checkpoint_minutes
         ends = share < 1 and any(asked for _, asked in told)
         saved = None
-        if ends or (step and (step % run.checkpoint_every == 0 or late or share >= 1)):
+        if ends or (step and (step % settings.checkpoint_every == 0 or late or share >= 1)):
             saved = self.save(state, queue, checkpoints)
         self.seconds_logging = time.perf_counter() - started
         self.progress.show(step, share, numbers, timing)
@@ -174,7 +174,7 @@ class Recorder:
 
     def _keep_best(self, state: RunState, numbers: Mapping[str, float]) -> None:
         """Save the weights if `checkpoint.best` is higher than in all evaluations before; not those it began with."""
-        metric, step = self.run.checkpoint.best, state.ledger.steps
+        metric, step = self.settings.best_metric, state.ledger.steps
         if metric is None or metric not in numbers:
             return
         value = ranks.from_first(numbers[metric])
@@ -190,13 +190,13 @@ class Recorder:
 
     def _evaluate(self, state: RunState, ends: bool, sampled_by: int | None) -> tuple[dict[str, float], pd.DataFrame]:
         """Evaluate the learner's weights, and those that sampled the batch if they are older and kept."""
-        run = self.run
+        settings = self.settings
         suites = state.suites if ends else state.suites_between
         if state.ledger.steps == 0:
-            suites = [*suites, *sharpened(suites, run.evaluation.sharpened)]
+            suites = [*suites, *sharpened(suites, settings.evaluation.sharpened)]
         ask = partial(
-            evaluate, session=state.session, tokenizer=state.tokenizer, template=run.template, plan=run.evaluation,
-            seed=run.seed, reward=run.reward, verifier=run.verifier,
+            evaluate, session=state.session, tokenizer=state.tokenizer, template=settings.template,
+            plan=settings.evaluation, seed=settings.seed, reward=settings.reward, verifier=settings.verifier,
         )  # fmt: skip
         metrics, answers = ask(suites, initial=self._initial_logprobs(state))
         if sampled_by is None or not state.kept or sampled_by == state.updates:
@@ -208,8 +208,8 @@ class Recorder:
     def _warn_without_signal(self, step: int, metrics: Mapping[str, float | int]) -> None:
         """Warn once that no group has had signal for long, and again once signal came back and went."""
         self.steps_without_signal = 0 if has_signal(metrics) else self.steps_without_signal + 1
-        if 0 < self.run.no_signal_steps == self.steps_without_signal:
-            text = no_signal_text(self.steps_without_signal, metrics, self.run.engine.max_tokens)
+        if 0 < self.settings.no_signal_steps == self.steps_without_signal:
+            text = no_signal_text(self.steps_without_signal, metrics, self.settings.max_tokens)
             self.warnings.append(f"step {step}: {text}")
             self.progress.say(text, "warning")
 
@@ -222,16 +222,14 @@ class Recorder:
             )
 
     def _initial_logprobs(self, state: RunState) -> InitialLogprobs | None:
-        run = self.run
-        if not run.evaluation.initial_kl:
+        if not self.settings.evaluation.initial_kl:
             return None
 
         def logprobs(rollouts: Rollouts) -> Float[Tensor, "N T"]:
             with state.as_initial() as model:
                 return rollout_logprobs(
-                    model, rollouts, run.engine.temperature, run.learner_precision, state.microbatching, state.device,
-                    False,
-                )[0]  # fmt: skip
+                    model, rollouts, state.temperature, state.precision, state.microbatching, state.device, False
+                )[0]
 
         return logprobs
 
@@ -264,9 +262,9 @@ class Recorder:
         """Write a checkpoint of the run after its latest step, and delete old ones."""
         stamp = self.log.stamp()
         shards = state.shards()
-        if not self.run.reference.changes:
+        if not self.settings.reference_changes:
             shards.pop("reference", None)
-        saved = state.to_state(stamp["bytes"], self.run.reference.changes, shards) | {"queue": queue.to_state()}
+        saved = state.to_state(stamp["bytes"], self.settings.reference_changes, shards) | {"queue": queue.to_state()}
         saved |= {"touched": dict(self.touched), "steps_without_update": self.steps_without_update}
         saved |= {"unfinished": self.unfinished, "without_signal": self.steps_without_signal}
         saved |= {"warnings": list(self.warnings), "spent": self.spent, "best": dict(self.best)}
@@ -274,7 +272,7 @@ class Recorder:
         with doing(f"saving the checkpoint of step {step}"):
             folder = checkpoint.save(root, step, state.learner, state.tokenizer, saved, self.run_key, stamp, shards)
             if ranks.is_first():
-                checkpoint.prune(root, self.run.keep_checkpoints)
+                checkpoint.prune(root, self.settings.keep_checkpoints)
                 # Only now: a run that resumes from an earlier checkpoint may need the best weights of that time.
                 best = self.log.folder / checkpoint.BEST
                 checkpoint.keep_only(best, [best / checkpoint.named(int(self.best["step"]))] if self.best else [])

@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from grpo_lab.budget.cost_model import CostModel
 from grpo_lab.budget.ledger import Ledger, ModelFlops
-from grpo_lab.config.run_config import RunConfig
+from grpo_lab.config.stages import LearnerSettings, SamplingSettings
 from grpo_lab.policy import packing
 from grpo_lab.policy.adapters import add_adapter, save_whole
 from grpo_lab.policy.batching import StepInputs, make_minibatch
@@ -25,12 +26,13 @@ from grpo_lab.policy.model_folder import fingerprint
 from grpo_lab.policy.models import load_model, moved, recompute_layers
 from grpo_lab.rollout.grading import decode, encode_prompts, grade, group_requests, to_rollouts, token_ids, tools_for
 from grpo_lab.seeding import uniform
+from grpo_lab.tasks.base import Task
 from grpo_lab.tracking.activity import Activity, doing
 from grpo_lab.tracking.files import follow_umask, write_json
 from grpo_lab.tracking.metrics import is_touched
 from grpo_lab.tracking.whole import AFRESH, digest_of, read_sealed, sealed, trouble_with
 from grpo_lab.tricks.denominator import Survivors
-from grpo_lab.tricks.sft import FineTuning
+from grpo_lab.tricks.sft import FineTuning, Sft
 from grpo_lab.types import Completion, NoiseKey, Problem, Rollouts, StopReason
 
 FILE = "sft.json"  # in the folder of the fine-tuned model
@@ -68,9 +70,8 @@ class Answer:
     completion: Completion
 
 
-def check_sft(run: RunConfig, problems: Sequence[Problem]) -> None:
+def check_sft(sft: Sft, task: Task, problems: Sequence[Problem]) -> None:
     """Raise ValueError if the task cannot give what fine-tuning asks for."""
-    sft = run.sft
     if not isinstance(sft, FineTuning):
         return
     if sft.problems > len(problems):
@@ -78,14 +79,17 @@ def check_sft(run: RunConfig, problems: Sequence[Problem]) -> None:
             f"sft.problems={sft.problems}, but the training split has {len(problems)} problems: lower it or enlarge "
             "the task"
         )
-    if not sft.draws and run.task.solutions("train") is None:
+    if not sft.draws and task.solutions("train") is None:
         raise ValueError(
-            f"sft learns solutions, and {type(run.task).__name__} writes none: set sft=rejection_sampling or sft=none"
+            f"sft learns solutions, and {type(task).__name__} writes none: set sft=rejection_sampling or sft=none"
         )
 
 
 def fine_tuned(
-    run: RunConfig,
+    sft: Sft,
+    learning: LearnerSettings,
+    sampling: SamplingSettings,
+    task: Task,
     base: Path,
     own: Path | None,
     tokenizer: PreTrainedTokenizerBase,
@@ -97,7 +101,6 @@ def fine_tuned(
     An interrupted attempt leaves nothing that could pass for it. Raises ValueError if `own` is damaged or was made from
     another base, if no answer is left to learn, or if training on the answers diverges.
     """
-    sft = run.sft
     if not isinstance(sft, FineTuning):
         return Start(base, Ledger(), {}, 0.0)
     if own is None:
@@ -106,16 +109,18 @@ def fine_tuned(
     if not own.exists():
         began, partial = time.perf_counter(), own.with_name(f"{own.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)  # left by a killed attempt
-        loading = run.model.loading()
-        learner = load_model(base, run.learner_precision.lm_head, loading)
+        loading = learning.loading
+        learner = load_model(base, learning.precision.lm_head, loading)
         cost, ledger = ModelFlops.of(learner), Ledger()
         if loading.lora is not None:
-            add_adapter(learner, loading.lora, run.seed)
+            add_adapter(learner, loading.lora, learning.seed)
         learner = moved(learner, device)
         with doing("answers to fine-tune on"):
-            answers, metrics = _answers(run, sft, base, tokenizer, problems, device, cost, ledger)
+            answers, metrics = _answers(
+                sft, sampling, task, learning.seed, base, tokenizer, problems, device, cost, ledger
+            )
         with doing("fine-tuning", sft.epochs * math.ceil(len(answers) / sft.batch_size), "updates") as shown:
-            metrics |= _train(run, sft, learner, answers, device, cost, ledger, shown)
+            metrics |= _train(sft, learning, sampling.cost_model, learner, answers, device, cost, ledger, shown)
         save_whole(learner, partial)
         tokenizer.save_pretrained(partial)
         follow_umask(partial)
@@ -135,8 +140,10 @@ def fine_tuned(
 
 
 def _answers(
-    run: RunConfig,
     sft: FineTuning,
+    sampling: SamplingSettings,
+    task: Task,
+    seed: int,
     base: Path,
     tokenizer: PreTrainedTokenizerBase,
     problems: Sequence[Problem],
@@ -145,24 +152,24 @@ def _answers(
     ledger: Ledger,
 ) -> tuple[list[Answer], dict[str, float]]:
     """The answers to learn to random problems, and the metrics of how they were found."""
-    drawn = sorted(range(len(problems)), key=lambda place: _chance(run, "problems", 0, problems[place].id))
+    drawn = sorted(range(len(problems)), key=lambda place: _chance(seed, "problems", 0, problems[place].id))
     places = drawn[: sft.problems]
     asked = [problems[place] for place in places]
-    prompts = encode_prompts(tokenizer, run.template, asked)
+    prompts = encode_prompts(tokenizer, sampling.template, asked)
     if sft.draws:
-        found, metrics = _sampled(run, sft, base, tokenizer, asked, prompts, device, cost, ledger)
+        found, metrics = _sampled(sft, sampling, seed, base, tokenizer, asked, prompts, device, cost, ledger)
         short = "raise sft.samples or sft.problems, or begin with a model that is right more often"
     else:
-        written = run.task.solutions("train")
+        written = task.solutions("train")
         assert written is not None, "check_sft asks before"
-        solutions = dict(zip((problem.id for problem in run.task.problems("train")), written))
+        solutions = dict(zip((problem.id for problem in task.problems("train")), written))
         end = tokenizer.eos_token_id
         assert isinstance(end, int), "stop_token_ids asks before"
         ended = [(*ids, end) for ids in token_ids(tokenizer, [solutions[problem.id] for problem in asked])]
         found = [
             Answer(problem, prompt, Completion(ids, (0.0,) * len(ids), (0,) * len(ids), StopReason.EOS))
             for problem, prompt, ids in zip(asked, prompts, ended)
-            if len(ids) <= run.engine.max_tokens
+            if len(ids) <= sampling.engine.max_tokens
         ]
         metrics, short = {}, "raise engine.max_tokens, which all solutions exceed"
     if not found:
@@ -175,8 +182,9 @@ def _answers(
 
 
 def _sampled(
-    run: RunConfig,
     sft: FineTuning,
+    sampling: SamplingSettings,
+    seed: int,
     base: Path,
     tokenizer: PreTrainedTokenizerBase,
     asked: Sequence[Problem],
@@ -186,27 +194,29 @@ def _sampled(
     ledger: Ledger,
 ) -> tuple[list[Answer], dict[str, float]]:
     """Those of the base model's own answers that `sft` picks; their sampling is counted in the ledger."""
-    requests = group_requests(asked, prompts, sft.draws, run.engine.params, run.seed, "sft", 0)
-    with closing(run.engine.open(base, run.sampler_precision, device)) as session:
-        completions = run.truncation.generate(session, requests, tools_for(tokenizer))
+    engine, cost_model = sampling.engine, sampling.cost_model
+    requests = group_requests(asked, prompts, sft.draws, engine.params, seed, "sft", 0)
+    with closing(engine.open(base, sampling.precision, device)) as session:
+        completions = sampling.truncation.generate(session, requests, tools_for(tokenizer))
     rollouts = to_rollouts(asked, prompts, sft.draws, completions)
-    graded = grade(rollouts, decode(tokenizer, rollouts), run.reward, [request.noise for request in requests])
+    graded = grade(rollouts, decode(tokenizer, rollouts), sampling.reward, [request.noise for request in requests])
     right = (graded.outcome > 0.5) & ~graded.truncated
     picked = sft.picks(right, graded.lengths)
     lengths, nothing = graded.lengths.tolist(), [[0] * sft.draws for _ in asked]
     injected = int((rollouts.response_mask & ~rollouts.sampled_mask).sum())
     ledger.generated(cost, [len(prompt) for prompt in prompts], lengths, nothing, injected)
     ledger.discarded_tokens += int(graded.sampled_lengths[~picked].sum())
-    decoding = run.cost_model.decoding([length for group in lengths for length in group], run.engine.max_rows)
-    ledger.simulated_seconds += decoding + run.cost_model.reading(sum(map(len, prompts)))
+    decoding = cost_model.decoding([length for group in lengths for length in group], engine.max_rows)
+    ledger.simulated_seconds += decoding + cost_model.reading(sum(map(len, prompts)))
     rows = picked.flatten().nonzero().flatten().tolist()
     answers = [Answer(asked[row // sft.draws], prompts[row // sft.draws], completions[row]) for row in rows]
     return answers, {"sft/right": float(right.double().mean())}
 
 
 def _train(
-    run: RunConfig,
     sft: FineTuning,
+    learning: LearnerSettings,
+    cost_model: CostModel,
     learner: PreTrainedModel,
     answers: Sequence[Answer],
     device: torch.device,
@@ -215,22 +225,22 @@ def _train(
     shown: Activity,
 ) -> dict[str, float]:
     """Train `learner` on the answers, counted in the ledger; returns the loss of the last epoch per token."""
-    if run.gradient_checkpointing:
+    if learning.gradient_checkpointing:
         recompute_layers(learner)
-    packs = run.packing and packing.prepare(learner)
-    microbatching = run.microbatching.on(device.type, packs)
-    plan = replace(run.optimizer, learning_rate=sft.learning_rate, warmup_updates=sft.warmup_updates)
+    packs = learning.microbatching.packs and packing.prepare(learner)
+    microbatching = learning.microbatching.on(device.type, packs)
+    plan = replace(learning.optimizer, learning_rate=sft.learning_rate, warmup_updates=sft.warmup_updates)
     optimizer = plan.build(one for one in learner.parameters() if one.requires_grad)
     updates, loss, tokens = 0, 0.0, 0
     for epoch in range(sft.epochs):
         loss, tokens = 0.0, 0
-        for rollouts in shown.each(_batches(run, sft, answers, epoch)):
+        for rollouts in shown.each(_batches(sft, learning.seed, answers, epoch)):
             weight = torch.ones_like(rollouts.sampler_logprobs)
             inputs = StepInputs(rollouts, rollouts.sampled_mask, weight, None, None, None)
             for batch in make_minibatch(inputs, range(len(rollouts.problems)), Survivors(), microbatching):
                 batch = on_device(batch, device)
                 logprobs, _ = token_logprobs(
-                    learner, batch.prompts, batch.tokens, batch.loss_mask, 1.0, run.learner_precision,
+                    learner, batch.prompts, batch.tokens, batch.loss_mask, 1.0, learning.precision,
                     with_entropy=False, microbatching=microbatching,
                 )  # fmt: skip
                 part = -(logprobs * batch.loss_mask).sum()
@@ -241,7 +251,7 @@ def _train(
             in_loss = int(rollouts.sampled_mask.sum())
             tokens += in_loss
             ledger.trained(cost, prompts, lengths, in_loss)
-            ledger.simulated_seconds += run.cost_model.training(sum(prompts) + sum(lengths), 1)
+            ledger.simulated_seconds += cost_model.training(sum(prompts) + sum(lengths), 1)
             try:
                 plan.step(optimizer, updates)
             except FloatingPointError as error:
@@ -250,14 +260,14 @@ def _train(
     return {"sft/loss": loss / tokens, "sft/updates": float(updates)}
 
 
-def _batches(run: RunConfig, sft: FineTuning, answers: Sequence[Answer], epoch: int) -> Iterator[Rollouts]:
+def _batches(sft: FineTuning, seed: int, answers: Sequence[Answer], epoch: int) -> Iterator[Rollouts]:
     """The answers of each update of an epoch, in an order of its own, as groups of one."""
-    order = sorted(range(len(answers)), key=lambda place: _chance(run, "order", epoch, place))
+    order = sorted(range(len(answers)), key=lambda place: _chance(seed, "order", epoch, place))
     for start in range(0, len(order), sft.batch_size):
         part = [answers[place] for place in order[start : start + sft.batch_size]]
         problems, prompts = [answer.problem for answer in part], [answer.prompt for answer in part]
         yield to_rollouts(problems, prompts, 1, [answer.completion for answer in part])
 
 
-def _chance(run: RunConfig, what: str, epoch: int, place: int) -> float:
-    return uniform(NoiseKey(run.seed, f"sft/{what}", epoch, place, 0))
+def _chance(seed: int, what: str, epoch: int, place: int) -> float:
+    return uniform(NoiseKey(seed, f"sft/{what}", epoch, place, 0))

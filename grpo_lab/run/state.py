@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_lab.budget.ledger import Ledger, ModelFlops
 from grpo_lab.config.run_config import RunConfig
+from grpo_lab.config.stages import LengthLimits
 from grpo_lab.engines.base import EngineSession
 from grpo_lab.engines.divided import divided
 from grpo_lab.policy import packing, ranks
@@ -35,6 +37,10 @@ from grpo_lab.run.prompts import Prompts, read_prompts
 from grpo_lab.run.sft import Start, check_sft, fine_tuned
 from grpo_lab.run.teacher import LiveTeacher, find_teacher, open_teacher
 from grpo_lab.run.training_problems import TrainingProblems, training_problems
+from grpo_lab.tasks.base import Template
+from grpo_lab.tricks.group_filter import GroupFilter
+from grpo_lab.tricks.precision import Precision
+from grpo_lab.tricks.schedule import Schedule
 from grpo_lab.types import Microbatching, Problem
 
 
@@ -42,7 +48,8 @@ from grpo_lab.types import Microbatching, Problem
 class RunState:
     """Everything a run holds while it trains, except the rollout queue.
 
-    `microbatching` is the run's, without packing if the model does not support it. `suites` are asked at the ends of
+    `microbatching` is the run's, without packing if the model does not support it. Log-probs are computed
+    in `precision`, the learner's, and at the sampling `temperature`. `suites` are asked at the ends of
     the run, `suites_between` in between. `reference` and `initial` are None where they are not needed, and where they
     are the learner without its adapter. `kept` are the weights of the latest syncs by version, if evaluation asks the
     weights that sampled a batch and the schedule lets them lag behind the learner.
@@ -69,6 +76,8 @@ class RunState:
     ledger: Ledger
     entropy_coef: float
     loss_scale: torch.amp.GradScaler
+    precision: Precision
+    temperature: float
     microbatching: Microbatching
     unproven: bool = True  # whether the sampler's newest weights were not yet compared with the learner
     probe_best: dict[int, float] = field(default_factory=dict)
@@ -113,12 +122,12 @@ class RunState:
         with nullcontext() if self.initial is not None else adapter_off(self.learner):
             yield self.initial or self.learner
 
-    def keep_weights(self, run: RunConfig) -> None:
-        """Keep a copy of the learner's weights for as long as a batch that they sampled may wait."""
-        if not run.evaluation.sampler_weights or run.schedule.keeps_sampler_current:
+    def keep_weights(self, versions: int) -> None:
+        """Keep a copy of the learner's weights, and of no more than the latest `versions`; 0 keeps none."""
+        if not versions:
             return
         self.kept[self.updates] = {name: tensor.to("cpu", copy=True) for name, tensor in whole_weights(self.learner)}
-        for version in sorted(self.kept)[: -(run.schedule.ahead + 2)]:
+        for version in sorted(self.kept)[:-versions]:
             del self.kept[version]
 
     @contextmanager
@@ -230,7 +239,7 @@ def require_models(run: RunConfig) -> None:
         raise ValueError(refused)
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     check_tokens(folder, tokenizer, encode_prompts(tokenizer, run.template, run.task.problems("train")[:1]))
-    find_teacher(run, tokenizer)
+    find_teacher(run.teacher, tokenizer)
 
 
 @dataclass(frozen=True)
@@ -247,55 +256,63 @@ class Inputs:
 
 def read_inputs(run: RunConfig, training: TrainingProblems) -> Inputs:
     """Read all inputs of a run. Raises ValueError for inputs that cannot be trained on or evaluated."""
-    require_enough(run, training.problems)
-    check_sft(run, training.problems)
+    limits, enough = run.lengths, partial(require_enough, run.problems_per_step, run.group_filter, run.schedule)
+    enough(training.problems)
+    check_sft(run.sft, run.task, training.problems)
     suites = make_suites(run)
     asked = [*training.problems, *(one for suite in suites if suite.verifier is run.reward for one in suite.problems)]
     run.reward.check(asked)
     run.verifier.check([one for suite in suites if suite.verifier is run.verifier for one in suite.problems])
     if missing := run.engine.missing():
         raise ValueError(missing)
-    check_lengths(run, run.model.known_context(), 1)
+    check_lengths(limits, run.model.known_context(), 1)
     base = run.model.resolve()
     stop_token_ids(base)
     if refused := run.engine.refusal(base, run.schedule.streams):
         raise ValueError(refused)
     tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
-    short = fitting(run, base, tokenizer, training.problems, TRAINING)
+    short = fitting(limits, run.template, base, tokenizer, training.problems, TRAINING)
     problems = short.problems
-    require_enough(run, problems)
-    suites, left_out = short_suites(run, base, tokenizer, suites)
+    enough(problems)
+    suites, left_out = short_suites(limits, run.template, base, tokenizer, suites)
     evaluated = [problem for suite in suites for problem in suite.problems]
-    prompts = read_prompts(tokenizer, run.template, at_their_longest(run, tokenizer, problems), evaluated)
+    longest = at_their_longest(limits, run.template, tokenizer, problems)
+    prompts = read_prompts(tokenizer, run.template, longest, evaluated)
     check_tokens(base, tokenizer, [sorted(prompts.tokens)])
-    check_lengths(run, context_length(base), prompts.longest)
-    check_lengths(run, run.engine.longest, prompts.longest, "engine.context")
+    check_lengths(limits, context_length(base), prompts.longest)
+    check_lengths(limits, limits.context, prompts.longest, "engine.context")
     run.truncation.check(tools_for(tokenizer))
     return Inputs(replace(training, problems=problems), suites, base, tokenizer, prompts, [*short.notes, *left_out])
 
 
 def short_suites(
-    run: RunConfig, base: Path, tokenizer: PreTrainedTokenizerBase, suites: Sequence[Suite]
+    limits: LengthLimits,
+    template: Template,
+    base: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    suites: Sequence[Suite],
 ) -> tuple[list[Suite], list[str]]:
     """The suites without questions whose prompts are too long, and one note per split on those left out."""
-    found = [fitting(run, base, tokenizer, suite.problems, f"{suite.split} questions") for suite in suites]
+    found = [fitting(limits, template, base, tokenizer, one.problems, f"{one.split} questions") for one in suites]
     short = [replace(suite, problems=one.problems) for suite, one in zip(suites, found)]
     return short, list(dict.fromkeys(note for one in found for note in one.notes))
 
 
-def require_enough(run: RunConfig, problems: Sequence[Problem]) -> None:
+def require_enough(
+    problems_per_step: int, group_filter: GroupFilter, schedule: Schedule, problems: Sequence[Problem]
+) -> None:
     """Raise ValueError if there are fewer training problems than one batch draws."""
-    if len(problems) < run.problems_per_step:
+    if len(problems) < problems_per_step:
         raise ValueError(
-            f"problems_per_step={run.problems_per_step}, but the training split has {len(problems)} problems: "
+            f"problems_per_step={problems_per_step}, but the training split has {len(problems)} problems: "
             "lower it or enlarge the task"
         )
-    if len(problems) < (drawn := run.group_filter.at_once(run.problems_per_step)):
+    if len(problems) < (drawn := group_filter.at_once(problems_per_step)):
         raise ValueError(
             f"this group_filter draws {drawn} problems at once, but the training split has {len(problems)}: lower "
             "group_filter.oversample or problems_per_step, or enlarge the task"
         )
-    if len(problems) < (held := run.problems_per_step * (run.schedule.ahead + 1)) and run.schedule.streams:
+    if len(problems) < (held := problems_per_step * (schedule.ahead + 1)) and schedule.streams:
         raise ValueError(
             f"this schedule has up to {held} different problems on their way at once, but the training split has "
             f"{len(problems)}: lower schedule.max_lag or problems_per_step, or enlarge the task"
@@ -318,12 +335,15 @@ def open_state(
     inputs = inputs or read_inputs(run, training_problems(run, device, own))
     training, base, tokenizer = inputs.training, inputs.base, inputs.tokenizer
     problems = training.problems
-    teacher = open_teacher(run, tokenizer, inputs.prompts.longest + run.engine.max_tokens)
+    teacher = open_teacher(
+        run.teacher, tokenizer, run.learner_precision.lm_head, inputs.prompts.longest + run.engine.max_tokens
+    )
 
     weights = fingerprint(base)
     ranks.agree("the model's weights", lambda: weights)
     ranks.agree("prompts", inputs.prompts.record)
-    start = ranks.on_first(lambda: fine_tuned(run, base, own and own / "sft", tokenizer, problems, device))
+    tuning = run.sft, run.learner_settings, run.sampling, run.task
+    start = ranks.on_first(lambda: fine_tuned(*tuning, base, own and own / "sft", tokenizer, problems, device))
     folder = start.folder
     loading, lm_head = run.model.loading(), run.learner_precision.lm_head
     # With an adapter the learner is the start and what a checkpoint says of the adapter.
@@ -376,7 +396,7 @@ def open_state(
         if run.gradient_checkpointing and critic.plan.owns_trunk:
             recompute_layers(critic.trunk)
     ledger = replace(start.ledger)
-    training.charge(run, model_flops, ledger)
+    training.charge(run.cost_model, run.engine.max_rows, model_flops, ledger)
     state = RunState(
         device=device,
         base=weights,
@@ -384,7 +404,7 @@ def open_state(
         training=training,
         tokenizer=tokenizer,
         suites=inputs.suites,
-        suites_between=short_suites(run, base, tokenizer, make_suites(run, ends=False))[0],
+        suites_between=short_suites(run.lengths, run.template, base, tokenizer, make_suites(run, ends=False))[0],
         learner=learner,
         reference=reference,
         initial=initial,
@@ -396,6 +416,8 @@ def open_state(
         ledger=ledger,
         entropy_coef=run.entropy.start,
         loss_scale=torch.amp.GradScaler(device.type, enabled=run.learner_precision.scales_loss),
+        precision=run.learner_precision,
+        temperature=run.engine.temperature,
         microbatching=run.microbatching.on(device.type, packs),
     )
     if saved:
@@ -406,5 +428,5 @@ def open_state(
             load_shards(resume_from, held)
             state.from_shards(held)
     state.session.update_weights(whole_weights(learner), state.updates)
-    state.keep_weights(run)
+    state.keep_weights(run.sync_settings.kept_versions)
     return state

@@ -9,7 +9,6 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_lab.budget.ledger import Ledger, ModelFlops
-from grpo_lab.config.run_config import RunConfig
 from grpo_lab.policy.batching import rollout_logprobs
 from grpo_lab.policy.loading import Loading
 from grpo_lab.policy.model_folder import fingerprint
@@ -17,7 +16,8 @@ from grpo_lab.policy.models import load_model
 from grpo_lab.policy.parts import in_parts
 from grpo_lab.tasks.hub import find_model
 from grpo_lab.tricks.base import require
-from grpo_lab.tricks.teacher import OnPolicyDistillation
+from grpo_lab.tricks.precision import LmHead, Precision
+from grpo_lab.tricks.teacher import OnPolicyDistillation, Teacher
 from grpo_lab.types import Float, Microbatching, Rollouts, Tensor
 
 
@@ -30,23 +30,26 @@ class LiveTeacher:
     fingerprint: str
 
     def logprobs(
-        self, run: RunConfig, rollouts: Rollouts, microbatching: Microbatching, device: torch.device, ledger: Ledger
+        self,
+        rollouts: Rollouts,
+        temperature: float,
+        precision: Precision,
+        microbatching: Microbatching,
+        device: torch.device,
+        ledger: Ledger,
     ) -> Float[Tensor, "N T"]:
         """Its log-probs of the sampled tokens at the sampling temperature, 0 elsewhere; charged to `ledger`."""
         prompts = [len(rollouts.prompt_of_row(row)) for row in range(rollouts.num_rows)]
         ledger.forwarded(self.model_flops, prompts, rollouts.lengths.tolist())
-        found, _ = rollout_logprobs(
-            self.model, rollouts, run.engine.temperature, run.learner_precision, microbatching, device, False
-        )
+        found, _ = rollout_logprobs(self.model, rollouts, temperature, precision, microbatching, device, False)
         return found
 
 
-def find_teacher(run: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Path | None:
+def find_teacher(plan: Teacher, tokenizer: PreTrainedTokenizerBase) -> Path | None:
     """The folder of a run's teacher, None for a run without one.
 
     Raises ValueError for a model that cannot be used, and for one whose tokenizer writes the policy's tokens otherwise.
     """
-    plan = run.teacher
     if not isinstance(plan, OnPolicyDistillation):
         return None
     folder = find_model(plan.path, plan.revision, "teacher.path")
@@ -59,18 +62,20 @@ def find_teacher(run: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Path | N
     return folder
 
 
-def open_teacher(run: RunConfig, tokenizer: PreTrainedTokenizerBase, context: int) -> LiveTeacher | None:
+def open_teacher(
+    plan: Teacher, tokenizer: PreTrainedTokenizerBase, lm_head: LmHead, context: int
+) -> LiveTeacher | None:
     """The teacher of a run, on the CPU; None for one without.
 
-    `context` is the longest prompt and response together, in tokens. Raises ValueError for a model that cannot be
-    used.
+    `lm_head` is the learner's, and `context` the longest prompt and response together, in tokens. Raises ValueError for
+    a model that cannot be used.
     """
-    plan, folder = run.teacher, find_teacher(run, tokenizer)
+    folder = find_teacher(plan, tokenizer)
     if folder is None:
         return None
     assert isinstance(plan, OnPolicyDistillation), "it has a folder"
     with in_parts():
-        model = load_model(folder, run.learner_precision.lm_head, Loading(frozen=plan.weights))
+        model = load_model(folder, lm_head, Loading(frozen=plan.weights))
     longest = getattr(model.config, "max_position_embeddings", None) or context
     rule, remedy = f"a model with a context of {context} tokens or more", "lower engine.max_tokens"
     require(longest >= context, "teacher.path", f"{plan.path}, which has {longest}", rule, remedy)

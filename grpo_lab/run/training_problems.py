@@ -6,18 +6,23 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoTokenizer
 
+from grpo_lab.budget.cost_model import CostModel
 from grpo_lab.budget.ledger import Ledger, ModelFlops
+from grpo_lab.config.evaluation import Evaluation
 from grpo_lab.config.run_config import RunConfig
+from grpo_lab.config.stages import LengthLimits, QuestionSettings, SamplingSettings
 from grpo_lab.policy.model_folder import context_length, stop_token_ids
 from grpo_lab.rollout.grading import encode_prompts, tools_for
 from grpo_lab.run.lengths import TRAINING, check_lengths, fitting
 from grpo_lab.run.pass_rates import Asked, Base, Rates, measure
+from grpo_lab.tasks.base import Task
 from grpo_lab.tasks.tables import fingerprint
 from grpo_lab.tricks.pass_rate import Measured, difficulty_of, reason_to_drop
 from grpo_lab.types import Problem
@@ -45,10 +50,10 @@ class TrainingProblems:
         seconds = sum(rates.seconds for rates in self.rates)
         return {"pass_rate": seconds} if self.rates else {}
 
-    def charge(self, run: RunConfig, cost: ModelFlops, ledger: Ledger) -> None:
+    def charge(self, cost_model: CostModel, max_rows: int, cost: ModelFlops, ledger: Ledger) -> None:
         """Count in `ledger` what was sampled to measure pass rates, whenever that was."""
         for rates in self.rates:
-            rates.charge(run, cost, ledger)
+            rates.charge(cost_model, max_rows, cost, ledger)
 
     def record(self) -> dict[str, Any] | None:
         """For run.json: the number of problems trained on, a hash of them, what was dropped; None without filters."""
@@ -74,20 +79,21 @@ def _listed(reasons: Mapping[str, int]) -> str:
     return f" ({', '.join(f'{reason} {number}' for reason, number in reasons.items())})" if reasons else ""
 
 
-def read_questions(run: RunConfig) -> TrainingProblems:
+def read_questions(settings: QuestionSettings) -> TrainingProblems:
     """The training problems that `question_filter` leaves; no model is asked.
 
     Raises ValueError if they are fewer than a step needs.
     """
-    whole = run.task.problems("train")
-    if run.question_filter.touches_nothing:
-        if run.task.mixture:
-            _require_enough(run, "the task", whole, whole, {})
+    task, question_filter, number = settings.task, settings.question_filter, settings.problems_per_step
+    whole = task.problems("train")
+    if question_filter.touches_nothing:
+        if task.mixture:
+            _require_enough(number, task.mixture, "the task", whole, whole, {})
         return TrainingProblems(whole, len(whole), {}, (), {}, {})
-    reasons = run.question_filter.reasons(whole, _evaluated(run))
+    reasons = question_filter.reasons(whole, _evaluated(task, settings.evaluation))
     kept = tuple(problem for problem, reason in zip(whole, reasons) if not reason)
     dropped = dict(Counter(filter(None, reasons)).most_common())
-    _require_enough(run, "question_filter", kept, whole, dropped)
+    _require_enough(number, task.mixture, "question_filter", kept, whole, dropped)
     touched = {"touched/question_filter": 1 - len(kept) / len(whole)}
     metrics = _counted("question_filter", dropped) | {"problems/trained": float(len(kept))}
     return TrainingProblems(kept, len(whole), {"question_filter": dropped}, (), metrics, touched)
@@ -100,7 +106,9 @@ def training_problems(
 
     `own` is the run's folder, which keeps what was measured. Raises ValueError if they are fewer than a step needs.
     """
-    read, plan = read_questions(run), run.pass_rate
+    read = read_questions(run.question_settings)
+    plan, sampling = run.pass_rate, run.sampling
+    enough = partial(_require_enough, run.problems_per_step, run.task.mixture)
     if not isinstance(plan, Measured):
         return read
     if missing := run.engine.missing():
@@ -108,21 +116,18 @@ def training_problems(
     run.reward.check(read.problems)
     folder = run.model.resolve()
     base = Base.of(folder, AutoTokenizer.from_pretrained(folder, trust_remote_code=False), device)
-    kept, reasons, measured = (
-        fitting(run, folder, base.tokenizer, read.problems, TRAINING).problems,
-        Counter[str](),
-        list[Rates](),
-    )
+    kept = fitting(run.lengths, run.template, folder, base.tokenizer, read.problems, TRAINING).problems
+    reasons, measured = Counter[str](), list[Rates]()
     reasons.update({"too_long": len(read.problems) - len(kept)} if len(kept) < len(read.problems) else {})
-    _check(run, folder, base, kept)
+    _check(run.lengths, sampling, folder, base, kept)
     if plan.guesses:
-        guesses = measure(run, plan, Asked.guesses(run, plan, base.tokenizer), base, kept, own, say)
+        guesses = measure(sampling, plan, Asked.guesses(sampling, plan, base.tokenizer), base, kept, own, say)
         measured.append(guesses)
         guessed = [right > 0 for right in guesses.right]
         reasons.update("guessed" for known in guessed if known)
         kept = tuple(problem for problem, known in zip(kept, guessed) if not known)
-        _require_enough(run, "pass_rate", kept, read.problems, reasons)
-    rates = measure(run, plan, Asked.answers(run, plan), base, kept, own, say)
+        enough("pass_rate", kept, read.problems, reasons)
+    rates = measure(sampling, plan, Asked.answers(sampling, plan), base, kept, own, say)
     measured.append(rates)
     found, changed = [], 0
     for problem, right, graded in zip(kept, rates.right, rates.graded):
@@ -133,7 +138,7 @@ def training_problems(
         changed += ranked != problem
         found.append(ranked)
     dropped = dict(reasons.most_common())
-    _require_enough(run, "pass_rate", found, read.problems, dropped)
+    enough("pass_rate", found, read.problems, dropped)
     gone = len(read.problems) - len(found)
     shares = [right / graded for right, graded in zip(rates.right, rates.graded) if graded]
     metrics = read.metrics | _counted("pass_rate", dropped) | {"problems/trained": float(len(found))}
@@ -172,20 +177,22 @@ def check_trained(before: Mapping[str, Any], trained: Mapping[str, Any] | None) 
         )
 
 
-def _check(run: RunConfig, folder: Path, base: Base, problems: Sequence[Problem]) -> None:
+def _check(
+    limits: LengthLimits, sampling: SamplingSettings, folder: Path, base: Base, problems: Sequence[Problem]
+) -> None:
     """Raise ValueError for what would fail while the base model is asked, before it is loaded."""
     stop_token_ids(folder)
-    prompts = encode_prompts(base.tokenizer, run.template, problems)
+    prompts = encode_prompts(base.tokenizer, sampling.template, problems)
     longest = max(map(len, prompts))
-    check_lengths(run, context_length(folder), longest)
-    check_lengths(run, run.engine.longest, longest, "engine.context")
-    run.truncation.check(tools_for(base.tokenizer))
+    check_lengths(limits, context_length(folder), longest)
+    check_lengths(limits, limits.context, longest, "engine.context")
+    sampling.truncation.check(tools_for(base.tokenizer))
 
 
-def _evaluated(run: RunConfig) -> list[str]:
+def _evaluated(task: Task, evaluation: Evaluation) -> list[str]:
     """The questions of every other split of the task, and of the tables that evaluation asks."""
-    splits = [run.task.problems(split) for split in run.task.splits if split not in ("train", "probe")]
-    return [problem.question for part in (*splits, *run.evaluation.table_problems.values()) for problem in part]
+    splits = [task.problems(split) for split in task.splits if split not in ("train", "probe")]
+    return [problem.question for part in (*splits, *evaluation.table_problems.values()) for problem in part]
 
 
 def _counted(axis: str, dropped: Mapping[str, int]) -> dict[str, float]:
@@ -193,16 +200,21 @@ def _counted(axis: str, dropped: Mapping[str, int]) -> dict[str, float]:
 
 
 def _require_enough(
-    run: RunConfig, axis: str, kept: Sequence[Problem], of: Sequence[Problem], dropped: Mapping[str, int]
+    problems_per_step: int,
+    mixture: Mapping[str, float],
+    axis: str,
+    kept: Sequence[Problem],
+    of: Sequence[Problem],
+    dropped: Mapping[str, int],
 ) -> None:
-    if len(kept) < run.problems_per_step:
+    if len(kept) < problems_per_step:
         raise ValueError(
             f"{axis} leaves {len(kept)} of {len(of)} training problems{_listed(dropped)}, and "
-            f"problems_per_step={run.problems_per_step}: loosen {axis}, lower problems_per_step or enlarge the task"
+            f"problems_per_step={problems_per_step}: loosen {axis}, lower problems_per_step or enlarge the task"
         )
     sources = Counter(problem.source for problem in kept)
-    for name, share in run.task.mixture.items():
-        if sources[name] < (needed := math.ceil(share * run.problems_per_step)):
+    for name, share in mixture.items():
+        if sources[name] < (needed := math.ceil(share * problems_per_step)):
             raise ValueError(
                 f"{axis} leaves {sources[name]} problems of the source {name}, and a step draws up to {needed} of it: "
                 f"loosen {axis}, lower problems_per_step or task.sources.{name}.weight"

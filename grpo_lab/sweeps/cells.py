@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString, ValueType
@@ -17,11 +18,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from grpo_lab.config.design import Design
 from grpo_lab.config.overrides import in_one_line, misnamed
-from grpo_lab.config.rules import IncompatibleRun, broken_warnings, check_compatible
+from grpo_lab.config.rules import IncompatibleRun, broken_rules, check_compatible
 from grpo_lab.config.run_config import AXES, VOLATILE, RunConfig, is_volatile, to_run
 from grpo_lab.config.run_name import chosen_options, run_name
 from grpo_lab.policy.device import device_kind
 from grpo_lab.run.identity import check_folder, run_identity
+from grpo_lab.tasks.base import Model
 from grpo_lab.tracking import names
 from grpo_lab.tracking.passwords import has_password
 from grpo_lab.tracking.run_reader import run_status
@@ -63,12 +65,12 @@ class Cell:
 
     def record(self) -> CellRecord:
         """The cell's entry in its sweep's record."""
-        folder = self.folder.relative_to(_runs_dir(self.run)).as_posix()
+        folder = self.folder.relative_to(_absolute(self.run.runs_dir)).as_posix()
         return CellRecord(self.plan.arm, self.plan.level, self.plan.seed, folder, self.same_as)
 
 
-def _runs_dir(run: RunConfig) -> Path:
-    return Path(run.runs_dir).expanduser().absolute()
+def _absolute(folder: str) -> Path:
+    return Path(folder).expanduser().absolute()
 
 
 def key_of(override: str) -> str:
@@ -209,11 +211,12 @@ def compose_cells(plans: Sequence[Plan], sweep: str, compose: Compose) -> list[C
                     config.cell[name] = label
             if base is not None:
                 config.model.base = int(base.partition("=")[2])
-            run = _with_labels(runs[shared], config) if shared in runs else to_run(config)
+            known_run = runs.get(shared)
+            run = to_run(config) if known_run is None else replace(known_run, **_labelled(known_run.model, config))
             check_compatible(run, choices)
             if shared not in runs and not _refers_to_labels(config):
                 runs[shared] = run
-            folder = _runs_dir(run) / folder_name(plan) / f"seed={plan.seed}"
+            folder = _absolute(run.runs_dir) / folder_name(plan) / f"seed={plan.seed}"
             device = device_kind(run.device)
             known = (folder / "run.json").exists()  # else nothing is there to be compared with
             check_folder(folder, run_identity(config, device) if known else {})
@@ -238,11 +241,10 @@ def _refers_to_labels(config: DictConfig) -> bool:
     return re.search(r"\$\{[^}]*(seed|base|cell)", str(OmegaConf.to_container(config, resolve=False))) is not None
 
 
-def _with_labels(run: RunConfig, config: DictConfig) -> RunConfig:
-    """The run with the seed, the base and the cell of this configuration, which differs from the run's in no more."""
-    labels = OmegaConf.to_object(config.cell)
-    model = replace(run.model, base=config.model.base) if hasattr(run.model, "base") else run.model
-    return replace(run, seed=config.seed, cell=labels, model=model)
+def _labelled(model: Model, config: DictConfig) -> dict[str, Any]:
+    """The fields of a run that differ between plans composed once: seed, cell, and the model with its base."""
+    model = replace(model, base=config.model.base) if hasattr(model, "base") else model
+    return {"seed": config.seed, "cell": OmegaConf.to_object(config.cell), "model": model}
 
 
 def share_runs(cells: Sequence[Cell], axis: str = "") -> list[Cell]:
@@ -271,9 +273,8 @@ def share_runs(cells: Sequence[Cell], axis: str = "") -> list[Cell]:
 def _what_it_is(cell: Cell, axis: str) -> str:
     run = cell.run
     costs = _COSTS & {axis, run.budget.axis.value}
-    fields = {
-        name: "idle" if not costs and name in AXES and _idle(name, run) else getattr(run, name) for name in _IDENTITY
-    }
+    idle = set() if costs else _idle(cell)
+    fields = {name: "idle" if name in idle else getattr(run, name) for name in _IDENTITY}
     return repr((run.seed, fields))
 
 
@@ -300,7 +301,7 @@ def refuse_idle_arms(design: Design, cells: Sequence[Cell]) -> None:
             f"  - {rule.describe(one.run, one.choices)}"
             for axes, pair in zip(changed, levels.values())
             for one in pair
-            for rule in broken_warnings(one.run)
+            for rule in broken_rules(one.run).warnings
             if rule.idles and rule.axes[0] in axes
         ]
         raise IncompatibleRun(f"arm {arm} cannot differ from {design.control}:\n" + "\n".join(dict.fromkeys(reasons)))
@@ -312,13 +313,13 @@ def _changed(cell: Cell, control: Cell) -> list[str]:
 
 def _acts(changed: Sequence[str], cell: Cell, control: Cell) -> bool:
     """Whether some of these slots has an effect in the cell or in its control."""
-    return any(axis not in AXES or not (_idle(axis, cell.run) and _idle(axis, control.run)) for axis in changed)
+    return not set(changed) <= _idle(cell) & _idle(control)
 
 
-def _idle(axis: str, run: RunConfig) -> bool:
-    """Whether the option on this axis has no effect in this run: it is the off option, or a rule says so."""
-    stopped = {rule.axes[0] for rule in broken_warnings(run) if rule.idles}
-    return getattr(getattr(run, axis), "touches_nothing", False) or axis in stopped
+def _idle(cell: Cell) -> set[str]:
+    """Axes whose option has no effect in the cell's run: it is the off option, or a rule says so."""
+    off = {axis for axis in AXES if getattr(getattr(cell.run, axis), "touches_nothing", False)}
+    return off | broken_rules(cell.run).idle_axes
 
 
 def overrides_for(cell: Cell, sweep: str) -> list[str]:

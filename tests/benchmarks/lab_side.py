@@ -109,7 +109,10 @@ def timed_run(steps: int, warmup: int, overrides: list[str]) -> dict[str, Any]:
 
 def setting(run: RunConfig, state: RunState, total: int) -> dict[str, Any]:
     """What the other side needs to do the same work: model, problems in order, and the numbers."""
-    memory, source = Memory.of(len(state.problems)), ProblemSource.of(run, state.problems)
+    memory, source = (
+        Memory.of(len(state.problems)),
+        ProblemSource.of(run.curriculum, run.task.mixture, state.problems, run.problems_per_step, run.seed),
+    )
     drawn = [
         state.problems[index]
         for step in range(total)

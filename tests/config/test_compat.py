@@ -31,7 +31,7 @@ from helpers import (
 from hydra import compose, initialize_config_dir
 
 from grpo_lab.config.folders import conf_folder
-from grpo_lab.config.rules import ERRORS, WARNINGS, IncompatibleRun, broken_errors, broken_warnings, check_compatible
+from grpo_lab.config.rules import ERRORS, WARNINGS, IncompatibleRun, broken_rules, check_compatible
 from grpo_lab.config.run_config import AXES, RunConfig, slot_types, to_run
 from grpo_lab.tasks.base import AnswerForm
 from grpo_lab.tricks.aggregation import Constant, TokenMean
@@ -47,7 +47,7 @@ SLOTS = slot_types()
 
 
 def broken(run: RunConfig) -> set[str]:
-    return {rule.name for rule in broken_errors(run) + broken_warnings(run)}
+    return {rule.name for rule in [*broken_rules(run).errors, *broken_rules(run).warnings]}
 
 
 # --- each rule by itself ------------------------------------------------------------------------------------
@@ -780,14 +780,14 @@ def test_every_pair_of_options_runs_or_is_refused_with_its_axes_reason_and_remed
     """A pair is judged on live objects, where the rules read their facts; that it composes is the next test."""
     base, refused = run_of(), set()
     alone = {
-        (axis, name): {rule.name for rule in broken_errors(replace(base, **{axis: option}))}
+        (axis, name): {rule.name for rule in broken_rules(replace(base, **{axis: option})).errors}
         for axis, options in samples().items()
         for name, option in options.items()
     }
     for (axis_a, firsts), (axis_b, seconds) in itertools.combinations(samples().items(), 2):
         for (name_a, a), (name_b, b) in itertools.product(firsts.items(), seconds.items()):
             run = replace(base, **{axis_a: a, axis_b: b})
-            rules = broken_errors(run)
+            rules = broken_rules(run).errors
             try:
                 assert all("Remedy:" in line for line in check_compatible(run))
                 assert not rules
@@ -973,7 +973,7 @@ def test_what_is_said_to_be_idle_moves_no_gradient_whatever_one_other_axis_holds
             more, expected = {axis: objects()[axis][other]}, None
             for option, idle in idle_options[place % stride :: stride]:
                 run = setting.run(**{idle_axis: idle} | more)
-                if broken_errors(run) or name not in broken(run):
+                if broken_rules(run).errors or name not in broken(run):
                     continue
                 expected = setting.gradient(**{idle_axis: off} | more) if expected is None else expected
                 gap = (setting.gradient(**{idle_axis: idle} | more) - expected).abs().max().item()
@@ -1050,7 +1050,7 @@ def test_where_a_rule_is_silent_the_option_acts(name: str, option: str, setting:
     axis = RULES[name].axes[0]
     changed = {axis: objects()[axis][option]}
     run = setting.run(**changed)
-    assert not broken_errors(run) and name not in broken(run)
+    assert not broken_rules(run).errors and name not in broken(run)
     gap = setting.gradient(**changed) - setting.gradient(**{axis: off_option(axis)})
     assert gap.abs().max() > 1e-5
 
@@ -1124,7 +1124,7 @@ def test_the_mismatch_would_count_twice_where_it_is_refused() -> None:
     ratio = (scene.logprobs - scene.old_logprobs).exp()
     rho = (scene.old_logprobs - scene.rollouts.sampler_logprobs).exp()
     assert_close(gradient, ratio * rho**2 * run_scene(scene, surrogate=Reinforce())[1], 1e-9, "rho squared")
-    assert {rule.name for rule in broken_errors(Setting().run(**options))} == {"mismatch_counts_twice"}
+    assert {rule.name for rule in broken_rules(Setting().run(**options)).errors} == {"mismatch_counts_twice"}
 
 
 @pytest.mark.parametrize("option", [*CHOICES["baseline"], "pass_at_2"])

@@ -63,11 +63,11 @@ def test_what_is_allowed_is_of_the_coarser_side() -> None:
     run = to_run(compose_with_choices(["world=tiny", "tracking=none"])[0])
     for sides in ((fine, coarse), (coarse, fine)):
         mixed = replace(run, learner_precision=sides[0], sampler_precision=sides[1])
-        check_agreement(mixed, learner, sampler, mask, 3)
+        check_agreement(learner, sampler, mask, 3, mixed.agreement)
     with pytest.raises(EngineFailure, match=r"version 3 and differ by 0\.05"):
-        check_agreement(run, learner, sampler, mask, 3)
+        check_agreement(learner, sampler, mask, 3, run.agreement)
     with pytest.raises(EngineFailure, match="nan"):
-        check_agreement(run, learner, sampler * torch.nan, mask, 3)
+        check_agreement(learner, sampler * torch.nan, mask, 3, run.agreement)
 
 
 @pytest.mark.extended

@@ -70,7 +70,7 @@ def test_tokens_with_another_gradient_than_ppos_are_counted_on_the_same_tokens(
     inputs = step_of([4, 4, 4], [1.0, -1.0, 0.0], 1, old_logprobs=old)
     run = make_run(**{"surrogate": Ppo(clip_low=0.2, clip_high=0.2)} | options)
     logprobs = old + ratios.log()
-    output = policy_loss(run, batch_of_rows(run, inputs, [0, 1, 2]), logprobs, -logprobs)
+    output = policy_loss(run.loss_tricks, batch_of_rows(run, inputs, [0, 1, 2]), logprobs, -logprobs)
     assert float(output.sums["unlike_ppo"]) == unlike
 
 

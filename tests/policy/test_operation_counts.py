@@ -86,7 +86,7 @@ def counts() -> Counts:
     with Operations() as logprobs, torch.no_grad():
         read(model, batch, ONE_BLOCK)
     with Operations() as training:
-        policy_loss(make_run(), batch, *read(model, batch, ONE_BLOCK)).loss.backward()
+        policy_loss(make_run().loss_tricks, batch, *read(model, batch, ONE_BLOCK)).loss.backward()
     optimizer = ADAMW.build(model.parameters())
     with Operations() as step:
         ADAMW.step(optimizer, 0)
@@ -163,7 +163,7 @@ def test_no_trick_reads_a_number_within_a_microbatch(option: str) -> None:
     needs = run.entropy.needs_gradient
     logprobs, entropy = logprobs_of(state.learner, inputs, 1.0, FP32, True, needs, ONE_BLOCK)
     assert entropy is not None
-    policy_loss(run, batch, logprobs, entropy).loss.backward()
+    policy_loss(run.loss_tricks, batch, logprobs, entropy).loss.backward()
     assert all(one.grad is not None for one in state.learner.parameters())
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import assert_close, make_rollouts, queue_of
+from helpers import assert_close, make_rollouts, maker_of, queue_of
 from short_runs import final_weights, metrics_of, run_in_process, same_ending, train_command
 from transformers import AutoModelForCausalLM
 
@@ -23,7 +23,7 @@ from grpo_lab.engines.base import EngineFailure
 from grpo_lab.learner.mismatch import probe_sync, sync_sampler
 from grpo_lab.learner.step_metrics import staleness_metrics
 from grpo_lab.policy.batching import rollout_logprobs
-from grpo_lab.rollout.groups import GroupMaker, completions_of, group_to_state
+from grpo_lab.rollout.groups import completions_of, group_to_state
 from grpo_lab.rollout.queue import RolloutBatch, RolloutQueue, training_seconds
 from grpo_lab.run.state import RunState, open_state
 from grpo_lab.tricks.schedule import InFlight, Interruptible, OffPolicyK, OneStepOff, Sync
@@ -56,7 +56,7 @@ def opened(make_run: Callable[..., RunConfig], tiny_base: Path):
         run = make_run(*SMALL, *overrides)
         state = open_state(run, CPU, None)
         queue = queue_of(run, state)
-        probe_sync(run, state)
+        probe_sync(run.sync_settings, state)
         return run, state, queue
 
     return build
@@ -71,7 +71,7 @@ def step(run: RunConfig, state: RunState, queue: RolloutQueue, change: float = 0
             parameter.add_(change * torch.randn(parameter.shape, generator=generator))
     state.updates += 1
     state.ledger.steps += 1
-    sync_sampler(run, state, queue)
+    sync_sampler(run.sync_settings, state, queue)
     return batch
 
 
@@ -202,7 +202,7 @@ def pieces(state: RunState, run: RunConfig, keeps_cache: bool) -> tuple[torch.Te
 
 def asked(run: RunConfig, state: RunState):
 
-    maker = GroupMaker.of(run, state.problems, state.tokenizer)
+    maker = maker_of(run, state)
     return [request for index in range(8) for request in maker.requests(maker.start(index, 0, 0.0))]
 
 
@@ -354,7 +354,7 @@ def test_the_sampler_is_compared_with_the_learner_after_every_sync(opened) -> No
         state.session.model.get_output_embeddings().weight.mul_(1.5)
     state.unproven = True
     with pytest.raises(EngineFailure, match="differ by"):
-        probe_sync(run, state)
+        probe_sync(run.sync_settings, state)
 
 
 def test_simulated_time_by_hand() -> None:
@@ -434,10 +434,15 @@ def test_training_time_counts_what_is_forwarded(opened) -> None:
     # scored twice (old policy, reference), trained twice (two passes of one minibatch)
     by_hand = 2 * tokens * cost_model.read_token + 2 * tokens * cost_model.train_token + 2 * cost_model.update
     assert run.updates.number == 2
-    assert_close(training_seconds(run, batch), by_hand, 1e-9, "scores, passes, updates")
+    assert_close(training_seconds(run.cost_model, run.training_passes, batch), by_hand, 1e-9, "scores, passes, updates")
     in_halves = replace(run, updates=replace(run.updates, minibatches=2))
     by_hand += 2 * cost_model.update
-    assert_close(training_seconds(in_halves, batch), by_hand, 1e-9, "minibatches are updates, and read nothing twice")
+    assert_close(
+        training_seconds(in_halves.cost_model, in_halves.training_passes, batch),
+        by_hand,
+        1e-9,
+        "minibatches are updates, and read nothing twice",
+    )
 
 
 def test_the_histogram_of_ages() -> None:

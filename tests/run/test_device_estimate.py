@@ -32,7 +32,6 @@ from grpo_lab.policy.loading import Lora
 from grpo_lab.policy.logprobs import token_logprobs
 from grpo_lab.policy.models import recompute_layers
 from grpo_lab.run.device_estimate import check_memory, estimate, size_of, step_flops, verdict
-from grpo_lab.run.lengths import budgets_of
 from grpo_lab.tricks.precision import Bf16, Fp32, LmHead, Precision
 from grpo_lab.types import Microbatching
 
@@ -116,7 +115,7 @@ def test_the_caches_of_cuda_graphs_are_counted_to_the_byte(tiny_run: RunConfig, 
     size, model = size_of(folder_of(tmp_path, SHAPES["tiny"])), model_of("tiny")
     assert isinstance(tiny_run.engine, Native)
     run = replace(tiny_run, engine=replace(tiny_run.engine, max_rows=5, cuda_graphs=True))
-    prompt, tokens = 70, max(budgets_of(run).values())
+    prompt, tokens = 70, max(run.lengths.responses.values())
     cache = block_cache(model.config)
     with torch.inference_mode():
         model(input_ids=torch.ones(5, prompt, dtype=torch.long), past_key_values=cache)
@@ -288,12 +287,12 @@ def test_the_verdict_says_what_to_lower(recorded: tuple[RunConfig, Path]) -> Non
     run, folder = recorded
     found = parts(run, folder)
     peak = found.needed(80.0 * GIB)
-    assert verdict(run, found, 80.0 * GIB).startswith("fits: ")
-    assert "may not fit" in verdict(run, found, peak) and "does not fit" in verdict(run, found, peak / 1.3)
-    assert "lower microbatch_tokens" in verdict(run, found, peak / 1.3)
-    assert "choose a smaller model" in verdict(run, found, 1.0 * GIB)
+    assert verdict(found, 80.0 * GIB).startswith("fits: ")
+    assert "may not fit" in verdict(found, peak) and "does not fit" in verdict(found, peak / 1.3)
+    assert "lower microbatch_tokens" in verdict(found, peak / 1.3)
+    assert "choose a smaller model" in verdict(found, 1.0 * GIB)
     many = replace(run, engine=replace(run.engine, max_rows=40_000))
-    assert "lower engine.max_rows" in verdict(many, parts(many, folder), 80.0 * GIB)
+    assert "lower engine.max_rows" in verdict(parts(many, folder), 80.0 * GIB)
 
 
 def test_a_run_beyond_the_gpus_memory_is_refused_before_a_model_loads(

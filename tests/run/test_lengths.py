@@ -65,7 +65,7 @@ def test_a_run_leaves_out_what_does_not_fit_and_says_so(tmp_path: Path) -> None:
 def short(run: RunConfig, folder: Path, split: str) -> tuple[set[int], tuple[str, ...]]:
     """The lengths of the prompts that stay, and what is said."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    found = fitting(run, folder, tokenizer, run.task.problems(split), TRAINING)
+    found = fitting(run.lengths, run.template, folder, tokenizer, run.task.problems(split), TRAINING)
     return {len(tokenizer(one.question)["input_ids"]) for one in found.problems}, found.notes
 
 
@@ -96,7 +96,10 @@ def test_questions_of_a_gym_may_be_too_long(tiny_base: Path) -> None:
     run, tokenizer = run_of(*words, "task.max_prompt_tokens=70"), byte_tokenizer()
     problems = run.task.problems("heldout")
     kept = tuple(one for one in problems if len(one.question) <= 70)
-    assert 0 < len(kept) < len(problems) and fitting(run, tiny_base, tokenizer, problems, "x").problems == kept
+    assert (
+        0 < len(kept) < len(problems)
+        and fitting(run.lengths, run.template, tiny_base, tokenizer, problems, "x").problems == kept
+    )
 
 
 @pytest.mark.extended
@@ -108,11 +111,11 @@ def test_where_most_questions_do_not_fit_the_response_length_is_refused(tmp_path
         fitting(run_of("world=tiny", "engine.max_tokens=126"), tiny_base, tokenizer, problems, "x").problems == problems
     )
     with pytest.raises(ValueError, match=r"engine\.max_tokens=12, .* lower engine\.max_tokens, .* to at most 8$"):
-        check_lengths(run, CONTEXT, 120)
+        check_lengths(run.lengths, CONTEXT, 120)
     with pytest.raises(
         ValueError, match=r"a prompt of 160 tokens exceed .* of 128 tokens: set task\.max_prompt_tokens to"
     ):
-        check_lengths(run, CONTEXT, 160)
+        check_lengths(run.lengths, CONTEXT, 160)
 
 
 @pytest.mark.extended

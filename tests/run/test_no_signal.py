@@ -96,7 +96,7 @@ def test_it_warns_again_only_after_signal_came_back_and_vanished(
 ) -> None:
     said = io.StringIO()
     with RunProgress("probe", Terminal(file=said)) as progress:
-        recorder = Recorder(make_run("no_signal_steps=2"), UnwrittenLog(tmp_path), progress, "key")
+        recorder = Recorder(make_run("no_signal_steps=2").record_settings, UnwrittenLog(tmp_path), progress, "key")
         without = {"advantage/absolute": 0.0, "reward/outcome": 0.0}
         signals = [0, 0, 0, 0, 1, 0, 1, 0, 0, 0]
         warned = []

@@ -49,8 +49,10 @@ def answers_of(run: RunConfig, problems: tuple[Problem, ...], own: Path | None =
     assert isinstance(plan, Measured)
     folder = run.model.resolve()
     base = Base.of(folder, AutoTokenizer.from_pretrained(folder), CPU)
-    asked = Asked.answers(run, plan) if kind == "answers" else Asked.guesses(run, plan, base.tokenizer)
-    return measure(run, plan, asked, base, problems, own)
+    asked = (
+        Asked.answers(run.sampling, plan) if kind == "answers" else Asked.guesses(run.sampling, plan, base.tokenizer)
+    )
+    return measure(run.sampling, plan, asked, base, problems, own)
 
 
 def rows(rates: Rates) -> list[tuple[object, ...]]:
@@ -313,7 +315,7 @@ def test_a_text_filter_leaves_evaluation_alone(tmp_path: Path, make_run) -> None
     plain, filtered = (
         make_run("task=jsonl", f"task.path={path}", f"question_filter={name}") for name in ("none", "verifiable")
     )
-    kept = read_questions(filtered)
+    kept = read_questions(filtered.question_settings)
     assert {one.question for one in kept.problems} == {
         one.question for one in plain.task.problems("train") if "Prove" not in one.question
     }

@@ -35,6 +35,7 @@ from grpo_lab.learner.loss import mark_tokens, policy_loss
 from grpo_lab.learner.update import scaled
 from grpo_lab.policy.batching import StepInputs, make_minibatch, totals_of
 from grpo_lab.rollout.continuations import Continuations
+from grpo_lab.rollout.groups import GroupMaker
 from grpo_lab.rollout.queue import RolloutQueue
 from grpo_lab.rollout.stream import open_queue
 from grpo_lab.run.state import RunState
@@ -333,7 +334,7 @@ def inputs_of(run: RunConfig, scene: Scene) -> StepInputs:
     loss_mask = mask & stays & charged.trained.flatten()[:, None] & run.entropy.keeps(-scene.old_logprobs, mask)
     earned = rewards_by_token(charged.reward, charges, mask)
     credit = Credit(rollouts, earned, critic_values(rollouts), Endings(rollouts))
-    advantages = scaled(run, run.baseline.centre(charged, credit), charged, mask & stays)
+    advantages = scaled(run.baseline, run.scale, run.baseline.centre(charged, credit), charged, mask & stays)
     if not run.baseline.per_token:
         advantages = advantages.reshape(-1, 1)
     return StepInputs(
@@ -372,7 +373,7 @@ def share_of(run: RunConfig, batch: Batch, leaf: Tensor) -> Tensor:
     A token's entropy is taken to be minus its log-prob, with gradient.
     """
     logprobs = leaf.flatten()[batch.tokens]
-    return policy_loss(run, batch, logprobs, -logprobs).loss
+    return policy_loss(run.loss_tricks, batch, logprobs, -logprobs).loss
 
 
 def noise_of(rollouts: Rollouts) -> Tensor:
@@ -382,7 +383,8 @@ def noise_of(rollouts: Rollouts) -> Tensor:
 
 def marked(run: RunConfig, batches: Sequence[Batch], logprobs: Tensor, rollouts: Rollouts) -> list[Batch]:
     """The microbatches of a step with what the surrogate chooses over them, log-probs looked up by address."""
-    return mark_tokens(run, batches, [logprobs.flatten()[batch.tokens] for batch in batches], noise_of(rollouts))
+    each = [logprobs.flatten()[batch.tokens] for batch in batches]
+    return mark_tokens(run.loss_tricks, batches, each, noise_of(rollouts))
 
 
 def loss_and_gradient(
@@ -472,4 +474,13 @@ def queue_of(run: RunConfig, state: RunState) -> RolloutQueue:
 
 def continuations_of(run: RunConfig, state: RunState, rollouts: Rollouts) -> Continuations:
     """What baselines that generate ask, in a run that is open."""
-    return Continuations(run, state.session, state.tokenizer, state.ledger, state.model_flops, rollouts)
+    maker = maker_of(run, state)
+    return Continuations(maker, run.task.step_end, state.session, state.ledger, state.model_flops, rollouts)
+
+
+def maker_of(run: RunConfig, state: RunState) -> GroupMaker:
+    """What makes the groups of a run that is open."""
+    return GroupMaker(
+        state.problems, state.tokenizer, run.template, run.reward, run.reward_shaping, run.truncation,
+        run.engine.params, run.group_size, run.seed,
+    )  # fmt: skip

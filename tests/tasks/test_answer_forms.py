@@ -12,7 +12,7 @@ from functools import cache
 import pytest
 from compositions import option_names, run_of
 
-from grpo_lab.config.rules import IncompatibleRun, broken_errors, check_compatible
+from grpo_lab.config.rules import IncompatibleRun, broken_rules, check_compatible
 from grpo_lab.tasks.base import AnswerForm, Grader
 from grpo_lab.tasks.templates import Chat, Plain
 from grpo_lab.types import NoiseKey, Problem
@@ -91,7 +91,7 @@ def test_what_a_template_forces_is_read_or_the_pair_is_refused(slot: str, option
         template = run_of(f"template={name}").template
         run = replace(plain, **{"template": template, slot: grader})
         reads = form in grader.reads
-        assert (rule in {one.name for one in broken_errors(run)}) == (not reads), name
+        assert (rule in {one.name for one in broken_rules(run).errors}) == (not reads), name
         if option not in CONTROLS:
             forced = [(gold, f"I see.{template.interruption}{gold}{CLOSES[form]}") for gold in RIGHT]
             assert graded(grader, forced)[1] == [reads] * len(RIGHT), name
@@ -113,6 +113,6 @@ def test_the_form_follows_from_what_the_template_says() -> None:
     assert replace(none, pattern="{question} End with #### and a number.").answer_form is AnswerForm.hashes
     assert replace(chat, system=r"Answer in <answer>\boxed{}</answer>.").answer_form is AnswerForm.box
     free = replace(chat, interruption="The number is ")
-    assert free.answer_form is AnswerForm.free and not broken_errors(replace(run_of(), template=free))
+    assert free.answer_form is AnswerForm.free and not broken_rules(replace(run_of(), template=free)).errors
     sums = replace(chat, interruption="#")
-    assert sums.answer_form is AnswerForm.number and not broken_errors(replace(run_of(), template=sums))
+    assert sums.answer_form is AnswerForm.number and not broken_rules(replace(run_of(), template=sums)).errors

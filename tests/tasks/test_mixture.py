@@ -260,7 +260,9 @@ def test_a_draw_goes_on_from_a_saved_memory() -> None:
 
 def test_a_task_without_a_mixture_has_one_stream() -> None:
     run = run_of("world=tiny")
-    source = ProblemSource.of(run, run.task.problems("train"))
+    source = ProblemSource.of(
+        run.curriculum, run.task.mixture, run.task.problems("train"), run.problems_per_step, run.seed
+    )
     assert source.shares == {"": 1.0} and not source.sources.any()
 
 

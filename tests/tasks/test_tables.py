@@ -273,14 +273,22 @@ def test_what_is_left_out_reaches_the_notes_of_a_mixture_and_of_tables_of_evalua
             ["world=tiny", "task=mixture", f"+task.sources.a={named}", f"+task.sources.b={{path: {fine}, weight: 1}}"]
         )
     )
-    assert [note for note in notes_on_data(mixture) if note.startswith(f"1 of 41 rows of {path} cannot be read")]
+    assert [
+        note
+        for note in notes_on_data(mixture.task, mixture.evaluation)
+        if note.startswith(f"1 of 41 rows of {path} cannot be read")
+    ]
     with pytest.raises(
         ValueError, match=r"more than task\.unreadable_share=0 allows: row 40 has nothing as its answer"
     ):
         MixtureTask(**{**vars(mixture.task), "unreadable_share": 0.0}).problems("train")
     entry = f"+evaluation.tables.more={{path: {path}, split: train, question: question, answer: answer}}"
     run = run_of(f"task.path={fine}", entry)
-    assert [note for note in notes_on_data(run) if note.startswith(f"1 of 41 rows of {path} cannot be read")]
+    assert [
+        note
+        for note in notes_on_data(run.task, run.evaluation)
+        if note.startswith(f"1 of 41 rows of {path} cannot be read")
+    ]
     with pytest.raises(ValueError, match=r"more than evaluation\.unreadable_share=0 allows"):
         make_suites(run_of(f"task.path={fine}", entry, "evaluation.unreadable_share=0"))
 
@@ -435,7 +443,7 @@ def test_the_fingerprint_is_of_what_is_asked(tmp_path: Path) -> None:
     same = run_of(f"task.path={jsonl(tmp_path / 'copy.jsonl', sums(60))}")
     changed = [row | ({"answer": 0} if n == 7 else {}) for n, row in enumerate(sums(60))]
     other = run_of(f"task.path={jsonl(tmp_path / 'changed.jsonl', changed)}")
-    prints = [data_fingerprint(one) for one in (run, same, other)]
+    prints = [data_fingerprint(one.task, one.evaluation) for one in (run, same, other)]
     assert prints[0] == prints[1] != prints[2] and prints[0] is not None
     assert sum(prints[0][split] != prints[2][split] for split in ("train", "heldout", "downstream")) == 1
     assert data_fingerprint(to_run(compose_config(["world=tiny"]))) is None
@@ -460,8 +468,12 @@ def test_tables_of_evaluation_are_suites_of_their_own(tmp_path: Path) -> None:
     assert "more" not in {suite.name for suite in make_suites(run, ends=False)}
     every = [problem.id for one in ("train", "heldout", "downstream") for problem in run.task.problems(one)]
     assert not {problem.id for problem in suite.problems} & set(every)
-    assert [note for note in notes_on_data(run) if note.startswith("1 of 2 more questions share 13 words")]
-    assert data_fingerprint(run)["more"] == fingerprint(suite.problems)  # pyright: ignore[reportOptionalSubscript]
+    assert [
+        note
+        for note in notes_on_data(run.task, run.evaluation)
+        if note.startswith("1 of 2 more questions share 13 words")
+    ]
+    assert data_fingerprint(run.task, run.evaluation)["more"] == fingerprint(suite.problems)  # pyright: ignore[reportOptionalSubscript]
 
 
 # --- what is refused ------------------------------------------------------------------------------------------

@@ -478,7 +478,7 @@ def test_the_constant_of_verl_is_the_padded_width() -> None:
         for width, loss in expected.items():
             inputs = step_of([4, 4], [-1.0, -1.0], 2, width=width)
             logprobs = torch.full((2, width), -1.0, dtype=F64)
-            got = policy_loss(run, batch_of_rows(run, inputs, [0, 1]), logprobs, -logprobs).loss
+            got = policy_loss(run.loss_tricks, batch_of_rows(run, inputs, [0, 1]), logprobs, -logprobs).loss
             assert_close(got, loss, EXACT, f"{convention}, padded to {width}")
 
 

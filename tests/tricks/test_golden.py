@@ -769,7 +769,7 @@ def test_the_ratio_of_a_response_is_over_its_tokens_in_the_loss() -> None:
     inputs = step_of([3], [1.0], 1, old_logprobs=old)
     inputs = replace(inputs, loss_mask=torch.tensor([[True, True, False]]))
     run = make_run(importance=Sequence(20.0), surrogate=Ppo(0.9, 0.9), aggregation=SequenceSum())
-    output = policy_loss(run, batch_of_rows(run, inputs, [0]), torch.full((1, 3), -1.0, dtype=F64), -old)
+    output = policy_loss(run.loss_tricks, batch_of_rows(run, inputs, [0]), torch.full((1, 3), -1.0, dtype=F64), -old)
     assert_close(output.loss, -2 * math.exp(0.15), EXACT, "the third token is no part of the mean")
 
 
@@ -1194,7 +1194,9 @@ def kl_step(kl, old: Tensor) -> tuple[Tensor, Tensor]:
     inputs = inputs_of(run, scene)
     parts = []
     for row in range(4):
-        output = policy_loss(run, batch_of_rows(run, inputs, [row]), logprobs[[row]], torch.zeros(1, 1, dtype=F64))
+        output = policy_loss(
+            run.loss_tricks, batch_of_rows(run, inputs, [row]), logprobs[[row]], torch.zeros(1, 1, dtype=F64)
+        )
         parts.append(4 * output.loss)  # the loss is a mean over four rows
     expected = (old * torch.stack(parts)).sum()
     expected.backward()
@@ -1375,7 +1377,7 @@ def test_what_the_loss_reports_for_the_log() -> None:
     inputs = replace(inputs, rollouts=replace(inputs.rollouts, sampler_logprobs=logs(0.5, 0.25)))
     run = make_run(kl=K3Loss(kl_coef=0.1, log_ratio_limit=20.0, limit=0.0))
     entropy = torch.tensor([[0.4, 0.6, 9.0]], dtype=F64)
-    output = policy_loss(run, batch_of_rows(run, inputs, [0]), logs(0.3, 0.5), entropy)
+    output = policy_loss(run.loss_tricks, batch_of_rows(run, inputs, [0]), logs(0.3, 0.5), entropy)
     ln = math.log
     expected = {
         "tokens": 2,

@@ -649,7 +649,7 @@ def test_the_sums_for_the_log_add_up_over_microbatches(surrogate, seed, budget) 
         batches = make_minibatch(inputs, range(2), run.denominator, Microbatching(tokens, 192))
         for batch in marked(run, batches, scene.logprobs, scene.rollouts):
             logprobs = scene.logprobs.flatten()[batch.tokens]
-            output = policy_loss(run, batch, logprobs, -logprobs)
+            output = policy_loss(run.loss_tricks, batch, logprobs, -logprobs)
             sums = {name: sums.get(name, 0.0) + value for name, value in output.sums.items()}
         reports.append([float(value) for value in sums.values()])
     assert_close(reports[1], reports[0], TOLERANCE, "sums")
@@ -805,8 +805,8 @@ def parameter_gradient(run: RunConfig, batches, rollouts) -> Tensor:
         for batch in batches
     ]
     logprobs = [pair[0].detach() for pair in forwarded]
-    for batch, (values, entropy) in zip(mark_tokens(run, batches, logprobs, noise_of(rollouts)), forwarded):
-        policy_loss(run, batch, values, entropy).loss.backward()
+    for batch, (values, entropy) in zip(mark_tokens(run.loss_tricks, batches, logprobs, noise_of(rollouts)), forwarded):
+        policy_loss(run.loss_tricks, batch, values, entropy).loss.backward()
     return torch.cat([parameter.grad.flatten() for parameter in MODEL.parameters()])
 
 
@@ -853,7 +853,7 @@ def test_every_option_acts_on_the_scenes(case) -> None:
     batches = make_minibatch(inputs, range(8), run.denominator, Microbatching(ONE_MICROBATCH, 192))
     [batch] = marked(run, batches, scene.logprobs, scene.rollouts)
     logprobs = scene.logprobs.flatten()[batch.tokens]
-    sums = policy_loss(run, batch, logprobs, -logprobs).sums
+    sums = policy_loss(run.loss_tricks, batch, logprobs, -logprobs).sums
     assert (sums["surrogate_touched"] > 0) != run.surrogate.touches_nothing
     assert (sums["importance_touched"] > 0) != run.importance.touches_nothing
     assert ((inputs.correction_weights != 1)[inputs.loss_mask].any()) != run.correction.touches_nothing

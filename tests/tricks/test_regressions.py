@@ -31,7 +31,7 @@ from omegaconf import OmegaConf
 
 from grpo_lab.config.folders import conf_folder
 from grpo_lab.config.hydra_setup import compose_config
-from grpo_lab.config.rules import IncompatibleRun, broken_warnings, check_compatible
+from grpo_lab.config.rules import IncompatibleRun, broken_rules, check_compatible
 from grpo_lab.config.run_config import to_run
 from grpo_lab.policy.batching import expand, make_minibatch, rollout_logprobs
 from grpo_lab.rollout.grading import to_rollouts
@@ -540,7 +540,9 @@ def test_a_cap_of_a_fifth_is_plain_reinforce_at_a_fifth_and_said_so() -> None:
     """TRL CISPO: the default epsilon_high of 0.2 was an absolute cap, so every weight was 0.2."""
     for ratio in (0.7, 1.0, 3.0):
         assert_close(gradient_at(Cispo(0.2, 1.0, CapForm.absolute), ratio, 1.0), -0.2, EXACT, "every weight")
-    assert "loss_is_scaled" in {rule.name for rule in broken_warnings(run_of("surrogate=cispo", "surrogate.cap=.2"))}
+    assert "loss_is_scaled" in {
+        rule.name for rule in broken_rules(run_of("surrogate=cispo", "surrogate.cap=.2")).warnings
+    }
     assert "lowers the learning rate" in warned("surrogate=cispo", "surrogate.cap=0.2")
     assert "lowers the learning rate" not in warned("surrogate=cispo")
 
