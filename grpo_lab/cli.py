@@ -188,7 +188,7 @@ def _memory_and_time(run: RunConfig, memory_gib: float | None, gpus: int) -> str
     import torch
     from transformers import AutoTokenizer
 
-    from grpo_lab.policy.device import choose_device
+    from grpo_lab.distributed.device import choose_device
     from grpo_lab.rollout.grading import encode_prompts
     from grpo_lab.run.device_estimate import GIB, estimate, estimate_text, free_memory, size_of, step_flops
     from grpo_lab.run.training_problems import read_questions
@@ -275,7 +275,7 @@ def measure_pass_rates(arguments: argparse.Namespace) -> None:
     config = compose_config([*overrides, *([f"pass_rate.samples={arguments.samples}"] if arguments.samples else [])])
     from grpo_lab.config.rules import check_compatible
     from grpo_lab.config.run_config import to_run
-    from grpo_lab.policy.device import prepare_torch
+    from grpo_lab.distributed.device import prepare_torch
     from grpo_lab.run.memory import remedied
     from grpo_lab.run.training_problems import pass_rates_text, training_problems
 

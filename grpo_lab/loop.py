@@ -20,11 +20,11 @@ from omegaconf import DictConfig, OmegaConf
 from grpo_lab.config.explain import explain, inert_lines
 from grpo_lab.config.rules import broken_rules, check_compatible, unread_keys
 from grpo_lab.config.run_config import RunConfig, to_run
+from grpo_lab.distributed import ranks
+from grpo_lab.distributed.device import prepare_torch
 from grpo_lab.learner.mismatch import probe_sync, sync_sampler
 from grpo_lab.learner.step_metrics import TOUCHING_AXES, FinishedStep, inert_axes, rollout_table, step_metrics
 from grpo_lab.learner.update import estimate_advantages, make_inputs, read_policies, train_on
-from grpo_lab.policy import ranks
-from grpo_lab.policy.device import prepare_torch
 from grpo_lab.rollout.continuations import Continuations
 from grpo_lab.rollout.queue import RolloutQueue
 from grpo_lab.rollout.stream import open_queue

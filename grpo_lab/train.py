@@ -25,8 +25,8 @@ from grpo_lab.config.rules import check_compatible
 from grpo_lab.config.run_config import RunConfig, to_run
 from grpo_lab.config.run_name import chosen_options, run_name
 from grpo_lab.config.user_files import declares_a_sweep
-from grpo_lab.policy import ranks
-from grpo_lab.policy.device import choose_device
+from grpo_lab.distributed import ranks
+from grpo_lab.distributed.device import choose_device
 from grpo_lab.sweeps.child import errors_said, follow_parent, hear_signals
 from grpo_lab.tracking.terminal import printable, say
 

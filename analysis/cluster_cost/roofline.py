@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grpo_lab.budget.model_shape import BF16, FP32, ModelShape
-from grpo_lab.tricks.base import require_field, require_not_negative, require_positive
+from grpo_lab.checks import require_field, require_not_negative, require_positive
 
 STATES = 16  # bytes a weight: bf16 weight and gradient, fp32 master weight and Adam's two moments
 ON_HOST = 12  # of these, what may wait in the host's memory: master weight and moments

@@ -19,7 +19,7 @@ import numpy as np
 
 from cluster_cost.roofline import Card, Efficiency, Engine, Learner, ModelShape, send
 from grpo_lab.budget.cost_model import SimulatedClock
-from grpo_lab.tricks.base import require_field, require_positive
+from grpo_lab.checks import require_field, require_positive
 from grpo_lab.tricks.schedule import Schedule
 from grpo_lab.types import Float
 

@@ -9,7 +9,7 @@ from enum import Enum
 import torch
 import transformers
 
-from grpo_lab.tricks.base import require_positive
+from grpo_lab.checks import require_positive
 
 
 class BudgetAxis(Enum):

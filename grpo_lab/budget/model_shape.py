@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from grpo_lab.budget.ledger import ModelFlops
-from grpo_lab.tricks.base import require_field, require_positive
+from grpo_lab.checks import require_field, require_positive
 
 BF16, FP32 = 2, 4  # bytes
 

@@ -9,9 +9,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from grpo_lab.checks import require_field, require_not_negative, require_positive
 from grpo_lab.tasks.tables import Table, suite_problems
 from grpo_lab.tracking.metrics import FURTHER_SUITES, HARNESSES, harness_of
-from grpo_lab.tricks.base import require_field, require_not_negative, require_positive
 from grpo_lab.types import Problem
 
 # Of further suites; others have their own.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from grpo_lab.config.run_config import RunConfig, snake_case
-from grpo_lab.policy import ranks
+from grpo_lab.distributed import ranks
 from grpo_lab.policy.optim import Decay
 from grpo_lab.tasks.base import AnswerForm, Grader
 from grpo_lab.tricks.entropy import Entropy

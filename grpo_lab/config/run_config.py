@@ -21,6 +21,7 @@ from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 
 from grpo_lab.budget.cost_model import CostModel
 from grpo_lab.budget.ledger import Budget
+from grpo_lab.checks import require_field, require_not_negative
 from grpo_lab.config.evaluation import Evaluation
 from grpo_lab.config.stages import (
     LearnerSettings,
@@ -41,7 +42,7 @@ from grpo_lab.tasks.base import Grader, Model, Task, Template
 from grpo_lab.tracking.metrics import SUITES, is_known
 from grpo_lab.tracking.mlflow_mirror import Tracking
 from grpo_lab.tricks.aggregation import Aggregation
-from grpo_lab.tricks.base import Trick, formula_fault, require_field, require_not_negative
+from grpo_lab.tricks.base import Trick, formula_fault
 from grpo_lab.tricks.baseline import Baseline
 from grpo_lab.tricks.convention import Convention, Scope
 from grpo_lab.tricks.correction import Correction

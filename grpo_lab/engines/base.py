@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import torch
 
-from grpo_lab.tricks.base import require_field, require_positive
+from grpo_lab.checks import require_field, require_positive
 from grpo_lab.tricks.precision import Precision
 from grpo_lab.types import Completion, OnFinish, Request, SamplingParams, StopReason, Tensor
 

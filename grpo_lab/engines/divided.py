@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from grpo_lab.distributed import ranks
 from grpo_lab.engines.base import EngineSession
-from grpo_lab.policy import ranks
 from grpo_lab.types import Completion, OnFinish, Request, Tensor
 
 

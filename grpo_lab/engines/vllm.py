@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from grpo_lab.distributed import ranks
 from grpo_lab.engines.base import EngineFailure, EngineSession, already_ended, check_names
 from grpo_lab.engines.vllm_common import (
     Growing,
@@ -28,7 +29,6 @@ from grpo_lab.engines.vllm_common import (
     set_defaults_of_vllm,
     vllm_params,
 )
-from grpo_lab.policy import ranks
 from grpo_lab.policy.model_folder import stop_token_ids, weight_names
 from grpo_lab.tracking.activity import sampling
 from grpo_lab.tricks.precision import Precision

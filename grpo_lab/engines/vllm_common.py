@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from grpo_lab.checks import require_field
 from grpo_lab.engines.base import Engine, EngineFailure
 from grpo_lab.seeding import request_seed
-from grpo_lab.tricks.base import require_field
 from grpo_lab.tricks.precision import LmHead, Precision
 from grpo_lab.types import Completion, Request, StopReason
 

@@ -26,6 +26,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from grpo_lab.checks import require_field, require_positive
+from grpo_lab.distributed import ranks
+from grpo_lab.distributed.device import is_elsewhere
 from grpo_lab.engines.vllm_common import (
     FOLDER,
     SHOWN,
@@ -38,10 +41,7 @@ from grpo_lab.engines.vllm_common import (
 )
 from grpo_lab.engines.vllm_session import VllmProcessSession
 from grpo_lab.engines.vllm_weights import FileTransfer, NcclTransfer, roomy_folder, taken_port
-from grpo_lab.policy import ranks
-from grpo_lab.policy.device import is_elsewhere
 from grpo_lab.policy.model_folder import stop_token_ids, weight_names
-from grpo_lab.tricks.base import require_field, require_positive
 from grpo_lab.tricks.precision import Precision
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grpo_lab.distributed import ranks
 from grpo_lab.engines.base import EngineFailure, EngineSession, Stream, all_ended, already_ended, check_names
 from grpo_lab.engines.vllm_common import Growing, failure, last_error, vllm_params
 from grpo_lab.engines.vllm_weights import Transfer
-from grpo_lab.policy import ranks
 from grpo_lab.tracking.activity import sampling
 from grpo_lab.types import Completion, OnFinish, Request, StopReason, Tensor
 

@@ -22,9 +22,10 @@ import pandas as pd
 import transformers
 from omegaconf import OmegaConf
 
+from grpo_lab import fine_tuning
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.policy.model_folder import fingerprint
-from grpo_lab.run import checkpoint, sft
+from grpo_lab.run import checkpoint
 from grpo_lab.tasks.hub import find_model
 from grpo_lab.tracking.files import write_whole
 from grpo_lab.tracking.harness_results import (
@@ -206,7 +207,7 @@ def _base(run: Path) -> Path:
     """
     own = run / "sft"
     if own.is_dir():
-        files = read_sealed(own / sft.FILE, AFRESH)["files"]
+        files = read_sealed(own / fine_tuning.FILE, AFRESH)["files"]
         if troubles := [said for name, digest in files.items() if (said := trouble_with(own / name, digest))]:
             raise ValueError(f"{', '.join(troubles)}; {AFRESH}")
         return own

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from grpo_lab.config.stages import LogprobTricks, LossTricks, UpdateSettings
+from grpo_lab.distributed import ranks, tensors
+from grpo_lab.distributed.device import on_cpu, on_device
 from grpo_lab.learner.loss import mark_tokens, policy_loss
 from grpo_lab.learner.mismatch import bound_metrics, check_last_sync
-from grpo_lab.policy import ranks
 from grpo_lab.policy.batching import StepInputs, expand, make_minibatch, rollout_logprobs, tokens_in_loss
-from grpo_lab.policy.device import on_cpu, on_device
 from grpo_lab.policy.logprobs import forward_inputs, logprobs_of
 from grpo_lab.policy.optim import UpdateReport
 from grpo_lab.run.state import RunState
@@ -365,7 +365,7 @@ def _overflows(state: RunState) -> bool:
     """
     state.loss_scale.unscale_(state.optimizer)
     gradients = [p.grad for group in state.optimizer.param_groups for p in group["params"] if p.grad is not None]
-    finite = bool(torch.stack([torch.isfinite(ranks.own_part(one)).all() for one in gradients]).all())
+    finite = bool(torch.stack([torch.isfinite(tensors.local(one)).all() for one in gradients]).all())
     overflows = not all(ranks.gathered(finite))
     state.loss_scale.update()
     if overflows:

@@ -16,9 +16,9 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from grpo_lab.policy import ranks
+from grpo_lab.distributed import ranks, tensors
+from grpo_lab.distributed.tensors import like
 from grpo_lab.policy.loading import Lora
-from grpo_lab.policy.sharding import like
 from grpo_lab.types import Tensor
 
 _NAME = "default"
@@ -73,7 +73,7 @@ def adapted(model: nn.Module) -> bool:
 
 def adapter_weights(model: nn.Module) -> dict[str, Tensor]:
     """The adapter's own weights, for a checkpoint; {} without one."""
-    return {name: ranks.whole(tensor) for name, tensor in model.state_dict().items() if _is_adapter(name)}
+    return {name: tensors.full(tensor) for name, tensor in model.state_dict().items() if _is_adapter(name)}
 
 
 def load_adapter(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
@@ -105,9 +105,9 @@ def whole_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         if owner in layers and last == "weight":
             layer = layers[owner]
             added = layer.get_delta_weight(_NAME)  # pyright: ignore[reportCallIssue] of peft's LoraLayer
-            yield f"{owner}.{last}", ranks.whole((tensor.float() + added.float()).to(tensor.dtype))
+            yield f"{owner}.{last}", tensors.full((tensor.float() + added.float()).to(tensor.dtype))
         else:
-            yield name.replace(".base_layer.", "."), ranks.whole(tensor)
+            yield name.replace(".base_layer.", "."), tensors.full(tensor)
 
 
 def save_whole(model: PreTrainedModel, folder: Path) -> None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from grpo_lab.policy import ranks
-from grpo_lab.policy.device import on_cpu, on_device
+from grpo_lab.distributed import ranks
+from grpo_lab.distributed.device import on_cpu, on_device
 from grpo_lab.policy.logprobs import forward_inputs, logprobs_of, mask_lengths
 from grpo_lab.policy.packing import microbatch_rows, packed_rows
 from grpo_lab.tracking.activity import doing

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from grpo_lab.budget.ledger import Ledger, ModelFlops
-from grpo_lab.policy import ranks
+from grpo_lab.distributed import ranks
 from grpo_lab.policy.batching import microbatch_rows, spread
 from grpo_lab.policy.logprobs import mask_lengths, token_values
 from grpo_lab.policy.models import load_model

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-from grpo_lab.tricks.base import require
+from grpo_lab.checks import require
 from grpo_lab.types import WeightType
 
 PRETRAINED_RATE = 5e-5  # published runs train all weights of a pretrained model at 1e-7 to 1e-5

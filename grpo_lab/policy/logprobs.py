@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from grpo_lab.policy.device import on_device
+from grpo_lab.distributed.device import on_device
 from grpo_lab.policy.fused_head import can_fuse, fused_logprobs
 from grpo_lab.policy.models import widen
 from grpo_lab.policy.output_head import LogProbs, in_chunks, linear_head, of_logits

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from grpo_lab.policy import ranks
-from grpo_lab.tricks.base import require_field, require_not_negative, require_positive
+from grpo_lab.checks import require_field, require_not_negative, require_positive
+from grpo_lab.distributed import ranks, tensors
 from grpo_lab.types import Tensor
 
 
@@ -133,7 +133,7 @@ class Adamw(Optimizer):
 
     def step(self, optimizer: torch.optim.Optimizer, update: int, spent: float = 0.0) -> UpdateReport:
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        total = ranks.whole(torch.nn.utils.get_total_norm([p.grad for p in parameters]))
+        total = tensors.full(torch.nn.utils.get_total_norm([p.grad for p in parameters]))
         torch.nn.utils.clip_grads_with_norm_(parameters, self.max_grad_norm, total)
         gradient_norm, *counts = _read(total, [optimizer.state.get(p, {}).get("step") for p in parameters])
         if not math.isfinite(gradient_norm):
@@ -156,7 +156,7 @@ class Adamw(Optimizer):
         found = []
         for part in _portions(parameters):
             states = [optimizer.state[parameters[place]] for place in part]
-            firsts, seconds = ([ranks.own_part(one[name]) for one in states] for name in ("exp_avg", "exp_avg_sq"))
+            firsts, seconds = ([tensors.local(one[name]) for one in states] for name in ("exp_avg", "exp_avg_sq"))
             directions = _torch._foreach_div(firsts, [1 - self.beta1 ** counts[place] for place in part])
             roots = _torch._foreach_div(seconds, [1 - self.beta2 ** counts[place] for place in part])
             _torch._foreach_sqrt_(roots)
@@ -164,7 +164,7 @@ class Adamw(Optimizer):
             _torch._foreach_div_(directions, roots)
             if self.weight_decay:
                 before = _torch._foreach_mul(directions, rate)
-                _torch._foreach_add_(before, [ranks.own_part(parameters[place].detach()) for place in part])
+                _torch._foreach_add_(before, [tensors.local(parameters[place].detach()) for place in part])
                 _torch._foreach_div_(before, 1 - rate * self.weight_decay)
                 _torch._foreach_mul_(before, self.weight_decay)
                 _torch._foreach_add_(directions, before)

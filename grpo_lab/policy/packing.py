@@ -24,7 +24,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from grpo_lab.policy.device import on_device
+from grpo_lab.distributed.device import on_device
 from grpo_lab.policy.models import with_rounded_weights
 from grpo_lab.policy.varlen import Varlen, find_sequences, varlen_attention
 from grpo_lab.tricks.precision import Precision

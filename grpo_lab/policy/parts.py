@@ -15,12 +15,12 @@ from itertools import chain
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Shard
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from grpo_lab.policy import ranks
+from grpo_lab.distributed import ranks
+from grpo_lab.distributed.tensors import own_rows, split
 from grpo_lab.policy.models import moved
 from grpo_lab.types import Tensor
 
@@ -72,18 +72,6 @@ def _keep_rows(module: nn.Module, name: str, parameter: nn.Parameter | None) -> 
     setattr(standing, _LOADED, True)
     setattr(standing, _PART, _Part(own_rows(whole).clone(), stand_in))
     return standing
-
-
-def own_rows(whole: Tensor) -> Tensor:
-    """A view of this rank's rows, those that FSDP2 gives it."""
-    size = -(-len(whole) // ranks.number())
-    return whole[ranks.rank() * size :][:size]
-
-
-def split(rows: Tensor, shape: torch.Size) -> DTensor:
-    """A tensor of this shape, of which each rank has its `own_rows`."""
-    stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(rows, ranks.mesh(), [Shard(0)], run_check=False, shape=shape, stride=stride)
 
 
 def _part(parameter: nn.Parameter) -> _Part | None:

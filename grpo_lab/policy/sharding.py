@@ -26,9 +26,10 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
-from grpo_lab.policy import ranks
+from grpo_lab.distributed import ranks
+from grpo_lab.distributed.tensors import like
 from grpo_lab.policy.output_head import linear_head
-from grpo_lab.policy.parts import give_back, layer_by_layer, layers_of, own_rows, split, taken
+from grpo_lab.policy.parts import give_back, layer_by_layer, layers_of, taken
 from grpo_lab.tricks.precision import Precision
 from grpo_lab.types import Tensor
 
@@ -80,13 +81,6 @@ def within(model: nn.Module, work: Callable[[], T]) -> T:
     It must return tensors, alone or in tuples, so that the backward pass finds them whole too.
     """
     return getattr(model, _WITHIN)(work) if isinstance(model, FSDPModule) else work()
-
-
-def like(tensor: Tensor, target: Tensor) -> Tensor:
-    """A whole tensor, split as `target` is."""
-    if not isinstance(target, DTensor):
-        return tensor
-    return split(own_rows(tensor).to(target.device), tensor.shape)
 
 
 def load_whole(module: nn.Module, weights: Mapping[str, Tensor]) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from grpo_lab.policy import ranks
-from grpo_lab.policy.device import choose_device
+from grpo_lab.distributed import ranks
+from grpo_lab.distributed.device import choose_device
 from grpo_lab.reproduce.record import Record, device_name, read_record
 from grpo_lab.sweeps.child import errors_said, follow_parent, hear_signals
 

@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from grpo_lab.budget.ledger import BudgetAxis
 from grpo_lab.config.hydra_setup import bootstrap
 from grpo_lab.config.run_config import RunConfig, options, slot_types, to_run, writable
-from grpo_lab.policy.device import choose_device
+from grpo_lab.distributed.device import choose_device
 from grpo_lab.policy.model_folder import fingerprint
 from grpo_lab.run.identity import CLASS, check_data, data_fingerprint, recorded_identity, run_identity
 from grpo_lab.run.prompts import check_prompts

@@ -9,7 +9,7 @@ from itertools import chain
 import torch
 import transformers
 
-from grpo_lab.policy import ranks
+from grpo_lab.distributed import ranks
 from grpo_lab.seeding import uniform
 from grpo_lab.tasks.base import Grader, Template
 from grpo_lab.tricks.reward_shaping import RewardShaping

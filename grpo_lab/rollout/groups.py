@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers
 
-from grpo_lab.policy import ranks
+from grpo_lab.distributed import ranks
 from grpo_lab.rollout.grading import (
     decode,
     encode_prompts,

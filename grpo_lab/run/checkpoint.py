@@ -23,7 +23,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo_lab.policy import ranks
+from grpo_lab.distributed import ranks
 from grpo_lab.policy.adapters import save_whole
 from grpo_lab.tracking.files import RunFolderError, follow_umask, write_json
 from grpo_lab.tracking.whole import MANIFEST, sealed

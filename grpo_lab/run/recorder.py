@@ -18,7 +18,7 @@ import torch
 
 from grpo_lab.budget.ledger import Ledger
 from grpo_lab.config.stages import RecordSettings
-from grpo_lab.policy import ranks
+from grpo_lab.distributed import ranks
 from grpo_lab.policy.batching import rollout_logprobs
 from grpo_lab.rollout.queue import RolloutQueue
 from grpo_lab.run import checkpoint

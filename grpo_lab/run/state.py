@@ -20,21 +20,23 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from grpo_lab.budget.ledger import Ledger, ModelFlops
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.config.stages import LengthLimits
+from grpo_lab.distributed import ranks
+from grpo_lab.distributed.tensors import like
 from grpo_lab.engines.base import EngineSession
 from grpo_lab.engines.divided import divided
-from grpo_lab.policy import packing, ranks
+from grpo_lab.fine_tuning import Start, check_sft, fine_tuned
+from grpo_lab.policy import packing
 from grpo_lab.policy.adapters import adapter_off, adapter_weights, add_adapter, load_adapter, whole_weights
 from grpo_lab.policy.critic import LiveCritic, open_critic
 from grpo_lab.policy.model_folder import check_tokens, context_length, fingerprint, fingerprint_of, stop_token_ids
 from grpo_lab.policy.models import load_model, recompute_layers
 from grpo_lab.policy.parts import in_parts, layer_by_layer, own_weights, placed
-from grpo_lab.policy.sharding import Trained, like, load_optimizer, load_whole, shard
+from grpo_lab.policy.sharding import Trained, load_optimizer, load_whole, shard
 from grpo_lab.rollout.grading import encode_prompts, tools_for
 from grpo_lab.run.checkpoint import load_shards
 from grpo_lab.run.evaluate import Suite, make_suites
 from grpo_lab.run.lengths import TRAINING, at_their_longest, check_lengths, fitting
 from grpo_lab.run.prompts import Prompts, read_prompts
-from grpo_lab.run.sft import Start, check_sft, fine_tuned
 from grpo_lab.run.teacher import LiveTeacher, find_teacher, open_teacher
 from grpo_lab.run.training_problems import TrainingProblems, training_problems
 from grpo_lab.tasks.base import Template

@@ -9,13 +9,13 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_lab.budget.ledger import Ledger, ModelFlops
+from grpo_lab.checks import require
 from grpo_lab.policy.batching import rollout_logprobs
 from grpo_lab.policy.loading import Loading
 from grpo_lab.policy.model_folder import fingerprint
 from grpo_lab.policy.models import load_model
 from grpo_lab.policy.parts import in_parts
 from grpo_lab.tasks.hub import find_model
-from grpo_lab.tricks.base import require
 from grpo_lab.tricks.precision import LmHead, Precision
 from grpo_lab.tricks.teacher import OnPolicyDistillation, Teacher
 from grpo_lab.types import Float, Microbatching, Rollouts, Tensor

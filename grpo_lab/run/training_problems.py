@@ -20,8 +20,8 @@ from grpo_lab.config.run_config import RunConfig
 from grpo_lab.config.stages import LengthLimits, QuestionSettings, SamplingSettings
 from grpo_lab.policy.model_folder import context_length, stop_token_ids
 from grpo_lab.rollout.grading import encode_prompts, tools_for
+from grpo_lab.rollout.pass_rates import Asked, Base, Rates, measure
 from grpo_lab.run.lengths import TRAINING, check_lengths, fitting
-from grpo_lab.run.pass_rates import Asked, Base, Rates, measure
 from grpo_lab.tasks.base import Task
 from grpo_lab.tasks.tables import fingerprint
 from grpo_lab.tricks.pass_rate import Measured, difficulty_of, reason_to_drop

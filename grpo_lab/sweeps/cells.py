@@ -21,7 +21,7 @@ from grpo_lab.config.overrides import in_one_line, misnamed
 from grpo_lab.config.rules import IncompatibleRun, broken_rules, check_compatible
 from grpo_lab.config.run_config import AXES, VOLATILE, RunConfig, is_volatile, to_run
 from grpo_lab.config.run_name import chosen_options, run_name
-from grpo_lab.policy.device import device_kind
+from grpo_lab.distributed.device import device_kind
 from grpo_lab.run.identity import check_folder, run_identity
 from grpo_lab.tasks.base import Model
 from grpo_lab.tracking import names

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from grpo_lab.distributed import ranks
 from grpo_lab.engines.base import EngineFailure
-from grpo_lab.policy import ranks
 from grpo_lab.tracking import interrupt
 from grpo_lab.tracking.files import RunFolderBusyError
 from grpo_lab.tracking.passwords import masked

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.policy.device import device_kind
+from grpo_lab.distributed.device import device_kind
 from grpo_lab.sweeps.cells import Cell
 from grpo_lab.tracking.progress import clock
 from grpo_lab.tracking.run_reader import has_ended, read_steps, saved_spending, stage_seconds

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 from hydra.core.utils import JobReturn, JobStatus
 
-from grpo_lab.policy import ranks
-from grpo_lab.policy.device import choose_device, planned_elsewhere
+from grpo_lab.distributed import ranks
+from grpo_lab.distributed.device import choose_device, planned_elsewhere
 from grpo_lab.sweeps.board import Board
 from grpo_lab.sweeps.cells import Cell, compose_cells, plan_cells
 from grpo_lab.sweeps.jobs import Job, Place, run_jobs

@@ -21,8 +21,8 @@ from typing import ClassVar
 
 import transformers
 
+from grpo_lab.checks import require
 from grpo_lab.tasks.base import SPLITS, Task
-from grpo_lab.tricks.base import require
 from grpo_lab.types import Problem
 
 FINAL = "#"

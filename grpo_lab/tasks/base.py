@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import transformers
 
+from grpo_lab.checks import require
 from grpo_lab.policy.loading import Loading
 from grpo_lab.tracking.activity import doing
-from grpo_lab.tricks.base import require
 from grpo_lab.types import NoiseKey, Problem
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from grpo_lab.checks import require
 from grpo_lab.tasks.warm_start import ArithmeticBase
-from grpo_lab.tricks.base import require
 
 
 @dataclass(frozen=True)

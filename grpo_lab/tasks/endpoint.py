@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_lab.tasks.warm_start import cache_root
+from grpo_lab.checks import require, require_not_negative, require_positive
+from grpo_lab.tasks.cache import cache_root
 from grpo_lab.tracking.activity import doing
-from grpo_lab.tricks.base import require, require_not_negative, require_positive
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

@@ -15,11 +15,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from grpo_lab.checks import require
 from grpo_lab.tasks.base import SPLITS, AnswerForm, ForeignTask
 from grpo_lab.tasks.grader_pool import Answer, GraderPool
 from grpo_lab.tasks.math_answers import MARKED, JudgedApart, marked_answer
 from grpo_lab.tasks.tables import fingerprint
-from grpo_lab.tricks.base import require
 from grpo_lab.types import NoiseKey, Problem
 
 if TYPE_CHECKING:

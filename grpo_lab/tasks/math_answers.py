@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar
 
+from grpo_lab.checks import require, require_positive
 from grpo_lab.tasks.base import AnswerForm, Reward
 from grpo_lab.tasks.grader_pool import LONGEST_TEXT, Answer, GraderPool, shared_pool
 from grpo_lab.tasks.plain_math import same_answer
-from grpo_lab.tricks.base import require, require_positive
 from grpo_lab.types import NoiseKey, Problem
 
 # A box holds what its braces enclose. Without braces it holds what begins as a number, a command or a lone letter does.

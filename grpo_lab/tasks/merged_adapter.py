@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from grpo_lab.policy.model_folder import fingerprint
-from grpo_lab.tasks.warm_start import cache_root
+from grpo_lab.tasks.cache import cache_root
 from grpo_lab.tracking.whole import make_sealed, read_json
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar
 
+from grpo_lab.checks import require
 from grpo_lab.tasks.base import SPLITS, ForeignTask
 from grpo_lab.tasks.tables import (
     Row,
@@ -24,7 +25,6 @@ from grpo_lab.tasks.tables import (
     overlaps,
     require_share,
 )
-from grpo_lab.tricks.base import require
 from grpo_lab.types import Problem
 
 _IDS_OF_A_SOURCE = 1_000_000_000  # room for its splits, and for the tables that evaluation asks, which come first

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
+from grpo_lab.checks import require
 from grpo_lab.tasks.base import Grader, Grades
 from grpo_lab.tasks.endpoint import Endpoint, warn_once
-from grpo_lab.tricks.base import require
 from grpo_lab.types import NoiseKey, Problem
 
 OF_PROBLEM, EVOLVING = "problem", "evolving"  # the components that hold what such rubrics give together

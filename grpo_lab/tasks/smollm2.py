@@ -23,12 +23,12 @@ from typing import Any
 import torch
 import transformers
 
+from grpo_lab.checks import require
 from grpo_lab.policy.loading import Loading, Lora
 from grpo_lab.tasks.base import Model
-from grpo_lab.tasks.warm_start import cache_root
+from grpo_lab.tasks.cache import cache_root
 from grpo_lab.tracking.terminal import say
 from grpo_lab.tracking.whole import make_sealed
-from grpo_lab.tricks.base import require
 from grpo_lab.types import Tensor
 
 # Part of the cache key: raise it when this module's code changes what is written.

@@ -12,10 +12,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
+from grpo_lab.checks import require
 from grpo_lab.tasks.base import SPLITS, ForeignTask
 from grpo_lab.tasks.columns import Columns, as_text, is_file, open_columns
 from grpo_lab.tasks.math_answers import last_box
-from grpo_lab.tricks.base import require
 from grpo_lab.tricks.question_filter import word_runs
 from grpo_lab.types import Problem
 

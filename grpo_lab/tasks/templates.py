@@ -7,8 +7,8 @@ from typing import Any
 
 import transformers
 
+from grpo_lab.checks import require
 from grpo_lab.tasks.base import AnswerForm, Template
-from grpo_lab.tricks.base import require
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from grpo_lab.checks import require
 from grpo_lab.seeding import uniform
 from grpo_lab.tasks.base import AnswerForm, Grades, Reward
-from grpo_lab.tricks.base import require
 from grpo_lab.types import NoiseKey, Problem
 
 _FINAL_NUMBER = re.compile(r"#([0-9]+)\Z")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ import torch
 import transformers
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from grpo_lab.checks import require
 from grpo_lab.tasks.arithmetic import (
     CHECK_AGAIN,
     FINAL,
@@ -37,11 +37,11 @@ from grpo_lab.tasks.arithmetic import (
     symbols_of,
 )
 from grpo_lab.tasks.base import Model
+from grpo_lab.tasks.cache import cache_root
 from grpo_lab.tasks.shipped import find_shipped
 from grpo_lab.tasks.verifiers import Strict
 from grpo_lab.tracking.terminal import Terminal
 from grpo_lab.tracking.whole import make_sealed
-from grpo_lab.tricks.base import require
 from grpo_lab.types import Problem, Tensor
 
 # Part of the cache key: raise it when this module's code changes what a recipe produces.
@@ -197,23 +197,6 @@ class ArithmeticBase(Model):
         """Cache key of the recipe and its code version, 16 hexadecimal digits."""
         recipe = json.dumps(self.written(), sort_keys=True)
         return hashlib.sha256(recipe.encode()).hexdigest()[:16]
-
-
-def cache_root() -> Path:
-    """GRPO_LAB_CACHE, else XDG_CACHE_HOME/grpo_lab, else ~/.cache/grpo_lab; made where it is missing.
-
-    Raises ValueError if this user cannot write there.
-    """
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    root = Path(os.environ.get("GRPO_LAB_CACHE") or home / "grpo_lab")
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        writable = os.access(root, os.W_OK)
-    except OSError:
-        writable = False
-    if not writable:
-        raise ValueError(f"{root} cannot be written: set GRPO_LAB_CACHE to a folder that this user can write")
-    return root
 
 
 def draw_example(recipe: ArithmeticBase, rng: Random, careful_only: bool) -> Example:

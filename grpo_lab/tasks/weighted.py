@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from grpo_lab.checks import require
 from grpo_lab.tasks.base import AnswerForm, Grader, Grades
-from grpo_lab.tricks.base import require
 from grpo_lab.types import NoiseKey, Problem
 
 

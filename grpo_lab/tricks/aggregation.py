@@ -11,7 +11,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from grpo_lab.tricks.base import Trick, require_not_negative, require_positive
+from grpo_lab.checks import require_not_negative, require_positive
+from grpo_lab.tricks.base import Trick
 from grpo_lab.tricks.convention import Scope, Width
 from grpo_lab.types import Bool, Float, Tensor, Totals
 

@@ -11,7 +11,8 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 
-from grpo_lab.tricks.base import Trick, counted_mean, require_field, require_positive, tied
+from grpo_lab.checks import require_field, require_positive
+from grpo_lab.tricks.base import Trick, counted_mean, tied
 from grpo_lab.tricks.convention import Singleton
 from grpo_lab.types import Bool, Float, Graded, Rollouts, Tensor
 

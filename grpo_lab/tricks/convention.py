@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from grpo_lab.tricks.base import require_field, require_not_negative
+from grpo_lab.checks import require_field, require_not_negative
 
 
 class Singleton(Enum):

@@ -12,7 +12,8 @@ from typing import ClassVar
 
 import torch
 
-from grpo_lab.tricks.base import Trick, require_field, require_not_negative, require_positive, row_mean
+from grpo_lab.checks import require_field, require_not_negative, require_positive
+from grpo_lab.tricks.base import Trick, row_mean
 from grpo_lab.types import Bool, Float, Tensor
 
 _LOG_LIMIT = 20.0  # nats; far beyond every bound, and exp() overflows in fp32 only beyond 88

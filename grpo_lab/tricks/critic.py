@@ -6,7 +6,7 @@ from abc import ABC
 from dataclasses import dataclass
 from typing import ClassVar
 
-from grpo_lab.tricks.base import require_field, require_not_negative, require_positive
+from grpo_lab.checks import require_field, require_not_negative, require_positive
 from grpo_lab.tricks.updates import Updates
 
 

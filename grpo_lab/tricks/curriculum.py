@@ -20,7 +20,8 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from grpo_lab.tricks.base import Trick, require_field
+from grpo_lab.checks import require_field
+from grpo_lab.tricks.base import Trick
 from grpo_lab.types import Bool, Exhausted, Float, Int, Tensor
 
 UNBOUNDED = 2**63 - 1  # possible answers of a question that sets them no number: the largest int64

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import ClassVar
 
-from grpo_lab.tricks.base import Trick, require_field, require_positive, tied
+from grpo_lab.checks import require_field, require_positive
+from grpo_lab.tricks.base import Trick, tied
 from grpo_lab.types import Bool, Exhausted, Graded, Groups, GroupSource, Tensor
 
 

@@ -8,7 +8,8 @@ from typing import ClassVar
 
 import torch
 
-from grpo_lab.tricks.base import Trick, require_positive, row_mean
+from grpo_lab.checks import require_positive
+from grpo_lab.tricks.base import Trick, row_mean
 from grpo_lab.types import Bool, Float, Tensor
 
 

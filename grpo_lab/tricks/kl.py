@@ -13,7 +13,8 @@ from typing import ClassVar
 
 import torch
 
-from grpo_lab.tricks.base import Trick, require_not_negative, require_positive
+from grpo_lab.checks import require_not_negative, require_positive
+from grpo_lab.tricks.base import Trick
 from grpo_lab.types import Bool, Float, Graded, Tensor, to_groups
 
 

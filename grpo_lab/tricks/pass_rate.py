@@ -10,7 +10,8 @@ from abc import ABC
 from dataclasses import dataclass
 from typing import ClassVar
 
-from grpo_lab.tricks.base import Trick, require_field, require_not_negative, require_positive
+from grpo_lab.checks import require_field, require_not_negative, require_positive
+from grpo_lab.tricks.base import Trick
 
 
 @dataclass(frozen=True)

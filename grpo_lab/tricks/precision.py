@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from grpo_lab.tricks.base import require_positive
+from grpo_lab.checks import require_positive
 
 
 class LmHead(Enum):

@@ -13,7 +13,8 @@ from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from grpo_lab.tricks.base import Trick, require_field, require_not_negative
+from grpo_lab.checks import require_field, require_not_negative
+from grpo_lab.tricks.base import Trick
 from grpo_lab.types import Problem
 
 if TYPE_CHECKING:

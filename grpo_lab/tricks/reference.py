@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from grpo_lab.tricks.base import Trick, require_field, require_positive
+from grpo_lab.checks import require_field, require_positive
+from grpo_lab.tricks.base import Trick
 
 
 @dataclass(frozen=True)

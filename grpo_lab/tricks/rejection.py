@@ -14,7 +14,8 @@ from typing import ClassVar
 
 import torch
 
-from grpo_lab.tricks.base import Trick, require_positive, row_mean
+from grpo_lab.checks import require_positive
+from grpo_lab.tricks.base import Trick, row_mean
 from grpo_lab.tricks.convention import BoundForm
 from grpo_lab.tricks.correction import ratio, require_bounds
 from grpo_lab.types import Bool, Float, Graded, Tensor, to_groups

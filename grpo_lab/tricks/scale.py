@@ -9,7 +9,8 @@ from typing import ClassVar
 
 import torch
 
-from grpo_lab.tricks.base import Trick, counted_mean, require_field, require_not_negative, tied
+from grpo_lab.checks import require_field, require_not_negative
+from grpo_lab.tricks.base import Trick, counted_mean, tied
 from grpo_lab.tricks.baseline import Weights
 from grpo_lab.tricks.convention import AlphaForm, Floor, Singleton
 from grpo_lab.types import Bool, Float, Graded, Tensor

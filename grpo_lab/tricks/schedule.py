@@ -10,7 +10,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from grpo_lab.tricks.base import Trick, require_field
+from grpo_lab.checks import require_field
+from grpo_lab.tricks.base import Trick
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from typing import ClassVar
 
 import torch
 
-from grpo_lab.tricks.base import NEGLIGIBLE, Trick, require_field, require_not_negative, require_positive, row_mean
+from grpo_lab.checks import require_field, require_not_negative, require_positive
+from grpo_lab.tricks.base import NEGLIGIBLE, Trick, row_mean
 from grpo_lab.tricks.convention import CapForm, Scope
 from grpo_lab.types import Bool, Float, Tensor
 

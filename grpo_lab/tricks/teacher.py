@@ -8,7 +8,8 @@ from typing import ClassVar
 
 import torch
 
-from grpo_lab.tricks.base import Trick, require_field, require_not_negative, require_positive
+from grpo_lab.checks import require_field, require_not_negative, require_positive
+from grpo_lab.tricks.base import Trick
 from grpo_lab.types import Bool, Float, Tensor, WeightType
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from grpo_lab.tricks.base import Trick, require_field, require_positive
+from grpo_lab.checks import require_field, require_positive
+from grpo_lab.tricks.base import Trick
 from grpo_lab.types import (
     Completion,
     Graded,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from grpo_lab.tricks.base import require_field
+from grpo_lab.checks import require_field
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ import torch
 
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.run_config import RunConfig, to_run
+from grpo_lab.distributed.device import prepare_torch
 from grpo_lab.loop import open_run, train
-from grpo_lab.policy.device import prepare_torch
 from grpo_lab.rollout.grading import encode_prompts
 from grpo_lab.rollout.groups import ProblemSource
 from grpo_lab.run.recorder import Recorder

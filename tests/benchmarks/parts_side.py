@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from grpo_lab.budget.ledger import ModelFlops
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.run_config import RunConfig, to_run
-from grpo_lab.policy.device import prepare_torch
+from grpo_lab.distributed.device import prepare_torch
 from grpo_lab.policy.logprobs import token_logprobs
 from grpo_lab.policy.packing import Microbatching, prepare
 from grpo_lab.rollout.grading import encode_prompts, group_requests

@@ -22,9 +22,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from grpo_lab.config.folders import conf_folder
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.run_config import RunConfig, to_run
+from grpo_lab.distributed.device import on_device, prepare_torch
 from grpo_lab.engines.native_attention import filled_keys_difference
 from grpo_lab.policy.batching import StepInputs, make_minibatch, rollout_logprobs
-from grpo_lab.policy.device import on_device, prepare_torch
 from grpo_lab.policy.logprobs import token_logprobs
 from grpo_lab.policy.models import load_model
 from grpo_lab.policy.packing import prepare

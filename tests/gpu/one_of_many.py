@@ -17,8 +17,8 @@ from lab_side import QUIET
 
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.run_config import to_run
+from grpo_lab.distributed.device import prepare_torch
 from grpo_lab.loop import open_run, train
-from grpo_lab.policy.device import prepare_torch
 from grpo_lab.run.recorder import Recorder
 from grpo_lab.tracking.progress import RunProgress
 from grpo_lab.tracking.run_log import RunLog

@@ -30,7 +30,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from grpo_lab.budget.ledger import ModelFlops
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.run_config import to_run
-from grpo_lab.policy.device import prepare_torch
+from grpo_lab.distributed.device import prepare_torch
 from grpo_lab.rollout.grading import encode_prompts, group_requests
 
 STAGES = ("generate", "logprobs", "train", "sync")

@@ -31,7 +31,9 @@ from mutmut.mutation.mutators import mutation_operators
 from mutmut.mutation.pragma_handling import IgnoredCode
 from plant import ROOT, file_of, functions_of
 
-PACKAGES = ("tasks", "run", "learner", "rollout", "sweeps", "analysis/effects", "policy/adapters.py", "policy/ranks.py")
+PACKAGES = (
+    "tasks", "run", "learner", "rollout", "sweeps", "analysis/effects", "policy/adapters.py", "distributed/ranks.py",
+)  # fmt: skip
 MOST_TESTS = 6  # of one fault: those that cover the least beside it
 
 

@@ -19,13 +19,13 @@ from grpo_lab.budget.ledger import Ledger, ModelFlops
 from grpo_lab.config.folders import conf_folder
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.run_config import RunConfig, to_run
+from grpo_lab.distributed import device as device_module
+from grpo_lab.distributed.device import on_cpu, on_device
 from grpo_lab.learner import update as update_module
 from grpo_lab.learner.loss import policy_loss
 from grpo_lab.learner.update import UpdateTally
-from grpo_lab.policy import device as device_module
 from grpo_lab.policy import optim, packing
 from grpo_lab.policy.batching import make_minibatch
-from grpo_lab.policy.device import on_cpu, on_device
 from grpo_lab.policy.logprobs import forward_inputs, logprobs_of, token_logprobs
 from grpo_lab.policy.optim import Adamw, Decay
 from grpo_lab.policy.output_head import linear_head

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 from varlen_reference import by_sequences
 
+from grpo_lab.distributed.device import on_device
 from grpo_lab.policy import packing, varlen
-from grpo_lab.policy.device import on_device
 from grpo_lab.policy.models import recompute_layers
 from grpo_lab.policy.packing import PLAIN
 from grpo_lab.policy.varlen import _Gather, find_sequences

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from short_runs import metrics_of, run_in_process, same_ending, train_command
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from grpo_lab.run import sft
+from grpo_lab import fine_tuning
 from grpo_lab.run.state import open_state
 from grpo_lab.seeding import uniform
 from grpo_lab.types import Graded, NoiseKey, StopReason
@@ -100,19 +100,19 @@ def test_a_truncated_answer_is_never_learnt_though_the_reward_calls_it_right(
     tmp_path: Path, make_run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graded: list[Graded] = []
-    learnt: list[sft.Answer] = []
-    grade, train = sft.grade, sft._train
+    learnt: list[fine_tuning.Answer] = []
+    grade, train = fine_tuning.grade, fine_tuning._train
 
     def graded_here(*given: Any) -> Graded:
         graded.append(grade(*given))
         return graded[-1]
 
-    def trained_here(run: Any, plan: Any, learner: Any, answers: list[sft.Answer], *rest: Any) -> dict[str, float]:
-        learnt.extend(answers)
-        return train(run, plan, learner, answers, *rest)
+    def trained_here(*given: Any) -> dict[str, float]:
+        learnt.extend(given[4])
+        return train(*given)
 
-    monkeypatch.setattr(sft, "grade", graded_here)
-    monkeypatch.setattr(sft, "_train", trained_here)
+    monkeypatch.setattr(fine_tuning, "grade", graded_here)
+    monkeypatch.setattr(fine_tuning, "_train", trained_here)
     run = make_run(*SAMPLED, "reward=lenient", "sft.samples=4", "sft.keep=4", "engine.max_tokens=10")
     state = open_state(run, CPU, own=tmp_path)
     state.session.close()

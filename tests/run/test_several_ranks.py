@@ -367,10 +367,10 @@ from datetime import timedelta
 
 import torch
 
-from grpo_lab.policy import hung, ranks
+from grpo_lab.distributed import ranks, watchdog
 from grpo_lab.tracking import interrupt
 
-hung.GRACE_SECONDS = hung.STEP_SECONDS = 1.0
+watchdog.GRACE_SECONDS = watchdog.STEP_SECONDS = 1.0
 interrupt.hear(1.0)
 with ranks.opened(lambda: torch.device("cpu")), interrupt.finishing(lambda name: None):
     store = ranks._open.store

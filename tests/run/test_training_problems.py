@@ -19,8 +19,8 @@ from grpo_lab.cli import main
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.engines.native import Native
 from grpo_lab.policy.model_folder import fingerprint
-from grpo_lab.run import pass_rates
-from grpo_lab.run.pass_rates import Asked, Base, Rates, measure
+from grpo_lab.rollout import pass_rates
+from grpo_lab.rollout.pass_rates import Asked, Base, Rates, measure
 from grpo_lab.run.state import open_state
 from grpo_lab.run.training_problems import check_trained, pass_rates_text, read_questions, training_problems
 from grpo_lab.seeding import token_uniforms

@@ -24,7 +24,8 @@ from several_ranks import on_one as start_all
 from torch import nn
 from transformers import PreTrainedModel
 
-from grpo_lab.policy import packing, ranks, sharding
+from grpo_lab.distributed import ranks, tensors
+from grpo_lab.policy import packing, sharding
 from grpo_lab.policy.adapters import add_adapter, whole_weights
 from grpo_lab.policy.loading import Loading, Lora
 from grpo_lab.policy.logprobs import token_logprobs
@@ -83,9 +84,9 @@ def facts(model: nn.Module, case: Case) -> dict[str, Any]:
     return {
         "computed": fingerprint_of([("", computed)]),
         "finite": bool(computed.isfinite().all()),
-        "own": {name: fingerprint_of([("", ranks.own_part(one))]) for name, one in named},
+        "own": {name: fingerprint_of([("", tensors.local(one))]) for name, one in named},
         "whole": fingerprint_of(whole_weights(model)),
-        "shapes": {name: [list(one.shape), list(ranks.own_part(one).shape)] for name, one in named},
+        "shapes": {name: [list(one.shape), list(tensors.local(one).shape)] for name, one in named},
         "buffers": {name: fingerprint_of([("", one)]) for name, one in model.named_buffers()},
         "tied": {name: names[id(one)] for name, one in named},
         "trains": [name for name, one in named if one.requires_grad],
@@ -126,7 +127,7 @@ def fused(case: Case) -> dict[str, Any]:
         )
         assert entropy is not None
         (logprobs * torch.arange(6).view(2, 3) + entropy).sum().backward()
-        gradients.append(torch.cat([ranks.own_part(one.grad).flatten() for one in model.parameters()]))
+        gradients.append(torch.cat([tensors.local(one.grad).flatten() for one in model.parameters()]))
     plain, other = gradients
     return {"difference": float((other - plain).abs().max()), "largest": float(plain.abs().max())}
 

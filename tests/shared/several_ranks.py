@@ -21,8 +21,8 @@ import torch
 from grpo_lab.config.hydra_setup import compose_with_choices
 from grpo_lab.config.rules import check_compatible
 from grpo_lab.config.run_config import to_run
+from grpo_lab.distributed import ranks, tensors
 from grpo_lab.loop import start
-from grpo_lab.policy import ranks
 from grpo_lab.policy.optim import Adamw
 
 WORLD = [
@@ -84,7 +84,7 @@ def on_one(folder: Path, runs: Runs) -> None:
     def noted(self, optimizer, update, spent=0.0):
         weights = [one for group in optimizer.param_groups for one in group["params"]]
         found = {place: one.grad for place, one in enumerate(weights) if one.grad is not None}
-        gradients.append({place: ranks.whole(one).clone() for place, one in found.items()})
+        gradients.append({place: tensors.full(one).clone() for place, one in found.items()})
         return plain_step(self, optimizer, update, spent)
 
     Adamw.step = noted

@@ -20,8 +20,8 @@ from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.rules import WARNINGS, IncompatibleRun
 from grpo_lab.config.run_config import AXES, to_run
 from grpo_lab.config.run_name import run_name
+from grpo_lab.distributed.device import device_kind, planned_elsewhere
 from grpo_lab.loop import start
-from grpo_lab.policy.device import device_kind, planned_elsewhere
 from grpo_lab.run.identity import check_folder, run_identity
 from grpo_lab.sweeps import cells as planning
 from grpo_lab.sweeps.board import Board, WatchedCell

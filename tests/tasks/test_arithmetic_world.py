@@ -31,6 +31,7 @@ from grpo_lab.tasks.arithmetic import (
     answer_mode,
     build_tokenizer,
 )
+from grpo_lab.tasks.cache import cache_root
 from grpo_lab.tasks.card_base import CardBase
 from grpo_lab.tasks.templates import Plain
 from grpo_lab.tasks.verifiers import ExactAnswer, Lenient, Strict
@@ -496,11 +497,11 @@ def test_the_folder_holds_a_model_its_recipe_and_its_report(hurried: ArithmeticB
 def test_the_cache_stands_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRPO_LAB_CACHE", "/one")
     monkeypatch.setenv("XDG_CACHE_HOME", "/two")
-    assert warm_start.cache_root() == Path("/one")
+    assert cache_root() == Path("/one")
     monkeypatch.delenv("GRPO_LAB_CACHE")
-    assert warm_start.cache_root() == Path("/two/grpo_lab")
+    assert cache_root() == Path("/two/grpo_lab")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert warm_start.cache_root() == Path.home() / ".cache" / "grpo_lab"
+    assert cache_root() == Path.home() / ".cache" / "grpo_lab"
 
 
 def test_what_a_killed_build_left_is_not_taken_for_a_model(

@@ -72,7 +72,7 @@ OTHERS = {
     "analysis/sources/mlflow_runs.py": "tags of MLflow",
     "analysis/sources/saved_data.py": "see below",
     "run/identity.py": "not a file",
-    "run/pass_rates.py": "its own cache",
+    "rollout/pass_rates.py": "its own cache",
     "reproduce/record.py": "not a file",
     "tracking/whole.py sealed": "not a file",
 }

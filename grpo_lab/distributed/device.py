@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from grpo_lab.policy import ranks
+from grpo_lab.distributed import ranks
 from grpo_lab.types import Tensor
 
 T = TypeVar("T")

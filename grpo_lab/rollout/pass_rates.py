@@ -27,7 +27,7 @@ from grpo_lab.engines.base import EngineSession
 from grpo_lab.policy.model_folder import fingerprint
 from grpo_lab.rollout.grading import decode, encode_prompts, group_requests, to_rollouts, token_ids, tools_for
 from grpo_lab.tasks.base import Grader
-from grpo_lab.tasks.warm_start import cache_root
+from grpo_lab.tasks.cache import cache_root
 from grpo_lab.tasks.weighted import Weighted
 from grpo_lab.tracking.activity import doing
 from grpo_lab.tracking.files import atomic_write, locked, write_json

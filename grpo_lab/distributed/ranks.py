@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from grpo_lab.policy.hung import free_main
+from grpo_lab.distributed.watchdog import free_main
 from grpo_lab.types import Tensor
 
 if TYPE_CHECKING:
@@ -217,16 +217,6 @@ def in_order(items: int, own: Sequence[T]) -> list[T]:
         return list(own)
     parts = gathered([one for one, (_, counts) in zip(own, dealt(items)) if counts])
     return [parts[place % number()][place // number()] for place in range(items)]
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """The whole of a tensor that may be split over the ranks; all of them must ask for it."""
-    return getattr(tensor, "full_tensor", lambda: tensor)()
-
-
-def own_part(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor that may be split."""
-    return getattr(tensor, "to_local", lambda: tensor)()
 
 
 def agree(what: str, value: Callable[[], Any]) -> None:

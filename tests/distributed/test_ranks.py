@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_lab.config.rules import ERRORS_OF_SEVERAL_RANKS, IncompatibleRun, check_compatible
-from grpo_lab.policy import batching, ranks
-from grpo_lab.policy.device import choose_device
+from grpo_lab.distributed import ranks
+from grpo_lab.distributed.device import choose_device
+from grpo_lab.policy import batching
 from grpo_lab.run.resume import stretches_of_ranks
 
 quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)

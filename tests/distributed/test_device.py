@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from grpo_lab.policy.device import prepare_torch
+from grpo_lab.distributed.device import prepare_torch
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grpo_lab.budget.cost_model import CostModel
 from grpo_lab.budget.ledger import Ledger, ModelFlops
 from grpo_lab.config.stages import LearnerSettings, SamplingSettings
+from grpo_lab.distributed.device import on_device
 from grpo_lab.policy import packing
 from grpo_lab.policy.adapters import add_adapter, save_whole
 from grpo_lab.policy.batching import StepInputs, make_minibatch
-from grpo_lab.policy.device import on_device
 from grpo_lab.policy.logprobs import token_logprobs
 from grpo_lab.policy.model_folder import fingerprint
 from grpo_lab.policy.models import load_model, moved, recompute_layers
