@@ -62,7 +62,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Demonstration:
     """An answer to learn, as the tokens of prompt and response."""
 
     problem: Problem
@@ -150,7 +150,7 @@ def _answers(
     device: torch.device,
     cost: ModelFlops,
     ledger: Ledger,
-) -> tuple[list[Answer], dict[str, float]]:
+) -> tuple[list[Demonstration], dict[str, float]]:
     """The answers to learn to random problems, and the metrics of how they were found."""
     drawn = sorted(range(len(problems)), key=lambda place: _chance(seed, "problems", 0, problems[place].id))
     places = drawn[: sft.problems]
@@ -167,7 +167,7 @@ def _answers(
         assert isinstance(end, int), "stop_token_ids asks before"
         ended = [(*ids, end) for ids in token_ids(tokenizer, [solutions[problem.id] for problem in asked])]
         found = [
-            Answer(problem, prompt, Completion(ids, (0.0,) * len(ids), (0,) * len(ids), StopReason.EOS))
+            Demonstration(problem, prompt, Completion(ids, (0.0,) * len(ids), (0,) * len(ids), StopReason.EOS))
             for problem, prompt, ids in zip(asked, prompts, ended)
             if len(ids) <= sampling.engine.max_tokens
         ]
@@ -192,7 +192,7 @@ def _sampled(
     device: torch.device,
     cost: ModelFlops,
     ledger: Ledger,
-) -> tuple[list[Answer], dict[str, float]]:
+) -> tuple[list[Demonstration], dict[str, float]]:
     """Those of the base model's own answers that `sft` picks; their sampling is counted in the ledger."""
     engine, cost_model = sampling.engine, sampling.cost_model
     requests = group_requests(asked, prompts, sft.draws, engine.params, seed, "sft", 0)
@@ -209,7 +209,7 @@ def _sampled(
     decoding = cost_model.decoding([length for group in lengths for length in group], engine.max_rows)
     ledger.simulated_seconds += decoding + cost_model.reading(sum(map(len, prompts)))
     rows = picked.flatten().nonzero().flatten().tolist()
-    answers = [Answer(asked[row // sft.draws], prompts[row // sft.draws], completions[row]) for row in rows]
+    answers = [Demonstration(asked[row // sft.draws], prompts[row // sft.draws], completions[row]) for row in rows]
     return answers, {"sft/right": float(right.double().mean())}
 
 
@@ -218,7 +218,7 @@ def _train(
     learning: LearnerSettings,
     cost_model: CostModel,
     learner: PreTrainedModel,
-    answers: Sequence[Answer],
+    answers: Sequence[Demonstration],
     device: torch.device,
     cost: ModelFlops,
     ledger: Ledger,
@@ -260,7 +260,7 @@ def _train(
     return {"sft/loss": loss / tokens, "sft/updates": float(updates)}
 
 
-def _batches(sft: FineTuning, seed: int, answers: Sequence[Answer], epoch: int) -> Iterator[Rollouts]:
+def _batches(sft: FineTuning, seed: int, answers: Sequence[Demonstration], epoch: int) -> Iterator[Rollouts]:
     """The answers of each update of an epoch, in an order of its own, as groups of one."""
     order = sorted(range(len(answers)), key=lambda place: _chance(seed, "order", epoch, place))
     for start in range(0, len(order), sft.batch_size):

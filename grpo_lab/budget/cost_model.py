@@ -88,7 +88,7 @@ class SimulatedClock:
 
 
 @dataclass(frozen=True)
-class Measured:
+class FittedCostModel:
     """A cost model fitted to runs. The errors are the mean |relative error| of a step's fitted time."""
 
     cost_model: CostModel
@@ -97,7 +97,7 @@ class Measured:
     train_error: float
 
 
-def measure(folders: Sequence[Path]) -> Measured:
+def measure(folders: Sequence[Path]) -> FittedCostModel:
     """Fit the cost model to the step times of runs, finished or not, whose sampler always had the latest weights.
 
     Non-negative least squares on relative errors. Generation time is fitted by decoding steps and tokens, training
@@ -116,7 +116,7 @@ def measure(folders: Sequence[Path]) -> Measured:
     generate = cost_model.decode_step * table[:, 0] + cost_model.decode_token * table[:, 1]
     train = cost_model.train_token * table[:, 2] + cost_model.update * table[:, 3]
     errors = [float(np.abs(fit / seen - 1).mean()) for fit, seen in ((generate, generated), (train, took))]
-    return Measured(cost_model, len(table), *errors)
+    return FittedCostModel(cost_model, len(table), *errors)
 
 
 def _fit(what: Float[np.ndarray, "S C"], seconds: Float[np.ndarray, "S"]) -> list[float]:

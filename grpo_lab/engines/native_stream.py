@@ -27,7 +27,7 @@ from grpo_lab.types import Completion, Float, Request, StopReason, Tensor
 
 
 @dataclass
-class _Row:
+class _Decoding:
     """One response in flight."""
 
     key: int
@@ -75,8 +75,8 @@ class NativeStream(Stream):
         self.session = session
         layers = DynamicCache(config=session.model.config).layers
         assert all(type(layer) is DynamicLayer for layer in layers), "Native.refusal turns others away"
-        self.waiting: deque[_Row] = deque()
-        self.rows: list[_Row] = []
+        self.waiting: deque[_Decoding] = deque()
+        self.rows: list[_Decoding] = []
         self.ended: list[tuple[int, Completion]] = []
         self.cache: DynamicCache | None = None
         self.mask = torch.zeros(0, 0, dtype=torch.long, device=session.device)  # [cached rows, width of the cache]
@@ -91,7 +91,7 @@ class NativeStream(Stream):
             self.ended.append((key, nothing))
         else:
             noise = token_uniforms(request.noise, len(request.prefix), request.params.max_tokens)
-            self.waiting.append(_Row(key, request, noise))
+            self.waiting.append(_Decoding(key, request, noise))
 
     def take(self, wait: bool) -> list[tuple[int, Completion]]:
         if wait and not self.ended and not self.busy:
@@ -222,7 +222,7 @@ class NativeStream(Stream):
                 keys, values = keys_and_values(layer)
                 layer.keys, layer.values = keys[:, :, unused:], values[:, :, unused:]
 
-    def _reason(self, row: _Row) -> StopReason | None:
+    def _reason(self, row: _Decoding) -> StopReason | None:
         """Why this row has ended; None while it is in flight."""
         if row.tokens[-1] in self.session.stop_set:
             return StopReason.EOS

@@ -38,7 +38,7 @@ _LOOK_SECONDS = 0.2  # how often a waiting thread checks that the engine is aliv
 
 
 @dataclass(eq=False)
-class _Row:
+class _InFlight:
     """One response in flight."""
 
     key: int
@@ -70,7 +70,7 @@ class VllmProcessSession(EngineSession):
         self.engine, self.stop_ids, self.names, self.shared = engine, stop_ids, names, shared
         self.version = 0
         self.broken: str | None = None
-        self.rows: dict[str, _Row] = {}  # in flight, by vLLM's names, in the order requested
+        self.rows: dict[str, _InFlight] = {}  # in flight, by vLLM's names, in the order requested
         self.numbers = count()
         (self.process,) = engine.engine_core.resources.engine_manager.processes
         self.loop = asyncio.new_event_loop()
@@ -186,12 +186,12 @@ class VllmProcessSession(EngineSession):
         await asyncio.gather(*others, return_exceptions=True)
         self.loop.stop()
 
-    async def in_loop_ask(self, row: _Row) -> None:
+    async def in_loop_ask(self, row: _InFlight) -> None:
         """Send a request to vLLM; if the request is invalid, `take` raises its error."""
         async with self.turn:
             await self._in_loop_try(row)
 
-    async def in_loop_ask_together(self, rows: Sequence[_Row]) -> None:
+    async def in_loop_ask_together(self, rows: Sequence[_InFlight]) -> None:
         """Send requests that all start in the same engine step.
 
         Then their batches, and so the last bits of their log-probs, do not depend on how fast requests arrive.
@@ -202,13 +202,13 @@ class VllmProcessSession(EngineSession):
                 await self._in_loop_try(row)
             await self.engine.resume_generation()
 
-    async def _in_loop_try(self, row: _Row) -> None:
+    async def _in_loop_try(self, row: _InFlight) -> None:
         try:
             await self._in_loop_hand_over(row)
         except Exception as error:
             row.ended.put((row.key, error))
 
-    async def _in_loop_hand_over(self, row: _Row) -> None:
+    async def _in_loop_hand_over(self, row: _InFlight) -> None:
         from vllm.inputs import tokens_input
 
         request = row.grown.request
@@ -219,7 +219,7 @@ class VllmProcessSession(EngineSession):
         self.rows[row.name] = row
         row.following = asyncio.create_task(self._in_loop_follow(row))
 
-    async def _in_loop_follow(self, row: _Row) -> None:
+    async def _in_loop_follow(self, row: _InFlight) -> None:
         assert row.outputs is not None, "it was handed over"
         try:
             while row.name in self.rows:
@@ -227,7 +227,7 @@ class VllmProcessSession(EngineSession):
         except Exception as error:  # most often because the engine is dead
             row.ended.put((row.key, error))
 
-    def _in_loop_grow(self, row: _Row, output: RequestOutput) -> None:
+    def _in_loop_grow(self, row: _InFlight, output: RequestOutput) -> None:
         reason = row.grown.grow(output, self.version)
         if reason is None:
             return
@@ -266,13 +266,13 @@ class VllmProcessSession(EngineSession):
         await self.engine.resume_generation()
         self.turn.release()
 
-    async def _in_loop_stop(self, rows: Sequence[_Row]) -> None:
+    async def _in_loop_stop(self, rows: Sequence[_InFlight]) -> None:
         for row in rows:
             row.leave()
             del self.rows[row.name]
         await self.engine.abort([row.name for row in rows])
 
-    async def in_loop_abort(self, rows: Sequence[_Row]) -> None:
+    async def in_loop_abort(self, rows: Sequence[_InFlight]) -> None:
         """End these responses with the tokens they have."""
         async with self.turn:
             await self._in_loop_collect()
@@ -281,7 +281,7 @@ class VllmProcessSession(EngineSession):
             for row in running:
                 row.settle(StopReason.ABORTED)
 
-    async def in_loop_partial(self, rows: Sequence[_Row]) -> dict[int, Completion]:
+    async def in_loop_partial(self, rows: Sequence[_InFlight]) -> dict[int, Completion]:
         async with self.turn:
             await self._in_loop_collect()
             return {row.key: row.grown.completion(row.reason or StopReason.ABORTED) for row in rows}
@@ -293,7 +293,7 @@ class VllmStream(Stream):
     def __init__(self, session: VllmProcessSession, by_token: bool) -> None:
         self.session, self.by_token = session, by_token
         self.ended: queue.SimpleQueue = queue.SimpleQueue()
-        self.rows: dict[int, _Row] = {}
+        self.rows: dict[int, _InFlight] = {}
 
     def add(self, key: int, request: Request) -> None:
         session = self.session
@@ -310,10 +310,10 @@ class VllmStream(Stream):
             self.session.in_loop_ask_together([self._row(key, request) for key, request in requests.items()])
         )
 
-    def _row(self, key: int, request: Request) -> _Row:
+    def _row(self, key: int, request: Request) -> _InFlight:
         assert key not in self.rows, f"key {key} is in use"
         by_token = self.by_token or request.params.stop_when_sure is not None
-        self.rows[key] = _Row(key, Growing(request, self.session.stop_ids), by_token, self.ended)
+        self.rows[key] = _InFlight(key, Growing(request, self.session.stop_ids), by_token, self.ended)
         return self.rows[key]
 
     def take(self, wait: bool) -> list[tuple[int, Completion]]:

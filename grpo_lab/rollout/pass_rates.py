@@ -54,7 +54,7 @@ class Base:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ResponseKind:
     """What each problem is asked: whole answers as in training, or guesses, which begin with `phrase`.
 
     `params.max_tokens` counts the phrase too.
@@ -66,11 +66,11 @@ class Asked:
     phrase: tuple[int, ...] = ()
 
     @classmethod
-    def answers(cls, sampling: SamplingSettings, plan: Measured) -> Asked:
+    def answers(cls, sampling: SamplingSettings, plan: Measured) -> ResponseKind:
         return cls("answers", plan.samples, sampling.engine.params)
 
     @classmethod
-    def guesses(cls, sampling: SamplingSettings, plan: Measured, tokenizer: PreTrainedTokenizerBase) -> Asked:
+    def guesses(cls, sampling: SamplingSettings, plan: Measured, tokenizer: PreTrainedTokenizerBase) -> ResponseKind:
         (phrase,) = token_ids(tokenizer, [sampling.template.interruption])
         params = replace(sampling.engine.params, max_tokens=len(phrase) + plan.guess_tokens)
         return cls("guesses", plan.tries, params, phrase)
@@ -111,7 +111,7 @@ class Rates:
 def measure(
     sampling: SamplingSettings,
     plan: Measured,
-    asked: Asked,
+    asked: ResponseKind,
     base: Base,
     problems: Sequence[Problem],
     own: Path | None = None,
@@ -153,7 +153,7 @@ def measure(
     return rates
 
 
-def _protocol(sampling: SamplingSettings, plan: Measured, asked: Asked, base: Base) -> dict[str, object]:
+def _protocol(sampling: SamplingSettings, plan: Measured, asked: ResponseKind, base: Base) -> dict[str, object]:
     """Everything beside the problem that what is measured depends on, as JSON."""
     words = json.dumps(base.tokenizer.get_vocab(), sort_keys=True)
     return {
@@ -215,7 +215,7 @@ def _extend(
     known: pd.DataFrame,
     sampling: SamplingSettings,
     plan: Measured,
-    asked: Asked,
+    asked: ResponseKind,
     base: Base,
     problems: Sequence[Problem],
     prompts: Sequence[tuple[int, ...]],
@@ -251,7 +251,7 @@ def _extend(
 def _sampled(
     sampling: SamplingSettings,
     plan: Measured,
-    asked: Asked,
+    asked: ResponseKind,
     base: Base,
     session: EngineSession,
     problems: Sequence[Problem],

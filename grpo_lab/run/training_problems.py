@@ -20,7 +20,7 @@ from grpo_lab.config.run_config import RunConfig
 from grpo_lab.config.stages import LengthLimits, QuestionSettings, SamplingSettings
 from grpo_lab.policy.model_folder import context_length, stop_token_ids
 from grpo_lab.rollout.grading import encode_prompts, tools_for
-from grpo_lab.rollout.pass_rates import Asked, Base, Rates, measure
+from grpo_lab.rollout.pass_rates import Base, Rates, ResponseKind, measure
 from grpo_lab.run.lengths import TRAINING, check_lengths, fitting
 from grpo_lab.tasks.base import Task
 from grpo_lab.tasks.tables import fingerprint
@@ -121,13 +121,13 @@ def training_problems(
     reasons.update({"too_long": len(read.problems) - len(kept)} if len(kept) < len(read.problems) else {})
     _check(run.lengths, sampling, folder, base, kept)
     if plan.guesses:
-        guesses = measure(sampling, plan, Asked.guesses(sampling, plan, base.tokenizer), base, kept, own, say)
+        guesses = measure(sampling, plan, ResponseKind.guesses(sampling, plan, base.tokenizer), base, kept, own, say)
         measured.append(guesses)
         guessed = [right > 0 for right in guesses.right]
         reasons.update("guessed" for known in guessed if known)
         kept = tuple(problem for problem, known in zip(kept, guessed) if not known)
         enough("pass_rate", kept, read.problems, reasons)
-    rates = measure(sampling, plan, Asked.answers(sampling, plan), base, kept, own, say)
+    rates = measure(sampling, plan, ResponseKind.answers(sampling, plan), base, kept, own, say)
     measured.append(rates)
     found, changed = [], 0
     for problem, right, graded in zip(kept, rates.right, rates.graded):

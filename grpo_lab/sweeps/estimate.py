@@ -41,7 +41,7 @@ NOT_MEASURED = "no run measured yet: run one cell, or the pilot"
 
 
 @dataclass(frozen=True)
-class Measured:
+class RunCost:
     """What a finished run cost: seconds of its stages, and what it spent on each budget by name."""
 
     seconds: float
@@ -69,7 +69,7 @@ class Estimate:
     source: str
 
 
-def measured(folder: Path) -> Measured | None:
+def measured(folder: Path) -> RunCost | None:
     """The cost of a finished run, from its logs; None where these do not tell.
 
     Of steps that were computed twice, since the run was killed, the first counts.
@@ -85,7 +85,7 @@ def measured(folder: Path) -> Measured | None:
         every = {**last.metrics, **last.timing}
         spent = {name.removeprefix(_SPENT): value for name, value in every.items() if name.startswith(_SPENT)}
         axis = str(config["budget.axis"]).rpartition(".")[2]
-        return Measured(seconds, spent, axis, float(config["budget.amount"]))
+        return RunCost(seconds, spent, axis, float(config["budget.amount"]))
     except (OSError, ValueError, KeyError):  # a damaged log is no measurement; whoever reads that run says so
         return None
 
@@ -97,7 +97,7 @@ def estimates(cells: Sequence[Cell], pilots: Sequence[Cell], name: str, runs_dir
     return [_estimate(cell, *sources.of(cell)) for cell in todo]
 
 
-def _estimate(cell: Cell, runs: Sequence[Measured], source: str) -> Estimate:
+def _estimate(cell: Cell, runs: Sequence[RunCost], source: str) -> Estimate:
     scaled = [(one, scale) for one in runs if not math.isnan(scale := one.scale_to(cell))]
     budget = cell.run.budget
     left = max(0.0, 1.0 - saved_spending(cell.folder, budget.axis.value) / budget.amount)
@@ -119,8 +119,8 @@ class _Sources:
 
     def __init__(self, cells: Sequence[Cell], pilots: Sequence[Cell], name: str, runs_dir: Path) -> None:
         self._runs_dir = runs_dir
-        self._read: dict[Path, Measured | None] = {}
-        self._found: dict[tuple[Any, ...], tuple[list[Measured], str]] = {}
+        self._read: dict[Path, RunCost | None] = {}
+        self._found: dict[tuple[Any, ...], tuple[list[RunCost], str]] = {}
         places = {(cell.plan.level, cell.plan.arm, cell.folder) for cell in cells}
         if (sweep_folder(runs_dir, name) / FILE).exists():  # cells of other seeds than are asked for now
             recorded = read_sweep(sweep_folder(runs_dir, name)).cells
@@ -129,14 +129,14 @@ class _Sources:
         self._pilots = [(cell.plan.level, cell.plan.arm, cell.folder) for cell in pilots if has_ended(cell.folder)]
         self._others: list[tuple[Path, dict[str, Any]]] | None = None
 
-    def of(self, cell: Cell) -> tuple[list[Measured], str]:
+    def of(self, cell: Cell) -> tuple[list[RunCost], str]:
         """The measured runs of the best source for a cell, and its name."""
         key = (cell.plan.level, cell.plan.arm, cell.run.budget.axis)
         if key not in self._found:
             self._found[key] = next(self._candidates(cell), ([], ""))
         return self._found[key]
 
-    def _candidates(self, cell: Cell) -> Iterator[tuple[list[Measured], str]]:
+    def _candidates(self, cell: Cell) -> Iterator[tuple[list[RunCost], str]]:
         level, arm = cell.plan.level, cell.plan.arm
         of_sweep = (
             (self._finished, lambda at: at[:2] == (level, arm), "finished cells of the same arm"),
@@ -151,8 +151,8 @@ class _Sources:
         if runs := self._measure(self._alike(cell)):
             yield runs, f"finished runs in {self._runs_dir} of the same model, engine and device"
 
-    def _measure(self, folders: Iterator[Path]) -> list[Measured]:
-        runs: list[Measured] = []
+    def _measure(self, folders: Iterator[Path]) -> list[RunCost]:
+        runs: list[RunCost] = []
         for folder in folders:
             if folder not in self._read:
                 self._read[folder] = measured(folder)

@@ -30,8 +30,8 @@ _POLL_SECONDS = 0.1
 _LISTEN_SECONDS = 5.0  # between two looks at what a cell has written
 _AT_ONCE_SECONDS = 10.0  # at most, of the grace: for cells that a second interrupt ends in the middle of a step
 _ELSEWHERE_SECONDS = 2.0  # between two looks at a folder that another process holds
-_REST_SECONDS = 30.0  # before a place that took no cell is asked again
-_END_SECONDS = 60.0  # for a place to end cells that were killed
+_REST_SECONDS = 30.0  # before a backend that took no cell is asked again
+_END_SECONDS = 60.0  # for a backend to end cells that were killed
 _LAST_BYTES = 20_000  # of the output, searched for the error; torchrun says much after it
 # What threads beside a run write: it goes on where the run hangs. What they note of its work does not.
 _BESIDE = re.compile(rf"system\.jsonl|\.?mirror.*|{re.escape(OUTPUT)}")
@@ -56,13 +56,13 @@ class Job:
 
 
 class TryLater(Exception):
-    """A place takes no cell for now; the message says why."""
+    """A backend takes no cell for now; the message says why."""
 
 
 class Started(ABC):
-    """A cell that was started at a place, until it has ended there."""
+    """A cell that was started on a backend, until it has ended there."""
 
-    said: str = ""  # why the place ended it, where the cell's own output cannot tell
+    said: str = ""  # why the backend ended it, where the cell's own output cannot tell
     note: str = ""  # what it waits for, before its run has begun
 
     @abstractmethod
@@ -82,7 +82,7 @@ class Started(ABC):
         return self.poll() is not None
 
 
-class Place(ABC):
+class Backend(ABC):
     """Where cells run. `workers` is how many at once."""
 
     workers: int
@@ -100,7 +100,7 @@ class Place(ABC):
         return ""
 
     def known(self, job: Job) -> Started | None:
-        """The cell as an earlier sweep left it at the place, which runs it or is going to; None if it does not."""
+        """The cell as an earlier sweep left it on the backend, which runs it or is going to; None if it does not."""
         return None
 
     def interrupt(self, cells: Sequence[Started]) -> None:
@@ -114,7 +114,7 @@ class Place(ABC):
             cell.kill()
 
     def close(self) -> None:
-        """Let go of the place; no cell of it runs any more."""
+        """Let go of the backend; no cell of it runs any more."""
         return
 
 
@@ -135,15 +135,15 @@ class _Running:
 
 
 def run_jobs(
-    jobs: Sequence[Job], place: Place, grace_seconds: float, board: Board, silent_seconds: float = math.inf
+    jobs: Sequence[Job], backend: Backend, grace_seconds: float, board: Board, silent_seconds: float = math.inf
 ) -> list[str | None]:
-    """Run all jobs at the place. Returns None or the reason of failure for each; a failure stops no other job.
+    """Run all jobs on the backend. Returns None or the reason of failure for each; a failure stops no other job.
 
     A cell that runs and writes nothing for `silent_seconds` hangs: it is interrupted, and killed after `grace_seconds`.
     What it prints, and what its mirror and its look at the machine write, does not count.
 
     A job whose folder another process holds, such as a cell of another sweep, waits while others start. It is done
-    when that process finishes it, and starts here if that process leaves it unfinished. Where the place takes no more
+    when that process finishes it, and starts here if that process leaves it unfinished. Where the backend takes no more
     for now, what is left waits. A job that `grpo-lab stop` ended is not started again. On Ctrl-C every job finishes its
     step and saves, for which it has `grace_seconds`; then KeyboardInterrupt is raised.
     """
@@ -151,9 +151,9 @@ def run_jobs(
     waiting = list(enumerate(jobs))
     running: list[_Running] = []
     elsewhere: dict[int, WatchedCell] = {}
-    free = list(range(place.workers))
+    free = list(range(backend.workers))
     looked: dict[int, float] = {}  # when a folder that another process holds was last looked at
-    rests, why = -math.inf, ""  # until when the place is left alone, and what it said
+    rests, why = -math.inf, ""  # until when the backend is left alone, and what it said
 
     def wait_for(index: int, job: Job, watched: WatchedCell) -> None:
         if index not in elsewhere:
@@ -162,10 +162,10 @@ def run_jobs(
 
     try:
         while waiting or running:
-            before = place.workers
-            if said := place.widen():
+            before = backend.workers
+            if said := backend.widen():
                 board.say(said)
-            free += range(before, place.workers)
+            free += range(before, backend.workers)
             for index, job in list(waiting):
                 now = time.monotonic()
                 if not free or now < rests:
@@ -177,7 +177,7 @@ def run_jobs(
                 try:
                     with explained(job.folder):
                         done = has_ended(job.folder)
-                        known = None if done else place.known(job)
+                        known = None if done else backend.known(job)
                         held = not done and known is None and is_held(job.folder)
                     if done:  # another process finished it in the meantime
                         board.end(watched, None)
@@ -190,7 +190,7 @@ def run_jobs(
                     else:
                         if elsewhere.pop(index, None):
                             board.say(f"{job.title} was left unfinished: it goes on here")
-                        running.append(_start(index, job, free[0], place, known, board))
+                        running.append(_start(index, job, free[0], backend, known, board))
                         free.pop(0)
                 except TryLater as error:
                     if why != (why := str(error)):
@@ -201,7 +201,7 @@ def run_jobs(
                     failures[index] = str(error)
                     board.end(watched, failures[index])
                 waiting.remove((index, job))
-            ended = [(entry, code) for entry in running if (code := _ended(entry, place.late_seconds)) is not None]
+            ended = [(entry, code) for entry in running if (code := _ended(entry, backend.late_seconds)) is not None]
             for entry in running:
                 entry.watched.note = entry.cell.note
                 if not any(entry is one for one, _ in ended):
@@ -222,17 +222,17 @@ def run_jobs(
             time.sleep(_POLL_SECONDS)
     finally:
         if running:
-            _stop(running, place, grace_seconds, board)
+            _stop(running, backend, grace_seconds, board)
     return failures
 
 
-def _start(index: int, job: Job, slot: int, place: Place, known: Started | None, board: Board) -> _Running:
+def _start(index: int, job: Job, slot: int, backend: Backend, known: Started | None, board: Board) -> _Running:
     started = time.time()
     with explained(job.folder):
         job.folder.mkdir(parents=True, exist_ok=True)
         if known is None:  # an attempt that is refused leaves no other word
             (job.folder / STOP).unlink(missing_ok=True)
-        cell = known or place.start(job, slot)
+        cell = known or backend.start(job, slot)
     watched = job.watched()
     board.start(watched)
     return _Running(index, job, slot, cell, watched, started)
@@ -264,7 +264,7 @@ def _end_if_silent(entry: _Running, silent_seconds: float, grace_seconds: float)
     with contextlib.suppress(OSError):  # a file that was replaced, a folder that is away for a moment
         files = (path for path in entry.job.folder.iterdir() if not _BESIDE.fullmatch(path.name))
         wrote = {(path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in files}
-        if entry.cell.note or wrote != entry.wrote:  # one that waits for its place has nothing to write
+        if entry.cell.note or wrote != entry.wrote:  # one that waits for its turn has nothing to write
             entry.wrote, entry.heard = wrote, now
     if now > entry.heard + silent_seconds:
         entry.cell.said = f"it hung: it wrote nothing for {silent_seconds / 60:g} minutes, and was ended"
@@ -286,7 +286,7 @@ def _failure(entry: _Running, code: int) -> str | None:
     return f"{entry.cell.said or reason} (see {output})"
 
 
-def _stop(running: Sequence[_Running], place: Place, grace_seconds: float, board: Board) -> None:
+def _stop(running: Sequence[_Running], backend: Backend, grace_seconds: float, board: Board) -> None:
     """Let every job finish its step and save; end at once what has not ended near the end of `grace_seconds`.
 
     A second Ctrl-C ends the steps at once, a third kills. Prints what is left of each job.
@@ -302,7 +302,7 @@ def _stop(running: Sequence[_Running], place: Place, grace_seconds: float, board
         return [entry for entry in running if entry.cell.poll() is None]
 
     def interrupt(seconds: float) -> None:
-        place.interrupt([entry.cell for entry in left()])
+        backend.interrupt([entry.cell for entry in left()])
         deadline = time.monotonic() + seconds
         while left() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
@@ -316,7 +316,7 @@ def _stop(running: Sequence[_Running], place: Place, grace_seconds: float, board
             time.sleep(max(0.0, heard - time.monotonic()))
             interrupt(at_once)
     killed = [entry.cell for entry in left()]
-    place.kill(killed)
+    backend.kill(killed)
     deadline = time.monotonic() + _END_SECONDS
     while any(not cell.gone() for cell in killed) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""What the launchers share: from the overrides that Hydra hands over to cells at a place, and back to its results."""
+"""What the launchers share: from the overrides that Hydra hands over to cells on a backend, and back to its results."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from grpo_lab.distributed import ranks
 from grpo_lab.distributed.device import choose_device, planned_elsewhere
 from grpo_lab.sweeps.board import Board
 from grpo_lab.sweeps.cells import Cell, compose_cells, plan_cells
-from grpo_lab.sweeps.jobs import Job, Place, run_jobs
-from grpo_lab.sweeps.local import LocalPlace, gpu_share, slots
+from grpo_lab.sweeps.jobs import Backend, Job, run_jobs
+from grpo_lab.sweeps.local import LocalBackend, gpu_share, slots
 from grpo_lab.sweeps.objective import objective
 from grpo_lab.tracking.progress import clock
 
@@ -42,7 +42,7 @@ class CellLauncher(ABC):
         self.expected: tuple[str, Sequence[Cell], int] | None = None
 
     @abstractmethod
-    def place(self, name: str, jobs: Sequence[Job], cells: Sequence[Cell]) -> Place:
+    def backend(self, name: str, jobs: Sequence[Job], cells: Sequence[Cell]) -> Backend:
         """Where the jobs of the sweep `name` run. Raises ValueError with a remedy if they cannot."""
 
     @abstractmethod
@@ -71,10 +71,10 @@ class CellLauncher(ABC):
         jobs = [_job(cell, words, self.processes) for cell, words in zip(cells, told, strict=True)]
         began = time.monotonic()
         with (
-            contextlib.closing(self.place(name, jobs, cells)) as place,
+            contextlib.closing(self.backend(name, jobs, cells)) as backend,
             Board(name, len(jobs) + finished, finished) as board,
         ):
-            failures = run_jobs(jobs, place, self.grace_seconds, board, self.silent_seconds)
+            failures = run_jobs(jobs, backend, self.grace_seconds, board, self.silent_seconds)
             board.say(f"{name}: {board.summary()} after {clock(time.monotonic() - began)}")
         # Another sweeper, which may search, is told what each run is worth.
         worth = [None if ours or failure else _objective(cell) for cell, failure in zip(cells, failures)]
@@ -91,22 +91,22 @@ class LocalCells(CellLauncher):
         require_at_least_one("workers", workers, "null uses the machine")
         self.workers = workers
 
-    def place(self, name: str, jobs: Sequence[Job], cells: Sequence[Cell]) -> Place:
-        return self._place(cells)
+    def backend(self, name: str, jobs: Sequence[Job], cells: Sequence[Cell]) -> Backend:
+        return self._backend(cells)
 
     def workers_for(self, cells: Sequence[Cell]) -> int:
-        place = self._place(cells)
-        place.widen()
-        return place.workers
+        backend = self._backend(cells)
+        backend.widen()
+        return backend.workers
 
-    def _place(self, cells: Sequence[Cell]) -> LocalPlace:
+    def _backend(self, cells: Sequence[Cell]) -> LocalBackend:
         on_cuda = any(choose_device(cell.run.device).type == "cuda" for cell in cells)
         threads = max((cell.run.threads for cell in cells), default=1)
         workers, devices = slots(self.workers, threads, on_cuda, self.processes)
         # What vLLM's own processes take is not measured.
         measurable = self.workers is None and self.processes == 1 and all(cell.run.engine.forks for cell in cells)
         share = gpu_share([cell.folder for cell in cells], devices, threads) if devices and measurable else None
-        return LocalPlace(workers, devices, share)
+        return LocalBackend(workers, devices, share)
 
 
 def require_at_least_one(name: str, value: int | None, remedy: str) -> None:

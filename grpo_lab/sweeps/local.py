@@ -19,7 +19,7 @@ from pathlib import Path
 
 from grpo_lab.sweeps.child import open_cell
 from grpo_lab.sweeps.fork_server import fork_cell
-from grpo_lab.sweeps.jobs import Job, Place, Started
+from grpo_lab.sweeps.jobs import Backend, Job, Started
 from grpo_lab.tracking.run_reader import gpu_peak
 
 _LOOK_SECONDS = 5.0  # between two looks for the first run's measured memory
@@ -49,7 +49,7 @@ class GpuShare:
         return max(1, min(self.most, int(_USABLE * self.total_gib / (peak + _BESIDE_GIB))))
 
 
-class LocalPlace(Place):
+class LocalBackend(Backend):
     """Processes of this machine. `devices` are CUDA device ids for one run each, shared by slots; none for CPU.
 
     With a `share`, `workers` grows once the memory of a run is measured.

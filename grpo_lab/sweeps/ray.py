@@ -15,7 +15,7 @@ from typing import Any
 
 from grpo_lab.sweeps.cells import Cell
 from grpo_lab.sweeps.child import OUTPUT, PARENT, THREAD_VARIABLES, open_cell
-from grpo_lab.sweeps.jobs import Job, Place, Started
+from grpo_lab.sweeps.jobs import Backend, Job, Started
 from grpo_lab.sweeps.launching import CellLauncher, require_at_least_one, require_gpus_for
 from grpo_lab.tracking.run_reader import is_held
 
@@ -125,8 +125,8 @@ def _words(error: Exception) -> str:
     return lines[-1] if lines else type(error).__name__
 
 
-class RayPlace(Place):
-    """The nodes of a Ray cluster, which is connected to as long as the place is open."""
+class RayBackend(Backend):
+    """The nodes of a Ray cluster, which is connected to as long as the backend is open."""
 
     late_seconds = _LATE_SECONDS
 
@@ -202,13 +202,13 @@ class RayCells(CellLauncher):
         self.address, self.at_once, self.settings = address, at_once, RaySettings(**settings)
         require_gpus_for(processes, self.settings.gpus)
 
-    def place(self, name: str, jobs: Sequence[Job], cells: Sequence[Cell]) -> Place:
+    def backend(self, name: str, jobs: Sequence[Job], cells: Sequence[Cell]) -> Backend:
         workers = self.workers_for(cells)
         try:
             import ray  # noqa: F401
         except ImportError as error:
             raise ValueError("hydra/launcher=ray needs Ray: pip install 'grpo-lab[ray]'") from error
-        return RayPlace(self.settings, self.address, workers)
+        return RayBackend(self.settings, self.address, workers)
 
     def workers_for(self, cells: Sequence[Cell]) -> int:
         require_at_least_one("at_once", self.at_once, "null hands all cells to Ray")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_lab.sweeps.cells import Cell
 from grpo_lab.sweeps.child import open_cell
-from grpo_lab.sweeps.jobs import Job, Place, Started, TryLater
+from grpo_lab.sweeps.jobs import Backend, Job, Started, TryLater
 from grpo_lab.sweeps.launching import CellLauncher, require_at_least_one, require_gpus_for
 from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.run_reader import saved_step
@@ -224,7 +224,7 @@ def interrupt_job(folder: Path) -> bool:
     return True
 
 
-class SlurmPlace(Place):
+class SlurmBackend(Backend):
     """Slurm's queue: each cell is a job, which Slurm starts when it has room."""
 
     late_seconds = _LATE_SECONDS
@@ -373,7 +373,7 @@ class SlurmCells(CellLauncher):
         self.at_once, self.settings = at_once, SlurmSettings(**settings)
         require_gpus_for(processes, self.settings.gpus)
 
-    def place(self, name: str, jobs: Sequence[Job], cells: Sequence[Cell]) -> Place:
+    def backend(self, name: str, jobs: Sequence[Job], cells: Sequence[Cell]) -> Backend:
         workers = self.workers_for(cells)
         try:
             import submitit  # noqa: F401
@@ -384,7 +384,7 @@ class SlurmCells(CellLauncher):
                 f"hydra/launcher=slurm needs {', '.join(missing)}, which {os.uname().nodename} lacks: start the sweep "
                 "on a machine that submits to Slurm"
             )
-        return SlurmPlace(self.settings, workers)
+        return SlurmBackend(self.settings, workers)
 
     def workers_for(self, cells: Sequence[Cell]) -> int:
         require_at_least_one("at_once", self.at_once, "null puts all cells into the queue")

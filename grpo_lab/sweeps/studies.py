@@ -25,7 +25,7 @@ _PATIENCE_SECONDS = 60.0  # while another process asks or tells
 
 
 @dataclass(frozen=True)
-class Asked:
+class StudyTrial:
     """The numbers of a trial, by key; `value` is None until it was told."""
 
     numbers: Mapping[str, float | int]
@@ -46,16 +46,16 @@ class Studies:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.journal = journal
 
-    def trials(self, study: str) -> list[Asked]:
+    def trials(self, study: str) -> list[StudyTrial]:
         """What was asked of a study, in order; [] for one that was not begun."""
         if not self.journal.exists():
             return []
         storage = self._storage()
         numbers = {known.study_name: known._study_id for known in storage.get_all_studies()}
         found = storage.get_all_trials(numbers[study]) if study in numbers else []
-        return [Asked(trial.params, trial.value) for trial in sorted(found, key=lambda trial: trial.number)]
+        return [StudyTrial(trial.params, trial.value) for trial in sorted(found, key=lambda trial: trial.number)]
 
-    def ask(self, study: str, ranges: Mapping[str, Range], number: int, startup: int, seed: int) -> list[Asked]:
+    def ask(self, study: str, ranges: Mapping[str, Range], number: int, startup: int, seed: int) -> list[StudyTrial]:
         """The first `number` trials of a study, those that it lacks chosen now.
 
         Until `startup` trials have values, numbers are random: the same for every study of this seed, where ranges

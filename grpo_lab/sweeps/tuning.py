@@ -37,14 +37,14 @@ from grpo_lab.sweeps.cells import (
 )
 from grpo_lab.sweeps.objective import has_settled, objective
 from grpo_lab.sweeps.status import TUNING
-from grpo_lab.sweeps.studies import Asked, Studies
+from grpo_lab.sweeps.studies import Studies, StudyTrial
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.run_reader import was_stopped
 from grpo_lab.tracking.sweep_record import record_sweep, sweep_folder
 from grpo_lab.tracking.terminal import Terminal
 
 JOURNAL = "tuning.journal"  # within the sweep's folder
-Place = tuple[str, str]  # level and arm
+ArmLevel = tuple[str, str]  # level and arm
 Launch = Callable[[str, Sequence[Cell], int], Sequence[JobReturn]]
 
 
@@ -58,24 +58,24 @@ class Search:
     name: str
     tuning: Tuning
     axis: str
-    plans: Mapping[Place, Sequence[Plan]]
-    asked_for: Sequence[Place]
+    plans: Mapping[ArmLevel, Sequence[Plan]]
+    asked_for: Sequence[ArmLevel]
     compose: Compose
     runs_dir: Path
     studies: Studies
 
-    def trials(self, place: Place) -> list[Asked]:
+    def trials(self, place: ArmLevel) -> list[StudyTrial]:
         """What was tried so far, of the trials that are declared."""
         return self.studies.trials(self.study(place))[: self.tuning.trials]
 
-    def study(self, place: Place) -> str:
+    def study(self, place: ArmLevel) -> str:
         """The name of a study: level, arm, and a digest of all that its trials depend on."""
         ranges = [(key, asdict(own)) for key, own in self.tuning.of(place[1]).items()]
         words = [[word for word in plan.overrides if _identifies(word)] for plan in self.plans[place]]
         content = json.dumps([ranges, self.tuning.seeds, self.tuning.metric, self.tuning.batch, words])
         return " ".join((*filter(None, place), hashlib.sha256(content.encode()).hexdigest()[:12]))
 
-    def open(self) -> list[Place]:
+    def open(self) -> list[ArmLevel]:
         """The levels and arms that this command asks for and whose numbers are not chosen yet."""
         chosen = {(one.level, one.arm) for one in self.chosen()}
         return [place for place in self.asked_for if place not in chosen]
@@ -98,7 +98,7 @@ class Search:
         } | {(one.level, one.arm): one.chosen.numbers for one in self.chosen()}
         return lambda plan: with_overrides(plan, _words(numbers[plan.level, plan.arm]))
 
-    def runs(self, place: Place, number: int, trial: Asked) -> list[Plan]:
+    def runs(self, place: ArmLevel, number: int, trial: StudyTrial) -> list[Plan]:
         """The runs of one trial."""
         folder = QuotedString(str(self.runs_dir / TUNING), Quote.single).with_quotes()
         words = (*_words(trial.numbers), "tracking=none", f"runs_dir={folder}")
@@ -125,7 +125,7 @@ def plan_tuning(design: Design, arguments: Sequence[str], name: str, compose: Co
             raise ValueError(f"design.tuning chooses {key}, and so does {typed[key]}: leave that out")
     seeds = ",".join(map(str, tuning.seeds))
     words = [word for word in arguments if key_of(word) != "seed"]
-    plans: dict[Place, list[Plan]] = {}
+    plans: dict[ArmLevel, list[Plan]] = {}
     for plan in plan_cells(replace(design, part=None), [*words, f"seed={seeds}"]):
         plans.setdefault((plan.level, plan.arm), []).append(plan)
     asked_for = list(dict.fromkeys((plan.level, plan.arm) for plan in judged))
@@ -167,7 +167,7 @@ def run_tuning(console: Terminal, search: Search, launch: Launch) -> None:
     """Run the trials that lack, a batch of every arm at a time. Raises ValueError where a run of one failed."""
     tuning = search.tuning
     while places := search.open():
-        batch: list[tuple[Place, int, list[Plan]]] = []
+        batch: list[tuple[ArmLevel, int, list[Plan]]] = []
         for place in places:
             told = sum(trial.value is not None for trial in search.trials(place))
             number = min(tuning.trials, (told // tuning.batch + 1) * tuning.batch)

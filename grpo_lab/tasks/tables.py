@@ -32,7 +32,7 @@ _LARGEST_SHARE = 5  # a split that is kept apart takes at most one row in so man
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A question and its right answer, as a table has them; `number` is the row's place there, from 0."""
 
     number: int
@@ -115,7 +115,7 @@ class Table:
         """What tells rows of two tables apart; how they are read does not. A file has one split."""
         return (self.path, "", "", "") if is_file(self.path) else (self.path, self.subset, self.split, self.revision)
 
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[TableRow, ...]:
         """The usable rows in their order, each question once. Raises ValueError with a remedy if there are none."""
         return self._reading.rows
 
@@ -133,15 +133,15 @@ class Table:
             )
 
     @property
-    def _reading(self) -> Reading:
+    def _reading(self) -> TableContents:
         return _read(Table(**{name: getattr(self, name) for name in Table.__dataclass_fields__}))
 
 
 @dataclass(frozen=True)
-class Reading:
+class TableContents:
     """The result of reading a table: usable rows, each question once, and notes on the rows left out."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     number: int  # of all rows
     unusable: int  # rows that cannot be read, and those of a question with several answers
     why: str  # some of them are unusable; "" where none is
@@ -153,7 +153,7 @@ class _Unusable(ValueError):
 
 
 @dataclass(frozen=True)
-class _Place:
+class _ColumnPath:
     """Where in a row something stands: a column, and the steps from there into what it holds."""
 
     written: str
@@ -162,11 +162,11 @@ class _Place:
 
 
 @cache
-def _read(table: Table) -> Reading:
+def _read(table: Table) -> TableContents:
     data = open_columns(table.path, table.subset, table.split, table.revision)
     places = {name: _places(table, data.columns, name) for name in _FIELDS if getattr(table, name)}
     columns = {place.column: data.columns[place.column] for found in places.values() for place in found}
-    read: list[tuple[Row, str]] = []  # with the text of its level
+    read: list[tuple[TableRow, str]] = []  # with the text of its level
     unreadable, systems = list[str](), list[str]()
     for number, values in enumerate(zip(*columns.values())):
         try:
@@ -181,7 +181,7 @@ def _read(table: Table) -> Reading:
     why = "; ".join([*unreadable[:2], *(_two_answers(rows) for rows in contradictory[:1])])
     if not agreeing:
         raise ValueError(f"no row of {table.path} can be used: {why}")
-    return Reading(
+    return TableContents(
         rows=tuple(rows[0] for rows in agreeing),
         number=len(data),
         unusable=len(unreadable) + sum(map(len, contradictory)),
@@ -193,11 +193,11 @@ def _read(table: Table) -> Reading:
 def _said(
     table: Table,
     data: Columns,
-    places: Mapping[str, Sequence[_Place]],
+    places: Mapping[str, Sequence[_ColumnPath]],
     unreadable: Sequence[str],
     systems: Sequence[str],
-    contradictory: Sequence[Sequence[Row]],
-    agreeing: Sequence[Sequence[Row]],
+    contradictory: Sequence[Sequence[TableRow]],
+    agreeing: Sequence[Sequence[TableRow]],
 ) -> Iterator[str]:
     """Notes on how a table was read, for readers of the results."""
     if unreadable:
@@ -216,9 +216,9 @@ def _said(
             )
 
 
-def by_question(rows: Iterable[Row]) -> tuple[list[list[Row]], list[list[Row]]]:
+def by_question(rows: Iterable[TableRow]) -> tuple[list[list[TableRow]], list[list[TableRow]]]:
     """The rows of each question: first of those whose rows agree on the answer, then of those whose rows do not."""
-    found: dict[str, list[Row]] = {}
+    found: dict[str, list[TableRow]] = {}
     for row in rows:
         found.setdefault(row.key, []).append(row)
     answers = [(rows, len({row.answer for row in rows})) for rows in found.values()]
@@ -226,7 +226,7 @@ def by_question(rows: Iterable[Row]) -> tuple[list[list[Row]], list[list[Row]]]:
 
 
 def notes_on_repetition(
-    agreeing: Sequence[Sequence[Row]], contradictory: Sequence[Sequence[Row]], of: str
+    agreeing: Sequence[Sequence[TableRow]], contradictory: Sequence[Sequence[TableRow]], of: str
 ) -> Iterator[str]:
     """A sentence on questions that stand several times, and one on those of them with several answers."""
     if contradictory:
@@ -237,7 +237,7 @@ def notes_on_repetition(
         yield f"{len(again)} rows of {of} repeat a question and its answer, such as {shown}; each is asked once"
 
 
-def _two_answers(rows: Sequence[Row]) -> str:
+def _two_answers(rows: Sequence[TableRow]) -> str:
     """A question with several answers, for people."""
     first, other = list(dict.fromkeys(row.answer for row in rows))[:2]
     return (
@@ -246,24 +246,24 @@ def _two_answers(rows: Sequence[Row]) -> str:
     )
 
 
-def _places(table: Table, columns: Mapping[str, Any], what: str) -> list[_Place]:
+def _places(table: Table, columns: Mapping[str, Any], what: str) -> list[_ColumnPath]:
     """Where in a row the question, or something else, stands. Raises ValueError for an unknown column."""
     written = getattr(table, what)
     if what == "details" and written == ALL and written not in columns:
-        return [_Place(column, column, ()) for column in columns]
+        return [_ColumnPath(column, column, ()) for column in columns]
     found = []
     for one in [written] if what not in ("question", "details") or written in columns else written.split("+"):
         column, *steps = (one,) if one in columns else one.split(".")  # the name of a column may have a dot in it
         if column not in columns:
             known = ", ".join(columns)
             raise ValueError(f"{table.path} has no column {column!r} for the {what}: set its {what} to one of {known}")
-        found.append(_Place(one, column, tuple(steps)))
+        found.append(_ColumnPath(one, column, tuple(steps)))
     return found
 
 
 def _row(
-    table: Table, places: Mapping[str, Sequence[_Place]], number: int, values: Mapping[str, Any]
-) -> tuple[Row, str, str]:
+    table: Table, places: Mapping[str, Sequence[_ColumnPath]], number: int, values: Mapping[str, Any]
+) -> tuple[TableRow, str, str]:
     """A row, the text of its level, and the system message beside its question. Raises _Unusable."""
 
     def text(what: str) -> str:
@@ -277,7 +277,7 @@ def _row(
     else:  # one of several parts may be empty
         question = " ".join(_text(value, place, "question").strip() for place, value, _ in asked if value is not None)
     rate = _rate(places["pass_rate"][0], values) if table.pass_rate else None
-    row = Row(
+    row = TableRow(
         number,
         _part(question, "question", table.question, table.question_pattern),
         _part(text("answer"), "answer", table.answer, table.answer_pattern),
@@ -288,7 +288,7 @@ def _row(
     return row, text("difficulty") if table.difficulty else "", next((said for *_, said in asked if said), "")
 
 
-def _at(place: _Place, value: Any, what: str) -> tuple[Any, str]:
+def _at(place: _ColumnPath, value: Any, what: str) -> tuple[Any, str]:
     """What stands at a place of a row, and the system message of the conversation that it is from.
 
     Of a conversation the question is the user's message. Raises _Unusable if there is none, or more to read than that.
@@ -323,7 +323,7 @@ def _messages(value: Any) -> list[tuple[str, Any]]:
     return [message for message in found if message] if all(found) else []
 
 
-def _asked(messages: Sequence[tuple[str, Any]], place: _Place) -> Any:
+def _asked(messages: Sequence[tuple[str, Any]], place: _ColumnPath) -> Any:
     """The user's message of a conversation. Raises _Unusable if others precede it, or there is none."""
     roles = [role for role, _ in messages]
     before = next((number for number, role in enumerate(roles) if role in _USER), len(roles))
@@ -336,7 +336,7 @@ def _asked(messages: Sequence[tuple[str, Any]], place: _Place) -> Any:
     return messages[before][1]
 
 
-def _require_role(role: str, place: _Place, what: str) -> None:
+def _require_role(role: str, place: _ColumnPath, what: str) -> None:
     """Raise _Unusable for a message that is no question, or no answer, by its role."""
     conversation = ".".join((place.column, *place.steps[:-2]))
     if what == "question" and role not in _USER:
@@ -347,7 +347,7 @@ def _require_role(role: str, place: _Place, what: str) -> None:
         raise _Unusable(f"has at {place.written!r} a message of the role {role}, which is no answer: {remedy}")
 
 
-def _text(value: Any, place: _Place, what: str) -> str:
+def _text(value: Any, place: _ColumnPath, what: str) -> str:
     """A text or a number as it is written. Raises _Unusable for anything else."""
     if value is None or value != value:
         raise _Unusable(f"has nothing as its {what}")
@@ -379,7 +379,7 @@ def _part(text: str, what: str, place: str, pattern: str) -> str:
     )
 
 
-def _details(places: Sequence[_Place], values: Mapping[str, Any]) -> str:
+def _details(places: Sequence[_ColumnPath], values: Mapping[str, Any]) -> str:
     """What else a grader needs: a text as it is, anything else as JSON; several columns as an object of their names."""
     found = {place.written: _at(place, values[place.column], "details")[0] for place in places}
     value = found if len(places) > 1 else next(iter(found.values()))
@@ -388,7 +388,7 @@ def _details(places: Sequence[_Place], values: Mapping[str, Any]) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _rate(place: _Place, values: Mapping[str, Any]) -> float | None:
+def _rate(place: _ColumnPath, values: Mapping[str, Any]) -> float | None:
     """The pass rate of a row; None for an empty one. Raises _Unusable unless it is a share."""
     value, _ = _at(place, values[place.column], "pass_rate")
     text = "" if value is None else as_text(value).strip()
@@ -463,7 +463,7 @@ class TableTask(Table, ForeignTask):
     def at_hand(self) -> bool:
         return super().at_hand and self.heldout.at_hand and self.downstream.at_hand
 
-    def within_bounds(self, row: Row) -> bool:
+    def within_bounds(self, row: TableRow) -> bool:
         """Whether the row may be trained on by its pass rate."""
         if not self._bounded:
             return True
@@ -499,24 +499,24 @@ def require_share(share: float) -> None:
     require(0 <= share <= 1, "unreadable_share", share, "in [0, 1]", "it is a share of the rows of a table")
 
 
-def _hash(row: Row) -> tuple[bytes, str]:
+def _hash(row: TableRow) -> tuple[bytes, str]:
     return hashlib.sha256(row.loose_key.encode("utf-8", "surrogatepass")).digest(), row.question
 
 
-def _chosen(rows: Sequence[Row], number: int) -> list[Row]:
+def _chosen(rows: Sequence[TableRow], number: int) -> list[TableRow]:
     """`number` of the rows of a table, by their hash and so at random, in their own order."""
     chosen = {row.number for row in sorted(rows, key=_hash)[:number]}
     return [row for row in rows if row.number in chosen]
 
 
 @cache
-def _divided(task: TableTask) -> dict[str, list[Row]]:
+def _divided(task: TableTask) -> dict[str, list[TableRow]]:
     """The rows of train, heldout and downstream: no question in two of them, however it is spaced or capitalised."""
     tables = {"train": task, "heldout": task.heldout, "downstream": task.downstream}
     for table in tables.values():
         table.require_usable(task.unreadable_share, "task.unreadable_share")
     wanted = {"heldout": task.heldout_rows, "downstream": task.downstream_rows}
-    parts: dict[str, list[Row]] = {}
+    parts: dict[str, list[TableRow]] = {}
     for split, number in wanted.items():
         taken = {row.loose_key for part in parts.values() for row in part}
         rows = [row for row in tables[split].rows() if row.loose_key not in taken]
@@ -544,7 +544,7 @@ def _divided(task: TableTask) -> dict[str, list[Row]]:
     return parts
 
 
-def _problems(rows: Sequence[Row], first: int) -> tuple[Problem, ...]:
+def _problems(rows: Sequence[TableRow], first: int) -> tuple[Problem, ...]:
     return tuple(
         Problem(first + row.number, row.question, row.answer, row.difficulty, details=row.details) for row in rows
     )
@@ -561,7 +561,7 @@ def suite_problems(tables: Mapping[str, Table], number: int, share: float) -> di
     return {name: _problems(_chosen(table.rows(), number), next(first)) for name, table in tables.items()}
 
 
-def also_asked(rows: Iterable[Row], asked: Iterable[Row], of: str, where: str) -> list[str]:
+def also_asked(rows: Iterable[TableRow], asked: Iterable[TableRow], of: str, where: str) -> list[str]:
     """A sentence on those rows that are also asked somewhere else, and so left out; [] for none."""
     others = {row.loose_key: row for row in asked}
     pairs = [(row, others[row.loose_key]) for row in rows if row.loose_key in others]

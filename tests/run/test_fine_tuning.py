@@ -100,7 +100,7 @@ def test_a_truncated_answer_is_never_learnt_though_the_reward_calls_it_right(
     tmp_path: Path, make_run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graded: list[Graded] = []
-    learnt: list[fine_tuning.Answer] = []
+    learnt: list[fine_tuning.Demonstration] = []
     grade, train = fine_tuning.grade, fine_tuning._train
 
     def graded_here(*given: Any) -> Graded:

@@ -20,7 +20,7 @@ from grpo_lab.config.run_config import RunConfig
 from grpo_lab.engines.native import Native
 from grpo_lab.policy.model_folder import fingerprint
 from grpo_lab.rollout import pass_rates
-from grpo_lab.rollout.pass_rates import Asked, Base, Rates, measure
+from grpo_lab.rollout.pass_rates import Base, Rates, ResponseKind, measure
 from grpo_lab.run.state import open_state
 from grpo_lab.run.training_problems import check_trained, pass_rates_text, read_questions, training_problems
 from grpo_lab.seeding import token_uniforms
@@ -49,10 +49,12 @@ def answers_of(run: RunConfig, problems: tuple[Problem, ...], own: Path | None =
     assert isinstance(plan, Measured)
     folder = run.model.resolve()
     base = Base.of(folder, AutoTokenizer.from_pretrained(folder), CPU)
-    asked = (
-        Asked.answers(run.sampling, plan) if kind == "answers" else Asked.guesses(run.sampling, plan, base.tokenizer)
-    )
-    return measure(run.sampling, plan, asked, base, problems, own)
+    sampling = run.sampling
+    if kind == "answers":
+        asked = ResponseKind.answers(sampling, plan)
+    else:
+        asked = ResponseKind.guesses(sampling, plan, base.tokenizer)
+    return measure(sampling, plan, asked, base, problems, own)
 
 
 def rows(rates: Rates) -> list[tuple[object, ...]]:

@@ -9,7 +9,7 @@ import pytest
 from sweep_processes import quiet_board
 
 from grpo_lab.sweeps.jobs import Job, run_jobs
-from grpo_lab.sweeps.local import GpuShare, LocalPlace
+from grpo_lab.sweeps.local import GpuShare, LocalBackend
 from grpo_lab.tracking.metrics import GPU_PEAK
 from grpo_lab.tracking.run_reader import gpu_peak
 
@@ -36,7 +36,7 @@ def test_as_many_fit_as_leave_a_tenth_of_the_memory(peak: float, runs: int) -> N
 
 
 def test_runs_join_once_the_first_one_is_measured(tmp_path: Path) -> None:
-    place = LocalPlace(2, ["0", "1"], GpuShare([tmp_path / "first", tmp_path / "second"], 79.2, 8))
+    place = LocalBackend(2, ["0", "1"], GpuShare([tmp_path / "first", tmp_path / "second"], 79.2, 8))
     assert place.widen() == "" and place.workers == 2
     log(tmp_path / "second", 3.0, 24.1)
     assert place.widen() == "", "it does not look all the time"
@@ -63,6 +63,6 @@ def test_those_that_join_get_the_slots_of_their_gpu(tmp_path: Path, monkeypatch:
     jobs = [Job(f"job {n}", ("plugins=[meets]", "no_such_key=1"), tmp_path / str(n), "steps", 1.0, 1) for n in range(4)]
     with quiet_board(4) as board:
         assert all(
-            "no_such_key" in failure for failure in run_jobs(jobs, LocalPlace(2, ["3", "5"], share), 30.0, board)
+            "no_such_key" in failure for failure in run_jobs(jobs, LocalBackend(2, ["3", "5"], share), 30.0, board)
         )
     assert sorted(path.read_text() for path in (tmp_path / "met").iterdir()) == ["3", "3", "5", "5"]

@@ -94,7 +94,7 @@ def test_ctrl_c_ends_running_and_waiting_cells(cluster: Cluster, tmp_path: Path,
     assert finished(tmp_path) == 0 and not any(map(alive, cells))
     notes = [path.read_text() for path in tmp_path.glob("*/seed=0/error.txt")]
     assert len(notes) == 2 and all("KeyboardInterrupt" in note for note in notes), "interrupted, not killed"
-    place = RayCells(cluster.address, None, 30.0, None, **SETTINGS).place("x", [], [])
+    place = RayCells(cluster.address, None, 30.0, None, **SETTINGS).backend("x", [], [])
     try:
         import ray
 
@@ -185,7 +185,7 @@ def test_cells_share_the_gpus_of_their_nodes_as_the_launcher_is_told(
 
 @pytest.mark.extended
 def test_a_cell_that_no_node_can_take_says_what_it_waits_for(cluster: Cluster, tmp_path: Path) -> None:
-    place = RayCells(cluster.address, None, 30.0, None, **{**SETTINGS, "gpus": 2.0}).place("x", [], [])
+    place = RayCells(cluster.address, None, 30.0, None, **{**SETTINGS, "gpus": 2.0}).backend("x", [], [])
     try:
         job = Job("cell", ("no_such_key=1",), tmp_path, "steps", 1.0, 1)
         cell = place.start(job, 0)
@@ -204,7 +204,7 @@ def test_settings_that_cannot_be_and_clusters_that_do_not_answer_are_refused() -
         with pytest.raises(ValueError, match=said):
             RaySettings(**{**SETTINGS, **wrong})
     with pytest.raises(ValueError, match="at_once must be at least 1"):
-        RayCells("", 0, 30.0, None, **SETTINGS).place("x", [], [])
+        RayCells("", 0, 30.0, None, **SETTINGS).backend("x", [], [])
 
 
 def test_a_job_asks_ray_for_what_its_settings_say() -> None:

@@ -17,7 +17,7 @@ from sweep_processes import multirun, quiet_board
 from grpo_lab.config.run_name import run_name
 from grpo_lab.sweeps.jobs import Job, run_jobs
 from grpo_lab.sweeps.launching import LocalCells
-from grpo_lab.sweeps.local import LocalPlace, slots
+from grpo_lab.sweeps.local import LocalBackend, slots
 from grpo_lab.sweeps.ray import RayCells
 from grpo_lab.sweeps.slurm import SlurmSettings
 from grpo_lab.tracking.system_metrics import read_samples
@@ -125,7 +125,7 @@ def test_a_cell_hangs_although_its_mirror_and_its_look_at_the_machine_go_on(
     folder = runs / run_name("plain", words) / "seed=0"
     job = Job("hangs", tuple(words), folder, "steps", 3.0, 1)
     with quiet_board(1) as board:
-        (failure,) = run_jobs([job], LocalPlace(1, []), 30.0, board, silent_seconds=20.0)
+        (failure,) = run_jobs([job], LocalBackend(1, []), 30.0, board, silent_seconds=20.0)
     assert failure is not None and failure.startswith("it hung: it wrote nothing for 0.333333 minutes, and was ended")
     samples = read_samples(folder)
     assert samples[-1].wall - samples[0].wall > 20_000, "the hung process wrote on"

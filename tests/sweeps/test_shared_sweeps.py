@@ -16,7 +16,7 @@ from sweep_processes import WORLD, cells_of, finished, lines_in, quiet_board, st
 
 from grpo_lab.sweeps.board import Board
 from grpo_lab.sweeps.jobs import Job, run_jobs
-from grpo_lab.sweeps.local import LocalPlace
+from grpo_lab.sweeps.local import LocalBackend
 from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.tracking.run_reader import STOP, run_status, was_stopped
 from grpo_lab.tracking.sweep_record import record_sweep
@@ -38,7 +38,7 @@ def run_beside(job: Job, other: Callable[[Board], None]) -> Board:
     with quiet_board(1) as board:
         thread = threading.Thread(target=other, args=(board,))
         thread.start()
-        failures = run_jobs([job], LocalPlace(1, []), 30.0, board)
+        failures = run_jobs([job], LocalBackend(1, []), 30.0, board)
         thread.join()
     assert failures == [None] and (board.done, board.failed) == (1, 0)
     return board
@@ -67,7 +67,7 @@ def test_a_cell_that_is_refused_after_a_stop_has_failed(tmp_path: Path) -> None:
     job.folder.mkdir(parents=True)
     (job.folder / STOP).touch()
     with quiet_board(1) as board:
-        (failure,) = run_jobs([job], LocalPlace(1, []), 30.0, board)
+        (failure,) = run_jobs([job], LocalBackend(1, []), 30.0, board)
     assert failure and board.failed == 1 and not was_stopped(job.folder)
 
 
@@ -138,5 +138,5 @@ def test_a_folder_of_sweeps_that_cannot_be_written_is_named_with_a_remedy(
     with pytest.raises(SystemExit, match=r"^error: .*/sys/sweeps/[^ ]+ cannot be written; set runs_dir"):
         sweep_from_here(Path("/sys"), "seed=0,1")
     with quiet_board(1) as board:
-        (failed,) = run_jobs([cell(Path("/sys"))], LocalPlace(1, []), 30.0, board)
+        (failed,) = run_jobs([cell(Path("/sys"))], LocalBackend(1, []), 30.0, board)
     assert f"/sys/{NAME}/seed=0 cannot be written; set runs_dir (or GRPO_LAB_RUNS) to a folder this user can" in failed

@@ -23,7 +23,7 @@ from sweep_processes import attempts, finished, folder_of, lines_in, quiet_board
 from grpo_lab.sweeps.child import open_cell
 from grpo_lab.sweeps.jobs import Job, run_jobs
 from grpo_lab.sweeps.launching import CellLauncher
-from grpo_lab.sweeps.slurm import RECORD, CellJob, SlurmCells, SlurmPlace, SlurmSettings
+from grpo_lab.sweeps.slurm import RECORD, CellJob, SlurmBackend, SlurmCells, SlurmSettings
 from grpo_lab.sweeps.status import sweep_names
 from grpo_lab.sweeps.stop import stop_run
 from grpo_lab.tracking.run_reader import holder
@@ -521,9 +521,9 @@ def test_a_machine_without_slurm_is_told_where_to_start(monkeypatch: pytest.Monk
     monkeypatch.setenv("PATH", "/nowhere")
     cells: CellLauncher = SlurmCells(None, 60.0, None, **SETTINGS)
     with pytest.raises(ValueError, match=r"needs sbatch, srun, squeue, scancel, which .* lacks: start the sweep on a"):
-        cells.place("jobs", [], [])
+        cells.backend("jobs", [], [])
     with pytest.raises(ValueError, match=r"hydra\.launcher\.at_once must be at least 1"):
-        SlurmCells(0, 60.0, None, **SETTINGS).place("jobs", [], [])
+        SlurmCells(0, 60.0, None, **SETTINGS).backend("jobs", [], [])
 
 
 def test_what_slurm_takes_later_waits_and_is_tried_again(
@@ -550,7 +550,7 @@ exit 1
         program.chmod(0o755)
     monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
     monkeypatch.setattr("grpo_lab.sweeps.jobs._REST_SECONDS", 0.5)
-    place, said = SlurmPlace(SlurmSettings(**SETTINGS), 2), []
+    place, said = SlurmBackend(SlurmSettings(**SETTINGS), 2), []
     new = [Job(name, ("no_such_key=1",), tmp_path / name, "steps", 1.0, 1) for name in ("one", "other")]
     with quiet_board(2) as board:
         monkeypatch.setattr(board, "say", said.append)
@@ -568,7 +568,7 @@ def test_where_no_cell_is_left_to_end_scancel_is_not_asked(tmp_path: Path, monke
     (tmp_path / "scancel").write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/asked\n')
     (tmp_path / "scancel").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    place = SlurmPlace(SlurmSettings(**SETTINGS), 2)
+    place = SlurmBackend(SlurmSettings(**SETTINGS), 2)
     place.interrupt([])
     place.kill([])
     assert not (tmp_path / "asked").exists()
@@ -587,7 +587,7 @@ def test_a_job_that_slurm_no_longer_has_is_not_interrupted(tmp_path: Path, monke
 def test_a_damaged_record_of_a_job_fails_its_cell_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another cell, whose job Slurm is not asked for, ends as it does without."""
     monkeypatch.setenv("PATH", "/nowhere")  # no squeue and no sbatch
-    place = SlurmPlace(SlurmSettings(**SETTINGS), 2)
+    place = SlurmBackend(SlurmSettings(**SETTINGS), 2)
     damaged, new = (Job(name, ("no_such_key=1",), tmp_path / name, "steps", 1.0, 1) for name in ("damaged", "new"))
     damaged.folder.mkdir()
     (damaged.folder / RECORD).write_text("{not json")

@@ -38,7 +38,7 @@ from grpo_lab.loop import start
 from grpo_lab.sweeps.child import THREAD_VARIABLES
 from grpo_lab.sweeps.jobs import Job, run_jobs
 from grpo_lab.sweeps.launching import LocalCells
-from grpo_lab.sweeps.local import LocalPlace
+from grpo_lab.sweeps.local import LocalBackend
 from grpo_lab.tracking import interrupt
 from grpo_lab.tracking.mlflow_mirror import sync_all
 
@@ -179,7 +179,7 @@ def test_a_folder_that_cannot_be_made_fails_its_cell_alone(tmp_path: Path, tiny_
     words = (*WORLD, "budget.amount=1", f"runs_dir={tmp_path}", "seed=0")
     jobs = [Job(folder.parent.name, words, folder, "steps", 1.0, 1) for folder in (blocked, fine / "seed=0")]
     with quiet_board(2) as board:
-        failed, done = run_jobs(jobs, LocalPlace(1, []), 30.0, board)
+        failed, done = run_jobs(jobs, LocalBackend(1, []), 30.0, board)
     assert str(blocked) in failed and done is None
     assert (fine / "seed=0" / "DONE").exists() and (board.done, board.failed) == (1, 1)
 
@@ -194,7 +194,7 @@ def test_a_failure_is_told_in_the_words_of_its_last_attempt_and_devices_are_shar
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "output.log").write_text("$ python -m grpo_lab.train\nerror: an old trouble\n")
     with quiet_board(2) as board:
-        for failure in run_jobs(jobs, LocalPlace(2, ["3", "5"]), 30.0, board):
+        for failure in run_jobs(jobs, LocalBackend(2, ["3", "5"]), 30.0, board):
             assert "an old trouble" not in failure and "no_such_key" in failure
     for job, device in zip(jobs, "35"):
         assert f"\nsees {device}\n" in (job.folder / "output.log").read_text()
@@ -216,7 +216,7 @@ def test_a_cell_that_hangs_is_ended_and_another_takes_its_place(
         for word in ("hears=1", "deaf=1", "wrong=1")
     ]
     with quiet_board(3) as board:
-        hears, deaf, wrong = run_jobs(jobs, LocalPlace(2, []), 2.0, board, silent_seconds=30.0)
+        hears, deaf, wrong = run_jobs(jobs, LocalBackend(2, []), 2.0, board, silent_seconds=30.0)
     for failure in (hears, deaf):
         assert failure.startswith("it hung: it wrote nothing for 0.5 minutes, and was ended (see ")
     assert "wrong" in wrong and "it hung" not in wrong

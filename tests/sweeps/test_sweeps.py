@@ -38,7 +38,7 @@ from grpo_lab.sweeps.cells import (
 )
 from grpo_lab.sweeps.jobs import Job, run_jobs
 from grpo_lab.sweeps.launching import LocalCells
-from grpo_lab.sweeps.local import LocalPlace, slots, usable_cores
+from grpo_lab.sweeps.local import LocalBackend, slots, usable_cores
 from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.tracking.run_reader import ACTIVITY, STOP, has_ended, was_exhausted
@@ -689,7 +689,7 @@ def test_a_cell_with_nothing_left_to_train_on_has_ended_and_is_not_started_again
     assert has_ended(other) and sweep_status(folder, read_sweep(folder)) == "FINISHED"
     board = Board("probe", 1, 0, Terminal(file=io.StringIO()))
     job = Job("dry", ("no_such_key=1",), one, "steps", 1.0, 1)
-    assert run_jobs([job], LocalPlace(1, []), 30.0, board) == [None] and not (one / "output.log").exists()
+    assert run_jobs([job], LocalBackend(1, []), 30.0, board) == [None] and not (one / "output.log").exists()
     with RunLog(one) as log:
         log.begin()
     assert not has_ended(one), "an attempt that somebody started by hand goes on"
@@ -858,7 +858,7 @@ def test_slots_follow_the_machine_unless_told(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     assert slots(None, 1, True) == (2, ["3", "5"]) and slots(6, 1, True) == (6, ["3", "5"])
     with pytest.raises(ValueError, match=r"hydra\.launcher\.workers must be at least 1, got 0"):
-        LocalCells(0, 30.0, None).place("jobs", [], [])
+        LocalCells(0, 30.0, None).backend("jobs", [], [])
 
 
 def test_a_container_has_the_cores_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
