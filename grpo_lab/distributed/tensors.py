@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from torch.distributed.tensor import DTensor, Shard
 
 from grpo_lab.distributed import ranks
 from grpo_lab.types import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 def full(tensor: Tensor) -> Tensor:
@@ -27,12 +31,16 @@ def own_rows(whole: Tensor) -> Tensor:
 
 def split(rows: Tensor, shape: torch.Size) -> DTensor:
     """A tensor of this shape, of which each rank has its `own_rows`."""
+    from torch.distributed.tensor import DTensor, Shard  # not above: it would load torch at once
+
     stride = torch.empty(shape, device="meta").stride()
     return DTensor.from_local(rows, ranks.mesh(), [Shard(0)], run_check=False, shape=shape, stride=stride)
 
 
 def like(tensor: Tensor, target: Tensor) -> Tensor:
     """A whole tensor, split as `target` is."""
+    from torch.distributed.tensor import DTensor
+
     if not isinstance(target, DTensor):
         return tensor
     return split(own_rows(tensor).to(target.device), tensor.shape)

@@ -13,7 +13,7 @@ from grpo_lab.reproduce.record import Record, changed_code, check_inputs, check_
 from grpo_lab.sweeps.board import Board
 from grpo_lab.sweeps.child import THREAD_VARIABLES, open_cell
 from grpo_lab.sweeps.jobs import Job, run_jobs
-from grpo_lab.sweeps.local import LocalPlace, LocalProcess
+from grpo_lab.sweeps.local import LocalBackend, LocalProcess
 from grpo_lab.tracking.run_reader import StepReader, has_ended
 from grpo_lab.tracking.whole import read_json
 
@@ -93,7 +93,7 @@ def _threads(record: Record) -> dict[str, str]:
     return {name: str(known[name]) for name in THREAD_VARIABLES if name in known}
 
 
-class _Again(LocalPlace):
+class _Again(LocalBackend):
     """This machine, with the environment of the first run. `reached`: it was stopped since it had enough steps."""
 
     def __init__(self, variables: dict[str, str], steps: int | None) -> None:

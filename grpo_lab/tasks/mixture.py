@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 from grpo_lab.checks import require
 from grpo_lab.tasks.base import SPLITS, ForeignTask
 from grpo_lab.tasks.tables import (
-    Row,
     Table,
+    TableRow,
     TableTask,
     _chosen,
     _divided,
@@ -117,12 +117,12 @@ def _table_task(task: MixtureTask, name: str) -> TableTask:
 
 
 @cache
-def _parts(written: str) -> tuple[dict[str, dict[str, list[Row]]], list[str]]:
+def _parts(written: str) -> tuple[dict[str, dict[str, list[TableRow]]], list[str]]:
     """Split -> source -> rows, no question twice; and what is said about those left out for that."""
     task = MixtureTask(**json.loads(written))
     divided = {name: _divided(_table_task(task, name)) for name in task.sources}
-    parts: dict[str, dict[str, list[Row]]] = {}
-    asked, said = list[Row](), list[str]()
+    parts: dict[str, dict[str, list[TableRow]]] = {}
+    asked, said = list[TableRow](), list[str]()
     for split in ("heldout", "downstream"):
         parts[split] = {}
         for name in task.sources:
