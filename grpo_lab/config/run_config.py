@@ -10,10 +10,11 @@ from __future__ import annotations
 import inspect
 import re
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
@@ -79,6 +80,7 @@ ROOMS = (
     "evaluation", "verifier", "budget", "cost_model", "tracking", "convention",
 )  # fmt: skip
 
+Part = TypeVar("Part")
 _RISES = r"eval/\w+/(accuracy|pass_at_\d+)"  # metrics of an evaluation of which more is better
 
 
@@ -255,9 +257,14 @@ class RunConfig:
         """How far sampler and learner with the same weights may differ, in nats per token."""
         return max(self.learner_precision.agreement, self.sampler_precision.agreement)
 
+    def _part(self, record: Callable[..., Part], **others: Any) -> Part:
+        """The record of the run's fields and properties that have the names of its fields, but for `others`."""
+        names = inspect.signature(record).parameters.keys() - others
+        return record(**{name: getattr(self, name) for name in names}, **others)
+
     @property
     def question_settings(self) -> QuestionSettings:
-        return QuestionSettings(self.task, self.question_filter, self.evaluation, self.problems_per_step)
+        return self._part(QuestionSettings)
 
     @property
     def lengths(self) -> LengthLimits:
@@ -271,20 +278,11 @@ class RunConfig:
 
     @property
     def sampling(self) -> SamplingSettings:
-        return SamplingSettings(
-            self.engine, self.sampler_precision, self.template, self.truncation, self.reward, self.cost_model
-        )
+        return self._part(SamplingSettings, precision=self.sampler_precision)
 
     @property
     def learner_settings(self) -> LearnerSettings:
-        return LearnerSettings(
-            loading=self.model.loading(),
-            precision=self.learner_precision,
-            optimizer=self.optimizer,
-            microbatching=self.microbatching,
-            gradient_checkpointing=self.gradient_checkpointing,
-            seed=self.seed,
-        )
+        return self._part(LearnerSettings, loading=self.model.loading(), precision=self.learner_precision)
 
     @property
     def training_passes(self) -> TrainingPasses:
@@ -293,72 +291,35 @@ class RunConfig:
 
     @property
     def queue_settings(self) -> QueueSettings:
-        return QueueSettings(
-            schedule=self.schedule,
-            group_filter=self.group_filter,
-            budget=self.budget,
-            cost_model=self.cost_model,
-            passes=self.training_passes,
-            problems_per_step=self.problems_per_step,
-            max_rows=self.engine.max_rows,
-            overlaps=self.engine.overlaps,
+        engine = self.engine
+        return self._part(
+            QueueSettings, passes=self.training_passes, max_rows=engine.max_rows, overlaps=engine.overlaps
         )
 
     @property
     def logprob_tricks(self) -> LogprobTricks:
-        return LogprobTricks(
-            self.old_policy, self.correction, self.rejection, self.kl, self.entropy, self.needs_logprobs
-        )
+        return self._part(LogprobTricks)
 
     @property
     def loss_tricks(self) -> LossTricks:
-        return LossTricks(self.importance, self.surrogate, self.kl, self.entropy, self.aggregation)
+        return self._part(LossTricks)
 
     @property
     def update_settings(self) -> UpdateSettings:
-        return UpdateSettings(
-            loss=self.loss_tricks,
-            updates=self.updates,
-            denominator=self.denominator,
-            optimizer=self.optimizer,
-            budget=self.budget,
-            problems_per_step=self.problems_per_step,
-            seed=self.seed,
-            skips_rows=self.skips_rows,
-            reads_microbatches=self.reads_microbatches,
-            agreement=self.agreement,
-        )
+        return self._part(UpdateSettings, loss=self.loss_tricks)
 
     @property
     def sync_settings(self) -> SyncSettings:
         keeps = self.evaluation.sampler_weights and not self.schedule.keeps_sampler_current
-        return SyncSettings(
-            schedule=self.schedule,
-            reference=self.reference,
-            template=self.template,
-            params=self.engine.params,
-            seed=self.seed,
-            agreement=self.agreement,
-            kept_versions=self.schedule.ahead + 2 if keeps else 0,
-        )
+        kept = self.schedule.ahead + 2 if keeps else 0
+        return self._part(SyncSettings, params=self.engine.params, kept_versions=kept)
 
     @property
     def record_settings(self) -> RecordSettings:
-        return RecordSettings(
-            budget=self.budget,
-            evaluation=self.evaluation,
-            template=self.template,
-            reward=self.reward,
-            verifier=self.verifier,
-            seed=self.seed,
-            group_size=self.group_size,
+        return self._part(
+            RecordSettings,
             max_tokens=self.engine.max_tokens,
             reference_changes=self.reference.changes,
-            rollouts_every=self.rollouts_every,
-            no_signal_steps=self.no_signal_steps,
-            checkpoint_every=self.checkpoint_every,
-            checkpoint_minutes=self.checkpoint_minutes,
-            keep_checkpoints=self.keep_checkpoints,
             best_metric=self.checkpoint.best,
         )
 

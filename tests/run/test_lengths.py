@@ -96,10 +96,8 @@ def test_questions_of_a_gym_may_be_too_long(tiny_base: Path) -> None:
     run, tokenizer = run_of(*words, "task.max_prompt_tokens=70"), byte_tokenizer()
     problems = run.task.problems("heldout")
     kept = tuple(one for one in problems if len(one.question) <= 70)
-    assert (
-        0 < len(kept) < len(problems)
-        and fitting(run.lengths, run.template, tiny_base, tokenizer, problems, "x").problems == kept
-    )
+    found = fitting(run.lengths, run.template, tiny_base, tokenizer, problems, "x")
+    assert 0 < len(kept) < len(problems) and found.problems == kept
 
 
 @pytest.mark.extended
@@ -107,9 +105,8 @@ def test_where_most_questions_do_not_fit_the_response_length_is_refused(tmp_path
     run = run_of("world=tiny", "task=jsonl", f"task.path={jsonl(tmp_path / 'q.jsonl', sums(0))}", *PLAIN)
     tokenizer = AutoTokenizer.from_pretrained(tiny_base)
     problems = run.task.problems("train")
-    assert (
-        fitting(run_of("world=tiny", "engine.max_tokens=126"), tiny_base, tokenizer, problems, "x").problems == problems
-    )
+    short = run_of("world=tiny", "engine.max_tokens=126")
+    assert fitting(short.lengths, short.template, tiny_base, tokenizer, problems, "x").problems == problems
     with pytest.raises(ValueError, match=r"engine\.max_tokens=12, .* lower engine\.max_tokens, .* to at most 8$"):
         check_lengths(run.lengths, CONTEXT, 120)
     with pytest.raises(
