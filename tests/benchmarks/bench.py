@@ -416,7 +416,7 @@ def main() -> None:
     folder = RESULTS if options.record else BENCH / "results"
     folder.mkdir(exist_ok=True)
     target = folder / f"{file_name(results)}.json"
-    target.write_text(json.dumps(results, indent=0) + "\n")
+    target.write_text(json.dumps(results, separators=(",", ":")) + "\n")
     console.print(split_table(results))
     if not options.without_trl:
         console.print(trl_table(results))

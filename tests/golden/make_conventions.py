@@ -376,4 +376,4 @@ if __name__ == "__main__":
         "openrlhf": openrlhf(clones),
         "open_instruct": open_instruct(clones),
     }
-    Path(__file__).with_name("conventions.json").write_text(json.dumps(made, indent=1) + "\n")
+    Path(__file__).with_name("conventions.json").write_text(json.dumps(made, separators=(",", ":")) + "\n")

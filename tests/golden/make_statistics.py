@@ -128,7 +128,7 @@ def main() -> None:
             adjusted([0.3]),
         ],
     }
-    Path(__file__).with_name("statistics.json").write_text(json.dumps(golden) + "\n")
+    Path(__file__).with_name("statistics.json").write_text(json.dumps(golden, separators=(",", ":")) + "\n")
 
 
 if __name__ == "__main__":
