@@ -1,4 +1,4 @@
-"""Shared by all axes: the base class, range checks of fields, and statistics over masked rows."""
+"""Shared by all axes: the base class of options, and statistics over masked rows."""
 
 from __future__ import annotations
 
