@@ -50,7 +50,7 @@ from grpo_lab.tracking.whole import AFRESH, read_json
 
 
 @dataclass(frozen=True)
-class Settings:
+class SweepSettings:
     """The settings of `hydra.sweeper`: dry run, pilot and its share of the budget, whether inert arms run.
 
     `add` and `leave_one_out` hold the additions of an ablation from the shell, overrides or lists of them.
@@ -83,7 +83,7 @@ def ends_in_words() -> Iterator[None]:
 
 
 def run_sweep(
-    config: DictConfig, arguments: Sequence[str], compose: Any, launcher: Launcher, settings: Settings
+    config: DictConfig, arguments: Sequence[str], compose: Any, launcher: Launcher, settings: SweepSettings
 ) -> list[JobReturn]:
     """Run every unfinished cell and return the launcher's results.
 
@@ -227,7 +227,7 @@ def _say_exhausted(console: Terminal, cells: Sequence[Cell]) -> None:
 
 
 def _declaration(
-    config: DictConfig, arguments: Sequence[str], settings: Settings
+    config: DictConfig, arguments: Sequence[str], settings: SweepSettings
 ) -> tuple[Design | None, Any, Sequence[str]]:
     """The design, the entries that it is read from, and the arguments for its cells."""
     if additions := settings.add or settings.leave_one_out:

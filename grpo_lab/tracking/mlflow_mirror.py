@@ -24,7 +24,7 @@ from grpo_lab.tracking.mlflow_store import check_driver, check_uri, first_line
 from grpo_lab.tracking.run_reader import is_held
 from grpo_lab.tracking.sweep_record import FILE as SWEEP
 from grpo_lab.tracking.sweep_record import read_sweep, sweep_status
-from grpo_lab.tracking.system_metrics import Sampler
+from grpo_lab.tracking.system_metrics import SystemMonitor
 from grpo_lab.tracking.whole import AFRESH, read_json
 
 LONGEST_BACKOFF_SECONDS = 60.0
@@ -148,7 +148,7 @@ class Mirror:
         self.folder = Path(folder)
         self._make_sender, self._name = make_sender, name
         self._replay = f"grpo-lab sync {shlex.quote(str(folder))}" + ("" if option == "mlflow" else f" --to {option}")
-        self._sampler = Sampler(self.folder, system_metrics) if system_metrics else None
+        self._sampler = SystemMonitor(self.folder, system_metrics) if system_metrics else None
         self.interval_seconds = interval_seconds
         self.flush_seconds = flush_seconds
         self._stopping = threading.Event()

@@ -35,7 +35,7 @@ class Sample:
     end: int  # bytes of the file up to there
 
 
-class Sampler:
+class SystemMonitor:
     """Appends a sample to `<folder>/system.jsonl` every `seconds`, in a thread that never raises."""
 
     def __init__(self, folder: Path, seconds: float) -> None:

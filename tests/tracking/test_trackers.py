@@ -27,7 +27,7 @@ from grpo_lab.tracking.mlflow_mirror import Mirror, sync
 from grpo_lab.tracking.mlflow_sender import FolderSender, Sender
 from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.tracking.run_reader import read_steps
-from grpo_lab.tracking.system_metrics import Sampler, read_samples
+from grpo_lab.tracking.system_metrics import SystemMonitor, read_samples
 from grpo_lab.tracking.trackers import Packaged, TensorBoard, Trackio, Wandb, replay
 
 TRACKERS = ("tensorboard", "wandb", "trackio")
@@ -271,7 +271,7 @@ def test_samples_of_the_machine_go_beside_the_log_and_into_mlflow(store: Path, t
 def test_a_killed_sampler_leaves_a_part_of_a_line_that_the_next_one_cuts_off(tmp_path: Path) -> None:
     (tmp_path / "system.jsonl").write_text('{"sample": 0, "wall": 5, "system": {"a": 1.0}}\n{"sample": 1, "wa')
     assert [one.number for one in read_samples(tmp_path)] == [0]
-    sampler = Sampler(tmp_path, 0.01)
+    sampler = SystemMonitor(tmp_path, 0.01)
     sampler.start()
     wait_until(lambda: len(read_samples(tmp_path)) >= 3)
     sampler.stop()
@@ -281,7 +281,7 @@ def test_a_killed_sampler_leaves_a_part_of_a_line_that_the_next_one_cuts_off(tmp
 
 
 def test_a_sampler_that_cannot_write_ends_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    sampler = Sampler(tmp_path / "missing", 0.01)
+    sampler = SystemMonitor(tmp_path / "missing", 0.01)
     sampler.start()
     sampler.stop()
     assert "system metrics end here (FileNotFoundError" in caplog.text
@@ -349,7 +349,7 @@ def test_tracking_costs_under_two_percent_of_a_step(tmp_path: Path, monkeypatch:
         costs[option] = (processor_seconds_at_rest() - before) / (len(lines) - 2)
         if option == "wandb":
             assert any("wandb-core" in command_of(pid) for pid in descendants_of(os.getpid())), "it was counted"
-    sampler = Sampler(tmp_path, 0.01)
+    sampler = SystemMonitor(tmp_path, 0.01)
     before = time.process_time()
     sampler.start()
     time.sleep(2.0)
