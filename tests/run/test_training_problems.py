@@ -165,7 +165,7 @@ def test_the_cost_by_hand(make_run) -> None:
         {"prompt_tokens": [3, 5], "lengths": [[4, 6], [1, 2]], "injected": [2, 0], "seconds": [0.5, 0.25]}
     )
     rates, ledger = Rates(table, Path()), Ledger()
-    rates.charge(run, ModelFlops(weights=1, attention=0), ledger)
+    rates.charge(run.cost_model, run.engine.max_rows, ModelFlops(weights=1, attention=0), ledger)
     assert (ledger.prompts, ledger.completions) == (2, 4)
     assert ledger.sampled_tokens == 3 + 5 + 4 + 6 + 1 + 2 - 2 and ledger.discarded_tokens == 11
     assert ledger.flops == 2 * (3 + 4 + 6 + 5 + 1 + 2) and ledger.trained_tokens == 0
