@@ -46,7 +46,7 @@ def main() -> None:
     device = prepare_torch(run.device, run.threads)
     with RunLog(folder / f"run{index}") as log, RunProgress(f"run {index}") as progress:
         progress.show = lambda *_: None  # many.py counts the steps
-        recorder = Stamps(run, log, progress, "benchmark", folder=folder, index=index)
+        recorder = Stamps(run.record_settings, log, progress, "benchmark", folder=folder, index=index)
         with open_run(run, device) as (state, queue, _):
             train(run, state, queue, recorder)
 

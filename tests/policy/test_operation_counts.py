@@ -138,6 +138,7 @@ def on_meta(run: RunConfig, cut: Microbatching) -> RunState:
     state.device, state.learner, state.microbatching, state.critic = META, model.to("meta"), cut, None
     state.optimizer, state.model_flops = run.optimizer.build(model.parameters()), ModelFlops.of(model)
     state.ledger, state.updates = Ledger(), 0
+    state.precision, state.temperature = run.learner_precision, run.engine.temperature
     state.loss_scale = torch.amp.GradScaler("cpu", enabled=False)
     return state
 
@@ -187,7 +188,7 @@ def test_an_update_reads_its_device_twice(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(update_module, "on_cpu", back)
     monkeypatch.setattr(optim, "_read", norm)
     tally = UpdateTally.of(inputs, 0)
-    update_module.update(run, state, batches, 5, tally)
+    update_module.update(run.update_settings, state, batches, 5, tally)
     assert len(batches) > 2 and read == ["outputs", "norm"] and state.updates == 1
     assert tally.reports[0].squares.is_meta, "read after the last update, with those of the others"
 

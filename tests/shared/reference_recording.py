@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from grpo_lab import loop
 from grpo_lab.config.run_config import RunConfig
+from grpo_lab.config.stages import UpdateSettings
 from grpo_lab.engines import native_session
 from grpo_lab.learner import update as learner
 from grpo_lab.policy.critic import LiveCritic
@@ -145,10 +146,10 @@ def recorded() -> Iterator[Recording]:
         queue.take, queue.sync = taking, syncing
         return queue
 
-    def updating(run: RunConfig, state: RunState, batches: list[Batch], *rest: Any) -> None:
+    def updating(settings: UpdateSettings, state: RunState, batches: list[Batch], *rest: Any) -> None:
         rows = sum(len(batch.rows) for batch in batches)
         recording.steps[-1].updates.append(Update(copy_of(state.learner), rows))
-        update(run, state, batches, *rest)
+        update(settings, state, batches, *rest)
 
     def stepping(self: Adamw, optimizer: torch.optim.Optimizer, number: int, spent: float = 0.0) -> Any:
         recording.note_gradient(optimizer)
