@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 import shlex
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ from grpo_lab.analysis.figures.registry import draw_all
 from grpo_lab.analysis.figures.style import save
 from grpo_lab.analysis.final_values import FinalValues, final_values
 from grpo_lab.analysis.report.page import report_html
-from grpo_lab.analysis.report.reader_page import rollouts_section
+from grpo_lab.analysis.report.reader_page import collect_responses
 from grpo_lab.analysis.scaling.fits import fit_sweep, scaling_table
 from grpo_lab.analysis.sources.read import RUNS, read_source
 from grpo_lab.analysis.sources.sweep_data import SweepData
@@ -118,11 +117,9 @@ def build_report(
     finals = final_values(data)
     drawn, missing = draw_all(data, finals)
     divergence = divergence_table(data, finals, np.random.default_rng(SEED))
-    responses = rollouts_section(data, None if "://" in source else Path(source))
+    responses = collect_responses(data, None if "://" in source else Path(source))
     further = {name: text for name, text in _further(data, finals, divergence).items() if text}
-    sections = {name: f"<pre>{html.escape(text)}</pre>" for name, text in further.items()}
-    sections |= {"Training responses": responses}
-    page = report_html(data, finals, drawn, missing, command, sections, divergence)
+    page = report_html(data, finals, drawn, missing, command, further, divergence, responses)
     path = (output or REPORTS) / f"{name}.html"
     atomic_write(path, page)
     return path, data.notice

@@ -211,32 +211,37 @@ def two(runs: Path) -> SweepData:
 def embedded(section: str) -> list[dict]:
     found = re.search(r'id="rollout-data">(.*?)</script>', section, re.DOTALL)
     assert found is not None
-    return json.loads(found.group(1))["responses"]
+    return json.loads(found.group(1))
 
 
 def test_the_section_holds_what_the_runs_kept(two: SweepData, runs: Path) -> None:
-    responses = embedded(reader_page.rollouts_section(two, runs))
+    collected = reader_page.collect_responses(two, runs)
+    responses = embedded(reader_page.rollouts_section(collected))
+    assert responses == json.loads(json.dumps(collected))
     assert {row["arm"] for row in responses} == {"plain", "clipped"} and {row["step"] for row in responses} == {1, 3, 4}
     table = read_rollouts(runs / "clipped/seed=0", 3).set_index(["problem_id", "response"])
     for row in (row for row in responses if row["arm"] == "clipped" and row["step"] == 3):
         kept = table.loc[(int(row["problem"]), row["response"])]
-        assert (
-            row["tokens"] == list(kept["tokens"]) and row["flags"]["in_loss"].count("1") == kept["token_in_loss"].sum()
+        assert "".join(text for text, _, _ in row["pieces"]) == "".join(kept["tokens"])
+        assert row["facts"] == facts(dict(kept))
+        masked = [text for text, _, classes in row["pieces"] if "masked" in classes]
+        assert len("".join(masked)) == sum(
+            len(text) for text, held in zip(kept["tokens"], kept["token_in_loss"]) if not held
         )
-        assert sum(count for _, count in row["advantages"]) == len(row["tokens"]) and row["left_out"] == 0
 
 
 def test_long_responses_are_shortened_and_say_so(two: SweepData, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader_page, "TOKENS", 4)
-    longest = max(embedded(reader_page.rollouts_section(two, runs)), key=lambda row: row["left_out"])
-    assert len(longest["tokens"]) == 4 and longest["left_out"] == longest["length"] - 4 > 0
-    assert sum(count for _, count in longest["advantages"]) == 4
+    shortened = [row["pieces"] for row in reader_page.collect_responses(two, runs) if int(row["truncated"])]
+    assert shortened
+    for pieces in shortened:  # 10 tokens, of which the first 3 and the last 1 stay
+        assert [text for text, _, _ in pieces if "left out" in text] == [" [6 tokens left out] "]
 
 
 def test_without_run_folders_the_section_says_so(tmp_path: Path) -> None:
     data = synthetic_sweep(Planted(tricks=("a",), seeds=(0, 1), steps=10, every=5))
     for place in (None, tmp_path):
-        section = reader_page.rollouts_section(data, place)
+        section = reader_page.rollouts_section(reader_page.collect_responses(data, place))
         assert "No training responses are at hand" in section and "rollout-data" not in section
 
 
@@ -245,11 +250,12 @@ def test_scale_of_nothing_is_one() -> None:
     assert scale_of(pd.DataFrame({"advantage": [0.5, -2.0]})) == 2.0
 
 
-def test_no_response_ends_or_opens_a_script_of_the_page(two: SweepData, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_response_ends_or_opens_a_script_of_the_page() -> None:
     """`<!--<script` made a browser read the rest of the page as one script."""
     hostile = ["<!--<script>", "</script><script>alert(1)</script>", "<!--", "-->", "<", "\u2028"]
-    monkeypatch.setattr(reader_page, "_collect", lambda data, runs_dir: [{"tokens": hostile, "question": hostile[0]}])
-    section = reader_page.rollouts_section(two, Path("runs"))
-    assert embedded(section) == [{"tokens": hostile, "question": hostile[0]}]
+    responses = [{"arm": '"><script>', "pieces": hostile, "question": hostile[0]}]
+    section = reader_page.rollouts_section(responses)
+    assert embedded(section) == responses
     data = section.partition('id="rollout-data">')[2].partition("</script>")[0]
-    assert "<" not in data and json.loads(data)["responses"][0]["tokens"] == hostile
+    assert "<" not in data and json.loads(data)[0]["pieces"] == hostile
+    assert '<option value="&#34;&gt;&lt;script&gt;">' in section

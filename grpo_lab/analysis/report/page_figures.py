@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import base64
-import html
 import io
 import shlex
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
 
 from grpo_lab.analysis.figures.registry import FIGURES
 from grpo_lab.analysis.figures.style import Drawn
-from grpo_lab.analysis.report.page_words import Html, escaped, items, paragraph
+from grpo_lab.analysis.report.templates import render
 
 LARGEST_SVG = 400_000  # bytes; a larger figure is embedded as PNG where that is smaller
 PNG_DPI = 130
+_PIXELS = 96  # an inch, as CSS has it
 
 
-def figures_section(figures: Sequence[Drawn], missing: Mapping[str, str], name: str) -> Html:
+def figures_section(figures: Sequence[Drawn], missing: Mapping[str, str], name: str) -> Markup:
     """Every figure with how to read it and where its numbers are; then the figures that could not be drawn."""
+    absent = [(_read(key, name)[0], key, reason) for key, reason in missing.items()]
     shown = [_figure(drawn, name) for drawn in figures]
-    again = f"make figures EXP={shlex.quote(name)}"
-    where = f"The files named under a figure hold its numbers and their sources; {again} writes them."
-    parts = [paragraph(where, "small"), *shown]
-    if missing:
-        parts.append("<h3>Not drawn</h3>")
-        parts.append(items(f"{_read(key, name)[0]} ({key}): {reason}" for key, reason in missing.items()))
-    return Html("\n".join(parts))
+    return render("figures.html", figures=shown, absent=absent, name=shlex.quote(name))
 
 
 def _read(figure: str, sweep: str) -> tuple[str, str]:
@@ -35,19 +33,12 @@ def _read(figure: str, sweep: str) -> tuple[str, str]:
     return known.get(figure, (plain, ""))
 
 
-def _figure(drawn: Drawn, name: str) -> str:
+def _figure(drawn: Drawn, name: str) -> dict[str, Any]:
     heading, reading = _read(drawn.name, name)
+    width, height = (round(_PIXELS * inches) for inches in drawn.size)
     bands = f"{drawn.bands[:1].upper()}{drawn.bands[1:]}."
-    width, height = (round(96 * inches) for inches in drawn.size)
-    files = ", ".join(f"<code>{html.escape(drawn.name)}.{kind}</code>" for kind in ("csv", "json"))
-    return (
-        f'<figure class="figure" id="figure-{html.escape(drawn.name)}">\n<h3>{escaped(heading)}</h3>\n'
-        f"<figcaption>{paragraph(f'{reading} {bands}'.strip())}</figcaption>\n"
-        f'<div class="paper" tabindex="0" role="region" aria-label="{html.escape(heading)}, figure">'
-        f'<img alt="{html.escape(f"{heading}. {bands}")}" width="{width}" height="{height}" '
-        f'src="{image_uri(drawn)}"></div>\n'
-        f'<p class="small">Numbers and sources: {files}</p>\n</figure>'
-    )
+    described = {"name": drawn.name, "title": heading, "reading": reading, "bands": bands}
+    return described | {"width": width, "height": height, "source": image_uri(drawn)}
 
 
 def image_uri(drawn: Drawn) -> str:

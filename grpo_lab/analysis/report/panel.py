@@ -37,24 +37,25 @@ AXES = (
     "sampled_tokens", "steps", "prompts", "completions", "trained_tokens", "flops", "simulated_seconds",
     "device_seconds",
 )  # fmt: skip
-POINTS, FEWER_POINTS = 101, 41  # of a curve on the declared budget axis, and on the others
-DIGITS, THIN_DIGITS = 4, 3  # significant ones, of a mean and of a single seed of a metric of every step
+POINTS, FEWER_POINTS = 33, 21  # of a mean over steps on the declared budget axis, and on the others
+DIGITS, THIN_DIGITS = 4, 3  # significant ones, of a mean or an evaluation, and of a single seed at every step
 _FOR_DERIVED = ("reward/in_loss_outcome", "eval/heldout_training/truncated", "touched/truncation")
+Runs = Mapping[int, pd.DataFrame]  # seed -> the steps of its run, a column for each metric
+Lines = Mapping[int, tuple[np.ndarray, np.ndarray]]  # seed -> spent budget and value of a metric
 
 
 def panel_data(data: SweepData, finals: FinalValues, others: Mapping[str, FinalValues] | None = None) -> dict[str, Any]:
     """Everything the panel shows, as JSON values; `others` are `other_axes(data, finals)`, if they are known.
 
     `groups` holds the switches (one option) and choices (several options of one override key), `plain` the tricks of
-    the control, `cells` the combinations that were run, with their curves by axis and metric, and `waiting` those that
-    were declared and have no run that counts. Numbers have four digits; a missing one is null.
+    the control, `cells` the combinations that were run, with their curves, and `waiting` those that were declared and
+    have no run that counts. Numbers have four digits; a missing one is null.
     """
     by_axis = {finals.axis: finals} | dict(other_axes(data, finals) if others is None else others)
     metrics = panel_metrics(data)
+    runs = _runs(data, [*metrics, *(f"budget/{axis}" for axis in by_axis)])
     places = [(level, arm) for level in data.levels for arm in data.arms]
-    logged = _arrays(data, [*metrics, *(f"budget/{axis}" for axis in by_axis)])
     return {
-        "sweep": data.record.name,
         "control": data.control,
         "factor": data.design.factor if data.design else "",
         "levels": data.levels,
@@ -65,31 +66,26 @@ def panel_data(data: SweepData, finals: FinalValues, others: Mapping[str, FinalV
         "axes": [_axis(name, result) for name, result in by_axis.items()],
         "alike": {name: alike for name, alike in proportional(data, finals.axis).items() if name not in by_axis},
         "metrics": [_metric(name) for name in metrics],
-        "cells": [
-            _cell(data, level, arm, logged[level, arm], by_axis, metrics)
-            | {"final": {axis: _finals(at, level, arm, data.control, metrics) for axis, at in by_axis.items()}}
-            for level, arm in places
-            if (level, arm) in logged
-        ],
-        "waiting": [
-            {"level": level, "arm": arm, "on": sorted(data.contents(arm))}
-            for level, arm in places
-            if (level, arm) not in logged
-        ],
+        "cells": [_cell(data, *place, runs[place], by_axis, metrics) for place in places if place in runs],
+        "waiting": [_named(data, *place) for place in places if place not in runs],
     }
 
 
 def panel_metrics(data: SweepData) -> list[str]:
     """The metrics that can be drawn: the main ones, what harnesses measured, step metrics, and those of the design."""
     points = data.counted_points
-    named = [data.design.primary, *(one.metric for one in data.design.predictions)] if data.design else []
-    named += [*data.design.columns] if data.design else []
+    named = [*_declared(data), *data.design.columns] if data.design else []
     touched = [name for name in points.columns if is_touched(name) and points[name].fillna(0).ne(0).any()]
     passes = sorted(name for name in points.columns if name.startswith("eval/downstream/pass_at_"))
     passes = [name for name in passes[-1:] if not name.endswith("pass_at_1")]
     measured = [name for name in points.columns if harness_of(name) and name.endswith("/accuracy")]
     wanted = [*MAIN, *measured, *(logged_name(name) for name in named), *MORE, *passes, *touched]
     return [name for name in dict.fromkeys(wanted) if name in points and points[name].notna().any()]
+
+
+def _declared(data: SweepData) -> list[str]:
+    """The metrics that the design predicts something of."""
+    return [data.design.primary, *(one.metric for one in data.design.predictions)] if data.design else []
 
 
 def proportional(data: SweepData, axis: str) -> dict[str, str]:
@@ -114,37 +110,38 @@ def _complete(points: pd.DataFrame, axis: str) -> bool:
 def other_axes(data: SweepData, finals: FinalValues) -> dict[str, FinalValues]:
     """Final values on the other budget axes that every run logged, of the metrics that the report compares."""
     same = proportional(data, finals.axis)
-    named = [data.design.primary, *(one.metric for one in data.design.predictions)] if data.design else []
-    wanted = {*panel_metrics(data), *_FOR_DERIVED, *(logged_name(name) for name in named)}
+    wanted = {*panel_metrics(data), *_FOR_DERIVED, *map(logged_name, _declared(data))}
     chosen = [name for name in data.points.columns if name in wanted or name.startswith("budget/")]
     slim = replace(data, points=data.points[[*LABELS, "step", *chosen]])
     names = [name for name in AXES if name != finals.axis and name not in same and _complete(data.counted_points, name)]
     return {name: final_values(slim, name) for name in names}
 
 
+# --- controls -----------------------------------------------------------------------------------------------
+
+
 def groups(data: SweepData) -> list[dict[str, Any]]:
     """The controls: a switch for a trick, one choice for tricks that set the same key.
 
-    Each has `key`, `label`, `detail`, `plain` (what it is called when none of the options is on) and `options`, a
-    list of trick and label.
+    Each has `label`, `detail`, `plain` (what it is called when none of the options is on) and `options`: the trick, its
+    label in the group, and its name elsewhere.
     """
     if data.design and data.design.tricks:
         return [
-            _group(trick, [(trick, "on")], detail=" ".join(words), plain="off")
-            for trick, words in data.design.tricks.items()
+            _group(trick, [trick], detail=" ".join(words), plain="off") for trick, words in data.design.tricks.items()
         ]
     by_key: dict[str, list[str]] = {}
     for trick in data.tricks:
         by_key.setdefault(trick.partition("=")[0], []).append(trick)
-    return [
-        _group(key, [(trick, trick.partition("=")[2] or "on") for trick in tricks], detail="", plain=_plain(data, key))
-        for key, tricks in by_key.items()
-    ]
+    return [_group(key, tricks, detail="", plain=_plain(data, key)) for key, tricks in by_key.items()]
 
 
-def _group(key: str, options: list[tuple[str, str]], detail: str, plain: str) -> dict[str, Any]:
-    listed = [{"trick": trick, "label": label} for trick, label in options]
-    return {"key": key, "label": key, "detail": detail, "plain": plain, "options": listed}
+def _group(key: str, tricks: Sequence[str], detail: str, plain: str) -> dict[str, Any]:
+    options = []
+    for trick in tricks:
+        value = "" if trick == key else trick.partition("=")[2]
+        options.append({"trick": trick, "label": value or "on", "name": f"{key} = {value}" if value else key})
+    return {"label": key, "detail": detail, "plain": plain, "options": options}
 
 
 def _plain(data: SweepData, key: str) -> str:
@@ -162,109 +159,128 @@ def _axis(name: str, finals: FinalValues) -> dict[str, Any]:
 
 
 def _metric(name: str) -> dict[str, Any]:
+    called, inside = title(name), unit(name)
+    label = called if inside == "1" or inside in called else f"{called} ({inside})"
     meaning = f"{find(name).meaning}; {find(name).reduction}"
-    evaluation = name.startswith("eval/")
-    described = {"name": name, "title": title(name), "unit": unit(name), "meaning": meaning}
-    return described | {"main": name in MAIN, "evaluation": evaluation}
+    described = {"name": name, "title": called, "label": label, "unit": inside, "meaning": meaning}
+    return described | {"main": name in MAIN, "part": "evaluations" if _is_evaluation(name) else "steps"}
 
 
-def _arrays(data: SweepData, names: list[str]) -> dict[tuple[str, str], dict[int, dict[str, np.ndarray]]]:
-    """Cell -> seed -> metric -> its values at every logged step."""
+def _is_evaluation(metric: str) -> bool:
+    return metric.startswith("eval/")
+
+
+# --- combinations -------------------------------------------------------------------------------------------
+
+
+def _runs(data: SweepData, names: list[str]) -> dict[tuple[str, str], dict[int, pd.DataFrame]]:
+    """(level, arm) -> seed -> the steps of its run."""
     points = data.counted_points.sort_values("step")
-    found: dict[tuple[str, str], dict[int, dict[str, np.ndarray]]] = {}
+    found: dict[tuple[str, str], dict[int, pd.DataFrame]] = {}
     for (level, arm, seed), run in groups_of(points[[*LABELS, *names]], LABELS, sort=False):
-        found.setdefault((level, arm), {})[int(seed)] = {name: run[name].to_numpy(float) for name in names}
-    return found
+        found.setdefault((level, arm), {})[int(seed)] = run[names]
+    return {place: dict(sorted(runs.items())) for place, runs in found.items()}
+
+
+def _named(data: SweepData, level: str, arm: str) -> dict[str, Any]:
+    return {"level": level, "arm": arm, "on": sorted(data.contents(arm))}
 
 
 def _cell(
-    data: SweepData,
-    level: str,
-    arm: str,
-    logged: Mapping[int, Mapping[str, np.ndarray]],
-    by_axis: Mapping[str, FinalValues],
-    metrics: list[str],
+    data: SweepData, level: str, arm: str, runs: Runs, by_axis: Mapping[str, FinalValues], metrics: Sequence[str]
 ) -> dict[str, Any]:
-    here = data.counted[(data.counted["level"] == level) & (data.counted["arm"] == arm)]
-    finished = here.loc[here["status"] == "done", "seed"].tolist()
-    curves: dict[str, dict[str, Any]] = {}
-    declared = next(iter(by_axis))
-    for axis, finals in by_axis.items():
-        points = POINTS if axis == declared else FEWER_POINTS
-        drawn = {metric: _curve(logged, metric, axis, finals, finished, points) for metric in metrics}
-        curves[axis] = {metric: curve for metric, curve in drawn.items() if curve is not None}
+    finished = data.finished.query("level == @level and arm == @arm")["seed"].tolist()
+    points = {axis: FEWER_POINTS if place else POINTS for place, axis in enumerate(by_axis)}
     return {
-        "level": level,
-        "arm": arm,
-        "on": sorted(data.contents(arm)),
+        **_named(data, level, arm),
         "planned": data.seeds_planned(level, arm),
         "finished": len(finished),
         "collapsed": data.collapsed(level, arm),
-        "curves": curves,
+        "runs": [_run(run, list(by_axis), metrics) for run in runs.values()],
+        "means": {axis: _means(runs, axis, at, metrics, finished, points[axis]) for axis, at in by_axis.items()},
+        "final": {axis: _finals(at, level, arm, data.control, metrics) for axis, at in by_axis.items()},
     }
 
 
-def _finals(finals: FinalValues, level: str, arm: str, control: str, metrics: list[str]) -> dict[str, list[Any]]:
+def _finals(
+    finals: FinalValues, level: str, arm: str, control: str, metrics: Sequence[str]
+) -> dict[str, tuple[str, str, int]]:
     """By metric: the value at X in words, the difference to the control in words, how many pairs of seeds that has."""
-    found: dict[str, list[Any]] = {}
+    compared = arm != control and finals.collapses(level, control).of
+    found = {}
     for metric in metrics:
-        value = level_text(finals.interval(level, arm, metric), metric)
-        if arm == control or not finals.collapses(level, control).of:
-            found[metric] = [value, "", 0]
-            continue
-        difference = finals.difference(level, arm, control, metric)
-        found[metric] = [value, change_text(difference, metric), difference.n]
+        value, change, pairs = level_text(finals.interval(level, arm, metric), metric), "", 0
+        if compared:
+            difference = finals.difference(level, arm, control, metric)
+            change, pairs = change_text(difference, metric), difference.n
+        found[metric] = (value, change, pairs)
     return found
 
 
-# --- curves -------------------------------------------------------------------------------------------------
+# --- single runs --------------------------------------------------------------------------------------------
 
 
-def _curve(
-    logged: Mapping[int, Mapping[str, np.ndarray]],
-    metric: str,
-    axis: str,
-    finals: FinalValues,
-    finished: list[int],
-    points: int,
-) -> dict[str, Any] | None:
-    """One metric of one cell on one axis, or None where no run of it logged that metric."""
-    here = {seed: np.isfinite(run[metric]) for seed, run in sorted(logged.items())}
-    runs = {
-        seed: (logged[seed][f"budget/{axis}"][known], logged[seed][metric][known])
-        for seed, known in here.items()
-        if known.any()
+def _run(run: pd.DataFrame, axes: Sequence[str], metrics: Sequence[str]) -> dict[str, Any]:
+    """`steps` and `evaluations` of one run, each with `x` by axis and `y` by metric, for its thin lines."""
+    evaluated = [metric for metric in metrics if _is_evaluation(metric)]
+    every = [metric for metric in metrics if not _is_evaluation(metric)]
+    at = run[run[evaluated].notna().any(axis=1)]
+    return {
+        "steps": _thinned(run[run[every].notna().any(axis=1)], axes, every),
+        "evaluations": {
+            "x": {axis: numbers(at[f"budget/{axis}"]) for axis in axes},
+            "y": {metric: numbers(at[metric]) for metric in evaluated},
+        },
     }
-    if not runs:
-        return None
-    if metric.startswith("eval/"):
-        return evaluation_curve(runs, finals.budget, [seed for seed in finished if seed in runs], finals.bases)
-    return step_curve(runs, finals.budget, points, finals.bases)
+
+
+def _thinned(run: pd.DataFrame, axes: Sequence[str], metrics: Sequence[str]) -> dict[str, Any]:
+    """At most POINTS steps at equal distances, and there the running mean from one of them to the next."""
+    steps = np.arange(len(run), dtype=float)
+    rows = np.linspace(0, max(len(run) - 1, 0), min(POINTS, len(run)))
+    width = len(run) / max(len(rows), 1)
+    found: dict[str, list[float | int | None]] = {}
+    for metric in metrics:
+        known = run[metric].notna().to_numpy()
+        if known.any():
+            smooth = running_mean(steps[known], run[metric].to_numpy(float)[known], width)
+            found[metric] = numbers(_on(rows, steps[known], smooth), THIN_DIGITS)
+    return {"x": {axis: numbers(np.interp(rows, steps, run[f"budget/{axis}"])) for axis in axes}, "y": found}
+
+
+# --- means over seeds ---------------------------------------------------------------------------------------
+
+
+def _means(
+    runs: Runs, axis: str, finals: FinalValues, metrics: Sequence[str], finished: Sequence[int], points: int
+) -> dict[str, dict[str, Any]]:
+    """The mean curve of every metric that some run logged."""
+    found = {}
+    for metric in metrics:
+        known = {seed: run[run[metric].notna()] for seed, run in runs.items() if run[metric].notna().any()}
+        lines = {seed: (run[f"budget/{axis}"].to_numpy(), run[metric].to_numpy(float)) for seed, run in known.items()}
+        if lines and _is_evaluation(metric):
+            whole = [seed for seed in finished if seed in lines]
+            found[metric] = evaluation_curve(lines, finals.budget, whole, finals.bases)
+        elif lines:
+            found[metric] = step_curve(lines, finals.budget, points, finals.bases)
+    return found
 
 
 def step_curve(
-    runs: Mapping[int, tuple[np.ndarray, np.ndarray]],
-    budget: float,
-    points: int = POINTS,
-    bases: Mapping[int, int] | None = None,
+    runs: Lines, budget: float, points: int = POINTS, bases: Mapping[int, int] | None = None
 ) -> dict[str, Any]:
-    """A metric of every step: `grid` (first, last, number), `mean`, `low`, `high`, `n` and `seeds` (their values)."""
+    """The mean of a metric of every step: `grid` (first, last, number), `mean`, `low`, `high` and `n`."""
     grid = np.linspace(min(budget, max(xs[0] for xs, _ in runs.values())), budget, points)
-    spacing = (grid[-1] - grid[0]) / (points - 1)
-    thin = {seed: _on(grid, xs, running_mean(xs, values, spacing)) for seed, (xs, values) in runs.items()}
-    bold = [_on(grid, xs, running_mean(xs, values, SMOOTHING * budget)) for xs, values in runs.values()]
-    seeds = {str(seed): numbers(values, THIN_DIGITS) for seed, values in thin.items()}
-    mean = _over_seeds(np.array(bold), _bases(runs, bases))
-    return {"grid": [rounded(grid[0]), rounded(grid[-1]), points], **mean, "seeds": seeds}
+    smooth = [_on(grid, xs, running_mean(xs, values, SMOOTHING * budget)) for xs, values in runs.values()]
+    mean = _over_seeds(np.array(smooth), [(bases or {}).get(seed, -1) for seed in runs])
+    return {"grid": [rounded(grid[0]), rounded(grid[-1]), points], **mean}
 
 
 def evaluation_curve(
-    runs: Mapping[int, tuple[np.ndarray, np.ndarray]],
-    budget: float,
-    finished: list[int],
-    bases: Mapping[int, int] | None = None,
+    runs: Lines, budget: float, finished: Sequence[int], bases: Mapping[int, int] | None = None
 ) -> dict[str, Any]:
-    """A metric of evaluations: `x`, `mean`, `low`, `high`, `n` where evaluations lie on average, and each seed's own.
+    """The mean of a metric of evaluations: `x`, where they lie on average, `mean`, `low`, `high` and `n`.
 
     The last `x` is the budget, or the last point that some run reached.
     """
@@ -275,9 +291,8 @@ def evaluation_curve(
     first = max(xs[0] for xs in whole)
     inside = centres[(centres > first) & (centres < last)]
     grid = np.array([first, *inside, last] if last > first else [first])
-    bold = np.array([_on(grid, xs, values) for xs, values in runs.values()])
-    seeds = {str(seed): {"x": numbers(xs), "y": numbers(values)} for seed, (xs, values) in runs.items()}
-    return {"x": numbers(grid), **_over_seeds(bold, _bases(runs, bases)), "seeds": seeds}
+    values = np.array([_on(grid, xs, values) for xs, values in runs.values()])
+    return {"x": numbers(grid), **_over_seeds(values, [(bases or {}).get(seed, -1) for seed in runs])}
 
 
 def _on(grid: np.ndarray, xs: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -286,10 +301,6 @@ def _on(grid: np.ndarray, xs: np.ndarray, values: np.ndarray) -> np.ndarray:
     slack = 1e-9 * (abs(grid[-1]) + 1)
     outside = (grid < xs[0] - slack) | (grid > xs[-1] + slack)
     return np.where(outside, math.nan, np.interp(grid, xs, values))
-
-
-def _bases(runs: Iterable[int], bases: Mapping[int, int] | None) -> list[int]:
-    return [(bases or {}).get(seed, -1) for seed in runs]
 
 
 def _over_seeds(values: np.ndarray, bases: Sequence[int]) -> dict[str, Any]:
@@ -308,12 +319,8 @@ def _over_seeds(values: np.ndarray, bases: Sequence[int]) -> dict[str, Any]:
         half = critical * np.sqrt(squares / (n - 1) / n)
     low, high = (np.where(n >= FOR_INTERVAL, end, math.nan) for end in (mean - half, mean + half))
     same = len(set(runs.tolist())) == 1
-    return {
-        "mean": numbers(mean),
-        "low": numbers(low),
-        "high": numbers(high),
-        "n": int(runs[0]) if same else runs.tolist(),
-    }
+    ends = {"mean": numbers(mean), "low": numbers(low), "high": numbers(high)}
+    return ends | {"n": int(runs[0]) if same else runs.tolist()}
 
 
 def numbers(values: Iterable[float], digits: int = DIGITS) -> list[float | int | None]:
