@@ -37,7 +37,7 @@ from grpo_lab.analysis.report.panel import (
     rounded,
     step_curve,
 )
-from grpo_lab.analysis.report.templates import TEMPLATES, VENDOR, Table, environment, nested, render
+from grpo_lab.analysis.report.templates import TEMPLATES, Table, environment, nested, render, uplot
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import Interval, paired_difference, t_interval
 from grpo_lab.config.design import read_design
@@ -383,10 +383,10 @@ def test_the_page_is_well_formed_and_asks_for_nothing(page: str) -> None:
             assert address[1:] in reader.ids, address
         else:
             assert address.startswith("data:"), address
-    style = "".join(path.read_text() for path in (TEMPLATES / "page.css", VENDOR / "uPlot.min.css"))
+    style = (TEMPLATES / "page.css").read_text() + str(uplot("uPlot.min.css"))
     assert "@import" not in style and "url(" not in style
     scripts = "".join((TEMPLATES / name).read_text() for name in ("panel.js", "reader.js"))
-    scripts += (VENDOR / "uPlot.iife.min.js").read_text().removeprefix("/*! https://github.com/leeoniya/uPlot")
+    scripts += str(uplot("uPlot.iife.min.js")).removeprefix("/*! https://github.com/leeoniya/uPlot")
     assert not re.search(r"fetch\(|XMLHttpRequest|import\(|WebSocket|sendBeacon|https?://", scripts)
     assert "</script" not in scripts and "default-src 'none'" in page
     assert "connect-src" not in page and "img-src data:" in page

@@ -42,14 +42,10 @@ def tables_section(data: SweepData, finals: FinalValues, divergence: pd.DataFram
 
 
 def _finals(data: SweepData, finals: FinalValues, shown: Sequence[str]) -> Table:
-    rows = [
-        [
-            place(data, level, arm),
-            _seeds(data, finals, level, arm),
-            *(level_text(finals.interval(level, arm, metric), metric) for metric in shown),
-        ]
-        for level, arm in data.run_arms
-    ]
+    rows = []
+    for level, arm in data.run_arms:
+        values = [level_text(finals.interval(level, arm, metric), metric) for metric in shown]
+        rows.append([place(data, level, arm), _seeds(data, finals, level, arm), *values])
     head = ["arm", "n finished / planned", *map(title, shown)]
     return Table(f"Final values at {finals.at}; brackets: {finals.brackets}", head, rows)
 
@@ -128,9 +124,9 @@ def _version(package: str) -> str:
 def _again(data: SweepData, command: Sequence[str]) -> list[str]:
     """The commands that make the report again, from the runs on."""
     name = shlex.quote(data.record.name)
-    first = [shlex.join(data.record.command)] if data.declaration is None else [f"make sweep EXP={name}"]
-    kept = [] if data.declaration is None else [f"make data EXP={name}"]
-    return [*first, *kept, f"make figures EXP={name}", shlex.join(command)]
+    declared = [f"make sweep EXP={name}", f"make data EXP={name}"]
+    runs = [shlex.join(data.record.command)] if data.declaration is None else declared
+    return [*runs, f"make figures EXP={name}", shlex.join(command)]
 
 
 def _runs(data: SweepData) -> Table:

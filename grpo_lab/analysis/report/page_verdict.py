@@ -39,7 +39,6 @@ HEADLINE = {
     "transfer_slope_early": "slope, first half",
     "transfer_slope_late": "slope, second half",
 }
-_ALWAYS = 3
 _OPENED = {"gap_change": "the gap grew", "post_peak_drop": "downstream accuracy fell after its peak"}
 
 
@@ -47,12 +46,11 @@ def verdict_section(
     data: SweepData, finals: FinalValues, others: Mapping[str, FinalValues], divergence: pd.DataFrame | None
 ) -> Markup:
     """Question, predictions, divergence, effects of tricks and caveats; `divergence` is `divergence_table`'s."""
-    measured = divergence is not None and not divergence.empty
     return render(
         "verdict.html",
         summary=_summary(data, finals, judgements := judge(data, finals)),
         cards=[_card(data, finals, others, one) for one in judgements],
-        divergence=_divergence(data, finals, divergence) if measured else None,
+        divergence=None if divergence is None or divergence.empty else _divergence(data, finals, divergence),
         tricks=_tricks(data, finals, others),
         caveats=nested(caveats(data, finals)),
         finals=finals,
@@ -138,7 +136,7 @@ def _inert(data: SweepData, judgement: Judgement) -> list[str]:
 def _divergence(data: SweepData, finals: FinalValues, divergence: pd.DataFrame) -> dict[str, Any]:
     rows = divergence.assign(metric=divergence["metric"].str.rpartition("/")[2])
     here = rows[rows["arm"] != ""]
-    known = {*here.loc[here["value"].notna(), "metric"], *list(HEADLINE)[:_ALWAYS]}
+    known = {*here.loc[here["value"].notna(), "metric"], *list(HEADLINE)[:3]}
     shown = {name: words for name, words in HEADLINE.items() if name in known}
     by_arm = {cell: arm.set_index("metric") for cell, arm in groups_of(here, ["level", "arm"], sort=False)}
     lines = [
@@ -169,15 +167,16 @@ def _opened(data: SweepData, by_arm: Mapping[tuple[str, str], pd.DataFrame]) -> 
     """Which arms' gaps, and drops after the peak, are significantly above zero."""
     parts = []
     for name, words in _OPENED.items():
-        found = {cell: row_at(arm, name) for cell, arm in by_arm.items() if name in arm.index}
-        measured = {cell: row for cell, row in found.items() if row["n"] >= FOR_INTERVAL}
-        sure = [place(data, *cell) for cell, row in measured.items() if row["low"] > 0]
-        if not measured:
+        found = {place(data, *cell): row_at(arm, name) for cell, arm in by_arm.items() if name in arm.index}
+        lows = {arm: row["low"] for arm, row in found.items() if row["n"] >= FOR_INTERVAL}
+        sure = [arm for arm, low in lows.items() if low > 0]
+        if not lows:
             parts.append(f"whether {words} cannot be said of any arm")
-            continue
-        which = f" ({', '.join(sure)})" if 0 < len(sure) < len(measured) else ""
-        many = f"all {len(sure)}" if len(sure) == len(measured) else f"{len(sure)} of {len(measured)}"
-        parts.append(f"{words} in {many} arms{which}, by intervals above 0")
+        elif len(sure) == len(lows):
+            parts.append(f"{words} in all {len(sure)} arms, by intervals above 0")
+        else:
+            which = f" ({', '.join(sure)})" if sure else ""
+            parts.append(f"{words} in {len(sure)} of {len(lows)} arms{which}, by intervals above 0")
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}."
 

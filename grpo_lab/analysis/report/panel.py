@@ -8,6 +8,7 @@ on the mean is over fewer seeds, and `n` says so. Nothing is extrapolated, and a
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -272,9 +273,8 @@ def step_curve(
 ) -> dict[str, Any]:
     """The mean of a metric of every step: `grid` (first, last, number), `mean`, `low`, `high` and `n`."""
     grid = np.linspace(min(budget, max(xs[0] for xs, _ in runs.values())), budget, points)
-    smooth = [_on(grid, xs, running_mean(xs, values, SMOOTHING * budget)) for xs, values in runs.values()]
-    mean = _over_seeds(np.array(smooth), [(bases or {}).get(seed, -1) for seed in runs])
-    return {"grid": [rounded(grid[0]), rounded(grid[-1]), points], **mean}
+    smooth = {seed: (xs, running_mean(xs, values, SMOOTHING * budget)) for seed, (xs, values) in runs.items()}
+    return {"grid": [rounded(grid[0]), rounded(grid[-1]), points], **_over_seeds(smooth, grid, bases)}
 
 
 def evaluation_curve(
@@ -291,8 +291,7 @@ def evaluation_curve(
     first = max(xs[0] for xs in whole)
     inside = centres[(centres > first) & (centres < last)]
     grid = np.array([first, *inside, last] if last > first else [first])
-    values = np.array([_on(grid, xs, values) for xs, values in runs.values()])
-    return {"x": numbers(grid), **_over_seeds(values, [(bases or {}).get(seed, -1) for seed in runs])}
+    return {"x": numbers(grid), **_over_seeds(runs, grid, bases)}
 
 
 def _on(grid: np.ndarray, xs: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -303,24 +302,18 @@ def _on(grid: np.ndarray, xs: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.where(outside, math.nan, np.interp(grid, xs, values))
 
 
-def _over_seeds(values: np.ndarray, bases: Sequence[int]) -> dict[str, Any]:
-    """Mean and t interval of every column [S, K], over the seeds that are not NaN there, or their bases.
-
-    `n` counts the seeds; otherwise as `stats.comparison`.
-    """
-    runs = (~np.isnan(values)).sum(axis=0)
-    values = over_bases(values, bases)
-    here = ~np.isnan(values)
-    n = here.sum(axis=0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        mean = np.where(here, values, 0.0).sum(axis=0) / n
-        squares = np.where(here, (values - mean) ** 2, 0.0).sum(axis=0)
-        critical = np.array([critical_t(int(number) - 1) if number > 1 else math.nan for number in n])
-        half = critical * np.sqrt(squares / (n - 1) / n)
-    low, high = (np.where(n >= FOR_INTERVAL, end, math.nan) for end in (mean - half, mean + half))
-    same = len(set(runs.tolist())) == 1
-    ends = {"mean": numbers(mean), "low": numbers(low), "high": numbers(high)}
-    return ends | {"n": int(runs[0]) if same else runs.tolist()}
+def _over_seeds(lines: Lines, grid: np.ndarray, bases: Mapping[int, int] | None) -> dict[str, Any]:
+    """Mean and t interval at every point of the grid, over the seeds that reach it, or their bases; `n` is of seeds."""
+    values = np.array([_on(grid, xs, values) for xs, values in lines.values()])
+    runs = np.isfinite(values).sum(axis=0).tolist()
+    values = over_bases(values, [(bases or {}).get(seed, -1) for seed in lines])
+    n = np.isfinite(values).sum(axis=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of columns without a number
+        mean, deviation = np.nanmean(values, axis=0), np.nanstd(values, axis=0, ddof=1)
+    half = [critical_t(int(k) - 1) * s / math.sqrt(k) if k >= FOR_INTERVAL else math.nan for k, s in zip(n, deviation)]
+    ends = {"mean": numbers(mean), "low": numbers(mean - half), "high": numbers(mean + half)}
+    return ends | {"n": runs if len(set(runs)) > 1 else runs[0]}
 
 
 def numbers(values: Iterable[float], digits: int = DIGITS) -> list[float | int | None]:

@@ -52,17 +52,11 @@ class Filter:
 
     def __call__(self, table: pd.DataFrame) -> pd.DataFrame:
         """The rows of a table of responses that pass."""
-        keep = pd.Series(True, index=table.index)
-        for wanted, has in (
-            (self.correct, table["outcome"] == 1),
-            (self.truncated, table["truncated"].astype(bool)),
-            (self.in_loss, table["trained"].astype(bool)),
-        ):
-            if wanted is not None:
-                keep &= has == wanted
-        if self.problem is not None:
-            keep &= table["problem_id"] == self.problem
-        return table[keep]
+        wanted = {"outcome": self.correct, "truncated": self.truncated, "trained": self.in_loss}
+        for column, value in wanted.items():
+            if value is not None:
+                table = table[(table[column] == 1) == value]
+        return table if self.problem is None else table[table["problem_id"] == self.problem]
 
 
 def find_run(name: str, runs_dir: Path, arm: str | None, level: str | None, seed: int | None) -> Path:
@@ -179,14 +173,11 @@ def shade(advantage: float, scale: float) -> str:
     return "#" + "".join(f"{value:02x}" for value in mixed)
 
 
-def _verdict(outcome: float) -> str:
-    return "not graded" if math.isnan(outcome) else "right" if outcome == 1 else "wrong"
-
-
 def facts(row: Mapping[str, Any]) -> str:
     """One line: outcome, reward and its parts, advantage, length, whether truncated, whether in the loss."""
     parts = ", ".join(f"{name} {value + 0.0:+.3g}" for name, value in components(row).items())
-    words = [_verdict(row["outcome"]), f"reward {row['reward']:.3g} ({parts})"]
+    outcome = "not graded" if math.isnan(row["outcome"]) else "right" if row["outcome"] == 1 else "wrong"
+    words = [outcome, f"reward {row['reward']:.3g} ({parts})"]
     words += [f"advantage {row['advantage']:+.3f}", f"{row['length']} tokens"]
     words += ["truncated"] if row["truncated"] else []
     words += [] if row["trained"] else ["not in the loss"]

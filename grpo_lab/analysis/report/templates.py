@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -11,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 TEMPLATES = Path(__file__).parent / "templates"
-VENDOR = Path(__file__).parent / "vendor"
+UPLOT = Path(__file__).parent / "uPlot-1.6.32.zip"
 _ONE_LINE = 48  # characters
 
 
@@ -23,26 +24,19 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[object]]
 
 
-class Item(NamedTuple):
-    """An entry of a list, and the entries of the list under it."""
-
-    text: str
-    under: list[str]
-
-
 def render(template: str, **values: object) -> Markup:
     """HTML of a file in `templates`. Raises UndefinedError where it names a value that is not given."""
     return Markup(environment().get_template(template).render(values))
 
 
-def nested(lines: Iterable[str]) -> list[Item]:
-    """Lines as a list; lines that begin with two spaces go under the line before them."""
-    entries: list[Item] = []
+def nested(lines: Iterable[str]) -> list[tuple[str, list[str]]]:
+    """Lines, each with those under it: the lines after it that begin with two spaces, without these."""
+    entries: list[tuple[str, list[str]]] = []
     for line in lines:
         if entries and line.startswith("  "):
-            entries[-1].under.append(line.strip())
+            entries[-1][1].append(line.strip())
         else:
-            entries.append(Item(line, []))
+            entries.append((line, []))
     return entries
 
 
@@ -50,17 +44,16 @@ def nested(lines: Iterable[str]) -> list[Item]:
 def environment() -> Environment:
     """The templates with autoescape, in which a value that is not given is an error."""
     made = Environment(
-        loader=FileSystemLoader([TEMPLATES, VENDOR]),
+        loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        keep_trailing_newline=False,
     )
     # The filter tojson escapes <, > and &, so no text can end the script element that it stands in.
     made.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     made.tests["short_number"] = _is_short_number
-    made.globals["file"] = _file
+    made.globals |= {"file": _file, "uplot": uplot}
     return made
 
 
@@ -71,6 +64,11 @@ def _is_short_number(cell: object) -> bool:
 
 
 def _file(name: str) -> Markup:
-    """The text of our own style or script, or of a vendored one, as it is."""
-    folder = VENDOR if (VENDOR / name).exists() else TEMPLATES
-    return Markup((folder / name).read_text(encoding="utf-8"))
+    """The text of a style or script beside the templates, as it is."""
+    return Markup((TEMPLATES / name).read_text(encoding="utf-8"))
+
+
+def uplot(name: str) -> Markup:
+    """The text of a file of the chart library, as it is."""
+    with zipfile.ZipFile(UPLOT) as archive:
+        return Markup(archive.read(name).decode())

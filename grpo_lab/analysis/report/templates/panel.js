@@ -27,7 +27,7 @@ function nearest(panel, view) {
 // A view in words: "x and y together, without z".
 function inWords(panel, view) {
   const on = panel.groups.map((group) => optionOf(group, view.on)).filter(Boolean).map((option) => option.name);
-  const off = panel.groups.filter((group) => group.options.length === 1 && !optionOf(group, view.on)).map((group) => group.label);
+  const off = panel.groups.filter((group) => group.options.length === 1 && !optionOf(group, view.on)).map((group) => group.options[0].name);
   const tricks = on.length ? listed(on) + (on.length > 1 ? " together" : "") : "no trick at all";
   const without = on.length && off.length ? `, without ${listed(off)}` : "";
   return tricks + without + (panel.factor ? `, at ${panel.factor} = ${view.level}` : "");
@@ -206,17 +206,12 @@ function start(panel) {
 
   // A cross where a run stopped before the mean curves end.
   function drawCrosses(plot, metric, curves) {
-    const { ctx } = plot, size = 5 * devicePixelRatio;
+    Object.assign(plot.ctx, { font: `${14 * devicePixelRatio}px system-ui`, textAlign: "center", textBaseline: "middle" });
     for (const [kind, cell, curve] of curves) {
-      const last = curve.x[curve.x.length - 1];
+      plot.ctx.fillStyle = colour(kind);
       for (const { [metric.part]: run } of cell.runs) {
-        const y = (run.y[metric.name] || []).findLast((value) => value !== null);
-        const x = run.x[view.axis][(run.y[metric.name] || []).findLastIndex((value) => value !== null)];
-        if (y === undefined || x >= last * 0.999) continue;
-        const [left, top] = [plot.valToPos(x, "x", true), plot.valToPos(y, "y", true)];
-        ctx.strokeStyle = colour(kind);
-        ctx.lineWidth = 2 * devicePixelRatio;
-        ctx.stroke(new Path2D(`M${left - size} ${top - size}l${2 * size} ${2 * size}m${-2 * size} 0l${2 * size} ${-2 * size}`));
+        const values = run.y[metric.name] || [], at = values.findLastIndex((value) => value !== null), x = run.x[view.axis][at];
+        if (x < curve.x[curve.x.length - 1] * 0.999) plot.ctx.fillText("\u2715", plot.valToPos(x, "x", true), plot.valToPos(values[at], "y", true));
       }
     }
   }
