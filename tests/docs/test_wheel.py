@@ -34,6 +34,8 @@ def test_it_takes_declarations_and_neither_data_nor_figures(wheel: Path) -> None
     assert {name for name in names if name.startswith("grpo_lab/experiments/")} == declarations
     assert {name.split("/")[0] for name in names if "dist-info" not in name} == {"grpo_lab"}
     assert "grpo_lab/conf/config.yaml" in names
+    report = {name.removeprefix("grpo_lab/analysis/report/") for name in names}
+    assert {"templates/page.html", "templates/panel.js", "uPlot-1.6.32.zip"} <= report
     size = sum(entry.compress_size for entry in entries if not entry.filename.startswith("grpo_lab/bases/"))
     assert size < BESIDES_BASES * 1e6
 
