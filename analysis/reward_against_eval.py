@@ -18,7 +18,7 @@ from notebook_tables.show import (
 
 from grpo_lab.analysis.divergence.leading import INDICATORS, leading_text
 from grpo_lab.analysis.divergence.table import divergence_table
-from grpo_lab.analysis.figures import coverage, frontier, phase, ranks, waterfall
+from grpo_lab.analysis.figures import ranks, waterfall
 from grpo_lab.analysis.figures.curves import draw_curves
 from grpo_lab.analysis.final_values import final_values
 
@@ -44,12 +44,11 @@ show_figure(draw_curves(data, finals) or "no run logged training reward or an ev
 # ## How much of a gain in reward arrives downstream
 #
 # The transfer slope is the downstream gain for each point of reward, over the checkpoints of a run; *early* and *late*
-# split the run in half. A slope near 1 says that both gain alike. A late slope below the early one is the bend that
-# the paths below show; a slope below 0 is reward that costs accuracy. Noise in reward flattens slopes a little.
+# split the run in half. A slope near 1 says that both gain alike. A late slope below the early one says that reward
+# came to buy less; a slope below 0 is reward that costs accuracy. Noise in reward flattens slopes a little.
 
 # %%
 show_measures(divergence, "transfer_slope", "transfer_slope_early", "transfer_slope_late")
-show_figure(phase.draw_phase(data, finals) or phase.missing(data, finals))
 
 # %% [markdown]
 # ## Why
@@ -107,5 +106,3 @@ show_figure(ranks.draw_ranks(data, finals) or ranks.missing(data, finals))
 # %%
 samples = [name.removeprefix("divergence/") for name in divergence["metric"].unique() if "coverage_at" in name]
 show_measures(divergence, "kl_a", "kl_b", "kl_peak", *samples, "coverage_crossover")
-show_figure(frontier.draw_frontier(data, finals) or frontier.missing(data, finals))
-show_figure(coverage.draw_coverage(data, finals) or coverage.missing(data, finals))

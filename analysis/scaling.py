@@ -6,9 +6,8 @@
 # reach a level need no sigmoid and can be compared all the same. `EXP` names the sweep, `RUNS` its runs.
 
 # %%
-from notebook_tables.show import chosen_sweep, introduction, show_figure, show_lines, show_table
+from notebook_tables.show import chosen_sweep, introduction, show_lines, show_table
 
-from grpo_lab.analysis.figures.ceiling import draw_ceiling
 from grpo_lab.analysis.final_values import final_values
 from grpo_lab.analysis.scaling.fits import compare, fit_sweep, scaling_table
 
@@ -29,7 +28,6 @@ show_lines(introduction(data, finals))
 # %%
 asymptotes = [f"{cell.level} {cell.arm}: {cell.text()}".strip() for cell in cells]
 show_lines("\n".join(asymptotes) or f"No finished run was evaluated on {SUITE}.")
-show_figure(draw_ceiling(data, finals) or "no run was evaluated after its start")
 
 # %% [markdown]
 # ## The parameters

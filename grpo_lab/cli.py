@@ -299,11 +299,13 @@ def _saved(arguments: argparse.Namespace) -> Path | None:
 def draw_figures(arguments: argparse.Namespace) -> None:
     """Rebuild the figures, tables and verdict of an experiment; print the verdict and the files to open."""
     from grpo_lab.analysis.build import build, what_to_open
+    from grpo_lab.analysis.figures.registry import ALL
 
     _require_folder(arguments.runs)
     saved = _saved(arguments)
     command = typed("grpo-lab")
-    built = build(arguments.name, arguments.runs, saved, arguments.to, command, arguments.foreign)
+    figures = ALL if arguments.all else arguments.figure
+    built = build(arguments.name, arguments.runs, saved, arguments.to, command, arguments.foreign, figures)
     text = "" if arguments.brief else f"{arguments.name}, from {built.source}\n\n{built.text}"
     say(*filter(None, [built.notice, text]), sep="\n")
     program = "grpo-lab" if shutil.which("grpo-lab") else os.path.relpath(sys.argv[0])
@@ -664,6 +666,10 @@ def main(words: Sequence[str] | None = None) -> None:
     figures.add_argument(
         "--foreign", action="append", default=[], metavar="NAME", help="imported runs to draw beside it, in one figure"
     )
+    figures.add_argument(
+        "--figure", action="append", default=[], metavar="FIGURE", help="draw this one, such as forest, not the five"
+    )
+    figures.add_argument("--all", action="store_true", help="draw every figure that the sweep can have")
     figures.add_argument("--brief", action="store_true", help="print which files to open, without table and verdict")
     figures.set_defaults(run=draw_figures)
     report = commands.add_parser("report", help="the same on one page, with switches and responses; works offline")

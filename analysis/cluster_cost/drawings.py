@@ -15,16 +15,13 @@ from grpo_lab.analysis.figures.style import (
     BODY,
     GREEN,
     GREY,
-    LINE,
     SMALL,
-    TINY,
     VERMILLION,
     Drawn,
-    heading_height,
     house_style,
-    wrapped,
+    new_figure,
     write_footer,
-    write_heading,
+    write_legend,
 )
 
 NAME = "cluster_cost"
@@ -55,11 +52,9 @@ def draw_shares(study: Study) -> Drawn:
         f"{_PAPER} Right of each bar: card-hours of one question, {study.runs} runs of "
         f"{study.given['question']['steps']} steps with {study.work().responses:,} responses. {_setting(study)}"
     )
-    figure, top, bottom = _figure("shares", heading, footer, 10.0, 4.1)
-    height = float(figure.get_figheight())
     with house_style(_name("shares")):
-        for place, model in enumerate(models):
-            axes = figure.add_axes((0.145 + place * 0.29, bottom / height, 0.2, 1 - (top + bottom + 0.55) / height))
+        figure = new_figure(heading, 5.2, 10.0)
+        for place, (model, axes) in enumerate(zip(models, figure.subplots(1, len(models)))):
             y, ticks, labels = 0.0, [], []
             for cards in asked:
                 for name in SCHEDULES:
@@ -80,12 +75,8 @@ def draw_shares(study: Study) -> Drawn:
             axes.grid(axis="y", visible=False)
             axes.tick_params(axis="y", length=0)
             _bare(axes, f"{model}: share of the cards' time")
-        handles = [Patch(color=_COLOURS[part], linewidth=0) for part in PARTS]
-        words = [_WORDS[part] for part in PARTS]
-        figure.legend(
-            handles, words, loc="upper left", bbox_to_anchor=(0.005, 1 - top / height), ncols=5, frameon=False,
-            fontsize=SMALL, handlelength=1.0, columnspacing=1.4, borderaxespad=0.2,
-        )  # fmt: skip
+        write_legend(figure, [(Patch(color=_COLOURS[part], linewidth=0), _WORDS[part]) for part in PARTS], 5)
+        write_footer(figure, footer.rstrip("."), 4)
     return Drawn(_name("shares"), figure, table.round(4), "bars: what all cards do in a mean step")
 
 
@@ -102,11 +93,9 @@ def draw_tails(study: Study) -> Drawn:
         f"a longest response of {max(table.ratio):g} times the mean"
     )
     footer = f"{_PAPER} Unused: slots that wait for the last responses, cards that wait for others. {_setting(study)}"
-    figure, top, bottom = _figure("tails", heading, footer, 8.0, 3.1)
-    height = float(figure.get_figheight())
     with house_style(_name("tails")):
-        share = (bottom + 0.2) / height
-        axes = figure.add_axes((0.085, share, 0.88, 1 - share - (top + 0.7) / height))
+        figure = new_figure(heading, 4.0, 8.0)
+        axes = figure.subplots()
         for cards, colour, mark in zip(asked, _LINES, _MARKS):
             for name, dash in ((SYNC, "-"), (IN_FLIGHT, ":")):
                 own = table[(table.cards == cards) & (table.schedule == name)]
@@ -122,7 +111,7 @@ def draw_tails(study: Study) -> Drawn:
         axes.set_ylim(0, 1)
         axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "25%", "50%", "75%", "100%"])
         axes.set_xlabel("longest response over mean")
-        _legend(figure, top, 3)
+        _finish(figure, footer, 3)
     return Drawn(_name("tails"), figure, table.round(4), "lines: a simulated run each")
 
 
@@ -138,11 +127,9 @@ def draw_sync(study: Study) -> Drawn:
         f"{_PAPER} Half of the cards generate; their engines wait while weights arrive. Links at "
         f"{study.efficiency.link:.0%} of {study.cards['H100'].network / 1e9:g} GB/s. {_setting(study)}"
     )
-    figure, top, bottom = _figure("sync", heading, footer, 8.0, 2.9)
-    height = float(figure.get_figheight())
     with house_style(_name("sync")):
-        share = (bottom + 0.2) / height
-        axes = figure.add_axes((0.085, share, 0.88, 1 - share - (top + 0.55) / height))
+        figure = new_figure(heading, 3.8, 8.0)
+        axes = figure.subplots()
         for model, colour, mark in zip(models, _LINES, _MARKS):
             own = table[table.model == model]
             for name, dash in (("one by one", ":"), ("broadcast", "-")):
@@ -158,7 +145,7 @@ def draw_sync(study: Study) -> Drawn:
         axes.minorticks_off()
         axes.set_yticks([0.01, 0.1, 1], ["1%", "10%", "100%"])
         axes.set_xlabel("cards")
-        _legend(figure, top, 6)
+        _finish(figure, footer, 3)
     return Drawn(_name("sync"), figure, table.round(4), "lines: a simulated run each")
 
 
@@ -179,27 +166,14 @@ def _setting(study: Study) -> str:
     )
 
 
-def _figure(which: str, heading: str, footer: str, width: float, body: float) -> tuple[Figure, float, float]:
-    """A figure with its heading and footer, and the inches that these take."""
-    lines = wrapped(footer, width - 0.2, TINY)
-    top, bottom = heading_height(heading, width), 0.14 + len(lines) * TINY * LINE
-    with house_style(_name(which)):
-        figure = Figure(figsize=(width, math.ceil(10 * (top + body + bottom)) / 10))
-        write_heading(figure, heading)
-        write_footer(figure, lines)
-    return figure, top, bottom + 0.25  # below axes, for the labels of their ticks
-
-
 def _bare(axes: Axes, title: str) -> None:
     axes.set_title(title, loc="left", fontsize=BODY)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
 
 
-def _legend(figure: Figure, top: float, columns: int) -> None:
+def _finish(figure: Figure, footer: str, columns: int) -> None:
+    """The legend of the labelled lines, and the footer."""
     handles, words = figure.axes[0].get_legend_handles_labels()
-    place = (0.005, 1 - top / figure.get_figheight())
-    figure.legend(
-        handles, words, loc="upper left", bbox_to_anchor=place, ncols=columns, frameon=False, fontsize=SMALL,
-        handlelength=2.2, columnspacing=1.0, borderaxespad=0.1,
-    )  # fmt: skip
+    write_legend(figure, list(zip(handles, words)), columns)
+    write_footer(figure, footer.rstrip("."), 4)

@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from gap_study.across import (
     MISLED,
@@ -20,22 +19,18 @@ from gap_study.across import (
     announcements,
     regrets,
 )
-from grpo_lab.analysis.figures.scatter_labels import place_labels
 from grpo_lab.analysis.figures.style import (
     BLACK,
     BLUE,
     GREEN,
     GREY,
-    LINE,
     TINY,
     VERMILLION,
     Drawn,
-    heading_height,
     house_style,
-    text_width,
-    wrapped,
+    new_figure,
+    place_names,
     write_footer,
-    write_heading,
 )
 from grpo_lab.analysis.stats.intervals import Interval
 from grpo_lab.analysis.table_rows import rows_of
@@ -45,7 +40,7 @@ BARS = (
     "bars: 95% intervals; a, c: Student's t over base models; b: base models resampled for the area, "
     "Clopper-Pearson over runs for alarms"
 )
-_WIDTH, _HEIGHT = 10.0, 5.4  # inches, without heading and footer
+_WIDTH, _HEIGHT = 10.0, 5.8  # inches
 _RULES = {"last": "the last", "train_reward": "highest training reward", "heldout": "highest held-out accuracy"}
 _SHORT = {
     "kl": "KL from the start rises",
@@ -103,35 +98,28 @@ def draw_gap(pooled: Pool) -> Drawn | None:
     comparable = pooled.comparable
     heading = "When did training reward mislead?"
     one = next(iter(announcements(pooled).values()))
-    footer = wrapped(
+    caption = (
         f"{len(pooled.sweeps)} sweeps, {len(pooled.runs)} runs on {len(set(pooled.units))} base models. "
         f"a: {len(comparable)} arms less their controls, and {len(pooled.contrasts) - len(comparable)} crosses, whose "
         "training grader, questions or protocol are not the control's. Filled: both intervals exclude 0. Hollow: not. "
         "Named: significantly opposite, before a correction. b: a loss is 10 points of downstream accuracy since step "
         f"0; {one.losses} losses came after a reading, {one.at_once} before any. Blue: pairs of runs under the same "
         "conditions; pale: of the same base model. c: points given away against the best checkpoint, chosen on other "
-        f"questions; dots: single conditions. {BARS[0].upper()}{BARS[1:]}.",
-        _WIDTH - 0.2,
-        TINY,
+        f"questions; dots: single conditions. {BARS[0].upper()}{BARS[1:]}"
     )
-    top, bottom = heading_height(heading, _WIDTH), 0.12 + len(footer) * TINY * LINE
-    height = top + _HEIGHT + bottom
     with house_style(NAME):
-        figure = Figure(figsize=(_WIDTH, height))
-        write_heading(figure, heading)
-
-        def axes_at(left: float, low: float, width: float, tall: float) -> Axes:
-            return figure.add_axes((left / _WIDTH, (bottom + low) / height, width / _WIDTH, tall / height))
-
-        _draw_contrasts(axes_at(0.55, 0.5, 3.95, 4.55), pooled, (3.95, 4.55))
-        areas, alarms = axes_at(6.35, 2.65, 1.7, 2.4), axes_at(8.3, 2.65, 1.6, 2.4)
-        _draw_indicators(areas, alarms, pooled)
-        _draw_regrets(axes_at(6.35, 0.5, 3.55, 1.3), numbers)
-        write_footer(figure, footer)
-    return Drawn(NAME, figure, numbers, BARS)
+        figure = new_figure(heading, _HEIGHT, _WIDTH)
+        grid = figure.add_gridspec(2, 3, width_ratios=[2.2, 1, 1], height_ratios=[2, 1])
+        contrasts = figure.add_subplot(grid[:, 0])
+        _draw_contrasts(contrasts, pooled)
+        _draw_indicators(figure.add_subplot(grid[0, 1]), figure.add_subplot(grid[0, 2]), pooled)
+        _draw_regrets(figure.add_subplot(grid[1, 1:]), numbers)
+        write_footer(figure, caption, 6)
+        _name_contrasts(contrasts, pooled)
+    return Drawn(NAME, figure, numbers, BARS, caption=caption)
 
 
-def _draw_contrasts(axes: Axes, pooled: Pool, size: tuple[float, float]) -> None:
+def _draw_contrasts(axes: Axes, pooled: Pool) -> None:
     xs = np.array([100 * contrast.reward.whole.mean for contrast in pooled.contrasts])
     ys = np.array([100 * contrast.downstream.whole.mean for contrast in pooled.contrasts])
     left, right = min(-75.0, xs.min() - 5), max(85.0, xs.max() + 5)
@@ -152,29 +140,6 @@ def _draw_contrasts(axes: Axes, pooled: Pool, size: tuple[float, float]) -> None
         face = colour if sure else "white"
         edge = colour if sure else GREY
         axes.plot(x, y, marker, markersize=5, color=edge, markerfacecolor=face, markeredgewidth=0.8, zorder=3)
-    texts = [contrast.name for contrast in named]
-    sizes = [(text_width(text, TINY), TINY * LINE) for text in texts]
-    scale = (size[0] / (right - left), size[1] / (high - low))
-
-    def inches(x: float, y: float) -> tuple[float, float]:
-        return (x - left) * scale[0], (y - low) * scale[1]
-
-    at = [inches(100 * one.reward.whole.mean, 100 * one.downstream.whole.mean) for one in named]
-    dots = [inches(x, y) for x, y in zip(xs, ys)]
-    for one in named:  # names should not lie on bars either
-        reward, downstream = _points(one.reward.whole), _points(one.downstream.whole)
-        dots += [inches(float(x), downstream.mean) for x in np.linspace(reward.low, reward.high, 20)]
-        dots += [inches(reward.mean, float(y)) for y in np.linspace(downstream.low, downstream.high, 40)]
-    for point, text, box in zip(at, texts, place_labels(at, sizes, size, dots)):
-        near = box.nearest(point)
-        axes.plot(
-            [left + point[0] / scale[0], left + near[0] / scale[0]],
-            [low + point[1] / scale[1], low + near[1] / scale[1]],
-            color=GREY,
-            linewidth=0.6,
-            zorder=2,
-        )
-        axes.text(left + box.x / scale[0], low + box.y / scale[1], text, fontsize=TINY, va="bottom", ha="left")
     axes.text(right - 2, high - 1.5, "both up", ha="right", va="top", fontsize=TINY, color=GREY)
     axes.text(left + 2, low + 1.5, "both down", ha="left", va="bottom", fontsize=TINY, color=GREY)
     for x, y, side, words, colour in (
@@ -186,6 +151,18 @@ def _draw_contrasts(axes: Axes, pooled: Pool, size: tuple[float, float]) -> None
     axes.set_xlabel("effect on training reward (share right), points")
     axes.set_ylabel("effect on downstream accuracy, points")
     axes.set_title("a  every arm against its control", loc="left", fontweight="bold")
+
+
+def _name_contrasts(axes: Axes, pooled: Pool) -> None:
+    """Names of the significantly opposite contrasts, away from the marks and from their own bars."""
+    named = [contrast for contrast in pooled.contrasts if contrast.kind in (MISLED, OTHERWISE_MISLED)]
+    at = [(100 * one.reward.whole.mean, 100 * one.downstream.whole.mean, one.name, BLACK) for one in named]
+    others = [(100 * one.reward.whole.mean, 100 * one.downstream.whole.mean) for one in pooled.contrasts]
+    for one, (x, y, _, _) in zip(named, at):
+        reward, downstream = _points(one.reward.whole), _points(one.downstream.whole)
+        others += [(float(along), y) for along in np.linspace(reward.low, reward.high, 20)]
+        others += [(x, float(along)) for along in np.linspace(downstream.low, downstream.high, 40)]
+    place_names(axes, at, pd.DataFrame(others))
 
 
 def _whiskers(axes: Axes, contrast: Contrast, colour: str) -> None:

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from grpo_lab.analysis.figures.style import (
     BLACK,
     BLUE,
     GREEN,
     GREY,
-    LINE,
     SMALL,
     TINY,
     VERMILLION,
     Drawn,
-    heading_height,
     house_style,
-    wrapped,
+    new_figure,
     write_footer,
-    write_heading,
 )
 from grpo_lab.analysis.metric_names import in_words
 from grpo_lab.analysis.table_rows import rows_of
@@ -31,7 +28,8 @@ from pages.claims import WORDS, Answer
 NAME = "claims"
 BARS = "mark: effect over its declared margin; bar: its 95% t interval over base models, likewise"
 _COLOURS = dict(zip(WORDS, (GREEN, VERMILLION, BLUE, BLACK)))
-_WIDTH, _TEXT, _ROW = 9.4, 4.9, 0.43  # inches: the figure, the sentences, one claim
+_WIDTH, _ROW = 9.4, 0.43  # inches: the figure, one claim
+_TEXT = 84  # characters of a line of a claim
 _LIMIT = 8.0  # margins; what lies further out stands at the edge, with its number
 
 
@@ -66,19 +64,13 @@ def draw_claims(found: Sequence[Answer]) -> Drawn | None:
     if numbers.empty:
         return None
     heading = "What was measured of claims in the literature"
-    footer = wrapped(
+    caption = (
         f"{BARS[0].upper()}{BARS[1:]}. Grey: no larger than the margin. Arrow: what the source expects. Hollow: the "
-        "interval is withheld. Verdicts are after Holm over the predictions of an experiment.",
-        _WIDTH - 0.2,
-        TINY,
+        "interval is not reported. Verdicts are after Holm over the predictions of an experiment"
     )
-    top, bottom = heading_height(heading, _WIDTH) + 0.1, 0.45 + len(footer) * TINY * LINE
-    height = top + bottom + _ROW * len(numbers)
     with house_style(NAME):
-        figure = Figure(figsize=(_WIDTH, height))
-        write_heading(figure, heading)
-        place = {"left": _TEXT / _WIDTH, "right": 0.98, "top": 1 - top / height, "bottom": bottom / height}
-        axes = figure.subplots(gridspec_kw=place)
+        figure = new_figure(heading, 1.0 + _ROW * len(numbers), _WIDTH)
+        axes = figure.subplots()
         axes.axvspan(-1, 1, color=GREY, alpha=0.15, linewidth=0)
         axes.axvline(0, color=GREY, linewidth=1.0)
         for y, row in enumerate(rows_of(numbers)):
@@ -106,7 +98,7 @@ def draw_claims(found: Sequence[Answer]) -> Drawn | None:
                     color=GREY,
                 )
         labels = [
-            "\n".join(wrapped(f"{row.claim} ({row.source}; {row.metric}, {row.where})", _TEXT - 0.3, TINY)[:3])
+            textwrap.fill(f"{row.claim} ({row.source}; {row.metric}, {row.where})", _TEXT, max_lines=3)
             for row in rows_of(numbers)
         ]
         axes.set_yticks(range(len(numbers)), labels, fontsize=TINY)
@@ -116,5 +108,5 @@ def draw_claims(found: Sequence[Answer]) -> Drawn | None:
         axes.tick_params(axis="y", length=0)
         axes.grid(axis="y", visible=False)
         axes.spines[["top", "right", "left"]].set_visible(False)
-        write_footer(figure, footer)
-    return Drawn(NAME, figure, numbers, BARS)
+        write_footer(figure, caption, 4)
+    return Drawn(NAME, figure, numbers, BARS, caption=caption)

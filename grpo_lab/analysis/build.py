@@ -64,21 +64,23 @@ def build(
     output: Path | None,
     command: Sequence[str],
     foreign: Sequence[str] = (),
+    figures: Sequence[str] = (),
 ) -> Built:
     """Draw and write everything about the sweep `name` into `output`; `command` is the line that asked for it.
 
     `foreign` are sweeps of foreign runs from the same source, which one more figure draws beside it, and nothing else.
+    `figures` names the figures to draw (default: `registry.default_figures`).
 
     `source` is a folder of runs or an MLflow URI. Without `output`, a declared experiment goes to `figures` in its
     folder below ./experiments and any other sweep to `figures` beside its runs. Raises ValueError where neither source
-    nor data_folder has the sweep, or none of its cells is finished.
+    nor data_folder has the sweep, or none of its runs is finished, or no figure has one of the names.
     """
     data = read_source(source, name, data_folder)
     home = folder_of(name) if data.declaration or "://" in source else Path(source)
     output = output or home / "figures"
     finals = final_values(data)
     sources = describe_sources(data, finals, command)
-    drawn, missing = draw_all(data, finals)
+    drawn, missing = draw_all(data, finals, figures)
     if foreign:
         drawn.append(draw_foreign(data, [read_source(source, other, None) for other in foreign]))
     paths = [path for figure in drawn for path in save(figure, output, sources)]

@@ -33,11 +33,11 @@ def sweep_results(folder: Path) -> SweepResults | None:
     }
     try:
         from grpo_lab.analysis.caveats import notes
-        from grpo_lab.analysis.figures import curves, phase, proxy
+        from grpo_lab.analysis.figures import curves, proxy
         from grpo_lab.analysis.figures.style import with_notes, write_png
     except ModuleNotFoundError:
         return SweepResults(table, verdict, files)
-    for kind in (proxy.FIGURE, curves.FIGURE, phase.FIGURE):
+    for kind in (proxy.FIGURE, curves.FIGURE):
         drawn = kind.draw(data, finals)
         if drawn is not None:
             content = BytesIO()

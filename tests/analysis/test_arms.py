@@ -22,7 +22,6 @@ from grpo_lab.analysis.effects.arms import arms_table
 from grpo_lab.analysis.effects.contrasts import effects_markdown, trick_effects
 from grpo_lab.analysis.effects.table import effect_table, markdown
 from grpo_lab.analysis.effects.verdict import judge, verdict_text
-from grpo_lab.analysis.figures.coverage import draw_coverage
 from grpo_lab.analysis.figures.curves import draw_curves
 from grpo_lab.analysis.figures.effects import draw_effects
 from grpo_lab.analysis.figures.forest import draw_forest
@@ -196,7 +195,7 @@ def covered(figure: object) -> int:
     return found
 
 
-@pytest.mark.parametrize("draw", [draw_curves, draw_step_metrics, draw_coverage])
+@pytest.mark.parametrize("draw", [draw_curves, draw_step_metrics])
 def test_curves_of_two_seeds_have_no_band_and_say_so(draw: Callable) -> None:
     few, many = sweep(2), sweep(3)
     drawn, whole = draw(few, final_values(few)), draw(many, final_values(many))

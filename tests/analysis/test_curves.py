@@ -1,4 +1,4 @@
-"""The curves, the step metrics under them and the phase plot: what is drawn, counted, left out and told."""
+"""The curves and the step metrics under them: what is drawn, counted, left out and told."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
@@ -15,17 +14,14 @@ from matplotlib.figure import Figure
 from planted_sweeps import Planted, synthetic_sweep
 
 from grpo_lab.analysis.divergence.table import divergence_table
-from grpo_lab.analysis.figures import curves, phase, step_metrics
+from grpo_lab.analysis.figures import curves, step_metrics
 from grpo_lab.analysis.figures.curves import curve_numbers, draw_curves
-from grpo_lab.analysis.figures.direct_labels import looks, spread
-from grpo_lab.analysis.figures.phase import draw_phase, slope_text
+from grpo_lab.analysis.figures.panels import arranged
 from grpo_lab.analysis.figures.seed_lines import points_each, seed_lines, thinned
-from grpo_lab.analysis.figures.small_multiples import arranged, name_lines
 from grpo_lab.analysis.figures.step_metrics import draw_step_metrics, own_axes
-from grpo_lab.analysis.figures.style import Drawn, save
+from grpo_lab.analysis.figures.style import Drawn, looks, save
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, final_values
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.intervals import Interval
 from grpo_lab.analysis.stats.mean_line import mean_line
 from grpo_lab.config.design import read_design
 
@@ -59,11 +55,11 @@ def cell_of(data: SweepData, arm: str, seed: int) -> pd.Series:
 
 
 def footer(drawn: Drawn) -> str:
-    return drawn.figure.texts[-1].get_text().replace("\n", " ")
+    return drawn.caption
 
 
 def texts(figure: Figure) -> str:
-    return "\n".join(text.get_text() for axes in figure.axes for text in axes.texts)
+    return "\n".join(axes.get_title(loc="left") for axes in figure.axes)
 
 
 # ---- lines over seeds
@@ -141,7 +137,7 @@ def test_the_mark_stands_where_downstream_began_to_fall(fall: SweepData) -> None
     peak = curve_numbers(fall, finals).query("part == 'peak' and arm == '+hurts'").iloc[0]
     assert peak["series"] == DOWNSTREAM and abs(peak["x"] - 200_000) <= 40_000
     panel = draw_curves(fall, finals).figure.axes[1]
-    assert panel.get_title(loc="left") == "+hurts"
+    assert panel.get_title(loc="left").startswith("+hurts\n")
     lines = {line.get_label(): line for line in panel.lines}
     assert set(lines["divergence/onset_after_peak"].get_xdata()) == {marks["x"].iloc[0]}
     assert lines["peak"].get_xydata().tolist() == [[peak["x"], peak["value"]]]
@@ -176,7 +172,7 @@ def test_a_collapsed_run_is_drawn_to_where_it_stopped_and_not_averaged(fall: Swe
     assert start == pytest.approx(others[others["x"] == 0]["value"].mean(), abs=2e-6)
     drawn = draw_curves(fall, finals)
     assert "n = 4 of 5 seeds, 1 collapsed" in texts(drawn.figure)
-    assert "Means leave out the runs that collapsed before X." in footer(drawn)
+    assert "Means leave out runs that collapsed before that." in footer(drawn)
     crosses = [line for line in drawn.figure.axes[2].lines if line.get_marker() == "X" and len(line.get_xdata())]
     assert len(crosses) == 3
     assert not [line for line in drawn.figure.axes[0].lines if line.get_marker() == "X" and len(line.get_xdata())]
@@ -189,11 +185,9 @@ def test_an_arm_of_which_every_run_collapsed_is_drawn_without_a_mean() -> None:
     numbers = curve_numbers(data, finals).query("arm == '+a'")
     assert set(numbers["part"]) == {"seed", "stop", "final"} and numbers.query("part == 'final'")["n"].iloc[0] == 0
     drawn = draw_curves(data, finals)
-    assert "n = 0 of 2 seeds, 2 collapsed\nG -" in texts(drawn.figure) and "Not run" not in footer(drawn)
+    assert "n = 0 of 2 seeds, 2 collapsed\ngap -" in texts(drawn.figure) and "Not run" not in footer(drawn)
     strip = draw_step_metrics(data, finals)
-    assert "+a" in {text.get_text() for text in strip.figure.axes[0].texts}
-    assert set(draw_phase(data, finals).numbers["arm"]) == {"base"}
-    assert "Not drawn: +a." in footer(draw_phase(data, finals))
+    assert "+a" in {text.get_text() for text in strip.figure.legends[0].get_texts()}
 
 
 def test_reward_as_the_loss_sees_it_is_drawn_only_where_it_is_another(fall: SweepData) -> None:
@@ -234,14 +228,16 @@ def test_runs_that_go_beyond_x_are_drawn_but_not_averaged() -> None:
     assert finals.budget == 160_000
     numbers = curve_numbers(cut, finals)
     assert numbers.query("part == 'mean'")["x"].max() == 160_000 < numbers.query("part == 'seed'")["x"].max()
-    assert "Grey line: X, from where on not every run goes." in footer(draw_curves(cut, finals))
+    assert "Grey line: 160,000 sampled tokens, beyond which not every run goes." in footer(draw_curves(cut, finals))
     assert "Grey line" not in footer(draw_curves(data, final_values(data)))
 
 
 def test_too_few_evaluations_or_seeds_show_no_onset() -> None:
     few = synthetic_sweep(Planted(tricks=("a",), kind="add_one", seeds=(0, 1), steps=20, falls={"+a": 0.2}))
     drawn = draw_curves(few, final_values(few))
-    assert "Onsets need Pc and E of 3 seeds at 3 evaluations after step 0." in footer(drawn)
+    assert "Onsets need training reward and downstream accuracy of 3 seeds at 3 evaluations after step 0." in footer(
+        drawn
+    )
     assert "onset" not in set(drawn.numbers["part"])
     flat = Planted(tricks=("a",), kind="add_one", seeds=(0, 1, 2), steps=30, every=5, end=0.3, downstream_end=0.3)
     null = synthetic_sweep(flat)
@@ -268,7 +264,7 @@ def test_the_strip_has_the_budget_axis_of_the_curves(fall: SweepData) -> None:
     finals = final_values(fall)
     above, below = draw_curves(fall, finals).figure, draw_step_metrics(fall, finals).figure
     assert above.axes[0].get_xlim() == below.axes[0].get_xlim()
-    assert above.texts[1].get_text() == below.texts[1].get_text() == "sampled tokens (thousands)"
+    assert above.axes[0].get_xlabel() == below.axes[-2].get_xlabel() == "sampled tokens (thousands)"
 
 
 def test_without_kl_from_the_initial_policy_that_of_an_update_stands_in(fall: SweepData) -> None:
@@ -302,7 +298,7 @@ def test_of_many_arms_the_control_and_the_furthest_are_in_colour() -> None:
     assert set(length.query("part == 'seed'")["arm"]) == {"base", *far}
     assert set(length.query("part == 'mean'")["arm"]) == set(data.arms)
     axes = next(axes for axes in drawn.figure.axes if axes.get_title(loc="left").startswith("response length"))
-    assert {text.get_text() for text in axes.texts} == {"base", *far}
+    assert sum(line.get_label() == "seed" for line in axes.lines) == 2 * len({"base", *far})
     assert "In colour: base and, for each metric, the 5 arms that end furthest from it." in footer(drawn)
 
 
@@ -314,16 +310,6 @@ def test_a_sign_that_differs_by_decades_is_drawn_so(fall: SweepData) -> None:
     assert scales["entropy, nats a token"] == "linear"
 
 
-def test_labels_move_apart_and_stay_inside() -> None:
-    assert spread([0.2, 0.8], [0.1, 0.1]) == pytest.approx([0.2, 0.8])
-    # Two that want 0.5 stand beside each other around it.
-    assert spread([0.5, 0.5], [0.2, 0.2]) == pytest.approx([0.4, 0.6])
-    # Three at the top: they fill 0.4 to 1.
-    assert spread([0.97, 0.98, 0.99], [0.2, 0.2, 0.2]) == pytest.approx([0.5, 0.7, 0.9])
-    # A block that grows into the one below it takes it along: 0.3, 0.5, 0.5 have the mean 0.4333.
-    assert spread([0.3, 0.5, 0.5], [0.2, 0.2, 0.2]) == pytest.approx([0.4333 - 0.2, 0.4333, 0.4333 + 0.2], abs=1e-4)
-
-
 def test_arms_have_looks_of_their_own() -> None:
     arms = ["base", "+a", "+b", "full", "-a", "-b"]
     found = looks(arms, "base")
@@ -332,70 +318,17 @@ def test_arms_have_looks_of_their_own() -> None:
     assert len(set(many.values())) == 25
 
 
-# ---- figure 2
-
-
-def test_the_path_is_that_of_the_planted_truths(fall: SweepData) -> None:
-    finals = final_values(fall)
-    numbers = draw_phase(fall, finals).numbers
-    path = numbers.query("arm == '+hurts' and part == 'path'")
-    assert path["budget"].tolist() == [20_000.0 * k for k in range(21)] and set(path["n"]) == {5}
-    end = path.iloc[-1]
-    # Planted: training 0.6 + 0.05, downstream 0.45 - 0.15.
-    assert end["reward"] == pytest.approx(0.65, abs=0.04) and end["downstream"] == pytest.approx(0.3, abs=0.05)
-    slopes = numbers[numbers["arm"] == "+hurts"].set_index("part")["value"]
-    assert slopes["divergence/transfer_slope_early"] > 0.1 and slopes["divergence/transfer_slope_late"] < -0.5
-    seeds = numbers.query("arm == '+hurts' and part == 'seed' and budget == 400000")
-    final = numbers.query("arm == '+hurts' and part == 'final'").iloc[0]
-    for name in ("reward", "downstream"):
-        assert final[name] == pytest.approx(seeds[name].std(ddof=1) / math.sqrt(5), abs=2e-6)
-    assert set(numbers.query("arm == '+null'")["n"].dropna()) == {4}
-
-
-def test_the_phase_plot_shows_the_numbers_on_axes_of_equal_shares(fall: SweepData) -> None:
-    finals = final_values(fall)
-    drawn = draw_phase(fall, finals)
-    assert drawn.name == "synthetic_phase" and phase.missing(fall, finals) == ""
-    axes = drawn.figure.axes[1]
-    assert axes.get_title(loc="left") == "+hurts"
-    width, height = axes.get_position().size * drawn.figure.get_size_inches()
-    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
-    assert (right - left) / width == pytest.approx((high - low) / height)  # slope 1 is a diagonal
-    path = drawn.numbers.query("arm == '+hurts' and part == 'path'")
-    pieces = [line for line in axes.lines if line.get_linewidth() == 1.8]
-    assert [line.get_xdata()[0] for line in pieces] == path["reward"].tolist()[:-1]
-    assert [line.get_ydata()[1] for line in pieces] == path["downstream"].tolist()[1:]
-    palette = matplotlib.colormaps[phase.COLOURS]
-    assert pieces[0].get_color() == palette(0.5 / 20) and pieces[-1].get_color() == palette(19.5 / 20)
-    assert {line.get_label() for line in axes.lines} >= {"ghost", "seed"}
-    assert "late -" in texts(drawn.figure) and "n = 4 of 5 seeds, 1 collapsed" in texts(drawn.figure)
-
-
-def test_a_sweep_without_outcomes_has_no_phase_plot(fall: SweepData) -> None:
-    bare = replace(fall, points=fall.points.drop(columns=[PC]))
-    finals = final_values(bare)
-    assert draw_phase(bare, finals) is None and phase.missing(bare, finals) == "reward/outcome not logged"
+def test_a_sweep_without_outcomes_has_no_curves(fall: SweepData) -> None:
     budgets = ["level", "arm", "seed", "step", *(name for name in fall.points if name.startswith("budget/"))]
     empty = replace(fall, points=fall.points[budgets])
     finals = final_values(empty)
     assert draw_curves(empty, finals) is None and "reward/outcome" in curves.missing(empty, finals)
     assert draw_step_metrics(empty, finals) is None and "step metric" in step_metrics.missing(empty, finals)
-    assert phase.missing(empty, finals) == "reward/outcome and eval/downstream/accuracy not logged"
 
 
-def test_a_run_that_lacks_a_value_has_no_path_and_is_named(fall: SweepData) -> None:
-    data = changed(fall, cell_of(fall, "base", 4) & (fall.points["step"] == 50), DOWNSTREAM, math.nan)
-    drawn = draw_phase(data, final_values(data))
-    assert set(drawn.numbers.query("arm == 'base'")["n"].dropna()) == {4}
-    assert "Left out, since Pc or E is missing or not finite: base, seed 4." in footer(drawn)
-    assert "Left out" not in footer(draw_phase(fall, final_values(fall)))
-
-
-def test_one_seed_has_a_path_without_a_cross() -> None:
+def test_one_seed_has_no_interval() -> None:
     data = synthetic_sweep(Planted(tricks=("a",), kind="add_one", seeds=(0,), steps=40, every=4))
-    drawn = draw_phase(data, final_values(data))
-    assert drawn.numbers.query("part == 'final'")[["reward", "downstream"]].isna().all(axis=None)
-    assert "n = 1, no interval" in texts(drawn.figure)
+    assert "n = 1, no interval" in texts(draw_curves(data, final_values(data)).figure)
     assert "too few for an interval" in draw_step_metrics(data, final_values(data)).bands
 
 
@@ -408,13 +341,7 @@ def test_panels_stand_in_even_rows() -> None:
     assert [len(row) for row in arranged([str(k) for k in range(5)])] == [5]
 
 
-def test_a_long_name_is_broken_where_words_end() -> None:
-    assert name_lines("mask_after+soft_overlong", 1.4, 8.5) == ["mask_after", "+soft_overlong"]
-    assert name_lines("reinforce_pp_baseline", 1.4, 8.5) == ["reinforce_pp_", "baseline"]
-    assert name_lines("grpo", 1.4, 8.5) == ["grpo"]
-
-
-@pytest.mark.parametrize("draw", [draw_curves, draw_step_metrics, draw_phase])
+@pytest.mark.parametrize("draw", [draw_curves, draw_step_metrics])
 def test_the_files_of_many_runs_stay_small_and_are_the_same_twice(draw: Callable[..., Drawn], tmp_path: Path) -> None:
     """Long runs and many of them give files that a browser and a repository take."""
     planted = Planted(tricks=tuple("abc"), kind="add_one", steps=400, every=50, questions=8, samples=1)
@@ -425,9 +352,3 @@ def test_the_files_of_many_runs_stay_small_and_are_the_same_twice(draw: Callable
     lines = pd.read_csv(first[2]).query("part == 'seed'")
     assert lines.groupby([name for name in ("arm", "series", "seed") if name in lines]).size().max() <= 200
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
-
-
-def test_a_slope_without_an_interval_is_written_without_bounds() -> None:
-    """As where a base has no slope, and the interval over bases is withheld."""
-    assert slope_text("late", Interval(0.39, math.nan, math.nan, 2), 3) == "late* +0.39"
-    assert slope_text("late", Interval(-0.35, -0.5, -0.2, 3), 3) == "late -0.35 [-0.50, -0.20]"

@@ -106,7 +106,7 @@ def test_one_seed_has_no_bars_and_too_few_values_say_so() -> None:
 
 def test_a_sweep_of_a_number_has_the_figure_beside_the_others() -> None:
     data = swept(LAGS)
-    drawn, missing = draw_all(data, final_values(data))
+    drawn, missing = draw_all(data, final_values(data), ["doses"])
     assert "synthetic_doses" in {one.name for one in drawn} and "synthetic_doses" not in missing
 
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
 
-from grpo_lab.analysis.figures.ceiling import ceiling_numbers, draw_ceiling
-from grpo_lab.analysis.figures.style import save
 from grpo_lab.analysis.final_values import final_values
 from grpo_lab.analysis.scaling.fits import OF_CURVE, OVER_SEEDS, CellFit, compare, fit_cell, fit_sweep, scaling_table
 from grpo_lab.analysis.scaling.sigmoid import (
@@ -391,44 +388,3 @@ def test_arms_are_compared_by_a_first_and_by_b_where_a_agrees() -> None:
     assert "cannot be compared: arm: " in compare(early, slow).text()
     lonely = sweep({"slow": SLOW, "steep": STEEP}, seeds=(0,), number=40)
     assert compare(*fit_sweep(lonely, final_values(lonely))).reason == "they share 0 fitted seeds, 3 are needed"
-
-
-def test_the_figure_holds_what_was_fitted(tmp_path: Path) -> None:
-    data = sweep({"slow": SLOW, "early": Sigmoid(0.3, 0.8, 6e6, 1.7)})
-    finals = final_values(data)
-    drawn = draw_ceiling(data, finals)
-    assert drawn is not None and drawn.name == "planted_ceiling" and "t interval" in drawn.bands
-    slow, early = fit_sweep(data, finals)
-    parts = dict(list(drawn.numbers[drawn.numbers["arm"] == "slow"].groupby("part")))
-    assert parts["asymptote"]["value"].item() == pytest.approx(slow.asymptote.mean, abs=1e-6)
-    assert parts["asymptote"]["n"].item() == 3 and parts["asymptote"]["note"].item() == ""
-    assert len(parts["seed"]) == 60 and parts["start"]["value"].item() == 0.3
-    assert parts["fit"]["x"].max() == parts["extrapolated"]["x"].min() == slow.largest == 4e6
-    assert parts["extrapolated"]["x"].max() == 1.6e7
-    note = drawn.numbers[(drawn.numbers["arm"] == "early") & (drawn.numbers["part"] == "asymptote")]["note"].item()
-    assert note == "; ".join(early.reasons) != ""
-    written = [text.get_text() for axes in drawn.figure.axes for text in axes.texts]
-    assert any("not identified" in text for text in written) and sum("n = 3" in text for text in written) == 2
-    again = draw_ceiling(data, finals)
-    assert again is not None
-    first = [path.read_bytes() for path in save(drawn, tmp_path / "a", {})]
-    assert first == [path.read_bytes() for path in save(again, tmp_path / "b", {})]
-
-
-def test_the_figure_without_fits_or_evaluations() -> None:
-    data = sweep({f"arm{number:02}": SLOW for number in range(8)}, number=4)
-    drawn = draw_ceiling(data, final_values(data))
-    assert drawn is not None and drawn.bands == "no sigmoid was fitted"
-    assert set(drawn.numbers["part"]) == {"start", "seed", "mean", "asymptote"}
-    assert sum(axes.get_visible() for axes in drawn.figure.axes) == 8 and len(drawn.figure.axes) == 12
-    points = data.points.drop(columns="eval/heldout/accuracy")
-    bare = SweepData(data.record, None, data.runs, points, data.answers, data.source)
-    assert draw_ceiling(bare, final_values(bare)) is None
-
-
-def test_numbers_are_rounded_and_typed() -> None:
-    numbers = ceiling_numbers([planted(TRUE, 5.0, seeds=1, number=30)])
-    assert str(numbers["seed"].dtype) == str(numbers["n"].dtype) == "Int64"
-    values = numbers["value"].dropna()
-    assert (values == values.round(6)).all()
-    assert (numbers.loc[numbers["part"] == "fit", "low"] <= 0.65).all()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.effects.contrast_plan import Contrast, order_warning
 from grpo_lab.analysis.effects.contrasts import (
@@ -23,41 +21,39 @@ from grpo_lab.analysis.effects.contrasts import (
 )
 from grpo_lab.analysis.figures.forest_rows import BEYOND, PP, shown_kinds
 from grpo_lab.analysis.figures.kind import FigureKind
+from grpo_lab.analysis.figures.panels import draw_intervals, level_label, rows_of_arms, symmetric_limit
 from grpo_lab.analysis.figures.style import (
     BLACK,
     BLUE,
-    BODY,
     GREEN,
     GREY,
-    LINE,
-    SMALL,
-    TINY,
+    ORANGE,
+    PURPLE,
+    SKY,
     VERMILLION,
     Drawn,
-    heading_height,
+    Entry,
     house_style,
-    text_width,
-    wrapped,
+    in_lines,
+    new_figure,
     write_footer,
-    write_heading,
+    write_legend,
 )
 from grpo_lab.analysis.final_values import DOWNSTREAM, QUANTITIES, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.tracking.metrics import find, is_known, logged_name
 
-# Colour and mark of every axis; the three that style.py has no name for are of the same palette.
+# Colour and mark of every axis.
 LOOKS = {
     "steps": (BLACK, "o"),
     "sampled_tokens": (BLUE, "s"),
-    "trained_tokens": ("#56B4E9", "D"),
+    "trained_tokens": (SKY, "D"),
     "flops": (GREEN, "^"),
-    "simulated_seconds": ("#CC79A7", "P"),
-    "device_seconds": ("#E69F00", "v"),
+    "simulated_seconds": (PURPLE, "P"),
+    "device_seconds": (ORANGE, "v"),
 }
 BARS = "mark and bar: mean of the differences paired by seed and its 95% t interval"
 BARS_OF_FEW = "mark: mean of the differences paired by seed, no interval"
-_BAR, _GAP, _BETWEEN = 0.105, 0.13, 0.3  # inches: an interval, between two contrasts, between two levels
-_PANEL, _RIGHT, _ENTRY = 3.0, 0.3, 2.9  # a panel, the room of its marks, an entry of the legend
 
 
 @dataclass(frozen=True)
@@ -155,106 +151,64 @@ def draw_budgets(data: SweepData, finals: FinalValues) -> Drawn | None:
         return None
     name, numbers = f"{data.record.name}_budgets", budget_numbers(shown)
     bars = BARS if numbers["low"].notna().any() else BARS_OF_FEW
-    contrasts = [contrast for of_level in shown.rows.values() for contrast in of_level]
-    factor = data.design.factor if data.design else ""
-    # In inches: tricks and contexts on the left, a panel per metric with room for marks of flips.
-    left = 0.35 + max(max(text_width(c.trick, BODY), text_width(_aside(shown, c), TINY)) for c in contrasts)
-    left += 0.3 if factor else 0.0
-    width = max(8.0, left + (_PANEL + _RIGHT) * len(shown.metrics))
-    panel = (width - left) / len(shown.metrics) - _RIGHT
-    heading = "What every trick does at equal steps, tokens, operations and seconds"
-    limits = {metric: _limit(shown, metric, contrasts) for metric in shown.metrics}
+    limits = {metric: _limit(shown, metric) for metric in shown.metrics}
     ends = numbers["metric"].map(limits)
     bars += BEYOND if ((numbers["high"] > ends) | (-numbers["low"] > ends)).any() else ""
-    footer = wrapped(_footer(data, shown, bars), width - 0.2, TINY)
-    entries = [_entry(axis, at.finals, axis == finals.axis) for axis, at in shown.on_axes.items()]
-    columns = max(1, int(width / _ENTRY))
-    row_height = _BAR * len(shown.on_axes) + _GAP
-    titles = {metric: wrapped(f"{QUANTITIES.get(metric, metric)}", panel, BODY) for metric in shown.metrics}
-    top = heading_height(heading, width) + math.ceil(len(entries) / columns) * SMALL * LINE + 0.15
-    top += max(map(len, titles.values())) * BODY * LINE
-    bottom = 0.5 + len(footer) * TINY * LINE
-    height = top + bottom + row_height * len(contrasts) + _BETWEEN * (len(shown.rows) - 1)
+    heights = [len(here) for here in shown.rows.values()]
+    row = max(0.4, 0.105 * len(shown.on_axes) + 0.13)
     with house_style(name):
-        figure = Figure(figsize=(width, height))
-        write_heading(figure, heading)
-        place = {"loc": "upper left", "bbox_to_anchor": (0.08 / width, 1 - heading_height(heading, width) / height)}
-        place |= {"borderaxespad": 0.0, "borderpad": 0.0, "frameon": False, "fontsize": SMALL, "ncols": columns}
-        figure.legend(*zip(*entries), handlelength=2.2, columnspacing=2, **place)
-        y = height - top
-        for level, here in shown.rows.items():
-            y -= row_height * len(here)
-            for number, metric in enumerate(shown.metrics):
-                x = left + number * (panel + _RIGHT)
-                size = (panel / width, row_height * len(here) / height)
-                axes = figure.add_axes((x / width, y / height, *size))
-                _panel(axes, shown, metric, here, row_height, limits[metric])
-                if number == 0:
-                    _labels(axes, shown, here, row_height, (left - (0.35 if factor else 0.1)) * 72)
-                if level == next(iter(shown.rows)):
-                    axes.set_title("\n".join(titles[metric]), fontsize=BODY, loc="left")
-                last = level == list(shown.rows)[-1]
-                axes.tick_params(labelbottom=last)
-                if last:
-                    axes.set_xlabel(f"difference, {unit_of(metric)}")
-            if factor:
-                at = (0.12 / width, (y + row_height * len(here) / 2) / height)
-                figure.text(*at, f"{factor} = {level}", rotation=90, va="center", fontsize=SMALL, fontweight="bold")
-            y -= _BETWEEN
-        write_footer(figure, footer)
-    return Drawn(name, figure, numbers, bars)
+        heading = "What every trick does at equal steps, tokens, operations and seconds"
+        figure = new_figure(heading, 1.9 + row * sum(heights) + 0.3 * len(heights))
+        shape: dict[str, Any] = {"height_ratios": heights, "sharex": "col", "squeeze": False}
+        grid = figure.subplots(len(heights), len(shown.metrics), **shape)
+        for (level, contrasts), of_row in zip(shown.rows.items(), grid):
+            for axes, metric in zip(of_row, shown.metrics):
+                _panel(axes, shown, metric, contrasts, limits[metric])
+            of_row[0].set_yticks(range(len(contrasts)), [_label(shown, contrast) for contrast in contrasts])
+            of_row[0].set_ylabel(level_label(data, level))
+        for first, last, metric in zip(grid[0], grid[-1], shown.metrics):
+            first.set_title(in_lines(QUANTITIES.get(metric, metric), 45))
+            last.set_xlabel(f"difference, {unit_of(metric)}")
+        entries = [_entry(axis, at.finals, axis == finals.axis) for axis, at in shown.on_axes.items()]
+        write_legend(figure, entries, 3)
+        write_footer(figure, bars)
+    return Drawn(name, figure, numbers, bars, caption=_caption(data, shown))
 
 
-def _aside(shown: Shown, contrast: Contrast) -> str:
+def _label(shown: Shown, contrast: Contrast) -> str:
     pairs = {effect.n_pairs for metric in shown.metrics for effect in shown.of(metric, contrast).values()}
-    return f"{contrast.context}, n = {' or '.join(map(str, sorted(pairs)))}"
+    return f"{in_lines(contrast.trick, 26)}\n{contrast.context}, n = {' or '.join(map(str, sorted(pairs)))}"
 
 
-def _labels(axes: Axes, shown: Shown, contrasts: Sequence[Contrast], row: float, shift: float) -> None:
-    place = {"annotation_clip": False, "xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-    for number, contrast in enumerate(reversed(contrasts)):
-        middle = (number + 0.5) * row
-        axes.annotate(contrast.trick, (0, middle), xytext=(-shift, 1), va="bottom", fontsize=BODY, **place)
-        words = _aside(shown, contrast)
-        axes.annotate(words, (0, middle), xytext=(-shift, -2), va="top", fontsize=TINY, color=GREY, **place)
-
-
-def _panel(axes: Axes, shown: Shown, metric: str, contrasts: Sequence[Contrast], row: float, limit: float) -> None:
+def _panel(axes: Axes, shown: Shown, metric: str, contrasts: Sequence[Contrast], limit: float) -> None:
+    rows_of_arms(axes, [""] * len(contrasts))
     axes.set_xlim(-limit, limit)
-    axes.set_ylim(0, row * len(contrasts))
-    axes.axvline(0, color=GREY, linewidth=1.0)
-    scale = scale_of(metric)
-    for number, contrast in enumerate(reversed(contrasts)):
-        top = (number + 1) * row - _GAP / 2
-        if number:
-            axes.axhline(number * row, color="#E4E4E4", linewidth=0.5)
+    scale, apart = scale_of(metric), 0.8 / len(shown.on_axes)
+    for number, contrast in enumerate(contrasts):
         for place, (axis, effect) in enumerate(shown.of(metric, contrast).items()):
-            y, (colour, mark) = top - (place + 0.5) * _BAR, LOOKS[axis]
-            mean, low, high = (scale * end for end in (effect.interval.mean, effect.interval.low, effect.interval.high))
-            axes.plot([low, high], [y, y], color=colour, linewidth=1.4, solid_capstyle="butt")
-            for end, arrow in ((low, "<"), (high, ">")):
-                if abs(end) > limit:
-                    axes.plot(math.copysign(limit, end), y, arrow, color=colour, markersize=3)
-            axes.plot(mean, y, mark, color=colour, markersize=3.6, label=f"{contrast.name} {axis}")
+            y, (colour, mark) = number - 0.4 + (place + 0.5) * apart, LOOKS[axis]
+            mean = effect.interval.scaled(scale)
+            ends = pd.DataFrame([{"value": mean.mean, "low": mean.low, "high": mean.high}])
+            draw_intervals(axes, ends, [y], colour, mark, limit)
         if flip := shown.flips.get((metric, contrast.level, contrast.name)):
-            look = {"color": VERMILLION if flip.resolved else GREY, "fontweight": "bold" if flip.resolved else "normal"}
-            place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "annotation_clip": False}
-            axes.annotate("⇄", (1, (number + 0.5) * row), xytext=(4, 0), va="center", fontsize=10, **look, **place)
-    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-    axes.set_yticks([])
-    axes.grid(axis="y", visible=False)
-    axes.spines[["top", "right", "left"]].set_visible(False)
+            look: dict[str, Any] = {
+                "color": VERMILLION if flip.resolved else GREY,
+                "fontweight": "bold" if flip.resolved else "normal",
+            }
+            axes.annotate("⇄", (1, number), xycoords=("axes fraction", "data"), va="center", fontsize=10, **look)
 
 
-def _limit(shown: Shown, metric: str, contrasts: Sequence[Contrast]) -> float:
-    """Half the width of the axis: bars of few seeds can be wider than anything measured, and are cut."""
+def _limit(shown: Shown, metric: str) -> float:
+    """Half the width of the axis, in the unit shown."""
+    contrasts = [contrast for here in shown.rows.values() for contrast in here]
     effects = [effect for contrast in contrasts for effect in shown.of(metric, contrast).values()]
-    measured = max((abs(value) for effect in effects for value in effect.differences.values()), default=0.0)
-    bounds = [abs(end) for e in effects for end in (e.interval.low, e.interval.high) if not math.isnan(end)]
-    return 1.08 * scale_of(metric) * (min(max(bounds, default=measured), 1.6 * measured) or 1 / scale_of(metric))
+    scale = scale_of(metric)
+    measured = pd.Series([scale * value for effect in effects for value in effect.differences.values()], dtype=float)
+    ends = pd.Series([scale * end for e in effects for end in (e.interval.low, e.interval.high)], dtype=float)
+    return symmetric_limit(measured, ends)
 
 
-def _entry(axis: str, finals: FinalValues, declared: bool) -> tuple[Line2D, str]:
+def _entry(axis: str, finals: FinalValues, declared: bool) -> Entry:
     colour, mark = LOOKS[axis]
     exact = 1000 <= finals.budget < 1e9
     amount = finals.at if exact else f"{finals.budget:.4g} {axis.replace('_', ' ')}"
@@ -262,14 +216,14 @@ def _entry(axis: str, finals: FinalValues, declared: bool) -> tuple[Line2D, str]
     return line, f"at {amount}" + (" (declared)" if declared else "")
 
 
-def _footer(data: SweepData, shown: Shown, bars: str) -> str:
+def _caption(data: SweepData, shown: Shown) -> str:
     sure, unsure = (_flipped(data, shown, resolved) for resolved in (True, False))
     parts = [
-        f"{bars[0].upper()}{bars[1:]}. Every budget is the smallest that any finished run ended with on its axis, so "
-        "arms that spend it faster are read earlier in their runs; device seconds are those of the machines it ran on.",
+        "Every budget is the smallest that any finished run ended with on its axis, so arms that spend it faster are "
+        "read earlier in their runs; device seconds are those of the machines it ran on.",
         f"⇄ the sign depends on the axis, adjusted p below .05 on both sides: {sure}."
         if sure
-        else "No sign surely depends on the axis.",
+        else "No sign significantly depends on the axis.",
         f"⇄ (grey) other estimates have both signs, within noise: {unsure}." if unsure else "",
         order_warning(data),
     ]

@@ -9,59 +9,52 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.divergence.measures import RUN, TOO_FEW, Onset, gap, onsets
 from grpo_lab.analysis.figures.kind import FigureKind
+from grpo_lab.analysis.figures.panels import CROSS, Cell, arm_panels, arm_rows, at_level, seeds_text
 from grpo_lab.analysis.figures.seed_lines import (
-    Cell,
     Line,
     Lines,
     as_columns,
     as_table,
+    mean_rows,
     points_each,
     seed_lines,
-    thinned,
-)
-from grpo_lab.analysis.figures.small_multiples import (
-    CROSS,
-    arranged,
-    legend_height,
-    panel_width,
-    seeds_text,
-    small_multiples,
-    write_legend,
+    seed_rows,
 )
 from grpo_lab.analysis.figures.style import (
     BLACK,
     BLUE,
+    FAINT,
     GREEN,
-    SMALL,
+    PURPLE,
     VERMILLION,
     Dashes,
     Drawn,
+    Entry,
     budget_label,
     house_style,
-    wrapped,
+    new_figure,
+    write_footer,
+    write_legend,
 )
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, REWARD, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, Interval
-from grpo_lab.analysis.stats.mean_line import SMOOTHING, mean_line, running_mean
+from grpo_lab.analysis.stats.mean_line import SMOOTHING
 from grpo_lab.analysis.table_rows import rows_of
 from grpo_lab.analysis.tracks import Track, cells, mean_of_tracks, tracks
 
-__all__ = ["SERIES", "curve_numbers", "draw_curves", "mean_line", "running_mean"]
-
 CORRECT = "reward/outcome"
 GAP_CHANGE, OPENS, FALLS = "divergence/gap_change", "divergence/onset", "divergence/onset_after_peak"
-PURPLE = "#CC79A7"  # of the same palette
 # Where both begin at one evaluation, the dashes of one fill the gaps of the other.
 _ONSETS = {
-    OPENS: (BLACK, (0, (4, 4)), "G is above 0 (onset)"),
-    FALLS: (GREEN, (4, (4, 4)), "E is below its best (onset)"),
+    OPENS: (BLACK, (0, (4, 4)), "the gap opens (onset)"),
+    FALLS: (GREEN, (4, (4, 4)), "downstream accuracy falls (onset)"),
 }
 _PEAK: dict[str, Any] = {
     "linestyle": "",
@@ -86,10 +79,10 @@ class Series:
 
 
 SERIES = (
-    Series(CORRECT, "training reward, right of all responses (Pc)", VERMILLION, "--"),
+    Series(CORRECT, "training reward, correctness of all responses", VERMILLION, "--"),
     Series(REWARD, "training reward as the loss sees it", PURPLE, ":"),
     Series(HELDOUT, "held-out accuracy, training protocol", BLUE, "-", "o"),
-    Series(DOWNSTREAM, "downstream accuracy, harder problems (E)", GREEN, "-", "s"),
+    Series(DOWNSTREAM, "downstream accuracy, harder problems", GREEN, "-", "s"),
 )
 
 
@@ -98,7 +91,7 @@ class _Cell:
     """What is known of one arm at one level beside its lines."""
 
     series: Sequence[Series]  # that its panel shows
-    gap: Interval  # G at X, percentage points
+    gap: Interval  # gap change at the common budget, percentage points
     onsets: Mapping[str, Onset]  # none where no run has both metrics throughout
     n: int
     collapsed: int
@@ -182,20 +175,14 @@ def _series_rows(
 ) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for line in lines:
-        xs, values = (line.x, line.value) if series.marker else thinned(line.x, line.value, points)
-        rows += [{**labels, "part": "seed", "seed": line.seed, "x": x, "value": y} for x, y in zip(xs, values)]
-        if line.stopped:
-            rows.append({**labels, "part": "stop", "seed": line.seed, "x": xs[-1], "value": values[-1]})
-    whole = [line for line in lines if line.reached]
-    points_of = [(line.x, line.value) for line in whole]
-    mean = mean_line(points_of, budget, bool(series.marker), bases=[line.base for line in whole])
-    rows += [{**labels, "part": "mean", "x": x} | as_columns(interval) for x, interval in mean]
-    if mean and mean[-1][0] < 0.98 * budget:
-        rows.append({**labels, "part": "end", "x": mean[-1][0], "value": mean[-1][1].mean, "n": mean[-1][1].n})
+        rows += seed_rows(labels, line, len(line.x) if series.marker else points)
+    mean: list[dict[str, Any]] = mean_rows(labels, lines, budget, bool(series.marker))
+    if mean and mean[-1]["x"] < 0.98 * budget:
+        rows.append({**labels, "part": "end", **{name: mean[-1][name] for name in ("x", "value", "n")}})
     if series.metric == DOWNSTREAM and mean:
-        x, best = max(mean, key=lambda point: point[1].mean)
-        rows.append({**labels, "part": "peak", "x": x, "value": best.mean, "n": best.n})
-    return rows
+        best = max(mean, key=lambda row: row["value"])
+        rows.append({**labels, "part": "peak", **{name: best[name] for name in ("x", "value", "n")}})
+    return rows + mean
 
 
 def missing(data: SweepData, finals: FinalValues) -> str:
@@ -213,122 +200,103 @@ def draw_curves(data: SweepData, finals: FinalValues) -> Drawn | None:
     known, numbers = gathered.cells, _numbers(gathered, finals)
     if not known:
         return None
-    heading = data.design.question if data.design else data.record.name
-    bands = _bands(known, gathered.thinned)
-    arms = [arm for arm in data.arms if arm in set(numbers["arm"])]
-    over = {cell: _over(data, cell, here, panel_width(arms)) for cell, here in known.items()}
-    entries = _legend(numbers)
-    rows = len(arranged(arms)) * len({level for level, _ in known})
+    bands = "bold: mean over runs; band: its 95% t interval; thin: single seeds"
+    if max(here.n for here in known.values()) < FOR_INTERVAL:
+        bands = "bold: mean over runs, too few for an interval; thin: single seeds"
+    rows = len(arm_rows(data, list(known)))
     label, formatter = budget_label(finals.axis, finals.budget)
+    drawn = numbers[numbers["part"] == "seed"]
+    longest = drawn["x"].max()
     with house_style(data.record.name):
-        grid = small_multiples(
-            data,
-            list(known),
-            heading,
-            legend_height(len(entries)),
-            over,
-            panel=2.1 if rows <= 2 else 1.3,
-            labels=(label, "share of responses, reward"),
-            footer=_footer(data, finals, bands, gathered, numbers),
-        )
-        write_legend(grid.figure, heading, entries)
-        drawn = numbers[numbers["part"] == "seed"]
-        longest = drawn["x"].max()
-        for (level, arm), axes in grid.panels.items():
+        heading = data.design.question if data.design else data.record.name
+        figure = new_figure(heading, 1.7 + rows * (2.7 if rows <= 2 else 2.0))
+        over = {cell: _over(data, cell, here) for cell, here in known.items()}
+        panels = arm_panels(figure, data, list(known), over, (label, "share of responses, reward"))
+        for (level, arm), axes in panels.items():
             _panel(axes, numbers[(numbers["level"] == level) & (numbers["arm"] == arm)], finals.budget, longest)
         # Bands of few seeds are wider than anything measured: the axes are those of the runs.
-        some = next(iter(grid.panels.values()))
+        some = next(iter(panels.values()))
         some.set_ylim(min(0.0, drawn["value"].min()) - 0.02, max(1.0, drawn["value"].max()) + 0.02)
         some.set_xlim(0, 1.02 * longest)
         some.xaxis.set_major_formatter(formatter)
-    return Drawn(data.record.name, grid.figure, numbers, bands)
+        some.xaxis.set_major_locator(MaxNLocator(4))
+        write_legend(figure, _legend(numbers))
+        write_footer(figure, bands)
+    return Drawn(data.record.name, figure, numbers, bands, caption=_caption(data, finals, gathered, numbers))
 
 
-def _over(data: SweepData, cell: Cell, here: _Cell, inches: float) -> list[str]:
+def _over(data: SweepData, cell: Cell, here: _Cell) -> str:
     """What is written over a panel: the number of seeds, and the gap change."""
-    return [
-        *wrapped(seeds_text(here.n, data.seeds_planned(*cell), here.collapsed), inches, SMALL),
-        gap_text(here.gap) + (f" (n = {here.gap.n})" if here.gap.n not in (0, here.n) else ""),
-    ]
+    seeds = seeds_text(here.n, data.seeds_planned(*cell), here.collapsed)
+    return f"{seeds}\n{gap_text(here.gap)}" + (f" (n = {here.gap.n})" if here.gap.n not in (0, here.n) else "")
 
 
 def gap_text(change: Interval) -> str:
-    """`G +21.5 pp [17.8, 25.2]`, of percentage points."""
+    """`gap +21.5 pp [17.8, 25.2]`, of percentage points."""
     if change.n == 0:
-        return "G -"
-    return f"G {change.mean:+.1f} pp{change.ends('{:.1f}'.format)}"
+        return "gap -"
+    return f"gap {change.mean:+.1f} pp{change.ends('{:.1f}'.format)}"
 
 
 def _panel(axes: Axes, numbers: pd.DataFrame, budget: float, longest: float) -> None:
     if longest > 1.02 * budget:
-        axes.axvline(budget, color="#C8C8C8", linewidth=0.8, label="X")
+        axes.axvline(budget, color=FAINT, linewidth=0.8, label="equal budget")
     for row in rows_of(numbers[numbers["part"] == "onset"]):
         colour, dashes, _ = _ONSETS[row.series]
         axes.axvline(row.x, color=colour, linestyle=dashes, linewidth=1.0, label=row.series)
     for series in SERIES:
         own = numbers[numbers["series"] == series.metric]
-        seeds, stops = own["seed"].nunique(), own[own["part"] == "stop"]
-        for seed, run in own[own["part"] == "seed"].groupby("seed"):
-            look: dict[str, Any] = {"linewidth": 0.5, "alpha": 0.4 / seeds**0.5}
-            if seed in set(stops["seed"]):
-                look = {"linewidth": 0.9, "alpha": 0.9}
-            axes.plot(run["x"], run["value"], color=series.colour, label="seed", **look)
-        axes.plot(stops["x"], stops["value"], color=series.colour, zorder=4, clip_on=False, **CROSS)
+        seeds, stops, end = (own[own["part"] == part] for part in ("seed", "stop", "end"))
+        faint = 0.4 / max(seeds["seed"].nunique(), 1) ** 0.5
+        for seed, run in seeds.groupby("seed"):
+            alpha = 0.9 if seed in set(stops["seed"]) else faint
+            axes.plot(run["x"], run["value"], color=series.colour, label="seed", linewidth=0.6, alpha=alpha)
+        if len(stops):
+            axes.plot(stops["x"], stops["value"], color=series.colour, zorder=4, clip_on=False, **CROSS)
         mean = own[own["part"] == "mean"]
         style: dict[str, Any] = {"color": series.colour, "linewidth": 1.7, "marker": series.marker}
-        style["markersize"] = 3.4 if len(mean) <= 10 else 2.2
-        axes.plot(mean["x"], mean["value"], series.dashes, label=series.metric, **style)
-        if mean["low"].notna().any():
-            axes.fill_between(mean["x"], mean["low"], mean["high"], color=series.colour, alpha=0.15, linewidth=0)
-        end = own[own["part"] == "end"]
+        axes.plot(mean["x"], mean["value"], series.dashes, label=series.metric, markersize=2.6, **style)
+        axes.fill_between(mean["x"], mean["low"], mean["high"], color=series.colour, alpha=0.15, linewidth=0)
         axes.plot(end["x"], end["value"], "|", color=series.colour, markersize=11)
     peak = numbers[numbers["part"] == "peak"]
-    axes.plot(peak["x"], peak["value"], **_PEAK, label="peak", clip_on=False)
+    if len(peak):  # constrained layout counts an empty line that is not clipped as one at the figure's corner
+        axes.plot(peak["x"], peak["value"], **_PEAK, label="peak", clip_on=False)
 
 
-def _legend(numbers: pd.DataFrame) -> list[tuple[Artist, str]]:
+def _legend(numbers: pd.DataFrame) -> list[Entry]:
     drawn, parts = set(numbers["series"]), set(numbers["part"])
     style: dict[str, Any] = {"markersize": 4, "linewidth": 1.7}
-    entries: list[tuple[Artist, str]] = [
+    entries: list[Entry] = [
         (Line2D([], [], color=s.colour, linestyle=s.dashes, marker=s.marker, **style), s.title)
         for s in SERIES
         if s.metric in drawn
     ]
-    marks: list[tuple[Artist, str]] = []
     if "peak" in parts:
-        marks.append((Line2D([], [], **_PEAK), "highest mean E"))
+        entries.append((Line2D([], [], **_PEAK), "highest mean downstream accuracy"))
     for name, (colour, dashes, words) in _ONSETS.items():
         if name in drawn:
-            marks.append((Line2D([], [], color=colour, linestyle=dashes, linewidth=1.0), words))
+            entries.append((Line2D([], [], color=colour, linestyle=dashes, linewidth=1.0), words))
     if "stop" in parts:
-        marks.append((Line2D([], [], color=BLACK, **CROSS), "a run collapsed"))
-    # The legend fills its first column first: with the lines.
-    blank: tuple[Artist, str] = (Line2D([], [], linestyle=""), "")
-    return [*entries, *[blank] * (len(marks) - len(entries)), *marks]
+        entries.append((Line2D([], [], color=BLACK, **CROSS), "a run collapsed"))
+    return entries
 
 
-def _bands(known: Mapping[Cell, _Cell], thin: bool) -> str:
-    logged = "as logged" + (", of long runs the lowest and highest of every stretch" if thin else "")
-    smooth = f"metrics of every step as running means over {SMOOTHING:.0%} of the budget"
-    if max(here.n for here in known.values()) < FOR_INTERVAL:
-        return f"bold: mean over runs, too few for an interval, {smooth}; thin: single seeds {logged}"
-    return f"bold: mean over runs, {smooth}; band: its 95% t interval; thin: single seeds {logged}"
-
-
-def _footer(data: SweepData, finals: FinalValues, bands: str, gathered: _Gathered, numbers: pd.DataFrame) -> str:
+def _caption(data: SweepData, finals: FinalValues, gathered: _Gathered, numbers: pd.DataFrame) -> str:
     known = gathered.cells
-    factor = data.design.factor if data.design else ""
     absent = [arm for arm in data.arms if arm not in {arm for _, arm in known}]
-    absent += [f"{factor} = {level}" for level in data.levels if level not in {level for level, _ in known}]
+    drawn_levels = {level for level, _ in known}
+    absent += [at_level(data, level).strip() for level in data.levels if level not in drawn_levels]
     parts_drawn, longest = set(numbers["part"]), numbers.loc[numbers["part"] == "seed", "x"].max()
     parts = [
-        f"{bands[0].upper()}{bands[1:]}.",
-        f"G: how much more Pc than E was gained from step 0 to X = {finals.at}, percentage points.{finals.over_bases}",
+        f"Means of metrics of every step are running means over {SMOOTHING:.0%} of the budget.",
+        "Single seeds of long runs: the lowest and highest value of every segment." if gathered.thinned else "",
+        "Gap: how much more training reward (correctness of all responses) than downstream accuracy was gained from "
+        f"step 0 to {finals.at}, in percentage points.{finals.over_bases}",
         "Ring: picked on these data, so a little too high." if "peak" in parts_drawn else "",
         _onset_text(known, "onset" in parts_drawn),
         "Bar: a mean ends with the shortest of its seeds." if "end" in parts_drawn else "",
-        "Means leave out the runs that collapsed before X." if any(here.collapsed for here in known.values()) else "",
-        "Grey line: X, from where on not every run goes." if longest > 1.02 * finals.budget else "",
+        "Means leave out runs that collapsed before that." if any(here.collapsed for here in known.values()) else "",
+        f"Grey line: {finals.at}, beyond which not every run goes." if longest > 1.02 * finals.budget else "",
         *gathered.lines.shortfalls,
         f"Not run: {', '.join(absent)}." if absent else "",
     ]
@@ -339,10 +307,10 @@ def _onset_text(known: Mapping[Cell, _Cell], drawn: bool) -> str:
     """What an onset is, and where none could be looked for."""
     untested = [arm for (_, arm), here in known.items() if here.onsets.get(OPENS, _NONE).note in _TOO_FEW]
     if len(untested) == len(known):
-        return f"Onsets need Pc and E of 3 seeds at {RUN} evaluations after step 0."
+        return f"Onsets need training reward and downstream accuracy of 3 seeds at {RUN} evaluations after step 0."
     text = (
-        f"Onset: the first of {RUN} evaluations or more in a row at which G, or what E has lost since its best, is "
-        "surely above 0 over seeds (one-sided 95%); no line: not detected."
+        f"Onset: the first of {RUN} evaluations or more in a row at which the gap, or the loss of downstream accuracy "
+        "since its best, is significantly above 0 over seeds (one-sided 95%); no line: not detected."
     )
     text = text if drawn else "No onset was detected, of a gap or of a fall."
     return f"{text} Not tested: {', '.join(dict.fromkeys(untested))}." if untested else text

@@ -13,25 +13,21 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from grpo_lab.analysis.figures.direct_labels import looks
 from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.omissions import collapse_note
 from grpo_lab.analysis.figures.seed_lines import as_columns, as_table
-from grpo_lab.analysis.figures.small_multiples import WIDTH, legend_height, write_legend
 from grpo_lab.analysis.figures.style import (
-    BODY,
-    LINE,
-    TINY,
     Dashes,
     Drawn,
-    heading_height,
+    Entry,
     house_style,
-    wrapped,
+    in_lines,
+    looks,
+    new_figure,
     write_footer,
-    write_heading,
+    write_legend,
 )
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
@@ -44,7 +40,6 @@ PANELS = {
 }
 FEWEST = 3  # values that make a curve
 _APART = 0.07  # of the distance of two values, between the bars of two levels
-_LEFT, _RIGHT, _BETWEEN, _PANEL = 0.62, 0.12, 0.62, 2.4  # inches
 _BANDS = "line: mean over runs; bars: its 95% t interval, levels moved apart; dots: single seeds"
 _NO_BANDS = "line: mean over runs, too few for an interval; dots: single seeds"
 
@@ -121,62 +116,51 @@ def draw_doses(data: SweepData, finals: FinalValues) -> Drawn | None:
         return None
     numbers = dose_numbers(data, finals, found)
     name, factor = f"{data.record.name}_doses", data.design.factor if data.design else ""
-    heading = f"{data.record.name}: what comes of {found.key}"
     bands = _BANDS if numbers.loc[numbers["part"] == "mean", "low"].notna().any() else _NO_BANDS
     levels = [level for level in data.levels if (numbers["level"] == level).any()]
     look = looks(levels, levels[0])
-    entries = [
-        (Line2D([], [], color=look[level][0], linestyle=look[level][1], marker="o"), f"{factor} = {level}")
-        for level in (levels if len(levels) > 1 else ())
-    ]
-    said = f"{bands[0].upper()}{bands[1:]}. Final values at {finals.at}.{finals.over_bases}"
-    said += " An interval may end below what is drawn."
-    parts = [said, collapse_note(data, finals)]
-    footer = wrapped(" ".join(filter(None, parts)), WIDTH - 0.2, TINY)
     metrics = [metric for metric in PANELS if (numbers["metric"] == metric).any()]
-    # In inches, from the top: heading, legend, panels, the label of their axis, footer.
-    top = heading_height(heading, WIDTH) + (legend_height(len(entries)) if entries else 0.0) + 0.42
-    bottom = 0.62 + len(footer) * TINY * LINE
-    height = top + _PANEL + bottom
     with house_style(name):
-        figure = Figure(figsize=(WIDTH, height))
-        write_heading(figure, heading)
-        if entries:
-            write_legend(figure, heading, entries)
-        write_footer(figure, footer)
-        inner = (WIDTH - _LEFT - _RIGHT - _BETWEEN * (len(metrics) - 1)) / len(metrics)
-        place = {"left": _LEFT / WIDTH, "right": 1 - _RIGHT / WIDTH, "top": 1 - top / height, "bottom": bottom / height}
-        row = figure.subplots(1, len(metrics), squeeze=False, gridspec_kw=place | {"wspace": _BETWEEN / inner})[0]
-        for axes, metric in zip(row, metrics):
+        figure = new_figure(f"{data.record.name}: how do reward and accuracy respond to {found.key}?", 3.6)
+        for axes, metric in zip(figure.subplots(1, len(metrics), squeeze=False)[0], metrics):
             _panel(axes, numbers[numbers["metric"] == metric], found, look)
-            axes.set_title(PANELS[metric], loc="left")
-        figure.text(0.5, (bottom - 0.4) / height, found.key, ha="center", va="center", fontsize=BODY)
-    return Drawn(name, figure, numbers, bands)
+            axes.set_title(PANELS[metric])
+            axes.set_xlabel(in_lines(found.key, 30))
+        if len(levels) > 1:
+            write_legend(figure, _legend(look, factor), 4)
+        write_footer(figure, bands)
+    caption = f"Final values at {finals.at}.{finals.over_bases} An interval may end below what is drawn."
+    return Drawn(name, figure, numbers, bands, caption=" ".join([caption, collapse_note(data, finals)]).strip())
+
+
+def _legend(look: Mapping[str, tuple[str, Dashes]], factor: str) -> list[Entry]:
+    return [
+        (Line2D([], [], color=colour, linestyle=dashes, marker="o", markersize=4), f"{factor} = {level}")
+        for level, (colour, dashes) in look.items()
+    ]
 
 
 def _panel(axes: Axes, numbers: pd.DataFrame, found: Dose, look: Mapping[str, tuple[str, Dashes]]) -> None:
     places = {arm: place for place, arm in enumerate(found.values)}
     for number, (level, (colour, dashes)) in enumerate(look.items()):
         own = numbers[numbers["level"] == level]
-        shift = _APART * (number - (len(look) - 1) / 2)
-        at = own["arm"].map(places) + shift
+        at = own["arm"].map(places) + _APART * (number - (len(look) - 1) / 2)
         seeds, mean = own["part"] == "seed", own["part"] == "mean"
         axes.plot(at[seeds], own["value"][seeds], ".", color=colour, markersize=3, alpha=0.4, label="seed")
         axes.plot(at[mean], own["value"][mean], marker="o", color=colour, linestyle=dashes, markersize=4, label=level)
         bars = mean & own["low"].notna()
         axes.vlines(at[bars], own["low"][bars], own["high"][bars], color=colour, linewidth=1.3, alpha=0.7)
     axes.set_xticks(list(places.values()), [f"{value:g}" for value in found.values.values()])
-    axes.set_xlim(-0.4, len(places) - 0.6)
-    highest = axes.get_ylim()[1]
-    axes.set_ylim(-0.03 * highest, highest)  # a mark at 0 is whole
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(axis="x", labelrotation=0 if len(places) < 6 else 45)
+    highest = float(numbers["value"].max())
+    axes.set_ylim(-0.03 * highest, 1.08 * highest)  # a mark at 0 is whole
 
 
 FIGURE = FigureKind(
     "doses",
     draw_doses,
     missing,
-    title="What comes of a number",
+    title="Dose-response",
     how_to_read=(
         "Training outcome, held-out accuracy (training protocol) and downstream accuracy over the number in "
         "which the arms differ, a line for each level. Where the first stays up and the others fall, the run "

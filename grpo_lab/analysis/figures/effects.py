@@ -8,28 +8,25 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.omissions import BARS_OF_FEW
+from grpo_lab.analysis.figures.panels import level_label, rows_of_arms
 from grpo_lab.analysis.figures.style import (
     BLACK,
     BLUE,
     BODY,
     GREEN,
     GREY,
-    LINE,
     SMALL,
     TINY,
     VERMILLION,
     Drawn,
-    heading_height,
     house_style,
-    text_width,
-    wrapped,
+    in_lines,
+    new_figure,
     write_footer,
-    write_heading,
 )
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, OVERSTATEMENT, TRUNCATED, FinalValues
 from grpo_lab.analysis.metric_names import title
@@ -40,7 +37,6 @@ from grpo_lab.config.design import Direction
 
 PANELS = {TRUNCATED: BLACK, HELDOUT: BLUE, DOWNSTREAM: GREEN, OVERSTATEMENT: VERMILLION}
 BARS = "mark: mean of the differences paired by seed; bar: its 95% t interval; dots: single seeds"
-_ROW, _BETWEEN, _RIGHT = 0.44, 0.22, 0.15  # inches: an arm, two levels, the margin
 
 
 def shown_metrics(data: SweepData) -> dict[str, str]:
@@ -89,49 +85,35 @@ def draw_effects(data: SweepData, finals: FinalValues) -> Drawn | None:
     colours = {metric: colour for metric, colour in shown_metrics(data).items() if metric in set(numbers["metric"])}
     levels = [level for level in data.levels if level in set(numbers["level"])]
     arms = [arm for arm in data.arms if arm in set(numbers["arm"])]
-    factor = data.design.factor if data.design else ""
-    heading = f"Difference to {data.control}, paired by seed"
     bars = BARS if numbers["low"].notna().any() else BARS_OF_FEW
-    # In inches, from the top: heading, titles of the metrics, the rows of every level, ticks and footer.
-    left = 0.2 + text_width(max(arms, key=len), BODY) + (0.35 if factor else 0.0)
-    width = max(8.0, left + 1.5 * len(colours))
-    footer = wrapped(_footer(data, finals, numbers, bars), width - 0.2, TINY)
-    titles = {metric: wrapped(title(metric), (width - left) / len(colours) - 0.15, BODY) for metric in colours}
-    top = heading_height(heading, width) + max(map(len, titles.values())) * BODY * LINE + 0.1
-    bottom = 0.45 + len(footer) * TINY * LINE
-    panel = _ROW * len(arms)
-    height = top + bottom + panel * len(levels) + _BETWEEN * (len(levels) - 1)
     with house_style(name):
-        figure = Figure(figsize=(width, height))
-        write_heading(figure, heading)
-        place = {"left": left / width, "right": 1 - _RIGHT / width, "top": 1 - top / height, "bottom": bottom / height}
-        place |= {"wspace": 0.1, "hspace": _BETWEEN / panel}
-        panels = figure.subplots(len(levels), len(colours), sharex="col", squeeze=False, gridspec_kw=place)
-        for level, row in zip(levels, panels):
+        figure = new_figure(
+            f"Difference to {data.control}, paired by seed", 1.1 + (0.44 * len(arms) + 0.3) * len(levels)
+        )
+        grid = figure.subplots(len(levels), len(colours), sharex="col", squeeze=False)
+        for level, row in zip(levels, grid):
             here = numbers[numbers["level"] == level]
             pairs = here.groupby("arm")["n"].max()
             for (metric, colour), axes in zip(colours.items(), row):
                 _panel(axes, here[here["metric"] == metric], arms, pairs, colour)
-            row[0].set_yticks(range(len(arms)), [f"{arm}\nn = {pairs.get(arm, 0)}" for arm in arms])
-            if factor:
-                row[0].set_ylabel(f"{factor}\n{level}")
-        for metric, axes in zip(colours, panels[0]):
-            axes.set_title("\n".join(titles[metric]), fontsize=BODY, loc="left")
-        write_footer(figure, footer)
-    return Drawn(name, figure, numbers, bars)
+            row[0].set_yticks(range(len(arms)), [f"{in_lines(arm, 30)}\nn = {pairs.get(arm, 0)}" for arm in arms])
+            row[0].set_ylabel(level_label(data, level))
+        for metric, axes in zip(colours, grid[0]):
+            axes.set_title(in_lines(title(metric), 92 // len(colours)), fontsize=SMALL)
+        write_footer(figure, bars)
+    return Drawn(name, figure, numbers, bars, caption=_caption(data, finals, numbers))
 
 
 def _panel(axes: Axes, numbers: pd.DataFrame, arms: Sequence[str], pairs: pd.Series, colour: str) -> None:
-    axes.axvline(0, color=GREY, linewidth=1.0)
-    for row in rows_of(numbers[numbers["part"] == "seed"]):
-        y = arms.index(row.arm) + 0.22
-        axes.plot(row.value, y, "o", color=colour, alpha=0.3, markersize=3.2, markeredgewidth=0)
+    rows_of_arms(axes, [""] * len(arms))
+    seeds = numbers[numbers["part"] == "seed"]
+    axes.plot(seeds["value"], [arms.index(arm) + 0.22 for arm in seeds["arm"]], "o", color=colour, alpha=0.3, ms=2.6)
+    aside: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "center", "color": GREY}
     for row in rows_of(numbers[numbers["part"] == "mean"]):
         y = arms.index(row.arm)
         axes.plot([row.low, row.high], [y, y], color=colour, linewidth=1.8, solid_capstyle="butt")
         inside = "white" if row.n >= FOR_INTERVAL and math.isnan(row.low) else colour
         axes.plot(row.value, y, "D", color=colour, markersize=4.6, label=row.arm, markerfacecolor=inside)
-        aside: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "center", "color": GREY}
         if row.predicted:
             arrow, shift = ("→", 8) if row.predicted == "above" else ("←", -8)
             axes.annotate(arrow, (0, y), xytext=(shift, 8), fontsize=BODY, **aside)
@@ -139,19 +121,15 @@ def _panel(axes: Axes, numbers: pd.DataFrame, arms: Sequence[str], pairs: pd.Ser
             axes.annotate(f"n = {row.n}", (row.value, y), xytext=(0, 8), fontsize=TINY, **aside)
     axes.margins(x=0.12)
     axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
-    axes.set_ylim(len(arms) - 0.5, -0.5)
-    axes.set_yticks([])
-    axes.tick_params(axis="y", length=0, labelsize=SMALL)
-    axes.grid(axis="y", visible=False)
-    axes.spines[["top", "right", "left"]].set_visible(False)
 
 
-def _footer(data: SweepData, finals: FinalValues, numbers: pd.DataFrame, bars: str) -> str:
+def _caption(data: SweepData, finals: FinalValues, numbers: pd.DataFrame) -> str:
     means = numbers[numbers["part"] == "mean"]
+    withheld = (means["low"].isna() & (means["n"] >= FOR_INTERVAL)).any()
     parts = [
-        f"{bars[0].upper()}{bars[1:]}. Final values at {finals.at}.{finals.over_bases}",
-        "Hollow: the interval is withheld." if (means["low"].isna() & (means["n"] >= FOR_INTERVAL)).any() else "",
-        "Arrow: the direction that was predicted." if numbers["predicted"].any() else "",
+        f"Final values at {finals.at}.{finals.over_bases}",
+        "Hollow: the interval is not reported." if withheld else "",
+        "Arrow: the predicted direction." if numbers["predicted"].any() else "",
         "" if data.design else f"Nothing was declared: {data.control} is the sweep's first arm.",
     ]
     return " ".join(filter(None, parts))

@@ -11,21 +11,23 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from grpo_lab.analysis.figures.style import (
     BLACK,
     BLUE,
+    FAINT,
     GREEN,
     GREY,
-    SMALL,
+    ORANGE,
+    PURPLE,
+    SKY,
     VERMILLION,
     Drawn,
     house_style,
-    wrapped,
+    new_figure,
     write_footer,
-    write_heading,
+    write_legend,
 )
 from grpo_lab.analysis.final_values import HELDOUT
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
@@ -34,10 +36,14 @@ from grpo_lab.analysis.tracks import TRAILING, TRAINING
 from grpo_lab.tracking.foreign import FOREIGN
 
 REWARD = TRAINING["reward"]
-_COLOURS = (BLUE, GREEN, VERMILLION, "#CC79A7", "#E69F00", "#56B4E9")
+_COLOURS = (BLUE, GREEN, VERMILLION, PURPLE, ORANGE, SKY)
 _FOREIGN = (BLACK, GREY, "#A0A0A0")
 _MARK = {False: {"marker": "o"}, True: {"marker": "D", "markerfacecolor": "white", "linestyle": "--"}}
-_WIDTH, _HEIGHT, _LEGEND = 10.0, 4.6, 0.21  # inches; of a line of the legend
+_CAPTION = (
+    "Hollow diamonds and dashes: foreign runs, as their framework logged them, with its own model, questions and "
+    "protocol; no verdict counts them. Left: solid or dashed held-out accuracy, dotted training reward. Right: above "
+    "the diagonal held-out accuracy is higher than reward."
+)
 
 
 def foreign_numbers(data: SweepData, others: Sequence[SweepData]) -> pd.DataFrame:
@@ -90,38 +96,23 @@ def draw_foreign(data: SweepData, others: Sequence[SweepData]) -> Drawn:
             raise ValueError(f"no finished run of {named} has {REWARD} and {HELDOUT}, which the figure compares")
     name = f"{data.record.name}_foreign"
     looks = _looks(numbers)
-    footer = wrapped(
-        "Lines: single runs. Hollow diamonds and dashes: foreign runs, as their framework logged them, with its own "
-        "model, questions and protocol; no verdict counts them. Left: solid or dashed held-out accuracy, dotted "
-        "training reward. Right: above the diagonal held-out accuracy is higher than reward.",
-        _WIDTH - 0.4,
-        SMALL,
-    )
+    bands = "lines: single runs; hollow diamonds and dashes: runs of other frameworks; dotted: training reward"
     with house_style(name):
-        legend = _LEGEND * ((len(looks) + 1) // 2)
-        height = _HEIGHT + legend
-        figure = Figure(figsize=(_WIDTH, height))
-        write_heading(figure, f"{data.record.name} beside runs of other frameworks")
-        bottom, top = 0.95 / height, (_HEIGHT - 0.45) / height
-        left, right = (figure.add_axes((x, bottom, 0.4, top - bottom)) for x in (0.07, 0.57))
+        figure = new_figure(f"{data.record.name} beside runs of other frameworks", 4.2 + 0.1 * len(looks), 10.0)
+        left, right = figure.subplots(1, 2)
         for (label, _, _), run in groups_of(numbers, ["name", "level", "seed"], sort=False):
             look = looks[label]
             left.plot(run["share"], run["heldout"], label=label, **look)
             left.plot(run["share"], run["reward"], label="reward", color=look["color"], linestyle=":", linewidth=1.2)
             right.plot(run["reward"], run["heldout"], label=label, **look)
-        right.plot([0, 1], [0, 1], color="#C8C8C8", linewidth=0.8, zorder=0)
+        right.plot([0, 1], [0, 1], color=FAINT, linewidth=0.8, zorder=0)
         left.set(xlabel="share of the run's own budget", ylabel="share of answers or responses", xlim=(0, 1.02))
-        right.set(xlabel="training reward, right of all responses", ylabel="held-out accuracy")
+        right.set(xlabel="training reward, right of all responses", ylabel="held-out accuracy", xlim=(-0.02, 1.02))
         for axes in (left, right):
             axes.set_ylim(-0.02, 1.02)
-        right.set_xlim(-0.02, 1.02)
-        entries = [Line2D([], [], **look) for look in looks.values()]
-        figure.legend(
-            entries, list(looks), loc="upper left", bbox_to_anchor=(0.06, 1 - 0.34 / height), ncols=2, fontsize=SMALL,
-            frameon=False,
-        )  # fmt: skip
-        write_footer(figure, footer)
-    return Drawn(name, figure, numbers, bands="lines: single runs; hollow diamonds: foreign runs")
+        write_legend(figure, [(Line2D([], [], **look), label) for label, look in looks.items()])
+        write_footer(figure, bands)
+    return Drawn(name, figure, numbers, bands, caption=_CAPTION)
 
 
 def _looks(numbers: pd.DataFrame) -> dict[str, dict[str, Any]]:

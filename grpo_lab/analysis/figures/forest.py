@@ -4,35 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
-from matplotlib.artist import Artist
+import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.effects.contrast_plan import Contrast, is_ladder, not_run, order_warning, planned_contrasts
 from grpo_lab.analysis.effects.contrasts import SCREENING, Disagreement, TrickEffect
 from grpo_lab.analysis.figures.forest_rows import BEYOND, PP, Row, forest_numbers, forest_rows, noise_band, shown_kinds
 from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.omissions import BARS_OF_FEW
+from grpo_lab.analysis.figures.panels import at_level, level_label, rows_of_arms, symmetric_limit
 from grpo_lab.analysis.figures.style import (
     BLACK,
-    BODY,
     GREEN,
     GREY,
-    LINE,
     SMALL,
     TINY,
     VERMILLION,
     Drawn,
-    heading_height,
+    Entry,
     house_style,
-    text_width,
-    wrapped,
+    new_figure,
     write_footer,
-    write_heading,
+    write_legend,
 )
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
@@ -47,11 +44,7 @@ TITLES = {
     "interaction": "beyond the sum of both",
 }
 BARS = "mark and bar: mean of the differences paired by seed and its 95% t interval; dots: single seeds"
-_EFFECT, _GAP = 0.27, 0.11  # inches: the two lines of an effect, and between two tricks
-_BETWEEN, _ENTRY = 0.3, 2.6  # between two levels, an entry of the legend
-_MAIN, _SECOND = 3.4, 1.5  # inches: the panel of the effects, the one of the interactions
 _TINT, _EDGE = 0.25, 0.02  # how opaque an effect is coloured whose signs disagree; how far, within noise
-_UPPER, _LOWER = 0.66, 0.22  # where its two lines are, from its foot
 
 
 def missing(data: SweepData, finals: FinalValues) -> str:
@@ -72,53 +65,30 @@ def draw_forest(data: SweepData, finals: FinalValues) -> Drawn | None:
     pairs = max(effect.n_pairs for effect in effects)
     ends = {level: noise_band(data, finals, level, pairs) for level in levels}
     numbers = forest_numbers(rows, {level: end for level, end in ends.items() if not math.isnan(end)})
-    bars = BARS if numbers["low"].notna().any() else BARS_OF_FEW
     second = any(row.beside for row in rows)
-    contexts = _contexts(effects)
-    # In inches, from the left: tricks, their contexts, effects, effects as numbers, interactions.
-    left = 0.45 + max(text_width(line, BODY) for row in rows for line in row.lines)
-    left += 0.3 if data.design and data.design.factor else 0.0
-    left += max(text_width(effect.contrast.context, TINY) for effect in effects) + 0.15 if contexts else 0.0
-    column = max(text_width(_numbers_of(effect), TINY) for effect in effects) + 0.25
-    width = max(8.0, left + _MAIN + column + (_SECOND + 0.2 if second else 0.0))
-    main = width - left - column - (_SECOND + 0.2 if second else 0.0)
-    heading = "What every trick does to downstream accuracy, and to training reward"
-    drawn = [effect for row in rows for effect in (*row.effects, *row.rewards.values())]
-    limit, beside = _limit(drawn), [row.beside for row in rows if row.beside]
-    bars += BEYOND if _leaves_axis(drawn) or (beside and _leaves_axis(beside)) else ""
-    footer = wrapped(_footer(data, finals, rows, ends, bars), width - 0.2, TINY)
-    heights = {level: sum(_height(row) for row in rows if row.level == level) for level in levels}
-    entries = _entries(rows, effects, bool(numbers["part"].eq("band").any()), is_ladder(data))
-    columns = max(1, int(width / _ENTRY))
-    legend = math.ceil(len(entries) / columns) * SMALL * LINE + 0.1
-    top, bottom = heading_height(heading, width) + legend + (0.4 if second else 0.1), 0.5 + len(footer) * TINY * LINE
-    height = top + bottom + sum(heights.values()) + _BETWEEN * (len(levels) - 1)
+    heights = [sum(_height(row) for row in rows if row.level == level) for level in levels]
+    bars = BARS if numbers["low"].notna().any() else BARS_OF_FEW
+    bars += BEYOND if _leaves_axis([*effects, *(e for row in rows for e in row.rewards.values())]) else ""
     with house_style(name):
-        figure = Figure(figsize=(width, height))
-        write_heading(figure, heading)
-        _legend(figure, heading_height(heading, width), entries, columns)
-        y = height - top
-        for level in levels:
-            y -= heights[level]
-            here = [row for row in rows if row.level == level]
-            axes = figure.add_axes((left / width, y / height, main / width, heights[level] / height))
-            _panel(axes, here, ends[level], limit, contexts, left)
-            if data.design and data.design.factor:
-                at = (0.12 / width, (y + heights[level] / 2) / height)
-                words = f"{data.design.factor} = {level}"
-                figure.text(*at, words, rotation=90, va="center", ha="left", fontsize=SMALL, fontweight="bold")
+        heading = "What every trick does to downstream accuracy, and to training reward"
+        figure = new_figure(heading, 1.7 + 0.3 * sum(heights) + 0.3 * len(levels))
+        shape: dict[str, Any] = {"height_ratios": heights, "width_ratios": [2.2, 1] if second else [1]}
+        grid = figure.subplots(len(levels), 2 if second else 1, sharex="col", squeeze=False, **shape)
+        for level, row in zip(levels, grid):
+            here = [one for one in rows if one.level == level]
+            _panel(row[0], here, ends[level], _limit(rows), _contexts(effects))
+            row[0].set_ylabel(level_label(data, level))
             if second:
-                place = ((left + main + column) / width, y / height, _SECOND / width, heights[level] / height)
-                _interactions(figure.add_axes(place), here, last=level == levels[-1], first=level == levels[0])
-            axes.tick_params(labelbottom=level == levels[-1])
-            y -= _BETWEEN
-        axes.set_xlabel("difference, percentage points")
-        write_footer(figure, footer)
-    return Drawn(name, figure, numbers, bars)
+                _interactions(row[1], here)
+        grid[-1, 0].set_xlabel("difference, percentage points")
+        write_legend(figure, _entries(rows, effects, bool(numbers["part"].eq("band").any()), is_ladder(data)), 3)
+        write_footer(figure, bars)
+    return Drawn(name, figure, numbers, bars, caption=_caption(data, finals, rows, ends))
 
 
-def _height(row: Row) -> float:
-    return _EFFECT * len(row.effects) + _GAP
+def _height(row: Row) -> int:
+    """Lines that a trick takes: one per effect, and room for a name in two lines."""
+    return max(len(row.effects), len(row.lines))
 
 
 def _contexts(effects: Sequence[TrickEffect]) -> bool:
@@ -126,107 +96,97 @@ def _contexts(effects: Sequence[TrickEffect]) -> bool:
     return len({effect.contrast.context for effect in effects}) > len({effect.contrast.kind for effect in effects})
 
 
-def _limit(effects: Sequence[TrickEffect]) -> float:
-    """Half the width of the axis: bars of few seeds can be wider than anything measured, and are cut."""
-    measured = max((abs(value) for effect in effects for value in effect.differences.values()), default=0.0)
-    bounds = [abs(end) for e in effects for end in (e.interval.low, e.interval.high) if not math.isnan(end)]
-    return PP * 1.08 * max(min(max(bounds, default=measured), 1.6 * measured), 0.005)
+def _limit(rows: Sequence[Row]) -> float:
+    """Half the width of the axis in percentage points."""
+    return _limit_of([effect for row in rows for effect in (*row.effects, *row.rewards.values())])
+
+
+def _limit_of(effects: Sequence[TrickEffect]) -> float:
+    measured = pd.Series([PP * value for effect in effects for value in effect.differences.values()], dtype=float)
+    ends = pd.Series([PP * end for e in effects for end in (e.interval.low, e.interval.high)], dtype=float)
+    return symmetric_limit(measured, ends, 0.5)
 
 
 def _leaves_axis(effects: Sequence[TrickEffect]) -> bool:
-    limit = _limit(effects) / PP
+    limit = _limit_of(effects) / PP
     return any(-effect.interval.low > limit or effect.interval.high > limit for effect in effects)
 
 
-def _panel(axes: Axes, rows: Sequence[Row], band: float, limit: float, contexts: bool, left: float) -> None:
-    y = sum(map(_height, rows))
-    axes.set_xlim(-limit, limit)
-    axes.set_ylim(0, y)
+def _panel(axes: Axes, rows: Sequence[Row], band: float, limit: float, contexts: bool) -> None:
+    labels, numbers, places = [], [], []
     if not math.isnan(band):
         axes.axvspan(-band * PP, band * PP, color=GREY, alpha=0.10, linewidth=0)
-    axes.axvline(0, color=GREY, linewidth=1.0)
-    aside = {"va": "center", "annotation_clip": False, "xycoords": ("axes fraction", "data")}
-    aside |= {"textcoords": "offset points"}
+    top = 0.0
     for row in rows:
-        y -= _height(row)
-        middle, shift = y + _height(row) / 2, -(left - 0.3) * 72
-        axes.annotate("\n".join(row.lines), (0, middle), xytext=(shift, 0), ha="left", fontsize=BODY, **aside)
-        at = y + _height(row) - _GAP / 2
-        for effect in row.effects:
-            at -= _EFFECT
-            _effect(axes, row, effect, at, limit)
-            upper, small = at + _UPPER * _EFFECT, {"fontsize": TINY, **aside}
-            axes.annotate(_numbers_of(effect), (1, upper), xytext=(6, 0), ha="left", **small)
-            if contexts:
-                axes.annotate(effect.contrast.context, (0, upper), xytext=(-6, 0), ha="right", color=GREY, **small)
-    _tidy(axes)
+        for at, effect in enumerate(row.effects):
+            y = top + (at + 0.5) * _height(row) / len(row.effects) - 0.5
+            _effect(axes, row, effect, y, limit)
+            name = "\n".join(row.lines) if at == 0 else ""
+            labels.append(f"{name}  {effect.contrast.context}".strip() if contexts else name)
+            numbers.append(_numbers_of(effect))
+            places.append(y)
+        top += _height(row)
+        axes.axhline(top - 0.5, color="#E4E4E4", linewidth=0.5)
+    _tidy(axes, top, limit)
+    axes.set_yticks(places, labels)
+    beside = axes.secondary_yaxis("right")
+    beside.set_yticks(places, numbers)
+    beside.tick_params(length=0, labelsize=TINY)
+    beside.spines[:].set_visible(False)
 
 
-def _effect(axes: Axes, row: Row, effect: TrickEffect, at: float, limit: float) -> None:
-    """One context of a trick: downstream above, training reward below."""
+def _effect(axes: Axes, row: Row, effect: TrickEffect, y: float, limit: float) -> None:
+    """One context of a trick: downstream accuracy above, training reward below."""
     name, kind = effect.contrast.name, effect.contrast.kind
-    upper, lower = at + _UPPER * _EFFECT, at + _LOWER * _EFFECT
     if found := row.disagreements.get(name):
         # Estimates of nothing go opposite ways half of the time: those get a mark at the edge only.
         right = 1.0 if found.resolved else _EDGE
-        axes.axhspan(at, at + _EFFECT, xmax=right, color=VERMILLION, alpha=_TINT, linewidth=0)
+        axes.axhspan(y - 0.5, y + 0.5, xmax=right, color=VERMILLION, alpha=_TINT, linewidth=0)
     for value in effect.differences.values():
-        axes.plot(value * PP, upper, "o", color=GREEN, alpha=0.28, markersize=3, markeredgewidth=0)
-    _bar(axes, effect.interval, upper, GREEN, 1.8, limit)
-    look = {"color": GREEN, "markersize": 4.8, "markerfacecolor": _face(kind), "markeredgewidth": 1.2}
-    axes.plot(effect.interval.mean * PP, upper, MARKERS[kind], label=name, **look)
+        axes.plot(value * PP, y - 0.15, "o", color=GREEN, alpha=0.28, markersize=3, markeredgewidth=0)
+    _bar(axes, effect.interval, y - 0.15, GREEN, 1.8, limit)
+    look: dict[str, Any] = {"color": GREEN, "markersize": 4.8, "markerfacecolor": _face(kind), "markeredgewidth": 1.2}
+    axes.plot(effect.interval.mean * PP, y - 0.15, MARKERS[kind], label=name, **look)
     if reward := row.rewards.get(name):
-        _bar(axes, reward.interval, lower, VERMILLION, 0.9, limit, alpha=0.6)
-        axes.plot(reward.interval.mean * PP, lower, "|", color=VERMILLION, markersize=5, alpha=0.8)
+        _bar(axes, reward.interval, y + 0.25, VERMILLION, 0.9, limit)
+        axes.plot(reward.interval.mean * PP, y + 0.25, "|", color=VERMILLION, markersize=5)
 
 
 def _face(kind: str) -> str:
     return "white" if kind == "left_out" else GREEN
 
 
-def _bar(axes: Axes, interval: Interval, y: float, colour: str, width: float, limit: float, alpha: float = 1.0) -> None:
+def _bar(axes: Axes, interval: Interval, y: float, colour: str, width: float, limit: float) -> None:
     """The interval; an arrowhead where it leaves the axis."""
-    if math.isnan(interval.low):
-        return
     low, high = interval.low * PP, interval.high * PP
-    axes.plot([low, high], [y, y], color=colour, linewidth=width, alpha=alpha, solid_capstyle="butt")
+    axes.plot([low, high], [y, y], color=colour, linewidth=width, solid_capstyle="butt")
     for end, mark in ((low, "<"), (high, ">")):
         if abs(end) > limit:
-            axes.plot(math.copysign(limit, end), y, mark, color=colour, markersize=3.5, alpha=alpha)
+            axes.plot(math.copysign(limit, end), y, mark, color=colour, markersize=3.5)
 
 
-def _interactions(axes: Axes, rows: Sequence[Row], first: bool, last: bool) -> None:
+def _interactions(axes: Axes, rows: Sequence[Row]) -> None:
     """What a trick gives inside the whole beyond what it gives alone."""
-    found = [row.beside for row in rows if row.beside]
-    limit = _limit(found)
-    axes.set_xlim(-limit, limit)
-    axes.set_ylim(0, sum(map(_height, rows)))
-    axes.axvline(0, color=GREY, linewidth=1.0)
-    y = sum(map(_height, rows))
+    limit, top = _limit_of([row.beside for row in rows if row.beside]), 0.0
     for row in rows:
-        y -= _height(row)
         if row.beside:
-            middle = y + _height(row) / 2
+            y = top + _height(row) / 2 - 0.5
             for value in row.beside.differences.values():
-                axes.plot(value * PP, middle, "o", color=BLACK, alpha=0.25, markersize=3, markeredgewidth=0)
-            _bar(axes, row.beside.interval, middle, BLACK, 1.6, limit)
-            axes.plot(row.beside.interval.mean * PP, middle, "P", color=BLACK, markersize=4.8)
+                axes.plot(value * PP, y, "o", color=BLACK, alpha=0.25, markersize=3, markeredgewidth=0)
+            _bar(axes, row.beside.interval, y, BLACK, 1.6, limit)
+            axes.plot(row.beside.interval.mean * PP, y, "P", color=BLACK, markersize=4.8)
             words = _estimate(row.beside.interval) + _star(row.beside)
-            shift = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center", "fontsize": TINY}
-            axes.annotate(words, (0, middle), **shift)
-    _tidy(axes)
-    axes.tick_params(labelbottom=last)
-    if first:
-        axes.set_title("in the whole\nless alone", fontsize=SMALL, loc="center")
-    if last:
-        axes.set_xlabel("pp, downstream")
-
-
-def _tidy(axes: Axes) -> None:
-    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+            axes.annotate(words, (0, y), (0, 6), textcoords="offset points", ha="center", fontsize=TINY)
+        top += _height(row)
+    _tidy(axes, top, limit)
     axes.set_yticks([])
-    axes.grid(axis="y", visible=False)
-    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.set_title("in the whole less alone", fontsize=SMALL)
+    axes.set_xlabel("pp, downstream")
+
+
+def _tidy(axes: Axes, rows: float, limit: float) -> None:
+    rows_of_arms(axes, [])
+    axes.set(xlim=(-limit, limit), ylim=(rows - 0.5, -0.5))
 
 
 def _estimate(interval: Interval) -> str:
@@ -243,9 +203,9 @@ def _numbers_of(effect: TrickEffect) -> str:
     return f"{_estimate(effect.interval)}{_star(effect)}   {count}"
 
 
-def _entries(rows: Sequence[Row], effects: Sequence[TrickEffect], band: bool, ladder: bool) -> list[tuple[Artist, str]]:
+def _entries(rows: Sequence[Row], effects: Sequence[TrickEffect], band: bool, ladder: bool) -> list[Entry]:
     """The legend, as handles and words."""
-    entries: list[tuple[Artist, str]] = []
+    entries: list[Entry] = []
     for kind in (kind for kind in MARKERS if kind in {effect.contrast.kind for effect in effects}):
         look = {"color": GREEN, "markerfacecolor": _face(kind), "markersize": 5}
         title = "increment" if ladder else TITLES[kind]
@@ -264,25 +224,18 @@ def _entries(rows: Sequence[Row], effects: Sequence[TrickEffect], band: bool, la
     return entries
 
 
-def _legend(figure: Figure, heading: float, entries: Sequence[tuple[Artist, str]], columns: int) -> None:
-    width, height = figure.get_size_inches()
-    place = {"loc": "upper left", "bbox_to_anchor": (0.08 / width, 1 - heading / height), "borderaxespad": 0.0}
-    look = {"frameon": False, "fontsize": SMALL, "handlelength": 2.2, "borderpad": 0.0, "columnspacing": 2}
-    figure.legend(*zip(*entries), ncols=columns, **place, **look)
-
-
-def _footer(data: SweepData, finals: FinalValues, rows: Sequence[Row], ends: dict[str, float], bars: str) -> str:
+def _caption(data: SweepData, finals: FinalValues, rows: Sequence[Row], ends: dict[str, float]) -> str:
+    kinds = (*shown_kinds(data), "interaction")
+    absent = dict.fromkeys(_place(data, contrast) for contrast in not_run(data, finals) if contrast.kind in kinds)
     parts = [
-        f"{bars[0].upper()}{bars[1:]}. Final values at {finals.at}.{finals.over_bases}",
-        "Numbers: downstream, percentage points, with pairs of runs.",
+        f"Final values at {finals.at}.{finals.over_bases}",
+        "Numbers: downstream accuracy, percentage points, with pairs of runs.",
         _stars(rows),
         _band(data, finals, rows, ends),
         _apart(data, rows),
         order_warning(data),
+        f"Not run: {', '.join(absent)}." if absent else "",
     ]
-    kinds = (*shown_kinds(data), "interaction")
-    absent = dict.fromkeys(_place(data, contrast) for contrast in not_run(data, finals) if contrast.kind in kinds)
-    parts.append(f"Not run: {', '.join(absent)}." if absent else "")
     return " ".join(filter(None, parts))
 
 
@@ -321,7 +274,7 @@ def _apart(data: SweepData, rows: Sequence[Row]) -> str:
     parts = [
         f"Training reward and downstream accuracy go opposite ways, both adjusted p below .05: {'; '.join(sure)}."
         if sure
-        else "For no trick are both effects sure (adjusted p below .05) and of opposite sign.",
+        else "For no trick are both effects significant (adjusted p below .05) and of opposite sign.",
         f"Opposite estimates, within noise: {', '.join(unsure)}." if unsure else "",
     ]
     return " ".join(filter(None, parts))
@@ -333,8 +286,7 @@ def _both(found: Disagreement) -> str:
 
 
 def _place(data: SweepData, contrast: Contrast, short: bool = False) -> str:
-    level = f" at {data.design.factor} = {contrast.level}" if data.design and data.design.factor else ""
-    return f"{contrast.trick}{'' if short else ' ' + contrast.context}{level}"
+    return f"{contrast.trick}{'' if short else ' ' + contrast.context}{at_level(data, contrast.level)}"
 
 
 FIGURE = FigureKind(

@@ -6,23 +6,33 @@ Drawn where the training grader accepts held-out answers that the evaluation ver
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.figures.kind import FigureKind
-from grpo_lab.analysis.figures.seed_lines import Cell, Line, Lines, as_columns, as_table, seed_lines
-from grpo_lab.analysis.figures.small_multiples import legend_height, seeds_text, small_multiples, write_legend
-from grpo_lab.analysis.figures.style import BLUE, VERMILLION, Dashes, Drawn, budget_label, house_style
+from grpo_lab.analysis.figures.panels import Cell, arm_panels, arm_rows, seeds_text
+from grpo_lab.analysis.figures.seed_lines import Lines, as_table, mean_rows, seed_lines, seed_rows
+from grpo_lab.analysis.figures.style import (
+    BLUE,
+    VERMILLION,
+    Dashes,
+    Drawn,
+    Entry,
+    budget_label,
+    house_style,
+    new_figure,
+    write_footer,
+    write_legend,
+)
 from grpo_lab.analysis.final_values import HELDOUT, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.mean_line import SMOOTHING, mean_line, running_mean
+from grpo_lab.analysis.stats.mean_line import SMOOTHING, running_mean
 
 VERIFIED = "eval/heldout_training/verified_accuracy"
 APART = 0.02  # share of held-out answers on which the two graders must differ somewhere
@@ -76,36 +86,41 @@ def draw_proxy(
     lines = seed_lines(data, finals, [series.metric for series in SERIES])
     found = [(level, arm) for level in data.levels for arm in arms or data.arms if (level, arm) in lines.cells]
     numbers = _numbers(lines, found, finals.budget)
-    entries: list[tuple[Artist, str]] = [
-        (Line2D([], [], color=series.colour, linestyle=series.dashes, linewidth=1.8), series.title) for series in SERIES
-    ]
     label, formatter = budget_label(finals.axis, finals.budget)
+    bands = "thin: single runs; bold: mean over base models"
+    rows = len(arm_rows(data, found))
     with house_style(name):
-        grid = small_multiples(
-            data, found, heading, legend_height(len(entries)), _over(data, finals, lines, found), panel=2.2,
-            labels=(label, "share marked correct"), footer=_footer(finals, lines.shortfalls), titles=titles,
-        )  # fmt: skip
-        write_legend(grid.figure, heading, entries)
-        for (level, arm), axes in grid.panels.items():
+        figure = new_figure(heading, 1.6 + 2.4 * rows)
+        over = _over(data, finals, lines, found)
+        panels = arm_panels(figure, data, found, over, (label, "share marked correct"), titles)
+        for (level, arm), axes in panels.items():
             _panel(axes, numbers[(numbers["level"] == level) & (numbers["arm"] == arm)])
-        first = next(iter(grid.panels.values()))
-        first.set_ylim(-0.02, 1.02)
-        first.set_xlim(0, finals.budget)
+        first = next(iter(panels.values()))
+        first.set(ylim=(-0.02, 1.02), xlim=(0, finals.budget))
         first.xaxis.set_major_formatter(formatter)
         first.xaxis.set_major_locator(MaxNLocator(4, prune="upper"))  # panels stand close to each other
-    return Drawn(name, grid.figure, numbers, "thin: single runs; bold: mean over base models")
+        write_legend(figure, _legend())
+        write_footer(figure, bands)
+    smooth = f"Training reward: before any penalty, a running mean over {SMOOTHING:.0%} of the budget."
+    return Drawn(name, figure, numbers, bands, caption=" ".join([smooth, *lines.shortfalls]))
 
 
-def _over(data: SweepData, finals: FinalValues, lines: Lines, found: Sequence[Cell]) -> Mapping[Cell, Sequence[str]]:
+def _legend() -> list[Entry]:
+    return [
+        (Line2D([], [], color=series.colour, linestyle=series.dashes, linewidth=1.8), series.title) for series in SERIES
+    ]
+
+
+def _over(data: SweepData, finals: FinalValues, lines: Lines, found: Sequence[Cell]) -> Mapping[Cell, str]:
     """Over a panel: how many runs, and where reward and accuracy end."""
     texts = {}
     for cell in found:
         ends = [finals.interval(*cell, series.metric).mean for series in (SERIES[0], TRUTH)]
-        reached = sum(line.reached for line in lines.of(SERIES[0].metric, cell))
-        written = "ends: reward {:.2f}, accuracy {:.2f}".format(*ends)
-        bases = len({finals.bases[line.seed] for line in lines.of(SERIES[0].metric, cell) if line.seed in finals.bases})
-        number = seeds_text(reached, data.seeds_planned(*cell)).partition(",")[0]
-        texts[cell] = [f"{number} runs on {bases} base models" if bases > 1 else number, written]
+        own = lines.of(SERIES[0].metric, cell)
+        bases = len({finals.bases[line.seed] for line in own if line.seed in finals.bases})
+        number = seeds_text(sum(line.reached for line in own), data.seeds_planned(*cell)).partition(",")[0]
+        number = f"{number} runs on {bases} base models" if bases > 1 else number
+        texts[cell] = f"{number}\nends: reward {ends[0]:.2f},\naccuracy {ends[1]:.2f}"
     return texts
 
 
@@ -117,19 +132,10 @@ def _numbers(lines: Lines, found: Sequence[Cell], budget: float) -> pd.DataFrame
             labels = {"level": level, "arm": arm, "series": series.metric}
             own = lines.of(series.metric, (level, arm))
             for line in own if series.runs else ():
-                xs, values = _smooth(line, budget) if series.of_steps else (line.x, line.value)
-                rows += [{**labels, "part": "seed", "seed": line.seed, "x": x, "value": y} for x, y in zip(xs, values)]
-            whole = [line for line in own if line.reached]
-            mean = mean_line(
-                [(line.x, line.value) for line in whole], budget, not series.of_steps,
-                bases=[line.base for line in whole],
-            )  # fmt: skip
-            rows += [{**labels, "part": "mean", "x": x} | as_columns(interval) for x, interval in mean]
+                smooth = running_mean(line.x, line.value, SMOOTHING * budget) if series.of_steps else line.value
+                rows += seed_rows(labels, replace(line, value=smooth, stopped=False), len(line.x))
+            rows += mean_rows(labels, own, budget, not series.of_steps)
     return as_table(rows, ["level", "arm", "series", "part", "seed", "x", "value", "low", "high", "n"])
-
-
-def _smooth(line: Line, budget: float) -> tuple[Any, Any]:
-    return line.x, running_mean(line.x, line.value, SMOOTHING * budget)
 
 
 def _panel(axes: Axes, numbers: pd.DataFrame) -> None:
@@ -139,12 +145,6 @@ def _panel(axes: Axes, numbers: pd.DataFrame) -> None:
             axes.plot(run["x"], run["value"], color=series.colour, linewidth=0.6, alpha=0.35, label="seed")
         mean = own[own["part"] == "mean"]
         axes.plot(mean["x"], mean["value"], series.dashes, color=series.colour, linewidth=2.2, label=series.metric)
-
-
-def _footer(finals: FinalValues, shortfalls: Sequence[str]) -> str:
-    over = " over base models" if len(set(finals.bases.values())) > 1 else ""
-    smooth = f"Training reward: before any penalty, a running mean over {SMOOTHING:.0%} of the budget."
-    return " ".join([f"Thin: single runs; bold: mean{over}.", smooth, *shortfalls])
 
 
 FIGURE = FigureKind(

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from grpo_lab.analysis.caveats import notes
 from grpo_lab.analysis.figures import (
     budgets,
-    ceiling,
-    coverage,
     curves,
     doses,
     effects,
     forest,
-    frontier,
-    phase,
     proxy,
     ranks,
     sharpness,
@@ -30,30 +28,42 @@ FIGURES: tuple[FigureKind, ...] = (
     proxy.FIGURE,
     curves.FIGURE,
     step_metrics.FIGURE,
-    phase.FIGURE,
     forest.FIGURE,
+    sharpness.FIGURE,
+    ranks.FIGURE,
     effects.FIGURE,
     doses.FIGURE,
-    ranks.FIGURE,
-    sharpness.FIGURE,
     told_apart.FIGURE,
     waterfall.FIGURE,
-    frontier.FIGURE,
-    ceiling.FIGURE,
     budgets.FIGURE,
     target_lengths.FIGURE,
-    coverage.FIGURE,
 )
+ALL = tuple(kind.suffix or "curves" for kind in FIGURES)
 
 
-def draw_all(data: SweepData, finals: FinalValues) -> tuple[list[Drawn], dict[str, str]]:
-    """Every figure this sweep can have, with the caveats under it; and by name, why it cannot have the others."""
+def default_figures(data: SweepData, finals: FinalValues) -> tuple[str, ...]:
+    """The five figures that are drawn unless others are named.
+
+    Reward is held against accuracy run by run where the training grader can be gamed, and arm by arm where it cannot.
+    """
+    agreement = "ranks" if proxy.missing(data, finals) else "proxy"
+    return ("curves", "forest", agreement, "sharpness", "step_metrics")
+
+
+def draw_all(data: SweepData, finals: FinalValues, names: Sequence[str] = ()) -> tuple[list[Drawn], dict[str, str]]:
+    """The named figures (default: `default_figures`) that this sweep can have; and by name, why it cannot have others.
+
+    Raises ValueError, with all names, for one that is no figure.
+    """
+    if unknown := [name for name in names if name not in ALL]:
+        raise ValueError(f"no figure is called {', '.join(unknown)}: choose from {', '.join(ALL)}")
+    names = names or default_figures(data, finals)
     drawn, missing = [], {}
-    said = notes(data, finals)
-    for kind in FIGURES:
+    caveats = notes(data, finals)
+    for kind in (kind for kind in FIGURES if (kind.suffix or "curves") in names):
         figure = kind.draw(data, finals)
         if figure is None:
             missing[kind.name(data.record.name)] = kind.missing(data, finals)
         else:
-            drawn.append(with_notes(figure, said))
+            drawn.append(with_notes(figure, caveats))
     return drawn, missing

@@ -5,20 +5,21 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from grpo_lab.analysis.figures.panels import Cell
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
 from grpo_lab.analysis.stats.intervals import Interval
+from grpo_lab.analysis.stats.mean_line import GRID, mean_line
 from grpo_lab.analysis.table_rows import groups_of
 from grpo_lab.tracking.metrics import harness_of
 
 _NAMED = 4  # arms that a sentence about missing values names one by one
 _POINTS, _MOST = 4000, 200  # of all thin lines of a figure, and of one of them
-
-Cell = tuple[str, str]  # level and arm
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,23 @@ def thinned(xs: np.ndarray, values: np.ndarray, points: int) -> tuple[np.ndarray
     highest = [start + int(values[start:end].argmax()) for start, end in stretches]
     chosen = np.unique([0, len(xs) - 1, *lowest, *highest])
     return xs[chosen], values[chosen]
+
+
+def seed_rows(labels: Mapping[str, object], line: Line, points: int = _MOST) -> list[dict[str, Any]]:
+    """One run's own points as rows of drawn numbers, and where it stopped if it collapsed."""
+    xs, values = thinned(line.x, line.value, points)
+    rows = [{**labels, "part": "seed", "seed": line.seed, "x": x, "value": y} for x, y in zip(xs, values)]
+    return rows + [rows[-1] | {"part": "stop"}] if line.stopped else rows
+
+
+def mean_rows(
+    labels: Mapping[str, object], lines: Sequence[Line], budget: float, evaluations: bool, points: int = GRID
+) -> list[dict[str, Any]]:
+    """The mean over the runs that reached the budget as rows of drawn numbers, with its t interval."""
+    whole = [line for line in lines if line.reached]
+    curves, bases = [(line.x, line.value) for line in whole], [line.base for line in whole]
+    mean = mean_line(curves, budget, evaluations, points, bases)
+    return [{**labels, "part": "mean", "x": x} | as_columns(interval) for x, interval in mean]
 
 
 def as_columns(interval: Interval) -> dict[str, float | int]:

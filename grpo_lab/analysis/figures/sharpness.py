@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.divergence.reward_ranks import FEWEST, REWARD, RankedLevel, ranked_levels
 from grpo_lab.analysis.figures.kind import FigureKind
-from grpo_lab.analysis.figures.scatter_labels import place_labels
+from grpo_lab.analysis.figures.panels import level_label
 from grpo_lab.analysis.figures.seed_lines import as_columns
 from grpo_lab.analysis.figures.style import (
     BLUE,
-    BODY,
     GREY,
-    LINE,
-    TINY,
     Drawn,
-    heading_height,
     house_style,
-    text_width,
-    wrapped,
+    new_figure,
+    place_names,
     write_footer,
-    write_heading,
 )
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
@@ -38,7 +33,7 @@ _LABELS = {
     "eval/heldout/accuracy": ("held-out accuracy, percentage points", 100.0),
     DOWNSTREAM: ("downstream accuracy, percentage points", 100.0),
 }
-_WIDTH, _PANEL, _LEFT = 9.0, 2.3, 0.85  # inches
+_WIDTH = 9.0  # inches
 _NAMED = 4  # arms furthest from the others that are named
 
 
@@ -58,25 +53,20 @@ def draw_sharpness(data: SweepData, finals: FinalValues, heading: str = "", name
     name = name or f"{data.record.name}_sharpness"
     number = max(len(level.values) for level in levels.values())
     heading = heading or f"Does training reward rank {number} arms by accuracy, or by how sharp their policies are?"
-    below = wrapped(_footer(levels), _WIDTH - 0.2, TINY)
-    top, bottom, gap = heading_height(heading, _WIDTH) + 0.3, 0.55 + len(below) * TINY * LINE, 0.8
-    height = top + bottom + len(levels) * _PANEL + (len(levels) - 1) * gap
-    with house_style(name):
-        figure = Figure(figsize=(_WIDTH, height))
-        write_heading(figure, heading)
-        write_footer(figure, below)
-        place = {"left": _LEFT / _WIDTH, "right": 0.985, "top": 1 - top / height, "bottom": bottom / height}
-        place |= {"wspace": 0.12, "hspace": gap / _PANEL}
-        axes = figure.subplots(len(levels), len(RANKED), sharey="row", squeeze=False, gridspec_kw=place)
-        for (level, here), row in zip(levels.items(), axes):
-            factor = f"{data.design.factor} = {level}\n" if data.design and data.design.factor else ""
-            row[0].set_ylabel(f"{factor}training reward, points")
-            named = _furthest(here)
-            for panel, (metric, (label, scale)) in zip(row, _LABELS.items()):
-                _panel(panel, here, metric, scale, named)
-                panel.set_xlabel(label)
     bands = "one dot per arm: mean deviation from the mean of all arms on its base model"
-    return Drawn(name, figure, _numbers(levels), bands)
+    with house_style(name):
+        figure = new_figure(heading, 1.0 + 2.8 * len(levels), _WIDTH)
+        grid = figure.subplots(len(levels), len(RANKED), sharey="row", squeeze=False)
+        for (level, here), row in zip(levels.items(), grid):
+            row[0].set_ylabel(level_label(data, level, "training reward, points"))
+            for axes, (metric, (label, scale)) in zip(row, _LABELS.items()):
+                _panel(axes, here, metric, scale)
+                axes.set_xlabel(label)
+        write_footer(figure, bands)
+        for here, row in zip(levels.values(), grid):
+            for axes, (metric, (_, scale)) in zip(row, _LABELS.items()):
+                _name_furthest(axes, here, metric, scale)
+    return Drawn(name, figure, _numbers(levels), bands, caption=_caption(levels))
 
 
 def _furthest(here: RankedLevel) -> list[str]:
@@ -85,29 +75,20 @@ def _furthest(here: RankedLevel) -> list[str]:
     return list(map(str, scaled[[REWARD, *RANKED]].abs().sum(axis=1).nlargest(_NAMED).index))
 
 
-def _panel(axes: Axes, here: RankedLevel, metric: str, scale: float, named: Sequence[str]) -> None:
-    x, y = scale * here.values[metric], 100 * here.values[REWARD]
+def _panel(axes: Axes, here: RankedLevel, metric: str, scale: float) -> None:
     for draw in (axes.axhline, axes.axvline):
         draw(0, color=GREY, linewidth=0.6, zorder=0)
-    axes.plot(x, y, "o", color=BLUE, markersize=4, markeredgewidth=0)
+    axes.plot(scale * here.values[metric], 100 * here.values[REWARD], "o", color=BLUE, ms=4, markeredgewidth=0)
     found = here.correlations[metric].within(-1.0, 1.0)
-    ends = bounds(found.low, found.high, ".2f")
-    axes.set_title(f"rank correlation {found.mean:+.2f}{ends}", fontsize=BODY, loc="left")
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(f"rank correlation {found.mean:+.2f}{bounds(found.low, found.high, '.2f')}")
     axes.margins(0.1)
-    figure = axes.get_figure()
-    assert isinstance(figure, Figure)
-    width, height = axes.get_position().size * figure.get_size_inches()
-    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
-    to_inches = [((x - left) / (right - left) * width).to_dict(), ((y - low) / (high - low) * height).to_dict()]
-    points = [(to_inches[0][arm], to_inches[1][arm]) for arm in named]
-    others = [(to_inches[0][arm], to_inches[1][arm]) for arm in x.index if arm not in named]
-    boxes = place_labels(points, [(text_width(arm, TINY), TINY * LINE) for arm in named], (width, height), others)
-    for arm, point, box in zip(named, points, boxes):
-        place = ((box.x + box.width / 2) / width, (box.y + box.height / 2) / height)
-        axes.text(*place, arm, transform=axes.transAxes, ha="center", va="center", fontsize=TINY, color=GREY)
-        ends_at = [(at[0] / width, at[1] / height) for at in (point, box.nearest(point))]
-        axes.plot(*zip(*ends_at), transform=axes.transAxes, color=GREY, linewidth=0.6, zorder=1)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+
+
+def _name_furthest(axes: Axes, here: RankedLevel, metric: str, scale: float) -> None:
+    points = pd.DataFrame({"x": scale * here.values[metric], "y": 100 * here.values[REWARD]})
+    names = [(float(points["x"][arm]), float(points["y"][arm]), arm, GREY) for arm in _furthest(here)]
+    place_names(axes, names, points)
 
 
 def _numbers(levels: Mapping[str, RankedLevel]) -> pd.DataFrame:
@@ -121,7 +102,7 @@ def _numbers(levels: Mapping[str, RankedLevel]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["level", "arm", "metric", "value", "low", "high", "n"]).round(6)
 
 
-def _footer(levels: Mapping[str, RankedLevel]) -> str:
+def _caption(levels: Mapping[str, RankedLevel]) -> str:
     left_out = sorted({arm for here in levels.values() for arm in here.left_out})
     bases = next(iter(next(iter(levels.values())).correlations.values())).n
     text = (

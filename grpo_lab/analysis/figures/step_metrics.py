@@ -10,41 +10,38 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
-from grpo_lab.analysis.figures.direct_labels import LEADER, label_ends, looks
 from grpo_lab.analysis.figures.kind import FigureKind
-from grpo_lab.analysis.figures.seed_lines import Cell, Line, Lines, as_columns, points_each, seed_lines, thinned
-from grpo_lab.analysis.figures.small_multiples import CROSS, WIDTH, name_lines
+from grpo_lab.analysis.figures.panels import CROSS, Cell, level_label
+from grpo_lab.analysis.figures.seed_lines import Line, Lines, mean_rows, points_each, seed_lines, seed_rows
 from grpo_lab.analysis.figures.style import (
-    BODY,
-    LINE,
+    FAINT,
     SMALL,
-    TINY,
+    Dashes,
     Drawn,
+    Entry,
     budget_label,
-    heading_height,
     house_style,
-    text_width,
-    wrapped,
+    in_lines,
+    looks,
+    new_figure,
     write_footer,
-    write_heading,
+    write_legend,
 )
 from grpo_lab.analysis.final_values import TRUNCATED, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.mean_line import SMOOTHING, mean_line
-from grpo_lab.analysis.table_rows import groups_of, row_at, rows_of
+from grpo_lab.analysis.stats.mean_line import SMOOTHING
+from grpo_lab.analysis.table_rows import groups_of, row_at
 from grpo_lab.analysis.tracks import KL
 from grpo_lab.tracking.metrics import is_touched, touched_metric
 
 OWN = "touched/own"  # the largest share that an arm's own tricks touch
 ALL_COLOURED = 8  # with more arms, only the control and the furthest from it are
 FURTHEST = 5
-_FAINT = "#C4C4C4"
 _POINTS, _FEWEST = 26, 12  # of a mean, and at least of a thin line
 _LOGARITHMIC = " (log above {:g})"
-_LEFT, _RIGHT, _BETWEEN, _OVER = 0.56, 0.06, 0.58, 0.36  # inches; the last between rows, for titles
 _MOST = 6  # levels side by side: with more, names of arms have no room
 
 
@@ -141,22 +138,18 @@ def _numbers(gathered: _Gathered, control: str, budget: float) -> pd.DataFrame:
             ends = {}
             for arm in (arm for at, arm in gathered.cells if at == level):
                 labels = {"level": level, "arm": arm, "series": shown.metric}
-                whole = [line for line in gathered.of(shown, (level, arm)) if line.reached]
-                own, bases = [(line.x, line.value) for line in whole], [line.base for line in whole]
-                mean = mean_line(own, budget, shown.metric.startswith("eval/"), _POINTS, bases)
-                rows += [{**labels, "part": "mean", "x": x} | as_columns(interval) for x, interval in mean]
-                if gathered.of(shown, (level, arm)):
-                    ends[arm] = mean[-1][1].mean if mean else math.nan
+                own = gathered.of(shown, (level, arm))
+                mean: list[dict[str, Any]] = mean_rows(labels, own, budget, shown.metric.startswith("eval/"), _POINTS)
+                rows += mean
+                if own:
+                    ends[arm] = mean[-1]["value"] if mean else math.nan
             for arm in _coloured(ends, control):
                 labels = {"level": level, "arm": arm, "series": shown.metric}
                 coloured.append((labels, shown, gathered.of(shown, (level, arm))))
     points = points_each(sum(len(lines) for *_, lines in coloured), fewest=_FEWEST)
     for labels, _, lines in coloured:
         for line in lines:
-            xs, values = thinned(line.x, line.value, points)
-            rows += [{**labels, "part": "seed", "seed": line.seed, "x": x, "value": y} for x, y in zip(xs, values)]
-            if line.stopped:
-                rows.append({**labels, "part": "stop", "seed": line.seed, "x": xs[-1], "value": values[-1]})
+            rows += seed_rows(labels, line, points)
     names = ["level", "arm", "series", "part", "seed", "x", "value", "low", "high", "n"]
     table = pd.DataFrame(rows, columns=names).astype({"seed": "Int64", "n": "Int64"}).round({"x": 6})
     for name in ("value", "low", "high"):  # a mismatch of 1e-9 has no six decimals
@@ -178,47 +171,6 @@ def _coloured(ends: Mapping[str, float], control: str) -> list[str]:
     return [arm for arm in ends if arm == control or arm in far[:FURTHEST]]
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """Where everything goes, in inches."""
-
-    rows: int
-    columns: int
-    panel: tuple[float, float]  # width and height
-    aside: float  # right of every panel, for the labels
-    over: float  # over every panel, for lines of its title beyond the first
-    top: float
-    bottom: float
-
-    @property
-    def height(self) -> float:
-        return self.top + self.bottom + self.panel[1] * self.rows + (_OVER + self.over) * (self.rows - 1)
-
-    def title(self, words: str) -> str:
-        """In lines as wide as a panel with its labels."""
-        return "\n".join(wrapped(words, self.panel[0] + self.aside, SMALL))
-
-    def place(self) -> dict[str, float]:
-        """The keywords of a grid of panels."""
-        place = {"left": _LEFT / WIDTH, "right": 1 - (_RIGHT + self.aside) / WIDTH}
-        place |= {"top": 1 - self.top / self.height, "bottom": self.bottom / self.height}
-        wide, high = self.panel
-        return place | {"wspace": (_BETWEEN + self.aside) / wide, "hspace": (_OVER + self.over) / high}
-
-
-def _layout(metrics: Sequence[StepMetric], levels: int, arms: Sequence[str], top: float, bottom: float) -> _Layout:
-    columns = levels if levels > 1 else 2
-    column = (WIDTH - _LEFT - _RIGHT - _BETWEEN * (columns - 1)) / columns
-    # Names get the room of the longest of them, but a third of the column at most.
-    aside = min(LEADER + 1.3 * max(text_width(arm, TINY) for arm in arms), column / 3)
-    lines = sorted((len(name_lines(arm, aside - LEADER, TINY)) for arm in arms), reverse=True)
-    panel = (column - aside, max(0.95, sum(lines[:ALL_COLOURED]) * TINY * 1.2 / 72))
-    words = [shown.title + (_LOGARITHMIC.format(1e-5) if shown.decades else "") for shown in metrics]
-    over = (max(len(wrapped(title, column, SMALL)) for title in words) - 1) * SMALL * LINE
-    top += 0.28 + over + (0.2 if levels > 1 else 0.0)
-    return _Layout(math.ceil(len(metrics) * levels / columns), columns, panel, aside, over, top, bottom)
-
-
 def draw_step_metrics(data: SweepData, finals: FinalValues) -> Drawn | None:
     """The figure `<sweep>_step_metrics`: a panel per metric and level, a line per arm; None as `missing` says."""
     if missing(data, finals):
@@ -226,40 +178,39 @@ def draw_step_metrics(data: SweepData, finals: FinalValues) -> Drawn | None:
     gathered = _gather(data, finals)
     numbers = _numbers(gathered, data.control, finals.budget)
     levels = list(dict.fromkeys(level for level, _ in gathered.cells))
-    arms = list(dict.fromkeys(arm for _, arm in gathered.cells))
-    name, heading = (
-        f"{data.record.name}_step_metrics",
-        f"Step metrics of {data.record.name}: what may explain the curves",
-    )
-    bands = _bands(numbers)
-    footer = wrapped(_footer(data, finals, gathered, bands), WIDTH - 0.2, TINY)
-    below = 0.6 + len(footer) * TINY * LINE
-    layout = _layout(gathered.metrics, len(levels), arms, heading_height(heading, WIDTH), below)
-    look, named = looks(data.arms, data.control), {arm: name_lines(arm, layout.aside - LEADER, TINY) for arm in arms}
-    with house_style(name):
-        figure = Figure(figsize=(WIDTH, layout.height))
-        write_heading(figure, heading)
-        label, formatter = budget_label(finals.axis, finals.budget)
-        figure.text(0.5, (below - 0.36) / layout.height, label, ha="center", va="center", fontsize=BODY)
-        write_footer(figure, footer)
-        size = (layout.rows, layout.columns)
-        panels = figure.subplots(*size, sharex=True, squeeze=False, gridspec_kw=layout.place())
+    columns = len(levels) if len(levels) > 1 else 2
+    rows = math.ceil(len(gathered.metrics) * len(levels) / columns)
+    look, bands = looks(data.arms, data.control), _bands(numbers)
+    label, formatter = budget_label(finals.axis, finals.budget)
+    with house_style(f"{data.record.name}_step_metrics"):
+        figure = new_figure(f"Step metrics of {data.record.name}: what may explain the curves", 1.2 + 1.55 * rows)
+        panels = figure.subplots(rows, columns, sharex=True, squeeze=False)
         drawn = [(axes, shown, level) for axes, (shown, level) in zip(panels.flat, _order(gathered, levels))]
         for axes, shown, level in drawn:
             _panel(axes, _of(numbers, shown, level), look)
         for shown in gathered.metrics:
-            own = [axes for axes, of, _ in drawn if of is shown]
-            _scale(own, numbers[numbers["series"] == shown.metric], shown, layout)
-        for axes, shown, level in drawn:
-            label_ends(axes, _ends(_of(numbers, shown, level)), named, look)
+            own = {level: axes for axes, of, level in drawn if of is shown}
+            _scale(list(own.values()), numbers[numbers["series"] == shown.metric], shown, columns)
+            for level, axes in own.items():
+                axes.set_title(
+                    "\n".join(filter(None, [level_label(data, level), axes.get_title("left")])), fontsize=SMALL
+                )
         for axes in panels.flat[len(drawn) :]:
             axes.set_visible(False)
-            panels[-2, -1].tick_params(labelbottom=True)
-        if len(levels) > 1:
-            _name_levels(panels[0].tolist(), data, levels, layout)
+        for axes, _, _ in drawn[-columns:]:
+            axes.set_xlabel(label)
+            axes.tick_params(labelbottom=True)
         panels[0, 0].set_xlim(0, 1.02 * numbers["x"].max())
         panels[0, 0].xaxis.set_major_formatter(formatter)
-    return Drawn(name, figure, numbers, bands)
+        coloured = numbers.loc[numbers["part"] == "seed", "arm"].drop_duplicates()
+        write_legend(figure, _legend([arm for arm in data.arms if arm in set(coloured)], look), 3)
+        write_footer(figure, bands)
+    caption = _caption(data, finals, gathered)
+    return Drawn(f"{data.record.name}_step_metrics", figure, numbers, bands, caption=caption)
+
+
+def _legend(arms: Sequence[str], look: Mapping[str, tuple[str, Dashes]]) -> list[Entry]:
+    return [(Line2D([], [], color=look[arm][0], linestyle=look[arm][1], linewidth=1.5), arm) for arm in arms]
 
 
 def _order(gathered: _Gathered, levels: Sequence[str]) -> list[tuple[StepMetric, str]]:
@@ -270,21 +221,11 @@ def _of(numbers: pd.DataFrame, shown: StepMetric, level: str) -> pd.DataFrame:
     return numbers[(numbers["level"] == level) & (numbers["series"] == shown.metric)]
 
 
-def _ends(numbers: pd.DataFrame) -> dict[str, tuple[float, float]]:
-    """Where the means of the arms in colour end, or the last of its runs where all collapsed."""
-    coloured = set(numbers.loc[numbers["part"] == "seed", "arm"])
-    found = {}
-    for part in ("stop", "mean"):
-        last = numbers[numbers["part"] == part].groupby("arm", sort=False)[["x", "value"]].last()
-        found |= {arm: (row.x, row.value) for arm, row in zip(last.index, rows_of(last)) if arm in coloured}
-    return found
-
-
-def _panel(axes: Axes, numbers: pd.DataFrame, look: Mapping[str, tuple[str, str]]) -> None:
+def _panel(axes: Axes, numbers: pd.DataFrame, look: Mapping[str, tuple[str, Dashes]]) -> None:
     coloured = set(numbers.loc[numbers["part"] == "seed", "arm"])
     cross: dict[str, Any] = CROSS | {"markersize": 5}
     for arm, own in sorted(groups_of(numbers, "arm"), key=lambda group: group[0] in coloured):
-        colour, dashes = look[arm] if arm in coloured else (_FAINT, "-")
+        colour, dashes = look[arm] if arm in coloured else (FAINT, "-")
         mean = own[own["part"] == "mean"]
         axes.plot(mean["x"], mean["value"], dashes, color=colour, linewidth=1.5 if arm in coloured else 0.8, label=arm)
         if arm in coloured and mean["low"].notna().any():
@@ -294,10 +235,9 @@ def _panel(axes: Axes, numbers: pd.DataFrame, look: Mapping[str, tuple[str, str]
             alpha = 0.9 if seed in set(stops["seed"]) else 0.2
             axes.plot(run["x"], run["value"], color=colour, linewidth=0.4, alpha=alpha, label="seed")
         axes.plot(stops["x"], stops["value"], color=colour, **cross)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
-def _scale(panels: Sequence[Axes], numbers: pd.DataFrame, shown: StepMetric, layout: _Layout) -> None:
+def _scale(panels: Sequence[Axes], numbers: pd.DataFrame, shown: StepMetric, columns: int) -> None:
     """One y axis for all levels of a metric, as wide as the runs; bands of few seeds would be wider than that."""
     low, high = float(numbers["value"].min()), float(numbers["value"].max())
     means = numbers.loc[numbers["part"] == "mean", "value"]
@@ -318,26 +258,18 @@ def _scale(panels: Sequence[Axes], numbers: pd.DataFrame, shown: StepMetric, lay
             axes.set_ylim(floor, high + 0.05 * (high - floor))
             axes.yaxis.set_major_locator(MaxNLocator(4))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
-        axes.set_title(layout.title(title), fontsize=SMALL, loc="left", pad=4)
-
-
-def _name_levels(panels: Sequence[Axes], data: SweepData, levels: Sequence[str], layout: _Layout) -> None:
-    factor = data.design.factor if data.design else ""
-    for axes, level in zip(panels, levels):
-        words = f"{factor} = {level}" if factor else level
-        place = {"xytext": (0, 19 + 72 * layout.over), "xycoords": "axes fraction", "textcoords": "offset points"}
-        axes.annotate(words, (0, 1), fontsize=BODY, fontweight="bold", **place)
+        axes.set_title(in_lines(title, 110 // columns), fontsize=SMALL)
 
 
 def _bands(numbers: pd.DataFrame) -> str:
     smooth = f"metrics of every step as running means over {SMOOTHING:.0%} of the budget"
-    thin = "single seeds as logged, of long runs the lowest and highest of every stretch"
+    thin = "single seeds as logged, of long runs the lowest and highest of every segment"
     if not numbers["low"].notna().any():
         return f"bold: mean over runs, too few for an interval, {smooth}; thin: {thin}"
     return f"bold: mean over runs, {smooth}; band: its 95% t interval; thin: {thin}"
 
 
-def _footer(data: SweepData, finals: FinalValues, gathered: _Gathered, bands: str) -> str:
+def _caption(data: SweepData, finals: FinalValues, gathered: _Gathered) -> str:
     counts = {cell: data.seeds_finished(*cell) for cell in gathered.cells}
     if len(set(counts.values())) == 1:
         n = next(iter(counts.values()))
@@ -347,7 +279,7 @@ def _footer(data: SweepData, finals: FinalValues, gathered: _Gathered, bands: st
         seeds = f"n: {', '.join(named)}."
     few = len({arm for _, arm in gathered.cells}) <= ALL_COLOURED
     parts = [
-        f"{bands[0].upper()}{bands[1:]}. {seeds}",
+        seeds,
         ""
         if few
         else f"In colour: {data.control} and, for each metric, the {FURTHEST} arms that end furthest from it.",

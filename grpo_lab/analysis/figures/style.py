@@ -1,4 +1,8 @@
-"""How figures look, and how they are written: a picture, its numbers and their sources in four files."""
+"""How figures look, and how they are written: a picture, its numbers and their sources in four files.
+
+Matplotlib's constrained layout makes room for headings, legends and labels. A figure carries at most two lines of
+explanation; everything else that a reader must know is its caption, which stands in its JSON file and on the page.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,6 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
@@ -15,9 +18,11 @@ from typing import Any, Literal
 import matplotlib
 import pandas as pd
 import seaborn as sns
-from matplotlib.backends.backend_agg import RendererAgg
+from adjustText import adjust_text
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
 from matplotlib.ticker import FuncFormatter
 from matplotlib.transforms import Bbox
 from PIL import Image
@@ -27,42 +32,55 @@ from grpo_lab.tracking.metrics import find
 
 # Okabe and Ito's palette, which the colour-blind tell apart.
 BLACK, BLUE, GREEN, VERMILLION = "#000000", "#0072B2", "#009E73", "#D55E00"
-GREY = "#606060"
+PURPLE, ORANGE, SKY, BROWN = "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31"
+GREY, FAINT = "#606060", "#C4C4C4"
+WIDTH = 8.0  # inches, as wide as a page
 DPI, TALL_DPI, TALL = 110, 80, 15.0  # the second is the DPI of figures taller than TALL inches
 COLOURS, TALL_COLOURS = 128, 64  # of a PNG: a quarter of the bytes, and nobody sees it
-HEADING, BODY, SMALL, TINY = 10.0, 8.5, 7.5, 7.0  # points; a figure is 8 inches wide and more
-LINE = 1.45 / 72  # inches a line of text takes, for each point of its size
-_CHARACTER = 0.0077  # inches a character takes on average, for each point of its size
-_BOLD = 1.12  # times as much, when bold
-_SPARE = 0.05  # inches that a line may be wider than asked for: every text has more room than that beside it
+HEADING, BODY, SMALL, TINY = 10.0, 8.5, 7.5, 7.0  # points
+_PER_INCH = {HEADING: 11.0, TINY: 18.0}  # characters of that size
+FOOTER_LINES = 2
+_PASSES = 2  # of constrained layout, until labels of secondary axes have their room
+_STEPS = 300  # of adjustText, which would stop by the clock otherwise
 
 Dashes = Literal["-", "--", ":", "-."]  # of a line
+Entry = tuple[Artist, str]  # of a legend
 
 _SETTINGS = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "sans-serif"],
     "font.size": BODY,
     "axes.titlesize": BODY,
+    "axes.titlelocation": "left",
     "axes.labelsize": BODY,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
     "xtick.labelsize": SMALL,
     "ytick.labelsize": SMALL,
     "axes.linewidth": 0.8,
     "grid.linewidth": 0.5,
     "grid.color": "#E4E4E4",
     "axes.grid": True,
+    "legend.fontsize": SMALL,
+    "legend.frameon": False,
     "svg.fonttype": "none",
 }
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure, all numbers in it, and what its bands or bars mean in words; notes take `below` inches under it."""
+    """A figure and all numbers in it.
+
+    `bands` says in a sentence part what its marks, bars and bands mean. `caption` is what a page prints under the
+    figure: how the numbers were made, what is missing, and caveats. Notes take `below` inches under the panels.
+    """
 
     name: str
     figure: Figure
     numbers: pd.DataFrame
     bands: str
     below: float = 0.0
+    caption: str = ""
 
     @property
     def size(self) -> tuple[float, float]:
@@ -82,15 +100,16 @@ class Drawn:
 
 
 def with_notes(drawn: Drawn, notes: Sequence[str]) -> Drawn:
-    """The figure with sentences under it, in a colour that is not overlooked; as it was where there are none."""
+    """The figure with caveats: all in its caption, and as many as two lines hold under it; unchanged without any."""
     if not notes:
         return drawn
     width = float(drawn.figure.get_figwidth())
-    lines = wrapped(" ".join(notes), width - 0.2, TINY, bold=True)
+    lines = shortened(" ".join(notes), width * 0.9)
     with house_style(drawn.name):
-        text = "\n".join(lines)
-        drawn.figure.text(0.1 / width, 0.0, text, va="top", fontsize=TINY, color=VERMILLION, fontweight="bold")
-    return replace(drawn, below=len(lines) * TINY * LINE + 0.08)
+        look: dict[str, Any] = {"va": "top", "fontsize": TINY, "color": VERMILLION, "fontweight": "bold"}
+        drawn.figure.text(0.01, 0.0, lines, in_layout=False, **look)
+    caption = " ".join(filter(None, [drawn.caption, *notes]))
+    return replace(drawn, below=0.08 + 0.15 * (lines.count("\n") + 1), caption=caption)
 
 
 @contextlib.contextmanager
@@ -102,54 +121,79 @@ def house_style(name: str) -> Iterator[None]:
         yield
 
 
-def wrapped(text: str, inches: float, size: float, bold: bool = False) -> list[str]:
-    """The text in lines that fit a width, at least one line; a word that is too long stays whole."""
-    most = int(inches / (_CHARACTER * size * (_BOLD if bold else 1.0)))
-    lines = textwrap.wrap(text, most)
-    while most > 1 and any(" " in line and _measured(line, size, bold) > inches + _SPARE for line in lines):
-        most -= 1  # its characters are wider than the average
-        lines = textwrap.wrap(text, most)
-    return lines or [""]
+def new_figure(heading: str, height: float, width: float = WIDTH) -> Figure:
+    """An empty figure under its heading, the question that it answers; width and height are in inches."""
+    figure = Figure(figsize=(width, height), layout="constrained", dpi=DPI)
+    FigureCanvasAgg(figure)
+    words = textwrap.fill(heading, int(width * _PER_INCH[HEADING]))
+    figure.suptitle(words, x=0.01, ha="left", fontsize=HEADING, fontweight="bold")
+    return figure
 
 
-@cache
-def _measured(line: str, size: float, bold: bool) -> float:
-    """How many inches a line takes in a PNG, where characters stand on whole pixels."""
-    font = FontProperties(family="DejaVu Sans", size=size, weight="bold" if bold else "normal")
-    return RendererAgg(1, 1, DPI).get_text_width_height_descent(line, font, False)[0] / DPI
+def write_legend(figure: Figure, entries: Sequence[Entry], columns: int = 2) -> None:
+    """Handles with their words, between the heading and the panels."""
+    if not entries:
+        return
+    # Constrained layout puts a legend over the heading, unless the heading is the legend's title.
+    heading, figure._suptitle = figure.get_suptitle(), None  # type: ignore[attr-defined]
+    figure.texts[0].remove()
+    legend = figure.legend(
+        [artist for artist, _ in entries], [words for _, words in entries], loc="outside upper left", title=heading,
+        ncols=columns, alignment="left", borderpad=0.2, borderaxespad=0.3, handlelength=2.4, columnspacing=1.6,
+    )  # fmt: skip
+    legend.get_title().set(fontsize=HEADING, fontweight="bold")
 
 
-def broken(name: str, inches: float, size: float) -> list[str]:
-    """A bold name in lines that fit a width, broken only before a `+` and after a comma."""
+def write_footer(figure: Figure, text: str, lines: int = FOOTER_LINES) -> None:
+    """What the marks mean, at the foot of the figure; more than two lines where no page prints the caption.
+
+    The layout is then fixed.
+    """
+    words = shortened(f"{text[:1].upper()}{text[1:]}.", float(figure.get_figwidth()), lines)
+    figure.supxlabel(words, x=0.01, ha="left", fontsize=TINY, color=GREY)
+    for _ in range(_PASSES):
+        figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # every file of a figure has the same layout
+
+
+def shortened(text: str, width: float, lines: int = FOOTER_LINES) -> str:
+    """The text in lines of TINY size that fit a width in inches; what does not fit is left to the caption."""
+    rest = " ... (more in the caption)"
+    return "\n".join(textwrap.wrap(text, int(width * _PER_INCH[TINY]), max_lines=lines, placeholder=rest))
+
+
+def in_lines(name: str, width: int = 20) -> str:
+    """A name in lines of about so many characters, broken after a comma, an underscore or a space or before a plus."""
     lines = [""]
-    for part in re.split(r"(?<=,)|(?=\+)", name):
-        if lines[-1] and len(wrapped(lines[-1] + part, inches, size, bold=True)) > 1:
+    for part in re.split(r"(?<=[,_ ])|(?=\+)", name):
+        if lines[-1] and len(lines[-1] + part) > width:
             lines.append("")
         lines[-1] += part
-    return lines
+    return "\n".join(lines)
 
 
-def text_width(text: str, size: float) -> float:
-    """About how many inches a line of text takes."""
-    return _CHARACTER * size * len(text)
+def place_names(axes: Axes, named: Sequence[tuple[float, float, str, str]], others: pd.DataFrame) -> None:
+    """Write names beside their points, each as x, y, text and colour, away from each other and from the other points.
+
+    `others` holds x and y of those in its first two columns. Call it last, when the layout is fixed.
+    """
+    texts = [axes.text(x, y, text, color=colour, fontsize=TINY) for x, y, text, colour in named]
+    xs, ys = (others.iloc[:, place].to_numpy(float) for place in (0, 1))
+    arrows = {"arrowstyle": "-", "color": GREY, "linewidth": 0.5}
+    adjust_text(texts, x=xs, y=ys, ax=axes, iter_lim=_STEPS, expand=(1.1, 1.25), arrowprops=arrows)
 
 
-def heading_height(text: str, width: float) -> float:
-    """Inches that `write_heading` takes at the top of a figure of this width (inches)."""
-    return 0.14 + len(wrapped(text, width - 0.2, HEADING, bold=True)) * HEADING * LINE
-
-
-def write_heading(figure: Figure, text: str) -> None:
-    """The question, bold, over the whole width of the figure."""
-    width, height = figure.get_size_inches()
-    lines = "\n".join(wrapped(text, width - 0.2, HEADING, bold=True))
-    figure.text(0.1 / width, 1 - 0.08 / height, lines, va="top", fontsize=HEADING, fontweight="bold")
-
-
-def write_footer(figure: Figure, lines: Sequence[str]) -> None:
-    """What a reader must know beside the panels, at the foot of the figure."""
-    width, height = figure.get_size_inches()
-    figure.text(0.1 / width, 0.06 / height, "\n".join(lines), va="bottom", fontsize=TINY, color=GREY)
+def looks(arms: Sequence[str], control: str) -> dict[str, tuple[str, Dashes]]:
+    """Colour and dashes of every arm: black for the control, one colour for `+x` and `-x`, then dashes as well."""
+    palette = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BROWN)
+    dashes: tuple[Dashes, ...] = ("-", "--", ":", "-.")
+    colours = list(dict.fromkeys(arm.lstrip("+-") for arm in arms if arm != control))
+    found: dict[str, tuple[str, Dashes]] = {control: (BLACK, "-")}
+    for arm in (arm for arm in arms if arm != control):
+        colour = palette[colours.index(arm.lstrip("+-")) % len(palette)]
+        before = sum(1 for other, _ in found.values() if other == colour)
+        found[arm] = (colour, dashes[before % len(dashes)])
+    return found
 
 
 def budget_label(axis: str, largest: float) -> tuple[str, FuncFormatter]:
@@ -174,10 +218,10 @@ def write_png(drawn: Drawn, path: Path | BytesIO) -> None:
 
 
 def save(drawn: Drawn, folder: Path, sources: Mapping[str, Any]) -> list[Path]:
-    """Write `<name>.svg`, `.png`, `.csv` (the numbers drawn) and `.json` (`sources` and the bands)."""
+    """Write `<name>.svg`, `.png`, `.csv` (the numbers drawn) and `.json` (`sources`, the bands and the caption)."""
     svg, png, csv, described = (folder / f"{drawn.name}.{suffix}" for suffix in ("svg", "png", "csv", "json"))
     write_whole(svg, lambda path: drawn.write(path, "svg", DPI))
     write_whole(png, lambda path: write_png(drawn, path))
     write_whole(csv, lambda path: drawn.numbers.to_csv(path, index=False))
-    write_json(described, {"figure": drawn.name, "bands": drawn.bands, **sources})
+    write_json(described, {"figure": drawn.name, "bands": drawn.bands, "caption": drawn.caption, **sources})
     return [svg, png, csv, described]

@@ -13,28 +13,25 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from grpo_lab.analysis.figures.direct_labels import looks
 from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.omissions import NO_TRACKS, collapse_note
-from grpo_lab.analysis.figures.seed_lines import Cell, as_columns, as_table
-from grpo_lab.analysis.figures.small_multiples import WIDTH, legend_height, seeds_text, write_legend
+from grpo_lab.analysis.figures.panels import Cell, level_label, seeds_text
+from grpo_lab.analysis.figures.seed_lines import as_columns, as_table
 from grpo_lab.analysis.figures.style import (
     BLACK,
-    BODY,
     GREY,
-    LINE,
     SMALL,
-    TINY,
+    Dashes,
     Drawn,
-    heading_height,
+    Entry,
     house_style,
-    wrapped,
+    looks,
+    new_figure,
     write_footer,
-    write_heading,
+    write_legend,
 )
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
@@ -49,9 +46,8 @@ SINGLE = 8
 WHENS = ("start", "end")
 QUANTITIES = {"length": "response length (tokens)", "accuracy": "right answers (%)"}
 _APART = 0.012  # of the range of lengths asked for, between the bars of two arms
-_LEFT, _RIGHT, _BETWEEN, _PANEL = 0.62, 0.1, 0.68, 2.3  # inches
-_BANDS = "line: mean over runs at the last evaluation; bars: its 95% t interval, arms moved apart"
-_NO_BANDS = "line: mean over runs at the last evaluation, too few for an interval"
+_BANDS = "line: mean over runs at the last evaluation; bars: its 95% t interval, arms moved apart; thin: single seeds"
+_NO_BANDS = "line: mean over runs at the last evaluation, too few for an interval; thin: single seeds"
 
 
 @dataclass(frozen=True)
@@ -173,51 +169,37 @@ def draw_target_lengths(data: SweepData, finals: FinalValues) -> Drawn | None:
     if not found:
         return None
     numbers = target_length_numbers(found)
-    name, heading = (
-        f"{data.record.name}_target_lengths",
-        f"{data.record.name}: are responses as long as they are asked to be?",
-    )
+    name = f"{data.record.name}_target_lengths"
     bands = _BANDS if max(map(len, found.values())) >= FOR_INTERVAL else _NO_BANDS
     levels = [level for level in data.levels if any(level == other for other, _ in found)]
     arms = [arm for arm in data.arms if any(arm == other for _, other in found)]
     look = looks(arms, data.control if data.control in arms else arms[0])
-    over = {
-        level: _over(data, finals, numbers, [(level, arm) for arm in arms if (level, arm) in found]) for level in levels
-    }
-    footer = wrapped(_footer(data, finals, bands), WIDTH - 0.2, TINY)
-    entries = _legend()
-    # In inches, from the top: heading, legend, then lines and panels for every level, then label and footer.
-    lines = max(map(len, over.values())) * SMALL * LINE + 0.08
-    top = heading_height(heading, WIDTH) + legend_height(len(entries), len(entries)) + lines
-    bottom, between = 0.6 + len(footer) * TINY * LINE, lines + 0.2
-    height = top + bottom + _PANEL * len(levels) + between * (len(levels) - 1)
     with house_style(name):
-        figure = Figure(figsize=(WIDTH, height))
-        write_heading(figure, heading)
-        write_legend(figure, heading, entries, len(entries))
-        write_footer(figure, footer)
-        place = {"left": _LEFT / WIDTH, "right": 1 - _RIGHT / WIDTH, "top": 1 - top / height, "bottom": bottom / height}
-        place |= {"wspace": 2 * _BETWEEN / (WIDTH - _LEFT - _RIGHT - _BETWEEN), "hspace": between / _PANEL}
-        panels = figure.subplots(len(levels), 2, sharex=True, sharey="col", squeeze=False, gridspec_kw=place)
+        heading = f"{data.record.name}: are responses as long as they are asked to be?"
+        figure = new_figure(heading, 1.3 + len(levels) * (2.4 + 0.14 * len(arms)))
+        panels = figure.subplots(len(levels), 2, sharex=True, sharey="col", squeeze=False)
         for level, row in zip(levels, panels):
             for axes, series in zip(row, QUANTITIES):
                 own = numbers[(numbers["level"] == level) & (numbers["series"] == series)]
-                _panel(axes, own, look, data.design.factor if data.design else "", level)
-            for index, (arm, line) in enumerate(reversed(over[level])):
-                shift = {"xycoords": "axes fraction", "textcoords": "offset points"}
-                colour = look[arm][0]
-                at = (0, 5 + index * SMALL * LINE * 72)
-                row[0].annotate(line, (0, 1), at, color=colour, fontsize=SMALL, fontweight="bold", **shift)
-        _scale(panels[0].tolist(), numbers)
-        label = "target length (tokens)"
-        figure.text(0.5, (bottom - 0.36) / height, label, ha="center", va="center", fontsize=BODY)
-    return Drawn(name, figure, numbers, bands)
+                _panel(axes, own, look)
+                axes.set_ylabel(level_label(data, level if series == "length" else "", QUANTITIES[series]))
+            here = [(level, arm) for arm in arms if (level, arm) in found]
+            row[0].set_title("\n".join(_over(data, finals, numbers, here)), fontsize=SMALL)
+        for axes in panels[-1]:
+            axes.set_xlabel("target length (tokens)")
+        panels[0, 0].set_ylim(bottom=0)
+        panels[0, 1].set_ylim(bottom=0)
+        panels[0, 0].xaxis.set_major_locator(MaxNLocator(7, integer=True))
+        write_legend(figure, _legend(arms, look), 3)
+        write_footer(figure, bands)
+    return Drawn(name, figure, numbers, bands, caption=_caption(data, finals))
 
 
-def _panel(axes: Axes, numbers: pd.DataFrame, look: Mapping[str, tuple[str, str]], factor: str, level: str) -> None:
-    series = str(numbers["series"].iloc[0])
-    if series == "length":
-        axes.axline((0, 0), slope=1, color=BLACK, linestyle=":", linewidth=1.0, label="as asked")
+def _panel(axes: Axes, numbers: pd.DataFrame, look: Mapping[str, tuple[str, Dashes]]) -> None:
+    seeds = numbers[numbers["part"] == "seed"]
+    if str(numbers["series"].iloc[0]) == "length":
+        ends = [seeds["x"].min(), seeds["x"].max()]
+        axes.plot(ends, ends, ":", color=BLACK, linewidth=1.0, label="as asked")
     arms = list(dict.fromkeys(numbers["arm"]))
     apart = _APART * (numbers["x"].max() - numbers["x"].min())
     for place, arm in enumerate(arms):
@@ -232,51 +214,32 @@ def _panel(axes: Axes, numbers: pd.DataFrame, look: Mapping[str, tuple[str, str]
         axes.vlines(at, bars["low"], bars["high"], color=colour, linewidth=1.3, alpha=0.7, label="interval")
         before = start[start["part"] == "mean"]
         axes.plot(before["x"], before["value"], "--", color=colour, linewidth=1.1, alpha=0.8, label="step 0")
-    title = QUANTITIES[series]
-    axes.set_ylabel(f"{factor} = {level}\n{title}" if factor and series == "length" else title)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
-def _scale(row: Sequence[Axes], numbers: pd.DataFrame) -> None:
-    """Limits of all panels, which share them: whole lengths from 0, and shares of the seeds' own range."""
-    seeds = numbers[numbers["part"] == "seed"]
-    first, last = seeds["x"].min(), seeds["x"].max()
-    room = 0.04 * max(last - first, 1.0)
-    row[0].set_xlim(first - room, last + room)
-    row[0].xaxis.set_major_locator(MaxNLocator(7, integer=True))
-    highest = {series: seeds.loc[seeds["series"] == series, "value"].max() for series in QUANTITIES}
-    row[0].yaxis.set_major_locator(MaxNLocator(6, integer=True))
-    row[0].set_ylim(0, 1.05 * max(highest["length"], last))
-    row[1].set_ylim(0, min(102.0, 1.08 * max(highest["accuracy"], 1.0)))
-
-
-def _over(data: SweepData, finals: FinalValues, numbers: pd.DataFrame, row: Sequence[Cell]) -> list[tuple[str, str]]:
+def _over(data: SweepData, finals: FinalValues, numbers: pd.DataFrame, row: Sequence[Cell]) -> list[str]:
     """The lines over a level's panels: every arm's slope before training and at the end, and its seeds."""
     lines = []
     for level, arm in row:
         own = numbers[(numbers["level"] == level) & (numbers["arm"] == arm) & (numbers["series"] == "slope")]
         own = own[own["part"] == "mean"].set_index("when")
         end = row_at(own, "end")
-        n = int(end["n"])
         ends = bounds(end["low"], end["high"], ".2f")
-        seeds = seeds_text(n, data.seeds_planned(level, arm), finals.collapsed(level, arm))
+        seeds = seeds_text(int(end["n"]), data.seeds_planned(level, arm), finals.collapsed(level, arm))
         before, after = (round(float(row_at(own, when)["value"]), 2) + 0.0 for when in WHENS)  # no -0.00
-        line = f"{arm}: slope {before:.2f} at step 0, {after:.2f}{ends} at the end; {seeds}"
-        lines += [(arm, part) for part in wrapped(line, WIDTH - _LEFT - _RIGHT, SMALL, bold=True)]
+        lines.append(f"{arm}: slope {before:.2f} at step 0,\n{after:.2f}{ends} at the end; {seeds}")
     return lines
 
 
-def _legend() -> list[tuple[Line2D, str]]:
+def _legend(arms: Sequence[str], look: Mapping[str, tuple[str, Dashes]]) -> list[Entry]:
     return [
-        (Line2D([], [], color=GREY, marker="o", markersize=3.6, linewidth=1.7), "last evaluation"),
+        *((Line2D([], [], color=look[arm][0], marker="o", markersize=3.6, linewidth=1.7), arm) for arm in arms),
         (Line2D([], [], color=GREY, linestyle="--", linewidth=1.1), "untrained, step 0"),
         (Line2D([], [], color=BLACK, linestyle=":", linewidth=1.0), "as asked"),
     ]
 
 
-def _footer(data: SweepData, finals: FinalValues, bands: str) -> str:
+def _caption(data: SweepData, finals: FinalValues) -> str:
     parts = [
-        f"{bands[0].upper()}{bands[1:]}; thin: single seeds.",
         "Held-out questions under the training protocol, grouped by the length that they ask for. Slope: tokens of "
         "response for each token asked for, by least squares over single questions; 1 does as it is asked, 0 takes no "
         f"notice. The last evaluation is that at or before {finals.at}.{finals.over_bases}",

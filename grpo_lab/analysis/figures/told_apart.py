@@ -12,30 +12,26 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.effects.told_apart import ranked_metrics, told_apart, why_not
 from grpo_lab.analysis.figures.kind import FigureKind
-from grpo_lab.analysis.figures.small_multiples import WIDTH, legend_height, write_legend
+from grpo_lab.analysis.figures.panels import level_label
 from grpo_lab.analysis.figures.style import (
     BLACK,
     GREEN,
     GREY,
-    LINE,
     SMALL,
-    TINY,
     VERMILLION,
     Drawn,
-    heading_height,
+    Entry,
     house_style,
-    text_width,
-    wrapped,
+    in_lines,
+    new_figure,
     write_footer,
-    write_heading,
+    write_legend,
 )
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.metric_names import title, unit
@@ -47,10 +43,9 @@ BARS = (
     "mark: mean over bases; bar: two arms are told apart exactly where their bars do not meet, right for all pairs at "
     "once in 95% of sweeps; dots: single bases, less what a base adds to all arms"
 )
-_ROW, _ROWS = 0.165, 1.2  # inches: an arm; least height of a panel
-_RANKS, _GAP, _BETWEEN, _RIGHT = 0.34, 0.08, 0.22, 0.1  # share of a pair that ranks have; inches
-_COLUMNS = 3  # of the legend
-_UNDER, _LEVEL = 0.42, 0.18  # inches below the panels of a level, and between its labels and the next one's titles
+SHORT = (
+    "bar: two arms are told apart where their bars do not meet; light bar: ranks an arm can have; dots: single bases"
+)
 
 
 def missing(data: SweepData, finals: FinalValues) -> str:
@@ -106,63 +101,36 @@ def draw_told_apart(data: SweepData, finals: FinalValues) -> Drawn | None:
     found = _found(data, finals)
     numbers = told_apart_numbers(found)
     name = f"{data.record.name}_told_apart"
-    heading = f"{data.record.name}: which arms can be told apart?"
-    factor = data.design.factor if data.design else ""
     metrics = list(dict.fromkeys(metric for by_metric in found.values() for metric in by_metric))
-    names = [arm for by_metric in found.values() for pairs in by_metric.values() for arm in pairs.arms]
-    # In inches, from the left: the level, names, and for every metric the means and the ranks.
-    left = 0.14 + 1.1 * max(text_width(arm, SMALL) for arm in names) + (0.24 if factor else 0.0)
-    pair = (WIDTH - left - _RIGHT - _BETWEEN * (len(metrics) - 1)) / len(metrics)
-    ranks = _RANKS * (pair if len(metrics) > 1 else pair * 0.8)
-    titles = {metric: wrapped(title(metric), pair, SMALL) for metric in metrics}
-    said = {
-        (level, metric): wrapped(_statement(pairs), pair, SMALL, bold=True)
-        for level, by_metric in found.items()
-        for metric, pairs in by_metric.items()
-    }
-    lines = max(map(len, said.values()))
-    over = (max(map(len, titles.values())) + lines) * SMALL * LINE + 0.1
-    legend = _legend(found, data)
-    footer = wrapped(_footer(data, finals, found), WIDTH - 0.2, TINY)
-    panels = {level: max(_ROWS, _ROW * len(next(iter(own.values())).arms)) for level, own in found.items()}
-    columns = min(len(legend), _COLUMNS)
-    top = heading_height(heading, WIDTH) + legend_height(len(legend), columns)
-    height = top + sum(over + panel + _UNDER for panel in panels.values()) + _LEVEL * (len(panels) - 1)
-    height += 0.1 + len(footer) * TINY * LINE
+    sizes = [max(1.2, 0.18 * len(next(iter(own.values())).arms)) for own in found.values()]
     with house_style(name):
-        figure = Figure(figsize=(WIDTH, height))
-        write_heading(figure, heading)
-        write_legend(figure, heading, legend, columns)
-        y = height - top
-        for level, by_metric in found.items():
-            y -= over + panels[level]
-            here = numbers[numbers["level"] == level]
-            arms = here[(here["metric"] == metrics[0]) & (here["part"] == "mean")]["arm"].tolist()
-            for index, (metric, pairs) in enumerate(by_metric.items()):
-                x = left + index * (pair + _BETWEEN)
-                means, places = (
-                    figure.add_axes((at / WIDTH, y / height, wide / WIDTH, panels[level] / height))
-                    for at, wide in ((x, pair - ranks - _GAP), (x + pair - ranks, ranks))
-                )
-                own = here[here["metric"] == metric]
-                colours = _colours(pairs, data.control)
-                _means(means, own, arms, colours)
-                _ranks(places, own, arms, colours)
-                means.set_xlabel(_unit(metric))
-                own_lines = said[level, metric]
-                means.set_title("\n".join(own_lines), fontsize=SMALL, loc="left", pad=4, fontweight="bold")
-                above = {"xytext": (0, 5 + len(own_lines) * SMALL * 1.4), "textcoords": "offset points"}
-                means.annotate("\n".join(titles[metric]), (0, 1), xycoords="axes fraction", fontsize=SMALL, **above)
-                if index == 0:
-                    means.set_yticks(range(len(arms)), arms)
-                    for label in means.get_yticklabels():
-                        label.set_color(colours[label.get_text()])
-            if factor:
-                at = (0.1 / WIDTH, (y + panels[level] / 2) / height)
-                figure.text(*at, f"{factor} = {level}", rotation=90, va="center", fontsize=SMALL, fontweight="bold")
-            y -= _UNDER + _LEVEL
-        write_footer(figure, footer)
-    return Drawn(name, figure, numbers, BARS)
+        figure = new_figure(f"{data.record.name}: which arms can be told apart?", 1.2 + sum(sizes) + 0.9 * len(sizes))
+        shape: dict[str, Any] = {"height_ratios": sizes, "width_ratios": [2, 1] * len(metrics)}
+        grid = figure.subplots(len(found), 2 * len(metrics), squeeze=False, **shape)
+        for (level, by_metric), row in zip(found.items(), grid):
+            _level(row.tolist(), numbers[numbers["level"] == level], by_metric, data.control)
+            row[0].set_ylabel(level_label(data, level))
+        write_legend(figure, _legend(found, data), 3)
+        write_footer(figure, SHORT)
+    return Drawn(name, figure, numbers, BARS, caption=_caption(data, finals, found))
+
+
+def _level(row: Sequence[Axes], numbers: pd.DataFrame, by_metric: Mapping[str, AllPairs], control: str) -> None:
+    """Means and ranks of every metric at one level, arms in the order of the first metric."""
+    first = next(iter(by_metric))
+    arms = numbers[(numbers["metric"] == first) & (numbers["part"] == "mean")]["arm"].tolist()
+    for axes in row[2 * len(by_metric) :]:
+        axes.set_visible(False)
+    for (metric, pairs), means, ranks in zip(by_metric.items(), row[::2], row[1::2]):
+        own, colours = numbers[numbers["metric"] == metric], _colours(pairs, control)
+        _means(means, own, arms, colours)
+        _ranks(ranks, own, arms, colours)
+        means.set_xlabel(_unit(metric))
+        means.set_title(f"{in_lines(title(metric), 60 // len(by_metric))}\n{_statement(pairs)}", fontsize=SMALL)
+        if metric == first:
+            means.set_yticks(range(len(arms)), arms)
+            for label in means.get_yticklabels():
+                label.set_color(colours[label.get_text()])
 
 
 def _statement(pairs: AllPairs) -> str:
@@ -235,7 +203,7 @@ def _rows(axes: Axes, number: int) -> None:
     axes.spines[["top", "right", "left"]].set_visible(False)
 
 
-def _legend(found: Mapping[str, Mapping[str, AllPairs]], data: SweepData) -> list[tuple[Artist, str]]:
+def _legend(found: Mapping[str, Mapping[str, AllPairs]], data: SweepData) -> list[Entry]:
     """What the colours and a hollow mark mean, of those that occur."""
     every = [pairs for by_metric in found.values() for pairs in by_metric.values()]
     used = {colour for pairs in every for colour in _colours(pairs, data.control).values()}
@@ -246,7 +214,7 @@ def _legend(found: Mapping[str, Mapping[str, AllPairs]], data: SweepData) -> lis
         GREY: f"not told apart from {data.control}" if BLACK in used else "other arms",
     }
     look: dict[str, Any] = {"marker": "o", "markersize": 4.2}
-    entries: list[tuple[Artist, str]] = [
+    entries: list[Entry] = [
         (Line2D([], [], color=colour, linewidth=2.0, **look), text) for colour, text in words.items() if colour in used
     ]
     if any(pairs.withheld for pairs in every):
@@ -255,7 +223,7 @@ def _legend(found: Mapping[str, Mapping[str, AllPairs]], data: SweepData) -> lis
     return entries
 
 
-def _footer(data: SweepData, finals: FinalValues, found: Mapping[str, Mapping[str, AllPairs]]) -> str:
+def _caption(data: SweepData, finals: FinalValues, found: Mapping[str, Mapping[str, AllPairs]]) -> str:
     bases = len(set(finals.bases.values()))
     withheld: dict[str, list[str]] = {}
     for level, by_metric in found.items():
@@ -267,7 +235,7 @@ def _footer(data: SweepData, finals: FinalValues, found: Mapping[str, Mapping[st
     reasons = "; ".join(f"{', '.join(arms)}: {why}" for why, arms in withheld.items())
     absent = [level for level in data.levels if level not in found]
     parts = [
-        f"{BARS[0].upper()}{BARS[1:]}. Light bars: the ranks an arm can have, 1 the largest, for all arms at once in "
+        "Light bars: the ranks an arm can have, 1 the largest, for all arms at once in "
         f"95% of sweeps; tick: that of its mean. Tukey's studentized range in the model arm + base, {bases} bases, the "
         "scatter of all judged arms together. "
         f"Final values at {finals.at}.",

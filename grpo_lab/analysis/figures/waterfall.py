@@ -9,31 +9,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.divergence.measures import WATERFALL, gap, waterfall
 from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.omissions import NO_TRACKS, collapse_note, not_logged
-from grpo_lab.analysis.figures.small_multiples import WIDTH, legend_height, name_lines, seeds_text, write_legend
+from grpo_lab.analysis.figures.panels import level_label, rows_of_arms, seeds_text
 from grpo_lab.analysis.figures.style import (
     BLACK,
-    BODY,
     GREY,
-    LINE,
-    SMALL,
-    TINY,
+    ORANGE,
+    PURPLE,
+    SKY,
     Drawn,
-    heading_height,
+    Entry,
     house_style,
-    text_width,
-    wrapped,
+    in_lines,
+    new_figure,
     write_footer,
-    write_heading,
+    write_legend,
 )
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
@@ -43,17 +39,16 @@ from grpo_lab.analysis.tracks import Track, cells, mean_of_tracks, tracks
 # Colour of each part, on which black lines show, and what it is: the change on the first less that on the second.
 PARTS = {
     "prompt_mix": ("#A0A0A0", "prompt mix and filter: training responses less a fixed set of training questions"),
-    "memorisation": ("#E69F00", "memorisation: training questions less unseen questions of the same kind"),
-    "protocol": ("#CC79A7", "protocol and verifier: sampled and graded as in training less as in evaluation"),
-    "shift": ("#56B4E9", "distribution shift: unseen questions of the same kind less downstream questions"),
+    "memorisation": (ORANGE, "memorisation: training questions less unseen questions of the same kind"),
+    "protocol": (PURPLE, "protocol and verifier: sampled and graded as in training less as in evaluation"),
+    "shift": (SKY, "distribution shift: unseen questions of the same kind less downstream questions"),
 }
 TOTAL = "total"
 BARS = "bar: a part of the gap, mean over runs, from where the one above it ended; line: its 95% t interval"
 BARS_OF_FEW = "bar: a part of the gap, mean over runs, too few for an interval, from where the one above it ended"
-_LANE, _APART, _BETWEEN, _RIGHT = 0.075, 0.1, 0.22, 0.15  # inches: a part, two arms, two levels, the margin
+_LANE = 0.16  # of the distance of two arms, that a part takes
 _NEEDED = tuple(dict.fromkeys(name for ends in WATERFALL.values() for name in ends))
 _ROOM = 0.6  # of what the bars take, that intervals may take on either side
-_NAME = 1.7  # inches, of a line of a name
 
 
 def waterfall_numbers(found: Mapping[tuple[str, str], Sequence[Track]]) -> pd.DataFrame:
@@ -104,53 +99,31 @@ def draw_waterfall(data: SweepData, finals: FinalValues) -> Drawn | None:
         return None
     numbers = waterfall_numbers(found)
     name = f"{data.record.name}_waterfall"
-    heading = f"{data.record.name}: where was what training gained lost on the way downstream?"
     bars = BARS if numbers["low"].notna().any() else BARS_OF_FEW
     rows = {level: [arm for at, arm in found if at == level] for level, _ in found}
-    most = max(map(len, rows.values()))
-    factor = data.design.factor if data.design else ""
-    # In inches, from the top: heading, legend, a panel for every level, ticks, label and footer.
-    names = _names(data, finals, found)
-    longest = max((line for lines in names.values() for line in lines), key=len)
-    left = 0.25 + text_width(longest, BODY) + (0.35 if factor else 0.0)
-    row = max((len(PARTS) + 1) * _LANE + _APART, max(map(len, names.values())) * SMALL * LINE + 0.04)
     limits, cut = _limits(numbers)
-    footer = wrapped(_footer(data, finals, f"{bars}{', cut at the edge' if cut else ''}"), WIDTH - 0.2, TINY)
-    legend = _legend()
-    legend_at = heading_height(heading, WIDTH)
-    top = legend_at + legend_height(len(legend), 1) + 0.05
-    bottom = 0.55 + len(footer) * TINY * LINE
-    panel = most * row
-    height = top + bottom + panel * len(rows) + _BETWEEN * (len(rows) - 1)
+    bars += ", cut at the edge" if cut else ""
     with house_style(name):
-        figure = Figure(figsize=(WIDTH, height))
-        write_heading(figure, heading)
-        write_legend(figure, heading, legend, 1)
-        place = {"left": left / WIDTH, "right": 1 - _RIGHT / WIDTH, "top": 1 - top / height, "bottom": bottom / height}
-        panels = figure.subplots(
-            len(rows), 1, sharex=True, squeeze=False, gridspec_kw=place | {"hspace": _BETWEEN / panel}
-        )
-        for (level, arms), axes in zip(rows.items(), panels[:, 0]):
-            here = numbers[numbers["level"] == level]
-            _panel(axes, here, arms, most, _LANE / row)
-            axes.set_yticks(range(len(arms)), ["\n".join(names[level, arm]) for arm in arms])
-            if factor:
-                axes.set_ylabel(f"{factor}\n{level}")
-        panels[-1, 0].set_xlim(limits)
-        panels[-1, 0].set_xlabel("gained in training but not downstream since step 0 (pp)")
-        write_footer(figure, footer)
-    return Drawn(name, figure, numbers, bars)
+        heading = f"{data.record.name}: where was what training gained lost on the way downstream?"
+        figure = new_figure(heading, 2.2 + 0.48 * sum(map(len, rows.values())) + 0.2 * len(rows))
+        heights = [len(arms) for arms in rows.values()]
+        panels = figure.subplots(len(rows), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+        for (level, arms), axes in zip(rows.items(), panels):
+            _panel(axes, numbers[numbers["level"] == level], arms)
+            axes.set_yticks(range(len(arms)), [_name(data, finals, level, arm, found) for arm in arms])
+            axes.set_ylabel(level_label(data, level))
+        panels[-1].set_xlim(limits)
+        panels[-1].set_xlabel("gained in training but not downstream since step 0 (pp)")
+        write_legend(figure, _legend(), 1)
+        write_footer(figure, bars)
+    return Drawn(name, figure, numbers, bars, caption=_caption(data, finals))
 
 
-def _names(
-    data: SweepData, finals: FinalValues, found: Mapping[tuple[str, str], Sequence[Track]]
-) -> dict[tuple[str, str], list[str]]:
-    """Each arm's name and its seeds, in the lines in which they stand beside its bars."""
-    names = {}
-    for (level, arm), cell in found.items():
-        seeds = seeds_text(len(cell), data.seeds_planned(level, arm), finals.collapsed(level, arm))
-        names[level, arm] = [*name_lines(arm, _NAME, SMALL), *wrapped(seeds, _NAME, SMALL)]
-    return names
+def _name(
+    data: SweepData, finals: FinalValues, level: str, arm: str, found: Mapping[tuple[str, str], Sequence[Track]]
+) -> str:
+    seeds = seeds_text(len(found[level, arm]), data.seeds_planned(level, arm), finals.collapsed(level, arm))
+    return f"{in_lines(arm, 24)}\n{seeds}"
 
 
 def _limits(numbers: pd.DataFrame) -> tuple[tuple[float, float], bool]:
@@ -164,39 +137,31 @@ def _limits(numbers: pd.DataFrame) -> tuple[tuple[float, float], bool]:
     return (shown[0] - margin, shown[1] + margin), shown != whole
 
 
-def _panel(axes: Axes, numbers: pd.DataFrame, arms: Sequence[str], most: int, lane: float) -> None:
+def _panel(axes: Axes, numbers: pd.DataFrame, arms: Sequence[str]) -> None:
     """Arms down the axis, one apart; each has a lane for every part and one for the total."""
-    axes.axvline(0, color=GREY, linewidth=1.0)
-    lanes = {part: (index - len(PARTS) / 2) * lane for index, part in enumerate([*PARTS, TOTAL])}
+    rows_of_arms(axes, [""] * len(arms))
+    lanes = {part: _LANE * (index - len(PARTS) / 2) for index, part in enumerate([*PARTS, TOTAL])}
     for row in rows_of(numbers):
-        y = arms.index(row.arm) + lanes[row.part]
-        end = row.start + row.value
+        y, end = arms.index(row.arm) + lanes[row.part], row.start + row.value
         if row.part == TOTAL:
             axes.plot(end, y, "D", color=BLACK, markersize=3.6, label=TOTAL, zorder=3)
         else:
-            axes.barh(y, row.value, lane, row.start, color=PARTS[row.part][0], linewidth=0)
-            axes.plot([end, end], [y, y + lane], color=GREY, linewidth=0.7)  # where the next begins
+            axes.barh(y, row.value, _LANE, row.start, color=PARTS[row.part][0], linewidth=0)
+            axes.plot([end, end], [y, y + _LANE], color=GREY, linewidth=0.7)  # where the next begins
         axes.plot([row.start + row.low, row.start + row.high], [y, y], color=BLACK, linewidth=0.9)
-    for edge in range(1, len(arms)):
-        axes.axhline(edge - 0.5, color="#E4E4E4", linewidth=0.5)
-    axes.set_ylim(most - 0.5, -0.5)
-    axes.xaxis.set_major_locator(MaxNLocator(9, steps=[1, 2, 5, 10]))
-    axes.tick_params(axis="y", length=0, labelsize=SMALL)
-    axes.grid(axis="y", visible=False)
-    axes.spines[["top", "right", "left"]].set_visible(False)
 
 
-def _legend() -> list[tuple[Artist, str]]:
-    entries: list[tuple[Artist, str]] = [(Patch(color=colour, linewidth=0), words) for colour, words in PARTS.values()]
+def _legend() -> list[Entry]:
+    entries: list[Entry] = [(Patch(color=colour, linewidth=0), words) for colour, words in PARTS.values()]
     total = Line2D([], [], color=BLACK, marker="D", markersize=3.6, linewidth=0.9)
     return [*entries, (total, "total, the gap: training reward less downstream accuracy")]
 
 
-def _footer(data: SweepData, finals: FinalValues, bars: str) -> str:
+def _caption(data: SweepData, finals: FinalValues) -> str:
     parts = [
-        f"{bars[0].upper()}{bars[1:]}. Every part is a change from step 0 to {finals.at}; to the right, "
-        "the first gained more than the second. Training reward: share of all responses that were right, before any "
-        f"filter; its step 0 is the probe of step 0.{finals.over_bases}",
+        f"Every part is a change from step 0 to {finals.at}; to the right, the first gained more than the second. "
+        "Training reward: share of all responses that were right, before any filter; its step 0 is the probe of step "
+        f"0.{finals.over_bases}",
         collapse_note(data, finals),
     ]
     return " ".join(filter(None, parts))
@@ -206,7 +171,7 @@ FIGURE = FigureKind(
     "waterfall",
     draw_waterfall,
     missing,
-    title="What the gap consists of",
+    title="Decomposition of the gap",
     how_to_read=(
         "One bar per arm, percentage points: which training prompts were drawn, memorisation, protocol, and "
         "the shift to harder questions add up to the gap change."

@@ -1,0 +1,113 @@
+"""Parts that several figures share: panels of arms and levels, rows of intervals, counts of seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from grpo_lab.analysis.figures.style import GREY, SMALL, in_lines
+from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.intervals import FOR_INTERVAL
+from grpo_lab.analysis.table_rows import rows_of
+
+# Where a run that collapsed ends.
+CROSS: dict[str, Any] = {"linestyle": "", "marker": "X", "markersize": 6, "markeredgecolor": "white"}
+MOST = 5  # panels side by side
+Cell = tuple[str, str]  # level and arm
+
+
+def arranged(arms: Sequence[str]) -> list[list[str]]:
+    """Arms in rows of at most `MOST`, as even as they come: 8 as 4 and 4, 10 as 5 and 5."""
+    columns = math.ceil(len(arms) / math.ceil(len(arms) / MOST))
+    return [list(arms[start : start + columns]) for start in range(0, len(arms), columns)]
+
+
+def arm_rows(data: SweepData, cells: Sequence[Cell]) -> list[tuple[str, list[str]]]:
+    """The rows of panels of a figure with one panel per arm and level: a level, and its arms in that row."""
+    arms = [arm for arm in data.arms if arm in {arm for _, arm in cells}]
+    return [(level, row) for level in data.levels if level in {at for at, _ in cells} for row in arranged(arms)]
+
+
+def arm_panels(
+    figure: Figure,
+    data: SweepData,
+    cells: Sequence[Cell],
+    over: Mapping[Cell, str],
+    labels: tuple[str, str],
+    titles: Mapping[str, str] | None = None,
+) -> dict[Cell, Axes]:
+    """A panel on shared axes for every arm of `cells` at every level, with its name and what stands `over` it.
+
+    `labels` are those of the x axes and the y axes; `titles` replace names of arms that say too little.
+    """
+    rows = arm_rows(data, cells)
+    columns = len(rows[0][1])
+    grid = figure.subplots(len(rows), columns, sharex=True, sharey=True, squeeze=False)
+    panels: dict[Cell, Axes] = {}
+    for (level, row), of_row in zip(rows, grid):
+        for axes in of_row[len(row) :]:
+            axes.set_visible(False)
+        for arm, axes in zip(row, of_row):
+            panels[level, arm] = axes
+            name = in_lines((titles or {}).get(arm, arm), 100 // columns)
+            axes.set_title(f"{name}\n{over.get((level, arm), 'no finished run')}", fontsize=SMALL)
+        of_row[0].set_ylabel(level_label(data, level, labels[1]))
+    for axes in grid[-1]:
+        axes.set_xlabel(labels[0] if columns < MOST else labels[0].replace(" (", "\n("))
+    return panels
+
+
+def level_label(data: SweepData, level: str, label: str = "") -> str:
+    """The label of a row of panels: the level of the design's factor, where it has one, over what is measured."""
+    factor = data.design.factor if data.design else ""
+    if not factor or not level:
+        return label
+    return f"{factor} = {level}\n{label}" if label else f"{factor}\n{level}"
+
+
+def at_level(data: SweepData, level: str) -> str:
+    """` at budget = short`, empty for a design without a factor."""
+    return f" at {data.design.factor} = {level}" if data.design and data.design.factor else ""
+
+
+def seeds_text(n: int, planned: int, collapsed: int = 0) -> str:
+    """How many seeds a panel shows the mean of."""
+    text = f"n = {n}" if n == planned else f"n = {n} of {planned} seeds"
+    text += f", {collapsed} collapsed" if collapsed else ""
+    return text + (", no interval" if 0 < n < FOR_INTERVAL else "")
+
+
+def draw_intervals(
+    axes: Axes, means: pd.DataFrame, at: Sequence[float], colour: str, marker: str = "D", limit: float = math.inf
+) -> None:
+    """A mark per row of `value` at a height, with a bar from `low` to `high`; arrowheads where it leaves `limit`."""
+    for row, y in zip(rows_of(means), at):
+        axes.plot([row.low, row.high], [y, y], color=colour, linewidth=1.7, solid_capstyle="butt")
+        axes.plot(row.value, y, marker, color=colour, markersize=4.6)
+        for end, arrow in ((row.low, "<"), (row.high, ">")):
+            if abs(end) > limit:
+                axes.plot(math.copysign(limit, end), y, arrow, color=colour, markersize=3.5)
+
+
+def symmetric_limit(measured: pd.Series, ends: pd.Series, least: float = 0.0) -> float:
+    """Half the width of an axis around 0: bars of few seeds can be wider than anything measured, and are cut."""
+    largest = float(measured.abs().max()) if len(measured) else 0.0
+    widest = float(ends.abs().max()) if ends.notna().any() else largest
+    return 1.08 * max(min(widest, 1.6 * largest), least) or 1.0
+
+
+def rows_of_arms(axes: Axes, labels: Sequence[str]) -> None:
+    """Rows from the top with these labels, around a line at 0."""
+    axes.axvline(0, color=GREY, linewidth=1.0)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="y", visible=False)
+    axes.spines["left"].set_visible(False)

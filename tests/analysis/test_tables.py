@@ -1,0 +1,54 @@
+"""The four tables of a sweep hold the numbers of its runs, curves, effects and verdict."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from declared_experiments import saved_data
+
+from grpo_lab.analysis.effects.contrasts import effects_table
+from grpo_lab.analysis.effects.verdict import judge
+from grpo_lab.analysis.final_values import DOWNSTREAM, final_values
+from grpo_lab.analysis.tables import Tables, load
+
+
+@pytest.fixture(scope="module")
+def dapo() -> Tables:
+    data = saved_data("dapo")
+    return Tables(data, final_values(data))
+
+
+def test_a_row_per_run_has_its_status_and_final_values(dapo: Tables) -> None:
+    runs = dapo.runs.set_index(["level", "arm", "seed"])
+    assert len(runs) == len(dapo.data.runs) and runs.index.is_unique
+    assert set(runs["status"]) == set(dapo.data.runs["status"])
+    for (level, arm, seed), row in runs.iterrows():
+        assert row[DOWNSTREAM] == dapo.finals.of(level, arm, DOWNSTREAM)[seed]
+
+
+def test_curves_hold_every_logged_value(dapo: Tables) -> None:
+    curves = dapo.curves
+    assert np.isfinite(curves[["x", "value"]].to_numpy(float)).all()
+    for metric in ("reward/outcome", DOWNSTREAM):
+        logged = dapo.data.counted_points[metric].dropna()
+        own = curves.loc[curves["metric"] == metric, "value"]
+        assert len(own) == len(logged) and own.sum() == pytest.approx(logged.sum())
+
+
+def test_effects_are_those_of_the_table_of_tricks(dapo: Tables) -> None:
+    written = effects_table(dapo.data, dapo.finals)
+    for ours, theirs in (("mean", "effect"), ("n", "n_pairs"), ("low", "low"), ("p_adjusted", "p_adjusted")):
+        np.testing.assert_array_equal(dapo.effects[ours], written[theirs])
+
+
+def test_a_row_per_prediction_has_its_word(dapo: Tables) -> None:
+    judged = judge(dapo.data, dapo.finals)
+    assert dapo.verdict["word"].tolist() == [one.word for one in judged] and len(judged) > 0
+    assert dapo.verdict["estimate"].tolist() == [one.difference.mean for one in judged]
+    assert dapo.verdict["p_holm"].tolist() == [one.holm for one in judged]
+
+
+def test_one_line_loads_them_and_an_unknown_sweep_is_refused() -> None:
+    assert {"kl=k3_loss", "kl_0.001"} <= set(load("kl_penalty").effects["trick"])
+    with pytest.raises(ValueError, match="no_such_sweep"):
+        load("no_such_sweep")
