@@ -83,7 +83,7 @@ def timed_run(steps: int, warmup: int, overrides: list[str]) -> dict[str, Any]:
     device = prepare_torch(run.device, run.threads)
     with tempfile.TemporaryDirectory() as folder, RunLog(Path(folder)) as log, RunProgress("bench") as progress:
         progress.show = lambda *_: None  # the driver shows the progress
-        recorder = Stamped(run, log, progress, "benchmark")
+        recorder = Stamped(run.record_settings, log, progress, "benchmark")
         with open_run(run, device) as (state, queue, _):
             train(run, state, queue, recorder)
         logged = {name: read(log.folder / f"{name}.jsonl", name) for name in ("metrics", "timing")}
@@ -109,14 +109,12 @@ def timed_run(steps: int, warmup: int, overrides: list[str]) -> dict[str, Any]:
 
 def setting(run: RunConfig, state: RunState, total: int) -> dict[str, Any]:
     """What the other side needs to do the same work: model, problems in order, and the numbers."""
-    memory, source = (
-        Memory.of(len(state.problems)),
-        ProblemSource.of(run.curriculum, run.task.mixture, state.problems, run.problems_per_step, run.seed),
-    )
+    memory, number = Memory.of(len(state.problems)), run.problems_per_step
+    source = ProblemSource.of(run.curriculum, run.task.mixture, state.problems, number, run.seed)
     drawn = [
         state.problems[index]
         for step in range(total)
-        for index in source.draw(run.problems_per_step, memory, step / total, frozenset())
+        for index in source.draw(number, memory, step / total, frozenset())
     ]
     optimizer = run.optimizer
     return {
