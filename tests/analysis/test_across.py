@@ -100,6 +100,7 @@ def planted(name: str, trick: str, training: float = 0.0, falls: float = 0.0) ->
     )
 
 
+@pytest.mark.extended
 def test_a_run_of_two_sweeps_counts_once_and_as_a_control_if_it_is_one() -> None:
     found = pool([planted("one", "games"), planted("two", "calm")])
     assert len(found.runs) == 24 and found.shared == 8 and found.sweeps == ("one", "two")
@@ -132,6 +133,7 @@ def test_conditions_are_the_declared_words_and_the_protocol() -> None:
     assert {run.world for run in found.runs} == {"length"}
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("slot", "why"),
     [
@@ -272,6 +274,7 @@ def test_false_alarms_leave_a_whole_base_out() -> None:
     assert alone.false.number == 0  # its twin stays, and hides it
 
 
+@pytest.mark.extended
 def test_a_null_without_base_effects_gives_false_alarms_at_the_nominal_rate() -> None:
     rng, alarms, gaps, number = np.random.default_rng(1), 0, 0, 0
     for _ in range(150):

@@ -12,6 +12,7 @@ from pages.acting import ALIKE, METHODS, acting_table, documented_acting, measur
 from grpo_lab.analysis.stats.intervals import t_interval
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_trick_of_a_method_acts_somewhere_on_four_bases(method: str) -> None:
     found = measured(EXPERIMENTS)
@@ -21,6 +22,7 @@ def test_every_trick_of_a_method_acts_somewhere_on_four_bases(method: str) -> No
     assert all(found[trick].scene[0].startswith("world=") for trick in tricks_of(method))
 
 
+@pytest.mark.extended
 def test_a_share_is_what_the_logged_steps_say() -> None:
     """The mean over a run's steps, over four bases of one seed each, beside the control's."""
     points = saved_points("acts_length").query("step > 0")
@@ -32,6 +34,7 @@ def test_a_share_is_what_the_logged_steps_say() -> None:
     assert one.metric == "touched/truncation" and one.scene == ("world=length",)
 
 
+@pytest.mark.extended
 def test_a_trick_acts_where_the_verdict_says_so() -> None:
     found = measured(EXPERIMENTS)
     words = {trick: found[trick].word for method in METHODS for trick in tricks_of(method)}

@@ -112,6 +112,7 @@ def wrong(sweep: Sweep, number: int) -> float:
     return rates(sweep, number).wrong
 
 
+@pytest.mark.extended
 def test_few_sweeps_err_also_where_one_arm_is_unlike_the_others() -> None:
     """Of 60 sweeps 8 is what an error of .05 gives once in 100. Without the check 20 and 55 of 60 err."""
     assert wrong(Sweep(arms=31), 60) <= 8 / 60

@@ -174,6 +174,7 @@ def test_differences_are_paired_over_common_seeds_only() -> None:
     assert paired_difference(treated, pd.Series({9: 1.0})).n == 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("n", [3, 5])
 def test_coverage_is_what_the_docstring_says(n: int) -> None:
     rng = np.random.default_rng(n)
@@ -548,6 +549,7 @@ def test_the_csv_holds_exactly_what_is_drawn(planted: Callable[..., SweepData], 
     assert marks == effects[effects["part"] == "mean"]["value"].tolist()
 
 
+@pytest.mark.extended
 def test_a_rebuild_gives_the_same_svg_and_says_its_sources(planted: Callable[..., SweepData], tmp_path: Path) -> None:
     planted()
     for place in ("a", "b"):
@@ -648,6 +650,7 @@ def test_an_experiment_may_name_the_columns_of_its_table(planted: Callable[..., 
     assert read_design(node).fingerprint() == read_design(design()).fingerprint(), "columns decide nothing"
 
 
+@pytest.mark.extended
 def test_arms_that_mean_something_else_by_now_are_marked(planted: Callable[..., SweepData], tmp_path: Path) -> None:
     """By the experiment's own file beside the saved data, until the sweep has been declared and run anew."""
     data, folder = planted(), tmp_path / "planted" / "data"
@@ -674,6 +677,7 @@ def test_the_recorded_recipes_that_changed_are_marked() -> None:
     assert set(changed) == {"deepseek_r1", "reinforce_pp", "open_r1", "dapo", "cispo", "kimi_k15"}
 
 
+@pytest.mark.extended
 def test_many_arms_stand_in_even_rows_of_five_at_most(planted: Callable[..., SweepData]) -> None:
     arms = [f"arm{number}" for number in range(8)]
     node = design(predictions=(), control="arm0", arms={arm: [f"seed={number}"] for number, arm in enumerate(arms)})
@@ -738,6 +742,7 @@ def test_the_commands_need_neither_torch_nor_mlflow(planted: Callable[..., Sweep
     assert QUESTION in text and f'<header>\n<p class="warning">{notice}</p>' in text
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("words", ["figures planted", "report planted", "data planted", "rollouts planted"])
 def test_a_folder_of_runs_that_is_not_there_is_refused(
     planted: Callable[..., SweepData], tmp_path: Path, words: str
@@ -764,6 +769,7 @@ def test_what_to_open_follows_what_was_asked_for(tmp_path: Path) -> None:
     assert what_to_open(replace(built, paths=[]), "a", runs, data)[0] == "figure  none could be drawn"
 
 
+@pytest.mark.extended
 def test_the_messages_name_what_is_there(planted: Callable[..., SweepData], tmp_path: Path) -> None:
     planted()
     wrong = command(tmp_path, "figures", "plantd", "--runs", ".")

@@ -98,6 +98,7 @@ def test_a_declared_sweep_ends_with_it(tmp_path: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().out.splitlines() == ["", *arms_table(data, final_values(data)), ""]
 
 
+@pytest.mark.extended
 def test_figures_print_the_same_table_before_the_verdict(tmp_path: Path) -> None:
     write_synthetic(planted(2), tmp_path / "runs")
     built = build(planted().name, str(tmp_path / "runs"), None, tmp_path, ["test"])
@@ -107,6 +108,7 @@ def test_figures_print_the_same_table_before_the_verdict(tmp_path: Path) -> None
     assert built.text == f"{table}\n\n{verdict}" and "divergence, pp" not in verdict
 
 
+@pytest.mark.extended
 def test_runs_without_a_value_or_with_a_collapse_leave_a_dash_or_no_bounds() -> None:
     data = sweep(5, collapse={("+hurts", 1): 0.4})
     rows = rows_of(arms_table(data, final_values(data)))
@@ -195,6 +197,7 @@ def covered(figure: object) -> int:
     return found
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("draw", [draw_curves, draw_step_metrics])
 def test_curves_of_two_seeds_have_no_band_and_say_so(draw: Callable) -> None:
     few, many = sweep(2), sweep(3)

@@ -94,6 +94,7 @@ def test_a_verdict_is_told_from_the_point_of_view_of_the_source(
     assert claim_word(expected, judgement(predicted, word, mean)) == says
 
 
+@pytest.mark.extended
 def test_saved_sweeps_answer_and_those_without_runs_say_so(tmp_path: Path) -> None:
     shutil.copytree(FOLDERS["overlong_worlds"], tmp_path / "overlong_worlds")
     (tmp_path / "dapo_worlds").mkdir()
@@ -151,6 +152,7 @@ def test_tokens_to_a_share_of_the_controls_gain_by_hand() -> None:
     )
 
 
+@pytest.mark.extended
 def test_tokens_to_a_share_may_be_predicted() -> None:
     """As the ratio of `token_ratio`, in doublings; a run that never gets there counts with all its tokens."""
     metric = "tokens_to_half/eval/heldout_training/accuracy"
@@ -192,6 +194,7 @@ def test_every_saved_sweep_holds_what_its_declaration_requires() -> None:
     assert len(found) > 10 and not [place for place, mean in found.items() if math.isnan(mean)]
 
 
+@pytest.mark.extended
 def test_contrasts_that_could_not_act_are_not_pooled() -> None:
     """Clip-higher touched too few tokens in both environments of dapo_worlds, so clipping alone measured it."""
     saved = saved_sweeps(EXPERIMENTS)
@@ -244,6 +247,7 @@ def test_a_claim_that_cannot_be_judged_is_refused(entry: object, message: str) -
         read_design(node | {"claims": [entry]})
 
 
+@pytest.mark.extended
 def test_superseded_experiments_stand_apart() -> None:
     """In a folder of their own, with the experiment that asked again, and without claims."""
     designs = {path.parent.name: load_design(path) for path in DECLARATIONS}

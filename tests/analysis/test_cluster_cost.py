@@ -43,6 +43,7 @@ def test_the_page_states_what_the_numbers_imply(block) -> None:
     assert block(study()) in PAGE
 
 
+@pytest.mark.extended
 def test_a_row_of_the_grid_is_computed_anew() -> None:
     """The cells of 7B on 64 cards, in seconds a step, card-hours and dollars; `extended` compares all of the page."""
     (line,) = re.findall(r"^\| 7B \| 64 \| (.*) \|$", PAGE, flags=re.M)
@@ -72,6 +73,7 @@ def test_a_question_takes_the_seeds_that_its_effect_needs() -> None:
     assert harder.runs == 20
 
 
+@pytest.mark.extended
 def test_parts_of_the_grid_add_up_and_streaming_costs_least() -> None:
     table = small().grid
     assert table[list(PARTS)].sum(axis=1).to_numpy() == pytest.approx(1)
@@ -156,6 +158,7 @@ def test_a_model_that_fits_no_split_is_refused() -> None:
         study().cell("32B", 4, IN_FLIGHT)
 
 
+@pytest.mark.extended
 def test_the_longest_response_decides_generation_on_many_cards() -> None:
     """As verl reports it: 64 and 128 cards generate for as long. Within a factor of 1.3 of its seconds."""
     table = study().compared_to("generation")

@@ -112,6 +112,7 @@ def test_reading_caches_again_costs_time() -> None:
     assert again > kept
 
 
+@pytest.mark.extended
 def test_a_streaming_step_generates_every_token_that_it_trains_on() -> None:
     """In the long run: where all slots stay full, generation of a step is that of one batch, and no more."""
     narrow = Cluster(SEVEN, replace(H100, memory=34e9), USUAL, 9, generating=1)

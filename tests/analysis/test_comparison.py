@@ -179,6 +179,7 @@ def test_components_cover() -> None:
     assert (np.mean(hits, axis=0) > 0.9).all()
 
 
+@pytest.mark.extended
 def test_the_smallest_effect_has_the_power_asked_for() -> None:
     effect = smallest_effect(0.03, 0.04, 4, 4)  # deviation of a base mean: sqrt(.03^2 + .04^2 / 4) = .0361
     assert power_of_t(effect, math.hypot(0.03, 0.02), 4) == pytest.approx(0.8, abs=1e-6)
@@ -199,6 +200,7 @@ def test_bands_of_curves_are_over_bases_too() -> None:
 # --- simulated ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "world",
     [
@@ -270,6 +272,7 @@ def falling(data: SweepData, arm: str, *seeds: int) -> SweepData:
     return replace(data, points=data.points.assign(**changed))
 
 
+@pytest.mark.extended
 def test_bases_are_read_from_runs_and_from_saved_data(tmp_path: Path) -> None:
     write_synthetic(PLANTED, tmp_path / "runs")
     data = load_sweep(tmp_path / "runs", "synthetic")
@@ -313,6 +316,7 @@ def prediction(direction: str, arm: str = "+helps", **changes: object) -> Predic
     return Prediction(arm, DOWNSTREAM, Direction(direction), **changes)
 
 
+@pytest.mark.extended
 def test_the_words_of_a_verdict_with_a_margin() -> None:
     quiet = replace(PLANTED, base_effect_sd=0.0, own_sd=0.005, questions=256)
     predictions = (
@@ -348,6 +352,7 @@ def test_the_smallest_p_is_multiplied_by_the_predictions_not_by_the_hypotheses()
     assert null.equivalent >= null.equivalence
 
 
+@pytest.mark.extended
 def test_a_collapse_is_told_beside_the_difference() -> None:
     data = with_design(falling(synthetic_sweep(PLANTED), "+null", 2, 3), predictions=(prediction("below", "+null"),))
     text = verdict_text(data, final_values(data))

@@ -393,6 +393,7 @@ def test_a_disagreement_is_resolved_only_if_both_adjusted_p_are_below_the_bound(
     assert "within noise" in found[1].text
 
 
+@pytest.mark.extended
 def test_the_null_is_covered_at_the_nominal_rate() -> None:
     """300 sweeps of nothing: arms share a seed's shift; 1,200 intervals, whose families share the control.
 
@@ -459,6 +460,7 @@ def test_an_effect_that_depends_on_the_axis_is_called_so(costly: SweepData) -> N
     assert "null" not in flips or not flips["null"].resolved
 
 
+@pytest.mark.extended
 def test_what_overlapping_saves_shows_at_equal_simulated_seconds(costly: SweepData) -> None:
     """`null` takes its steps in half the simulated time: at base's half way it is at its end, .6 against .5021."""
     seconds = costly.points["budget/steps"] * np.where(costly.points["arm"] == "+null", 0.5, 1.0)

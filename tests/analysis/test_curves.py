@@ -178,6 +178,7 @@ def test_a_collapsed_run_is_drawn_to_where_it_stopped_and_not_averaged(fall: Swe
     assert not [line for line in drawn.figure.axes[0].lines if line.get_marker() == "X" and len(line.get_xdata())]
 
 
+@pytest.mark.extended
 def test_an_arm_of_which_every_run_collapsed_is_drawn_without_a_mean() -> None:
     planted = Planted(tricks=("a",), kind="add_one", seeds=(0, 1), steps=40, collapse={("+a", 0): 0.5, ("+a", 1): 0.3})
     data = synthetic_sweep(planted)
@@ -247,6 +248,7 @@ def test_too_few_evaluations_or_seeds_show_no_onset() -> None:
 # ---- figure 9
 
 
+@pytest.mark.extended
 def test_the_strip_shows_step_metrics_and_says_which_are_zero(fall: SweepData) -> None:
     finals = final_values(fall)
     drawn = draw_step_metrics(fall, finals)
@@ -260,6 +262,7 @@ def test_the_strip_shows_step_metrics_and_says_which_are_zero(fall: SweepData) -
     assert "0 throughout: clipped." in footer(draw_step_metrics(quiet, finals))
 
 
+@pytest.mark.extended
 def test_the_strip_has_the_budget_axis_of_the_curves(fall: SweepData) -> None:
     finals = final_values(fall)
     above, below = draw_curves(fall, finals).figure, draw_step_metrics(fall, finals).figure
@@ -267,12 +270,14 @@ def test_the_strip_has_the_budget_axis_of_the_curves(fall: SweepData) -> None:
     assert above.axes[0].get_xlabel() == below.axes[-2].get_xlabel() == "sampled tokens (thousands)"
 
 
+@pytest.mark.extended
 def test_without_kl_from_the_initial_policy_that_of_an_update_stands_in(fall: SweepData) -> None:
     older = replace(fall, points=fall.points.drop(columns="eval/heldout_training/kl_initial"))
     drawn = draw_step_metrics(older, final_values(older))
     assert "train/approx_kl" in set(drawn.numbers["series"]) and "kl_initial" not in footer(drawn)
 
 
+@pytest.mark.extended
 def test_what_an_arm_touches_is_what_its_own_overrides_name() -> None:
     declared = {"a": ["truncation=mask_after"], "b": ["recipe=psr"], "c": ["aggregation=token_mean"]}
     node = {"kind": "add_one", "tricks": declared, "name": "x", "question": "x", "prediction": "x"}
@@ -288,6 +293,7 @@ def test_what_an_arm_touches_is_what_its_own_overrides_name() -> None:
     assert own.groupby("arm")["value"].mean().to_dict() == pytest.approx({"+a": 0.2, "+b": 0.4})
 
 
+@pytest.mark.extended
 def test_of_many_arms_the_control_and_the_furthest_are_in_colour() -> None:
     data = synthetic_sweep(Planted(tricks=tuple("abcdefghij"), kind="add_one", seeds=(0, 1), steps=20))
     far = {"+b": 90.0, "+d": 5.0, "+e": 80.0, "+f": 70.0, "+j": 60.0}  # base ends at 26
@@ -302,6 +308,7 @@ def test_of_many_arms_the_control_and_the_furthest_are_in_colour() -> None:
     assert "In colour: base and, for each metric, the 5 arms that end furthest from it." in footer(drawn)
 
 
+@pytest.mark.extended
 def test_a_sign_that_differs_by_decades_is_drawn_so(fall: SweepData) -> None:
     blown = changed(fall, fall.points["arm"] == "+hurts", "mismatch/k3", 1e-3)
     drawn = draw_step_metrics(blown, final_values(blown))
@@ -341,6 +348,7 @@ def test_panels_stand_in_even_rows() -> None:
     assert [len(row) for row in arranged([str(k) for k in range(5)])] == [5]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("draw", [draw_curves, draw_step_metrics])
 def test_the_files_of_many_runs_stay_small_and_are_the_same_twice(draw: Callable[..., Drawn], tmp_path: Path) -> None:
     """Long runs and many of them give files that a browser and a repository take."""

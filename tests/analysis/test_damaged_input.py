@@ -231,6 +231,7 @@ def require(said: Said, text: str, expected: Sequence[str], ends: bool) -> None:
         assert words in (said.code if ends else text)
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("damage", TABLE)
 def test_data_and_rollouts(damage: str, runs: Path, tmp_path: Path, command: Callable[..., Said]) -> None:
     row = TABLE[damage]
@@ -260,6 +261,7 @@ def figures_and_report(runs: Path, to: Path, command: Callable[..., Said], row: 
     require(said, page.replace("&#x27;", "'").replace("&quot;", '"'), row.said, row.ends)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("damage", ["a log cut at a line", "no times", "an empty sweep.json"])
 def test_figures_and_report(
     damage: str, runs: Path, tmp_path: Path, command: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
@@ -279,6 +281,7 @@ def test_figures_and_report_with_every_picture(
     figures_and_report(runs, tmp_path / "out", command, TABLE[damage])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("damage", ROLLOUTS)
 def test_damaged_responses(
     damage: str, runs: Path, tmp_path: Path, command: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
@@ -318,6 +321,7 @@ SAVED = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("damage", SAVED)
 def test_damaged_saved_data(damage: str, runs: Path, tmp_path: Path, command: Callable[..., Said]) -> None:
     save_data(load_sweep(runs, "small"), tmp_path / "data")

@@ -104,12 +104,14 @@ def test_one_seed_has_no_bars_and_too_few_values_say_so() -> None:
     assert "fewer than 3" in doses.missing(few, final_values(few))
 
 
+@pytest.mark.extended
 def test_a_sweep_of_a_number_has_the_figure_beside_the_others() -> None:
     data = swept(LAGS)
     drawn, missing = draw_all(data, final_values(data), ["doses"])
     assert "synthetic_doses" in {one.name for one in drawn} and "synthetic_doses" not in missing
 
 
+@pytest.mark.extended
 def test_titles_of_many_narrow_panels_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Step metrics of four levels side by side."""
     data = saved_data("staleness")

@@ -237,6 +237,7 @@ def test_a_negative_part_goes_back_and_intervals_have_lanes_of_their_own(planted
     assert len(lines) == len(own) and len({line.get_ydata()[0] for line in lines}) == len(own)
 
 
+@pytest.mark.extended
 def test_intervals_that_would_hide_the_bars_are_cut_and_said_to_be() -> None:
     def runs(spread: float) -> SweepData:
         ends = dict.fromkeys(SUITES, (0.3, 0.4))
@@ -297,6 +298,7 @@ def test_an_arm_that_scatters_or_collapses_in_some_runs_is_hollow_and_not_judged
     assert mark.get_markerfacecolor() == "white"
 
 
+@pytest.mark.extended
 def test_thirty_one_arms_are_readable(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"reinforce_pp_baseline_{index}"[: 5 + index % 19] + f"{index}" for index in range(31)]
     data = four_bases(dict(zip(names, np.linspace(0.3, 0.6, 31))))
@@ -328,6 +330,7 @@ def test_every_module_with_a_figure_is_registered_once() -> None:
     assert all(kind.title and kind.how_to_read.endswith(".") for kind in FIGURES)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", FIGURES, ids=lambda kind: kind.suffix or "first")
 def test_a_figure_is_drawn_or_says_why_not(kind: FigureKind) -> None:
     """On a planted sweep, and on the same one with nothing logged but a reward."""
@@ -426,6 +429,7 @@ def _within(box: object, figure: Figure) -> bool:
     return bool(box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["ranks", "waterfall"])
 def test_nothing_overlaps(kind: str, planted: SweepData, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = draw(kind, planted)
@@ -433,6 +437,7 @@ def test_nothing_overlaps(kind: str, planted: SweepData, monkeypatch: pytest.Mon
     assert drawn.figure.get_size_inches()[0] == 8
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["ranks", "waterfall"])
 def test_eighteen_arms_are_readable_in_a_small_file(
     kind: str, crowded: SweepData, monkeypatch: pytest.MonkeyPatch
@@ -444,6 +449,7 @@ def test_eighteen_arms_are_readable_in_a_small_file(
         assert len(buffer.getvalue()) < 300_000
 
 
+@pytest.mark.extended
 def test_the_same_data_give_the_same_figure(planted: SweepData) -> None:
     for kind in ("ranks", "waterfall"):
         once, again = draw(kind, planted), draw(kind, planted)
@@ -465,6 +471,7 @@ def test_outcomes_at_another_budget_are_drawn_there(planted: SweepData) -> None:
     assert "from step 0 to 40 steps" in waterfall.draw_waterfall(planted, finals).caption
 
 
+@pytest.mark.extended
 def test_the_colours_of_a_picture_are_those_of_its_drawing(tmp_path: Path) -> None:
     """In a figure whose green and blue marks are few, beside much grey text."""
     data = saved_data("two_families")

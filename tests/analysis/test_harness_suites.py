@@ -40,6 +40,7 @@ def folder_of(runs: Path, arm: str, seed: int) -> Path:
     return runs / "synthetic" / arm / f"seed={seed}"
 
 
+@pytest.mark.extended
 def test_readers_join_a_result_to_its_step_and_final_values_take_that_of_the_last(runs: Path) -> None:
     for _ in range(2):  # parsed, and from the cache
         data = load_sweep(runs, "synthetic")
@@ -53,6 +54,7 @@ def test_readers_join_a_result_to_its_step_and_final_values_take_that_of_the_las
     assert final_values(load_sweep(runs, "synthetic")).of("", "+helps", ACCURACY)[2] == 0.5
 
 
+@pytest.mark.extended
 def test_evaluations_of_steps_that_the_run_did_not_evaluate_are_no_loss(runs: Path) -> None:
     """The run evaluates itself every four steps, and step 2 has no table of answers."""
     before = caveats(load_sweep(runs, "synthetic"), final_values(load_sweep(runs, "synthetic")))
@@ -77,6 +79,7 @@ def test_verdict_report_and_saved_data_hold_it(runs: Path, tmp_path: Path) -> No
     assert set(kept.runs["harness"]) == set(data.runs["harness"]) != {""}
 
 
+@pytest.mark.extended
 def test_runs_that_were_not_asked_alike_are_named(runs: Path) -> None:
     data = load_sweep(runs, "synthetic")
     assert not any("asked in" in line for line in caveats(data, final_values(data)))

@@ -89,6 +89,7 @@ def interval(text: str) -> tuple[float, float, float]:
 # --- on planted sweeps --------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_every_notebook_says_which_sweep_it_is_about(printed: Callable[..., str], name: str) -> None:
     said = printed(name)
@@ -109,6 +110,7 @@ def test_the_overview_finds_the_planted_effect_and_no_other(printed: Callable[..
     assert "Figure synthetic: " in said and "Figure synthetic_effects: " in said
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("trick,found", [("helps", True), ("null", False)])
 def test_one_trick_alone_and_inside_the_whole(printed: Callable[..., str], trick: str, found: bool) -> None:
     effects, rest = printed("one_trick", TRICK=trick).split("Figure synthetic_forest")
@@ -139,6 +141,7 @@ def test_one_trick_at_every_equal_budget_what_it_touched_and_what_seeds_would_fi
     assert more == sorted(more, reverse=True) and more[0] > now > more[1]  # 3, 4, 5, 10, 20 and 40 seeds
 
 
+@pytest.mark.extended
 def test_reward_and_evaluation_part_where_that_was_planted(printed: Callable[..., str]) -> None:
     said = printed("reward_against_eval", EXP="gamed")
     gaps = {arm: interval(line(said.split("Figure")[0], f"{arm} ")) for arm in ("+games", "+null")}
@@ -192,6 +195,7 @@ def test_a_trick_that_is_not_there_is_named(printed: Callable[..., str]) -> None
 # --- on saved numbers ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 def test_saved_numbers_without_runs_and_without_answers(
     printed: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +216,7 @@ def test_saved_numbers_without_runs_and_without_answers(
     assert re.search(r"downstream accuracy +[\d.]+ \[", said)
 
 
+@pytest.mark.extended
 def test_the_saved_sweeps_say_nothing_of_asymptotes_they_do_not_show(printed: Callable[..., str]) -> None:
     said = printed("scaling", EXP="overlong", RUNS="nowhere")
     assert said.startswith("overlong, from saved data, 50 finished cells.")
@@ -219,6 +224,7 @@ def test_the_saved_sweeps_say_nothing_of_asymptotes_they_do_not_show(printed: Ca
     assert "asymptote not identified" in said or "no fit" in said
 
 
+@pytest.mark.extended
 def test_when_reward_misled_over_all_saved_sweeps(printed: Callable[..., str]) -> None:
     said = printed(OVER_ALL)
     assert re.match(r"\d+ sweeps: batch_size, batching, .*\.\n\d+ runs on \d+ base models, \d+ further entries", said)
@@ -305,6 +311,7 @@ def test_the_luck_of_drawing_answers_is_counted_from_the_answers() -> None:
 # --- showing ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 def test_a_notebook_shows_figures_and_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[object] = []
     fake = SimpleNamespace(

@@ -60,6 +60,7 @@ def true_effect(planted: Planted, trick: str, context: str, effects: Mapping, me
     return planted.added(effects, on) - planted.added(effects, off) - fall
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["added", "left_out"])
 @pytest.mark.parametrize("trick", ["helps", "hurts", "null"])
 def test_effects_are_recovered_without_bias(effects: list[list[TrickEffect]], trick: str, kind: str) -> None:
@@ -159,6 +160,7 @@ def test_the_onset_is_found_where_it_was_planted_and_nowhere_else() -> None:
             assert drop.loc[arm, "value"] < 5
 
 
+@pytest.mark.extended
 def test_the_gap_change_is_what_was_planted(sweeps: list[SweepData]) -> None:
     found = [rows_of(data, "gap_change").loc["base", "value"] for data in sweeps]
     # From the probe's 0.31 to 0.60 in training, from 0.30 to 0.45 downstream: 14 points

@@ -134,6 +134,7 @@ def test_the_interval_of_the_deviation_holds_it_as_often_as_it_says(seeds: int) 
 # ---- the decision
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "changes,scatter",
     [
@@ -164,6 +165,7 @@ def test_the_predicted_power_is_that_of_the_labs_own_decision(changes: dict[str,
     assert found == pytest.approx(predicted, abs=0.055)
 
 
+@pytest.mark.extended
 def test_a_prediction_within_a_margin_is_found_as_often_as_predicted() -> None:
     predictions = [{**one, "direction": "within"} for one in NODE["predictions"]]
     design = declare(predictions=predictions, margin=0.075, bases=5)
@@ -180,6 +182,7 @@ def test_an_effect_on_what_is_predicted_within_a_margin_is_one_above() -> None:
     assert found[0] == found[1] > 0.5
 
 
+@pytest.mark.extended
 def test_what_has_no_effect_is_hardly_ever_found() -> None:
     found = simulated_power(declare(), {DOWNSTREAM: NESTED}, Question(1e-9, False, 3), 0, trials=400)
     assert found <= 0.03
@@ -225,6 +228,7 @@ def test_a_pilot_of_another_sweep_and_one_of_a_single_arm_serve_and_say_so(neste
     assert "runs of one arm alone" in alone.how and alone.contrasts == 1 and alone.pairs == 8
 
 
+@pytest.mark.extended
 def test_the_margin_is_what_is_planned_for_and_an_effect_replaces_it(nested: SweepData) -> None:
     def said(design: Design, *effects: float) -> str:
         return "\n".join(power_text(design, nested, effects, trials=0))
@@ -283,6 +287,7 @@ def test_one_seed_decides_nothing(nested: SweepData) -> None:
     assert "as declared, 1 seed: no interval, so no effect can be found: 3 seeds are needed" in lines
 
 
+@pytest.mark.extended
 def test_predictions_of_the_chosen_part_alone_count(nested: SweepData) -> None:
     """One of three, so that Holm asks for no less than 5%; the simulation agrees within 3 standard errors."""
     part = {"parts": {"some": {"arms": ["plain", "one"], "bases": [0, 1, 2]}}, "part": "some"}

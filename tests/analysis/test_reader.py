@@ -62,6 +62,7 @@ def test_kl_of_responses_by_hand() -> None:
     assert kl_of_responses(rollouts, initial) == pytest.approx((0.5 + 1.125) / 2)
 
 
+@pytest.mark.extended
 def test_the_distance_from_the_start_is_zero_at_the_start_and_grows(runs: Path) -> None:
     lines = [line["metrics"].get("eval/heldout_training/kl_initial") for line in metrics_of(runs / "plain/seed=0")]
     assert [value is not None for value in lines] == [True, False, True, False, True]

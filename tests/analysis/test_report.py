@@ -152,6 +152,7 @@ def test_numbers_have_four_digits(value: float, expected: float | int | None) ->
 # ---- the panel
 
 
+@pytest.mark.extended
 def test_the_panel_has_every_arm_that_was_run(two_sided: tuple[SweepData, FinalValues, dict[str, Any]]) -> None:
     data, _, panel = two_sided
     assert [cell["arm"] for cell in panel["cells"]] == data.arms and panel["waiting"] == []
@@ -403,6 +404,7 @@ def test_the_page_has_its_sections_in_order(page: str) -> None:
         assert said in page, said
 
 
+@pytest.mark.extended
 def test_the_same_data_give_the_same_page(page: str) -> None:
     data = sweep(tricks=("helps", "null"), downstream={"helps": 0.2})
     finals = final_values(data)
@@ -439,6 +441,7 @@ def test_predictions_are_judged_with_seeds_collapses_and_holm() -> None:
     assert "Declared before the first run" in text
 
 
+@pytest.mark.extended
 def test_what_is_lost_to_the_number_of_predictions_is_said() -> None:
     """Three seeds differ by 4, 5 and 6 pp: p = .013, and with four predictions of nothing beside it .065."""
     data = sweep(tricks=("x", "y", "z", "w", "v"), kind="add_one", downstream=dict.fromkeys("xyzwv", 0.1))
@@ -576,6 +579,7 @@ def test_switches_lead_to_the_arm_with_these_contents(in_node: InNode, two_sided
     assert in_node(panel, "page.findCell(panel.cells, { level: '', on: ['hurts', 'null'] }).arm") == "-helps"
 
 
+@pytest.mark.extended
 def test_a_combination_that_was_not_run_names_its_neighbours(in_node: InNode) -> None:
     """Of four tricks, two-sided: x and y together are one switch away from either alone, and from all but z or w."""
     data = sweep(tricks=("x", "y", "z", "w"), seeds=(0,))

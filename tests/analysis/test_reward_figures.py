@@ -119,6 +119,7 @@ def predicted(data: SweepData, *quantities: QuantityPrediction) -> SweepData:
     return replace(data, design=replace(data.design, quantities=quantities))
 
 
+@pytest.mark.extended
 def test_predicted_quantities_by_hand(many: SweepData) -> None:
     """Shares of 0.15 in the mean, rank correlations of -1 without scatter, which four base models cannot prove."""
     entropy = 2.0 - many.points["reward/outcome"] + many.points["seed"]

@@ -152,6 +152,7 @@ def test_false_alarms_of_falling_on_plateaus_stay_few() -> None:
     assert np.mean(alarms) < 0.1  # 0.044 in 1,000
 
 
+@pytest.mark.extended
 def test_what_the_simulation_says_of_single_curves() -> None:
     """A small version of the table in sigmoid.py."""
     rng = np.random.default_rng(5)

@@ -20,6 +20,7 @@ def test_no_metric_is_as_lopsided_as_lognormal_samples() -> None:
         assert -one.lognormal < one.interval.low and one.interval.high < one.lognormal, one
 
 
+@pytest.mark.extended
 def test_samples_of_a_law_are_as_many_and_as_large_as_those_observed(tmp_path: Path) -> None:
     shutil.copytree(FOLDERS["budget_fit"], tmp_path / "budget_fit")
     (downstream, *_) = observed_skewness(tmp_path)

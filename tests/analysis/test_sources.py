@@ -154,6 +154,7 @@ def go_back(folder: Path) -> None:
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("change", [log_more, log_time, answer_more, answer_otherwise, rewrite, go_back])
 def test_only_a_run_whose_files_changed_is_parsed_again(
     change: Callable[[Path], None], runs: Path, parsed: list[str]
@@ -272,6 +273,7 @@ def calls_of_loading(runs: Path) -> int:
     return sum(one.callcount for one in profile.getstats() if "pandas" in getattr(one.code, "co_filename", ""))
 
 
+@pytest.mark.extended
 def test_what_a_run_logs_is_compared_with_its_end_in_one_pass(tmp_path: Path) -> None:
     """A further metric costs about 20 calls a run, those of the whole sweep included; a pass of its own about 200."""
     write_synthetic(replace(PLANTED, seeds=tuple(range(10))), tmp_path)

@@ -95,6 +95,7 @@ def test_pooling_by_hand() -> None:
     assert pool([Effect("sums", one, "collapsed runs in 1 of 8"), Effect("sums", other)]).text() == "0.200 [withheld]"
 
 
+@pytest.mark.extended
 def test_the_same_contrast_is_found_in_other_sweeps() -> None:
     batching, bias = map(named_design, ("batching", "difficulty_bias"))
     prediction = next(one for one in bias.predictions if one.arm == "no_scale" or "none" in "".join(bias.arms[one.arm]))
@@ -114,6 +115,7 @@ def test_the_same_contrast_is_found_in_other_sweeps() -> None:
     assert not comparable(named_design("acts_length"), bias)
 
 
+@pytest.mark.extended
 def test_new_intervals_hold_as_often_as_the_tables_say() -> None:
     spread, pooled, ratio = outcomes.tables(150)
     tables = outcomes.__doc__ or ""

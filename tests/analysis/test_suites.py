@@ -43,6 +43,7 @@ def test_a_sweep_without_further_suites_says_nothing_of_them() -> None:
     assert WORDING not in set(effect_table(plain, final_values(plain))["metric"])
 
 
+@pytest.mark.extended
 def test_verdict_file_and_report_hold_suites_and_warnings_of_a_loss(data: SweepData, tmp_path: Path) -> None:
     save_data(data, tmp_path / "data")
     build(data.record.name, str(tmp_path / "runs"), tmp_path / "data", tmp_path / "figures", ["test"])

@@ -139,6 +139,7 @@ def test_the_last_evaluation_is_the_one_at_or_before_the_common_budget() -> None
     assert set(numbers["seed"].dropna()) == {1}
 
 
+@pytest.mark.extended
 def test_a_sweep_without_target_lengths_says_why_there_is_no_figure() -> None:
     data = two_arms()
     plain = replace(data, answers=data.answers[data.answers["wanted"] == 0])
@@ -181,6 +182,7 @@ def test_the_same_data_give_the_same_figure() -> None:
 # --- where the numbers come from ----------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 def test_the_answers_of_a_run_say_what_was_asked_for_and_how_long_they_were(tmp_path: Path) -> None:
     settings = ["budget.amount=1", "evaluation=brief", "evaluation.samples=2", "rollouts_every=9"]
     settings += ["reward_shaping=l1_exact", "reward_shaping.shortest=6", "reward_shaping.longest=20"]
@@ -216,6 +218,7 @@ def test_evaluations_of_earlier_versions_are_read_as_before(tmp_path: Path) -> N
 AT_EVERY_CHANGE = ("dapo", "demo_real")  # one with answers to single questions, and one that kept none
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name",
     [name if name in AT_EVERY_CHANGE else pytest.param(name, marks=pytest.mark.extended) for name in SAVED],

@@ -124,6 +124,7 @@ def test_levels_that_are_no_settings_are_refused() -> None:
         tuned(replace(data, design=None), final_values(data))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("where", "rates"), [("sums", 4), ("trust_region", 3)])
 def test_recipes_have_the_rates_that_the_rule_gives(where: str, rates: int) -> None:
     """What `recipes_sums` and `recipes_trust_region` declare is what the saved runs of `recipe_rates` choose."""
@@ -152,6 +153,7 @@ def test_evaluations_alone_give_the_same_choice(tmp_path: Path) -> None:
     assert load_data(tmp_path, "synthetic").points[METRIC].equals(few.points[METRIC])
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ["overlong_worlds", "staleness", "clipping"])
 def test_a_lean_sweep_has_the_same_verdict(name: str) -> None:
     data = saved_data(name)

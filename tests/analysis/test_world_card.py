@@ -92,6 +92,7 @@ def test_cards_stand_side_by_side(tmp_path: Path) -> None:
     assert table == ["| measured | a | b |", "|---|---|---|", "| x | 1 | 3 |", "| y | 2 | - |"]
 
 
+@pytest.mark.extended
 def test_every_world_of_a_tiny_model_has_a_card() -> None:
     assert worlds() == [path.stem for path in sorted(SAVED.glob("*.json"))]
 
