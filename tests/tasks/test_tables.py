@@ -446,7 +446,7 @@ def test_the_fingerprint_is_of_what_is_asked(tmp_path: Path) -> None:
     prints = [data_fingerprint(one.task, one.evaluation) for one in (run, same, other)]
     assert prints[0] == prints[1] != prints[2] and prints[0] is not None
     assert sum(prints[0][split] != prints[2][split] for split in ("train", "heldout", "downstream")) == 1
-    assert data_fingerprint(to_run(compose_config(["world=tiny"]))) is None
+    assert data_fingerprint((one := to_run(compose_config(["world=tiny"]))).task, one.evaluation) is None
     check_data({}, prints[0])
     check_data({"data": prints[0]}, prints[1])
     check_data({"run_key": "of an earlier version"}, prints[0])
@@ -607,7 +607,7 @@ def test_a_run_records_its_questions_and_refuses_to_go_on_with_others(tmp_path: 
         run_in_process(tmp_path / "runs", *settings)
     folder = next((tmp_path / "runs").glob("*/seed=0"))
     described = json.loads((folder / "run.json").read_text())
-    assert described["data"] == data_fingerprint(run_of(f"task.path={path}"))
+    assert described["data"] == data_fingerprint((one := run_of(f"task.path={path}")).task, one.evaluation)
     inputs = {one.tags[0].value: one.dataset for one in _inputs(described)}
     assert {split: one.digest for split, one in inputs.items()} == described["data"]
     assert inputs["train"].name == f"{path}:train" and json.loads(inputs["train"].source)["task.path"] == path
