@@ -106,7 +106,7 @@ def rows_of_arms(axes: Axes, labels: Sequence[str]) -> None:
     """Rows from the top with these labels, around a line at 0."""
     axes.axvline(0, color=GREY, linewidth=1.0)
     axes.set_yticks(range(len(labels)), labels)
-    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.set_ylim(max(len(labels), 1) - 0.5, -0.5)
     axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)

@@ -28,6 +28,7 @@ from grpo_lab.analysis.figures.style import (
     Drawn,
     Entry,
     house_style,
+    in_lines,
     looks,
     new_figure,
     write_footer,
@@ -226,13 +227,16 @@ def _over(data: SweepData, finals: FinalValues, numbers: pd.DataFrame, row: Sequ
         ends = bounds(end["low"], end["high"], ".2f")
         seeds = seeds_text(int(end["n"]), data.seeds_planned(level, arm), finals.collapsed(level, arm))
         before, after = (round(float(row_at(own, when)["value"]), 2) + 0.0 for when in WHENS)  # no -0.00
-        lines.append(f"{arm}: slope {before:.2f} at step 0,\n{after:.2f}{ends} at the end; {seeds}")
+        lines.append(f"{in_lines(arm, 48)}: slope {before:.2f} at step 0,\n{after:.2f}{ends} at the end; {seeds}")
     return lines
 
 
 def _legend(arms: Sequence[str], look: Mapping[str, tuple[str, Dashes]]) -> list[Entry]:
     return [
-        *((Line2D([], [], color=look[arm][0], marker="o", markersize=3.6, linewidth=1.7), arm) for arm in arms),
+        *(
+            (Line2D([], [], color=look[arm][0], marker="o", markersize=3.6, linewidth=1.7), in_lines(arm, 36))
+            for arm in arms
+        ),
         (Line2D([], [], color=GREY, linestyle="--", linewidth=1.1), "untrained, step 0"),
         (Line2D([], [], color=BLACK, linestyle=":", linewidth=1.0), "as asked"),
     ]
