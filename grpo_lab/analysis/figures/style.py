@@ -169,7 +169,7 @@ def in_lines(name: str, width: int = 20) -> str:
         if lines[-1] and len(lines[-1] + part) > width:
             lines.append("")
         lines[-1] += part
-    return "\n".join(lines)
+    return "\n".join(line.strip() for line in lines)
 
 
 def place_names(axes: Axes, named: Sequence[tuple[float, float, str, str]], others: pd.DataFrame) -> None:
