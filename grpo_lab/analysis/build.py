@@ -24,7 +24,7 @@ from grpo_lab.analysis.effects.suites import suites_text
 from grpo_lab.analysis.effects.table import effect_table, markdown
 from grpo_lab.analysis.effects.verdict import judge, verdict_text
 from grpo_lab.analysis.figures.foreign import draw_foreign
-from grpo_lab.analysis.figures.registry import draw_all
+from grpo_lab.analysis.figures.registry import default_figures, draw_all
 from grpo_lab.analysis.figures.style import save
 from grpo_lab.analysis.final_values import FinalValues, final_values
 from grpo_lab.analysis.report.page import report_html
@@ -69,7 +69,7 @@ def build(
     """Draw and write everything about the sweep `name` into `output`; `command` is the line that asked for it.
 
     `foreign` are sweeps of foreign runs from the same source, which one more figure draws beside it, and nothing else.
-    `figures` names the figures to draw (default: `registry.default_figures`).
+    `figures` names the figures to draw (default: `registry.default_figures`, with those of the experiment's page).
 
     `source` is a folder of runs or an MLflow URI. Without `output`, a declared experiment goes to `figures` in its
     folder below ./experiments and any other sweep to `figures` beside its runs. Raises ValueError where neither source
@@ -80,6 +80,8 @@ def build(
     output = output or home / "figures"
     finals = final_values(data)
     sources = describe_sources(data, finals, command)
+    page = home / "README.md"
+    figures = figures or default_figures(data, finals, page.read_text() if page.exists() else "")
     drawn, missing = draw_all(data, finals, figures)
     if foreign:
         drawn.append(draw_foreign(data, [read_source(source, other, None) for other in foreign]))

@@ -27,7 +27,7 @@ from grpo_lab.analysis import figures
 from grpo_lab.analysis.figures import ranks, step_metrics, told_apart, waterfall
 from grpo_lab.analysis.figures.effects import draw_effects
 from grpo_lab.analysis.figures.kind import FigureKind
-from grpo_lab.analysis.figures.registry import FIGURES
+from grpo_lab.analysis.figures.registry import FIGURES, default_figures, draw_all
 from grpo_lab.analysis.figures.style import DPI, Drawn, house_style, save
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues, final_values
 from grpo_lab.analysis.sources.sweep_data import SweepData
@@ -349,6 +349,19 @@ def test_a_figure_is_drawn_or_says_why_not(kind: FigureKind) -> None:
             assert drawn.numbers.equals(kind.draw(data, finals).numbers), "the same data give the same numbers"
     own_tests = ("doses", "target_lengths", "proxy", "sharpness")  # these ask for another design
     assert found or kind.suffix in own_tests
+
+
+def test_five_figures_are_drawn_with_those_of_the_page_or_those_that_are_named() -> None:
+    data = synthetic_sweep(Planted(tricks=("helps",), seeds=(0, 1), steps=12, every=4, questions=8))
+    finals = final_values(data)
+    page = "![a](figures/synthetic_waterfall.png) ![b](figures/other_doses.png) ![c](figures/synthetic_effects.png)"
+    five = ["curves", "effects", "forest", "ranks", "step_metrics"]
+    assert default_figures(data, finals) == five
+    assert default_figures(data, finals, page) == [*five, "waterfall"], "other_doses is of another sweep"
+    drawn, missing = draw_all(data, finals, ["waterfall", "doses"])
+    assert [figure.name for figure in drawn] == ["synthetic_waterfall"] and list(missing) == ["synthetic_doses"]
+    with pytest.raises(ValueError, match="no figure is called frontier: choose from proxy, curves, "):
+        draw_all(data, finals, ["frontier"])
 
 
 def test_the_figure_of_the_documentation_is_one(tmp_path: Path) -> None:

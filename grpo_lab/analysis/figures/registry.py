@@ -28,10 +28,10 @@ FIGURES: tuple[FigureKind, ...] = (
     proxy.FIGURE,
     curves.FIGURE,
     step_metrics.FIGURE,
-    forest.FIGURE,
-    sharpness.FIGURE,
-    ranks.FIGURE,
     effects.FIGURE,
+    forest.FIGURE,
+    ranks.FIGURE,
+    sharpness.FIGURE,
     doses.FIGURE,
     told_apart.FIGURE,
     waterfall.FIGURE,
@@ -41,13 +41,14 @@ FIGURES: tuple[FigureKind, ...] = (
 ALL = tuple(kind.suffix or "curves" for kind in FIGURES)
 
 
-def default_figures(data: SweepData, finals: FinalValues) -> tuple[str, ...]:
-    """The five figures that are drawn unless others are named.
+def default_figures(data: SweepData, finals: FinalValues, page: str = "") -> list[str]:
+    """The five figures that are drawn unless others are named, and those that `page`, the experiment's text, shows.
 
     Reward is held against accuracy run by run where the training grader can be gamed, and arm by arm where it cannot.
     """
     agreement = "ranks" if proxy.missing(data, finals) else "proxy"
-    return ("curves", "forest", agreement, "sharpness", "step_metrics")
+    shown = [name for name in ALL if f"figures/{data.record.name}_{name}.png" in page]
+    return list(dict.fromkeys(["curves", "effects", "forest", agreement, "step_metrics", *shown]))
 
 
 def draw_all(data: SweepData, finals: FinalValues, names: Sequence[str] = ()) -> tuple[list[Drawn], dict[str, str]]:

@@ -38,6 +38,7 @@ def _figure(drawn: Drawn, name: str) -> dict[str, Any]:
     width, height = (round(_PIXELS * inches) for inches in drawn.size)
     bands = f"{drawn.bands[:1].upper()}{drawn.bands[1:]}."
     described = {"name": drawn.name, "title": heading, "reading": reading, "bands": bands}
+    described["caption"] = drawn.caption
     return described | {"width": width, "height": height, "source": image_uri(drawn)}
 
 
