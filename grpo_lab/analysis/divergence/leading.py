@@ -19,7 +19,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from grpo_lab.analysis.stats.intervals import CONFIDENCE, FOR_INTERVAL, Interval, bounds
+from grpo_lab.analysis.stats.collapse import Count
+from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, Interval, bounds
 from grpo_lab.analysis.stats.resampling import percentile_interval
 from grpo_lab.analysis.table_rows import rows_of
 from grpo_lab.analysis.tracks import Track
@@ -66,8 +67,7 @@ class Share:
         share = self.number / self.n
         if self.n < FOR_INTERVAL:
             return Interval(share, math.nan, math.nan, self.n)
-        bounds = stats.binomtest(self.number, self.n).proportion_ci(CONFIDENCE, "exact")
-        return Interval(share, float(bounds.low), float(bounds.high), self.n)
+        return Interval(share, *Count(self.number, self.n).bounds, self.n)
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,10 @@ class Count:
     @property
     def bounds(self) -> tuple[float, float]:
         """The Clopper-Pearson interval of the share: exact, so it covers 95% or more; (0, 1) for no run."""
-        tail = (1 - CONFIDENCE) / 2
-        low = stats.beta.ppf(tail, self.number, self.of - self.number + 1) if self.number else 0.0
-        high = stats.beta.isf(tail, self.number + 1, self.of - self.number) if self.number < self.of else 1.0
-        return float(low), float(high)
+        if not self.of:
+            return 0.0, 1.0
+        found = stats.binomtest(self.number, self.of).proportion_ci(CONFIDENCE, "exact")
+        return float(found.low), float(found.high)
 
     @property
     def text(self) -> str:
