@@ -267,7 +267,7 @@ def test_figures_and_report(
     damage: str, runs: Path, tmp_path: Path, command: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some of the table, without the pictures; the next test takes all of it, with them."""
-    monkeypatch.setattr(build, "draw_all", lambda data, outcome: ([], {}))
+    monkeypatch.setattr(build, "draw_all", lambda *asked: ([], {}))
     TABLE[damage].damage(runs)
     figures_and_report(runs, tmp_path / "out", command, TABLE[damage])
 
@@ -286,7 +286,7 @@ def test_figures_and_report_with_every_picture(
 def test_damaged_responses(
     damage: str, runs: Path, tmp_path: Path, command: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "draw_all", lambda data, outcome: ([], {}))
+    monkeypatch.setattr(build, "draw_all", lambda *asked: ([], {}))
     change, words = ROLLOUTS[damage]
     change(runs)
     for typed in (["rollouts", "small", "--runs", runs], ["rollouts", runs / RUN], ["report", "small", "--runs", runs]):

@@ -420,7 +420,7 @@ def test_the_report_is_written_from_run_folders(tmp_path: Path) -> None:
     path, notice = build_report("synthetic", str(tmp_path / "runs"), None, tmp_path / "out", ["grpo-lab", "report"])
     assert notice == "" and path == tmp_path / "out" / "synthetic.html"
     reader = read(path.read_text())
-    assert "Training responses" in reader.text and reader.tags.count("img") + reader.text.count("(synthetic") > 8
+    assert "Training responses" in reader.text and reader.tags.count("img") + reader.text.count("(synthetic") == 5
 
 
 # ---- verdict

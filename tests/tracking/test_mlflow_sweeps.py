@@ -329,7 +329,7 @@ def test_the_sweep_carries_question_table_verdict_and_figures(small: Path, clien
     assert note.startswith(link)
     kept = files(client, found.info.run_id)
     texts = {"sweep.json", "verdict.txt", "arms.txt", "arms.md", "arms.csv"}
-    assert kept == texts | {"figures/small.png", "figures/small_phase.png"}
+    assert kept == texts | {"figures/small.png"}
     folder = Path(client.download_artifacts(found.info.run_id, ""))
     assert "not resolved: +helps is above base" in (folder / "verdict.txt").read_text()
     assert (folder / "figures/small.png").read_bytes().startswith(b"\x89PNG")
