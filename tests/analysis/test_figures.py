@@ -476,7 +476,9 @@ def test_long_names_of_arms_are_broken_into_lines() -> None:
     runs, points = (table.assign(arm=table["arm"].map(long)) for table in (data.runs, data.points))
     scatter, slopes = draw("ranks", replace(data, runs=runs, points=points)).figure.axes
     assert "b,truncation=mask_\nafter,reward_\n" in " ".join(text.get_text() for text in scatter.texts)
-    assert "b,truncation=mask_after,\nreward_shaping=soft_\noverlong," in " ".join(text.get_text() for text in slopes.get_yticklabels())
+    assert "b,truncation=mask_after,\nreward_shaping=soft_\noverlong," in " ".join(
+        text.get_text() for text in slopes.get_yticklabels()
+    )
 
 
 def test_outcomes_at_another_budget_are_drawn_there(planted: SweepData) -> None:
