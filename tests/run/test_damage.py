@@ -86,6 +86,7 @@ def test_a_damaged_checkpoint_is_named_and_the_older_one_used(copy_of, folders: 
     assert compare(folder, folders["whole"], said) == "same"
 
 
+@pytest.mark.extended
 def test_where_no_checkpoint_is_whole_the_run_refuses_and_names_what_is_wrong(copy_of) -> None:
     folder = copy_of("between")
     (folder / "checkpoints" / "step=000004" / "state.pt").unlink()
@@ -99,6 +100,7 @@ def test_where_no_checkpoint_is_whole_the_run_refuses_and_names_what_is_wrong(co
     assert {path: path.read_bytes() for path in before} == before, "what refuses changes nothing"
 
 
+@pytest.mark.extended
 def test_a_checkpoint_of_another_run_or_step_is_not_this_runs(copy_of, folders: dict[str, Path]) -> None:
     folder = copy_of("between")
     newest = folder / "checkpoints" / "step=000004"
@@ -146,6 +148,7 @@ def test_every_file_of_a_finished_run_has_a_digest(folders: dict[str, Path]) -> 
     assert set(files_in(folder)) <= known
 
 
+@pytest.mark.extended
 def test_files_of_a_run_follow_the_umask(folders: dict[str, Path], copy_of) -> None:
     """A group that shares a runs folder reads each other's weights, and a user who hides files hides all of them."""
     folder = copy_of("before")
@@ -167,6 +170,7 @@ def test_files_of_a_run_follow_the_umask(folders: dict[str, Path], copy_of) -> N
 # ---- the log
 
 
+@pytest.mark.extended
 def test_a_log_cut_short_is_called_that_and_the_checkpoint_that_fits_is_used(copy_of, folders: dict[str, Path]) -> None:
     folder = copy_of("between")
     log = folder / "metrics.jsonl"

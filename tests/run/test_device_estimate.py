@@ -94,6 +94,7 @@ def test_of_an_adapter_only_its_own_weights_are_trained(targets: list[str], tmp_
     assert size.weights + size.adapter == sum(one.numel() for one in model.parameters())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rows, tokens", [(3, 64), (5, 128)])
 @pytest.mark.parametrize("name", ["tiny", "two layers of it"])
 def test_the_cache_of_the_sampler_is_counted_to_the_byte(name: str, rows: int, tokens: int, tmp_path: Path) -> None:
@@ -125,6 +126,7 @@ def test_the_caches_of_cuda_graphs_are_counted_to_the_byte(tiny_run: RunConfig, 
     assert estimate(run, size, prompt).sampling["KV cache"] == held
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("head", LmHead)
 @pytest.mark.parametrize("name", ["tiny", "two layers of it"])
 def test_the_samplers_weights_are_counted_to_the_byte(

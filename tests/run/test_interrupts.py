@@ -88,7 +88,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> Path:
     return folder
 
 
-@pytest.mark.extended
 @pytest.mark.parametrize(
     "number",
     [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.extended) for n in interrupt.SIGNALS if n != signal.SIGTERM)],
@@ -127,6 +126,7 @@ def test_a_step_that_is_saved_by_a_signal_goes_on_with_the_same_bits_under_other
     goes_on_as_if_nothing_had_happened(tmp_path / "cut", tmp_path / "whole", monkeypatch, *words)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("evaluation", [2, pytest.param(3, marks=pytest.mark.extended), 4])
 def test_a_signal_leaves_an_evaluation_at_once_and_loses_no_step(
     heard: None, at_call: Callable[..., None], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

@@ -69,6 +69,7 @@ def short(run: RunConfig, folder: Path, split: str) -> tuple[set[int], tuple[str
     return {len(tokenizer(one.question)["input_ids"]) for one in found.problems}, found.notes
 
 
+@pytest.mark.extended
 def test_the_setting_holds_for_a_mixture_too(tmp_path: Path, tiny_base: Path) -> None:
     questions = [*sums(0, 20), *(f"{one}+10?" for one in sums(0, 20))]
     words = [
@@ -88,6 +89,7 @@ def test_the_setting_holds_for_a_mixture_too(tmp_path: Path, tiny_base: Path) ->
         run_of(*words, "task.max_prompt_tokens=0")
 
 
+@pytest.mark.extended
 def test_questions_of_a_gym_may_be_too_long(tiny_base: Path) -> None:
     words = [
         "world=tiny", "task=gym", "task.family=chain_sum", "template=plain", "task.train_size=40", "task.probe_size=8",
@@ -131,6 +133,7 @@ def test_a_measured_pass_rate_asks_no_question_that_is_too_long(
     assert found.dropped["pass_rate"]["too_long"] == sum(len(one.question) > 20 for one in run.task.problems("train"))
 
 
+@pytest.mark.extended
 def test_explain_says_what_is_not_asked(
     tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

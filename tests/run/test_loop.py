@@ -27,7 +27,6 @@ from short_runs import (
 AT_EVERY_CHANGE = ("plain",)
 
 
-@pytest.mark.extended
 @pytest.mark.parametrize(
     "recipe",
     [name if name in AT_EVERY_CHANGE else pytest.param(name, marks=pytest.mark.extended) for name in RECIPES],
@@ -186,7 +185,6 @@ def test_a_controllers_state_survives_the_checkpoint(tmp_path: Path) -> None:
     assert resumed["entropy_coef"] == pytest.approx(4 * 0.005), "it went on from that of step 2"
 
 
-@pytest.mark.extended
 @pytest.mark.parametrize(
     "family", ["GPT2", *(pytest.param(name, marks=pytest.mark.extended) for name in ("Qwen3", "Mistral", "GPTNeoX"))]
 )
@@ -269,7 +267,6 @@ def kill_when(command: list[str], reached: Path, lines: int, pause: float) -> bo
 MOMENTS = ((1, 0.0), (4, 0.07), (6, 0.0), (9, 0.02), (11, 0.15), (17, 0.04))  # lines of the log, and seconds
 
 
-@pytest.mark.extended
 @pytest.mark.timeout(900)  # on a busy machine each of its processes takes a minute to start
 @pytest.mark.parametrize(
     "moments", [MOMENTS[1::3], pytest.param(MOMENTS, marks=pytest.mark.extended)], ids=["two", "six"]
@@ -362,6 +359,7 @@ def test_a_diverged_run_stops_before_the_update_with_its_state_saved(tmp_path: P
     assert {"model.safetensors", "state.pt", "tokenizer.json"} <= {path.name for path in saved.iterdir()}
 
 
+@pytest.mark.extended
 def test_the_budget_may_be_counted_in_tokens(tmp_path: Path) -> None:
     folder = brief_run(tmp_path, "budget=sampled_tokens", "budget.amount=5000")
     spent = [row["metrics"]["budget/sampled_tokens"] for row in metrics_of(folder)]
@@ -429,6 +427,7 @@ def test_a_run_that_can_never_train_again_says_so(tmp_path: Path, monkeypatch: p
         brief_run(tmp_path, "engine.max_tokens=1", "group_filter=drop", "budget=sampled_tokens", "budget.amount=1e9")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "overrides",
     [

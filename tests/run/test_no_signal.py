@@ -29,6 +29,7 @@ def warnings_in(said: str) -> list[str]:
     return [line for line in said.splitlines() if line.startswith("warning no learning signal")]
 
 
+@pytest.mark.extended
 def test_responses_that_all_reach_the_token_limit_are_told_to_get_more_room(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -56,6 +57,7 @@ def test_questions_that_are_all_right_are_called_too_easy(
     assert likely[1] == "the questions are too easy: choose harder ones, such as another task or pass_rate=band"
 
 
+@pytest.mark.extended
 def test_answers_that_are_not_found_point_to_template_and_grader(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,6 +72,7 @@ def test_answers_that_are_not_found_point_to_template_and_grader(
     assert likely[2].startswith("the questions are too hard: choose easier ones")
 
 
+@pytest.mark.extended
 def test_a_run_that_learns_is_not_warned_and_0_turns_it_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = run_in_process(tmp_path / "learns", *OVERRIDES)
     assert all(has_signal(row["metrics"]) for row in metrics_of(folder)[1:])
@@ -77,6 +80,7 @@ def test_a_run_that_learns_is_not_warned_and_0_turns_it_off(tmp_path: Path, caps
     assert not warnings_in(capsys.readouterr().err)
 
 
+@pytest.mark.extended
 def test_steps_before_a_kill_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = (*OVERRIDES, "task.response_tokens=2", "checkpoint_every=2")
     with cut_short(2):
@@ -133,6 +137,7 @@ def test_the_likely_cause_comes_first(seen: dict[str, float], first: str) -> Non
     assert likely is not None and likely[1].startswith(first)
 
 
+@pytest.mark.extended
 def test_an_answer_is_looked_for_where_the_grader_reads(
     make_run: Callable[..., RunConfig],
 ) -> None:

@@ -106,6 +106,7 @@ def with_bos(tiny_base: Path, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.extended
 def test_every_way_into_the_model_reads_the_same_prompts(
     tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +201,7 @@ def test_a_resume_on_another_day_is_refused_until_the_prompts_are_what_they_were
     assert "prompts" in json.loads((began / "run.json").read_text())
 
 
+@pytest.mark.extended
 def test_explain_shows_the_first_prompt_where_nothing_has_to_be_fetched(
     tmp_path: Path, tiny_base: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from short_runs import SMALL, metrics_of, run_in_process
@@ -29,6 +30,7 @@ def test_first_last_and_evenly_between(steps: int, every: int | None) -> None:
         assert all(gap == every for gap in gaps[:-1]) and all(gap <= every for gap in gaps[-1:])
 
 
+@pytest.mark.extended
 def test_a_short_run_keeps_every_step_and_a_budget_of_tokens_its_last_one(tmp_path: Path) -> None:
     short = run_in_process(tmp_path / "short", *SMALL, "budget.amount=3")
     assert tables(short) == [1, 2, 3]
@@ -41,5 +43,6 @@ def test_a_short_run_keeps_every_step_and_a_budget_of_tokens_its_last_one(tmp_pa
     assert any(clipped.any() for clipped in later["token_clipped"]), "what the surrogate changed is known at any step"
 
 
+@pytest.mark.extended
 def test_as_often_as_is_asked(tmp_path: Path) -> None:
     assert tables(run_in_process(tmp_path, *SMALL, "budget.amount=4", "rollouts_every=2")) == [1, 3, 4]

@@ -316,6 +316,7 @@ def test_a_run_that_loses_a_machine_ends_and_goes_on(tmp_path: Path) -> None:
     assert [line["step"] for line in metrics_of(run)] == list(range(31))
 
 
+@pytest.mark.extended
 def test_a_signal_that_comes_while_an_error_is_recorded_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

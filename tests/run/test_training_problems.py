@@ -129,6 +129,7 @@ def test_what_was_measured_is_read_and_what_is_missing_is_measured(make_run, mon
     assert len(opened) == 7 and len(list(cache.iterdir())) == 5
 
 
+@pytest.mark.extended
 def test_a_stopped_measurement_goes_on_and_ends_with_the_same_rates(make_run, monkeypatch, cache: Path) -> None:
     run = make_run("pass_rate=band", *FEW, "engine.max_rows=16")  # 16 problems a part
     problems = run.task.problems("train")
@@ -346,6 +347,7 @@ def test_a_grader_that_fails_on_every_answer_is_refused_with_an_answer_that_it_s
         answers_of(run, problems)
 
 
+@pytest.mark.extended
 def test_a_run_goes_on_with_the_training_problems_that_it_began_with() -> None:
     began = {"fingerprint": "a", "problems": 3}
     for before in ({}, {"trained_on": None}, {"trained_on": began}):

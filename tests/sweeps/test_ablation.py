@@ -238,6 +238,7 @@ def test_what_no_arm_can_add_is_refused(word: str, typed: list[str], said: str) 
 # ---- its runs
 
 
+@pytest.mark.extended
 def test_its_runs_are_those_of_the_same_words_by_hand(cells_of: Callable) -> None:
     cells = cells_of("add=[surrogate=ppo_higher,[kl=k3_loss,kl.kl_coef=0.02],all]", "seed=0,1", "recipe=lite_ppo")
     assert [cell.plan.title for cell in cells[:4]] == [
@@ -374,6 +375,7 @@ def test_its_effects_are_those_of_its_additions_and_nothing_is_judged(ran: Ran) 
     ]
 
 
+@pytest.mark.extended
 def test_figures_and_report_of_two_seeds_have_points_and_no_bands(ran: Ran, tmp_path: Path) -> None:
     built = build(ran.name, str(ran.runs), None, None, ["test"])
     assert {path.parent for path in built.paths} == {ran.runs / "figures"}, "it is no declared experiment"

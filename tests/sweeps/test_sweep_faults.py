@@ -184,6 +184,7 @@ def test_a_folder_that_cannot_be_made_fails_its_cell_alone(tmp_path: Path, tiny_
     assert (fine / "seed=0" / "DONE").exists() and (board.done, board.failed) == (1, 1)
 
 
+@pytest.mark.extended
 def test_a_failure_is_told_in_the_words_of_its_last_attempt_and_devices_are_shared_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +201,7 @@ def test_a_failure_is_told_in_the_words_of_its_last_attempt_and_devices_are_shar
         assert f"\nsees {device}\n" in (job.folder / "output.log").read_text()
 
 
+@pytest.mark.extended
 def test_a_cell_that_hangs_is_ended_and_another_takes_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -284,7 +284,6 @@ def test_a_sweep_is_named_after_what_it_varies() -> None:
 # ---- composed, or refused
 
 
-@pytest.mark.extended
 @pytest.mark.parametrize(
     "path",
     [one if one.parent.name == "dapo" else pytest.param(one, marks=pytest.mark.extended) for one in DECLARATIONS],
