@@ -54,7 +54,8 @@ def draw_shares(study: Study) -> Drawn:
     )
     with house_style(_name("shares")):
         figure = new_figure(heading, 5.2, 10.0)
-        for place, (model, axes) in enumerate(zip(models, figure.subplots(1, len(models)))):
+        panels = figure.subplots(1, len(models), squeeze=False)[0]
+        for place, (model, axes) in enumerate(zip(models, panels)):
             y, ticks, labels = 0.0, [], []
             for cards in asked:
                 for name in SCHEDULES:

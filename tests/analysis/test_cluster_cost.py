@@ -20,6 +20,8 @@ from cluster_cost.page import (
 )
 from cluster_cost.study import IN_FLIGHT, PARTS, SYNC, Study
 
+from grpo_lab.analysis.figures.style import Drawn
+
 FOLDER = Path(__file__).parents[2] / "analysis" / "cluster_cost"
 PAGE = (FOLDER / "README.md").read_text()
 
@@ -117,6 +119,12 @@ def test_half_is_wasted_from_where_the_line_between_two_points_crosses_it(
     assert wasting(*unused).half_wasted("7B", 16) == pytest.approx(ratio, nan_ok=True)
 
 
+def heading_of(drawn: Drawn) -> str:
+    """The title of the legend, in one line."""
+    (legend,) = drawn.figure.legends
+    return " ".join(legend.get_title().get_text().split())
+
+
 def test_what_is_wasted_at_once_and_what_never_is_are_said_apart() -> None:
     once, never = wasting(0.6, 0.7, 0.8, 0.9), wasting(0.1, 0.2, 0.3, 0.4)
     assert half_wasted(once) == (
@@ -125,8 +133,8 @@ def test_what_is_wasted_at_once_and_what_never_is_are_said_apart() -> None:
     assert half_wasted(never) == (
         "On 16 and 32 cards not up to 8 times at 7B on 16 and 7B on 32. On 8 cards not up to 8 times at 7B."
     )
-    heading = draw_tails(never).figure.texts[0].get_text()
-    assert "wastes less than half of 16 or 32 cards up to a longest response of 8 times" in " ".join(heading.split())
+    heading = heading_of(draw_tails(never))
+    assert "wastes less than half of 16 or 32 cards up to a longest response of 8 times" in heading
 
 
 def test_a_tail_that_never_wastes_half_on_some_cards_leaves_the_others_said() -> None:
@@ -135,7 +143,7 @@ def test_a_tail_that_never_wastes_half_on_some_cards_leaves_the_others_said() ->
     assert half_wasted(mixed).startswith(
         "On 16 and 32 cards from a longest response of 3.5 to 3.5 times the mean and not up to 8 times at 7B on 32. "
     )
-    heading = " ".join(draw_tails(mixed).figure.texts[0].get_text().split())
+    heading = heading_of(draw_tails(mixed))
     assert "wastes half of 16 cards once the longest response is 3.5 to 3.5 times the mean" in heading
 
 
@@ -149,7 +157,7 @@ def test_engines_served_one_by_one_wait_in_proportion() -> None:
 
 def test_a_heading_says_what_in_flight_updates_leave_idle() -> None:
     row = small().row("7B", 32, IN_FLIGHT)
-    heading = " ".join(draw_shares(small()).figure.texts[0].get_text().split())
+    heading = heading_of(draw_shares(small()))
     assert row.waiting > 0.01 and f"with in-flight updates cards idle for {row.waiting:.0%} to" in heading
 
 

@@ -27,7 +27,7 @@ from grpo_lab.analysis.effects.contrasts import (
     sign_flips,
     trick_effects,
 )
-from grpo_lab.analysis.figures.budgets import draw_budgets
+from grpo_lab.analysis.figures.budgets import LOOKS, draw_budgets
 from grpo_lab.analysis.figures.budgets import missing as missing_budgets
 from grpo_lab.analysis.figures.forest import draw_forest
 from grpo_lab.analysis.figures.forest import missing as missing_forest
@@ -423,7 +423,8 @@ def test_a_collapsed_run_counts_and_is_counted() -> None:
     assert math.isclose(helps.differences[1], -finals.of("", "base", DOWNSTREAM)[1], abs_tol=EXACT)
     assert (helps.collapsed_with, helps.collapsed_without) == (1, 0)
     assert (null.collapsed_with, null.collapsed_without) == (0, 0)
-    assert "n = 2, 1 collapsed" in words_of(draw_forest(data, finals).figure)
+    counts = [numbers.split("   ")[1] for numbers in beside_rows(draw_forest(data, finals).figure)]
+    assert counts == ["n = 2, 1 collapsed", "n = 2"]
 
 
 # --- budget axes ----------------------------------------------------------------------------------------------
@@ -489,16 +490,17 @@ def test_the_budget_figure_draws_what_its_numbers_say(costly: SweepData) -> None
     numbers = drawn.numbers
     assert len(numbers) == 2 * 4  # two tricks, four axes; downstream is primary, so one panel
     axes = drawn.figure.axes[0]
-    marks = {line.get_label(): float(line.get_xdata()[0]) for line in axes.lines if "(" in line.get_label()}
+    tricks = [label.get_text().partition("\n")[0] for label in axes.get_yticklabels()]
+    points = [(line.get_marker(), *line.get_xydata()[0]) for line in axes.lines if len(line.get_xdata()) == 1]
+    marks = {(tricks[round(y)], marker): x for marker, x, y in points if marker not in "<>"}
     assert len(marks) == len(numbers)
     for row in numbers.itertuples():
-        assert math.isclose(marks[f"{row.trick} ({row.context}) {row.axis}"], row.value, abs_tol=1e-6)
+        assert math.isclose(marks[row.trick, LOOKS[row.axis][1]], row.value, abs_tol=1e-6)
     assert set(numbers.loc[numbers["trick"] == "helps", "flip"]) == {"resolved"}
-    words = words_of(drawn.figure)
     assert "⇄ the sign depends on the axis, adjusted p below .05 on both sides: on downstream accuracy helps" in (
-        words.replace("\n", " ")
+        drawn.caption
     )
-    assert "at 240,000 sampled tokens (declared)" in words
+    assert "⇄" in words_of(drawn.figure) and "at 240,000 sampled tokens (declared)" in words_of(drawn.figure)
 
 
 def test_one_axis_is_nothing_to_compare(costly: SweepData) -> None:
@@ -519,6 +521,12 @@ def words_of(figure: Any) -> str:
     for axes in figure.axes:
         texts += [text.get_text() for text in axes.texts]
     return "\n".join(texts)
+
+
+def beside_rows(figure: Any) -> list[str]:
+    """The numbers at the right of the first panel of a forest, from the top."""
+    (axis,) = figure.axes[0].child_axes
+    return [label.get_text() for label in axis.get_yticklabels()]
 
 
 def test_the_table_has_every_contrast_and_says_its_family(planted: tuple[SweepData, FinalValues]) -> None:
@@ -561,9 +569,10 @@ def test_the_forest_draws_what_its_numbers_say(planted: tuple[SweepData, FinalVa
     assert np.allclose(crosses, means.loc[means["kind"] == "interaction", "value"], rtol=0, atol=1e-6)
     hurts = means[(means["trick"] == "hurts") & (means["kind"] == "added") & (means["metric"] == DOWNSTREAM)].iloc[0]
     assert hurts["disagreement"] == "resolved"
-    words = words_of(drawn.figure).replace("\n", " ")
-    assert "go opposite ways, both adjusted p below .05: hurts added to base" in words
-    assert "p < .05 after Holm" in words and "too small to be found" in words
+    assert "go opposite ways, both adjusted p below .05: hurts added to base" in drawn.caption
+    assert "p < .05 after Holm" in drawn.caption and "too small to be found" in words_of(drawn.figure)
+    written = zip(beside_rows(drawn.figure), downstream.itertuples(), strict=True)
+    assert all(numbers.startswith(f"{row.value:+.1f} [") and f"n = {row.n}" in numbers for numbers, row in written)
     band = drawn.numbers[drawn.numbers["part"] == "band"].iloc[0]
     assert math.isclose(band["high"], 100 * noise_band(*planted, "", 6), abs_tol=1e-6) and band["low"] == -band["high"]
 
@@ -612,9 +621,8 @@ def test_a_sweep_that_is_half_done_is_drawn_as_far_as_it_went() -> None:
     assert list(zip(means["level"], means["kind"])) == [
         ("one", "added"), ("one", "left_out"), ("one", "interaction"), ("two", "added")
     ]  # fmt: skip
-    words = words_of(drawn.figure).replace("\n", " ")
-    assert "Not run: b added to base at x = one" in words
-    assert "opposite" not in words  # nothing was logged of training reward
+    assert "Not run: b added to base at x = one" in drawn.caption
+    assert "opposite" not in words_of(drawn.figure) + drawn.caption  # nothing was logged of training reward
     alone = outcome_of({"base": [0.1, 0.2, 0.3]}, level="one")
     assert draw_forest(data, alone) is None and "that ran" in missing_forest(data, alone)
 

@@ -256,7 +256,8 @@ def _panel(axes: Axes, numbers: pd.DataFrame, budget: float, longest: float) -> 
         mean = own[own["part"] == "mean"]
         style: dict[str, Any] = {"color": series.colour, "linewidth": 1.7, "marker": series.marker}
         axes.plot(mean["x"], mean["value"], series.dashes, label=series.metric, markersize=2.6, **style)
-        axes.fill_between(mean["x"], mean["low"], mean["high"], color=series.colour, alpha=0.15, linewidth=0)
+        if mean["low"].notna().any():
+            axes.fill_between(mean["x"], mean["low"], mean["high"], color=series.colour, alpha=0.15, linewidth=0)
         axes.plot(end["x"], end["value"], "|", color=series.colour, markersize=11)
     peak = numbers[numbers["part"] == "peak"]
     if len(peak):  # constrained layout counts an empty line that is not clipped as one at the figure's corner
