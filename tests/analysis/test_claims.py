@@ -205,6 +205,7 @@ def test_contrasts_that_could_not_act_are_not_pooled() -> None:
     assert {cell for cell, _ in pairs} <= could_not_act(saved.load(worlds)[0]).keys()
 
 
+@pytest.mark.extended
 def test_a_gain_without_headroom_is_said() -> None:
     told = answers(saved_sweeps(EXPERIMENTS))
     found = {answer.claim.says: answer for answer in told}

@@ -48,6 +48,7 @@ def test_every_question_of_a_card_can_be_asked_without_a_hub() -> None:
         assert ("smollm2" in parts) is (path.parent.name not in ("real_templates", "real_teacher")), path
 
 
+@pytest.mark.extended
 def test_presets_name_models_of_the_hub() -> None:
     found = {}
     for path in sorted((ROOT / "conf" / "model").glob("*.yaml")):
@@ -59,6 +60,7 @@ def test_presets_name_models_of_the_hub() -> None:
     assert all(re.fullmatch(r"(Qwen|meta-llama|HuggingFaceTB)/[\w.-]+", name) for name in found.values())
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ["gpu_real", "gpu_entropy", "demo_real"])
 def test_the_file_of_a_model_may_be_given_and_is_in_no_name(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

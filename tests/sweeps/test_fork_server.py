@@ -44,6 +44,7 @@ def ended(cell: Started) -> int:
     return code
 
 
+@pytest.mark.extended
 def test_a_forked_cell_is_the_run_of_a_fresh_interpreter(tmp_path: Path, tiny_base: Path) -> None:
     forked, fresh = made(tmp_path / "forked"), made(tmp_path / "fresh")
     assert ended(fork_cell(words(tmp_path / "forked"), forked, 1, {})) == 0
