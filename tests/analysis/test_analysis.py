@@ -731,7 +731,7 @@ def test_the_commands_need_neither_torch_nor_mlflow(planted: Callable[..., Sweep
     assert (
         all((tmp_path / path).exists() for path in paths) and "experiments/planted/figures/planted_verdict.txt" in paths
     )
-    assert listed[-1] == "no planted_coverage: the answers to the downstream questions were not saved"
+    assert listed[-1] == "no planted_ranks: reward/outcome was not logged"
     without = len(listed) - len(paths)
     more = f"{len(paths)} files in all, {without} figures not drawn"
     assert files == f"{more}: experiments/planted/figures/planted_files.txt"
