@@ -732,8 +732,8 @@ def test_the_commands_need_neither_torch_nor_mlflow(planted: Callable[..., Sweep
         all((tmp_path / path).exists() for path in paths) and "experiments/planted/figures/planted_verdict.txt" in paths
     )
     assert listed[-1] == "no planted_ranks: reward/outcome was not logged"
-    without = len(listed) - len(paths)
-    more = f"{len(paths)} files in all, {without} figures not drawn"
+    assert len(listed) == len(paths) + 1
+    more = f"{len(paths)} files in all, 1 figure not drawn"
     assert files == f"{more}: experiments/planted/figures/planted_files.txt"
     report = command(tmp_path, "report", "planted")
     assert report.returncode == 0, report.stderr
