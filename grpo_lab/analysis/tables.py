@@ -1,4 +1,4 @@
-"""The results of a sweep as four tidy tables; every figure and every test of a prediction starts from these numbers.
+"""The results of a sweep as four tidy tables, with the numbers of its figures and of its verdict.
 
     from grpo_lab.analysis.tables import load
     load("kl_penalty").effects
@@ -49,7 +49,12 @@ class Tables:
         `x` is the budget spent so far, in the unit of `finals.axis`; `value` is in the metric's unit. Values that are
         missing or not finite have no row.
         """
-        return curves_table(self.data, self.finals)
+        x = f"budget/{self.finals.axis}"
+        metrics = [name for name in map(str, self.data.points) if "/" in name and not name.startswith("budget/")]
+        points = self.data.counted_points.sort_values("step", kind="stable").rename(columns={x: "x"})
+        long = points.melt(id_vars=[*LABELS, "x"], value_vars=metrics, var_name="metric")
+        finite = np.isfinite(long["value"].astype(float)) & np.isfinite(long["x"].astype(float))
+        return long.loc[finite, [*LABELS, "metric", "x", "value"]].reset_index(drop=True)
 
     @cached_property
     def effects(self) -> pd.DataFrame:
@@ -70,7 +75,8 @@ class Tables:
         level, arm, reference_level, reference_arm and metric say what is compared, `direction` what was predicted
         (above, below, within the `margin`). `estimate` is arm less reference, paired by seed over n pairs, in the
         metric's unit, with its 95% interval in low and high; `p` is two-sided, `p_holm` adjusted over `family`
-        predictions. `word` is supported, contradicted, within the margin, not resolved, not run or could not act.
+        predictions. `word` is the verdict: supported, contradicted, within the margin (equivalent), not
+        resolved (not significant), not run, or could not act (manipulation check failed).
         """
         names = ["level", "arm", "reference_level", "reference_arm", "metric", "direction", "margin", "estimate"]
         names += ["low", "high", "n", "p", "p_holm", "family", "word"]
@@ -85,19 +91,6 @@ def load(name: str, runs: str = RUNS, saved: Path | None = None) -> Tables:
     """
     data = read_source(runs, name, saved or data_of(name))
     return Tables(data, final_values(data))
-
-
-def curves_table(data: SweepData, finals: FinalValues, metrics: list[str] | None = None) -> pd.DataFrame:
-    """The table `Tables.curves`, of some metrics (default: all that were logged)."""
-    x = f"budget/{finals.axis}"
-    logged = [
-        name for name in map(str, data.points) if name not in (*LABELS, "step") and not name.startswith("budget/")
-    ]
-    chosen = logged if metrics is None else [name for name in metrics if name in data.points]
-    points = data.counted_points.sort_values("step", kind="stable")[[*LABELS, x, *chosen]].rename(columns={x: "x"})
-    long = points.melt(id_vars=[*LABELS, "x"], var_name="metric", value_name="value")
-    finite = np.isfinite(long["value"].astype(float)) & np.isfinite(long["x"].astype(float))
-    return long.loc[finite, [*LABELS, "metric", "x", "value"]].reset_index(drop=True)
 
 
 def _judged(judgement: Judgement) -> dict[str, Any]:

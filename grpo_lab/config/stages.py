@@ -171,7 +171,7 @@ class SyncSettings:
 
 @dataclass(frozen=True)
 class RecordSettings:
-    """Stage 12: when a step is evaluated and saved, and what of it is kept."""
+    """Stage 12: the schedule of evaluations and checkpoints, and which records a step keeps."""
 
     budget: Budget
     evaluation: Evaluation

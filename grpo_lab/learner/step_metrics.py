@@ -199,7 +199,7 @@ def taught_tokens(teacher: Teacher, step: FinishedStep) -> dict[str, float]:
 
 
 def inert_axes(tricks: Mapping[str, Trick], idle: Collection[str], touched: Mapping[str, float]) -> list[str]:
-    """Axes whose option is switched on and touched nothing in the whole run.
+    """Axes whose option is on but changed nothing in the whole run.
 
     `tricks` is the option of each axis and `touched` the maximum of each touched metric over the steps. `idle` are axes
     whose option a rule knows to be idle, such as a shaped reward that nothing reads.

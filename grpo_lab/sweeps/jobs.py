@@ -153,7 +153,7 @@ def run_jobs(
     elsewhere: dict[int, WatchedCell] = {}
     free = list(range(backend.workers))
     looked: dict[int, float] = {}  # when a folder that another process holds was last looked at
-    rests, why = -math.inf, ""  # until when the backend is left alone, and what it said
+    rests, why = -math.inf, ""  # the time before which the backend is not asked again, and its last error
 
     def wait_for(index: int, job: Job, watched: WatchedCell) -> None:
         if index not in elsewhere:

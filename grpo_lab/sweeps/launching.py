@@ -1,4 +1,4 @@
-"""What the launchers share: from the overrides that Hydra hands over to cells on a backend, and back to its results."""
+"""The common part of all launchers: Hydra's overrides become runs on a backend, whose ends become Hydra's results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder for what is built or downloaded once and used by many runs."""
+"""The cache folder: models and data that are built or downloaded once and shared by runs."""
 
 from __future__ import annotations
 

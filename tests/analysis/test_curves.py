@@ -1,4 +1,4 @@
-"""The curves and the step metrics under them: what is drawn, counted, left out and told."""
+"""Figures of curves and step metrics: what is drawn, counted, left out and stated."""
 
 from __future__ import annotations
 

@@ -250,7 +250,7 @@ def test_intervals_that_would_hide_the_bars_are_cut_and_said_to_be() -> None:
     assert 20 / (high - low) > 0.4  # of the width, what the bars take
 
 
-# --- which arms can be told apart ---------------------------------------------------------------------------
+# --- which arms are distinguishable -------------------------------------------------------------------------
 
 
 def four_bases(ends: Mapping[str, float], scatter: float = 0.02) -> SweepData:

@@ -180,7 +180,7 @@ def _interactions(axes: Axes, rows: Sequence[Row]) -> None:
         top += _height(row)
     _tidy(axes, top, limit)
     axes.set_yticks([])
-    axes.set_title("in the whole less alone", fontsize=SMALL)
+    axes.set_title("with all others, less alone", fontsize=SMALL)
     axes.set_xlabel("pp, downstream")
 
 

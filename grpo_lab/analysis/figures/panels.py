@@ -64,7 +64,7 @@ def arm_panels(
 
 
 def level_label(data: SweepData, level: str, label: str = "") -> str:
-    """The label of a row of panels: the level of the design's factor, where it has one, over what is measured."""
+    """The y label of a row of panels: the level of the design's factor, if any, above the measured quantity."""
     factor = data.design.factor if data.design else ""
     if not factor or not level:
         return label

@@ -135,8 +135,8 @@ def write_legend(figure: Figure, entries: Sequence[Entry], columns: int = 2) -> 
     if not entries:
         return
     # Constrained layout puts a legend over the heading, unless the heading is the legend's title.
-    heading, figure._suptitle = figure.get_suptitle(), None  # type: ignore[attr-defined]
-    figure.texts[0].remove()
+    heading = figure.get_suptitle()
+    figure.suptitle("").set_in_layout(False)
     legend = figure.legend(
         [artist for artist, _ in entries], [words for _, words in entries], loc="outside upper left", title=heading,
         ncols=columns, alignment="left", borderpad=0.2, borderaxespad=0.3, handlelength=2.4, columnspacing=1.6,
@@ -157,13 +157,13 @@ def write_footer(figure: Figure, text: str, lines: int = FOOTER_LINES) -> None:
 
 
 def shortened(text: str, width: float, lines: int = FOOTER_LINES) -> str:
-    """The text in lines of TINY size that fit a width in inches; what does not fit is left to the caption."""
-    rest = " ... (more in the caption)"
+    """The text in lines of TINY size that fit a width in inches; the caption and the table have the rest."""
+    rest = " ... (more in the table)"
     return "\n".join(textwrap.wrap(text, int(width * _PER_INCH[TINY]), max_lines=lines, placeholder=rest))
 
 
 def in_lines(name: str, width: int = 20) -> str:
-    """A name in lines of about so many characters, broken after a comma, an underscore or a space or before a plus."""
+    """Wrap a name at about `width` characters: after a comma, an underscore or a space, or before a plus."""
     lines = [""]
     for part in re.split(r"(?<=[,_ ])|(?=\+)", name):
         if lines[-1] and len(lines[-1] + part) > width:

@@ -44,7 +44,7 @@ BARS = (
     "once in 95% of sweeps; dots: single bases, less what a base adds to all arms"
 )
 SHORT = (
-    "bar: two arms are told apart where their bars do not meet; light bar: ranks an arm can have; dots: single bases"
+    "bar: arms are distinguishable if their bars do not overlap; light bar: possible ranks; dots: single base models"
 )
 
 
@@ -104,7 +104,7 @@ def draw_told_apart(data: SweepData, finals: FinalValues) -> Drawn | None:
     metrics = list(dict.fromkeys(metric for by_metric in found.values() for metric in by_metric))
     sizes = [max(1.2, 0.18 * len(next(iter(own.values())).arms)) for own in found.values()]
     with house_style(name):
-        figure = new_figure(f"{data.record.name}: which arms can be told apart?", 1.2 + sum(sizes) + 0.9 * len(sizes))
+        figure = new_figure(f"{data.record.name}: which arms are distinguishable?", 1.2 + sum(sizes) + 0.9 * len(sizes))
         shape: dict[str, Any] = {"height_ratios": sizes, "width_ratios": [2, 1] * len(metrics)}
         grid = figure.subplots(len(found), 2 * len(metrics), squeeze=False, **shape)
         for (level, by_metric), row in zip(found.items(), grid):
