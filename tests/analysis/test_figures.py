@@ -278,10 +278,10 @@ def test_arms_are_told_apart_where_their_bars_do_not_meet() -> None:
     for row in pairs.itertuples():
         meet = means.loc[row.arm, "low"] <= means.loc[row.other, "high"]
         assert row.apart != meet and (row.p < 0.05) == row.apart, (row.arm, row.other)
-    assert "5 of 6 pairs told apart" in words(drawn.figure) and "not judged" not in words(drawn.figure)
+    assert "5 of 6 pairs distinguishable" in words(drawn.figure) and "not reported" not in words(drawn.figure)
 
 
-def test_an_arm_that_scatters_or_collapses_in_some_runs_is_hollow_and_not_judged() -> None:
+def test_an_arm_that_scatters_or_collapses_in_some_runs_is_hollow_and_not_reported() -> None:
     data = four_bases({"first": 0.5, "second": 0.51, "split": 0.6, "best": 0.7})
     points = data.points.copy()
     low = (points["arm"] == "split") & points["seed"].isin([1, 3, 4]) & (points["step"] == 10)
@@ -292,8 +292,8 @@ def test_an_arm_that_scatters_or_collapses_in_some_runs_is_hollow_and_not_judged
     drawn = told_apart.draw_told_apart(changed, final_values(changed))
     means = drawn.numbers[drawn.numbers["part"] == "mean"].set_index("arm")
     assert means.loc["split", ["best", "worst"]].tolist() == [1, 4] and math.isnan(means.loc["split", "low"])
-    reason = "Not judged: second: collapsed runs in 1 of 8; split: scatters more than the others between seeds."
-    assert reason in drawn.caption and "2 arms not judged" in words(drawn.figure)
+    reason = "Not reported: second: collapsed runs in 1 of 8; split: scatters more than the others between seeds."
+    assert reason in drawn.caption and "2 arms not reported" in words(drawn.figure)
     mark = next(line for line in drawn.figure.axes[0].lines if line.get_label() == "split")
     assert mark.get_markerfacecolor() == "white"
 
@@ -306,7 +306,7 @@ def test_thirty_one_arms_are_readable(monkeypatch: pytest.MonkeyPatch) -> None:
     assert overlapping(drawn.figure, monkeypatch) == []
     assert drawn.figure.get_size_inches()[0] == 8 and drawn.size[1] < 9
     pairs = drawn.numbers[drawn.numbers["part"] == "pair"]
-    assert len(pairs) == 465 and f"{pairs['apart'].sum()} of 465 pairs told apart" in words(drawn.figure)
+    assert len(pairs) == 465 and f"{pairs['apart'].sum()} of 465 pairs distinguishable" in words(drawn.figure)
 
 
 def test_why_arms_cannot_be_told_apart() -> None:

@@ -1,7 +1,7 @@
-"""Which arms can be told apart at all, one row per arm and one pair of panels per metric.
+"""Which arms are distinguishable, one row per arm and one pair of panels per metric.
 
-Left, every arm's mean with a bar; arms are told apart exactly where their bars do not meet. Right, the ranks that this
-leaves to an arm. Arms stand in the order of the primary metric; `stats.all_pairs` says how they are judged.
+Left, every arm's mean with a bar; arms are distinguishable exactly if their bars do not overlap. Right, the ranks
+that an arm can have. Arms stand in the order of the primary metric; `stats.all_pairs` says how they are judged.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from grpo_lab.analysis.stats.all_pairs import AllPairs
 from grpo_lab.analysis.table_rows import rows_of
 
 BARS = (
-    "mark: mean over bases; bar: two arms are told apart exactly where their bars do not meet, right for all pairs at "
-    "once in 95% of sweeps; dots: single bases, less what a base adds to all arms"
+    "mark: mean over base models; bar: two arms are distinguishable exactly if their bars do not overlap, for all "
+    "pairs at once in 95% of sweeps; dots: single base models, less what a base model adds to all arms"
 )
 SHORT = (
     "bar: arms are distinguishable if their bars do not overlap; light bar: possible ranks; dots: single base models"
@@ -69,7 +69,7 @@ def told_apart_numbers(found: Mapping[str, Mapping[str, AllPairs]]) -> pd.DataFr
 
     `part` is "base" (in `value` the mean on a base, less what it adds to all arms), "mean" (with the bar in low and
     high, the arm's rank and the best and worst it can have; `withheld` says why it is not judged), or "pair" (arm less
-    `other`, its simultaneous p, and whether both are told apart).
+    `other`, its simultaneous p, and whether they are distinguishable).
     """
     rows: list[dict[str, Any]] = []
     for level, by_metric in found.items():
@@ -134,10 +134,10 @@ def _level(row: Sequence[Axes], numbers: pd.DataFrame, by_metric: Mapping[str, A
 
 
 def _statement(pairs: AllPairs) -> str:
-    """How many pairs are told apart."""
+    """The number of distinguishable pairs."""
     number = len(pairs.withheld)
-    judged = f"; {number} arm{'s' if number > 1 else ''} not judged" if number else ""
-    return f"{pairs.found} of {pairs.pairs} pairs told apart{judged}"
+    withheld = f"; {number} arm{'s' if number > 1 else ''} not reported" if number else ""
+    return f"{pairs.found} of {pairs.pairs} pairs distinguishable{withheld}"
 
 
 def _unit(metric: str) -> str:
@@ -209,9 +209,9 @@ def _legend(found: Mapping[str, Mapping[str, AllPairs]], data: SweepData) -> lis
     used = {colour for pairs in every for colour in _colours(pairs, data.control).values()}
     words = {
         BLACK: data.control if data.design else f"{data.control}, the sweep's first arm",
-        GREEN: f"surely above {data.control}",
-        VERMILLION: f"surely below {data.control}",
-        GREY: f"not told apart from {data.control}" if BLACK in used else "other arms",
+        GREEN: f"significantly above {data.control}",
+        VERMILLION: f"significantly below {data.control}",
+        GREY: f"not distinguishable from {data.control}" if BLACK in used else "other arms",
     }
     look: dict[str, Any] = {"marker": "o", "markersize": 4.2}
     entries: list[Entry] = [
@@ -219,7 +219,7 @@ def _legend(found: Mapping[str, Mapping[str, AllPairs]], data: SweepData) -> lis
     ]
     if any(pairs.withheld for pairs in every):
         hollow = Line2D([], [], color=GREY, linewidth=0.8, linestyle=":", markerfacecolor="white", **look)
-        entries.append((hollow, "not judged"))
+        entries.append((hollow, "not reported"))
     return entries
 
 
@@ -236,11 +236,11 @@ def _caption(data: SweepData, finals: FinalValues, found: Mapping[str, Mapping[s
     absent = [level for level in data.levels if level not in found]
     parts = [
         "Light bars: the ranks an arm can have, 1 the largest, for all arms at once in "
-        f"95% of sweeps; tick: that of its mean. Tukey's studentized range in the model arm + base, {bases} bases, the "
-        "scatter of all judged arms together. "
+        f"95% of sweeps; tick: that of its mean. Tukey's studentized range in the model arm + base, {bases} base models, "
+        "the scatter of all reported arms together. "
         f"Final values at {finals.at}.",
-        f"Not judged: {reasons}." if reasons else "",
-        f"Not drawn, with fewer than three arms on two bases: {', '.join(absent)}." if absent else "",
+        f"Not reported: {reasons}." if reasons else "",
+        f"Not drawn, with fewer than three arms on two base models: {', '.join(absent)}." if absent else "",
     ]
     return " ".join(filter(None, parts))
 
@@ -249,9 +249,9 @@ FIGURE = FigureKind(
     "told_apart",
     draw_told_apart,
     missing,
-    title="Which arms can be told apart?",
+    title="Which arms are distinguishable?",
     how_to_read=(
-        "Two arms are told apart where their bars do not meet, and an arm's rank lies within its light bar. Both hold "
-        "for all pairs at once. A hollow arm is not judged, since its runs scatter unlike those of the others."
+        "Two arms are distinguishable if their bars do not overlap, and an arm's rank lies within its light bar. Both "
+        "hold for all pairs at once. No bar is reported for a hollow arm, whose runs scatter unlike the others'."
     ),
 )
