@@ -236,8 +236,8 @@ def _caption(data: SweepData, finals: FinalValues, found: Mapping[str, Mapping[s
     absent = [level for level in data.levels if level not in found]
     parts = [
         "Light bars: the ranks an arm can have, 1 the largest, for all arms at once in "
-        f"95% of sweeps; tick: that of its mean. Tukey's studentized range in the model arm + base, {bases} base models, "
-        "the scatter of all reported arms together. "
+        f"95% of sweeps; tick: that of its mean. Tukey's studentized range in the model arm + base, "
+        f"{bases} base models, the scatter of all reported arms together. "
         f"Final values at {finals.at}.",
         f"Not reported: {reasons}." if reasons else "",
         f"Not drawn, with fewer than three arms on two base models: {', '.join(absent)}." if absent else "",
