@@ -18,7 +18,7 @@ from notebook_tables.show import (
 
 from grpo_lab.analysis.divergence.leading import INDICATORS, leading_text
 from grpo_lab.analysis.divergence.table import divergence_table
-from grpo_lab.analysis.figures import ranks, waterfall
+from grpo_lab.analysis.figures import decomposition, ranks
 from grpo_lab.analysis.figures.curves import draw_curves
 from grpo_lab.analysis.final_values import final_values
 
@@ -61,7 +61,7 @@ show_measures(divergence, "transfer_slope", "transfer_slope_early", "transfer_sl
 # %%
 parts = [f"waterfall_{part}" for part in ("prompt_mix", "memorisation", "protocol", "shift")]
 show_measures(divergence, *parts, "beyond_correctness")
-show_figure(waterfall.draw_waterfall(data, finals) or waterfall.missing(data, finals))
+show_figure(decomposition.draw_decomposition(data, finals) or decomposition.missing(data, finals))
 
 # %% [markdown]
 # ## What choosing a checkpoint costs

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from grpo_lab.analysis.stats.all_pairs import AllPairs, all_pairs
+from grpo_lab.analysis.stats.all_pairs import AllPairs, compare_all_pairs
 from grpo_lab.analysis.stats.comparison import two_groups
 from interval_coverage.differences import LEVEL, SD, Table
 
@@ -62,7 +62,7 @@ class Sweep:
                 truth = truth - odd * LOST / 2
             values = pd.DataFrame(runs, columns=names)
             groups = {name: two_groups(dict(enumerate(values[name].tolist())), of) for name in names}
-            yield all_pairs(values, of, {name: why for name, why in groups.items() if why}), truth
+            yield compare_all_pairs(values, of, {name: why for name, why in groups.items() if why}), truth
 
 
 @dataclass(frozen=True)
@@ -70,19 +70,19 @@ class Rates:
     """Shares: of sweeps with a difference that is not there or has the other sign, of arms, and of pairs."""
 
     wrong: float
-    withheld: float
+    not_reported: float
     found: float
 
 
 def rates(sweep: Sweep, number: int, seed: int = 0) -> Rates:
     """Simulate a sweep."""
-    wrong, withheld, found = 0, 0.0, 0.0
+    wrong, not_reported, found = 0, 0.0, 0.0
     for result, truth in sweep.experiments(number, seed):
         true = np.sign(np.round(truth[:, None] - truth[None, :], 9))
-        wrong += bool(((result.apart != 0) & (result.apart != true)).any())
-        withheld += len(result.withheld) / sweep.arms
-        found += result.found / result.pairs
-    return Rates(wrong / number, withheld / number, found / number)
+        wrong += bool(((result.distinguishable != 0) & (result.distinguishable != true)).any())
+        not_reported += len(result.not_reported) / sweep.arms
+        found += result.number_distinguishable / result.pairs
+    return Rates(wrong / number, not_reported / number, found / number)
 
 
 def _settings(arms: int) -> dict[str, Sweep | None]:
@@ -118,10 +118,11 @@ def tables(number: int) -> Iterator[Table]:
     rows = {label: [by_label[label] for by_label in found.values()] for label in _settings(31)}
     title = "Sweeps (%) with a false difference, by number of arms, 4 bases of 2 seeds:"
     yield Table(title, names, [(label, [100 * one.wrong for one in own]) for label, own in rows.items()], number, 1)
-    withheld = [(label, [100 * one.withheld for one in own]) for label, own in rows.items()]
-    yield Table("Arms (%) not judged there:", names, withheld, number)
+    not_reported = [(label, [100 * one.not_reported for one in own]) for label, own in rows.items()]
+    yield Table("Arms (%) not reported there:", names, not_reported, number)
     spread = [100 * rates(Sweep(arms=arms, spread=SPREAD), number).found for arms in ARMS]
-    yield Table("Pairs (%) told apart of arms that spread evenly over 30 points:", names, [("alike", spread)], number)
+    title = "Pairs (%) distinguishable of arms that spread evenly over 30 points:"
+    yield Table(title, names, [("alike", spread)], number)
     wrong = {"alike": Sweep(), "one 6 x": Sweep(unlike=1, times=6), "several 6 x": Sweep(unlike=4, times=6)}
     by_size = [
         (

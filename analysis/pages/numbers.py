@@ -31,8 +31,8 @@ Instead of arms, one of these may stand first:
     judged word, predictions   how many predictions have this word; how many there are
     margin word arm @metric    the margin of the arm's prediction to lie within it, which must have this word
     tau share                  training reward against downstream accuracy, over the last share of the budget
-    told what                  how many pairs of arms there are, are told apart; how many arms are unjudged
-    told without=a,b           how many pairs are told apart among the other arms
+    all_pairs what             the number of pairs of arms, of distinguishable ones, of arms not_reported
+    all_pairs without=a,b      the number of distinguishable pairs among the other arms
     tuned a,b key              the number that these arms chose alike for a key of the configuration
     rank arm                   the place of an arm by its mean, 1 the largest
     hours sweep sweep          of one core in the steps of these sweeps, or of the page's, without evaluations
@@ -71,8 +71,8 @@ from gap_study.across import (
 )
 
 from grpo_lab.analysis.divergence.rank_agreement import kendall_tau
+from grpo_lab.analysis.effects.all_pairs import all_pairs
 from grpo_lab.analysis.effects.contrasts import TrickEffect, trick_effects
-from grpo_lab.analysis.effects.told_apart import told_apart
 from grpo_lab.analysis.effects.verdict import Judgement, judge
 from grpo_lab.analysis.final_values import AVERAGE, FinalValues, final_values
 from grpo_lab.analysis.sources.chosen_numbers import chosen_numbers
@@ -399,16 +399,17 @@ def _tau(context: Context, rest: list[str]) -> Interval:
     return _number(kendall_tau(reward.to_numpy(), downstream.loc[reward.index].to_numpy()))
 
 
-def _told(context: Context, rest: list[str]) -> Interval:
-    """What the figure of arms told apart says of the block's level and metric."""
+def _all_pairs(context: Context, rest: list[str]) -> Interval:
+    """What the comparison of all pairs of arms says of the block's level and metric."""
     name = context.metric if len(rest) == 1 else rest[1].removeprefix("@")
-    found = told_apart(saved(context.sweep), finals_of(context.sweep), context.level, metric_called(name))
+    found = all_pairs(saved(context.sweep), finals_of(context.sweep), context.level, metric_called(name))
     assert found is not None, "three arms on two bases"
     if rest[0].startswith("without="):
         others = [index for index, arm in enumerate(found.arms) if arm not in rest[0].partition("=")[2].split(",")]
         assert len(others) + rest[0].count(",") + 1 == len(found.arms), "every arm that is left out exists"
-        return _number(int((found.apart[np.ix_(others, others)] > 0).sum()))
-    return _number({"pairs": found.pairs, "apart": found.found, "unjudged": len(found.withheld)}[rest[0]])
+        return _number(int((found.distinguishable[np.ix_(others, others)] > 0).sum()))
+    counts = {"number": found.pairs, "distinguishable": found.number_distinguishable}
+    return _number((counts | {"not_reported": len(found.not_reported)})[rest[0]])
 
 
 def _tuned(context: Context, rest: list[str]) -> Interval:
@@ -528,7 +529,7 @@ SPECIAL: Mapping[str, Callable[[Context, list[str]], Interval]] = {
     "predictions": _predictions,
     "margin": _margin,
     "tau": _tau,
-    "told": _told,
+    "all_pairs": _all_pairs,
     "tuned": _tuned,
     "rank": _rank,
     "hours": _hours,

@@ -12,7 +12,7 @@ from interval_coverage.differences import docstring_tables
 from scipy import stats
 
 from grpo_lab.analysis.stats import all_pairs as module
-from grpo_lab.analysis.stats.all_pairs import AllPairs, all_pairs
+from grpo_lab.analysis.stats.all_pairs import AllPairs, compare_all_pairs
 
 # The rest of the two-way model, e = .01: every arm and every base has 0 on average, every arm the same squares.
 LATIN = 0.01 * np.array([[1, -1, 0], [-1, 0, 1], [0, 1, -1]])
@@ -36,34 +36,34 @@ FOUR = {seed: seed % 4 for seed in range(8)}
 
 def test_bars_by_hand() -> None:
     # v = 6 e^2 / 4 = 1.5e-4, and 2 e^2 * 3 / 2 / 2 of each arm alone; q(3, 4) = 5.0402: half = q / 2 sqrt(v / 3)
-    found = all_pairs(latin(0.0, 0.03, 0.1), BASES)
-    assert (found.freedom, found.withheld) == (4, {})
+    found = compare_all_pairs(latin(0.0, 0.03, 0.1), BASES)
+    assert (found.freedom, found.not_reported) == (4, {})
     assert found.quantile == pytest.approx(5.0402, abs=1e-4)
     assert found.halves == pytest.approx([5.0402 / 2 * math.sqrt(0.5e-4)] * 3, abs=1e-6)
     assert found.means == pytest.approx([0.3, 0.33, 0.4])
     # a bar is .0178 to either side: .03 is within two of them, .07 is not
-    assert found.apart.tolist() == [[0, 0, -1], [0, 0, -1], [1, 1, 0]]
-    assert (found.found, found.pairs) == (2, 3)
+    assert found.distinguishable.tolist() == [[0, 0, -1], [0, 0, -1], [1, 1, 0]]
+    assert (found.number_distinguishable, found.pairs) == (2, 3)
     assert [found.ranks(arm) for arm in "abc"] == [(2, 3), (2, 3), (1, 1)]
     assert found.by_base == pytest.approx(found.means + LATIN)
 
 
 def test_p_is_that_of_the_studentized_range() -> None:
-    found = all_pairs(latin(0.0, 0.03, 0.1), BASES)
+    found = compare_all_pairs(latin(0.0, 0.03, 0.1), BASES)
     errors = math.sqrt(0.5e-4)
     for (row, column), difference in {(0, 1): 0.03, (0, 2): 0.1, (1, 2): 0.07}.items():
         exact = stats.studentized_range.sf(difference / errors, 3, 4)
         assert found.p[row, column] == found.p[column, row] == pytest.approx(exact, rel=0.01)
     assert np.diag(found.p).tolist() == [1, 1, 1]
-    assert ((found.p < 0.05) == (found.apart != 0)).all()
+    assert ((found.p < 0.05) == (found.distinguishable != 0)).all()
 
 
 def test_a_base_counts_once_and_what_it_adds_to_all_arms_does_not() -> None:
-    once = all_pairs(latin(0.0, 0.03, 0.1), BASES)
+    once = compare_all_pairs(latin(0.0, 0.03, 0.1), BASES)
     table = latin(0.0, 0.03, 0.1)
     twice = pd.concat([table, table.loc[[0]].set_axis([3])])
-    again = all_pairs(twice + 0.0, BASES | {3: 7})
-    moved = all_pairs(table.add(pd.Series({0: 0.3, 1: -0.1, 2: 0.0}), axis=0), BASES)
+    again = compare_all_pairs(twice + 0.0, BASES | {3: 7})
+    moved = compare_all_pairs(table.add(pd.Series({0: 0.3, 1: -0.1, 2: 0.0}), axis=0), BASES)
     for other in (again, moved):
         assert other.halves == pytest.approx(once.halves) and other.differences == pytest.approx(once.differences)
 
@@ -71,14 +71,14 @@ def test_a_base_counts_once_and_what_it_adds_to_all_arms_does_not() -> None:
 def test_an_arm_that_scatters_more_than_the_others_is_neither_above_nor_below() -> None:
     values = noise(10) + np.linspace(0, 0.5, 10)
     wide = np.repeat([[0.3, -0.3, 0.2, -0.2]], 2, axis=0).ravel()
-    found = all_pairs(values.assign(arm4=values["arm4"] + wide), FOUR)
-    assert found.withheld == {"arm4": "scatters more than the others between bases"}
+    found = compare_all_pairs(values.assign(arm4=values["arm4"] + wide), FOUR)
+    assert found.not_reported == {"arm4": "scatters more than the others between bases"}
     assert found.ranks("arm4") == (1, 10) and math.isnan(found.halves[4]) and (found.p[4] == 1).all()
-    assert found.apart[9, 0] == 1 and found.freedom == 8 * 3
+    assert found.distinguishable[9, 0] == 1 and found.freedom == 8 * 3
     # nothing above it is surely above, so that the best of the others may have a rank more
     assert found.ranks("arm9")[0] == 1 and found.ranks("arm0")[1] == 10
     seeds = np.repeat([0.3, -0.3], 4)
-    assert all_pairs(values.assign(arm4=values["arm4"] + seeds), FOUR).withheld == {
+    assert compare_all_pairs(values.assign(arm4=values["arm4"] + seeds), FOUR).not_reported == {
         "arm4": "scatters more than the others between seeds"
     }
 
@@ -86,26 +86,26 @@ def test_an_arm_that_scatters_more_than_the_others_is_neither_above_nor_below() 
 def test_an_arm_has_a_wider_bar_where_it_scatters_a_little_more() -> None:
     values = noise(10)
     wide = 0.05 * np.repeat([[1, -1, 1, -1]], 2, axis=0).ravel()
-    found = all_pairs(values.assign(arm4=values["arm4"] + wide), FOUR)
-    assert not found.withheld and found.halves[4] == found.halves.max() > 1.3 * found.halves.min()
+    found = compare_all_pairs(values.assign(arm4=values["arm4"] + wide), FOUR)
+    assert not found.not_reported and found.halves[4] == found.halves.max() > 1.3 * found.halves.min()
 
 
-def test_what_the_caller_withholds_and_what_lacks_a_base_is_not_judged() -> None:
+def test_what_the_caller_does_not_report_and_what_lacks_a_base_is_not_compared() -> None:
     values = noise(6)
     values.loc[[1, 5], "arm2"] = math.nan
-    found = all_pairs(values, FOUR, {"arm3": "collapsed runs in 1 of 8"})
-    assert found.withheld == {"arm2": "no run on base 1", "arm3": "collapsed runs in 1 of 8"}
+    found = compare_all_pairs(values, FOUR, {"arm3": "collapsed runs in 1 of 8"})
+    assert found.not_reported == {"arm2": "no run on base 1", "arm3": "collapsed runs in 1 of 8"}
     assert found.means[2] == pytest.approx(values.groupby(FOUR)["arm2"].mean().mean())
-    alone = all_pairs(values[["arm0", "arm1"]], FOUR, {"arm0": "x"})
-    assert alone.withheld == {"arm0": "x", "arm1": "no other arm is judged"} and alone.found == 0
+    alone = compare_all_pairs(values[["arm0", "arm1"]], FOUR, {"arm0": "x"})
+    assert alone.not_reported == {"arm0": "x", "arm1": "no other arm is compared"} and alone.number_distinguishable == 0
     with pytest.raises(ValueError, match="one base"):
-        all_pairs(values, dict.fromkeys(FOUR, 0))
+        compare_all_pairs(values, dict.fromkeys(FOUR, 0))
 
 
 def test_equal_differences_on_all_bases_are_no_certainty() -> None:
     values = pd.DataFrame({"a": [0.1, 0.2], "b": [0.2, 0.3], "c": [0.4, 0.5]})
-    found = all_pairs(values, {0: 0, 1: 1})
-    assert found.found == 0 and set(found.withheld.values()) == {"no scatter between bases"}
+    found = compare_all_pairs(values, {0: 0, 1: 1})
+    assert found.number_distinguishable == 0 and set(found.not_reported.values()) == {"no scatter between bases"}
 
 
 def wrong(sweep: Sweep, number: int) -> float:
@@ -152,7 +152,7 @@ def test_the_omnibus_test_is_that_of_two_nested_linear_models() -> None:
             for arm in range(arms)
         }
     )
-    found = all_pairs(values, dict(enumerate(base))).omnibus
+    found = compare_all_pairs(values, dict(enumerate(base))).omnibus
     assert found is not None
     means = values.groupby(base).mean().to_numpy()
     y = means.ravel()
@@ -167,5 +167,5 @@ def test_the_omnibus_test_is_that_of_two_nested_linear_models() -> None:
     shrunken = np.array(list(found.shrunken.values()))
     assert shrunken.mean() == pytest.approx(raw.mean()) and 0 < np.ptp(shrunken) < np.ptp(raw)
     # Without a true difference the estimates are one number.
-    flat = all_pairs(values.apply(lambda column: column - column.mean()), dict(enumerate(base))).omnibus
+    flat = compare_all_pairs(values.apply(lambda column: column - column.mean()), dict(enumerate(base))).omnibus
     assert flat is not None and flat.sd == 0.0 and np.ptp(list(flat.shrunken.values())) == pytest.approx(0)

@@ -755,7 +755,7 @@ def test_a_folder_of_runs_that_is_not_there_is_refused(
 
 def test_what_to_open_follows_what_was_asked_for(tmp_path: Path) -> None:
     paths = [tmp_path / f"a.{kind}" for kind in ("svg", "png", "csv")]
-    built = Built("saved data", "", "", paths, {"a_doses": "no dose"}, tmp_path / "a_files.txt")
+    built = Built("saved data", "", "", paths, {"a_dose_response": "no dose"}, tmp_path / "a_files.txt")
     (tmp_path / "mlflow.db").touch()
     runs, data = str(tmp_path), data_of("a")
     figure, report, mlflow, files = what_to_open(built, "a=1,2", runs, data_of("a=1,2"))

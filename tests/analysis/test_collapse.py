@@ -16,7 +16,7 @@ from planted_sweeps import Planted, synthetic_sweep
 
 from grpo_lab.analysis.build import build, build_report
 from grpo_lab.analysis.caveats import _lacking, _protocols, caveats
-from grpo_lab.analysis.effects.told_apart import told_apart
+from grpo_lab.analysis.effects.all_pairs import all_pairs
 from grpo_lab.analysis.effects.verdict import verdict_text
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, final_values
 from grpo_lab.analysis.sources.saved_data import load_data, save_data
@@ -75,7 +75,7 @@ def test_leaving_the_collapsed_run_out_would_flatter_its_arm(stopped: SweepData)
     assert kept.interval("", "+trick", DOWNSTREAM).mean < dropped.interval("", "+trick", DOWNSTREAM).mean - 0.1
 
 
-def test_an_arm_that_collapsed_in_some_runs_only_is_not_told_apart() -> None:
+def test_an_arm_that_collapsed_in_some_runs_only_is_not_compared() -> None:
     """One run of eight stops early: its arm has no mean to compare. Where all stop, their mean is what it is."""
     some, every = {("+some", 3): 0.5}, {("+every", seed): 0.5 for seed in range(8)}
     data = synthetic_sweep(
@@ -85,13 +85,14 @@ def test_an_arm_that_collapsed_in_some_runs_only_is_not_told_apart() -> None:
         )
     )  # fmt: skip
     finals = final_values(data)
-    found = told_apart(data, finals, "", DOWNSTREAM)
-    assert found is not None and list(found.withheld) == ["+some"]
-    assert "1 of 8" in found.withheld["+some"]
+    found = all_pairs(data, finals, "", DOWNSTREAM)
+    assert found is not None and list(found.not_reported) == ["+some"]
+    assert "1 of 8" in found.not_reported["+some"]
     halves = dict(zip(found.arms, found.halves))
     assert {arm for arm, half in halves.items() if math.isnan(half)} == {"+some"}
     place = found.arms.index("+every")
-    assert found.means[place] == 0.0 and (np.delete(found.apart[place], [place, found.arms.index("+some")]) == -1).all()
+    others = np.delete(found.distinguishable[place], [place, found.arms.index("+some")])
+    assert found.means[place] == 0.0 and (others == -1).all()
 
 
 def test_a_run_that_stopped_beyond_x_counts_as_it_was(stopped: SweepData) -> None:

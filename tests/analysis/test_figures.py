@@ -24,7 +24,7 @@ from PIL import Image
 from planted_sweeps import Planted, synthetic_sweep
 
 from grpo_lab.analysis import figures
-from grpo_lab.analysis.figures import ranks, step_metrics, told_apart, waterfall
+from grpo_lab.analysis.figures import all_pairs, decomposition, ranks, step_metrics
 from grpo_lab.analysis.figures.effects import draw_effects
 from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.registry import FIGURES, default_figures, draw_all
@@ -42,7 +42,7 @@ COLUMNS = ["level", "arm", "seed", "step", "suite", "question", "difficulty", "n
 def draw(kind: str, data: SweepData) -> Drawn | None:
     """One of the figures; the reason is there exactly where the figure is not."""
     finals = final_values(data)
-    module = {"ranks": ranks, "waterfall": waterfall}[kind]
+    module = {"ranks": ranks, "decomposition": decomposition}[kind]
     drawn = getattr(module, f"draw_{kind}")(data, finals)
     assert (drawn is None) == bool(module.missing(data, finals))
     return drawn
@@ -208,7 +208,7 @@ def test_one_arm_that_is_best_by_both_has_no_regret() -> None:
 def test_the_parts_by_hand_add_up_to_the_gap() -> None:
     # Changes: reward .4, probe .3, training protocol .25, evaluation protocol .15, downstream -.05.
     ends = {"probe": (0.3, 0.6), "heldout_training": (0.3, 0.55), "heldout": (0.2, 0.35), "downstream": (0.2, 0.15)}
-    drawn = draw("waterfall", sweep({("a", seed): ten_steps((0.3, 0.7), ends) for seed in (0, 1)}))
+    drawn = draw("decomposition", sweep({("a", seed): ten_steps((0.3, 0.7), ends) for seed in (0, 1)}))
     numbers = drawn.numbers.set_index("part")
     expected = {"prompt_mix": 10, "memorisation": 5, "protocol": 10, "shift": 20, "total": 45}
     assert numbers["value"].to_dict() == pytest.approx(expected)
@@ -224,12 +224,12 @@ def test_the_parts_by_hand_add_up_to_the_gap() -> None:
 
 def test_a_negative_part_goes_back_and_intervals_have_lanes_of_their_own(planted: SweepData) -> None:
     ends = {"probe": (0.3, 0.8), "heldout_training": (0.3, 0.55), "heldout": (0.2, 0.35), "downstream": (0.2, 0.15)}
-    numbers = draw("waterfall", sweep({("a", 0): ten_steps((0.3, 0.7), ends)})).numbers.set_index("part")
+    numbers = draw("decomposition", sweep({("a", 0): ten_steps((0.3, 0.7), ends)})).numbers.set_index("part")
     # .4 - .5 = -10 pp, then .5 - .25 = +25 pp from there.
     assert numbers.loc["prompt_mix", "value"] == pytest.approx(-10)
     assert numbers.loc["memorisation", ["start", "value"]].tolist() == pytest.approx([-10, 25])
     assert math.isnan(numbers.loc["shift", "low"]) and numbers.loc["shift", "n"] == 1
-    drawn = draw("waterfall", planted)
+    drawn = draw("decomposition", planted)
     own = drawn.numbers[drawn.numbers["low"].notna()]  # of `+helps` two runs are left
     assert {"base", "full"} <= set(own["arm"]) and "+helps" not in set(own["arm"])
     intervals = set(zip((own["start"] + own["low"]).round(6), (own["start"] + own["high"]).round(6)))
@@ -244,7 +244,7 @@ def test_intervals_that_would_hide_the_bars_are_cut_and_said_to_be() -> None:
         signs = {0: -1, 1: 0, 2: 1}
         return sweep({("a", seed): ten_steps((0.3, 0.6 + spread * sign), ends) for seed, sign in signs.items()})
 
-    narrow, wide = (draw("waterfall", runs(spread)).figure for spread in (0.001, 0.15))
+    narrow, wide = (draw("decomposition", runs(spread)).figure for spread in (0.001, 0.15))
     assert "cut at the edge" not in words(narrow) and "cut at the edge" in words(wide)
     low, high = wide.axes[0].get_xlim()
     assert 20 / (high - low) > 0.4  # of the width, what the bars take
@@ -266,9 +266,9 @@ def four_bases(ends: Mapping[str, float], scatter: float = 0.02) -> SweepData:
     return replace(data, runs=data.runs.assign(base=data.runs["seed"] % 4))
 
 
-def test_arms_are_told_apart_where_their_bars_do_not_meet() -> None:
+def test_arms_are_distinguishable_where_their_bars_do_not_overlap() -> None:
     data = four_bases({"first": 0.5, "second": 0.51, "last": 0.3, "best": 0.7})
-    drawn = told_apart.draw_told_apart(data, final_values(data))
+    drawn = all_pairs.draw_all_pairs(data, final_values(data))
     means = drawn.numbers[drawn.numbers["part"] == "mean"].set_index("arm")
     assert means.index.tolist()[0] == "best" and means.index.tolist()[-1] == "last"
     assert means.loc["best", ["rank", "best", "worst"]].tolist() == [1, 1, 1]
@@ -277,7 +277,7 @@ def test_arms_are_told_apart_where_their_bars_do_not_meet() -> None:
     pairs = drawn.numbers[drawn.numbers["part"] == "pair"]
     for row in pairs.itertuples():
         meet = means.loc[row.arm, "low"] <= means.loc[row.other, "high"]
-        assert row.apart != meet and (row.p < 0.05) == row.apart, (row.arm, row.other)
+        assert row.distinguishable != meet and (row.p < 0.05) == row.distinguishable, (row.arm, row.other)
     assert "5 of 6 pairs distinguishable" in words(drawn.figure) and "not reported" not in words(drawn.figure)
 
 
@@ -289,7 +289,7 @@ def test_an_arm_that_scatters_or_collapses_in_some_runs_is_hollow_and_not_report
     points.loc[low, suites] -= 0.3
     points.loc[(points["arm"] == "second") & (points["seed"] == 6) & (points["step"] == 10), suites] = 0.1
     changed = replace(data, points=points)
-    drawn = told_apart.draw_told_apart(changed, final_values(changed))
+    drawn = all_pairs.draw_all_pairs(changed, final_values(changed))
     means = drawn.numbers[drawn.numbers["part"] == "mean"].set_index("arm")
     assert means.loc["split", ["best", "worst"]].tolist() == [1, 4] and math.isnan(means.loc["split", "low"])
     reason = "Not reported: second: collapsed runs in 1 of 8; split: scatters more than the others between seeds."
@@ -302,21 +302,21 @@ def test_an_arm_that_scatters_or_collapses_in_some_runs_is_hollow_and_not_report
 def test_thirty_one_arms_are_readable(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"reinforce_pp_baseline_{index}"[: 5 + index % 19] + f"{index}" for index in range(31)]
     data = four_bases(dict(zip(names, np.linspace(0.3, 0.6, 31))))
-    drawn = told_apart.draw_told_apart(data, final_values(data))
+    drawn = all_pairs.draw_all_pairs(data, final_values(data))
     assert overlapping(drawn.figure, monkeypatch) == []
     assert drawn.figure.get_size_inches()[0] == 8 and drawn.size[1] < 9
     pairs = drawn.numbers[drawn.numbers["part"] == "pair"]
-    assert len(pairs) == 465 and f"{pairs['apart'].sum()} of 465 pairs distinguishable" in words(drawn.figure)
+    assert len(pairs) == 465 and f"{pairs['distinguishable'].sum()} of 465 pairs distinguishable" in words(drawn.figure)
 
 
-def test_why_arms_cannot_be_told_apart() -> None:
+def test_why_all_pairs_cannot_be_compared() -> None:
     two = four_bases({"first": 0.5, "second": 0.51})
     data = four_bases({"first": 0.5, "second": 0.51, "third": 0.3})
     alone = replace(data, runs=data.runs.assign(base=0))
     for case, reason in ((two, "no level has three arms on two bases"), (alone, "all runs are of one base")):
         finals = final_values(case)
-        assert told_apart.draw_told_apart(case, finals) is None
-        assert told_apart.missing(case, finals).startswith(reason)
+        assert all_pairs.draw_all_pairs(case, finals) is None
+        assert all_pairs.missing(case, finals).startswith(reason)
 
 
 # --- every figure -------------------------------------------------------------------------------------------
@@ -347,19 +347,21 @@ def test_a_figure_is_drawn_or_says_why_not(kind: FigureKind) -> None:
             found += 1
             assert drawn.name == kind.name(data.record.name) and len(drawn.numbers) and drawn.bands
             assert drawn.numbers.equals(kind.draw(data, finals).numbers), "the same data give the same numbers"
-    own_tests = ("doses", "target_lengths", "proxy", "sharpness")  # these ask for another design
+    own_tests = ("dose_response", "target_lengths", "proxy", "sharpness")  # these ask for another design
     assert found or kind.suffix in own_tests
 
 
 def test_five_figures_are_drawn_with_those_of_the_page_or_those_that_are_named() -> None:
     data = synthetic_sweep(Planted(tricks=("helps",), seeds=(0, 1), steps=12, every=4, questions=8))
     finals = final_values(data)
-    page = "![a](figures/synthetic_waterfall.png) ![b](figures/other_doses.png) ![c](figures/synthetic_effects.png)"
+    shown = ("synthetic_decomposition", "other_dose_response", "synthetic_effects")
+    page = " ".join(f"![a](figures/{name}.png)" for name in shown)
     five = ["curves", "effects", "forest", "ranks", "step_metrics"]
     assert default_figures(data, finals) == five
-    assert default_figures(data, finals, page) == [*five, "waterfall"], "other_doses is of another sweep"
-    drawn, missing = draw_all(data, finals, ["waterfall", "doses"])
-    assert [figure.name for figure in drawn] == ["synthetic_waterfall"] and list(missing) == ["synthetic_doses"]
+    assert default_figures(data, finals, page) == [*five, "decomposition"], "other_dose_response is of another sweep"
+    drawn, missing = draw_all(data, finals, ["decomposition", "dose_response"])
+    assert [figure.name for figure in drawn] == ["synthetic_decomposition"]
+    assert list(missing) == ["synthetic_dose_response"]
     with pytest.raises(ValueError, match="no figure is called frontier: choose from proxy, curves, "):
         draw_all(data, finals, ["frontier"])
 
@@ -398,16 +400,16 @@ def test_what_is_missing_is_said_in_one_sentence() -> None:
     for kind, data, reason in cases:
         assert draw(kind, data) is None and ranks.missing(data, final_values(data)) == reason
     absent = [f"eval/{suite}/accuracy" for suite in SUITES[:3]]
-    assert waterfall.missing(no_probe, final_values(no_probe)) == f"{' and '.join(absent)} were not logged"
-    assert draw("waterfall", no_probe) is None
+    assert decomposition.missing(no_probe, final_values(no_probe)) == f"{' and '.join(absent)} were not logged"
+    assert draw("decomposition", no_probe) is None
 
 
 def test_a_sweep_without_evaluations_has_none_of_the_figures() -> None:
     data = sweep({(arm, 0): ten_steps((0.3, 0.6), {}) for arm in "ab"})
     finals = final_values(data)
-    reasons = {module.missing(data, finals) for module in (ranks, waterfall)}
+    reasons = {module.missing(data, finals) for module in (ranks, decomposition)}
     assert reasons == {"no finished run was evaluated up to the common budget", f"{DOWNSTREAM} was not logged"}
-    assert all(draw(kind, data) is None for kind in ("ranks", "waterfall"))
+    assert all(draw(kind, data) is None for kind in ("ranks", "decomposition"))
 
 
 # --- how they look ------------------------------------------------------------------------------------------
@@ -443,7 +445,7 @@ def _within(box: object, figure: Figure) -> bool:
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("kind", ["ranks", "waterfall"])
+@pytest.mark.parametrize("kind", ["ranks", "decomposition"])
 def test_nothing_overlaps(kind: str, planted: SweepData, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = draw(kind, planted)
     assert overlapping(drawn.figure, monkeypatch) == []
@@ -451,7 +453,7 @@ def test_nothing_overlaps(kind: str, planted: SweepData, monkeypatch: pytest.Mon
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("kind", ["ranks", "waterfall"])
+@pytest.mark.parametrize("kind", ["ranks", "decomposition"])
 def test_eighteen_arms_are_readable_in_a_small_file(
     kind: str, crowded: SweepData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -464,7 +466,7 @@ def test_eighteen_arms_are_readable_in_a_small_file(
 
 @pytest.mark.extended
 def test_the_same_data_give_the_same_figure(planted: SweepData) -> None:
-    for kind in ("ranks", "waterfall"):
+    for kind in ("ranks", "decomposition"):
         once, again = draw(kind, planted), draw(kind, planted)
         pd.testing.assert_frame_equal(once.numbers, again.numbers)
         assert words(once.figure) == words(again.figure)
@@ -483,7 +485,7 @@ def test_long_names_of_arms_are_broken_into_lines() -> None:
 
 def test_outcomes_at_another_budget_are_drawn_there(planted: SweepData) -> None:
     finals: FinalValues = final_values(planted, "steps")
-    assert "from step 0 to 40 steps" in waterfall.draw_waterfall(planted, finals).caption
+    assert "from step 0 to 40 steps" in decomposition.draw_decomposition(planted, finals).caption
 
 
 @pytest.mark.extended

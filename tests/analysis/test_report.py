@@ -533,10 +533,10 @@ def test_large_figures_are_embedded_as_png_and_small_ones_as_svg() -> None:
 
 def test_a_figure_says_how_to_read_it_and_an_absent_one_why() -> None:
     drawn = replace(figure_of(10), name="sweep_effects", caption="n = 8 < 9.")
-    section = figures_section([drawn, figure_of(10)], {"sweep_doses": "no numbers"}, "sweep")
+    section = figures_section([drawn, figure_of(10)], {"sweep_dose_response": "no numbers"}, "sweep")
     assert "Difference of every arm to the control" in section and "Line: noise. n = 8 &lt; 9." in section
     assert "<h3>noise</h3>" in section  # a figure without a caption of its own
-    assert "Dose-response (sweep_doses): no numbers" in section
+    assert "Dose-response (sweep_dose_response): no numbers" in section
 
 
 # ---- the script

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from grpo_lab.analysis.caveats import caveats, place
 from grpo_lab.analysis.effects.acted import could_not_act
+from grpo_lab.analysis.effects.all_pairs import all_pairs, ranked_metrics
 from grpo_lab.analysis.effects.arms import arms_table
-from grpo_lab.analysis.effects.told_apart import ranked_metrics, told_apart
 from grpo_lab.analysis.effects.tuned import numbers_table
 from grpo_lab.analysis.final_values import BEYOND, MASKED_SHARE, OVERSTATEMENT, FinalValues, is_rated
 from grpo_lab.analysis.metric_names import in_words
@@ -292,7 +292,7 @@ def _omnibus(data: SweepData, finals: FinalValues) -> list[str]:
     lines = []
     for metric in ranked_metrics(data):
         for level in data.levels:
-            found = told_apart(data, finals, level, metric)
+            found = all_pairs(data, finals, level, metric)
             if found is None or found.omnibus is None or len(found.omnibus.shrunken) < MANY:
                 continue
             ends = found.omnibus.shrunken

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from grpo_lab.analysis.caveats import notes
 from grpo_lab.analysis.figures import (
+    all_pairs,
     budgets,
     curves,
-    doses,
+    decomposition,
+    dose_response,
     effects,
     forest,
     proxy,
@@ -16,8 +18,6 @@ from grpo_lab.analysis.figures import (
     sharpness,
     step_metrics,
     target_lengths,
-    told_apart,
-    waterfall,
 )
 from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.style import Drawn, with_notes
@@ -32,9 +32,9 @@ FIGURES: tuple[FigureKind, ...] = (
     forest.FIGURE,
     ranks.FIGURE,
     sharpness.FIGURE,
-    doses.FIGURE,
-    told_apart.FIGURE,
-    waterfall.FIGURE,
+    dose_response.FIGURE,
+    all_pairs.FIGURE,
+    decomposition.FIGURE,
     budgets.FIGURE,
     target_lengths.FIGURE,
 )

@@ -1,4 +1,4 @@
-"""Which arms of a sweep can be told apart, over all pairs at once, and what that leaves of their ranks.
+"""Which arms of a sweep are distinguishable, over all pairs at once, and what that leaves of their ranks.
 
 With A arms and B bases, let m be the mean over an arm's seeds on one base. In the two-way model
 
@@ -10,13 +10,14 @@ are 90 degrees of freedom with 31 arms on four bases, where the difference of on
     mean +- q / 2 * sqrt(max(v, v_i) / B)
 
 where q is the .05 quantile of Tukey's studentized range of A means, and v_i is v from the rest of arm i alone. Two arms
-are told apart where their bars do not meet. With v in place of v_i this is Tukey's test exactly, and no error in any
-pair in 95% of sweeps. v_i matters only where an arm scatters more than the others.
+are distinguishable where their bars do not overlap. With v in place of v_i this is Tukey's test exactly, and no error
+in any pair in 95% of sweeps. v_i matters only where an arm scatters more than the others.
 
-The rank of an arm lies between 1 + the number of arms surely above it and A - the number surely below, for all arms at
-once (Al Mohamad, van Zwet and Goeman; arXiv:1708.02729 compares it with other sets). Rank 1 has the largest value.
+The rank of an arm lies between 1 + the number of arms significantly above it and A - the number significantly below,
+for all arms at once (Al Mohamad, van Zwet and Goeman; arXiv:1708.02729 compares it with other sets). Rank 1 has the
+largest value.
 
-The model asks that all arms scatter alike. So an arm is not judged where
+The model asks that all arms scatter alike. So an arm is not reported where
 
     some of its runs collapsed and others did not, or its runs fall into two groups (`comparison`; the caller says so),
     it lacks a base,
@@ -52,7 +53,7 @@ Sweeps (%) with a false difference, by number of arms, 4 bases of 2 seeds:
     several, two groups   2.8   3.7   2.7     -
     all, two groups       6.7   3.3   1.2   2.8
 
-Arms (%) not judged there:
+Arms (%) not reported there:
 
                            31     7     5     3
     alike                   2     3     3     2
@@ -67,7 +68,7 @@ Arms (%) not judged there:
     several, two groups    15    29    35     -
     all, two groups        54    54    54    52
 
-Pairs (%) told apart of arms that spread evenly over 30 points:
+Pairs (%) distinguishable of arms that spread evenly over 30 points:
 
              31     7     5     3
     alike    42    60    69    93
@@ -100,7 +101,7 @@ _SMALLEST = 1e-9  # p below it are numerical noise
 
 @dataclass(frozen=True)
 class Omnibus:
-    """Whether the judged arms differ at all: the F test of the two-way model, with base models as blocks.
+    """Whether the compared arms differ at all: the F test of the two-way model, with base models as blocks.
 
     `sd` is the standard deviation of true effects between arms, sqrt(max(0, (MS_arm - v) / B)), and `shrunken` the
     empirical Bayes estimates: each arm's mean pulled to that of all by v / B / (v / B + sd^2).
@@ -123,32 +124,32 @@ class Omnibus:
 class AllPairs:
     """Every arm against every other on one metric, in its unit; arrays [A] and [A, A] are in the order of `arms`.
 
-    `means` are over bases. `halves` are half of an arm's bar, NaN for an arm that is not judged; `withheld` says why it
-    is not. `by_base` [B, A] are the means on single bases, less what a base adds to the mean of the judged arms, NaN
-    where an arm has no run. `quantile` is q, of `freedom` degrees; NaN and 0 where fewer than two arms are judged.
+    `means` are over bases. `halves` are half of an arm's bar, NaN for an arm that is not reported; `not_reported` says
+    why. `by_base` [B, A] are the means on single bases, less what a base adds to the mean of the compared arms, NaN
+    where an arm has no run. `quantile` is q, of `freedom` degrees; NaN and 0 where fewer than two arms are compared.
     """
 
     arms: tuple[str, ...]
     means: np.ndarray
     halves: np.ndarray
-    withheld: Mapping[str, str]
+    not_reported: Mapping[str, str]
     by_base: np.ndarray
     quantile: float
     freedom: int
 
     @cached_property
     def omnibus(self) -> Omnibus | None:
-        """All judged arms at once; None for fewer than two."""
-        judged = ~np.isnan(self.halves)
-        if judged.sum() < 2:
+        """All compared arms at once; None for fewer than two."""
+        compared = ~np.isnan(self.halves)
+        if compared.sum() < 2:
             return None
-        means, bases = self.by_base[:, judged], len(self.by_base)
-        arms, own = int(judged.sum()), means.mean(axis=0)
+        means, bases = self.by_base[:, compared], len(self.by_base)
+        arms, own = int(compared.sum()), means.mean(axis=0)
         rest = float((_rest(means) ** 2).sum()) / self.freedom
         between = bases * float(((own - own.mean()) ** 2).sum()) / (arms - 1)
         variance = max(0.0, (between - rest) / bases)
         kept = variance / (variance + rest / bases)
-        names = [arm for arm, here in zip(self.arms, judged) if here]
+        names = [arm for arm, here in zip(self.arms, compared) if here]
         shrunken = dict(zip(names, (own.mean() + kept * (own - own.mean())).tolist()))
         degrees = (arms - 1, self.freedom)
         f = between / rest
@@ -160,58 +161,58 @@ class AllPairs:
         return self.means[:, None] - self.means[None, :]
 
     @cached_property
-    def apart(self) -> np.ndarray:
-        """-1 or 1 where the row is surely below or above the column, else 0, [A, A]."""
+    def distinguishable(self) -> np.ndarray:
+        """-1 or 1 where the row is significantly below or above the column, else 0, [A, A]."""
         reach = self.halves[:, None] + self.halves[None, :]
         return np.where(np.abs(self.differences) > reach, np.sign(self.differences), 0).astype(int)
 
     @cached_property
     def p(self) -> np.ndarray:
-        """Simultaneous two-sided p of no difference, [A, A]; 1 where one of both is not judged.
+        """Simultaneous two-sided p of no difference, [A, A]; 1 where one of both is not reported.
 
-        Below .05 where the arms are told apart. Interpolated between values of the studentized range, to 1% of p down
-        to 1e-7.
+        Below .05 where the arms are distinguishable. Interpolated between values of the studentized range, to 1% of p
+        down to 1e-7.
         """
         found = np.ones_like(self.differences)
-        judged = ~np.isnan(self.halves)
-        if judged.sum() < 2:
+        compared = ~np.isnan(self.halves)
+        if compared.sum() < 2:
             return found
-        both = np.ix_(judged, judged)
+        both = np.ix_(compared, compared)
         reach = (self.halves[:, None] + self.halves[None, :])[both]
-        found[both] = _tail(int(judged.sum()), self.freedom)(self.quantile * np.abs(self.differences[both]) / reach)
+        found[both] = _tail(int(compared.sum()), self.freedom)(self.quantile * np.abs(self.differences[both]) / reach)
         np.fill_diagonal(found, 1.0)
         return found
 
     def ranks(self, arm: str) -> tuple[int, int]:
         """The best and the worst rank that the arm can have."""
-        own = self.apart[self.arms.index(arm)]
+        own = self.distinguishable[self.arms.index(arm)]
         return 1 + int((own < 0).sum()), len(self.arms) - int((own > 0).sum())
 
     @property
-    def found(self) -> int:
-        """How many pairs are told apart."""
-        return int((self.apart > 0).sum())
+    def number_distinguishable(self) -> int:
+        """The number of distinguishable pairs."""
+        return int((self.distinguishable > 0).sum())
 
     @property
     def pairs(self) -> int:
-        """How many pairs there are."""
+        """The number of pairs."""
         return math.comb(len(self.arms), 2)
 
 
-def all_pairs(
-    values: pd.DataFrame, bases: Mapping[int, int], withheld: Mapping[str, str] | None = None, alpha: float = ALPHA
+def compare_all_pairs(
+    values: pd.DataFrame, bases: Mapping[int, int], not_reported: Mapping[str, str] | None = None, alpha: float = ALPHA
 ) -> AllPairs:
     """Compare all arms: `values` has a row per seed and a column per arm, NaN where there is no run.
 
-    `bases` maps a seed to its base; a base counts once, however many seeds it has. `withheld` maps arms that are not to
-    be judged to the reason. Raises ValueError for fewer than two bases.
+    `bases` maps a seed to its base; a base counts once, however many seeds it has. `not_reported` maps arms to leave
+    out to the reason. Raises ValueError for fewer than two bases.
     """
     of_base = pd.Series([bases[int(str(seed))] for seed in values.index], index=values.index)
     if of_base.nunique() < 2:
-        raise ValueError("all runs are of one base: arms are told apart by how they differ from base to base")
+        raise ValueError("all runs are of one base: arms are distinguished by how they differ from base to base")
     arms = tuple(map(str, values.columns))
     by_base = values.groupby(of_base).mean()
-    reasons = {arm: why for arm, why in (withheld or {}).items() if arm in values}
+    reasons = {arm: why for arm, why in (not_reported or {}).items() if arm in values}
     for arm in arms:
         lacking = [str(base) for base in by_base.index[by_base[arm].isna()]]
         if lacking:
@@ -219,35 +220,35 @@ def all_pairs(
     runs = values.to_numpy(float)
     within = (runs - by_base.loc[of_base].to_numpy(float)) ** 2
     free = np.where(np.isnan(runs), 0, 1).sum(axis=0) - by_base.notna().sum().to_numpy()
-    judged = [index for index, arm in enumerate(arms) if arm not in reasons]
+    compared = [index for index, arm in enumerate(arms) if arm not in reasons]
     means = by_base.to_numpy(float)
-    while len(judged) >= FEWEST_ARMS:
-        squares = (_rest(means[:, judged]) ** 2).sum(axis=0) * len(judged) / (len(judged) - 1)
+    while len(compared) >= FEWEST_ARMS:
+        squares = (_rest(means[:, compared]) ** 2).sum(axis=0) * len(compared) / (len(compared) - 1)
         kinds = [
-            ("between bases", squares, np.full(len(judged), len(means) - 1)),
-            ("between seeds", np.nansum(within[:, judged], axis=0), free[judged]),
+            ("between bases", squares, np.full(len(compared), len(means) - 1)),
+            ("between seeds", np.nansum(within[:, compared], axis=0), free[compared]),
         ]
         p, worst, what = min(_most_unlike(*kind) for kind in kinds)
-        if p * 2 * len(judged) >= alpha:
+        if p * 2 * len(compared) >= alpha:
             break
-        reasons[arms[judged.pop(worst)]] = f"scatters more than the others {what}"
+        reasons[arms[compared.pop(worst)]] = f"scatters more than the others {what}"
     halves = np.full(len(arms), np.nan)
     shift = np.zeros((len(means), 1))
     quantile, freedom = math.nan, 0
-    if len(judged) >= 2:
-        own = _rest(means[:, judged])
-        shift = means[:, judged].mean(axis=1, keepdims=True) - means[:, judged].mean()
-        freedom = (len(judged) - 1) * (len(means) - 1)
+    if len(compared) >= 2:
+        own = _rest(means[:, compared])
+        shift = means[:, compared].mean(axis=1, keepdims=True) - means[:, compared].mean()
+        freedom = (len(compared) - 1) * (len(means) - 1)
         pooled = float((own**2).sum()) / freedom
-        alone = (own**2).sum(axis=0) * len(judged) / (len(judged) - 1) / (len(means) - 1)
-        if pooled > (ROUNDING * float(np.abs(means[:, judged]).max())) ** 2:
-            quantile = _quantile(len(judged), freedom, alpha)
-            halves[judged] = quantile / 2 * np.sqrt(np.maximum(pooled, alone) / len(means))
+        alone = (own**2).sum(axis=0) * len(compared) / (len(compared) - 1) / (len(means) - 1)
+        if pooled > (ROUNDING * float(np.abs(means[:, compared]).max())) ** 2:
+            quantile = _quantile(len(compared), freedom, alpha)
+            halves[compared] = quantile / 2 * np.sqrt(np.maximum(pooled, alone) / len(means))
         else:  # as coarse values are by chance
-            reasons |= {arms[index]: "no scatter between bases" for index in judged}
+            reasons |= {arms[index]: "no scatter between bases" for index in compared}
             freedom = 0
-    if len(judged) == 1:
-        reasons[arms[judged[0]]] = "no other arm is judged"
+    if len(compared) == 1:
+        reasons[arms[compared[0]]] = "no other arm is compared"
     ordered = {arm: reasons[arm] for arm in arms if arm in reasons}
     return AllPairs(arms, np.nanmean(means, axis=0), halves, ordered, means - shift, quantile, freedom)
 

@@ -1,7 +1,7 @@
 """Which arms are distinguishable, one row per arm and one pair of panels per metric.
 
 Left, every arm's mean with a bar; arms are distinguishable exactly if their bars do not overlap. Right, the ranks
-that an arm can have. Arms stand in the order of the primary metric; `stats.all_pairs` says how they are judged.
+that an arm can have. Arms stand in the order of the primary metric; `stats.all_pairs` says how they are compared.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from grpo_lab.analysis.effects.told_apart import ranked_metrics, told_apart, why_not
+from grpo_lab.analysis.effects.all_pairs import all_pairs, ranked_metrics, why_not
 from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.panels import level_label
 from grpo_lab.analysis.figures.style import (
@@ -58,18 +58,18 @@ def _found(data: SweepData, finals: FinalValues) -> dict[str, dict[str, AllPairs
     first, *others = ranked_metrics(data)
     found = {}
     for level in data.levels:
-        if primary := told_apart(data, finals, level, first):
-            more = {metric: told_apart(data, finals, level, metric) for metric in others}
+        if primary := all_pairs(data, finals, level, first):
+            more = {metric: all_pairs(data, finals, level, metric) for metric in others}
             found[level] = {first: primary} | {metric: pairs for metric, pairs in more.items() if pairs}
     return found
 
 
-def told_apart_numbers(found: Mapping[str, Mapping[str, AllPairs]]) -> pd.DataFrame:
+def all_pairs_numbers(found: Mapping[str, Mapping[str, AllPairs]]) -> pd.DataFrame:
     """Every number the figure shows, six decimals, in the metric's unit; arms from the largest mean to the smallest.
 
     `part` is "base" (in `value` the mean on a base, less what it adds to all arms), "mean" (with the bar in low and
-    high, the arm's rank and the best and worst it can have; `withheld` says why it is not judged), or "pair" (arm less
-    `other`, its simultaneous p, and whether they are distinguishable).
+    high, the arm's rank and the best and worst it can have; `not_reported` says why there is no bar), or "pair" (arm
+    less `other`, its simultaneous p, and whether they are distinguishable).
     """
     rows: list[dict[str, Any]] = []
     for level, by_metric in found.items():
@@ -82,25 +82,25 @@ def told_apart_numbers(found: Mapping[str, Mapping[str, AllPairs]]) -> pd.DataFr
                 mean, half = float(pairs.means[index]), float(pairs.halves[index])
                 best, worst = pairs.ranks(pairs.arms[index])
                 place = {"rank": rank, "best": best, "worst": worst, "low": mean - half, "high": mean + half}
-                why = pairs.withheld.get(pairs.arms[index], "")
-                rows.append(labels | {"part": "mean", "value": mean, **place, "withheld": why})
+                why = pairs.not_reported.get(pairs.arms[index], "")
+                rows.append(labels | {"part": "mean", "value": mean, **place, "not_reported": why})
             for place, index in enumerate(order):
                 for other in order[place + 1 :]:
                     labels = {"level": level, "metric": metric, "arm": pairs.arms[index], "other": pairs.arms[other]}
                     labels |= {"part": "pair", "value": pairs.differences[index, other], "p": pairs.p[index, other]}
-                    rows.append(labels | {"apart": bool(pairs.apart[index, other])})
-    names = ["level", "metric", "arm", "part", "other", "value", "low", "high", "rank", "best", "worst", "withheld"]
-    table = pd.DataFrame(rows, columns=[*names, "p", "apart"])
-    return table.astype(dict.fromkeys(("rank", "best", "worst"), "Int64") | {"apart": "boolean"}).round(6)
+                    rows.append(labels | {"distinguishable": bool(pairs.distinguishable[index, other])})
+    names = ["level", "metric", "arm", "part", "other", "value", "low", "high", "rank", "best", "worst", "not_reported"]
+    table = pd.DataFrame(rows, columns=[*names, "p", "distinguishable"])
+    return table.astype(dict.fromkeys(("rank", "best", "worst"), "Int64") | {"distinguishable": "boolean"}).round(6)
 
 
-def draw_told_apart(data: SweepData, finals: FinalValues) -> Drawn | None:
-    """The figure `<sweep>_told_apart`; None for the reason that `missing` gives."""
+def draw_all_pairs(data: SweepData, finals: FinalValues) -> Drawn | None:
+    """The figure `<sweep>_all_pairs`; None for the reason that `missing` gives."""
     if missing(data, finals):
         return None
     found = _found(data, finals)
-    numbers = told_apart_numbers(found)
-    name = f"{data.record.name}_told_apart"
+    numbers = all_pairs_numbers(found)
+    name = f"{data.record.name}_all_pairs"
     metrics = list(dict.fromkeys(metric for by_metric in found.values() for metric in by_metric))
     sizes = [max(1.2, 0.18 * len(next(iter(own.values())).arms)) for own in found.values()]
     with house_style(name):
@@ -135,9 +135,9 @@ def _level(row: Sequence[Axes], numbers: pd.DataFrame, by_metric: Mapping[str, A
 
 def _statement(pairs: AllPairs) -> str:
     """The number of distinguishable pairs."""
-    number = len(pairs.withheld)
-    withheld = f"; {number} arm{'s' if number > 1 else ''} not reported" if number else ""
-    return f"{pairs.found} of {pairs.pairs} pairs distinguishable{withheld}"
+    number = len(pairs.not_reported)
+    left_out = f"; {number} arm{'s' if number > 1 else ''} not reported" if number else ""
+    return f"{pairs.number_distinguishable} of {pairs.pairs} pairs distinguishable{left_out}"
 
 
 def _unit(metric: str) -> str:
@@ -149,10 +149,10 @@ def _scale(metric: str) -> float:
 
 
 def _colours(pairs: AllPairs, control: str) -> dict[str, str]:
-    """Arm -> its colour, by the side of the control on which it surely is."""
+    """Arm -> its colour, by the side of the control on which it significantly is."""
     if control not in pairs.arms:
         return dict.fromkeys(pairs.arms, GREY)
-    sides = pairs.apart[:, pairs.arms.index(control)]
+    sides = pairs.distinguishable[:, pairs.arms.index(control)]
     colours = {arm: {1: GREEN, -1: VERMILLION, 0: GREY}[int(side)] for arm, side in zip(pairs.arms, sides)}
     return colours | {control: BLACK}
 
@@ -167,8 +167,8 @@ def _means(axes: Axes, numbers: pd.DataFrame, arms: Sequence[str], colours: Mapp
     for row in rows_of(numbers[numbers["part"] == "mean"]):
         if row.arm in arms:
             y, colour = arms.index(row.arm), colours[row.arm]
-            inside = "white" if row.withheld else colour
-            if not row.withheld:
+            inside = "white" if row.not_reported else colour
+            if not row.not_reported:
                 ends = [scale * row.low, scale * row.high]
                 axes.plot(ends, [y, y], color=colour, linewidth=2.0, alpha=0.75, solid_capstyle="butt")
             look = {"color": colour, "markersize": 4.2, "markerfacecolor": inside, "label": row.arm, "zorder": 4}
@@ -185,7 +185,7 @@ def _ranks(axes: Axes, numbers: pd.DataFrame, arms: Sequence[str], colours: Mapp
         if row.arm in arms:
             y, ends = arms.index(row.arm), [row.best - 0.4, row.worst + 0.4]
             look: dict[str, Any] = {"color": colours[row.arm], "solid_capstyle": "butt"}
-            look |= {"linewidth": 0.8, "linestyle": ":"} if row.withheld else {"linewidth": 5.0, "alpha": 0.4}
+            look |= {"linewidth": 0.8, "linestyle": ":"} if row.not_reported else {"linewidth": 5.0, "alpha": 0.4}
             axes.plot(ends, [y, y], label=row.arm, **look)
             axes.plot(row.rank, y, "|", color=colours[row.arm], markersize=5.5, markeredgewidth=1.3)
     axes.set_xlim(0.3, len(means) + 0.7)
@@ -217,7 +217,7 @@ def _legend(found: Mapping[str, Mapping[str, AllPairs]], data: SweepData) -> lis
     entries: list[Entry] = [
         (Line2D([], [], color=colour, linewidth=2.0, **look), text) for colour, text in words.items() if colour in used
     ]
-    if any(pairs.withheld for pairs in every):
+    if any(pairs.not_reported for pairs in every):
         hollow = Line2D([], [], color=GREY, linewidth=0.8, linestyle=":", markerfacecolor="white", **look)
         entries.append((hollow, "not reported"))
     return entries
@@ -225,14 +225,14 @@ def _legend(found: Mapping[str, Mapping[str, AllPairs]], data: SweepData) -> lis
 
 def _caption(data: SweepData, finals: FinalValues, found: Mapping[str, Mapping[str, AllPairs]]) -> str:
     bases = len(set(finals.bases.values()))
-    withheld: dict[str, list[str]] = {}
+    left_out: dict[str, list[str]] = {}
     for level, by_metric in found.items():
         for metric, pairs in by_metric.items():
-            for arm, why in pairs.withheld.items():
+            for arm, why in pairs.not_reported.items():
                 where = f"{arm} at {level}" if level else arm
                 short = "downstream" if metric != next(iter(by_metric)) else ""
-                withheld.setdefault(why, []).append(f"{where} ({short})" if short else where)
-    reasons = "; ".join(f"{', '.join(arms)}: {why}" for why, arms in withheld.items())
+                left_out.setdefault(why, []).append(f"{where} ({short})" if short else where)
+    reasons = "; ".join(f"{', '.join(arms)}: {why}" for why, arms in left_out.items())
     absent = [level for level in data.levels if level not in found]
     parts = [
         "Light bars: the ranks an arm can have, 1 the largest, for all arms at once in "
@@ -246,8 +246,8 @@ def _caption(data: SweepData, finals: FinalValues, found: Mapping[str, Mapping[s
 
 
 FIGURE = FigureKind(
-    "told_apart",
-    draw_told_apart,
+    "all_pairs",
+    draw_all_pairs,
     missing,
     title="Which arms are distinguishable?",
     how_to_read=(

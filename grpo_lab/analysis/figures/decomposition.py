@@ -51,7 +51,7 @@ _NEEDED = tuple(dict.fromkeys(name for ends in WATERFALL.values() for name in en
 _ROOM = 0.6  # of what the bars take, that intervals may take on either side
 
 
-def waterfall_numbers(found: Mapping[tuple[str, str], Sequence[Track]]) -> pd.DataFrame:
+def decomposition_numbers(found: Mapping[tuple[str, str], Sequence[Track]]) -> pd.DataFrame:
     """Every number the figure shows, six decimals, percentage points.
 
     One row per arm and part, and one for their total, the gap: `value` is its change from step 0 to X, mean over n
@@ -92,13 +92,13 @@ def decomposed(data: SweepData, finals: FinalValues) -> dict[tuple[str, str], li
     )
 
 
-def draw_waterfall(data: SweepData, finals: FinalValues) -> Drawn | None:
-    """The figure `<sweep>_waterfall`; None, for the reason that `missing` gives, where a probe was not logged."""
+def draw_decomposition(data: SweepData, finals: FinalValues) -> Drawn | None:
+    """The figure `<sweep>_decomposition`; None, for the reason that `missing` gives, where a probe was not logged."""
     found = decomposed(data, finals)
     if not found:
         return None
-    numbers = waterfall_numbers(found)
-    name = f"{data.record.name}_waterfall"
+    numbers = decomposition_numbers(found)
+    name = f"{data.record.name}_decomposition"
     bars = BARS if numbers["low"].notna().any() else BARS_OF_FEW
     rows = {level: [arm for at, arm in found if at == level] for level, _ in found}
     limits, cut = _limits(numbers)
@@ -168,8 +168,8 @@ def _caption(data: SweepData, finals: FinalValues) -> str:
 
 
 FIGURE = FigureKind(
-    "waterfall",
-    draw_waterfall,
+    "decomposition",
+    draw_decomposition,
     missing,
     title="Decomposition of the gap",
     how_to_read=(

@@ -12,7 +12,7 @@ from planted_sweeps import Planted, synthetic_sweep
 from test_figures import overlapping, words
 
 from grpo_lab.analysis.build import draw_all
-from grpo_lab.analysis.figures import doses
+from grpo_lab.analysis.figures import dose_response
 from grpo_lab.analysis.figures.step_metrics import draw_step_metrics
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, final_values
 from grpo_lab.analysis.sources.sweep_data import SweepData
@@ -37,7 +37,7 @@ def swept(arms: dict[str, Sequence[str]], seeds: tuple[int, ...] = (0, 1, 2)) ->
 
 
 def test_the_arms_of_one_number_in_its_order() -> None:
-    found = doses.dose(swept(LAGS))
+    found = dose_response.dose(swept(LAGS))
     assert found.key == "schedule.lag" and list(found.values.items()) == [("lag_0", 0), ("lag_4", 4), ("lag_16", 16)]
 
 
@@ -54,14 +54,14 @@ def test_the_arms_of_one_number_in_its_order() -> None:
 def test_other_arms_make_no_curve(third: list[str]) -> None:
     data = swept(LAGS | {"lag_16": third})
     finals = final_values(data)
-    assert doses.dose(data) is None and doses.draw_doses(data, finals) is None
-    assert "one number" in doses.missing(data, finals)
+    assert dose_response.dose(data) is None and dose_response.draw_dose_response(data, finals) is None
+    assert "one number" in dose_response.missing(data, finals)
 
 
 def test_the_numbers_are_the_outcomes_in_percent() -> None:
     data = swept(LAGS)
     finals = final_values(data)
-    table = doses.dose_numbers(data, finals, doses.dose(data))
+    table = dose_response.dose_numbers(data, finals, dose_response.dose(data))
     for metric in (HELDOUT, DOWNSTREAM):
         for arm, x in (("lag_0", 0), ("lag_4", 4), ("lag_16", 16)):
             own = table[(table["metric"] == metric) & (table["arm"] == arm)]
@@ -73,7 +73,7 @@ def test_the_numbers_are_the_outcomes_in_percent() -> None:
 
 def test_the_figure_shows_every_value_and_nothing_overlaps(monkeypatch: pytest.MonkeyPatch) -> None:
     data = swept(LAGS)
-    drawn = doses.draw_doses(data, final_values(data))
+    drawn = dose_response.draw_dose_response(data, final_values(data))
     shown = words(drawn.figure)
     assert "schedule.lag" in shown and "downstream accuracy (%)" in shown and "95% t interval" in shown
     assert not overlapping(drawn.figure, monkeypatch)
@@ -87,7 +87,7 @@ def test_the_figure_shows_every_value_and_nothing_overlaps(monkeypatch: pytest.M
 
 def test_small_numbers_are_told_apart() -> None:
     data = swept({f"at_{rate}": [f"optimizer.learning_rate={rate}"] for rate in ("5e-7", "2.5e-6", "1e-7")})
-    drawn = doses.draw_doses(data, final_values(data))
+    drawn = dose_response.draw_dose_response(data, final_values(data))
     assert set(drawn.numbers["x"]) == {5e-7, 2.5e-6, 1e-7}
     axes = drawn.figure.axes[0]
     assert [text.get_text() for text in axes.get_xticklabels()] == ["1e-07", "5e-07", "2.5e-06"]
@@ -97,18 +97,18 @@ def test_small_numbers_are_told_apart() -> None:
 
 def test_one_seed_has_no_bars_and_too_few_values_say_so() -> None:
     one = swept(LAGS, seeds=(0,))
-    drawn = doses.draw_doses(one, final_values(one))
+    drawn = dose_response.draw_dose_response(one, final_values(one))
     assert "too few for an interval" in drawn.bands and "t interval" not in words(drawn.figure)
     kept = {name: getattr(one, name).query("arm != 'lag_16'") for name in ("runs", "points", "answers")}
     few = replace(one, **kept)
-    assert "fewer than 3" in doses.missing(few, final_values(few))
+    assert "fewer than 3" in dose_response.missing(few, final_values(few))
 
 
 @pytest.mark.extended
 def test_a_sweep_of_a_number_has_the_figure_beside_the_others() -> None:
     data = swept(LAGS)
-    drawn, missing = draw_all(data, final_values(data), ["doses"])
-    assert "synthetic_doses" in {one.name for one in drawn} and "synthetic_doses" not in missing
+    drawn, missing = draw_all(data, final_values(data), ["dose_response"])
+    assert "synthetic_dose_response" in {one.name for one in drawn} and "synthetic_dose_response" not in missing
 
 
 @pytest.mark.extended

@@ -109,13 +109,13 @@ def dose_numbers(data: SweepData, finals: FinalValues, found: Dose) -> pd.DataFr
     return table.assign(x=table["arm"].map(found.values))
 
 
-def draw_doses(data: SweepData, finals: FinalValues) -> Drawn | None:
-    """The figure `<sweep>_doses`; None, for the reason that `missing` gives, where arms are no values of a number."""
+def draw_dose_response(data: SweepData, finals: FinalValues) -> Drawn | None:
+    """The figure `<sweep>_dose_response`; None for the reason that `missing` gives."""
     found = dose(data)
     if found is None or missing(data, finals):
         return None
     numbers = dose_numbers(data, finals, found)
-    name, factor = f"{data.record.name}_doses", data.design.factor if data.design else ""
+    name, factor = f"{data.record.name}_dose_response", data.design.factor if data.design else ""
     bands = _BANDS if numbers.loc[numbers["part"] == "mean", "low"].notna().any() else _NO_BANDS
     levels = [level for level in data.levels if (numbers["level"] == level).any()]
     look = looks(levels, levels[0])
@@ -157,8 +157,8 @@ def _panel(axes: Axes, numbers: pd.DataFrame, found: Dose, look: Mapping[str, tu
 
 
 FIGURE = FigureKind(
-    "doses",
-    draw_doses,
+    "dose_response",
+    draw_dose_response,
     missing,
     title="Dose-response",
     how_to_read=(
